@@ -1,0 +1,1 @@
+"""One model of everything that can be configured (`fennel_core.settings.model.Settings`)."""

@@ -1,0 +1,197 @@
+"""Every limit, address and switch of the platform, each with its unit and its reason.
+
+Why one model: a limit that lives beside the code that obeys it is found only by whoever reads that code. Here an operator sees
+all of them, and `FENNEL_<NAME>` in the environment changes any of them for every process alike. The model reads the environment
+when it is *made* (`Settings()`), never when it is imported, and touches neither disk nor network. What would break it: a process
+that reads `os.environ` for itself, or a room that keeps a private constant for a limit that people may need to change.
+
+Passwords and tokens are `SecretStr`: they print as stars, and are read with `.get_secret_value()` at the edge that needs them.
+"""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+from pydantic import Field, SecretStr, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+GIB: Final = 1024 * MIB
+SECOND_MS: Final = 1000
+DAY_MS: Final = 24 * 3600 * SECOND_MS
+
+ENV_PREFIX: Final = "FENNEL_"
+
+
+class Orchestrator(StrEnum):
+    """Who runs the steps of a commit: Airflow's DAG, or the definition server itself (the same code)."""
+
+    AIRFLOW = "airflow"
+    INLINE = "inline"
+
+
+class Addresses(BaseSettings):
+    """Where each part listens. Everything binds to loopback unless told otherwise."""
+
+    host: str = Field("127.0.0.1", description="Address every server binds to. Loopback: nothing is reachable from outside by accident.")
+    query_port: int = Field(7400, gt=0, lt=65536, description="Query server, which is also the front door users talk to.")
+    definition_port: int = Field(7401, gt=0, lt=65536, description="Definition server: commits, branches, secrets, workspaces.")
+    ingest_port: int = Field(7402, gt=0, lt=65536, description="Ingest server: `log` and the barrier's input ends.")
+    engine_port: int = Field(7403, gt=0, lt=65536, description="Health and metrics of the engine's driver.")
+    postgres_port: int = Field(7410, gt=0, lt=65536, description="The local Postgres.")
+    kafka_port: int = Field(7411, gt=0, lt=65536, description="The local Kafka broker (clients).")
+    kafka_controller_port: int = Field(7413, gt=0, lt=65536, description="The local Kafka broker's KRaft controller listener.")
+    s3_port: int = Field(7412, gt=0, lt=65536, description="The local S3 endpoint.")
+    airflow_port: int = Field(7480, gt=0, lt=65536, description="Airflow's web server and REST API.")
+
+    @property
+    def query_url(self) -> str:
+        return f"http://{self.host}:{self.query_port}"
+
+    @property
+    def definition_url(self) -> str:
+        return f"http://{self.host}:{self.definition_port}"
+
+    @property
+    def ingest_url(self) -> str:
+        return f"http://{self.host}:{self.ingest_port}"
+
+
+class Backends(BaseSettings):
+    """How to reach Postgres, Kafka, S3 and Airflow, local or not."""
+
+    postgres_dsn: SecretStr = Field(
+        SecretStr("postgresql://fennel@127.0.0.1:7410/fennel"),
+        description="Connection string of the platform's database. Secret, because it carries the password.",
+    )
+    kafka_bootstrap: str = Field("127.0.0.1:7411", description="`host:port[,host:port]` of the Kafka brokers.")
+    s3_endpoint: str = Field("http://127.0.0.1:7412", description="S3 endpoint URL; the local one speaks path-style addresses.")
+    s3_region: str = Field("us-east-1", description="Region put into signatures; local backends ignore it, Spark insists on one.")
+    s3_bucket: str = Field(
+        "fennel", min_length=3, description="Bucket for snapshots, history and offline results (three letters at least)."
+    )
+    s3_access_key: str = Field("fennel", description="Access key of the bucket's user.")
+    s3_secret_key: SecretStr = Field(SecretStr(""), description="Secret key of the bucket's user.")
+    airflow_url: str = Field("http://127.0.0.1:7480", description="Base URL of Airflow's API (`/api/v2` is appended).")
+    airflow_user: str = Field("admin", description="User the definition server triggers DAGs as, and the one you log in as.")
+    airflow_password: SecretStr = Field(SecretStr(""), description="Its password, generated at first start.")
+    orchestrator: Orchestrator = Field(Orchestrator.AIRFLOW, description="`airflow`, or `inline` to run a commit's steps in process.")
+
+
+class Security(BaseSettings):
+    """Who may do what, and where keys are."""
+
+    dev_tokens: bool = Field(
+        False,
+        description="Let a token `dev-<name>` open workspace `<name>`, made at first use. For development on loopback only: it lets anyone in.",
+    )
+    admin_token: SecretStr = Field(SecretStr(""), description="Bearer token for `/api/v1/workspaces`; empty refuses everybody.")
+    secrets_key_file: Path | None = Field(None, description="File with the key that encrypts users' secrets at rest (mode 0600).")
+
+
+class Limits(BaseSettings):
+    """The bounds. A change here changes cost or latency, never a result."""
+
+    partitions: int = Field(4, gt=0, le=128, description="Partitions of each new dataset: twice the default slots, so load can move.")
+    key_groups: int = Field(
+        128, gt=0, le=32768, description="Key groups of each dataset; fixed for its life, because state keys begin with one."
+    )
+    engine_slots: int = Field(2, gt=0, description="Long-lived Spark tasks that host job runners: one Python process and one core each.")
+    engine_spare_slots: int = Field(1, ge=0, description="Spark slots kept free for side jobs, so that a stuck runner cannot starve them.")
+    lease_ms: int = Field(
+        10_000,
+        gt=0,
+        description="Life of a slot's lease, ms. Longer stalls partitions after a crash, shorter evicts slots that only pause.",
+    )
+    transaction_timeout_ms: int = Field(
+        10_000, gt=0, description="Kafka aborts an open transaction after this, ms: a frozen process stalls readers no longer."
+    )
+    kafka_retention_ms: int = Field(7 * DAY_MS, gt=0, description="How long topics keep messages, ms. History on S3 keeps the rest.")
+    supervisor_poll_ms: int = Field(
+        3_000, gt=0, description="How often a supervisor reads the registry without being woken, ms: the price of a lost notification."
+    )
+    iteration_rows: int = Field(
+        10_000, gt=0, description="Rows one iteration reads at most: one RocksDB batch holds the interpreter lock 6–9 ms per 10,000 keys."
+    )
+    iteration_rows_while_reading: int = Field(250, gt=0, description="The same while lookups arrive, so that they wait less than 1 ms.")
+    iteration_bytes: int = Field(8 * MIB, gt=0, description="Bytes one iteration reads at most; bounds memory per runner.")
+    commit_threads: int = Field(8, gt=0, description="Threads per slot that carry Kafka commits, which block.")
+    body_limit_bytes: int = Field(
+        10 * MIB, gt=0, description="Largest request body, bytes. More answers 413 before it is read into memory."
+    )
+    log_rows: int = Field(100_000, gt=0, description="Rows one `log` request may carry: they are one Kafka transaction.")
+    query_rows: int = Field(10_000, gt=0, description="Rows one `query` request may carry: they are answered from memory.")
+    lookup_timeout_ms: int = Field(2_000, gt=0, description="How long a query looks for the owner of a moved partition, ms.")
+    commit_timeout_s: int = Field(
+        120, gt=0, description="How long `commit` waits for its steps, s; they go on after that and the answer says so."
+    )
+    barrier_timeout_s: float = Field(30.0, gt=0, description="Default deadline of a barrier, s.")
+    executor_processes: int = Field(2, gt=0, description="Pre-forked Python processes that run user code.")
+    executor_time_limit_ms: int = Field(
+        10_000, gt=0, description="A call of user code longer than this, ms, is killed and fails its request."
+    )
+    executor_memory_limit_bytes: int = Field(
+        2 * GIB, gt=0, description="Address space beyond the warm process that a call may take, bytes."
+    )
+    executor_calls_per_process: int = Field(
+        10_000, gt=0, description="Calls after which a process is replaced: bounds what user code leaks."
+    )
+    shutdown_grace_s: float = Field(20.0, gt=0, description="How long a stopped process may take before it is killed, s.")
+
+
+class Places(BaseSettings):
+    """Folders. Relative ones are taken from the working directory."""
+
+    data_dir: Path = Field(Path(".fennel"), description="Everything the local platform writes: data, logs, pids, generated secrets.")
+    run_dir: Path | None = Field(
+        None, description="Unix sockets and pid files; `<data_dir>/run` unless its path is too long for a socket (107 bytes)."
+    )
+    executor_python: Path = Field(
+        Path(".venv-executor/bin/python"), description="Python of the client's environment, in which user code runs."
+    )
+    log_level: str = Field("INFO", description="Least severe level that is logged.")
+    otlp_endpoint: str | None = Field(None, description="OpenTelemetry collector (OTLP over HTTP); unset sends no traces.")
+    server_id: int = Field(0, ge=0, lt=1024, description="Number of this ingest server in positions; no two servers may share one.")
+
+    @property
+    def sockets_dir(self) -> Path:
+        """Where slots and executors put their Unix sockets."""
+        return self.run_dir if self.run_dir is not None else self.data_dir / "run"
+
+    @property
+    def executors_socket(self) -> Path:
+        return self.sockets_dir / "executors.sock"
+
+    @property
+    def logs_dir(self) -> Path:
+        return self.data_dir / "logs"
+
+    @property
+    def jars_dir(self) -> Path:
+        return self.data_dir / "jars"
+
+    @property
+    def state_dir(self) -> Path:
+        """Local RocksDB folders of the slots."""
+        return self.data_dir / "state"
+
+
+class Settings(Addresses, Backends, Security, Limits, Places):
+    """All settings of one process, read from `FENNEL_*` when made.
+
+    Raises `pydantic.ValidationError` naming each variable that cannot be used. Frozen: a running process never changes its mind.
+    `Settings(_env_file=path)` reads a file that `fennel-core env --all` wrote, below the environment.
+    """
+
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, extra="ignore", env_ignore_empty=True)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Settings":
+        if self.partitions > self.key_groups:
+            raise ValueError(
+                f"FENNEL_PARTITIONS={self.partitions} exceeds FENNEL_KEY_GROUPS={self.key_groups}: each partition needs a key group"
+            )
+        if self.dev_tokens and self.host not in {"127.0.0.1", "localhost", "::1"}:
+            raise ValueError(f"FENNEL_DEV_TOKENS lets anyone in and FENNEL_HOST={self.host} is not loopback: turn one of them off")
+        return self

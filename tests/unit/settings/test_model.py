@@ -1,0 +1,85 @@
+"""The settings model: read from the environment when made, explained, and silent about secrets."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from fennel_core.settings.model import Orchestrator, Settings
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_environment_variables_change_any_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FENNEL_QUERY_PORT", "9999")
+    monkeypatch.setenv("FENNEL_ORCHESTRATOR", "inline")
+    settings = Settings()
+    assert settings.query_url == "http://127.0.0.1:9999"
+    assert settings.orchestrator is Orchestrator.INLINE
+
+
+def test_every_setting_says_what_it_is_for() -> None:
+    silent = [name for name, field in Settings.model_fields.items() if len(field.description or "") < 20]
+    assert silent == []
+
+
+def test_every_size_and_time_names_its_unit() -> None:
+    unitless = [
+        n
+        for n in Settings.model_fields
+        if any(w in n for w in ("timeout", "limit", "lease", "retention", "grace")) and not n.endswith(("_ms", "_s", "_bytes"))
+    ]
+    assert unitless == []
+
+
+def test_passwords_are_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("POSTGRES_DSN", "S3_SECRET_KEY", "AIRFLOW_PASSWORD", "ADMIN_TOKEN"):
+        monkeypatch.setenv(f"FENNEL_{name}", "hunter2")
+    assert "hunter2" not in repr(Settings()) + str(Settings()) + Settings().model_dump_json()
+
+
+def test_dev_tokens_are_refused_off_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FENNEL_DEV_TOKENS", "true")
+    monkeypatch.setenv("FENNEL_HOST", "0.0.0.0")
+    with pytest.raises(ValidationError, match="not loopback"):
+        Settings()
+
+
+def test_dev_tokens_are_off_by_default() -> None:
+    assert Settings().dev_tokens is False
+
+
+def test_more_partitions_than_key_groups_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FENNEL_PARTITIONS", "64")
+    monkeypatch.setenv("FENNEL_KEY_GROUPS", "32")
+    with pytest.raises(ValidationError, match="FENNEL_KEY_GROUPS"):
+        Settings()
+
+
+def test_a_wrong_value_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FENNEL_ENGINE_SLOTS", "many")
+    with pytest.raises(ValidationError, match="engine_slots"):
+        Settings()
+
+
+def test_settings_are_frozen() -> None:
+    with pytest.raises(ValidationError):
+        Settings().host = "0.0.0.0"
+
+
+def test_importing_the_model_opens_no_file_of_ours_and_no_socket() -> None:
+    probe = """
+import sys
+seen = []
+def hook(event, args):
+    ours = event == "open" and ".fennel" in str(args[0])
+    if ours or event in ("socket.__new__", "subprocess.Popen"):
+        seen.append(event)
+sys.addaudithook(hook)
+import fennel_core.settings.model
+sys.exit(str(seen) if seen else 0)
+"""
+    done = subprocess.run([sys.executable, "-c", probe], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
