@@ -1,0 +1,1 @@
+"""Aggregations: six verbs each (prepare, update, merge, finalize, delete, is-deletable), tiles, and exact sums."""

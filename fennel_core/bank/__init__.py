@@ -1,0 +1,1 @@
+"""The asset bank and the job registry."""

@@ -1,0 +1,152 @@
+-- The platform's memory. Times are the server's own now(): no client clock decides anything.
+-- Every row that belongs to a tenant carries its workspace; every query names it.
+
+CREATE TABLE workspace (
+    name        text PRIMARY KEY,
+    state       text NOT NULL DEFAULT 'open',          -- open | deleting (the destruction ledger empties it, then the row goes)
+    created_at  timestamptz NOT NULL DEFAULT now()
+);
+
+CREATE TABLE token (
+    digest      bytea PRIMARY KEY,                     -- SHA-256 of the bearer token; the token itself is never stored
+    workspace   text NOT NULL REFERENCES workspace ON DELETE CASCADE,
+    created_at  timestamptz NOT NULL DEFAULT now()
+);
+
+CREATE TABLE commit (
+    id          text PRIMARY KEY,
+    workspace   text NOT NULL REFERENCES workspace ON DELETE CASCADE,
+    branch      text NOT NULL,
+    state       text NOT NULL,                         -- life cycle: ledger/lifecycle.py
+    digest      text NOT NULL,                         -- of request, options and base: the same commit twice is one commit
+    request     bytea NOT NULL,                        -- the client's SyncRequest as received
+    options     jsonb NOT NULL,                        -- preview, incremental, backfill
+    base        text,                                  -- the branch's target commit when T1 ran
+    merged      bytea,                                 -- the SyncRequest this version stands for (differs from request when incremental)
+    catalog     bytea,                                 -- canonical blueprints.spec.Catalog, resolved to physical names
+    summary     jsonb NOT NULL DEFAULT '[]',
+    error       text,
+    error_code  text,
+    lease_until timestamptz,                           -- who finishes it: the holder of this lease
+    created_at  timestamptz NOT NULL DEFAULT now(),
+    finished_at timestamptz
+);
+CREATE INDEX commit_open ON commit (created_at) WHERE finished_at IS NULL;
+CREATE INDEX commit_workspace ON commit (workspace, branch, created_at);
+
+CREATE TABLE branch (
+    workspace   text NOT NULL REFERENCES workspace ON DELETE CASCADE,
+    name        text NOT NULL,
+    number      bigint GENERATED ALWAYS AS IDENTITY,   -- creation order
+    target      text REFERENCES commit (id),           -- what is written: moves at T2
+    serving     text REFERENCES commit (id),           -- what is read: moves at the end of warm
+    PRIMARY KEY (workspace, name)
+);
+
+CREATE TABLE asset (
+    id          text PRIMARY KEY,                      -- <workspace>.<kind>.<identity>.<incarnation>; never used twice
+    workspace   text NOT NULL REFERENCES workspace ON DELETE CASCADE,
+    kind        text NOT NULL,                         -- topic | replaylog | job | ...
+    identity    text NOT NULL,
+    incarnation integer NOT NULL,
+    state       text NOT NULL,                         -- life cycle: ledger/lifecycle.py
+    blueprint   bytea NOT NULL,                        -- canonical blueprint
+    created_at  timestamptz NOT NULL DEFAULT now(),
+    UNIQUE (workspace, kind, identity, incarnation)
+);
+CREATE UNIQUE INDEX asset_one_alive ON asset (workspace, kind, identity) WHERE state IN ('pending', 'created', 'live');
+
+CREATE TABLE reservation (                             -- T1 holds what it will keep, adopt or create
+    commit_id   text NOT NULL REFERENCES commit ON DELETE CASCADE,
+    asset_id    text NOT NULL REFERENCES asset ON DELETE CASCADE,
+    PRIMARY KEY (commit_id, asset_id)
+);
+
+CREATE TABLE asset_ref (                               -- the ref-count of an asset is its number of rows here
+    commit_id   text NOT NULL REFERENCES commit ON DELETE CASCADE,   -- a branch version: a branch's target or serving commit
+    branch      text NOT NULL,
+    asset_id    text NOT NULL REFERENCES asset,
+    PRIMARY KEY (commit_id, branch, asset_id)
+);
+CREATE INDEX asset_ref_asset ON asset_ref (asset_id);
+
+CREATE TABLE ledger_entry (
+    id          bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    ledger      text NOT NULL,                         -- creation | destruction
+    workspace   text NOT NULL,
+    commit_id   text,
+    asset_id    text NOT NULL REFERENCES asset ON DELETE CASCADE,
+    state       text NOT NULL,                         -- pending | done | failed
+    attempts    integer NOT NULL DEFAULT 0,
+    error       text,
+    updated_at  timestamptz NOT NULL DEFAULT now()
+);
+CREATE INDEX ledger_open ON ledger_entry (ledger, commit_id) WHERE state <> 'done';
+
+-- The job registry: what engines run.
+CREATE TABLE job (
+    id          text PRIMARY KEY,                      -- the job's asset id
+    workspace   text NOT NULL,
+    spec        bytea NOT NULL,                        -- canonical blueprints.spec.Job
+    desired     text NOT NULL DEFAULT 'run',           -- run | gone (runners stop, local state is removed, then the row goes)
+    created_at  timestamptz NOT NULL DEFAULT now()
+);
+
+CREATE TABLE slot (
+    id          text PRIMARY KEY,
+    engine      text NOT NULL,
+    address     text NOT NULL,                         -- Unix socket path or host:port of the slot's lookup service
+    lease_until timestamptz NOT NULL
+);
+
+CREATE TABLE job_partition (
+    job_id      text NOT NULL REFERENCES job ON DELETE CASCADE,
+    part        integer NOT NULL,
+    epoch       bigint NOT NULL DEFAULT 0,             -- grows by compare-and-set, never repeats
+    slot_id     text,
+    lease_until timestamptz,
+    status      text NOT NULL DEFAULT 'idle',          -- idle | recovering | running | parked
+    lag         bigint,                                -- records behind the inputs' ends, when last reported
+    error       text,
+    updated_at  timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (job_id, part)
+);
+CREATE INDEX job_partition_slot ON job_partition (slot_id);
+
+CREATE TABLE source_clock (                            -- one row per source identity: the only lateness state
+    workspace    text NOT NULL REFERENCES workspace ON DELETE CASCADE,
+    identity     text NOT NULL,
+    watermark_us bigint,                               -- largest event time accepted in earlier requests
+    discarded    bigint NOT NULL DEFAULT 0,
+    PRIMARY KEY (workspace, identity)
+);
+
+CREATE TABLE ingest_clock (                            -- causality across ingest servers: every request takes its stamp here
+    workspace   text PRIMARY KEY REFERENCES workspace ON DELETE CASCADE,
+    hlc         bigint NOT NULL DEFAULT 0
+);
+
+CREATE SEQUENCE ingest_server_number MAXVALUE 65535 CYCLE;
+
+CREATE TABLE secret (
+    workspace   text NOT NULL REFERENCES workspace ON DELETE CASCADE,
+    name        text NOT NULL,
+    sealed      bytea NOT NULL,                        -- Fernet token under the platform's key: plaintext never reaches Postgres
+    updated_at  timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (workspace, name)
+);
+
+-- Wake-ups. Channels: 'registry' (jobs and owners changed) and 'catalog' (payload '<workspace>/<branch>': reload that branch).
+CREATE FUNCTION notify_registry() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_notify('registry', '');
+    RETURN NULL;
+END $$;
+CREATE TRIGGER job_changed AFTER INSERT OR UPDATE OR DELETE ON job FOR EACH STATEMENT EXECUTE FUNCTION notify_registry();
+
+CREATE FUNCTION notify_catalog() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_notify('catalog', coalesce(NEW.workspace, OLD.workspace) || '/' || coalesce(NEW.name, OLD.name));
+    RETURN NULL;
+END $$;
+CREATE TRIGGER branch_changed AFTER INSERT OR UPDATE OR DELETE ON branch FOR EACH ROW EXECUTE FUNCTION notify_catalog();

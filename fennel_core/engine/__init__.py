@@ -1,0 +1,1 @@
+"""Engines: supervisor, runners, recovery and the Spark host that places them."""

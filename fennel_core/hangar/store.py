@@ -1,0 +1,60 @@
+"""The contract of Hangar; `memory.py` is its twin, `rocks.py` the real one, one suite holds both to it.
+
+Theory. A job partition's state changes by one atomic write batch per iteration, which also carries the offsets it stands for. Readers see
+the state between iterations, never a part of one: a `View` is a consistent snapshot. Keys are ordered bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class WriteBatch:
+    """What one iteration changes; a key stands in `puts` or in `deletes`, never in both."""
+
+    puts: Mapping[bytes, bytes] = field(default_factory=dict)
+    deletes: frozenset[bytes] = frozenset()
+
+
+class Reads(Protocol):
+    """Read access to state."""
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """The value of each key, None where there is none."""
+        ...
+
+    def scan(self, start: bytes, stop: bytes, *, reverse: bool = False, limit: int | None = None) -> list[tuple[bytes, bytes]]:
+        """Entries with start <= key < stop, ascending (descending with `reverse`), at most `limit` of them."""
+        ...
+
+
+class View(Reads, Protocol):
+    """A consistent snapshot; release it soon."""
+
+    def release(self) -> None: ...
+
+
+class Hangar(Reads, Protocol):
+    def write(self, batch: WriteBatch) -> None:
+        """Apply the batch atomically and durably enough to survive the process (not the machine)."""
+        ...
+
+    def view(self) -> View: ...
+
+    def checkpoint(self, target: Path) -> None:
+        """A complete, openable copy of the state in the new directory `target` (hard links where possible)."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def after(prefix: bytes) -> bytes:
+    """The least key greater than every key that starts with `prefix`."""
+    for cut in range(len(prefix), 0, -1):
+        if prefix[cut - 1] != 0xFF:
+            return prefix[: cut - 1] + bytes([prefix[cut - 1] + 1])
+    raise ValueError("a prefix of 0xff bytes has no end")

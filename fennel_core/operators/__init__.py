@@ -1,0 +1,1 @@
+"""Operators: the algebra of each and the pure step that runs it."""

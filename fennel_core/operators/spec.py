@@ -1,0 +1,130 @@
+"""Step specifications: what a job computes, as data. The registry stores them; `operators.build` makes the step.
+
+Each spec names the schemas it reads and writes, so that a step never guesses. `STEP_VERSION` of a step enters the identity of its job:
+raise it when the step's results or its state format change.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fennel_core.vocab.dtypes import Field
+from fennel_core.vocab.schema import Schema
+from fennel_core.wire import operators as wire
+from fennel_core.wire.entities import PyCode
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Keeps every version of a keyed dataset for lookups and as-of reads. Input 0: the dataset's topic. No outputs."""
+
+    schema: Schema
+
+
+StatelessOp = wire.AssignExpr | wire.FilterExpr | wire.Rename | wire.Drop | wire.Dropnull | wire.Explode
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One stateless native operator and the schema it puts out."""
+
+    op: StatelessOp
+    output: Schema
+
+
+@dataclass(frozen=True, slots=True)
+class Map:
+    """A run of fused stateless operators. Input i (one per branch of a union) goes through `branches[i]`; output 0 takes all of them.
+
+    A row's position is extended by the branch number when there is more than one branch.
+    """
+
+    inputs: tuple[Schema, ...]
+    branches: tuple[tuple[Stage, ...], ...]
+    output: Schema
+
+
+@dataclass(frozen=True, slots=True)
+class UserCode:
+    """Runs user code (transform, assign or filter) in an executor. Input 0, output 0. `column` is the assigned column, if any."""
+
+    kind: str
+    code: PyCode
+    column: Field | None
+    input: Schema
+    output: Schema
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Stream–table join. Input 0: the left side, partitioned by `left_on`; input 1: the right dataset's topic. Output 0.
+
+    A left row at time T meets the latest right version with T − low <= ts <= T + high (both inclusive; low None is for ever back).
+    `right_values`: right columns that join the output, in order; the right timestamp may be among them.
+    """
+
+    left: Schema
+    right: Schema
+    left_on: tuple[str, ...]
+    right_values: tuple[str, ...]
+    inner: bool
+    low_us: int | None
+    high_us: int
+    output: Schema
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregate:
+    """Grouped aggregation; input 0 partitioned by `keys`. `terminal`: no output topic, lookups assemble from this job's state."""
+
+    input: Schema
+    keys: tuple[str, ...]
+    specs: tuple[wire.Spec, ...]
+    along: str | None
+    final: bool
+    terminal: bool
+    output: Schema
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """groupby(..).first() or .latest(): one row per key, by (timestamp, position). Input 0 partitioned by `keys`; output 0 is keyed."""
+
+    input: Schema
+    keys: tuple[str, ...]
+    first: bool
+    output: Schema
+
+
+@dataclass(frozen=True, slots=True)
+class Dedup:
+    """Keeps the last row per (`by`, timestamp) or per window. Input 0 partitioned by `by`; output 0."""
+
+    input: Schema
+    by: tuple[str, ...]
+    window: wire.Window | None
+    output: Schema
+
+
+@dataclass(frozen=True, slots=True)
+class Changelog:
+    """A keyed dataset as a stream of inserts and deletes. Input 0 partitioned by its key; output 0 is keyless."""
+
+    input: Schema
+    kind_column: str
+    deletes: bool
+    output: Schema
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """groupby(.., window=W): one row per key and window. Input 0 partitioned by `by`; output 0 keyed by `by` + `field`."""
+
+    input: Schema
+    by: tuple[str, ...]
+    field: str
+    window: wire.Window
+    output: Schema
+
+
+StepSpec = Table | Map | UserCode | Join | Aggregate | Pick | Dedup | Changelog | Windows

@@ -1,0 +1,73 @@
+"""The step: how any job turns one batch of one input into changes of state and output.
+
+Theory. A step is a pure function of (state, input index, batch): no clock, no IO but reads of its own state, no randomness. So the live
+lane, replay
+after a crash, the bulk lane and the simulator run the same code and reach the same bytes. A step may be handed any split and
+interleaving of its inputs; the law is that the integral of its outputs depends only on the set of versions it was handed. Everything it
+reads of state it reads through `Reads`; everything it changes it returns.
+
+State keys are `vocab.keys.state_prefix(tag, key) + suffix`; each step owns its one-byte table tags. Keys starting with 0xff belong to the
+runner (offsets, hashes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import polars as pl
+
+from fennel_core.vocab.ids import Micros
+
+
+class Reads(Protocol):
+    """Read access to the job partition's state (the read half of `hangar.store`)."""
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]: ...
+
+    def scan(self, start: bytes, stop: bytes, *, reverse: bool = False, limit: int | None = None) -> list[tuple[bytes, bytes]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """Signed versions (columns of the output's schema + vocab.versions.META) for output number `output` of the job."""
+
+    output: int
+    frame: pl.DataFrame
+
+
+@dataclass(frozen=True, slots=True)
+class DeadRows:
+    """Rows that cannot be processed: they leave the law's set and go to the dead-letter topic with the reason."""
+
+    reason: str
+    frame: pl.DataFrame
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one step changes. A key stands in `puts` or in `deletes`, never in both."""
+
+    puts: Mapping[bytes, bytes] = field(default_factory=dict)
+    deletes: frozenset[bytes] = frozenset()
+    emits: tuple[Emit, ...] = ()
+    dead: tuple[DeadRows, ...] = ()
+
+
+class Step(Protocol):
+    def apply(self, reads: Reads, source: int, batch: pl.DataFrame) -> Outcome:
+        """Process one batch of signed versions (or facts) of input number `source`."""
+        ...
+
+
+class Served(Protocol):
+    """A step whose state answers lookups."""
+
+    def lookup(self, reads: Reads, keys: Sequence[bytes], as_of: Sequence[Micros]) -> list[bytes | None]:
+        """The row of each key as of each time (inclusive), None where there is none.
+
+        A row is the msgpack array `[timestamp, value, …]`: event time in microseconds, then the value fields in schema order in the form of
+        `vocab.keys.physical` (temporals as integers, decimals as text, structs as maps by field name, dicts as arrays of {key, value}).
+        """
+        ...

@@ -1,0 +1,28 @@
+"""Ids that must never be mixed up: one NewType per noun, so the type checker tells a job from an asset."""
+
+from typing import NewType
+
+WorkspaceId = NewType("WorkspaceId", str)
+"""A tenant. Everything physical (topics, state, objects) is prefixed by it."""
+BranchName = NewType("BranchName", str)
+DatasetName = NewType("DatasetName", str)
+FeaturesetName = NewType("FeaturesetName", str)
+CommitId = NewType("CommitId", str)
+Identity = NewType("Identity", str)
+"""Merkle hash (hex) of a blueprint: its logic and the identities of its inputs."""
+AssetId = NewType("AssetId", str)
+"""`<kind>.<identity>.<incarnation>`: the name of a physical asset, never used twice."""
+JobId = NewType("JobId", str)
+"""The asset id of a job."""
+TopicName = NewType("TopicName", str)
+SlotId = NewType("SlotId", str)
+EngineId = NewType("EngineId", str)
+PartitionIndex = NewType("PartitionIndex", int)
+Epoch = NewType("Epoch", int)
+"""Ownership epoch of a job partition; grows by compare-and-set and never repeats."""
+Offset = NewType("Offset", int)
+Micros = NewType("Micros", int)
+"""Microseconds since 1970-01-01 UTC: the unit of event time everywhere inside the platform."""
+Millis = NewType("Millis", int)
+
+MAIN_BRANCH = BranchName("main")

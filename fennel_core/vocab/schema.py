@@ -1,0 +1,46 @@
+"""A dataset's schema: key fields, value fields and the one timestamp field.
+
+Column order is fixed: keys, then values, then the timestamp. Every batch, topic and state row of a dataset uses it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from fennel_core.vocab.dtypes import Field, Timestamp, arrow_type
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    keys: tuple[Field, ...]
+    values: tuple[Field, ...]
+    timestamp: str
+
+    @property
+    def keyed(self) -> bool:
+        return bool(self.keys)
+
+    @property
+    def key_names(self) -> tuple[str, ...]:
+        return tuple(f.name for f in self.keys)
+
+    @property
+    def value_names(self) -> tuple[str, ...]:
+        return tuple(f.name for f in self.values)
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """Keys, values, timestamp: the order of columns everywhere."""
+        return (*self.keys, *self.values, Field(self.timestamp, Timestamp()))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(f.name for f in self.fields)
+
+    def field(self, name: str) -> Field | None:
+        return next((f for f in self.fields if f.name == name), None)
+
+    def arrow(self) -> pa.Schema:
+        return pa.schema([(f.name, arrow_type(f.dtype)) for f in self.fields])

@@ -1,0 +1,59 @@
+"""What travels on topics: batches of signed versions.
+
+Theory. A keyless dataset is a bag of events; a keyed dataset is a bag of versions `(key, timestamp, position) → row | tombstone`. A version
+lives until the next one of its key, so its end is derived and never stored. A topic carries signed versions: +1 adds one, −1 takes back
+exactly
+one that was added before. A batch has the dataset's columns (keys, values, timestamp) and then three of ours:
+
+    __pos   large_binary   position (vocab.position): breaks ties of event time, unique per row
+    __sign  int8           +1 or −1
+    __gone  bool           a tombstone: the key is absent from this version's time on; its value columns are null
+
+One Kafka message is one Arrow IPC stream with one record batch, zstd-compressed from `COMPRESS_FROM_ROWS` rows on.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+import pyarrow as pa
+
+from fennel_core.vocab.schema import Schema
+
+POS = "__pos"
+SIGN = "__sign"
+GONE = "__gone"
+META = (POS, SIGN, GONE)
+META_FIELDS = (pa.field(POS, pa.large_binary()), pa.field(SIGN, pa.int8()), pa.field(GONE, pa.bool_()))
+COMPRESS_FROM_ROWS = 64
+FORMAT_HEADER = ("f", b"1")
+"""Header of every data message: the batch format's version."""
+
+
+def arrow_schema(schema: Schema) -> pa.Schema:
+    """Columns of a batch of signed versions of a dataset."""
+    return pa.schema([*schema.arrow(), *META_FIELDS])
+
+
+def with_meta(rows: pa.Table, positions: pa.Array, *, sign: int = 1) -> pa.Table:
+    """Rows of a dataset as versions: all `sign`, none a tombstone."""
+    count = len(rows)
+    out = rows.append_column(META_FIELDS[0], positions)
+    out = out.append_column(META_FIELDS[1], pa.array([sign] * count, pa.int8()))
+    return out.append_column(META_FIELDS[2], pa.array([False] * count, pa.bool_()))
+
+
+def encode(batch: pa.Table) -> bytes:
+    """The message value of a batch."""
+    codec = "zstd" if len(batch) >= COMPRESS_FROM_ROWS else None
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression=codec)) as writer:
+        writer.write_table(batch)
+    value: bytes = sink.getvalue().to_pybytes()
+    return value
+
+
+def decode(value: bytes) -> pl.DataFrame:
+    """The batch in a message value, as a Polars frame."""
+    frame = pl.from_arrow(pa.ipc.open_stream(value).read_all())
+    assert isinstance(frame, pl.DataFrame), "a table becomes a frame"
+    return frame
