@@ -1,0 +1,128 @@
+"""One suite for both stores of state: what a runner and a lookup may rely on."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from rocksdict import Cache
+
+from fennel_core.hangar.memory import MemoryHangar
+from fennel_core.hangar.rocks import RocksHangar
+from fennel_core.hangar.store import Hangar, WriteBatch, after
+
+Open = Callable[[Path], Hangar]
+
+
+def open_memory(path: Path) -> Hangar:
+    return MemoryHangar.restore(path) if path.exists() else MemoryHangar()
+
+
+def open_rocks(path: Path) -> Hangar:
+    return RocksHangar(path, Cache(8 * 1024 * 1024))
+
+
+@pytest.fixture(params=[open_memory, open_rocks], ids=["memory", "rocks"])
+def opener(request: pytest.FixtureRequest) -> Open:
+    return request.param
+
+
+@pytest.fixture
+def hangar(opener: Open, tmp_path: Path) -> Iterator[Hangar]:
+    store = opener(tmp_path / "state")
+    yield store
+    store.close()
+
+
+def fill(store: Hangar, count: int) -> None:
+    store.write(WriteBatch({b"k%05d" % i: b"v%d" % i for i in range(count)}))
+
+
+def test_a_batch_puts_and_deletes_at_once(hangar: Hangar) -> None:
+    hangar.write(WriteBatch({b"a": b"1", b"b": b"2"}))
+    hangar.write(WriteBatch({b"c": b"3"}, frozenset([b"a"])))
+    assert hangar.get_many([b"a", b"b", b"c", b"d"]) == [None, b"2", b"3", None]
+
+
+def test_getting_no_keys_gives_no_values(hangar: Hangar) -> None:
+    assert hangar.get_many([]) == []
+
+
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 18, 200, 5000])
+def test_scans_are_half_open_in_both_directions_whatever_the_chunking(hangar: Hangar, count: int) -> None:
+    fill(hangar, count + 10)
+    start, stop = b"k%05d" % 3, b"k%05d" % (3 + count)
+    expected = [(b"k%05d" % i, b"v%d" % i) for i in range(3, 3 + count)]
+    assert hangar.scan(start, stop) == expected
+    assert hangar.scan(start, stop, reverse=True) == expected[::-1]
+
+
+@pytest.mark.parametrize("limit", [0, 1, 2, 16, 17, 100, 1000])
+def test_a_scan_stops_at_its_limit(hangar: Hangar, limit: int) -> None:
+    fill(hangar, 300)
+    forward = hangar.scan(b"k", b"l", limit=limit)
+    backward = hangar.scan(b"k", b"l", reverse=True, limit=limit)
+    assert [k for k, _ in forward] == [b"k%05d" % i for i in range(300)][:limit]
+    assert [k for k, _ in backward] == [b"k%05d" % i for i in range(300)][::-1][:limit]
+
+
+def test_a_view_does_not_see_later_writes(hangar: Hangar) -> None:
+    hangar.write(WriteBatch({b"a": b"1"}))
+    view = hangar.view()
+    hangar.write(WriteBatch({b"a": b"2", b"b": b"2"}))
+    assert view.get_many([b"a", b"b"]) == [b"1", None]
+    assert view.scan(b"", b"z") == [(b"a", b"1")]
+    view.release()
+    assert hangar.get_many([b"a", b"b"]) == [b"2", b"2"]
+
+
+def test_a_checkpoint_opens_as_the_state_it_was_taken_from(hangar: Hangar, opener: Open, tmp_path: Path) -> None:
+    fill(hangar, 50)
+    hangar.checkpoint(tmp_path / "checkpoint")
+    hangar.write(WriteBatch({b"later": b"x"}))
+    copy = opener(tmp_path / "checkpoint")
+    assert copy.scan(b"", b"z") == [(b"k%05d" % i, b"v%d" % i) for i in range(50)]
+    copy.close()
+
+
+def test_reopening_rocks_finds_everything_and_keeps_its_cache(tmp_path: Path) -> None:
+    cache = Cache(8 * 1024 * 1024)
+    store = RocksHangar(tmp_path / "state", cache)
+    fill(store, 1000)
+    store.checkpoint(tmp_path / "flushed")
+    store.close()
+    again = RocksHangar(tmp_path / "state", cache)
+    before = cache.get_usage()
+    assert len(again.scan(b"k", b"l")) == 1000
+    assert cache.get_usage() > before, "reads of a reopened database must go through the shared cache"
+    again.close()
+
+
+operations = st.lists(st.tuples(st.sampled_from(["put", "delete"]), st.binary(min_size=1, max_size=3), st.binary(max_size=3)), max_size=30)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(writes=st.lists(operations, max_size=4), start=st.binary(max_size=2), stop=st.binary(max_size=2), reverse=st.booleans())
+def test_rocks_equals_its_twin(
+    tmp_path_factory: pytest.TempPathFactory,
+    writes: list[list[tuple[str, bytes, bytes]]],
+    start: bytes,
+    stop: bytes,
+    reverse: bool,
+) -> None:
+    twin, rocks = MemoryHangar(), open_rocks(tmp_path_factory.mktemp("rocks") / "state")
+    for operations_of_one_batch in writes:
+        final = {key: (kind, value) for kind, key, value in operations_of_one_batch}
+        puts = {key: value for key, (kind, value) in final.items() if kind == "put"}
+        batch = WriteBatch(puts, frozenset(final.keys() - puts.keys()))
+        twin.write(batch)
+        rocks.write(batch)
+    assert rocks.scan(start, stop, reverse=reverse) == twin.scan(start, stop, reverse=reverse)
+    rocks.close()
+
+
+@given(prefix=st.binary(min_size=1, max_size=4).filter(lambda p: p.strip(b"\xff")), rest=st.binary(max_size=4))
+def test_after_bounds_exactly_what_starts_with_the_prefix(prefix: bytes, rest: bytes) -> None:
+    assert prefix <= prefix + rest < after(prefix)
+    assert not after(prefix).startswith(prefix)
