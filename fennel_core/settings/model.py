@@ -39,7 +39,7 @@ class Addresses(BaseSettings):
     definition_port: int = Field(7401, gt=0, lt=65536, description="Definition server: commits, branches, secrets, workspaces.")
     ingest_port: int = Field(7402, gt=0, lt=65536, description="Ingest server: `log` and the barrier's input ends.")
     engine_port: int = Field(7403, gt=0, lt=65536, description="Health and metrics of the engine's driver.")
-    postgres_port: int = Field(7410, gt=0, lt=65536, description="The local Postgres.")
+    postgres_port: int = Field(7410, gt=0, lt=65536, description="The local Postgres server.")
     kafka_port: int = Field(7411, gt=0, lt=65536, description="The local Kafka broker (clients).")
     kafka_controller_port: int = Field(7413, gt=0, lt=65536, description="The local Kafka broker's KRaft controller listener.")
     s3_port: int = Field(7412, gt=0, lt=65536, description="The local S3 endpoint.")
@@ -84,7 +84,7 @@ class Security(BaseSettings):
 
     dev_tokens: bool = Field(
         False,
-        description="Let a token `dev-<name>` open workspace `<name>`, made at first use. For development on loopback only: it lets anyone in.",
+        description="Let a token `dev-<name>` open workspace `<name>`, made at first use. For loopback only: it lets anyone in.",
     )
     admin_token: SecretStr = Field(SecretStr(""), description="Bearer token for `/api/v1/workspaces`; empty refuses everybody.")
     secrets_key_file: Path | None = Field(None, description="File with the key that encrypts users' secrets at rest (mode 0600).")

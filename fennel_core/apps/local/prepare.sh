@@ -1,0 +1,205 @@
+#!/usr/bin/env bash
+# Prepares what the platform stands on, and says in one sentence what is missing.
+#
+#   prepare.sh system    Python 3.11, Java 17 and Maven: installs Debian's packages where it may, else names the line to run
+#   prepare.sh env       .venv (platform) and .venv-executor (the client's environment), exactly as requirements/*.lock say
+#   prepare.sh jars      Kafka, S3 and Spark jars into .fennel/jars, as fennel_core/apps/local/jars says
+#   prepare.sh lock      compiles requirements/*.in to *.lock again
+#
+# Shell, because it must run before there is a Python to trust. Every step is idempotent: a stamp holds the hash of what it was
+# made from, so a second run takes no time.
+set -euo pipefail
+
+ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)"
+cd "$ROOT"
+
+HERE=fennel_core/apps/local
+TOOLS=.fennel/tools
+JARS=.fennel/jars
+UV="$TOOLS/uv/bin/uv"
+DISK_NEEDED_MIB=6000 # both environments 2.2 GB, uv's and Maven's caches 2 GB, jars 0.3 GB, room for first data
+
+say() { printf '%s\n' "$*"; }
+die() {
+  printf 'fennel-core: %s\n' "$*" >&2
+  exit 1
+}
+
+# --- what the system must offer ---------------------------------------------------------------------------------------
+
+python_is_usable() {
+  "$1" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info[:2] != (3, 11))' >/dev/null 2>&1
+}
+
+find_python() {
+  local candidate
+  for candidate in ${PYTHON:+"$PYTHON"} python3.11 python3 /usr/bin/python3.11; do
+    if python_is_usable "$candidate"; then
+      printf '%s' "$candidate"
+      return 0
+    fi
+  done
+  return 1
+}
+
+java_major() {
+  local java="java"
+  [ -n "${JAVA_HOME:-}" ] && java="$JAVA_HOME/bin/java"
+  "$java" -version 2>&1 | sed -n 's/.*version "\([0-9]*\).*/\1/p' | head -n 1
+}
+
+java_is_usable() { [ "$(java_major 2>/dev/null || true)" -ge 17 ] 2>/dev/null; }
+
+maven_is_usable() { command -v mvn >/dev/null 2>&1; }
+
+missing_packages() {
+  find_python >/dev/null || printf 'python3.11 python3.11-venv '
+  java_is_usable || printf 'openjdk-17-jre-headless '
+  maven_is_usable || printf 'maven '
+}
+
+python_sentence() {
+  local found
+  found="$(python3 --version 2>/dev/null || echo 'no Python')"
+  printf 'Python 3.11 with its venv module is needed and this machine has %s' "$found"
+}
+
+ensure_system() {
+  local missing
+  missing="$(missing_packages)"
+  [ -z "$missing" ] && return 0
+  if ! command -v apt-get >/dev/null 2>&1; then
+    die "this needs Python 3.11, Java 17 and Maven; missing here: ${missing% } (Debian's names). Install them with your system's package manager and run the same command again."
+  fi
+  if [ "$(id -u)" -ne 0 ]; then
+    die "missing: ${missing% }. Run this line, then the same command again: sudo apt-get install -y ${missing% }"
+  fi
+  say "Installing from Debian's packages: ${missing% }"
+  # shellcheck disable=SC2086 # a list of package names
+  if ! { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $missing; } >"/tmp/fennel-apt.$$.log" 2>&1; then
+    tail -n 15 "/tmp/fennel-apt.$$.log" >&2
+    find_python >/dev/null || die "$(python_sentence), and its packages do not offer 3.11: install it another way and run again with PYTHON=/path/to/python3.11."
+    die "apt-get could not install ${missing% } (its last lines stand above); run again when that is solved."
+  fi
+  rm -f "/tmp/fennel-apt.$$.log"
+  find_python >/dev/null || die "$(python_sentence): install it and run again with PYTHON=/path/to/python3.11."
+  java_is_usable || die "Java 17 or newer is needed and 'java -version' says $(java_major || echo nothing): set JAVA_HOME to a newer one."
+  maven_is_usable || die "Maven is needed and 'mvn' is not on the PATH: run apt-get install maven."
+}
+
+ensure_disk() {
+  local free_mib
+  free_mib="$(df -Pm . | awk 'NR == 2 { print $4 }')"
+  if [ "$free_mib" -lt "$DISK_NEEDED_MIB" ]; then
+    die "the disk that holds $ROOT has ${free_mib} MiB free and the installation needs ${DISK_NEEDED_MIB} MiB: free some space and run again."
+  fi
+}
+
+# --- stamps -----------------------------------------------------------------------------------------------------------
+
+hash_of() { cat "$@" | sha256sum | cut -d ' ' -f 1; }
+is_fresh() { [ -f "$1" ] && [ "$(cat "$1")" = "$2" ]; }
+
+# Two terminals may start at once: the second waits for the first, then finds everything made.
+take_turns() {
+  mkdir -p "$TOOLS"
+  exec 9>"$TOOLS/lock"
+  flock -n 9 || { say "Waiting for another preparation to end"; flock 9; }
+}
+
+# --- environments -----------------------------------------------------------------------------------------------------
+
+ensure_uv() {
+  local want
+  want="$(hash_of requirements/bootstrap.lock)"
+  is_fresh "$TOOLS/uv/.made-from" "$want" && [ -x "$UV" ] && return 0
+  say "Installing uv into $TOOLS/uv"
+  rm -rf "$TOOLS/uv"
+  "$(find_python)" -m venv "$TOOLS/uv"
+  "$TOOLS/uv/bin/python" -m pip install -q --disable-pip-version-check --require-hashes -r requirements/bootstrap.lock
+  printf '%s' "$want" >"$TOOLS/uv/.made-from"
+}
+
+# uv does not read pip's configuration; whoever has a mirror there means it for us too.
+use_pips_index() {
+  local index
+  [ -n "${UV_DEFAULT_INDEX:-}" ] && return 0
+  index="${PIP_INDEX_URL:-$("$TOOLS/uv/bin/python" -m pip config get global.index-url 2>/dev/null || true)}"
+  if [ -n "$index" ]; then export UV_DEFAULT_INDEX="$index"; fi
+}
+
+venv_is_usable() { "$1/bin/python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' >/dev/null 2>&1; }
+
+make_environment() { # folder, lock file, what it is
+  local venv="$1" lock="$2" what="$3" want
+  want="$(hash_of "$lock")"
+  if is_fresh "$venv/.made-from" "$want" && venv_is_usable "$venv"; then return 0; fi
+  say "Creating $venv ($what)"
+  ensure_uv
+  use_pips_index
+  venv_is_usable "$venv" || "$UV" venv -q --clear --no-python-downloads --python "$(find_python)" "$venv"
+  rm -f "$venv/.made-from"
+  UV_HTTP_TIMEOUT="${UV_HTTP_TIMEOUT:-180}" "$UV" pip sync -q --python "$venv/bin/python" --require-hashes "$lock"
+  put_ourselves_on_the_path "$venv"
+  printf '%s' "$want" >"$venv/.made-from"
+}
+
+# A path file instead of an editable install: nothing to build, nothing to download, the same in both environments.
+put_ourselves_on_the_path() {
+  local site
+  site="$("$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+  printf '%s\n' "$ROOT" >"$site/fennel_core.pth"
+}
+
+put_command_on_the_path() {
+  printf '#!/bin/sh\nexec "%s/.venv/bin/python" -m fennel_core.apps.cli "$@"\n' "$ROOT" >.venv/bin/fennel-core
+  chmod 755 .venv/bin/fennel-core
+}
+
+ensure_environments() {
+  find_python >/dev/null || die "$(python_sentence): run 'make system' or set PYTHON=/path/to/python3.11."
+  { venv_is_usable .venv && venv_is_usable .venv-executor; } || ensure_disk
+  take_turns
+  make_environment .venv requirements/platform.lock "the platform"
+  [ -x .venv/bin/fennel-core ] || put_command_on_the_path
+  make_environment .venv-executor requirements/executor.lock "the client's environment, in which user code runs"
+}
+
+# --- jars -------------------------------------------------------------------------------------------------------------
+
+ensure_jars() {
+  local want new="$JARS.new"
+  want="$(hash_of "$HERE"/jars/pom.xml "$HERE"/jars/*/pom.xml "$HERE"/jars/jars.sha256)"
+  is_fresh "$JARS/.made-from" "$want" && return 0
+  java_is_usable || die "Java 17 or newer is needed: run 'make system'."
+  maven_is_usable || die "Maven is needed: run 'make system'."
+  take_turns
+  say "Resolving Kafka, S3 and Spark jars with Maven into $JARS"
+  rm -rf "$new"
+  # Maven ends with a colour reset even when it is told to use no colours.
+  mvn -q -B -ntp -Dstyle.color=never -f "$HERE/jars/pom.xml" -Dfennel.jars="$ROOT/$new" process-resources 2>&1 | sed 's/\x1b\[[0-9;]*m//g; /^$/d' \
+    || die "Maven could not resolve the jars (its lines stand above): check that this machine reaches Maven Central or set a mirror in ~/.m2/settings.xml."
+  (cd "$new" && sha256sum --quiet -c "$ROOT/$HERE/jars/jars.sha256") || die "a jar differs from $HERE/jars/jars.sha256: the repository it came from is not to be trusted."
+  printf '%s' "$want" >"$new/.made-from"
+  rm -rf "$JARS"
+  mv "$new" "$JARS"
+}
+
+# --- lock files -------------------------------------------------------------------------------------------------------
+
+compile_locks() {
+  ensure_uv
+  use_pips_index
+  local compile=("$UV" pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --custom-compile-command 'make lock')
+  "${compile[@]}" requirements/bootstrap.in -o requirements/bootstrap.lock
+  "${compile[@]}" requirements/platform.in requirements/dev.in -o requirements/platform.lock
+  "${compile[@]}" requirements/executor.in -o requirements/executor.lock
+}
+
+case "${1:-}" in
+  system) ensure_system ;;
+  env) ensure_environments ;;
+  jars) ensure_jars ;;
+  lock) compile_locks ;;
+  *) die "usage: prepare.sh system | env | jars | lock" ;;
+esac
