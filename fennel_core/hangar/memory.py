@@ -44,12 +44,6 @@ class MemoryHangar:
                 insort(self._keys, key)
             self._values[key] = value
 
-    def view(self) -> MemoryHangar:
-        return MemoryHangar(self._values)
-
-    def release(self) -> None:
-        """A view of the twin is a copy: nothing to give back."""
-
     def checkpoint(self, target: Path) -> None:
         target.mkdir(parents=True)
         (target / _FILE).write_text(json.dumps({k.hex(): v.hex() for k, v in self._values.items()}))

@@ -1,9 +1,10 @@
 """Hangar on RocksDB (rocksdict 0.3.29), one database per job partition.
 
 Facts this file stands on, each pinned by the contract suite: re-opening ignores `options` for the default column family unless it is
-named, so it is named; iterate bounds of ReadOptions are ignored by `items`, so a scan reads ahead in chunks and cuts at its bound; an iterator keeps
-the database open, so none outlives its scan; list-get is one call for many keys. The write-ahead log is not fsynced: a write survives the
-death of the process; the death of the machine is what snapshots and the replaylog are for.
+named, so it is named; iterate bounds of ReadOptions are ignored by `items`, so a scan reads ahead in chunks and cuts at its bound; an
+iterator of a snapshot shows the latest data, so there are no views; an iterator keeps the database open, so none outlives its scan; list-
+get is one call for many keys. The write-ahead log is not fsynced: a write survives the death of the process; the death of the machine is
+what snapshots and the replaylog are for.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from rocksdict import BlockBasedOptions, Cache, Checkpoint, DBCompressionType, Options, Rdict
 from rocksdict import WriteBatch as RocksBatch
@@ -40,30 +40,6 @@ def options(cache: Cache) -> Options:
     return opts
 
 
-class _Reads:
-    """Get and scan over a database or one of its snapshots."""
-
-    def __init__(self, source: Any) -> None:
-        self._source = source
-
-    def scan(self, start: bytes, stop: bytes, *, reverse: bool = False, limit: int | None = None) -> list[tuple[bytes, bytes]]:
-        if start >= stop:
-            return []
-        found: list[tuple[bytes, bytes]] = []
-        chunk = min(_FIRST_CHUNK, limit) if limit is not None else _FIRST_CHUNK
-        entries: Iterator[tuple[bytes, bytes]] = self._source.items(backwards=reverse, from_key=stop if reverse else start)
-        while limit is None or len(found) < limit:
-            # One more than asked for: walking backwards, `stop` itself may come first and is not part of the range.
-            read = list(islice(entries, chunk + 1))
-            inside = _above(read, start, stop) if reverse else _below(read, stop)
-            found += inside
-            dropped_stop = bool(reverse and read and read[0][0] >= stop)
-            if len(read) <= chunk or len(inside) < len(read) - dropped_stop:
-                break
-            chunk = min(chunk * 8, _LARGEST_CHUNK)
-        return found[:limit]
-
-
 def _below(ascending: list[tuple[bytes, bytes]], stop: bytes) -> list[tuple[bytes, bytes]]:
     if ascending and ascending[-1][0] >= stop:
         return ascending[: bisect_left(ascending, stop, key=lambda entry: entry[0])]
@@ -79,30 +55,34 @@ def _above(descending: list[tuple[bytes, bytes]], start: bytes, stop: bytes) -> 
     return descending
 
 
-class RocksView(_Reads):
-    """A snapshot of one database."""
-
-    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        # A snapshot's own getter raises a bare Exception on a missing key, which could hide a real one: seek instead.
-        entries = (next(self._source.items(from_key=key), None) for key in keys)
-        return [entry[1] if entry and entry[0] == key else None for key, entry in zip(keys, entries, strict=True)]
-
-    def release(self) -> None:
-        self._source = None
-
-
-class RocksHangar(_Reads):
+class RocksHangar:
     """The state of one job partition in the directory `path`."""
 
     def __init__(self, path: Path, cache: Cache) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         opts = options(cache)
         self._db = Rdict(str(path), opts, column_families={"default": opts})
-        super().__init__(self._db)
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         found: list[bytes | None] = self._db.get(list(keys)) if keys else []
         return found
+
+    def scan(self, start: bytes, stop: bytes, *, reverse: bool = False, limit: int | None = None) -> list[tuple[bytes, bytes]]:
+        if start >= stop:
+            return []
+        found: list[tuple[bytes, bytes]] = []
+        chunk = min(_FIRST_CHUNK, limit) if limit is not None else _FIRST_CHUNK
+        entries: Iterator[tuple[bytes, bytes]] = self._db.items(backwards=reverse, from_key=stop if reverse else start)
+        while limit is None or len(found) < limit:
+            # One more than asked for: walking backwards, `stop` itself may come first and is not part of the range.
+            read = list(islice(entries, chunk + 1))
+            inside = _above(read, start, stop) if reverse else _below(read, stop)
+            found += inside
+            dropped_stop = bool(reverse and read and read[0][0] >= stop)
+            if len(read) <= chunk or len(inside) < len(read) - dropped_stop:
+                break
+            chunk = min(chunk * 8, _LARGEST_CHUNK)
+        return found[:limit]
 
     def write(self, batch: WriteBatch) -> None:
         assert not batch.deletes & batch.puts.keys(), "a key is put or deleted, never both"
@@ -113,14 +93,10 @@ class RocksHangar(_Reads):
             rocks.delete(key)
         self._db.write(rocks)
 
-    def view(self) -> RocksView:
-        return RocksView(self._db.snapshot())
-
     def checkpoint(self, target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         self._db.flush()
         Checkpoint(self._db).create_checkpoint(str(target))
 
     def close(self) -> None:
-        self._source = None
         self._db.close()

@@ -1,7 +1,8 @@
 """The contract of Hangar; `memory.py` is its twin, `rocks.py` the real one, one suite holds both to it.
 
-Theory. A job partition's state changes by one atomic write batch per iteration, which also carries the offsets it stands for. Readers see
-the state between iterations, never a part of one: a `View` is a consistent snapshot. Keys are ordered bytes.
+Theory. A job partition's state changes by one atomic write batch per iteration, which also carries the offsets it stands for. Its owner
+applies batches and serves lookups on one thread (the slot's event loop), so a lookup of several reads sees the state between two
+iterations, never a part of one, without a snapshot per lookup. Keys are ordered bytes.
 """
 
 from __future__ import annotations
@@ -32,18 +33,10 @@ class Reads(Protocol):
         ...
 
 
-class View(Reads, Protocol):
-    """A consistent snapshot; release it soon."""
-
-    def release(self) -> None: ...
-
-
 class Hangar(Reads, Protocol):
     def write(self, batch: WriteBatch) -> None:
         """Apply the batch atomically and durably enough to survive the process (not the machine)."""
         ...
-
-    def view(self) -> View: ...
 
     def checkpoint(self, target: Path) -> None:
         """A complete, openable copy of the state in the new directory `target` (hard links where possible)."""

@@ -67,16 +67,6 @@ def test_a_scan_stops_at_its_limit(hangar: Hangar, limit: int) -> None:
     assert [k for k, _ in backward] == [b"k%05d" % i for i in range(300)][::-1][:limit]
 
 
-def test_a_view_does_not_see_later_writes(hangar: Hangar) -> None:
-    hangar.write(WriteBatch({b"a": b"1"}))
-    view = hangar.view()
-    hangar.write(WriteBatch({b"a": b"2", b"b": b"2"}))
-    assert view.get_many([b"a", b"b"]) == [b"1", None]
-    assert view.scan(b"", b"z") == [(b"a", b"1")]
-    view.release()
-    assert hangar.get_many([b"a", b"b"]) == [b"2", b"2"]
-
-
 def test_a_checkpoint_opens_as_the_state_it_was_taken_from(hangar: Hangar, opener: Open, tmp_path: Path) -> None:
     fill(hangar, 50)
     hangar.checkpoint(tmp_path / "checkpoint")
