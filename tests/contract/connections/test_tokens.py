@@ -1,0 +1,151 @@
+"""Tokens open exactly their workspace, at once when new and for less than a second after the end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import pytest
+import pytest_asyncio
+from pydantic import SecretStr
+
+from fennel_core.connections import tokens, workspaces
+from fennel_core.connections.postgres import Pool, pool
+from fennel_core.vocab.errors import ApiError
+
+
+@dataclass
+class Rules:
+    dev_tokens: bool = False
+    host: str = "127.0.0.1"
+    admin_token: SecretStr = field(default_factory=lambda: SecretStr(""))
+
+
+@dataclass
+class Clock:
+    now: float = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest_asyncio.fixture
+async def open_pool(database: str) -> AsyncIterator[Pool]:
+    async with pool(database, name="test", size=3) as opened:
+        yield opened
+
+
+async def _refusal(opened: Pool, rules: Rules, header: str | None, clock: Clock | None = None) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        await tokens.workspace_of(opened, rules, header, clock or Clock())
+    return caught.value
+
+
+async def test_a_token_opens_its_workspace_which_was_made_with_branch_main(open_pool: Pool) -> None:
+    token = await workspaces.create(open_pool, "shop")
+    assert await tokens.workspace_of(open_pool, Rules(), f"Bearer {token}") == "shop"
+    assert await tokens.workspace_of(open_pool, Rules(), f"bearer  {token} ") == "shop"
+    async with open_pool.connection() as connection:
+        rows = await (await connection.execute("SELECT name, target FROM branch WHERE workspace = 'shop'")).fetchall()
+    assert rows == [("main", None)]
+
+
+@pytest.mark.parametrize("header", [None, "", "Bearer ", "Basic abc", "Bearer"])
+async def test_no_bearer_token_is_refused_before_the_database_is_asked(header: str | None) -> None:
+    closed = pool("postgresql://nobody@127.0.0.1:1/none", name="test")
+    assert (await _refusal(closed, Rules(), header)).code == "unauthenticated"
+
+
+async def test_a_wrong_token_opens_nothing_and_is_not_remembered_when_it_becomes_right(open_pool: Pool) -> None:
+    refused = await _refusal(open_pool, Rules(), "Bearer not-yet")
+    assert (refused.status, refused.code) == (401, "token-unknown")
+    await workspaces.create(open_pool, "late", lambda: "not-yet")
+    assert await tokens.workspace_of(open_pool, Rules(), "Bearer not-yet") == "late"
+
+
+async def test_the_token_itself_is_nowhere_in_the_database(open_pool: Pool) -> None:
+    token = await workspaces.create(open_pool, "shop")
+    async with open_pool.connection() as connection:
+        row = await (await connection.execute("SELECT digest FROM token")).fetchone()
+    assert row is not None
+    assert token.encode() not in bytes(row[0])
+
+
+async def test_a_deleted_workspaces_token_stops_working_within_a_second(open_pool: Pool) -> None:
+    clock, header = Clock(), f"Bearer {await workspaces.create(open_pool, 'shop')}"
+    await tokens.workspace_of(open_pool, Rules(), header, clock)
+    await workspaces.mark_deleting(open_pool, "shop")
+    clock.now += 1.0
+    assert (await _refusal(open_pool, Rules(), header, clock)).code == "token-unknown"
+
+
+async def test_a_busy_server_learns_of_the_end_beside_its_requests(open_pool: Pool) -> None:
+    clock, header = Clock(), f"Bearer {await workspaces.create(open_pool, 'shop')}"
+    await tokens.workspace_of(open_pool, Rules(), header, clock)
+    await workspaces.mark_deleting(open_pool, "shop")
+    clock.now += tokens.FRESH_SECONDS + 0.1
+    assert await tokens.workspace_of(open_pool, Rules(), header, clock) == "shop", "answered from memory while it asks"
+    await asyncio.sleep(0.2)
+    assert (await _refusal(open_pool, Rules(), header, clock)).code == "token-unknown"
+
+
+async def test_a_dev_token_makes_its_workspace_once_however_many_ask(open_pool: Pool) -> None:
+    rules = Rules(dev_tokens=True)
+    found = await asyncio.gather(*(tokens.workspace_of(open_pool, rules, "Bearer dev-alice") for _ in range(8)))
+    assert set(found) == {"alice"}
+    assert [each.name for each in await workspaces.list_all(open_pool)] == ["alice"]
+
+
+@pytest.mark.parametrize("rules", [Rules(dev_tokens=False), Rules(dev_tokens=True, host="0.0.0.0")])
+async def test_a_dev_token_opens_nothing_when_off_or_not_on_loopback(open_pool: Pool, rules: Rules) -> None:
+    assert (await _refusal(open_pool, rules, "Bearer dev-alice")).code == "token-unknown"
+    assert await workspaces.list_all(open_pool) == ()
+
+
+async def test_a_dev_token_of_a_workspace_that_is_being_deleted_is_refused(open_pool: Pool) -> None:
+    rules = Rules(dev_tokens=True)
+    await tokens.workspace_of(open_pool, rules, "Bearer dev-alice")
+    await workspaces.mark_deleting(open_pool, "alice")
+    clock = Clock(10_000.0)
+    assert (await _refusal(open_pool, rules, "Bearer dev-alice", clock)).status == 401
+
+
+@pytest.mark.parametrize("name", ["", "Shop", "a.b", "a/b", "x" * 64, "a_b", "a\n"])
+async def test_a_name_that_cannot_be_part_of_a_topic_is_refused(open_pool: Pool, name: str) -> None:
+    with pytest.raises(ApiError, match="1 to 63") as caught:
+        await workspaces.create(open_pool, name)
+    assert caught.value.code == "workspace-name"
+
+
+async def test_a_workspace_is_made_once(open_pool: Pool) -> None:
+    await workspaces.create(open_pool, "shop")
+    with pytest.raises(ApiError) as caught:
+        await workspaces.create(open_pool, "shop")
+    assert (caught.value.status, caught.value.code) == (409, "workspace-exists")
+
+
+async def test_tokens_can_be_rotated(open_pool: Pool) -> None:
+    first = await workspaces.create(open_pool, "shop")
+    second = await workspaces.add_token(open_pool, "shop")
+    assert await tokens.workspace_of(open_pool, Rules(), f"Bearer {first}", Clock()) == "shop"
+    assert await workspaces.revoke_others(open_pool, "shop", second) == 1
+    assert await tokens.workspace_of(open_pool, Rules(), f"Bearer {second}", Clock()) == "shop"
+    assert (await _refusal(open_pool, Rules(), f"Bearer {first}", Clock(200.0))).code == "token-unknown"
+
+
+async def test_an_unreachable_database_is_told_apart_from_a_wrong_token(open_pool: Pool) -> None:
+    await open_pool.close()
+    refused = await _refusal(open_pool, Rules(), "Bearer x")
+    assert (refused.status, refused.code) == (503, "database-unavailable")
+
+
+@pytest.mark.parametrize(("expected", "given", "passes"), [("s3cret", "s3cret", True), ("s3cret", "s3cre", False), ("", "anything", False)])
+def test_only_the_administrators_token_passes(expected: str, given: str, passes: bool) -> None:
+    rules = Rules(admin_token=SecretStr(expected))
+    if passes:
+        tokens.require_admin(rules, f"Bearer {given}")
+    else:
+        with pytest.raises(ApiError) as caught:
+            tokens.require_admin(rules, f"Bearer {given}")
+        assert caught.value.code == "not-administrator"
