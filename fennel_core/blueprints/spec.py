@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fennel_core.operators.spec import StepSpec
 from fennel_core.vocab.ids import DatasetName, Identity, JobId, TopicName, WorkspaceId
 from fennel_core.vocab.schema import Schema
-from fennel_core.wire.entities import Source
+from fennel_core.wire.connectors import Source
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,8 @@ CREATE TABLE commit (
     summary     jsonb NOT NULL DEFAULT '[]',
     error       text,
     error_code  text,
-    lease_until timestamptz,                           -- who finishes it: the holder of this lease
+    attempt     integer NOT NULL DEFAULT 0,            -- how often it was handed to the orchestrator
+    lease_until timestamptz,                           -- while it lasts somebody is at work; after it, reconcile takes over
     created_at  timestamptz NOT NULL DEFAULT now(),
     finished_at timestamptz
 );
@@ -43,14 +44,17 @@ CREATE TABLE branch (
     PRIMARY KEY (workspace, name)
 );
 
+CREATE SEQUENCE asset_incarnation;                     -- one number per plan; a workspace that is deleted and made again repeats no name
+
 CREATE TABLE asset (
     id          text PRIMARY KEY,                      -- <workspace>.<kind>.<identity>.<incarnation>; never used twice
     workspace   text NOT NULL REFERENCES workspace ON DELETE CASCADE,
     kind        text NOT NULL,                         -- topic | replaylog | job | ...
     identity    text NOT NULL,
-    incarnation integer NOT NULL,
+    incarnation bigint NOT NULL,                       -- from the sequence above
     state       text NOT NULL,                         -- life cycle: ledger/lifecycle.py
-    blueprint   bytea NOT NULL,                        -- canonical blueprint
+    title       text NOT NULL,                         -- for people
+    blueprint   bytea NOT NULL,                        -- canonical blueprints.logical.Topic or LogicalJob
     created_at  timestamptz NOT NULL DEFAULT now(),
     UNIQUE (workspace, kind, identity, incarnation)
 );
@@ -76,12 +80,18 @@ CREATE TABLE ledger_entry (
     workspace   text NOT NULL,
     commit_id   text,
     asset_id    text NOT NULL REFERENCES asset ON DELETE CASCADE,
-    state       text NOT NULL,                         -- pending | done | failed
+    state       text NOT NULL,                         -- life cycle: ledger/lifecycle.py
     attempts    integer NOT NULL DEFAULT 0,
     error       text,
     updated_at  timestamptz NOT NULL DEFAULT now()
 );
-CREATE INDEX ledger_open ON ledger_entry (ledger, commit_id) WHERE state <> 'done';
+CREATE INDEX ledger_open ON ledger_entry (ledger, workspace) WHERE state IN ('pending', 'failed');
+CREATE INDEX ledger_of_commit ON ledger_entry (commit_id);
+
+CREATE TABLE stray (                                   -- topics that no asset accounts for, and since when: gone after a grace period
+    topic       text PRIMARY KEY,
+    seen_at     timestamptz NOT NULL DEFAULT now()
+);
 
 -- The job registry: what engines run.
 CREATE TABLE job (
@@ -96,6 +106,7 @@ CREATE TABLE slot (
     id          text PRIMARY KEY,
     engine      text NOT NULL,
     address     text NOT NULL,                         -- Unix socket path or host:port of the slot's lookup service
+    stopping    boolean NOT NULL DEFAULT false,
     lease_until timestamptz NOT NULL
 );
 

@@ -1,0 +1,94 @@
+"""The bank in memory: plain dicts, copied by the transaction that wraps them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from fennel_core.bank.store import ALIVE, AliveTwice, Asset, AssetState, Holding
+from fennel_core.blueprints.logical import AssetKey
+from fennel_core.vocab.ids import AssetId, BranchName, CommitId, WorkspaceId
+
+
+@dataclass(slots=True)
+class Incarnations:
+    """Shared by all transactions: a number given out is gone, whatever becomes of the transaction."""
+
+    last: int = 0
+
+    def next(self) -> int:
+        self.last += 1
+        return self.last
+
+
+@dataclass(slots=True)
+class MemoryBank:
+    """See `bank.store.Bank`. Dicts and frozen values only, so that `copy` is a consistent snapshot."""
+
+    incarnations: Incarnations = field(default_factory=Incarnations)
+    open_workspaces: set[WorkspaceId] = field(default_factory=set)
+    rows: dict[AssetId, Asset] = field(default_factory=dict)
+    reservations: set[tuple[CommitId, AssetId]] = field(default_factory=set)
+    refs: set[tuple[CommitId, BranchName, AssetId]] = field(default_factory=set)
+
+    def copy(self) -> MemoryBank:
+        return MemoryBank(self.incarnations, set(self.open_workspaces), dict(self.rows), set(self.reservations), set(self.refs))
+
+    async def lock(self, workspace: WorkspaceId) -> bool:
+        return workspace in self.open_workspaces
+
+    async def next_incarnation(self) -> int:
+        return self.incarnations.next()
+
+    async def alive(self, workspace: WorkspaceId, keys: Sequence[AssetKey]) -> dict[AssetKey, AssetId]:
+        wanted = set(keys)
+        return {a.key: a.id for a in self.rows.values() if a.workspace == workspace and a.key in wanted and a.state in ALIVE}
+
+    async def add(self, assets: Sequence[Asset]) -> None:
+        for asset in assets:
+            if await self.alive(asset.workspace, [asset.key]):
+                raise AliveTwice(asset.id)
+            self.rows[asset.id] = asset
+
+    async def holdings(self, ids: Iterable[AssetId]) -> list[Holding]:
+        return [Holding(a.id, a.key, a.state, a.blueprint.title) for a in await self.assets(ids)]
+
+    async def assets(self, ids: Iterable[AssetId]) -> list[Asset]:
+        return [self.rows[id_] for id_ in sorted(set(ids)) if id_ in self.rows]
+
+    async def set_state(self, ids: Iterable[AssetId], state: AssetState) -> None:
+        for id_ in ids:
+            self.rows[id_] = replace(self.rows[id_], state=state)
+
+    async def reserve(self, commit: CommitId, ids: Iterable[AssetId]) -> None:
+        self.reservations |= {(commit, id_) for id_ in ids}
+
+    async def reserved(self, commit: CommitId) -> list[AssetId]:
+        return sorted(id_ for holder, id_ in self.reservations if holder == commit)
+
+    async def unreserve(self, commit: CommitId) -> list[AssetId]:
+        held = await self.reserved(commit)
+        self.reservations = {row for row in self.reservations if row[0] != commit}
+        return held
+
+    async def refer(self, commit: CommitId, branch: BranchName, ids: Iterable[AssetId]) -> None:
+        self.refs |= {(commit, branch, id_) for id_ in ids}
+
+    def _of(self, workspace: WorkspaceId, branch: BranchName, commit: CommitId | None) -> set[tuple[CommitId, BranchName, AssetId]]:
+        return {
+            row
+            for row in self.refs
+            if row[1] == branch and (commit is None or row[0] == commit) and self.rows[row[2]].workspace == workspace
+        }
+
+    async def references(self, workspace: WorkspaceId, branch: BranchName, commit: CommitId | None = None) -> list[AssetId]:
+        return sorted({id_ for _, _, id_ in self._of(workspace, branch, commit)})
+
+    async def unrefer(self, workspace: WorkspaceId, branch: BranchName, commit: CommitId | None = None) -> list[AssetId]:
+        going = self._of(workspace, branch, commit)
+        self.refs -= going
+        return sorted({id_ for _, _, id_ in going})
+
+    async def unheld(self, ids: Iterable[AssetId], *, but_for: BranchName | None = None) -> list[AssetId]:
+        held = {id_ for _, id_ in self.reservations} | {id_ for _, branch, id_ in self.refs if branch != but_for}
+        return sorted(set(ids) - held)

@@ -1,0 +1,70 @@
+"""From identities to names: the jobs an engine runs and the catalog that servers load.
+
+Theory. Compilation speaks of identities, the world of names; the map between them is the plan's (or, at the commit transaction, the
+commit's reservations). Resolution is the only place where one becomes the other. A name that is missing from the map is a broken
+ledger, never a user's mistake, so it is a `KeyError` and not a message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fennel_core.blueprints.logical import AssetKey, Compiled, LogicalDataset, LogicalJob, LogicalSource
+from fennel_core.blueprints.spec import Catalog, DatasetView, Job, Output, SourceBinding
+from fennel_core.vocab.ids import AssetId, JobId, TopicName, WorkspaceId
+
+Names = Mapping[AssetKey, AssetId]
+
+
+def resolve_job(job: LogicalJob, workspace: WorkspaceId, names: Names) -> Job:
+    """The job with physical names."""
+    return Job(
+        id=JobId(names[job.key]),
+        workspace=workspace,
+        inputs=tuple(TopicName(names[i]) for i in job.inputs),
+        outputs=tuple(Output(TopicName(names[o.topic]), o.partition_by) for o in job.outputs),
+        step=job.step,
+        replaylog=TopicName(names[job.replaylog]),
+        dead_letters=TopicName(names[job.dead_letters]),
+        partitions=job.partitions,
+        title=job.title,
+    )
+
+
+def resolve_catalog(compiled: Compiled, workspace: WorkspaceId, names: Names) -> Catalog:
+    """One branch version with physical names."""
+    return Catalog(
+        workspace=workspace,
+        datasets=tuple(_dataset(d, names) for d in compiled.datasets),
+        sources=tuple(_source(s, names) for s in compiled.sources),
+        jobs=tuple(JobId(names[j.key]) for j in compiled.jobs),
+        partitions=compiled.partitions,
+    )
+
+
+def _dataset(dataset: LogicalDataset, names: Names) -> DatasetView:
+    return DatasetView(
+        name=dataset.name,
+        version=dataset.version,
+        schema=dataset.schema,
+        topic=None if dataset.topic is None else TopicName(names[dataset.topic]),
+        served_by=None if dataset.served_by is None else JobId(names[dataset.served_by]),
+        online=dataset.online,
+        offline=dataset.offline,
+        erase_keys=dataset.erase_keys,
+        is_source=dataset.is_source,
+    )
+
+
+def _source(source: LogicalSource, names: Names) -> SourceBinding:
+    return SourceBinding(
+        identity=source.identity,
+        webhook=source.webhook,
+        endpoint=source.endpoint,
+        source=source.source,
+        dataset=source.dataset,
+        schema=source.schema,
+        topic=TopicName(names[source.topic]),
+        raw_topic=TopicName(names[source.raw_topic]),
+        dead_letters=TopicName(names[source.dead_letters]),
+    )
