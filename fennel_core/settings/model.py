@@ -43,6 +43,7 @@ class Addresses(BaseSettings):
     kafka_port: int = Field(7411, gt=0, lt=65536, description="The local Kafka broker (clients).")
     kafka_controller_port: int = Field(7413, gt=0, lt=65536, description="The local Kafka broker's KRaft controller listener.")
     s3_port: int = Field(7412, gt=0, lt=65536, description="The local S3 endpoint.")
+    airflow_log_port: int = Field(7481, gt=0, lt=65536, description="Where Airflow's scheduler serves the logs of running tasks.")
     airflow_port: int = Field(7480, gt=0, lt=65536, description="Airflow's web server and REST API.")
 
     @property
@@ -147,6 +148,7 @@ class Places(BaseSettings):
     run_dir: Path | None = Field(
         None, description="Unix sockets and pid files; `<data_dir>/run` unless its path is too long for a socket (107 bytes)."
     )
+    jars_dir: Path = Field(Path(".fennel/jars"), description="Folders `kafka`, `s3` and `spark` with the jars that Maven resolved.")
     executor_python: Path = Field(
         Path(".venv-executor/bin/python"), description="Python of the client's environment, in which user code runs."
     )
@@ -166,10 +168,6 @@ class Places(BaseSettings):
     @property
     def logs_dir(self) -> Path:
         return self.data_dir / "logs"
-
-    @property
-    def jars_dir(self) -> Path:
-        return self.data_dir / "jars"
 
     @property
     def state_dir(self) -> Path:

@@ -1,0 +1,346 @@
+"""The command `fennel-core`: run the platform on this machine, look at it, and manage workspaces.
+
+Commands import what they need when they run, so that `--help` answers at once.
+"""
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import click
+
+if TYPE_CHECKING:
+    from fennel_core.apps.local.launch import Failure
+    from fennel_core.apps.local.parts import Part
+    from fennel_core.apps.local.platform import PartStatus
+    from fennel_core.apps.local.steps import Machine
+
+CONTEXT: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+DEMO_TOKEN: Final = "dev-demo"  # noqa: S105  # not a secret: development tokens name a workspace and work on loopback only
+ASK_S: Final = 60.0
+
+
+@click.group(context_settings=CONTEXT)
+@click.version_option(package_name=None, version="0.1.0", prog_name="fennel-core")
+def main() -> None:
+    """Run fennel-core on this machine: a data plane for features on Kafka, Spark, RocksDB, Postgres, S3 and Airflow.
+
+    \b
+    First steps:
+      fennel-core up                  start everything and wait until it is healthy
+      fennel-core demo                commit a project, log data, query features
+      eval "$(fennel-core env)"       put the API's URL and a token into your shell
+      fennel-core down                stop everything; data survives
+
+    Every setting is an environment variable FENNEL_…; `fennel-core settings` lists them with unit and reason.
+    """
+
+
+@main.command()
+@click.option(
+    "--only", multiple=True, metavar="PART", help="Start only this part or group (infra, fennel) and what it needs. May be repeated."
+)
+def up(only: tuple[str, ...]) -> None:
+    """Start the platform and wait until every part is healthy.
+
+    Runs again without harm: what runs is kept, what died is started, what was started with other settings is restarted. Everything
+    listens on loopback. A port in use, missing Java or a full disk is said before anything starts.
+    """
+    from fennel_core.apps.local import platform
+    from fennel_core.apps.local.host import HostError
+
+    machine, wanted = _chosen(_names(only))
+    try:
+        failures = platform.up(machine, wanted)
+    except HostError as error:
+        _fail(str(error))
+    except KeyboardInterrupt:
+        _fail("Stopped waiting. What was started goes on: `fennel-core status` shows it, `fennel-core down` stops it.")
+    for failure in failures:
+        _explain(machine, failure)
+    if failures:
+        sys.exit(1)
+    settings = machine.settings
+    click.echo(f"\nThe API is at {settings.query_url}, Airflow at {settings.airflow_url} (user {settings.airflow_user}).")
+    click.echo("`fennel-core env` prints what a client needs, `fennel-core status` what runs, `fennel-core down` stops it.")
+
+
+def _explain(machine: "Machine", failure: "Failure") -> None:
+    log = machine.layout.shown(machine.layout.log(failure.part.name))
+    click.secho(f"\n{failure.part.title} did not become ready: {failure.why}.", fg="red", err=True)
+    for line in failure.log_lines:
+        click.echo(f"    {line}", err=True)
+    click.echo(f"  Its whole log: {log}. When it is solved, run `fennel-core up` again: parts that run are kept.", err=True)
+
+
+@main.command()
+@click.option("--only", multiple=True, metavar="PART", help="Stop only this part or group (infra, fennel). May be repeated.")
+def down(only: tuple[str, ...]) -> None:
+    """Stop everything that `up` started, and nothing else; data survives.
+
+    Each part is asked to end, together with whatever it started, and killed only if it has not ended within FENNEL_SHUTDOWN_GRACE_S.
+    """
+    from fennel_core.apps.local import platform
+
+    machine, wanted = _chosen(_names(only))
+    stopped = platform.down(machine, wanted)
+    for part in stopped:
+        click.echo(f"stopped {part.name}" + ("" if part.gently else " (had to be killed)"))
+    if not stopped:
+        click.echo("Nothing was running.")
+
+
+@main.command()
+@click.argument("names", nargs=-1, metavar="PART...", required=True)
+def restart(names: tuple[str, ...]) -> None:
+    """Stop parts and start them again, as after a change of their code."""
+    from fennel_core.apps.local import platform
+
+    machine, wanted = _chosen(names)
+    platform.down(machine, wanted)
+    failures = platform.up(machine, wanted)
+    for failure in failures:
+        _explain(machine, failure)
+    sys.exit(1 if failures else 0)
+
+
+@main.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
+def status(as_json: bool) -> None:
+    """What runs where, and which slot owns which job partition.
+
+    Exits with 1 unless every part is ready.
+    """
+    from fennel_core.apps.local import platform
+
+    machine, _ = _chosen(())
+    rows = platform.status(machine)
+    partitions = _partitions(machine)
+    if as_json:
+        parts = [{"part": r.part.name, "state": r.state, "why": r.why, "pid": r.pid, "port": r.part.port, "log": str(r.log)} for r in rows]
+        click.echo(json.dumps({"parts": parts, "job_partitions": partitions}, indent=2))
+    else:
+        _print_status(machine, rows, partitions)
+    sys.exit(0 if all(row.state == "ready" for row in rows) else 1)
+
+
+def _partitions(machine: "Machine") -> list[dict[str, Any]] | None:
+    """What the query server says of job partitions; None while it cannot be asked."""
+    token = machine.settings.admin_token.get_secret_value()
+    request = urllib.request.Request(f"{machine.settings.query_url}/status", headers={"Authorization": f"Bearer {token}"})  # noqa: S310  # our own URL
+    try:
+        with urllib.request.urlopen(request, timeout=5) as answer:  # noqa: S310  # our own URL
+            partitions: list[dict[str, Any]] = json.loads(answer.read())["job_partitions"]
+            return partitions
+    except (OSError, json.JSONDecodeError, KeyError):
+        return None
+
+
+def _print_status(machine: "Machine", rows: "tuple[PartStatus, ...]", partitions: list[dict[str, Any]] | None) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("part", "state", "port", "pid", "since", "memory", "log file"):
+        table.add_column(name)
+    colours = {"ready": "green", "stopped": "dim"}
+    for row in rows:
+        since = f"{row.age_s:.0f} s" if row.age_s is not None else ""
+        memory = f"{row.rss_bytes / 2**20:.0f} MB" if row.rss_bytes is not None else ""
+        state = f"[{colours.get(row.state, 'red')}]{row.state}[/]"
+        log = machine.layout.shown(row.log)
+        table.add_row(row.part.title, state, str(row.part.port or "–"), str(row.pid or ""), since, memory, log)
+    width = shutil.get_terminal_size((140, 40)).columns
+    console = Console(width=max(width, 100))
+    console.print(table)
+    for row in rows:
+        if row.why:
+            console.print(f"{row.part.title}: {row.why}", style="red", highlight=False)
+    _print_partitions(console, partitions)
+
+
+def _print_partitions(console: Any, partitions: list[dict[str, Any]] | None) -> None:
+    from rich.table import Table
+
+    if partitions is None:
+        console.print("\nJob partitions: the query server does not answer.", style="dim")
+        return
+    if not partitions:
+        console.print("\nJob partitions: none; nothing is committed.", style="dim")
+        return
+    columns = list(partitions[0])
+    table = Table(box=None, pad_edge=False)
+    for name in columns:
+        table.add_column(name.replace("_", " "))
+    for row in partitions:
+        table.add_row(*("" if row.get(name) is None else str(row[name]) for name in columns))
+    console.print()
+    console.print(table)
+
+
+@main.command()
+@click.argument("name", required=False)
+@click.option("-f", "--follow", is_flag=True, help="Go on printing as lines arrive; end with Ctrl-C.")
+@click.option("-n", "--lines", default=20, show_default=True, help="Lines to begin with.")
+def logs(name: str | None, follow: bool, lines: int) -> None:
+    """Print the ends of the log files, or of one part's."""
+    machine, wanted = _chosen((name,) if name else ())
+    files = [str(machine.layout.log(part.name)) for part in wanted if machine.layout.log(part.name).exists()]
+    if not files:
+        _fail("There is no log yet: nothing was started.")
+    try:
+        sys.exit(subprocess.run(["tail", f"-n{lines}", *(["-F"] if follow else []), *files], check=False).returncode)
+    except KeyboardInterrupt:
+        return
+
+
+@main.command()
+@click.option("--all", "everything", is_flag=True, help="Every setting the platform was started with, passwords included.")
+def env(everything: bool) -> None:
+    """Print export lines with the API's URL and a token: eval "$(fennel-core env)"."""
+    from fennel_core.apps.local.parts import process_env
+
+    machine, _ = _chosen(())
+    variables = process_env(machine.settings) if everything else {}
+    variables |= {"FENNEL_URL": machine.settings.query_url, "FENNEL_TOKEN": DEMO_TOKEN}
+    for name, value in variables.items():
+        click.echo(f"export {name}={shlex.quote(value)}")
+
+
+@main.command()
+def settings() -> None:
+    """List every setting: its variable, its default, its unit and its reason."""
+    from pydantic import SecretStr
+
+    from fennel_core.settings.model import ENV_PREFIX, Settings
+
+    for name, field in sorted(Settings.model_fields.items()):
+        default = "(generated)" if isinstance(field.default, SecretStr) else field.default
+        click.secho(f"{ENV_PREFIX}{name.upper()}={'' if default is None else default}", bold=True)
+        click.echo(f"    {field.description}")
+
+
+@main.command()
+def demo() -> None:
+    """Commit a fraud-detection project, log its data and query features, step by step."""
+    import importlib.util
+
+    if importlib.util.find_spec("fennel_core.apps.demo") is None:
+        _fail("This version has no demo.")
+    machine, _ = _chosen(())
+    from fennel_core.apps.local.parts import process_env
+
+    environment = process_env(machine.settings)
+    sys.exit(subprocess.run([sys.executable, "-m", "fennel_core.apps.demo"], env={**os.environ, **environment}, check=False).returncode)
+
+
+@main.command()
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def clean(yes: bool) -> None:
+    """Stop the platform and delete its data, logs and generated secrets.
+
+    Environments and jars stay; `make distclean` removes them too.
+    """
+    from fennel_core.apps.local import platform
+
+    machine, wanted = _chosen(())
+    if not yes:
+        click.confirm(f"Delete everything in {machine.layout.data}?", abort=True)
+    platform.down(machine, wanted)
+    platform.wipe(machine)
+    click.echo(f"Deleted the data in {machine.layout.data}.")
+
+
+@main.group()
+def workspace() -> None:
+    """Create, delete and list workspaces. A token names a workspace; nothing is shared between two."""
+
+
+@workspace.command("list")
+def workspace_list() -> None:
+    """Every workspace, one per line."""
+    for row in _definition("GET", "/api/v1/workspaces")["workspaces"]:
+        click.echo(row["name"])
+
+
+@workspace.command("create")
+@click.argument("name")
+def workspace_create(name: str) -> None:
+    """Create a workspace and print its token, which is shown only once."""
+    made = _definition("POST", "/api/v1/workspaces", {"name": name})
+    click.echo(f"export FENNEL_TOKEN={shlex.quote(str(made['token']))}")
+
+
+@workspace.command("delete")
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def workspace_delete(name: str, yes: bool) -> None:
+    """Delete a workspace: its jobs stop, its topics and state are destroyed."""
+    if not yes:
+        click.confirm(f"Delete workspace {name} and all its data?", abort=True)
+    _definition("DELETE", f"/api/v1/workspaces/{name}")
+    click.echo(f"Deleted workspace {name}.")
+
+
+def _definition(method: str, path: str, body: dict[str, str] | None = None) -> dict[str, Any]:
+    """Asks the definition server as administrator; ends the program with its sentence where it refuses."""
+    machine, _ = _chosen(())
+    request = urllib.request.Request(  # noqa: S310  # our own URL
+        machine.settings.definition_url + path,
+        data=json.dumps(body).encode() if body is not None else None,
+        method=method,
+        headers={"Authorization": f"Bearer {machine.settings.admin_token.get_secret_value()}", "Content-Type": "application/json"},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=ASK_S) as answer:  # noqa: S310  # our own URL
+            text = answer.read()
+            parsed: dict[str, Any] = json.loads(text) if text else {}
+            return parsed
+    except urllib.error.HTTPError as error:
+        text = error.read()
+        try:
+            said = json.loads(text)
+        except json.JSONDecodeError:
+            said = {}
+        _fail(str(said.get("error") or said.get("detail") or f"the definition server answers {error.code}"))
+    except OSError as error:
+        _fail(f"The definition server at {machine.settings.definition_url} does not answer ({error}): is the platform up?")
+
+
+def _names(only: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name for word in only for name in word.split(",") if name)
+
+
+def _chosen(names: tuple[str, ...]) -> "tuple[Machine, tuple[Part, ...]]":
+    """This machine and the parts that names mean; ends the program with one sentence where that cannot be."""
+    from pydantic import ValidationError
+
+    from fennel_core.apps.local.decide import UnknownPartError, chosen
+    from fennel_core.apps.local.host import HostError
+    from fennel_core.apps.local.parts import table
+    from fennel_core.apps.local.platform import machine_here
+
+    try:
+        machine = machine_here()
+        return machine, chosen(table(machine), names)
+    except ValidationError as error:
+        _fail("\n".join(f"FENNEL_{'_'.join(map(str, e['loc'])).upper()}: {e['msg']}" if e["loc"] else e["msg"] for e in error.errors()))
+    except (HostError, UnknownPartError) as error:
+        _fail(str(error))
+    except OSError as error:
+        _fail(f"{error.strerror}: {error.filename}")
+
+
+def _fail(sentence: str) -> NoReturn:
+    click.secho(sentence, fg="red", err=True)
+    sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

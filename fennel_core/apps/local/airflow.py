@@ -1,0 +1,86 @@
+"""Airflow's three processes, configured wholly by environment variables: no generated file to drift, no import of Airflow here.
+
+The timings are measured ones: `scheduler_idle_sleep_time` and `min_heartbeat_interval` at their defaults make a commit wait seconds
+between its tasks.
+"""
+
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Final
+
+from fennel_core.apps.local import postgres
+from fennel_core.apps.local.host import HostError
+from fennel_core.apps.local.keys import Keys
+from fennel_core.apps.local.layout import Layout
+from fennel_core.settings.model import Settings
+
+PARALLELISM: Final = 8
+"""Worker processes forked ahead; each waits up to `min_heartbeat_interval` after a task, so a chain needs several."""
+
+
+def home(layout: Layout) -> str:
+    return str(layout.data / "airflow")
+
+
+def env(settings: Settings, layout: Layout, keys: Keys) -> Mapping[str, str]:
+    """Everything Airflow reads, as its own variables."""
+    options = {
+        ("core", "executor"): "LocalExecutor",
+        ("core", "parallelism"): PARALLELISM,
+        ("core", "dags_folder"): layout.root / "dags",
+        ("core", "plugins_folder"): layout.root / "plugins",
+        ("core", "load_examples"): False,
+        ("core", "dags_are_paused_at_creation"): False,
+        ("core", "fernet_key"): keys.airflow_fernet_key,
+        ("core", "simple_auth_manager_users"): f"{settings.airflow_user}:admin",
+        ("core", "simple_auth_manager_passwords_file"): layout.secrets / "airflow_passwords.json",
+        ("core", "execution_api_server_url"): f"{settings.airflow_url}/execution/",
+        ("database", "sql_alchemy_conn"): postgres.airflow_dsn(settings, keys),
+        ("database", "sql_alchemy_conn_async"): postgres.airflow_dsn(settings, keys),
+        ("api", "host"): settings.host,
+        ("api", "port"): settings.airflow_port,
+        ("api", "base_url"): settings.airflow_url,
+        ("api", "workers"): 1,
+        ("api", "secret_key"): keys.airflow_session_secret,
+        ("api", "expose_config"): False,
+        ("api", "instance_name"): "fennel-core",
+        ("api_auth", "jwt_secret"): keys.airflow_jwt_secret,
+        ("scheduler", "scheduler_idle_sleep_time"): 0.1,
+        ("scheduler", "job_heartbeat_sec"): 2,
+        ("workers", "min_heartbeat_interval"): 1,
+        ("dag_processor", "refresh_interval"): 10,
+        ("dag_processor", "min_file_process_interval"): 30,
+        ("dag_processor", "parsing_processes"): 1,
+        ("logging", "base_log_folder"): layout.logs / "airflow",
+        ("logging", "worker_log_server_port"): settings.airflow_log_port,
+        ("logging", "colored_console_log"): False,
+        ("usage_data_collection", "enabled"): False,
+    }
+    variables = {f"AIRFLOW__{section.upper()}__{name.upper()}": str(value) for (section, name), value in options.items()}
+    return {**variables, "AIRFLOW_HOME": home(layout), "PYTHONPATH": f"{layout.root}:{layout.root / 'plugins'}", "NO_COLOR": "1"}
+
+
+def migrate(settings: Settings, layout: Layout, keys: Keys) -> None:
+    """Brings the database to this version of Airflow and writes the login. Raises HostError with Airflow's last lines.
+
+    A stamp in the data folder skips the migration, which takes ten seconds even with nothing to do.
+    """
+    folder = layout.data / "airflow"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    passwords = layout.secrets / "airflow_passwords.json"
+    passwords.touch(mode=0o600)
+    passwords.write_text(json.dumps({settings.airflow_user: keys.airflow_password}))
+    version = importlib.metadata.version("apache-airflow")
+    stamp = folder / "migrated"
+    if stamp.exists() and stamp.read_text() == version:
+        return
+    with layout.log("airflow-migrate").open("wb") as log:
+        words = [sys.executable, "-m", "airflow", "db", "migrate"]
+        done = subprocess.run(words, env={**os.environ, **env(settings, layout, keys)}, stdout=log, stderr=subprocess.STDOUT, check=False)
+    if done.returncode != 0:
+        raise HostError(f"Airflow could not migrate its database: see {layout.shown(layout.log('airflow-migrate'))}")
+    stamp.write_text(version)

@@ -1,0 +1,97 @@
+"""What can be known to go wrong before anything is started, each as one sentence that says what to do."""
+
+import re
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+from fennel_core.apps.local.host import Host
+from fennel_core.apps.local.layout import Layout
+from fennel_core.apps.local.parts import FENNEL, Part, Port
+from fennel_core.settings.model import MIB, Settings
+
+DISK_NEEDED_BYTES: Final = 1024 * MIB
+"""Kafka, Postgres and RocksDB all stop badly on a full disk; one GiB is a day of the demo's data and logs."""
+JAVA_NEEDED: Final = 17
+
+
+def complaints(settings: Settings, layout: Layout, host: Host, starting: Sequence[Part]) -> tuple[str, ...]:
+    """Everything that stands in the way of starting these parts; empty if nothing does."""
+    return (
+        *_disk(layout.data),
+        *_java(host),
+        *_jars(layout),
+        *(_executor_environment(settings, layout) if any(part.group == FENNEL for part in starting) else ()),
+        *(sentence for part in starting for port in part.ports for sentence in _port(part, port, settings.host)),
+    )
+
+
+def _disk(folder: Path) -> Iterable[str]:
+    free = shutil.disk_usage(folder).free
+    if free < DISK_NEEDED_BYTES:
+        yield (
+            f"The disk that holds {folder} has {free // MIB} MiB free and at least {DISK_NEEDED_BYTES // MIB} MiB are needed: "
+            "free some space, or set FENNEL_DATA_DIR to another disk."
+        )
+
+
+def _java(host: Host) -> Iterable[str]:
+    said = subprocess.run([host.java, "-version"], capture_output=True, text=True, check=False).stderr
+    found = re.search(r'version "(\d+)', said)
+    if found is None or int(found.group(1)) < JAVA_NEEDED:
+        version = found.group(1) if found else "unknown"
+        yield f"Java {JAVA_NEEDED} or newer is needed and {host.java} is version {version}: run `make system`, or set JAVA_HOME."
+
+
+def _jars(layout: Layout) -> Iterable[str]:
+    if not (layout.jars / ".made-from").exists():
+        yield "The Kafka, S3 and Spark jars are missing: run `make jars`."
+
+
+def _executor_environment(settings: Settings, layout: Layout) -> Iterable[str]:
+    python = layout.root / settings.executor_python
+    if not python.exists():
+        yield f"The client's environment is missing ({python}): run `make env`."
+
+
+def _port(part: Part, port: Port, host: str) -> Iterable[str]:
+    if is_free(host, port.number):
+        return
+    owner = _owner(port.number)
+    by = f"by pid {owner[0]} ({owner[1]})" if owner else "by another program"
+    yield f"Port {port.number}, which {part.title} wants, is in use {by}: stop that, or set {port.variable} to a free port."
+
+
+def is_free(host: str, port: int) -> bool:
+    """Whether it can be bound now; connections of the past in TIME_WAIT do not count."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+def _owner(port: int) -> tuple[int, str] | None:
+    """Pid and name of who listens on a port, if we may know."""
+    inodes = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path("/proc/net", table).read_text().splitlines()[1:]:
+            words = line.split()
+            if int(words[1].rpartition(":")[2], 16) == port and words[3] == "0A":
+                inodes.add(f"socket:[{words[9]}]")
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit() and inodes & _sockets(process):
+            return int(process.name), (process / "comm").read_text().strip()
+    return None
+
+
+def _sockets(process: Path) -> set[str]:
+    try:
+        return {target for link in (process / "fd").iterdir() if (target := str(link.readlink())).startswith("socket:")}
+    except OSError:  # it ended, or it is somebody else's
+        return set()

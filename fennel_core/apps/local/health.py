@@ -1,0 +1,142 @@
+"""When is a part ready? Each kind of answer is a value; asking is one function.
+
+A port that is open proves little (a JVM listens before it serves), so where a part speaks a protocol the check speaks it too.
+"""
+
+import http.client
+import json
+import socket
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, assert_never
+
+ASK_S: Final = 2.0
+"""How long one question may take, s; it is asked again soon."""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpAnswers:
+    """GET answers 200."""
+
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSpeaks:
+    """GET answers anything in HTTP: for a server that refuses strangers, a refusal is health."""
+
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class SocketAnswers:
+    """A Unix socket accepts."""
+
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresAnswers:
+    """`SELECT 1` answers; the connection string is secret and never part of an answer."""
+
+    dsn: str
+
+    def __repr__(self) -> str:
+        return "PostgresAnswers()"
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaAnswers:
+    """The broker lists its topics."""
+
+    bootstrap: str
+
+
+@dataclass(frozen=True, slots=True)
+class AirflowReports:
+    """Airflow's health page calls a component healthy: the scheduler and the dag-processor have no port of their own."""
+
+    url: str
+    component: str
+
+
+Health = HttpAnswers | HttpSpeaks | SocketAnswers | PostgresAnswers | KafkaAnswers | AirflowReports
+
+
+def ask(health: Health) -> str | None:
+    """None if healthy, else what is wrong in a few words. Waits at most a few seconds; raises nothing."""
+    match health:
+        case HttpAnswers(url):
+            status, _ = _get(url)
+            return None if status == 200 else f"{url} answers {status or 'nothing'}"
+        case HttpSpeaks(url):
+            status, _ = _get(url)
+            return None if status is not None else f"{url} answers nothing"
+        case SocketAnswers(path):
+            return _ask_socket(path)
+        case PostgresAnswers(dsn):
+            return _ask_postgres(dsn)
+        case KafkaAnswers(bootstrap):
+            return _ask_kafka(bootstrap)
+        case AirflowReports(url, component):
+            return _ask_airflow(url, component)
+        case unexpected:
+            assert_never(unexpected)
+
+
+def _get(url: str) -> tuple[int | None, bytes]:
+    """Status and body; None where nothing speaks HTTP."""
+    assert url.startswith("http://")
+    try:
+        with urllib.request.urlopen(url, timeout=ASK_S) as answer:  # noqa: S310  # the scheme is asserted above
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, b""
+    except (OSError, http.client.HTTPException):
+        return None, b""
+
+
+def _ask_socket(path: Path) -> str | None:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(ASK_S)
+        try:
+            connection.connect(str(path))
+        except OSError as error:
+            return f"{path.name}: {error.strerror or error}"
+    return None
+
+
+def _ask_postgres(dsn: str) -> str | None:
+    import psycopg
+
+    try:
+        with psycopg.connect(dsn, connect_timeout=int(ASK_S)) as connection:
+            connection.execute("SELECT 1")
+    except psycopg.Error as error:
+        return str(error).strip().splitlines()[-1]
+    return None
+
+
+def _ask_kafka(bootstrap: str) -> str | None:
+    from confluent_kafka import KafkaException
+    from confluent_kafka.admin import AdminClient
+
+    host, _, port = bootstrap.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=ASK_S).close()  # librdkafka waits out its timeout on a closed port
+        AdminClient({"bootstrap.servers": bootstrap, "log_level": 0}).list_topics(timeout=ASK_S)
+    except OSError as error:
+        return error.strerror or str(error)
+    except KafkaException as error:
+        return str(error)
+    return None
+
+
+def _ask_airflow(url: str, component: str) -> str | None:
+    status, body = _get(f"{url}/api/v2/monitor/health")
+    if status != 200:
+        return f"the api-server answers {status or 'nothing'}"
+    state = json.loads(body).get(component, {}).get("status")
+    return None if state == "healthy" else f"Airflow calls its {component} {state}"

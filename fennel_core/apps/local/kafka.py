@@ -1,0 +1,78 @@
+"""Kafka from Maven's jars: one node that is broker and controller (KRaft), with transactions working on a single replica."""
+
+import subprocess
+from collections.abc import Mapping
+from typing import Final
+
+from fennel_core.apps.local.host import Host, HostError
+from fennel_core.apps.local.keys import Keys
+from fennel_core.apps.local.layout import Layout
+from fennel_core.settings.model import MIB, Settings
+
+NODE: Final = "1"
+MESSAGE_BYTES: Final = 16 * MIB
+"""One message is one Arrow batch; it must hold a request of the largest size and its stamps."""
+JVM: Final = ("-Xms256m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=4", "-Djava.awt.headless=true")
+LOGGING: Final = (
+    "-Dorg.slf4j.simpleLogger.showDateTime=true",
+    "-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd'T'HH:mm:ss.SSSZ",
+    "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+    "-Dorg.slf4j.simpleLogger.log.kafka.server.KafkaRaftServer=info",
+)
+
+
+def _java(layout: Layout, host: Host) -> tuple[str, ...]:
+    return (host.java, *JVM, *LOGGING, "-cp", f"{layout.jars / 'kafka'}/*")
+
+
+def command(layout: Layout, host: Host) -> tuple[str, ...]:
+    return (*_java(layout, host), "kafka.Kafka", str(layout.data / "kafka" / "server.properties"))
+
+
+def properties(settings: Settings, layout: Layout) -> Mapping[str, str]:
+    """server.properties as a mapping."""
+    controller = f"{settings.host}:{settings.kafka_controller_port}"
+    return {
+        "process.roles": "broker,controller",
+        "node.id": NODE,
+        "controller.quorum.voters": f"{NODE}@{controller}",
+        "listeners": f"PLAINTEXT://{settings.host}:{settings.kafka_port},CONTROLLER://{controller}",
+        "advertised.listeners": f"PLAINTEXT://{settings.host}:{settings.kafka_port}",
+        "controller.listener.names": "CONTROLLER",
+        "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+        "log.dirs": str(layout.data / "kafka" / "logs"),
+        "num.partitions": str(settings.partitions),
+        "auto.create.topics.enable": "false",  # a topic that nobody made on purpose is an error to see, not to hide
+        "default.replication.factor": "1",
+        "offsets.topic.replication.factor": "1",
+        "offsets.topic.num.partitions": "1",
+        "transaction.state.log.replication.factor": "1",
+        "transaction.state.log.min.isr": "1",
+        "transaction.state.log.num.partitions": "8",
+        "transaction.max.timeout.ms": str(max(settings.transaction_timeout_ms, 60_000)),
+        "group.initial.rebalance.delay.ms": "0",
+        "message.max.bytes": str(MESSAGE_BYTES),
+        "replica.fetch.max.bytes": str(MESSAGE_BYTES),
+        "log.retention.ms": str(settings.kafka_retention_ms),
+        "log.segment.bytes": str(256 * MIB),
+        "log.index.size.max.bytes": str(1 * MIB),
+        "log.cleaner.threads": "1",
+        "log.cleaner.dedupe.buffer.size": str(32 * MIB),
+        "num.network.threads": "2",
+        "num.io.threads": "4",
+        "num.recovery.threads.per.data.dir": "2",
+    }
+
+
+def format_storage(settings: Settings, layout: Layout, keys: Keys, host: Host) -> None:
+    """Writes the configuration and formats the log folder once. Raises HostError with the tool's last line."""
+    folder = layout.data / "kafka"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    file = folder / "server.properties"
+    file.write_text("".join(f"{name}={value}\n" for name, value in properties(settings, layout).items()))
+    if (folder / "logs" / "meta.properties").exists():
+        return
+    words = [*_java(layout, host), "kafka.tools.StorageTool", "format", "-t", keys.kafka_cluster_id, "-c", str(file)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise HostError(f"Kafka could not format {folder}: {(done.stderr or done.stdout).strip().splitlines()[-1]}")

@@ -1,0 +1,58 @@
+"""Passwords and keys of the local platform, generated once and kept in files that only their owner may read.
+
+They are made at random on each machine, never shipped: two installations share nothing. A lost file means lost access to the data
+that it protects, which is why `clean` removes both together.
+"""
+
+import base64
+import os
+import secrets
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Keys:
+    """One attribute per file in the secrets folder; never printed."""
+
+    postgres_password: str
+    airflow_database_password: str
+    airflow_password: str
+    airflow_fernet_key: str
+    airflow_jwt_secret: str
+    airflow_session_secret: str
+    s3_secret_key: str
+    admin_token: str
+    kafka_cluster_id: str
+    users_secrets_key: str
+
+
+def ensure_keys(folder: Path) -> Keys:
+    """Reads each key, making those that do not exist yet. Raises OSError if the folder cannot be written."""
+    return Keys(**{field.name: _ensure(folder / field.name) for field in fields(Keys)})
+
+
+def _ensure(path: Path) -> str:
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        value = path.read_text().strip()
+        assert value, f"{path} is empty: remove it together with the data it protects (fennel-core clean)"
+        return value
+    value = _generate(path.name)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(value)
+    return value
+
+
+def _generate(name: str) -> str:
+    match name:
+        case "airflow_fernet_key" | "users_secrets_key":
+            return base64.urlsafe_b64encode(secrets.token_bytes(32)).decode()
+        case "kafka_cluster_id":
+            # A leading dash would read as an option on the command line of Kafka's own tools.
+            return base64.urlsafe_b64encode(b"\0" + secrets.token_bytes(15)).decode().rstrip("=")
+        case "airflow_password":
+            return secrets.token_urlsafe(12)  # people type this one
+        case _:
+            return secrets.token_urlsafe(32)

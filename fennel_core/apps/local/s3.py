@@ -1,0 +1,53 @@
+"""S3 on a folder, by s3proxy. Buckets are made through the protocol, so that any other S3 may take its place."""
+
+from typing import Final
+
+from fennel_core.apps.local.host import Host, HostError
+from fennel_core.apps.local.layout import Layout
+from fennel_core.settings.model import Settings
+
+JVM: Final = ("-Xms32m", "-Xmx256m", "-XX:+UseSerialGC", "-Djava.awt.headless=true", "-DLOG_LEVEL=warn")
+
+
+def command(layout: Layout, host: Host) -> tuple[str, ...]:
+    jar = layout.jars / "s3" / "s3proxy-4.1.0-jar-with-dependencies.jar"
+    return (host.java, *JVM, "-jar", str(jar), "--properties", str(layout.data / "s3" / "s3proxy.conf"))
+
+
+def configure(settings: Settings, layout: Layout) -> None:
+    """Writes the configuration, readable by its owner only: it holds the secret key."""
+    folder = layout.data / "s3"
+    objects = folder / "objects"
+    objects.mkdir(parents=True, exist_ok=True, mode=0o700)
+    values = {
+        "s3proxy.endpoint": settings.s3_endpoint,
+        "s3proxy.authorization": "aws-v2-or-v4",
+        "s3proxy.identity": settings.s3_access_key,
+        "s3proxy.credential": settings.s3_secret_key.get_secret_value(),
+        "jclouds.provider": "filesystem-nio2",
+        "jclouds.filesystem.basedir": str(objects),
+        "jclouds.identity": "unused",  # asked for by its library even where there is nothing to log in to
+        "jclouds.credential": "unused",
+    }
+    file = folder / "s3proxy.conf"
+    file.touch(mode=0o600)
+    file.write_text("".join(f"{name}={value}\n" for name, value in values.items()))
+
+
+def make_bucket(settings: Settings) -> None:
+    """Idempotent. Raises HostError where the backend refuses."""
+    import boto3
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    client = boto3.client(
+        "s3",
+        endpoint_url=settings.s3_endpoint,
+        region_name=settings.s3_region,
+        aws_access_key_id=settings.s3_access_key,
+        aws_secret_access_key=settings.s3_secret_key.get_secret_value(),
+    )
+    try:
+        if settings.s3_bucket not in {bucket["Name"] for bucket in client.list_buckets()["Buckets"]}:
+            client.create_bucket(Bucket=settings.s3_bucket)
+    except (BotoCoreError, ClientError) as error:
+        raise HostError(f"S3 runs but the bucket {settings.s3_bucket} cannot be made ({error})") from error
