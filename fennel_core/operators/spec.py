@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fennel_core.vocab.dtypes import Field
 from fennel_core.vocab.schema import Schema
 from fennel_core.wire import operators as wire
-from fennel_core.wire.entities import PyCode
+from fennel_core.wire.pycode import PyCode
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""Every version of a keyed dataset, for lookups and as-of reads."""
