@@ -1,0 +1,1 @@
+"""Executors: user code runs in processes of the client's own environment, never inside the platform."""

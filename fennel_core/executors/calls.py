@@ -1,0 +1,205 @@
+"""What can be asked of an executor, as values, and how each looks in a frame's header.
+
+Theory. Declared types travel with every call as a compact JSON description, so the executor environment needs nothing of the platform: it
+makes pandas columns of these types before user code runs and casts what comes back to them. The description keeps the checks (between,
+oneof, regex) because an assigned column and a feature are checked where they are made. Code travels as its hash; the worker asks for the
+text when it does not know it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, assert_never
+
+from fennel_core.vocab import dtypes
+from fennel_core.vocab.dtypes import Dtype, Field
+from fennel_core.wire.pycode import PyCode
+
+RAW = "j"
+"""Description of an undeclared payload column: each value is JSON text and becomes the Python value it stands for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transform:
+    """A frame to a frame with as many rows. Answer: the columns `output` and `__row`, the input row each row came from.
+
+    `entity` names the place for error messages, e.g. `Dataset.pipeline`.
+    """
+
+    code: PyCode
+    entity: str
+    input: tuple[Field, ...]
+    output: tuple[Field, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Rows to keep; a pipeline's filter or a source's `where`. Answer: the one column `__row`, ascending as user code left them.
+
+    `raw` are columns of the table that have no declared type: large_string, JSON text per value.
+    """
+
+    code: PyCode
+    entity: str
+    input: tuple[Field, ...]
+    raw: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Assign:
+    """One new column; a pipeline's assign or a source's preproc. Answer: the one column `column.name`, row for row.
+
+    `checked`: the column must already be of its declared type, as in pipelines; a preproc's is only cast, as logged data is.
+    """
+
+    code: PyCode
+    entity: str
+    input: tuple[Field, ...]
+    column: Field
+    raw: tuple[str, ...] = ()
+    checked: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Extract:
+    """A Python extractor. The table has `__ts` and the `inputs` in order; `inputs` and `outputs` carry full names `Featureset.feature`.
+
+    Answer: the columns `outputs`, row for row. `datasets`: the names it may look up.
+    """
+
+    code: PyCode
+    featureset: str
+    extractor: str
+    inputs: tuple[Field, ...]
+    outputs: tuple[Field, ...]
+    datasets: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Warm:
+    """Load code into every worker, so that the first real call finds it. Answer: an empty table."""
+
+    code: PyCode
+    entity: str
+    module: str | None = None
+    """Name the code's module is registered under while it loads: `Featureset.extractor` for extractors."""
+
+
+ExecutorCall = Transform | Filter | Assign | Extract | Warm
+
+
+@lru_cache(maxsize=4096)
+def describe(dtype: Dtype) -> Any:
+    """The JSON description of a dtype: a letter, or `[word, …]` for those with parts."""
+    match dtype:
+        case dtypes.Int():
+            return "i"
+        case dtypes.Float():
+            return "f"
+        case dtypes.Str():
+            return "s"
+        case dtypes.Bool():
+            return "b"
+        case dtypes.Bytes():
+            return "y"
+        case dtypes.Timestamp():
+            return "t"
+        case dtypes.Date():
+            return "d"
+        case dtypes.Null():
+            return "n"
+        case dtypes.Decimal(scale):
+            return ["decimal", scale]
+        case dtypes.Embedding(size):
+            return ["embedding", size]
+        case dtypes.List(of):
+            return ["list", describe(of)]
+        case dtypes.Map(value):
+            return ["map", describe(value)]
+        case dtypes.Optional(of):
+            return ["optional", describe(of)]
+        case dtypes.Between(of, low, high, strict_min, strict_max):
+            return ["between", describe(of), low, high, strict_min, strict_max]
+        case dtypes.OneOf(of, options):
+            return ["oneof", describe(of), list(options)]
+        case dtypes.Regex(pattern):
+            return ["regex", pattern]
+        case dtypes.Struct(name, fields):
+            return ["struct", name, describe_fields(fields)]
+        case unreachable:
+            assert_never(unreachable)
+
+
+def describe_fields(fields: tuple[Field, ...]) -> list[list[Any]]:
+    """`[[name, description], …]`."""
+    return [[f.name, describe(f.dtype)] for f in fields]
+
+
+@lru_cache(maxsize=4096)
+def code_text(code: PyCode, *, glued: bool) -> str:
+    """The module to execute. Extractors are glued to their imports without a line between, as the client does it."""
+    return code.imports + code.generated_code if glued else code.module_text
+
+
+@lru_cache(maxsize=4096)
+def code_hash(code: PyCode, module: str | None) -> str:
+    """What the worker caches loaded code by: text, entry point and module name."""
+    text = "\0".join((code_text(code, glued=module is not None), code.entry_point, module or ""))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def module_of(call: ExecutorCall) -> str | None:
+    """The name the code's module is registered under while it loads, if any."""
+    match call:
+        case Extract(featureset=featureset, extractor=extractor):
+            return f"{featureset}.{extractor}"
+        case Warm(module=module):
+            return module
+        case Transform() | Filter() | Assign():
+            return None
+        case unreachable:
+            assert_never(unreachable)
+
+
+@lru_cache(maxsize=4096)
+def header_of(call: ExecutorCall) -> bytes:
+    """The JSON header of a call's frame."""
+    return json.dumps(_header(call), separators=(",", ":")).encode()
+
+
+def _header(call: ExecutorCall) -> dict[str, Any]:
+    module = module_of(call)
+    out: dict[str, Any] = {"code": code_hash(call.code, module), "entry": call.code.entry_point, "module": module}
+    match call:
+        case Transform(input=given, output=output):
+            return out | {"kind": "transform", "input": describe_fields(given), "output": describe_fields(output)}
+        case Filter(input=given, raw=raw):
+            return out | {"kind": "filter", "input": [*describe_fields(given), *([name, RAW] for name in raw)]}
+        case Assign(input=given, column=column, raw=raw, checked=checked, entity=entity):
+            columns = [*describe_fields(given), *([name, RAW] for name in raw)]
+            return out | {"kind": "assign", "input": columns, "output": describe_fields((column,)), "checked": checked, "entity": entity}
+        case Extract(featureset=featureset, extractor=extractor, inputs=given, outputs=outputs, datasets=datasets):
+            return out | {
+                "kind": "extract",
+                "featureset": featureset,
+                "extractor": extractor,
+                "input": describe_fields(given),
+                "output": describe_fields(outputs),
+                "datasets": list(datasets),
+            }
+        case Warm():
+            return out | {"kind": "warm"}
+        case unreachable:
+            assert_never(unreachable)
+
+
+def entity_of(call: ExecutorCall) -> str:
+    """The place of the code, for messages."""
+    match call:
+        case Extract(featureset=featureset, extractor=extractor):
+            return f"{featureset}.{extractor}"
+        case _:
+            return call.entity

@@ -1,0 +1,402 @@
+"""The executors' host: `python -m fennel_core.executors.host`, run by the Python of the client's environment.
+
+Theory. One parent, which never runs user code, forks worker processes from its own warm, frozen heap and hands each waiting connection to
+an idle one. Connections are queued in the order their frames came and stay open between calls. The parent reads only a frame's prefix; it
+enforces the wall-time limit by SIGKILL, notices deaths by process descriptors and answers in a dead worker's place with the reason, so one
+call fails and the next one finds a fresh process. Code that one worker had to load is passed on to the others while they are idle and to
+every new one, which is what keeps recycling off the request path.
+
+Environment: FENNEL_EXECUTORS_SOCKET (path), FENNEL_EXECUTOR_PROCESSES, FENNEL_EXECUTOR_TIME_LIMIT_MS, FENNEL_EXECUTOR_MEMORY_LIMIT_BYTES,
+FENNEL_EXECUTOR_CALLS_PER_PROCESS. Linux only (epoll, process descriptors).
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import mmap
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pyarrow as pa
+
+from fennel_core.executors import protocol, worker
+from fennel_core.executors.warmup import exercise
+from fennel_core.executors.worker import CONTROL, DONE, KNOWN, LOAD, RUN, WorkerLimits, control_message
+
+KNOWN_CODES = 512
+"""Codes the host passes on to new workers; the least recently loaded one goes."""
+BACKLOG = 256
+CONTROL_CHUNK_BYTES = 1 << 16
+CRASH_PAUSE_S = 0.1
+"""A worker that dies younger than this is replaced only after a pause: a process that cannot even start must not spin."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostSettings:
+    socket: Path
+    processes: int
+    time_limit_ms: int
+    memory_limit_bytes: int
+    calls_per_process: int
+
+    @classmethod
+    def read(cls, environment: dict[str, str]) -> HostSettings:
+        """From the environment; KeyError or ValueError names what is missing or wrong."""
+        return cls(
+            socket=Path(environment[protocol.SOCKET_ENV]),
+            processes=int(environment.get(protocol.PROCESSES_ENV, "2")),
+            time_limit_ms=int(environment.get(protocol.TIME_LIMIT_ENV, "10000")),
+            memory_limit_bytes=int(environment.get(protocol.MEMORY_LIMIT_ENV, str(2 << 30))),
+            calls_per_process=int(environment.get(protocol.CALLS_ENV, "10000")),
+        )
+
+
+@dataclass(eq=False, slots=True)
+class Connection:
+    sock: socket.socket
+    worker: Process | None = None
+    limit_ms: int = 0
+    waiting_until: float | None = None
+
+
+@dataclass(eq=False, slots=True)
+class Process:
+    """A worker as the host sees it. `connection` is set while it runs a call, `loading` while it loads code; idle otherwise."""
+
+    pid: int
+    pid_descriptor: int
+    control: socket.socket
+    answering: Any
+    born: float
+    loading: str | None = None
+    retired: bool = False
+    connection: Connection | None = None
+    deadline: float | None = None
+    cause: str | None = None
+    inbox: bytearray = field(default_factory=bytearray)
+    loaded: set[str] = field(default_factory=set)
+
+
+class Host:
+    """The parent's loop."""
+
+    def __init__(self, settings: HostSettings) -> None:
+        self._settings = settings
+        self._epoll = select.epoll()
+        self._listener = listen(settings.socket)
+        self._epoll.register(self._listener, select.EPOLLIN)
+        self._connections: dict[int, Connection] = {}
+        self._processes: dict[int, Process] = {}  # by control descriptor and by process descriptor
+        self._queue: deque[Connection] = deque()
+        self._idle: list[Process] = []
+        self._known: OrderedDict[str, bytes] = OrderedDict()
+        self._wake, self._woken = socket.socketpair()
+        self._woken.setblocking(False)
+        self._epoll.register(self._wake, select.EPOLLIN)
+        self._stopping = False
+        self._fork_at: float | None = None
+
+    def stop(self, _number: int, _frame: FrameType | None) -> None:
+        """Signal handler: leave the loop; the workers die with the parent."""
+        self._stopping = True
+
+    def run(self) -> None:
+        """Serve until stopped."""
+        signal.set_wakeup_fd(self._woken.fileno())
+        for _ in range(self._settings.processes):
+            self._fork()
+        while not self._stopping:
+            now = time.monotonic()
+            for descriptor, events in self._epoll.poll(self._pause(now)):
+                self._handle(descriptor, events)
+            self._enforce(time.monotonic())
+            self._dispatch(time.monotonic())
+        for process in set(self._processes.values()):
+            self._kill(process, "the executors are stopping")
+        self._settings.socket.unlink(missing_ok=True)
+
+    def _pause(self, now: float) -> float:
+        times = [p.deadline for p in set(self._processes.values()) if p.deadline is not None]
+        times += [c.waiting_until for c in self._queue if c.waiting_until is not None][:1]
+        if self._fork_at is not None:
+            times.append(self._fork_at)
+        return max(0.0, min(times) - now) if times else -1.0
+
+    def _handle(self, descriptor: int, events: int) -> None:
+        if descriptor == self._listener.fileno():
+            self._accept()
+        elif descriptor in self._processes:
+            process = self._processes[descriptor]
+            if descriptor == process.pid_descriptor:
+                self._reap(process)
+            else:
+                self._read_control(process)
+        elif descriptor in self._connections:
+            self._connection_event(self._connections[descriptor], events)
+
+    def _accept(self) -> None:
+        sock, _ = self._listener.accept()
+        self._connections[sock.fileno()] = Connection(sock)
+        self._epoll.register(sock, select.EPOLLIN | select.EPOLLRDHUP)
+
+    def _connection_event(self, connection: Connection, events: int) -> None:
+        if connection.worker is not None:
+            if events & (select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR):
+                self._kill(connection.worker, "the caller went away")
+                self._close(connection)
+            return
+        try:
+            prefix = connection.sock.recv(protocol.PREFIX.size, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            if len(prefix) < protocol.PREFIX.size:
+                self._close(connection)  # the end of the stream, or nobody we know
+                return
+            _, _, limit_ms = protocol.unpack_prefix(prefix)
+        except OSError:
+            self._close(connection)
+            return
+        except protocol.ProtocolError as wrong:
+            self._answer(connection, protocol.REFUSED, str(wrong))
+            self._close(connection)
+            return
+        connection.limit_ms = min(limit_ms or self._settings.time_limit_ms, self._settings.time_limit_ms)
+        connection.waiting_until = time.monotonic() + connection.limit_ms / 1000
+        self._epoll.modify(connection.sock, select.EPOLLRDHUP)
+        self._queue.append(connection)
+
+    def _dispatch(self, now: float) -> None:
+        if self._fork_at is not None and now >= self._fork_at:
+            self._fork_at = None
+            while len(set(self._processes.values())) < self._settings.processes:
+                self._fork()
+        while self._queue and self._idle:
+            connection, process = self._queue.popleft(), self._idle.pop()
+            connection.waiting_until, connection.worker = None, process
+            process.connection = connection
+            process.answering[0] = 0
+            process.deadline = now + connection.limit_ms / 1000
+            try:
+                socket.send_fds(process.control, [control_message(RUN)], [connection.sock.fileno()])
+            except OSError:
+                self._kill(process, "it could not be reached")
+        for process in [p for p in self._idle if len(p.loaded) < len(self._known)]:
+            self._pass_on(process, now)
+
+    def _pass_on(self, process: Process, now: float) -> None:
+        """Let an idle worker load one code that another one has loaded."""
+        key = next((k for k in self._known if k not in process.loaded), None)
+        if key is None:
+            return
+        self._idle.remove(process)
+        process.loaded.add(key)
+        process.loading = key
+        process.deadline = now + self._settings.time_limit_ms / 1000
+        try:
+            process.control.sendall(control_message(LOAD, self._known[key]))
+        except OSError:
+            self._kill(process, "it could not be reached")
+
+    def _read_control(self, process: Process) -> None:
+        try:
+            chunk = process.control.recv(CONTROL_CHUNK_BYTES, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        except OSError:
+            chunk = b""
+        if not chunk:
+            self._epoll.unregister(process.control)  # its end is near: the process descriptor tells
+            return
+        process.inbox += chunk
+        while len(process.inbox) >= CONTROL.size:
+            kind, size = CONTROL.unpack_from(process.inbox)
+            if len(process.inbox) < CONTROL.size + size:
+                return
+            body = bytes(process.inbox[CONTROL.size : CONTROL.size + size])
+            del process.inbox[: CONTROL.size + size]
+            if kind == KNOWN:
+                self._learn(process, body)
+            elif kind == DONE:
+                self._done(process, worn=bool(body))
+
+    def _learn(self, process: Process, body: bytes) -> None:
+        key = json.loads(body)["code"]
+        process.loaded.add(key)
+        self._known[key] = body
+        self._known.move_to_end(key)
+        while len(self._known) > KNOWN_CODES:
+            gone, _ = self._known.popitem(last=False)
+            for other in set(self._processes.values()):
+                other.loaded.discard(gone)
+
+    def _done(self, process: Process, *, worn: bool) -> None:
+        connection = process.connection
+        process.connection, process.deadline, process.loading = None, None, None
+        if connection is not None:
+            connection.worker = None
+            if connection.sock.fileno() in self._connections:
+                self._epoll.modify(connection.sock, select.EPOLLIN | select.EPOLLRDHUP)
+        if worn:
+            process.retired = True
+            self._kill(process, "retired")
+        elif not process.retired:
+            self._idle.append(process)
+
+    def _enforce(self, now: float) -> None:
+        for process in set(self._processes.values()):
+            if process.deadline is not None and now >= process.deadline:
+                limit_ms = process.connection.limit_ms if process.connection is not None else self._settings.time_limit_ms
+                self._kill(process, f"it ran longer than its limit of {limit_ms} ms")
+        while self._queue and self._queue[0].waiting_until is not None and now >= self._queue[0].waiting_until:
+            connection = self._queue.popleft()
+            self._answer(connection, protocol.BUSY, f"no executor became free within {connection.limit_ms} ms")
+            self._close(connection)
+
+    def _kill(self, process: Process, cause: str) -> None:
+        process.cause, process.deadline = process.cause or cause, None
+        if process in self._idle:
+            self._idle.remove(process)
+        for kill in (os.killpg, os.kill):  # the group holds what user code started; it may not exist yet
+            try:
+                kill(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+    def _reap(self, process: Process) -> None:
+        _, status = os.waitpid(process.pid, 0)
+        for descriptor in (process.pid_descriptor, process.control.fileno()):
+            self._processes.pop(descriptor, None)
+        self._epoll.unregister(process.pid_descriptor)
+        os.close(process.pid_descriptor)
+        process.control.close()
+        if process in self._idle:
+            self._idle.remove(process)
+        if process.loading is not None:
+            self._known.pop(process.loading, None)  # code that kills a worker while it loads must not kill every new one
+        connection = process.connection
+        if connection is not None and connection.sock.fileno() in self._connections:
+            connection.worker = None
+            if not process.answering[0]:
+                timed_out = process.cause is not None and process.cause.startswith("it ran longer")
+                reason = protocol.TIMEOUT if timed_out else protocol.CRASHED
+                self._answer(connection, reason, process.cause or death(status))
+            self._close(connection)
+        process.answering.close()
+        self._replace(process)
+
+    def _replace(self, process: Process) -> None:
+        if self._stopping:
+            return
+        now = time.monotonic()
+        if process.cause is None and now - process.born < CRASH_PAUSE_S:
+            self._fork_at = now + CRASH_PAUSE_S
+        else:
+            self._fork()
+
+    def _answer(self, connection: Connection, reason: str, message: str) -> None:
+        frame = protocol.pack(json.dumps(worker.failure(reason, message, "")).encode())
+        try:
+            connection.sock.send(frame, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        except OSError:
+            return  # the caller is gone
+
+    def _close(self, connection: Connection) -> None:
+        descriptor = connection.sock.fileno()
+        if self._connections.pop(descriptor, None) is not None:
+            self._epoll.unregister(descriptor)
+            connection.sock.close()
+        if connection in self._queue:
+            self._queue.remove(connection)
+
+    def _fork(self) -> None:
+        ours, theirs = socket.socketpair()
+        answering = mmap.mmap(-1, mmap.PAGESIZE)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid == 0:
+            self._become_worker(theirs, ours, answering)
+        theirs.close()
+        process = Process(pid, os.pidfd_open(pid), ours, answering, time.monotonic())
+        self._processes[process.pid_descriptor] = self._processes[ours.fileno()] = process
+        self._epoll.register(process.pid_descriptor, select.EPOLLIN)
+        self._epoll.register(ours, select.EPOLLIN)
+        self._idle.append(process)
+
+    def _become_worker(self, theirs: socket.socket, ours: socket.socket, answering: Any) -> None:
+        code = 1
+        try:
+            limits = WorkerLimits(self._settings.memory_limit_bytes, self._settings.calls_per_process)
+            worker.enter(theirs, answering, limits, lambda: self._close_inherited(ours))
+            code = 0
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+
+    def _close_inherited(self, ours: socket.socket) -> None:
+        """Drop every descriptor that is the parent's, so that a connection ends when the parent closes it."""
+        signal.set_wakeup_fd(-1)
+        ours.close()
+        for sock in (self._wake, self._woken):
+            sock.close()
+        self._epoll.close()
+        self._listener.close()
+        for connection in self._connections.values():
+            connection.sock.close()
+        for process in set(self._processes.values()):
+            os.close(process.pid_descriptor)
+            process.control.close()
+
+
+def death(status: int) -> str:
+    """How a process ended, for people."""
+    if os.WIFSIGNALED(status):
+        name = signal.Signals(os.WTERMSIG(status)).name
+        hint = " (the system ran out of memory, or somebody killed it)" if name == "SIGKILL" else ""
+        return f"it was ended by signal {name}{hint}"
+    return f"it left with exit status {os.WEXITSTATUS(status)}"
+
+
+def listen(path: Path) -> socket.socket:
+    """A listening Unix socket only its owner can reach; a stale file at `path` is replaced."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)
+    try:
+        listener.bind(str(path))
+    finally:
+        os.umask(before)
+    listener.listen(BACKLOG)
+    return listener
+
+
+def warm_up() -> None:
+    """Run each conversion once, so that workers are born with everything imported and cached, then take it out of the collector's sight."""
+    exercise()
+    pa.set_cpu_count(1)
+    gc.collect()
+    gc.freeze()
+
+
+def main() -> None:
+    """Entry point of the process."""
+    settings = HostSettings.read(dict(os.environ))
+    warm_up()
+    host = Host(settings)
+    signal.signal(signal.SIGTERM, host.stop)
+    signal.signal(signal.SIGINT, host.stop)
+    print(f"executors: {settings.processes} processes on {settings.socket}", flush=True)  # noqa: T201 - the launcher's log
+    host.run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""The frames between the platform and an executor process, and the names both sides use in them.
+
+Theory. User code needs the client's environment (its pandas, numpy and pyarrow pins), so it runs in other processes and each call crosses a
+Unix socket. A frame is a fixed prefix (version, header length, payload length, time limit), a JSON header and an Arrow IPC stream. One
+connection carries one call at a time: a call frame, then any number of question and reply frames (user code looks a dataset up, asks for a
+secret; the worker asks for the code's text), then one answer. The host reads only the prefix; payloads go straight to the worker.
+
+Both environments import this module, so it uses the standard library only. A change of the frame raises `VERSION`.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+VERSION: Final = 1
+PREFIX: Final = struct.Struct(">BIII")
+"""version, header bytes, payload bytes, time limit in ms (0: the host's own)."""
+MAX_PAYLOAD_BYTES: Final = 1 << 30
+MAX_HEADER_BYTES: Final = 64 << 20
+
+ROW: Final = "__row"
+"""Column of an answer: the index of the input row that the output row came from."""
+TS: Final = "__ts"
+"""Column of timestamps: of an extractor's rows, or as of which a lookup asks."""
+FOUND: Final = "__found"
+"""Column of a lookup's reply: was there a row?"""
+MARKS: Final = (ROW, TS, FOUND)
+
+SOCKET_ENV: Final = "FENNEL_EXECUTORS_SOCKET"
+PROCESSES_ENV: Final = "FENNEL_EXECUTOR_PROCESSES"
+TIME_LIMIT_ENV: Final = "FENNEL_EXECUTOR_TIME_LIMIT_MS"
+MEMORY_LIMIT_ENV: Final = "FENNEL_EXECUTOR_MEMORY_LIMIT_BYTES"
+CALLS_ENV: Final = "FENNEL_EXECUTOR_CALLS_PER_PROCESS"
+
+# Why a call failed, as the answer's header says it.
+RAISED: Final = "raised"  # user code raised
+INVALID: Final = "invalid"  # user code returned something its declaration does not allow
+IMPORT: Final = "import"  # the module of the code could not be executed
+MEMORY: Final = "memory"
+TIMEOUT: Final = "timeout"
+CRASHED: Final = "crashed"
+BUSY: Final = "busy"  # no worker became free in time
+REFUSED: Final = "refused"  # the frame itself is not understood
+
+
+class ProtocolError(Exception):
+    """The other side sent what this version does not understand."""
+
+
+def pack(header: bytes, payload: bytes = b"", time_limit_ms: int = 0) -> bytes:
+    """The bytes of one frame."""
+    assert len(header) <= MAX_HEADER_BYTES, "the header of a frame is small"
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise ProtocolError(f"a payload of {len(payload)} bytes is over the limit of {MAX_PAYLOAD_BYTES}: send fewer rows")
+    return PREFIX.pack(VERSION, len(header), len(payload), time_limit_ms) + header + payload
+
+
+def unpack_prefix(prefix: bytes) -> tuple[int, int, int]:
+    """(header bytes, payload bytes, time limit in ms); `ProtocolError` when the prefix is not ours."""
+    version, header_bytes, payload_bytes, time_limit_ms = PREFIX.unpack(prefix)
+    if version != VERSION:
+        raise ProtocolError(f"frame version {version} is not {VERSION}: platform and executors must be of one release")
+    if header_bytes > MAX_HEADER_BYTES or payload_bytes > MAX_PAYLOAD_BYTES:
+        raise ProtocolError(f"a frame of {header_bytes} + {payload_bytes} bytes is over the limit")
+    return header_bytes, payload_bytes, time_limit_ms
