@@ -1,7 +1,7 @@
 """How the executors' host is started: the command line and environment that settings stand for.
 
-Theory. The host runs in the client's environment, which has none of the platform's packages, so it cannot read `Settings`; whoever starts it
-(the local launcher, a container's entry point) passes the few values it needs through the environment.
+Theory. The host runs in the client's environment, which has none of the platform's packages, so it cannot read `Settings`; whoever starts
+it (the local launcher, a container's entry point) passes the few values it needs through the environment.
 """
 
 from __future__ import annotations
