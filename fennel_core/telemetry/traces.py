@@ -1,0 +1,69 @@
+"""Traces, when somebody asked for them.
+
+Theory. Without a collector's address nothing is made: `span` is an empty context then, cheap enough for the query path. With one, spans
+go out in batches from a thread of their own over OTLP/HTTP, and a collector that is away loses spans, never requests. A trace crosses
+processes by the W3C `traceparent` header: `outgoing()` on the way out, `incoming(headers)` on the way in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Final
+
+from opentelemetry import context, propagate, trace
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+
+_TRACER_NAME: Final = "fennel_core"
+_OFF: Final = nullcontext(None)
+_provider: TracerProvider | None = None
+
+
+def configure(process: str, otlp_endpoint: str | None, *, exporter: SpanExporter | None = None) -> None:
+    """Send spans of this process to `otlp_endpoint` (`http://host:4318`), or none when it is None. `exporter` replaces the sender."""
+    global _provider
+    if otlp_endpoint is None and exporter is None:
+        return
+    if exporter is None:
+        exporter = OTLPSpanExporter(endpoint=f"{str(otlp_endpoint).rstrip('/')}/v1/traces")
+    _provider = TracerProvider(resource=Resource.create({SERVICE_NAME: process}))
+    _provider.add_span_processor(BatchSpanProcessor(exporter))
+
+
+def shut_down() -> None:
+    """Send what is waiting and stop; traces are off afterwards."""
+    global _provider
+    if _provider is not None:
+        _provider.shutdown()
+        _provider = None
+
+
+def span(name: str, **attributes: str | int | float | bool) -> AbstractContextManager[trace.Span | None]:
+    """Time a piece of work as a child of the current span; an exception that leaves it is recorded on it."""
+    if _provider is None:
+        return _OFF
+    return _provider.get_tracer(_TRACER_NAME).start_as_current_span(name, attributes=attributes)
+
+
+def outgoing() -> dict[str, str]:
+    """Headers that make the called process's spans children of the current one."""
+    headers: dict[str, str] = {}
+    if _provider is not None:
+        propagate.inject(headers)
+    return headers
+
+
+@contextmanager
+def incoming(headers: Mapping[str, str]) -> Iterator[None]:
+    """Continue the caller's trace inside; `headers` have lower-case names."""
+    if _provider is None:
+        yield
+        return
+    token = context.attach(propagate.extract(headers))
+    try:
+        yield
+    finally:
+        context.detach(token)

@@ -1,0 +1,75 @@
+"""What the platform relies on of an S3 store, checked against a real one."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from botocore.exceptions import ClientError
+from pydantic import SecretStr
+
+from fennel_core.connections import s3
+from tests.support.s3 import S3Server
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+
+@pytest.fixture
+def store(s3_server: S3Server) -> tuple[S3Client, str]:
+    client, bucket = s3.client(s3_server), f"test-{uuid.uuid4().hex[:8]}"
+    s3.ensure_bucket(client, bucket)
+    return client, bucket
+
+
+def test_a_bucket_is_made_once_and_found_again(store: tuple[S3Client, str]) -> None:
+    client, bucket = store
+    s3.ensure_bucket(client, bucket)
+    assert s3.keys(client, bucket, "") == []
+
+
+def test_an_object_is_written_once_and_never_changed(store: tuple[S3Client, str]) -> None:
+    client, bucket = store
+    assert s3.put_new(client, bucket, "a/1", b"first")
+    assert not s3.put_new(client, bucket, "a/1", b"second")
+    assert s3.get(client, bucket, "a/1") == b"first"
+
+
+def test_of_many_writers_at_once_exactly_one_wins(store: tuple[S3Client, str]) -> None:
+    client, bucket = store
+    for attempt in range(3):
+        won: list[int] = []
+        barrier = threading.Barrier(8)
+
+        def write(number: int, key: str, won: list[int], barrier: threading.Barrier) -> None:
+            barrier.wait()
+            if s3.put_new(client, bucket, key, str(number).encode() * 1000):
+                won.append(number)
+
+        writers = [threading.Thread(target=write, args=(n, f"race/{attempt}", won, barrier)) for n in range(8)]
+        for writer in writers:
+            writer.start()
+        for writer in writers:
+            writer.join()
+        assert len(won) == 1
+        assert s3.get(client, bucket, f"race/{attempt}") == str(won[0]).encode() * 1000
+
+
+def test_keys_are_listed_by_prefix_and_removed(store: tuple[S3Client, str]) -> None:
+    client, bucket = store
+    for key in ("p/2", "p/1", "q/1"):
+        s3.put_new(client, bucket, key, b"")
+    assert s3.keys(client, bucket, "p/") == ["p/1", "p/2"]
+    s3.delete(client, bucket, "p/1")
+    s3.delete(client, bucket, "p/1")
+    assert s3.keys(client, bucket, "p/") == ["p/2"]
+    assert s3.get(client, bucket, "p/1") is None
+
+
+def test_wrong_credentials_are_an_error_and_not_a_missing_object(store: tuple[S3Client, str], s3_server: S3Server) -> None:
+    stranger = s3.client(replace(s3_server, s3_secret_key=SecretStr("wrong")))
+    with pytest.raises(ClientError):
+        s3.get(stranger, store[1], "a/1")

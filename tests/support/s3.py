@@ -1,0 +1,75 @@
+"""A real S3 endpoint for tests: the one `FENNEL_TEST_S3_ENDPOINT` names, else a private s3proxy on a temporary folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+JARS = Path(__file__).parents[2] / ".fennel" / "jars" / "s3"
+
+
+@dataclass(frozen=True)
+class S3Server:
+    """What a client needs; fits `fennel_core.connections.s3.S3Settings`."""
+
+    s3_endpoint: str
+    s3_region: str = "us-east-1"
+    s3_access_key: str = "test"
+    s3_secret_key: SecretStr = field(default_factory=lambda: SecretStr("test-secret"))
+
+
+def _wait(port: int, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and process.poll() is None:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.1)
+    raise AssertionError("s3proxy did not start: is Java 17 there, and did `make jars` run?")
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    """The endpoint and credentials of an S3 that starts empty."""
+    if given := os.environ.get("FENNEL_TEST_S3_ENDPOINT"):
+        yield S3Server(given)
+        return
+    jar = next(JARS.glob("s3proxy-*.jar"), None)
+    assert jar is not None, "the S3 jar is missing: run `make jars`"
+    folder = Path(tempfile.mkdtemp(prefix="fennel-s3-"))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    server = S3Server(f"http://127.0.0.1:{port}")
+    (folder / "objects").mkdir()
+    values = {
+        "s3proxy.endpoint": server.s3_endpoint,
+        "s3proxy.authorization": "aws-v2-or-v4",
+        "s3proxy.identity": server.s3_access_key,
+        "s3proxy.credential": server.s3_secret_key.get_secret_value(),
+        "jclouds.provider": "filesystem-nio2",
+        "jclouds.filesystem.basedir": str(folder / "objects"),
+        "jclouds.identity": "unused",
+        "jclouds.credential": "unused",
+    }
+    (folder / "conf").write_text("".join(f"{name}={value}\n" for name, value in values.items()))
+    words = ["java", "-Xmx128m", "-XX:+UseSerialGC", "-DLOG_LEVEL=warn", "-jar", str(jar), "--properties", str(folder / "conf")]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT)
+    try:
+        _wait(port, process)
+        yield server
+    finally:
+        process.terminate()
+        process.wait(timeout=20)
+        shutil.rmtree(folder, ignore_errors=True)
