@@ -43,7 +43,6 @@ class Addresses(BaseSettings):
     kafka_port: int = Field(7411, gt=0, lt=65536, description="The local Kafka broker (clients).")
     kafka_controller_port: int = Field(7413, gt=0, lt=65536, description="The local Kafka broker's KRaft controller listener.")
     s3_port: int = Field(7412, gt=0, lt=65536, description="The local S3 endpoint.")
-    airflow_log_port: int = Field(7481, gt=0, lt=65536, description="Where Airflow's scheduler serves the logs of running tasks.")
     airflow_port: int = Field(7480, gt=0, lt=65536, description="Airflow's web server and REST API.")
 
     @property
@@ -117,6 +116,7 @@ class Limits(BaseSettings):
     )
     iteration_rows_while_reading: int = Field(250, gt=0, description="The same while lookups arrive, so that they wait less than 1 ms.")
     iteration_bytes: int = Field(8 * MIB, gt=0, description="Bytes one iteration reads at most; bounds memory per runner.")
+    state_cache_bytes: int = Field(64 * MIB, gt=0, description="RocksDB block cache of one slot, shared by all its job partitions.")
     commit_threads: int = Field(8, gt=0, description="Threads per slot that carry Kafka commits, which block.")
     body_limit_bytes: int = Field(
         10 * MIB, gt=0, description="Largest request body, bytes. More answers 413 before it is read into memory."

@@ -14,6 +14,9 @@ One Kafka message is one Arrow IPC stream with one record batch, zstd-compressed
 
 from __future__ import annotations
 
+import io
+from typing import Literal
+
 import polars as pl
 import pyarrow as pa
 
@@ -52,8 +55,14 @@ def encode(batch: pa.Table) -> bytes:
     return value
 
 
+def encode_frame(frame: pl.DataFrame) -> bytes:
+    """The message value of a batch held by Polars (a third of the cost of `encode` for small batches)."""
+    sink = io.BytesIO()
+    codec: Literal["zstd", "uncompressed"] = "zstd" if len(frame) >= COMPRESS_FROM_ROWS else "uncompressed"
+    frame.write_ipc_stream(sink, compression=codec, compat_level=pl.CompatLevel.oldest())
+    return sink.getvalue()
+
+
 def decode(value: bytes) -> pl.DataFrame:
     """The batch in a message value, as a Polars frame."""
-    frame = pl.from_arrow(pa.ipc.open_stream(value).read_all())
-    assert isinstance(frame, pl.DataFrame), "a table becomes a frame"
-    return frame
+    return pl.read_ipc_stream(io.BytesIO(value))

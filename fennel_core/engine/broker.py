@@ -1,0 +1,99 @@
+"""What a runner needs of the log; `kafka.py` is the real one, `memory_broker.py` its twin, one contract suite holds both to it.
+
+Theory. A runner reads committed records of its input partitions in order, and commits outputs and a marker in one transaction under a
+stable transactional id. Opening a producer fences every earlier one of that id. A failed commit has one of three meanings and each has
+its own error: `Fenced` (somebody newer owns this id: stop), `Aborted` (nothing was written: try again), `Unknown` (it may or may not have
+been written: throw the producer away, open a new one, look at the replaylog).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from fennel_core.vocab.ids import Offset, TopicName
+
+TopicPartition = tuple[TopicName, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    offset: Offset
+    value: bytes
+    control: str | None
+    """Kind of a control record of ours (header `c`: a frontier), None for data."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """Consecutive committed records of one partition. Offsets [records' first, next) hold nothing else: gaps are transaction markers."""
+
+    source: TopicPartition
+    records: tuple[Record, ...]
+    next: Offset
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    topic: TopicName
+    partition: int
+    value: bytes
+    headers: tuple[tuple[str, bytes], ...] = ()
+
+
+class BrokerError(Exception):
+    """Root of what can go wrong with the log."""
+
+
+class Fenced(BrokerError):
+    """A newer producer of this transactional id exists: whoever holds this one is no longer the owner."""
+
+
+class Aborted(BrokerError):
+    """Nothing of the transaction was or will be visible."""
+
+
+class Unknown(BrokerError):
+    """The transaction may or may not have committed; the producer is of no further use."""
+
+
+class Unavailable(BrokerError):
+    """The log could not be reached or refused; nothing was changed."""
+
+
+class Producer(Protocol):
+    async def commit(self, records: Sequence[Outgoing]) -> Mapping[TopicPartition, Offset]:
+        """Write all records in one transaction; the offset after the last one written to each partition. Raises as the module says."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Subscription(Protocol):
+    """A fair, buffered reader of some partitions for one runner."""
+
+    async def next(self, max_bytes: int) -> Fetched:
+        """Wait for the next records of any partition (in turn), at most `max_bytes` unless one record is larger.
+
+        An answer without records says only that nothing lies below its `next`. Raises Unavailable.
+        """
+        ...
+
+    def lag(self) -> int | None:
+        """Records between what was handed out and the ends as last seen; None before the ends are known."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Broker(Protocol):
+    async def subscribe(self, positions: Mapping[TopicPartition, Offset]) -> Subscription: ...
+
+    async def producer(self, transactional_id: str) -> Producer:
+        """A producer of this id, fencing every earlier one and settling their open transactions. Raises Unavailable."""
+        ...
+
+    async def read(self, source: TopicPartition, first: Offset, stop: Offset | None = None) -> list[Record]:
+        """Committed records with first <= offset < stop (None: the end as of now). Raises Unavailable."""
+        ...

@@ -1,0 +1,106 @@
+"""The Spark host: an engine is one PySpark application whose long-lived tasks are the slots.
+
+Theory. Spark places slots over a cluster, restarts a lost one and ships the code; the jobs themselves come and go through the registry,
+never by relaunching (closures are frozen at launch). Why not micro-batches: 40 to 130 times the latency, measured in `benchmarks/`. A
+killed slot is retried by Spark in a quarter of a second and the other slots do not notice: task failures are unlimited, there is no
+barrier stage, no speculation and no dynamic allocation. To stop, the host asks through the registry and only then cancels the Spark job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any, Final
+
+import structlog
+from pyspark.sql import SparkSession
+
+from fennel_core.connections import postgres
+from fennel_core.settings.model import Settings
+from fennel_core.telemetry import logs
+from fennel_core.telemetry.health import Health
+from fennel_core.vocab.ids import EngineId
+
+log = structlog.get_logger(__name__)
+
+TASK_FAILURES: Final = 1_000_000
+DRIVER_MEMORY: Final = "512m"
+SLOTS_GROUP: Final = "slots"
+
+
+def session(settings: Settings, engine: EngineId) -> SparkSession:
+    """The engine's Spark application: local by default, any master through `spark-submit` or SPARK_MASTER."""
+    cores = settings.engine_slots + settings.engine_spare_slots
+    return (
+        SparkSession.builder.appName(f"fennel-{engine}")
+        .master(os.environ.get("SPARK_MASTER", f"local[{cores},{TASK_FAILURES}]"))
+        .config("spark.task.maxFailures", TASK_FAILURES)
+        .config("spark.speculation", False)
+        .config("spark.dynamicAllocation.enabled", False)
+        .config("spark.driver.memory", DRIVER_MEMORY)
+        .config("spark.driver.bindAddress", settings.host)
+        .config("spark.driver.host", settings.host)
+        .config("spark.ui.enabled", False)
+        .config("spark.python.worker.reuse", False)
+        .config("spark.sql.warehouse.dir", str((settings.data_dir / "spark-warehouse").resolve()))
+        .getOrCreate()
+    )
+
+
+def run_slots(spark: SparkSession, settings: Settings, engine: EngineId) -> None:
+    """Block until every slot has ended."""
+    environment = {name: value for name, value in os.environ.items() if name.startswith("FENNEL_")}
+
+    def slot(number: int, _: Iterator[Any]) -> Iterator[int]:
+        # Runs in Spark's Python worker: nothing of the driver's process is here but what this closure carries.
+        from fennel_core.engine.slot import run_slot
+
+        os.environ.update(environment)
+        asyncio.run(run_slot(Settings(), engine, number))
+        yield number
+
+    context = spark.sparkContext
+    context.setJobGroup(SLOTS_GROUP, f"slots of {engine}", interruptOnCancel=False)
+    context.parallelize(range(settings.engine_slots), settings.engine_slots).mapPartitionsWithIndex(slot).count()
+
+
+async def run_engine(settings: Settings, engine: EngineId) -> None:
+    """The driver: start Spark, run the slots, answer health, and stop everything in order on SIGTERM."""
+    logs.configure("engine", settings.log_level, hidden=logs.secrets_of(settings))
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, stop.set)
+    async with postgres.pool(settings.postgres_dsn.get_secret_value(), name="engine", size=2) as pool:
+
+        async def slots_live() -> str | None:
+            async with pool.connection() as connection:
+                row = await (
+                    await connection.execute("SELECT count(*) FROM slot WHERE engine = %s AND lease_until > now()", (engine,))
+                ).fetchone()
+            live = int(str(row[0])) if row else 0
+            return None if live >= settings.engine_slots else f"{live} of {settings.engine_slots} slots are up"
+
+        server = await Health("engine", {"slots": slots_live}).serve(settings.host, settings.engine_port)
+        spark = await asyncio.to_thread(session, settings, engine)
+        done = threading.Thread(target=_run_and_set, args=(spark, settings, engine, loop, stop), name="slots", daemon=True)
+        done.start()
+        await stop.wait()
+        log.info("engine is stopping", engine=engine)
+        async with pool.connection() as connection:
+            await connection.execute("UPDATE slot SET stopping = true WHERE engine = %s", (engine,))
+            await connection.execute("SELECT pg_notify('registry', '')")
+        await asyncio.to_thread(done.join, settings.shutdown_grace_s / 2)
+        spark.sparkContext.cancelJobGroup(SLOTS_GROUP)
+        await asyncio.to_thread(spark.stop)
+        server.close()
+
+
+def _run_and_set(spark: SparkSession, settings: Settings, engine: EngineId, loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    try:
+        run_slots(spark, settings, engine)
+    finally:
+        loop.call_soon_threadsafe(stop.set)

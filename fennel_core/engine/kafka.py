@@ -1,0 +1,356 @@
+"""The log on Kafka (librdkafka): one shared consumer per slot, one transactional producer per runner.
+
+Theory. One consumer carries all partitions a slot reads, so an idle slot costs one long-polled fetch, not one per job. Its thread hands
+records to each runner that wants them. A runner that cannot keep up is skipped, never waited for: when it has room again the partition is
+sought back to where it stands, and the others pass over what they have seen by offset. So a slow job costs re-reading, and blocks nobody.
+
+librdkafka has no second half of KIP-890: after a time-out or an error whose outcome is open a producer is of no use, and the caller learns
+what happened from the replaylog.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final, TypeVar
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message
+from confluent_kafka import Producer as RdProducer
+from confluent_kafka import TopicPartition as RdTopicPartition
+
+from fennel_core.connections.kafka import consumer_config, producer_config
+from fennel_core.engine.broker import Aborted, Fenced, Fetched, Outgoing, Record, TopicPartition, Unavailable, Unknown
+from fennel_core.settings.model import Settings
+from fennel_core.vocab.ids import Offset
+
+T = TypeVar("T")
+
+POLL_S: Final = 0.05
+BATCH_MESSAGES: Final = 1_000
+BUFFER_BYTES: Final = 16 * 1024 * 1024
+CONTROL_HEADER: Final = "c"
+_FENCED: Final = (KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED)
+
+
+@dataclass(slots=True)
+class _Stream:
+    """What one runner gets of one partition."""
+
+    next_wanted: Offset
+    next_taken: Offset
+    records: deque[Record] = field(default_factory=deque)
+    bytes: int = 0
+    waits_for_seek: bool = False
+    """Records were passed over: take nothing until the consumer was sought back, or a gap would be read as a transaction marker."""
+    full: bool = False
+    at: Offset | None = None
+    """Nothing lies below this offset (end of partition seen)."""
+    end: Offset | None = None
+
+
+class KafkaSubscription:
+    """See `engine.broker.Subscription`. Lives on the event loop; the feed's thread only posts to it."""
+
+    def __init__(self, feed: Feed, positions: Mapping[TopicPartition, Offset]) -> None:
+        self._feed = feed
+        self._streams = {source: _Stream(offset, offset) for source, offset in positions.items()}
+        self._turn = deque(self._streams)
+        self._wake = asyncio.Event()
+        self._error: Exception | None = None
+
+    @property
+    def sources(self) -> list[TopicPartition]:
+        return list(self._streams)
+
+    def overfull(self, source: TopicPartition) -> bool:
+        return self._streams[source].full
+
+    def wanted(self, source: TopicPartition) -> Offset:
+        return self._streams[source].next_wanted
+
+    def offer(self, source: TopicPartition, records: Sequence[Record], end: Offset | None) -> None:
+        """Take what fits of new records of `source`; `end` is the offset the reader stands at when it reached the end."""
+        stream = self._streams[source]
+        for record in records:
+            if record.offset < stream.next_wanted or stream.waits_for_seek:
+                continue
+            if stream.bytes > BUFFER_BYTES:
+                stream.full = stream.waits_for_seek = True
+                break
+            stream.records.append(record)
+            stream.bytes += len(record.value)
+            stream.next_wanted = Offset(record.offset + 1)
+        if end is not None and not stream.waits_for_seek and end >= stream.next_wanted:
+            stream.next_wanted = stream.at = end
+        stream.end = end if end is not None else stream.end
+        self._wake.set()
+
+    def hold(self, source: TopicPartition) -> None:
+        """Take nothing of `source` until `resume`."""
+        self._streams[source].waits_for_seek = True
+
+    def resume(self, source: TopicPartition) -> None:
+        """The consumer stands at or below what we want: what comes from now on has no gap."""
+        self._streams[source].waits_for_seek = False
+
+    def fail(self, error: Exception) -> None:
+        self._error = error
+        self._wake.set()
+
+    async def next(self, max_bytes: int) -> Fetched:
+        while True:
+            if self._error is not None:
+                raise Unavailable(str(self._error)) from self._error
+            for _ in range(len(self._turn)):
+                source = self._turn[0]
+                self._turn.rotate(-1)
+                fetched = self._take(source, max_bytes)
+                if fetched is not None:
+                    return fetched
+            self._wake.clear()
+            await self._wake.wait()
+
+    def _take(self, source: TopicPartition, max_bytes: int) -> Fetched | None:
+        stream = self._streams[source]
+        taken: list[Record] = []
+        size = 0
+        while stream.records and (not taken or size + len(stream.records[0].value) <= max_bytes):
+            record = stream.records.popleft()
+            size += len(record.value)
+            taken.append(record)
+        stream.bytes -= size
+        if stream.full and stream.bytes < BUFFER_BYTES // 2:
+            stream.full = False
+            self._feed.seek_back(source)
+        nothing_below = stream.next_taken if not taken else Offset(taken[-1].offset + 1)
+        if not stream.records and stream.at is not None and stream.at > nothing_below:
+            nothing_below = stream.at
+        if not taken and nothing_below == stream.next_taken:
+            return None
+        stream.next_taken = nothing_below
+        return Fetched(source, tuple(taken), nothing_below)
+
+    def lag(self) -> int | None:
+        if any(stream.end is None for stream in self._streams.values()):
+            return None
+        return sum(max(0, (stream.end or 0) - stream.next_taken) for stream in self._streams.values())
+
+    async def close(self) -> None:
+        self._feed.drop(self)
+
+
+class Feed:
+    """The slot's one consumer and its thread."""
+
+    def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop) -> None:
+        self._consumer = Consumer(consumer_config(settings))
+        self._loop = loop
+        self._commands: deque[Callable[[], None]] = deque()
+        self._readers: dict[TopicPartition, list[KafkaSubscription]] = {}
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="feed", daemon=True)
+        self._thread.start()
+
+    def add(self, subscription: KafkaSubscription) -> None:
+        """Read what `subscription` wants, from where it stands."""
+        fresh = []
+        for source in subscription.sources:
+            others = self._readers.setdefault(source, [])
+            others.append(subscription)
+            if len(others) == 1:
+                fresh.append((source, subscription.wanted(source)))
+            else:
+                subscription.hold(source)
+                self.seek_back(source)
+        if fresh:
+            self._commands.append(partial(self._consumer.incremental_assign, [RdTopicPartition(*s, offset=o) for s, o in fresh]))
+
+    def drop(self, subscription: KafkaSubscription) -> None:
+        """Stop reading for `subscription`."""
+        unread = []
+        for source in subscription.sources:
+            readers = self._readers.get(source, [])
+            if subscription in readers:
+                readers.remove(subscription)
+            if not readers and self._readers.pop(source, None) is not None:
+                unread.append(RdTopicPartition(*source))
+        if unread:
+            self._commands.append(partial(self._consumer.incremental_unassign, unread))
+
+    def seek_back(self, source: TopicPartition) -> None:
+        """Go back to the lowest offset that a reader of `source` wants; readers that wait for it go on from there."""
+        readers = list(self._readers[source])
+        offset = min(reader.wanted(source) for reader in readers)
+
+        def resume() -> None:
+            for reader in readers:
+                if not reader.overfull(source):
+                    reader.resume(source)
+
+        def seek() -> None:
+            self._consumer.incremental_unassign([RdTopicPartition(*source)])
+            self._consumer.incremental_assign([RdTopicPartition(*source, offset=offset)])
+            # Posted after the seek and before anything read after it: the loop runs these in order.
+            self._loop.call_soon_threadsafe(resume)
+
+        self._commands.append(seek)
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                while self._commands:
+                    self._commands.popleft()()
+                first = self._consumer.poll(POLL_S)
+                if first is not None:
+                    messages = [first, *self._consumer.consume(BATCH_MESSAGES, 0)]
+                    self._loop.call_soon_threadsafe(self._deliver, messages)
+            except KafkaException as lost:
+                self._loop.call_soon_threadsafe(self._fail, lost)
+            except RuntimeError:
+                break  # the event loop is closed: the slot is gone
+        self._consumer.close()
+
+    def _deliver(self, messages: Sequence[Message]) -> None:
+        batches: dict[TopicPartition, tuple[list[Record], list[Offset]]] = {}
+        for message in messages:
+            error = message.error()
+            source = (message.topic(), message.partition())
+            records, ends = batches.setdefault(source, ([], []))
+            if error is None:
+                records.append(_record(message))
+            elif error.code() == KafkaError._PARTITION_EOF:
+                ends.append(Offset(message.offset()))
+            else:
+                for reader in self._readers.get(source, []):
+                    reader.fail(KafkaException(error))
+        for source, (records, ends) in batches.items():
+            for reader in self._readers.get(source, []):
+                reader.offer(source, records, ends[-1] if ends else None)
+
+    def _fail(self, error: Exception) -> None:
+        for readers in list(self._readers.values()):
+            for reader in readers:
+                reader.fail(error)
+
+
+def _record(message: Message) -> Record:
+    headers = message.headers()
+    control = next((value.decode() for name, value in headers if name == CONTROL_HEADER), None) if headers else None
+    return Record(Offset(message.offset()), message.value(), control)
+
+
+class KafkaProducer:
+    """See `engine.broker.Producer`; one transaction at a time."""
+
+    def __init__(self, producer: RdProducer, threads: ThreadPoolExecutor, timeout_s: float) -> None:
+        self._producer = producer
+        self._threads = threads
+        self._timeout_s = timeout_s
+
+    async def commit(self, records: Sequence[Outgoing]) -> Mapping[TopicPartition, Offset]:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._commit, records)
+
+    def _commit(self, records: Sequence[Outgoing]) -> dict[TopicPartition, Offset]:
+        written: dict[TopicPartition, Offset] = {}
+
+        def delivered(error: KafkaError | None, message: Message) -> None:
+            if error is None:
+                written[(message.topic(), message.partition())] = Offset(message.offset() + 1)
+
+        try:
+            self._producer.begin_transaction()
+            for record in records:
+                headers = list(record.headers)
+                self._producer.produce(record.topic, record.value, partition=record.partition, headers=headers, on_delivery=delivered)
+            self._producer.commit_transaction(self._timeout_s)
+        except KafkaException as failed:
+            raise self._classified(failed) from failed
+        except BufferError as full:
+            raise self._classified(KafkaException(KafkaError(KafkaError._QUEUE_FULL, str(full)))) from full
+        return written
+
+    def _classified(self, failed: KafkaException) -> Exception:
+        error: KafkaError = failed.args[0]
+        if error.code() in _FENCED:
+            return Fenced(error.str())
+        if not error.txn_requires_abort():
+            return Unknown(error.str())
+        try:
+            self._producer.abort_transaction(self._timeout_s)
+        except KafkaException as worse:
+            return Fenced(worse.args[0].str()) if worse.args[0].code() in _FENCED else Unknown(worse.args[0].str())
+        return Aborted(error.str())
+
+    async def close(self) -> None:
+        """Nothing is sent outside a transaction, so there is nothing to flush; the client ends when it is collected."""
+        self._producer.purge(in_queue=True, in_flight=True, blocking=False)
+
+
+class KafkaBroker:
+    """See `engine.broker.Broker`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._feed = Feed(settings, asyncio.get_running_loop())
+        self._threads = ThreadPoolExecutor(settings.commit_threads, thread_name_prefix="kafka")
+        self._timeout_s = settings.transaction_timeout_ms / 1000
+
+    async def subscribe(self, positions: Mapping[TopicPartition, Offset]) -> KafkaSubscription:
+        subscription = KafkaSubscription(self._feed, positions)
+        self._feed.add(subscription)
+        return subscription
+
+    async def producer(self, transactional_id: str) -> KafkaProducer:
+        def open_one() -> RdProducer:
+            producer = RdProducer(producer_config(self._settings, transactional_id))
+            producer.init_transactions(self._timeout_s)
+            return producer
+
+        return KafkaProducer(await self._in_thread(open_one), self._threads, self._timeout_s)
+
+    async def read(self, source: TopicPartition, first: Offset, stop: Offset | None = None) -> list[Record]:
+        return await self._in_thread(partial(self._read, source, first, stop))
+
+    def _read(self, source: TopicPartition, first: Offset, stop: Offset | None) -> list[Record]:
+        consumer = Consumer(consumer_config(self._settings, fetch_wait_ms=1))
+        records: list[Record] = []
+        try:
+            end = stop if stop is not None else Offset(consumer.get_watermark_offsets(RdTopicPartition(*source), self._timeout_s)[1])
+            if first >= end:
+                return []
+            consumer.assign([RdTopicPartition(*source, offset=first)])
+            while True:
+                message = consumer.poll(self._timeout_s)
+                if message is None:
+                    raise Unavailable(f"no answer from the broker while reading {source[0]}[{source[1]}]")
+                error = message.error()
+                if error is None and message.offset() < end:
+                    records.append(_record(message))
+                elif error is None or (error.code() == KafkaError._PARTITION_EOF and message.offset() >= end):
+                    return records
+                elif error.code() != KafkaError._PARTITION_EOF:
+                    raise KafkaException(error)
+                if records and records[-1].offset + 1 >= end:
+                    return records
+        finally:
+            consumer.close()
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        except KafkaException as failed:
+            error: Any = failed.args[0]
+            raise (Fenced(error.str()) if error.code() in _FENCED else Unavailable(error.str())) from failed
+
+    async def close(self) -> None:
+        await asyncio.get_running_loop().run_in_executor(None, self._feed.stop)
+        self._threads.shutdown(wait=False)

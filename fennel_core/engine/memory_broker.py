@@ -1,0 +1,123 @@
+"""The in-memory twin of the log: transactions, fencing and the offsets that transaction markers take up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fennel_core.engine.broker import Fenced, Fetched, Outgoing, Record, TopicPartition
+from fennel_core.vocab.ids import Offset
+
+START = Offset(0)
+
+
+@dataclass(slots=True)
+class _Log:
+    records: list[Record] = field(default_factory=list)
+    end: Offset = START
+
+
+class MemoryLog:
+    """What survives every client: the topics, and the latest producer of each transactional id."""
+
+    def __init__(self) -> None:
+        self._logs: dict[TopicPartition, _Log] = {}
+        self._generation: dict[str, int] = {}
+        self.moved = asyncio.Condition()
+
+    def log(self, source: TopicPartition) -> _Log:
+        return self._logs.setdefault(source, _Log())
+
+    def open(self, transactional_id: str) -> int:
+        self._generation[transactional_id] = self._generation.get(transactional_id, 0) + 1
+        return self._generation[transactional_id]
+
+    def append(self, transactional_id: str, generation: int, records: Sequence[Outgoing]) -> dict[TopicPartition, Offset]:
+        """One transaction; Fenced when a newer producer of this id was opened."""
+        if self._generation.get(transactional_id) != generation:
+            raise Fenced(f"a newer producer of {transactional_id} exists")
+        written: dict[TopicPartition, Offset] = {}
+        for record in records:
+            log = self.log((record.topic, record.partition))
+            control = next((value.decode() for name, value in record.headers if name == "c"), None)
+            log.records.append(Record(log.end, record.value, control))
+            log.end = Offset(log.end + 1)
+            written[(record.topic, record.partition)] = log.end
+        for source in written:
+            self.log(source).end = Offset(self.log(source).end + 1)  # the transaction marker
+        return written
+
+
+class MemoryProducer:
+    def __init__(self, log: MemoryLog, transactional_id: str) -> None:
+        self._log, self._id = log, transactional_id
+        self._generation = log.open(transactional_id)
+
+    async def commit(self, records: Sequence[Outgoing]) -> Mapping[TopicPartition, Offset]:
+        await asyncio.sleep(0)
+        written = self._log.append(self._id, self._generation, records)
+        async with self._log.moved:
+            self._log.moved.notify_all()
+        return written
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+class MemorySubscription:
+    def __init__(self, log: MemoryLog, positions: Mapping[TopicPartition, Offset]) -> None:
+        self._log = log
+        self._next = dict(positions)
+        self._turn = deque(self._next)
+
+    async def next(self, max_bytes: int) -> Fetched:
+        while True:
+            for _ in range(len(self._turn)):
+                source = self._turn[0]
+                self._turn.rotate(-1)
+                fetched = self._take(source, max_bytes)
+                if fetched is not None:
+                    return fetched
+            async with self._log.moved:
+                await self._log.moved.wait()
+
+    def _take(self, source: TopicPartition, max_bytes: int) -> Fetched | None:
+        log, start = self._log.log(source), self._next[source]
+        if start >= log.end:
+            return None
+        taken: list[Record] = []
+        size = 0
+        for record in log.records:
+            if record.offset < start:
+                continue
+            if taken and size + len(record.value) > max_bytes:
+                break
+            taken.append(record)
+            size += len(record.value)
+        last = not taken or taken[-1] is log.records[-1]
+        self._next[source] = log.end if last else Offset(taken[-1].offset + 1)
+        return Fetched(source, tuple(taken), self._next[source])
+
+    def lag(self) -> int | None:
+        return sum(self._log.log(source).end - at for source, at in self._next.items())
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+class MemoryBroker:
+    """See `engine.broker.Broker`."""
+
+    def __init__(self, log: MemoryLog) -> None:
+        self._log = log
+
+    async def subscribe(self, positions: Mapping[TopicPartition, Offset]) -> MemorySubscription:
+        return MemorySubscription(self._log, positions)
+
+    async def producer(self, transactional_id: str) -> MemoryProducer:
+        return MemoryProducer(self._log, transactional_id)
+
+    async def read(self, source: TopicPartition, first: Offset, stop: Offset | None = None) -> list[Record]:
+        return [r for r in self._log.log(source).records if r.offset >= first and (stop is None or r.offset < stop)]

@@ -1,0 +1,90 @@
+"""What a job partition's state knows about itself: how far it has come, and a hash of what it holds.
+
+Theory. Offsets, replaylog position and state hash change in the same write batch as the state they describe: there is no moment at which
+they disagree. The hash is the sum, modulo 2^128, of a hash of every entry: it does not depend on order, changes by one subtraction and
+one addition per entry written, and lets a drill compare two states by comparing two numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Final
+
+import msgspec
+
+from fennel_core.hangar.store import Reads, WriteBatch
+from fennel_core.operators.step import Outcome
+from fennel_core.vocab.ids import Offset, TopicName
+
+STATE_FORMAT: Final = 1
+KEY: Final = b"\xffprogress"
+_HASH_BYTES: Final = 16
+_MODULUS: Final = 1 << (8 * _HASH_BYTES)
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder().decode
+
+
+class StateFormatError(Exception):
+    """The local state was written in a format this version does not read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """`offsets`: next record to apply per input topic. `replayed`: next replaylog record to look at."""
+
+    iteration: int
+    replayed: Offset
+    offsets: Mapping[TopicName, Offset]
+    state_hash: int
+
+
+FRESH = Progress(0, Offset(0), {}, 0)
+
+
+def load(reads: Reads) -> Progress:
+    """The progress stored with the state; `FRESH` where there is none."""
+    stored = reads.get_many([KEY])[0]
+    if stored is None:
+        return FRESH
+    state_format, iteration, replayed, offsets, state_hash = _decode(stored)
+    if state_format != STATE_FORMAT:
+        raise StateFormatError(f"state format {state_format} is not {STATE_FORMAT}: rebuild this job partition (recovery DAG)")
+    return Progress(iteration, Offset(replayed), {TopicName(t): Offset(o) for t, o in offsets.items()}, int.from_bytes(state_hash, "big"))
+
+
+def digest(outcome: Outcome) -> bytes:
+    """A digest of the mutations of one iteration: equal exactly when the mutations are (but for collisions)."""
+    hashed = blake2b(digest_size=_HASH_BYTES)
+    for key in sorted(outcome.puts):
+        hashed.update(b"+%d,%d:" % (len(key), len(outcome.puts[key])))
+        hashed.update(key)
+        hashed.update(outcome.puts[key])
+    for key in sorted(outcome.deletes):
+        hashed.update(b"-%d:" % len(key))
+        hashed.update(key)
+    return hashed.digest()
+
+
+def advance(reads: Reads, after: Progress, outcome: Outcome) -> tuple[WriteBatch, Progress]:
+    """The write batch of one iteration; `after` is its progress but for the state hash, which comes back filled in."""
+    touched = [*outcome.puts, *outcome.deletes]
+    state_hash = after.state_hash
+    for key, old in zip(touched, reads.get_many(touched), strict=True):
+        if old is not None:
+            state_hash -= _entry(key, old)
+        new = outcome.puts.get(key)
+        if new is not None:
+            state_hash += _entry(key, new)
+    after = replace(after, state_hash=state_hash % _MODULUS)
+    return WriteBatch({**outcome.puts, KEY: _stored(after)}, outcome.deletes), after
+
+
+def _stored(progress: Progress) -> bytes:
+    hashed = progress.state_hash.to_bytes(_HASH_BYTES, "big")
+    return _encode([STATE_FORMAT, progress.iteration, progress.replayed, dict(progress.offsets), hashed])
+
+
+def _entry(key: bytes, value: bytes) -> int:
+    return int.from_bytes(blake2b(len(key).to_bytes(4, "big") + key + value, digest_size=_HASH_BYTES).digest(), "big")

@@ -1,0 +1,219 @@
+"""The Job Runner: one job partition, from fencing to the end of its ownership.
+
+Theory. Start: fence every earlier owner (open the producer), say so in the replaylog (epoch marker), read the replaylog to its end,
+replay what the state has not applied (same step, same ranges, no output, digests compared), then run live. An iteration reads one batch
+of one input, runs the pure step, commits outputs and marker in one Kafka transaction, and only then applies mutations, offsets and
+replaylog position to state in one write batch. Die at any point: either the transaction did not commit and nothing happened, or it did
+and replay applies it.
+
+A job without outputs has nothing to make atomic: its state is a function of the offsets it holds, so it writes no transaction at all
+(decision record 0003). Clock, threads, broker and store are arguments: the simulation runs this class.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol, TypeVar
+
+import polars as pl
+
+from fennel_core.blueprints.spec import Job
+from fennel_core.engine import progress as progress_of_state
+from fennel_core.engine.broker import Aborted, Broker, Fetched, Outgoing, Producer, Record
+from fennel_core.engine.outputs import messages
+from fennel_core.engine.progress import Progress
+from fennel_core.hangar.store import Hangar
+from fennel_core.operators.step import Outcome, Step
+from fennel_core.replaylog import marker as markers
+from fennel_core.replaylog.marker import EpochMarker, IterationMarker, Range
+from fennel_core.vocab.ids import Epoch, Offset, TopicName
+from fennel_core.vocab.versions import decode
+
+T = TypeVar("T")
+COMMIT_ATTEMPTS = 3
+"""A transaction that was aborted wrote nothing: it is tried again this often before the runner is restarted."""
+
+
+class Pool(Protocol):
+    """Where CPU work runs: a thread in production, the simulation's own order of events in tests."""
+
+    async def run(self, work: Callable[[], T]) -> T: ...
+
+
+class ReplayMismatch(Exception):
+    """Replay did not reproduce what the marker says: state or code is not what it was. The partition must be rebuilt, never go on."""
+
+
+class Superseded(Exception):
+    """The replaylog shows a higher epoch than ours: somebody else owns this job partition."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    iteration_bytes: int
+    environment: str
+    """Hash of the platform's pinned environment, stored in markers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a job partition computes. `apply` is pure; `prepare` runs user code first where the job has any."""
+
+    step: Step
+    version: int
+    prepare: Callable[[pl.DataFrame], Awaitable[Outcome]] | None
+
+
+class Runner:
+    """One ownership of one job partition. `run` returns never; it ends by cancellation or by raising."""
+
+    def __init__(self, job: Job, part: int, epoch: Epoch, work: Work, hangar: Hangar, broker: Broker, pool: Pool, limits: Limits) -> None:
+        self.job, self.part, self.epoch = job, part, epoch
+        self.status = "recovering"
+        self._work, self._hangar, self._broker, self._pool, self._limits = work, hangar, broker, pool, limits
+        self._producer: Producer | None = None
+        self._progress: Progress = progress_of_state.FRESH
+        self._applied: dict[TopicName, Offset] = {}
+        self._lag: Callable[[], int | None] = lambda: None
+        self._moved = asyncio.Event()
+
+    @property
+    def hangar(self) -> Hangar:
+        return self._hangar
+
+    @property
+    def applied(self) -> Mapping[TopicName, Offset]:
+        """Next offset per input topic: everything below is visible to lookups."""
+        return self._applied
+
+    @property
+    def lag(self) -> int | None:
+        """Records not yet applied; None while unknown."""
+        return self._lag()
+
+    @property
+    def step(self) -> Step:
+        return self._work.step
+
+    def behind(self, targets: Mapping[TopicName, Offset]) -> bool:
+        """Is anything below `targets` not applied yet?"""
+        return any(self._applied.get(topic, 0) < offset for topic, offset in targets.items())
+
+    async def moved(self) -> None:
+        """Return when `applied` or `status` has changed."""
+        await self._moved.wait()
+
+    async def run(self) -> None:
+        """Fence, recover, then iterate until cancelled. Raises Fenced, Superseded, Unknown, ReplayMismatch and what the step raises."""
+        self._progress = progress_of_state.load(self._hangar)
+        if self.job.outputs:
+            self._producer = await self._broker.producer(f"{self.job.id}-{self.part}")
+            try:
+                await self._recover(self._producer)
+                await self._live()
+            finally:
+                await self._producer.close()
+        else:
+            await self._live()
+
+    async def _recover(self, producer: Producer) -> None:
+        written = await producer.commit([self._to_replaylog(EpochMarker(self.epoch))])
+        end = written[(self.job.replaylog, self.part)]
+        log = await self._broker.read((self.job.replaylog, self.part), self._progress.replayed, end)
+        found = [(record.offset, markers.decode(record.value)) for record in log]
+        highest = max((marker.epoch for _, marker in found), default=self.epoch)
+        if highest > self.epoch:
+            raise Superseded(f"epoch {highest} is at the end of the replaylog, ours is {self.epoch}")
+        for offset, marker in found:
+            if isinstance(marker, IterationMarker):
+                await self._replay(marker, Offset(offset + 1))
+        self._progress = await self._store(self._progress.iteration, Outcome(), {}, end)
+
+    async def _replay(self, marker: IterationMarker, replayed: Offset) -> None:
+        """Apply what an earlier owner committed and did not apply; emits nothing."""
+        outcome = Outcome()
+        if marker.digest != progress_of_state.digest(outcome):
+            for covered in marker.ranges:
+                records = await self._broker.read((covered.topic, self.part), covered.first, covered.next)
+                outcome = await self._apply(self.job.inputs.index(covered.topic), [r for r in records if r.control is None])
+            if progress_of_state.digest(outcome) != marker.digest:
+                raise ReplayMismatch(
+                    f"iteration {marker.iteration} replayed to other mutations than it made (step version {marker.step_version} then, "
+                    f"{self._work.version} now; environment {marker.environment} then, {self._limits.environment} now): "
+                    "rebuild this job partition from an older snapshot with the recovery DAG"
+                )
+        self._progress = await self._store(marker.iteration, outcome, {r.topic: r.next for r in marker.ranges}, replayed)
+
+    async def _live(self) -> None:
+        offsets = {topic: self._progress.offsets.get(topic, Offset(0)) for topic in self.job.inputs}
+        self._applied = dict(offsets)
+        subscription = await self._broker.subscribe({(topic, self.part): offset for topic, offset in offsets.items()})
+        self._lag = subscription.lag
+        self.status = "running"
+        self._announce()
+        try:
+            while True:
+                fetched = await subscription.next(self._limits.iteration_bytes)
+                data = [record for record in fetched.records if record.control is None]
+                if data:
+                    await self._iterate(fetched, data)
+                self._applied[fetched.source[0]] = fetched.next
+                self._announce()
+        finally:
+            self.status = "stopped"
+            self._lag = lambda: None
+            self._announce()
+            await subscription.close()
+
+    async def _iterate(self, fetched: Fetched, data: Sequence[Record]) -> None:
+        topic = fetched.source[0]
+        first = self._progress.offsets.get(topic, Offset(0))
+        assert data[0].offset >= first, f"record {data[0].offset} of {topic} was applied before (next is {first})"
+        outcome = await self._apply(self.job.inputs.index(topic), data)
+        assert self._producer is not None or not (outcome.emits or outcome.dead), "a job without outputs emits nothing"
+        replayed = self._progress.replayed
+        if self._producer is not None:
+            replayed = await self._commit(self._producer, outcome, Range(topic, first, fetched.next))
+        self._progress = await self._store(self._progress.iteration + 1, outcome, {topic: fetched.next}, replayed)
+
+    async def _apply(self, source: int, data: Sequence[Record]) -> Outcome:
+        if self._work.prepare is not None:
+            return await self._work.prepare(await self._pool.run(partial(_frame, data)))
+        return await self._pool.run(lambda: self._work.step.apply(self._hangar, source, _frame(data)))
+
+    async def _commit(self, producer: Producer, outcome: Outcome, covered: Range) -> Offset:
+        digest = progress_of_state.digest(outcome)
+        iteration = self._progress.iteration + 1
+        state_format = progress_of_state.STATE_FORMAT
+        marker = IterationMarker(self.epoch, iteration, (covered,), self._work.version, state_format, self._limits.environment, digest)
+        outgoing = await self._pool.run(lambda: messages(self.job, self.part, outcome.emits, outcome.dead))
+        outgoing.append(self._to_replaylog(marker))
+        for attempt in range(1, COMMIT_ATTEMPTS + 1):
+            try:
+                return (await producer.commit(outgoing))[(self.job.replaylog, self.part)]
+            except Aborted:
+                if attempt == COMMIT_ATTEMPTS:
+                    raise
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    async def _store(self, iteration: int, outcome: Outcome, offsets: Mapping[TopicName, Offset], replayed: Offset) -> Progress:
+        """Apply an iteration to state. The write itself runs on this thread, which also serves lookups: they never see half of it."""
+        after = replace(self._progress, iteration=iteration, replayed=replayed, offsets={**self._progress.offsets, **offsets})
+        batch, after = await self._pool.run(partial(progress_of_state.advance, self._hangar, after, outcome))
+        self._hangar.write(batch)
+        return after
+
+    def _to_replaylog(self, marker: markers.Marker) -> Outgoing:
+        return Outgoing(self.job.replaylog, self.part, markers.encode(marker))
+
+    def _announce(self) -> None:
+        moved, self._moved = self._moved, asyncio.Event()
+        moved.set()
+
+
+def _frame(data: Sequence[Record]) -> pl.DataFrame:
+    frames = [decode(record.value) for record in data]
+    return frames[0] if len(frames) == 1 else pl.concat(frames, how="vertical")

@@ -1,0 +1,82 @@
+"""What a slot answers: lookups from the state it owns, how far its job partitions have come, and waiting for them to get further.
+
+Theory. Everything runs on the slot's event loop, which also applies write batches, so an answer never sees half an iteration. A slot
+whose lease has ended on the monotonic clock answers nothing: another may own its partitions by now. Requests name what they want by (job,
+partition) and every refusal has a code: `moved` (ask the owner anew), `parked` (the job failed; the text says how).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Protocol, cast
+
+from fennel_core.connections.frames import RemoteError
+from fennel_core.engine.runner import Runner
+from fennel_core.engine.supervisor import Supervisor
+from fennel_core.operators.step import Served
+from fennel_core.vocab.ids import JobId, Micros, Offset, PartitionIndex, TopicName
+
+Item = tuple[str, int]
+
+
+class Scans(Protocol):
+    """A served step that can also list what it holds."""
+
+    def rows(self, reads: Any, as_of: Micros, limit: int) -> list[tuple[bytes, bytes]]: ...
+
+
+class SlotService:
+    """Handler of `connections.frames.serve`."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
+
+    async def __call__(self, op: str, argument: Any) -> object:
+        match op:
+            case "lookup":
+                return [self._lookup(*item) for item in argument["items"]]
+            case "positions":
+                return [dict(self._runner(job, part).applied) for job, part in argument["items"]]
+            case "wait":
+                return await self._wait(argument["items"], argument["timeout_ms"])
+            case "scan":
+                return self._scan(argument["job"], argument["part"], argument["as_of"], argument["limit"])
+            case _:
+                raise RemoteError("unknown-op", f"a slot does not know `{op}`: query server and engine are of different versions")
+
+    def _runner(self, job: str, part: int) -> Runner:
+        hosted = self._supervisor.hosted.get((JobId(job), PartitionIndex(part)))
+        if hosted is None or hosted.lost or not self._supervisor.lease_is_live():
+            raise RemoteError("moved", f"{job}[{part}] is not owned here")
+        if hosted.error is not None:
+            raise RemoteError("parked", f"{job}[{part}] is parked: {hosted.error}")
+        if hosted.runner is None or hosted.runner.status != "running":
+            raise RemoteError("moved", f"{job}[{part}] is recovering")
+        return hosted.runner
+
+    def _lookup(self, job: str, part: int, keys: Sequence[bytes], as_of: int | Sequence[int]) -> list[bytes | None]:
+        runner = self._runner(job, part)
+        step = cast(Served, runner.step)
+        times = [Micros(as_of)] * len(keys) if isinstance(as_of, int) else [Micros(t) for t in as_of]
+        return step.lookup(runner.hangar, keys, times)
+
+    def _scan(self, job: str, part: int, as_of: int, limit: int) -> list[tuple[bytes, bytes]]:
+        runner = self._runner(job, part)
+        return cast(Scans, runner.step).rows(runner.hangar, Micros(as_of), limit)
+
+    async def _wait(self, items: Sequence[tuple[str, int, dict[str, int]]], timeout_ms: int) -> list[Item]:
+        """The items that are still behind at the deadline."""
+
+        async def behind(job: str, part: int, targets: dict[str, int]) -> Item | None:
+            wanted = {TopicName(topic): Offset(offset) for topic, offset in targets.items()}
+            try:
+                async with asyncio.timeout(timeout_ms / 1000):
+                    while (runner := self._runner(job, part)).behind(wanted):
+                        await runner.moved()
+            except TimeoutError:
+                return job, part
+            return None
+
+        found = await asyncio.gather(*(behind(*item) for item in items))
+        return [item for item in found if item is not None]

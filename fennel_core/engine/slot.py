@@ -1,0 +1,98 @@
+"""A slot: one process, one event loop, one supervisor; what a long-lived Spark task runs.
+
+Theory. Everything a slot needs is in the settings it is handed, so the same function runs under Spark, or alone in a test. The slot ends
+when the registry says so (the host asked), when its host process is gone, or when it is cancelled; it then hands its leases back, so that
+others go on at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import time
+from functools import partial
+from importlib.metadata import distributions
+from typing import Final
+
+import structlog
+
+from fennel_core.bank.postgres_registry import PostgresRegistry
+from fennel_core.bank.registry import Slot
+from fennel_core.connections import frames, postgres, secrets
+from fennel_core.engine.kafka import KafkaBroker
+from fennel_core.engine.runner import Limits
+from fennel_core.engine.service import SlotService
+from fennel_core.engine.supervisor import Supervisor
+from fennel_core.engine.workshop import RocksStores, SlotWorkshop, ThreadPool
+from fennel_core.executors.client import Callbacks, Executors
+from fennel_core.settings.model import Settings
+from fennel_core.telemetry import logs
+from fennel_core.vocab.ids import EngineId, Millis, SlotId, WorkspaceId
+
+PARENT_CHECK_S: Final = 0.5
+log = structlog.get_logger(__name__)
+
+
+class SystemClock:
+    """The clock of production."""
+
+    def monotonic_ms(self) -> int:
+        return time.monotonic_ns() // 1_000_000
+
+    async def sleep(self, ms: int) -> None:
+        await asyncio.sleep(ms / 1000)
+
+
+def environment_hash() -> str:
+    """Which packages this platform runs on, in 16 hex digits: stored in replaylog markers."""
+    pins = sorted(f"{d.metadata['Name']}=={d.version}" for d in distributions())
+    return hashlib.sha256("\n".join(pins).encode()).hexdigest()[:16]
+
+
+async def run_slot(settings: Settings, engine: EngineId, number: int) -> None:
+    """Run slot `number` of `engine` until it is told to stop."""
+    logs.configure(f"slot-{number}", settings.log_level, hidden=logs.secrets_of(settings))
+    dsn = settings.postgres_dsn.get_secret_value()
+    address = settings.sockets_dir / f"{engine}-{number}.sock"
+    address.parent.mkdir(parents=True, exist_ok=True)
+    address.unlink(missing_ok=True)
+    # A name that no earlier life of this slot had: leases of a dead process lapse, they are never taken for ours.
+    slot = Slot(SlotId(f"{engine}-{number}-{os.getpid()}-{time.time_ns() // 1_000_000:x}"), engine, str(address.resolve()))
+    async with postgres.pool(dsn, name=f"slot-{number}", size=4) as pool, Executors(settings.executors_socket) as executors:
+        registry = PostgresRegistry(pool)
+        broker = KafkaBroker(settings)
+        sealer = secrets.Sealer.from_file(settings.secrets_key_file) if settings.secrets_key_file else None
+
+        def callbacks(workspace: WorkspaceId) -> Callbacks:
+            return Callbacks(secret=partial(secrets.get, pool, sealer, workspace) if sealer else None)
+
+        stores = RocksStores(settings.state_dir, settings.state_cache_bytes)
+        limits = Limits(settings.iteration_bytes, environment_hash())
+        workshop = SlotWorkshop(registry, broker, stores, executors, callbacks, limits, ThreadPool())
+        supervisor = Supervisor(slot, registry, workshop, SystemClock(), Millis(settings.lease_ms), settings.supervisor_poll_ms)
+        server = await frames.serve(str(address), SlotService(supervisor))
+        helpers = [asyncio.create_task(_wake(dsn, supervisor)), asyncio.create_task(_stop_with_host(supervisor))]
+        log.info("slot is up", slot=slot.id, address=slot.address)
+        try:
+            await supervisor.run()
+        finally:
+            for helper in helpers:
+                helper.cancel()
+            server.close()
+            await broker.close()
+            await asyncio.to_thread(address.unlink, missing_ok=True)
+            log.info("slot is down", slot=slot.id)
+
+
+async def _wake(dsn: str, supervisor: Supervisor) -> None:
+    async for _ in postgres.listen(dsn, ["registry"], name="slot-wake"):
+        supervisor.wake.set()
+
+
+async def _stop_with_host(supervisor: Supervisor) -> None:
+    """Spark's worker daemon is our parent: when it is gone, so is the engine, and an orphan must not go on."""
+    parent = os.getppid()
+    while os.getppid() == parent:  # noqa: ASYNC110  # the death of a parent can only be polled
+        await asyncio.sleep(PARENT_CHECK_S)
+    supervisor.stop.set()

@@ -1,0 +1,244 @@
+"""The Job Supervisor of one slot: keeps running exactly the job partitions that this slot owns.
+
+Theory. It polls the registry (and is woken by it), decides per job partition with the pure rules of `schedule`, and makes what runs equal
+to what was decided. Leases are renewed by a task of their own, so that a long poll cannot lose them. A lease is trusted only until its
+end on this process's monotonic clock, counted from before the renewal was asked for. Whatever ends a runner is either a loss of ownership
+(drop it; claim again if it is still ours), a passing fault (start again under the same epoch) or a failure of the job (park it with its
+error, try again with back-off): a job that fails blocks nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+import structlog
+
+from fennel_core.bank.registry import JobPartition, Registered, Registry, Report, Slot
+from fennel_core.engine.broker import BrokerError, Fenced
+from fennel_core.engine.runner import Runner, Superseded
+from fennel_core.schedule.lease import Claim, HandOver, Keep, Leave, decide
+from fennel_core.schedule.ownership import preferred
+from fennel_core.vocab.ids import Epoch, JobId, Millis, PartitionIndex
+
+log = structlog.get_logger(__name__)
+
+SETTLING_MS: Final = 50
+"""How often runners' reports are looked at while any of them is not yet running without lag."""
+FIRST_BACKOFF_MS: Final = 500
+LARGEST_BACKOFF_MS: Final = 30_000
+HEALTHY_AFTER_MS: Final = 60_000
+"""A runner that lived this long starts its back-off anew."""
+
+
+class Clock(Protocol):
+    def monotonic_ms(self) -> int: ...
+
+    async def sleep(self, ms: int) -> None: ...
+
+
+class Workshop(Protocol):
+    """Makes runners and keeps their stores."""
+
+    async def make(self, job: JobId, part: PartitionIndex, epoch: Epoch) -> Runner | None:
+        """A runner over the job partition's local state; None when the registry no longer knows the job."""
+        ...
+
+    async def close(self, runner: Runner) -> None:
+        """Release the runner's store, keeping its local state."""
+        ...
+
+    def stored(self) -> set[JobId]:
+        """Jobs with local state on this machine."""
+        ...
+
+    async def forget(self, job: JobId) -> None:
+        """Remove a job's local state."""
+        ...
+
+
+@dataclass(slots=True)
+class Hosted:
+    """One job partition this slot runs."""
+
+    epoch: Epoch
+    task: asyncio.Task[None] | None = None
+    runner: Runner | None = None
+    error: str | None = None
+    lost: bool = False
+    reported: Report | None = None
+    backoff_ms: int = FIRST_BACKOFF_MS
+
+    def report(self) -> Report:
+        if self.error is not None:
+            return Report("parked", None, self.error)
+        if self.runner is None:
+            return Report("recovering", None, None)
+        return Report(self.runner.status, self.runner.lag, None)
+
+
+@dataclass(slots=True)
+class Supervisor:
+    slot: Slot
+    registry: Registry
+    workshop: Workshop
+    clock: Clock
+    lease_ms: Millis
+    poll_ms: int
+    hosted: dict[JobPartition, Hosted] = field(default_factory=dict)
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _lease_until_ms: int = 0
+
+    def lease_is_live(self) -> bool:
+        """May this slot still answer reads?"""
+        return self.clock.monotonic_ms() < self._lease_until_ms
+
+    async def run(self) -> None:
+        """Until `stop` is set (by the registry or by the host); then hand everything back."""
+        await self._renew()
+        async with asyncio.TaskGroup() as group:
+            helpers = [group.create_task(self._renewals()), group.create_task(self._reports())]
+            while not self.stop.is_set():
+                await self._guarded(self.tick)
+                await self._pause()
+            for helper in helpers:
+                helper.cancel()
+        await self.shut_down()
+
+    async def shut_down(self) -> None:
+        """Stop every runner and give every lease back."""
+        await asyncio.gather(*(self._stop(key) for key in list(self.hosted)))
+        await self._guarded(lambda: self.registry.leave(self.slot.id))
+
+    async def tick(self) -> None:
+        """Read the registry once and act on it."""
+        stored = self.workshop.stored()  # before the read: what is on disk now and unknown then, is nobody's
+        seen = await self.registry.read(self.slot.id)
+        if seen.stopping:
+            self.stop.set()
+            return
+        wanted, leaving = self._decisions(seen)
+        if leaving:
+            held = [(key, self.hosted[key].epoch) for key in leaving]
+            await asyncio.gather(*(self._stop(key) for key in leaving))
+            await self.registry.release(held, self.slot.id)
+        if wanted:
+            for key, epoch in (await self.registry.claim(wanted, self.slot.id, self.lease_ms)).items():
+                await self._stop(key)
+                self._start(key, epoch)
+        for job in stored - {entry.id for entry in seen.jobs}:
+            await self.workshop.forget(job)
+
+    def _decisions(self, seen: Registered) -> tuple[list[tuple[JobPartition, Epoch]], list[JobPartition]]:
+        wanted: list[tuple[JobPartition, Epoch]] = []
+        kept: set[JobPartition] = set()
+        for entry in seen.jobs:
+            for part, lease in entry.leases.items():
+                key = (entry.id, part)
+                hosted = self.hosted.get(key)
+                running = hosted.epoch if hosted is not None and not hosted.lost else None
+                best = preferred(entry.id, part, seen.slots) if entry.desired == "run" else None
+                match decide(self.slot.id, lease, running, best):
+                    case Keep() if entry.desired == "run":
+                        kept.add(key)
+                    case Claim(epoch):
+                        kept.add(key)
+                        wanted.append((key, epoch))
+                    case Keep() | HandOver() | Leave():
+                        pass
+        return wanted, [key for key in self.hosted if key not in kept]
+
+    def _start(self, key: JobPartition, epoch: Epoch) -> None:
+        hosted = Hosted(epoch)
+        self.hosted[key] = hosted
+        hosted.task = asyncio.create_task(self._host(key, hosted), name=f"{key[0]}-{key[1]}")
+
+    async def _stop(self, key: JobPartition) -> None:
+        hosted = self.hosted.pop(key, None)
+        if hosted is None or hosted.task is None:
+            return
+        hosted.task.cancel()
+        await asyncio.wait([hosted.task])
+
+    async def _host(self, key: JobPartition, hosted: Hosted) -> None:
+        bound = log.bind(job=key[0], part=key[1], epoch=hosted.epoch, slot=self.slot.id)
+        while not hosted.lost:
+            started = self.clock.monotonic_ms()
+            try:
+                await self._run_once(key, hosted)
+            except (Fenced, Superseded) as newer:
+                bound.warning("ownership lost", error=str(newer))
+                hosted.lost = True
+                self.wake.set()
+            except BrokerError as passing:
+                bound.warning("runner restarts", error=str(passing))
+            except Exception as failed:  # noqa: BLE001  # the supervisor's last line: one job's failure parks that job
+                bound.exception("job parked")
+                hosted.error = f"{type(failed).__name__}: {failed}"
+            if self.clock.monotonic_ms() - started > HEALTHY_AFTER_MS:
+                hosted.backoff_ms = FIRST_BACKOFF_MS
+            if not hosted.lost:
+                await self.clock.sleep(hosted.backoff_ms)
+                hosted.backoff_ms = min(hosted.backoff_ms * 2, LARGEST_BACKOFF_MS)
+
+    async def _run_once(self, key: JobPartition, hosted: Hosted) -> None:
+        runner = await self.workshop.make(*key, hosted.epoch)
+        if runner is None:
+            hosted.lost = True
+            return
+        hosted.runner = runner
+        hosted.error = None
+        try:
+            await runner.run()
+        finally:
+            hosted.runner = None
+            await self.workshop.close(runner)
+
+    async def _renewals(self) -> None:
+        while True:
+            await self.clock.sleep(self.lease_ms // 3)
+            await self._guarded(self._renew)
+
+    async def _renew(self) -> None:
+        asked = self.clock.monotonic_ms()
+        await self.registry.heartbeat(self.slot, self.lease_ms)
+        self._lease_until_ms = asked + self.lease_ms
+
+    async def _reports(self) -> None:
+        while True:
+            await self._guarded(self._report)
+            settled = all(h.reported is not None and h.reported.status == "running" and h.reported.lag == 0 for h in self.hosted.values())
+            await self.clock.sleep(self.poll_ms // 2 if settled else SETTLING_MS)
+
+    async def _report(self) -> None:
+        changed = {key: (h.epoch, report) for key, h in self.hosted.items() if (report := h.report()) != h.reported}
+        if not changed:
+            return
+        await self.registry.report(changed, self.slot.id)
+        for key, (epoch, report) in changed.items():
+            hosted = self.hosted.get(key)
+            if hosted is not None and hosted.epoch == epoch:
+                hosted.reported = report
+
+    async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
+        """The registry may be away for a while: runners go on (fencing protects the log), reads stop when the lease ends."""
+        try:
+            await work()
+        except Exception:  # the supervisor's last line: log, and try again at the next turn
+            log.exception("registry turn failed", slot=self.slot.id)
+
+    async def _pause(self) -> None:
+        """Until woken, stopped, or the poll's time."""
+        async with asyncio.TaskGroup() as group:
+            waits = [group.create_task(wait) for wait in (_set(self.wake), _set(self.stop), self.clock.sleep(self.poll_ms))]
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for wait in waits:
+                wait.cancel()
+        self.wake.clear()
+
+
+async def _set(event: asyncio.Event) -> None:
+    await event.wait()

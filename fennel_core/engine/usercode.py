@@ -1,0 +1,89 @@
+"""Jobs that run user code: the frame goes to an executor, what comes back becomes signed versions again.
+
+Theory. User code is never fused into a stateful step: its output is a topic, so replay never runs it. A row on which the code raises is
+found by halving the batch and goes to the dead letters with the reason; the rest goes on. A crash, a time-out or a failed import says
+nothing about any row, so it is raised and parks the job. On a keyed dataset a row that a filter rejects becomes a tombstone, so that the
+key disappears.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import assert_never
+
+import polars as pl
+import pyarrow as pa
+
+from fennel_core.executors.calls import Assign, ExecutorCall, Filter, Transform
+from fennel_core.executors.errors import UserCodeError
+from fennel_core.operators.spec import UserCode
+from fennel_core.operators.step import DeadRows, Emit, Outcome
+from fennel_core.vocab.versions import GONE, META
+
+Run = Callable[[ExecutorCall, pl.DataFrame], Awaitable[pa.Table]]
+ROW = "__row"
+
+
+def call_of(spec: UserCode, entity: str) -> ExecutorCall:
+    """The executor call of a user code step."""
+    match spec.kind:
+        case "transform":
+            return Transform(spec.code, entity, spec.input.fields, spec.output.fields)
+        case "filter":
+            return Filter(spec.code, entity, spec.input.fields)
+        case "assign":
+            assert spec.column is not None, "an assign names its column"
+            return Assign(spec.code, entity, spec.input.fields, spec.column)
+        case other:
+            raise ValueError(f"`{other}` is not a kind of user code")
+
+
+async def apply(run: Run, spec: UserCode, entity: str, batch: pl.DataFrame) -> Outcome:
+    """What the user code makes of a batch of signed versions."""
+    call = call_of(spec, entity)
+    gone = batch.filter(pl.col(GONE))
+    good, dead = await _good(run, call, batch.filter(~pl.col(GONE)), spec)
+    tombstones = [_tombstones(spec, gone)] if len(gone) else []
+    emitted = [frame for frame in (*good, *tombstones) if len(frame)]
+    emits = (Emit(0, pl.concat(emitted, how="vertical")),) if emitted else ()
+    return Outcome(emits=emits, dead=tuple(dead))
+
+
+async def _good(run: Run, call: ExecutorCall, rows: pl.DataFrame, spec: UserCode) -> tuple[list[pl.DataFrame], list[DeadRows]]:
+    if rows.is_empty():
+        return [], []
+    try:
+        return [_rows(call, spec, rows, await run(call, rows.drop(META)))], []
+    except UserCodeError as raised:
+        if len(rows) == 1:
+            return [], [DeadRows(str(raised), rows)]
+    middle = len(rows) // 2
+    left, left_dead = await _good(run, call, rows[:middle], spec)
+    right, right_dead = await _good(run, call, rows[middle:], spec)
+    return left + right, left_dead + right_dead
+
+
+def _rows(call: ExecutorCall, spec: UserCode, rows: pl.DataFrame, answer: pa.Table) -> pl.DataFrame:
+    made = pl.DataFrame(pl.from_arrow(answer))
+    match call:
+        case Transform():
+            order = made.get_column(ROW)
+            return made.drop(ROW).select(spec.output.names).hstack(rows.select(META)[order])
+        case Filter():
+            kept = rows[made.get_column(ROW)]
+            if not spec.output.keyed:
+                return kept
+            refused = rows.with_row_index(ROW).filter(~pl.col(ROW).is_in(made.get_column(ROW).implode())).drop(ROW)
+            return pl.concat([kept, _tombstones(spec, refused)], how="vertical")
+        case Assign(column=column):
+            return rows.with_columns(made.get_column(column.name)).select(*spec.output.names, *META)
+        case other:
+            assert_never(other)  # type: ignore[arg-type]  # a pipeline has no other kinds of user code
+
+
+def _tombstones(spec: UserCode, rows: pl.DataFrame) -> pl.DataFrame:
+    """The rows' keys, times and positions under the output's schema, with null values."""
+    empty = pl.DataFrame(pl.from_arrow(spec.output.arrow().empty_table())).schema
+    values = [pl.lit(None, dtype=empty[name]).alias(name) for name in spec.output.value_names]
+    absent = rows.with_columns(*values, pl.lit(True).alias(GONE))
+    return absent.select(*spec.output.names, *META)

@@ -1,0 +1,101 @@
+"""Makes runners for a supervisor: from the registry's spec, the operators' steps, local state and the log."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import polars as pl
+from rocksdict import Cache
+
+from fennel_core.bank.registry import Registry
+from fennel_core.blueprints.spec import Job
+from fennel_core.engine import usercode
+from fennel_core.engine.broker import Broker
+from fennel_core.engine.runner import Limits, Pool, Runner, Work
+from fennel_core.executors.client import Callbacks, Executors
+from fennel_core.hangar.rocks import RocksHangar
+from fennel_core.hangar.store import Hangar
+from fennel_core.operators.build import build, step_version
+from fennel_core.operators.spec import UserCode
+from fennel_core.operators.step import Outcome
+from fennel_core.vocab import canonical
+from fennel_core.vocab.ids import Epoch, JobId, PartitionIndex, WorkspaceId
+
+T = TypeVar("T")
+SecretOf = Callable[[WorkspaceId], Callbacks]
+
+
+class ThreadPool:
+    """One worker thread: a slot has one core, and one thread at a time keeps Polars' results in order."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="step")
+
+    async def run(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+class RocksStores:
+    """Local state: `<root>/<job>/<part>`, a RocksDB each, one block cache for all."""
+
+    def __init__(self, root: Path, cache_bytes: int) -> None:
+        self._root = root
+        self._cache = Cache(cache_bytes)
+
+    def open(self, job: JobId, part: PartitionIndex) -> Hangar:
+        return RocksHangar(self._root / job / str(part), self._cache)
+
+    def stored(self) -> set[JobId]:
+        return {JobId(path.name) for path in self._root.iterdir()} if self._root.exists() else set()
+
+    def forget(self, job: JobId) -> None:
+        shutil.rmtree(self._root / job, ignore_errors=True)
+
+
+class SlotWorkshop:
+    """See `engine.supervisor.Workshop`."""
+
+    def __init__(
+        self, registry: Registry, broker: Broker, stores: RocksStores, executors: Executors, callbacks: SecretOf, limits: Limits, pool: Pool
+    ) -> None:
+        self._registry, self._broker, self._stores, self._limits, self._pool = registry, broker, stores, limits, pool
+        self._executors, self._callbacks = executors, callbacks
+        self._specs: dict[JobId, Job] = {}
+
+    async def make(self, job: JobId, part: PartitionIndex, epoch: Epoch) -> Runner | None:
+        spec = self._specs.get(job)
+        if spec is None:
+            stored = await self._registry.spec(job)
+            if stored is None:
+                return None
+            spec = self._specs[job] = canonical.loads(stored, Job)
+        work = Work(build(spec.step), step_version(spec.step), self._prepare(spec))
+        hangar = await self._pool.run(partial(self._stores.open, job, part))
+        return Runner(spec, part, epoch, work, hangar, self._broker, self._pool, self._limits)
+
+    def _prepare(self, job: Job) -> Callable[[pl.DataFrame], Awaitable[Outcome]] | None:
+        step = job.step
+        if not isinstance(step, UserCode):
+            return None
+        run = partial(self._executors.run, callbacks=self._callbacks(job.workspace))
+
+        async def prepare(batch: pl.DataFrame) -> Outcome:
+            return await usercode.apply(run, step, job.title, batch)
+
+        return prepare
+
+    async def close(self, runner: Runner) -> None:
+        await self._pool.run(runner.hangar.close)
+
+    def stored(self) -> set[JobId]:
+        return self._stores.stored()
+
+    async def forget(self, job: JobId) -> None:
+        self._specs.pop(job, None)
+        await self._pool.run(partial(self._stores.forget, job))

@@ -1,0 +1,1 @@
+"""The replaylog: one marker per iteration, from which a lost state is replayed without emitting anything twice."""

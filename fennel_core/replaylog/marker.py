@@ -1,0 +1,86 @@
+"""Markers: what each iteration of a job partition did, as a message on its replaylog.
+
+Theory. A marker commits in the same Kafka transaction as the outputs it stands for. So a committed marker says: the outputs of exactly
+these input ranges exist. After a crash the state is behind the replaylog by at most the iterations it had not applied; replay runs the
+same step over the same ranges, emits nothing, and must arrive at the same digest of mutations. An epoch marker opens each ownership; a
+reader that finds a higher epoch than its own is a zombie.
+
+Bytes: msgpack array `[FORMAT, kind, epoch, iteration, ranges, step_version, state_format, environment, digest]`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from fennel_core.vocab.ids import Epoch, Offset, TopicName
+
+FORMAT: Final = 1
+_EPOCH: Final = "epoch"
+_ITERATION: Final = "iteration"
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder().decode
+
+
+class MarkerFormatError(Exception):
+    """A marker this version cannot read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Records [first, next) of this job partition's share of `topic`."""
+
+    topic: TopicName
+    first: Offset
+    next: Offset
+
+
+@dataclass(frozen=True, slots=True)
+class EpochMarker:
+    """The first thing an owner commits."""
+
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class IterationMarker:
+    epoch: Epoch
+    iteration: int
+    """Counts from 1 over the life of the job partition, across epochs."""
+    ranges: tuple[Range, ...]
+    step_version: int
+    state_format: int
+    environment: str
+    """Hash of the platform's pinned environment: explains a digest that differs after an upgrade."""
+    digest: bytes
+    """Of the mutations this iteration made to state."""
+
+
+Marker = EpochMarker | IterationMarker
+
+
+def encode(marker: Marker) -> bytes:
+    """The message value of a marker."""
+    match marker:
+        case EpochMarker(epoch):
+            return _encode([FORMAT, _EPOCH, epoch])
+        case IterationMarker():
+            ranges = [[r.topic, r.first, r.next] for r in marker.ranges]
+            rest = [marker.step_version, marker.state_format, marker.environment, marker.digest]
+            return _encode([FORMAT, _ITERATION, marker.epoch, marker.iteration, ranges, *rest])
+
+
+def decode(value: bytes) -> Marker:
+    """The marker in a message value; MarkerFormatError when another version wrote it."""
+    fields = _decode(value)
+    if fields[0] != FORMAT:
+        raise MarkerFormatError(
+            f"replaylog marker format {fields[0]} is not {FORMAT}: run the version that wrote it, or rebuild the job partition"
+        )
+    if fields[1] == _EPOCH:
+        return EpochMarker(Epoch(fields[2]))
+    epoch, iteration, ranges, step_version, state_format, environment, digest = fields[2:]
+    parsed = tuple(Range(TopicName(t), Offset(a), Offset(b)) for t, a, b in ranges)
+    return IterationMarker(Epoch(epoch), iteration, parsed, step_version, state_format, environment, digest)

@@ -1,0 +1,41 @@
+"""Fixtures every test may ask for: the real local platform, started once and left as it was found."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+
+def cli(*arguments: str) -> str:
+    """Run the project's own command line; its output."""
+    done = subprocess.run([sys.executable, "-m", "fennel_core.apps.cli", *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"fennel-core {' '.join(arguments)} failed:\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def _started(*arguments: str) -> Iterator[None]:
+    before = dict(os.environ)
+    cli("up", *arguments)
+    for line in cli("env", "--all").splitlines():
+        name, _, value = shlex.split(line.removeprefix("export "))[0].partition("=")
+        os.environ[name] = value
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture(scope="session")
+def infra() -> Iterator[None]:
+    """Postgres, Kafka and S3 are up, and their addresses are in the environment."""
+    yield from _started("--only", "infra")
+
+
+@pytest.fixture(scope="session")
+def platform(infra: None) -> Iterator[None]:
+    """Every part of the platform is up."""
+    yield from _started()

@@ -1,0 +1,143 @@
+"""One suite for the log's twin and for Kafka: what a runner may rely on."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from fennel_core.connections.kafka import client_config
+from fennel_core.engine.broker import Broker, Fenced, Fetched, Outgoing, Subscription, TopicPartition
+from fennel_core.engine.kafka import KafkaBroker
+from fennel_core.engine.memory_broker import MemoryBroker, MemoryLog
+from fennel_core.settings.model import Settings
+from fennel_core.vocab.ids import Offset, TopicName
+
+MAX_BYTES = 1_000_000
+START = Offset(0)
+
+
+@pytest.fixture(params=["memory", pytest.param("kafka", marks=pytest.mark.platform)])
+async def broker(request: pytest.FixtureRequest) -> AsyncIterator[Broker]:
+    if request.param == "memory":
+        yield MemoryBroker(MemoryLog())
+        return
+    request.getfixturevalue("infra")
+    kafka = KafkaBroker(Settings())
+    yield kafka
+    await kafka.close()
+
+
+@pytest.fixture
+async def topic(request: pytest.FixtureRequest, broker: Broker) -> AsyncIterator[TopicName]:
+    name = TopicName(f"test.{uuid.uuid4().hex[:12]}")
+    if isinstance(broker, MemoryBroker):
+        yield name
+        return
+    admin = AdminClient(client_config(Settings()))
+    (created,) = admin.create_topics([NewTopic(name, 2, 1)]).values()
+    created.result(10)
+    yield name
+    admin.delete_topics([name])
+
+
+def at(topic: TopicName, partition: int = 0) -> TopicPartition:
+    return (topic, partition)
+
+
+def values(fetched: list[Fetched]) -> list[bytes]:
+    return [record.value for part in fetched for record in part.records]
+
+
+async def take(subscription: Subscription, count: int) -> list[Fetched]:
+    """Read until `count` records have come."""
+    got: list[Fetched] = []
+    async with asyncio.timeout(20):
+        while len(values(got)) < count:
+            got.append(await subscription.next(MAX_BYTES))
+    return got
+
+
+async def write(broker: Broker, topic: TopicName, *texts: bytes, partition: int = 0) -> Offset:
+    producer = await broker.producer(f"{topic}-{uuid.uuid4().hex}")
+    written = await producer.commit([Outgoing(topic, partition, text) for text in texts])
+    return written[(topic, partition)]
+
+
+async def test_records_come_in_order_from_the_position_asked_for(broker: Broker, topic: TopicName) -> None:
+    await write(broker, topic, b"a", b"b", b"c")
+    subscription = await broker.subscribe({at(topic): Offset(1)})
+    assert values(await take(subscription, 2)) == [b"b", b"c"]
+
+
+async def test_records_written_after_subscribing_arrive(broker: Broker, topic: TopicName) -> None:
+    subscription = await broker.subscribe({at(topic, 0): START, at(topic, 1): START})
+    await write(broker, topic, b"a", partition=0)
+    await write(broker, topic, b"b", partition=1)
+    assert sorted(values(await take(subscription, 2))) == [b"a", b"b"]
+
+
+async def test_a_reader_learns_that_it_has_passed_the_transaction_marker(broker: Broker, topic: TopicName) -> None:
+    end = await write(broker, topic, b"a")
+    subscription = await broker.subscribe({at(topic): START})
+    async with asyncio.timeout(20):
+        position = START
+        while position < end + 1:
+            position = (await subscription.next(MAX_BYTES)).next
+    assert position == end + 1
+    assert subscription.lag() == 0
+
+
+async def test_two_readers_of_one_partition_at_different_positions_both_get_everything(broker: Broker, topic: TopicName) -> None:
+    await write(broker, topic, b"a", b"b")
+    early = await broker.subscribe({at(topic): START})
+    assert values(await take(early, 2)) == [b"a", b"b"]
+    late = await broker.subscribe({at(topic): START})
+    await write(broker, topic, b"c")
+    assert values(await take(late, 3)) == [b"a", b"b", b"c"]
+    assert values(await take(early, 1)) == [b"c"]
+
+
+async def test_a_closed_reader_does_not_disturb_the_others(broker: Broker, topic: TopicName) -> None:
+    first, second = [await broker.subscribe({at(topic): START}) for _ in range(2)]
+    await first.close()
+    await write(broker, topic, b"a")
+    assert values(await take(second, 1)) == [b"a"]
+    again = await broker.subscribe({at(topic): START})
+    assert values(await take(again, 1)) == [b"a"]
+
+
+async def test_a_slow_reader_loses_nothing_and_stops_nobody(broker: Broker, topic: TopicName, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fennel_core.engine.kafka.BUFFER_BYTES", 2_000)
+    slow, fast = [await broker.subscribe({at(topic): START}) for _ in range(2)]
+    sent = [b"%04d" % n + b"x" * 200 for n in range(300)]
+    for start in range(0, 300, 50):
+        await write(broker, topic, *sent[start : start + 50])
+    assert values(await take(fast, 300)) == sent
+    assert values(await take(slow, 300)) == sent
+
+
+async def test_opening_a_producer_fences_the_earlier_one(broker: Broker, topic: TopicName) -> None:
+    name = f"{topic}-owner"
+    zombie = await broker.producer(name)
+    await zombie.commit([Outgoing(topic, 0, b"before")])
+    owner = await broker.producer(name)
+    with pytest.raises(Fenced):
+        await zombie.commit([Outgoing(topic, 0, b"zombie")])
+    await owner.commit([Outgoing(topic, 0, b"owner")])
+    assert [r.value for r in await broker.read(at(topic), START)] == [b"before", b"owner"]
+
+
+async def test_a_range_can_be_read_again(broker: Broker, topic: TopicName) -> None:
+    await write(broker, topic, b"a", b"b", b"c")
+    end = await write(broker, topic, b"d")
+    assert [r.value for r in await broker.read(at(topic), Offset(1), Offset(3))] == [b"b", b"c"]
+    assert [r.value for r in await broker.read(at(topic), Offset(3), end)] == [b"d"]
+    assert await broker.read(at(topic, 1), START) == []
+
+
+async def test_control_records_are_told_from_data(broker: Broker, topic: TopicName) -> None:
+    producer = await broker.producer(f"{topic}-control")
+    await producer.commit([Outgoing(topic, 0, b"7", (("c", b"frontier"),)), Outgoing(topic, 0, b"a")])
+    assert [(r.value, r.control) for r in await broker.read(at(topic), START)] == [(b"7", "frontier"), (b"a", None)]
