@@ -211,7 +211,7 @@ class Aggregate:
         """
         if any(isinstance(spec, ExpDecay) for spec in self.specs):
             return True
-        return self.emit is Emit.EAGER and all(not is_discrete(spec.window) for spec in self.specs)
+        return bool(self.specs) and self.emit is Emit.EAGER and all(not is_discrete(spec.window) for spec in self.specs)
 
 
 @dataclass(frozen=True, slots=True)
