@@ -152,7 +152,7 @@ def _print_status(machine: "Machine", rows: "tuple[PartStatus, ...]", partitions
     colours = {"ready": "green", "stopped": "dim"}
     for row in rows:
         since = f"{row.age_s:.0f} s" if row.age_s is not None else ""
-        memory = f"{row.rss_bytes / 2**20:.0f} MB" if row.rss_bytes is not None else ""
+        memory = f"{row.memory_bytes / 2**20:.0f} MB" if row.memory_bytes is not None else ""
         state = f"[{colours.get(row.state, 'red')}]{row.state}[/]"
         log = machine.layout.shown(row.log)
         table.add_row(row.part.title, state, str(row.part.port or "–"), str(row.pid or ""), since, memory, log)

@@ -71,12 +71,14 @@ def test_every_module_opens_with_what_it_is() -> None:
 
 
 def test_nothing_prints_outside_the_apps() -> None:
+    """Or names its reason to ruff, which looks for the same."""
     printing = [
         f"{s.name}:{node.lineno}"
         for s in product()
         if s.room != "apps"
         for node in ast.walk(s.tree)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+        if "noqa: T201" not in s.text.splitlines()[node.lineno - 1]
     ]
     assert printing == []
 

@@ -56,7 +56,6 @@ def env(settings: Settings, layout: Layout, keys: Keys) -> Mapping[str, str]:
         ("dag_processor", "min_file_process_interval"): 30,
         ("dag_processor", "parsing_processes"): 1,
         ("logging", "base_log_folder"): layout.logs / "airflow",
-        ("logging", "worker_log_server_port"): settings.airflow_log_port,
         ("logging", "colored_console_log"): False,
         ("usage_data_collection", "enabled"): False,
     }

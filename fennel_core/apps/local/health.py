@@ -9,6 +9,7 @@ import socket
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Final, assert_never
 
@@ -56,7 +57,10 @@ class KafkaAnswers:
 
 @dataclass(frozen=True, slots=True)
 class AirflowReports:
-    """Airflow's health page calls a component healthy: the scheduler and the dag-processor have no port of their own."""
+    """Airflow's health page tells of a component's heart: the scheduler and the dag-processor have no port of their own.
+
+    The page calls a component healthy for half a minute after its last beat, so only a beat since its process began counts.
+    """
 
     url: str
     component: str
@@ -65,8 +69,8 @@ class AirflowReports:
 Health = HttpAnswers | HttpSpeaks | SocketAnswers | PostgresAnswers | KafkaAnswers | AirflowReports
 
 
-def ask(health: Health) -> str | None:
-    """None if healthy, else what is wrong in a few words. Waits at most a few seconds; raises nothing."""
+def ask(health: Health, began: datetime) -> str | None:
+    """None if healthy, else what is wrong in a few words. `began`: start of the process. Waits seconds at most; raises nothing."""
     match health:
         case HttpAnswers(url):
             status, _ = _get(url)
@@ -81,7 +85,7 @@ def ask(health: Health) -> str | None:
         case KafkaAnswers(bootstrap):
             return _ask_kafka(bootstrap)
         case AirflowReports(url, component):
-            return _ask_airflow(url, component)
+            return _ask_airflow(url, component, began)
         case unexpected:
             assert_never(unexpected)
 
@@ -134,9 +138,12 @@ def _ask_kafka(bootstrap: str) -> str | None:
     return None
 
 
-def _ask_airflow(url: str, component: str) -> str | None:
+def _ask_airflow(url: str, component: str, began: datetime) -> str | None:
     status, body = _get(f"{url}/api/v2/monitor/health")
     if status != 200:
         return f"the api-server answers {status or 'nothing'}"
-    state = json.loads(body).get(component, {}).get("status")
-    return None if state == "healthy" else f"Airflow calls its {component} {state}"
+    said = json.loads(body).get(component, {})
+    beat = said.get(f"latest_{component}_heartbeat")
+    if beat is None or datetime.fromisoformat(beat) < began:
+        return f"the {component} has not reported since it started"
+    return None if said.get("status") == "healthy" else f"Airflow calls its {component} {said.get('status')}"

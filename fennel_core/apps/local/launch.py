@@ -26,8 +26,10 @@ from fennel_core.settings.model import MIB
 ASK_EVERY_S: Final = 0.2
 LOG_KEPT_BYTES: Final = 20 * MIB
 LAST_LINES: Final = 15
-NOT_INHERITED: Final = frozenset({"PYTHONDONTWRITEBYTECODE", "PYTHONHOME", "VIRTUAL_ENV"})
+NOT_INHERITED: Final = frozenset({"PYTHONDONTWRITEBYTECODE", "PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV"})
 """Without bytecode files each of Airflow's processes compiles a thousand modules at every start."""
+OURS: Final = ("FENNEL_", "AIRFLOW__")
+"""A part gets these from its row alone: Kafka and the executors have no business with passwords that stand in somebody's shell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +113,12 @@ class Launch:
         self.display.show(part, Working("starting"))
         layout = self.machine.layout
         rotate(layout, part)
-        environment = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED} | dict(part.env)
+        inherited = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED and not name.startswith(OURS)}
         with layout.log(part.name).open("ab") as log:
             process = subprocess.Popen(
                 part.command,
                 cwd=layout.root,
-                env=environment,
+                env=inherited | dict(part.env),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -129,7 +131,7 @@ class Launch:
         record = processes.read_record(self.machine.layout.pids / part.name)
         assert record is not None
         while True:
-            why = ask(part.health)
+            why = ask(part.health, processes.began_at(record))
             if why is None:
                 return None
             if not processes.is_alive(record):

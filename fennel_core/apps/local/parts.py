@@ -11,7 +11,6 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
@@ -26,6 +25,7 @@ from fennel_core.apps.local.health import (
     SocketAnswers,
 )
 from fennel_core.apps.local.steps import Machine, Step
+from fennel_core.executors import launch as executor_host
 from fennel_core.settings.model import ENV_PREFIX, Orchestrator, Settings
 
 INFRA: Final = "infra"
@@ -149,10 +149,10 @@ def _airflow(machine: Machine) -> tuple[Part, ...]:
             name="airflow-scheduler",
             title="Airflow scheduler",
             group=INFRA,
-            command=(*program, "scheduler"),
+            # Its log server would listen on every address; the api-server reads the log files themselves.
+            command=(*program, "scheduler", "--skip-serve-logs"),
             env=env,
             health=AirflowReports(settings.airflow_url, "scheduler"),
-            ports=(Port(settings.airflow_log_port, "FENNEL_AIRFLOW_LOG_PORT"),),
             needs=("postgres",),
             before=(Step.MIGRATE_AIRFLOW,),
             ready_s=180,
@@ -209,12 +209,8 @@ def _servers(machine: Machine) -> tuple[Part, ...]:
         name="executors",
         title="Python executors",
         group=FENNEL,
-        command=(str(_absolute(layout.root, settings.executor_python)), "-m", "fennel_core.executors.host"),
-        env=env,
+        command=tuple(executor_host.command(settings)),
+        env=MappingProxyType(executor_host.environment(settings, {})),
         health=SocketAnswers(settings.executors_socket),
     )
     return (*rows, executors)
-
-
-def _absolute(root: Path, path: Path) -> Path:
-    return path if path.is_absolute() else root / path

@@ -144,7 +144,7 @@ class PartStatus:
     why: str
     pid: int | None
     age_s: float | None
-    rss_bytes: int | None
+    memory_bytes: int | None
     log: Path
 
 
@@ -162,9 +162,9 @@ def _status_of(layout: Layout, part: Part) -> PartStatus:
         return PartStatus(part, "stopped", "", None, None, None, log)
     if not processes.is_alive(record):
         return PartStatus(part, "died", f"`fennel-core up` starts it again; see {layout.shown(log)}", None, None, None, log)
-    why = ask(part.health)
+    why = ask(part.health, processes.began_at(record))
     state = "ready" if why is None else "not ready"
-    return PartStatus(part, state, why or "", record.pid, processes.age_s(record), processes.rss_bytes(record), log)
+    return PartStatus(part, state, why or "", record.pid, processes.age_s(record), processes.memory_bytes(record), log)
 
 
 def wipe(machine: Machine) -> None:

@@ -16,6 +16,8 @@ from psycopg import sql
 from fennel_core.apps.local.host import Host, HostError
 from fennel_core.apps.local.keys import Keys
 from fennel_core.apps.local.layout import Layout
+from fennel_core.connections import migrate as migrations
+from fennel_core.connections.postgres import connect
 from fennel_core.settings.model import Settings
 
 USER: Final = "fennel"
@@ -114,6 +116,15 @@ def make_databases(settings: Settings, keys: Keys) -> None:
             _ensure_database(connection, AIRFLOW_DATABASE, AIRFLOW_USER)
     except psycopg.Error as error:
         raise HostError(f"Postgres runs but refuses our databases ({str(error).strip().splitlines()[-1]})") from error
+
+
+def migrate(settings: Settings) -> None:
+    """Brings the platform's schema to this version. Raises HostError where files and database disagree."""
+    try:
+        with connect(settings.postgres_dsn.get_secret_value(), name="fennel-up") as connection:
+            migrations.apply(connection, migrations.read())
+    except (migrations.MigrationError, psycopg.Error) as error:
+        raise HostError(f"The platform's database cannot be migrated ({error})") from error
 
 
 def _ensure_database(connection: psycopg.Connection, name: str, owner: str) -> None:

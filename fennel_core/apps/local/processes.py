@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
@@ -107,16 +108,34 @@ def members(started: Started) -> tuple[int, ...]:
     return tuple(found)
 
 
-def rss_bytes(started: Started) -> int:
-    """Resident memory of the session, bytes; pages shared between its processes count once for each."""
-    stats = [read_stat(pid) for pid in members(started)]
-    return sum(s.rss_bytes for s in stats if s is not None)
+def memory_bytes(started: Started) -> int:
+    """Memory of the session, bytes: each process's proportional share, so that pages of forked children count once in all.
+
+    Resident memory stands in where the kernel does not tell us shares.
+    """
+    return sum(_memory_of(pid) for pid in members(started))
+
+
+def _memory_of(pid: int) -> int:
+    try:
+        for line in (PROC / str(pid) / "smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    except OSError:  # it ended, or it is not ours to look into
+        stat = read_stat(pid)
+        return stat.rss_bytes if stat is not None else 0
+    return 0
 
 
 def age_s(started: Started) -> float:
     """Seconds since it started, on the kernel's clock."""
     up = float((PROC / "uptime").read_text().split()[0])
     return max(0.0, up - started.start_ticks / TICKS_PER_S)
+
+
+def began_at(started: Started) -> datetime:
+    """When it started, by the wall clock."""
+    return datetime.now(UTC) - timedelta(seconds=age_s(started))
 
 
 def stop(started: Started, gentle: signal.Signals, grace_s: float) -> bool:

@@ -15,7 +15,7 @@ class Step(StrEnum):
     """The value is what the progress display says while it is being done."""
 
     MAKE_POSTGRES_CLUSTER = "making the database cluster"
-    MAKE_DATABASES = "making databases"
+    MAKE_DATABASES = "making and migrating databases"
     FORMAT_KAFKA = "formatting storage"
     CONFIGURE_S3 = "writing its configuration"
     MAKE_BUCKET = "making the bucket"
@@ -40,6 +40,7 @@ def carry_out(step: Step, machine: Machine) -> None:
             postgres.make_cluster(layout, keys, host)
         case Step.MAKE_DATABASES:
             postgres.make_databases(settings, keys)
+            postgres.migrate(settings)
         case Step.FORMAT_KAFKA:
             kafka.format_storage(settings, layout, keys, host)
         case Step.CONFIGURE_S3:
