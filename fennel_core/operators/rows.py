@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 import polars as pl
 
+from fennel_core.operators.step import Reads
 from fennel_core.vocab.keys import KEY_GROUPS, physical
 from fennel_core.vocab.schema import Schema
 from fennel_core.vocab.versions import META
@@ -65,9 +66,33 @@ def ordered_keys(tag: bytes, keys: Sequence[bytes], times: pl.Series, positions:
     return list(map(b"".join, zip(prefixes(tag, keys), raw_times, positions.to_list(), strict=True)))
 
 
+def settle(reads: Reads, places: Sequence[bytes], rows: Sequence[bytes], signs: pl.Series) -> tuple[dict[bytes, bytes], frozenset[bytes]]:
+    """Puts and deletes for signed versions, one per row: state key, bytes at rest, sign.
+
+    A place holds one version, so `+new` replaces whatever is there, and `−old` takes out only what it names: the order of the two within
+    or across batches does not matter.
+    """
+    if signs.min() == 1:
+        return dict(zip(places, rows, strict=True)), frozenset()
+    net = pl.DataFrame({"place": places, "row": rows, "sign": signs}, schema_overrides={"place": pl.Binary, "row": pl.Binary})
+    net = net.group_by("place", "row", maintain_order=True).agg(pl.col("sign").cast(pl.Int64).sum())
+    added, taken = net.filter(pl.col("sign") > 0), net.filter(pl.col("sign") < 0)
+    puts = dict(zip(added["place"].to_list(), added["row"].to_list(), strict=True))
+    gone = [(place, row) for place, row in taken.select("place", "row").rows() if place not in puts]
+    held = reads.get_many([place for place, _ in gone])
+    return puts, frozenset(place for (place, row), now in zip(gone, held, strict=True) if now == row)
+
+
 def encode_rows(frame: pl.DataFrame) -> list[bytes]:
     """Each row as the msgpack array of its physical values."""
     return list(map(encode, physical(frame).rows()))
+
+
+def with_tombstones(rows: list[bytes], gone: pl.Series) -> list[bytes]:
+    """The rows at rest, those marked in `gone` as tombstones."""
+    if not gone.any():
+        return rows
+    return pl.select(pl.when(gone).then(pl.lit(TOMBSTONE)).otherwise(pl.Series(rows, dtype=pl.Binary))).to_series().to_list()
 
 
 def decode_rows(rows: Sequence[bytes], columns: Mapping[str, pl.DataType]) -> pl.DataFrame:

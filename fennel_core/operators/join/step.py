@@ -17,6 +17,7 @@ columns, or a tombstone.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import polars as pl
@@ -31,8 +32,10 @@ from fennel_core.operators.rows import (
     ordered_keys,
     output_names,
     prefixes,
+    settle,
     time_bytes,
     time_of,
+    with_tombstones,
 )
 from fennel_core.operators.spec import Join
 from fennel_core.operators.step import Emit, Outcome, Reads
@@ -47,19 +50,14 @@ _CANDIDATES = {"key": pl.Int64(), "ts": pl.Int64(), "row": pl.Binary()}
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """One batch of one side, one row per version: join key bytes, time, state key and bytes at rest."""
+    """One batch of one side: per version its join key bytes `name`, `place` (state key), bytes at rest `row` and `sign`."""
 
     versions: pl.DataFrame
-
-    def last_words(self) -> pl.DataFrame:
-        return self.versions.unique(subset="place", keep="last", maintain_order=True)
+    puts: Mapping[bytes, bytes]
+    deletes: frozenset[bytes]
 
     def outcome(self, emits: tuple[Emit, ...]) -> Outcome:
-        last = self.last_words()
-        added = last.filter(pl.col("sign") > 0)
-        taken = last.filter(pl.col("sign") < 0)
-        puts = dict(zip(added["place"].to_list(), added["row"].to_list(), strict=True))
-        return Outcome(puts=puts, deletes=frozenset(taken["place"].to_list()), emits=emits)
+        return Outcome(puts=self.puts, deletes=self.deletes, emits=emits)
 
 
 class JoinStep:
@@ -80,7 +78,7 @@ class JoinStep:
     def _left(self, reads: Reads, batch: pl.DataFrame) -> Outcome:
         times = batch[self._spec.left.timestamp].to_physical()
         keys = key_bytes(batch, self._spec.left_on)
-        side = _Side(_versions(LEFT, keys, times, batch, encode_rows(batch.select(self._spec.left.names))))
+        side = _side(reads, LEFT, keys, times, batch, encode_rows(batch.select(self._spec.left.names)))
         asked = pl.DataFrame({"key": pl.Series(keys, dtype=pl.Binary).rank("dense").cast(pl.Int64), "ts": times, "name": keys})
         matched = self._match(asked, self._right_candidates(reads, asked))
         return side.outcome(self._emit([(batch, matched, 1)]))
@@ -103,20 +101,17 @@ class JoinStep:
         times = batch[self._spec.right.timestamp].to_physical()
         keys = key_bytes(batch, self._spec.right.key_names)
         rows = encode_rows(batch.select(self._spec.right_values))
-        side = _Side(_versions(RIGHT, keys, times, batch, rows))
-        touched = side.last_words().sort("name", "place").group_by("name", maintain_order=True).agg("place", "ts", "sign", "row")
+        side = _side(reads, RIGHT, keys, times, batch, rows)
+        touched = side.versions.select("name", "place").unique().sort("name", "place").group_by("name", maintain_order=True).agg("place")
         names = touched["name"].to_list()
         before: list[tuple[int, int, bytes]] = []
         after: list[tuple[int, int, bytes]] = []
         left: list[tuple[int, int, bytes, bytes]] = []
-        per_key = zip(touched.rows(), prefixes(RIGHT, names), prefixes(LEFT, names), strict=True)
-        for number, ((_, places, _, signs, new_rows), prefix, left_prefix) in enumerate(per_key):
+        per_key = zip(touched["place"].to_list(), prefixes(RIGHT, names), prefixes(LEFT, names), strict=True)
+        for number, (places, prefix, left_prefix) in enumerate(per_key):
             old = _right_span(reads, prefix, places)
-            new = dict(old)
-            for place, sign, row in zip(places, signs, new_rows, strict=True):
-                new.pop(place, None)
-                if sign > 0:
-                    new[place] = row
+            new = {place: row for place, row in old if place not in side.deletes}
+            new.update((place, side.puts[place]) for place in places if place in side.puts)
             before += [(number, time_of(place, len(prefix)), row) for place, row in old]
             after += [(number, time_of(place, len(prefix)), new[place]) for place in sorted(new)]
             for start, stop in self._affected(prefix, places, [place for place, _ in old]):
@@ -184,10 +179,10 @@ class JoinStep:
         return decode_rows(distinct.to_list(), self._right_columns).select(pl.all().gather(number))
 
 
-def _versions(tag: bytes, keys: list[bytes], times: pl.Series, batch: pl.DataFrame, rows: list[bytes]) -> pl.DataFrame:
+def _side(reads: Reads, tag: bytes, keys: list[bytes], times: pl.Series, batch: pl.DataFrame, rows: list[bytes]) -> _Side:
     places = ordered_keys(tag, keys, times, batch[POS])
-    frame = pl.DataFrame({"name": keys, "ts": times, "place": places, "row": rows, "sign": batch[SIGN], "gone": batch[GONE]})
-    return frame.with_columns(row=pl.when("gone").then(pl.lit(TOMBSTONE)).otherwise("row"))
+    puts, deletes = settle(reads, places, with_tombstones(rows, batch[GONE]), batch[SIGN])
+    return _Side(pl.DataFrame({"name": keys, "place": places}), puts, deletes)
 
 
 def _right_span(reads: Reads, prefix: bytes, touched: list[bytes]) -> list[tuple[bytes, bytes]]:

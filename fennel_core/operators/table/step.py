@@ -3,7 +3,7 @@
 Theory. A version lives until the next one of its key, so its end is derived: the row of a key as of time q is the version with the
 largest `(timestamp, position)` at or before q, and that is one reverse seek. A late row needs no special case: it takes its place in
 the order and every question is answered as if it had come in time. `−` takes its version out. There is at most one version per
-`(key, timestamp, position)`; within a batch the last word about one of them counts, so `−old +new` at the same place replaces.
+`(key, timestamp, position)`, so `−old +new` at the same place replaces (`rows.settle`).
 
 State: tag `v`: ordered key of the version → `[timestamp, values…]` or a tombstone. The bytes are what a lookup answers: they pass through
 untouched.
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from fennel_core.operators.rows import TOMBSTONE, encode_rows, ordered_keys, prefixes, time_bytes
+from fennel_core.operators.rows import TOMBSTONE, encode_rows, ordered_keys, prefixes, settle, time_bytes, with_tombstones
 from fennel_core.operators.spec import Table
 from fennel_core.operators.step import Outcome, Reads
 from fennel_core.vocab.ids import Micros
@@ -35,19 +35,15 @@ class TableStep:
         self._row = (spec.schema.timestamp, *spec.schema.value_names)
         self._timestamp = spec.schema.timestamp
 
-    def apply(self, reads: Reads, source: int, batch: pl.DataFrame) -> Outcome:  # noqa: ARG002  # the contract of Step
-        """Put and take versions; reads nothing, emits nothing."""
+    def apply(self, reads: Reads, source: int, batch: pl.DataFrame) -> Outcome:
+        """Put and take versions; emits nothing."""
         assert source == 0, "a table has one input"
         keys = key_bytes(batch, self._keys)
         places = ordered_keys(VERSIONS, keys, batch[self._timestamp].to_physical(), batch[POS])
         rows = encode_rows(batch.select(self._row))
-        versions = pl.DataFrame({"place": places, "row": rows, "sign": batch[SIGN], "gone": batch[GONE]})
-        if batch[SIGN].min() != 1:
-            versions = versions.unique(subset="place", keep="last", maintain_order=True)
-        added = versions.filter(pl.col("sign") > 0)
-        kept = added.select(pl.when("gone").then(pl.lit(TOMBSTONE)).otherwise("row")).to_series()
-        taken = versions.filter(pl.col("sign") < 0)["place"]
-        return Outcome(puts=dict(zip(added["place"].to_list(), kept.to_list(), strict=True)), deletes=frozenset(taken.to_list()))
+        rows = with_tombstones(rows, batch[GONE])
+        puts, deletes = settle(reads, places, rows, batch[SIGN])
+        return Outcome(puts=puts, deletes=deletes)
 
     def lookup(self, reads: Reads, keys: Sequence[bytes], as_of: Sequence[Micros]) -> list[bytes | None]:
         """One reverse seek per key: the latest version at or before its time, None when that is a tombstone or there is none."""

@@ -1,0 +1,176 @@
+"""Map: a run of stateless native operators over signed versions, one per branch of a union.
+
+Theory. A stateless operator is a function f of one row, so `+v` becomes `+f(v)` and `−v` becomes `−f(v)`: nothing needs to be remembered.
+What leaves no row behind depends on the dataset: a keyless row that a filter refuses is no event; a keyed one still ends its
+predecessor, so it becomes a tombstone at the same time and position. A row on which an expression fails leaves the law's set: it
+goes to the dead letters (once, when it is added; its retraction meets the same failure and just disappears). The position is extended
+by the branch of a union and by the element of an explode, so that it stays unique. Rows keep their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import assert_never
+
+import polars as pl
+import pyarrow as pa
+
+from fennel_core.expressions.errors import RowFailure
+from fennel_core.expressions.evaluate import Evaluation, Program, compile_columns
+from fennel_core.operators.rows import columns_of, output_names
+from fennel_core.operators.spec import Map, Stage
+from fennel_core.operators.step import DeadRows, Emit, Outcome, Reads
+from fennel_core.vocab.dtypes import Bool, Dtype, Optional, is_optional
+from fennel_core.vocab.position import extend
+from fennel_core.vocab.schema import Schema
+from fennel_core.vocab.versions import GONE, META, POS, SIGN
+from fennel_core.wire import operators as wire
+
+STEP_VERSION = 1
+ROW = "\0row"
+"""The number of the input row a row came from; no column of the client can start with a NUL."""
+KEEP = "\0keep"
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """Rows on their way through the stages. `absent` are tombstones: their keys, timestamp and meta columns."""
+
+    live: pl.DataFrame
+    absent: pl.DataFrame
+    failures: tuple[RowFailure, ...] = ()
+
+
+Run = Callable[[Flow], Flow]
+
+
+class MapStep:
+    """The step of `spec.Map`: input i goes through `branches[i]`, output 0 takes all of them."""
+
+    def __init__(self, spec: Map) -> None:
+        assert len(spec.inputs) == len(spec.branches), "one input per branch"
+        self._branches = tuple(_compile(schema, stages) for schema, stages in zip(spec.inputs, spec.branches, strict=True))
+        self._skeletons = tuple((*schema.key_names, schema.timestamp, *META, ROW) for schema in spec.inputs)
+        self._names = output_names(spec.output)
+        self._absent = [pl.lit(None, dtype).alias(name) for name, dtype in columns_of(spec.output, spec.output.value_names).items()]
+
+    def apply(self, reads: Reads, source: int, batch: pl.DataFrame) -> Outcome:  # noqa: ARG002  # the contract of Step
+        rows = batch.with_row_index(ROW)
+        gone = rows[GONE]
+        skeleton = rows.select(*self._skeletons[source])
+        flow = Flow(rows.filter(~gone), skeleton.filter(gone)) if gone.any() else Flow(rows, skeleton.clear())
+        for run in self._branches[source]:
+            flow = run(flow)
+        out = flow.live.select(*self._names, ROW)
+        if flow.absent.height:
+            tombstones = flow.absent.with_columns(*self._absent, pl.lit(True).alias(GONE)).select(*self._names, ROW)
+            out = pl.concat([out, tombstones]).sort(ROW, maintain_order=True)
+        out = out.drop(ROW)
+        if len(self._branches) > 1:
+            out = _extended(out, pl.repeat(source, out.height, dtype=pl.UInt32, eager=True))
+        return Outcome(emits=(Emit(0, out),) if out.height else (), dead=_dead(batch, flow.failures))
+
+
+def _compile(schema: Schema, stages: Sequence[Stage]) -> tuple[Run, ...]:
+    runs: list[Run] = []
+    for stage in stages:
+        runs.append(_run(schema, stage))
+        schema = stage.output
+    return tuple(runs)
+
+
+def _run(schema: Schema, stage: Stage) -> Run:
+    names = (*stage.output.names, *META, ROW)
+    match stage.op:
+        case wire.AssignExpr(columns=columns):
+            return _assign(compile_columns({name: (expr, dtype) for name, expr, dtype in columns}, _types(schema)), names)
+        case wire.FilterExpr(expr=expr):
+            return _filter(compile_columns({KEEP: (expr, Optional(Bool()))}, _types(schema)), schema.keyed)
+        case wire.Rename(columns=pairs):
+            renames = dict(pairs)
+            return lambda flow: Flow(flow.live.rename(renames).select(names), flow.absent.rename(renames, strict=False), flow.failures)
+        case wire.Drop():
+            return lambda flow: Flow(flow.live.select(names), flow.absent, flow.failures)
+        case wire.Dropnull(columns=columns):
+            checked = columns or tuple(f.name for f in schema.values if is_optional(f.dtype))
+            return lambda flow: _split(flow, flow.live, pl.all_horizontal(pl.col(c).is_not_null() for c in checked), schema.keyed)
+        case wire.Explode(columns=columns):
+            assert not schema.keyed, "only a keyless dataset can be exploded"
+            return lambda flow: _explode(flow, columns)
+        case unreachable:
+            assert_never(unreachable)
+
+
+def _assign(program: Program, names: tuple[str, ...]) -> Run:
+    def run(flow: Flow) -> Flow:
+        evaluation = program.attempt(flow.live)
+        survivors = _survivors(evaluation).select(names)
+        return Flow(survivors, flow.absent, flow.failures + _of_input_rows(flow.live, evaluation))
+
+    return run
+
+
+def _filter(program: Program, keyed: bool) -> Run:
+    def run(flow: Flow) -> Flow:
+        evaluation = program.attempt(flow.live)
+        kept = _split(flow, _survivors(evaluation), pl.col(KEEP).fill_null(value=False), keyed)
+        return Flow(kept.live.drop(KEEP), kept.absent, flow.failures + _of_input_rows(flow.live, evaluation))
+
+    return run
+
+
+def _split(flow: Flow, rows: pl.DataFrame, keep: pl.Expr, keyed: bool) -> Flow:
+    """Rows to keep; the others become tombstones where the dataset is keyed."""
+    kept = rows.filter(keep)
+    if not keyed or kept.height == rows.height:
+        return Flow(kept, flow.absent, flow.failures)
+    return Flow(kept, pl.concat([flow.absent, rows.filter(~keep).select(flow.absent.columns)]), flow.failures)
+
+
+def _explode(flow: Flow, columns: tuple[str, ...]) -> Flow:
+    """One row per element, null for an empty or absent list; lists of one row must agree in length."""
+    lengths = [pl.col(c).list.len().fill_null(1).clip(lower_bound=1) for c in columns]
+    uneven = flow.live.select(pl.any_horizontal(pl.lit(False), *(length != lengths[0] for length in lengths[1:]))).to_series()
+    failures = flow.failures
+    if uneven.any():
+        text = f"the lists of {', '.join(f'`{c}`' for c in columns)} have different lengths: give each the same number of elements."
+        bad = flow.live.filter(uneven)
+        failures += tuple(RowFailure(columns[0], row, "explode-lengths", text, None) for row in bad[ROW].to_list())
+    filled = [pl.when(pl.col(c).list.len() > 0).then(c).otherwise(pl.lit(pl.Series(c, [[None]], flow.live.schema[c]))) for c in columns]
+    rows = flow.live.filter(~uneven).with_columns(filled).with_row_index(KEEP).explode(columns)
+    elements = rows.select(pl.int_range(pl.len(), dtype=pl.UInt32).over(KEEP)).to_series()
+    return Flow(_extended(rows.drop(KEEP), elements), flow.absent, failures)
+
+
+def _extended(rows: pl.DataFrame, elements: pl.Series) -> pl.DataFrame:
+    positions = rows[POS].to_arrow().cast(pa.large_binary())
+    return rows.with_columns(pl.Series(POS, extend(positions, elements.to_arrow()), dtype=pl.Binary))
+
+
+def _survivors(evaluation: Evaluation) -> pl.DataFrame:
+    return evaluation.frame.filter(~evaluation.failed) if evaluation.failures else evaluation.frame
+
+
+def _of_input_rows(frame: pl.DataFrame, evaluation: Evaluation) -> tuple[RowFailure, ...]:
+    """Failures with the number of the input row in place of the row within this stage's frame."""
+    numbers = frame[ROW].gather([f.row for f in evaluation.failures]).to_list()
+    return tuple(RowFailure(f.column, n, f.code, f.text, f.value) for f, n in zip(evaluation.failures, numbers, strict=True))
+
+
+def _dead(batch: pl.DataFrame, failures: tuple[RowFailure, ...]) -> tuple[DeadRows, ...]:
+    """Input rows by reason; a row that failed more than once (exploded) is dead once, a retraction not at all."""
+    reasons: dict[str, list[int]] = {}
+    signs = batch[SIGN].to_list() if failures else []
+    told: set[int] = set()
+    for failure in failures:
+        if signs[failure.row] > 0 and failure.row not in told:
+            told.add(failure.row)
+            culprit = "null" if failure.value is None else f"`{failure.value}`"
+            reason = f"column `{failure.column}`: {failure.text} Value: {culprit}. [{failure.code}]"
+            reasons.setdefault(reason, []).append(failure.row)
+    return tuple(DeadRows(reason, batch[rows]) for reason, rows in reasons.items())
+
+
+def _types(schema: Schema) -> Mapping[str, Dtype]:
+    return {f.name: f.dtype for f in schema.fields}
