@@ -5,6 +5,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -91,7 +92,11 @@ def _owner(port: int) -> tuple[int, str] | None:
 
 
 def _sockets(process: Path) -> set[str]:
+    targets = set()
     try:
-        return {target for link in (process / "fd").iterdir() if (target := str(link.readlink())).startswith("socket:")}
+        for link in (process / "fd").iterdir():
+            with suppress(FileNotFoundError):  # closed between listing and reading
+                targets.add(str(link.readlink()))
     except OSError:  # it ended, or it is somebody else's
         return set()
+    return targets

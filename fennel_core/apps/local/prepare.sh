@@ -31,9 +31,11 @@ python_is_usable() {
   "$1" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info[:2] != (3, 11))' >/dev/null 2>&1
 }
 
+# Whoever sets PYTHON means it: no other is tried then. Debian's own is named in full, because a shim may stand before it.
 find_python() {
-  local candidate
-  for candidate in ${PYTHON:+"$PYTHON"} python3.11 python3 /usr/bin/python3.11; do
+  local candidate candidates=(python3.11 python3 /usr/bin/python3.11)
+  [ -n "${PYTHON:-}" ] && candidates=("$PYTHON")
+  for candidate in "${candidates[@]}"; do
     if python_is_usable "$candidate"; then
       printf '%s' "$candidate"
       return 0
@@ -60,8 +62,8 @@ missing_packages() {
 
 python_sentence() {
   local found
-  found="$(python3 --version 2>/dev/null || echo 'no Python')"
-  printf 'Python 3.11 with its venv module is needed and this machine has %s' "$found"
+  found="$("${PYTHON:-python3}" --version 2>/dev/null || echo 'none')"
+  printf 'Python 3.11 with its venv module is needed and %s is %s' "${PYTHON:-python3}" "$found"
 }
 
 ensure_system() {
@@ -120,9 +122,10 @@ ensure_uv() {
   printf '%s' "$want" >"$TOOLS/uv/.made-from"
 }
 
-# uv does not read pip's configuration; whoever has a mirror there means it for us too.
+# uv reads neither pip's configuration nor, unasked, the system's certificates; whoever set them up means them for us too.
 use_pips_index() {
   local index
+  export UV_SYSTEM_CERTS="${UV_SYSTEM_CERTS:-true}"
   [ -n "${UV_DEFAULT_INDEX:-}" ] && return 0
   index="${PIP_INDEX_URL:-$("$TOOLS/uv/bin/python" -m pip config get global.index-url 2>/dev/null || true)}"
   if [ -n "$index" ]; then export UV_DEFAULT_INDEX="$index"; fi

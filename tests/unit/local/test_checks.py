@@ -1,0 +1,216 @@
+"""What stands in the way is said beforehand, in one sentence that says what to do."""
+
+import os
+import shutil
+import socket
+import stat
+import subprocess
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from fennel_core.apps.local import checks
+from fennel_core.apps.local.checks import complaints
+from fennel_core.apps.local.decide import chosen
+from fennel_core.apps.local.host import Host
+from fennel_core.apps.local.keys import Keys, ensure_keys
+from fennel_core.apps.local.layout import ROOT, SOCKET_NAME_BYTES, SOCKET_PATH_BYTES, Layout
+from fennel_core.apps.local.parts import table
+from fennel_core.apps.local.platform import local_settings, write_env_file
+from fennel_core.apps.local.steps import Machine
+from fennel_core.settings.model import Settings
+
+Usage = namedtuple("Usage", "total used free")
+
+
+def fake(folder: Path, name: str, script: str) -> str:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    layout = Layout(root=tmp_path, data=tmp_path / "data")
+    layout.make()
+    layout.jars.mkdir(parents=True)
+    (layout.jars / ".made-from").write_text("x")
+    keys = ensure_keys(layout.secrets)
+    ports = {name: free_port() for name in ("postgres_port", "kafka_port", "kafka_controller_port", "s3_port", "airflow_port")}
+    java = fake(tmp_path, "java", "echo 'openjdk version \"17.0.1\"' >&2")
+    return Machine(local_settings(Settings().model_copy(update=ports), layout, keys), layout, keys, Host(java, (), 0))
+
+
+def said(machine: Machine) -> tuple[str, ...]:
+    return complaints(machine.settings, machine.layout, machine.host, chosen(table(machine), ("infra",)))
+
+
+def test_a_machine_with_everything_hears_nothing(machine: Machine) -> None:
+    assert said(machine) == ()
+
+
+def test_a_port_in_use_is_named_with_its_owner_and_its_variable(machine: Machine) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", machine.settings.kafka_port))
+        taken.listen()
+        (sentence,) = said(machine)
+    assert sentence.startswith(f"Port {machine.settings.kafka_port}, which Kafka wants, is in use by pid {os.getpid()} (")
+    assert "set FENNEL_KAFKA_PORT to a free port." in sentence
+
+
+def test_a_full_disk_is_said_with_both_figures(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10**12, 10**12, 5 * 2**20))
+    (sentence,) = said(machine)
+    assert "has 5 MiB free and at least 1024 MiB are needed" in sentence
+
+
+def test_an_old_java_is_said_with_its_version(machine: Machine, tmp_path: Path) -> None:
+    old = fake(tmp_path, "oldjava", "echo 'openjdk version \"11.0.2\"' >&2")
+    (sentence,) = said(Machine(machine.settings, machine.layout, machine.keys, Host(old, (), 0)))
+    assert "Java 17 or newer is needed" in sentence
+    assert "version 11" in sentence
+
+
+def test_missing_jars_name_the_command(machine: Machine) -> None:
+    (machine.layout.jars / ".made-from").unlink()
+    (sentence,) = said(machine)
+    assert sentence.endswith("run `make jars`.")
+
+
+def test_everything_that_is_wrong_is_said_at_once(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    (machine.layout.jars / ".made-from").unlink()
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(1, 1, 0))
+    assert len(said(machine)) == 2
+
+
+def test_a_port_in_time_wait_counts_as_free() -> None:
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        port = server.getsockname()[1]
+        client = socket.create_connection(("127.0.0.1", port))
+        accepted, _ = server.accept()
+        assert not checks.is_free("127.0.0.1", port)
+        accepted.close()  # this side closes first, so the port goes into TIME_WAIT
+        client.close()
+    assert checks.is_free("127.0.0.1", port)
+
+
+def test_keys_are_generated_once_and_readable_by_their_owner_only(tmp_path: Path) -> None:
+    keys = ensure_keys(tmp_path)
+    assert ensure_keys(tmp_path) == keys
+    assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()} == {0o600}
+    assert keys.postgres_password not in repr(keys)
+
+
+def test_two_machines_share_no_key(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    one, other = ensure_keys(tmp_path / "a"), ensure_keys(tmp_path / "b")
+    assert not [name for name in Keys.__slots__ if getattr(one, name) == getattr(other, name)]
+
+
+def test_the_env_file_is_private_even_if_an_open_one_was_there(tmp_path: Path) -> None:
+    layout = Layout(root=tmp_path, data=tmp_path)
+    layout.env_file.write_text("old")
+    layout.env_file.chmod(0o644)
+    write_env_file(layout, {"FENNEL_QUERY_PORT": "1234"})
+    assert stat.S_IMODE(layout.env_file.stat().st_mode) == 0o600
+    assert Settings(_env_file=layout.env_file).query_port == 1234  # type: ignore[call-arg]  # pydantic-settings' own argument
+
+
+def test_a_deep_checkout_still_has_room_for_sockets(tmp_path: Path) -> None:
+    deep = Layout(root=tmp_path, data=tmp_path / ("d" * 120))
+    assert len(str(deep.run)) + 1 + SOCKET_NAME_BYTES <= SOCKET_PATH_BYTES
+    assert deep.run != Layout(root=tmp_path, data=tmp_path / ("e" * 120)).run
+
+
+SHELL_TOOLS = (
+    "bash",
+    "sh",
+    "dirname",
+    "cat",
+    "sed",
+    "head",
+    "awk",
+    "df",
+    "sha256sum",
+    "cut",
+    "mkdir",
+    "flock",
+    "tail",
+    "rm",
+    "chmod",
+)
+
+
+def prepare(tmp_path: Path, what: str, **programs: str) -> subprocess.CompletedProcess[str]:
+    """Runs a copy of prepare.sh, in a tree of its own, on a machine that has a shell's tools and these programs (`_` stands for `-`)."""
+    script = tmp_path / "checkout" / "fennel_core" / "apps" / "local" / "prepare.sh"
+    script.parent.mkdir(parents=True)
+    shutil.copy(ROOT / "fennel_core/apps/local/prepare.sh", script)
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in set(SHELL_TOOLS) - set(programs):
+        found = shutil.which(name)
+        assert found is not None
+        (folder / name).symlink_to(found)
+    for name, body in programs.items():
+        fake(folder, name.replace("_", "-"), body)
+    environment = {"PATH": str(folder), "PYTHON": "python"}
+    return subprocess.run(["bash", str(script), what], env=environment, capture_output=True, text=True, check=False)
+
+
+def test_an_ordinary_user_is_told_the_one_line_to_run(tmp_path: Path) -> None:
+    done = prepare(tmp_path, "system", python="exit 0", id="echo 1000", apt_get="exit 9")
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "sudo apt-get install -y openjdk-17-jre-headless maven" in done.stderr
+
+
+def test_root_gets_what_is_missing_from_debians_packages(tmp_path: Path) -> None:
+    mirror = tmp_path / "mirror"
+    mirror.mkdir()
+    fake(mirror, "java", "echo 'openjdk version \"17.0.1\"' >&2")
+    fake(mirror, "mvn", "exit 0")
+    install = f'[ "$1" = update ] || cp {mirror}/* {tmp_path}/bin'
+    done = prepare(tmp_path, "system", python="exit 0", id="echo 0", apt_get=install)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "Installing from Debian's packages: openjdk-17-jre-headless maven\n"
+
+
+def test_packages_that_cannot_be_installed_are_named_with_the_installers_last_lines(tmp_path: Path) -> None:
+    done = prepare(tmp_path, "system", python="exit 0", id="echo 0", apt_get="echo no route to mirror; exit 100")
+    assert done.returncode == 1
+    assert done.stderr.startswith("no route to mirror\n")
+    assert "apt-get could not install openjdk-17-jre-headless maven" in done.stderr
+
+
+def test_a_too_old_python_is_said_with_its_version(tmp_path: Path) -> None:
+    done = prepare(tmp_path, "env", python='[ "$1" = --version ] && echo Python 3.8.10 && exit 0; exit 1')
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "Python 3.11 with its venv module is needed and python is Python 3.8.10" in done.stderr
+
+
+def test_a_disk_too_small_for_the_environments_is_said_before_anything_is_made(tmp_path: Path) -> None:
+    df = "echo Filesystem; echo 'disk 9 9 100 1% /'"
+    done = prepare(tmp_path, "env", python="exit 0", df=df)
+    assert done.returncode == 1
+    assert "has 100 MiB free and the installation needs 6000 MiB" in done.stderr
+    assert not (tmp_path / "checkout" / ".venv").exists()
+
+
+def test_a_wrong_word_is_answered_with_the_right_ones(tmp_path: Path) -> None:
+    done = prepare(tmp_path, "everything")
+    assert done.returncode == 1
+    assert "usage: prepare.sh system | env | jars | lock" in done.stderr

@@ -1,0 +1,108 @@
+"""Real processes: only ours are stopped, with everything they started, and nobody else."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fennel_core.apps.local import processes
+
+STUBBORN = "import signal,time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+FAMILY = """
+import os, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import os,time; os.setpgid(0, 0); print(os.getpid(), flush=True); time.sleep(60)"])
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def children() -> Iterator[list[subprocess.Popen[str]]]:
+    started: list[subprocess.Popen[str]] = []
+    yield started
+    for child in started:
+        child.kill()
+        child.wait()
+
+
+def start(children: list[subprocess.Popen[str]], code: str) -> processes.Started:
+    child = subprocess.Popen([sys.executable, "-c", code], start_new_session=True, stdout=subprocess.PIPE, text=True)
+    children.append(child)
+    return processes.describe(child.pid, "digest", None)
+
+
+def line(children: list[subprocess.Popen[str]]) -> str:
+    out = children[-1].stdout
+    assert out is not None
+    return out.readline()
+
+
+def test_a_process_is_alive_until_it_is_stopped(children: list[subprocess.Popen[str]]) -> None:
+    started = start(children, "import time; time.sleep(60)")
+    assert processes.is_alive(started)
+    assert processes.stop(started, signal.SIGTERM, 5)
+    assert not processes.is_alive(started)
+
+
+def test_a_process_that_ignores_the_request_is_killed_after_the_grace(children: list[subprocess.Popen[str]]) -> None:
+    started = start(children, STUBBORN)
+    assert line(children) == "up\n"
+    began = time.monotonic()
+    assert not processes.stop(started, signal.SIGTERM, 0.5)
+    assert not processes.is_alive(started)
+    assert 0.4 < time.monotonic() - began < 5
+
+
+def test_children_that_left_the_process_group_are_stopped_too(children: list[subprocess.Popen[str]]) -> None:
+    started = start(children, FAMILY)
+    grandchild = int(line(children))
+    assert os.getpgid(grandchild) == grandchild
+    processes.stop(started, signal.SIGTERM, 5)
+    stat = processes.read_stat(grandchild)
+    assert stat is None or stat.state == "Z"
+
+
+def test_children_that_outlive_their_leader_are_found(children: list[subprocess.Popen[str]]) -> None:
+    started = start(children, FAMILY)
+    grandchild = int(line(children))
+    os.kill(started.pid, signal.SIGKILL)
+    children[-1].wait()
+    assert processes.members(started) == (grandchild,)
+    processes.stop(started, signal.SIGTERM, 5)
+    assert processes.members(started) == ()
+
+
+def test_a_recycled_pid_is_never_touched(children: list[subprocess.Popen[str]]) -> None:
+    innocent = start(children, "import time; time.sleep(60)")
+    of_before = replace(innocent, start_ticks=innocent.start_ticks - 1)
+    assert not processes.is_alive(of_before)
+    assert processes.stop(of_before, signal.SIGTERM, 0.5)
+    assert processes.is_alive(innocent)
+
+
+def test_a_record_of_an_earlier_boot_means_nothing(children: list[subprocess.Popen[str]]) -> None:
+    innocent = start(children, "import time; time.sleep(60)")
+    of_before = replace(innocent, boot_id="another")
+    assert processes.members(of_before) == ()
+    processes.stop(of_before, signal.SIGTERM, 0.5)
+    assert processes.is_alive(innocent)
+
+
+def test_a_record_is_read_back_and_a_torn_one_is_none(tmp_path: Path, children: list[subprocess.Popen[str]]) -> None:
+    started = start(children, "import time; time.sleep(60)")
+    processes.write_record(tmp_path / "part", started)
+    assert processes.read_record(tmp_path / "part") == started
+    (tmp_path / "part").write_text('{"pid": 1')
+    assert processes.read_record(tmp_path / "part") is None
+    assert processes.read_record(tmp_path / "nobody") is None
+
+
+def test_start_time_by_the_wall_clock_is_now(children: list[subprocess.Popen[str]]) -> None:
+    started = start(children, "import time; time.sleep(60)")
+    assert abs(processes.began_at(started).timestamp() - time.time()) < 2
+    assert processes.memory_bytes(started) > 1_000_000
