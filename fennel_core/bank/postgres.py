@@ -16,7 +16,7 @@ from fennel_core.vocab.ids import AssetId, BranchName, CommitId, Identity, Works
 Values = Sequence[Any] | Mapping[str, Any]
 
 # NO KEY UPDATE excludes other committers without holding up rows that only refer to the workspace (tokens, clocks).
-LOCK = "SELECT name FROM workspace WHERE name = %s AND state = 'open' FOR NO KEY UPDATE"
+LOCK = "SELECT state FROM workspace WHERE name = %s FOR NO KEY UPDATE"
 ALIVE_OF = """
     SELECT a.kind, a.identity, a.id FROM asset a
     JOIN unnest(%(kinds)s::text[], %(identities)s::text[]) AS w (kind, identity) USING (kind, identity)
@@ -53,7 +53,7 @@ class PostgresBank:
         return sorted({AssetId(str(row[0])) for row in await self._rows(query, values)})
 
     async def lock(self, workspace: WorkspaceId) -> bool:
-        return bool(await self._rows(LOCK, (workspace,)))
+        return [state for (state,) in await self._rows(LOCK, (workspace,))] == ["open"]
 
     async def next_incarnation(self) -> int:
         ((number,),) = await self._rows("SELECT nextval('asset_incarnation')", ())

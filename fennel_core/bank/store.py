@@ -64,7 +64,7 @@ class Bank(Protocol):
     """The bank inside one transaction."""
 
     async def lock(self, workspace: WorkspaceId) -> bool:
-        """Hold off every other change of what is held in the workspace until the transaction ends; False: no such workspace is open."""
+        """Hold off every other change of what is held in the workspace until the transaction ends. True: the workspace is open."""
         ...
 
     async def next_incarnation(self) -> int:

@@ -1,0 +1,95 @@
+"""What the ledgers decide, without touching anything: whether new jobs are warm, and what recovery owes a commit."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from fennel_core.ledger.lifecycle import CommitState
+from fennel_core.ledger.store import Progress
+from fennel_core.vocab.ids import JobId
+
+JobPart = tuple[JobId, int]
+RUNNING = "running"
+PARKED = "parked"
+
+
+@dataclass(frozen=True, slots=True)
+class Warm:
+    """Every new job has caught up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Catching:
+    """These have not yet."""
+
+    behind: frozenset[JobPart]
+
+
+@dataclass(frozen=True, slots=True)
+class Stuck:
+    """A parked job will not catch up by itself; `errors` says why, per job."""
+
+    errors: tuple[tuple[JobId, str], ...]
+
+
+Warmth = Warm | Catching | Stuck
+
+
+def caught_up(progress: Iterable[Progress]) -> frozenset[JobPart]:
+    """Partitions that stand at the ends of their inputs now. Having stood there once since the switch is enough to be warm, because
+    the ends of that moment were passed; under load a lag of exactly 0 is seen only now and then."""
+    return frozenset((p.job, p.part) for p in progress if p.status == RUNNING and p.lag == 0)
+
+
+def warmth(progress: Collection[Progress], before: frozenset[JobPart]) -> Warmth:
+    """Judge new jobs by what their engines report and by which of them were seen caught up `before`."""
+    done = before | caught_up(progress)
+    behind = frozenset((p.job, p.part) for p in progress) - done
+    if not behind:
+        return Warm()
+    parked = {p.job: p.error or "no error was reported" for p in progress if p.status == PARKED and (p.job, p.part) in behind}
+    return Stuck(tuple(sorted(parked.items()))) if parked else Catching(behind)
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon:
+    """Nothing has happened yet and nobody is at work: say so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Undo:
+    """Before the commit point, whoever asked has been told nothing or an error: take everything back."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishWarm:
+    """After the commit point there is only forward."""
+
+
+@dataclass(frozen=True, slots=True)
+class Destroy:
+    """Only old things are left to be removed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """Nothing is owed."""
+
+
+Owed = Abandon | Undo | FinishWarm | Destroy | Rest
+
+
+def owed(state: CommitState) -> Owed:
+    """What recovery does about a commit whose lease has lapsed."""
+    match state:
+        case CommitState.RECEIVED:
+            return Abandon()
+        case CommitState.RESERVED | CommitState.CREATED:
+            return Undo()
+        case CommitState.WARMING:
+            return FinishWarm()
+        case CommitState.UNDOING | CommitState.SERVING:
+            return Destroy()
+        case CommitState.SUPERSEDED | CommitState.FINISHED | CommitState.REJECTED | CommitState.ROLLED_BACK:
+            return Rest()

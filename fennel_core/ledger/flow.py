@@ -1,0 +1,476 @@
+"""A commit's way through the ledgers: T1 → create → T2 → warm → destroy, and back from any point before T2.
+
+Theory. T2 is the only commit point. Before it, whatever exists is held by reservations, and dropping those condemns exactly what nobody
+else holds; after it, references hold the new version, and the old one stays held until reads have left it. Each function below is one
+step; it reads the state it finds, does nothing where the step is done, and may be run by two processes at once: every change of a row
+happens under the workspace's lock and along the life-cycle tables. What happens outside transactions (making and unmaking topics) is
+idempotent, and is written down only after it is true. So a crash at any point leaves a state that these same functions finish.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from fennel_core.bank.store import Asset, AssetState, Holding
+from fennel_core.blueprints.logical import AssetKind, Compiled, LogicalJob
+from fennel_core.blueprints.plan import BankFacts, Plan, diff, plan, recomputed
+from fennel_core.blueprints.resolve import resolve_catalog, resolve_job
+from fennel_core.ledger.decide import Catching, JobPart, Stuck, Warm, Warmth, caught_up, warmth
+from fennel_core.ledger.effectors import NewTopic, Topics, Unreachable
+from fennel_core.ledger.lifecycle import ASSET, COMMIT, ENTRY, UNDONE, AssetEvent, CommitEvent, CommitState, EntryEvent
+from fennel_core.ledger.store import Branch, Commit, Entry, Ledger, Transaction, Which
+from fennel_core.vocab import canonical
+from fennel_core.vocab.errors import ApiError
+from fennel_core.vocab.ids import AssetId, BranchName, CommitId, JobId, Millis, TopicName, WorkspaceId
+
+LEASE_MS: Final = Millis(60_000)
+STRAY_GRACE_MS: Final = Millis(3_600_000)
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """`lease_ms`: while somebody works on a commit, recovery leaves it alone for this long after the last sign of life."""
+
+    lease_ms: Millis = LEASE_MS
+    create_attempts: int = 5
+    retry_seconds: float = 0.5
+    warm_poll_seconds: float = 0.05
+    stray_grace_ms: Millis = STRAY_GRACE_MS
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What every step works with. `sleep` waits that many seconds."""
+
+    ledger: Ledger
+    topics: Topics
+    sleep: Callable[[float], Awaitable[None]]
+    timings: Timings = Timings()
+
+
+# --- moves along the tables ---------------------------------------------------------------------------------------------
+
+
+async def move(tx: Transaction, row: Commit, event: CommitEvent, *, error: str | None = None, code: str | None = None) -> None:
+    state = COMMIT.then(row.state, event)
+    if state is not row.state:
+        await tx.set_state(row.id, state, error=error, error_code=code)
+
+
+async def _advance(tx: Transaction, holdings: Iterable[Holding], event: AssetEvent) -> None:
+    by_state: dict[AssetState, list[AssetId]] = {}
+    for holding in holdings:
+        then = ASSET.then(holding.state, event)
+        if then is not holding.state:
+            by_state.setdefault(then, []).append(holding.id)
+    for state, ids in by_state.items():
+        await tx.bank.set_state(ids, state)
+
+
+async def _mark(tx: Transaction, entries: Iterable[Entry], event: EntryEvent, error: str | None = None) -> None:
+    by_state: dict[str, list[Entry]] = {}
+    for entry in entries:
+        by_state.setdefault(ENTRY.then(entry.state, event), []).append(entry)
+    for same in by_state.values():
+        await tx.mark([e.id for e in same], ENTRY.then(same[0].state, event), error)
+
+
+async def condemn(tx: Transaction, workspace: WorkspaceId, commit: CommitId | None, let_go: Iterable[AssetId]) -> None:
+    """Put those of `let_go` that nobody holds into the destruction ledger. The caller has the workspace's lock."""
+    doomed = await tx.bank.holdings(await tx.bank.unheld(let_go))
+    alive = [h for h in doomed if h.state not in (AssetState.CONDEMNED, AssetState.GONE)]
+    await _advance(tx, [h for h in alive if h.state is AssetState.LIVE], AssetEvent.RELEASED)
+    await _advance(tx, [h for h in alive if h.state is not AssetState.LIVE], AssetEvent.UNDONE)
+    if alive:
+        await tx.add_entries(Which.DESTRUCTION, workspace, commit, [h.id for h in alive])
+
+
+async def row_of(tx: Transaction, id_: CommitId) -> Commit:
+    """The commit's row; ApiError 404."""
+    row = await tx.commit(id_)
+    if row is None:
+        raise ApiError(404, "commit-not-found", f"commit `{id_}` does not exist")
+    return row
+
+
+async def locked(tx: Transaction, id_: CommitId) -> Commit:
+    """The row, read under its workspace's lock: nobody else changes it, or anything that is held there, until the transaction ends."""
+    await tx.bank.lock((await row_of(tx, id_)).workspace)
+    return await row_of(tx, id_)
+
+
+def undone_error(row: Commit) -> ApiError:
+    """The error that a commit which did not happen left in its row."""
+    return ApiError(500, row.error_code or "commit-undone", row.error or f"commit `{row.id}` was taken back")
+
+
+# --- T1 -----------------------------------------------------------------------------------------------------------------
+
+
+async def facts_of(tx: Transaction, branch: Branch, compiled: Compiled) -> BankFacts:
+    """What the planner needs. The caller has the workspace's lock."""
+    mine = await tx.bank.references(branch.workspace, branch.name)
+    unshared = await tx.bank.unheld(mine, but_for=branch.name)
+    return BankFacts(
+        workspace=branch.workspace,
+        incarnation=await tx.bank.next_incarnation(),
+        alive=await tx.bank.alive(branch.workspace, [b.key for b in compiled.blueprints]),
+        mine={h.id: h.title for h in await tx.bank.holdings(mine)},
+        shared=frozenset(mine) - frozenset(unshared),
+    )
+
+
+async def _open_branch(tx: Transaction, workspace: WorkspaceId, name: BranchName) -> Branch:
+    if not await tx.bank.lock(workspace):
+        raise ApiError(404, "workspace-not-found", f"workspace `{workspace}` does not exist or is being deleted")
+    branch = await tx.branch(workspace, name)
+    if branch is None:
+        raise ApiError(500, "branch-not-found", f"branch `{name}` does not exist")
+    return branch
+
+
+def _check_backfill(made: Plan, compiled: Compiled) -> None:
+    again = recomputed(made, compiled)
+    if again:
+        raise ApiError(
+            400,
+            "backfill-needed",
+            "this commit was sent with backfill=false, but it computes again from existing data: "
+            + "; ".join(f"`{title}`" for title in again)
+            + ". Commit with backfill=true, or leave these definitions as they are",
+        )
+
+
+async def preview(tools: Tools, workspace: WorkspaceId, name: BranchName, compiled: Compiled, *, backfill: bool) -> tuple[str, ...]:
+    """The plan's diff, with nothing changed."""
+
+    async def work(tx: Transaction) -> Plan:
+        branch = await _open_branch(tx, workspace, name)
+        return plan(await facts_of(tx, branch, compiled), compiled.blueprints)
+
+    made = await tools.ledger.run(work)
+    if not backfill:
+        _check_backfill(made, compiled)
+    return diff(made)
+
+
+async def reserve(tools: Tools, id_: CommitId, compiled: Compiled, merged: bytes) -> Commit:
+    """T1: plan under the lock, add what is to be created, hold everything. Raises ApiError, and then nothing has happened."""
+
+    async def work(tx: Transaction) -> Commit:
+        row = await locked(tx, id_)
+        if row.state is not CommitState.RECEIVED:
+            return row
+        await tx.lease(id_, tools.timings.lease_ms)
+        branch = await _open_branch(tx, row.workspace, row.branch)
+        _check_base(row, branch)
+        facts = await facts_of(tx, branch, compiled)
+        made = plan(facts, compiled.blueprints)
+        if not row.options.backfill:
+            _check_backfill(made, compiled)
+        await tx.bank.add([Asset(p.id, row.workspace, facts.incarnation, AssetState.PENDING, p.blueprint) for p in made.create])
+        wanted = [p.id for p in made.wanted]
+        await tx.bank.reserve(id_, wanted)
+        pending = [h.id for h in await tx.bank.holdings(wanted) if h.state is AssetState.PENDING]
+        await tx.add_entries(Which.CREATION, row.workspace, id_, pending)
+        catalog = resolve_catalog(compiled, row.workspace, made.ids())
+        await tx.set_compiled(id_, merged, canonical.dumps(catalog), diff(made))
+        await move(tx, row, CommitEvent.RESERVE)
+        return await row_of(tx, id_)
+
+    return await tools.ledger.run(work)
+
+
+def _check_base(row: Commit, branch: Branch) -> None:
+    if row.base != branch.target:
+        raise ApiError(
+            409,
+            "commit-base-moved",
+            f"another commit of branch `{row.branch}` finished while this one was under way: look at what it changed and commit again",
+        )
+
+
+async def reject(tools: Tools, id_: CommitId, error: ApiError) -> None:
+    """The commit is wrong; nothing has happened."""
+
+    async def work(tx: Transaction) -> None:
+        row = await locked(tx, id_)
+        if COMMIT.allows(row.state, CommitEvent.REJECT):
+            await move(tx, row, CommitEvent.REJECT, error=error.text, code=error.code)
+
+    await tools.ledger.run(work)
+
+
+# --- create -------------------------------------------------------------------------------------------------------------
+
+
+async def create(tools: Tools, id_: CommitId) -> Commit:
+    """Make every asset of the creation ledger, and mark each after it exists. Raises ApiError when one is refused: undo comes next."""
+    unreachable = ""
+    for attempt in range(tools.timings.create_attempts):
+        if attempt:
+            await tools.sleep(tools.timings.retry_seconds * attempt)
+        row, pending = await tools.ledger.run(partial(_pending, id_=id_, lease_ms=tools.timings.lease_ms))
+        if row.state in UNDONE:
+            raise undone_error(row)
+        if row.state is not CommitState.RESERVED:
+            return row
+        topics = [NewTopic(TopicName(a.id), a.key.kind, a.blueprint.partitions) for a in pending if a.key.kind is not AssetKind.JOB]
+        try:
+            refused = await tools.topics.create(topics) if topics else {}
+        except Unreachable as lost:
+            unreachable = str(lost)
+            continue
+        why = {AssetId(name): str(text) for name, text in refused.items()}
+        row = await tools.ledger.run(partial(_created, id_=id_, attempted=[a.id for a in pending], refused=why))
+        if row.state in UNDONE:
+            raise undone_error(row)
+        return row
+    error = ApiError(503, "kafka-unavailable", f"Kafka did not answer while topics were created, so nothing was changed: {unreachable}")
+    await fail(tools, id_, error)
+    raise error
+
+
+async def _pending(tx: Transaction, id_: CommitId, lease_ms: Millis) -> tuple[Commit, list[Asset]]:
+    row = await row_of(tx, id_)
+    await tx.lease(id_, lease_ms)
+    entries = await tx.entries(Which.CREATION, commit=id_) if row.state is CommitState.RESERVED else []
+    return row, await tx.bank.assets(e.asset for e in entries)
+
+
+async def _created(tx: Transaction, id_: CommitId, attempted: Sequence[AssetId], refused: dict[AssetId, str]) -> Commit:
+    """Write down what exists now, and what was refused; then the commit is created or undoing."""
+    row = await locked(tx, id_)
+    if row.state is not CommitState.RESERVED:
+        return row
+    holdings = await tx.bank.holdings(attempted)
+    # A commit that shares a pending asset may have seen it refused meanwhile; it is lost for this commit too.
+    lost = {h.id: refused.get(h.id, "its creation failed for another commit") for h in holdings if h.state is AssetState.FAILED} | refused
+    await _advance(tx, [h for h in holdings if h.id not in lost], AssetEvent.CREATE_OK)
+    await _advance(tx, [h for h in holdings if h.id in refused and h.state is AssetState.PENDING], AssetEvent.CREATE_FAILED)
+    entries = await tx.entries(Which.CREATION, commit=id_)
+    tried = set(attempted)
+    await _mark(tx, [e for e in entries if e.asset in tried and e.asset not in lost], EntryEvent.DONE)
+    for entry in entries:
+        if entry.asset in lost:
+            await _mark(tx, [entry], EntryEvent.FAILED, lost[entry.asset])
+    if lost:
+        titles = {h.id: h.title for h in holdings}
+        asset, why = next(iter(sorted(lost.items())))
+        text = f"`{titles[asset]}` could not be created ({asset}: {why}), so nothing was changed"
+        await give_up(tx, row, ApiError(500, "asset-not-created", text))
+    else:
+        await move(tx, row, CommitEvent.CREATE_OK)
+    return await row_of(tx, id_)
+
+
+# --- T2 -----------------------------------------------------------------------------------------------------------------
+
+
+async def switch(tools: Tools, id_: CommitId) -> Commit:
+    """T2: from here on the new definition exists. Raises ApiError when the branch moved or went: undo comes next."""
+
+    async def work(tx: Transaction) -> Commit:
+        row = await locked(tx, id_)
+        if row.state is not CommitState.CREATED:
+            return row
+        await tx.lease(id_, tools.timings.lease_ms)
+        branch = await _open_branch(tx, row.workspace, row.branch)
+        _check_base(row, branch)
+        await _take_hold(tx, row)
+        let_go = await _leave_target(tx, branch)
+        await tx.put_branch(Branch(branch.workspace, branch.name, id_, branch.serving))
+        await move(tx, row, CommitEvent.SWITCH)
+        await supersede(tx, row.workspace)
+        await condemn(tx, row.workspace, id_, let_go)
+        return await row_of(tx, id_)
+
+    try:
+        row = await tools.ledger.run(work)
+    except ApiError as error:
+        await fail(tools, id_, error)
+        raise
+    if row.state in UNDONE:
+        raise undone_error(row)
+    if row.state in (CommitState.RECEIVED, CommitState.RESERVED):
+        raise ApiError(409, "commit-out-of-order", f"commit `{id_}` is {row.state}: compile and create come before switch")
+    return row
+
+
+async def _take_hold(tx: Transaction, row: Commit) -> None:
+    """Reservations become references, assets live, jobs registered."""
+    assets = await tx.bank.assets(await tx.bank.reserved(row.id))
+    names = {a.key: a.id for a in assets}
+    new_jobs = [a.blueprint for a in assets if isinstance(a.blueprint, LogicalJob) and a.state is AssetState.CREATED]
+    await _advance(tx, [Holding(a.id, a.key, a.state, a.blueprint.title) for a in assets], AssetEvent.SWITCHED)
+    await tx.add_jobs([resolve_job(job, row.workspace, names) for job in new_jobs])
+    await tx.bank.refer(row.id, row.branch, [a.id for a in assets])
+    await tx.bank.unreserve(row.id)
+
+
+async def _leave_target(tx: Transaction, branch: Branch) -> list[AssetId]:
+    """The branch leaves a target that it never served: nobody will read that version here any more."""
+    if branch.target is None or branch.target == branch.serving:
+        return []
+    return await tx.bank.unrefer(branch.workspace, branch.name, branch.target)
+
+
+async def supersede(tx: Transaction, workspace: WorkspaceId) -> None:
+    """Warming commits that are no branch's target any more need not become warm. The caller has the workspace's lock."""
+    targets = {b.target for b in await tx.branches(workspace)}
+    for id_ in await tx.open_commits(workspace):
+        row = await row_of(tx, id_)
+        if row.state is CommitState.WARMING and id_ not in targets:
+            await move(tx, row, CommitEvent.SUPERSEDE)
+
+
+# --- warm ---------------------------------------------------------------------------------------------------------------
+
+
+async def warm(tools: Tools, id_: CommitId, *, seconds: float) -> Warmth:
+    """Wait until the new jobs have caught up, then let reads move; gives up after `seconds`, and leaves the rest to recovery."""
+    before: frozenset[JobPart] = frozenset()
+    waited = 0.0
+    while True:
+        outcome, now = await warm_once(tools, id_, before, patient=waited < seconds)
+        if not isinstance(outcome, Catching) or waited >= seconds:
+            return outcome
+        before |= now
+        await tools.sleep(tools.timings.warm_poll_seconds)
+        waited += tools.timings.warm_poll_seconds
+
+
+async def warm_once(tools: Tools, id_: CommitId, before: frozenset[JobPart], *, patient: bool) -> tuple[Warmth, frozenset[JobPart]]:
+    """Look once; answers also which partitions are caught up now.
+
+    A branch that serves nothing yet harms nobody by serving early: it moves as soon as waiting is over or a job is parked.
+    """
+
+    async def look(tx: Transaction) -> tuple[Warmth, frozenset[JobPart], bool]:
+        row = await row_of(tx, id_)
+        if row.state is not CommitState.WARMING:
+            return Warm(), frozenset(), False
+        await tx.lease(id_, tools.timings.lease_ms)
+        branches = [b for b in await tx.branches(row.workspace) if b.target == id_ and b.serving != id_]
+        jobs = await _new_jobs(tx, id_, branches)
+        progress = await tx.progress(jobs)
+        return warmth(progress, before), caught_up(progress), any(b.serving is not None for b in branches)
+
+    outcome, now, served_before = await tools.ledger.run(look)
+    early = not served_before and (isinstance(outcome, Stuck) or not patient)
+    if isinstance(outcome, Warm) or early:
+        await tools.ledger.run(lambda tx: _serve(tx, id_, outcome))
+    return outcome, now
+
+
+async def _new_jobs(tx: Transaction, id_: CommitId, branches: Sequence[Branch]) -> list[JobId]:
+    """Jobs of the new version that the served one of the branch does not have."""
+    new: set[AssetId] = set()
+    for branch in branches:
+        served = set(await tx.bank.references(branch.workspace, branch.name, branch.serving)) if branch.serving else set()
+        new |= set(await tx.bank.references(branch.workspace, branch.name, id_)) - served
+    return sorted(JobId(h.id) for h in await tx.bank.holdings(new) if h.key.kind is AssetKind.JOB)
+
+
+async def _serve(tx: Transaction, id_: CommitId, outcome: Warmth) -> None:
+    """Reads move to the new version; what only the old one held is let go."""
+    row = await locked(tx, id_)
+    if row.state is not CommitState.WARMING:
+        return
+    let_go: list[AssetId] = []
+    for branch in await tx.branches(row.workspace):
+        if branch.target == id_ and branch.serving != id_:
+            await tx.put_branch(Branch(branch.workspace, branch.name, id_, id_))
+            if branch.serving is not None:
+                let_go += await tx.bank.unrefer(branch.workspace, branch.name, branch.serving)
+    if isinstance(outcome, Stuck):
+        await tx.add_summary(id_, [f"! job `{job}` is parked: {error}" for job, error in outcome.errors])
+    await move(tx, row, CommitEvent.SERVE)
+    await condemn(tx, row.workspace, id_, let_go)
+
+
+# --- destroy and undo ---------------------------------------------------------------------------------------------------
+
+
+async def fail(tools: Tools, id_: CommitId, error: ApiError) -> None:
+    """Give up a commit before T2: its reservations go, and what nobody else holds is condemned. Nothing else has happened."""
+
+    async def work(tx: Transaction) -> None:
+        row = await locked(tx, id_)
+        if COMMIT.allows(row.state, CommitEvent.FAIL):
+            await give_up(tx, row, error)
+
+    await tools.ledger.run(work)
+
+
+async def give_up(tx: Transaction, row: Commit, error: ApiError) -> None:
+    """As `fail`, inside a transaction that has the workspace's lock."""
+    await move(tx, row, CommitEvent.FAIL, error=error.text, code=error.code)
+    await _mark(tx, await tx.entries(Which.CREATION, commit=row.id, only_open=False), EntryEvent.CANCELLED)
+    await condemn(tx, row.workspace, row.id, await tx.bank.unreserve(row.id))
+
+
+async def destroy(tools: Tools, workspace: WorkspaceId) -> int:
+    """One round of the workspace's destruction ledger: jobs first, topics when no condemned job can write to them any more.
+
+    Answers how many entries are still open. Settles the commits that waited for it.
+    """
+    topics, entries = await tools.ledger.run(lambda tx: _destroy_jobs(tx, workspace))
+    if topics:
+        try:
+            refused = await tools.topics.delete([TopicName(t) for t in topics])
+        except Unreachable:
+            return len(entries)
+        await tools.ledger.run(lambda tx: _destroyed(tx, workspace, topics, {AssetId(n): str(w) for n, w in refused.items()}))
+    return await tools.ledger.run(lambda tx: _settle(tx, workspace))
+
+
+async def _destroy_jobs(tx: Transaction, workspace: WorkspaceId) -> tuple[list[AssetId], list[Entry]]:
+    """Stop condemned jobs; answers the topics that may go now and all open entries."""
+    await tx.bank.lock(workspace)
+    entries = await tx.entries(Which.DESTRUCTION, workspace=workspace)
+    if not entries:
+        return [], []
+    holdings = await tx.bank.holdings(e.asset for e in entries)
+    jobs = [JobId(h.id) for h in holdings if h.key.kind is AssetKind.JOB]
+    if jobs:
+        await tx.retire(jobs)
+        stopped = {AssetId(job) for job in await tx.remove_stopped(jobs)}
+        await _gone(tx, entries, [h for h in holdings if h.id in stopped])
+        if len(stopped) < len(jobs):
+            return [], entries
+    return [h.id for h in holdings if h.key.kind is not AssetKind.JOB], entries
+
+
+async def _gone(tx: Transaction, entries: Sequence[Entry], holdings: Sequence[Holding]) -> None:
+    ids = {h.id for h in holdings}
+    await _mark(tx, [e for e in entries if e.asset in ids], EntryEvent.DONE)
+    await _advance(tx, holdings, AssetEvent.DESTROYED)
+
+
+async def _destroyed(tx: Transaction, workspace: WorkspaceId, topics: Sequence[AssetId], refused: dict[AssetId, str]) -> None:
+    await tx.bank.lock(workspace)
+    entries = await tx.entries(Which.DESTRUCTION, workspace=workspace)
+    await _gone(tx, entries, [h for h in await tx.bank.holdings(topics) if h.id not in refused])
+    for entry in entries:
+        if entry.asset in refused:
+            await _mark(tx, [entry], EntryEvent.FAILED, refused[entry.asset])
+
+
+async def _settle(tx: Transaction, workspace: WorkspaceId) -> int:
+    """Commits whose old things are all gone are finished, those whose new things are all gone are rolled back."""
+    await tx.bank.lock(workspace)
+    left = await tx.entries(Which.DESTRUCTION, workspace=workspace)
+    waited_for = {e.commit for e in left}
+    for id_ in await tx.open_commits(workspace):
+        row = await row_of(tx, id_)
+        if id_ in waited_for:
+            continue
+        if row.state is CommitState.SERVING:
+            await move(tx, row, CommitEvent.DESTROYED)
+        elif row.state is CommitState.UNDOING:
+            await move(tx, row, CommitEvent.UNDONE)
+    return len(left)

@@ -1,0 +1,122 @@
+"""Topics in Kafka, through the admin client.
+
+Theory. The admin client answers with futures of its own threads, so calls run in a worker thread. A batch is one request: brokers make
+hundreds of topics in one controller round. Retention counts the time of ingest, never event time, so brokers stamp the messages.
+A replaylog is only ever shortened behind the oldest snapshot that needs it, never by age.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic as KafkaTopic
+
+from fennel_core.blueprints.logical import AssetKind
+from fennel_core.connections.kafka import FETCH_MAX_BYTES, client_config
+from fennel_core.ledger.effectors import NewTopic, Refused, Unreachable
+from fennel_core.settings.model import Settings
+from fennel_core.vocab.ids import TopicName
+
+REQUEST_SECONDS: Final = 15.0
+ANSWER_SECONDS: Final = 20.0
+"""A little more than the broker is given, so that its own answer comes first."""
+BATCH: Final = 200
+"""Topics per request: bounds what one controller round holds up."""
+FOR_EVER: Final = "-1"
+_UNKNOWN_OUTCOME: Final = frozenset(
+    {
+        KafkaError._TIMED_OUT,
+        KafkaError._TRANSPORT,
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._DESTROY,
+        KafkaError.REQUEST_TIMED_OUT,
+        KafkaError.NOT_CONTROLLER,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+    }
+)
+
+
+class KafkaTopics:
+    """See `ledger.effectors.Topics`."""
+
+    def __init__(self, settings: Settings, *, replication: int = 1) -> None:
+        self._settings = settings
+        self._replication = replication
+        self._admin: AdminClient | None = None
+
+    def _client(self) -> AdminClient:
+        if self._admin is None:
+            self._admin = AdminClient(client_config(self._settings))
+        return self._admin
+
+    def _config(self, kind: AssetKind) -> dict[str, str]:
+        return {
+            "cleanup.policy": "delete",
+            "retention.ms": FOR_EVER if kind is AssetKind.REPLAYLOG else str(self._settings.kafka_retention_ms),
+            "retention.bytes": FOR_EVER,
+            "message.timestamp.type": "LogAppendTime",
+            "max.message.bytes": str(FETCH_MAX_BYTES),
+        }
+
+    async def create(self, topics: Sequence[NewTopic]) -> Mapping[TopicName, Refused]:
+        return await asyncio.to_thread(self._create, topics)
+
+    def _create(self, topics: Sequence[NewTopic]) -> Mapping[TopicName, Refused]:
+        refused: dict[TopicName, Refused] = {}
+        for start in range(0, len(topics), BATCH):
+            wanted = [
+                KafkaTopic(t.name, num_partitions=t.partitions, replication_factor=self._replication, config=self._config(t.kind))
+                for t in topics[start : start + BATCH]
+            ]
+            futures = self._client().create_topics(wanted, operation_timeout=REQUEST_SECONDS, request_timeout=ANSWER_SECONDS)
+            refused |= _gather(futures, fine=KafkaError.TOPIC_ALREADY_EXISTS)
+        return refused
+
+    async def delete(self, names: Sequence[TopicName]) -> Mapping[TopicName, Refused]:
+        return await asyncio.to_thread(self._delete, names)
+
+    def _delete(self, names: Sequence[TopicName]) -> Mapping[TopicName, Refused]:
+        refused: dict[TopicName, Refused] = {}
+        for start in range(0, len(names), BATCH):
+            futures = self._client().delete_topics(
+                list(names[start : start + BATCH]), operation_timeout=REQUEST_SECONDS, request_timeout=ANSWER_SECONDS
+            )
+            refused |= _gather(futures, fine=KafkaError.UNKNOWN_TOPIC_OR_PART)
+        return refused
+
+    async def names(self) -> list[TopicName]:
+        return await asyncio.to_thread(self._names)
+
+    def _names(self) -> list[TopicName]:
+        try:
+            return sorted(self._client().list_topics(timeout=REQUEST_SECONDS).topics)
+        except KafkaException as error:
+            raise Unreachable(str(error)) from error
+
+
+def _gather(futures: Mapping[str, Any], *, fine: int) -> dict[TopicName, Refused]:
+    """Wait for every answer of a batch before judging any: an unknown outcome of one topic leaves the batch to be tried again."""
+    refused: dict[TopicName, Refused] = {}
+    unknown: list[str] = []
+    for name, error in _errors(futures):
+        if error.code() == fine:
+            continue
+        if error.code() in _UNKNOWN_OUTCOME:
+            unknown.append(f"{name}: {error.str()}")
+        else:
+            refused[TopicName(name)] = Refused(error.str())
+    if unknown:
+        raise Unreachable("; ".join(unknown[:3]))
+    return refused
+
+
+def _errors(futures: Mapping[str, Any]) -> Iterable[tuple[str, KafkaError]]:
+    for name, future in futures.items():
+        try:
+            future.result()
+        except KafkaException as error:
+            yield name, error.args[0]

@@ -1,0 +1,227 @@
+"""The ledgers in memory: one world, copied by each transaction and put back when it succeeds. The clock is an argument."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from fennel_core.bank.memory import MemoryBank
+from fennel_core.bank.store import AssetState
+from fennel_core.blueprints.spec import Job
+from fennel_core.ledger.lifecycle import OPEN_ENTRIES, SETTLED, UNDONE, CommitState, EntryState
+from fennel_core.ledger.store import Branch, Commit, Entry, Progress, Transaction, Which
+from fennel_core.vocab.ids import MAIN_BRANCH, AssetId, BranchName, CommitId, JobId, Millis, WorkspaceId
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A job row: its spec, whether it is to run, and when the lease of its last runner ends."""
+
+    spec: Job
+    retired: bool = False
+    leased_until_ms: int = 0
+
+
+@dataclass(slots=True)
+class MemoryTransaction:
+    """See `ledger.store.Transaction`."""
+
+    now_ms: Callable[[], int]
+    bank: MemoryBank = field(default_factory=MemoryBank)
+    closing: set[WorkspaceId] = field(default_factory=set)
+    commits: dict[CommitId, Commit] = field(default_factory=dict)
+    blobs: dict[tuple[CommitId, str], bytes] = field(default_factory=dict)
+    leases: dict[CommitId, int] = field(default_factory=dict)
+    branch_rows: dict[tuple[WorkspaceId, BranchName], Branch] = field(default_factory=dict)
+    entry_rows: dict[int, Entry] = field(default_factory=dict)
+    jobs: dict[JobId, Registered] = field(default_factory=dict)
+    parts: dict[tuple[JobId, int], Progress] = field(default_factory=dict)
+    stray_since: dict[str, int] = field(default_factory=dict)
+
+    def copy(self) -> MemoryTransaction:
+        return MemoryTransaction(
+            self.now_ms,
+            self.bank.copy(),
+            set(self.closing),
+            dict(self.commits),
+            dict(self.blobs),
+            dict(self.leases),
+            dict(self.branch_rows),
+            dict(self.entry_rows),
+            dict(self.jobs),
+            dict(self.parts),
+            dict(self.stray_since),
+        )
+
+    async def add_workspace(self, workspace: WorkspaceId) -> bool:
+        if workspace in self.bank.open_workspaces | self.closing:
+            return False
+        self.bank.open_workspaces.add(workspace)
+        return await self.add_branch(Branch(workspace, MAIN_BRANCH, None, None))
+
+    async def close_workspace(self, workspace: WorkspaceId) -> bool:
+        if workspace not in self.bank.open_workspaces | self.closing:
+            return False
+        self.bank.open_workspaces.discard(workspace)
+        self.closing.add(workspace)
+        return True
+
+    async def remove_workspace(self, workspace: WorkspaceId) -> None:
+        self.closing.discard(workspace)
+        gone = {id_ for id_, c in self.commits.items() if c.workspace == workspace}
+        self.commits = {id_: c for id_, c in self.commits.items() if id_ not in gone}
+        self.branch_rows = {key: b for key, b in self.branch_rows.items() if b.workspace != workspace}
+        self.entry_rows = {id_: e for id_, e in self.entry_rows.items() if e.workspace != workspace}
+        self.bank.rows = {id_: a for id_, a in self.bank.rows.items() if a.workspace != workspace}
+
+    async def workspaces(self, *, closing: bool) -> list[WorkspaceId]:
+        return sorted(self.closing if closing else self.bank.open_workspaces)
+
+    async def add_commit(self, commit: Commit, request: bytes) -> None:
+        assert commit.id not in self.commits
+        self.commits[commit.id] = commit
+        self.blobs[commit.id, "request"] = request
+
+    async def commit(self, id_: CommitId) -> Commit | None:
+        return self.commits.get(id_)
+
+    async def same_commit(self, workspace: WorkspaceId, branch: BranchName, digest: str) -> Commit | None:
+        same = [
+            c
+            for c in self.commits.values()
+            if (c.workspace, c.branch, c.digest) == (workspace, branch, digest) and c.state not in UNDONE | {CommitState.SUPERSEDED}
+        ]
+        return same[-1] if same else None
+
+    async def open_commits(self, workspace: WorkspaceId | None = None) -> list[CommitId]:
+        return [c.id for c in self.commits.values() if c.state not in SETTLED and workspace in (None, c.workspace)]
+
+    async def lease(self, id_: CommitId, ms: Millis) -> bool:
+        if id_ not in self.commits:
+            return False
+        self.leases[id_] = self.now_ms() + ms
+        return True
+
+    async def take_lapsed(self, id_: CommitId, ms: Millis) -> bool:
+        return self.leases.get(id_, 0) <= self.now_ms() and await self.lease(id_, ms)
+
+    async def request(self, id_: CommitId) -> bytes:
+        return self.blobs[id_, "request"]
+
+    async def merged(self, id_: CommitId) -> bytes | None:
+        return self.blobs.get((id_, "merged"))
+
+    async def catalog(self, id_: CommitId) -> bytes | None:
+        return self.blobs.get((id_, "catalog"))
+
+    async def set_compiled(self, id_: CommitId, merged: bytes, catalog: bytes, summary: Sequence[str]) -> None:
+        self.blobs[id_, "merged"], self.blobs[id_, "catalog"] = merged, catalog
+        self.commits[id_] = replace(self.commits[id_], summary=tuple(summary))
+
+    async def set_state(self, id_: CommitId, state: CommitState, *, error: str | None = None, error_code: str | None = None) -> None:
+        row = self.commits[id_]
+        if row.error is None:
+            row = replace(row, error=error, error_code=error_code)
+        self.commits[id_] = replace(row, state=state)
+
+    async def add_summary(self, id_: CommitId, lines: Sequence[str]) -> None:
+        row = self.commits[id_]
+        self.commits[id_] = replace(row, summary=(*row.summary, *lines))
+
+    async def next_attempt(self, id_: CommitId) -> int:
+        row = self.commits[id_]
+        self.commits[id_] = replace(row, attempt=row.attempt + 1)
+        return row.attempt + 1
+
+    async def add_branch(self, branch: Branch) -> bool:
+        if (branch.workspace, branch.name) in self.branch_rows:
+            return False
+        self.branch_rows[branch.workspace, branch.name] = branch
+        return True
+
+    async def branch(self, workspace: WorkspaceId, name: BranchName) -> Branch | None:
+        return self.branch_rows.get((workspace, name))
+
+    async def branches(self, workspace: WorkspaceId) -> list[Branch]:
+        return [b for b in self.branch_rows.values() if b.workspace == workspace]
+
+    async def put_branch(self, branch: Branch) -> None:
+        assert (branch.workspace, branch.name) in self.branch_rows
+        self.branch_rows[branch.workspace, branch.name] = branch
+
+    async def remove_branch(self, workspace: WorkspaceId, name: BranchName) -> None:
+        self.branch_rows.pop((workspace, name), None)
+
+    async def add_entries(self, ledger: Which, workspace: WorkspaceId, commit: CommitId | None, assets: Iterable[AssetId]) -> None:
+        for asset in assets:
+            id_ = len(self.entry_rows) + 1
+            self.entry_rows[id_] = Entry(id_, ledger, workspace, commit, asset, EntryState.PENDING, 0, None)
+
+    async def entries(
+        self, ledger: Which, *, commit: CommitId | None = None, workspace: WorkspaceId | None = None, only_open: bool = True
+    ) -> list[Entry]:
+        return [
+            e
+            for e in self.entry_rows.values()
+            if e.ledger is ledger
+            and commit in (None, e.commit)
+            and workspace in (None, e.workspace)
+            and (not only_open or e.state in OPEN_ENTRIES)
+        ]
+
+    async def mark(self, ids: Iterable[int], state: EntryState, error: str | None = None) -> None:
+        for id_ in ids:
+            entry = self.entry_rows[id_]
+            self.entry_rows[id_] = replace(entry, state=state, error=error, attempts=entry.attempts + 1)
+
+    async def add_jobs(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            if job.id not in self.jobs:
+                self.jobs[job.id] = Registered(job)
+                self.parts |= {(job.id, part): Progress(job.id, part, "idle", None, None) for part in range(job.partitions)}
+
+    async def progress(self, jobs: Iterable[JobId]) -> list[Progress]:
+        wanted = set(jobs)
+        return [p for (job, _), p in sorted(self.parts.items()) if job in wanted]
+
+    async def registered(self, workspace: WorkspaceId) -> list[JobId]:
+        return sorted(id_ for id_, row in self.jobs.items() if row.spec.workspace == workspace)
+
+    async def retire(self, jobs: Iterable[JobId]) -> None:
+        for job in set(jobs) & self.jobs.keys():
+            self.jobs[job] = replace(self.jobs[job], retired=True)
+
+    async def remove_stopped(self, jobs: Iterable[JobId]) -> list[JobId]:
+        asked = set(jobs)
+        for job in asked & self.jobs.keys():
+            if self.jobs[job].retired and self.jobs[job].leased_until_ms <= self.now_ms():
+                del self.jobs[job]
+        self.parts = {key: p for key, p in self.parts.items() if key[0] in self.jobs}
+        return sorted(asked - self.jobs.keys())
+
+    async def known(self, ids: Iterable[AssetId]) -> set[AssetId]:
+        return {id_ for id_ in ids if id_ in self.bank.rows and self.bank.rows[id_].state is not AssetState.GONE}
+
+    async def strays(self, seen: Iterable[str], grace_ms: Millis) -> list[str]:
+        now = self.now_ms()
+        self.stray_since = {topic: self.stray_since.get(topic, now) for topic in seen}
+        return sorted(topic for topic, since in self.stray_since.items() if since + grace_ms <= now)
+
+
+class MemoryLedger:
+    """See `ledger.store.Ledger`. Transactions run one after the other."""
+
+    def __init__(self, now_ms: Callable[[], int]) -> None:
+        self.world = MemoryTransaction(now_ms)
+        self._one_at_a_time = asyncio.Lock()
+
+    async def run(self, work: Callable[[Transaction], Awaitable[T]]) -> T:
+        async with self._one_at_a_time:
+            draft = self.world.copy()
+            result = await work(draft)
+            self.world = draft
+            return result

@@ -1,0 +1,109 @@
+"""Whatever a crash left, finished: commits whose worker is gone, ledgers with open entries, workspaces to empty, strays.
+
+Theory. Nothing here knows more than the ledgers say. A commit is touched only when its lease has lapsed, so recovery and a living worker
+rarely meet; when they do (a process that was paused for a minute), the steps are the same functions, safe to run twice. A stray is a
+topic named like one of ours that the bank does not account for: a create that was paused and came back after its commit was undone.
+It is destroyed when it has been seen without interruption for a grace period, so that nothing is taken from a commit whose
+bookkeeping is late. One Kafka serves one platform; names that are not ours are left alone.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final, assert_never
+
+from fennel_core.blueprints.logical import AssetKind
+from fennel_core.ledger.branches import empty_workspace
+from fennel_core.ledger.decide import Abandon, Destroy, FinishWarm, Rest, Undo, owed
+from fennel_core.ledger.effectors import Unreachable
+from fennel_core.ledger.flow import Tools, destroy, fail, locked, move, row_of, warm_once
+from fennel_core.ledger.lifecycle import COMMIT, CommitEvent
+from fennel_core.ledger.store import Commit, Transaction, Which
+from fennel_core.vocab.errors import ApiError
+from fennel_core.vocab.ids import AssetId, CommitId, Millis, TopicName
+
+OURS: Final = re.compile(r"^[a-z0-9-]{1,63}\.(" + "|".join(AssetKind) + r")\.[0-9a-f]{32}\.[0-9]+$")
+_AT_ONCE: Final = Millis(0)
+"""A lease that lapses immediately: recovery has done its part for now and waits for others (an engine, Kafka)."""
+ABANDONED: Final = ApiError(
+    503, "commit-abandoned", "the commit was not finished because its server stopped; nothing was changed, commit again"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Reconciled:
+    """What one round did. `open_entries`: destructions that still wait, for instance for an engine to let go of a job."""
+
+    commits: tuple[CommitId, ...]
+    open_entries: int
+    strays: tuple[TopicName, ...]
+
+    @property
+    def quiet(self) -> bool:
+        return not (self.commits or self.open_entries or self.strays)
+
+
+async def reconcile(tools: Tools) -> Reconciled:
+    """One round. Run it every few seconds, in as many processes as you like."""
+    touched = [id_ for id_ in await tools.ledger.run(lambda tx: tx.open_commits()) if await _finish(tools, id_)]
+    for workspace in await tools.ledger.run(lambda tx: tx.workspaces(closing=True)):
+        await empty_workspace(tools, workspace)
+    left = 0
+    for workspace in sorted({e.workspace for e in await tools.ledger.run(lambda tx: tx.entries(Which.DESTRUCTION))}):
+        left += await destroy(tools, workspace)
+    return Reconciled(tuple(touched), left, await _destroy_strays(tools))
+
+
+async def _finish(tools: Tools, id_: CommitId) -> bool:
+    """Do what is owed to one commit if nobody else is at it; True when its state moved."""
+
+    async def take(tx: Transaction) -> Commit | None:
+        return await row_of(tx, id_) if await tx.take_lapsed(id_, tools.timings.lease_ms) else None
+
+    row = await tools.ledger.run(take)
+    if row is None:
+        return False
+    match owed(row.state):
+        case Abandon():
+            await tools.ledger.run(lambda tx: _abandon(tx, id_))
+        case Undo():
+            await fail(tools, id_, ABANDONED)
+            await destroy(tools, row.workspace)
+        case FinishWarm():
+            await warm_once(tools, id_, frozenset(), patient=False)
+            await tools.ledger.run(lambda tx: tx.lease(id_, _AT_ONCE))
+        case Destroy():
+            await destroy(tools, row.workspace)
+            await tools.ledger.run(lambda tx: tx.lease(id_, _AT_ONCE))
+        case Rest():
+            pass
+        case unreachable:
+            assert_never(unreachable)
+    after = await tools.ledger.run(lambda tx: tx.commit(id_))
+    return after is not None and after.state is not row.state
+
+
+async def _abandon(tx: Transaction, id_: CommitId) -> None:
+    row = await locked(tx, id_)
+    if COMMIT.allows(row.state, CommitEvent.ABANDON):
+        await move(tx, row, CommitEvent.ABANDON, error=ABANDONED.text, code=ABANDONED.code)
+
+
+async def _destroy_strays(tools: Tools) -> tuple[TopicName, ...]:
+    try:
+        ours = [AssetId(name) for name in await tools.topics.names() if OURS.match(name)]
+    except Unreachable:
+        return ()
+
+    async def judge(tx: Transaction) -> list[str]:
+        known = await tx.known(ours)
+        return await tx.strays([name for name in ours if name not in known], tools.timings.stray_grace_ms)
+
+    doomed = [TopicName(name) for name in await tools.ledger.run(judge)]
+    if doomed:
+        try:
+            await tools.topics.delete(doomed)
+        except Unreachable:
+            return ()
+    return tuple(doomed)
