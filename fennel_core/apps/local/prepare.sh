@@ -67,7 +67,7 @@ python_sentence() {
 }
 
 ensure_system() {
-  local missing
+  local missing log
   missing="$(missing_packages)"
   [ -z "$missing" ] && return 0
   if ! command -v apt-get >/dev/null 2>&1; then
@@ -77,13 +77,15 @@ ensure_system() {
     die "missing: ${missing% }. Run this line, then the same command again: sudo apt-get install -y ${missing% }"
   fi
   say "Installing from Debian's packages: ${missing% }"
+  log="$(mktemp)" # as root, a name that others can guess in /tmp is a way in
   # shellcheck disable=SC2086 # a list of package names
-  if ! { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $missing; } >"/tmp/fennel-apt.$$.log" 2>&1; then
-    tail -n 15 "/tmp/fennel-apt.$$.log" >&2
-    find_python >/dev/null || die "$(python_sentence), and its packages do not offer 3.11: install it another way and run again with PYTHON=/path/to/python3.11."
+  if ! { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $missing; } >"$log" 2>&1; then
+    tail -n 15 "$log" >&2
+    rm -f "$log"
+    find_python >/dev/null || die "$(python_sentence), and the system's packages do not offer 3.11: install it another way and run again with PYTHON=/path/to/python3.11."
     die "apt-get could not install ${missing% } (its last lines stand above); run again when that is solved."
   fi
-  rm -f "/tmp/fennel-apt.$$.log"
+  rm -f "$log"
   find_python >/dev/null || die "$(python_sentence): install it and run again with PYTHON=/path/to/python3.11."
   java_is_usable || die "Java 17 or newer is needed and 'java -version' says $(java_major || echo nothing): set JAVA_HOME to a newer one."
   maven_is_usable || die "Maven is needed and 'mvn' is not on the PATH: run apt-get install maven."

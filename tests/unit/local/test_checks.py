@@ -149,7 +149,8 @@ SHELL_TOOLS = (
     "flock",
     "tail",
     "rm",
-    "chmod",
+    "cp",
+    "mktemp",
 )
 
 
