@@ -1,0 +1,81 @@
+"""The demo: commits the fraud example with the real client, logs its sample, queries features, and shows each stage and its time."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from fennel_core.settings.model import Settings
+
+PROJECT = Path(__file__).resolve().parents[2]
+TOKEN = "dev-demo"  # noqa: S105  # opens workspace `demo` in development mode on loopback, and nothing else
+
+
+class DemoFailed(Exception):
+    """The example did not come to its end; the text is what it printed last."""
+
+
+def run_demo(settings: Settings, console: Console) -> None:
+    """Run the example against the platform that is up; raises DemoFailed with its last lines."""
+    console.print("\n[bold]The fraud example, with the real client[/bold] (examples/fraud)")
+    command = [str(settings.executor_python), "-m", "examples.fraud.demo", settings.query_url, TOKEN]
+    with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as example:
+        assert example.stdout is not None, "stdout is piped"
+        assert example.stderr is not None, "stderr is piped"
+        for line in example.stdout:
+            _show(console, json.loads(line))
+        complaint = example.stderr.read()
+    if example.returncode != 0:
+        raise DemoFailed("\n".join(complaint.strip().splitlines()[-8:]))
+    _what_next(settings, console)
+
+
+def _show(console: Console, event: dict[str, Any]) -> None:
+    if "end" in event:
+        console.print(f"  [green]✓[/green] {event['end']:<52} {event['seconds'] * 1000:>9.0f} ms")
+    elif "features" in event:
+        console.print(_table(event["features"]))
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> Table:
+    table = Table(title="CardRisk, looked up online", title_justify="left")
+    for name in rows[0]:
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(*(f"{value:.4g}" if isinstance(value, float) else str(value) for value in row.values()))
+    return table
+
+
+def _what_next(settings: Settings, console: Console) -> None:
+    user, password = settings.airflow_user, settings.airflow_password.get_secret_value()
+    form = '{"definitions": "examples.fraud.definitions", "workspace": "demo", "branch": "main"}'
+    console.print("\n[bold]What next[/bold]")
+    console.print(f"  API       {settings.query_url}   token [bold]{TOKEN}[/bold] (any `dev-<name>` opens workspace `<name>`)")
+    console.print(f"  Airflow   {settings.airflow_url}   user {user}, password {password}")
+    console.print(f"            to commit from its form: DAGs, commit, Trigger, e.g. {form}", soft_wrap=True)
+    console.print("  status    make status      every process, slot, job partition, its lag and its last error")
+    console.print("  logs      make logs        or `fennel-core logs engine -f`")
+    console.print("  stop      make down        data stays; `make up` starts again, `make clean` removes everything")
+    console.print("  go on     edit examples/fraud/definitions.py, then `make demo` again: only what changed is rebuilt\n")
+
+
+def main() -> None:
+    """`python -m fennel_core.apps.demo`."""
+    console = Console()
+    try:
+        run_demo(Settings(), console)
+    except DemoFailed as failed:
+        console.print(f"[red]The demo failed.[/red] The example said last:\n{failed}", soft_wrap=True)
+        console.print("Look at `make status` and `make logs`.")
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

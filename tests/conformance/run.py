@@ -1,0 +1,112 @@
+"""Run the client's own shipped tests against the live platform: `python -m tests.conformance.run [--ratchet] [--airflow] [test …]`.
+
+Writes `.fennel/conformance/report.jsonl` (one line per test) and prints `N passed, M failed`. With `--ratchet` only the tests of
+ratchet.txt run and all must pass; `--update` rewrites ratchet.txt from what passed with at least one commit and one read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+PROJECT = HERE.parents[1]
+RATCHET = HERE / "ratchet.txt"
+AIRFLOW = HERE / "airflow.txt"
+PACKAGE = "fennel/client_tests"
+
+
+@dataclass(frozen=True)
+class Result:
+    test: str
+    outcome: str
+    seconds: float
+    commits: int
+    logs: int
+    reads: int
+    why: str | None
+
+    @property
+    def counts(self) -> bool:
+        """Passed, and not trivially: it committed and read at least once."""
+        return self.outcome == "passed" and self.commits > 0 and self.reads > 0
+
+
+def listed(file: Path) -> list[str]:
+    lines = (line.split("#")[0].strip() for line in file.read_text().splitlines())
+    return [line for line in lines if line]
+
+
+def environment() -> dict[str, str]:
+    """The platform's addresses and tokens, as `fennel-core env --all` prints them."""
+    said = subprocess.run([sys.executable, "-m", "fennel_core.apps.cli", "env", "--all"], capture_output=True, text=True, check=True).stdout
+    pairs = (shlex.split(line.removeprefix("export "))[0].partition("=") for line in said.splitlines())
+    return {name: value for name, _, value in pairs}
+
+
+def run(tests: list[str], orchestrator: str, report: Path) -> list[Result]:
+    """Run these tests of the client's package (all, when none is named)."""
+    variables = environment()
+    report.parent.mkdir(parents=True, exist_ok=True)
+    report.write_text("")
+    python = Path(variables["FENNEL_EXECUTOR_PYTHON"])
+    site = next((python.parent.parent / "lib").glob("python3*/site-packages"))
+    ours = {
+        "FENNEL_CONFORMANCE_REPORT": str(report.resolve()),
+        "FENNEL_CONFORMANCE_ORCHESTRATOR": orchestrator,
+        "PYTHONPATH": str(HERE),
+    }
+    command = [
+        str(python),
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "live_client",
+        "-p",
+        "no:cacheprovider",
+        "--tb=short",
+        "--no-header",
+        "-rN",
+        "-W",
+        "ignore",
+    ]
+    command += tests or [PACKAGE]
+    log = report.with_suffix(".log")
+    with log.open("w") as out:
+        subprocess.run(command, cwd=site, env={**os.environ, **variables, **ours}, stdout=out, stderr=subprocess.STDOUT, check=False)
+    return [Result(**json.loads(line)) for line in report.read_text().splitlines()]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("tests", nargs="*", help="node ids inside the client's package; default: all of it")
+    parser.add_argument("--ratchet", action="store_true", help="only the tests of ratchet.txt, all of which must pass")
+    parser.add_argument("--airflow", action="store_true", help="only the tests of airflow.txt, committing through Airflow's DAG")
+    parser.add_argument("--update", action="store_true", help="rewrite ratchet.txt from this run")
+    options = parser.parse_args()
+    tests = listed(AIRFLOW) if options.airflow else listed(RATCHET) if options.ratchet else options.tests
+    report = PROJECT / ".fennel" / "conformance" / ("airflow.jsonl" if options.airflow else "report.jsonl")
+    results = run(tests, "airflow" if options.airflow else "inline", report)
+    failed = [r for r in results if r.outcome == "failed"]
+    for result in failed:
+        print(f"FAILED {result.test}: {(result.why or '').splitlines()[0][:200] if result.why else ''}")
+    passed = [r for r in results if r.outcome == "passed"]
+    counted = sorted(r.test for r in results if r.counts)
+    print(f"{len(counted)} of the passed tests made at least one commit and one read; report: {report}")
+    if options.update:
+        RATCHET.write_text(
+            "# Tests of the client's own suite that pass here; CI fails when one stops passing.\n" + "\n".join(counted) + "\n"
+        )
+    print(f"{len(passed)} passed, {len(failed)} failed")
+    return 1 if (failed and (options.ratchet or options.airflow)) or not results else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
