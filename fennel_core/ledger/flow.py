@@ -249,8 +249,10 @@ async def _created(tx: Transaction, id_: CommitId, attempted: Sequence[AssetId],
     holdings = await tx.bank.holdings(attempted)
     # A commit that shares a pending asset may have seen it refused meanwhile; it is lost for this commit too.
     lost = {h.id: refused.get(h.id, "its creation failed for another commit") for h in holdings if h.state is AssetState.FAILED} | refused
-    await _advance(tx, [h for h in holdings if h.id not in lost], AssetEvent.CREATE_OK)
-    await _advance(tx, [h for h in holdings if h.id in refused and h.state is AssetState.PENDING], AssetEvent.CREATE_FAILED)
+    # Only what is still pending moves: a commit that shares the asset may have brought it further already.
+    pending = [h for h in holdings if h.state is AssetState.PENDING]
+    await _advance(tx, [h for h in pending if h.id not in lost], AssetEvent.CREATE_OK)
+    await _advance(tx, [h for h in pending if h.id in refused], AssetEvent.CREATE_FAILED)
     entries = await tx.entries(Which.CREATION, commit=id_)
     tried = set(attempted)
     await _mark(tx, [e for e in entries if e.asset in tried and e.asset not in lost], EntryEvent.DONE)

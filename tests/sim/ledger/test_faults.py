@@ -1,0 +1,156 @@
+"""A fault at every step of a commit, then recovery: no stray, no loss, all or nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import suppress
+
+import pytest
+
+from fennel_core.blueprints.logical import Compiled
+from fennel_core.connections.postgres import UnknownOutcome
+from fennel_core.ledger import branches
+from fennel_core.ledger.lifecycle import COMMITTED
+from fennel_core.ledger.reconcile import reconcile
+from fennel_core.vocab.errors import ApiError
+from fennel_core.vocab.ids import MAIN_BRANCH, BranchName
+from tests.sim.ledger.world import SHOP, Crash, Fault, Faults, World
+from tests.support.toy_commits import toy
+
+EXPERIMENT = BranchName("experiment")
+OLD, NEW = toy("orders", "users"), toy("users", "cities", "totals")
+
+
+async def with_first_version() -> World:
+    world = World()
+    await world.open()
+    await world.commit("first", OLD)
+    await world.settle()
+    world.check()
+    return world
+
+
+async def steps_of_a_commit() -> int:
+    faults = Faults()
+    await (await with_first_version()).commit("second", NEW, faults=faults)
+    return faults.calls
+
+
+STEPS = asyncio.run(steps_of_a_commit())
+
+
+def test_a_commit_takes_a_handful_of_steps_so_that_every_one_of_them_is_struck_below() -> None:
+    assert 10 <= STEPS <= 40
+
+
+@pytest.mark.parametrize("fault", list(Fault), ids=lambda f: f.name)
+async def test_after_a_fault_at_any_step_and_recovery_the_branch_has_one_version_or_the_other_and_nothing_else_exists(
+    fault: Fault,
+) -> None:
+    outcomes = set()
+    for step in range(1, STEPS + 1):
+        world = await with_first_version()
+        with suppress(Crash, ApiError, UnknownOutcome):
+            await world.commit("second", NEW, faults=Faults({step: fault}))
+        await world.settle()
+        world.check()
+        row = world.ledger.world.commits["second"]
+        happened = row.state in COMMITTED
+        outcomes.add(happened)
+        assert world.target() == ("second" if happened else "first"), f"step {step}"
+        assert world.words() == ({"users", "cities", "totals"} if happened else {"orders", "users"}), f"step {step}"
+        assert happened or row.error, "a commit that did not happen says why"
+    assert fault not in (Fault.CRASH_BEFORE, Fault.CRASH_AFTER) or outcomes == {True, False}, "early crashes undo, late ones finish"
+
+
+@pytest.mark.parametrize("seed", range(150))
+async def test_any_history_of_commits_branches_crashes_and_recoveries_comes_to_rest_clean(seed: int) -> None:
+    rng = random.Random(seed)
+    world = World()
+    await world.open()
+    for number in range(8):
+        faults = Faults({rng.randrange(1, STEPS): rng.choice(list(Fault)) for _ in range(rng.randrange(3))}, jitter=rng)
+        with suppress(Crash, ApiError, UnknownOutcome):
+            await one_act(world, rng, number, faults)
+        if rng.random() < 0.4:
+            world.now_ms += rng.choice([100, 70_000, 4_000_000])
+            with suppress(Crash, UnknownOutcome):
+                await reconcile(world.tools(Faults({rng.randrange(1, 12): rng.choice(list(Fault))}, jitter=rng)))
+    await world.settle()
+    world.check()
+
+
+async def one_act(world: World, rng: random.Random, number: int, faults: Faults) -> None:
+    branch = rng.choice([MAIN_BRANCH, EXPERIMENT])
+    match rng.choice(["commit", "commit", "commit", "two at once", "clone", "delete"]):
+        case "commit":
+            await world.commit(f"c{number}", some_words(rng), branch, faults)
+        case "two at once":
+            first = await world.receive(f"c{number}a", branch)
+            second = await world.receive(f"c{number}b", MAIN_BRANCH)
+            done = await asyncio.gather(
+                quietly(world, first, some_words(rng), faults), quietly(world, second, some_words(rng), Faults(jitter=rng))
+            )
+            assert len(done) == 2
+        case "clone":
+            await branches.clone_branch(world.tools(faults), SHOP, EXPERIMENT, MAIN_BRANCH)
+        case "delete":
+            await branches.delete_branch(world.tools(faults), SHOP, EXPERIMENT)
+
+
+async def quietly(world: World, id_: str, compiled: Compiled, faults: Faults) -> None:
+    with suppress(Crash, ApiError, UnknownOutcome):
+        await world.run(id_, compiled, faults)  # type: ignore[arg-type]
+
+
+def some_words(rng: random.Random) -> Compiled:
+    return toy(*rng.sample(["orders", "users", "cities", "totals", "rates"], rng.randrange(5)))
+
+
+@pytest.mark.parametrize("seed", range(60))
+async def test_recovery_that_takes_a_paused_worker_for_dead_never_does_harm(seed: int) -> None:
+    rng = random.Random(seed)
+    world = await with_first_version()
+    id_ = await world.receive("second")
+
+    async def hasty_recovery() -> None:
+        for _ in range(6):
+            world.now_ms += 70_000  # every lease lapses while its holder is at work
+            await reconcile(world.tools(Faults(jitter=rng)))
+
+    await asyncio.gather(quietly(world, id_, NEW, Faults(jitter=rng)), hasty_recovery())
+    await world.settle()
+    world.check()
+
+
+async def test_a_create_that_comes_back_after_its_commit_was_undone_is_a_stray_and_is_destroyed() -> None:
+    world = await with_first_version()
+    before = set(world.topics.there)
+    with suppress(Crash):
+        await world.commit("second", NEW, faults=Faults({4: Fault.CRASH_AFTER}))
+    late = dict(world.topics.there)
+    assert set(late) > before, "topics were made and their commit was not told"
+    await world.settle()
+    world.check()
+    world.topics.there = late  # the paused request arrives now
+    await reconcile(world.tools())
+    assert set(world.topics.there) > before, "within the grace period a stray is left alone"
+    await world.settle()
+    world.check()
+
+
+@pytest.mark.parametrize("fault", list(Fault), ids=lambda f: f.name)
+async def test_a_deleted_workspace_is_empty_whatever_fails_on_the_way(fault: Fault) -> None:
+    for step in range(1, 16):
+        world = await with_first_version()
+        with suppress(Crash, ApiError, UnknownOutcome):
+            await world.commit("second", NEW, faults=Faults({step: Fault.CRASH_AFTER}))
+        await world.ledger.run(lambda tx: tx.close_workspace(SHOP))
+        with suppress(Crash, UnknownOutcome):
+            await branches.empty_workspace(world.tools(Faults({step: fault})), SHOP)
+        await world.settle()
+        assert not world.topics.there
+        assert not world.ledger.world.jobs
+        assert not world.ledger.world.bank.rows
+        assert not await world.ledger.run(lambda tx: tx.workspaces(closing=True))

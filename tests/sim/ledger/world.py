@@ -1,0 +1,211 @@
+"""The seeded world of the ledgers: memory twins, a clock, engines that obey the registry, and a fault at any chosen step.
+
+Every call that leaves a step (a transaction, a request to Kafka) passes through `Faults`. A fault is a crash of the process (the step never
+learns anything again) or an answer that is lost or bad, before or after the deed was done, or half-way through a batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any
+
+from fennel_core.bank.store import AssetState
+from fennel_core.blueprints.logical import AssetKind, Compiled
+from fennel_core.connections.postgres import UnknownOutcome
+from fennel_core.ledger import flow
+from fennel_core.ledger.effectors import MemoryTopics, NewTopic, Refused, Unreachable
+from fennel_core.ledger.lifecycle import SETTLED, CommitState
+from fennel_core.ledger.memory import MemoryLedger
+from fennel_core.ledger.reconcile import reconcile
+from fennel_core.ledger.store import Commit, Options, Progress, Transaction
+from fennel_core.vocab.errors import ApiError
+from fennel_core.vocab.ids import MAIN_BRANCH, BranchName, CommitId, TopicName, WorkspaceId
+
+SHOP = WorkspaceId("shop")
+
+
+class Crash(BaseException):
+    """The process is gone. Not an Exception: nothing may catch it."""
+
+
+class Fault(Enum):
+    CRASH_BEFORE = "crash before the deed"
+    CRASH_AFTER = "crash after the deed"
+    CRASH_HALF = "crash half-way"
+    LOST_BEFORE = "no answer, nothing done"
+    LOST_AFTER = "no answer, all done"
+    LOST_HALF = "no answer, half done"
+    REFUSED = "Kafka refuses one topic"
+
+
+@dataclass
+class Faults:
+    """Strikes at the numbered calls of `plan`; counts all calls."""
+
+    plan: Mapping[int, Fault] = field(default_factory=dict)
+    calls: int = 0
+    jitter: random.Random | None = None
+
+    async def next(self) -> Fault | None:
+        if self.jitter is not None:
+            for _ in range(self.jitter.randrange(4)):
+                await asyncio.sleep(0)
+        self.calls += 1
+        return self.plan.get(self.calls)
+
+
+class FaultyLedger:
+    def __init__(self, inner: MemoryLedger, faults: Faults) -> None:
+        self.inner, self.faults = inner, faults
+
+    async def run(self, work: Callable[[Transaction], Awaitable[Any]]) -> Any:
+        fault = await self.faults.next()
+        if fault in (Fault.CRASH_BEFORE, Fault.CRASH_HALF):
+            raise Crash
+        if fault in (Fault.LOST_BEFORE, Fault.LOST_HALF):
+            raise UnknownOutcome("nothing happened, but nobody says so")
+        result = await self.inner.run(work)
+        if fault is Fault.CRASH_AFTER:
+            raise Crash
+        if fault is Fault.LOST_AFTER:
+            raise UnknownOutcome("it happened, but nobody says so")
+        return result
+
+
+class FaultyTopics:
+    def __init__(self, inner: MemoryTopics, faults: Faults) -> None:
+        self.inner, self.faults = inner, faults
+
+    async def _do(self, deed: Callable[[Sequence[Any]], Awaitable[Mapping[TopicName, Refused]]], items: Sequence[Any]) -> Any:
+        fault = await self.faults.next()
+        if fault is Fault.CRASH_BEFORE:
+            raise Crash
+        if fault is Fault.LOST_BEFORE:
+            raise Unreachable("no answer")
+        half = fault in (Fault.CRASH_HALF, Fault.LOST_HALF)
+        refused = items[:1] if fault is Fault.REFUSED else []
+        done = items[: len(items) // 2] if half else items[len(refused) :]
+        answer = dict(await deed(done))
+        if fault in (Fault.CRASH_AFTER, Fault.CRASH_HALF):
+            raise Crash
+        if fault in (Fault.LOST_AFTER, Fault.LOST_HALF):
+            raise Unreachable("no answer")
+        return answer | {getattr(item, "name", item): Refused("policy") for item in refused}
+
+    async def create(self, topics: Sequence[NewTopic]) -> Mapping[TopicName, Refused]:
+        return await self._do(self.inner.create, topics)
+
+    async def delete(self, names: Sequence[TopicName]) -> Mapping[TopicName, Refused]:
+        return await self._do(self.inner.delete, names)
+
+    async def names(self) -> list[TopicName]:
+        return await self.inner.names()
+
+
+class World:
+    """One platform. `tools(faults)` is a process of it."""
+
+    def __init__(self) -> None:
+        self.now_ms = 1_000_000
+        self.ledger = MemoryLedger(lambda: self.now_ms)
+        self.topics = MemoryTopics()
+        self.parked: set[str] = set()
+        """Titles of jobs whose code fails."""
+
+    async def sleep(self, seconds: float) -> None:
+        self.now_ms += int(seconds * 1000)
+        self.engines()
+        await asyncio.sleep(0)
+
+    def engines(self) -> None:
+        """Engines run what is wanted and let go of what is not, as soon as time passes."""
+        world = self.ledger.world
+        for id_, row in list(world.jobs.items()):
+            world.jobs[id_] = replace(row, leased_until_ms=0 if row.retired else self.now_ms + 10_000)
+        for (job, part), _ in list(world.parts.items()):
+            parked = world.jobs[job].spec.title in self.parked
+            status, lag, error = ("parked", None, "bad code") if parked else ("running", 0, None)
+            world.parts[job, part] = Progress(job, part, status, lag, error)
+
+    def tools(self, faults: Faults | None = None) -> flow.Tools:
+        faults = faults or Faults()
+        timings = flow.Timings(retry_seconds=0.1)
+        return flow.Tools(FaultyLedger(self.ledger, faults), FaultyTopics(self.topics, faults), self.sleep, timings)  # type: ignore[arg-type]
+
+    async def open(self) -> None:
+        await self.ledger.run(lambda tx: tx.add_workspace(SHOP))
+
+    async def receive(self, id_: str, branch: BranchName = MAIN_BRANCH, *, backfill: bool = True) -> CommitId:
+        """What the definition server does before T1."""
+
+        async def work(tx: Transaction) -> CommitId:
+            row = await tx.branch(SHOP, branch)
+            base = row.target if row else None
+            await tx.add_commit(Commit(CommitId(id_), SHOP, branch, CommitState.RECEIVED, id_, Options(backfill=backfill), base), b"")
+            return CommitId(id_)
+
+        return await self.ledger.run(work)
+
+    async def commit(
+        self, id_: str, compiled: Compiled, branch: BranchName = MAIN_BRANCH, faults: Faults | None = None, *, backfill: bool = True
+    ) -> None:
+        """A whole commit, as the inline orchestrator runs it."""
+        await self.run(await self.receive(id_, branch, backfill=backfill), compiled, faults)
+
+    async def run(self, id_: CommitId, compiled: Compiled, faults: Faults | None = None) -> None:
+        tools = self.tools(faults)
+        try:
+            await flow.reserve(tools, id_, compiled, b"merged")
+        except ApiError as error:
+            await flow.reject(tools, id_, error)
+            raise
+        try:
+            await flow.create(tools, id_)
+            await flow.switch(tools, id_)
+            await flow.warm(tools, id_, seconds=5)
+        finally:
+            await flow.destroy(tools, SHOP)
+
+    async def settle(self, rounds: int = 60) -> None:
+        """Time passes, recovery runs, until nothing is left to do."""
+        for _ in range(rounds):
+            self.now_ms += 4_000_000
+            self.engines()
+            if (await reconcile(self.tools())).quiet and not await self.ledger.run(lambda tx: tx.open_commits()):
+                return
+        raise AssertionError("recovery never came to rest")
+
+    def target(self, branch: BranchName = MAIN_BRANCH) -> str | None:
+        return self.ledger.world.branch_rows[SHOP, branch].target
+
+    def words(self, branch: BranchName = MAIN_BRANCH) -> set[str]:
+        """The datasets the branch holds."""
+        bank = self.ledger.world.bank
+        held = {id_ for _, name, id_ in bank.refs if name == branch}
+        return {bank.rows[id_].blueprint.title for id_ in held if bank.rows[id_].key.kind is AssetKind.TOPIC}
+
+    def check(self) -> None:
+        """No stray, no loss, all or nothing: true whenever the world is at rest."""
+        world = self.ledger.world
+        assert all(c.state in SETTLED for c in world.commits.values())
+        assert not world.bank.reservations, "nothing is held for a commit that is over"
+        held = {id_ for _, _, id_ in world.bank.refs}
+        alive = {id_ for id_, a in world.bank.rows.items() if a.state is not AssetState.GONE}
+        assert alive == held, "what is held is there, what is not held is gone"
+        assert all(world.bank.rows[id_].state is AssetState.LIVE for id_ in held)
+        topics = {id_ for id_ in held if world.bank.rows[id_].key.kind is not AssetKind.JOB}
+        assert set(self.topics.there) == topics, "Kafka has exactly the topics that somebody holds"
+        assert set(world.jobs) == held - topics, "the registry has exactly the jobs that somebody holds"
+        for job in world.jobs.values():
+            assert not job.retired
+            names = {*job.spec.inputs, job.spec.replaylog, job.spec.dead_letters, *(o.topic for o in job.spec.outputs)}
+            assert names <= set(self.topics.there), "a job's topics are there"
+        for branch in world.branch_rows.values():
+            assert branch.target == branch.serving, "reads have followed"
+            versions = {commit for commit, name, _ in world.bank.refs if name == branch.name}
+            assert versions == ({branch.target} if branch.target else set()), "a branch holds its version and nothing else"
+        assert not [e for e in world.entry_rows.values() if e.state in ("pending", "failed")]

@@ -1,0 +1,30 @@
+"""Small compiled commits made by hand: a word per dataset, so that a test reads as a set of words."""
+
+from __future__ import annotations
+
+from fennel_core.blueprints.logical import AssetKey, AssetKind, Compiled, LogicalDataset, LogicalJob, Topic
+from fennel_core.operators import spec
+from fennel_core.vocab import canonical
+from fennel_core.vocab.dtypes import Field, Int, Str
+from fennel_core.vocab.ids import DatasetName, Identity
+from fennel_core.vocab.schema import Schema
+
+SCHEMA = Schema((Field("key", Str()),), (Field("value", Int()),), "at")
+
+
+def key(kind: AssetKind, *words: str) -> AssetKey:
+    return AssetKey(kind, Identity(canonical.digest(words)))
+
+
+def toy(*words: str, partitions: int = 2) -> Compiled:
+    """A keyed dataset with a table job per word; equal words are equal assets."""
+    dead = Topic(key(AssetKind.DEAD, "dead"), partitions, "dead letters")
+    topics, jobs, datasets = [dead], [], []
+    for word in words:
+        content = Topic(key(AssetKind.TOPIC, word), partitions, word)
+        log = Topic(key(AssetKind.REPLAYLOG, word), partitions, word)
+        job = LogicalJob(key(AssetKind.JOB, word), (content.key,), (), spec.Table(SCHEMA), log.key, dead.key, partitions, f"{word}: table")
+        topics += [content, log]
+        jobs.append(job)
+        datasets.append(LogicalDataset(DatasetName(word), 1, SCHEMA, content.key, job.key, True, False, (), True))
+    return Compiled(tuple(topics), tuple(jobs), tuple(datasets), (), partitions)
