@@ -1,0 +1,165 @@
+"""The launcher against real processes: a second platform beside the first, on ports and data of its own.
+
+Postgres, Kafka and S3 are enough to show what the launcher promises; Airflow's and our own servers are rows of the same table.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+
+PARTS = "postgres,kafka,s3"
+PORTS = ("QUERY", "DEFINITION", "INGEST", "ENGINE", "POSTGRES", "KAFKA", "KAFKA_CONTROLLER", "S3", "AIRFLOW")
+
+
+def free_ports(count: int) -> list[int]:
+    probes = [socket.socket() for _ in range(count)]
+    for probe in probes:
+        probe.bind(("127.0.0.1", 0))
+    numbers = [probe.getsockname()[1] for probe in probes]
+    for probe in probes:
+        probe.close()
+    return numbers
+
+
+class Platform:
+    """A platform of its own, driven through the command line as people do."""
+
+    def __init__(self, data: Path) -> None:
+        self.data = data
+        self.ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
+        ours = {f"FENNEL_{name}_PORT": str(port) for name, port in self.ports.items()} | {"FENNEL_DATA_DIR": str(data)}
+        self.environment = {name: value for name, value in os.environ.items() if not name.startswith("FENNEL_")} | ours
+
+    def run(self, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "fennel_core.apps.cli", *words]
+        return subprocess.run(command, env=self.environment | more, capture_output=True, text=True, check=False, timeout=120)
+
+    def states(self) -> dict[str, str]:
+        return {row["part"]: row["state"] for row in json.loads(self.run("status", "--json").stdout)["parts"]}
+
+    def pids(self) -> dict[str, int]:
+        return {path.name: json.loads(path.read_text())["pid"] for path in (self.data / "pids").iterdir()}
+
+    def settings(self) -> dict[str, str]:
+        return dict(line.split("=", 1) for line in (self.data / "env").read_text().splitlines())
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
+    platform = Platform(tmp_path_factory.mktemp("platform"))
+    done = platform.run("up", "--only", PARTS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    yield platform
+    platform.run("down")
+
+
+def test_everything_asked_for_becomes_ready_and_names_its_port_and_log(ours: Platform) -> None:
+    states = ours.states()
+    assert [states[name] for name in PARTS.split(",")] == ["ready"] * 3
+    assert states["airflow-api"] == states["query"] == "stopped"
+    shown = ours.run("status").stdout
+    assert str(ours.ports["KAFKA"]) in shown
+    assert "kafka.log" in shown
+
+
+def test_up_again_keeps_what_runs(ours: Platform) -> None:
+    before = ours.pids()
+    done = ours.run("up", "--only", PARTS)
+    assert done.returncode == 0
+    assert done.stdout.count("ready (was running)") == 3
+    assert ours.pids() == before
+
+
+def test_everything_listens_on_loopback_only(ours: Platform) -> None:
+    listening = Path("/proc/net/tcp").read_text().splitlines()[1:] + Path("/proc/net/tcp6").read_text().splitlines()[1:]
+    ports = set(ours.ports.values())
+    found = [words[1] for line in listening if (words := line.split())[3] == "0A" and int(words[1].rpartition(":")[2], 16) in ports]
+    assert len(found) == 4  # Postgres, Kafka's two, S3
+    assert not [address for address in found if not address.startswith("0100007F") and "FFFF00000100007F" not in address]
+
+
+def test_a_part_that_died_is_seen_and_started_again(ours: Platform) -> None:
+    os.kill(ours.pids()["s3"], 9)
+    assert ours.states()["s3"] in {"died", "not ready"}
+    assert ours.run("up", "--only", PARTS).returncode == 0
+    assert ours.states()["s3"] == "ready"
+
+
+def test_a_stranger_is_refused_and_stays_out(ours: Platform) -> None:
+    """A second platform that wants a port of the first says so in a sentence and starts nothing."""
+    other = Platform(ours.data.parent / "other")
+    done = other.run("up", "--only", PARTS, FENNEL_POSTGRES_PORT=str(ours.ports["POSTGRES"]))
+    assert done.returncode == 1
+    assert f"Port {ours.ports['POSTGRES']}, which Postgres wants, is in use by pid {ours.pids()['postgres']}" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert other.pids() == {}
+    assert other.run("down").stdout == "Nothing was running.\n"
+    assert ours.states()["postgres"] == "ready"
+
+
+def test_data_survives_down_and_up(ours: Platform) -> None:
+    dsn, bootstrap = ours.settings()["FENNEL_POSTGRES_DSN"], ours.settings()["FENNEL_KAFKA_BOOTSTRAP"]
+    with psycopg.connect(dsn) as connection:
+        connection.execute("CREATE TABLE kept (n int)")
+        connection.execute("INSERT INTO kept VALUES (42)")
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.create_topics([NewTopic("kept", 1, 1)])["kept"].result(timeout=10)
+    pids = ours.pids()
+    stranger = subprocess.Popen(["sleep", "60"], start_new_session=True)
+
+    done = ours.run("down")
+
+    assert sorted(done.stdout.splitlines()) == ["stopped kafka", "stopped postgres", "stopped s3"]
+    assert not [pid for pid in pids.values() if Path(f"/proc/{pid}").exists()]
+    assert stranger.poll() is None
+    stranger.kill()
+    stranger.wait()
+    assert ours.run("up", "--only", PARTS).returncode == 0
+    with psycopg.connect(dsn) as connection:
+        assert connection.execute("SELECT n FROM kept").fetchone() == (42,)
+    assert "kept" in AdminClient({"bootstrap.servers": bootstrap}).list_topics(timeout=10).topics
+
+
+def test_a_changed_setting_restarts_only_the_parts_it_concerns(ours: Platform) -> None:
+    before = ours.pids()
+    moved = free_ports(1)[0]
+    ours.environment["FENNEL_POSTGRES_PORT"] = str(moved)
+    assert ours.run("up", "--only", PARTS).returncode == 0
+    after = ours.pids()
+    assert after["postgres"] != before["postgres"]
+    assert (after["kafka"], after["s3"]) == (before["kafka"], before["s3"])
+    assert f":{moved}/" in ours.settings()["FENNEL_POSTGRES_DSN"]
+
+
+def test_a_part_that_cannot_start_shows_its_last_lines_and_what_to_do(ours: Platform) -> None:
+    ours.run("down", "--only", "kafka")
+    meta = ours.data / "kafka" / "logs" / "meta.properties"
+    good = meta.read_text()
+    meta.write_text(good.replace("node.id=1", "node.id=7"))
+    done = ours.run("up", "--only", "kafka")
+    meta.write_text(good)
+    assert done.returncode == 1
+    assert "Kafka did not become ready: it ended while it was starting." in done.stderr
+    assert "node" in done.stderr.lower()
+    assert "run `fennel-core up` again" in done.stderr
+
+
+def test_env_prints_lines_a_shell_can_take_and_no_password(ours: Platform) -> None:
+    done = ours.run("env")
+    assert done.stdout == f"export FENNEL_URL=http://127.0.0.1:{ours.ports['QUERY']}\nexport FENNEL_TOKEN=dev-demo\n"
+    script = ours.run("env", "--all").stdout + 'echo "$FENNEL_S3_ENDPOINT"'
+    everything = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert everything.stdout == f"http://127.0.0.1:{ours.ports['S3']}\n"
+
+
+def test_clean_stops_and_deletes_everything(ours: Platform) -> None:
+    assert ours.run("clean", "--yes").returncode == 0
+    assert list(ours.data.iterdir()) == []
