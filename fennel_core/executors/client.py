@@ -156,30 +156,29 @@ class _Connection:
         self._writer.close()
 
     async def exchange(self, call: ExecutorCall, frame: bytes, callbacks: Callbacks) -> tuple[dict[str, Any], bytes]:
-        """Send the call, answer its questions, return its answer."""
-        untouched = True
+        """Send the call, answer its questions, return its answer. `_Untouched` when the connection is lost before anything comes back."""
         unanswerable: Exception | None = None
+        self._writer.write(frame)
         try:
-            self._writer.write(frame)
-            while True:
-                header, payload = await self._receive()
-                untouched = False
-                if header["op"] == "answer":
-                    if unanswerable is not None:
-                        raise unanswerable
-                    return header, payload
-                try:
-                    reply = await _reply(call, header, payload, callbacks)
-                except LookupRefused as refused:
-                    reply = _refusal(str(refused))
-                except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets it once user code has unwound
-                    unanswerable = error
-                    reply = _refusal(f"the platform could not answer: {error}")
-                self._writer.write(reply)
+            header, payload = await self._receive()
         except (ConnectionError, asyncio.IncompleteReadError) as lost:
-            if untouched:
-                raise _Untouched(str(lost)) from lost
-            raise ExecutorCrashed(f"the connection to the executors was lost during the call: {lost}", entity_of(call)) from lost
+            raise _Untouched(str(lost)) from lost
+        while header["op"] != "answer":
+            try:
+                reply = await _reply(call, header, payload, callbacks)
+            except LookupRefused as refused:
+                reply = _refusal(str(refused))
+            except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets it once user code has unwound
+                unanswerable = error
+                reply = _refusal(f"the platform could not answer: {error}")
+            self._writer.write(reply)
+            try:
+                header, payload = await self._receive()
+            except (ConnectionError, asyncio.IncompleteReadError) as lost:
+                raise ExecutorCrashed(f"the connection to the executors was lost during the call: {lost}", entity_of(call)) from lost
+        if unanswerable is not None:
+            raise unanswerable
+        return header, payload
 
     async def _receive(self) -> tuple[dict[str, Any], bytes]:
         prefix = await self._reader.readexactly(protocol.PREFIX.size)

@@ -48,7 +48,8 @@ class Code:
         if module is not None:
             sys.modules[module] = created
         try:
-            exec(compile(text, USER_FILE, "exec"), created.__dict__)  # noqa: S102 - running user code is what this process is for
+            module_code = compile(text, USER_FILE, "exec", dont_inherit=True)  # this file's `from __future__` is not user code's
+            exec(module_code, created.__dict__)  # noqa: S102 - running user code is what this process is for
         except (Exception, SystemExit) as error:
             raise LoadFailed(message_of(error), trace_of(error, text)) from error
         if entry not in created.__dict__:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import mmap
 import os
 import select
@@ -33,9 +34,11 @@ from fennel_core.executors import protocol, worker
 from fennel_core.executors.warmup import exercise
 from fennel_core.executors.worker import CONTROL, DONE, KNOWN, LOAD, RUN, WorkerLimits, control_message
 
+log = logging.getLogger("fennel.executors")
 KNOWN_CODES = 512
 """Codes the host passes on to new workers; the least recently loaded one goes."""
 BACKLOG = 256
+RETIRED = "it has served its time"
 CONTROL_CHUNK_BYTES = 1 << 16
 CRASH_PAUSE_S = 0.1
 """A worker that dies younger than this is replaced only after a pause: a process that cannot even start must not spin."""
@@ -79,7 +82,7 @@ class Process:
     answering: Any
     born: float
     loading: str | None = None
-    retired: bool = False
+    dying: bool = False
     connection: Connection | None = None
     deadline: float | None = None
     cause: str | None = None
@@ -152,7 +155,8 @@ class Host:
     def _connection_event(self, connection: Connection, events: int) -> None:
         if connection.worker is not None:
             if events & (select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR):
-                self._kill(connection.worker, "the caller went away")
+                if not connection.worker.answering[0]:  # else it is done, and finds nobody to answer
+                    self._kill(connection.worker, "the caller went away")
                 self._close(connection)
             return
         try:
@@ -245,9 +249,8 @@ class Host:
             if connection.sock.fileno() in self._connections:
                 self._epoll.modify(connection.sock, select.EPOLLIN | select.EPOLLRDHUP)
         if worn:
-            process.retired = True
-            self._kill(process, "retired")
-        elif not process.retired:
+            self._kill(process, RETIRED)
+        elif not process.dying:
             self._idle.append(process)
 
     def _enforce(self, now: float) -> None:
@@ -261,7 +264,7 @@ class Host:
             self._close(connection)
 
     def _kill(self, process: Process, cause: str) -> None:
-        process.cause, process.deadline = process.cause or cause, None
+        process.cause, process.deadline, process.dying = process.cause or cause, None, True
         if process in self._idle:
             self._idle.remove(process)
         for kill in (os.killpg, os.kill):  # the group holds what user code started; it may not exist yet
@@ -272,6 +275,8 @@ class Host:
 
     def _reap(self, process: Process) -> None:
         _, status = os.waitpid(process.pid, 0)
+        if process.cause != RETIRED:
+            log.warning("worker %d is gone: %s", process.pid, process.cause or death(status))
         for descriptor in (process.pid_descriptor, process.control.fileno()):
             self._processes.pop(descriptor, None)
         self._epoll.unregister(process.pid_descriptor)
@@ -389,12 +394,13 @@ def warm_up() -> None:
 
 def main() -> None:
     """Entry point of the process."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     settings = HostSettings.read(dict(os.environ))
     warm_up()
     host = Host(settings)
     signal.signal(signal.SIGTERM, host.stop)
     signal.signal(signal.SIGINT, host.stop)
-    print(f"executors: {settings.processes} processes on {settings.socket}", flush=True)  # noqa: T201 - the launcher's log
+    log.info("%d processes on %s", settings.processes, settings.socket)
     host.run()
 
 

@@ -1,0 +1,141 @@
+"""What happens to a call and to the next one when the process under it dies, hangs, or eats memory."""
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from fennel_core.executors.calls import Extract, Warm
+from fennel_core.executors.client import Executors
+from fennel_core.executors.errors import (
+    ExecutorCrashed,
+    ExecutorOutOfMemory,
+    ExecutorTimeout,
+    ExecutorUnavailable,
+    ImportFailed,
+    UserCodeError,
+)
+from fennel_core.executors.protocol import TS
+from fennel_core.vocab.dtypes import Field, Int
+from fennel_core.wire.pycode import PyCode
+from tests.support.executors import running_host
+
+IMPORTS = "import os, time, ctypes, threading\nimport pandas as pd\n"
+MIB = 1 << 20
+
+
+def calling(body: str, module_level: str = "") -> Extract:
+    text = f"{module_level}\ndef run(ts, given):\n    {body}\n    return pd.Series(given + 1, name='F.out')\n"
+    return Extract(PyCode("run", "", "", text, IMPORTS, (), ()), "F", "e", (Field("F.given", Int()),), (Field("F.out", Int()),), ())
+
+
+ONE = pa.table({TS: pa.array([0], pa.timestamp("us", "UTC")), "F.given": [1]})
+FINE = calling("pass")
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory):
+    """One worker, so that the next call must meet the replacement."""
+    with running_host(
+        tmp_path_factory.mktemp("ex"), executor_processes=1, executor_memory_limit_bytes=512 * MIB, executor_calls_per_process=50
+    ) as path:
+        yield path
+
+
+@pytest.fixture
+async def executors(one_process: Path):
+    async with Executors(one_process, time_limit_ms=1_000) as client:
+        yield client
+
+
+async def succeeds(executors: Executors) -> bool:
+    return (await executors.run(FINE, ONE)).to_pydict() == {"F.out": [2]}
+
+
+@pytest.mark.parametrize(
+    ("body", "error", "text"),
+    [
+        ("os._exit(3)", ExecutorCrashed, "exit status 3"),
+        ("ctypes.string_at(0)", ExecutorCrashed, "SIGSEGV"),
+        ("time.sleep(30)", ExecutorTimeout, "longer than its limit of 1000 ms"),
+        ("bytearray(4 << 30)", ExecutorOutOfMemory, "ran out of memory"),
+        ("1 / 0", UserCodeError, "division by zero"),
+        ("raise SystemExit(1)", UserCodeError, "failed to run with error: 1"),
+    ],
+)
+async def test_the_call_fails_with_its_reason_and_the_next_one_succeeds(executors, body, error, text):
+    with pytest.raises(error, match=text):
+        await executors.run(calling(body), ONE)
+    assert await succeeds(executors)
+
+
+async def test_code_that_does_not_load_says_so_and_is_tried_again(executors):
+    call = calling("pass", module_level="import a_package_nobody_has")
+    for _ in range(2):
+        with pytest.raises(ImportFailed, match="No module named 'a_package_nobody_has'"):
+            await executors.run(call, ONE)
+    assert await succeeds(executors)
+
+
+async def test_a_cancelled_call_frees_its_process(executors):
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(executors.run(calling("time.sleep(0.9)"), ONE), 0.1)
+    async with asyncio.timeout(0.5):
+        assert await succeeds(executors)
+
+
+async def test_a_call_that_finds_no_free_process_in_time_says_so(executors):
+    long = asyncio.create_task(executors.run(calling("time.sleep(0.8)"), ONE))
+    await asyncio.sleep(0.1)
+    with pytest.raises(ExecutorUnavailable, match="no executor became free within 200 ms"):
+        await executors.run(FINE, ONE, timeout_ms=200)
+    assert (await long).to_pydict() == {"F.out": [2]}
+
+
+async def test_a_worn_process_is_replaced_between_calls(executors):
+    pids = set()
+    call = Extract(
+        PyCode("run", "", "", "def run(ts, given):\n    return pd.Series([os.getpid()], name='F.out')\n", IMPORTS, (), ()),
+        "F", "pid", (Field("F.given", Int()),), (Field("F.out", Int()),), (),
+    )  # fmt: skip
+    for _ in range(120):
+        pids.update((await executors.run(call, ONE)).column("F.out").to_pylist())
+    assert 2 < len(pids) < 6
+
+
+async def test_what_user_code_starts_dies_with_its_process(executors, tmp_path):
+    note = tmp_path / "child"
+    body = f"open({str(note)!r}, 'w').write(str(subprocess.Popen(['sleep', '60']).pid))\n    time.sleep(30)"
+    with pytest.raises(ExecutorTimeout):
+        await executors.run(calling(body, module_level="import subprocess"), ONE)
+    assert await succeeds(executors)
+    with contextlib.suppress(FileNotFoundError):  # gone and reaped, or gone and waiting to be
+        assert Path(f"/proc/{int(note.read_text())}/stat").read_text().split()[2] == "Z"
+
+
+async def test_warm_code_runs_without_being_asked_for(executors):
+    call = calling("pass", module_level=f"UNIQUE = {id(object())}")
+    assert (await executors.run(Warm(call.code, "F.e", "F.e"), None)).num_rows == 0
+    assert (await executors.run(call, ONE)).num_rows == 1
+
+
+async def test_calls_beyond_the_processes_wait_in_turn(executors):
+    answers = await asyncio.gather(*(executors.run(calling("time.sleep(0.01)"), ONE) for _ in range(20)))
+    assert [a.num_rows for a in answers] == [1] * 20
+
+
+async def test_a_restarted_host_is_met_by_the_same_client(tmp_path):
+    async with Executors(tmp_path / "executors.sock") as executors:
+        with pytest.raises(ExecutorUnavailable, match="no executors listen"):
+            await executors.run(FINE, ONE)
+        for _ in range(2):
+            with running_host(tmp_path, executor_processes=1):
+                assert await succeeds(executors)
+
+
+async def test_many_rows_pass_both_ways(executors):
+    rows = 200_000
+    table = pa.table({TS: pa.array([0] * rows, pa.timestamp("us", "UTC")), "F.given": range(rows)})
+    assert (await executors.run(FINE, table)).column("F.out").to_pylist() == list(range(1, rows + 1))
