@@ -1,0 +1,34 @@
+"""The bank in memory and in a real Postgres."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from fennel_core.connections.postgres import pool
+from fennel_core.ledger.memory import MemoryLedger
+from fennel_core.ledger.postgres import PostgresLedger
+from fennel_core.ledger.store import Ledger
+from tests.support.postgres import database, empty_database, postgres_server
+
+__all__ = ["database", "empty_database", "postgres_server"]
+
+
+@pytest.fixture(params=["memory", "postgres"])
+async def ledger(request: pytest.FixtureRequest) -> AsyncIterator[Ledger]:
+    """A ledger with the open workspaces `shop` and `other`; the bank is reached through its transactions."""
+    if request.param == "memory":
+        made: Ledger = MemoryLedger(lambda: 0)
+        await open_both(made)
+        yield made
+    else:
+        async with pool(request.getfixturevalue("database"), name="test", size=4) as connections:
+            made = PostgresLedger(connections)
+            await open_both(made)
+            yield made
+
+
+async def open_both(ledger: Ledger) -> None:
+    for name in ("shop", "other"):
+        await ledger.run(lambda tx, name=name: tx.add_workspace(name))  # type: ignore[misc,arg-type]  # bound now

@@ -1,0 +1,191 @@
+"""What every ledger remembers, in memory and in Postgres, and a whole history of commits run on each."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from fennel_core.blueprints.spec import Catalog
+from fennel_core.ledger import branches, flow
+from fennel_core.ledger.effectors import MemoryTopics
+from fennel_core.ledger.lifecycle import CommitState, EntryState
+from fennel_core.ledger.reconcile import reconcile
+from fennel_core.ledger.store import Branch, Commit, Ledger, Options, Transaction, Which
+from fennel_core.vocab import canonical
+from fennel_core.vocab.errors import ApiError
+from fennel_core.vocab.ids import MAIN_BRANCH, BranchName, CommitId, Millis, WorkspaceId
+from tests.support.toy_commits import toy
+
+SHOP = WorkspaceId("shop")
+FEATURE = BranchName("feature")
+FIRST, SECOND, THIRD = CommitId("c1"), CommitId("c2"), CommitId("c3")
+
+
+def commit(id_: CommitId, *, digest: str = "d", options: Options | None = None, base: CommitId | None = None) -> Commit:
+    return Commit(id_, SHOP, MAIN_BRANCH, CommitState.RECEIVED, digest, options or Options(), base)
+
+
+async def add(ledger: Ledger, *commits: Commit) -> None:
+    for row in commits:
+        await ledger.run(lambda tx, row=row: tx.add_commit(row, b"request"))  # type: ignore[misc]  # bound now
+
+
+async def test_a_commit_row_comes_back_as_it_was_put_in(ledger: Ledger) -> None:
+    row = commit(FIRST, options=Options(incremental=True, backfill=False))
+    await add(ledger, row, commit(SECOND, base=FIRST))
+    assert await ledger.run(lambda tx: tx.commit(FIRST)) == row
+    assert (await ledger.run(lambda tx: tx.commit(SECOND))).base == FIRST  # type: ignore[union-attr]
+    assert await ledger.run(lambda tx: tx.commit(THIRD)) is None
+    assert await ledger.run(lambda tx: tx.request(FIRST)) == b"request"
+    assert await ledger.run(lambda tx: tx.merged(FIRST)) is None
+    assert await ledger.run(lambda tx: tx.catalog(FIRST)) is None
+
+
+async def test_compiled_parts_summary_errors_and_attempts_are_kept(ledger: Ledger) -> None:
+    await add(ledger, commit(FIRST))
+
+    async def work(tx: Transaction) -> list[int]:
+        await tx.set_compiled(FIRST, b"merged", b"catalog", ["+ one", "+ two"])
+        await tx.add_summary(FIRST, ["! three"])
+        await tx.set_state(FIRST, CommitState.UNDOING, error="first error", error_code="one")
+        await tx.set_state(FIRST, CommitState.ROLLED_BACK, error="later error", error_code="two")
+        return [await tx.next_attempt(FIRST), await tx.next_attempt(FIRST)]
+
+    assert await ledger.run(work) == [1, 2]
+    row = await ledger.run(lambda tx: tx.commit(FIRST))
+    assert row is not None
+    assert (row.summary, row.error, row.error_code, row.attempt) == (("+ one", "+ two", "! three"), "first error", "one", 2)
+    assert await ledger.run(lambda tx: tx.merged(FIRST)) == b"merged"
+    assert await ledger.run(lambda tx: tx.catalog(FIRST)) == b"catalog"
+
+
+async def test_the_same_commit_is_found_by_its_digest_unless_it_did_not_happen(ledger: Ledger) -> None:
+    await add(ledger, commit(FIRST), commit(SECOND), commit(THIRD, digest="other"))
+
+    async def found() -> CommitId | None:
+        row = await ledger.run(lambda tx: tx.same_commit(SHOP, MAIN_BRANCH, "d"))
+        return row.id if row else None
+
+    assert await found() == SECOND, "the newest"
+    await ledger.run(lambda tx: tx.set_state(SECOND, CommitState.REJECTED))
+    assert await found() == FIRST
+    await ledger.run(lambda tx: tx.set_state(FIRST, CommitState.SUPERSEDED))
+    assert await found() is None
+    assert await ledger.run(lambda tx: tx.same_commit(SHOP, FEATURE, "other")) is None
+
+
+async def test_open_commits_are_those_not_settled_in_order(ledger: Ledger) -> None:
+    await add(ledger, commit(FIRST), commit(SECOND), commit(THIRD))
+    await ledger.run(lambda tx: tx.set_state(SECOND, CommitState.FINISHED))
+    assert await ledger.run(lambda tx: tx.open_commits()) == [FIRST, THIRD]
+    assert await ledger.run(lambda tx: tx.open_commits(WorkspaceId("other"))) == []
+
+
+async def test_a_lease_is_taken_by_recovery_only_after_it_lapsed(ledger: Ledger) -> None:
+    await add(ledger, commit(FIRST))
+    assert await ledger.run(lambda tx: tx.take_lapsed(FIRST, Millis(60_000))), "never leased"
+    assert not await ledger.run(lambda tx: tx.take_lapsed(FIRST, Millis(60_000)))
+    assert await ledger.run(lambda tx: tx.lease(FIRST, Millis(0))), "its worker is done"
+    assert await ledger.run(lambda tx: tx.take_lapsed(FIRST, Millis(60_000)))
+    assert not await ledger.run(lambda tx: tx.lease(SECOND, Millis(1)))
+
+
+async def test_branches_are_listed_in_order_of_creation_and_main_is_first(ledger: Ledger) -> None:
+    names = [BranchName(n) for n in ("zebra", "apple", "x/y.z")]
+    for name in names:
+        assert await ledger.run(lambda tx, name=name: tx.add_branch(Branch(SHOP, name, None, None)))  # type: ignore[misc]
+    assert not await ledger.run(lambda tx: tx.add_branch(Branch(SHOP, names[0], None, None)))
+    await add(ledger, commit(FIRST))
+    await ledger.run(lambda tx: tx.put_branch(Branch(SHOP, names[1], FIRST, None)))
+    await ledger.run(lambda tx: tx.remove_branch(SHOP, names[0]))
+    listed = await ledger.run(lambda tx: tx.branches(SHOP))
+    assert listed == [Branch(SHOP, MAIN_BRANCH, None, None), Branch(SHOP, names[1], FIRST, None), Branch(SHOP, names[2], None, None)]
+    assert await ledger.run(lambda tx: tx.branch(SHOP, names[1])) == listed[1]
+    assert await ledger.run(lambda tx: tx.branch(SHOP, names[0])) is None
+
+
+async def test_strays_count_from_when_they_were_first_seen_without_interruption(ledger: Ledger) -> None:
+    hour = Millis(3_600_000)
+    assert await ledger.run(lambda tx: tx.strays(["a", "b"], hour)) == []
+    assert await ledger.run(lambda tx: tx.strays(["b", "c"], Millis(0))) == ["b", "c"]
+    assert await ledger.run(lambda tx: tx.strays([], Millis(0))) == []
+
+
+class Worker:
+    """The definition server and an engine, as far as the ledger needs them."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.topics = MemoryTopics()
+        self.tools = flow.Tools(ledger, self.topics, asyncio.sleep, flow.Timings(stray_grace_ms=Millis(0)))
+        self.ledger = ledger
+
+    async def run(self, id_: CommitId, *words: str, warm_seconds: float = 0.0) -> None:
+        base = await self.ledger.run(lambda tx: tx.branch(SHOP, MAIN_BRANCH))
+        assert base is not None
+        await add(self.ledger, commit(id_, digest=id_, base=base.target))
+        await flow.reserve(self.tools, id_, toy(*words), b"")
+        await flow.create(self.tools, id_)
+        await flow.switch(self.tools, id_)
+        await flow.warm(self.tools, id_, seconds=warm_seconds)
+        await flow.destroy(self.tools, SHOP)
+
+    async def state(self, id_: CommitId) -> CommitState:
+        row = await self.ledger.run(lambda tx: tx.commit(id_))
+        assert row is not None
+        return row.state
+
+
+async def test_a_whole_history_of_a_workspace(ledger: Ledger) -> None:
+    worker = Worker(ledger)
+    await worker.run(FIRST, "orders", "users")
+    assert await worker.state(FIRST) == "finished", "nothing was served before, so nothing waits for engines"
+    catalog = canonical.loads(await ledger.run(lambda tx: tx.catalog(FIRST)) or b"", Catalog)
+    jobs = await ledger.run(lambda tx: tx.registered(SHOP))
+    assert sorted(catalog.jobs) == jobs
+    assert len(await ledger.run(lambda tx: tx.progress(jobs))) == 2 * 2
+
+    await branches.clone_branch(worker.tools, SHOP, FEATURE, MAIN_BRANCH)
+    await worker.run(SECOND, "users", "cities")
+    assert await worker.state(SECOND) == "warming", "no engine runs the new job, so the old version is still served"
+    main = await ledger.run(lambda tx: tx.branch(SHOP, MAIN_BRANCH))
+    assert main == Branch(SHOP, MAIN_BRANCH, SECOND, FIRST)
+
+    await worker.run(THIRD, "users")
+    assert await worker.state(SECOND) == "superseded"
+    assert await worker.state(THIRD) == "finished", "its only job was there before"
+    assert {n.split(".")[1] for n in worker.topics.there} == {"topic", "replaylog", "dead"}
+    assert len(await ledger.run(lambda tx: tx.registered(SHOP))) == 2, "the clone holds `orders`; `cities` is gone"
+
+    await branches.delete_branch(worker.tools, SHOP, FEATURE)
+    assert (await reconcile(worker.tools)).open_entries == 0
+    assert len(await ledger.run(lambda tx: tx.registered(SHOP))) == 1
+    entries = await ledger.run(lambda tx: tx.entries(Which.DESTRUCTION, workspace=SHOP, only_open=False))
+    assert {e.state for e in entries} == {EntryState.DONE}
+
+    await ledger.run(lambda tx: tx.close_workspace(SHOP))
+    with pytest.raises(ApiError, match="does not exist"):
+        await branches.init_branch(worker.tools, SHOP, FEATURE)
+    while not await branches.empty_workspace(worker.tools, SHOP):
+        pass
+    assert not worker.topics.there
+    assert await ledger.run(lambda tx: tx.workspaces(closing=True)) == []
+    assert await ledger.run(lambda tx: tx.add_workspace(SHOP)), "the name is free again"
+
+
+async def test_commits_at_once_on_one_branch_leave_one_winner_and_a_clear_loser(ledger: Ledger) -> None:
+    worker = Worker(ledger)
+    await add(ledger, commit(FIRST, digest="1"), commit(SECOND, digest="2"))
+
+    async def whole(id_: CommitId, word: str) -> str:
+        try:
+            await flow.reserve(worker.tools, id_, toy("shared", word), b"")
+            await flow.create(worker.tools, id_)
+            await flow.switch(worker.tools, id_)
+        except ApiError as error:
+            return error.code
+        return "committed"
+
+    assert sorted(await asyncio.gather(whole(FIRST, "a"), whole(SECOND, "b"))) == ["commit-base-moved", "committed"]
+    await flow.destroy(worker.tools, SHOP)
+    assert len(worker.topics.there) == 5, "two datasets with a log each, and the dead letters"
