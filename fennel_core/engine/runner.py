@@ -62,7 +62,8 @@ class Limits:
 class Work:
     """What a job partition computes. `apply` is pure; `prepare` runs user code first where the job has any."""
 
-    step: Step
+    step: Step | None
+    """None where the job only runs user code."""
     version: int
     prepare: Callable[[pl.DataFrame], Awaitable[Outcome]] | None
 
@@ -95,7 +96,7 @@ class Runner:
         return self._lag()
 
     @property
-    def step(self) -> Step:
+    def step(self) -> Step | None:
         return self._work.step
 
     def behind(self, targets: Mapping[TopicName, Offset]) -> bool:
@@ -182,7 +183,9 @@ class Runner:
     async def _apply(self, source: int, data: Sequence[Record]) -> Outcome:
         if self._work.prepare is not None:
             return await self._work.prepare(await self._pool.run(partial(_frame, data)))
-        return await self._pool.run(lambda: self._work.step.apply(self._hangar, source, _frame(data)))
+        step = self._work.step
+        assert step is not None, "a job has a step or runs user code"
+        return await self._pool.run(lambda: step.apply(self._hangar, source, _frame(data)))
 
     async def _commit(self, producer: Producer, outcome: Outcome, covered: Range) -> Offset:
         digest = progress_of_state.digest(outcome)

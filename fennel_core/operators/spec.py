@@ -6,6 +6,7 @@ raise it when the step's results or its state format change.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fennel_core.vocab.dtypes import Field
@@ -128,3 +129,10 @@ class Windows:
 
 
 StepSpec = Table | Map | UserCode | Join | Aggregate | Pick | Dedup | Changelog | Windows
+
+_VERSIONS: Mapping[type, int] = {Table: 1, Map: 1, UserCode: 1, Join: 1, Aggregate: 1, Pick: 1, Dedup: 1, Changelog: 1, Windows: 1}
+
+
+def step_version(spec: StepSpec) -> int:
+    """Version of the step that runs `spec`: enters its job's identity; raise it when results or state format of that step change."""
+    return _VERSIONS[type(spec)]

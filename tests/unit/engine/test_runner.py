@@ -1,0 +1,251 @@
+"""The runner over twins of log and store: exactly once whatever happens between any two of its steps."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import TypeVar
+
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from fennel_core.blueprints.spec import Job, Output
+from fennel_core.engine import progress
+from fennel_core.engine.broker import Fenced, Outgoing, Unknown
+from fennel_core.engine.memory_broker import MemoryBroker, MemoryLog, MemoryProducer
+from fennel_core.engine.runner import Limits, ReplayMismatch, Runner, Superseded, Work
+from fennel_core.hangar.memory import MemoryHangar
+from fennel_core.operators import spec
+from fennel_core.operators.step import Emit, Outcome, Reads
+from fennel_core.replaylog import marker as markers
+from fennel_core.vocab.dtypes import Field, Int, Str
+from fennel_core.vocab.ids import Epoch, JobId, Offset, TopicName, WorkspaceId
+from fennel_core.vocab.position import Hlc, stamp
+from fennel_core.vocab.schema import Schema
+from fennel_core.vocab.versions import decode, encode, with_meta
+
+T = TypeVar("T")
+SCHEMA = Schema((), (Field("key", Str()), Field("value", Int())), "at")
+SOURCE, TARGET, REPLAYLOG, DEAD = (TopicName(name) for name in ("source", "target", "replaylog", "dead"))
+LIMITS = Limits(iteration_bytes=2_000, environment="test")
+
+
+class CountingStep:
+    """Keeps a running sum per key and emits it with each row: its output depends on its state, so a lost or repeated row shows."""
+
+    def apply(self, reads: Reads, source: int, batch: pl.DataFrame) -> Outcome:
+        names = [b"sum/" + name.encode() for name in batch["key"]]
+        sums = {name: int(old or 0) for name, old in zip(names, reads.get_many(names), strict=True)}
+        running = []
+        for name, value in zip(names, batch["value"], strict=True):
+            sums[name] += value
+            running.append(sums[name])
+        return Outcome(
+            {name: b"%d" % total for name, total in sums.items()}, emits=(Emit(0, batch.with_columns(value=pl.Series(running))),)
+        )
+
+
+class SameThread:
+    async def run(self, work: Callable[[], T]) -> T:
+        await asyncio.sleep(0)
+        return work()
+
+
+def job(outputs: bool = True) -> Job:
+    written = (Output(TARGET, ()),) if outputs else ()
+    step = spec.Table(SCHEMA)
+    return Job(JobId("job"), WorkspaceId("w"), (SOURCE,), written, step, REPLAYLOG, DEAD, 1, "a job")
+
+
+def message(number: int, key: str, value: int) -> bytes:
+    rows = pa.table(
+        {"key": pa.array([key], pa.large_string()), "value": [value], "at": pa.array([datetime.now(UTC)], pa.timestamp("us", "UTC"))}
+    )
+    return encode(with_meta(rows, stamp(Hlc(number), 0, 1)))
+
+
+async def feed(log: MemoryLog, rows: Sequence[tuple[str, int]]) -> None:
+    producer = MemoryProducer(log, "ingest")
+    for number, (key, value) in enumerate(rows):
+        await producer.commit([Outgoing(SOURCE, 0, message(number, key, value))])
+
+
+def emitted(log: MemoryLog) -> list[tuple[str, int]]:
+    return [row for record in log.log((TARGET, 0)).records for row in decode(record.value).select("key", "value").rows()]
+
+
+def expected(rows: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
+    sums: dict[str, int] = {}
+    out = []
+    for key, value in rows:
+        sums[key] = sums.get(key, 0) + value
+        out.append((key, sums[key]))
+    return out
+
+
+def make(log: MemoryLog, hangar: MemoryHangar, epoch: int, *, outputs: bool = True, broker: MemoryBroker | None = None) -> Runner:
+    work = Work(CountingStep(), 1, None)
+    return Runner(job(outputs), 0, Epoch(epoch), work, hangar, broker or MemoryBroker(log), SameThread(), LIMITS)
+
+
+async def run_until(runner: Runner, offset: int) -> None:
+    """Run until everything below `offset` is applied, then stop the runner as a cancelled task."""
+    task = asyncio.create_task(runner.run())
+    async with asyncio.timeout(10):
+        while runner.status == "recovering" or runner.behind({SOURCE: Offset(offset)}):
+            waiting = asyncio.create_task(runner.moved())
+            await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                task.result()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+ROWS = [(random.Random(n).choice("abc"), n) for n in range(40)]
+
+
+async def test_outputs_and_state_equal_a_single_pass() -> None:
+    log, hangar = MemoryLog(), MemoryHangar()
+    await feed(log, ROWS)
+    await run_until(make(log, hangar, 1), 2 * len(ROWS))
+    assert emitted(log) == expected(ROWS)
+
+
+async def test_a_lost_state_is_replayed_without_emitting_again() -> None:
+    log = MemoryLog()
+    await feed(log, ROWS)
+    lived = MemoryHangar()
+    await run_until(make(log, lived, 1), 2 * len(ROWS))
+    rebuilt = MemoryHangar()
+    await run_until(make(log, rebuilt, 2), 2 * len(ROWS))
+    assert emitted(log) == expected(ROWS)
+    assert progress.load(rebuilt).state_hash == progress.load(lived).state_hash
+    assert rebuilt.scan(b"sum/", b"sum0") == lived.scan(b"sum/", b"sum0")
+
+
+async def test_a_job_without_outputs_writes_nothing_to_the_log() -> None:
+    log, hangar = MemoryLog(), MemoryHangar()
+
+    class Silent(CountingStep):
+        def apply(self, reads: Reads, source: int, batch: pl.DataFrame) -> Outcome:
+            return Outcome(super().apply(reads, source, batch).puts)
+
+    await feed(log, ROWS)
+    runner = Runner(job(outputs=False), 0, Epoch(1), Work(Silent(), 1, None), hangar, MemoryBroker(log), SameThread(), LIMITS)
+    await run_until(runner, 2 * len(ROWS))
+    assert log.log((REPLAYLOG, 0)).records == []
+    assert {k: int(v) for k, v in hangar.scan(b"sum/", b"sum0")} == {b"sum/" + k.encode(): v for k, v in dict(expected(ROWS)).items()}
+
+
+async def test_a_newer_owner_fences_the_older_one() -> None:
+    log, hangar = MemoryLog(), MemoryHangar()
+    await feed(log, ROWS[:5])
+    zombie = asyncio.create_task(make(log, MemoryHangar(), 1).run())
+    await asyncio.sleep(0.05)
+    await run_until(make(log, hangar, 2), 10)
+    await feed(log, ROWS[5:])
+    with pytest.raises(Fenced):
+        async with asyncio.timeout(5):
+            await zombie
+    await run_until(make(log, hangar, 3), 2 * len(ROWS))
+    assert emitted(log) == expected(ROWS)
+
+
+async def test_an_owner_of_an_old_epoch_stops_before_it_reads_anything() -> None:
+    log = MemoryLog()
+    await feed(log, ROWS[:3])
+    await run_until(make(log, MemoryHangar(), 7), 6)
+    with pytest.raises(Superseded):
+        await make(log, MemoryHangar(), 6).run()
+
+
+async def test_a_replay_that_makes_other_mutations_is_refused() -> None:
+    log = MemoryLog()
+    await feed(log, ROWS[:3])
+    await run_until(make(log, MemoryHangar(), 1), 6)
+
+    class Drifted(CountingStep):
+        def apply(self, reads: Reads, source: int, batch: pl.DataFrame) -> Outcome:
+            return super().apply(reads, source, batch.with_columns(pl.col("value") + 1))
+
+    drifted = Runner(job(), 0, Epoch(2), Work(Drifted(), 1, None), MemoryHangar(), MemoryBroker(log), SameThread(), LIMITS)
+    with pytest.raises(ReplayMismatch, match="recovery DAG"):
+        await drifted.run()
+
+
+async def test_every_iteration_leaves_a_marker_with_its_range() -> None:
+    log = MemoryLog()
+    await feed(log, ROWS)
+    await run_until(make(log, MemoryHangar(), 1), 2 * len(ROWS))
+    found = [markers.decode(r.value) for r in log.log((REPLAYLOG, 0)).records]
+    assert isinstance(found[0], markers.EpochMarker)
+    iterations = [m for m in found if isinstance(m, markers.IterationMarker)]
+    assert [m.iteration for m in iterations] == list(range(1, len(iterations) + 1))
+    covered = [r for m in iterations for r in m.ranges]
+    assert all(a.next == b.first for a, b in pairwise(covered))
+    assert (covered[0].first, covered[-1].next) == (0, 2 * len(ROWS))
+
+
+@dataclass
+class Death(Exception):
+    """The process dies here."""
+
+
+@dataclass
+class FaultyProducer:
+    """Dies, or loses the answer, before or after a commit, as the seed says."""
+
+    inner: MemoryProducer
+    random: random.Random
+    rate: float
+    died: list[str] = field(default_factory=list)
+
+    async def commit(self, records: Sequence[Outgoing]) -> Mapping[tuple[TopicName, int], Offset]:
+        fault = self.random.choice(["before", "after", "lost"]) if self.random.random() < self.rate else None
+        if fault == "before":
+            raise Death
+        written = await self.inner.commit(records)
+        if fault == "after":
+            raise Death
+        if fault == "lost":
+            raise Unknown("the answer to the commit was lost")
+        return written
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+class FaultyBroker(MemoryBroker):
+    def __init__(self, log: MemoryLog, seed: random.Random) -> None:
+        super().__init__(log)
+        self._random = seed
+
+    async def producer(self, transactional_id: str) -> FaultyProducer:  # type: ignore[override]
+        return FaultyProducer(await super().producer(transactional_id), self._random, 0.2)
+
+
+@pytest.mark.parametrize("seed", range(40))
+async def test_each_row_counts_once_whatever_dies_and_whichever_state_survives(seed: int) -> None:
+    seeded = random.Random(seed)
+    log, hangar, epoch = MemoryLog(), MemoryHangar(), 0
+    await feed(log, ROWS)
+    for _ in range(200):
+        epoch += 1
+        if seeded.random() < 0.2:
+            hangar = MemoryHangar()  # the disk is lost with the process
+        try:
+            await run_until(make(log, hangar, epoch, broker=FaultyBroker(log, seeded)), 2 * len(ROWS))
+            break
+        except (Death, Unknown):
+            continue
+    else:
+        pytest.fail("never came through")
+    assert emitted(log) == expected(ROWS)
+    fresh = MemoryHangar()
+    await run_until(make(log, fresh, epoch + 1), 2 * len(ROWS))
+    assert progress.load(fresh).state_hash == progress.load(hangar).state_hash
