@@ -1,0 +1,146 @@
+"""The query server: the API's front door, run as `python -m fennel_core.apps.query`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import time
+
+import uvicorn
+import uvloop
+
+from fennel_core.connections import postgres, secrets, tokens
+from fennel_core.connections.postgres import Pool
+from fennel_core.executors.client import Executors
+from fennel_core.query.barrier import Barrier
+from fennel_core.query.forward import Forwarder, Upstream
+from fennel_core.query.inspect import Inspector
+from fennel_core.query.kafka import KafkaEnds, KafkaTails
+from fennel_core.query.lookups import Lookups
+from fennel_core.query.owners import Owners
+from fennel_core.query.postgres import PostgresReads
+from fennel_core.query.server import Application
+from fennel_core.query.service import Bounds, QueryService
+from fennel_core.query.slots import Slots
+from fennel_core.query.status import StatusReport
+from fennel_core.query.view import Views
+from fennel_core.query.wakeups import Wakeups
+from fennel_core.settings.model import Settings
+from fennel_core.telemetry import logs, traces
+from fennel_core.telemetry.health import Health
+from fennel_core.vocab.errors import ApiError
+from fennel_core.vocab.ids import WorkspaceId
+
+PROCESS = "query"
+BACKLOG = 2048
+MICROS = 1000
+
+
+def main() -> None:
+    settings = Settings()
+    logs.configure(PROCESS, settings.log_level)
+    traces.configure(PROCESS, settings.otlp_endpoint)
+    uvloop.run(serve(settings))
+
+
+async def serve(settings: Settings) -> None:
+    """Serve until a signal says stop."""
+    dsn = settings.postgres_dsn.get_secret_value()
+    slots, tails, forwarder = Slots(), KafkaTails(settings), Forwarder(settings.body_limit_bytes)
+    async with postgres.pool(dsn, name="fennel-query") as pool, Executors(settings.executors_socket) as executors:
+        reads = PostgresReads(pool)
+        owners, views = Owners(reads), Views(reads)
+        app = application(settings, pool, reads, owners, views, slots, tails, forwarder, executors)
+        wakeups = asyncio.create_task(Wakeups(dsn, owners, views).run())
+        try:
+            await _listen(app, settings)
+        finally:
+            wakeups.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await wakeups
+            await forwarder.close()
+            await slots.close()
+            await asyncio.to_thread(tails.close)
+
+
+def application(
+    settings: Settings,
+    pool: Pool,
+    reads: PostgresReads,
+    owners: Owners,
+    views: Views,
+    slots: Slots,
+    tails: KafkaTails,
+    forwarder: Forwarder,
+    executors: Executors,
+) -> Application:
+    """Everything wired together; must be called inside the event loop."""
+    timeout_s = settings.lookup_timeout_ms / 1000
+    key_file = settings.secrets_key_file
+    sealer = None if key_file is None else secrets.Sealer.from_file(key_file)
+
+    async def secret(workspace: WorkspaceId, name: str) -> str | None:
+        return None if sealer is None else await secrets.get(pool, sealer, workspace, name)
+
+    async def workspace_of(authorization: str | None) -> WorkspaceId:
+        return await tokens.workspace_of(pool, settings, authorization)
+
+    def is_admin(authorization: str | None) -> bool:
+        try:
+            tokens.require_admin(settings, authorization)
+        except ApiError:
+            return False
+        return True
+
+    async def database() -> str | None:
+        async with pool.connection() as connection:
+            await connection.execute("SELECT 1")
+        return None
+
+    service = QueryService(
+        views=views,
+        lookups=Lookups(slots, owners, timeout_s),
+        executors=executors,
+        inspector=Inspector(tails, slots, owners, timeout_s),
+        barrier=Barrier(reads, KafkaEnds(settings), owners, slots),
+        secret=secret,
+        now_us=lambda: time.time_ns() // MICROS,
+        bounds=Bounds(settings.query_rows, settings.barrier_timeout_s),
+    )
+    ingest = Upstream("ingest", settings.ingest_url)
+    return Application(
+        service=service,
+        views=views,
+        status=StatusReport(reads, views, workspace_of, is_admin),
+        health=Health(PROCESS, {"database": database}),
+        forwarder=forwarder,
+        upstreams={"log": ingest, "erase": ingest, "": Upstream("definition", settings.definition_url)},
+        workspace_of=workspace_of,
+        body_limit_bytes=settings.body_limit_bytes,
+    )
+
+
+async def _listen(app: Application, settings: Settings) -> None:
+    config = uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.query_port,
+        loop="none",
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        backlog=BACKLOG,
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        timeout_graceful_shutdown=int(settings.shutdown_grace_s),
+    )
+    gc.collect()
+    gc.freeze()  # what is alive now lives as long as the process: collections need not look at it again
+    await uvicorn.Server(config).serve()
+
+
+if __name__ == "__main__":
+    main()

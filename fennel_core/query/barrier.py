@@ -1,0 +1,187 @@
+"""The barrier: return when everything logged before the call has reached every lookup.
+
+Theory. Take the ends of the branch's source topics when the call arrives. A job partition has seen them once its applied position (after
+the state was written) has passed them; by then what it made of them stands on its output topics, so the ends of those are the targets of
+the jobs that read them, and so on to the end of the graph. Jobs are taken in layers: a layer waits for all its partitions at once, one
+request per owner slot, and the ends of all its input topics are read in one call.
+
+Ends are high watermarks, not last stable offsets: the broker acknowledges a commit before its markers are written, so for a moment the
+stable end does not cover rows that a client already knows to be accepted. Positions move past markers and aborted records, so a high
+watermark is always reached. A parked job answers at once with its error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from fennel_core.blueprints.spec import Catalog, Job
+from fennel_core.connections.frames import RemoteError
+from fennel_core.query.errors import BarrierTimeout, ParkedJob, StaleView
+from fennel_core.query.owners import Owners, Partition
+from fennel_core.query.slots import Slots
+from fennel_core.vocab.ids import JobId, TopicName
+
+WAIT_SLICE_MS = 1_000
+"""A slot is asked to wait this long at most, so that a moved partition is noticed."""
+NO_OWNER_PAUSE_S = 0.02
+
+TopicPartition = tuple[TopicName, int]
+Ends = Mapping[TopicPartition, int]
+
+
+class TopicEnds(Protocol):
+    async def ends(self, partitions: Sequence[TopicPartition]) -> Ends:
+        """The high watermark of each partition."""
+        ...
+
+
+class Jobs(Protocol):
+    async def read_jobs(self, jobs: Sequence[JobId]) -> Mapping[JobId, Job]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What one job partition must have applied: the offset after the last record, per input topic."""
+
+    partition: Partition
+    title: str
+    offsets: Mapping[str, int]
+
+    def item(self) -> list[object]:
+        return [*self.partition, self.offsets]
+
+
+def layers(jobs: Sequence[Job]) -> list[list[Job]]:
+    """Jobs (inputs before consumers) in layers: a job stands in the first layer after all jobs that write what it reads."""
+    depth: dict[JobId, int] = {}
+    written: dict[TopicName, int] = {}
+    for job in jobs:
+        depth[job.id] = max((written[topic] + 1 for topic in job.inputs if topic in written), default=0)
+        for output in job.outputs:
+            written[output.topic] = max(written.get(output.topic, 0), depth[job.id])
+    out: list[list[Job]] = [[] for _ in range(1 + max(depth.values(), default=-1))]
+    for job in jobs:
+        out[depth[job.id]].append(job)
+    return out
+
+
+def source_partitions(catalog: Catalog) -> list[TopicPartition]:
+    """Every partition of every source topic of a branch version."""
+    topics = dict.fromkeys(binding.topic for binding in catalog.sources)
+    return [(topic, part) for topic in topics for part in range(catalog.partitions)]
+
+
+def targets(layer: Sequence[Job], ends: Ends) -> list[Target]:
+    """What each job partition of a layer has to reach; partitions without input are left out."""
+    found = []
+    for job in layer:
+        for part in range(job.partitions):
+            offsets = {str(topic): ends[topic, part] for topic in job.inputs if ends[topic, part] > 0}
+            if offsets:
+                found.append(Target((job.id, part), job.title, offsets))
+    return found
+
+
+class Barrier:
+    def __init__(self, jobs: Jobs, topics: TopicEnds, owners: Owners, slots: Slots) -> None:
+        self._jobs = jobs
+        self._topics = topics
+        self._owners = owners
+        self._slots = slots
+        self._specs: dict[JobId, Job] = {}
+
+    async def wait(self, catalog: Catalog, timeout_s: float) -> None:
+        """Return when all rows accepted before this call are applied by every job of the branch version.
+
+        Raises `ParkedJob`, `BarrierTimeout` (naming job, partition and lag) or `StaleView`.
+        """
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        sources = source_partitions(catalog)
+        ends, jobs = await asyncio.gather(self._topics.ends(sources), self._specs_of(catalog.jobs))
+        for layer in layers(jobs):
+            inputs = {(topic, part) for job in layer for topic in job.inputs for part in range(job.partitions)}
+            unknown = [place for place in inputs if place not in ends]
+            if unknown:
+                ends = {**ends, **await self._topics.ends(unknown)}
+            await self._wait_for(targets(layer, ends), deadline, timeout_s)
+
+    async def _specs_of(self, jobs: Sequence[JobId]) -> list[Job]:
+        missing = [job for job in jobs if job not in self._specs]
+        if missing:
+            self._specs.update(await self._jobs.read_jobs(missing))
+        gone = next((job for job in jobs if job not in self._specs), None)
+        if gone is not None:
+            raise StaleView(f"job `{gone}` is gone")
+        return [self._specs[job] for job in jobs]
+
+    async def _wait_for(self, waiting: list[Target], deadline: float, timeout_s: float) -> None:
+        while waiting:
+            epoch = self._owners.epoch
+            left_s = deadline - asyncio.get_running_loop().time()
+            if left_s <= 0:
+                raise BarrierTimeout(await self._late(waiting[0], len(waiting), timeout_s))
+            by_owner: dict[str, list[Target]] = {}
+            nowhere: list[Target] = []
+            for target in waiting:
+                address = self._owners.address(target.partition)
+                (nowhere if address is None else by_owner.setdefault(address, [])).append(target)
+            self._refuse_parked(nowhere)
+            asked = [self._ask(address, group, left_s) for address, group in by_owner.items()]
+            answers = await asyncio.gather(*asked) if len(asked) != 1 else [await asked[0]]
+            waiting = nowhere + [target for late, _ in answers for target in late]
+            if nowhere or any(lost for _, lost in answers):
+                await self._owners.refresh(epoch)
+                await asyncio.sleep(NO_OWNER_PAUSE_S)
+
+    async def _ask(self, address: str, group: list[Target], left_s: float) -> tuple[list[Target], bool]:
+        """Those of `group` that must be asked for again, and whether that is because their owner is not there."""
+        slice_ms = max(1, min(WAIT_SLICE_MS, int(left_s * 1000)))
+        argument = {"items": [target.item() for target in group], "timeout_ms": slice_ms}
+        try:
+            async with asyncio.timeout(left_s + 1):
+                late = await self._slots.call(address, "wait", argument)
+        except RemoteError as refused:
+            return self._refused(group, refused)
+        except (OSError, TimeoutError):
+            return group, True
+        lagging = {(JobId(item[0]), int(item[1])) for item in late}
+        return [target for target in group if target.partition in lagging], False
+
+    def _refused(self, group: list[Target], refused: RemoteError) -> tuple[list[Target], bool]:
+        match refused.code:
+            case "moved":
+                return group, True
+            case "parked":
+                raise ParkedJob(str(refused))
+            case "gone":
+                raise StaleView(str(refused))
+            case _:
+                raise refused
+
+    def _refuse_parked(self, targets: Sequence[Target]) -> None:
+        for target in targets:
+            parked = self._owners.parked(target.partition)
+            if parked is not None:
+                raise ParkedJob.of(target.partition, parked.error)
+
+    async def _late(self, target: Target, others: int, timeout_s: float) -> str:
+        job, part = target.partition
+        behind = await self._behind(target)
+        lag = "its position is not known" if behind is None else f"{behind} records behind"
+        return (
+            f"after {timeout_s:g} s job `{target.title}` ({job}) partition {part} is not done: {lag}; {others} partitions of its layer wait"
+        )
+
+    async def _behind(self, target: Target) -> int | None:
+        address = self._owners.address(target.partition)
+        if address is None:
+            return None
+        try:
+            async with asyncio.timeout(1):
+                [applied] = await self._slots.call(address, "positions", {"items": [[*target.partition]]})
+        except (OSError, TimeoutError, RemoteError):
+            return None
+        return sum(max(0, offset - int(applied.get(topic, 0))) for topic, offset in target.offsets.items())

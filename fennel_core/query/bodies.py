@@ -1,0 +1,137 @@
+"""JSON bodies of the read path: requests into columns, columns into answers.
+
+Theory. What travels is columnar and mostly of types that JSON has, so the fast way is to look at a column's Python types all at once
+(`set(map(type, values))`, C code) and to take the list as it is; only other types go through the protocol's codec. Python's own JSON reader
+is the second choice because the client writes bare `NaN` tokens, which strict JSON does not have.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import itemgetter
+from typing import Any, TypeVar
+
+import msgspec
+
+from fennel_core.query.columns import Column
+from fennel_core.query.errors import BadLookup, BadRequest, BadValue, TooManyRows
+from fennel_core.query.values import request_value
+from fennel_core.vocab import dtypes
+from fennel_core.vocab.dtypes import Dtype, Timestamp, is_optional
+
+_PLAIN: dict[type[object], type[object]] = {dtypes.Int: int, dtypes.Float: float, dtypes.Str: str, dtypes.Regex: str, dtypes.Bool: bool}
+INT64_MAX = 2**63 - 1
+DEFAULT_WORKFLOW = "default"
+
+# --- requests ---------------------------------------------------------------------------------------------------------
+
+
+class QueryBody(msgspec.Struct, frozen=True, gc=False):
+    """The body of `/query`. `data` is columnar; columns that no feature needs may be among them."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    data: dict[str, list[Any]]
+    workflow: str | None = None
+
+    @property
+    def rows(self) -> int:
+        return len(next(iter(self.data.values()), ()))
+
+
+class LookupBody(msgspec.Struct, frozen=True, gc=False):
+    """The body of `/dataset/{name}/lookup`. No `fields`: all of them; no `timestamps`: as of now."""
+
+    keys: list[dict[str, Any]]
+    fields: list[str] | None = None
+    timestamps: list[Any] | None = None
+
+
+class BarrierBody(msgspec.Struct, frozen=True, gc=False):
+    timeout_s: float | None = None
+
+
+Body = TypeVar("Body", QueryBody, LookupBody, BarrierBody)
+_decoders: dict[type[Any], Callable[[bytes], Any]] = {
+    body: msgspec.json.Decoder(body).decode for body in (QueryBody, LookupBody, BarrierBody)
+}
+dump = msgspec.json.Encoder().encode
+
+
+def parse(body: bytes, kind: type[Body]) -> Body:
+    """The request in `body`; bare `NaN` and `Infinity` are accepted. BadRequest says which part is wrong."""
+    try:
+        found: Body = _decoders[kind](body)
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"the body is not what this call takes: {error}") from error
+    except msgspec.DecodeError:
+        return _parse_slowly(body, kind)
+    return found
+
+
+def _parse_slowly(body: bytes, kind: type[Body]) -> Body:
+    try:
+        return msgspec.convert(json.loads(body), kind)
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"the body is not what this call takes: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"the body is not JSON: {error}") from error
+
+
+def query_body(body: bytes, limit_rows: int) -> QueryBody:
+    """The body of `/query`. BadRequest names the part that is wrong; TooManyRows above the limit."""
+    found = parse(body, QueryBody)
+    lengths = set(map(len, found.data.values()))
+    if len(lengths) > 1:
+        raise BadRequest(f"the columns of `data` must be of one length, but have {', '.join(map(str, sorted(lengths)))} values")
+    if found.rows > limit_rows:
+        raise TooManyRows(found.rows, limit_rows)
+    return found
+
+
+def lookup_body(body: bytes, limit_rows: int) -> LookupBody:
+    """The body of `/dataset/{name}/lookup`. Errors as for `query_body`."""
+    found = parse(body, LookupBody)
+    if len(found.keys) > limit_rows:
+        raise TooManyRows(len(found.keys), limit_rows)
+    if found.timestamps and len(found.timestamps) != len(found.keys):
+        raise BadRequest(f"`timestamps` must be a list as long as `keys`: it has {len(found.timestamps)} for {len(found.keys)}")
+    return found
+
+
+def given_column(values: list[Any], dtype: Dtype, name: str) -> Column:
+    """A column of a request as values of `dtype`. BadValue names the column and the value that cannot be cast."""
+    plain = _PLAIN.get(type(dtypes.base(dtype)))
+    if plain is not None:
+        kinds = set(map(type, values))
+        if is_optional(dtype):
+            kinds.discard(type(None))
+        if kinds <= {plain} and (plain is not int or not values or _fits(values)):
+            return Column(dtype, values)
+    return Column(dtype, list(map(partial(request_value, dtype, name), values)))
+
+
+def _fits(values: list[Any]) -> bool:
+    numbers = list(filter(None, values))
+    return not numbers or (max(numbers) <= INT64_MAX and min(numbers) >= -INT64_MAX - 1)
+
+
+def key_columns(keys: list[dict[str, Any]], fields: Sequence[dtypes.Field], dataset: str) -> list[Column]:
+    """The key columns of a lookup in the dataset's order; BadLookup when a key object has other fields than the dataset's key."""
+    sizes = set(map(len, keys)) - {len(fields)}
+    if sizes:
+        raise BadLookup(f"Dataset {dataset} has {len(fields)} key fields, but {sizes.pop()} key fields were provided.")
+    try:
+        return [given_column(list(map(itemgetter(field.name), keys)), field.dtype, field.name) for field in fields]
+    except KeyError as missing:
+        raise BadLookup(f"Missing key {missing.args[0]} in the lookup call for dataset `{dataset}`") from missing
+
+
+def timestamp_column(values: list[Any]) -> Sequence[int]:
+    """Timestamps of a lookup (strings or epoch numbers) in microseconds."""
+    micros = given_column(values, Timestamp(), "timestamps").values
+    if None in micros:
+        raise BadValue("`timestamps` must not hold nulls")
+    return micros  # type: ignore[return-value]  # physical timestamps are integers

@@ -1,0 +1,174 @@
+"""Running a program: the levels of a plan, one after the other, over columns.
+
+Theory. A query has one clock reading; every lookup of it is as of that reading, so rows stamped in the future are invisible and all
+features of an answer belong to one moment. A level's lookups leave together (one frame per owner slot) and beside its extractors. Keys
+that occur several times in a request are asked for once. For the common request of one row no frame is ever made: a row is decoded
+into a list and its places are the answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice, repeat
+
+import msgspec
+import polars as pl
+
+from fennel_core.executors.client import Asked, Callbacks, Executors, Found
+from fennel_core.executors.errors import ExecutorError, ExecutorUnavailable
+from fennel_core.executors.protocol import TS
+from fennel_core.query.columns import LOGICAL_TIME, Column, logical_type
+from fennel_core.query.errors import BadValue, ExtractorFailed, ExtractorUnavailable
+from fennel_core.query.formulas import Formulas
+from fennel_core.query.lookups import Lookups, Rows, Want, transpose
+from fennel_core.query.program import BoundAlias, BoundExtractor, BoundLevel, BoundLookup, Program, Registers
+from fennel_core.vocab.dtypes import Dtype, base
+
+_encode_key = msgspec.msgpack.Encoder().encode
+_decode_row = msgspec.msgpack.Decoder(list[object]).decode
+
+LookupAnswers = Callable[[Asked], Awaitable[Found]]
+SecretAnswers = Callable[[str], Awaitable[str | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One query: its columns by full feature name, its number of rows, its one clock reading."""
+
+    given: dict[str, Column]
+    rows: int
+    now_us: int
+
+
+class Flow:
+    """Runs programs against slots and executors."""
+
+    def __init__(self, lookups: Lookups, executors: Executors) -> None:
+        self._lookups = lookups
+        self._executors = executors
+
+    async def run(self, program: Program, request: Request, callbacks: Callbacks) -> list[Column]:
+        """The columns of `program.outputs`, each with `request.rows` values. Raises `QueryError`."""
+        registers: list[Column | None] = [None] * program.registers
+        for name, _, place in program.inputs:
+            registers[place] = request.given[name]
+        filled: Registers = registers  # type: ignore[assignment]  # the planner computes every register before it is read
+        for level in program.levels:
+            await self._level(level, filled, request, callbacks)
+        return [filled[place] for _, _, place in program.outputs]
+
+    async def _level(self, level: BoundLevel, registers: Registers, request: Request, callbacks: Callbacks) -> None:
+        for step in level.local:
+            match step:
+                case BoundAlias(source, out, dtype, fill):
+                    registers[out] = registers[source].filled(fill, dtype)
+                case Formulas():
+                    step.run(registers, request.rows, request.now_us)
+        if level.lookups and level.extractors:
+            beside = (self._extract(step, registers, request, callbacks) for step in level.extractors)
+            await asyncio.gather(self._look_up(level.lookups, registers, request), *beside)
+        elif level.lookups:
+            await self._look_up(level.lookups, registers, request)
+        elif level.extractors:
+            await asyncio.gather(*(self._extract(step, registers, request, callbacks) for step in level.extractors))
+
+    async def _look_up(self, steps: tuple[BoundLookup, ...], registers: Registers, request: Request) -> None:
+        asked = [_Asking.of(step, registers) for step in steps]
+        wants = [Want(step.job, step.partitions, each.keys, request.now_us) for step, each in zip(steps, asked, strict=True)]
+        for step, each, rows in zip(steps, asked, await self._lookups.fetch(wants), strict=True):
+            each.answer(step, rows, registers)
+
+    async def _extract(self, step: BoundExtractor, registers: Registers, request: Request, callbacks: Callbacks) -> None:
+        now = pl.Series(TS, [request.now_us], dtype=pl.Int64).cast(LOGICAL_TIME).new_from_index(0, request.rows)
+        inputs = [registers[i].series.alias(field.name) for i, field in zip(step.inputs, step.call.inputs, strict=True)]
+        try:
+            table = await self._executors.run(step.call, pl.DataFrame([now, *inputs]), callbacks=callbacks)
+        except ExecutorUnavailable as busy:
+            raise ExtractorUnavailable(str(busy)) from busy
+        except ExecutorError as failed:
+            raise ExtractorFailed(str(failed)) from failed
+        frame = pl.from_arrow(table)
+        assert isinstance(frame, pl.DataFrame), "a table becomes a frame"
+        assert frame.height == request.rows, "an extractor answers row for row"
+        for place, out in step.keep:
+            field = step.call.outputs[place]
+            registers[out] = Column(field.dtype, series=frame[field.name])
+
+
+@dataclass(frozen=True, slots=True)
+class _Asking:
+    """The distinct keys of one lookup.
+
+    `places` says which key each row (or list element) has, None when they are the keys in order; `lengths` are those of listed rows.
+    """
+
+    keys: list[bytes]
+    places: list[int] | None
+    lengths: list[int] | None
+
+    @classmethod
+    def of(cls, step: BoundLookup, registers: Registers) -> _Asking:
+        if step.listed:
+            columns, lengths = _flatten(step, registers)
+        else:
+            lengths = None
+            columns = [key_values(registers[i], dtype) for i, dtype in zip(step.keys, step.key_types, strict=True)]
+        keys = key_bytes(columns)
+        distinct = dict.fromkeys(keys)
+        if len(distinct) == len(keys):
+            return cls(keys, None, lengths)
+        numbers = dict(zip(distinct, range(len(distinct)), strict=True))
+        return cls(list(distinct), list(map(numbers.__getitem__, keys)), lengths)
+
+    def answer(self, step: BoundLookup, rows: Rows, registers: Registers) -> None:
+        """Put what the rows say into the registers of the step."""
+        if self.lengths is None and len(rows) == 1 and self.places is None:
+            values = _decode_row(rows[0] if rows[0] is not None else step.absent)
+            for read in step.reads:
+                value = values[read.place]
+                registers[read.out] = Column(read.dtype, (read.fill if value is None else value,))
+            return
+        columns = transpose(rows, step.absent) if rows else None
+        for read in step.reads:
+            found: Sequence[object] = [] if columns is None else columns[read.place]
+            if read.fill is not None and None in found:
+                found = [read.fill if value is None else value for value in found]
+            if self.places is not None:
+                found = list(map(found.__getitem__, self.places))
+            if self.lengths is not None:
+                found = list(map(list, map(islice, repeat(iter(found)), self.lengths)))
+            registers[read.out] = Column(read.dtype, found)
+
+
+def key_values(column: Column, dtype: Dtype) -> Sequence[object]:
+    """A key column's physical values as the key field `dtype` has them: key bytes must agree with those that ingest wrote."""
+    if column.dtype == dtype or base(column.dtype) == base(dtype):
+        return column.values
+    try:
+        return Column(dtype, series=column.series.cast(logical_type(dtype))).values
+    except pl.exceptions.PolarsError as error:
+        raise BadValue(f"a key of type {column.dtype} cannot be looked up as {dtype}: {error}") from error
+
+
+def key_bytes(columns: Sequence[Sequence[object]]) -> list[bytes]:
+    """Key bytes of rows given as physical columns in key order (the form of `vocab.keys.key_bytes`)."""
+    return list(map(_encode_key, zip(*columns, strict=True)))
+
+
+def _flatten(step: BoundLookup, registers: Registers) -> tuple[list[Sequence[object]], list[int]]:
+    """The elements of the key lists, in row order, and the length of each row's list."""
+    lists = [registers[i].values for i in step.keys]
+    for name, column in zip(step.names, lists, strict=True):
+        if None in column:
+            raise BadValue(f"Input feature `{name}` is not of type list,found `None` of type `{type(None)}`")
+    lengths: list[list[int]] = [list(map(len, column)) for column in lists]  # type: ignore[arg-type]  # lists, by the check above
+    for name, other in zip(step.names, lengths, strict=True):
+        if other != lengths[0]:
+            row = next(i for i, (a, b) in enumerate(zip(other, lengths[0], strict=True)) if a != b)
+            raise BadValue(
+                f"All input features must have the same length, found {other[row]} for feature {name} "
+                f"and {lengths[0][row]} for feature {step.names[0]}"
+            )
+    return [list(chain.from_iterable(column)) for column in lists], lengths[0]  # type: ignore[arg-type]  # as above

@@ -1,0 +1,118 @@
+"""Inspect: the last rows of a dataset, for people.
+
+Theory. A dataset's rows stand on its topic as signed versions; the newest positions are the newest rows. A version that a later message
+takes back is not a row, and a tombstone has no values to show. A terminal aggregate has no topic: its rows are assembled by the
+slots that hold it, as of now, and the newest by event time are shown. `tail_rows` decides, the rest fetches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from operator import itemgetter
+from typing import Any
+
+import msgspec
+import polars as pl
+
+from fennel_core.connections.frames import RemoteError
+from fennel_core.query.columns import Column
+from fennel_core.query.errors import Moving, ParkedJob, StaleView, TooManyRows
+from fennel_core.query.kafka import KafkaTails
+from fennel_core.query.owners import Owners
+from fennel_core.query.program import Table
+from fennel_core.query.slots import Slots
+from fennel_core.vocab.dtypes import Field, Timestamp
+from fennel_core.vocab.ids import JobId
+from fennel_core.vocab.schema import Schema
+from fennel_core.vocab.versions import GONE, POS, SIGN
+
+ROWS_MAX = 100_000
+_LIVE = "__live"
+RETRY_PAUSE_S = 0.02
+_decode_list = msgspec.msgpack.Decoder(list[object]).decode
+
+
+class Inspector:
+    def __init__(self, tails: KafkaTails, slots: Slots, owners: Owners, timeout_s: float) -> None:
+        self._tails = tails
+        self._slots = slots
+        self._owners = owners
+        self._timeout_s = timeout_s
+
+    async def last_rows(self, table: Table, rows: int, now_us: int) -> list[tuple[Field, Column]]:
+        """The columns of the dataset's last `rows` rows, oldest first."""
+        if rows > ROWS_MAX:
+            raise TooManyRows(rows, ROWS_MAX)
+        schema = table.view.schema
+        if table.view.topic is not None:
+            frame = await self._tails.tail(table.view.topic, table.partitions, rows)
+            return frame_columns(schema, None if frame is None else tail_rows(frame, schema, rows))
+        job = table.job()
+        parts = await asyncio.gather(*(self._scan(job, part, rows, now_us) for part in range(table.partitions)))
+        return scanned_columns(schema, [pair for part in parts for pair in part], rows)
+
+    async def _scan(self, job: JobId, part: int, rows: int, now_us: int) -> Sequence[tuple[bytes, bytes]]:
+        deadline = asyncio.get_running_loop().time() + self._timeout_s
+        why = "it has no owner yet"
+        while asyncio.get_running_loop().time() < deadline:
+            epoch = self._owners.epoch
+            address = self._owners.address((job, part))
+            if address is not None:
+                try:
+                    async with asyncio.timeout_at(deadline):
+                        found: list[tuple[bytes, bytes]] = await self._slots.call(
+                            address, "scan", {"job": job, "part": part, "as_of": now_us, "limit": rows}
+                        )
+                    return found
+                except RemoteError as refused:
+                    why = _retried(refused)
+                except (OSError, TimeoutError) as lost:
+                    why = f"its owner at {address} does not answer: {lost or 'time is up'}"
+            elif (parked := self._owners.parked((job, part))) is not None:
+                raise ParkedJob.of((job, part), parked.error)
+            await self._owners.refresh(epoch)
+            await asyncio.sleep(RETRY_PAUSE_S)
+        raise Moving((job, part), why)
+
+
+def _retried(refused: RemoteError) -> str:
+    match refused.code:
+        case "moved":
+            return str(refused)
+        case "parked":
+            raise ParkedJob(str(refused)) from refused
+        case "gone":
+            raise StaleView(str(refused)) from refused
+        case _:
+            raise refused
+
+
+def tail_rows(frame: pl.DataFrame, schema: Schema, rows: int) -> pl.DataFrame:
+    """The last `rows` live rows of signed versions, by position: what was taken back and what is a tombstone is left out."""
+    version = [POS, *schema.key_names]
+    live = frame.with_columns(pl.col(SIGN).cast(pl.Int64).sum().over(version).alias(_LIVE))
+    kept = live.filter((pl.col(SIGN) > 0) & (pl.col(_LIVE) > 0) & ~pl.col(GONE))
+    return kept.unique(version, keep="last", maintain_order=True).sort(POS).tail(rows).select(schema.names)
+
+
+def frame_columns(schema: Schema, frame: pl.DataFrame | None) -> list[tuple[Field, Column]]:
+    """The columns of a frame of rows; empty ones when there is none."""
+    if frame is None:
+        return [(field, Column(field.dtype, ())) for field in schema.fields]
+    return [(field, Column(field.dtype, series=frame[field.name])) for field in schema.fields]
+
+
+def scanned_columns(schema: Schema, pairs: Sequence[tuple[bytes, bytes]], rows: int) -> list[tuple[Field, Column]]:
+    """The columns of (key, row) pairs as slots list them, the `rows` newest, oldest first."""
+    if not pairs:
+        return frame_columns(schema, None)
+    decoded: list[tuple[Any, ...]] = [(*_decode_list(row), *_decode_list(key)) for key, row in pairs]
+    decoded.sort(key=itemgetter(0))
+    columns = list(zip(*decoded[-rows:], strict=True))
+    values = 1 + len(schema.values)
+    return [
+        *((field, Column(field.dtype, column)) for field, column in zip(schema.keys, columns[values:], strict=True)),
+        *((field, Column(field.dtype, column)) for field, column in zip(schema.values, columns[1:values], strict=True)),
+        (Field(schema.timestamp, Timestamp()), Column(Timestamp(), columns[0])),
+    ]

@@ -1,0 +1,105 @@
+"""What the read path asks of Kafka: ends of topics for the barrier, the tail of a topic for inspect."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Mapping, Sequence
+
+import polars as pl
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+from fennel_core.connections.kafka import client_config, consumer_config
+from fennel_core.query import barrier
+from fennel_core.query.errors import BrokerUnavailable
+from fennel_core.settings.model import Settings
+from fennel_core.vocab import versions
+from fennel_core.vocab.ids import TopicName
+
+REQUEST_S = 10.0
+FIRST_STEP = 16
+"""Messages per partition that inspect reads first; more, four times as many each time, only while rows are missing."""
+POLL_S = 0.2
+POLL_MESSAGES = 1000
+
+
+class KafkaEnds:
+    """Implements `barrier.TopicEnds`. One client; metadata stays cached in it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._admin = AdminClient(client_config(settings))
+
+    async def ends(self, partitions: Sequence[barrier.TopicPartition]) -> Mapping[barrier.TopicPartition, int]:
+        """The high watermark of each partition, all in one request per broker. BrokerUnavailable when Kafka cannot say."""
+        if not partitions:
+            return {}
+        latest = OffsetSpec.latest()
+        asked = {TopicPartition(topic, part): latest for topic, part in partitions}
+        try:
+            answers = self._admin.list_offsets(asked, request_timeout=REQUEST_S)
+            found = await asyncio.gather(*(asyncio.wrap_future(answer) for answer in answers.values()))
+        except KafkaException as failed:
+            raise BrokerUnavailable(f"Kafka cannot say where the topics end: {failed}") from failed
+        return {(TopicName(tp.topic), tp.partition): int(result.offset) for tp, result in zip(answers, found, strict=True)}
+
+
+class KafkaTails:
+    """Reads the last rows of topics, one reader at a time in a worker thread."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._one_at_a_time = threading.Lock()
+        self._consumer: Consumer | None = None
+
+    async def tail(self, topic: TopicName, partitions: int, rows: int) -> pl.DataFrame | None:
+        """At least the last `rows` committed versions of `topic` (all, if there are fewer), unordered; None when it is empty."""
+        try:
+            return await asyncio.to_thread(self._tail, topic, partitions, rows)
+        except KafkaException as failed:
+            raise BrokerUnavailable(f"Kafka does not give the rows of `{topic}`: {failed}") from failed
+
+    def close(self) -> None:
+        with self._one_at_a_time:
+            if self._consumer is not None:
+                self._consumer.close()
+                self._consumer = None
+
+    def _tail(self, topic: TopicName, partitions: int, rows: int) -> pl.DataFrame | None:
+        with self._one_at_a_time:
+            if self._consumer is None:
+                self._consumer = Consumer(consumer_config(self._settings))
+            ends = [self._consumer.get_watermark_offsets(TopicPartition(topic, part), timeout=REQUEST_S) for part in range(partitions)]
+            step = FIRST_STEP
+            while True:
+                starts = [max(low, high - step) for low, high in ends]
+                frames = self._read(topic, starts, [high for _, high in ends])
+                complete = all(start == low for start, (low, _) in zip(starts, ends, strict=True))
+                if complete or sum(frame.height for frame in frames) >= rows:
+                    return pl.concat(frames) if frames else None
+                step *= 4
+
+    def _read(self, topic: TopicName, starts: Sequence[int], stops: Sequence[int]) -> list[pl.DataFrame]:
+        assert self._consumer is not None, "made by the caller"
+        open_parts = {part for part, (start, stop) in enumerate(zip(starts, stops, strict=True)) if start < stop}
+        frames: list[pl.DataFrame] = []
+        if not open_parts:
+            return frames
+        self._consumer.assign([TopicPartition(topic, part, starts[part]) for part in sorted(open_parts)])
+        try:
+            while open_parts:
+                for message in self._consumer.consume(POLL_MESSAGES, POLL_S):
+                    error = message.error()
+                    part = message.partition()
+                    if error is not None:
+                        if error.code() != KafkaError._PARTITION_EOF:
+                            raise KafkaException(error)
+                        open_parts.discard(part)
+                        continue
+                    if message.offset() + 1 >= stops[part]:
+                        open_parts.discard(part)
+                    if message.value() is not None and versions.FORMAT_HEADER in (message.headers() or ()):
+                        frames.append(versions.decode(message.value()))
+        finally:
+            self._consumer.unassign()
+        return frames

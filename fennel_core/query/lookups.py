@@ -1,0 +1,179 @@
+"""Lookups: keys to rows, in one request per owner slot.
+
+Theory. A key's bytes say its partition, the partition's owner serves it from its state. All keys of all datasets that one level of a
+plan needs are grouped by owner and sent at once; each slot gets one frame. What a slot refuses because the partition moved, or
+cannot answer because the connection broke, is asked again at the owner the registry names by then, until the deadline: moves
+are seconds at most, and nothing here caches a value, so an answer is never older than the question. Rows come back as
+msgpack arrays and are turned into columns by C code (`join`, one decode, `zip`), never row by row.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from fennel_core.connections.frames import RemoteError
+from fennel_core.query.errors import Moving, ParkedJob, StaleView
+from fennel_core.query.owners import Owners, Partition
+from fennel_core.query.slots import Slots
+from fennel_core.vocab.ids import JobId
+from fennel_core.vocab.keys import partition_of
+
+RETRY_PAUSE_S = 0.02
+"""Between two askings for a partition that has no live owner: a take-over needs some tens of milliseconds."""
+
+Rows = list[bytes | None]
+_decode_rows = msgspec.msgpack.Decoder(list[list[object]]).decode
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """Rows of one job under `keys`, all as of one time or each as of its own (microseconds)."""
+
+    job: JobId
+    partitions: int
+    keys: Sequence[bytes]
+    as_of: int | Sequence[int]
+
+
+@dataclass(slots=True)
+class _Piece:
+    """The part of a want that one partition answers; `places` are the keys' places in the want."""
+
+    want: int
+    partition: Partition
+    places: Sequence[int]
+    keys: Sequence[bytes]
+    as_of: int | Sequence[int]
+    failure: str = field(default="it has no owner yet")
+
+    def item(self) -> list[object]:
+        return [*self.partition, self.keys, self.as_of]
+
+
+class Lookups:
+    """`timeout_s` bounds the search for the owner of a moved partition."""
+
+    def __init__(self, slots: Slots, owners: Owners, timeout_s: float) -> None:
+        self._slots = slots
+        self._owners = owners
+        self._timeout_s = timeout_s
+
+    async def fetch(self, wants: Sequence[Want]) -> list[Rows]:
+        """For each want one row (msgpack `[ts, value, …]`) or None per key.
+
+        Raises `ParkedJob` with the job's error, `Moving` when the deadline passes, `StaleView` when a job is gone.
+        """
+        answers: list[Rows] = [[None] * len(want.keys) for want in wants]
+        open_pieces = [piece for number, want in enumerate(wants) for piece in _split(number, want)]
+        deadline = asyncio.get_running_loop().time() + self._timeout_s
+        while True:
+            epoch = self._owners.epoch
+            open_pieces = await self._ask(open_pieces, answers, deadline)
+            if not open_pieces:
+                return answers
+            if asyncio.get_running_loop().time() >= deadline:
+                raise Moving(open_pieces[0].partition, open_pieces[0].failure)
+            await self._owners.refresh(epoch)
+            if all(self._owners.address(piece.partition) is None for piece in open_pieces):
+                self._refuse_parked(open_pieces)
+                await asyncio.sleep(RETRY_PAUSE_S)
+
+    def _refuse_parked(self, pieces: Sequence[_Piece]) -> None:
+        for piece in pieces:
+            parked = self._owners.parked(piece.partition)
+            if parked is not None:
+                raise ParkedJob.of(piece.partition, parked.error)
+
+    async def _ask(self, pieces: list[_Piece], answers: list[Rows], deadline: float) -> list[_Piece]:
+        """Ask every owner at once; the pieces that must be asked again."""
+        by_owner: dict[str, list[_Piece]] = {}
+        again: list[_Piece] = []
+        for piece in pieces:
+            address = self._owners.address(piece.partition)
+            if address is None:
+                again.append(piece)
+            else:
+                by_owner.setdefault(address, []).append(piece)
+        if len(by_owner) == 1:
+            address, group = by_owner.popitem()
+            again += await self._ask_one(address, group, answers, deadline)
+        elif by_owner:
+            asked = (self._ask_one(address, group, answers, deadline) for address, group in by_owner.items())
+            for failed in await asyncio.gather(*asked):
+                again += failed
+        return again
+
+    async def _ask_one(self, address: str, pieces: list[_Piece], answers: list[Rows], deadline: float) -> list[_Piece]:
+        try:
+            async with asyncio.timeout_at(deadline):
+                results = await self._slots.call(address, "lookup", {"items": [piece.item() for piece in pieces]})
+        except RemoteError as refused:
+            return self._refused(pieces, refused)
+        except (OSError, TimeoutError) as lost:
+            return _failed(pieces, f"its owner at {address} does not answer: {lost or 'time is up'}")
+        assert len(results) == len(pieces), "a slot answers every item"
+        for piece, rows in zip(pieces, results, strict=True):
+            _place(answers[piece.want], piece.places, rows)
+        return []
+
+    def _refused(self, pieces: list[_Piece], refused: RemoteError) -> list[_Piece]:
+        match refused.code:
+            case "moved":
+                return _failed(pieces, str(refused))
+            case "parked":
+                raise ParkedJob(str(refused))
+            case "gone":
+                raise StaleView(str(refused))
+            case _:
+                raise refused
+
+
+def _failed(pieces: list[_Piece], why: str) -> list[_Piece]:
+    for piece in pieces:
+        piece.failure = why
+    return pieces
+
+
+def _place(answer: Rows, places: Sequence[int], rows: Sequence[bytes | None]) -> None:
+    assert len(rows) == len(places), "a slot answers every key"
+    if isinstance(places, range):
+        answer[:] = rows
+        return
+    for place, row in zip(places, rows, strict=True):
+        answer[place] = row
+
+
+def _split(number: int, want: Want) -> list[_Piece]:
+    """The pieces of a want, one per partition."""
+    if len(want.keys) == 1:
+        part = partition_of(want.keys[0], want.partitions)
+        return [_Piece(number, (want.job, part), range(1), want.keys, want.as_of)]
+    places: dict[int, list[int]] = {}
+    for place, key in enumerate(want.keys):
+        places.setdefault(partition_of(key, want.partitions), []).append(place)
+    return [
+        _Piece(
+            number,
+            (want.job, part),
+            here,
+            [want.keys[place] for place in here],
+            want.as_of if isinstance(want.as_of, int) else [want.as_of[place] for place in here],
+        )
+        for part, here in places.items()
+    ]
+
+
+def row_bytes(values: Sequence[object]) -> bytes:
+    """The encoded row of an absent key: no timestamp, then `values`."""
+    return msgspec.msgpack.encode([None, *values])
+
+
+def transpose(rows: Rows, absent: bytes) -> list[tuple[object, ...]]:
+    """Columns of `rows` (timestamp first), `absent` standing in for missing ones. There must be a row."""
+    present = rows if None not in rows else [absent if row is None else row for row in rows]
+    header = b"\xdd" + len(rows).to_bytes(4, "big")
+    return list(zip(*_decode_rows(header + b"".join(present)), strict=True))  # type: ignore[arg-type]  # no None is left

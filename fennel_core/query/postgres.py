@@ -1,0 +1,117 @@
+"""What the read path reads from Postgres: serving versions, owners, jobs, and the state of the platform for `/status`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import psycopg
+from psycopg_pool import PoolTimeout
+
+from fennel_core.blueprints.spec import Catalog, Job
+from fennel_core.connections.postgres import Pool
+from fennel_core.query.errors import DatabaseUnavailable, UnknownBranch
+from fennel_core.query.owners import Ownership, Parked, Partition
+from fennel_core.query.view import BranchKey, Serving
+from fennel_core.vocab import canonical
+from fennel_core.vocab.ids import CommitId, JobId, WorkspaceId
+from fennel_core.wire.decode import decode_sync_request
+
+SERVING = "SELECT serving FROM branch WHERE workspace = %s AND name = %s"
+VERSION = "SELECT coalesce(merged, request), catalog FROM commit WHERE id = %s"
+OWNERS = """
+    SELECT p.job_id, p.part, s.address, p.status, p.error
+    FROM job_partition p LEFT JOIN slot s ON s.id = p.slot_id AND s.lease_until > now() AND p.lease_until > now()
+    WHERE s.address IS NOT NULL OR p.status = 'parked'
+"""
+JOBS = "SELECT spec FROM job WHERE id = ANY(%s)"
+PARTITIONS = """
+    SELECT p.job_id, p.part, p.epoch, p.slot_id, p.status, p.lag, p.error, extract(epoch FROM now() - p.updated_at)::float8
+    FROM job_partition p JOIN job j ON j.id = p.job_id WHERE j.workspace = coalesce(%s, j.workspace) ORDER BY p.job_id, p.part
+"""
+TITLES = "SELECT id, title FROM asset WHERE kind = 'job' AND workspace = coalesce(%s, workspace)"
+SLOTS = "SELECT id, engine, address, (extract(epoch FROM lease_until - now()) * 1000)::bigint FROM slot ORDER BY id"
+
+
+@dataclass(frozen=True, slots=True)
+class SlotState:
+    id: str
+    engine: str
+    address: str
+    lease_ms: int
+    """What is left of its lease; negative when it has lapsed."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionState:
+    job: str
+    title: str
+    """For people: `Dataset.pipeline: aggregate`."""
+    part: int
+    epoch: int
+    slot: str | None
+    status: str
+    lag: int | None
+    error: str | None
+    reported_s: float
+    """Age of what the runner last said."""
+
+
+class PostgresReads:
+    """Implements `view.ServingSource` and `owners.OwnershipSource`."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    async def read_serving(self, key: BranchKey, known: CommitId | None) -> Serving | CommitId | None:
+        """See `view.ServingSource.read`."""
+        rows = await self._rows(SERVING, key)
+        if not rows:
+            raise UnknownBranch(key[1])
+        serving = rows[0][0]
+        if serving is None:
+            return None
+        commit = CommitId(str(serving))
+        if commit == known:
+            return commit
+        [(request, catalog)] = await self._rows(VERSION, (commit,))
+        assert isinstance(request, bytes), "a commit keeps the request as received"
+        assert isinstance(catalog, bytes), "a commit that serves has a catalog"
+        return Serving(commit, decode_sync_request(request), canonical.loads(catalog, Catalog))
+
+    async def read_owners(self) -> Ownership:
+        """One consistent read of who owns what; partitions without a live owner are absent."""
+        addresses: dict[Partition, str] = {}
+        parked: dict[Partition, Parked] = {}
+        for job, part, address, status, error in await self._rows(OWNERS, ()):
+            partition = (JobId(str(job)), int(str(part)))
+            if address is not None:
+                addresses[partition] = str(address)
+            if status == "parked":
+                parked[partition] = Parked("its code failed" if error is None else str(error))
+        return Ownership(addresses, parked)
+
+    async def read_jobs(self, jobs: Sequence[JobId]) -> dict[JobId, Job]:
+        """The specs of `jobs`; one that is gone is absent."""
+        found: dict[JobId, Job] = {}
+        for (spec,) in await self._rows(JOBS, (list(jobs),)):
+            assert isinstance(spec, bytes), "the registry keeps canonical bytes"
+            job = canonical.loads(spec, Job)
+            found[job.id] = job
+        return found
+
+    async def read_partitions(self, workspace: WorkspaceId | None) -> list[PartitionState]:
+        """Job partitions of one workspace, or of all."""
+        titles = {str(job): str(title) for job, title in await self._rows(TITLES, (workspace,))}
+        rows = await self._rows(PARTITIONS, (workspace,))
+        return [PartitionState(str(job), titles.get(str(job), str(job)), *rest) for job, *rest in rows]  # type: ignore[arg-type]  # as selected
+
+    async def read_slots(self) -> list[SlotState]:
+        return [SlotState(*row) for row in await self._rows(SLOTS, ())]  # type: ignore[arg-type]  # as selected
+
+    async def _rows(self, statement: str, values: Sequence[object]) -> list[tuple[object, ...]]:
+        try:
+            async with self._pool.connection() as connection:
+                return await (await connection.execute(statement, values)).fetchall()
+        except (psycopg.OperationalError, PoolTimeout) as lost:
+            raise DatabaseUnavailable("the platform's database cannot be reached now: try again") from lost

@@ -1,0 +1,220 @@
+"""A plan bound to one branch version: names resolved to registers, jobs, places in rows and executor calls.
+
+Theory. Whatever about a query depends only on (branch version, inputs, outputs) is worked out once and cached with the plan, because the
+hot path has a few hundred microseconds in all. Features become numbers (registers of a flat list), fields become places in the
+rows that slots send, defaults become physical values. Everything here is immutable and shared by all requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import assert_never
+
+from fennel_core.blueprints.spec import DatasetView
+from fennel_core.executors.calls import Extract
+from fennel_core.plans import steps
+from fennel_core.plans.missing import Empty
+from fennel_core.plans.steps import Plan, Typed
+from fennel_core.query.columns import Column
+from fennel_core.query.errors import BadLookup, UnknownDataset
+from fennel_core.query.formulas import Formulas, group_expressions
+from fennel_core.query.lookups import row_bytes
+from fennel_core.query.values import default_value
+from fennel_core.vocab.dtypes import Dtype, Field, List, base
+from fennel_core.vocab.ids import DatasetName, JobId
+from fennel_core.wire.entities import FeatureRef
+
+TIMESTAMP_PLACE = 0
+"""A row is `[timestamp, value, …]`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A dataset as lookups see it. `absent` are its values for a key that is not there."""
+
+    view: DatasetView
+    partitions: int
+    absent: tuple[Empty, ...]
+
+    @property
+    def absent_row(self) -> bytes:
+        """The row that stands in for a missing one in the public lookup: every aggregation of nothing."""
+        return row_bytes([empty.value for empty in self.absent])
+
+    def job(self) -> JobId:
+        """The job that serves lookups; BadLookup when none does."""
+        if not self.view.schema.keyed:
+            raise BadLookup(f"Dataset {self.view.name} does not have any key fields. Cannot perform lookup operation on it.")
+        if self.view.served_by is None:
+            raise BadLookup(f"Please define an index on dataset : {self.view.name} for loookup")
+        return self.view.served_by
+
+    def online_job(self) -> JobId:
+        """As `job`, for reads as of now by features."""
+        job = self.job()
+        if not self.view.online:
+            raise BadLookup(f"Please define an online index on dataset : {self.view.name}")
+        return job
+
+
+@dataclass(frozen=True, slots=True)
+class BoundRead:
+    """Place `place` of the row goes to register `out`; `fill` stands in for null (None: nulls stay)."""
+
+    place: int
+    out: int
+    dtype: Dtype
+    fill: object
+
+
+@dataclass(frozen=True, slots=True)
+class BoundLookup:
+    """`listed`: the key registers hold lists; `names` are the key features' short names, for messages."""
+
+    job: JobId
+    partitions: int
+    keys: tuple[int, ...]
+    key_types: tuple[Dtype, ...]
+    names: tuple[str, ...]
+    absent: bytes
+    reads: tuple[BoundRead, ...]
+    listed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BoundAlias:
+    source: int
+    out: int
+    dtype: Dtype
+    fill: object
+
+
+@dataclass(frozen=True, slots=True)
+class BoundExtractor:
+    """`keep` pairs (place in the answer, register) leave out what was given."""
+
+    call: Extract
+    inputs: tuple[int, ...]
+    keep: tuple[tuple[int, int], ...]
+
+
+BoundLocal = BoundAlias | Formulas
+
+
+@dataclass(frozen=True, slots=True)
+class BoundLevel:
+    local: tuple[BoundLocal, ...]
+    lookups: tuple[BoundLookup, ...]
+    extractors: tuple[BoundExtractor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """`inputs` name the given columns to read, with the register of each; `outputs` the columns of the answer."""
+
+    inputs: tuple[tuple[str, Dtype, int], ...]
+    levels: tuple[BoundLevel, ...]
+    outputs: tuple[tuple[str, Dtype, int], ...]
+    registers: int
+
+
+Registers = list[Column]
+
+
+def bind(plan: Plan, tables: Mapping[DatasetName, Table]) -> Program:
+    """The program of a plan. BadLookup or UnknownDataset when a dataset that it looks up is not served."""
+    return _Binder(tables).bind(plan)
+
+
+class _Binder:
+    def __init__(self, tables: Mapping[DatasetName, Table]) -> None:
+        self._tables = tables
+        self._registers: dict[FeatureRef, int] = {}
+        self._given: frozenset[FeatureRef] = frozenset()
+
+    def bind(self, plan: Plan) -> Program:
+        self._given = frozenset(i.ref for i in plan.inputs)
+        inputs = tuple((i.ref.fqn, i.dtype, self._register(i.ref)) for i in plan.inputs)
+        levels = tuple(self._level(level) for level in plan.levels)
+        outputs = tuple((o.ref.fqn, o.dtype, self._register(o.ref)) for o in plan.outputs)
+        return Program(inputs, levels, outputs, len(self._registers))
+
+    def _register(self, ref: FeatureRef) -> int:
+        return self._registers.setdefault(ref, len(self._registers))
+
+    def _level(self, level: steps.Level) -> BoundLevel:
+        lookups: list[BoundLookup] = []
+        extractors: list[BoundExtractor] = []
+        local = tuple(self._local(part) for part in group_expressions(level.local))
+        for step in level.remote:
+            match step:
+                case steps.Lookup() | steps.ListLookup():
+                    lookups.append(self._lookup(step))
+                case steps.PythonExtractor():
+                    extractors.append(self._extractor(step))
+                case unreachable:
+                    assert_never(unreachable)
+        return BoundLevel(local, tuple(lookups), tuple(extractors))
+
+    def _local(self, part: steps.Alias | tuple[steps.Expression, ...]) -> BoundLocal:
+        match part:
+            case steps.Alias(source, output, default_json):
+                fill = default_value(default_json, output.dtype)
+                return BoundAlias(self._register(source), self._register(output.ref), output.dtype, fill)
+            case expressions:
+                return Formulas.of(expressions, self._register)
+
+    def _lookup(self, step: steps.Lookup | steps.ListLookup) -> BoundLookup:
+        table = self._tables.get(step.dataset)
+        if table is None:
+            raise UnknownDataset(step.dataset)
+        listed = isinstance(step, steps.ListLookup)
+        names = table.view.schema.value_names
+        declared = [empty.value if empty.declared else None for empty in table.absent]
+        return BoundLookup(
+            job=table.online_job(),
+            partitions=table.partitions,
+            keys=tuple(self._register(ref) for ref in step.keys),
+            key_types=tuple(f.dtype for f in table.view.schema.keys),
+            names=tuple(ref.name for ref in step.keys),
+            absent=row_bytes(declared),
+            reads=tuple(self._read(read, table, names, listed=listed) for read in step.reads),
+            listed=listed,
+        )
+
+    def _read(self, read: steps.Read, table: Table, names: tuple[str, ...], *, listed: bool) -> BoundRead:
+        output = read.output
+        element = _element(output) if listed else output.dtype
+        fill = default_value(read.default_json, element)
+        if read.field == table.view.schema.timestamp:
+            return BoundRead(TIMESTAMP_PLACE, self._register(output.ref), output.dtype, fill)
+        number = names.index(read.field) if read.field in names else None
+        if number is None:
+            raise BadLookup(f"Field: {read.field} is a key of dataset `{table.view.name}`: a feature cannot look it up")
+        empty = table.absent[number]
+        if fill is None and not empty.declared:
+            fill = empty.value
+        return BoundRead(number + 1, self._register(output.ref), output.dtype, fill)
+
+    def _extractor(self, step: steps.PythonExtractor) -> BoundExtractor:
+        call = Extract(
+            code=step.code,
+            featureset=step.featureset,
+            extractor=step.name,
+            inputs=_fields(step.inputs),
+            outputs=_fields(step.outputs),
+            datasets=tuple(step.datasets),
+        )
+        keep = tuple((place, self._register(out.ref)) for place, out in enumerate(step.outputs) if out.ref not in self._given)
+        return BoundExtractor(call, tuple(self._register(i.ref) for i in step.inputs), keep)
+
+
+def _fields(features: tuple[Typed, ...]) -> tuple[Field, ...]:
+    return tuple(Field(f.ref.fqn, f.dtype) for f in features)
+
+
+def _element(output: Typed) -> Dtype:
+    dtype = base(output.dtype)
+    assert isinstance(dtype, List), "the client gives list lookups a list type"
+    return dtype.of

@@ -1,0 +1,154 @@
+"""The API's front door as one raw ASGI application.
+
+Theory. The hot routes (`/query`, lookups) are matched by hand and answered here; everything else under `/api/v1` is passed on. Errors are
+raised anywhere below as `ApiError` and written in one place. After a control call that succeeded was passed on, the branch is read anew
+*before* the answer goes back, so a client reads its own commit on this server; other servers hear of it by notification.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from urllib.parse import parse_qs, unquote
+
+from fennel_core.query.asgi import Disconnected, Receive, Scope, Send, header, read_body, send_json
+from fennel_core.query.bodies import BarrierBody, parse
+from fennel_core.query.errors import BadRequest, UnknownRoute
+from fennel_core.query.forward import Forwarder, Upstream
+from fennel_core.query.service import QueryService
+from fennel_core.query.status import StatusReport
+from fennel_core.query.view import BranchKey, Views
+from fennel_core.telemetry import metrics
+from fennel_core.telemetry.errors import INTERNAL, send_error, wants_json
+from fennel_core.telemetry.health import Health
+from fennel_core.telemetry.logs import logger
+from fennel_core.vocab.errors import ApiError
+from fennel_core.vocab.ids import MAIN_BRANCH, BranchName, WorkspaceId
+
+API = "/api/v1"
+INSPECT_ROWS = 10
+READS_ONLY = frozenset({"GET", "HEAD"})
+
+log = logger(__name__)
+WorkspaceOf = Callable[[str | None], Awaitable[WorkspaceId]]
+
+
+class Application:
+    """`upstreams` maps the first word after `/api/v1/` to a server; `""` is the one for all other words."""
+
+    def __init__(
+        self,
+        service: QueryService,
+        views: Views,
+        status: StatusReport,
+        health: Health,
+        forwarder: Forwarder,
+        upstreams: Mapping[str, Upstream],
+        workspace_of: WorkspaceOf,
+        body_limit_bytes: int,
+    ) -> None:
+        self._service = service
+        self._views = views
+        self._status = status
+        self._health = health
+        self._forwarder = forwarder
+        self._upstreams = upstreams
+        self._workspace_of = workspace_of
+        self._limit_bytes = body_limit_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        path: str = scope["path"]
+        if self._health.handles(path):
+            await self._health.asgi(scope, send)
+            return
+        began = time.perf_counter()
+        route, method = _label(path), scope["method"]
+        try:
+            status = await self._answer(path, scope, receive, send)
+        except ApiError as refused:
+            status = refused.status
+            if route == "query":
+                metrics.EXTRACT_FEATURES_ERRORS.labels("default", refused.code).inc()
+            await send_error(send, refused, as_json=wants_json(header(scope, b"accept")))
+        except Disconnected:
+            status = 499
+        except Exception as bug:  # the last line: whatever it is, the client gets an answer and the log the reason
+            status = 500
+            log.error("request failed", path=path, exc_info=bug)
+            await send_error(send, INTERNAL)
+        took_s = time.perf_counter() - began
+        metrics.REQUESTS.labels(route, method, status).inc()
+        metrics.REQUEST_SECONDS.labels(route, method).observe(took_s)
+        if route == "query":
+            metrics.EXTRACT_FEATURES_SECONDS.labels("default").observe(took_s)
+
+    async def _answer(self, path: str, scope: Scope, receive: Receive, send: Send) -> int:
+        """Answer the request; the status. Raises `ApiError` before anything is sent."""
+        method = scope["method"]
+        if path == f"{API}/query" and method == "POST":
+            key = await self._key(scope)
+            body = await read_body(scope, receive, self._limit_bytes)
+            await send_json(send, await self._service.query(key, body))
+            return 200
+        if path == "/status" and method == "GET":
+            await send_json(send, await self._status.report(header(scope, b"authorization")))
+            return 200
+        if not path.startswith(f"{API}/"):
+            raise UnknownRoute(method, path)
+        words = path[len(API) + 1 :].split("/")
+        match (method, *words):
+            case ("POST", "dataset", name, "lookup"):
+                key = await self._key(scope)
+                body = await read_body(scope, receive, self._limit_bytes)
+                await send_json(send, await self._service.lookup(key, unquote(name), body))
+            case ("GET", "dataset", name, "inspect"):
+                rows = _count(scope, "n", INSPECT_ROWS)
+                await send_json(send, await self._service.inspect(await self._key(scope), unquote(name), rows))
+            case ("POST", "barrier"):
+                key = await self._key(scope)
+                body = await read_body(scope, receive, self._limit_bytes)
+                timeout_s = parse(body, BarrierBody).timeout_s if body else None
+                await send_json(send, await self._service.barrier(key, timeout_s))
+            case _:
+                return await self._forward(words, scope, receive, send)
+        return 200
+
+    async def _forward(self, words: list[str], scope: Scope, receive: Receive, send: Send) -> int:
+        kind = "erase" if words[0] == "dataset" and words[-1] == "erase" else words[0]
+        upstream = self._upstreams.get(kind, self._upstreams[""])
+        changes = scope["method"] not in READS_ONLY and kind not in self._upstreams
+
+        async def before_answer(status: int) -> None:
+            if changes and status == 200:
+                await self._views.refresh(await self._key(scope))
+
+        return await self._forwarder.forward(upstream, scope, receive, send, before_answer)
+
+    async def _key(self, scope: Scope) -> BranchKey:
+        workspace = await self._workspace_of(header(scope, b"authorization"))
+        branch = header(scope, b"x-fennel-branch")
+        return workspace, MAIN_BRANCH if branch is None else BranchName(branch)
+
+
+def _label(path: str) -> str:
+    """A label of bounded values for metrics: the call, without names of datasets and secrets."""
+    words = path.removeprefix(API).strip("/").split("/")
+    if words[0] == "dataset" and len(words) == 3:
+        return words[2] if words[2] in {"lookup", "inspect", "erase"} else "other"
+    return words[0] if words[0] in _KNOWN else "other"
+
+
+_KNOWN = frozenset(
+    {"query", "barrier", "status", "commit", "log", "init", "delete", "branch", "secret", "workspaces", "lineage", "xray", "query_offline"}
+)
+
+
+def _count(scope: Scope, name: str, default: int) -> int:
+    given = parse_qs(scope.get("query_string", b"").decode("latin-1")).get(name)
+    if given is None:
+        return default
+    if not given[-1].isdecimal():
+        raise BadRequest(f"`{name}={given[-1]}` is not a number of rows")
+    return int(given[-1])

@@ -1,0 +1,149 @@
+"""The calls a query server answers itself, free of HTTP: a workspace, a branch and a decoded body in, JSON bytes out.
+
+Theory. Every call works on one view from beginning to end. A view may be behind Postgres by as long as a notification takes, so a call
+that is refused for what the view does not know (a branch, a dataset, a feature, a job that is gone) is repeated once on the view read
+anew, and only then refused. Nothing else is ever repeated here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from fennel_core.executors.client import Callbacks, Executors
+from fennel_core.query.barrier import Barrier
+from fennel_core.query.bodies import dump, given_column, key_columns, lookup_body, query_body, timestamp_column
+from fennel_core.query.datasets import ExtractorLookups, chosen_fields, look_up, serving_check
+from fennel_core.query.encode import json_values
+from fennel_core.query.errors import (
+    BadExpression,
+    BadLookup,
+    BadQuery,
+    MissingInput,
+    StaleView,
+    UnknownDataset,
+    UnknownField,
+)
+from fennel_core.query.flow import Flow, Request
+from fennel_core.query.inspect import Inspector
+from fennel_core.query.lookups import Lookups
+from fennel_core.query.program import Table
+from fennel_core.query.view import BranchKey, View, Views
+from fennel_core.telemetry import metrics
+from fennel_core.vocab.ids import DatasetName, WorkspaceId
+
+MAYBE_STALE = (BadQuery, BadLookup, BadExpression, UnknownDataset, UnknownField, StaleView)
+"""Refusals that a newer view may turn into an answer."""
+
+T = TypeVar("T")
+SecretReader = Callable[[WorkspaceId, str], Awaitable[str | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Limits of one request."""
+
+    query_rows: int
+    barrier_timeout_s: float
+
+
+class QueryService:
+    """`now_us` reads the clock: once per call."""
+
+    def __init__(
+        self,
+        views: Views,
+        lookups: Lookups,
+        executors: Executors,
+        inspector: Inspector,
+        barrier: Barrier,
+        secret: SecretReader,
+        now_us: Callable[[], int],
+        bounds: Bounds,
+    ) -> None:
+        self._views = views
+        self._lookups = lookups
+        self._flow = Flow(lookups, executors)
+        self._inspector = inspector
+        self._barrier = barrier
+        self._secret = secret
+        self._now_us = now_us
+        self._bounds = bounds
+
+    async def query(self, key: BranchKey, body: bytes) -> bytes:
+        """`POST /query`: columns of the wanted features, in the order asked for."""
+        asked = query_body(body, self._bounds.query_rows)
+
+        async def answer(view: View) -> bytes:
+            program = view.program((asked.inputs, asked.outputs))
+            data = asked.data
+            given = {}
+            for name, dtype, _ in program.inputs:
+                values = data.get(name)
+                if values is None:
+                    raise MissingInput(name)
+                given[name] = given_column(values, dtype, name)
+            request = Request(given, asked.rows, self._now_us())
+            columns = await self._flow.run(program, request, self._callbacks(key, view, request.now_us))
+            return dump({name: json_values(column) for (name, _, _), column in zip(program.outputs, columns, strict=True)})
+
+        made = await self._on_view(key, answer)
+        metrics.EXTRACT_FEATURES.labels(asked.workflow or "default").inc(asked.rows)
+        return made
+
+    async def lookup(self, key: BranchKey, dataset: str, body: bytes) -> bytes:
+        """`POST /dataset/{name}/lookup`: `{"data": columns, "found": [...]}`."""
+        asked = lookup_body(body, self._bounds.query_rows)
+
+        async def answer(view: View) -> bytes:
+            table = _table(view, dataset)
+            serving_check(table, as_of=bool(asked.timestamps))
+            names = chosen_fields(table.view.schema, asked.fields or ())
+            keys = key_columns(asked.keys, table.view.schema.keys, dataset)
+            as_of = timestamp_column(asked.timestamps) if asked.timestamps else self._now_us()
+            found = await look_up(self._lookups, table, keys, names, as_of)
+            return dump({"data": {field.name: json_values(column) for field, column in found.columns}, "found": found.found})
+
+        return await self._on_view(key, answer)
+
+    async def inspect(self, key: BranchKey, dataset: str, rows: int) -> bytes:
+        """`GET /dataset/{name}/inspect`: columns of the last rows."""
+
+        async def answer(view: View) -> bytes:
+            columns = await self._inspector.last_rows(_table(view, dataset), rows, self._now_us())
+            return dump({field.name: json_values(column) for field, column in columns})
+
+        return await self._on_view(key, answer)
+
+    async def barrier(self, key: BranchKey, timeout_s: float | None) -> bytes:
+        """`POST /barrier`: `{}` once everything accepted before has been applied."""
+        limit_s = self._bounds.barrier_timeout_s if timeout_s is None else timeout_s
+
+        async def answer(view: View) -> bytes:
+            if view.catalog is not None:
+                await self._barrier.wait(view.catalog, limit_s)
+            return b"{}"
+
+        return await self._on_view(key, answer)
+
+    def _callbacks(self, key: BranchKey, view: View, now_us: int) -> Callbacks:
+        workspace = key[0]
+        return Callbacks(lookup=ExtractorLookups(self._lookups, view.tables, now_us), secret=lambda name: self._secret(workspace, name))
+
+    async def _on_view(self, key: BranchKey, answer: Callable[[View], Awaitable[T]]) -> T:
+        view = await self._views.get(key)
+        try:
+            return await answer(view)
+        except MAYBE_STALE:
+            newer = await self._views.reload(key)
+            if newer is view:
+                raise
+            return await answer(newer)
+
+
+def _table(view: View, dataset: str) -> Table:
+    table = view.tables.get(DatasetName(dataset))
+    if table is None:
+        raise UnknownDataset(dataset)
+    return table

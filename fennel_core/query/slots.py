@@ -1,0 +1,53 @@
+"""Connections to the lookup services of slots: one per address, opened when first needed, replaced when broken.
+
+Theory. Many requests share one connection (`connections.frames` matches answers to calls), so a query server needs as many
+connections as there are slots. A broken one fails the calls on it with `ConnectionError` and is forgotten; whoever asks next opens a
+new one. Two tasks that need the same address at once wait for one opening.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fennel_core.connections.frames import Channel
+
+
+async def connect(address: str) -> Channel:
+    """A connection to a Unix socket path or to `host:port`; OSError when nobody listens."""
+    host, colon, port = address.rpartition(":")
+    if colon and port.isdecimal() and "/" not in address:
+        return Channel(*await asyncio.open_connection(host, int(port)))
+    return await Channel.open(address)
+
+
+class Slots:
+    """All connections of one event loop."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, Channel] = {}
+        self._opening: dict[str, asyncio.Task[Channel]] = {}
+
+    async def call(self, address: str, op: str, argument: object) -> Any:
+        """The slot's answer. `RemoteError` when it refuses, `ConnectionError` or another `OSError` when it cannot be reached."""
+        channel = self._open.get(address)
+        if channel is None or channel.closed:
+            channel = await self._connect(address)
+        return await channel.call(op, argument)
+
+    async def close(self) -> None:
+        for channel in self._open.values():
+            await channel.close()
+        self._open.clear()
+
+    async def _connect(self, address: str) -> Channel:
+        opening = self._opening.get(address)
+        if opening is None:
+            opening = self._opening[address] = asyncio.create_task(connect(address))
+            opening.add_done_callback(lambda task: self._opened(address, task))
+        return await asyncio.shield(opening)
+
+    def _opened(self, address: str, task: asyncio.Task[Channel]) -> None:
+        del self._opening[address]
+        if not task.cancelled() and task.exception() is None:
+            self._open[address] = task.result()

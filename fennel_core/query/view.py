@@ -1,0 +1,150 @@
+"""One version of a branch as queries see it, and the cache of those versions.
+
+Theory. A view is made from the commit that `branch.serving` points at: its merged definitions, its catalog of physical names, and
+programs made from them when first asked for. Nothing in it changes, so a request works with one view from beginning to end and can
+never mix two versions. Views are replaced, not updated: when Postgres says a branch moved, after this server has passed on a control
+call, and, so that a lost notification costs a round trip and never a wrong refusal, before a request is refused for a name the view
+does not know.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from fennel_core.blueprints.spec import Catalog
+from fennel_core.plans.errors import PlanError
+from fennel_core.plans.features import FeatureIndex
+from fennel_core.plans.missing import absent_rows
+from fennel_core.plans.planner import make_plan
+from fennel_core.query.errors import BadQuery, UnknownBranch
+from fennel_core.query.program import Program, Table, bind
+from fennel_core.vocab.ids import BranchName, CommitId, DatasetName, WorkspaceId
+from fennel_core.wire.entities import SyncRequest
+
+PROGRAMS_KEPT = 1000
+"""Programs per view; each is some kilobytes, and a service asks a handful of different questions."""
+VIEWS_KEPT = 1000
+
+Asked = tuple[tuple[str, ...], tuple[str, ...]]
+BranchKey = tuple[WorkspaceId, BranchName]
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What a branch serves: None before its first commit."""
+
+    commit: CommitId
+    request: SyncRequest
+    catalog: Catalog
+
+
+class ServingSource(Protocol):
+    async def read_serving(self, key: BranchKey, known: CommitId | None) -> Serving | CommitId | None:
+        """The branch's serving version; just its id when that is `known`; None when nothing was committed. `UnknownBranch` raises."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    commit: CommitId | None
+    catalog: Catalog | None
+    index: FeatureIndex
+    tables: Mapping[DatasetName, Table]
+    _programs: OrderedDict[Asked, Program] = field(default_factory=OrderedDict)
+
+    @classmethod
+    def of(cls, serving: Serving | None) -> View:
+        if serving is None:
+            return cls(None, None, FeatureIndex({}, {}, {}, {}), {})
+        absent = absent_rows(serving.request)
+        catalog = serving.catalog
+        tables = {view.name: Table(view, catalog.partitions, absent.get(view.name, ())) for view in catalog.datasets}
+        return cls(serving.commit, catalog, FeatureIndex.of(serving.request), tables)
+
+    def program(self, asked: Asked) -> Program:
+        """The program that answers `asked`, made once. Raises `BadQuery` or another `QueryError` when there is none."""
+        found = self._programs.get(asked)
+        if found is not None:
+            self._programs.move_to_end(asked)
+            return found
+        try:
+            made = bind(make_plan(self.index, *asked), self.tables)
+        except PlanError as refused:
+            raise BadQuery(refused) from refused
+        self._programs[asked] = made
+        if len(self._programs) > PROGRAMS_KEPT:
+            self._programs.popitem(last=False)
+        return made
+
+
+class Views:
+    """The views of all branches this server has been asked about."""
+
+    def __init__(self, source: ServingSource) -> None:
+        self._source = source
+        self._views: OrderedDict[BranchKey, View] = OrderedDict()
+        self._loading: dict[BranchKey, asyncio.Task[View]] = {}
+
+    async def get(self, key: BranchKey) -> View:
+        """The view in memory, or the one read now. `UnknownBranch` when there is no such branch."""
+        found = self._views.get(key)
+        return found if found is not None else await self.reload(key)
+
+    async def reload(self, key: BranchKey) -> View:
+        """The view as Postgres has it now: a reading that began before this call does not count."""
+        under_way = self._loading.get(key)
+        if under_way is not None:
+            await asyncio.wait([under_way])
+        following = self._loading.get(key)
+        if following is None or following is under_way:
+            following = self._loading[key] = asyncio.create_task(self._load(key))
+            following.add_done_callback(lambda task: self._loaded(key, task))
+        return await asyncio.shield(following)
+
+    async def refresh(self, key: BranchKey) -> None:
+        """Reload the branch if anybody has asked for it before; a branch that is gone is forgotten."""
+        if key in self._views:
+            await self._reload_or_forget(key)
+
+    async def refresh_all(self) -> None:
+        """Reload every branch in memory: notifications may have been missed."""
+        for key in list(self._views):
+            await self._reload_or_forget(key)
+
+    def known(self) -> Mapping[BranchKey, View]:
+        return self._views
+
+    async def _reload_or_forget(self, key: BranchKey) -> None:
+        try:
+            await self.reload(key)
+        except UnknownBranch:
+            self._views.pop(key, None)
+
+    async def _load(self, key: BranchKey) -> View:
+        before = self._views.get(key)
+        try:
+            serving = await self._source.read_serving(key, before.commit if before is not None else None)
+        except UnknownBranch:
+            self._views.pop(key, None)
+            raise
+        match serving:
+            case str():
+                assert before is not None, "only a known version is answered by its id"
+                return before
+            case None | Serving():
+                view = View.of(serving)
+                self._views[key] = view
+                self._views.move_to_end(key)
+                if len(self._views) > VIEWS_KEPT:
+                    self._views.popitem(last=False)
+                return view
+
+    def _loaded(self, key: BranchKey, task: asyncio.Task[View]) -> None:
+        if self._loading.get(key) is task:
+            del self._loading[key]
+        if not task.cancelled():
+            task.exception()  # whoever waits sees it; nobody may be waiting any more

@@ -1,0 +1,102 @@
+"""Slots without an engine: rows in a dictionary behind the real frames, with the misbehaviour a test asks for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fennel_core.connections.frames import RemoteError, serve
+from fennel_core.query.owners import Ownership, Parked, Partition
+from fennel_core.vocab.ids import JobId
+
+encode = msgspec.msgpack.encode
+
+
+class FakeSlot:
+    """Serves versions `(key, ts_us, values)` of jobs, as of a time. `misbehave(op, item)` may raise a RemoteError."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+        self.versions: dict[tuple[str, bytes], list[tuple[int, list[object]]]] = {}
+        self.applied: dict[tuple[str, int], dict[str, int]] = {}
+        self.requests: list[tuple[str, Any]] = []
+        self.misbehave: Callable[[str, Sequence[Any]], None] = lambda op, item: None
+        self._server: asyncio.Server | None = None
+
+    async def __aenter__(self) -> FakeSlot:
+        self._server = await serve(self.path, self._handle)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        assert self._server is not None
+        self._server.close()
+        await asyncio.sleep(0)
+
+    def put(self, job: str, key: Sequence[object], ts_us: int, values: Sequence[object]) -> None:
+        self.versions.setdefault((job, encode(list(key))), []).append((ts_us, list(values)))
+
+    async def _handle(self, op: str, argument: Any) -> object:
+        self.requests.append((op, argument))
+        if op == "scan":
+            self.misbehave(op, [argument["job"], argument["part"]])
+            rows = [(key, self._row(job, key, argument["as_of"])) for job, key in self.versions if job == argument["job"]]
+            return [[key, row] for key, row in rows if row is not None][: argument["limit"]]
+        items = argument["items"]
+        for item in items:
+            self.misbehave(op, item)
+        match op:
+            case "lookup":
+                return [[self._row(job, key, at) for key, at in _moments(keys, as_of)] for job, _, keys, as_of in items]
+            case "positions":
+                return [self.applied.get((job, part), {}) for job, part in items]
+            case "wait":
+                return await self._wait(items, argument["timeout_ms"])
+            case _:
+                raise RemoteError("unknown-op", op)
+
+    async def _wait(self, items: Sequence[Any], timeout_ms: int) -> list[list[Any]]:
+        late = self._late(items)
+        for _ in range(timeout_ms // 5):
+            if not late:
+                break
+            await asyncio.sleep(0.005)
+            late = self._late(items)
+        return late
+
+    def _late(self, items: Sequence[Any]) -> list[list[Any]]:
+        return [
+            [job, part]
+            for job, part, wanted in items
+            if any(self.applied.get((job, part), {}).get(topic, 0) < offset for topic, offset in wanted.items())
+        ]
+
+    def _row(self, job: str, key: bytes, as_of: int) -> bytes | None:
+        live = [version for version in self.versions.get((job, key), ()) if version[0] <= as_of]
+        if not live:
+            return None
+        ts, values = max(live, key=lambda version: version[0])
+        return encode([ts, *values])
+
+
+def _moments(keys: Sequence[bytes], as_of: int | Sequence[int]) -> list[tuple[bytes, int]]:
+    return [(key, as_of) for key in keys] if isinstance(as_of, int) else list(zip(keys, as_of, strict=True))
+
+
+class FakeRegistry:
+    """Who owns what, changed by the test; counts how often it is read."""
+
+    def __init__(self) -> None:
+        self.addresses: dict[Partition, str] = {}
+        self.parked: dict[Partition, Parked] = {}
+        self.reads = 0
+
+    def own(self, slot: FakeSlot, job: str, partitions: int) -> None:
+        self.addresses |= {(JobId(job), part): slot.path for part in range(partitions)}
+
+    async def read_owners(self) -> Ownership:
+        self.reads += 1
+        return Ownership(dict(self.addresses), dict(self.parked))

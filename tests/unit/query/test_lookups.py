@@ -1,0 +1,170 @@
+"""Lookups against slots that move, fail and come back."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fennel_core.connections.frames import RemoteError
+from fennel_core.query.errors import Moving, ParkedJob, StaleView
+from fennel_core.query.lookups import Lookups, Want, row_bytes, transpose
+from fennel_core.query.owners import Owners, Parked
+from fennel_core.query.slots import Slots
+from fennel_core.vocab.ids import JobId
+from fennel_core.vocab.keys import partition_of
+from tests.support.fake_slots import FakeRegistry, FakeSlot, encode
+
+JOB = JobId("job")
+PARTITIONS = 4
+KEYS = [encode([n]) for n in range(40)]
+NOW = 1000
+
+
+class World:
+    def __init__(self, folder: Path, timeout_s: float = 1.0) -> None:
+        self.first, self.second = FakeSlot(folder / "a.sock"), FakeSlot(folder / "b.sock")
+        self.registry = FakeRegistry()
+        self.slots = Slots()
+        self.lookups = Lookups(self.slots, Owners(self.registry), timeout_s)
+        for slot in (self.first, self.second):
+            for n in range(40):
+                slot.put(JOB, [n], 10, [n, n * n])
+
+    async def values(self, keys: Sequence[bytes] = KEYS, as_of: int | list[int] = NOW) -> list[bytes | None]:
+        [rows] = await self.lookups.fetch([Want(JOB, PARTITIONS, keys, as_of)])
+        return rows
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    made = World(tmp_path)
+    async with made.first, made.second:
+        yield made
+        await made.slots.close()
+
+
+def rows_of(numbers: Sequence[int]) -> list[bytes]:
+    return [encode([10, n, n * n]) for n in numbers]
+
+
+async def test_rows_come_back_in_the_order_of_their_keys_whoever_owns_them(world: World) -> None:
+    world.registry.own(world.first, JOB, 2)
+    world.registry.addresses |= {(JOB, 2): world.second.path, (JOB, 3): world.second.path}
+    assert await world.values() == rows_of(range(40))
+
+
+async def test_each_owner_gets_one_request_with_its_own_keys_only(world: World) -> None:
+    world.registry.own(world.first, JOB, 2)
+    world.registry.addresses |= {(JOB, 2): world.second.path, (JOB, 3): world.second.path}
+    await world.lookups.fetch([Want(JOB, PARTITIONS, KEYS, NOW), Want(JOB, PARTITIONS, KEYS[:1], NOW)])
+    for slot, parts in ((world.first, {0, 1}), (world.second, {2, 3})):
+        [(op, argument)] = slot.requests
+        assert op == "lookup"
+        assert {part for _, part, _, _ in argument["items"]} <= parts
+        assert all(partition_of(key, PARTITIONS) == part for _, part, keys, _ in argument["items"] for key in keys)
+
+
+async def test_a_key_that_is_not_there_has_no_row(world: World) -> None:
+    world.registry.own(world.first, JOB, PARTITIONS)
+    assert await world.values([encode([1]), encode([99])]) == [*rows_of([1]), None]
+
+
+async def test_each_key_may_have_its_own_moment(world: World) -> None:
+    world.registry.own(world.first, JOB, PARTITIONS)
+    assert await world.values([KEYS[3], KEYS[3], KEYS[4]], [9, 10, 11]) == [None, *rows_of([3, 4])]
+
+
+async def test_a_moved_partition_is_asked_again_at_its_new_owner(world: World) -> None:
+    world.registry.own(world.first, JOB, PARTITIONS)
+    assert await world.values() == rows_of(range(40))
+
+    def moved(op: str, item: Sequence[Any]) -> None:
+        raise RemoteError("moved", "not mine")
+
+    world.first.misbehave = moved
+    world.registry.own(world.second, JOB, PARTITIONS)
+    assert await world.values() == rows_of(range(40))
+
+
+async def test_a_broken_connection_is_replaced(world: World) -> None:
+    world.registry.own(world.first, JOB, PARTITIONS)
+    await world.values()
+    await world.first.__aexit__()
+    for channel in world.slots._open.values():
+        channel._writer.transport.abort()
+    world.registry.own(world.second, JOB, PARTITIONS)
+    assert await world.values() == rows_of(range(40))
+
+
+async def test_an_owner_that_does_not_listen_is_asked_for_until_the_registry_names_another(world: World) -> None:
+    world.registry.addresses = {(JOB, part): "/nowhere/s.sock" for part in range(PARTITIONS)}
+
+    async def later() -> None:
+        await asyncio.sleep(0.1)
+        world.registry.own(world.first, JOB, PARTITIONS)
+
+    moving = asyncio.create_task(later())
+    assert await world.values() == rows_of(range(40))
+    await moving
+
+
+async def test_a_partition_without_owner_is_refused_at_the_deadline(tmp_path: Path) -> None:
+    world = World(tmp_path, timeout_s=0.1)
+    began = asyncio.get_running_loop().time()
+    with pytest.raises(Moving, match="no owner yet"):
+        await world.values()
+    assert asyncio.get_running_loop().time() - began < 1
+
+
+async def test_a_parked_job_answers_at_once_with_its_error(world: World) -> None:
+    world.registry.own(world.first, JOB, PARTITIONS)
+
+    def parked(op: str, item: Sequence[Any]) -> None:
+        raise RemoteError("parked", "division by zero")
+
+    world.first.misbehave = parked
+    with pytest.raises(ParkedJob, match="division by zero"):
+        await world.values()
+
+
+async def test_a_job_that_is_parked_in_the_registry_is_not_waited_for(world: World) -> None:
+    world.registry.parked = {(JOB, part): Parked("boom") for part in range(PARTITIONS)}
+    began = asyncio.get_running_loop().time()
+    with pytest.raises(ParkedJob, match="boom"):
+        await world.values()
+    assert asyncio.get_running_loop().time() - began < 0.5
+
+
+async def test_a_job_that_is_gone_says_that_the_view_is_old(world: World) -> None:
+    world.registry.own(world.first, JOB, PARTITIONS)
+
+    def gone(op: str, item: Sequence[Any]) -> None:
+        raise RemoteError("gone", "unknown job")
+
+    world.first.misbehave = gone
+    with pytest.raises(StaleView):
+        await world.values()
+
+
+async def test_a_frozen_slot_holds_a_lookup_only_until_the_deadline(tmp_path: Path) -> None:
+    world = World(tmp_path, timeout_s=0.2)
+    frozen = await asyncio.start_unix_server(lambda reader, writer: asyncio.sleep(10), str(tmp_path / "f.sock"))
+    world.registry.addresses = {(JOB, part): str(tmp_path / "f.sock") for part in range(PARTITIONS)}
+    with pytest.raises(Moving, match="does not answer"):
+        await world.values()
+    frozen.close()
+    await world.slots.close()
+
+
+async def test_a_busy_cache_of_owners_is_read_once_for_all_who_wait(world: World) -> None:
+    world.registry.own(world.first, JOB, PARTITIONS)
+    answers = await asyncio.gather(*(world.values() for _ in range(20)))
+    assert all(answer == rows_of(range(40)) for answer in answers)
+    assert world.registry.reads <= 2
+
+
+def test_missing_rows_take_the_values_of_an_absent_key() -> None:
+    rows = [encode([5, "a", None]), None]
+    assert transpose(rows, row_bytes([None, 7])) == [(5, None), ("a", None), (None, 7)]
