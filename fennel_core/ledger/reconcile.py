@@ -44,15 +44,15 @@ class Reconciled:
         return not (self.commits or self.open_entries or self.strays)
 
 
-async def reconcile(tools: Tools) -> Reconciled:
-    """One round. Run it every few seconds, in as many processes as you like."""
+async def reconcile(tools: Tools, *, strays: bool = True) -> Reconciled:
+    """One round. Run it every few seconds, in as many processes as you like; looking for `strays` lists every topic, so do it rarely."""
     touched = [id_ for id_ in await tools.ledger.run(lambda tx: tx.open_commits()) if await _finish(tools, id_)]
     for workspace in await tools.ledger.run(lambda tx: tx.workspaces(closing=True)):
         await empty_workspace(tools, workspace)
     left = 0
     for workspace in sorted({e.workspace for e in await tools.ledger.run(lambda tx: tx.entries(Which.DESTRUCTION))}):
         left += await destroy(tools, workspace)
-    return Reconciled(tuple(touched), left, await _destroy_strays(tools))
+    return Reconciled(tuple(touched), left, await _destroy_strays(tools) if strays else ())
 
 
 async def _finish(tools: Tools, id_: CommitId) -> bool:

@@ -19,7 +19,8 @@ KIB: Final = 1024
 MIB: Final = 1024 * KIB
 GIB: Final = 1024 * MIB
 SECOND_MS: Final = 1000
-DAY_MS: Final = 24 * 3600 * SECOND_MS
+HOUR_MS: Final = 3600 * SECOND_MS
+DAY_MS: Final = 24 * HOUR_MS
 
 ENV_PREFIX: Final = "FENNEL_"
 
@@ -126,6 +127,20 @@ class Limits(BaseSettings):
     lookup_timeout_ms: int = Field(2_000, gt=0, description="How long a query looks for the owner of a moved partition, ms.")
     commit_timeout_s: int = Field(
         120, gt=0, description="How long `commit` waits for its steps, s; they go on after that and the answer says so."
+    )
+    warm_timeout_s: float = Field(
+        60.0,
+        gt=0,
+        description="How long a commit's task waits for new jobs to catch up, s; after that reads stay where they are and recovery goes on.",
+    )
+    commit_lease_ms: int = Field(
+        60_000, gt=0, description="A commit that shows no sign of life for this long, ms, is finished or undone by recovery."
+    )
+    stray_grace_ms: int = Field(
+        HOUR_MS, gt=0, description="A topic that no ledger knows is deleted after this, ms: longer than any paused task may sleep."
+    )
+    reconcile_interval_s: float = Field(
+        2.0, gt=0, description="How often the definition server looks for unfinished commits and open destructions, s."
     )
     barrier_timeout_s: float = Field(30.0, gt=0, description="Default deadline of a barrier, s.")
     executor_processes: int = Field(2, gt=0, description="Pre-forked Python processes that run user code.")
