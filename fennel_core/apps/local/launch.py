@@ -168,10 +168,11 @@ def rotate(layout: Layout, part: Part) -> None:
 
 
 def last_lines(layout: Layout, part: Part, start: int) -> tuple[str, ...]:
-    """The last lines a part wrote behind byte `start` of its log."""
+    """The last lines a part wrote behind byte `start` of its log, without the frames of Java's stack traces, which say little."""
     path = layout.log(part.name)
     if not path.exists():
         return ()
     with path.open("rb") as file:
         file.seek(start)
-        return tuple(file.read().decode(errors="replace").splitlines()[-LAST_LINES:])
+        lines = file.read().decode(errors="replace").splitlines()
+    return tuple([line for line in lines if line.strip() and not line.startswith("\tat ")][-LAST_LINES:])
