@@ -1,0 +1,133 @@
+"""Run compiled expressions over a frame: columns added, and the rows that could not be evaluated.
+
+Theory. Compilation is separate from running, because a job compiles once and runs for every batch. A `Program` holds, per column, the
+value and the checks; a run computes all of them in one pass over the *input* frame (no expression sees another's result, as with the
+client's assign), and a null in a column that is not Optional is one more check, the last. `attempt` answers for every row, `evaluate` for
+all or none.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import reduce
+
+import polars as pl
+
+from fennel_core.expressions.compiler import Compiler
+from fennel_core.expressions.errors import NULL_IN_NON_OPTIONAL, EvaluationError, RowFailure
+from fennel_core.expressions.infer import expect_declared
+from fennel_core.expressions.scope import Scope
+from fennel_core.expressions.terms import Check
+from fennel_core.expressions.types import polars_type
+from fennel_core.vocab.dtypes import Dtype, is_optional
+from fennel_core.wire.expr import Expr
+
+CHECK_PREFIX = "\0check"
+"""Names of the flags during a run; no column of the client can start with a NUL."""
+MAX_CULPRIT_CHARS = 200
+"""Characters of a culprit kept in a failure: enough to find it, too few to fill a dead-letter table with one document."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One compiled expression: `value` in the layout of `dtype`, null where a row fails."""
+
+    name: str
+    value: pl.Expr
+    dtype: Dtype
+    checks: tuple[Check, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """All rows of a run. `failed` is a Boolean series over the frame; `failures` holds each failed row's first reason, in row order."""
+
+    frame: pl.DataFrame
+    failed: pl.Series
+    failures: tuple[RowFailure, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    columns: tuple[Column, ...]
+
+    def attempt(self, frame: pl.DataFrame) -> Evaluation:
+        """`frame` with the columns added or replaced, and which rows failed; the cells of a failed row mean nothing."""
+        checks = [(column, check) for column in self.columns for check in column.checks]
+        flags = {f"{CHECK_PREFIX}{i}": check.failed for i, (_, check) in enumerate(checks)}
+        wide = frame.lazy().with_columns(**{c.name: c.value for c in self.columns}, **flags).collect()
+        verdicts = [(column, check, wide[flag].fill_null(value=False)) for flag, (column, check) in zip(flags, checks, strict=True)]
+        result = wide.drop(flags.keys())
+        verdicts += [(c, _null_check(c), result[c.name].is_null()) for c in self.columns if not is_optional(c.dtype)]
+        verdicts = [verdict for verdict in verdicts if verdict[2].any()]
+        if not verdicts:
+            return Evaluation(result, pl.repeat(value=False, n=frame.height, dtype=pl.Boolean, eager=True), ())
+        return Evaluation(result, _any_of([flag for _, _, flag in verdicts]), _failures(frame, verdicts))
+
+    def evaluate(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """`frame` with the columns added or replaced; raises EvaluationError if any row fails."""
+        evaluation = self.attempt(frame)
+        if evaluation.failures:
+            raise EvaluationError(evaluation.failures[0], evaluation.failed)
+        return evaluation.frame
+
+
+Verdict = tuple[Column, Check, pl.Series]
+
+
+def _null_check(column: Column) -> Check:
+    return Check(column.value.is_null(), pl.lit(None, dtype=pl.String), "null-value", NULL_IN_NON_OPTIONAL)
+
+
+def _any_of(flags: list[pl.Series]) -> pl.Series:
+    return reduce(operator.or_, flags).alias("failed")
+
+
+def _failures(frame: pl.DataFrame, verdicts: list[Verdict]) -> tuple[RowFailure, ...]:
+    """Each failed row's first reason: checks in the order of evaluation, so a null that a failed check left behind is not the reason."""
+    reasons: dict[int, RowFailure] = {}
+    for column, check, flag in verdicts:
+        rows = [row for row in flag.arg_true().to_list() if row not in reasons]
+        culprits = frame[rows].with_columns(check.culprit.alias(CHECK_PREFIX))[CHECK_PREFIX].to_list() if rows else []
+        for row, culprit in zip(rows, culprits, strict=True):
+            value = None if culprit is None else str(culprit)[:MAX_CULPRIT_CHARS]
+            reasons[row] = RowFailure(column.name, row, check.code, check.text, value)
+    return tuple(reasons[row] for row in sorted(reasons))
+
+
+def compile_expr(expr: Expr, schema: Mapping[str, Dtype], *, now: pl.Expr | None = None) -> pl.Expr:
+    """`expr` over frames of `schema`, in the layout of its inferred type; null where a row fails (`compile_columns` tells them apart)."""
+    return compile_column("value", expr, None, schema, now).value
+
+
+def compile_columns(exprs: Mapping[str, tuple[Expr, Dtype]], schema: Mapping[str, Dtype], *, now: pl.Expr | None = None) -> Program:
+    """A program that adds or replaces the named columns, each laid out as the declared type that its expression must fit.
+
+    Raises ExpressionError for the first expression that is ill typed or does not fit its declaration.
+    """
+    return Program(tuple(compile_column(name, expr, declared, schema, now) for name, (expr, declared) in exprs.items()))
+
+
+def compile_column(name: str, expr: Expr, declared: Dtype | None, schema: Mapping[str, Dtype], now: pl.Expr | None) -> Column:
+    term = Compiler(Scope(schema), now).term(expr)
+    if declared is not None:
+        expect_declared(term.dtype, declared)
+    dtype = term.dtype if declared is None else declared
+    value = term.to(dtype)
+    return Column(name, value.fill_nan(None) if polars_type(dtype) == pl.Float64 else value, dtype, term.checks)
+
+
+def attempt(
+    frame: pl.DataFrame, exprs: Mapping[str, tuple[Expr, Dtype]], schema: Mapping[str, Dtype], now: pl.Expr | None = None
+) -> Evaluation:
+    """Compile and run once; jobs that run often keep the `Program` of `compile_columns` instead."""
+    return compile_columns(exprs, schema, now=now).attempt(frame)
+
+
+def evaluate(
+    frame: pl.DataFrame, exprs: Mapping[str, tuple[Expr, Dtype]], schema: Mapping[str, Dtype], now: pl.Expr | None = None
+) -> pl.DataFrame:
+    """Compile and run once for all rows or none: raises EvaluationError (column, first bad row, value, mask of failed rows)."""
+    return compile_columns(exprs, schema, now=now).evaluate(frame)

@@ -1,0 +1,155 @@
+"""Constants: JSON text of a type, and wall-clock readings in a zone.
+
+Theory. A literal is decided once, when the expression is compiled, so a bad one is the author's error and never a row's. Unlike the
+reader of `str.parse`, this one is the client's own `lit`: types must agree to the letter (no float for an int), and what JSON cannot
+spell comes as text: datetimes and dates in ISO form (without an offset: UTC), decimals, bytes in base64; a bare number for a datetime
+counts whatever unit fits. A datetime that its zone never showed (the hour skipped in spring) or showed twice (in autumn) is refused:
+there is no right guess.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from datetime import UTC, date, datetime, timedelta
+
+import polars as pl
+
+from fennel_core.expressions import json_text
+from fennel_core.expressions.errors import ExpressionError
+from fennel_core.expressions.json_text import EPOCH, INT64_MAX, INT64_MIN, Json, UnfitError, Value
+from fennel_core.expressions.types import KEY, VALUE, polars_type, required, unchecked
+from fennel_core.expressions.zones import check_zone
+from fennel_core.vocab.dtypes import (
+    Bool,
+    Bytes,
+    Date,
+    Decimal,
+    Dtype,
+    Embedding,
+    Float,
+    Int,
+    List,
+    Map,
+    Null,
+    Optional,
+    Str,
+    Struct,
+    Timestamp,
+    show,
+)
+from fennel_core.wire.expr import DatetimeLiteral, Literal
+
+UNITS_US = (1_000_000, 1_000, 1)
+"""A bare number is seconds, or else milliseconds, or else microseconds: the first in which it lies within `EPOCH_SPAN_US`."""
+EPOCH_SPAN_US = 2**63 // 1_000
+"""About 292 years: what the client's nanosecond timestamps can hold."""
+
+
+def literal_type(literal: Literal) -> Dtype:
+    """The type of a constant: null has none of its own, and a value is never Optional nor bounded."""
+    return Null() if constant(literal) is None else unchecked(required(literal.dtype))
+
+
+def literal_value(literal: Literal) -> pl.Expr:
+    """The constant as a Polars scalar of its type."""
+    return pl.lit(constant(literal), dtype=polars_type(literal_type(literal)))
+
+
+def constant(literal: Literal) -> Value:
+    """The constant as a Python value; None only for a null whose declared type has nulls."""
+    dtype = literal.dtype
+    try:
+        value = json_text.read(literal.json)
+        return None if isinstance(dtype, Null) and value is None else _value(value, dtype)
+    except UnfitError as error:
+        raise ExpressionError(
+            "bad-literal", f"`{literal.json}` is no literal of type {show(dtype)}: {error}. Give a value of that type."
+        ) from None
+
+
+def datetime_value(literal: DatetimeLiteral) -> pl.Expr:
+    """The instant at which the clocks of `literal.timezone` show the reading."""
+    zone = check_zone(literal.timezone)
+    try:
+        reading = datetime(  # noqa: DTZ001  the zone is applied below, by the same rules as in strptime
+            literal.year, literal.month, literal.day, literal.hour, literal.minute, literal.second, literal.microsecond
+        )
+    except ValueError as error:
+        raise ExpressionError("bad-literal", f"there is no such date and time: {error}. Correct the literal.") from None
+    local = pl.Series([reading], dtype=pl.Datetime("us"))
+    instant = local.dt.replace_time_zone(zone, ambiguous="null", non_existent="null").dt.convert_time_zone("UTC").item()
+    if instant is None:
+        raise ExpressionError(
+            "bad-literal", f"{reading} was shown by the clocks of {zone} never or twice. Give the time in UTC or another hour."
+        )
+    return pl.lit(instant, dtype=polars_type(Timestamp()))
+
+
+def _value(value: Json, dtype: Dtype) -> Value:
+    match unchecked(dtype):
+        case Optional(of):
+            return None if value is None else _value(value, of)
+        case Int():
+            return _int(value)
+        case Float() if isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+        case Str() if isinstance(value, str):
+            return json_text.decode(value, Str())
+        case Bool() if isinstance(value, bool):
+            return value
+        case Decimal() as decimal if not isinstance(value, bool):
+            return json_text.decode(value, decimal)
+        case Timestamp():
+            return _timestamp(value)
+        case Date() if isinstance(value, str):
+            return _iso_date(value)
+        case Bytes() if isinstance(value, str):
+            return _base64(value)
+        case List(of) if isinstance(value, list):
+            return [_value(item, of) for item in value]
+        case Embedding(size) if isinstance(value, list) and len(value) == size:
+            return [_value(item, Float()) for item in value]
+        case Map(of) if isinstance(value, dict):
+            return [{KEY: key, VALUE: _value(item, of)} for key, item in value.items()]
+        case Struct(_, fields) if isinstance(value, dict):
+            return {f.name: _value(value.get(f.name), f.dtype) for f in fields}
+        case _:
+            raise UnfitError(f"{value!r} is of another type")
+
+
+def _int(value: Json) -> int:
+    try:
+        whole = int(value) if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool)) else None
+    except ValueError:
+        whole = None
+    if whole is None or not INT64_MIN <= whole <= INT64_MAX:
+        raise UnfitError(f"{value!r} is no 64-bit int")
+    return whole
+
+
+def _timestamp(value: Json) -> datetime:
+    try:
+        if isinstance(value, str):
+            moment = datetime.fromisoformat(value)
+            return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+        if isinstance(value, int) and not isinstance(value, bool):
+            unit_us = next((unit for unit in UNITS_US if abs(value * unit) <= EPOCH_SPAN_US), 1)
+            return EPOCH + timedelta(microseconds=value * unit_us)
+    except (ValueError, OverflowError):
+        pass
+    raise UnfitError(f"{value!r} is no datetime")
+
+
+def _iso_date(text: str) -> date:
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        raise UnfitError(f"{text!r} is no date") from None
+
+
+def _base64(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except binascii.Error:
+        raise UnfitError(f"{text!r} is not base64") from None

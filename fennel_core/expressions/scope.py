@@ -1,0 +1,49 @@
+"""What names mean at one point of an expression: the columns of the schema and, inside a lambda, the one element variable.
+
+Theory. The language has no closures: the body of `list.filter` and `list.map` sees the element and constants, never a column, and lambdas
+do not nest. That is what lets a lambda run over the flattened elements of all rows at once. `Scope` makes the rule a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fennel_core.expressions.errors import ExpressionError
+from fennel_core.vocab.dtypes import Dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    schema: Mapping[str, Dtype]
+    element: tuple[str, Dtype] | None = None
+
+    def column(self, name: str) -> Dtype:
+        if self.element is not None:
+            raise ExpressionError(
+                "column-in-lambda",
+                f"column `{name}` is used inside a list lambda, which only sees its variable `{self.element[0]}` and constants. "
+                "Zip the column into the list first, or compute with it outside.",
+            )
+        try:
+            return self.schema[name]
+        except KeyError:
+            raise ExpressionError(
+                "unknown-column", f"column `{name}` is not in the schema. Use one of: {', '.join(f'`{n}`' for n in self.schema)}."
+            ) from None
+
+    def variable(self, name: str) -> Dtype:
+        if self.element is None or self.element[0] != name:
+            bound = f"only `{self.element[0]}` is bound here" if self.element else "no list lambda encloses it"
+            raise ExpressionError("unknown-variable", f"variable `{name}` is not bound: {bound}. Use the variable that the lambda names.")
+        return self.element[1]
+
+    def inside(self, variable: str, element: Dtype) -> Scope:
+        """The scope of a lambda's body."""
+        if self.element is not None:
+            raise ExpressionError(
+                "nested-lambda",
+                f"a list lambda over `{variable}` stands inside the lambda over `{self.element[0]}`. Lambdas do not nest: "
+                "compute the inner list in an earlier expression.",
+            )
+        return Scope(self.schema, (variable, element))

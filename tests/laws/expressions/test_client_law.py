@@ -1,0 +1,58 @@
+"""The law: over a table of expressions and a seeded crowd of random ones, we and the client's own evaluator agree row by row.
+
+The oracle runs in the client's environment, as one process (see `client_oracle.py`); it is skipped where that environment is not installed.
+To hunt further: FENNEL_EXPRESSIONS="<seed> <count>" pytest tests/laws/expressions
+"""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.laws.expressions.comparison import Case, Difference, Frame, difference, read_oracle
+from tests.laws.expressions.deviations import DEVIATIONS
+
+ROOT = Path(__file__).parents[3]
+CLIENT_PYTHON = ROOT / ".venv-executor" / "bin" / "python"
+SEED, RANDOM_EXPRESSIONS = os.environ.get("FENNEL_EXPRESSIONS", "20240229 600").split()
+ORACLE_TIMEOUT_S = 120
+
+pytestmark = pytest.mark.skipif(not CLIENT_PYTHON.exists(), reason="the client's environment is not installed")
+
+
+@pytest.fixture(scope="module")
+def oracle() -> tuple[dict[str, Frame], list[Case]]:
+    script = Path(__file__).with_name("client_oracle.py")
+    answer = subprocess.run(
+        [CLIENT_PYTHON, script, SEED, RANDOM_EXPRESSIONS],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=ORACLE_TIMEOUT_S,
+        env={**os.environ, "RUST_BACKTRACE": "0"},
+    )
+    return read_oracle(answer.stdout)
+
+
+@pytest.fixture(scope="module")
+def differences(oracle: tuple[dict[str, Frame], list[Case]]) -> list[tuple[Case, Difference]]:
+    frames, cases = oracle
+    found = [(case, difference(case, frames[case.frame])) for case in cases]
+    return [(case, d) for case, d in found if d is not None]
+
+
+def test_the_oracle_answers_for_enough_expressions_of_every_verdict(oracle: tuple[dict[str, Frame], list[Case]]) -> None:
+    _, cases = oracle
+    assert sum(case.dtype is None for case in cases) > 500
+    assert sum(case.dtype is not None for case in cases) > 1500
+
+
+def test_we_agree_with_the_client_on_every_type_value_and_failing_row(differences: list[tuple[Case, Difference]]) -> None:
+    unexplained = [f"{case.source}\n    {d}" for case, d in differences if not any(dev.covers(case, d) for dev in DEVIATIONS)]
+    assert not unexplained, "\n".join([f"{len(unexplained)} differences (seed {SEED}):", *unexplained])
+
+
+@pytest.mark.parametrize("deviation", DEVIATIONS, ids=lambda d: d.name)
+def test_every_deviation_is_still_needed(deviation, differences: list[tuple[Case, Difference]]) -> None:
+    assert any(deviation.covers(case, d) for case, d in differences), f"nothing deviates by `{deviation.name}` any more: {deviation.why}"
