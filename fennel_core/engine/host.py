@@ -11,29 +11,37 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any, Final
 
 import structlog
+from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from fennel_core.connections import postgres
+from fennel_core.engine.environment import ENVIRONMENT_HASH, environment_hash
 from fennel_core.settings.model import Settings
 from fennel_core.telemetry import logs
 from fennel_core.telemetry.health import Health
 from fennel_core.vocab.ids import EngineId
 
+JVM_GONE: Final = (Py4JError, ConnectionError, EOFError)
+"""How py4j says that the JVM has gone; on shutdown it may go before us."""
 log = structlog.get_logger(__name__)
 
 TASK_FAILURES: Final = 1_000_000
 DRIVER_MEMORY: Final = "512m"
+RETRY_PAUSE_S: Final = 1.0
 SLOTS_GROUP: Final = "slots"
 
 
 def session(settings: Settings, engine: EngineId) -> SparkSession:
     """The engine's Spark application: local by default, any master through `spark-submit` or SPARK_MASTER."""
     cores = settings.engine_slots + settings.engine_spare_slots
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     return (
         SparkSession.builder.appName(f"fennel-{engine}")
         .master(os.environ.get("SPARK_MASTER", f"local[{cores},{TASK_FAILURES}]"))
@@ -44,6 +52,7 @@ def session(settings: Settings, engine: EngineId) -> SparkSession:
         .config("spark.driver.bindAddress", settings.host)
         .config("spark.driver.host", settings.host)
         .config("spark.ui.enabled", False)
+        .config("spark.ui.showConsoleProgress", False)
         .config("spark.python.worker.reuse", False)
         .config("spark.sql.warehouse.dir", str((settings.data_dir / "spark-warehouse").resolve()))
         .getOrCreate()
@@ -52,14 +61,19 @@ def session(settings: Settings, engine: EngineId) -> SparkSession:
 
 def run_slots(spark: SparkSession, settings: Settings, engine: EngineId) -> None:
     """Block until every slot has ended."""
-    environment = {name: value for name, value in os.environ.items() if name.startswith("FENNEL_")}
+    # Worked out once: walking the installed packages takes a second that every slot would pay.
+    environment = {ENVIRONMENT_HASH: environment_hash()} | {name: value for name, value in os.environ.items() if name.startswith("FENNEL_")}
 
     def slot(number: int, _: Iterator[Any]) -> Iterator[int]:
         # Runs in Spark's Python worker: nothing of the driver's process is here but what this closure carries.
         from fennel_core.engine.slot import run_slot
 
         os.environ.update(environment)
-        asyncio.run(run_slot(Settings(), engine, number))
+        try:
+            asyncio.run(run_slot(Settings(), engine, number))
+        except BaseException:
+            time.sleep(RETRY_PAUSE_S)  # Spark retries a failed task at once: a slot that cannot start must not spin
+            raise
         yield number
 
     context = spark.sparkContext
@@ -86,21 +100,26 @@ async def run_engine(settings: Settings, engine: EngineId) -> None:
 
         server = await Health("engine", {"slots": slots_live}).serve(settings.host, settings.engine_port)
         spark = await asyncio.to_thread(session, settings, engine)
-        done = threading.Thread(target=_run_and_set, args=(spark, settings, engine, loop, stop), name="slots", daemon=True)
-        done.start()
+        slots = threading.Thread(target=_run_and_set, args=(spark, settings, engine, loop, stop), name="slots", daemon=True)
+        slots.start()
         await stop.wait()
         log.info("engine is stopping", engine=engine)
         async with pool.connection() as connection:
             await connection.execute("UPDATE slot SET stopping = true WHERE engine = %s", (engine,))
             await connection.execute("SELECT pg_notify('registry', '')")
-        await asyncio.to_thread(done.join, settings.shutdown_grace_s / 2)
-        spark.sparkContext.cancelJobGroup(SLOTS_GROUP)
-        await asyncio.to_thread(spark.stop)
+        await asyncio.to_thread(slots.join, settings.shutdown_grace_s / 2)
+        try:
+            spark.sparkContext.cancelJobGroup(SLOTS_GROUP)
+            await asyncio.to_thread(spark.stop)
+        except JVM_GONE:
+            log.info("Spark's JVM ended before us", engine=engine)
         server.close()
 
 
 def _run_and_set(spark: SparkSession, settings: Settings, engine: EngineId, loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
     try:
         run_slots(spark, settings, engine)
+    except JVM_GONE as ended:
+        log.error("the Spark job that holds the slots ended", engine=engine, reason=str(ended).splitlines()[0])
     finally:
         loop.call_soon_threadsafe(stop.set)

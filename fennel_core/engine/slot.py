@@ -8,11 +8,9 @@ others go on at once.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 import time
 from functools import partial
-from importlib.metadata import distributions
 from typing import Final
 
 import structlog
@@ -20,6 +18,7 @@ import structlog
 from fennel_core.bank.postgres_registry import PostgresRegistry
 from fennel_core.bank.registry import Slot
 from fennel_core.connections import frames, postgres, secrets
+from fennel_core.engine.environment import environment_hash
 from fennel_core.engine.kafka import KafkaBroker
 from fennel_core.engine.runner import Limits
 from fennel_core.engine.service import SlotService
@@ -42,12 +41,6 @@ class SystemClock:
 
     async def sleep(self, ms: int) -> None:
         await asyncio.sleep(ms / 1000)
-
-
-def environment_hash() -> str:
-    """Which packages this platform runs on, in 16 hex digits: stored in replaylog markers."""
-    pins = sorted(f"{d.metadata['Name']}=={d.version}" for d in distributions())
-    return hashlib.sha256("\n".join(pins).encode()).hexdigest()[:16]
 
 
 async def run_slot(settings: Settings, engine: EngineId, number: int) -> None:

@@ -1,0 +1,20 @@
+"""Which packages the platform runs on, as one short hash that markers carry."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from importlib.metadata import distributions
+from typing import Final
+
+ENVIRONMENT_HASH: Final = "FENNEL_ENVIRONMENT_HASH"
+"""The driver works the hash out and hands it to its slots under this name."""
+
+
+def environment_hash() -> str:
+    """16 hex digits over the installed packages and their versions."""
+    known = os.environ.get(ENVIRONMENT_HASH)
+    if known:
+        return known
+    pins = sorted(f"{d.metadata['Name']}=={d.version}" for d in distributions())
+    return hashlib.sha256("\n".join(pins).encode()).hexdigest()[:16]
