@@ -1,0 +1,36 @@
+"""Who may run a job partition, for every kind of row it can meet."""
+
+import pytest
+
+from fennel_core.schedule.lease import Claim, Decision, HandOver, Keep, Lease, Leave, decide
+from fennel_core.vocab.ids import Epoch, Millis, SlotId
+
+ME, OTHER = SlotId("me"), SlotId("other")
+
+
+def lease(slot: SlotId | None, remaining_ms: int, epoch: int = 5) -> Lease:
+    return Lease(Epoch(epoch), slot, Millis(remaining_ms))
+
+
+@pytest.mark.parametrize(
+    ("row", "running", "preferred", "expected"),
+    [
+        (lease(None, 0), None, ME, Claim(Epoch(5))),
+        (lease(None, 0), None, OTHER, Leave()),
+        (lease(ME, 1000), Epoch(5), ME, Keep(Epoch(5))),
+        (lease(ME, 1000), Epoch(5), None, Keep(Epoch(5))),
+        (lease(ME, 1000), Epoch(5), OTHER, HandOver(OTHER)),
+        (lease(ME, 1000), None, ME, Claim(Epoch(5))),
+        (lease(ME, 1000), Epoch(4), ME, Claim(Epoch(5))),
+        (lease(ME, 0), Epoch(5), ME, Claim(Epoch(5))),
+        (lease(ME, -1), Epoch(5), OTHER, Leave()),
+        (lease(OTHER, 1000), None, ME, Leave()),
+        (lease(OTHER, 1000, epoch=6), Epoch(5), ME, Leave()),
+        (lease(OTHER, 0), None, ME, Claim(Epoch(5))),
+        (lease(OTHER, 0), None, OTHER, Leave()),
+    ],
+)
+def test_the_decision_follows_the_row_what_runs_and_who_is_preferred(
+    row: Lease, running: Epoch | None, preferred: SlotId | None, expected: Decision
+) -> None:
+    assert decide(ME, row, running, preferred) == expected
