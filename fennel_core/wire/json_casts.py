@@ -1,0 +1,392 @@
+"""JSON values of one scalar type into Arrow, a whole column at a time.
+
+Theory. A body of `log` or `query` was made by pandas: timestamps are epoch numbers of some unit or ISO text, integers may be integral
+floats, decimals are floats, bytes are text. For each dtype there is a *fast* way that Arrow or numpy does in C and that either converts
+every value or declines, and a *slow* way, one value at a time, taken only by columns of mixed or wrong values, which finds every
+offender. Both ways give the same result for a value: what a value becomes must never depend on its neighbours.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, assert_never
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from fennel_core.vocab import dtypes
+from fennel_core.vocab.dtypes import TIMESTAMP_ARROW, arrow_type
+from fennel_core.wire.errors import BadValue
+
+# Epoch numbers are read as seconds if that lies within the range of nanosecond timestamps (1677 to 2262), else as milliseconds, else as
+# microseconds, else as nanoseconds. The client's own reader decides the same way, value by value.
+LARGEST_SECONDS = 9_223_372_036
+LARGEST_MILLIS = 9_223_372_036_854
+LARGEST_MICROS = 9_223_372_036_854_775
+MICROS_PER_DAY = 86_400_000_000
+MILLIS_PER_DAY = 86_400_000
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+SHOWN_CHARACTERS = 80
+FEWEST_EPOCH_DIGITS = 9
+"""Text of at least this many digits is an epoch number; shorter ones are dates such as 20240102."""
+
+INTEGER_TEXT = re.compile(r"[+-]?\d+")
+TRUTHS = {"true": True, "false": False, "1": True, "0": False}
+EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+CONTEXT = decimal.Context(prec=dtypes.DECIMAL_PRECISION + 2, rounding=decimal.ROUND_HALF_UP)
+
+Flat = dtypes.Int | dtypes.Float | dtypes.Str | dtypes.Bool | dtypes.Bytes | dtypes.Timestamp | dtypes.Date | dtypes.Decimal | dtypes.Null
+
+
+class _Unfit(ValueError):
+    """Why one value cannot be cast."""
+
+
+def cast_flat(values: Sequence[Any], dtype: Flat) -> tuple[pa.Array, list[BadValue]]:
+    """Cast `values` (null is None or NaN) to the Arrow layout of `dtype`; offenders are null in the array and listed, in row order."""
+    try:
+        array = _fast(values, dtype)
+    except (pa.ArrowException, OverflowError, TypeError):
+        array = None
+    if array is not None:
+        return array, []
+    return _slow(values, dtype)
+
+
+def show_value(value: object) -> str:
+    """The value for an error message, cut to a readable length."""
+    text = str(value)
+    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 1] + "…"
+
+
+# --- the fast way -----------------------------------------------------------------------------------------------------
+
+
+def _kinds(values: Sequence[Any]) -> set[type]:
+    return set(map(type, values)) - {type(None)}
+
+
+def _fast(values: Sequence[Any], dtype: Flat) -> pa.Array | None:
+    """The whole column in C, or None when it has to be looked at value by value. Arrow's errors mean the same as None."""
+    kinds = _kinds(values)
+    match dtype:
+        case dtypes.Int():
+            return _fast_int(values, kinds)
+        case dtypes.Float():
+            return pa.array(values, pa.float64(), from_pandas=True) if kinds <= {int, float} else None
+        case dtypes.Str():
+            return pa.array(values, pa.large_string()) if kinds <= {str} else None
+        case dtypes.Bool():
+            return pa.array(values, pa.bool_()) if kinds <= {bool} else None
+        case dtypes.Bytes():
+            return pa.array(values, pa.large_binary()) if kinds <= {str, bytes} else None
+        case dtypes.Timestamp():
+            return _fast_timestamp(values, kinds)
+        case dtypes.Date():
+            return _fast_date(values, kinds)
+        case dtypes.Decimal(scale):
+            return _fast_decimal(values, kinds, scale)
+        case dtypes.Null():
+            return None if kinds else pa.nulls(len(values))
+        case unreachable:
+            assert_never(unreachable)
+
+
+def _fast_int(values: Sequence[Any], kinds: set[type]) -> pa.Array | None:
+    if kinds <= {int}:
+        return pa.array(values, pa.int64())
+    if kinds == {float}:
+        floats = pa.array(values, pa.float64(), from_pandas=True)
+        return floats.cast(pa.int64())  # refuses a fraction and a number outside int64
+    if kinds == {str}:
+        texts = pa.array(values, pa.large_string())
+        if pc.all(pc.match_substring_regex(texts, r"^[+-]?\d+$")).as_py():
+            return texts.cast(pa.int64())
+    return None
+
+
+def _fast_timestamp(values: Sequence[Any], kinds: set[type]) -> pa.Array | None:
+    if kinds == {int}:
+        return _timestamps_of_epochs(pa.array(values, pa.int64()))
+    if kinds == {str}:
+        texts = pa.array(values, pa.large_string())
+        zoned = next(value for value in values if value is not None)[-6:]
+        if zoned.endswith(("Z", "z")) or (len(zoned) == 6 and zoned[0] in "+-" and zoned[3] == ":"):
+            return texts.cast(TIMESTAMP_ARROW)
+        return texts.cast(pa.timestamp("us")).cast(pa.int64()).cast(TIMESTAMP_ARROW)  # naive text is UTC
+    return pa.nulls(len(values), TIMESTAMP_ARROW) if not kinds else None
+
+
+def _timestamps_of_epochs(epochs: pa.Array) -> pa.Array:
+    """Epoch numbers of any unit (int64), each by its own magnitude, to microseconds."""
+    missing = np.asarray(epochs.is_null()) if epochs.null_count else None
+    numbers = epochs.fill_null(0).to_numpy() if epochs.null_count else epochs.to_numpy()
+    size = np.abs(np.maximum(numbers, INT64_MIN + 1))
+    micros = np.where(
+        size <= LARGEST_SECONDS,
+        numbers * 1_000_000,
+        np.where(size <= LARGEST_MILLIS, numbers * 1000, np.where(size <= LARGEST_MICROS, numbers, numbers // 1000)),
+    )
+    return pa.array(micros, pa.int64(), mask=missing).cast(TIMESTAMP_ARROW)
+
+
+def _fast_date(values: Sequence[Any], kinds: set[type]) -> pa.Array | None:
+    if kinds == {int}:
+        days = pc.floor(pc.divide(pa.array(values, pa.int64()).cast(pa.float64()), float(MILLIS_PER_DAY)))
+        return days.cast(pa.int32()).cast(pa.date32())
+    if kinds == {str}:
+        return pa.array(values, pa.large_string()).cast(pa.date32())
+    return pa.nulls(len(values), pa.date32()) if not kinds else None
+
+
+def _fast_decimal(values: Sequence[Any], kinds: set[type], scale: int) -> pa.Array | None:
+    target = arrow_type(dtypes.Decimal(scale))
+    if kinds == {float}:
+        return pa.array(values, pa.float64(), from_pandas=True).cast(target)
+    if kinds <= {int}:
+        return pa.array(values, pa.int64()).cast(target)
+    return None
+
+
+# --- the slow way -----------------------------------------------------------------------------------------------------
+
+
+def _slow(values: Sequence[Any], dtype: Flat) -> tuple[pa.Array, list[BadValue]]:
+    one = _caster(dtype)
+    out: list[Any] = []
+    bad: list[BadValue] = []
+    for row, value in enumerate(values):
+        if value is None or (type(value) is float and math.isnan(value)):
+            out.append(None)
+            continue
+        try:
+            out.append(one(value))
+        except _Unfit as unfit:
+            out.append(None)
+            bad.append(BadValue(row, value, str(unfit).replace("{row}", str(row))))
+    return pa.array(out, arrow_type(dtype)), bad
+
+
+def _caster(dtype: Flat) -> Callable[[Any], Any]:
+    match dtype:
+        case dtypes.Int():
+            return _int
+        case dtypes.Float():
+            return _float
+        case dtypes.Str():
+            return _str
+        case dtypes.Bool():
+            return _bool
+        case dtypes.Bytes():
+            return _bytes
+        case dtypes.Timestamp():
+            return timestamp_us
+        case dtypes.Date():
+            return _date
+        case dtypes.Decimal(scale):
+            return lambda value: _decimal(value, scale)
+        case dtypes.Null():
+            return _null
+        case unreachable:
+            assert_never(unreachable)
+
+
+def _wrong_type(expected: str, value: object) -> _Unfit:
+    return _Unfit(f"Expected type {expected}, got {type(value).__name__} for value {show_value(value)}")
+
+
+def _null(value: object) -> None:
+    raise _wrong_type("null", value)
+
+
+def _int(value: object) -> int:
+    match value:
+        case bool() | int():
+            number = int(value)
+        case float():
+            if not value.is_integer():
+                raise _Unfit(f"Float value {value} was truncated converting to int64")
+            number = int(value)
+        case str():
+            if not INTEGER_TEXT.fullmatch(value):
+                raise _Unfit(f'Unable to parse string "{show_value(value)}" at position {{row}}')
+            number = int(value)
+        case _:
+            raise _wrong_type("int", value)
+    if not INT64_MIN <= number <= INT64_MAX:
+        raise _Unfit(f"Value {show_value(number)} too large to fit in int64")
+    return number
+
+
+def _float(value: object) -> float | None:
+    match value:
+        case bool() | int() | float() | decimal.Decimal():
+            try:
+                return float(value)
+            except OverflowError as error:
+                raise _Unfit(f"Value {show_value(value)} too large to fit in double") from error
+        case str():
+            try:
+                number = float(value)
+            except ValueError as error:
+                raise _Unfit(f'Unable to parse string "{show_value(value)}" at position {{row}}') from error
+            return None if math.isnan(number) else number
+        case _:
+            raise _wrong_type("float", value)
+
+
+def _str(value: object) -> str:
+    match value:
+        case str():
+            return value
+        case bool():
+            return "true" if value else "false"
+        case int() | float() | decimal.Decimal():
+            return str(value)
+        case bytes():
+            try:
+                return value.decode()
+            except UnicodeDecodeError as error:
+                raise _Unfit("bytes that are no utf-8 text") from error
+        case _:
+            raise _wrong_type("str", value)
+
+
+def _bool(value: object) -> bool:
+    match value:
+        case bool():
+            return value
+        case int() | float() if value in (0, 1):
+            return bool(value)
+        case str() if value.lower() in TRUTHS:
+            return TRUTHS[value.lower()]
+        case _:
+            raise _wrong_type("bool", value)
+
+
+def _bytes(value: object) -> bytes:
+    match value:
+        case bytes():
+            return value
+        case str():
+            return value.encode()
+        case _:
+            raise _wrong_type("bytes", value)
+
+
+def timestamp_us(value: object) -> int:
+    """Microseconds since the epoch of a number of any unit, a text, or a `datetime` (naive is UTC)."""
+    match value:
+        case bool():
+            raise _wrong_type("datetime", value)
+        case int():
+            return _epoch_us(value)
+        case float():
+            if math.isinf(value):
+                raise _wrong_type("datetime", value)
+            return _epoch_us(int(value))
+        case str():
+            return _text_us(value)
+        case dt.datetime():
+            moment = value if value.tzinfo else value.replace(tzinfo=dt.UTC)
+            return (moment - EPOCH) // dt.timedelta(microseconds=1)
+        case dt.date():
+            return (value - EPOCH.date()).days * MICROS_PER_DAY
+        case _:
+            raise _wrong_type("datetime", value)
+
+
+def _epoch_us(number: int) -> int:
+    size = abs(number)
+    if size <= LARGEST_SECONDS:
+        return number * 1_000_000
+    if size <= LARGEST_MILLIS:
+        return number * 1000
+    if size <= LARGEST_MICROS:
+        return number
+    if size <= INT64_MAX:
+        return number // 1000
+    raise _Unfit(f"Value {show_value(number)} is out of the range of timestamps")
+
+
+def _text_us(text: str) -> int:
+    if INTEGER_TEXT.fullmatch(text) and len(text) >= FEWEST_EPOCH_DIGITS:
+        return _epoch_us(int(text))
+    try:
+        moment = dt.datetime.fromisoformat(text)
+    except ValueError:
+        return _free_text_us(text)
+    return timestamp_us(moment)
+
+
+def _free_text_us(text: str) -> int:
+    """Text that is not ISO 8601, read as the client's own library reads it."""
+    import pandas as pd  # only odd texts pay for this import
+
+    try:
+        moment = pd.to_datetime(text, utc=True)
+    except (ValueError, OverflowError) as error:
+        raise _Unfit(f"Unknown datetime string format, unable to parse: {show_value(text)}, at position {{row}}") from error
+    if moment is pd.NaT:
+        raise _Unfit(f"Unknown datetime string format, unable to parse: {show_value(text)}, at position {{row}}")
+    return int(moment.value) // 1000
+
+
+def _date(value: object) -> dt.date:
+    match value:
+        case bool():
+            raise _wrong_type("date", value)
+        case dt.datetime():
+            day = timestamp_us(value) // MICROS_PER_DAY
+        case dt.date():
+            return value
+        case int() | float():
+            day = math.floor(value / MILLIS_PER_DAY) if math.isfinite(value) else INT64_MAX
+        case str():
+            day = timestamp_us(value) // MICROS_PER_DAY
+        case _:
+            raise _wrong_type("date", value)
+    try:
+        return EPOCH.date() + dt.timedelta(days=day)
+    except OverflowError as error:
+        raise _Unfit(f"Value {show_value(value)} is out of the range of dates") from error
+
+
+def _decimal(value: object, scale: int) -> decimal.Decimal:
+    match value:
+        case bool():
+            raise _wrong_type(f"Decimal[{scale}]", value)
+        case float():
+            return _decimal_of_float(value, scale)
+        case int() | decimal.Decimal() | str():
+            try:
+                number = decimal.Decimal(value)
+            except decimal.InvalidOperation as error:
+                raise _Unfit(f'Unable to parse string "{show_value(value)}" at position {{row}}') from error
+        case _:
+            raise _wrong_type(f"Decimal[{scale}]", value)
+    try:
+        rounded = number.quantize(decimal.Decimal(1).scaleb(-scale), context=CONTEXT)
+    except decimal.InvalidOperation as error:
+        raise _too_large(value, scale) from error
+    if not rounded.is_finite() or len(rounded.as_tuple().digits) > dtypes.DECIMAL_PRECISION:
+        raise _too_large(value, scale)
+    return rounded
+
+
+def _decimal_of_float(value: float, scale: int) -> decimal.Decimal:
+    """Rounded exactly as the fast way rounds a whole column of floats."""
+    try:
+        rounded: decimal.Decimal = pa.array([value], pa.float64()).cast(arrow_type(dtypes.Decimal(scale)))[0].as_py()
+    except pa.ArrowException as error:
+        raise _too_large(value, scale) from error
+    return rounded
+
+
+def _too_large(value: object, scale: int) -> _Unfit:
+    return _Unfit(f"Value {show_value(value)} does not fit the {dtypes.DECIMAL_PRECISION} digits of Decimal[{scale}]")
