@@ -15,6 +15,7 @@ from itertools import chain, islice, repeat
 
 import msgspec
 import polars as pl
+import pyarrow as pa
 
 from fennel_core.executors.client import Asked, Callbacks, Executors, Found
 from fennel_core.executors.errors import ExecutorError, ExecutorUnavailable
@@ -81,10 +82,12 @@ class Flow:
             each.answer(step, rows, registers)
 
     async def _extract(self, step: BoundExtractor, registers: Registers, request: Request, callbacks: Callbacks) -> None:
-        now = pl.Series(TS, [request.now_us], dtype=pl.Int64).cast(LOGICAL_TIME).new_from_index(0, request.rows)
-        inputs = [registers[i].series.alias(field.name) for i, field in zip(step.inputs, step.call.inputs, strict=True)]
+        now = pl.Series([request.now_us], dtype=pl.Int64).cast(LOGICAL_TIME).new_from_index(0, request.rows)
+        columns = [now, *(registers[i].series for i in step.inputs)]
+        arrays = [column.to_arrow(compat_level=pl.CompatLevel.oldest()) for column in columns]
+        rows = pa.Table.from_arrays(arrays, [TS, *(field.name for field in step.call.inputs)])  # an input may come twice
         try:
-            table = await self._executors.run(step.call, pl.DataFrame([now, *inputs]), callbacks=callbacks)
+            table = await self._executors.run(step.call, rows, callbacks=callbacks)
         except ExecutorUnavailable as busy:
             raise ExtractorUnavailable(str(busy)) from busy
         except ExecutorError as failed:

@@ -92,7 +92,10 @@ class Views:
     async def get(self, key: BranchKey) -> View:
         """The view in memory, or the one read now. `UnknownBranch` when there is no such branch."""
         found = self._views.get(key)
-        return found if found is not None else await self.reload(key)
+        if found is not None:
+            return found
+        under_way = self._loading.get(key)
+        return await (self.reload(key) if under_way is None else asyncio.shield(under_way))
 
     async def reload(self, key: BranchKey) -> View:
         """The view as Postgres has it now: a reading that began before this call does not count."""

@@ -1,0 +1,404 @@
+"""Query path: 50 looked-up features, over HTTP, against slots with RocksDB.
+
+What runs: a slot process (the real Table step on RocksDB behind the real frames), the query server's own application under uvicorn in a
+second process, and this process as the client on keep-alive connections. Five datasets of ten value fields each, so that one request is
+five lookups fused into one frame. Nothing else of the platform is needed.
+
+Figures: `http` is measured by the client around the whole request, `server` inside the server around the ASGI call. Throughput is
+requests per CPU-second of the query server and of query server and slot together, at saturation.
+
+A peer is measured with the same client: start it (for Feast: `feast serve` with five feature views of ten fields, online store on the
+same machine) and pass `--peer http://127.0.0.1:6566/get-online-features --peer-body '{...}'`; `{key}` in the body is replaced.
+
+    python -m benchmarks.query                         # one key, paced at 200 requests/s, then saturated
+    python -m benchmarks.query --keys 100 --rate 40
+    python -m benchmarks.query --mixed                 # one dataset also has datetime, decimal and list fields
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import multiprocessing
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+from urllib.parse import SplitResult, urlsplit
+
+import polars as pl
+import pyarrow as pa
+import uvicorn
+import uvloop
+from rocksdict import Cache
+
+from fennel_core.blueprints.spec import Catalog, DatasetView
+from fennel_core.connections.frames import serve as serve_frames
+from fennel_core.executors.client import Executors
+from fennel_core.hangar.rocks import RocksHangar
+from fennel_core.hangar.store import WriteBatch
+from fennel_core.operators.spec import Table as TableSpec
+from fennel_core.operators.table.step import TableStep
+from fennel_core.query.lookups import Lookups
+from fennel_core.query.owners import Owners, Ownership
+from fennel_core.query.server import Application
+from fennel_core.query.service import Bounds, QueryService
+from fennel_core.query.slots import Slots
+from fennel_core.query.view import BranchKey, Serving, Views
+from fennel_core.telemetry.health import Health
+from fennel_core.vocab import dtypes, versions
+from fennel_core.vocab.dtypes import Dtype, Field, optional
+from fennel_core.vocab.ids import CommitId, DatasetName, FeaturesetName, JobId, Micros, WorkspaceId
+from fennel_core.vocab.keys import key_bytes, partition_of
+from fennel_core.vocab.position import Hlc, stamp
+from fennel_core.vocab.schema import Schema
+from fennel_core.wire import entities as wire
+from fennel_core.wire.pycode import PyCode
+
+DATASETS, FIELDS, PARTITIONS, USERS = 5, 10, 4, 20_000
+META = wire.Metadata("", "", (), deprecated=False, deleted=False)
+CODE = PyCode("f", "", "", "", "", (), ())
+WORKSPACE = WorkspaceId("bench")
+WARM = 300
+
+
+# --- definitions ------------------------------------------------------------------------------------------------------
+
+
+def field_type(dataset: int, field: int, *, mixed: bool) -> Dtype:
+    if mixed and dataset == 0:
+        others = (dtypes.Timestamp(), dtypes.Decimal(2), dtypes.List(dtypes.Int()), dtypes.Date(), dtypes.Bool())
+        return others[field % len(others)]
+    return (dtypes.Int(), dtypes.Float(), dtypes.Str())[field % 3]
+
+
+def schema(dataset: int, *, mixed: bool) -> Schema:
+    values = tuple(Field(f"v{n}", field_type(dataset, n, mixed=mixed)) for n in range(FIELDS))
+    return Schema((Field("uid", dtypes.Int()),), values, "ts")
+
+
+def definitions(*, mixed: bool) -> Serving:
+    """One featureset: `F.uid` given, fifty features looked up by it."""
+    featureset = FeaturesetName("F")
+    uid = wire.FeatureRef(featureset, "uid")
+    features = [wire.Feature(uid, dtypes.Int(), META)]
+    extractors, datasets, views = [], [], []
+    for number in range(DATASETS):
+        name, shape = DatasetName(f"D{number}"), schema(number, mixed=mixed)
+        datasets.append(wire.Dataset(name, 1, shape, (), 0, is_source=True, pycode=CODE, metadata=META, field_metadata=()))
+        views.append(DatasetView(name, 1, shape, None, JobId(f"job{number}"), online=True, offline=True, erase_keys=(), is_source=True))
+        for field in shape.values:
+            ref = wire.FeatureRef(featureset, f"{name}_{field.name}")
+            features.append(wire.Feature(ref, optional(field.dtype), META))
+            kind = wire.Lookup(name, field, None)
+            extractors.append(wire.Extractor(f"_{ref.name}", featureset, 1, (uid,), (ref.name,), (name,), kind, META))
+    request = wire.SyncRequest(
+        tuple(datasets), (), (), (wire.Featureset(featureset, CODE, META),), tuple(features), tuple(extractors), (), (), (), (), (), ""
+    )
+    catalog = Catalog(WORKSPACE, tuple(views), (), tuple(JobId(f"job{n}") for n in range(DATASETS)), PARTITIONS)
+    return Serving(CommitId("c1"), request, catalog)
+
+
+# --- the slot ---------------------------------------------------------------------------------------------------------
+
+
+def slot_process(folder: str, mixed: bool) -> None:
+    uvloop.run(_slot(Path(folder), mixed=mixed))
+
+
+async def _slot(folder: Path, *, mixed: bool) -> None:
+    cache = Cache(256 * 1024 * 1024)
+    parts: dict[tuple[str, int], tuple[TableStep, RocksHangar]] = {}
+    for number in range(DATASETS):
+        fill(folder, cache, number, parts, mixed=mixed)
+
+    async def handle(op: str, argument: Any) -> object:
+        assert op == "lookup"
+        return [_answer(parts, *item) for item in argument["items"]]
+
+    server = await serve_frames(str(folder / "slot.sock"), handle)
+    (folder / "slot.ready").touch()
+    await server.serve_forever()
+
+
+def _answer(parts: Any, job: str, part: int, keys: Sequence[bytes], as_of: int | Sequence[int]) -> list[bytes | None]:
+    step, hangar = parts[job, part]
+    times = [Micros(as_of)] * len(keys) if isinstance(as_of, int) else [Micros(t) for t in as_of]
+    found: list[bytes | None] = step.lookup(hangar, keys, times)
+    return found
+
+
+def fill(folder: Path, cache: Cache, number: int, parts: dict[tuple[str, int], tuple[TableStep, RocksHangar]], *, mixed: bool) -> None:
+    """Two versions of every user's row, spread over the partitions by key."""
+    shape = schema(number, mixed=mixed)
+    now_us = time.time_ns() // 1000
+    for age, hlc in ((7200, 1), (3600, 2)):
+        users = list(range(USERS))
+        columns = {"uid": users} | {f.name: sample(f.dtype) for f in shape.values} | {"ts": [now_us - age * 10**6] * USERS}
+        table = pa.table({f.name: pa.array(columns[f.name], dtypes.arrow_type(f.dtype)) for f in shape.fields})
+        batch = versions.with_meta(table, stamp(Hlc(hlc << 16), 0, USERS))
+        frame = pl.from_arrow(batch)
+        assert isinstance(frame, pl.DataFrame)
+        owners = [partition_of(key, PARTITIONS) for key in key_bytes(frame, ["uid"])]
+        for part in range(PARTITIONS):
+            job = f"job{number}"
+            if (job, part) not in parts:
+                parts[job, part] = TableStep(TableSpec(shape)), RocksHangar(folder / f"{job}.{part}", cache)
+            step, hangar = parts[job, part]
+            outcome = step.apply(hangar, 0, frame.filter(pl.Series(owners) == part))
+            hangar.write(WriteBatch(outcome.puts, outcome.deletes))
+
+
+def sample(dtype: Dtype) -> list[object]:
+    draw = random.Random(1)
+    match dtype:
+        case dtypes.Int():
+            return [draw.randrange(10**6) for _ in range(USERS)]
+        case dtypes.Float():
+            return [draw.random() for _ in range(USERS)]
+        case dtypes.Str():
+            return [f"value-{draw.randrange(10**6)}" for _ in range(USERS)]
+        case dtypes.Timestamp():
+            return [datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=draw.randrange(10**6)) for _ in range(USERS)]
+        case dtypes.Date():
+            return [date(2026, 1, 1) + timedelta(days=draw.randrange(100)) for _ in range(USERS)]
+        case dtypes.Decimal():
+            return [Decimal(draw.randrange(10**6)) / 100 for _ in range(USERS)]
+        case dtypes.List():
+            return [[draw.randrange(100) for _ in range(5)] for _ in range(USERS)]
+        case _:
+            return [draw.random() < 0.5 for _ in range(USERS)]
+
+
+# --- the query server -------------------------------------------------------------------------------------------------
+
+
+class Static:
+    """One branch version and one slot, without Postgres."""
+
+    def __init__(self, serving: Serving, address: str) -> None:
+        self._serving = serving
+        self._owners = {(JobId(f"job{n}"), p): address for n in range(DATASETS) for p in range(PARTITIONS)}
+
+    async def read_serving(self, key: BranchKey, known: CommitId | None) -> Serving | CommitId | None:  # noqa: ARG002  # one branch
+        return self._serving
+
+    async def read_owners(self) -> Ownership:
+        return Ownership(self._owners, {})
+
+
+class Timed:
+    """The application with a record of how long each request took; `/times` gives it and forgets it."""
+
+    def __init__(self, app: Application) -> None:
+        self._app = app
+        self._times: list[float] = []
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/times":
+            body = json.dumps(self._times).encode()
+            self._times.clear()
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", str(len(body)).encode())]})
+            await send({"type": "http.response.body", "body": body})
+            return
+        began = time.perf_counter()
+        await self._app(scope, receive, send)
+        self._times.append(time.perf_counter() - began)
+
+
+def query_process(folder: str, port: int, mixed: bool) -> None:
+    uvloop.run(_query(Path(folder), port, mixed=mixed))
+
+
+async def _query(folder: Path, port: int, *, mixed: bool) -> None:
+    static = Static(definitions(mixed=mixed), str(folder / "slot.sock"))
+    slots, owners, views = Slots(), Owners(static), Views(static)
+    service = QueryService(
+        views=views,
+        lookups=Lookups(slots, owners, 2.0),
+        executors=Executors(folder / "no-executors.sock"),
+        inspector=None,  # type: ignore[arg-type]  # not asked here
+        barrier=None,  # type: ignore[arg-type]  # not asked here
+        secret=no_secret,
+        now_us=lambda: time.time_ns() // 1000,
+        bounds=Bounds(10_000, 30.0),
+    )
+    app = Application(
+        service=service,
+        views=views,
+        status=None,  # type: ignore[arg-type]  # not asked here
+        health=Health("bench", {}),
+        forwarder=None,  # type: ignore[arg-type]  # nothing is passed on here
+        upstreams={},
+        workspace_of=anybody,
+        body_limit_bytes=1 << 24,
+    )
+    gc.collect()
+    gc.freeze()
+    config = uvicorn.Config(
+        Timed(app), port=port, loop="none", http="httptools", ws="none", lifespan="off", access_log=False, log_config=None
+    )
+    await uvicorn.Server(config).serve()
+
+
+async def no_secret(_workspace: WorkspaceId, _name: str) -> str | None:
+    return None
+
+
+async def anybody(_authorization: str | None) -> WorkspaceId:
+    return WORKSPACE
+
+
+# --- the client -------------------------------------------------------------------------------------------------------
+
+
+class Connection:
+    """One keep-alive HTTP/1.1 connection, as thin as it can be: the client must not be what is measured."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, url: SplitResult) -> None:
+        self._reader, self._writer, self._url = reader, writer, url
+
+    @classmethod
+    async def open(cls, url: SplitResult) -> Connection:
+        return cls(*await asyncio.open_connection(url.hostname, url.port), url)
+
+    async def post(self, body: bytes) -> bytes:
+        head = f"POST {self._url.path} HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        self._writer.write(head.encode() + body)
+        answer = await self._reader.readuntil(b"\r\n\r\n")
+        assert b" 200 " in answer.split(b"\r\n", 1)[0], answer
+        length = next(int(line.split(b":")[1]) for line in answer.lower().split(b"\r\n") if line.startswith(b"content-length"))
+        return await self._reader.readexactly(length)
+
+
+def bodies(keys: int) -> list[bytes]:
+    draw = random.Random(2)
+    names = [f"F.D{d}_v{f}" for d in range(DATASETS) for f in range(FIELDS)]
+    data = [[draw.randrange(USERS) for _ in range(keys)] for _ in range(500)]
+    return [json.dumps({"inputs": ["F.uid"], "outputs": names, "data": {"F.uid": uids}, "log": False}).encode() for uids in data]
+
+
+def peer_bodies(template: str) -> list[bytes]:
+    draw = random.Random(2)
+    return [template.replace("{key}", str(draw.randrange(USERS))).encode() for _ in range(500)]
+
+
+async def paced(url: SplitResult, requests: list[bytes], rate: float, seconds: float) -> list[float]:
+    """Latencies (s) of one connection at a steady rate."""
+    connection = await Connection.open(url)
+    took: list[float] = []
+    start = time.perf_counter()
+    number = 0
+    while (due := start + number / rate) < start + seconds:
+        await asyncio.sleep(max(0.0, due - time.perf_counter()))
+        began = time.perf_counter()
+        await connection.post(requests[number % len(requests)])
+        took.append(time.perf_counter() - began)
+        number += 1
+    return took
+
+
+async def saturated(url: SplitResult, requests: list[bytes], seconds: float, connections: int) -> int:
+    """Requests answered with `connections` busy all the time."""
+    stop = time.perf_counter() + seconds
+
+    async def one(offset: int) -> int:
+        connection = await Connection.open(url)
+        done = 0
+        while time.perf_counter() < stop:
+            await connection.post(requests[(offset + done) % len(requests)])
+            done += 1
+        return done
+
+    return sum(await asyncio.gather(*(one(n * 31) for n in range(connections))))
+
+
+def cpu_s(process: multiprocessing.process.BaseProcess) -> float:
+    fields = Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def show(name: str, took: list[float]) -> None:
+    cuts = statistics.quantiles(took, n=1000)
+    print(f"  {name:8} p50 {cuts[499] * 1e3:6.3f}  p90 {cuts[899] * 1e3:6.3f}  p99 {cuts[989] * 1e3:6.3f} ms  ({len(took)} requests)")
+
+
+async def measure_peer(arguments: argparse.Namespace) -> None:
+    url, requests = urlsplit(arguments.peer), peer_bodies(arguments.peer_body)
+    print("peer")
+    show("http", await paced(url, requests, arguments.rate, arguments.seconds))
+    done = await saturated(url, requests, arguments.seconds, arguments.connections)
+    print(f"  saturated: {done / arguments.seconds:,.0f} requests/s")
+
+
+async def measure(arguments: argparse.Namespace, slot: Any, server: Any, url: SplitResult) -> None:
+    requests = bodies(arguments.keys)
+    connection = await Connection.open(url)
+    for body in requests[:WARM]:
+        await connection.post(body)
+    times = urlsplit(f"http://{url.netloc}/times")
+    await (await Connection.open(times)).post(b"")
+    print(f"{DATASETS * FIELDS} features, {arguments.keys} key(s), {len(await connection.post(requests[0]))} bytes of answer")
+    took = await paced(url, requests, arguments.rate, arguments.seconds)
+    show("http", took)
+    show("server", json.loads(await (await Connection.open(times)).post(b"")))
+    before = cpu_s(server), cpu_s(slot)
+    done = await saturated(url, requests, arguments.seconds, arguments.connections)
+    used = cpu_s(server) - before[0], cpu_s(slot) - before[1]
+    print(
+        f"  saturated: {done / arguments.seconds:,.0f} requests/s; per CPU-second: {done / used[0]:,.0f} query server alone, "
+        f"{done / sum(used):,.0f} with the slot"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--keys", type=int, default=1, help="rows per request")
+    parser.add_argument("--rate", type=float, default=200.0, help="requests per second of the paced run")
+    parser.add_argument("--seconds", type=float, default=10.0, help="length of each run")
+    parser.add_argument("--connections", type=int, default=16, help="connections of the saturated run")
+    parser.add_argument("--port", type=int, default=17400)
+    parser.add_argument("--mixed", action="store_true", help="one dataset also has datetime, decimal, list, date and bool fields")
+    parser.add_argument("--peer", help="URL of a peer's feature endpoint to measure with the same client")
+    parser.add_argument("--peer-body", default="{}", help="JSON body for it; {key} is replaced by a user id")
+    arguments = parser.parse_args()
+    if arguments.peer:
+        uvloop.run(measure_peer(arguments))
+        return
+    spawn = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        slot = spawn.Process(target=slot_process, args=(folder, arguments.mixed))
+        server = spawn.Process(target=query_process, args=(folder, arguments.port, arguments.mixed))
+        try:
+            slot.start()
+            while not (Path(folder) / "slot.ready").exists():
+                time.sleep(0.1)
+            server.start()
+            url = urlsplit(f"http://127.0.0.1:{arguments.port}/api/v1/query")
+            uvloop.run(_when_up(arguments, slot, server, url))
+        finally:
+            slot.kill()
+            if server.pid is not None:
+                server.kill()
+
+
+async def _when_up(arguments: argparse.Namespace, slot: Any, server: Any, url: SplitResult) -> None:
+    while True:
+        try:
+            await Connection.open(url)
+            break
+        except OSError:
+            await asyncio.sleep(0.1)
+    await measure(arguments, slot, server, url)
+
+
+if __name__ == "__main__":
+    main()

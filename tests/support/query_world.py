@@ -1,0 +1,196 @@
+"""A whole query server over fakes: real HTTP, real frames, versions of branches and topic ends in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import polars as pl
+import uvicorn
+from aiohttp import web
+
+from fennel_core.blueprints.spec import Catalog, DatasetView, Job
+from fennel_core.executors.client import Executors
+from fennel_core.query.barrier import Barrier, Ends, TopicPartition
+from fennel_core.query.errors import UnknownBranch
+from fennel_core.query.forward import Forwarder, Upstream
+from fennel_core.query.inspect import Inspector
+from fennel_core.query.lookups import Lookups
+from fennel_core.query.owners import Owners
+from fennel_core.query.server import Application
+from fennel_core.query.service import Bounds, QueryService
+from fennel_core.query.slots import Slots
+from fennel_core.query.view import BranchKey, Serving, Views
+from fennel_core.telemetry.health import Health
+from fennel_core.vocab.errors import ApiError
+from fennel_core.vocab.ids import BranchName, CommitId, JobId, TopicName, WorkspaceId
+from fennel_core.wire.entities import Dataset, SyncRequest
+from tests.support.fake_slots import FakeRegistry, FakeSlot
+
+WORKSPACE = WorkspaceId("w")
+PARTITIONS = 4
+BODY_LIMIT = 64 * 1024
+
+
+def table_view(
+    dataset: Dataset, *, online: bool = True, offline: bool = True, topic: str | None = None, served: bool = True
+) -> DatasetView:
+    return DatasetView(
+        name=dataset.name,
+        version=1,
+        schema=dataset.schema,
+        topic=None if topic is None else TopicName(topic),
+        served_by=JobId(f"job-{dataset.name}") if served else None,
+        online=online,
+        offline=offline,
+        erase_keys=(),
+        is_source=True,
+    )
+
+
+@dataclass
+class FakePlatform:
+    """What Postgres and Kafka say, set by the test."""
+
+    branches: dict[str, Serving | None] = field(default_factory=dict)
+    jobs: dict[JobId, Job] = field(default_factory=dict)
+    topic_ends: dict[TopicPartition, int] = field(default_factory=dict)
+    tails: dict[str, pl.DataFrame] = field(default_factory=dict)
+    serving_reads: int = 0
+    end_reads: list[Sequence[TopicPartition]] = field(default_factory=list)
+
+    def serve(self, request: SyncRequest, views: Sequence[DatasetView], branch: str = "main", commit: str = "c1") -> None:
+        catalog = Catalog(WORKSPACE, tuple(views), (), (), PARTITIONS)
+        self.branches[branch] = Serving(CommitId(commit), request, catalog)
+
+    async def read_serving(self, key: BranchKey, known: CommitId | None) -> Serving | CommitId | None:
+        self.serving_reads += 1
+        if key[1] not in self.branches:
+            raise UnknownBranch(key[1])
+        serving = self.branches[key[1]]
+        return serving.commit if serving is not None and serving.commit == known else serving
+
+    async def read_jobs(self, jobs: Sequence[JobId]) -> Mapping[JobId, Job]:
+        return {job: self.jobs[job] for job in jobs if job in self.jobs}
+
+    async def ends(self, partitions: Sequence[TopicPartition]) -> Ends:
+        self.end_reads.append(partitions)
+        return {place: self.topic_ends.get(place, 0) for place in partitions}
+
+    async def tail(self, topic: TopicName, partitions: int, rows: int) -> pl.DataFrame | None:
+        return self.tails.get(topic)
+
+
+@dataclass
+class Upstreams:
+    """The servers behind the front door: they record what they get and answer what the test sets."""
+
+    seen: list[tuple[str, str, dict[str, str], bytes]] = field(default_factory=list)
+    status: int = 200
+    body: bytes = b'{"ok": true}'
+    headers: dict[str, str] = field(default_factory=lambda: {"X-Fennel-Special": "Yes", "Content-Type": "application/json"})
+    hook: Any = None
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        if self.hook is not None:
+            self.hook()
+        self.seen.append((request.method, request.raw_path, dict(request.headers), body))
+        return web.Response(status=self.status, body=self.body, headers=self.headers)
+
+
+@dataclass
+class World:
+    url: str
+    client: aiohttp.ClientSession
+    platform: FakePlatform
+    registry: FakeRegistry
+    slot: FakeSlot
+    upstreams: Upstreams
+    views: Views
+    clock: list[int]
+
+    async def post(self, path: str, body: Any = None, *, branch: str | None = None, data: bytes | None = None) -> tuple[int, Any]:
+        headers = {"Authorization": "Bearer t"} | ({} if branch is None else {"X-FENNEL-BRANCH": branch})
+        arguments: dict[str, Any] = {"data": data} if data is not None else {"json": body}
+        async with self.client.post(f"{self.url}/api/v1/{path}", headers=headers, **arguments) as answer:
+            return answer.status, await _content(answer)
+
+    async def get(self, path: str, *, branch: str | None = None) -> tuple[int, Any]:
+        headers = {"Authorization": "Bearer t"} | ({} if branch is None else {"X-FENNEL-BRANCH": branch})
+        async with self.client.get(f"{self.url}/{path}", headers=headers) as answer:
+            return answer.status, await _content(answer)
+
+
+async def _content(answer: aiohttp.ClientResponse) -> Any:
+    return await answer.json() if answer.content_type == "application/json" else await answer.text()
+
+
+async def workspace_of(authorization: str | None) -> WorkspaceId:
+    if authorization != "Bearer t":
+        raise ApiError(401, "unauthenticated", "no token: send the header `Authorization: Bearer <token>`")
+    return WORKSPACE
+
+
+@asynccontextmanager
+async def running_world(folder: Path) -> AsyncIterator[World]:
+    platform, registry, upstreams, clock = FakePlatform(), FakeRegistry(), Upstreams(), [10**15]
+    slots, owners, views = Slots(), Owners(registry), Views(platform)
+    upstream = web.AppRunner(_upstream_app(upstreams))
+    await upstream.setup()
+    site = web.TCPSite(upstream, "127.0.0.1", 0)
+    await site.start()
+    address = f"http://127.0.0.1:{upstream.addresses[0][1]}"
+    forwarder = Forwarder(BODY_LIMIT)
+    service = QueryService(
+        views=views,
+        lookups=Lookups(slots, owners, 1.0),
+        executors=Executors(folder / "executors.sock"),
+        inspector=Inspector(platform, slots, owners, 1.0),  # type: ignore[arg-type]  # has the one method
+        barrier=Barrier(platform, platform, owners, slots),
+        secret=_no_secret,
+        now_us=lambda: clock[0],
+        bounds=Bounds(1000, 5.0),
+    )
+    app = Application(
+        service=service,
+        views=views,
+        status=None,  # type: ignore[arg-type]  # needs Postgres
+        health=Health("query", {}),
+        forwarder=forwarder,
+        upstreams={"log": Upstream("ingest", f"{address}/ingest"), "": Upstream("definition", f"{address}/definition")},
+        workspace_of=workspace_of,
+        body_limit_bytes=BODY_LIMIT,
+    )
+    config = uvicorn.Config(app, port=0, http="httptools", ws="none", lifespan="off", access_log=False, log_config=None)
+    server = uvicorn.Server(config)
+    serving = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.01)
+    url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    async with aiohttp.ClientSession() as client, FakeSlot(folder / "slot.sock") as slot:
+        yield World(url, client, platform, registry, slot, upstreams, views, clock)
+        server.should_exit = True
+        await serving
+        await forwarder.close()
+        await slots.close()
+        await upstream.cleanup()
+
+
+def _upstream_app(upstreams: Upstreams) -> web.Application:
+    app = web.Application(client_max_size=1 << 30)
+    app.router.add_route("*", "/{path:.*}", upstreams.handle)
+    return app
+
+
+async def _no_secret(workspace: WorkspaceId, name: str) -> str | None:
+    return None
+
+
+def branch(name: str) -> BranchKey:
+    return WORKSPACE, BranchName(name)
