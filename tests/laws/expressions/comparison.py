@@ -94,7 +94,7 @@ def difference(case: Case, frame: Frame) -> Difference | None:
         return None if case.dtype is None else Difference("the decoder refuses")
     try:
         inferred = infer(case.expr, frame.schema)
-        term = Compiler(Scope(frame.schema), pl.col("now") if "now" in frame.schema else None).term(case.expr)
+        term = _term(case.expr, frame)
     except ExpressionError as error:
         all_failed = all(row == FAILED for row in case.rows)
         return None if case.dtype is None or all_failed else Difference(f"we refuse: {error}")
@@ -102,13 +102,25 @@ def difference(case: Case, frame: Frame) -> Difference | None:
         return Difference(f"we accept as {show(inferred)} what the client refuses")
     if not same(inferred, case.dtype):
         return Difference(f"type {show(inferred)}, the client's is {show(case.dtype)}")
-    ours = _answers(frame.rows, term)
+    ours = answers(frame.rows, term)
     theirs = [row if row == FAILED else comparable(row, case.dtype) for row in case.rows]
     rows = tuple((i, a, b) for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if not equal(a, b))
     return Difference(rows=rows) if rows else None
 
 
-def _answers(rows: pl.DataFrame, term: Term) -> list[object]:
+def compiled(case: Case, frame: Frame) -> Term | None:
+    """The term of a case, None where we refuse it."""
+    try:
+        return None if case.expr is None else _term(case.expr, frame)
+    except ExpressionError:
+        return None
+
+
+def _term(expr: Expr, frame: Frame) -> Term:
+    return Compiler(Scope(frame.schema), pl.col("now") if "now" in frame.schema else None).term(expr)
+
+
+def answers(rows: pl.DataFrame, term: Term) -> list[object]:
     checks = [check.failed.fill_null(value=False).alias(f"check {i}") for i, check in enumerate(term.checks)]
     answer = rows.with_columns(term.value.alias("value"), *checks)
     failed = answer.with_columns(pl.any_horizontal(pl.lit(value=False), "^check .*$").alias("failed"))["failed"].to_list()

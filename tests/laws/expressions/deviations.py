@@ -17,11 +17,16 @@ from fennel_core.wire.expr import (
     FromEpoch,
     JsonDecode,
     JsonExtract,
+    ListFn,
+    ListFold,
     MathFn,
     MathUnary,
     Round,
     StringFn,
+    StringUnary,
     Strptime,
+    Unary,
+    UnaryOp,
 )
 from fennel_core.wire.expr import (
     Case as CaseExpr,
@@ -76,6 +81,23 @@ def parses_a_container(node: object) -> bool:
             return False
 
 
+def is_a_length(node: object) -> bool:
+    return isinstance(node, StringFn | ListFn) and node.op in (StringUnary.LEN, ListFold.LEN)
+
+
+def subtracts_or_chooses(node: object) -> bool:
+    """Where the width of an int shows: a difference, or the common type of two branches."""
+    return isinstance(node, CaseExpr) or (isinstance(node, Binary) and node.op is BinaryOp.SUB)
+
+
+def negates_a_division(node: object) -> bool:
+    match node:
+        case Unary(UnaryOp.NOT, Binary() as comparison):
+            return has(comparison, lambda inner: isinstance(inner, Binary) and inner.op is BinaryOp.DIV)
+        case _:
+            return False
+
+
 def only(difference: Difference, *, ours_failed: bool | None = None, theirs_failed: bool | None = None) -> bool:
     """Are all differing rows of this kind?"""
     return bool(difference.rows) and all(
@@ -121,6 +143,16 @@ DEVIATIONS = (
         "constant bodies",
         "a map to a constant is a list of that constant; the client's evaluator cannot lay it out",
         lambda case, d: case.source == "col('li').list.map('x', lit(7))",
+    ),
+    Deviation(
+        "signed lengths",
+        "a length is an int; the client's is an unsigned 32-bit one, so that a difference of two lengths wraps around",
+        lambda case, d: has(case.expr, is_a_length) and has(case.expr, subtracts_or_chooses),
+    ),
+    Deviation(
+        "negated comparisons",
+        "`~(a <= b)` compares what `a <= b` compares; the client's library turns it into `a > b` and divides ints as ints inside",
+        lambda case, d: has(case.expr, negates_a_division),
     ),
     Deviation(
         "calendar range",
