@@ -99,14 +99,15 @@ class Supervisor:
     async def run(self) -> None:
         """Until `stop` is set (by the registry or by the host); then hand everything back."""
         await self._renew()
-        async with asyncio.TaskGroup() as group:
-            helpers = [group.create_task(self._renewals()), group.create_task(self._reports())]
+        helpers = [asyncio.create_task(self._renewals()), asyncio.create_task(self._reports())]
+        try:
             while not self.stop.is_set():
                 await self._guarded(self.tick)
                 await self._pause()
+        finally:
             for helper in helpers:
                 helper.cancel()
-        await self.shut_down()
+            await self.shut_down()
 
     async def shut_down(self) -> None:
         """Stop every runner and give every lease back."""
