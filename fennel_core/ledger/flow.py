@@ -123,7 +123,8 @@ async def facts_of(tx: Transaction, branch: Branch, compiled: Compiled) -> BankF
     )
 
 
-async def _open_branch(tx: Transaction, workspace: WorkspaceId, name: BranchName) -> Branch:
+async def open_branch(tx: Transaction, workspace: WorkspaceId, name: BranchName) -> Branch:
+    """The branch, under its workspace's lock; ApiError when either is not there."""
     if not await tx.bank.lock(workspace):
         raise ApiError(404, "workspace-not-found", f"workspace `{workspace}` does not exist or is being deleted")
     branch = await tx.branch(workspace, name)
@@ -148,7 +149,7 @@ async def preview(tools: Tools, workspace: WorkspaceId, name: BranchName, compil
     """The plan's diff, with nothing changed."""
 
     async def work(tx: Transaction) -> Plan:
-        branch = await _open_branch(tx, workspace, name)
+        branch = await open_branch(tx, workspace, name)
         return plan(await facts_of(tx, branch, compiled), compiled.blueprints)
 
     made = await tools.ledger.run(work)
@@ -165,7 +166,7 @@ async def reserve(tools: Tools, id_: CommitId, compiled: Compiled, merged: bytes
         if row.state is not CommitState.RECEIVED:
             return row
         await tx.lease(id_, tools.timings.lease_ms)
-        branch = await _open_branch(tx, row.workspace, row.branch)
+        branch = await open_branch(tx, row.workspace, row.branch)
         _check_base(row, branch)
         facts = await facts_of(tx, branch, compiled)
         made = plan(facts, compiled.blueprints)
@@ -280,7 +281,7 @@ async def switch(tools: Tools, id_: CommitId) -> Commit:
         if row.state is not CommitState.CREATED:
             return row
         await tx.lease(id_, tools.timings.lease_ms)
-        branch = await _open_branch(tx, row.workspace, row.branch)
+        branch = await open_branch(tx, row.workspace, row.branch)
         _check_base(row, branch)
         await _take_hold(tx, row)
         let_go = await _leave_target(tx, branch)

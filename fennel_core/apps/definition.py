@@ -1,0 +1,91 @@
+"""The definition server, run as `python -m fennel_core.apps.definition`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+
+import uvicorn
+import uvloop
+
+from fennel_core.connections import postgres, secrets
+from fennel_core.connections.postgres import Pool
+from fennel_core.definition.airflow import Airflow
+from fennel_core.definition.flow import CommitFlow
+from fennel_core.definition.orchestrate import Inline
+from fennel_core.definition.recovery import Recovery
+from fennel_core.definition.server import Office, application
+from fennel_core.definition.steps import steps_over
+from fennel_core.ledger.effectors import Unreachable
+from fennel_core.ledger.kafka import KafkaTopics
+from fennel_core.settings.model import Orchestrator, Settings
+from fennel_core.telemetry import logs, traces
+from fennel_core.telemetry.health import Check, Health
+from fennel_core.vocab.ids import CommitId
+
+PROCESS = "definition"
+
+
+def main() -> None:
+    settings = Settings()
+    logs.configure(PROCESS, settings.log_level)
+    traces.configure(PROCESS, settings.otlp_endpoint)
+    uvloop.run(serve(settings))
+
+
+async def serve(settings: Settings) -> None:
+    """Serve until a signal says stop."""
+    async with postgres.pool(settings.postgres_dsn.get_secret_value(), name="fennel-definition") as pool:
+        steps = steps_over(pool, settings)
+        orchestrator = Inline(steps.run) if settings.orchestrator is Orchestrator.INLINE else Airflow(settings)
+        commits = CommitFlow(steps, orchestrator, lambda: CommitId(uuid.uuid4().hex), time.monotonic, settings.commit_timeout_s)
+        key_file = settings.secrets_key_file
+        sealer = None if key_file is None else secrets.Sealer.from_file(key_file)
+        recovery = Recovery(steps.tools, settings.reconcile_interval_s)
+        office = Office(settings, pool, commits, sealer, recovery.wake)
+        task = asyncio.create_task(recovery.run())
+        config = uvicorn.Config(
+            application(office, Health(PROCESS, checks(pool, settings))),
+            host=settings.host,
+            port=settings.definition_port,
+            loop="none",
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            timeout_graceful_shutdown=int(settings.shutdown_grace_s),
+        )
+        try:
+            await uvicorn.Server(config).serve()
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+            await orchestrator.close()
+
+
+def checks(pool: Pool, settings: Settings) -> dict[str, Check]:
+    """What this server cannot work without."""
+    topics = KafkaTopics(settings)
+
+    async def database() -> str | None:
+        async with pool.connection() as connection:
+            await connection.execute("SELECT 1")
+        return None
+
+    async def kafka() -> str | None:
+        try:
+            await topics.names()
+        except Unreachable as error:
+            return str(error)
+        return None
+
+    return {"database": database, "kafka": kafka}
+
+
+if __name__ == "__main__":
+    main()

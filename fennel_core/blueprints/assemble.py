@@ -1,0 +1,49 @@
+"""The pieces of a compiled commit while it grows: topics and jobs by key, each once, in the order they were first needed.
+
+Theory. Adding is idempotent, because keys are identities: a job that a second pipeline needs is the same job. Producers are always added
+before their consumers, so insertion order is a topological order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from fennel_core.blueprints import identity
+from fennel_core.blueprints.logical import AssetKey, LogicalJob, LogicalOutput, Topic
+from fennel_core.operators.spec import StepSpec
+
+
+@dataclass(slots=True)
+class Assembly:
+    partitions: int
+    topics: dict[AssetKey, Topic] = field(default_factory=dict)
+    jobs: dict[AssetKey, LogicalJob] = field(default_factory=dict)
+
+    def add_topic(self, key: AssetKey, title: str) -> AssetKey:
+        self.topics.setdefault(key, Topic(key, self.partitions, title))
+        return key
+
+    def dead_letters(self) -> AssetKey:
+        return self.add_topic(identity.dead_letters(self.partitions), "the workspace")
+
+    def add_job(
+        self, step: StepSpec, inputs: Sequence[AssetKey], partition_by: tuple[str, ...] | None, *, salt: int, title: str, content: str
+    ) -> tuple[AssetKey, AssetKey | None]:
+        """The job and the topic it writes (None without `partition_by`); `content` titles the topic."""
+        assert len(set(inputs)) == len(inputs), "a job reads a topic once: its runner knows an input by its topic"
+        assert all(i in self.topics for i in inputs), "producers come first"
+        key = identity.job(step, inputs, partition_by, salt, self.partitions)
+        output = None if partition_by is None else self.add_topic(identity.output_topic(key), content)
+        if key not in self.jobs:
+            self.jobs[key] = LogicalJob(
+                key=key,
+                inputs=tuple(inputs),
+                outputs=() if output is None else (LogicalOutput(output, partition_by or ()),),
+                step=step,
+                replaylog=self.add_topic(identity.replaylog(key), title),
+                dead_letters=self.dead_letters(),
+                partitions=self.partitions,
+                title=title,
+            )
+        return key, output

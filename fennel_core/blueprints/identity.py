@@ -1,0 +1,132 @@
+"""Identities: a Merkle hash of logic, so that equal definitions name equal assets wherever they were written.
+
+Theory. The identity of a job is the hash of what its step computes, of the version of the step's code, of its inputs' identities, of how
+its output is partitioned, and of a salt; the identity of a topic is the hash of its writer's. So content is named by how it
+was made: two pipelines with the same beginning share it, two branches with the same definition share everything, and a change anywhere
+renames exactly what lies downstream.
+
+What is logic: types, names of columns, expressions, parameters, and user code as its author wrote it with what it includes
+(comments and the client's generated wrapper are not). What is not: owners, descriptions, tags, titles, names of datasets
+and pipelines, credentials, poll intervals and retention. A dataset's *version* is: people raise it to have things computed again, so it
+salts the dataset's last job and its user code (whose result may depend on the world outside, such as a library).
+
+What would break it: hashing anything that differs between two serialisations of one definition, or leaving out anything that changes a
+result. The number of partitions is in every hash, because co-partitioned inputs must agree on it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import tokenize
+from collections.abc import Sequence
+from typing import Any, Final
+
+from fennel_core.blueprints.logical import AssetKey, AssetKind
+from fennel_core.operators.spec import StepSpec, step_version
+from fennel_core.vocab import canonical
+from fennel_core.vocab.ids import Identity
+from fennel_core.vocab.schema import Schema
+from fennel_core.wire import connectors
+from fennel_core.wire.connectors import Login, Source, Webhook
+from fennel_core.wire.pycode import PyCode
+
+FORMAT: Final = 1
+"""Raise it to rename every asset: when the bytes at rest change for all of them."""
+START: Final = "earliest"
+"""Where a source starts by default: at its endpoint's earliest retained row."""
+
+
+def source_identity(source: Source, schema: Schema, version: int, partitions: int) -> Identity:
+    """Of the rows that one source gives one dataset. Includes where the source starts."""
+    return _hash("source", _logic(source_logic(source)), _logic(schema), version, partitions, START)
+
+
+def source_topic(sources: Sequence[Identity], schema: Schema, version: int, partitions: int) -> AssetKey:
+    """Of the content of a dataset that is fed from outside."""
+    return AssetKey(AssetKind.TOPIC, _hash("sourced", sorted(sources), _logic(schema), version, partitions))
+
+
+def raw_topic(webhook: str, endpoint: str, partitions: int) -> AssetKey:
+    """Of what an endpoint received, whoever reads it."""
+    return AssetKey(AssetKind.RAW, _hash("raw", webhook, endpoint, partitions))
+
+
+def dead_letters(partitions: int) -> AssetKey:
+    """Of the workspace's dead letters."""
+    return AssetKey(AssetKind.DEAD, _hash("dead", partitions))
+
+
+def job(step: StepSpec, inputs: Sequence[AssetKey], partition_by: tuple[str, ...] | None, salt: int, partitions: int) -> AssetKey:
+    """Of a job. `partition_by` None: it has no output."""
+    parts = None if partition_by is None else list(partition_by)
+    return AssetKey(AssetKind.JOB, _hash("job", _logic(step), step_version(step), [i.identity for i in inputs], parts, salt, partitions))
+
+
+def output_topic(writer: AssetKey) -> AssetKey:
+    return AssetKey(AssetKind.TOPIC, _hash("output", writer.identity))
+
+
+def replaylog(writer: AssetKey) -> AssetKey:
+    return AssetKey(AssetKind.REPLAYLOG, _hash("replaylog", writer.identity))
+
+
+def source_logic(source: Source) -> tuple[object, ...]:
+    """What of a source decides its rows. Not: how often it is polled, and whom it names (the dataset's version is hashed beside it)."""
+    return (
+        source.table,
+        source.cdc,
+        source.disorder_us,
+        source.cursor,
+        source.timestamp_field,
+        source.since_us,
+        source.until_us,
+        source.bounded,
+        source.idleness_us,
+        source.preproc,
+        source.where,
+        source.sampling,
+    )
+
+
+def code_logic(code: PyCode) -> tuple[Any, ...]:
+    """User code without what its author may change freely: comments, blank lines and trailing space; with all it includes."""
+    return (_bare(code.core_code), sorted(json.dumps(code_logic(i)) for i in code.includes), code.imports.strip())
+
+
+def _bare(text: str) -> list[str]:
+    """The text's tokens. A lambda is cut out of its line by the client and may not be whole Python: then its lines, stripped."""
+    try:
+        tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
+    except (tokenize.TokenError, IndentationError):
+        return [line.strip() for line in text.splitlines() if line.strip()]
+    return [t.string if t.type not in _SHAPE else tokenize.tok_name[t.type] for t in tokens if t.type not in _FREE]
+
+
+_FREE: Final = frozenset({tokenize.COMMENT, tokenize.NL, tokenize.ENDMARKER})
+_SHAPE: Final = frozenset({tokenize.INDENT, tokenize.DEDENT, tokenize.NEWLINE})
+"""Tokens whose text is free (how wide an indent is) but whose place is not."""
+
+
+def _logic(value: object) -> Any:
+    """The canonical form of `value` with user code reduced to its logic and credentials left out."""
+    match value:
+        case PyCode():
+            return ["code", *code_logic(value)]
+        case connectors.PlainSecret() | connectors.SecretRef() | Login():
+            return None
+        case Webhook():
+            return ["webhook", value.name]
+        case tuple():
+            return ["tuple", *(_logic(v) for v in value)]
+        case _ if hasattr(value, "__dataclass_fields__"):
+            name = type(value).__qualname__
+            return [name, {f: _logic(getattr(value, f)) for f in value.__dataclass_fields__}]
+        case _:
+            return canonical.to_data(value)
+
+
+def _hash(*parts: Any) -> Identity:
+    text = json.dumps([FORMAT, *parts], sort_keys=True, separators=(",", ":"))
+    return Identity(hashlib.sha256(text.encode()).hexdigest()[:32])

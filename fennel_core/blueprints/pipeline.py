@@ -1,0 +1,290 @@
+"""One pipeline → jobs and topics.
+
+Theory. Walking the operators from the inputs on, a *flow* is what an operator would put out, not yet put anywhere. It is either *loose*, a
+union of branches, each a topic with a run of stateless native operators still to be applied, or *pending*, the one step of a job whose
+output topic is not chosen yet. Stateless operators lengthen the runs of a loose flow and so are fused for nothing; every other
+operator needs its input on a topic, partitioned the way it asks, and only then is a job made for what came before. So a topic exists only
+where state, a change of key, user code or a dataset's content needs one; a pending step writes straight into the partitioning its
+consumer wants; and user code, being a pending step of its own, is never part of another.
+
+A flow that several operators consume is put on a topic once, so that user code runs once. A job reads each topic once, so a second
+branch over the same topic gets a copy.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import assert_never
+
+from fennel_core.blueprints.assemble import Assembly
+from fennel_core.blueprints.logical import AssetKey
+from fennel_core.blueprints.subject import Node, PipelineSubject
+from fennel_core.operators import spec
+from fennel_core.vocab.dtypes import Field
+from fennel_core.vocab.ids import DatasetName
+from fennel_core.vocab.schema import Schema
+from fennel_core.wire import operators as wire
+
+Columns = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """A topic and how it is partitioned (no columns: by position)."""
+
+    topic: AssetKey
+    schema: Schema
+    partition_by: Columns
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    content: Content
+    stages: tuple[spec.Stage, ...]
+
+    @property
+    def schema(self) -> Schema:
+        return self.stages[-1].output if self.stages else self.content.schema
+
+
+@dataclass(frozen=True, slots=True)
+class Loose:
+    """Stateless native operators over topics, not applied yet."""
+
+    branches: tuple[Branch, ...]
+    schema: Schema
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A step whose job has no output topic yet. `salted`: its result may depend on more than its inputs."""
+
+    step: spec.StepSpec
+    inputs: tuple[AssetKey, ...]
+    schema: Schema
+    noun: str
+    salted: bool = False
+
+
+Flow = Loose | Pending
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Where a dataset's content is: on a topic, or (terminal aggregates) only in the state of `job`."""
+
+    job: AssetKey
+    topic: AssetKey | None
+
+
+@dataclass(slots=True)
+class PipelineCompiler:
+    """`contents`: the topics of the datasets that were compiled before."""
+
+    assembly: Assembly
+    contents: dict[DatasetName, Content]
+    dataset: DatasetName
+    version: int
+    target: Schema
+    pipeline: PipelineSubject
+    flows: dict[str, Flow] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        return f"{self.dataset}.{self.pipeline.name}"
+
+    def run(self) -> Result:
+        """Make every job of the pipeline; the last one writes the dataset's topic."""
+        consumers = Counter(i for node in self.pipeline.nodes for i in wire.operand_ids(node.kind))
+        *inner, root = self.pipeline.nodes
+        for node in inner:
+            flow = self.flow(node, node.output)
+            if consumers[node.id] > 1 and not (isinstance(flow, Loose) and not any(b.stages for b in flow.branches)):
+                flow = _loose(self.place(flow, flow.schema.key_names))
+            self.flows[node.id] = flow
+        # The dataset's own schema fixes the order of columns and keys.
+        return self.finish(self.flow(root, self.target))
+
+    def finish(self, flow: Flow) -> Result:
+        """Put the result where the dataset lives. It carries the dataset's version, so that raising it computes this again."""
+        match flow:
+            case Loose():
+                pending = self.fused(flow, self.target)
+            case Pending():
+                pending = flow
+            case unreachable:
+                assert_never(unreachable)
+        terminal = isinstance(pending.step, spec.Aggregate) and pending.step.terminal
+        partition_by = None if terminal else self.target.key_names
+        job, topic = self.assembly.add_job(
+            pending.step,
+            pending.inputs,
+            partition_by,
+            salt=self.version,
+            title=f"{self.title}: {pending.noun}",
+            content=self.dataset,
+        )
+        return Result(job, topic)
+
+    # --- flows
+
+    def flow(self, node: Node, output: Schema) -> Flow:
+        """What `node` puts out, with columns in the order of `output`."""
+        match node.kind:
+            case wire.DatasetRef(dataset):
+                return _loose(self.contents[dataset])
+            case (wire.AssignExpr() | wire.FilterExpr() | wire.Rename() | wire.Drop() | wire.Dropnull() | wire.Explode()) as op:
+                return self.longer(self.flows[op.operand], spec.Stage(op, output))
+            case wire.Union_(operands):
+                loose = [self.loosened(self.flows[o]) for o in operands]
+                return Loose(tuple(b for flow in loose for b in flow.branches), output)
+            case wire.Transform(operand, _, code):
+                return self.user_code("transform", operand, spec.UserCode("transform", code, None, self.schema_of(operand), output))
+            case wire.Filter(operand, code):
+                return self.user_code("filter", operand, spec.UserCode("filter", code, None, self.schema_of(operand), output))
+            case wire.Assign(operand, column, dtype, code):
+                step = spec.UserCode("assign", code, Field(column, dtype), self.schema_of(operand), output)
+                return self.user_code("assign", operand, step)
+            case _:
+                return self.stateful(node.kind, output)
+
+    def stateful(self, kind: wire.OperatorKind, output: Schema) -> Pending:
+        match kind:
+            case wire.Aggregate(operand, keys, specs, along, emit):
+                ordered = _in_order(keys, output)
+                step = spec.Aggregate(self.schema_of(operand), ordered, specs, along, emit is wire.Emit.FINAL, kind.terminal, output)
+                return self.after(operand, ordered, step, "aggregate")
+            case wire.First(operand, by):
+                ordered = _in_order(by, output)
+                return self.after(operand, ordered, spec.Pick(self.schema_of(operand), ordered, True, output), "first")
+            case wire.Latest(operand, by):
+                ordered = _in_order(by, output)
+                return self.after(operand, ordered, spec.Pick(self.schema_of(operand), ordered, False, output), "latest")
+            case wire.Dedup(operand, by, window):
+                columns = by or self.schema_of(operand).value_names
+                return self.after(operand, columns, spec.Dedup(self.schema_of(operand), columns, window, output), "dedup")
+            case wire.Changelog(operand, column, deletes):
+                schema = self.schema_of(operand)
+                return self.after(operand, schema.key_names, spec.Changelog(schema, column, deletes, output), "changelog")
+            case wire.WindowOp(operand, window, by, name):
+                return self.after(operand, by, spec.Windows(self.schema_of(operand), by, name, window, output), "windows")
+            case wire.Join():
+                return self.join(kind, output)
+            case _:
+                raise AssertionError(f"{type(kind).__name__} is stateless")
+
+    def join(self, op: wire.Join, output: Schema) -> Pending:
+        """The left side goes where the right side's keys are: partitioned by its columns in the order of the right keys."""
+        right = self.right_content(op.right)
+        pairs = {right_key: left for left, right_key in op.on}
+        left_on = tuple(pairs[key] for key in right.schema.key_names)
+        taken = op.fields or right.schema.value_names
+        left = self.place(self.flows[op.left], left_on, unlike=right.topic)
+        step = spec.Join(
+            left=left.schema,
+            right=right.schema,
+            left_on=left_on,
+            right_values=tuple(taken),
+            inner=op.how is wire.JoinHow.INNER,
+            low_us=op.within_low_us,
+            high_us=op.within_high_us,
+            output=output,
+        )
+        return Pending(step, (left.topic, right.topic), output, "join")
+
+    def right_content(self, operand: str) -> Content:
+        """The right side of a join is a dataset, on its own topic."""
+        flow = self.flows[operand]
+        assert isinstance(flow, Loose), "the right side of a join is a dataset"
+        (branch,) = flow.branches
+        assert not branch.stages, "the right side of a join is a dataset as it is"
+        return branch.content
+
+    def user_code(self, noun: str, operand: str, step: spec.UserCode) -> Pending:
+        """User code reads a topic and writes one. Versions of a key stay on one partition, in order."""
+        content = self.place(self.flows[operand], self.schema_of(operand).key_names)
+        return Pending(step, (content.topic,), step.output, noun, salted=True)
+
+    def after(self, operand: str, partition_by: Columns, step: spec.StepSpec, noun: str) -> Pending:
+        """A stateful step over its operand, which is partitioned for it."""
+        content = self.place(self.flows[operand], partition_by)
+        return Pending(step, (content.topic,), step.output, noun)  # type: ignore[union-attr]  # Table has no output and is never made here
+
+    def schema_of(self, operand: str) -> Schema:
+        return self.flows[operand].schema
+
+    # --- putting flows on topics
+
+    def longer(self, flow: Flow, stage: spec.Stage) -> Loose:
+        loose = self.loosened(flow)
+        return Loose(tuple(Branch(b.content, (*b.stages, stage)) for b in loose.branches), stage.output)
+
+    def loosened(self, flow: Flow) -> Loose:
+        """The flow as branches over topics; a pending step gets its topic, by key or by position."""
+        return flow if isinstance(flow, Loose) else _loose(self.place(flow, flow.schema.key_names))
+
+    def place(self, flow: Flow, partition_by: Columns, *, unlike: AssetKey | None = None) -> Content:
+        """The flow on a topic that is partitioned by these columns (none: however it is) and that is not `unlike`."""
+        match flow:
+            case Loose(branches=(Branch(content, ()),)):
+                if content.topic != unlike and content.partition_by == partition_by:
+                    return content
+                if content.topic != unlike and not partition_by and not content.schema.keyed:
+                    return content
+                pending = self.fused(flow, flow.schema)
+            case Loose():
+                pending = self.fused(flow, flow.schema)
+            case Pending():
+                pending = flow
+            case unreachable:
+                assert_never(unreachable)
+        _, topic = self.assembly.add_job(
+            pending.step,
+            pending.inputs,
+            partition_by,
+            salt=self.version if pending.salted else 0,
+            title=f"{self.title}: {pending.noun}",
+            content=f"{self.title}: {pending.noun}" + (f" by {', '.join(partition_by)}" if partition_by else ""),
+        )
+        assert topic is not None, "a job with a partitioning has an output"
+        return Content(topic, pending.schema, partition_by)
+
+    def fused(self, flow: Loose, output: Schema) -> Pending:
+        """One job for the whole run."""
+        branches = self.distinct(flow.branches)
+        step = spec.Map(tuple(b.content.schema for b in branches), tuple(b.stages for b in branches), output)
+        return Pending(step, tuple(b.content.topic for b in branches), output, "map")
+
+    def distinct(self, branches: Sequence[Branch]) -> list[Branch]:
+        """Branches over different topics: whatever reads a topic that stands before gets a copy of it."""
+        seen: set[AssetKey] = set()
+        out = []
+        for number, branch in enumerate(branches):
+            content = branch.content
+            if content.topic in seen:
+                step = spec.Map((content.schema,), ((),), content.schema)
+                _, topic = self.assembly.add_job(
+                    step,
+                    (content.topic,),
+                    content.partition_by,
+                    salt=number,
+                    title=f"{self.title}: copy",
+                    content=f"{self.title}: copy",
+                )
+                assert topic is not None
+                content = Content(topic, content.schema, content.partition_by)
+            seen.add(content.topic)
+            out.append(Branch(content, branch.stages))
+        return out
+
+
+def _loose(content: Content) -> Loose:
+    return Loose((Branch(content, ()),), content.schema)
+
+
+def _in_order(keys: Columns, output: Schema) -> Columns:
+    """Grouping keys in the order of the output's keys, which is the order of a lookup's key bytes."""
+    assert set(keys) == set(output.key_names), "what is grouped by is the key of the result"
+    return output.key_names

@@ -1,0 +1,39 @@
+"""What the compiler reads: datasets with everything that was resolved about them, producers before consumers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fennel_core.vocab.schema import Schema
+from fennel_core.wire.connectors import Source
+from fennel_core.wire.entities import Dataset
+from fennel_core.wire.operators import OperatorKind
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """An operator of a pipeline and the schema it puts out."""
+
+    id: str
+    kind: OperatorKind
+    output: Schema
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineSubject:
+    """A pipeline; `nodes` in topological order, the last one is its result."""
+
+    name: str
+    nodes: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A dataset. `looked_up`: an extractor reads it by key."""
+
+    dataset: Dataset
+    sources: tuple[Source, ...]
+    pipeline: PipelineSubject | None
+    online: bool
+    offline: bool
+    looked_up: bool

@@ -1,0 +1,1 @@
+"""The definition server: commits, branches, secrets, workspaces, and what is defined."""

@@ -1,0 +1,92 @@
+"""A commit as its client sees it: one call, one answer.
+
+Theory. The server checks the request, stores it, hands its id to the orchestrator and waits for the row. Success is told when reads have
+moved to the new version, because the client's next call expects to see it; when that takes longer than the client is kept waiting, the
+answer says so, and says the truth: after T2 the commit stands (200, reads follow), before T2 it is still under way (504). Waiting
+polls the row, and now and then asks the orchestrator whether anybody is still at work; a run that died without a word is taken back at
+once instead of at the end of its lease.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from fennel_core.definition.errors import commit_error
+from fennel_core.definition.orchestrate import Orchestrator
+from fennel_core.definition.receive import Request, receive
+from fennel_core.definition.steps import Steps
+from fennel_core.ledger import flow
+from fennel_core.ledger.lifecycle import UNDONE, CommitState
+from fennel_core.ledger.store import Commit
+from fennel_core.vocab.errors import ApiError
+from fennel_core.vocab.ids import CommitId
+
+POLL_SECONDS: Final = 0.05
+ALIVE_EVERY: Final = 40
+"""Polls between two questions to the orchestrator: two seconds."""
+_BEFORE: Final = (CommitState.RECEIVED, CommitState.RESERVED, CommitState.CREATED)
+
+
+@dataclass(frozen=True, slots=True)
+class CommitFlow:
+    """`now` in seconds; `timeout_seconds`: how long a client is kept waiting."""
+
+    steps: Steps
+    orchestrator: Orchestrator
+    new_id: Callable[[], CommitId]
+    now: Callable[[], float]
+    timeout_seconds: float
+
+    async def commit(self, request: Request) -> tuple[str, ...]:
+        """Carry a commit out and answer its summary. ApiError with everything that is wrong, or with what became of it."""
+        definitions = await self.steps.check(request)
+        row = await receive(self.steps.tools, request, self.new_id())
+        if row.state in _BEFORE:
+            self.steps.remember(row.id, definitions)
+            row = await self._start(row)
+        return self._answer(await self._wait(row))
+
+    async def _start(self, row: Commit) -> Commit:
+        """Hand the commit over, unless a run of it is under way already."""
+        if row.attempt and await self.orchestrator.alive(row.id, row.attempt):
+            return row
+        attempt = await self.steps.tools.ledger.run(lambda tx: tx.next_attempt(row.id))
+        try:
+            await self.orchestrator.start(row.id, attempt)
+        except ApiError as unavailable:
+            await flow.reject(self.steps.tools, row.id, unavailable)
+            raise
+        return await self._read(row.id)
+
+    async def _wait(self, row: Commit) -> Commit:
+        """Until reads have moved, or the commit is undone, or the client has waited long enough."""
+        deadline = self.now() + self.timeout_seconds
+        polls = 0
+        while row.state in (*_BEFORE, CommitState.WARMING) and self.now() < deadline:
+            await self.steps.tools.sleep(POLL_SECONDS)
+            polls += 1
+            row = await self._read(row.id)
+            if polls % ALIVE_EVERY == 0 and row.state in _BEFORE and not await self.orchestrator.alive(row.id, row.attempt):
+                row = await self._read(row.id)
+                if row.state in _BEFORE:
+                    row = await self.steps.undo(row.id)
+        return row
+
+    async def _read(self, commit: CommitId) -> Commit:
+        return await self.steps.tools.ledger.run(lambda tx: flow.row_of(tx, commit))
+
+    def _answer(self, row: Commit) -> tuple[str, ...]:
+        if row.state in UNDONE:
+            raise commit_error(row.error_code, row.error, f"commit `{row.id}` was taken back; nothing was changed")
+        if row.state in _BEFORE:
+            raise ApiError(
+                504,
+                "commit-under-way",
+                f"commit `{row.id}` is still under way ({row.state}) after {self.timeout_seconds:g} s; send it again to go on waiting",
+            )
+        lines = row.summary
+        if row.state is CommitState.WARMING:
+            lines = (*lines, "! the new jobs have not caught up yet: the commit stands, reads stay on the version before until they have")
+        return lines

@@ -1,0 +1,159 @@
+"""What a branch defines, told to people and programs: properties of entities (`xray`) and what is made of what (`lineage`).
+
+Theory. Both are pure views of one version: its SyncRequest and its catalog. Lineage is a graph of named nodes (source, dataset,
+pipeline, featureset, extractor, feature) and directed edges, in the direction in which data flows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fennel_core.blueprints.spec import Catalog
+from fennel_core.vocab import canonical
+from fennel_core.vocab.dtypes import show
+from fennel_core.vocab.ids import WorkspaceId
+from fennel_core.wire.connectors import Table, WebhookEndpoint
+from fennel_core.wire.decode import decode_sync_request
+from fennel_core.wire.entities import Dataset, Featureset, Metadata, SyncRequest
+
+Words = frozenset[str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """One version of a branch."""
+
+    request: SyncRequest
+    catalog: Catalog
+
+    @classmethod
+    def of(cls, merged: bytes, catalog: bytes) -> Version:
+        return cls(decode_sync_request(merged), canonical.loads(catalog, Catalog))
+
+    @classmethod
+    def empty(cls, workspace: WorkspaceId) -> Version:
+        return cls(decode_sync_request(b""), Catalog(workspace, (), (), (), 0))
+
+
+def xray(version: Version, datasets: Words, featuresets: Words, properties: Words) -> dict[str, list[dict[str, Any]]]:
+    """Properties of the named entities (None: of all), only the named ones (None: all). An unknown property is left out."""
+    show_all = datasets is None and featuresets is None
+    found_datasets = [d for d in version.request.datasets if show_all or d.name in (datasets or ())]
+    found_featuresets = [f for f in version.request.featuresets if show_all or f.name in (featuresets or ())]
+    return {
+        "datasets": [_described(DATASET, version, d, properties) for d in found_datasets],
+        "featuresets": [_described(FEATURESET, version, f, properties) for f in found_featuresets],
+    }
+
+
+def _described(known: Mapping[str, Callable[[Version, Any], Any]], version: Version, entity: Any, properties: Words) -> dict[str, Any]:
+    return {name: tell(version, entity) for name, tell in known.items() if properties is None or name in properties or name == "name"}
+
+
+def _flags(metadata: Metadata) -> dict[str, Any]:
+    return {
+        "owner": metadata.owner,
+        "description": metadata.description,
+        "deprecated": metadata.deprecated,
+        "deleted": metadata.deleted,
+    }
+
+
+def _schema(_: Version, dataset: Dataset) -> dict[str, Any]:
+    schema = dataset.schema
+    return {
+        "keys": [{"name": f.name, "dtype": show(f.dtype)} for f in schema.keys],
+        "values": [{"name": f.name, "dtype": show(f.dtype)} for f in schema.values],
+        "timestamp": schema.timestamp,
+    }
+
+
+def _physical(version: Version, dataset: Dataset) -> dict[str, Any]:
+    view = next((d for d in version.catalog.datasets if d.name == dataset.name), None)
+    return {} if view is None else {"topic": view.topic, "served_by": view.served_by}
+
+
+def _features(version: Version, featureset: Featureset) -> list[dict[str, Any]]:
+    own = [f for f in version.request.features if f.ref.featureset == featureset.name]
+    return [{"name": f.ref.name, "dtype": show(f.dtype), **_flags(f.metadata)} for f in own]
+
+
+DATASET: Mapping[str, Callable[[Version, Any], Any]] = {
+    "name": lambda _, d: d.name,
+    "fullname": lambda _, d: f"{d.name}@v{d.version}",
+    "version": lambda _, d: d.version,
+    "dsschema": _schema,
+    "field_metadata": lambda _, d: {name: _flags(m) for name, m in d.field_metadata},
+    "history": lambda _, d: d.history_us // 1_000_000,
+    "retention": lambda _, d: d.history_us // 1_000_000,
+    "metaflags": lambda _, d: _flags(d.metadata),
+    "tags": lambda _, d: list(d.metadata.tags),
+    "lineage_tags": lambda version, d: sorted(_tags_upstream(version, d.name)),
+    "pycode": lambda _, d: d.pycode.core_code,
+    "is_source_dataset": lambda _, d: d.is_source,
+    "sink_destination": lambda version, d: [_table_name(s.table) for s in version.request.sinks if s.dataset == d.name],
+    "physical": _physical,
+}
+FEATURESET: Mapping[str, Callable[[Version, Any], Any]] = {
+    "name": lambda _, f: f.name,
+    "metaflags": lambda _, f: _flags(f.metadata),
+    "tags": lambda _, f: list(f.metadata.tags),
+    "lineage_tags": lambda version, f: sorted(
+        {t for e in version.request.extractors if e.featureset == f.name for d in e.datasets for t in _tags_upstream(version, d)}
+        | set(f.metadata.tags)
+    ),
+    "pycode": lambda _, f: f.pycode.core_code,
+    "features": _features,
+}
+
+
+def _tags_upstream(version: Version, name: str) -> set[str]:
+    """Tags of the dataset and of everything it is made of."""
+    seen: set[str] = set()
+    todo = [name]
+    while todo:
+        here = todo.pop()
+        if here not in seen:
+            seen.add(here)
+            todo += [i for p in version.request.pipelines if p.dataset == here for i in p.inputs]
+    return {tag for d in version.request.datasets if d.name in seen for tag in d.metadata.tags}
+
+
+def lineage(version: Version) -> dict[str, list[dict[str, str]]]:
+    """`{"nodes": [{"id", "kind", "name"}], "edges": [{"from", "to"}]}`, each once and in a stable order."""
+    nodes: dict[str, dict[str, str]] = {}
+    edges: dict[tuple[str, str], None] = {}
+
+    def node(kind: str, name: str) -> str:
+        id_ = f"{kind}:{name}"
+        nodes.setdefault(id_, {"id": id_, "kind": kind, "name": name})
+        return id_
+
+    request = version.request
+    for dataset in request.datasets:
+        node("dataset", dataset.name)
+    for source in request.sources:
+        edges[node("source", _table_name(source.table)), node("dataset", source.dataset)] = None
+    for pipeline in request.pipelines:
+        made = node("pipeline", f"{pipeline.dataset}.{pipeline.name}")
+        edges |= dict.fromkeys((node("dataset", i), made) for i in pipeline.inputs)
+        edges[made, node("dataset", pipeline.dataset)] = None
+    for sink in request.sinks:
+        edges[node("dataset", sink.dataset), node("sink", _table_name(sink.table))] = None
+    for feature in request.features:
+        edges[node("feature", feature.ref.fqn), node("featureset", feature.ref.featureset)] = None
+    for extractor in request.extractors:
+        made = node("extractor", extractor.fqn)
+        edges |= dict.fromkeys((node("dataset", d), made) for d in extractor.datasets)
+        edges |= dict.fromkeys((node("feature", i.fqn), made) for i in extractor.inputs)
+        edges |= dict.fromkeys((made, node("feature", o.fqn)) for o in extractor.output_refs)
+    return {"nodes": list(nodes.values()), "edges": [{"from": a, "to": b} for a, b in edges]}
+
+
+def _table_name(table: Table) -> str:
+    """How people find the thing outside: the connector's name, and what in it; never a credential."""
+    if isinstance(table, WebhookEndpoint):
+        return f"{table.db.name}/{table.endpoint}"
+    return f"{table.db.name} ({type(table).__name__})"

@@ -1,0 +1,327 @@
+"""The control plane over HTTP: what each path means, and nothing else.
+
+Theory. A route turns a request into values, calls one function, and turns the result into JSON; who the caller is comes from the token,
+where he works from `X-FENNEL-BRANCH`. The public client calls only status 200 a success, wants JSON in every 200, and shows a plain
+text of any other answer, so errors are sentences (`telemetry.errors`). Bodies are counted while they are read: an announced length over
+the limit is refused before the first byte, an unannounced one at the byte that passes it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+import msgspec
+from fastapi import APIRouter, Depends, FastAPI, Header, Query, Request, Response
+
+from fennel_core.connections import secrets, tokens, workspaces
+from fennel_core.connections.postgres import Pool
+from fennel_core.definition import receive
+from fennel_core.definition.flow import CommitFlow
+from fennel_core.definition.lineage import Version, lineage, xray
+from fennel_core.ledger import branches
+from fennel_core.ledger.store import Options
+from fennel_core.settings.model import Settings
+from fennel_core.telemetry import errors
+from fennel_core.telemetry.health import Health
+from fennel_core.vocab.errors import ApiError
+from fennel_core.vocab.ids import MAIN_BRANCH, BranchName, WorkspaceId
+
+API: Final = "/api/v1"
+BRANCH_NAME: Final = re.compile(r"^[a-zA-Z0-9_.\-/]{1,200}$")
+DELETE_SECONDS: Final = 10.0
+"""How long the deletion of a workspace is waited for; it goes on by itself after that."""
+DELETE_POLL_SECONDS: Final = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Office:
+    """What the routes work with. `wake` asks recovery to look now. `sealer` None: no key file is configured."""
+
+    settings: Settings
+    pool: Pool
+    commits: CommitFlow
+    sealer: secrets.Sealer | None
+    wake: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    workspace: WorkspaceId
+    branch: BranchName
+
+
+def application(office: Office, health: Health) -> FastAPI:
+    """The definition server."""
+    app = FastAPI(title="Fennel definition server", version="1", docs_url=f"{API}/docs", redoc_url=None, openapi_url=f"{API}/openapi.json")
+    errors.install(app)
+    health.mount(app)
+    app.state.office = office
+    for router in (commit_routes, branch_routes, secret_routes, workspace_routes, lineage_routes):
+        app.include_router(router)
+    return app
+
+
+# --- who calls, and with what -------------------------------------------------------------------------------------------
+
+
+def office_of(request: Request) -> Office:
+    office = request.app.state.office
+    assert isinstance(office, Office)
+    return office
+
+
+async def caller_of(
+    office: Annotated[Office, Depends(office_of)],
+    authorization: Annotated[str | None, Header()] = None,
+    x_fennel_branch: Annotated[str, Header()] = MAIN_BRANCH,
+) -> Caller:
+    return Caller(await tokens.workspace_of(office.pool, office.settings, authorization), BranchName(x_fennel_branch))
+
+
+async def administrator(office: Annotated[Office, Depends(office_of)], authorization: Annotated[str | None, Header()] = None) -> None:
+    tokens.require_admin(office.settings, authorization)
+
+
+TheOffice = Annotated[Office, Depends(office_of)]
+TheCaller = Annotated[Caller, Depends(caller_of)]
+
+
+async def body_of(request: Request, limit_bytes: int) -> bytes:
+    """The whole body; ApiError 413 as soon as it is known to be over the limit."""
+    too_large = ApiError(
+        413, "body-too-large", f"the request's body is over the limit of {limit_bytes} bytes (FENNEL_BODY_LIMIT_BYTES): send less at once"
+    )
+    announced = request.headers.get("content-length")
+    if announced is not None and announced.isdigit() and int(announced) > limit_bytes:
+        raise too_large
+    chunks, size = [], 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > limit_bytes:
+            raise too_large
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+async def json_of(request: Request, office: Office) -> dict[str, Any]:
+    """The body as a JSON object; no body is an empty one."""
+    body = await body_of(request, office.settings.body_limit_bytes)
+    try:
+        value = msgspec.json.decode(body) if body.strip() else {}
+    except (msgspec.DecodeError, UnicodeDecodeError) as malformed:
+        raise ApiError(400, "json-malformed", f"the body is not JSON: {malformed}") from malformed
+    if not isinstance(value, dict):
+        raise ApiError(400, "json-malformed", "the body must be a JSON object")
+    return value
+
+
+def text_in(body: dict[str, Any], name: str) -> str:
+    value = body.get(name)
+    if not isinstance(value, str):
+        raise ApiError(400, "json-malformed", f"the body needs `{name}`, a string")
+    return value
+
+
+def answer(value: Any) -> Response:
+    """200 with a JSON body; the client needs exactly this content type."""
+    return Response(msgspec.json.encode(value), headers={"content-type": "application/json"})
+
+
+# --- commits ------------------------------------------------------------------------------------------------------------
+
+commit_routes = APIRouter(prefix=API, tags=["commit"])
+
+
+@commit_routes.post("/commit")
+async def commit(
+    request: Request,
+    office: TheOffice,
+    caller: TheCaller,
+    preview: Annotated[bool, Query(description="Show what would be done, and do nothing.")] = False,
+    incremental: Annotated[bool, Query(description="Add to what the branch has.")] = False,
+    backfill: Annotated[bool, Query(description="May anything be computed again from existing data?")] = True,
+) -> Response:
+    """Replace (or, incrementally, extend) what the branch defines. The body is the client's SyncRequest."""
+    body = await body_of(request, office.settings.body_limit_bytes)
+    wanted = receive.Request(caller.workspace, caller.branch, body, Options(incremental, backfill))
+    lines = await (office.commits.steps.preview(wanted) if preview else office.commits.commit(wanted))
+    office.wake()
+    return answer({"summary": [f"{line}\n" for line in lines]})
+
+
+# --- branches -----------------------------------------------------------------------------------------------------------
+
+branch_routes = APIRouter(prefix=API, tags=["branch"])
+
+
+@branch_routes.post("/init")
+async def init(request: Request, office: TheOffice, caller: TheCaller) -> Response:
+    """Make the branch that the header names: empty, or as a clone of `clone_from`."""
+    body = await json_of(request, office)
+    if BRANCH_NAME.match(caller.branch) is None:
+        raise ApiError(
+            400, "branch-name", f"branch `{caller.branch}`: a name is 1 to 200 letters, digits and the characters `_`, `.`, `-` and `/`"
+        )
+    tools = office.commits.steps.tools
+    if body.get("clone_from") is None:
+        await branches.init_branch(tools, caller.workspace, caller.branch)
+    else:
+        await branches.clone_branch(tools, caller.workspace, caller.branch, BranchName(text_in(body, "clone_from")))
+    return answer({"name": caller.branch})
+
+
+@branch_routes.post("/delete")
+async def delete(office: TheOffice, caller: TheCaller) -> Response:
+    """Delete the branch that the header names; what nobody else uses is destroyed."""
+    await branches.delete_branch(office.commits.steps.tools, caller.workspace, caller.branch)
+    office.wake()
+    return answer({})
+
+
+@branch_routes.get("/branch/list")
+async def list_branches(office: TheOffice, caller: TheCaller) -> Response:
+    """All branches, in order of creation."""
+    found = await office.commits.steps.tools.ledger.run(lambda tx: tx.branches(caller.workspace))
+    return answer({"branches": [{"name": branch.name} for branch in found]})
+
+
+# --- secrets ------------------------------------------------------------------------------------------------------------
+
+secret_routes = APIRouter(prefix=f"{API}/secret", tags=["secret"])
+
+
+def sealer_of(office: Office) -> secrets.Sealer:
+    if office.sealer is None:
+        raise ApiError(
+            503, "secrets-unavailable", "this platform keeps no secrets: set FENNEL_SECRETS_KEY_FILE to a key file and restart the servers"
+        )
+    return office.sealer
+
+
+@secret_routes.get("/{name:path}")
+async def get_secret(name: str, office: TheOffice, caller: TheCaller) -> Response:
+    try:
+        value = await secrets.get(office.pool, sealer_of(office), caller.workspace, name)
+    except secrets.SealError as closed:
+        raise ApiError(500, "secret-sealed", str(closed)) from closed
+    if value is None:
+        raise ApiError(500, "secret-not-found", f"Failed to get user secret mapping: secret `{name}` does not exist")
+    return answer({"value": value})
+
+
+@secret_routes.post("/{name:path}")
+async def add_secret(name: str, request: Request, office: TheOffice, caller: TheCaller) -> Response:
+    """Set a secret, new or not."""
+    await _put_secret(name, await json_of(request, office), office, caller)
+    return answer({})
+
+
+@secret_routes.patch("/{name:path}")
+async def update_secret(name: str, request: Request, office: TheOffice, caller: TheCaller) -> Response:
+    """Change a secret that is there."""
+    body = await json_of(request, office)
+    if name not in await secrets.names(office.pool, caller.workspace):
+        raise _no_secret(name)
+    await _put_secret(name, body, office, caller)
+    return answer({})
+
+
+@secret_routes.delete("/{name:path}")
+async def delete_secret(name: str, office: TheOffice, caller: TheCaller) -> Response:
+    if not await secrets.delete(office.pool, caller.workspace, name):
+        raise _no_secret(name)
+    return answer({})
+
+
+async def _put_secret(name: str, body: dict[str, Any], office: Office, caller: Caller) -> None:
+    try:
+        await secrets.put(office.pool, sealer_of(office), caller.workspace, name, text_in(body, "value"))
+    except ValueError as unusable:
+        raise ApiError(400, "secret-unusable", str(unusable)) from unusable
+
+
+def _no_secret(name: str) -> ApiError:
+    return ApiError(404, "secret-not-found", f"secret `{name}` does not exist: add it first")
+
+
+# --- workspaces ---------------------------------------------------------------------------------------------------------
+
+workspace_routes = APIRouter(prefix=f"{API}/workspaces", tags=["workspace"], dependencies=[Depends(administrator)])
+
+
+@workspace_routes.get("")
+async def list_workspaces(office: TheOffice) -> Response:
+    found = await workspaces.list_all(office.pool)
+    return answer({"workspaces": [{"name": w.name, "state": w.state, "created_at": w.created_at.isoformat()} for w in found]})
+
+
+@workspace_routes.post("")
+async def create_workspace(request: Request, office: TheOffice) -> Response:
+    """Make a workspace; its token is in the answer and nowhere else."""
+    name = text_in(await json_of(request, office), "name")
+    return answer({"name": name, "token": await workspaces.create(office.pool, name)})
+
+
+@workspace_routes.post("/{name}/tokens")
+async def add_token(name: str, office: TheOffice) -> Response:
+    """One more token."""
+    return answer({"name": name, "token": await workspaces.add_token(office.pool, name)})
+
+
+@workspace_routes.delete("/{name}")
+async def delete_workspace(name: str, office: TheOffice) -> Response:
+    """Close the workspace and destroy all it has. `gone` in the answer is false while engines still let go of its jobs."""
+    workspace = await workspaces.mark_deleting(office.pool, name)
+    tools = office.commits.steps.tools
+    waited = 0.0
+    while not (gone := await branches.empty_workspace(tools, workspace)) and waited < DELETE_SECONDS:
+        await tools.sleep(DELETE_POLL_SECONDS)
+        waited += DELETE_POLL_SECONDS
+    office.wake()
+    return answer({"name": workspace, "gone": gone})
+
+
+# --- what is defined ----------------------------------------------------------------------------------------------------
+
+lineage_routes = APIRouter(prefix=API, tags=["lineage"])
+
+
+@lineage_routes.get("/xray")
+async def get_xray(
+    office: TheOffice,
+    caller: TheCaller,
+    datasets: Annotated[str | None, Query(description="Names, separated by commas; none: all.")] = None,
+    featuresets: Annotated[str | None, Query(description="Names, separated by commas; none: all.")] = None,
+    properties: Annotated[str | None, Query(description="Names, separated by commas; none: all.")] = None,
+) -> Response:
+    """What is known about the branch's datasets and featuresets."""
+    version = await _version(office, caller)
+    return answer(xray(version, _words(datasets), _words(featuresets), _words(properties)))
+
+
+@lineage_routes.get("/lineage")
+async def get_lineage(office: TheOffice, caller: TheCaller) -> Response:
+    """What is made of what, as nodes and edges."""
+    return answer(lineage(await _version(office, caller)))
+
+
+async def _version(office: Office, caller: Caller) -> Version:
+    async def read(tx: Any) -> tuple[bytes, bytes] | None:
+        branch = await tx.branch(caller.workspace, caller.branch)
+        if branch is None:
+            raise ApiError(500, "branch-not-found", f"branch `{caller.branch}` does not exist")
+        if branch.target is None:
+            return None
+        return await tx.merged(branch.target), await tx.catalog(branch.target)
+
+    found: Awaitable[tuple[bytes, bytes] | None] = office.commits.steps.tools.ledger.run(read)
+    stored = await found
+    return Version.empty(caller.workspace) if stored is None else Version.of(*stored)
+
+
+def _words(text: str | None) -> frozenset[str] | None:
+    words = frozenset(word.strip() for word in (text or "").split(",") if word.strip())
+    return words or None

@@ -1,0 +1,213 @@
+"""The steps of a commit, as functions of its id: what Airflow's tasks call, and what the inline orchestrator runs.
+
+Theory. Each step reads the commit's row, does what is owed there and writes its outcome back, so it may be run again, by another process,
+at any time. A step that fails leaves the commit undoing or rejected, with its error in the row, and raises the same error, so that an
+orchestrator shows where it stopped; `undo` then takes back what was made. `run` is the whole way at once.
+
+    compile_commit → create_assets → switch → destroy_assets          undo (after a failure of the first three)
+
+The plain functions at the end are for callers without an event loop: settings come from the environment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Final, TypeVar
+
+from fennel_core.connections import postgres
+from fennel_core.connections.postgres import Pool
+from fennel_core.definition.definitions import Definitions, check, compiled
+from fennel_core.definition.receive import Request, receive
+from fennel_core.ledger import flow
+from fennel_core.ledger.flow import Tools
+from fennel_core.ledger.kafka import KafkaTopics
+from fennel_core.ledger.lifecycle import UNDONE, CommitState
+from fennel_core.ledger.postgres import PostgresLedger
+from fennel_core.ledger.reconcile import Reconciled, reconcile
+from fennel_core.ledger.store import Branch, Commit, Options, Transaction
+from fennel_core.settings.model import Settings
+from fennel_core.vocab.errors import ApiError
+from fennel_core.vocab.ids import BranchName, CommitId, Millis, WorkspaceId
+
+T = TypeVar("T")
+DESTROY_SECONDS: Final = 30.0
+"""How long a commit waits for its leavings to be destroyed (an engine lets go of a job within a lease); recovery does the rest."""
+DESTROY_POLL_SECONDS: Final = 0.2
+
+
+class Steps:
+    """The steps over given tools. `partitions`: of every new topic and job. `warm_seconds`: how long to wait for new jobs."""
+
+    def __init__(self, tools: Tools, *, partitions: int, warm_seconds: float) -> None:
+        self.tools = tools
+        self._partitions = partitions
+        self._warm_seconds = warm_seconds
+        self._checked: dict[CommitId, Definitions] = {}
+
+    async def check(self, request: Request) -> Definitions:
+        """Decode and validate a commit against what its branch has. ApiError with everything that is wrong."""
+
+        async def base(tx: Transaction) -> tuple[Branch, bytes | None]:
+            branch = await flow.open_branch(tx, request.workspace, request.branch)
+            return branch, await _definitions_of(tx, branch.target)
+
+        _, before = await self.tools.ledger.run(base)
+        return await asyncio.to_thread(check, request.body, before, incremental=request.options.incremental)
+
+    async def preview(self, request: Request) -> tuple[str, ...]:
+        """What the commit would do, as lines; nothing is changed."""
+        definitions = await self.check(request)
+        wanted = await asyncio.to_thread(compiled, definitions, self._partitions)
+        return await flow.preview(self.tools, request.workspace, request.branch, wanted, backfill=request.options.backfill)
+
+    def remember(self, commit: CommitId, definitions: Definitions) -> None:
+        """Spare `compile_commit` of this process the second decoding of a request that was just checked."""
+        self._checked[commit] = definitions
+
+    async def compile_commit(self, commit: CommitId) -> Commit:
+        """Definitions → plan → T1. ApiError when they are wrong, with all that is wrong; the commit is then rejected."""
+        row, body, before = await self.tools.ledger.run(lambda tx: _sources(tx, commit))
+        if row.state in UNDONE:
+            raise flow.undone_error(row)
+        if row.state is not CommitState.RECEIVED:
+            return row
+        try:
+            definitions = self._checked.pop(commit, None)
+            if definitions is None:
+                definitions = await asyncio.to_thread(check, body, before, incremental=row.options.incremental)
+            wanted = await asyncio.to_thread(compiled, definitions, self._partitions)
+            return await flow.reserve(self.tools, commit, wanted, definitions.body)
+        except ApiError as wrong:
+            await flow.reject(self.tools, commit, wrong)
+            raise
+
+    async def create_assets(self, commit: CommitId) -> Commit:
+        """Make the topics. ApiError when one is refused; the commit is then undoing."""
+        return await flow.create(self.tools, commit)
+
+    async def switch(self, commit: CommitId) -> Commit:
+        """T2. ApiError when the branch moved meanwhile; the commit is then undoing."""
+        return await flow.switch(self.tools, commit)
+
+    async def destroy_assets(self, commit: CommitId) -> Commit:
+        """Wait until the new jobs have caught up, let reads move, then destroy what nobody holds any more; bounded in time."""
+        await flow.warm(self.tools, commit, seconds=self._warm_seconds)
+        return await self._destroy(commit)
+
+    async def undo(self, commit: CommitId) -> Commit:
+        """Take back what a failed commit made; does nothing after T2."""
+        row = await self.tools.ledger.run(lambda tx: flow.row_of(tx, commit))
+        abandoned = ApiError(500, "commit-undone", f"commit `{commit}` was taken back because a step of it failed; nothing was changed")
+        if row.state is CommitState.RECEIVED:
+            await flow.reject(self.tools, commit, abandoned)
+        elif row.state in (CommitState.RESERVED, CommitState.CREATED):
+            await flow.fail(self.tools, commit, abandoned)
+        return await self._destroy(commit)
+
+    async def run(self, commit: CommitId) -> None:
+        """All steps, one after the other, and undo when one fails."""
+        try:
+            await self.compile_commit(commit)
+            await self.create_assets(commit)
+            await self.switch(commit)
+        except ApiError:
+            await self.undo(commit)
+            raise
+        await self.destroy_assets(commit)
+
+    async def _destroy(self, commit: CommitId) -> Commit:
+        waited = 0.0
+        row = await self.tools.ledger.run(lambda tx: flow.row_of(tx, commit))
+        while row.state in (CommitState.SERVING, CommitState.UNDOING):
+            await flow.destroy(self.tools, row.workspace)
+            row = await self.tools.ledger.run(lambda tx: flow.row_of(tx, commit))
+            if waited >= DESTROY_SECONDS:
+                break
+            await self.tools.sleep(DESTROY_POLL_SECONDS)
+            waited += DESTROY_POLL_SECONDS
+        return row
+
+
+async def _definitions_of(tx: Transaction, commit: CommitId | None) -> bytes | None:
+    """The SyncRequest a version stands for."""
+    return None if commit is None else await tx.merged(commit)
+
+
+async def _sources(tx: Transaction, commit: CommitId) -> tuple[Commit, bytes, bytes | None]:
+    row = await flow.row_of(tx, commit)
+    return row, await tx.request(commit), await _definitions_of(tx, row.base)
+
+
+def steps_over(pool: Pool, settings: Settings) -> Steps:
+    """The steps over the real Postgres and Kafka."""
+    timings = flow.Timings(lease_ms=Millis(settings.commit_lease_ms), stray_grace_ms=Millis(settings.stray_grace_ms))
+    tools = Tools(PostgresLedger(pool), KafkaTopics(settings), asyncio.sleep, timings)
+    return Steps(tools, partitions=settings.partitions, warm_seconds=settings.warm_timeout_s)
+
+
+# --- for callers without an event loop ----------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def opened(settings: Settings) -> AsyncIterator[Steps]:
+    """Steps with connections of their own."""
+    async with postgres.pool(settings.postgres_dsn.get_secret_value(), name="fennel-steps", size=2) as pool:
+        yield steps_over(pool, settings)
+
+
+def _run(work: Callable[[Steps], Awaitable[T]]) -> T:
+    async def main() -> T:
+        async with opened(Settings()) as steps:
+            return await work(steps)
+
+    return asyncio.run(main())
+
+
+def receive_commit(workspace: str, branch: str, body: bytes, *, incremental: bool = False, backfill: bool = True) -> str:
+    """Check and store a commit that did not come through the server; answers its id. ApiError when it is wrong."""
+    request = Request(WorkspaceId(workspace), BranchName(branch), body, Options(incremental, backfill))
+
+    async def work(steps: Steps) -> str:
+        await steps.check(request)
+        return (await receive(steps.tools, request, CommitId(uuid.uuid4().hex))).id
+
+    return _run(work)
+
+
+def preview_commit(workspace: str, branch: str, body: bytes, *, incremental: bool = False, backfill: bool = True) -> tuple[str, ...]:
+    """What such a commit would do, as lines."""
+    request = Request(WorkspaceId(workspace), BranchName(branch), body, Options(incremental, backfill))
+    return _run(lambda steps: steps.preview(request))
+
+
+def compile_commit(commit_id: str) -> Commit:
+    """See `Steps.compile_commit`."""
+    return _run(lambda steps: steps.compile_commit(CommitId(commit_id)))
+
+
+def create_assets(commit_id: str) -> Commit:
+    """See `Steps.create_assets`."""
+    return _run(lambda steps: steps.create_assets(CommitId(commit_id)))
+
+
+def switch(commit_id: str) -> Commit:
+    """See `Steps.switch`."""
+    return _run(lambda steps: steps.switch(CommitId(commit_id)))
+
+
+def destroy_assets(commit_id: str) -> Commit:
+    """See `Steps.destroy_assets`."""
+    return _run(lambda steps: steps.destroy_assets(CommitId(commit_id)))
+
+
+def undo(commit_id: str) -> Commit:
+    """See `Steps.undo`."""
+    return _run(lambda steps: steps.undo(CommitId(commit_id)))
+
+
+def reconcile_all() -> Reconciled:
+    """One round of recovery over everything, strays included."""
+    return _run(lambda steps: reconcile(steps.tools))
