@@ -6,6 +6,7 @@ A port that is open proves little (a JVM listens before it serves), so where a p
 import http.client
 import json
 import socket
+import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
@@ -66,12 +67,22 @@ class AirflowReports:
     component: str
 
 
-Health = HttpAnswers | HttpSpeaks | SocketAnswers | PostgresAnswers | KafkaAnswers | AirflowReports
+@dataclass(frozen=True, slots=True)
+class Beats:
+    """It touches a file again and again."""
+
+    path: Path
+    every_s: float
+
+
+Health = Beats | HttpAnswers | HttpSpeaks | SocketAnswers | PostgresAnswers | KafkaAnswers | AirflowReports
 
 
 def ask(health: Health, began: datetime) -> str | None:
     """None if healthy, else what is wrong in a few words. `began`: start of the process. Waits seconds at most; raises nothing."""
     match health:
+        case Beats(path, every_s):
+            return _ask_beat(path, every_s, began)
         case HttpAnswers(url):
             status, _ = _get(url)
             return None if status == 200 else f"{url} answers {status or 'nothing'}"
@@ -88,6 +99,17 @@ def ask(health: Health, began: datetime) -> str | None:
             return _ask_airflow(url, component, began)
         case unexpected:
             assert_never(unexpected)
+
+
+def _ask_beat(path: Path, every_s: float, began: datetime) -> str | None:
+    try:
+        beat_s = path.stat().st_mtime
+    except FileNotFoundError:
+        return "it has not begun to work"
+    late_s = time.time() - beat_s
+    if beat_s < began.timestamp():
+        return "it has not begun to work"
+    return None if late_s < 5 * every_s + ASK_S else f"it has done nothing for {late_s:.0f} s"
 
 
 def _get(url: str) -> tuple[int | None, bytes]:

@@ -93,11 +93,11 @@ class Launch:
                 assert record is not None
                 self.display.show(part, Working("restarting: its settings changed"))
                 processes.stop(record, part.stop_signal, self.machine.settings.shutdown_grace_s)
-                self._start(part)
+                self.start(part)
             case Decision.START:
                 if record is not None:
                     processes.stop(record, part.stop_signal, 0.5)  # children that outlived it
-                self._start(part)
+                self.start(part)
             case unexpected:
                 assert_never(unexpected)
         why = self._wait_until_healthy(part, began)
@@ -107,7 +107,8 @@ class Launch:
             self._once(part, step)
         return Ready(time.monotonic() - began, kept=decision is Decision.KEEP)
 
-    def _start(self, part: Part) -> None:
+    def start(self, part: Part) -> None:
+        """Starts it and writes its record; does not wait. Raises HostError and OSError."""
         for step in part.before:
             self._once(part, step)
         self.display.show(part, Working("starting"))

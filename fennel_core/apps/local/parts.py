@@ -17,6 +17,7 @@ from typing import Final
 from fennel_core.apps.local import airflow, kafka, postgres, s3
 from fennel_core.apps.local.health import (
     AirflowReports,
+    Beats,
     Health,
     HttpAnswers,
     HttpSpeaks,
@@ -30,6 +31,7 @@ from fennel_core.settings.model import ENV_PREFIX, Orchestrator, Settings
 
 INFRA: Final = "infra"
 FENNEL: Final = "fennel"
+WATCH: Final = "watch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,19 @@ def table(machine: Machine) -> tuple[Part, ...]:
     rows = [*_stores(machine)]
     if machine.settings.orchestrator is Orchestrator.AIRFLOW:
         rows += _airflow(machine)
-    return (*rows, *_servers(machine))
+    return (*rows, *_servers(machine), _watch(machine))
+
+
+def _watch(machine: Machine) -> Part:
+    """Its environment is all that a part may depend on, so that it starts parts exactly as `up` does."""
+    return Part(
+        name=WATCH,
+        title="Watch (restarts)",
+        group=WATCH,
+        command=(sys.executable, "-m", "fennel_core.apps.local.watch"),
+        env=MappingProxyType({**process_env(machine.settings), "PYTHONPATH": str(machine.layout.root)}),
+        health=Beats(machine.layout.run / "watch.beat", every_s=1.0),
+    )
 
 
 def _stores(machine: Machine) -> tuple[Part, ...]:

@@ -24,7 +24,7 @@ from fennel_core.apps.local.host import HostError, look_around
 from fennel_core.apps.local.keys import Keys, ensure_keys
 from fennel_core.apps.local.launch import Failure, Launch
 from fennel_core.apps.local.layout import ROOT, Layout
-from fennel_core.apps.local.parts import Part, process_env, table
+from fennel_core.apps.local.parts import WATCH, Part, process_env, table
 from fennel_core.apps.local.progress import display_for
 from fennel_core.apps.local.steps import Machine
 from fennel_core.settings.model import Settings
@@ -60,11 +60,18 @@ def local_settings(asked: Settings, layout: Layout, keys: Keys) -> Settings:
     )
 
 
+class Busy(Exception):
+    """Somebody else is starting or stopping parts."""
+
+
 @contextmanager
-def only_one(layout: Layout) -> Iterator[None]:
-    """Two commands that start or stop things take turns."""
+def only_one(layout: Layout, wait: bool = True) -> Iterator[None]:
+    """Who starts or stops parts does so alone. Raises Busy instead of waiting if asked to."""
     with (layout.data / "lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError as error:
+            raise Busy from error
         yield
 
 
@@ -74,7 +81,8 @@ def up(machine: Machine, wanted: Sequence[Part]) -> tuple[Failure, ...]:
     Raises HostError, one sentence per line, if it is clear beforehand that it cannot work.
     """
     layout = machine.layout
-    parts = with_needs(table(machine), wanted)
+    rows = table(machine)
+    parts = with_needs(rows, [*wanted, *(row for row in rows if row.name == WATCH)])
     with only_one(layout):
         starting = [part for part in parts if decide(part, running(layout, part)) is Decision.START]
         if sentences := complaints(machine.settings, layout, machine.host, starting):
@@ -117,7 +125,9 @@ def down(machine: Machine, wanted: Sequence[Part]) -> tuple[Stopped, ...]:
             # Rows of an earlier table, as Airflow's after a change to the inline orchestrator.
             others = [path.name for path in sorted(layout.pids.iterdir()) if path.name not in known and not path.suffix]
             stopped += _stop_all(machine, dict.fromkeys(others, signal.SIGTERM))
-        for wave in stopping_waves(wanted):
+        # The watch goes first: it would start the others again.
+        stopped += _stop_all(machine, {part.name: part.stop_signal for part in wanted if part.name == WATCH})
+        for wave in stopping_waves([part for part in wanted if part.name != WATCH]):
             stopped += _stop_all(machine, {part.name: part.stop_signal for part in wave})
     return tuple(stopped)
 

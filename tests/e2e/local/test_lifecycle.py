@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -82,7 +83,7 @@ def test_up_again_keeps_what_runs(ours: Platform) -> None:
     before = ours.pids()
     done = ours.run("up", "--only", PARTS)
     assert done.returncode == 0
-    assert done.stdout.count("ready (was running)") == 3
+    assert done.stdout.count("ready (was running)") == 4  # and the watch
     assert ours.pids() == before
 
 
@@ -94,7 +95,17 @@ def test_everything_listens_on_loopback_only(ours: Platform) -> None:
     assert not [address for address in found if not address.startswith("0100007F") and "FFFF00000100007F" not in address]
 
 
-def test_a_part_that_died_is_seen_and_started_again(ours: Platform) -> None:
+def test_a_part_that_died_is_started_again_unasked(ours: Platform) -> None:
+    before = ours.pids()["s3"]
+    os.kill(before, 9)
+    deadline = time.monotonic() + 30
+    while ours.pids()["s3"] == before or ours.states()["s3"] != "ready":
+        assert time.monotonic() < deadline, ours.run("logs", "watch").stdout
+        time.sleep(0.2)
+
+
+def test_up_starts_what_died_while_nobody_watched(ours: Platform) -> None:
+    ours.run("down", "--only", "watch")
     os.kill(ours.pids()["s3"], 9)
     assert ours.states()["s3"] in {"died", "not ready"}
     assert ours.run("up", "--only", PARTS).returncode == 0
@@ -125,7 +136,7 @@ def test_data_survives_down_and_up(ours: Platform) -> None:
 
     done = ours.run("down")
 
-    assert sorted(done.stdout.splitlines()) == ["stopped kafka", "stopped postgres", "stopped s3"]
+    assert sorted(done.stdout.splitlines()) == ["stopped kafka", "stopped postgres", "stopped s3", "stopped watch"]
     assert not [pid for pid in pids.values() if runs(pid)]
     assert stranger.poll() is None
     stranger.kill()
