@@ -46,15 +46,9 @@ def body_limit(scope: Scope, limit_bytes: int) -> int | None:
 async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
     """The whole body; BodyTooLarge before more than `limit_bytes` are held."""
     body_limit(scope, limit_bytes)
-    message = await receive()
-    if message["type"] == "http.disconnect":
-        raise Disconnected
-    first: bytes = message.get("body", b"")
-    if not message.get("more_body", False):
-        return first
-    chunks = [first]
-    seen = len(first)
-    while message.get("more_body", False):
+    chunks: list[bytes] = []
+    seen, more = 0, True
+    while more:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise Disconnected
@@ -62,7 +56,8 @@ async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
         seen += len(chunks[-1])
         if seen > limit_bytes:
             raise BodyTooLarge(limit_bytes)
-    return b"".join(chunks)
+        more = message.get("more_body", False)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
 async def send_json(send: Send, body: bytes, status: int = 200) -> None:

@@ -1,15 +1,13 @@
-"""JSON bodies of the read path: requests into columns, columns into answers.
+"""JSON bodies of the read path.
 
-Theory. What travels is columnar and mostly of types that JSON has, so the fast way is to look at a column's Python types all at once
-(`set(map(type, values))`, C code) and to take the list as it is; only other types go through the protocol's codec. Python's own JSON reader
-is the second choice because the client writes bare `NaN` tokens, which strict JSON does not have.
+Theory. Structure is checked by one pass of C code while it is read. Python's own JSON reader is the second choice, because the client
+writes bare `NaN` tokens, which strict JSON does not have. Values inside are not touched here: their declared types decide (`values.py`).
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from functools import partial
 from operator import itemgetter
 from typing import Any, TypeVar
 
@@ -17,15 +15,8 @@ import msgspec
 
 from fennel_core.query.columns import Column
 from fennel_core.query.errors import BadLookup, BadRequest, BadValue, TooManyRows
-from fennel_core.query.values import request_value
-from fennel_core.vocab import dtypes
-from fennel_core.vocab.dtypes import Dtype, Timestamp, is_optional
-
-_PLAIN: dict[type[object], type[object]] = {dtypes.Int: int, dtypes.Float: float, dtypes.Str: str, dtypes.Regex: str, dtypes.Bool: bool}
-INT64_MAX = 2**63 - 1
-DEFAULT_WORKFLOW = "default"
-
-# --- requests ---------------------------------------------------------------------------------------------------------
+from fennel_core.query.values import given_column
+from fennel_core.vocab.dtypes import Field, Timestamp
 
 
 class QueryBody(msgspec.Struct, frozen=True, gc=False):
@@ -101,24 +92,7 @@ def lookup_body(body: bytes, limit_rows: int) -> LookupBody:
     return found
 
 
-def given_column(values: list[Any], dtype: Dtype, name: str) -> Column:
-    """A column of a request as values of `dtype`. BadValue names the column and the value that cannot be cast."""
-    plain = _PLAIN.get(type(dtypes.base(dtype)))
-    if plain is not None:
-        kinds = set(map(type, values))
-        if is_optional(dtype):
-            kinds.discard(type(None))
-        if kinds <= {plain} and (plain is not int or not values or _fits(values)):
-            return Column(dtype, values)
-    return Column(dtype, list(map(partial(request_value, dtype, name), values)))
-
-
-def _fits(values: list[Any]) -> bool:
-    numbers = list(filter(None, values))
-    return not numbers or (max(numbers) <= INT64_MAX and min(numbers) >= -INT64_MAX - 1)
-
-
-def key_columns(keys: list[dict[str, Any]], fields: Sequence[dtypes.Field], dataset: str) -> list[Column]:
+def key_columns(keys: list[dict[str, Any]], fields: Sequence[Field], dataset: str) -> list[Column]:
     """The key columns of a lookup in the dataset's order; BadLookup when a key object has other fields than the dataset's key."""
     sizes = set(map(len, keys)) - {len(fields)}
     if sizes:

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from fennel_core.executors.client import Callbacks, Executors
 from fennel_core.query.barrier import Barrier
-from fennel_core.query.bodies import dump, given_column, key_columns, lookup_body, query_body, timestamp_column
+from fennel_core.query.bodies import dump, key_columns, lookup_body, query_body, timestamp_column
 from fennel_core.query.datasets import ExtractorLookups, chosen_fields, look_up, serving_check
 from fennel_core.query.encode import json_values
 from fennel_core.query.errors import (
@@ -29,6 +29,7 @@ from fennel_core.query.flow import Flow, Request
 from fennel_core.query.inspect import Inspector
 from fennel_core.query.lookups import Lookups
 from fennel_core.query.program import Table
+from fennel_core.query.values import given_column
 from fennel_core.query.view import BranchKey, View, Views
 from fennel_core.telemetry import metrics
 from fennel_core.vocab.ids import DatasetName, WorkspaceId
