@@ -131,7 +131,7 @@ class Limits(BaseSettings):
     warm_timeout_s: float = Field(
         60.0,
         gt=0,
-        description="How long a commit's task waits for new jobs to catch up, s; after that reads stay where they are and recovery goes on.",
+        description="How long a commit waits for new jobs to catch up, s; after that reads stay where they are and recovery goes on.",
     )
     commit_lease_ms: int = Field(
         60_000, gt=0, description="A commit that shows no sign of life for this long, ms, is finished or undone by recovery."

@@ -52,6 +52,8 @@ def _generate(name: str) -> str:
         case "kafka_cluster_id":
             # A leading dash would read as an option on the command line of Kafka's own tools.
             return base64.urlsafe_b64encode(b"\0" + secrets.token_bytes(15)).decode().rstrip("=")
+        case "airflow_jwt_secret":
+            return secrets.token_urlsafe(64)  # SHA-512 wants a key as long as its digest
         case "airflow_password":
             return secrets.token_urlsafe(12)  # people type this one
         case _:
