@@ -1,0 +1,241 @@
+"""From pipelines to jobs: what is fused, what is shuffled, what is shared."""
+
+from __future__ import annotations
+
+import pytest
+
+from fennel_core.blueprints.compile import compile_subjects
+from fennel_core.blueprints.logical import AssetKind, Compiled, LogicalJob
+from fennel_core.operators import spec
+from fennel_core.vocab.dtypes import Str
+from fennel_core.vocab.ids import DatasetName
+from fennel_core.wire import operators as wire
+from tests.support.subjects import code, derived, node, schema, sourced, webhook
+
+EVENTS = schema("", "user amount city:str")
+USERS = schema("user", "city:str")
+TOTALS = schema("user", "total")
+FOREVER = wire.Forever()
+SUM = wire.Sum("total", FOREVER, "amount")
+DAILY = wire.Sum("total", wire.Tumbling(86_400_000_000, 0), "amount")
+
+
+def ref(name: str) -> wire.DatasetRef:
+    return wire.DatasetRef(DatasetName(name))
+
+
+def aggregate(operand: str, *specs: wire.Spec, keys: tuple[str, ...] = ("user",)) -> wire.Aggregate:
+    return wire.Aggregate(operand, keys, specs, None, wire.Emit.EAGER)
+
+
+def drop(operand: str, *columns: str) -> wire.Drop:
+    return wire.Drop(operand, columns)
+
+
+def shape(compiled: Compiled) -> list[str]:
+    """The jobs in order: title, and how each output is partitioned."""
+    return [job.title + "".join(f" -> {','.join(o.partition_by) or 'position'}" for o in job.outputs) for job in compiled.jobs]
+
+
+def job(compiled: Compiled, title: str) -> LogicalJob:
+    (found,) = [j for j in compiled.jobs if j.title == title]
+    return found
+
+
+def test_nothing_compiles_to_nothing() -> None:
+    assert compile_subjects([], 4).blueprints == ()
+
+
+def test_a_source_has_its_content_its_raw_rows_and_the_dead_letters() -> None:
+    compiled = compile_subjects([sourced("Events", EVENTS)], 4)
+    assert sorted(t.key.kind for t in compiled.topics) == [AssetKind.DEAD, AssetKind.RAW, AssetKind.TOPIC]
+    (source,) = compiled.sources
+    (view,) = compiled.datasets
+    assert view.topic == source.topic
+    assert (source.webhook, source.endpoint, view.served_by, view.is_source) == ("hook", "Events", None, True)
+    assert compiled.jobs == ()
+
+
+@pytest.mark.parametrize("flag", ["online", "offline", "looked_up"])
+def test_a_keyed_dataset_that_anybody_may_look_up_has_a_table_over_its_topic(flag: str) -> None:
+    compiled = compile_subjects([sourced("Users", USERS, **{flag: True})], 4)
+    table = job(compiled, "Users: table")
+    assert table.step == spec.Table(USERS)
+    assert table.inputs == (compiled.datasets[0].topic,)
+    assert compiled.datasets[0].served_by == table.key
+
+
+def test_a_keyed_dataset_that_nobody_may_look_up_and_a_keyless_one_have_no_table() -> None:
+    compiled = compile_subjects([sourced("Users", USERS), sourced("Events", EVENTS, looked_up=True)], 4)
+    assert compiled.jobs == ()
+
+
+def test_a_pipeline_that_is_only_a_dataset_is_a_copy_without_stages() -> None:
+    copy = derived("Copy", EVENTS, [node("Events", ref("Events"), EVENTS)])
+    compiled = compile_subjects([sourced("Events", EVENTS), copy], 4)
+    assert shape(compiled) == ["Copy.p: map -> position"]
+    assert compiled.jobs[0].step == spec.Map((EVENTS,), ((),), EVENTS)
+
+
+def test_a_run_of_stateless_operators_is_one_job() -> None:
+    dropped, renamed = schema("", "user amount"), schema("", "user cents")
+    steps = [
+        node("Events", ref("Events"), EVENTS),
+        node("a", drop("Events", "city"), dropped),
+        node("b", wire.Rename("a", (("amount", "cents"),)), renamed),
+    ]
+    compiled = compile_subjects([sourced("Events", EVENTS), derived("Cents", renamed, steps)], 4)
+    assert shape(compiled) == ["Cents.p: map -> position"]
+    (only,) = compiled.jobs
+    assert isinstance(only.step, spec.Map)
+    assert [type(s.op) for s in only.step.branches[0]] == [wire.Drop, wire.Rename]
+
+
+def test_an_aggregate_reads_a_shuffle_by_its_keys_and_a_terminal_one_serves_itself() -> None:
+    steps = [node("Events", ref("Events"), EVENTS), node("t", aggregate("Events", SUM), TOTALS)]
+    compiled = compile_subjects([sourced("Events", EVENTS), derived("Totals", TOTALS, steps)], 4)
+    assert shape(compiled) == ["Totals.p: map -> user", "Totals.p: aggregate"]
+    view = compiled.datasets[1]
+    assert (view.topic, view.served_by) == (None, compiled.jobs[1].key)
+
+
+def test_an_aggregate_with_discrete_windows_writes_a_topic_and_may_have_a_table() -> None:
+    steps = [node("Events", ref("Events"), EVENTS), node("t", aggregate("Events", DAILY), TOTALS)]
+    compiled = compile_subjects([sourced("Events", EVENTS), derived("Totals", TOTALS, steps, online=True)], 4)
+    assert shape(compiled) == ["Totals.p: map -> user", "Totals.p: aggregate -> user", "Totals: table"]
+
+
+def test_grouping_by_what_the_input_is_keyed_by_needs_no_shuffle() -> None:
+    keyed = schema("user", "amount")
+    steps = [node("Users", ref("Users"), keyed), node("t", aggregate("Users", SUM), TOTALS)]
+    compiled = compile_subjects([sourced("Users", keyed), derived("Totals", TOTALS, steps)], 4)
+    assert shape(compiled) == ["Totals.p: aggregate"]
+
+
+def test_grouping_keys_follow_the_order_of_the_datasets_keys_because_lookups_do() -> None:
+    both = schema("city:str user", "total")
+    steps = [
+        node("Events", ref("Events"), EVENTS),
+        node("t", aggregate("Events", SUM, keys=("user", "city")), schema("user city:str", "total")),
+    ]
+    compiled = compile_subjects([sourced("Events", EVENTS), derived("Totals", both, steps)], 4)
+    assert shape(compiled)[0] == "Totals.p: map -> city,user"
+    assert compiled.jobs[1].step.keys == ("city", "user")  # type: ignore[union-attr]
+
+
+def test_user_code_is_a_job_of_its_own_between_topics() -> None:
+    steps = [
+        node("Events", ref("Events"), EVENTS),
+        node("a", drop("Events", "city"), schema("", "user amount")),
+        node("b", wire.Filter("a", code("lambda df: df.amount > 0")), schema("", "user amount")),
+        node("c", wire.Assign("b", "kind", Str(), code("lambda df: 'x'")), schema("", "user amount kind:str")),
+        node("d", drop("c", "amount"), schema("", "user kind:str")),
+    ]
+    compiled = compile_subjects([sourced("Events", EVENTS), derived("Kinds", schema("", "user kind:str"), steps)], 4)
+    assert shape(compiled) == [
+        "Kinds.p: map -> position",
+        "Kinds.p: filter -> position",
+        "Kinds.p: assign -> position",
+        "Kinds.p: map -> position",
+    ]
+    assert all(isinstance(j.step, spec.UserCode) == (": map" not in j.title) for j in compiled.jobs)
+
+
+def test_user_code_before_a_group_writes_straight_to_the_groups_partitions() -> None:
+    steps = [
+        node("Events", ref("Events"), EVENTS),
+        node("a", wire.Transform("Events", (), code("lambda df: df")), EVENTS),
+        node("t", aggregate("a", DAILY), TOTALS),
+    ]
+    compiled = compile_subjects([sourced("Events", EVENTS), derived("Totals", TOTALS, steps)], 4)
+    assert shape(compiled) == ["Totals.p: transform -> user", "Totals.p: aggregate -> user"]
+
+
+def test_user_code_that_two_operators_consume_runs_once() -> None:
+    steps = [
+        node("Events", ref("Events"), EVENTS),
+        node("a", wire.Transform("Events", (), code("lambda df: df")), EVENTS),
+        node("b", wire.Dropnull("a", ("city",)), EVENTS),
+        node("u", wire.Union_(("a", "b")), EVENTS),
+    ]
+    compiled = compile_subjects([sourced("Events", EVENTS), derived("Both", EVENTS, steps)], 4)
+    assert [t for t in shape(compiled) if "transform" in t] == ["Both.p: transform -> position"]
+
+
+def test_a_join_brings_the_left_side_to_the_right_datasets_partitions_in_the_order_of_its_keys() -> None:
+    places = schema("zip city:str", "country:str")
+    joined = schema("", "user amount city:str code country:str")
+    left = schema("", "user amount city:str code")
+    steps = [
+        node("Left", ref("Left"), left),
+        node("Places", ref("Places"), places),
+        node("j", wire.Join("Left", "Places", (("city", "city"), ("code", "zip")), wire.JoinHow.INNER, None, 0, ()), joined),
+    ]
+    compiled = compile_subjects([sourced("Left", left), sourced("Places", places), derived("J", joined, steps)], 4)
+    assert shape(compiled) == ["J.p: map -> code,city", "J.p: join -> position"]
+    assert job(compiled, "J.p: join").inputs[1] == compiled.datasets[1].topic
+    step = job(compiled, "J.p: join").step
+    assert isinstance(step, spec.Join)
+    assert (step.left_on, step.right_values, step.inner) == (("code", "city"), ("country",), True)
+
+
+def test_a_union_is_one_job_over_its_branches_and_a_second_branch_over_one_topic_reads_a_copy() -> None:
+    steps = [
+        node("Events", ref("Events"), EVENTS),
+        node("a", wire.Dropnull("Events", ("city",)), EVENTS),
+        node("u", wire.Union_(("Events", "a")), EVENTS),
+    ]
+    compiled = compile_subjects([sourced("Events", EVENTS), derived("Both", EVENTS, steps)], 4)
+    assert shape(compiled) == ["Both.p: copy -> position", "Both.p: map -> position"]
+    assert len(set(job(compiled, "Both.p: map").inputs)) == 2
+
+
+def test_a_dataset_joined_with_itself_reads_a_copy_on_the_left() -> None:
+    joined = schema("user", "city:str other:str")
+    steps = [
+        node("Users", ref("Users"), USERS),
+        node("r", wire.Rename("Users", (("city", "other"),)), schema("user", "other:str")),
+        node("j", wire.Join("r", "Users", (("user", "user"),), wire.JoinHow.INNER, None, 0, ()), joined),
+    ]
+    direct = [
+        node("Users", ref("Users"), USERS),
+        node("j", wire.Join("Users", "Users", (("user", "user"),), wire.JoinHow.INNER, None, 0, ("city",)), USERS),
+    ]
+    compiled = compile_subjects([sourced("Users", USERS), derived("J", joined, steps), derived("K", USERS, direct)], 4)
+    assert all(len(set(j.inputs)) == len(j.inputs) for j in compiled.jobs)
+    assert shape(compiled) == ["J.p: map -> user", "J.p: join -> user", "K.p: map -> user", "K.p: join -> user"]
+
+
+def test_two_pipelines_with_the_same_beginning_share_its_shuffle() -> None:
+    def totals(name: str, spec_: wire.Spec) -> list[object]:
+        return [node("Events", ref("Events"), EVENTS), node("t", aggregate("Events", spec_), TOTALS)]
+
+    one = derived("One", TOTALS, totals("One", SUM))  # type: ignore[arg-type]
+    two = derived("Two", TOTALS, totals("Two", DAILY))  # type: ignore[arg-type]
+    compiled = compile_subjects([sourced("Events", EVENTS), one, two], 4)
+    assert shape(compiled) == ["One.p: map -> user", "One.p: aggregate", "Two.p: aggregate -> user"]
+
+
+def test_operators_keep_the_schemas_they_were_given() -> None:
+    steps = [
+        node("Events", ref("Events"), EVENTS),
+        node("d", wire.Dedup("Events", (), None), EVENTS),
+        node("l", wire.Latest("d", ("user",)), schema("user", "amount city:str")),
+        node("c", wire.Changelog("l", "gone", True), schema("", "user amount city:str gone")),
+    ]
+    compiled = compile_subjects([sourced("Events", EVENTS), derived("C", schema("", "user amount city:str gone"), steps)], 4)
+    assert shape(compiled) == [
+        "C.p: map -> user,amount,city",
+        "C.p: dedup -> user",
+        "C.p: latest -> user",
+        "C.p: changelog -> position",
+    ]
+    assert job(compiled, "C.p: dedup").step == spec.Dedup(EVENTS, ("user", "amount", "city"), None, EVENTS)
+
+
+def test_two_datasets_fed_by_one_endpoint_in_the_same_way_are_one_topic_and_two_views() -> None:
+    source = webhook("clicks")
+    compiled = compile_subjects([sourced("A", EVENTS, source=source), sourced("B", EVENTS, source=source)], 4)
+    assert len({d.topic for d in compiled.datasets}) == 1
+    assert len(compiled.sources) == 2
+    assert len({s.identity for s in compiled.sources}) == 1
