@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Mapping, Sequence
 
 import polars as pl
@@ -12,7 +13,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from fennel_core.connections.kafka import client_config, consumer_config
 from fennel_core.query import barrier
-from fennel_core.query.errors import BrokerUnavailable
+from fennel_core.query.errors import BrokerUnavailable, StaleView
 from fennel_core.settings.model import Settings
 from fennel_core.vocab import versions
 from fennel_core.vocab.ids import TopicName
@@ -21,7 +22,13 @@ REQUEST_S = 10.0
 FIRST_STEP = 16
 """Messages per partition that inspect reads first; more, four times as many each time, only while rows are missing."""
 POLL_S = 0.2
-POLL_MESSAGES = 1000
+FETCH_WAIT_MS = 5
+"""A person waits for the answer, once: an empty fetch is not held."""
+RETRY_PAUSE_S = 0.02
+LATEST = OffsetSpec.latest()
+GONE = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._NOENT, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION})
+ELECTING = frozenset({KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE})
+"""Answers about a topic that was made a moment ago, or whose leader is moving."""
 
 
 class KafkaEnds:
@@ -31,17 +38,27 @@ class KafkaEnds:
         self._admin = AdminClient(client_config(settings))
 
     async def ends(self, partitions: Sequence[barrier.TopicPartition]) -> Mapping[barrier.TopicPartition, int]:
-        """The high watermark of each partition, all in one request per broker. BrokerUnavailable when Kafka cannot say."""
+        """The high watermark of each partition, all in one request per broker.
+
+        BrokerUnavailable when Kafka cannot say, StaleView when a topic is gone.
+        """
         if not partitions:
             return {}
-        latest = OffsetSpec.latest()
-        asked = {TopicPartition(topic, part): latest for topic, part in partitions}
-        try:
-            answers = self._admin.list_offsets(asked, request_timeout=REQUEST_S)
-            found = await asyncio.gather(*(asyncio.wrap_future(answer) for answer in answers.values()))
-        except KafkaException as failed:
-            raise BrokerUnavailable(f"Kafka cannot say where the topics end: {failed}") from failed
-        return {(TopicName(tp.topic), tp.partition): int(result.offset) for tp, result in zip(answers, found, strict=True)}
+        asked = {TopicPartition(topic, part): LATEST for topic, part in partitions}
+        deadline = asyncio.get_running_loop().time() + REQUEST_S
+        while True:
+            try:
+                answers = self._admin.list_offsets(asked, request_timeout=REQUEST_S)
+                found = await asyncio.gather(*(asyncio.wrap_future(answer) for answer in answers.values()))
+            except KafkaException as failed:
+                code = failed.args[0].code()
+                if code in GONE:
+                    raise StaleView(f"a topic of this branch version is gone: {failed}") from failed
+                if code not in ELECTING or asyncio.get_running_loop().time() > deadline:
+                    raise BrokerUnavailable(f"Kafka cannot say where the topics end: {failed}") from failed
+                await asyncio.sleep(RETRY_PAUSE_S)
+            else:
+                return {(TopicName(tp.topic), tp.partition): int(end.offset) for tp, end in zip(answers, found, strict=True)}
 
 
 class KafkaTails:
@@ -68,7 +85,7 @@ class KafkaTails:
     def _tail(self, topic: TopicName, partitions: int, rows: int) -> pl.DataFrame | None:
         with self._one_at_a_time:
             if self._consumer is None:
-                self._consumer = Consumer(consumer_config(self._settings))
+                self._consumer = Consumer(consumer_config(self._settings, fetch_wait_ms=FETCH_WAIT_MS))
             ends = [self._consumer.get_watermark_offsets(TopicPartition(topic, part), timeout=REQUEST_S) for part in range(partitions)]
             step = FIRST_STEP
             while True:
@@ -87,19 +104,23 @@ class KafkaTails:
             return frames
         self._consumer.assign([TopicPartition(topic, part, starts[part]) for part in sorted(open_parts)])
         try:
+            stop_at = time.monotonic() + REQUEST_S
             while open_parts:
-                for message in self._consumer.consume(POLL_MESSAGES, POLL_S):
-                    error = message.error()
-                    part = message.partition()
-                    if error is not None:
-                        if error.code() != KafkaError._PARTITION_EOF:
-                            raise KafkaException(error)
-                        open_parts.discard(part)
-                        continue
-                    if message.offset() + 1 >= stops[part]:
-                        open_parts.discard(part)
-                    if message.value() is not None and versions.FORMAT_HEADER in (message.headers() or ()):
-                        frames.append(versions.decode(message.value()))
+                if time.monotonic() > stop_at:
+                    raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"{topic} was not read to its end in {REQUEST_S:g} s"))
+                message = self._consumer.poll(POLL_S)  # one at a time: `consume` waits for its whole time-out
+                if message is None:
+                    continue
+                part, error = message.partition(), message.error()
+                if error is not None:
+                    if error.code() != KafkaError._PARTITION_EOF:
+                        raise KafkaException(error)
+                    open_parts.discard(part)
+                    continue
+                if message.offset() + 1 >= stops[part]:
+                    open_parts.discard(part)
+                if message.value() is not None and versions.FORMAT_HEADER in (message.headers() or ()):
+                    frames.append(versions.decode(message.value()))
         finally:
             self._consumer.unassign()
         return frames
