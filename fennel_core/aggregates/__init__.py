@@ -1,1 +1,1 @@
-"""Aggregations: six verbs each (prepare, update, merge, finalize, delete, is-deletable), tiles, and exact sums."""
+"""Aggregations as six verbs over bags of signed events: prepare, update, merge, finalize, delete, is-deletable."""

@@ -7,15 +7,29 @@ from __future__ import annotations
 
 from typing import assert_never
 
+import polars as pl
+
+from fennel_core.operators.aggregate import step as aggregate
+from fennel_core.operators.aggregate.step import AggregateStep
+from fennel_core.operators.join import step as join
 from fennel_core.operators.join.step import JoinStep
+from fennel_core.operators.map import step as map_
 from fennel_core.operators.map.step import MapStep
 from fennel_core.operators.spec import Aggregate, Changelog, Dedup, Join, Map, Pick, StepSpec, Table, UserCode, Windows
-from fennel_core.operators.step import Served, Step
+from fennel_core.operators.step import Outcome, Reads, Served, Step
+from fennel_core.operators.table import step as table
 from fennel_core.operators.table.step import TableStep
 
 
+class EngineRuns:
+    """Stands where a step would for user code: only an engine with an executor can run it."""
+
+    def apply(self, reads: Reads, source: int, batch: pl.DataFrame) -> Outcome:  # noqa: ARG002  # the contract of Step
+        raise TypeError("user code is run by the engine through an executor, not by a step")
+
+
 def build(spec: StepSpec) -> Step:
-    """The step of a specification; TypeError for user code, which the engine runs itself."""
+    """The step of a specification."""
     match spec:
         case Table():
             return TableStep(spec)
@@ -23,14 +37,33 @@ def build(spec: StepSpec) -> Step:
             return MapStep(spec)
         case Join():
             return JoinStep(spec)
+        case Aggregate(terminal=True):
+            return AggregateStep(spec)
         case Aggregate() | Pick() | Dedup() | Changelog() | Windows():
             raise NotImplementedError(f"{type(spec).__name__} has no step yet")
         case UserCode():
-            raise TypeError("user code is run by the engine through an executor, not by a step")
+            return EngineRuns()
+        case unreachable:
+            assert_never(unreachable)
+
+
+def step_version(spec: StepSpec) -> int:
+    """Version of the step's results and state format: part of its job's identity."""
+    match spec:
+        case Table():
+            return table.STEP_VERSION
+        case Map():
+            return map_.STEP_VERSION
+        case Join():
+            return join.STEP_VERSION
+        case Aggregate():
+            return aggregate.STEP_VERSION
+        case Pick() | Dedup() | Changelog() | Windows() | UserCode():
+            return 1
         case unreachable:
             assert_never(unreachable)
 
 
 def served(step: Step) -> Served | None:
     """The side of a step that answers lookups, None where it has none."""
-    return step if isinstance(step, TableStep) else None
+    return step if isinstance(step, TableStep | AggregateStep) else None

@@ -1,0 +1,44 @@
+"""Average: the exact sum divided by the count, rounded once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fennel_core.aggregates.numbers import NOTHING, Total, counts, scale_of, totals
+from fennel_core.aggregates.verbs import Aggregation, Events
+from fennel_core.vocab.dtypes import Dtype
+
+Partial = tuple[int, Total]
+
+
+class Average(Aggregation[Partial]):
+    def __init__(self, of: str, dtype: Dtype, default: float | None) -> None:
+        self._of, self._default = of, default
+        self._unit = 10 ** scale_of(dtype)
+
+    def prepare(self) -> tuple[str, ...]:
+        return (self._of,)
+
+    def update(self, events: Events) -> list[Partial]:
+        values = events.column(self._of)
+        return list(zip(counts(events, values), totals(events, values), strict=True))
+
+    def merge(self, a: Partial, b: Partial) -> Partial:
+        return a[0] + b[0], a[1].plus(b[1])
+
+    def delete(self, whole: Partial, part: Partial) -> Partial:
+        return whole[0] - part[0], whole[1].minus(part[1])
+
+    def finalize(self, partial: Partial, as_of: int) -> object:  # noqa: ARG002  # the contract of Aggregation
+        count, total = partial
+        return total.over(count * self._unit) if count else self._default
+
+    @property
+    def empty(self) -> Partial:
+        return 0, NOTHING
+
+    def pack(self, partial: Partial) -> Any:
+        return [partial[0], partial[1].pack()]
+
+    def unpack(self, data: Any) -> Partial:
+        return data[0], Total.unpack(data[1])

@@ -1,0 +1,38 @@
+"""Count: the number of rows, or of rows that have a value."""
+
+from __future__ import annotations
+
+from fennel_core.aggregates.numbers import counts
+from fennel_core.aggregates.verbs import Aggregation, Events
+
+
+class Count(Aggregation[int]):
+    """`of`: count only rows where this column is not null; None counts every row."""
+
+    def __init__(self, of: str | None) -> None:
+        self._of = of
+
+    def prepare(self) -> tuple[str, ...]:
+        return () if self._of is None else (self._of,)
+
+    def update(self, events: Events) -> list[int]:
+        return counts(events, None if self._of is None else events.column(self._of))
+
+    def merge(self, a: int, b: int) -> int:
+        return a + b
+
+    def delete(self, whole: int, part: int) -> int:
+        return whole - part
+
+    def finalize(self, partial: int, as_of: int) -> object:  # noqa: ARG002  # the contract of Aggregation
+        return partial
+
+    @property
+    def empty(self) -> int:
+        return 0
+
+    def pack(self, partial: int) -> int:
+        return partial
+
+    def unpack(self, data: int) -> int:
+        return data

@@ -1,0 +1,89 @@
+"""ExpDecaySum: Σ v · 2^(−(q − t)/h) as of q, times in whole seconds (client semantics 4.2); assembled when it is read.
+
+Theory. With t/h = k + f (k whole, 0 <= f < 1) an event weighs v · 2^f · 2^k at a fixed origin, whatever q is: 2^f is a float that depends
+on t alone, 2^k only moves the exponent. So the sum at the origin is an exact `Total` like any other, order and tiles do not matter, and a
+reader multiplies it once by 2^(−q/h). Exponents of events far apart in half-lives would make huge integers: a partial that spans more than
+`MAX_SPAN_HALF_LIVES` is not kept (None), and readers look back only `HORIZON_HALF_LIVES`, beyond which no float is left of any value.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fennel_core.aggregates import exact
+from fennel_core.aggregates.numbers import NOTHING, Total, scale_of, totals
+from fennel_core.aggregates.records import Values
+from fennel_core.aggregates.verbs import UNKNOWN, Aggregation, Events
+from fennel_core.vocab.dtypes import Dtype
+
+SECOND_US = 1_000_000
+HORIZON_HALF_LIVES = 2300
+MAX_SPAN_HALF_LIVES = 8192
+
+Partial = Total | None
+
+
+class DecayedSum(Aggregation[Partial]):
+    def __init__(self, of: str, dtype: Dtype, half_life_us: int) -> None:
+        assert half_life_us > 0, "a half-life is positive"
+        self._of, self._half_life_us = of, half_life_us
+        self._unit = float(10 ** scale_of(dtype))
+
+    @property
+    def horizon_us(self) -> int:
+        """How far back events can still matter."""
+        return HORIZON_HALF_LIVES * self._half_life_us
+
+    def prepare(self) -> tuple[str, ...]:
+        return (self._of,)
+
+    def update(self, events: Events) -> list[Partial]:
+        values = events.column(self._of)
+        seconds = events.ts // SECOND_US * SECOND_US
+        whole, rest = np.divmod(seconds, self._half_life_us)
+        fractions = np.exp2(rest / self._half_life_us)
+        mantissas, exponents = np.frexp(values.data.astype(np.float64) / self._unit)
+        near = Values(mantissas * fractions, values.valid)
+        span = np.maximum.reduceat(whole, events.starts) - np.minimum.reduceat(whole, events.starts)
+        if span.max() <= MAX_SPAN_HALF_LIVES:
+            return list(totals(events, near, whole + exponents))
+        base = np.repeat(np.minimum.reduceat(whole, events.starts), np.diff(events.starts, append=len(whole)))
+        kept = np.minimum(whole - base, MAX_SPAN_HALF_LIVES)
+        found = totals(events, near, kept + base + exponents)
+        return [total if wide <= MAX_SPAN_HALF_LIVES else None for total, wide in zip(found, span.tolist(), strict=True)]
+
+    def merge(self, a: Partial, b: Partial) -> Partial:
+        return None if a is None or b is None or _apart(a, b) else a.plus(b)
+
+    def delete(self, whole: Partial, part: Partial) -> Partial:
+        return None if whole is None or part is None or _apart(whole, part) else whole.minus(part)
+
+    @property
+    def is_deletable(self) -> bool:
+        return False
+
+    def finalize(self, partial: Partial, as_of: int) -> object:
+        if partial is None:
+            return UNKNOWN
+        whole, rest = divmod(as_of // SECOND_US * SECOND_US, self._half_life_us)
+        mantissa, exponent = partial.number
+        now = Total((mantissa, exponent - whole), partial.up, partial.down).over(1)
+        return now * float(np.exp2(-rest / self._half_life_us)) if np.isfinite(now) else now
+
+    @property
+    def empty(self) -> Partial:
+        return NOTHING
+
+    def pack(self, partial: Partial) -> Any:
+        return None if partial is None else partial.pack()
+
+    def unpack(self, data: Any) -> Partial:
+        return Total.unpack(data)
+
+
+def _apart(a: Total, b: Total) -> bool:
+    """Are two totals so far apart that their exact sum would be too large to hold?"""
+    (m, e), (n, f) = exact.normal(a.number), exact.normal(b.number)
+    return bool(m and n and abs(e - f) > 2 * MAX_SPAN_HALF_LIVES)

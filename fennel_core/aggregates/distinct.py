@@ -1,0 +1,52 @@
+"""Distinct values, and how many there are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from fennel_core.aggregates.multiset import Bag, Bagged
+from fennel_core.aggregates.numbers import show
+from fennel_core.aggregates.verbs import Events
+from fennel_core.vocab.dtypes import Dtype
+
+
+class CountUnique(Bagged):
+    """How many distinct values; null is one of them unless dropped."""
+
+    def __init__(self, of: str, *, dropnull: bool) -> None:
+        self._of, self._dropnull = of, dropnull
+
+    def prepare(self) -> tuple[str, ...]:
+        return (self._of,)
+
+    def elements(self, events: Events) -> Sequence[Any]:
+        return events.column(self._of).elements()
+
+    def finalize(self, partial: Bag, as_of: int) -> object:  # noqa: ARG002  # the contract of Aggregation
+        return len(partial) - (self._dropnull and None in partial)
+
+
+class Distinct(Bagged):
+    """The distinct values, in their own order (of numbers, else of bytes), null first; so the list does not depend on arrival."""
+
+    def __init__(self, of: str, dtype: Dtype, *, dropnull: bool) -> None:
+        self._of, self._dtype, self._dropnull = of, dtype, dropnull
+
+    def prepare(self) -> tuple[str, ...]:
+        return (self._of,)
+
+    def elements(self, events: Events) -> Sequence[Any]:
+        return events.column(self._of).elements()
+
+    def finalize(self, partial: Bag, as_of: int) -> object:  # noqa: ARG002  # the contract of Aggregation
+        values = sorted(element for element in partial if element is not None)
+        nulls = [None] if None in partial and not self._dropnull else []
+        return [*nulls, *(outward(value, self._dtype) for value in values)]
+
+
+def outward(element: Any, dtype: Dtype) -> object:
+    """An element as results carry it: msgpack bytes go in as they are."""
+    return msgspec.Raw(element) if isinstance(element, bytes) else show(element, dtype)

@@ -1,0 +1,56 @@
+"""LastK and FirstK: the values of the newest or oldest events, ordered by (timestamp, position).
+
+Theory. An element is (timestamp, position, msgpack of the value). With `dedup` an event whose value was met before is skipped: newest
+first keeps the newest occurrence, oldest first the oldest, and the limit counts what is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from fennel_core.aggregates.multiset import Head, Headed
+from fennel_core.aggregates.numbers import show
+from fennel_core.aggregates.records import POSITION, Kind, kind_of
+from fennel_core.aggregates.verbs import UNKNOWN, Events
+from fennel_core.vocab.dtypes import Dtype
+
+NULL = b"\xc0"
+SPARE = 4
+"""Elements kept beyond the limit, so that some can be taken back before the events must be read again."""
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class EndK(Headed):
+    """The first `limit` values from one end of time; `newest` says which."""
+
+    def __init__(self, of: str, dtype: Dtype, limit: int, *, newest: bool, dedup: bool, dropnull: bool) -> None:
+        super().__init__((2 * limit if dedup else limit) + SPARE, last_first=newest)
+        self._of, self._dtype, self._limit, self._dedup, self._dropnull = of, dtype, limit, dedup, dropnull
+        self._heaped, self._decimal = kind_of(dtype) is Kind.RAW, kind_of(dtype) is Kind.DECIMAL
+
+    def prepare(self) -> tuple[str, ...]:
+        return (self._of, POSITION)
+
+    def elements(self, events: Events) -> Sequence[Any]:
+        values = events.column(self._of).elements()
+        if self._heaped:
+            packed = [NULL if v is None else v for v in values]
+        else:
+            packed = list(map(_encode, [v if v is None else show(v, self._dtype) for v in values] if self._decimal else values))
+        placed = zip(events.ts.tolist(), events.column(POSITION).data.tolist(), packed, strict=True)
+        return [None if self._dropnull and element[2] == NULL else element for element in placed]
+
+    def finalize(self, partial: Head, as_of: int) -> object:  # noqa: ARG002  # the contract of Aggregation
+        values = [value for (_, _, value), count in self.first(partial) for _ in range(count)]
+        if self._dedup:
+            values = list(dict.fromkeys(values))
+        if len(values) < self._limit and partial.edge is not None:
+            return UNKNOWN
+        return [msgspec.Raw(value) for value in values[: self._limit]]
+
+    def unpack(self, data: Any) -> Head:
+        bag = {tuple(element): count for element, count in zip(data[0], data[1], strict=True)}
+        return Head(bag, None if data[2] is None else (tuple(data[2][0]),))

@@ -1,0 +1,53 @@
+"""Min and Max, and the time of the last event: the first element of the values in one order or the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fennel_core.aggregates.multiset import Head, Headed
+from fennel_core.aggregates.numbers import default_of, show
+from fennel_core.aggregates.verbs import UNKNOWN, Events
+from fennel_core.vocab.dtypes import Dtype
+
+KEEP = 6
+"""Elements a tile keeps, so that some of the best can be taken back before the events must be read again."""
+
+
+class Extreme(Headed):
+    def __init__(self, of: str, dtype: Dtype, default: float | None, *, largest: bool) -> None:
+        super().__init__(KEEP, last_first=largest)
+        self._of, self._dtype = of, dtype
+        self._default = default_of(default, dtype)
+
+    def prepare(self) -> tuple[str, ...]:
+        return (self._of,)
+
+    def elements(self, events: Events) -> Sequence[Any]:
+        return events.column(self._of).elements()
+
+    def finalize(self, partial: Head, as_of: int) -> object:  # noqa: ARG002  # the contract of Aggregation
+        found = self.first(partial)
+        if found:
+            return show(found[0][0], self._dtype)
+        return self._default if partial.edge is None else UNKNOWN
+
+
+class LastTime(Headed):
+    """The time of the last event in microseconds; None when there is none."""
+
+    def __init__(self) -> None:
+        super().__init__(KEEP, last_first=True)
+
+    def prepare(self) -> tuple[str, ...]:
+        return ()
+
+    def elements(self, events: Events) -> Sequence[Any]:
+        times: list[int] = events.ts.tolist()
+        return times
+
+    def finalize(self, partial: Head, as_of: int) -> object:  # noqa: ARG002  # the contract of Aggregation
+        found = self.first(partial)
+        if found:
+            return found[0][0]
+        return None if partial.edge is None else UNKNOWN

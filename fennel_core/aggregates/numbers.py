@@ -1,0 +1,130 @@
+"""Numbers of a column as the aggregations add them and as results show them.
+
+Theory. Integers, decimals (as unscaled integers) and floats are all summed as `Total`: an exact number m · 2^e and counts of +∞ and −∞,
+which have no exact number but must come out again when they are taken back.
+"""
+
+from __future__ import annotations
+
+import decimal
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from fennel_core.aggregates import exact
+from fennel_core.aggregates.exact import Exact, Ints
+from fennel_core.aggregates.records import Cells, Values
+from fennel_core.aggregates.verbs import Events, pack_int, unpack_int
+from fennel_core.vocab.dtypes import Decimal, Dtype, Float, base
+
+INT64 = 1 << 64
+_SMALL = 1 << 31
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    number: Exact
+    up: int = 0
+    down: int = 0
+
+    def plus(self, other: Total) -> Total:
+        return Total(exact.add(self.number, other.number), self.up + other.up, self.down + other.down)
+
+    def minus(self, other: Total) -> Total:
+        return Total(exact.add(self.number, exact.negate(other.number)), self.up - other.up, self.down - other.down)
+
+    def over(self, count: int) -> float:
+        """The total divided by a count, correctly rounded."""
+        if self.up or self.down:
+            return math.nan if self.up and self.down else (math.inf if self.up else -math.inf)
+        return exact.divided(self.number, count)
+
+    def pack(self) -> list[int | bytes]:
+        mantissa, exponent = exact.normal(self.number)
+        return [pack_int(mantissa), exponent, self.up, self.down] if self.up or self.down else [pack_int(mantissa), exponent]
+
+    @classmethod
+    def unpack(cls, data: list[int | bytes]) -> Total:
+        mantissa, exponent, *infinite = (unpack_int(part) for part in data)
+        return cls((mantissa, exponent), *infinite)
+
+
+NOTHING = Total(exact.ZERO)
+
+
+def totals(events: Events, values: Values, exponents: Ints | None = None) -> list[Total]:
+    """The weighted total of the non-null values of each segment; `exponents` multiply each value by a power of two (floats only)."""
+    weight = events.weight if values.valid is None else events.weight * values.valid
+    if values.data.dtype != np.float64:
+        return [Total((total, 0)) for total in exact.integer_sums(_weighted(values, weight), events.starts)]
+    finite = np.isfinite(values.data)
+    mantissas, powers = exact.split(np.where(finite, values.data, 0.0))
+    if exponents is not None:
+        powers = powers + exponents
+    numbers = exact.sums(mantissas * weight, powers, events.starts)
+    if finite.all():
+        return [Total(number) for number in numbers]
+    up = np.add.reduceat(weight * np.isposinf(values.data), events.starts).tolist()
+    down = np.add.reduceat(weight * np.isneginf(values.data), events.starts).tolist()
+    return [Total(*parts) for parts in zip(numbers, up, down, strict=True)]
+
+
+def squares(events: Events, values: Values) -> list[Exact]:
+    """The weighted sum of the squares of the finite non-null values of each segment."""
+    weight = events.weight if values.valid is None else events.weight * values.valid
+    data = values.data
+    if data.dtype == np.float64:
+        mantissas, powers = exact.split(np.where(np.isfinite(data), data, 0.0))
+        added = exact.square_sums(mantissas * (weight > 0), powers, events.starts)
+        if events.all_added:
+            return added
+        taken = exact.square_sums(mantissas * (weight < 0), powers, events.starts)
+        return [exact.add(a, exact.negate(t)) for a, t in zip(added, taken, strict=True)]
+    if data.dtype != object and (len(data) == 0 or max(int(data.max()), -int(data.min())) < _SMALL):
+        return [(total, 0) for total in exact.integer_sums(data * data * weight, events.starts)]
+    big = data.astype(object)
+    return [(total, 0) for total in exact.integer_sums(big * big * weight.astype(object), events.starts)]
+
+
+def counts(events: Events, values: Values | None) -> list[int]:
+    """The weighted number of events of each segment, of those with a value if `values` is given."""
+    weight = events.weight if values is None or values.valid is None else events.weight * values.valid
+    return list(np.add.reduceat(weight, events.starts).tolist())
+
+
+def _weighted(values: Values, weight: Ints) -> Cells:
+    if values.data.dtype != object and (len(values.data) == 0 or values.data.min() > -(1 << 63)):
+        return np.asarray(values.data * weight)
+    return np.asarray(values.data.astype(object) * weight.astype(object))
+
+
+def show(element: int | float, dtype: Dtype) -> object:
+    """A number of a column of `dtype` as results carry it: decimals as text, the rest as it is."""
+    kind = base(dtype)
+    return decimal_text(int(element), kind.scale) if isinstance(kind, Decimal) else element
+
+
+def decimal_text(unscaled: int, scale: int) -> str:
+    with decimal.localcontext(prec=60):
+        return format(decimal.Decimal(unscaled).scaleb(-scale), "f")
+
+
+def default_of(default: float | None, dtype: Dtype) -> object:
+    """A default in the unit of the wire (decimals as floats) as results carry it."""
+    kind = base(dtype)
+    if default is None:
+        return None
+    match kind:
+        case Float():
+            return float(default)
+        case Decimal(scale):
+            return decimal_text(round(decimal.Decimal(repr(default)).scaleb(scale)), scale)
+        case _:
+            return int(default)
+
+
+def scale_of(dtype: Dtype) -> int:
+    """By what power of ten the stored integer is larger than the number: zero but for decimals."""
+    kind = base(dtype)
+    return kind.scale if isinstance(kind, Decimal) else 0

@@ -1,0 +1,37 @@
+"""Quantile: sorted[clamp(⌊p·n⌋)], without interpolation (client semantics 4.1); exact, from the bag of all values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from fennel_core.aggregates import exact
+from fennel_core.aggregates.multiset import Bag, Bagged
+from fennel_core.aggregates.numbers import scale_of
+from fennel_core.aggregates.verbs import Events
+from fennel_core.vocab.dtypes import Dtype
+
+
+class Quantile(Bagged):
+    def __init__(self, of: str, dtype: Dtype, p: float, default: float | None) -> None:
+        self._of, self._p, self._default = of, p, default
+        self._unit = 10 ** scale_of(dtype)
+
+    def prepare(self) -> tuple[str, ...]:
+        return (self._of,)
+
+    def elements(self, events: Events) -> Sequence[Any]:
+        return events.column(self._of).elements()
+
+    def finalize(self, partial: Bag, as_of: int) -> object:  # noqa: ARG002  # the contract of Aggregation
+        counts = sorted((value, count) for value, count in partial.items() if value is not None)
+        total = sum(count for _, count in counts)
+        if not total:
+            return self._default
+        left = min(math.floor(self._p * total), total - 1)
+        for value, count in counts:
+            if left < count:
+                return exact.divided((value, 0), self._unit) if isinstance(value, int) else value
+            left -= count
+        raise AssertionError("unreachable: the rank is below the count")

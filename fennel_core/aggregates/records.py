@@ -1,0 +1,249 @@
+"""Events at rest: what an aggregation keeps of each row, as records that append by concatenation and load without a loop.
+
+Theory. State is written far more often than it is read in depth, so adding events to a key must not decode what is there. A record is a
+fixed-size little-endian struct: event time, weight (+1, −1 for one taken back, more where equal events were merged), one cell per kept
+column. Integers, temporals and floats sit in their cell; decimals take 16 bytes; everything else (and the position, where order
+matters) is msgpack bytes in a heap that follows the structs, with its length in the cell. Records and heap of two packs concatenate;
+NumPy reads the structs in place and Arrow the heap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import pyarrow as pa
+
+from fennel_core.aggregates.exact import Ints
+from fennel_core.vocab.dtypes import Date, Decimal, Dtype, Float, Int, Timestamp, base
+from fennel_core.vocab.keys import physical
+
+POSITION = "__pos"
+Bools = npt.NDArray[np.bool_]
+Cells = npt.NDArray[Any]
+_encode = msgspec.msgpack.Encoder().encode
+_DECIMAL_BYTES = 16
+
+
+class Kind(Enum):
+    """How a kept column is stored."""
+
+    INT = "<i8"
+    FLOAT = "<f8"
+    DECIMAL = "V16"
+    RAW = "<u4"
+    """Length of the value's msgpack bytes (the position: the position itself) in the heap."""
+
+
+def kind_of(dtype: Dtype) -> Kind:
+    match base(dtype):
+        case Int() | Timestamp() | Date():
+            return Kind.INT
+        case Float():
+            return Kind.FLOAT
+        case Decimal():
+            return Kind.DECIMAL
+        case _:
+            return Kind.RAW
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """One column of some events. `data`: int64, float64, or objects (decimals as unscaled integers, raw bytes); `valid` None: no nulls."""
+
+    data: Cells
+    valid: Bools | None
+
+    def gather(self, rows: Ints) -> Values:
+        return Values(self.data[rows], None if self.valid is None else self.valid[rows])
+
+    def elements(self) -> list[Any]:
+        """The values as Python objects that compare and hash, None for null."""
+        if self.valid is None:
+            return list(self.data.tolist())
+        out = self.data.astype(object)
+        out[~self.valid] = None
+        return list(out.tolist())
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The columns an aggregation job keeps (in order) and how each is stored; `ordered` keeps the position as well."""
+
+    columns: tuple[tuple[str, Kind], ...]
+    ordered: bool
+
+    @cached_property
+    def struct(self) -> np.dtype[Any]:
+        cells = [("ts", "<i8"), ("weight", "<i4")]
+        for i, (_, kind) in enumerate(self.stored):
+            cells += [(f"c{i}", kind.value), (f"v{i}", "?")]
+        return np.dtype(cells)
+
+    @cached_property
+    def stored(self) -> tuple[tuple[str, Kind], ...]:
+        return (*self.columns, (POSITION, Kind.RAW)) if self.ordered else self.columns
+
+    @cached_property
+    def heaped(self) -> tuple[int, ...]:
+        """Numbers of the columns whose bytes are in the heap."""
+        return tuple(i for i, (_, kind) in enumerate(self.stored) if kind is Kind.RAW)
+
+
+@dataclass(frozen=True)
+class Records:
+    """Some events: `fixed` structs and, where the layout has heaped columns, one blob per record (its heaped cells in column order)."""
+
+    layout: Layout
+    fixed: Cells
+    blobs: pa.LargeBinaryArray | None
+
+    def __len__(self) -> int:
+        return len(self.fixed)
+
+    @property
+    def ts(self) -> Ints:
+        return np.ascontiguousarray(self.fixed["ts"])
+
+    @property
+    def weight(self) -> Ints:
+        return self.fixed["weight"].astype(np.int64)
+
+    def take(self, rows: Ints) -> Records:
+        return Records(self.layout, self.fixed[rows], None if self.blobs is None else self.blobs.take(pa.array(rows)))
+
+    def column(self, name: str) -> Values:
+        """The values of a kept column."""
+        i = next(i for i, (stored, _) in enumerate(self.layout.stored) if stored == name)
+        valid = self.fixed[f"v{i}"]
+        mask = None if valid.all() else np.ascontiguousarray(valid)
+        match self.layout.stored[i][1]:
+            case Kind.RAW:
+                return Values(_objects(self._heap_column(i).to_pylist()), mask)
+            case Kind.DECIMAL:
+                return Values(_unscaled(self.fixed[f"c{i}"]), mask)
+            case Kind.INT | Kind.FLOAT:
+                return Values(np.ascontiguousarray(self.fixed[f"c{i}"]), mask)
+
+    def _heap_column(self, i: int) -> pa.LargeBinaryArray:
+        assert self.blobs is not None, "a heaped column needs a heap"
+        heaped = self.layout.heaped
+        if len(heaped) == 1:
+            return self.blobs
+        lengths = np.stack([self.fixed[f"c{j}"] for j in heaped], axis=1).ravel()
+        cells = _binary(lengths, _heap(self.blobs))
+        return cells.take(pa.array(np.arange(heaped.index(i), len(lengths), len(heaped))))
+
+    def slices(self, starts: Sequence[int], stops: Sequence[int]) -> list[tuple[bytes, bytes]]:
+        """The packed structs and heap of records [start, stop) for each pair."""
+        size = self.fixed.dtype.itemsize
+        fixed = self.fixed.tobytes()
+        structs = [fixed[a * size : b * size] for a, b in zip(starts, stops, strict=True)]
+        if self.blobs is None:
+            return [(struct, b"") for struct in structs]
+        ends = np.frombuffer(self.blobs.buffers()[1], dtype=np.int64, count=len(self) + 1, offset=8 * self.blobs.offset).tolist()
+        heap = memoryview(_heap(self.blobs))
+        first = ends[0]
+        parts = [bytes(heap[ends[a] - first : ends[b] - first]) for a, b in zip(starts, stops, strict=True)]
+        return list(zip(structs, parts, strict=True))
+
+    def merged_within(self, owners: Ints) -> tuple[Records, Ints]:
+        """The same bag per owner with equal events as one record, and each record's owner; events that cancel out are gone."""
+        names = [name for name in self.fixed.dtype.names or () if name != "weight"]
+        same = np.empty(len(self), dtype=np.dtype([(name, self.fixed.dtype[name]) for name in names]))
+        for name in names:
+            same[name] = self.fixed[name]
+        frame = pl.DataFrame(
+            {
+                "owner": owners,
+                "fixed": same.view(f"V{same.dtype.itemsize}").tolist(),
+                "blob": [b""] * len(self) if self.blobs is None else self.blobs.to_pylist(),
+                "weight": self.weight,
+            },
+            schema_overrides={"fixed": pl.Binary, "blob": pl.Binary},
+        ).with_row_index("row")
+        net = frame.group_by("owner", "fixed", "blob", maintain_order=True).agg(pl.col("row").first(), pl.col("weight").sum())
+        net = net.filter(pl.col("weight") != 0)
+        out = self.take(net["row"].to_numpy().astype(np.int64))
+        out.fixed["weight"] = net["weight"].to_numpy()
+        return out, net["owner"].to_numpy().astype(np.int64)
+
+
+def load(layout: Layout, packs: Sequence[tuple[bytes, bytes]]) -> Records:
+    """The records of some packs (structs, heap), one after the other."""
+    fixed = np.frombuffer(b"".join(structs for structs, _ in packs), dtype=layout.struct)
+    if not layout.heaped:
+        return Records(layout, fixed, None)
+    lengths = sum((fixed[f"c{i}"].astype(np.int64) for i in layout.heaped), np.zeros(len(fixed), np.int64))
+    return Records(layout, fixed, _binary(lengths, b"".join(heap for _, heap in packs)))
+
+
+def of_frame(layout: Layout, frame: pl.DataFrame, ts: pl.Series, sign: pl.Series, positions: pl.Series) -> Records:
+    """The records of a batch, row by row; `ts` are physical microseconds."""
+    fixed = np.zeros(frame.height, dtype=layout.struct)
+    fixed["ts"], fixed["weight"] = ts.to_numpy(), sign.to_numpy()
+    heaps: list[list[bytes]] = []
+    for i, (name, kind) in enumerate(layout.stored):
+        series = positions if name == POSITION else frame[name]
+        if kind is Kind.FLOAT:
+            series = series.fill_nan(None) + 0.0  # NaN is null, and −0.0 is 0.0: equal values have equal bytes
+        fixed[f"v{i}"] = series.is_not_null().to_numpy()
+        match kind:
+            case Kind.INT:
+                fixed[f"c{i}"] = series.to_physical().fill_null(0).to_numpy()
+            case Kind.FLOAT:
+                fixed[f"c{i}"] = series.fill_null(0.0).to_numpy()
+            case Kind.DECIMAL:
+                fixed[f"c{i}"] = _decimal_cells(series)
+            case Kind.RAW:
+                cells = series.to_list() if name == POSITION else _raw(series)
+                fixed[f"c{i}"] = np.fromiter(map(len, cells), dtype=np.uint32, count=len(cells))
+                heaps.append(cells)
+    if not heaps:
+        return Records(layout, fixed, None)
+    return Records(layout, fixed, pa.array(list(map(b"".join, zip(*heaps, strict=True))), pa.large_binary()))
+
+
+def _raw(series: pl.Series) -> list[bytes]:
+    """Each value's msgpack bytes: equal values have equal bytes (maps: if their entries come in the same order)."""
+    return list(map(_encode, physical(series.to_frame()).to_series().to_list()))
+
+
+def _decimal_cells(series: pl.Series) -> Cells:
+    array = series.fill_null(0).to_arrow()
+    return np.frombuffer(array.buffers()[1], dtype="V16", count=len(array), offset=_DECIMAL_BYTES * array.offset)
+
+
+def _unscaled(cells: Cells) -> Cells:
+    """16-byte two's complement integers as int64, or as objects where one is too large."""
+    halves = np.ascontiguousarray(cells).view(np.dtype([("low", "<u8"), ("high", "<i8")]))
+    low = halves["low"].view(np.int64)
+    if np.array_equal(halves["high"], low >> 63):
+        return np.ascontiguousarray(low)
+    return np.array([int.from_bytes(cell, "little", signed=True) for cell in cells.tolist()], dtype=object)
+
+
+def _objects(items: list[bytes]) -> Cells:
+    out = np.empty(len(items), dtype=object)
+    out[:] = items
+    return out
+
+
+def _binary(lengths: Cells, heap: bytes) -> pa.LargeBinaryArray:
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    assert offsets[-1] == len(heap), "the heap holds exactly the bytes its records name"
+    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(lengths), [None, pa.py_buffer(offsets.tobytes()), pa.py_buffer(heap)])
+
+
+def _heap(blobs: pa.LargeBinaryArray) -> bytes:
+    ends = np.frombuffer(blobs.buffers()[1], dtype=np.int64, count=len(blobs) + 1, offset=8 * blobs.offset)
+    data = blobs.buffers()[2]
+    return b"" if data is None else memoryview(data)[int(ends[0]) : int(ends[-1])].tobytes()

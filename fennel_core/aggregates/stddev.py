@@ -1,0 +1,54 @@
+"""Stddev of the population: √(Σx²/n − (Σx/n)²) from exact sums, as one fraction, rounded once; so it is never negative inside the root."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from fennel_core.aggregates import exact
+from fennel_core.aggregates.exact import Exact
+from fennel_core.aggregates.numbers import NOTHING, Total, counts, scale_of, squares, totals
+from fennel_core.aggregates.verbs import Aggregation, Events
+from fennel_core.vocab.dtypes import Dtype
+
+Partial = tuple[int, Total, Exact]
+
+
+class Stddev(Aggregation[Partial]):
+    def __init__(self, of: str, dtype: Dtype, default: float | None) -> None:
+        self._of, self._default = of, default
+        self._unit = 10 ** scale_of(dtype)
+
+    def prepare(self) -> tuple[str, ...]:
+        return (self._of,)
+
+    def update(self, events: Events) -> list[Partial]:
+        values = events.column(self._of)
+        return list(zip(counts(events, values), totals(events, values), squares(events, values), strict=True))
+
+    def merge(self, a: Partial, b: Partial) -> Partial:
+        return a[0] + b[0], a[1].plus(b[1]), exact.add(a[2], b[2])
+
+    def delete(self, whole: Partial, part: Partial) -> Partial:
+        return whole[0] - part[0], whole[1].minus(part[1]), exact.add(whole[2], exact.negate(part[2]))
+
+    def finalize(self, partial: Partial, as_of: int) -> object:  # noqa: ARG002  # the contract of Aggregation
+        count, total, square = partial
+        if not count:
+            return self._default
+        if total.up or total.down:
+            return math.nan
+        mantissa, exponent = total.number
+        top = exact.add((square[0] * count, square[1]), (-mantissa * mantissa, 2 * exponent))
+        below = (count * self._unit) ** 2
+        return exact.square_root(top[0] << top[1], below) if top[1] >= 0 else exact.square_root(top[0], below << -top[1])
+
+    @property
+    def empty(self) -> Partial:
+        return 0, NOTHING, exact.ZERO
+
+    def pack(self, partial: Partial) -> Any:
+        return [partial[0], partial[1].pack(), Total(partial[2]).pack()]
+
+    def unpack(self, data: Any) -> Partial:
+        return data[0], Total.unpack(data[1]), Total.unpack(data[2]).number

@@ -1,0 +1,51 @@
+"""Sum: exact; an integer sum wraps around at 64 bits as the column's type does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fennel_core.aggregates.numbers import INT64, NOTHING, Total, decimal_text, totals
+from fennel_core.aggregates.verbs import Aggregation, Events
+from fennel_core.vocab.dtypes import Decimal, Dtype, Float, base
+
+
+class Sum(Aggregation[Total]):
+    def __init__(self, of: str, dtype: Dtype) -> None:
+        self._of, self._dtype = of, base(dtype)
+
+    def prepare(self) -> tuple[str, ...]:
+        return (self._of,)
+
+    def update(self, events: Events) -> list[Total]:
+        return totals(events, events.column(self._of))
+
+    def merge(self, a: Total, b: Total) -> Total:
+        return a.plus(b)
+
+    def delete(self, whole: Total, part: Total) -> Total:
+        return whole.minus(part)
+
+    def finalize(self, partial: Total, as_of: int) -> object:  # noqa: ARG002  # the contract of Aggregation
+        match self._dtype:
+            case Float():
+                return partial.over(1)
+            case Decimal(scale):
+                return decimal_text(_whole(partial), scale)
+            case _:
+                return (_whole(partial) + INT64 // 2) % INT64 - INT64 // 2
+
+    @property
+    def empty(self) -> Total:
+        return NOTHING
+
+    def pack(self, partial: Total) -> Any:
+        return partial.pack()
+
+    def unpack(self, data: Any) -> Total:
+        return Total.unpack(data)
+
+
+def _whole(total: Total) -> int:
+    mantissa, exponent = total.number
+    assert exponent >= 0, "a sum of integers is an integer"
+    return mantissa << exponent

@@ -1,0 +1,1 @@
+"""Grouped aggregation over windows that move with the reader, assembled from tiles."""

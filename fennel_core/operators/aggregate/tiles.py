@@ -1,0 +1,239 @@
+"""Tiles: all events of one key as a tree of time spans, each with the partial aggregates of its parts.
+
+Theory. A node is a log of records (`aggregates.records`, in any order) and, per child span that has events, one packed partial per
+aggregation. The root spans all time; children of level i are aligned spans of 2^SHIFTS[i] µs: 102 days, 38 hours, 36 minutes, 34 s, … .
+Writing appends to the root's log and decodes nothing. A log over `LOG_RECORDS` moves on: its records are filed under their child spans,
+the children's partials are updated, the records are appended to the children's logs, and so on down; the last level keeps any number. So an
+event is somewhere on the path from the root to its span, everything below a node is in its parent's partial of it, and a key with few
+events is one value.
+
+Reading asks for disjoint intervals of time: a child inside one interval counts by its partial, one that an edge crosses is opened, one
+beyond the end is not looked at. That touches one node per level and edge. A partial that is missing (too large to keep) means: open the
+child.
+
+Work is done for all keys of a batch at once, level by level: NumPy over records, Python per touched child.
+
+State: tag `a`: key → root node; tag `n`: key, level, number of the span (8 bytes, ordered) → node. Node: count of records and length of the
+partials (4 bytes each, big-endian), partials (msgpack map: child number → packed partials, nil where missing), structs, heap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from struct import Struct
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from fennel_core.aggregates.exact import Ints
+from fennel_core.aggregates.records import Layout, Records, load
+from fennel_core.aggregates.verbs import Aggregation, Events
+from fennel_core.operators.rows import prefixes, time_bytes
+from fennel_core.operators.step import Reads
+
+ROOTS = b"a"
+NODES = b"n"
+SHIFTS = (43, 37, 31, 25, 19, 13)
+LOG_RECORDS = 128
+"""Records a log may hold before it moves on: the events a reader scans at an edge, and the bytes a batch rewrites per key it touches."""
+
+_HEAD = Struct(">II")
+_NO_PARTIALS = b"\x80"
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(dict[int, list[Any]]).decode
+Partials = list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    count: int
+    partials: bytes
+    structs: bytes
+    heap: bytes
+
+    @classmethod
+    def parse(cls, stored: bytes | None, struct_bytes: int) -> Node:
+        if stored is None:
+            return EMPTY
+        count, length = _HEAD.unpack_from(stored)
+        records = _HEAD.size + length
+        heap = records + count * struct_bytes
+        assert heap <= len(stored), "a node holds the records it counts"
+        return cls(count, stored[_HEAD.size : records], stored[records:heap], stored[heap:])
+
+    def stored(self) -> bytes:
+        return b"".join((_HEAD.pack(self.count, len(self.partials)), self.partials, self.structs, self.heap))
+
+
+EMPTY = Node(0, _NO_PARTIALS, b"", b"")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One key at one time: `cuts` are the ends (inclusive) of its intervals, ascending; events after the last are not wanted."""
+
+    key: bytes
+    cuts: tuple[int, ...]
+
+
+class Tiles:
+    """The tree of every key. `aggregations` must not change while state written with them lives."""
+
+    def __init__(self, layout: Layout, aggregations: Sequence[Aggregation[Any]]) -> None:
+        self._layout = layout
+        self._aggregations = tuple(aggregations)
+        self._whole = tuple(aggregation.exhaustive() for aggregation in aggregations)
+        self._size = layout.struct.itemsize
+
+    # --- writing ------------------------------------------------------------------------------------------------------
+
+    def add(self, reads: Reads, keys: Sequence[bytes], records: Records, starts: Ints) -> dict[bytes, bytes]:
+        """Puts that add `records`, which belong to `keys[i]` from `starts[i]` on."""
+        puts: dict[bytes, bytes] = {}
+        places = prefixes(ROOTS, keys)
+        owners = list(keys)
+        for level in range(len(SHIFTS) + 1):
+            full = self._append(reads, places, records, starts, puts, last=level == len(SHIFTS))
+            if not full:
+                break
+            numbers = [i for i, _ in full]
+            places, owners, records, starts = self._move([places[i] for i in numbers], [owners[i] for i in numbers], full, level, puts)
+        return puts
+
+    def _append(
+        self, reads: Reads, places: list[bytes], records: Records, starts: Ints, puts: dict[bytes, bytes], *, last: bool
+    ) -> list[tuple[int, Node]]:
+        """Append each segment to its node's log; nodes whose log is now too long come back unwritten."""
+        edges = [*starts.tolist(), len(records)]
+        added = records.slices(edges[:-1], edges[1:])
+        held = reads.get_many(places)
+        full: list[tuple[int, Node]] = []
+        for i, (place, old, (structs, heap)) in enumerate(zip(places, held, added, strict=True)):
+            node = Node.parse(old, self._size)
+            count = node.count + edges[i + 1] - edges[i]
+            node = Node(count, node.partials, node.structs + structs, node.heap + heap)
+            if count > LOG_RECORDS and not last:
+                full.append((i, node))
+            else:
+                puts[place] = node.stored()
+        return full
+
+    def _move(
+        self, places: list[bytes], owners: list[bytes], full: list[tuple[int, Node]], level: int, puts: dict[bytes, bytes]
+    ) -> tuple[list[bytes], list[bytes], Records, Ints]:
+        """Move the logs of full nodes on to their children: the children's places, owners, records and where each one's begin."""
+        records = load(self._layout, [(node.structs, node.heap) for _, node in full])
+        parents = np.repeat(np.arange(len(full)), [node.count for _, node in full])
+        if records.fixed["weight"].min() < 0:
+            records, parents = records.merged_within(parents)
+        children = records.ts >> SHIFTS[level]
+        order = np.lexsort((children, parents))
+        records, parents, children = records.take(order), parents[order], children[order]
+        starts = _starts(parents, children)
+        events = Events.of(records, starts)
+        updates = list(zip(*(aggregation.update(events) for aggregation in self._aggregations), strict=True)) if len(starts) else []
+        below = list(zip(parents[starts].tolist(), children[starts].tolist(), strict=True))
+        summaries = [_decode(node.partials) for _, node in full]
+        for (parent, child), partials in zip(below, updates, strict=True):
+            summaries[parent][child] = self._merged(summaries[parent].get(child), partials)
+        for place, summary in zip(places, summaries, strict=True):
+            puts[place] = Node(0, _encode(summary), b"", b"").stored()
+        keys = [owners[parent] for parent, _ in below]
+        return _child_places(keys, level, [child for _, child in below]), keys, records, starts
+
+    def _merged(self, packed: list[Any] | None, partials: Sequence[Any]) -> list[Any]:
+        if packed is None:
+            return [a.pack(partial) for a, partial in zip(self._aggregations, partials, strict=True)]
+        return [
+            None if old is None else a.pack(a.merge(a.unpack(old), new))
+            for a, old, new in zip(self._aggregations, packed, partials, strict=True)
+        ]
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def read(self, reads: Reads, asked: Sequence[Asked], *, exhaustive: bool = False) -> list[list[Partials]]:
+        """Per item and interval, one partial per aggregation. `exhaustive` reads every event: nothing comes out UNKNOWN."""
+        aggregations = self._whole if exhaustive else self._aggregations
+        totals = [[[a.empty for a in aggregations] for _ in item.cuts] for item in asked]
+        logs: list[tuple[int, Node]] = []
+        wanted = list(enumerate(prefixes(ROOTS, [item.key for item in asked])))
+        for level in range(len(SHIFTS) + 1):
+            opened: list[tuple[int, int]] = []
+            for (i, _), stored in zip(wanted, reads.get_many([place for _, place in wanted]), strict=True):
+                if stored is None:
+                    continue
+                node = Node.parse(stored, self._size)
+                if node.count:
+                    logs.append((i, node))
+                if node.partials != _NO_PARTIALS:
+                    opened += [(i, child) for child in self._use(node, level, asked[i].cuts, totals[i], exhaustive=exhaustive)]
+            if not opened:
+                break
+            children = _child_places([asked[i].key for i, _ in opened], level, [child for _, child in opened])
+            wanted = list(zip([i for i, _ in opened], children, strict=True))
+        self._use_logs(logs, asked, totals, aggregations)
+        return totals
+
+    def _use(self, node: Node, level: int, cuts: tuple[int, ...], totals: list[Partials], *, exhaustive: bool) -> list[int]:
+        """Add the partials of children that lie in one interval; the numbers of those that must be opened."""
+        opened: list[int] = []
+        shift = SHIFTS[level]
+        for child, packed in _decode(node.partials).items():
+            interval = _interval(cuts, child << shift)
+            if interval == len(cuts):
+                continue
+            inside = ((child + 1) << shift) - 1 <= cuts[interval]
+            if not inside or exhaustive or None in packed:
+                opened.append(child)
+                continue
+            total = totals[interval]
+            for j, aggregation in enumerate(self._aggregations):
+                total[j] = aggregation.merge(total[j], aggregation.unpack(packed[j]))
+        return opened
+
+    def _use_logs(
+        self, logs: list[tuple[int, Node]], asked: Sequence[Asked], totals: list[list[Partials]], aggregations: Sequence[Aggregation[Any]]
+    ) -> None:
+        if not logs:
+            return
+        records = load(self._layout, [(node.structs, node.heap) for _, node in logs])
+        cuts = np.array([asked[i].cuts for i, _ in logs], dtype=np.int64)
+        counts = [node.count for _, node in logs]
+        interval = (records.ts[:, None] > np.repeat(cuts, counts, axis=0)).sum(axis=1)
+        width = cuts.shape[1]
+        segment = np.repeat(np.array([i for i, _ in logs], dtype=np.int64), counts) * width + interval
+        order = np.flatnonzero(interval < width)
+        order = order[np.argsort(segment[order], kind="stable")]
+        if len(order) == 0:
+            return
+        segment = segment[order]
+        starts = _starts(segment)
+        events = Events.of(records.take(order), starts)
+        partials = zip(*(aggregation.update(events) for aggregation in aggregations), strict=True)
+        for here, new in zip(segment[starts].tolist(), partials, strict=True):
+            total = totals[here // width][here % width]
+            for j, aggregation in enumerate(aggregations):
+                total[j] = aggregation.merge(total[j], new[j])
+
+
+def _interval(cuts: tuple[int, ...], moment: int) -> int:
+    for i, cut in enumerate(cuts):
+        if moment <= cut:
+            return i
+    return len(cuts)
+
+
+def _starts(*columns: Ints) -> Ints:
+    """Where a new combination of values begins in sorted columns."""
+    changes = np.zeros(len(columns[0]), dtype=bool)
+    changes[:1] = True
+    for column in columns:
+        changes[1:] |= column[1:] != column[:-1]
+    return np.flatnonzero(changes)
+
+
+def _child_places(keys: list[bytes], level: int, children: list[int]) -> list[bytes]:
+    mark = bytes([level + 1])
+    return [prefix + mark + time_bytes(child) for prefix, child in zip(prefixes(NODES, keys), children, strict=True)]

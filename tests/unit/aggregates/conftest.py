@@ -1,0 +1,6 @@
+"""Laws are about results, not about time: the first example pays for imports."""
+
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("laws", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+settings.load_profile("laws")
