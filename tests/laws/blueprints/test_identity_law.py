@@ -1,0 +1,156 @@
+"""Identities are a function of logic and of nothing else, and a change renames exactly what lies downstream of it.
+
+The oracle for "downstream" is reachability in a small graph drawn at random; it knows nothing of hashes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fennel_core.blueprints.compile import compile_subjects
+from fennel_core.blueprints.identity import code_logic
+from fennel_core.blueprints.logical import Compiled
+from fennel_core.blueprints.subject import Subject
+from fennel_core.vocab.ids import DatasetName
+from fennel_core.wire import operators as wire
+from fennel_core.wire.connectors import Login, PlainSecret, Webhook, WebhookEndpoint
+from tests.support.subjects import NOTHING, code, derived, node, schema, sourced, webhook
+
+EVENTS = schema("", "user amount")
+LETTERS = "abcdefgh"
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """Datasets `a`, `b`, …; dataset i reads those in `inputs[i]` (all earlier), or is a source when there are none."""
+
+    inputs: tuple[tuple[int, ...], ...]
+
+    def downstream(self, start: int) -> set[int]:
+        reached = {start}
+        for i, inputs in enumerate(self.inputs):
+            if reached & set(inputs):
+                reached.add(i)
+        return reached
+
+
+@st.composite
+def drawings(draw: st.DrawFn) -> Drawing:
+    size = draw(st.integers(1, len(LETTERS)))
+    inputs = [tuple(sorted(draw(st.sets(st.integers(0, i - 1), max_size=3)))) if i else () for i in range(size)]
+    return Drawing(tuple(inputs))
+
+
+def subjects(drawing: Drawing, *, versions: dict[int, int] | None = None, text: dict[int, str] | None = None) -> list[Subject]:
+    """Every derived dataset is the union of its inputs through user code, so that each has logic of its own."""
+    made = []
+    for i, inputs in enumerate(drawing.inputs):
+        name, version = LETTERS[i], (versions or {}).get(i, 1)
+        own = (text or {}).get(i, f"def f(df): return df[df.amount > {i}]")
+        if not inputs:
+            made.append(sourced(name, EVENTS, version=version, source=webhook(f"endpoint {name} {own if text else ''}")))
+            continue
+        refs = [node(LETTERS[j], wire.DatasetRef(DatasetName(LETTERS[j])), EVENTS) for j in inputs]
+        flow = [node("u", wire.Union_(tuple(r.id for r in refs)), EVENTS), node("f", wire.Filter("u", code(own)), EVENTS)]
+        made.append(derived(name, EVENTS, [*refs, *flow], version=version))
+    return made
+
+
+def contents(compiled: Compiled) -> list[str]:
+    """The identity of each dataset's content, in order."""
+    return [d.topic.identity for d in compiled.datasets if d.topic is not None]
+
+
+@given(drawings(), st.integers(1, 64))
+def test_compiling_twice_gives_equal_values(drawing: Drawing, partitions: int) -> None:
+    assert compile_subjects(subjects(drawing), partitions) == compile_subjects(subjects(drawing), partitions)
+
+
+@given(drawings(), st.data())
+def test_raising_a_version_renames_the_dataset_and_exactly_what_lies_downstream(drawing: Drawing, data: st.DataObject) -> None:
+    changed = data.draw(st.integers(0, len(drawing.inputs) - 1))
+    before = contents(compile_subjects(subjects(drawing), 4))
+    after = contents(compile_subjects(subjects(drawing, versions={changed: 2}), 4))
+    renamed = {i for i, (a, b) in enumerate(zip(before, after, strict=True)) if a != b}
+    assert renamed == drawing.downstream(changed)
+
+
+@given(drawings(), st.data())
+def test_changing_code_renames_exactly_what_lies_downstream(drawing: Drawing, data: st.DataObject) -> None:
+    changed = data.draw(st.integers(0, len(drawing.inputs) - 1))
+    same = {i: f"def f(df): return df[df.amount > {i}]" for i in range(len(drawing.inputs))}
+    before = contents(compile_subjects(subjects(drawing, text=same), 4))
+    after = contents(compile_subjects(subjects(drawing, text=same | {changed: "def f(df): return df"}), 4))
+    renamed = {i for i, (a, b) in enumerate(zip(before, after, strict=True)) if a != b}
+    assert renamed == drawing.downstream(changed)
+
+
+@given(drawings())
+def test_different_contents_have_different_names(drawing: Drawing) -> None:
+    names = contents(compile_subjects(subjects(drawing), 4))
+    assert len(set(names)) == len(names)
+
+
+@given(drawings())
+def test_names_owners_and_descriptions_are_no_logic(drawing: Drawing) -> None:
+    told = replace(NOTHING, owner="other@x", description="told", tags=("t",), deprecated=True)
+    plain = subjects(drawing)
+    dressed = [
+        replace(s, dataset=replace(s.dataset, metadata=told, history_us=1, pycode=code("class Other: ..."), erase_keys=("user",)))
+        for s in plain
+    ]
+    assert contents(compile_subjects(plain, 4)) == contents(compile_subjects(dressed, 4))
+
+
+@given(drawings())
+def test_another_number_of_partitions_renames_everything(drawing: Drawing) -> None:
+    four, eight = (compile_subjects(subjects(drawing), n) for n in (4, 8))
+    assert not {b.key for b in four.blueprints} & {b.key for b in eight.blueprints}
+
+
+def identity_of(**changes: object) -> str:
+    (source,) = compile_subjects([sourced("A", EVENTS, source=webhook("e", **changes))], 4).sources
+    return source.identity
+
+
+def test_a_sources_identity_follows_what_decides_its_rows_and_nothing_else() -> None:
+    base = identity_of()
+    table = WebhookEndpoint(Webhook("hook", 7), "e")
+    assert identity_of(every_us=5, version=9) == base, "polling and versions of the source say nothing about rows"
+    assert identity_of(table=replace(table, db=Webhook("hook", 99))) == base, "how long an endpoint keeps rows is no logic"
+    different = {
+        identity_of(table=replace(table, endpoint="other")),
+        identity_of(table=replace(table, db=Webhook("other", 7))),
+        identity_of(disorder_us=15),
+        identity_of(since_us=1),
+        identity_of(until_us=1),
+        identity_of(bounded=True, idleness_us=4),
+        identity_of(cursor="id"),
+    }
+    assert len(different | {base}) == 8
+
+
+def test_a_rotated_password_changes_nothing() -> None:
+    from fennel_core.wire import connectors
+
+    def source(password: str, host: str = "h") -> str:
+        login = Login(PlainSecret("user"), PlainSecret(password))
+        table = connectors.MySQLTable(connectors.MySQL("db", host, 3306, "shop", "", login), "orders")
+        compiled = compile_subjects([sourced("A", EVENTS, source=webhook("e", table=table))], 4)
+        assert "secret word" not in repr(compiled)
+        return contents(compiled)[0]
+
+    assert source("secret word") == source("another")
+    assert source("secret word") != source("secret word", host="elsewhere")
+
+
+def test_comments_blank_lines_and_the_width_of_indents_are_no_logic_but_nesting_is() -> None:
+    plain = code_logic(code("def f(df):\n    if x:\n        y()\n    return df\n"))
+    assert code_logic(code("def f(df):  # why\n\n  # more\n  if x:\n      y()\n\n  return df\n")) == plain
+    assert code_logic(code("def f(df):\n    if x:\n        y()\n        return df\n")) != plain
+    assert code_logic(code("lambda df: df['a']  # cut out of its line)")) == code_logic(code("lambda df:  df['a']"))
+    helper = code("def g(): return 1\n")
+    assert code_logic(code("f", helper)) != code_logic(code("f", code("def g(): return 2\n")))
