@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Mapping
 from typing import Final
 
@@ -20,6 +21,9 @@ from fennel_core.settings.model import Settings
 
 PARALLELISM: Final = 8
 """Worker processes forked ahead; each waits up to `min_heartbeat_interval` after a task, so a chain needs several."""
+
+WARM_S: Final = 60.0
+"""Four seconds on an idle machine."""
 
 
 def home(layout: Layout) -> str:
@@ -83,3 +87,16 @@ def migrate(settings: Settings, layout: Layout, keys: Keys) -> None:
     if done.returncode != 0:
         raise HostError(f"Airflow could not migrate its database: see {layout.shown(layout.log('airflow-migrate'))}")
     stamp.write_text(version)
+
+
+def warm(settings: Settings) -> None:
+    """Makes the api-server build the API its tasks talk to, which it otherwise does at the first task: seconds of the first commit.
+
+    Raises HostError if that API does not answer.
+    """
+    url = f"{settings.airflow_url}/execution/health"
+    try:
+        with urllib.request.urlopen(url, timeout=WARM_S) as answer:  # noqa: S310  # our own URL
+            answer.read()
+    except OSError as error:
+        raise HostError(f"Airflow's task API does not answer at {url} ({error})") from error

@@ -157,6 +157,7 @@ def _airflow(machine: Machine) -> tuple[Part, ...]:
             ports=(Port(settings.airflow_port, "FENNEL_AIRFLOW_PORT"),),
             needs=("postgres",),
             before=(Step.MIGRATE_AIRFLOW,),
+            after=(Step.WARM_AIRFLOW,),
             ready_s=180,
         ),
         Part(

@@ -19,6 +19,7 @@ class Step(StrEnum):
     FORMAT_KAFKA = "formatting storage"
     CONFIGURE_S3 = "writing its configuration"
     MAKE_BUCKET = "making the bucket"
+    WARM_AIRFLOW = "warming its task API"
     MIGRATE_AIRFLOW = "migrating Airflow's database"
 
 
@@ -47,6 +48,8 @@ def carry_out(step: Step, machine: Machine) -> None:
             s3.configure(settings, layout)
         case Step.MAKE_BUCKET:
             s3.make_bucket(settings)
+        case Step.WARM_AIRFLOW:
+            airflow.warm(settings)
         case Step.MIGRATE_AIRFLOW:
             airflow.migrate(settings, layout, keys)
         case unexpected:
