@@ -1,0 +1,79 @@
+"""What every maker of topics does, in memory and in Kafka."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from fennel_core.blueprints.logical import AssetKind
+from fennel_core.ledger.effectors import MemoryTopics, NewTopic, Topics, Unreachable
+from fennel_core.ledger.kafka import KafkaTopics
+from fennel_core.settings.model import Settings
+from fennel_core.vocab.ids import TopicName
+
+
+@pytest.fixture(params=["memory", pytest.param("kafka", marks=pytest.mark.platform)])
+def topics(request: pytest.FixtureRequest) -> Topics:
+    if request.param == "memory":
+        return MemoryTopics()
+    request.getfixturevalue("infra")
+    return KafkaTopics(Settings())
+
+
+@pytest.fixture
+def prefix() -> Iterator[str]:
+    """A workspace name of this test's own."""
+    return f"t{uuid.uuid4().hex[:12]}"
+
+
+async def listed(topics: Topics, prefix: str, expected: set[TopicName]) -> set[TopicName]:
+    """What there is under the prefix, once the broker's metadata has caught up with `expected` (or not, after a while)."""
+    deadline = time.monotonic() + 10
+    while True:
+        found = {name for name in await topics.names() if name.startswith(prefix)}
+        if found == expected or time.monotonic() > deadline:
+            return found
+
+
+def wanted(prefix: str, *kinds: AssetKind) -> list[NewTopic]:
+    return [NewTopic(TopicName(f"{prefix}.{kind}.{i}"), kind, 2) for i, kind in enumerate(kinds)]
+
+
+async def test_topics_are_made_and_unmade_and_doing_either_twice_is_fine(topics: Topics, prefix: str) -> None:
+    new = wanted(prefix, AssetKind.TOPIC, AssetKind.RAW, AssetKind.REPLAYLOG, AssetKind.DEAD)
+    names = {t.name for t in new}
+    assert await topics.create(new[:2]) == {}
+    assert await topics.create(new) == {}
+    assert await listed(topics, prefix, names) == names
+    assert await topics.delete(sorted(names)) == {}
+    assert await topics.delete(sorted(names)) == {}
+    assert await listed(topics, prefix, set()) == set()
+
+
+async def test_nothing_to_do_is_fine(topics: Topics) -> None:
+    assert await topics.create([]) == {}
+    assert await topics.delete([]) == {}
+
+
+@pytest.mark.platform
+async def test_one_refusal_is_told_and_says_nothing_about_the_others(infra: object, prefix: str) -> None:
+    topics = KafkaTopics(Settings())
+    (good,) = wanted(prefix, AssetKind.TOPIC)
+    bad = NewTopic(TopicName(f"{prefix}.not a name"), AssetKind.TOPIC, 2)
+    refused = await topics.create([bad, good])
+    assert set(refused) == {bad.name}
+    assert await listed(topics, prefix, {good.name}) == {good.name}
+    await topics.delete([good.name])
+
+
+async def test_a_broker_that_is_away_is_unreachable_and_not_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fennel_core.ledger.kafka.REQUEST_SECONDS", 0.5)
+    monkeypatch.setattr("fennel_core.ledger.kafka.ANSWER_SECONDS", 0.6)
+    away = KafkaTopics(Settings(kafka_bootstrap="127.0.0.1:1"))
+    with pytest.raises(Unreachable):
+        await away.create(wanted("x", AssetKind.TOPIC))
+    with pytest.raises(Unreachable):
+        await away.names()
