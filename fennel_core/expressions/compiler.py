@@ -9,7 +9,7 @@ an expression means.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 import polars as pl
@@ -26,18 +26,27 @@ from fennel_core.vocab.dtypes import Bool, Dtype, Null, Str, Timestamp
 from fennel_core.wire import expr as wire
 from fennel_core.wire.expr import ListFold
 
+STAGE_PREFIX = "\0stage "
+"""Names of stages: the expression itself, so that equal ones share a stage; no column of the client can start with a NUL."""
+
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """`now` is the expression of the time of a row; None where an expression may not ask for it."""
+    """`now` is the expression of the time of a row; None where an expression may not ask for it.
+
+    `staged`: may the term refer to stages, which whoever runs it computes first? A lone Polars expression may not.
+    """
 
     scope: Scope
     now: pl.Expr | None
+    staged: bool = False
 
     def term(self, expr: wire.Expr) -> Term:
         """The term of `expr`; raises ExpressionError where it is ill typed. What names nothing is computed here and now."""
-        term = self._term(expr, type_in(self.scope, expr))
-        return term if isinstance(expr, wire.Ref | wire.Var | wire.Literal | wire.DatetimeLiteral) or names_anything(expr) else folded(term)
+        result = type_in(self.scope, expr)
+        if isinstance(expr, wire.Literal | wire.DatetimeLiteral) or names_anything(expr):
+            return self._term(expr, result)
+        return folded(replace(self, staged=False)._term(expr, result))
 
     def _term(self, expr: wire.Expr, result: Dtype) -> Term:
         match expr:
@@ -78,7 +87,8 @@ class Compiler:
             case wire.Repeat(operand, count):
                 return lists.repeat(self.term(operand), self.term(count), result)
             case wire.StringFn(operand, op):
-                return strings.string(op, self.term(operand), self._second_text(op), result)
+                stage = f"{STAGE_PREFIX}{expr!r}" if self.staged else None
+                return strings.string(op, self.term(operand), self._second_text(op), result, stage=stage)
             case wire.DateTimeFn(operand, op):
                 other = self.term(op.other) if isinstance(op, wire.Since) else None
                 return datetimes.date_time(op, self.term(operand), other, result)
@@ -88,8 +98,6 @@ class Compiler:
                 assert_never(unreachable)
 
     def _now(self) -> pl.Expr:
-        if self.scope.element is not None:
-            raise ExpressionError("now-in-lambda", "now() is used inside a list lambda, which only sees its variable. Use it outside.")
         if self.now is None:
             raise ExpressionError(
                 "now-missing", "now() has no meaning here: only features know the time of a query. Use the timestamp column."
@@ -136,7 +144,7 @@ class Compiler:
                 assert_never(unreachable)
 
     def _inside(self, var: str, element: Dtype) -> Compiler:
-        return Compiler(self.scope.inside(var, element), self.now)
+        return Compiler(self.scope.inside(var, element), self.now)  # a stage has one row per row, not per member
 
     def _dict(self, operand: Term, op: wire.DictOp, result: Dtype) -> Term:
         match op:

@@ -12,9 +12,9 @@ from typing import assert_never
 
 import polars as pl
 
+from fennel_core.expressions.patterns import check_pattern, check_zone
 from fennel_core.expressions.terms import Check, Term, checks_of
 from fennel_core.expressions.types import FIRST_US, LAST_US, TIMESTAMP
-from fennel_core.expressions.zones import check_pattern, check_zone
 from fennel_core.vocab.dtypes import Dtype, Int, Timestamp
 from fennel_core.wire.expr import DateTimeOp, Part, Since, SinceEpoch, Strftime, TimeUnit
 

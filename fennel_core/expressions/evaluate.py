@@ -19,7 +19,7 @@ from fennel_core.expressions.compiler import Compiler
 from fennel_core.expressions.errors import NULL_IN_NON_OPTIONAL, EvaluationError, RowFailure
 from fennel_core.expressions.infer import expect_declared
 from fennel_core.expressions.scope import Scope
-from fennel_core.expressions.terms import Check
+from fennel_core.expressions.terms import Check, Term
 from fennel_core.expressions.types import polars_type
 from fennel_core.vocab.dtypes import Dtype, is_optional
 from fennel_core.wire.expr import Expr
@@ -57,14 +57,18 @@ class Program:
         """`frame` with the columns added or replaced, and which rows failed; the cells of a failed row mean nothing."""
         checks = [(column, check) for column in self.columns for check in column.checks]
         flags = {f"{CHECK_PREFIX}{i}": check.failed for i, (_, check) in enumerate(checks)}
-        wide = frame.lazy().with_columns(**{c.name: c.value for c in self.columns}, **flags).collect()
+        stages = {stage.name: stage.value for _, check in checks if (stage := check.stage) is not None}
+        staged = frame
+        for name, value in stages.items():
+            staged = staged.with_columns(value.alias(name))
+        wide = staged.lazy().with_columns(**{c.name: c.value for c in self.columns}, **flags).collect()
         verdicts = [(column, check, wide[flag].fill_null(value=False)) for flag, (column, check) in zip(flags, checks, strict=True)]
-        result = wide.drop(flags.keys())
+        result = wide.drop(*flags, *stages)
         verdicts += [(c, _null_check(c), result[c.name].is_null()) for c in self.columns if not is_optional(c.dtype)]
         verdicts = [verdict for verdict in verdicts if verdict[2].any()]
         if not verdicts:
             return Evaluation(result, pl.repeat(value=False, n=frame.height, dtype=pl.Boolean, eager=True), ())
-        return Evaluation(result, _any_of([flag for _, _, flag in verdicts]), _failures(frame, verdicts))
+        return Evaluation(result, _any_of([flag for _, _, flag in verdicts]), _failures(staged, verdicts))
 
     def evaluate(self, frame: pl.DataFrame) -> pl.DataFrame:
         """`frame` with the columns added or replaced; raises EvaluationError if any row fails."""
@@ -99,7 +103,7 @@ def _failures(frame: pl.DataFrame, verdicts: list[Verdict]) -> tuple[RowFailure,
 
 def compile_expr(expr: Expr, schema: Mapping[str, Dtype], *, now: pl.Expr | None = None) -> pl.Expr:
     """`expr` over frames of `schema`, in the layout of its inferred type; null where a row fails (`compile_columns` tells them apart)."""
-    return compile_column("value", expr, None, schema, now).value
+    return _column("value", Compiler(Scope(schema), now).term(expr), None).value
 
 
 def compile_columns(exprs: Mapping[str, tuple[Expr, Dtype]], schema: Mapping[str, Dtype], *, now: pl.Expr | None = None) -> Program:
@@ -107,11 +111,11 @@ def compile_columns(exprs: Mapping[str, tuple[Expr, Dtype]], schema: Mapping[str
 
     Raises ExpressionError for the first expression that is ill typed or does not fit its declaration.
     """
-    return Program(tuple(compile_column(name, expr, declared, schema, now) for name, (expr, declared) in exprs.items()))
+    compiler = Compiler(Scope(schema), now, staged=True)
+    return Program(tuple(_column(name, compiler.term(expr), declared) for name, (expr, declared) in exprs.items()))
 
 
-def compile_column(name: str, expr: Expr, declared: Dtype | None, schema: Mapping[str, Dtype], now: pl.Expr | None) -> Column:
-    term = Compiler(Scope(schema), now).term(expr)
+def _column(name: str, term: Term, declared: Dtype | None) -> Column:
     if declared is not None:
         expect_declared(term.dtype, declared)
     dtype = term.dtype if declared is None else declared

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from typing import assert_never
 
 from fennel_core.expressions.errors import ExpressionError
-from fennel_core.expressions.literals import literal_type
+from fennel_core.expressions.literals import datetime_value, literal_type
+from fennel_core.expressions.patterns import check_path, check_pattern, check_reading_pattern, check_zone
 from fennel_core.expressions.scope import Scope
 from fennel_core.expressions.types import common, fits, numeric, optional_if, required, unchecked
 from fennel_core.vocab.dtypes import (
@@ -54,8 +55,11 @@ def type_in(scope: Scope, expr: wire.Expr) -> Dtype:
             return scope.variable(name)
         case wire.Literal():
             return literal_type(expr)
-        case wire.DatetimeLiteral() | wire.Now():
+        case wire.DatetimeLiteral():
+            datetime_value(expr)
             return Timestamp()
+        case wire.Now():
+            return scope.now()
         case wire.Unary(op, operand):
             return _unary(op, type_in(scope, operand))
         case wire.Binary(op, left, right):
@@ -364,14 +368,17 @@ def _string(scope: Scope, operand: Dtype, op: wire.StringOp) -> Dtype:
             return _with_other(type(op).__name__.lower(), operand, type_in(scope, other), Bool())
         case wire.Concat(other):
             return _with_other("concat", operand, type_in(scope, other), Str())
-        case wire.Strptime():
+        case wire.Strptime(pattern, zone):
+            check_zone(zone)
+            check_reading_pattern(pattern)
             result = Timestamp()
         case wire.JsonDecode(dtype):
             _expect_parsable(dtype)
             result = dtype
         case wire.Split():
             result = List(Str())
-        case wire.JsonExtract():
+        case wire.JsonExtract(path):
+            check_path(path)
             result = Optional(Str())
         case unreachable:
             assert_never(unreachable)
@@ -415,11 +422,14 @@ def _datetime(scope: Scope, operand: Dtype, op: wire.DateTimeOp) -> Dtype:
             expect_datetime("dt.since_epoch", operand)
             _expect_length(unit)
             return optional_if(Int(), operand)
-        case wire.Strftime():
+        case wire.Strftime(pattern, zone):
             expect_datetime("dt.strftime", operand)
+            check_zone(zone)
+            check_pattern(pattern)
             return optional_if(Str(), operand)
-        case wire.Part(unit):
+        case wire.Part(unit, zone):
             expect_datetime(f"dt.{unit.value}", operand)
+            check_zone(zone)
             return optional_if(Int(), operand)
         case unreachable:
             assert_never(unreachable)

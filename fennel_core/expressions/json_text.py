@@ -58,7 +58,7 @@ class UnfitError(ValueError):
 def read(text: str) -> Json:
     """The JSON value that `text` is; raises UnfitError when it is none."""
     try:
-        value: Json = json.loads(text, parse_constant=_refuse, parse_float=_finite, parse_int=_word, object_pairs_hook=_first_of_each)
+        value: Json = READER.decode(text)
     except (ValueError, RecursionError) as error:
         raise UnfitError(f"not JSON: {error}") from None
     return value
@@ -68,23 +68,11 @@ def _refuse(constant: str) -> float:
     raise UnfitError(f"{constant} is not JSON")
 
 
-def _finite(digits: str) -> float:
-    number = float(digits)
-    if math.isinf(number):
-        raise UnfitError(f"{digits} is beyond the range of a float")
-    return number
-
-
-def _word(digits: str) -> int:
-    """Ints of JSON are those of a 64-bit word, signed or not."""
-    number = int(digits)
-    if not INT64_MIN <= number <= UINT64_MAX:
-        raise UnfitError(f"{digits} is beyond the range of a 64-bit int")
-    return number
-
-
 def _first_of_each(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     return dict(reversed(pairs))
+
+
+READER = json.JSONDecoder(parse_constant=_refuse, object_pairs_hook=_first_of_each)
 
 
 def decode(value: Json, dtype: Dtype) -> Value:
@@ -97,6 +85,8 @@ def decode(value: Json, dtype: Dtype) -> Value:
 
 
 def _fit(value: Json, dtype: Dtype) -> Value:
+    if isinstance(value, int | float):
+        _expect_number(value)
     match dtype:
         case Optional(of) | Between(of=of) | OneOf(of=of):
             return _fit(value, of)
@@ -122,6 +112,15 @@ def _fit(value: Json, dtype: Dtype) -> Value:
             raise UnfitError(f"{type(dtype).__name__.lower()} is not read from JSON")
         case unreachable:
             assert_never(unreachable)
+
+
+def _expect_number(value: int | float) -> None:
+    """Numbers are those that the client's reader knows: ints of a 64-bit word, signed or not, and finite floats."""
+    if isinstance(value, float):
+        if math.isinf(value):
+            raise UnfitError("the number is beyond the range of a float")
+    elif not INT64_MIN <= value <= UINT64_MAX:
+        raise UnfitError(f"{value} is beyond the range of a 64-bit int")
 
 
 def _int(value: Json) -> int | None:

@@ -18,8 +18,8 @@ import polars as pl
 from fennel_core.expressions import json_text
 from fennel_core.expressions.errors import ExpressionError
 from fennel_core.expressions.json_text import EPOCH, INT64_MAX, INT64_MIN, Json, UnfitError, Value
+from fennel_core.expressions.patterns import check_zone
 from fennel_core.expressions.types import KEY, VALUE, polars_type, required, unchecked
-from fennel_core.expressions.zones import check_zone
 from fennel_core.vocab.dtypes import (
     Bool,
     Bytes,

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fennel_core.expressions.errors import ExpressionError
-from fennel_core.vocab.dtypes import Dtype
+from fennel_core.vocab.dtypes import Dtype, Timestamp
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,11 @@ class Scope:
             raise ExpressionError(
                 "unknown-column", f"column `{name}` is not in the schema. Use one of: {', '.join(f'`{n}`' for n in self.schema)}."
             ) from None
+
+    def now(self) -> Dtype:
+        if self.element is not None:
+            raise ExpressionError("now-in-lambda", "now() is used inside a list lambda, which only sees its variable. Use it outside.")
+        return Timestamp()
 
     def variable(self, name: str) -> Dtype:
         if self.element is None or self.element[0] != name:

@@ -12,11 +12,10 @@ from typing import assert_never
 import polars as pl
 
 from fennel_core.expressions import json_text
-from fennel_core.expressions.errors import ExpressionError
 from fennel_core.expressions.json_text import UnfitError, Value
-from fennel_core.expressions.terms import Check, Term, checks_of
+from fennel_core.expressions.patterns import check_path, check_reading_pattern, check_zone, reads_offset
+from fennel_core.expressions.terms import Check, Stage, Term, checks_of
 from fennel_core.expressions.types import FIRST_US, LAST_US, polars_type
-from fennel_core.expressions.zones import check_reading_pattern, check_zone, reads_offset
 from fennel_core.vocab.dtypes import Dtype, Str
 from fennel_core.wire.expr import (
     Concat,
@@ -31,11 +30,9 @@ from fennel_core.wire.expr import (
     Strptime,
 )
 
-EMPTY_JSON = pl.Series(["{}"])
 
-
-def string(op: StringOp, operand: Term, other: Term | None, result: Dtype) -> Term:
-    """A `.str` function; `other` is the term of its second text, None where it has none."""
+def string(op: StringOp, operand: Term, other: Term | None, result: Dtype, *, stage: str | None) -> Term:
+    """A `.str` function; `other` is the term of its second text, `stage` the column for what is dear; None where there is none."""
     text = operand.to(Str())
     match op:
         case StringUnary.LEN:
@@ -52,11 +49,11 @@ def string(op: StringOp, operand: Term, other: Term | None, result: Dtype) -> Te
         case Strptime():
             return _strptime(op, operand, text, result)
         case JsonDecode(dtype):
-            return _json_decode(operand, text, dtype, result)
+            return _json_decode(operand, text, dtype, result, stage)
         case Split(separator):
             return Term(text.str.split(separator), result, operand.checks)
         case JsonExtract(path):
-            return Term(text.str.json_path_match(_check_path(path)), result, operand.checks)
+            return Term(text.str.json_path_match(check_path(path)), result, operand.checks)
         case unreachable:
             assert_never(unreachable)
 
@@ -93,15 +90,17 @@ def _strptime(op: Strptime, operand: Term, text: pl.Expr, result: Dtype) -> Term
     return _readable(operand, text, instant, result, "bad-datetime", sentence)
 
 
-def _json_decode(operand: Term, text: pl.Expr, dtype: Dtype, result: Dtype) -> Term:
+def _json_decode(operand: Term, text: pl.Expr, dtype: Dtype, result: Dtype, stage: str | None) -> Term:
     cell = pl.Struct({"ok": pl.Boolean, "value": polars_type(dtype)})
 
     def decode(texts: pl.Series) -> pl.Series:
         return pl.Series(texts.name, [_decoded(t, dtype) for t in texts], dtype=cell)
 
-    cells = text.map_batches(decode, return_dtype=cell, is_elementwise=True)
+    walk = text.map_batches(decode, return_dtype=cell, is_elementwise=True)
+    cells = walk if stage is None else pl.col(stage)
     sentence = "this text is not JSON of the type that `parse` was given. Clean it, or make the type Optional."
-    failed = Check(~cells.struct.field("ok"), text, "bad-json", sentence)
+    needs = None if stage is None else Stage(stage, walk)
+    failed = Check(~cells.struct.field("ok"), text, "bad-json", sentence, needs)
     return Term(cells.struct.field("value"), result, (*operand.checks, failed))
 
 
@@ -110,11 +109,3 @@ def _decoded(text: str | None, dtype: Dtype) -> dict[str, Value]:
         return {"ok": True, "value": None if text is None else json_text.decode(json_text.read(text), dtype)}
     except UnfitError:
         return {"ok": False, "value": None}
-
-
-def _check_path(path: str) -> str:
-    try:
-        EMPTY_JSON.str.json_path_match(path)
-    except pl.exceptions.ComputeError:
-        raise ExpressionError("bad-json-path", f"`{path}` is no JSONPath. Start with `$`, as in `$.a.b[0]`.") from None
-    return path

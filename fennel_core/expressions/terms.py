@@ -17,13 +17,25 @@ from fennel_core.vocab.dtypes import Dtype
 
 
 @dataclass(frozen=True, slots=True)
+class Stage:
+    """A column computed before value and checks, because both are read off it and it is dear (a walk over rows in Python)."""
+
+    name: str
+    value: pl.Expr
+
+
+@dataclass(frozen=True, slots=True)
 class Check:
-    """`failed` is true for a row that has no value (null counts as false); `culprit` is the operand to show."""
+    """`failed` is true for a row that has no value (null counts as false); `culprit` is the operand to show.
+
+    `stage`, if any, is the column that `failed` and the value are read off.
+    """
 
     failed: pl.Expr
     culprit: pl.Expr
     code: str
     text: str
+    stage: Stage | None = None
 
     def guarded(self, condition: pl.Expr) -> Check:
         """The same check, only where `condition` is true."""

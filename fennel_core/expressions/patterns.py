@@ -1,8 +1,8 @@
-"""Time zones and chrono patterns, judged when an expression is compiled.
+"""Time zones, chrono patterns and JSON paths, judged before any row is seen.
 
-Theory. A wrong zone or pattern is wrong for every row, so it is the author's error, not a row's. Zones are IANA names (an offset such as
-`+05:30` is none); patterns are those of Rust's chrono, which both the client's evaluator and Polars use, so that `%f` is a count of
-nanoseconds and `%.f` a fraction of a second. Both are tried out on one fixed instant: nothing here reads a clock.
+Theory. A wrong zone, pattern or path is wrong for every row, so it is the author's error, not a row's. Zones are IANA names (an offset
+such as `+05:30` is none); patterns are those of Rust's chrono, which both the client's evaluator and Polars use, so that `%f` is a count
+of nanoseconds and `%.f` a fraction of a second. Both are tried out on one fixed instant: nothing here reads a clock.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import polars as pl
 
 from fennel_core.expressions.errors import ExpressionError
 
+EMPTY_JSON = pl.Series(["{}"])
 EPOCH = pl.Series([0], dtype=pl.Datetime("us", "UTC"))
 DIRECTIVE = re.compile(r"%(?:%|(?P<offset>:{0,3}z|#z|\+)|\.\df|.)", re.DOTALL)
 READ_AS = {"%.3f": "%.f", "%.6f": "%.f", "%.9f": "%.f", "%f": "%0f"}
@@ -52,3 +53,12 @@ def check_reading_pattern(pattern: str) -> str:
 def reads_offset(pattern: str) -> bool:
     """Does text of this pattern carry its own offset from UTC?"""
     return any(directive["offset"] for directive in DIRECTIVE.finditer(pattern))
+
+
+def check_path(path: str) -> str:
+    """`path` itself, if it is a JSONPath."""
+    try:
+        EMPTY_JSON.str.json_path_match(path)
+    except pl.exceptions.ComputeError:
+        raise ExpressionError("bad-json-path", f"`{path}` is no JSONPath. Start with `$`, as in `$.a.b[0]`.") from None
+    return path
