@@ -56,9 +56,7 @@ def test_spark_reads_kafka_and_writes_parquet_to_s3(infra: None) -> None:
         for value in ("one", "two"):
             producer.produce(topic, value)
         producer.flush(10)
-        done = subprocess.run(
-            [sys.executable, "-c", PROGRAM, topic], env=os.environ, capture_output=True, text=True, check=False, timeout=240
-        )
+        done = subprocess.run([sys.executable, "-c", PROGRAM, topic], capture_output=True, text=True, check=False, timeout=240)
     finally:
         admin.delete_topics([topic])[topic].result(timeout=10)
     assert done.returncode == 0, done.stderr[-3000:]
