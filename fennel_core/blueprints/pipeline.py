@@ -180,13 +180,14 @@ class PipelineCompiler:
         right = self.right_content(op.right)
         pairs = {right_key: left for left, right_key in op.on}
         left_on = tuple(pairs[key] for key in right.schema.key_names)
-        taken = op.fields or right.schema.value_names
+        columns = (*right.schema.value_names, right.schema.timestamp)
+        taken = tuple(c for c in columns if c in op.fields) if op.fields else right.schema.value_names
         left = self.place(self.flows[op.left], left_on, unlike=right.topic)
         step = spec.Join(
             left=left.schema,
             right=right.schema,
             left_on=left_on,
-            right_values=tuple(taken),
+            right_values=taken,
             inner=op.how is wire.JoinHow.INNER,
             low_us=op.within_low_us,
             high_us=op.within_high_us,

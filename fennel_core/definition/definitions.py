@@ -1,0 +1,104 @@
+"""From the bytes of a commit to what it defines, and from that to what must exist.
+
+Theory. `check` is the whole of validation: it decodes, joins the definitions of an incremental commit with those the branch has, runs every
+pass of the graph, and answers all problems at once, so that a person fixes them in one go. `compiled` may only be asked about what
+passed. Both are functions of bytes; they touch nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fennel_core.blueprints.compile import compile_subjects
+from fennel_core.blueprints.logical import Compiled
+from fennel_core.blueprints.subject import Node, PipelineSubject, Subject
+from fennel_core.definition.merge import assemble
+from fennel_core.graph.model import Graph, build, merge_incremental
+from fennel_core.graph.order import dataset_order
+from fennel_core.graph.passes import RULES
+from fennel_core.graph.problems import Problem
+from fennel_core.graph.schemas import derive_pipeline
+from fennel_core.vocab.errors import ApiError
+from fennel_core.wire.decode import decode_sync_request
+from fennel_core.wire.entities import Dataset, IndexSide, SyncRequest
+from fennel_core.wire.errors import MalformedMessage, WireError
+
+
+@dataclass(frozen=True, slots=True)
+class Definitions:
+    """A version of a branch that passed validation. `body`: its SyncRequest, merged where it was incremental."""
+
+    graph: Graph
+    body: bytes
+
+
+def check(body: bytes, before: bytes | None, *, incremental: bool) -> Definitions:
+    """Validate a commit's `body` against `before`, the SyncRequest the branch stands at (None: empty). ApiError with every problem."""
+    request = _decoded(body)
+    graph, parts = build(request), [(body, request)]
+    base = None
+    if before is not None:
+        standing = decode_sync_request(before)
+        base = build(standing)
+        if incremental:
+            graph = merge_incremental(base, graph)
+            parts.append((before, standing))
+    problems = [problem for rule in RULES for problem in rule(graph, base)]
+    if problems:
+        raise refusal(problems)
+    return Definitions(graph, assemble(graph, request.message, parts))
+
+
+def _decoded(body: bytes) -> SyncRequest:
+    try:
+        return decode_sync_request(body)
+    except MalformedMessage as malformed:
+        raise ApiError(400, "commit-malformed", str(malformed)) from malformed
+    except WireError as unsupported:
+        raise ApiError(400, "commit-unsupported", str(unsupported)) from unsupported
+
+
+def refusal(problems: Sequence[Problem]) -> ApiError:
+    """All problems as one answer: a single one as it is, because the client's tests pin such texts; several as a numbered list."""
+    texts = list(dict.fromkeys(p.text for p in problems))
+    code = problems[0].code if len({p.code for p in problems}) == 1 else "definitions-invalid"
+    if len(texts) == 1:
+        return ApiError(500, code, texts[0])
+    lines = [f"{number}. {text}" for number, text in enumerate(texts, 1)]
+    return ApiError(500, code, "\n".join([f"the commit has {len(texts)} problems and nothing was changed:", *lines]))
+
+
+def compiled(definitions: Definitions, partitions: int) -> Compiled:
+    """What must exist for validated definitions."""
+    return compile_subjects(subjects(definitions.graph), partitions)
+
+
+def subjects(graph: Graph) -> list[Subject]:
+    """The datasets of a valid graph, producers before consumers."""
+    looked_up = {name for extractor in graph.extractors for name in extractor.datasets}
+    datasets = [dataset for name in dataset_order(graph) if (dataset := graph.dataset(name)) is not None]
+    return [_subject(graph, dataset, dataset.name in looked_up) for dataset in datasets]
+
+
+def _subject(graph: Graph, dataset: Dataset, looked_up: bool) -> Subject:
+    return Subject(
+        dataset=dataset,
+        sources=graph.sources_of(dataset.name),
+        pipeline=_pipeline(graph, dataset),
+        online=graph.has_index(dataset.name, IndexSide.ONLINE),
+        offline=graph.has_index(dataset.name, IndexSide.OFFLINE),
+        looked_up=looked_up,
+    )
+
+
+def _pipeline(graph: Graph, dataset: Dataset) -> PipelineSubject | None:
+    found = graph.pipelines_of(dataset.name)
+    if not found:
+        return None
+    (pipeline,) = found
+    outputs = derive_pipeline(graph, pipeline)
+    root = graph.root_of(pipeline)
+    assert root is not None, "a valid pipeline has a result"
+    nodes = [Node(o.id, o.kind, outputs[o.id]) for o in graph.operators_of(pipeline)]
+    return PipelineSubject(pipeline.name, tuple(sorted(nodes, key=lambda n: n.id == root.id)))
