@@ -243,6 +243,7 @@ async def _query(folder: Path, port: int, *, mixed: bool) -> None:
     )
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
     config = uvicorn.Config(
         Timed(app), port=port, loop="none", http="httptools", ws="none", lifespan="off", access_log=False, log_config=None
     )

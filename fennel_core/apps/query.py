@@ -35,11 +35,13 @@ from fennel_core.vocab.ids import WorkspaceId
 PROCESS = "query"
 BACKLOG = 2048
 MICROS = 1000
+GC_THRESHOLDS = (20_000, 20, 50)
+"""Requests leave no cycles behind, so collecting after every 700 objects (the default) finds nothing and shows in the 99th percentile."""
 
 
 def main() -> None:
     settings = Settings()
-    logs.configure(PROCESS, settings.log_level)
+    logs.configure(PROCESS, settings.log_level, hidden=logs.secrets_of(settings))
     traces.configure(PROCESS, settings.otlp_endpoint)
     uvloop.run(serve(settings))
 
@@ -139,6 +141,7 @@ async def _listen(app: Application, settings: Settings) -> None:
     )
     gc.collect()
     gc.freeze()  # what is alive now lives as long as the process: collections need not look at it again
+    gc.set_threshold(*GC_THRESHOLDS)
     await uvicorn.Server(config).serve()
 
 

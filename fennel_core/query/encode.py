@@ -9,10 +9,11 @@ a handful of temporals is rendered directly, because setting a conversion up cos
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime, timedelta
 from functools import lru_cache
 from math import isfinite
+from operator import attrgetter
 from typing import Any
 
 from fennel_core.query.columns import Column
@@ -25,31 +26,61 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 EPOCH_DAY = EPOCH.date().toordinal()
 
 
+Encoder = Callable[[Column], Sequence[object]]
+
+
 def json_values(column: Column) -> Sequence[object]:
     """One JSON-ready value per row (bytes may be among them: the encoder writes them as base64, as the reference server does)."""
-    dtype = dtypes.base(column.dtype)
-    match dtype:
-        case dtypes.Int() | dtypes.Str() | dtypes.Bool() | dtypes.Bytes() | dtypes.Null():
-            return column.values
-        case dtypes.Float():
-            return column.values if is_optional(column.dtype) else _spelt(column.values)
-        case dtypes.Timestamp() if len(column) <= FEW_ROWS:
-            return [None if value is None else _moment(value) for value in column.values]
-        case dtypes.Date() if len(column) <= FEW_ROWS:
-            return [None if value is None else _day(value) for value in column.values]
-        case dtypes.Decimal() if len(column) <= FEW_ROWS:
-            return [None if value is None else float(str(value)) for value in column.values]
-        case _ if _as_it_is(dtype):
-            return column.values
+    return encoder_of(column.dtype)(column)
+
+
+@lru_cache(maxsize=4096)
+def encoder_of(dtype: Dtype) -> Encoder:
+    """What `json_values` does with columns of `dtype`; plans choose it once."""
+    bare = dtypes.base(dtype)
+    match bare:
+        case dtypes.Float() if not is_optional(dtype):
+            return _floats
+        case dtypes.Timestamp():
+            return _moments
+        case dtypes.Date():
+            return _days
+        case dtypes.Decimal():
+            return _decimals
+        case _ if _as_it_is(bare):
+            return attrgetter("values")
         case _:
-            return encode_column(column.series, column.dtype)
+            return _through_codec
 
 
-def _spelt(values: Sequence[Any]) -> Sequence[object]:
-    """Floats of a type that may not be null: JSON has no NaN and no infinity, the client reads their names."""
+def _through_codec(column: Column) -> Sequence[object]:
+    return encode_column(column.series, column.dtype)
+
+
+def _floats(column: Column) -> Sequence[object]:
+    """Of a type that may not be null: JSON has no NaN and no infinity, the client reads their names."""
+    values: Sequence[Any] = column.values
     if isfinite(sum(filter(None, values))):
         return values
     return [value if value is None or isfinite(value) else _name(value) for value in values]
+
+
+def _moments(column: Column) -> Sequence[object]:
+    if len(column) > FEW_ROWS:
+        return _through_codec(column)
+    return [None if value is None else _moment(value) for value in column.values]
+
+
+def _days(column: Column) -> Sequence[object]:
+    if len(column) > FEW_ROWS:
+        return _through_codec(column)
+    return [None if value is None else _day(value) for value in column.values]
+
+
+def _decimals(column: Column) -> Sequence[object]:
+    if len(column) > FEW_ROWS:
+        return _through_codec(column)
+    return [None if value is None else float(str(value)) for value in column.values]
 
 
 def _name(value: float) -> str:

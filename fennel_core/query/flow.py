@@ -76,7 +76,11 @@ class Flow:
             await asyncio.gather(*(self._extract(step, registers, request, callbacks) for step in level.extractors))
 
     async def _look_up(self, steps: tuple[BoundLookup, ...], registers: Registers, request: Request) -> None:
-        asked = [_Asking.of(step, registers) for step in steps]
+        of_group: dict[int, _Asking] = {}
+        for step in steps:
+            if step.group not in of_group:
+                of_group[step.group] = _Asking.of(step, registers)
+        asked = [of_group[step.group] for step in steps]
         wants = [Want(step.job, step.partitions, each.keys, request.now_us) for step, each in zip(steps, asked, strict=True)]
         for step, each, rows in zip(steps, asked, await self._lookups.fetch(wants), strict=True):
             each.answer(step, rows, registers)

@@ -17,6 +17,7 @@ from fennel_core.plans import steps
 from fennel_core.plans.missing import Empty
 from fennel_core.plans.steps import Plan, Typed
 from fennel_core.query.columns import Column
+from fennel_core.query.encode import Encoder, encoder_of
 from fennel_core.query.errors import BadLookup, UnknownDataset
 from fennel_core.query.formulas import Formulas, group_expressions
 from fennel_core.query.lookups import row_bytes
@@ -70,7 +71,10 @@ class BoundRead:
 
 @dataclass(frozen=True, slots=True)
 class BoundLookup:
-    """`listed`: the key registers hold lists; `names` are the key features' short names, for messages."""
+    """`listed`: the key registers hold lists; `names` are the key features' short names, for messages.
+
+    Lookups of a plan with the same `group` have the same keys of the same types: what is made of them serves all.
+    """
 
     job: JobId
     partitions: int
@@ -80,6 +84,7 @@ class BoundLookup:
     absent: bytes
     reads: tuple[BoundRead, ...]
     listed: bool
+    group: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +116,11 @@ class BoundLevel:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """`inputs` name the given columns to read, with the register of each; `outputs` the columns of the answer."""
+    """`inputs` name the given columns to read, with the register of each; `outputs` the columns of the answer and how each is encoded."""
 
     inputs: tuple[tuple[str, Dtype, int], ...]
     levels: tuple[BoundLevel, ...]
-    outputs: tuple[tuple[str, Dtype, int], ...]
+    outputs: tuple[tuple[str, Encoder, int], ...]
     registers: int
 
 
@@ -132,12 +137,13 @@ class _Binder:
         self._tables = tables
         self._registers: dict[FeatureRef, int] = {}
         self._given: frozenset[FeatureRef] = frozenset()
+        self._groups: dict[tuple[tuple[FeatureRef, ...], tuple[Dtype, ...], bool], int] = {}
 
     def bind(self, plan: Plan) -> Program:
         self._given = frozenset(i.ref for i in plan.inputs)
         inputs = tuple((i.ref.fqn, i.dtype, self._register(i.ref)) for i in plan.inputs)
         levels = tuple(self._level(level) for level in plan.levels)
-        outputs = tuple((o.ref.fqn, o.dtype, self._register(o.ref)) for o in plan.outputs)
+        outputs = tuple((o.ref.fqn, encoder_of(o.dtype), self._register(o.ref)) for o in plan.outputs)
         return Program(inputs, levels, outputs, len(self._registers))
 
     def _register(self, ref: FeatureRef) -> int:
@@ -172,15 +178,17 @@ class _Binder:
         listed = isinstance(step, steps.ListLookup)
         names = table.view.schema.value_names
         declared = [empty.value if empty.declared else None for empty in table.absent]
+        key_types = tuple(f.dtype for f in table.view.schema.keys)
         return BoundLookup(
             job=table.online_job(),
             partitions=table.partitions,
             keys=tuple(self._register(ref) for ref in step.keys),
-            key_types=tuple(f.dtype for f in table.view.schema.keys),
+            key_types=key_types,
             names=tuple(ref.name for ref in step.keys),
             absent=row_bytes(declared),
             reads=tuple(self._read(read, table, names, listed=listed) for read in step.reads),
             listed=listed,
+            group=self._groups.setdefault((step.keys, key_types, listed), len(self._groups)),
         )
 
     def _read(self, read: steps.Read, table: Table, names: tuple[str, ...], *, listed: bool) -> BoundRead:

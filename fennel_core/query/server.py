@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from functools import lru_cache
 from urllib.parse import parse_qs, unquote
+
+from prometheus_client import Counter, Histogram
 
 from fennel_core.query.asgi import Disconnected, Receive, Scope, Send, header, read_body, send_json
 from fennel_core.query.bodies import BarrierBody, parse
@@ -79,10 +82,10 @@ class Application:
             log.error("request failed", path=path, exc_info=bug)
             await send_error(send, INTERNAL)
         took_s = time.perf_counter() - began
-        metrics.REQUESTS.labels(route, method, status).inc()
-        metrics.REQUEST_SECONDS.labels(route, method).observe(took_s)
+        _requests(route, method, status).inc()
+        _seconds(route, method).observe(took_s)
         if route == "query":
-            metrics.EXTRACT_FEATURES_SECONDS.labels("default").observe(took_s)
+            _QUERY_SECONDS.observe(took_s)
 
     async def _answer(self, path: str, scope: Scope, receive: Receive, send: Send) -> int:
         """Answer the request; the status. Raises `ApiError` before anything is sent."""
@@ -130,6 +133,19 @@ class Application:
         workspace = await self._workspace_of(header(scope, b"authorization"))
         branch = header(scope, b"x-fennel-branch")
         return workspace, MAIN_BRANCH if branch is None else BranchName(branch)
+
+
+@lru_cache(maxsize=1024)
+def _requests(route: str, method: str, status: int) -> Counter:
+    return metrics.REQUESTS.labels(route, method, status)
+
+
+@lru_cache(maxsize=1024)
+def _seconds(route: str, method: str) -> Histogram:
+    return metrics.REQUEST_SECONDS.labels(route, method)
+
+
+_QUERY_SECONDS = metrics.EXTRACT_FEATURES_SECONDS.labels("default")
 
 
 def _label(path: str) -> str:

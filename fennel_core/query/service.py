@@ -87,7 +87,7 @@ class QueryService:
                 given[name] = given_column(values, dtype, name)
             request = Request(given, asked.rows, self._now_us())
             columns = await self._flow.run(program, request, self._callbacks(key, view, request.now_us))
-            return dump({name: json_values(column) for (name, _, _), column in zip(program.outputs, columns, strict=True)})
+            return dump({name: encode(column) for (name, encode, _), column in zip(program.outputs, columns, strict=True)})
 
         made = await self._on_view(key, answer)
         metrics.EXTRACT_FEATURES.labels(asked.workflow or "default").inc(asked.rows)
