@@ -174,7 +174,7 @@ def _print_partitions(console: Any, partitions: list[dict[str, Any]] | None) -> 
     if not partitions:
         console.print("\nJob partitions: none; nothing is committed.", style="dim")
         return
-    columns = list(partitions[0])
+    columns = [name for name in partitions[0] if name != "id"]  # long and of use to programs only: `--json` has it
     table = Table(box=None, pad_edge=False)
     for name in columns:
         table.add_column(name.replace("_", " "))
@@ -303,12 +303,8 @@ def _definition(method: str, path: str, body: dict[str, str] | None = None) -> d
             parsed: dict[str, Any] = json.loads(text) if text else {}
             return parsed
     except urllib.error.HTTPError as error:
-        text = error.read()
-        try:
-            said = json.loads(text)
-        except json.JSONDecodeError:
-            said = {}
-        _fail(str(said.get("error") or said.get("detail") or f"the definition server answers {error.code}"))
+        said = error.read().decode(errors="replace").strip()
+        _fail(said or f"The definition server answers {error.code}.")
     except OSError as error:
         _fail(f"The definition server at {machine.settings.definition_url} does not answer ({error}): is the platform up?")
 
