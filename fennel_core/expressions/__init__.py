@@ -12,6 +12,8 @@ it in these points, each listed with its reason in `tests/laws/expressions/devia
 * abs, ceil, floor and round of an int are exact beyond 2^53;
 * a constant int divided by zero is null like any other int, not 0;
 * in `str.parse` a scalar is no list of one, and what is no object is no struct of nulls;
+* lengths are signed, and `~(a <= b)` compares what `a <= b` compares (its library wraps the one around and divides ints in the other);
+* zipped empty lists are an empty list; a map to a constant is a list of it; `repeat` stops at 10,000 members;
 * lists and structs are equal when their parts are, nulls included; a null dict is null and has no length, it is not an empty one;
 * `from_epoch` beyond the years 1 to 9999 fails instead of wrapping around;
 * a row fails only in the branch of a case that it takes;

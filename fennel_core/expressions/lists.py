@@ -17,8 +17,8 @@ from fennel_core.expressions.types import polars_type
 from fennel_core.vocab.dtypes import Dtype, Int, List, Struct
 from fennel_core.wire.expr import ListFold
 
-MAX_REPEAT = 1_000_000
-"""Members of a list made by `repeat`: one wild count must not take the memory of a whole slot."""
+MAX_REPEAT = 10_000
+"""Members of a list made by `repeat`: a wild count in every row of a batch must not take the memory of a slot."""
 
 
 def has_null(lists: pl.Expr) -> pl.Expr:

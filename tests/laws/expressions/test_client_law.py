@@ -1,7 +1,8 @@
 """The law: over a table of expressions and a seeded crowd of random ones, we and the client's own evaluator agree row by row.
 
-The oracle runs in the client's environment, as one process (see `client_oracle.py`); it is skipped where that environment is not installed.
-To hunt further: FENNEL_EXPRESSIONS="<seed> <count>" pytest tests/laws/expressions
+The oracles run in the client's environment, one over our table (`client_oracle.py`), one over the client's shipped tests
+(`client_suite.py`); all is skipped where that environment is not installed. To hunt further: FENNEL_EXPRESSIONS="<seed> <count>" pytest
+tests/laws/expressions
 """
 
 import os
@@ -24,11 +25,10 @@ MAX_SINGLE_ROWS = 9
 pytestmark = pytest.mark.skipif(not CLIENT_PYTHON.exists(), reason="the client's environment is not installed")
 
 
-@pytest.fixture(scope="module")
-def oracle() -> tuple[dict[str, Frame], list[Case]]:
-    script = Path(__file__).with_name("client_oracle.py")
+def asked(script: str, *arguments: str) -> tuple[dict[str, Frame], list[Case]]:
+    """What a script in the client's environment reports."""
     answer = subprocess.run(
-        [CLIENT_PYTHON, script, SEED, RANDOM_EXPRESSIONS],
+        [CLIENT_PYTHON, Path(__file__).with_name(script), *arguments],
         capture_output=True,
         text=True,
         check=True,
@@ -38,15 +38,31 @@ def oracle() -> tuple[dict[str, Frame], list[Case]]:
     return read_oracle(answer.stdout)
 
 
-@pytest.fixture(scope="module")
-def differences(oracle: tuple[dict[str, Frame], list[Case]]) -> list[tuple[Case, Difference]]:
-    frames, cases = oracle
+def all_differences(frames: dict[str, Frame], cases: list[Case]) -> list[tuple[Case, Difference]]:
     found = [(case, difference(case, frames[case.frame])) for case in cases]
     return [(case, d) for case, d in found if d is not None]
 
 
-def test_the_oracle_answers_for_enough_expressions_of_every_verdict(oracle: tuple[dict[str, Frame], list[Case]]) -> None:
+@pytest.fixture(scope="module")
+def oracle() -> tuple[dict[str, Frame], list[Case]]:
+    return asked("client_oracle.py", SEED, RANDOM_EXPRESSIONS)
+
+
+@pytest.fixture(scope="module")
+def shipped() -> tuple[dict[str, Frame], list[Case]]:
+    return asked("client_suite.py")
+
+
+@pytest.fixture(scope="module")
+def differences(oracle: tuple[dict[str, Frame], list[Case]], shipped: tuple[dict[str, Frame], list[Case]]) -> list[tuple[Case, Difference]]:
+    return all_differences(*oracle) + all_differences(*shipped)
+
+
+def test_the_oracle_answers_for_enough_expressions_of_every_verdict(
+    oracle: tuple[dict[str, Frame], list[Case]], shipped: tuple[dict[str, Frame], list[Case]]
+) -> None:
     _, cases = oracle
+    assert len(shipped[1]) > 80
     assert sum(case.dtype is None for case in cases) > 500
     assert sum(case.dtype is not None for case in cases) > 1500
 
