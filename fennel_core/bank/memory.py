@@ -14,6 +14,7 @@ from fennel_core.vocab.ids import AssetId, BranchName, CommitId, WorkspaceId
 class Incarnations:
     """Shared by all transactions: a number given out is gone, whatever becomes of the transaction."""
 
+    first: int = 1
     last: int = 0
 
     def next(self) -> int:

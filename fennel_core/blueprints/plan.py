@@ -67,6 +67,11 @@ def asset_id(workspace: WorkspaceId, key: AssetKey, incarnation: int) -> AssetId
     return AssetId(f"{workspace}.{key.kind}.{key.identity}.{incarnation}")
 
 
+def incarnation_of(id_: AssetId) -> int:
+    """The incarnation in a physical name."""
+    return int(id_.rpartition(".")[2])
+
+
 def plan(facts: BankFacts, wanted: Iterable[Blueprint]) -> Plan:
     """Compare what is wanted with what there is."""
     create: list[Planned] = []

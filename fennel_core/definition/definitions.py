@@ -16,7 +16,7 @@ from fennel_core.blueprints.subject import Node, PipelineSubject, Subject
 from fennel_core.definition.merge import assemble
 from fennel_core.graph.model import Graph, build, merge_incremental
 from fennel_core.graph.order import dataset_order
-from fennel_core.graph.passes import RULES
+from fennel_core.graph.passes import validate
 from fennel_core.graph.problems import Problem
 from fennel_core.graph.schemas import derive_pipeline
 from fennel_core.vocab.errors import ApiError
@@ -44,7 +44,7 @@ def check(body: bytes, before: bytes | None, *, incremental: bool) -> Definition
         if incremental:
             graph = merge_incremental(base, graph)
             parts.append((before, standing))
-    problems = [problem for rule in RULES for problem in rule(graph, base)]
+    problems = validate(graph, base, incremental=incremental and base is not None)
     if problems:
         raise refusal(problems)
     return Definitions(graph, assemble(graph, request.message, parts))

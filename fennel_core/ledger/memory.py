@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from fennel_core.bank.memory import MemoryBank
 from fennel_core.bank.store import AssetState
+from fennel_core.blueprints.plan import incarnation_of
 from fennel_core.blueprints.spec import Job
 from fennel_core.ledger.lifecycle import OPEN_ENTRIES, SETTLED, UNDONE, CommitState, EntryState
 from fennel_core.ledger.store import Branch, Commit, Entry, Progress, Transaction, Which
@@ -203,8 +204,10 @@ class MemoryTransaction:
         self.parts = {key: p for key, p in self.parts.items() if key[0] in self.jobs}
         return sorted(asked - self.jobs.keys())
 
-    async def known(self, ids: Iterable[AssetId]) -> set[AssetId]:
-        return {id_ for id_ in ids if id_ in self.bank.rows and self.bank.rows[id_].state is not AssetState.GONE}
+    async def unaccounted(self, ids: Iterable[AssetId]) -> list[AssetId]:
+        known = {id_ for id_, asset in self.bank.rows.items() if asset.state is not AssetState.GONE}
+        given_out = range(self.bank.incarnations.first, self.bank.incarnations.last + 1)
+        return sorted(id_ for id_ in ids if id_ not in known and incarnation_of(id_) in given_out)
 
     async def strays(self, seen: Iterable[str], grace_ms: Millis) -> list[str]:
         now = self.now_ms()

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from fennel_core.bank.postgres import PostgresBank
+from fennel_core.blueprints.plan import incarnation_of
 from fennel_core.blueprints.spec import Job
 from fennel_core.connections import workspaces
 from fennel_core.connections.postgres import AsyncConnection, Pool, RolledBack, in_transaction
@@ -63,6 +64,12 @@ REMOVE_STOPPED = """
         AND NOT EXISTS (SELECT 1 FROM job_partition p WHERE p.job_id = job.id AND p.slot_id IS NOT NULL AND p.lease_until > now())
 """
 STILL_THERE = "SELECT w.id FROM unnest(%(ids)s::text[]) AS w (id) WHERE NOT EXISTS (SELECT 1 FROM job j WHERE j.id = w.id)"
+UNACCOUNTED = """
+    SELECT w.id FROM unnest(%s::text[], %s::bigint[]) AS w (id, incarnation), pg_sequences s
+    WHERE s.schemaname = current_schema() AND s.sequencename = 'asset_incarnation'
+      AND w.incarnation BETWEEN s.min_value AND coalesce(s.last_value, s.min_value - 1)
+      AND NOT EXISTS (SELECT 1 FROM asset a WHERE a.id = w.id AND a.state <> 'gone')
+"""
 REMOVE_WORKSPACE = (
     "DELETE FROM job WHERE workspace = %(w)s",
     "DELETE FROM branch WHERE workspace = %(w)s",
@@ -222,9 +229,10 @@ class PostgresTransaction:
 
     # --- strays
 
-    async def known(self, ids: Iterable[AssetId]) -> set[AssetId]:
-        query = "SELECT id FROM asset WHERE id = ANY(%s::text[]) AND state <> 'gone'"
-        return {AssetId(id_) for (id_,) in await self._rows(query, (list(ids),))}
+    async def unaccounted(self, ids: Iterable[AssetId]) -> list[AssetId]:
+        candidates = list(ids)
+        rows = await self._rows(UNACCOUNTED, (candidates, [incarnation_of(id_) for id_ in candidates]))
+        return sorted(AssetId(id_) for (id_,) in rows)
 
     async def strays(self, seen: Iterable[str], grace_ms: Millis) -> list[str]:
         topics = list(seen)

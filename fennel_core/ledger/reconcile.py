@@ -4,7 +4,7 @@ Theory. Nothing here knows more than the ledgers say. A commit is touched only w
 rarely meet; when they do (a process that was paused for a minute), the steps are the same functions, safe to run twice. A stray is a
 topic named like one of ours that the bank does not account for: a create that was paused and came back after its commit was undone.
 It is destroyed when it has been seen without interruption for a grace period, so that nothing is taken from a commit whose
-bookkeeping is late. One Kafka serves one platform; names that are not ours are left alone.
+bookkeeping is late. Names that this installation never gave out are left alone: somebody else may share the Kafka.
 """
 
 from __future__ import annotations
@@ -97,8 +97,7 @@ async def _destroy_strays(tools: Tools) -> tuple[TopicName, ...]:
         return ()
 
     async def judge(tx: Transaction) -> list[str]:
-        known = await tx.known(ours)
-        return await tx.strays([name for name in ours if name not in known], tools.timings.stray_grace_ms)
+        return await tx.strays(await tx.unaccounted(ours), tools.timings.stray_grace_ms)
 
     doomed = [TopicName(name) for name in await tools.ledger.run(judge)]
     if doomed:

@@ -195,8 +195,8 @@ class Transaction(Protocol):
 
     # --- strays
 
-    async def known(self, ids: Iterable[AssetId]) -> set[AssetId]:
-        """Those of `ids` that the bank accounts for: in any state but gone."""
+    async def unaccounted(self, ids: Iterable[AssetId]) -> list[AssetId]:
+        """Those of `ids` whose incarnation this installation gave out, but that the bank knows only as gone, or not at all."""
         ...
 
     async def strays(self, seen: Iterable[str], grace_ms: Millis) -> list[str]:

@@ -6,6 +6,8 @@ import asyncio
 
 import pytest
 
+from fennel_core.bank.store import Asset, AssetState
+from fennel_core.blueprints.plan import asset_id
 from fennel_core.blueprints.spec import Catalog
 from fennel_core.ledger import branches, flow
 from fennel_core.ledger.effectors import MemoryTopics
@@ -110,6 +112,18 @@ async def test_strays_count_from_when_they_were_first_seen_without_interruption(
     assert await ledger.run(lambda tx: tx.strays(["a", "b"], hour)) == []
     assert await ledger.run(lambda tx: tx.strays(["b", "c"], Millis(0))) == ["b", "c"]
     assert await ledger.run(lambda tx: tx.strays([], Millis(0))) == []
+
+
+async def test_only_names_that_were_given_out_here_and_are_gone_or_unknown_are_unaccounted_for(ledger: Ledger) -> None:
+    first = await ledger.run(lambda tx: tx.bank.next_incarnation())
+    (blueprint, *_) = toy("orders").blueprints
+    there, unknown, elsewhere, later = (asset_id(SHOP, blueprint.key, first + n) for n in (0, 1, -1, 2))
+    await ledger.run(lambda tx: tx.bank.next_incarnation())
+    await ledger.run(lambda tx: tx.bank.add([Asset(there, SHOP, first, AssetState.LIVE, blueprint)]))
+    every = [there, unknown, elsewhere, later]
+    assert await ledger.run(lambda tx: tx.unaccounted(every)) == [unknown]
+    await ledger.run(lambda tx: tx.bank.set_state([there], AssetState.GONE))
+    assert await ledger.run(lambda tx: tx.unaccounted(every)) == [there, unknown]
 
 
 class Worker:

@@ -1,0 +1,8 @@
+-- Incarnations start at the time of installation (milliseconds), so that two databases over one Kafka, or one made again, never give one
+-- name to two things; and recovery can tell its own strays (numbers from here on) from what another installation made.
+DO $$
+DECLARE
+    first bigint := (extract(epoch FROM clock_timestamp()) * 1000)::bigint;
+BEGIN
+    EXECUTE format('ALTER SEQUENCE asset_incarnation MINVALUE %s START WITH %s RESTART WITH %s', first, first, first);
+END $$;
