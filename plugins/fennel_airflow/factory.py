@@ -1,0 +1,95 @@
+"""What the DAG files share: each DAG's settings, and the trigger form of `commit` as JSON schemas.
+
+Theory. A `Param`'s schema does two things: Airflow checks every trigger against it (a wrong value answers 400 and nothing starts), and the
+form in the UI is drawn from it. The definition server triggers the same DAG with nothing but `commit_id`, for a request that it has already
+stored; a person fills the rest. Which of the two it is can only be seen from both fields together, so the first task checks that.
+
+This module is imported by every DAG file and so by every task: nothing heavy may be imported here.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, Final
+
+from airflow.sdk import Param
+
+TAGS: Final = ["fennel"]
+COMMITS_AT_ONCE: Final = 16
+COMMIT_HOURS: Final = 2
+RECONCILE_SCHEDULE: Final = "*/5 * * * *"
+"""How long at most a commit whose process died stays unfinished, beyond its lease."""
+
+_SERVER: Final = "Set by the definition server"
+
+COMMIT_PARAMS: Final = {
+    "definitions": Param(
+        None,
+        type=["null", "string"],
+        minLength=1,
+        title="Definitions",
+        description="Module (`shop.features`) or path (`/srv/shop/features.py`, or a folder) whose datasets and featuresets are committed. "
+        "Relative paths start at the platform's folder. Loaded in the client's environment.",
+        examples=["examples.fraud", "examples/fraud"],
+    ),
+    "workspace": Param(
+        None,
+        type=["null", "string"],
+        pattern="^[a-z0-9-]{1,63}$",
+        title="Workspace",
+        description="An existing workspace: the one that the token of your client opens. `dev-alice` opens workspace `alice`.",
+    ),
+    "branch": Param(
+        "main",
+        type="string",
+        pattern="^[a-zA-Z0-9_./-]+$",
+        title="Branch",
+        description="The branch that moves to these definitions. It must exist.",
+    ),
+    "message": Param("", type="string", maxLength=10_000, title="Message", description="What changes and why."),
+    "env": Param(
+        None,
+        type=["null", "string"],
+        title="Environment",
+        description="Keep only what is meant for this environment.",
+    ),
+    "preview": Param(False, type="boolean", title="Preview", description="Show what would be done, and do nothing."),
+    "incremental": Param(
+        False,
+        type="boolean",
+        title="Incremental",
+        description="Add to what the branch has and change what is named here. Otherwise the definitions replace the branch's.",
+    ),
+    "backfill": Param(
+        True,
+        type="boolean",
+        title="Allow backfill",
+        description="When off, a commit that would compute anything again is refused.",
+    ),
+    "commit_id": Param(
+        None,
+        type=["null", "string"],
+        title="Commit id",
+        description="A stored commit to carry out. Leave it empty: the definition server fills it in, and then nothing else is read.",
+        section=_SERVER,
+    ),
+}
+
+COMMIT: Final[dict[str, Any]] = {
+    "schedule": None,
+    "catchup": False,
+    "params": COMMIT_PARAMS,
+    "max_active_runs": COMMITS_AT_ONCE,
+    "dagrun_timeout": timedelta(hours=COMMIT_HOURS),
+    "is_paused_upon_creation": False,
+    "render_template_as_native_obj": True,
+    "tags": TAGS,
+}
+RECONCILE: Final[dict[str, Any]] = {
+    "schedule": RECONCILE_SCHEDULE,
+    "catchup": False,
+    "max_active_runs": 1,
+    "dagrun_timeout": timedelta(minutes=30),
+    "is_paused_upon_creation": False,
+    "tags": TAGS,
+}

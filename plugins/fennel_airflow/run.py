@@ -1,0 +1,122 @@
+"""From a task to `fennel_core`: open the platform, run one step, tell what the ledgers say then. Imported inside tasks only.
+
+What is wrong with a commit is an `ApiError` whose text is for people: the task fails with exactly that text, on top of its log, because it
+is what somebody who looks at a red task wants to read. `AirflowFailException` also spares it retries, which would not change the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
+
+from airflow.sdk.exceptions import AirflowFailException
+
+from fennel_core.connections.workspaces import checked_name
+from fennel_core.definition import steps as definition
+from fennel_core.definition.steps import Steps
+from fennel_core.executors.definitions import DefinitionsError, read
+from fennel_core.ledger.lifecycle import CommitState
+from fennel_core.ledger.store import Commit, Entry, Transaction, Which
+from fennel_core.settings.model import Settings
+from fennel_core.telemetry.logs import redact_text
+from fennel_core.vocab.errors import ApiError
+from fennel_core.vocab.ids import AssetId, CommitId
+
+T = TypeVar("T")
+Ask = Callable[[Steps, CommitId], Awaitable[Commit]]
+log = logging.getLogger("fennel.airflow")
+STEPS: Mapping[str, Ask] = {
+    "create_assets": Steps.create_assets,
+    "switch": Steps.switch,
+    "destroy_assets": Steps.destroy_assets,
+    "undo": Steps.undo,
+}
+NOTHING_LEFT = (CommitState.FINISHED, CommitState.SUPERSEDED)
+
+
+def previewed(params: Mapping[str, Any]) -> None:
+    """Log the plan of the form's definitions; nothing is stored."""
+    for line in _told(lambda: definition.preview_commit(*_submission(params), **_options(params))):
+        log.info("%s", line)
+
+
+def submitted(params: Mapping[str, Any]) -> str:
+    """Store the form's definitions as a commit and return its id: from there on it is like any other."""
+    commit_id = _told(lambda: definition.receive_commit(*_submission(params), **_options(params)))
+    log.info("stored as commit %s of branch %s in workspace %s", commit_id, params["branch"], params["workspace"])
+    return commit_id
+
+
+def compiled(commit_id: str) -> bool:
+    """Compile, plan and reserve; False when the commit has been carried out already."""
+    row = _told(lambda: asyncio.run(_step(Steps.compile_commit, CommitId(commit_id))))
+    for line in row.summary:
+        log.info("plan: %s", line)
+    return row.state not in NOTHING_LEFT
+
+
+def step(name: str, commit_id: str) -> None:
+    """Run one step of a commit."""
+    _told(lambda: asyncio.run(_step(STEPS[name], CommitId(commit_id))))
+
+
+def reconciled() -> None:
+    """Finish whatever a crash left behind."""
+    done = definition.reconcile_all()
+    log.info("commits moved on: %s", ", ".join(done.commits) or "none")
+    log.info("destructions still open: %d; topics without an owner removed: %s", done.open_entries, ", ".join(done.strays) or "none")
+
+
+def _told(work: Callable[[], T]) -> T:
+    try:
+        return work()
+    except ApiError as error:
+        log.error("%s [%s]", error.text, error.code)
+        raise AirflowFailException(f"{error.text} [{error.code}]") from None
+    except DefinitionsError as error:
+        log.error("%s", error)
+        raise AirflowFailException(str(error)) from None
+
+
+async def _step(ask: Ask, commit_id: CommitId) -> Commit:
+    """One step over connections of its own; what the ledgers say is logged even when the step fails."""
+    async with definition.opened(Settings()) as steps:
+        try:
+            row = await ask(steps, commit_id)
+        finally:
+            for line in await steps.tools.ledger.run(lambda tx: _ledgers(tx, commit_id)):
+                log.info("%s", line)
+        return row
+
+
+async def _ledgers(tx: Transaction, commit_id: CommitId) -> list[str]:
+    """The commit's state and each entry of its two ledgers, as lines."""
+    row = await tx.commit(commit_id)
+    if row is None:
+        return [f"commit {commit_id} does not exist"]
+    entries = [each for which in Which for each in await tx.entries(which, commit=commit_id)]
+    titles = {each.id: each.title for each in await tx.bank.holdings([entry.asset for entry in entries])}
+    return [f"commit {row.id} of {row.workspace}/{row.branch} is {row.state}", *(_line(entry, titles) for entry in entries)]
+
+
+def _line(entry: Entry, titles: Mapping[AssetId, str]) -> str:
+    tail = f" after {entry.attempts} attempts: {entry.error}" if entry.error else ""
+    return f"{entry.ledger} ledger: {entry.state} {titles.get(entry.asset, '')} ({entry.asset}){tail}"
+
+
+def _submission(params: Mapping[str, Any]) -> tuple[str, str, bytes]:
+    """Workspace, branch and the SyncRequest's bytes of the form's definitions."""
+    missing = [name for name in ("definitions", "workspace") if not params[name]]
+    if missing:
+        raise ApiError(400, "form-incomplete", f"fill in {' and '.join(missing)}: they say what is committed, and where")
+    workspace = checked_name(params["workspace"])
+    body, printed = asyncio.run(read(Settings(), params["definitions"], env=params["env"], message=params["message"]))
+    for line in redact_text(printed).splitlines():
+        log.info("the definitions' own output: %s", line)
+    return workspace, params["branch"], body
+
+
+def _options(params: Mapping[str, Any]) -> dict[str, bool]:
+    return {"incremental": params["incremental"], "backfill": params["backfill"]}

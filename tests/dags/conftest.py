@@ -1,0 +1,42 @@
+"""Airflow with a database of its own for these tests: it must be configured before its first import, so it is done here, at import."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.support.postgres import database, empty_database, postgres_server
+
+__all__ = ["airflow_home", "database", "empty_database", "postgres_server"]
+
+ROOT = Path(__file__).parents[2]
+_folder = tempfile.TemporaryDirectory(prefix="fennel-airflow-")
+HOME = Path(_folder.name)
+(HOME / "passwords.json").write_text(json.dumps({"admin": "admin-password", "guest": "guest-password"}))
+OPTIONS = {
+    "AIRFLOW_HOME": str(HOME),
+    "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{HOME}/airflow.db",
+    "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+    "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "dags"),
+    "AIRFLOW__CORE__PLUGINS_FOLDER": str(ROOT / "plugins"),
+    "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": "admin:admin,guest:viewer",
+    "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(HOME / "passwords.json"),
+    "AIRFLOW__API_AUTH__JWT_SECRET": "for-tests-only-" * 5,
+    "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
+    "PYTHONPATH": f"{ROOT}:{ROOT / 'plugins'}",
+}
+if "airflow" not in sys.modules:
+    os.environ.update(OPTIONS)
+
+
+@pytest.fixture(scope="session")
+def airflow_home() -> Path:
+    """The folder of an Airflow whose database is ready."""
+    subprocess.run([sys.executable, "-m", "airflow", "db", "migrate"], check=True, capture_output=True, env={**os.environ, **OPTIONS})
+    return HOME

@@ -1,0 +1,93 @@
+"""DAG files are tables of contents: short, quick to import, without errors, and of the promised shape."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.dags.conftest import OPTIONS, ROOT
+
+FILES = sorted((ROOT / "dags").glob("*.py"))
+HEAVY = ("fennel_core", "pandas", "numpy", "pyarrow", "polars", "pyspark", "confluent_kafka", "boto3", "psycopg", "fastapi", "asyncpg")
+LOOK = """
+import importlib.util, json, sys
+spec = importlib.util.spec_from_file_location("dag_file", sys.argv[1])
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+from airflow.sdk.definitions.dag import DAG
+import gc
+dags = [each for each in gc.get_objects() if type(each) is DAG]
+print(json.dumps({
+    "modules": sorted({name.split(".")[0] for name in sys.modules}),
+    "dags": {dag.dag_id: {
+        "tasks": {task.task_id: {"down": sorted(task.downstream_task_ids), "rule": task.trigger_rule.value} for task in dag.tasks},
+        "catchup": dag.catchup, "tags": sorted(dag.tags),
+    } for dag in dags},
+}))
+"""
+
+
+def _python(script: str, *arguments: str) -> str:
+    words = [sys.executable, "-c", script, *arguments]
+    ran = subprocess.run(words, env={"PATH": "/usr/bin:/bin", **OPTIONS}, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+def _look(file: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(_python(LOOK, str(file)).splitlines()[-1])
+    return found
+
+
+@pytest.fixture(scope="module")
+def looks() -> dict[str, dict[str, Any]]:
+    return {file.stem: _look(file) for file in FILES}
+
+
+def test_there_are_dags() -> None:
+    assert {"commit", "reconcile"} <= {file.stem for file in FILES}
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_a_dag_file_is_a_table_of_contents(file: Path) -> None:
+    assert len(file.read_text().splitlines()) <= 20
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_a_dag_file_imports_without_errors_and_without_anything_heavy(file: Path, looks: dict[str, dict[str, Any]]) -> None:
+    assert set(looks[file.stem]["dags"]) == {file.stem}, "one DAG per file, named like it"
+    assert set(HEAVY) & set(looks[file.stem]["modules"]) == set(), "every task would pay for it"
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_no_dag_catches_up_on_the_past_and_every_one_carries_the_tag(file: Path, looks: dict[str, dict[str, Any]]) -> None:
+    dag = looks[file.stem]["dags"][file.stem]
+    assert (dag["catchup"], "fennel" in dag["tags"]) == (False, True)
+
+
+def test_commit_is_four_steps_in_order_and_any_of_the_first_three_leads_to_undo(looks: dict[str, dict[str, Any]]) -> None:
+    tasks = looks["commit"]["dags"]["commit"]["tasks"]
+    assert {name: task["down"] for name, task in tasks.items()} == {
+        "compile": ["create_assets", "undo"],
+        "create_assets": ["switch", "undo"],
+        "switch": ["destroy_assets", "undo"],
+        "destroy_assets": [],
+        "undo": [],
+    }
+    assert {name for name, task in tasks.items() if task["rule"] != "all_success"} == {"undo"}
+    assert tasks["undo"]["rule"] == "one_failed"
+
+
+def test_airflow_takes_plugin_py_for_a_plugin_and_nothing_else_below_the_folder() -> None:
+    script = (
+        "import sys\n"
+        "from airflow import plugins_manager\n"
+        "assert not plugins_manager.get_import_errors()\n"
+        "print(*(each['source'] for each in plugins_manager.get_plugin_info() if each['name'] == 'fennel'), 'tasks' in sys.modules)"
+    )
+    assert _python(script).splitlines()[-1] == "$PLUGINS_FOLDER/fennel_airflow/plugin.py False"

@@ -1,0 +1,57 @@
+"""The trigger form's schemas accept what a person and the definition server send, and nothing else."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from tests.dags import conftest as _configured  # noqa: F401  # Airflow is configured before its first import
+
+from airflow.sdk.definitions.param import ParamsDict  # isort: skip
+from airflow.sdk.exceptions import ParamValidationError  # isort: skip
+from fennel_airflow.factory import COMMIT_PARAMS  # isort: skip
+
+
+def _validated(conf: Mapping[str, Any]) -> dict[str, Any]:
+    params = ParamsDict(copy.deepcopy(dict(COMMIT_PARAMS)))
+    params.update(conf)
+    return dict(params.validate())
+
+
+def test_the_definition_server_sends_the_commits_id_alone() -> None:
+    assert _validated({"commit_id": "c1"})["commit_id"] == "c1"
+
+
+def test_a_person_fills_in_the_rest() -> None:
+    conf = {"definitions": "examples/fraud", "workspace": "shop", "branch": "feature/x", "message": "more", "env": "prod", "preview": True}
+    params = _validated(conf)
+    assert {name: params[name] for name in conf} == conf
+    assert (params["incremental"], params["backfill"], params["commit_id"]) == (False, True, None)
+
+
+@pytest.mark.parametrize(
+    "conf",
+    [
+        {"workspace": "Shop"},
+        {"workspace": "a" * 64},
+        {"branch": "with space"},
+        {"branch": ""},
+        {"definitions": ""},
+        {"preview": "yes"},
+        {"backfill": None},
+        {"message": None},
+        {"commit_id": 7},
+    ],
+)
+def test_a_wrong_value_is_refused_before_anything_starts(conf: dict[str, Any]) -> None:
+    with pytest.raises(ParamValidationError):
+        _validated(conf)
+
+
+def test_every_field_has_a_title_and_says_what_it_is_for() -> None:
+    for name, param in COMMIT_PARAMS.items():
+        assert param.schema.get("title"), name
+        assert param.description, name

@@ -1,0 +1,117 @@
+"""The commit DAG, run by Airflow itself on a database of its own, with steps that only say they were called."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.dags.conftest import OPTIONS, ROOT
+
+RUN = """
+import gc, importlib.util, json, os, sys, types
+from airflow.sdk.definitions.dag import DAG
+
+class Steps:
+    def __init__(self, failing):
+        self.failing, self.calls = failing, []
+    def step(self, name, commit_id):
+        self.calls.append([name, commit_id])
+        if name == self.failing:
+            raise ValueError(name)
+    def submitted(self, params):
+        self.step("submitted", params["definitions"])
+        return "made-here"
+    def compiled(self, commit_id):
+        self.step("compile", commit_id)
+        return True
+    def previewed(self, params):
+        self.step("previewed", params["definitions"])
+
+spec = importlib.util.spec_from_file_location("commit", sys.argv[1])
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+[dag] = [each for each in gc.get_objects() if type(each) is DAG and each.dag_id == "commit"]
+for task in dag.tasks:
+    task.retries = 0
+fake = sys.modules["fennel_airflow.run"] = types.ModuleType("fennel_airflow.run")
+
+def result_of(conf, failing):
+    steps = Steps(failing)
+    for entry in ("step", "submitted", "compiled", "previewed"):
+        setattr(fake, entry, getattr(steps, entry))
+    run = dag.test(run_conf=conf)
+    return {"run": str(run.state), "tasks": {t.task_id: str(t.state) for t in run.get_task_instances()}, "calls": steps.calls}
+
+results = {}
+for name, (conf, failing) in json.loads(sys.argv[2]).items():
+    reader, writer = os.pipe()
+    if os.fork() == 0:  # a run writes its own values into the DAG's parameters, so each has the DAG to itself
+        try:
+            os.write(writer, json.dumps(result_of(conf, failing)).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as answer:
+        results[name] = json.loads(answer.read())
+    os.wait()
+print(json.dumps(results))
+"""
+STORED = {"commit_id": "c1"}
+FORM = {"definitions": "shop", "workspace": "shop"}
+CASES: dict[str, tuple[dict[str, Any], str]] = {
+    "stored": (STORED, "-"),
+    "form": (FORM, "-"),
+    "preview": (FORM | {"preview": True}, "-"),
+    "not stored": (FORM, "submitted"),
+    **{step: (STORED, step) for step in ("compile", "create_assets", "destroy_assets")},
+}
+
+
+@pytest.fixture(scope="module")
+def results(airflow_home: Path) -> dict[str, dict[str, Any]]:
+    words = [sys.executable, "-c", RUN, str(ROOT / "dags" / "commit.py"), json.dumps(CASES)]
+    ran = subprocess.run(words, env={"PATH": "/usr/bin:/bin", **OPTIONS}, cwd=airflow_home, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    found: dict[str, dict[str, Any]] = json.loads(ran.stdout.splitlines()[-1])
+    return found
+
+
+def test_a_stored_commit_passes_through_the_four_steps(results: dict[str, dict[str, Any]]) -> None:
+    result = results["stored"]
+    assert result["calls"] == [["compile", "c1"], ["create_assets", "c1"], ["switch", "c1"], ["destroy_assets", "c1"]]
+    assert (result["run"], result["tasks"]["undo"]) == ("success", "skipped")
+
+
+def test_definitions_from_the_form_are_stored_first_and_then_treated_alike(results: dict[str, dict[str, Any]]) -> None:
+    result = results["form"]
+    assert result["calls"][0] == ["submitted", "shop"]
+    assert [name for name, id_ in result["calls"][1:] if id_ == "made-here"] == ["compile", "create_assets", "switch", "destroy_assets"]
+
+
+@pytest.mark.parametrize("failing", ["compile", "create_assets"])
+def test_a_step_that_fails_before_the_switch_is_undone_in_sight(results: dict[str, dict[str, Any]], failing: str) -> None:
+    result = results[failing]
+    assert result["calls"][-2:] == [[failing, "c1"], ["undo", "c1"]]
+    assert (result["run"], result["tasks"]["undo"], result["tasks"][failing]) == ("failed", "success", "failed")
+
+
+def test_after_the_switch_nothing_is_undone(results: dict[str, dict[str, Any]]) -> None:
+    result = results["destroy_assets"]
+    assert (result["run"], result["tasks"]["undo"]) == ("failed", "skipped")
+
+
+def test_a_commit_that_was_never_stored_needs_no_undo(results: dict[str, dict[str, Any]]) -> None:
+    result = results["not stored"]
+    assert (result["run"], result["tasks"]["compile"], result["tasks"]["undo"]) == ("failed", "failed", "skipped")
+
+
+def test_a_preview_shows_the_plan_and_does_nothing_else(results: dict[str, dict[str, Any]]) -> None:
+    result = results["preview"]
+    assert result["calls"] == [["previewed", "shop"]]
+    assert result["run"] == "success"
+    assert set(result["tasks"].values()) == {"skipped"}
