@@ -62,12 +62,13 @@ class Program:
         for name, value in stages.items():
             staged = staged.with_columns(value.alias(name))
         wide = staged.lazy().with_columns(**{c.name: c.value for c in self.columns}, **flags).collect()
-        verdicts = [(column, check, wide[flag].fill_null(value=False)) for flag, (column, check) in zip(flags, checks, strict=True)]
-        result = wide.drop(*flags, *stages)
-        verdicts += [(c, _null_check(c), result[c.name].is_null()) for c in self.columns if not is_optional(c.dtype)]
+        verdicts = [(c, check, wide[flag].fill_null(value=False)) for flag, (c, check) in zip(flags, checks, strict=True)]
         verdicts = [verdict for verdict in verdicts if verdict[2].any()]
+        result = wide.drop(*flags, *stages) if flags or stages else wide
+        nulls = dict(zip(result.columns, result.null_count().row(0), strict=True))
+        verdicts += [(c, _null_check(c), result[c.name].is_null()) for c in self.columns if nulls[c.name] and not is_optional(c.dtype)]
         if not verdicts:
-            return Evaluation(result, pl.repeat(value=False, n=frame.height, dtype=pl.Boolean, eager=True), ())
+            return Evaluation(result, pl.Series("failed", [False], dtype=pl.Boolean).new_from_index(0, frame.height), ())
         return Evaluation(result, _any_of([flag for _, _, flag in verdicts]), _failures(staged, verdicts))
 
     def evaluate(self, frame: pl.DataFrame) -> pl.DataFrame:
