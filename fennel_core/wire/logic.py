@@ -11,6 +11,7 @@ Python version's parser: a new Python may need a migration of stored identities.
 from __future__ import annotations
 
 import ast
+import hashlib
 import json
 import textwrap
 from collections.abc import Iterable, Mapping
@@ -62,21 +63,19 @@ def operator_logic(operator: Operator, pipeline: Pipeline | None = None) -> byte
 
 
 def pipeline_logic(pipeline: Pipeline, operators: Iterable[Operator]) -> bytes:
-    """What a pipeline computes from its input datasets: the tree of its operators from the root down. Its name is not logic.
+    """What a pipeline computes from its input datasets: a Merkle hash of its operators from the root down. Its name is not logic.
 
-    `operators` are those of the pipeline; an operand that is not among them raises `KeyError`.
+    `operators` are those of the pipeline, inputs before what reads them; an operand that has not come before raises `KeyError`.
     """
-    by_id = {operator.id: operator for operator in operators}
-    roots = [operator for operator in by_id.values() if operator.is_root]
-    done: dict[str, Any] = {}
-
-    def tree(operator: Operator) -> Any:
-        if operator.id not in done:
-            inputs = [tree(by_id[operand]) for operand in operator.inputs]
-            done[operator.id] = [operator_logic(operator, pipeline).decode(), inputs]
-        return done[operator.id]
-
-    return _bytes([tree(root) for root in roots])
+    digests: dict[str, str] = {}
+    roots: list[str] = []
+    for operator in operators:
+        inputs = [digests[operand] for operand in operator.inputs]
+        body = _bytes([operator_logic(operator, pipeline).decode(), inputs])
+        digests[operator.id] = hashlib.sha256(body).hexdigest()
+        if operator.is_root:
+            roots.append(digests[operator.id])
+    return _bytes(roots)
 
 
 def feature_logic(feature: Feature) -> bytes:

@@ -1,0 +1,56 @@
+"""The passes of validation, in the order in which a person wants to read their findings.
+
+Every pass is one file with one function `(graph, before) -> Iterator[Problem]`. `graph` is what the branch will hold, `before` what it
+holds now (None for a branch without commits). A pass reports what it alone looks at: where a name dangles, only `resolve_references`
+speaks, and the passes that would need the missing entity stay silent about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from fennel_core.graph.model import Graph
+from fennel_core.graph.passes.cycles import forbid_cycles
+from fennel_core.graph.passes.expressions import check_expressions
+from fennel_core.graph.passes.extractors import one_extractor_per_feature
+from fennel_core.graph.passes.indices import indices_need_keys
+from fennel_core.graph.passes.lookups import check_lookups
+from fennel_core.graph.passes.names import unique_names
+from fennel_core.graph.passes.pipelines import one_pipeline_per_dataset
+from fennel_core.graph.passes.references import resolve_references
+from fennel_core.graph.passes.schemas import check_operator_schemas
+from fennel_core.graph.passes.sinks import sinks_only_on_derived
+from fennel_core.graph.passes.sources import check_sources
+from fennel_core.graph.passes.supersets import keep_features
+from fennel_core.graph.passes.terminals import terminals_are_last
+from fennel_core.graph.passes.versions import require_new_version_on_change
+from fennel_core.graph.problems import Problem
+
+Pass = Callable[[Graph, Graph | None], Iterator[Problem]]
+
+RULES: tuple[Pass, ...] = (
+    unique_names,
+    resolve_references,
+    forbid_cycles,
+    one_pipeline_per_dataset,
+    check_sources,
+    sinks_only_on_derived,
+    indices_need_keys,
+    check_operator_schemas,
+    check_expressions,
+    terminals_are_last,
+    one_extractor_per_feature,
+    check_lookups,
+    require_new_version_on_change,
+)
+INCREMENTAL_RULES: tuple[Pass, ...] = (keep_features,)
+"""What holds only for incremental commits: a full commit may leave anything out."""
+
+
+def validate(graph: Graph, before: Graph | None, *, incremental: bool = False) -> tuple[Problem, ...]:
+    """Every problem of the commit that turns `before` into `graph`; an empty tuple when it may be committed.
+
+    For an incremental commit `graph` is `merge_incremental(before, build(request))`.
+    """
+    rules = (*RULES, *INCREMENTAL_RULES) if incremental else RULES
+    return tuple(problem for rule in rules for problem in rule(graph, before))

@@ -1,0 +1,98 @@
+"""Every expression has the type that its place asks for: a filter is a bool, an assigned column fits its declared type."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from fennel_core.expressions.errors import ExpressionError
+from fennel_core.expressions.infer import expect_declared, infer
+from fennel_core.graph.model import Graph
+from fennel_core.graph.passes.schemas import is_complete
+from fennel_core.graph.problems import Problem
+from fennel_core.graph.schemas import SchemaError, derive_pipeline
+from fennel_core.vocab.dtypes import Bool, Dtype, show
+from fennel_core.vocab.schema import Schema
+from fennel_core.wire.connectors import EvalExpr, Source
+from fennel_core.wire.entities import Dataset, ExprExtractor, Extractor, FeatureRef, Pipeline
+from fennel_core.wire.expr import Expr
+from fennel_core.wire.operators import AssignExpr, FilterExpr
+
+
+def check_expressions(graph: Graph, before: Graph | None) -> Iterator[Problem]:
+    """Yield one problem per expression of a pipeline, a source or an extractor that has no type or the wrong one."""
+    del before
+    for pipeline in graph.pipelines:
+        if is_complete(graph, pipeline):
+            yield from _pipeline(graph, pipeline)
+    for dataset in graph.datasets:
+        for source in graph.sources_of(dataset.name):
+            yield from _source(dataset, source)
+    for extractor in graph.extractors:
+        yield from _extractor(graph, extractor)
+
+
+def _types(schema: Schema) -> dict[str, Dtype]:
+    return {field.name: field.dtype for field in schema.fields}
+
+
+def _declared(expr: Expr, declared: Dtype, columns: Mapping[str, Dtype]) -> str | None:
+    try:
+        expect_declared(infer(expr, columns), declared)
+    except ExpressionError as error:
+        return str(error)
+    return None
+
+
+def _condition(expr: Expr, columns: Mapping[str, Dtype]) -> str | None:
+    try:
+        found = infer(expr, columns)
+    except ExpressionError as error:
+        return str(error)
+    return None if found == Bool() else f"Filter expression must return type bool, found {show(found)}."
+
+
+def _pipeline(graph: Graph, pipeline: Pipeline) -> Iterator[Problem]:
+    try:
+        schemas = derive_pipeline(graph, pipeline)
+    except SchemaError:
+        return  # `check_operator_schemas` has said so
+    name = f"{pipeline.dataset}.{pipeline.name}"
+    for operator in graph.operators_of(pipeline):
+        if isinstance(operator.kind, FilterExpr):
+            text = _condition(operator.kind.expr, _types(schemas[operator.kind.operand]))
+            if text:
+                yield Problem("expression", name, f"pipeline `{name}`: {text}")
+        if isinstance(operator.kind, AssignExpr):
+            columns = _types(schemas[operator.kind.operand])
+            for column, expr, dtype in operator.kind.columns:
+                text = _declared(expr, dtype, columns)
+                if text:
+                    yield Problem("expression", name, f"pipeline `{name}`: column `{column}`: {text}")
+
+
+def _source(dataset: Dataset, source: Source) -> Iterator[Problem]:
+    """Expressions of a source see the dataset's fields that preproc does not make, and the payload columns they declare."""
+    made = {field for field, _ in source.preproc}
+    fields = {name: dtype for name, dtype in _types(dataset.schema).items() if name not in made}
+    for field, value in source.preproc:
+        target = dataset.schema.field(field)
+        if isinstance(value, EvalExpr) and target is not None:
+            text = _declared(value.expr, target.dtype, {**fields, **{f.name: f.dtype for f in value.schema}})
+            if text:
+                yield Problem("expression", dataset.name, f"Dataset `{dataset.name}`: preproc of `{field}`: {text}")
+    if isinstance(source.where, EvalExpr):
+        text = _condition(source.where.expr, {**_types(dataset.schema), **{f.name: f.dtype for f in source.where.schema}})
+        if text:
+            yield Problem("expression", dataset.name, f"Dataset `{dataset.name}`: where of its source: {text}")
+
+
+def _extractor(graph: Graph, extractor: Extractor) -> Iterator[Problem]:
+    if not isinstance(extractor.kind, ExprExtractor) or len(extractor.outputs) != 1:
+        return
+    output = graph.feature(FeatureRef(extractor.featureset, extractor.outputs[0]))
+    if output is None or any(graph.feature(ref) is None for ref in extractor.inputs):
+        return  # `resolve_references` has said so
+    columns = {feature.ref.name: feature.dtype for feature in graph.features_of(extractor.featureset)}
+    text = _declared(extractor.kind.expr, output.dtype, columns)
+    if text:
+        yield Problem("expression", output.ref.fqn, f"feature `{output.ref.fqn}`: {text}")

@@ -1,0 +1,24 @@
+"""A feature has one provider among the extractors that the environment selects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fennel_core.graph.model import Graph
+from fennel_core.graph.problems import Problem
+from fennel_core.wire.entities import FeatureRef
+
+
+def one_extractor_per_feature(graph: Graph, before: Graph | None) -> Iterator[Problem]:
+    """Yield one problem per extractor that computes what another one already does."""
+    del before
+    provided: set[FeatureRef] = set()
+    for extractor in graph.extractors:
+        for ref in extractor.output_refs:
+            if ref in provided:
+                text = (
+                    f"Feature `{ref.name}` is extracted by multiple extractors including `{extractor.name}` "
+                    f"in featureset `{extractor.featureset}`."
+                )
+                yield Problem("several-extractors", ref.fqn, text)
+            provided.add(ref)

@@ -1,0 +1,17 @@
+"""An index answers by key, so its dataset has keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fennel_core.graph.model import Graph
+from fennel_core.graph.problems import Problem
+
+
+def indices_need_keys(graph: Graph, before: Graph | None) -> Iterator[Problem]:
+    """Yield one problem per indexed dataset without keys."""
+    del before
+    for dataset in graph.datasets:
+        if graph.indices_of(dataset.name) and not dataset.schema.keyed:
+            text = f"Index is only applicable for datasets with keyed fields. Found zero key fields for dataset : `{dataset.name}`."
+            yield Problem("index-keys", dataset.name, text)

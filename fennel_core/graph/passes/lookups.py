@@ -1,0 +1,68 @@
+"""A lookup can be answered: its dataset has an index, the field exists, and the inputs are the keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fennel_core.graph.model import Graph
+from fennel_core.graph.problems import Problem
+from fennel_core.graph.schemas import required, stored
+from fennel_core.vocab import dtypes
+from fennel_core.vocab.dtypes import Dtype, show
+from fennel_core.wire.entities import Dataset, Extractor, ListLookup, Lookup
+
+
+def check_lookups(graph: Graph, before: Graph | None) -> Iterator[Problem]:
+    """Yield what is wrong with each lookup extractor whose dataset is there."""
+    del before
+    for extractor in graph.extractors:
+        if not isinstance(extractor.kind, Lookup | ListLookup):
+            continue
+        dataset = graph.dataset(extractor.kind.dataset)
+        if dataset is None:
+            continue
+        if not graph.indices_of(dataset.name):
+            text = f"Please define an index on dataset : {dataset.name}; feature extractor `{extractor.fqn}` looks it up"
+            yield Problem("lookup-index", extractor.fqn, text)
+        yield from _field(dataset, extractor, extractor.kind)
+        yield from _keys(graph, dataset, extractor)
+
+
+def _field(dataset: Dataset, extractor: Extractor, kind: Lookup | ListLookup) -> Iterator[Problem]:
+    field = dataset.schema.field(kind.field.name)
+    if field is None:
+        yield Problem(
+            "lookup-field", extractor.fqn, f"Field: {kind.field.name} not in dataset `{dataset.name}`; `{extractor.fqn}` looks it up"
+        )
+    elif stored(required(field.dtype)) != stored(required(kind.field.dtype)):
+        text = (
+            f"extractor `{extractor.fqn}` looks up `{dataset.name}.{field.name}` as `{show(kind.field.dtype)}`, "
+            f"but it is `{show(field.dtype)}`; commit featureset and dataset together"
+        )
+        yield Problem("lookup-type", extractor.fqn, text)
+
+
+def _keys(graph: Graph, dataset: Dataset, extractor: Extractor) -> Iterator[Problem]:
+    keys = dataset.schema.keys
+    if len(extractor.inputs) != len(keys):
+        text = (
+            f"extractor `{extractor.fqn}` gives {len(extractor.inputs)} features as the key of `{dataset.name}`, "
+            f"which has the key fields {list(dataset.schema.key_names)}"
+        )
+        yield Problem("lookup-keys", extractor.fqn, text)
+        return
+    for ref, key in zip(extractor.inputs, keys, strict=True):
+        feature = graph.feature(ref)
+        if feature is not None and not _is_key(feature.dtype, key.dtype, isinstance(extractor.kind, ListLookup)):
+            text = (
+                f"extractor `{extractor.fqn}` gives `{ref.fqn}: {show(feature.dtype)}` as key `{key.name}: {show(key.dtype)}` "
+                f"of `{dataset.name}`; use a feature of that type"
+            )
+            yield Problem("lookup-keys", extractor.fqn, text)
+
+
+def _is_key(given: Dtype, key: Dtype, listed: bool) -> bool:
+    value = required(given)
+    if listed and isinstance(value, dtypes.List):
+        value = required(value.of)
+    return stored(value) == stored(key)

@@ -1,0 +1,40 @@
+"""Every operator can stand on its input, and what a pipeline yields is what its dataset declares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fennel_core.graph.model import Graph
+from fennel_core.graph.problems import Problem
+from fennel_core.graph.schemas import SchemaError, derive_pipeline, disagreement
+from fennel_core.wire.entities import Pipeline
+from fennel_core.wire.operators import DatasetRef, WindowOp
+
+
+def check_operator_schemas(graph: Graph, before: Graph | None) -> Iterator[Problem]:
+    """Yield the first problem of each pipeline whose references all lead somewhere."""
+    del before
+    for pipeline in graph.pipelines:
+        dataset, root = graph.dataset(pipeline.dataset), graph.root_of(pipeline)
+        if dataset is None or root is None or not is_complete(graph, pipeline):
+            continue
+        name = f"{pipeline.dataset}.{pipeline.name}"
+        where = f"dataset `{dataset.name}` v{dataset.version}: pipeline `{pipeline.name}`"
+        try:
+            derived = derive_pipeline(graph, pipeline)[root.id]
+        except SchemaError as error:
+            yield Problem("operator-schema", name, f"{where}: {error}")
+            continue
+        if isinstance(root.kind, WindowOp) and not root.kind.specs and dataset.schema.values:
+            continue  # its aggregations do not travel and have not been recovered: nothing to compare the values with
+        difference = disagreement(derived, dataset.schema)
+        if difference is not None:
+            yield Problem("pipeline-schema", name, f"{where} does not yield the declared schema: {difference}")
+
+
+def is_complete(graph: Graph, pipeline: Pipeline) -> bool:
+    """Do all names inside the pipeline lead somewhere? (If not, `resolve_references` has said so.)"""
+    operators = graph.operators_of(pipeline)
+    ids = {operator.id for operator in operators}
+    datasets = [o.kind.dataset for o in operators if isinstance(o.kind, DatasetRef)]
+    return all(graph.dataset(name) for name in datasets) and all(i in ids for o in operators for i in o.inputs)

@@ -1,0 +1,75 @@
+"""A definition that changed needs a higher version, so that nobody resets data or changes a served value by accident.
+
+Logic is compared without comments, layout and metadata (`fennel_core.wire.logic`). A dataset's logic here is its schema, its sources and
+its pipeline; what its inputs are made of is theirs to answer for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+from fennel_core.graph.model import Graph
+from fennel_core.graph.problems import Problem
+from fennel_core.wire.entities import Dataset, Extractor, PyFunc
+from fennel_core.wire.logic import dataset_logic, extractor_logic, pipeline_logic, source_logic
+
+
+def require_new_version_on_change(graph: Graph, before: Graph | None) -> Iterator[Problem]:
+    """Yield one problem per dataset or Python extractor that changed without a higher version."""
+    if before is None:
+        return
+    for dataset in graph.datasets:
+        old = before.dataset(dataset.name)
+        if old is None or dataset.version > old.version:
+            continue
+        changed = _difference(before, old, graph, dataset)
+        if changed:
+            text = (
+                f"please increment dataset version of `{dataset.name}`: {changed} changed, but its version is {dataset.version} "
+                f"and was {old.version}"
+            )
+            yield Problem("dataset-version", dataset.name, text)
+    for extractor in graph.extractors:
+        yield from _extractor(before, extractor)
+
+
+def _difference(before: Graph, old: Dataset, after: Graph, new: Dataset) -> str | None:
+    """The first part of a dataset's logic that differs."""
+    if dataset_logic(old) != dataset_logic(new):
+        return _schema_difference(old, new)
+    if sorted(map(source_logic, before.sources_of(old.name))) != sorted(map(source_logic, after.sources_of(new.name))):
+        return "its source"
+    if _pipelines(before, old.name) != _pipelines(after, new.name):
+        return "its pipeline"
+    return None
+
+
+def _schema_difference(old: Dataset, new: Dataset) -> str:
+    was, now = {f.name: f for f in old.schema.fields}, {f.name: f for f in new.schema.fields}
+    for name in was:
+        if name not in now:
+            return f"its schema (field `{name}` is gone)"
+    for name, field in now.items():
+        if field != was.get(name):
+            return f"its schema (field `{name}`)"
+    return "its schema" if old.schema != new.schema else "its history or its erase keys"
+
+
+def _pipelines(graph: Graph, dataset: str) -> list[bytes]:
+    found = []
+    for pipeline in graph.pipelines_of(dataset):
+        with suppress(KeyError):  # an operand that leads nowhere: `resolve_references` has said so
+            found.append(pipeline_logic(pipeline, graph.operators_of(pipeline)))
+    return sorted(found)
+
+
+def _extractor(before: Graph, extractor: Extractor) -> Iterator[Problem]:
+    """User code is versioned by its author; lookups, aliases and expressions are made by the client and have no version to raise."""
+    if not isinstance(extractor.kind, PyFunc):
+        return
+    old = next((x for x in before.extractors_of(extractor.featureset) if x.name == extractor.name), None)
+    if old is None or extractor.version > old.version or extractor_logic(old) == extractor_logic(extractor):
+        return
+    text = f"please increment the version of extractor `{extractor.fqn}`: it changed, but its version is {extractor.version} as before"
+    yield Problem("extractor-version", extractor.fqn, text)
