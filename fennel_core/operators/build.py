@@ -11,10 +11,16 @@ import polars as pl
 
 from fennel_core.operators.aggregate import step as aggregate
 from fennel_core.operators.aggregate.step import AggregateStep
+from fennel_core.operators.changelog import step as changelog
+from fennel_core.operators.changelog.step import ChangelogStep
+from fennel_core.operators.dedup import step as dedup
+from fennel_core.operators.dedup.step import DedupStep
 from fennel_core.operators.join import step as join
 from fennel_core.operators.join.step import JoinStep
 from fennel_core.operators.map import step as map_
 from fennel_core.operators.map.step import MapStep
+from fennel_core.operators.pick import step as pick
+from fennel_core.operators.pick.step import FirstStep, LatestStep
 from fennel_core.operators.spec import Aggregate, Changelog, Dedup, Join, Map, Pick, StepSpec, Table, UserCode, Windows
 from fennel_core.operators.step import Outcome, Reads, Served, Step
 from fennel_core.operators.table import step as table
@@ -39,7 +45,13 @@ def build(spec: StepSpec) -> Step:
             return JoinStep(spec)
         case Aggregate(terminal=True):
             return AggregateStep(spec)
-        case Aggregate() | Pick() | Dedup() | Changelog() | Windows():
+        case Pick(first=first):
+            return FirstStep(spec) if first else LatestStep(spec)
+        case Dedup():
+            return DedupStep(spec)
+        case Changelog():
+            return ChangelogStep(spec)
+        case Aggregate() | Windows():
             raise NotImplementedError(f"{type(spec).__name__} has no step yet")
         case UserCode():
             return EngineRuns()
@@ -58,7 +70,13 @@ def step_version(spec: StepSpec) -> int:
             return join.STEP_VERSION
         case Aggregate():
             return aggregate.STEP_VERSION
-        case Pick() | Dedup() | Changelog() | Windows() | UserCode():
+        case Pick():
+            return pick.STEP_VERSION
+        case Dedup():
+            return dedup.STEP_VERSION
+        case Changelog():
+            return changelog.STEP_VERSION
+        case Windows() | UserCode():
             return 1
         case unreachable:
             assert_never(unreachable)

@@ -35,8 +35,8 @@ from fennel_core.operators.step import Reads
 
 ROOTS = b"a"
 NODES = b"n"
-SHIFTS = (43, 37, 31, 25, 19, 13)
-LOG_RECORDS = 128
+SHIFTS = (43, 39, 35, 31, 27, 23, 19, 15)
+LOG_RECORDS = 256
 """Records a log may hold before it moves on: the events a reader scans at an edge, and the bytes a batch rewrites per key it touches."""
 
 _HEAD = Struct(">II")

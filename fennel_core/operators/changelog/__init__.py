@@ -1,0 +1,1 @@
+"""A keyed dataset as a stream of inserts and deletes."""

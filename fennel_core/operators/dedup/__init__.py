@@ -1,0 +1,1 @@
+"""dedup: the last row per duplicate group, window or session."""

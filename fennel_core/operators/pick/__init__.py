@@ -1,0 +1,1 @@
+"""groupby(…).first() and .latest()."""

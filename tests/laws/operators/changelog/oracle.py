@@ -1,0 +1,18 @@
+"""The obvious changelog: walk the versions that ever live."""
+
+
+def changelog(versions):
+    """(time, position, is delete, row) per event."""
+    events = []
+    for key in {v["k"] for v in versions}:
+        last_of_time = {}
+        for version in sorted((v for v in versions if v["k"] == key), key=lambda v: (v["t"], v["__pos"])):
+            last_of_time[version["t"]] = version
+        old = None
+        for moment, version in last_of_time.items():
+            if old is not None and not old["__gone"]:
+                events.append((moment, version["__pos"] + bytes([0, 0, 0, 0]), True, old))
+            if not version["__gone"]:
+                events.append((moment, version["__pos"] + bytes([0, 0, 0, 1]), False, version))
+            old = version
+    return events
