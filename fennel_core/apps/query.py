@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
+import signal
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 
 import uvicorn
 import uvloop
@@ -54,13 +56,16 @@ async def serve(settings: Settings) -> None:
         reads = PostgresReads(pool)
         owners, views = Owners(reads), Views(reads)
         app = application(settings, pool, reads, owners, views, slots, tails, forwarder, executors)
+        server = asyncio.create_task(_listen(app, settings))
         wakeups = asyncio.create_task(Wakeups(dsn, owners, views).run())
         try:
-            await _listen(app, settings)
+            await asyncio.wait({server, wakeups}, return_when=asyncio.FIRST_COMPLETED)
+            if not server.done():
+                raise RuntimeError("the listener for notifications ended; without it answers grow old") from wakeups.exception()
+            await server
         finally:
             wakeups.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await wakeups
+            await asyncio.wait({wakeups})
             await forwarder.close()
             await slots.close()
             await asyncio.to_thread(tails.close)
@@ -123,6 +128,20 @@ def application(
     )
 
 
+class _Server(uvicorn.Server):
+    """Stops on our loop's signals: uvicorn's own way ends the process before what it holds is closed."""
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop)
+        yield
+
+    def _stop(self) -> None:
+        self.should_exit = True
+
+
 async def _listen(app: Application, settings: Settings) -> None:
     config = uvicorn.Config(
         app,
@@ -142,7 +161,7 @@ async def _listen(app: Application, settings: Settings) -> None:
     gc.collect()
     gc.freeze()  # what is alive now lives as long as the process: collections need not look at it again
     gc.set_threshold(*GC_THRESHOLDS)
-    await uvicorn.Server(config).serve()
+    await _Server(config).serve()
 
 
 if __name__ == "__main__":

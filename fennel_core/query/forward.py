@@ -16,6 +16,7 @@ from yarl import URL
 
 from fennel_core.query.asgi import Disconnected, Receive, Scope, Send, body_limit, header
 from fennel_core.query.errors import BodyTooLarge, UpstreamUnavailable
+from fennel_core.telemetry import traces
 
 HOP_BY_HOP = frozenset(
     {
@@ -74,6 +75,8 @@ class Forwarder:
         query = scope.get("query_string", b"")
         target = f"{upstream.url}{path.decode('latin-1')}" + (f"?{query.decode('latin-1')}" if query else "")
         headers = [(k.decode("latin-1"), v.decode("latin-1")) for k, v in scope["headers"] if k.lower() not in HOP_BY_HOP]
+        ours = traces.outgoing()
+        headers = [*((k, v) for k, v in headers if k not in ours), *ours.items()]
         started = False
         try:
             async with self._session.request(

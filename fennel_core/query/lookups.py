@@ -72,28 +72,30 @@ class Lookups:
         deadline = asyncio.get_running_loop().time() + self._timeout_s
         while True:
             epoch = self._owners.epoch
-            open_pieces = await self._ask(open_pieces, answers, deadline)
-            if not open_pieces:
+            asked = [self._owners.address(piece.partition) for piece in open_pieces]
+            failed = await self._ask(open_pieces, asked, answers, deadline)
+            if not failed:
                 return answers
             if asyncio.get_running_loop().time() >= deadline:
-                raise Moving(open_pieces[0].partition, open_pieces[0].failure)
+                raise Moving(failed[0].partition, failed[0].failure)
+            known = {piece.partition: address for piece, address in zip(open_pieces, asked, strict=True)}
+            open_pieces = failed
             await self._owners.refresh(epoch)
-            if all(self._owners.address(piece.partition) is None for piece in open_pieces):
-                self._refuse_parked(open_pieces)
-                await asyncio.sleep(RETRY_PAUSE_S)
+            self._refuse_parked(open_pieces)
+            if all(self._owners.address(piece.partition) == known[piece.partition] for piece in open_pieces):
+                await asyncio.sleep(RETRY_PAUSE_S)  # nobody has taken over yet, or the owner is still recovering
 
     def _refuse_parked(self, pieces: Sequence[_Piece]) -> None:
         for piece in pieces:
             parked = self._owners.parked(piece.partition)
-            if parked is not None:
+            if parked is not None and self._owners.address(piece.partition) is None:
                 raise ParkedJob.of(piece.partition, parked.error)
 
-    async def _ask(self, pieces: list[_Piece], answers: list[Rows], deadline: float) -> list[_Piece]:
+    async def _ask(self, pieces: list[_Piece], addresses: list[str | None], answers: list[Rows], deadline: float) -> list[_Piece]:
         """Ask every owner at once; the pieces that must be asked again."""
         by_owner: dict[str, list[_Piece]] = {}
         again: list[_Piece] = []
-        for piece in pieces:
-            address = self._owners.address(piece.partition)
+        for piece, address in zip(pieces, addresses, strict=True):
             if address is None:
                 again.append(piece)
             else:

@@ -21,7 +21,7 @@ from fennel_core.query.forward import Forwarder, Upstream
 from fennel_core.query.service import QueryService
 from fennel_core.query.status import StatusReport
 from fennel_core.query.view import BranchKey, Views
-from fennel_core.telemetry import metrics
+from fennel_core.telemetry import metrics, traces
 from fennel_core.telemetry.errors import INTERNAL, send_error, wants_json
 from fennel_core.telemetry.health import Health
 from fennel_core.telemetry.logs import logger
@@ -66,10 +66,20 @@ class Application:
         if self._health.handles(path):
             await self._health.asgi(scope, send)
             return
+        parent = header(scope, b"traceparent")
+        if parent is None:
+            await self._timed(path, scope, receive, send)
+        else:
+            with traces.incoming({"traceparent": parent}):
+                await self._timed(path, scope, receive, send)
+
+    async def _timed(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, and record how long it took and how it ended."""
         began = time.perf_counter()
         route, method = _label(path), scope["method"]
         try:
-            status = await self._answer(path, scope, receive, send)
+            with traces.span(route, method=method):
+                status = await self._answer(path, scope, receive, send)
         except ApiError as refused:
             status = refused.status
             if route == "query":

@@ -114,9 +114,11 @@ class Views:
             await self._reload_or_forget(key)
 
     async def refresh_all(self) -> None:
-        """Reload every branch in memory: notifications may have been missed."""
-        for key in list(self._views):
-            await self._reload_or_forget(key)
+        """Reload every branch in memory: notifications may have been missed. The first failure is raised after all have been tried."""
+        tried = await asyncio.gather(*map(self._reload_or_forget, list(self._views)), return_exceptions=True)
+        failure = next((result for result in tried if result is not None), None)
+        if failure is not None:
+            raise failure
 
     def known(self) -> Mapping[BranchKey, View]:
         return self._views

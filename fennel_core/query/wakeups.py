@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 
 from fennel_core.connections.postgres import Heard, Listening, listen
-from fennel_core.query.errors import QueryError
 from fennel_core.query.owners import Owners
 from fennel_core.query.view import BranchKey, Views
 from fennel_core.telemetry.logs import logger
@@ -47,14 +46,14 @@ class Wakeups:
             self._owners_moved.clear()
             try:
                 await self._owners.refresh(self._owners.epoch)
-            except QueryError as away:
-                log.warning("owners could not be read", reason=away.text)
+            except Exception as failed:  # the last line: callers read again when they need to, the listener must live
+                log.error("owners could not be read", exc_info=failed)
 
     async def _try_views(self, key: BranchKey | None) -> None:
         try:
             await (self._views.refresh_all() if key is None else self._views.refresh(key))
-        except QueryError as away:
-            log.warning("branches could not be read", reason=away.text)
+        except Exception as failed:  # the last line: one branch that cannot be read must not make the others old
+            log.error("a branch could not be read", branch=key, exc_info=failed)
 
 
 def branch_key(payload: str) -> BranchKey:
