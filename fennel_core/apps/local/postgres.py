@@ -78,6 +78,8 @@ def make_cluster(layout: Layout, keys: Keys, host: Host) -> None:
     password_file.write_text(keys.postgres_password)
     for path in (folder, password_file):
         os.chown(path, host.owner_uid, -1)
+    if host.owner_uid != os.getuid():
+        layout.data.chmod(0o711)  # another uid has to pass through; what lies beside stays closed
     _assert_reachable(folder, host)
     words = [
         *host.unprivileged,
