@@ -1,0 +1,62 @@
+"""What is answered for a key that an aggregated dataset never saw."""
+
+from dataclasses import replace
+
+import pytest
+
+from fennel_core.plans.missing import NULL, Empty, absent_rows
+from fennel_core.vocab.dtypes import Date, Decimal, Dtype, Float, Int, List, Optional, Timestamp
+from fennel_core.wire import operators as ops
+from fennel_core.wire.entities import Pipeline, SyncRequest
+from fennel_core.wire.operators import Aggregate, DatasetRef, Emit, Forever, Operator
+from tests.support.featuresets import CODE, META, USERS, dataset, request
+
+W = Forever()
+
+
+def committed(dtype: Dtype, spec: ops.Spec, *, pipeline: str = "p") -> SyncRequest:
+    """`Totals` with one value field `v`, computed by `spec` in pipeline `p`; the commit selected `pipeline`."""
+    totals = dataset("Totals", {"uid": Int()}, {"v": dtype})
+    base = request({}, [], [USERS, totals])
+    kind = Aggregate("Users", ("uid",), (spec,), None, Emit.EAGER)
+    return replace(
+        base,
+        pipelines=(Pipeline(pipeline, totals.name, 1, (USERS.name,), CODE, META),),
+        operators=(
+            Operator("Users", totals.name, 1, "p", False, DatasetRef(USERS.name)),
+            Operator("agg", totals.name, 1, "p", True, kind),
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "spec", "empty"),
+    [
+        (Int(), ops.Count("v", W, None, False, False, False), Empty(0, declared=False)),
+        (Int(), ops.Sum("v", W, "age"), Empty(0, declared=False)),
+        (Float(), ops.Sum("v", W, "age"), Empty(0.0, declared=False)),
+        (Decimal(2), ops.Sum("v", W, "age"), Empty("0.00", declared=False)),
+        (Float(), ops.ExpDecay("v", W, "age", 10), Empty(0.0, declared=False)),
+        (List(Int()), ops.LastK("v", W, "age", 3, False, False), Empty((), declared=False)),
+        (List(Int()), ops.Distinct("v", W, "age", False), Empty((), declared=False)),
+        (Float(), ops.Average("v", W, "age", -1.0), Empty(-1.0, declared=True)),
+        (Optional(Float()), ops.Average("v", W, "age", None), NULL),
+        (Int(), ops.Min("v", W, "age", 7.0), Empty(7, declared=True)),
+        (Timestamp(), ops.Max("v", W, "ts", 1e6), Empty(1_000_000, declared=True)),
+        (Date(), ops.Max("v", W, "ts", 3.0), Empty(3, declared=True)),
+        (Decimal(1), ops.Min("v", W, "age", 2.5), Empty("2.5", declared=True)),
+        (Optional(Float()), ops.Quantile("v", W, "age", 0.5, None, True), NULL),
+        (Float(), ops.Stddev("v", W, "age", -1.0), Empty(-1.0, declared=True)),
+    ],
+)
+def test_an_aggregation_of_nothing_is_its_empty_value(dtype: Dtype, spec: ops.Spec, empty: Empty) -> None:
+    assert absent_rows(committed(dtype, spec))["Totals"] == (empty,)
+
+
+def test_other_datasets_answer_nulls() -> None:
+    rows = absent_rows(committed(Int(), ops.Sum("v", W, "age")))
+    assert rows[USERS.name] == (NULL, NULL)
+
+
+def test_operators_of_a_pipeline_that_was_not_selected_do_not_count() -> None:
+    assert absent_rows(committed(Int(), ops.Sum("v", W, "age"), pipeline="other"))["Totals"] == (NULL,)

@@ -1,0 +1,117 @@
+"""Views: what is kept, what is read anew, and what is shared."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from fennel_core.plans.missing import NULL
+from fennel_core.query.errors import BadQuery, UnknownBranch
+from fennel_core.query.view import BranchKey, Serving, View, Views
+from fennel_core.query.wakeups import branch_key
+from fennel_core.vocab.dtypes import Int
+from fennel_core.vocab.ids import CommitId
+from fennel_core.wire import entities as wire
+from tests.support.featuresets import USERS, extractor, request
+from tests.support.query_world import FakePlatform, branch, table_view
+
+MAIN = branch("main")
+ALIAS = [extractor("A.y", wire.Alias(None), "A.x")]
+
+
+def platform(commit: str = "c1") -> FakePlatform:
+    made = FakePlatform()
+    made.serve(request({"A.x": Int(), "A.y": Int()}, ALIAS, [USERS]), [table_view(USERS)], commit=commit)
+    return made
+
+
+async def test_a_program_is_made_once() -> None:
+    view = await Views(platform()).get(MAIN)
+    assert view.program((("A.x",), ("A.y",))) is view.program((("A.x",), ("A.y",)))
+    assert view.tables[USERS.name].absent == (NULL, NULL)
+
+
+async def test_a_refused_question_is_not_remembered() -> None:
+    view = await Views(platform()).get(MAIN)
+    for _ in range(2):
+        with pytest.raises(BadQuery):
+            view.program(((), ("A.y",)))
+
+
+async def test_a_reload_of_the_same_commit_keeps_the_view_and_its_programs() -> None:
+    views = Views(platform())
+    assert await views.get(MAIN) is await views.reload(MAIN)
+
+
+async def test_a_branch_without_commit_has_an_empty_view() -> None:
+    source = FakePlatform()
+    source.branches["main"] = None
+    view = await Views(source).get(MAIN)
+    assert (view.commit, view.catalog, dict(view.tables)) == (None, None, {})
+    assert View.of(None).commit is None
+
+
+async def test_an_unknown_branch_is_refused_and_found_once_it_is_there() -> None:
+    source = platform()
+    views = Views(source)
+    with pytest.raises(UnknownBranch, match="branch `dev` does not exist"):
+        await views.get(branch("dev"))
+    source.branches["dev"] = source.branches["main"]
+    assert (await views.get(branch("dev"))).commit == "c1"
+
+
+class Slow(FakePlatform):
+    """Answers when told to; records how many readings ran at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = asyncio.Event()
+
+    async def read_serving(self, key: BranchKey, known: CommitId | None) -> Serving | CommitId | None:
+        answer = await super().read_serving(key, known)
+        await self.gate.wait()
+        return answer
+
+
+async def test_a_reload_never_joins_a_reading_that_began_before_it() -> None:
+    source = Slow()
+    source.branches = dict(platform("c1").branches)
+    views = Views(source)
+    first = asyncio.create_task(views.get(MAIN))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    source.branches = dict(platform("c2").branches)
+    reloads = [asyncio.create_task(views.reload(MAIN)) for _ in range(5)]
+    await asyncio.sleep(0)
+    source.gate.set()
+    assert (await first).commit == "c1"
+    assert {(await reload).commit for reload in reloads} == {"c2"}
+    assert source.serving_reads == 2
+
+
+async def test_only_branches_that_somebody_asked_for_are_refreshed() -> None:
+    source = platform()
+    views = Views(source)
+    await views.refresh(MAIN)
+    assert source.serving_reads == 0
+    await views.get(MAIN)
+    await views.refresh_all()
+    assert source.serving_reads == 2
+
+
+async def test_a_branch_that_is_gone_is_forgotten_and_the_others_are_still_refreshed() -> None:
+    source = platform()
+    source.branches["dev"] = source.branches["main"]
+    views = Views(source)
+    await asyncio.gather(views.get(MAIN), views.get(branch("dev")))
+    del source.branches["dev"]
+    source.branches |= platform("c2").branches
+    await views.refresh_all()
+    assert {key[1]: view.commit for key, view in views.known().items()} == {"main": "c2"}
+
+
+@pytest.mark.parametrize(("payload", "key"), [("w/main", ("w", "main")), ("w/feature/x", ("w", "feature/x"))])
+def test_a_notification_names_its_branch(payload: str, key: Sequence[str]) -> None:
+    assert branch_key(payload) == tuple(key)
