@@ -27,6 +27,9 @@ from fennel_core.wire.entities import SyncRequest
 from fennel_core.wire.errors import MalformedMessage, UnsupportedValue
 from fennel_core.wire.gen import dataset_pb2, services_pb2
 
+PARSER_DEPTH = "MaxDepth"
+"""Part of the parser's text when nesting exceeds its limit of 100, which also bounds every recursion over a decoded value."""
+
 M = TypeVar("M")
 V = TypeVar("V")
 
@@ -41,6 +44,11 @@ def decode_sync_request(body: bytes) -> SyncRequest:
     try:
         message.ParseFromString(body)
     except DecodeError as error:
+        if PARSER_DEPTH in str(error):
+            raise UnsupportedValue(
+                "the commit nests messages deeper than 100 levels; an expression of more than about 45 chained operations does that: "
+                "assign parts of it to columns of their own first"
+            ) from error
         raise MalformedMessage("the body is not a commit of the Fennel client; send the bytes of a SyncRequest") from error
     return SyncRequest(
         datasets=_each(message.datasets, decode_dataset, lambda m: f"dataset `{m.name}`"),

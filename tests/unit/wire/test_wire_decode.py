@@ -113,6 +113,16 @@ def test_a_scale_that_decimal128_cannot_hold_is_refused():
         decode_sync_request(request.SerializeToString())
 
 
+def test_an_expression_nested_too_deep_is_told_apart_from_garbage():
+    message = expression_pb2.Expr(ref=expression_pb2.Ref(name="a"))
+    for _ in range(60):
+        message = expression_pb2.Expr(unary=expression_pb2.Unary(operand=message))
+    request = services_pb2.SyncRequest()
+    request.operators.append(dataset_pb2.Operator(filter_expr=dataset_pb2.FilterExpr(expr=message)))
+    with pytest.raises(UnsupportedValue, match="deeper than 100 levels"):
+        decode_sync_request(request.SerializeToString())
+
+
 def test_damaged_commits_decode_or_raise_a_wire_error_and_nothing_else():
     body = (GOLDEN / "operators.binpb").read_bytes()
     dice = random.Random(7)
