@@ -38,14 +38,18 @@ NOTHING_LEFT = (CommitState.FINISHED, CommitState.SUPERSEDED)
 
 def previewed(params: Mapping[str, Any]) -> None:
     """Log the plan of the form's definitions; nothing is stored."""
-    for line in _told(lambda: definition.preview_commit(*_submission(params), **_options(params))):
+    workspace, branch, body = _told(lambda: _submission(params))
+    incremental, backfill = params["incremental"], params["backfill"]
+    for line in _told(lambda: definition.preview_commit(workspace, branch, body, incremental=incremental, backfill=backfill)):
         log.info("%s", line)
 
 
 def submitted(params: Mapping[str, Any]) -> str:
     """Store the form's definitions as a commit and return its id: from there on it is like any other."""
-    commit_id = _told(lambda: definition.receive_commit(*_submission(params), **_options(params)))
-    log.info("stored as commit %s of branch %s in workspace %s", commit_id, params["branch"], params["workspace"])
+    workspace, branch, body = _told(lambda: _submission(params))
+    incremental, backfill = params["incremental"], params["backfill"]
+    commit_id = _told(lambda: definition.receive_commit(workspace, branch, body, incremental=incremental, backfill=backfill))
+    log.info("stored as commit %s of branch %s in workspace %s", commit_id, branch, workspace)
     return commit_id
 
 
@@ -81,23 +85,22 @@ def _told(work: Callable[[], T]) -> T:
 
 
 async def _step(ask: Ask, commit_id: CommitId) -> Commit:
-    """One step over connections of its own; what the ledgers say is logged even when the step fails."""
+    """One step over connections of its own; what the ledgers say is logged even when it fails."""
     async with definition.opened(Settings()) as steps:
         try:
-            row = await ask(steps, commit_id)
+            return await ask(steps, commit_id)
         finally:
             for line in await steps.tools.ledger.run(lambda tx: _ledgers(tx, commit_id)):
                 log.info("%s", line)
-        return row
 
 
 async def _ledgers(tx: Transaction, commit_id: CommitId) -> list[str]:
-    """The commit's state and each entry of its two ledgers, as lines."""
+    """The commit's state and every entry of its two ledgers."""
     row = await tx.commit(commit_id)
     if row is None:
         return [f"commit {commit_id} does not exist"]
-    entries = [each for which in Which for each in await tx.entries(which, commit=commit_id)]
-    titles = {each.id: each.title for each in await tx.bank.holdings([entry.asset for entry in entries])}
+    entries = [each for which in Which for each in await tx.entries(which, commit=commit_id, only_open=False)]
+    titles = {each.id: each.title for each in await tx.bank.holdings({entry.asset for entry in entries})}
     return [f"commit {row.id} of {row.workspace}/{row.branch} is {row.state}", *(_line(entry, titles) for entry in entries)]
 
 
@@ -116,7 +119,3 @@ def _submission(params: Mapping[str, Any]) -> tuple[str, str, bytes]:
     for line in redact_text(printed).splitlines():
         log.info("the definitions' own output: %s", line)
     return workspace, params["branch"], body
-
-
-def _options(params: Mapping[str, Any]) -> dict[str, bool]:
-    return {"incremental": params["incremental"], "backfill": params["backfill"]}

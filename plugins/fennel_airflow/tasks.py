@@ -83,6 +83,9 @@ def _commit_id() -> str:
 
 
 def _skip(why: str) -> None:
+    import logging
+
     from airflow.sdk.exceptions import AirflowSkipException
 
+    logging.getLogger("fennel.airflow").info("%s", why)
     raise AirflowSkipException(why)
