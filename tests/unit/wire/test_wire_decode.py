@@ -114,11 +114,11 @@ def test_a_scale_that_decimal128_cannot_hold_is_refused():
 
 
 def test_an_expression_nested_too_deep_is_told_apart_from_garbage():
-    message = expression_pb2.Expr(ref=expression_pb2.Ref(name="a"))
-    for _ in range(60):
-        message = expression_pb2.Expr(unary=expression_pb2.Unary(operand=message))
     request = services_pb2.SyncRequest()
-    request.operators.append(dataset_pb2.Operator(filter_expr=dataset_pb2.FilterExpr(expr=message)))
+    node = request.operators.add().filter_expr.expr
+    for _ in range(60):
+        node = node.unary.operand
+    node.ref.name = "a"
     with pytest.raises(UnsupportedValue, match="deeper than 100 levels"):
         decode_sync_request(request.SerializeToString())
 
