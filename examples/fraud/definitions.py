@@ -32,7 +32,7 @@ class Card:
     issued_at: datetime = field(timestamp=True)
 
 
-@source(webhook.endpoint("transactions"), disorder="14d", cdc="append")
+@source(webhook.endpoint("transactions"), disorder="90d", cdc="append")
 @meta(owner="fraud@example.com")
 @dataset
 class Transaction:

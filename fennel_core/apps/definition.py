@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import time
 import uuid
 
@@ -39,12 +40,13 @@ async def serve(settings: Settings) -> None:
     """Serve until a signal says stop."""
     async with postgres.pool(settings.postgres_dsn.get_secret_value(), name="fennel-definition") as pool:
         steps = steps_over(pool, settings)
-        orchestrator = Inline(steps.run) if settings.orchestrator is Orchestrator.INLINE else Airflow(settings)
+        inline = Inline(steps.run)
+        orchestrator = inline if settings.orchestrator is Orchestrator.INLINE else Airflow(settings)
         commits = CommitFlow(steps, orchestrator, lambda: CommitId(uuid.uuid4().hex), time.monotonic, settings.commit_timeout_s)
         key_file = settings.secrets_key_file
         sealer = None if key_file is None else secrets.Sealer.from_file(key_file)
         recovery = Recovery(steps.tools, settings.reconcile_interval_s)
-        office = Office(settings, pool, commits, sealer, recovery.wake)
+        office = Office(settings, pool, commits, dataclasses.replace(commits, orchestrator=inline), sealer, recovery.wake)
         task = asyncio.create_task(recovery.run())
         config = uvicorn.Config(
             application(office, Health(PROCESS, checks(pool, settings))),
@@ -66,6 +68,7 @@ async def serve(settings: Settings) -> None:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
             await orchestrator.close()
+            await inline.close()
 
 
 def checks(pool: Pool, settings: Settings) -> dict[str, Check]:

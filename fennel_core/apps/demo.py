@@ -45,11 +45,12 @@ def _show(console: Console, event: dict[str, Any]) -> None:
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> Table:
+    """One column per card: features are many, and a terminal is narrow."""
     table = Table(title="CardRisk, looked up online", title_justify="left")
-    for name in rows[0]:
-        table.add_column(name, justify="right")
-    for row in rows:
-        table.add_row(*(f"{value:.4g}" if isinstance(value, float) else str(value) for value in row.values()))
+    for heading in ("cc_num", *(str(row["cc_num"]) for row in rows)):
+        table.add_column(heading, justify="right")
+    for name in [name for name in rows[0] if name != "cc_num"]:
+        table.add_row(name, *(f"{row[name]:.4f}" if isinstance(row[name], float) else str(row[name]) for row in rows))
     return table
 
 
@@ -57,13 +58,13 @@ def _what_next(settings: Settings, console: Console) -> None:
     user, password = settings.airflow_user, settings.airflow_password.get_secret_value()
     form = '{"definitions": "examples.fraud.definitions", "workspace": "demo", "branch": "main"}'
     console.print("\n[bold]What next[/bold]")
-    console.print(f"  API       {settings.query_url}   token [bold]{TOKEN}[/bold] (any `dev-<name>` opens workspace `<name>`)")
+    console.print(f"  API       {settings.query_url}   token [bold]{TOKEN}[/bold] (`dev-<name>` opens workspace `<name>`)")
     console.print(f"  Airflow   {settings.airflow_url}   user {user}, password {password}")
     console.print(f"            to commit from its form: DAGs, commit, Trigger, e.g. {form}", soft_wrap=True)
-    console.print("  status    make status      every process, slot, job partition, its lag and its last error")
+    console.print("  status    make status      processes, slots, job partitions, lag and last errors")
     console.print("  logs      make logs        or `fennel-core logs engine -f`")
-    console.print("  stop      make down        data stays; `make up` starts again, `make clean` removes everything")
-    console.print("  go on     edit examples/fraud/definitions.py, then `make demo` again: only what changed is rebuilt\n")
+    console.print("  stop      make down        data stays; `make up` starts again, `make clean` wipes it")
+    console.print("  go on     edit examples/fraud/definitions.py and `make demo` again\n")
 
 
 def main() -> None:

@@ -23,12 +23,13 @@ from fennel_core.definition.flow import CommitFlow
 from fennel_core.definition.lineage import Version, lineage, xray
 from fennel_core.ledger import branches
 from fennel_core.ledger.store import Options
-from fennel_core.settings.model import Settings
+from fennel_core.settings.model import Orchestrator, Settings
 from fennel_core.telemetry import errors
 from fennel_core.telemetry.health import Health
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import MAIN_BRANCH, BranchName, WorkspaceId
 
+ORCHESTRATOR_HEADER: Final = "X-Fennel-Orchestrator"
 API: Final = "/api/v1"
 BRANCH_NAME: Final = re.compile(r"^[a-zA-Z0-9_.\-/]{1,200}$")
 DELETE_SECONDS: Final = 10.0
@@ -43,6 +44,8 @@ class Office:
     settings: Settings
     pool: Pool
     commits: CommitFlow
+    inline: CommitFlow
+    """The same flow with its steps in this process, for callers in development mode that ask for it."""
     sealer: secrets.Sealer | None
     wake: Callable[[], None]
 
@@ -147,9 +150,22 @@ async def commit(
     """Replace (or, incrementally, extend) what the branch defines. The body is the client's SyncRequest."""
     body = await body_of(request, office.settings.body_limit_bytes)
     wanted = receive.Request(caller.workspace, caller.branch, body, Options(incremental, backfill))
-    lines = await (office.commits.steps.preview(wanted) if preview else office.commits.commit(wanted))
+    flow = commits_of(office, request)
+    lines = await (flow.steps.preview(wanted) if preview else flow.commit(wanted))
     office.wake()
     return answer({"summary": [f"{line}\n" for line in lines]})
+
+
+def commits_of(office: Office, request: Request) -> CommitFlow:
+    """Who runs the steps: as configured, or in this process when the request says so and this is a development platform."""
+    asked = request.headers.get(ORCHESTRATOR_HEADER)
+    if asked in (None, office.settings.orchestrator):
+        return office.commits
+    if asked != Orchestrator.INLINE or not office.settings.dev_tokens:
+        raise ApiError(
+            400, "orchestrator", f"header `{ORCHESTRATOR_HEADER}: {asked}` is refused: leave it out, or send `inline` in development mode"
+        )
+    return office.inline
 
 
 # --- branches -----------------------------------------------------------------------------------------------------------
