@@ -73,7 +73,7 @@ def up(only: tuple[str, ...]) -> None:
 
 def _explain(machine: "Machine", failure: "Failure") -> None:
     log = machine.layout.shown(machine.layout.log(failure.part.name))
-    click.secho(f"\n{failure.part.title} did not become ready: {failure.why.rstrip(".")}.", fg="red", err=True)
+    click.secho(f"\n{failure.part.title} did not become ready: {failure.why.rstrip('.')}.", fg="red", err=True)
     for line in failure.log_lines:
         click.echo(f"    {line}", err=True)
     click.echo(f"  Its whole log: {log}. When it is solved, run `fennel-core up` again: parts that run are kept.", err=True)

@@ -6,10 +6,6 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
-
-NAMESPACE: Final = ("unshare", "--user", "--map-user=1000", "--map-group=1000")
-"""Postgres refuses to run as root. In a user namespace of its own it sees another uid, while files stay ours."""
 
 
 class HostError(Exception):
@@ -40,22 +36,34 @@ def _java() -> str:
 
 
 def _unprivileged() -> tuple[tuple[str, ...], int]:
-    if os.getuid() != 0:
+    """Postgres refuses to run as root, and as a uid without a name (as containers are often started with)."""
+    if os.getuid() != 0 and _has_name(os.getuid()):
         return (), os.getuid()
-    if shutil.which(NAMESPACE[0]) and subprocess.run([*NAMESPACE, "true"], capture_output=True, check=False).returncode == 0:
-        return NAMESPACE, 0
-    return _dropped()
-
-
-def _dropped() -> tuple[tuple[str, ...], int]:
-    """Where user namespaces are blocked, as in many containers: another uid, for whom the files must then be reachable."""
-    try:
-        entry = pwd.getpwnam("postgres")
-    except KeyError:
-        entry = pwd.getpwnam("nobody")
-    prefix = ("setpriv", f"--reuid={entry.pw_uid}", f"--regid={entry.pw_gid}", "--clear-groups")
+    other = _somebody()
+    # In a user namespace of its own it sees another uid, while its files stay ours.
+    namespace = ("unshare", "--user", f"--map-user={other.pw_uid}", f"--map-group={other.pw_gid}")
+    if shutil.which("unshare") and subprocess.run([*namespace, "true"], capture_output=True, check=False).returncode == 0:
+        return namespace, os.getuid()
+    if os.getuid() != 0:
+        raise HostError(f"Postgres cannot run as uid {os.getuid()}, which has no name in /etc/passwd: use a user that has one.")
     if shutil.which("setpriv") is None:
-        raise HostError(
-            "Postgres refuses to run as root, and neither `unshare` nor `setpriv` (Debian's util-linux) can help: use an ordinary user."
-        )
-    return prefix, entry.pw_uid
+        raise HostError("Postgres refuses to run as root, and neither `unshare` nor `setpriv` can help: use an ordinary user.")
+    # Where user namespaces are blocked, as in many containers: another uid, for whom the files must then be reachable.
+    return ("setpriv", f"--reuid={other.pw_uid}", f"--regid={other.pw_gid}", "--clear-groups"), other.pw_uid
+
+
+def _has_name(uid: int) -> bool:
+    try:
+        pwd.getpwuid(uid)
+    except KeyError:
+        return False
+    return True
+
+
+def _somebody() -> pwd.struct_passwd:
+    """A user without rights that exists everywhere, Postgres's own before others. Raises HostError."""
+    by_name = {entry.pw_name: entry for entry in pwd.getpwall() if entry.pw_uid != 0}
+    for name in ("postgres", "daemon", "nobody"):
+        if name in by_name:
+            return by_name[name]
+    raise HostError("Postgres refuses to run as root, and this machine has no user `postgres`, `daemon` or `nobody`: use an ordinary user.")
