@@ -174,3 +174,9 @@ def test_a_list_lookup_is_the_lookup_of_each_element(keys: list[list[int]], defa
 
     fill = None if default is None else int(default)
     assert asyncio.run(run()) == [[fill if STORE.get(k) is None else STORE[k] for k in row] for row in keys]
+
+
+def test_a_given_feature_is_not_overwritten_by_the_extractor_that_also_provides_another() -> None:
+    steps = [extractor("A.f", wire.PyFunc(CODE), "A.g0", also=("fb",))]
+    answer = asyncio.run(run_flow(steps, [{"A.g0": 1, "A.f": 40}], ("A.f", "A.fb")))
+    assert answer == {"A.f": [40], "A.fb": [python_code([1], 1)]}
