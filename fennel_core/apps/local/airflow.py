@@ -85,7 +85,8 @@ def migrate(settings: Settings, layout: Layout, keys: Keys) -> None:
         words = [sys.executable, "-m", "airflow", "db", "migrate"]
         done = subprocess.run(words, env={**os.environ, **env(settings, layout, keys)}, stdout=log, stderr=subprocess.STDOUT, check=False)
     if done.returncode != 0:
-        raise HostError(f"Airflow could not migrate its database: see {layout.shown(layout.log('airflow-migrate'))}")
+        lines = layout.log("airflow-migrate").read_text(errors="replace").strip().splitlines() or ["it said nothing"]
+        raise HostError(f"Airflow could not migrate its database ({lines[-1]}): see {layout.shown(layout.log('airflow-migrate'))}")
     stamp.write_text(version)
 
 

@@ -23,6 +23,10 @@ class Host:
 
 def look_around() -> Host:
     """Raises HostError."""
+    if not _has_name(os.getuid()):
+        raise HostError(
+            f"Postgres, Spark and Airflow all ask for the user's name, and uid {os.getuid()} has none in /etc/passwd: use one that has."
+        )
     prefix, owner = _unprivileged()
     return Host(java=_java(), unprivileged=prefix, owner_uid=owner)
 
@@ -36,16 +40,14 @@ def _java() -> str:
 
 
 def _unprivileged() -> tuple[tuple[str, ...], int]:
-    """Postgres refuses to run as root, and as a uid without a name (as containers are often started with)."""
-    if os.getuid() != 0 and _has_name(os.getuid()):
+    """Postgres refuses to run as root."""
+    if os.getuid() != 0:
         return (), os.getuid()
     other = _somebody()
     # In a user namespace of its own it sees another uid, while its files stay ours.
     namespace = ("unshare", "--user", f"--map-user={other.pw_uid}", f"--map-group={other.pw_gid}")
     if shutil.which("unshare") and subprocess.run([*namespace, "true"], capture_output=True, check=False).returncode == 0:
         return namespace, os.getuid()
-    if os.getuid() != 0:
-        raise HostError(f"Postgres cannot run as uid {os.getuid()}, which has no name in /etc/passwd: use a user that has one.")
     if shutil.which("setpriv") is None:
         raise HostError("Postgres refuses to run as root, and neither `unshare` nor `setpriv` can help: use an ordinary user.")
     # Where user namespaces are blocked, as in many containers: another uid, for whom the files must then be reachable.
