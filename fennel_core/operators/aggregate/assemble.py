@@ -1,0 +1,58 @@
+"""Values of aggregations over ranges of time, assembled from tiles.
+
+Theory. The ends of all ranges asked of one key cut time into intervals; tiles answer with one partial per interval and aggregation; a range
+is a run of neighbouring intervals, and partials add up. Where a tile no longer holds enough (UNKNOWN), the item is read again from its
+events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any
+
+from fennel_core.aggregates.verbs import UNKNOWN, Aggregation
+from fennel_core.operators.aggregate.tiles import Asked, Partials, Tiles
+from fennel_core.operators.step import Reads
+
+Range = tuple[int, int]
+"""Events with low < t <= high, in microseconds."""
+
+
+class Assembler:
+    """`wanted[j]` is the number of the aggregation whose value over range j is asked."""
+
+    def __init__(self, tiles: Tiles, aggregations: Sequence[Aggregation[Any]], wanted: Sequence[int]) -> None:
+        self._tiles = tiles
+        self._aggregations = tuple(aggregations)
+        self._whole = tuple(aggregation.exhaustive() for aggregation in aggregations)
+        self._wanted = tuple(wanted)
+
+    def values(self, reads: Reads, keys: Sequence[bytes], ranges: Sequence[Sequence[Range]], as_of: Sequence[int]) -> list[list[object]]:
+        """Per item, the values of the wanted aggregations over its ranges (one range each, low <= high)."""
+        cuts = [sorted({end for span in spans for end in span}) for spans in ranges]
+        width = max(map(len, cuts), default=0)
+        asked = [Asked(key, (*ends, *ends[-1:] * (width - len(ends)))) for key, ends in zip(keys, cuts, strict=True)]
+        out: list[list[object]] = []
+        unknown: list[int] = []
+        for i, intervals in enumerate(self._tiles.read(reads, asked)):
+            found = self._item(self._aggregations, intervals, cuts[i], ranges[i], as_of[i])
+            if any(value is UNKNOWN for value in found):
+                unknown.append(i)
+            out.append(found)
+        if unknown:
+            again = self._tiles.read(reads, [asked[i] for i in unknown], exhaustive=True)
+            for i, intervals in zip(unknown, again, strict=True):
+                out[i] = self._item(self._whole, intervals, cuts[i], ranges[i], as_of[i])
+                assert all(value is not UNKNOWN for value in out[i]), "all events are known now"
+        return out
+
+    def _item(
+        self, aggregations: Sequence[Aggregation[Any]], intervals: list[Partials], cuts: list[int], ranges: Sequence[Range], as_of: int
+    ) -> list[object]:
+        """An event at the cut itself lies in the interval that ends there; so a range starts with the interval after its low end."""
+        found = []
+        for j, (low, high) in zip(self._wanted, ranges, strict=True):
+            inside = (partials[j] for partials in intervals[cuts.index(low) + 1 : cuts.index(high) + 1])
+            found.append(aggregations[j].finalize(reduce(aggregations[j].merge, inside, aggregations[j].empty), as_of))
+        return found

@@ -1,0 +1,52 @@
+"""From a batch of rows to records per key: what every aggregation does first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from fennel_core.aggregates.exact import Ints
+from fennel_core.aggregates.records import POSITION, Layout, Records, kind_of, of_frame
+from fennel_core.aggregates.verbs import Aggregation
+from fennel_core.vocab.keys import key_bytes
+from fennel_core.vocab.schema import Schema
+from fennel_core.vocab.versions import POS, SIGN
+
+_ROW = "\0row"
+
+
+@dataclass(frozen=True, slots=True)
+class Filed:
+    """Records sorted by key: those of `keys[i]` begin at `starts[i]`."""
+
+    keys: list[bytes]
+    records: Records
+    starts: Ints
+
+
+class Filing:
+    """`along`: the column whose time counts in place of the timestamp."""
+
+    def __init__(self, schema: Schema, keys: tuple[str, ...], along: str | None, aggregations: Sequence[Aggregation[Any]]) -> None:
+        assert not schema.keyed, "a keyed input reaches an aggregation as signed facts"
+        self._keys = keys
+        self._time = along or schema.timestamp
+        self.layout = _layout(schema, aggregations)
+
+    def file(self, batch: pl.DataFrame) -> Filed:
+        groups = batch.select(self._keys).with_row_index(_ROW).group_by(self._keys, maintain_order=True).agg(_ROW)
+        rows = groups[_ROW].explode(empty_as_null=False).to_numpy().astype(np.int64)
+        lengths = groups[_ROW].list.len().to_numpy().astype(np.int64)
+        records = of_frame(self.layout, batch, batch[self._time].to_physical(), batch[SIGN], batch[POS]).take(rows)
+        return Filed(key_bytes(groups, self._keys), records, np.cumsum(lengths) - lengths)
+
+
+def _layout(schema: Schema, aggregations: Sequence[Aggregation[Any]]) -> Layout:
+    names = sorted({name for aggregation in aggregations for name in aggregation.prepare()} - {POSITION})
+    fields = [schema.field(name) for name in names]
+    columns = tuple((field.name, kind_of(field.dtype)) for field in fields if field is not None)
+    return Layout(columns, ordered=any(POSITION in aggregation.prepare() for aggregation in aggregations))
