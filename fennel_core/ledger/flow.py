@@ -38,6 +38,8 @@ class Timings:
     create_attempts: int = 5
     retry_seconds: float = 0.5
     warm_poll_seconds: float = 0.05
+    first_warm_seconds: float = 1.0
+    """How long a branch that serves nothing yet waits for its first jobs: nobody is reading, and commits should be quick."""
     stray_grace_ms: Millis = STRAY_GRACE_MS
 
 
@@ -338,7 +340,8 @@ async def warm(tools: Tools, id_: CommitId, *, seconds: float) -> Warmth:
     before: frozenset[JobPart] = frozenset()
     waited = 0.0
     while True:
-        outcome, now = await warm_once(tools, id_, before, patient=waited < seconds)
+        patient = waited < min(seconds, tools.timings.first_warm_seconds)
+        outcome, now = await warm_once(tools, id_, before, patient=patient)
         if not isinstance(outcome, Catching) or waited >= seconds:
             return outcome
         before |= now

@@ -1,0 +1,54 @@
+"""The definition server over a real Postgres, with topics in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+from pydantic import SecretStr
+
+from fennel_core.connections import secrets
+from fennel_core.connections.postgres import pool
+from fennel_core.definition.flow import CommitFlow
+from fennel_core.definition.orchestrate import Inline
+from fennel_core.definition.server import Office, application
+from fennel_core.definition.steps import Steps
+from fennel_core.ledger.effectors import MemoryTopics
+from fennel_core.ledger.flow import Timings, Tools
+from fennel_core.ledger.postgres import PostgresLedger
+from fennel_core.settings.model import Settings
+from fennel_core.telemetry.health import Health
+from fennel_core.vocab.ids import CommitId
+from tests.support.postgres import database, empty_database, postgres_server
+
+__all__ = ["database", "empty_database", "postgres_server"]
+ADMIN = "admin-token"
+
+
+@pytest.fixture
+def topics() -> MemoryTopics:
+    return MemoryTopics()
+
+
+@pytest.fixture
+async def client(database: str, topics: MemoryTopics, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:  # the fixture
+    """A caller of the workspace `shop`, on branch `main` unless it says otherwise."""
+    key = tmp_path / "key"
+    secrets.make_key_file(key)
+    settings = Settings(dev_tokens=True, admin_token=SecretStr(ADMIN), body_limit_bytes=200_000)
+    async with pool(database, name="test", size=6) as connections:
+        tools = Tools(PostgresLedger(connections), topics, asyncio.sleep, Timings(first_warm_seconds=0.0))
+        steps = Steps(tools, partitions=2, warm_seconds=0.0)
+        orchestrator = Inline(steps.run)
+        flow = CommitFlow(steps, orchestrator, lambda: CommitId(uuid.uuid4().hex), time.monotonic, timeout_seconds=10)
+        office = Office(settings, connections, flow, flow, secrets.Sealer.from_file(key), wake=lambda: None)
+        transport = httpx.ASGITransport(application(office, Health("test", {})))
+        headers = {"Authorization": "Bearer dev-shop"}
+        async with httpx.AsyncClient(transport=transport, base_url="http://test", headers=headers) as caller:
+            yield caller
+        await orchestrator.close()

@@ -1,0 +1,64 @@
+"""A definition server without a network: memory twins, an engine that obeys, and commits of the real client as bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+from fennel_core.definition.flow import CommitFlow
+from fennel_core.definition.orchestrate import Inline, Orchestrator
+from fennel_core.definition.receive import Request
+from fennel_core.definition.steps import Steps
+from fennel_core.ledger.store import Options
+from fennel_core.vocab.ids import MAIN_BRANCH, BranchName, CommitId
+from fennel_core.wire.gen import services_pb2
+from tests.sim.ledger.world import SHOP, World
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "wire"
+
+
+def recorded(subject: str) -> bytes:
+    """A commit as the client sent it."""
+    return (GOLDEN / f"{subject}.binpb").read_bytes()
+
+
+def changed(body: bytes, change: Callable[[services_pb2.SyncRequest], None]) -> bytes:
+    """The commit after `change` was done to its message."""
+    message = services_pb2.SyncRequest.FromString(body)
+    change(message)
+    return bytes(message.SerializeToString(deterministic=True))
+
+
+def request(body: bytes, branch: BranchName = MAIN_BRANCH, *, incremental: bool = False, backfill: bool = True) -> Request:
+    return Request(SHOP, branch, body, Options(incremental, backfill))
+
+
+class Office:
+    """The flow of commits over a `World`; time passes only when somebody sleeps."""
+
+    def __init__(self, world: World, orchestrate: Callable[[Callable[[CommitId], Awaitable[None]]], Orchestrator] = Inline) -> None:
+        self.world = world
+        self.steps = Steps(replace(world.tools(), sleep=self.sleep), partitions=2, warm_seconds=5)
+        numbers = itertools.count(1)
+        self.orchestrator = orchestrate(self.steps.run)
+        self.flow = CommitFlow(
+            self.steps, self.orchestrator, lambda: CommitId(f"c{next(numbers)}"), lambda: world.now_ms / 1000, timeout_seconds=20
+        )
+
+    async def sleep(self, seconds: float) -> None:
+        """The world's time, and a moment of ours: compiling happens in a thread, which knows nothing of the world's clock."""
+        await self.world.sleep(seconds)
+        await asyncio.sleep(0.002)
+
+    @classmethod
+    async def open(cls, orchestrate: Callable[[Callable[[CommitId], Awaitable[None]]], Orchestrator] = Inline) -> Office:
+        world = World()
+        await world.open()
+        return cls(world, orchestrate)
+
+    @property
+    def states(self) -> list[str]:
+        return [str(row.state) for row in self.world.ledger.world.commits.values()]

@@ -1,0 +1,132 @@
+"""The `commit` DAG over Airflow's REST API, against a server that answers like Airflow 3."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from pydantic import SecretStr
+
+from fennel_core.definition.airflow import Airflow
+from fennel_core.settings.model import Settings
+from fennel_core.vocab.errors import ApiError
+from fennel_core.vocab.ids import CommitId
+
+ID = CommitId("abc")
+
+
+@dataclass
+class FakeAirflow:
+    """Gives tokens, refuses old ones, remembers runs; `failures` are statuses to answer first."""
+
+    tokens: int = 0
+    runs: dict[str, str] = field(default_factory=dict)
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    failures: list[int] = field(default_factory=list)
+
+    def application(self) -> web.Application:
+        app = web.Application()
+        app.router.add_post("/auth/token", self.token)
+        app.router.add_post("/api/v2/dags/commit/dagRuns", self.trigger)
+        app.router.add_get("/api/v2/dags/commit/dagRuns/{run}", self.run)
+        return app
+
+    async def token(self, request: web.Request) -> web.Response:
+        assert await request.json() == {"username": "admin", "password": "hush"}
+        self.tokens += 1
+        return web.json_response({"access_token": f"t{self.tokens}"}, status=201)
+
+    def known(self, request: web.Request) -> bool:
+        return request.headers.get("Authorization") == f"Bearer t{self.tokens}"
+
+    async def trigger(self, request: web.Request) -> web.Response:
+        if not self.known(request):
+            return web.json_response({"detail": "Invalid token"}, status=401)
+        if self.failures:
+            return web.json_response({"detail": "not now"}, status=self.failures.pop(0))
+        body = await request.json()
+        self.bodies.append(body)
+        if body["dag_run_id"] in self.runs:
+            return web.json_response({"detail": "exists"}, status=409)
+        self.runs[body["dag_run_id"]] = "queued"
+        return web.json_response(body)
+
+    async def run(self, request: web.Request) -> web.Response:
+        if not self.known(request):
+            return web.json_response({}, status=401)
+        run = request.match_info["run"]
+        return web.json_response({"state": self.runs[run]}) if run in self.runs else web.json_response({}, status=404)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[tuple[FakeAirflow, Airflow]]:
+    fake = FakeAirflow()
+    async with TestServer(fake.application()) as running:
+        airflow = Airflow(Settings(airflow_url=str(running.make_url("/")), airflow_user="admin", airflow_password=SecretStr("hush")))
+        yield fake, airflow
+        await airflow.close()
+
+
+Both = tuple[FakeAirflow, Airflow]
+
+
+async def test_a_run_is_named_after_commit_and_attempt_and_carries_the_commits_id(server: Both) -> None:
+    fake, airflow = server
+    await airflow.start(ID, 2)
+    assert fake.bodies == [{"dag_run_id": "commit-abc-2", "logical_date": None, "conf": {"commit_id": "abc"}}]
+
+
+async def test_a_run_that_was_submitted_already_is_as_good_as_a_new_one(server: Both) -> None:
+    fake, airflow = server
+    await airflow.start(ID, 1)
+    await airflow.start(ID, 1)
+    assert list(fake.runs) == ["commit-abc-1"]
+
+
+async def test_a_token_that_ran_out_is_made_anew(server: Both) -> None:
+    fake, airflow = server
+    await airflow.start(ID, 1)
+    fake.tokens += 1  # whatever was given out before is no good any more
+    await airflow.start(ID, 2)
+    assert len(fake.runs) == 2
+
+
+async def test_a_server_error_is_tried_again(server: Both) -> None:
+    fake, airflow = server
+    fake.failures = [500, 503]
+    await airflow.start(ID, 1)
+    assert fake.runs == {"commit-abc-1": "queued"}
+
+
+async def test_a_refusal_is_told_with_airflows_own_reason(server: Both) -> None:
+    fake, airflow = server
+    fake.failures = [404]
+    with pytest.raises(ApiError, match="404: not now") as refused:
+        await airflow.start(ID, 1)
+    assert (refused.value.status, refused.value.code) == (503, "orchestrator-unavailable")
+
+
+async def test_a_run_is_alive_until_airflow_says_that_it_ended_or_never_was(server: Both) -> None:
+    fake, airflow = server
+    assert not await airflow.alive(ID, 1)
+    await airflow.start(ID, 1)
+    for state, alive in (("queued", True), ("running", True), ("success", False), ("failed", False)):
+        fake.runs["commit-abc-1"] = state
+        assert await airflow.alive(ID, 1) is alive
+
+
+async def test_an_airflow_that_is_away_is_unavailable_and_its_runs_are_taken_for_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def at_once(_: float) -> None:
+        return None
+
+    monkeypatch.setattr(asyncio, "sleep", at_once)
+    airflow = Airflow(Settings(airflow_url="http://127.0.0.1:1", airflow_password=SecretStr("hush")))
+    with pytest.raises(ApiError, match="cannot be reached"):
+        await airflow.start(ID, 1)
+    assert await airflow.alive(ID, 1)
+    await airflow.close()
