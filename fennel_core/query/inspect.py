@@ -68,7 +68,7 @@ class Inspector:
                 except RemoteError as refused:
                     why = _retried(refused)
                 except (OSError, TimeoutError) as lost:
-                    why = f"its owner at {address} does not answer: {lost or 'time is up'}"
+                    why = f"its owner at {address} does not answer: {str(lost) or 'time is up'}"
             elif (parked := self._owners.parked((job, part))) is not None:
                 raise ParkedJob.of((job, part), parked.error)
             await self._owners.refresh(epoch)

@@ -116,7 +116,7 @@ class Lookups:
         except RemoteError as refused:
             return self._refused(pieces, refused)
         except (OSError, TimeoutError) as lost:
-            return _failed(pieces, f"its owner at {address} does not answer: {lost or 'time is up'}")
+            return _failed(pieces, f"its owner at {address} does not answer: {str(lost) or 'time is up'}")
         assert len(results) == len(pieces), "a slot answers every item"
         for piece, rows in zip(pieces, results, strict=True):
             _place(answers[piece.want], piece.places, rows)

@@ -30,7 +30,10 @@ PARTITIONS = """
     FROM job_partition p JOIN job j ON j.id = p.job_id WHERE j.workspace = coalesce(%s, j.workspace) ORDER BY p.job_id, p.part
 """
 TITLES = "SELECT id, title FROM asset WHERE kind = 'job' AND workspace = coalesce(%s, workspace)"
-SLOTS = "SELECT id, engine, address, (extract(epoch FROM lease_until - now()) * 1000)::bigint FROM slot ORDER BY id"
+SLOTS = """
+    SELECT id, engine, address, (extract(epoch FROM lease_until - now()) * 1000)::bigint FROM slot
+    WHERE lease_until > now() - interval '1 minute' ORDER BY id
+"""
 
 
 @dataclass(frozen=True, slots=True)
