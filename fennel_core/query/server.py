@@ -131,7 +131,7 @@ class Application:
     async def _forward(self, words: list[str], scope: Scope, receive: Receive, send: Send) -> int:
         kind = "erase" if words[0] == "dataset" and words[-1] == "erase" else words[0]
         upstream = self._upstreams.get(kind, self._upstreams[""])
-        changes = scope["method"] not in READS_ONLY and kind not in self._upstreams
+        changes = kind in MOVES_A_BRANCH and scope["method"] not in READS_ONLY
 
         async def before_answer(status: int) -> None:
             if changes and status == 200:
@@ -166,6 +166,8 @@ def _label(path: str) -> str:
     return words[0] if words[0] in _KNOWN else "other"
 
 
+MOVES_A_BRANCH = frozenset({"commit", "init", "delete"})
+"""Control calls after which the caller must read its own write."""
 _KNOWN = frozenset(
     {"query", "barrier", "status", "commit", "log", "init", "delete", "branch", "secret", "workspaces", "lineage", "xray", "query_offline"}
 )

@@ -62,21 +62,9 @@ def run(tests: list[str], orchestrator: str, report: Path) -> list[Result]:
         "FENNEL_CONFORMANCE_ORCHESTRATOR": orchestrator,
         "PYTHONPATH": str(HERE),
     }
-    command = [
-        str(python),
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "live_client",
-        "-p",
-        "no:cacheprovider",
-        "--tb=short",
-        "--no-header",
-        "-rN",
-        "-W",
-        "ignore",
-    ]
+    # The suite must not read this project's own pytest settings, and finds its data relative to the folder that holds `fennel`.
+    command = [str(python), "-m", "pytest", "-c", str(HERE / "client.ini"), "--rootdir", str(site)]
+    command += ["-q", "-p", "live_client", "-p", "no:cacheprovider", "--tb=short", "--no-header", "-rN", "-W", "ignore"]
     command += tests or [PACKAGE]
     log = report.with_suffix(".log")
     with log.open("w") as out:
