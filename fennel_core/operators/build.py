@@ -9,7 +9,9 @@ from typing import assert_never
 
 import polars as pl
 
+from fennel_core.operators.aggregate import emitted
 from fennel_core.operators.aggregate import step as aggregate
+from fennel_core.operators.aggregate.emitted import EmittedAggregateStep
 from fennel_core.operators.aggregate.step import AggregateStep
 from fennel_core.operators.changelog import step as changelog
 from fennel_core.operators.changelog.step import ChangelogStep
@@ -45,13 +47,15 @@ def build(spec: StepSpec) -> Step:
             return JoinStep(spec)
         case Aggregate(terminal=True):
             return AggregateStep(spec)
+        case Aggregate():
+            return EmittedAggregateStep(spec)
         case Pick(first=first):
             return FirstStep(spec) if first else LatestStep(spec)
         case Dedup():
             return DedupStep(spec)
         case Changelog():
             return ChangelogStep(spec)
-        case Aggregate() | Windows():
+        case Windows():
             raise NotImplementedError(f"{type(spec).__name__} has no step yet")
         case UserCode():
             return EngineRuns()
@@ -69,7 +73,7 @@ def step_version(spec: StepSpec) -> int:
         case Join():
             return join.STEP_VERSION
         case Aggregate():
-            return aggregate.STEP_VERSION
+            return aggregate.STEP_VERSION if spec.terminal else emitted.STEP_VERSION
         case Pick():
             return pick.STEP_VERSION
         case Dedup():

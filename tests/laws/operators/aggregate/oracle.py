@@ -47,3 +47,39 @@ def ends(values, limit, dedup):
 def decayed(rows, column, moment, half_life):
     age = [(moment // SECOND - r["t"] // SECOND) * SECOND / half_life for r in rows]
     return math.fsum(r[column] * 2.0**-a for r, a in zip(rows, age, strict=True) if r[column] is not None)
+
+
+def changes(window, rows):
+    """Times at which the value of a window may change. `window`: ("forever",), ("sliding", d), ("hopping", d, s), ("steps", s)."""
+    match window:
+        case ("forever",):
+            return {r["t"] for r in rows}
+        case ("sliding", d):
+            return {r["t"] for r in rows} | {r["t"] + d + SECOND for r in rows}
+        case ("steps", s):
+            return {(r["t"] // s + 1) * s for r in rows}
+        case ("hopping", d, s):
+            ends = {e for r in rows for e in range(r["t"] // s * s, r["t"] + d + s + 1, s) if r["t"] < e <= r["t"] + d}
+            return ends | {e + s for e in ends}
+
+
+def covered(window, rows, moment):
+    match window:
+        case ("forever",):
+            return [r for r in rows if r["t"] <= moment]
+        case ("sliding", d):
+            return [r for r in rows if r["t"] <= moment < r["t"] + d + SECOND]
+        case ("steps", s):
+            return [r for r in rows if r["t"] < moment // s * s]
+        case ("hopping", d, s):
+            return [r for r in rows if moment // s * s - d <= r["t"] < moment // s * s]
+
+
+def emitted(rows, windows, visible):
+    """Versions (key, time, [rows covered per window]) at every time up to `visible` at which any window changes."""
+    out = []
+    for key in {r["k"] for r in rows}:
+        mine = [r for r in rows if r["k"] == key]
+        moments = {m for window in windows for m in changes(window, mine) if m <= visible}
+        out += [(key, m, [covered(window, mine, m) for window in windows]) for m in moments]
+    return out

@@ -1,0 +1,64 @@
+"""Laws: what an aggregation emits adds up to the recompute over the rows that are left, up to the frontier."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fennel_core.operators.aggregate import tiles
+from fennel_core.operators.aggregate.emitted import EmittedAggregateStep
+from fennel_core.operators.spec import Aggregate
+from fennel_core.vocab.dtypes import Field, Int, Optional, Str
+from fennel_core.vocab.schema import Schema
+from fennel_core.wire import operators as wire
+from tests.laws.operators.aggregate import oracle
+from tests.support.histories import bag, histories, integral, run
+
+SECOND = 1_000_000
+INPUT = Schema((), (Field("k", Str()), Field("v", Int())), "t")
+OUTPUT = Schema((Field("k", Str()),), (Field("n", Int()), Field("top", Optional(Int()))), "t")
+TIMES = st.integers(-5, 20).map(lambda t: t * SECOND) | st.integers(-2 * SECOND, 9 * SECOND)
+ROW = st.fixed_dictionaries({"k": st.sampled_from("ab"), "v": st.integers(-3, 3), "t": TIMES})
+WINDOWS = (
+    [("forever",), ("sliding", 3 * SECOND)],
+    [("hopping", 4 * SECOND, 4 * SECOND), ("hopping", 5 * SECOND, 2 * SECOND), ("steps", 3 * SECOND)],
+)
+
+
+def _wire(window, lookback):
+    match window:
+        case ("forever",):
+            return wire.Forever()
+        case ("sliding", d):
+            return wire.Sliding(d)
+        case ("steps", s):
+            return wire.ForeverHopping(s, lookback)
+        case ("hopping", d, s):
+            return wire.Tumbling(d, lookback) if d == s else wire.Hopping(d, s, lookback)
+
+
+@given(histories(ROW, max_rows=10), st.data(), st.sampled_from([0, SECOND, 4 * SECOND]))
+def test_versions_stand_at_every_change_up_to_the_frontier(history, data, lookback):
+    windows = data.draw(st.sampled_from(WINDOWS))
+    count, most = data.draw(st.sampled_from(windows)), data.draw(st.sampled_from(windows))
+    specs = (wire.Count("n", _wire(count, lookback), None, False, False, False), wire.Max("top", _wire(most, lookback), "v", None))
+    step = EmittedAggregateStep(Aggregate(INPUT, ("k",), specs, None, True, False, OUTPUT))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiles, "LOG_RECORDS", 2)
+        state, emitted = run(step, history, INPUT)
+    seen = max((c.row["t"] for batch in history.batches for c in batch if c.sign > 0), default=-(10**15))
+    _agrees(history, emitted, (count, most), seen - lookback)
+    told = seen + data.draw(st.sampled_from([0, 2 * SECOND, 100 * SECOND]))
+    emitted += [emit.frame for emit in step.advance(state, told).emits]
+    _agrees(history, emitted, (count, most), told - lookback)
+
+
+def _agrees(history, emitted, windows, visible):
+    if windows[0][0] in ("forever", "sliding"):
+        visible = 10**16
+    versions = [
+        {"k": key, "t": moment, "n": len(counted), "top": max((r["v"] for r in topped), default=None)}
+        for key, moment, (counted, topped) in oracle.emitted(history.left_over(), windows, visible)
+    ]
+    found = integral(emitted)
+    assert all(len(row["__pos"]) == 14 and not row["__gone"] for row in found)
+    assert bag([{name: row[name] for name in ("k", "t", "n", "top")} for row in found]) == bag(versions)
