@@ -11,6 +11,9 @@ from fennel_core.vocab import dtypes
 from fennel_core.vocab.dtypes import Dtype, show
 from fennel_core.wire.entities import Dataset, Extractor, ListLookup, Lookup
 
+READ_AS_EACH_OTHER = {dtypes.Int, dtypes.Str}
+"""Shipped projects give an `int` key from a feature declared `str`: numbers and their decimal text are read as each other."""
+
 
 def check_lookups(graph: Graph, before: Graph | None) -> Iterator[Problem]:
     """Yield what is wrong with each lookup extractor whose dataset is there."""
@@ -65,4 +68,4 @@ def _is_key(given: Dtype, key: Dtype, listed: bool) -> bool:
     value = required(given)
     if listed and isinstance(value, dtypes.List):
         value = required(value.of)
-    return stored(value) == stored(key)
+    return stored(value) == stored(key) or {type(stored(value)), type(stored(key))} == READ_AS_EACH_OTHER
