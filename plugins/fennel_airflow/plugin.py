@@ -9,6 +9,7 @@ inherited half-alive. The price: after an upgrade the scheduler must be restarte
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, ClassVar, Final
 
@@ -16,8 +17,8 @@ from airflow.listeners import hookimpl
 from airflow.plugins_manager import AirflowPlugin
 
 PREFIX: Final = "/fennel"
-SCHEDULER: Final = "SchedulerJob"
-"""What Airflow calls the scheduler's job."""
+SCHEDULER: Final = "scheduler"
+"""`airflow scheduler`: the process that forks LocalExecutor's workers."""
 
 
 class LazyPage:
@@ -43,8 +44,9 @@ class Preload:
     """Hears the scheduler start."""
 
     @hookimpl
-    def on_starting(self, component: object) -> None:
-        if getattr(component, "job_type", None) == SCHEDULER:
+    def on_starting(self, component: object) -> None:  # noqa: ARG002  # the hook's own signature
+        # Airflow calls this before its job knows what kind of job it is; the command line does.
+        if sys.argv[1:2] == [SCHEDULER]:
             importlib.import_module("fennel_airflow.run")
 
 
