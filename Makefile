@@ -6,7 +6,7 @@ PYTEST_ARGS ?=
 NAME ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help system env jars demo up down status logs lint tidy format test conformance clean distclean lock
+.PHONY: help system env jars demo up down status logs lint format test conformance clean distclean lock
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,11 +47,14 @@ format: env ## Let ruff format and sort what it may
 	.venv/bin/ruff check --fix-only .
 	.venv/bin/ruff format .
 
-test: lint jars ## Everything that CI runs
+test: lint jars ## Everything that CI runs; leaves the platform it used running
 	.venv/bin/pytest -q --ignore tests/tidy --ignore tests/conformance $(PYTEST_ARGS) tests
+	@$(CLI) up
+	.venv/bin/python -m tests.conformance.run --ratchet
 
-conformance: env jars ## The public client's own test suite against the running code
+conformance: up ## The public client's own test suite against the running platform, and ten of its tests through Airflow
 	.venv/bin/python -m tests.conformance.run
+	.venv/bin/python -m tests.conformance.run --airflow
 
 clean: env ## Stop the platform and delete its data, logs and generated secrets
 	@$(CLI) clean --yes
