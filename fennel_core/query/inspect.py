@@ -17,7 +17,7 @@ import polars as pl
 
 from fennel_core.connections.frames import RemoteError
 from fennel_core.query.columns import Column
-from fennel_core.query.errors import Moving, ParkedJob, StaleView, TooManyRows
+from fennel_core.query.errors import Moving, ParkedJob, StaleView
 from fennel_core.query.kafka import KafkaTails
 from fennel_core.query.owners import Owners
 from fennel_core.query.program import Table
@@ -28,6 +28,7 @@ from fennel_core.vocab.schema import Schema
 from fennel_core.vocab.versions import GONE, POS, SIGN
 
 ROWS_MAX = 100_000
+"""Rows shown at most, however many are asked for: they are held in memory and read by a person."""
 _LIVE = "__live"
 RETRY_PAUSE_S = 0.02
 _decode_list = msgspec.msgpack.Decoder(list[object]).decode
@@ -42,8 +43,7 @@ class Inspector:
 
     async def last_rows(self, table: Table, rows: int, now_us: int) -> list[tuple[Field, Column]]:
         """The columns of the dataset's last `rows` rows, oldest first."""
-        if rows > ROWS_MAX:
-            raise TooManyRows(rows, ROWS_MAX)
+        rows = min(rows, ROWS_MAX)
         schema = table.view.schema
         if table.view.topic is not None:
             frame = await self._tails.tail(table.view.topic, table.partitions, rows)
