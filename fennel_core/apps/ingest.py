@@ -1,0 +1,131 @@
+"""The ingest server, run as `python -m fennel_core.apps.ingest`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+from concurrent.futures import ThreadPoolExecutor
+
+import uvicorn
+import uvloop
+
+from fennel_core.connections import postgres, secrets, tokens
+from fennel_core.connections.postgres import Heard, Listening, Pool
+from fennel_core.executors.client import Executors
+from fennel_core.ingest import counts
+from fennel_core.ingest.catalogs import Catalogs
+from fennel_core.ingest.committer import Committer
+from fennel_core.ingest.flow import LogFlow, ReadSecret
+from fennel_core.ingest.kafka import KafkaLane
+from fennel_core.ingest.postgres import PostgresClock, PostgresDirectory
+from fennel_core.ingest.server import Application
+from fennel_core.ingest.store import Away
+from fennel_core.settings.model import Settings
+from fennel_core.telemetry import logs, traces
+from fennel_core.telemetry.health import Health
+from fennel_core.vocab.ids import WorkspaceId
+
+PROCESS = "ingest"
+BACKLOG = 2048
+LANES = 4
+"""Transactions under way at once: enough to hide the broker's latency, few enough for requests to meet in one."""
+
+
+def main() -> None:
+    settings = Settings()
+    logs.configure(PROCESS, settings.log_level)
+    traces.configure(PROCESS, settings.otlp_endpoint)
+    uvloop.run(serve(settings))
+
+
+async def serve(settings: Settings) -> None:
+    """Serve until a signal says stop; what was received by then is finished."""
+    dsn = settings.postgres_dsn.get_secret_value()
+    async with postgres.pool(dsn, name="fennel-ingest") as pool, Executors(settings.executors_socket) as executors:
+        clock, catalogs = PostgresClock(pool), Catalogs(PostgresDirectory(pool))
+        with ThreadPoolExecutor(LANES, thread_name_prefix="lane") as threads:
+            server = await clock.server_number()
+            lanes = [KafkaLane(settings, f"ingest.{server}.{number}", threads) for number in range(LANES)]
+            committer = Committer(clock, lanes, server, counts.tell)
+            flow = LogFlow(catalogs, committer, executors, _secrets(settings, pool), settings.log_rows)
+            follower = asyncio.create_task(_follow(dsn, catalogs))
+            try:
+                await asyncio.gather(*(_opened(lane) for lane in lanes))
+                await _listen(_application(settings, pool, lanes, flow), settings)
+            finally:
+                follower.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await follower
+                await committer.close()
+
+
+def _application(settings: Settings, pool: Pool, lanes: list[KafkaLane], flow: LogFlow) -> Application:
+    async def workspace_of(authorization: str | None) -> WorkspaceId:
+        return await tokens.workspace_of(pool, settings, authorization)
+
+    async def database() -> str | None:
+        async with pool.connection() as connection:
+            await connection.execute("SELECT 1")
+        return None
+
+    async def log() -> str | None:
+        try:
+            await lanes[0].open()
+        except Away as away:
+            return str(away)
+        return None
+
+    health = Health(PROCESS, {"database": database, "log": log})
+    return Application(flow, health, workspace_of, settings.body_limit_bytes)
+
+
+def _secrets(settings: Settings, pool: Pool) -> ReadSecret:
+    key_file = settings.secrets_key_file
+    sealer = None if key_file is None else secrets.Sealer.from_file(key_file)
+
+    async def secret(workspace: WorkspaceId, name: str) -> str | None:
+        return None if sealer is None else await secrets.get(pool, sealer, workspace, name)
+
+    return secret
+
+
+async def _opened(lane: KafkaLane) -> None:
+    """Open a lane ahead of its first request; one that cannot be opened yet is opened by that request."""
+    with contextlib.suppress(Away):
+        await lane.open()
+
+
+async def _follow(dsn: str, catalogs: Catalogs) -> None:
+    """Forget what notifications say has changed."""
+    async for wakeup in postgres.listen(dsn, ("catalog",), name="fennel-ingest-wakeups"):
+        match wakeup:
+            case Listening():
+                catalogs.forget(None)
+            case Heard(_, payload):
+                catalogs.forget(WorkspaceId(payload.partition("/")[0]))
+
+
+async def _listen(app: Application, settings: Settings) -> None:
+    config = uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.ingest_port,
+        loop="none",
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        backlog=BACKLOG,
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        timeout_graceful_shutdown=int(settings.shutdown_grace_s),
+    )
+    gc.collect()
+    gc.freeze()  # what is alive now lives as long as the process: collections need not look at it again
+    await uvicorn.Server(config).serve()
+
+
+if __name__ == "__main__":
+    main()

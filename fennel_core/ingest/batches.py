@@ -1,0 +1,190 @@
+"""From admitted rows to messages: positions, lateness, partitions.
+
+Theory. All requests of one transaction share its stamp; their rows are numbered through, so a position is unique and follows the order of
+requests. A row has the same number in every dataset it feeds. Keyed rows go to the partition of their key bytes, as everybody who
+looks them up computes it; keyless rows have no place to be, so a whole request goes to one partition, the next one of its turn, which keeps
+messages few. The endpoint's raw topic gets each request as it came, with the position of its first row, so that a row there and its typed
+twin can be told to be the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from fennel_core.blueprints.spec import SourceBinding
+from fennel_core.ingest.catalogs import Feed
+from fennel_core.ingest.decide import Advance, Progress, changes, has_ended, oldest_accepted
+from fennel_core.ingest.door import Dead, Rows
+from fennel_core.ingest.store import Begun, CatalogVersion, Message
+from fennel_core.vocab.ids import Identity, Micros, TopicName
+from fennel_core.vocab.keys import key_bytes, partition_of
+from fennel_core.vocab.position import stamp
+from fennel_core.vocab.schema import Schema
+from fennel_core.vocab.versions import FORMAT_HEADER, GONE, META, POS, SIGN, encode_frame
+
+RAW_FORMAT_HEADER = ("f", b"json1")
+POSITION_HEADER = "p"
+REASON_HEADER = "reason"
+DEAD_COLUMNS = ("dataset", "row")
+"""A dead letter of ingest has the dataset it was meant for and the row as JSON text."""
+ROWS_PER_TRANSACTION = 1 << 32
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What one feed takes of a request."""
+
+    feed: Feed
+    rows: Rows
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """One request, ready to be stamped. `count` rows were logged; `turn` chooses the partition of what has no key."""
+
+    version: CatalogVersion
+    body: bytes
+    count: int
+    turn: int
+    raw: tuple[tuple[TopicName, int], ...]
+    """Raw topics of the endpoint, with their partitions."""
+    entries: tuple[Entry, ...]
+    dead: tuple[tuple[Feed, Dead], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Discarded:
+    """Late rows of one source: how many, and the event time of the last."""
+
+    binding: SourceBinding
+    rows: int
+    last_us: Micros
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """Rows of one source that enter, and their largest event time."""
+
+    binding: SourceBinding
+    rows: int
+    latest_us: Micros
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    messages: tuple[Message, ...]
+    advances: tuple[Advance, ...]
+    discarded: tuple[Discarded, ...]
+    accepted: tuple[Accepted, ...]
+    dead: tuple[tuple[SourceBinding, int], ...]
+    """Rows set aside for other branches, per definition."""
+
+
+def transaction(requests: Sequence[Prepared], begun: Begun, server: int) -> Transaction:
+    """Everything that one transaction writes for `requests`, in their order, and what it changes of the sources."""
+    messages: list[Message] = []
+    taken: dict[Identity, list[tuple[int, pl.DataFrame]]] = {}
+    feeds: dict[Identity, Feed] = {}
+    discarded: list[Discarded] = []
+    first = 0
+    for request in requests:
+        positions = stamp(begun.hlc, server, request.count, first)
+        first += request.count
+        assert first < ROWS_PER_TRANSACTION, "rows of a transaction have 32-bit numbers"
+        messages += _raw_messages(request, positions)
+        for entry in request.entries:
+            binding = entry.feed.binding
+            frame, late = _in_time(entry.rows, binding, begun)
+            if late is not None:
+                discarded.append(late)
+            if len(frame.frame):
+                feeds[binding.identity] = entry.feed
+                taken.setdefault(binding.identity, []).append((request.turn, _versions(frame, binding.schema, positions)))
+    accepted = []
+    for identity, parts in taken.items():
+        feed = feeds[identity]
+        messages += _typed_messages(feed, parts)
+        accepted.append(_accepted(feed.binding, [part for _, part in parts]))
+    dead = tuple((feed.binding, len(aside.payload)) for request in requests for feed, aside in request.dead)
+    return Transaction(tuple(messages), _advances(begun, requests, accepted, discarded), tuple(discarded), tuple(accepted), dead)
+
+
+def _accepted(binding: SourceBinding, parts: Sequence[pl.DataFrame]) -> Accepted:
+    latest = [part.get_column(binding.schema.timestamp).to_physical().max() for part in parts]
+    return Accepted(binding, sum(map(len, parts)), Micros(max(latest)))  # type: ignore[arg-type,type-var]  # integers: no part is empty
+
+
+def _in_time(rows: Rows, binding: SourceBinding, begun: Begun) -> tuple[Rows, Discarded | None]:
+    """Without late rows, and without all of them when the source has ended (nobody counts those: they are no rows of the source)."""
+    progress = begun.progress.get(binding.identity, Progress())
+    if has_ended(progress, binding.source, begun.now_us):
+        return Rows(rows.frame.clear(), rows.numbers[:0]), None
+    oldest = oldest_accepted(progress, binding.source)
+    times = rows.frame.get_column(binding.schema.timestamp).to_physical()
+    if oldest is None or not len(times) or int(times.min()) >= oldest:  # type: ignore[arg-type]  # an integer column's minimum is an int
+        return rows, None
+    keep = times >= oldest
+    late = times.filter(~keep)
+    return Rows(rows.frame.filter(keep), rows.numbers[keep.to_numpy()]), Discarded(binding, len(late), Micros(late[-1]))
+
+
+def _versions(rows: Rows, schema: Schema, positions: pa.Array) -> pl.DataFrame:
+    own = positions if len(rows.numbers) == len(positions) else positions.take(pa.array(rows.numbers))
+    return rows.frame.with_columns(
+        pl.Series(POS, own, dtype=pl.Binary), pl.lit(1, pl.Int8).alias(SIGN), pl.lit(value=False).alias(GONE)
+    ).select(*schema.names, *META)
+
+
+def _typed_messages(feed: Feed, parts: Sequence[tuple[int, pl.DataFrame]]) -> Iterator[Message]:
+    topic, keys = feed.binding.topic, feed.binding.schema.key_names
+    if keys:
+        frame = parts[0][1] if len(parts) == 1 else pl.concat([part for _, part in parts], how="vertical")
+        for partition, share in split(frame, keys, feed.partitions):
+            yield Message(topic, partition, encode_frame(share), (FORMAT_HEADER,))
+        return
+    shares: dict[int, list[pl.DataFrame]] = {}
+    for turn, part in parts:
+        shares.setdefault(turn % feed.partitions, []).append(part)
+    for partition, frames in shares.items():
+        yield Message(
+            topic, partition, encode_frame(frames[0] if len(frames) == 1 else pl.concat(frames, how="vertical")), (FORMAT_HEADER,)
+        )
+
+
+def split(frame: pl.DataFrame, keys: Sequence[str], partitions: int) -> Iterator[tuple[int, pl.DataFrame]]:
+    """The non-empty parts of `frame` by the partition of its key; rows keep their order."""
+    targets = np.fromiter((partition_of(key, partitions) for key in key_bytes(frame, keys)), dtype=np.int32, count=len(frame))
+    for target in np.unique(targets).tolist():
+        yield target, frame if partitions == 1 else frame.filter(pl.Series(targets == target))
+
+
+def _raw_messages(request: Prepared, positions: pa.Array) -> Iterator[Message]:
+    where = ((POSITION_HEADER, positions[0].as_py()),) if len(positions) else ()
+    for topic, partitions in request.raw:
+        yield Message(topic, request.turn % partitions, request.body, (RAW_FORMAT_HEADER, *where))
+    for feed, dead in request.dead:
+        rows = [dict(zip(dead.payload.columns, values, strict=True)) for values in zip(*dead.payload.columns.values(), strict=True)]
+        texts = [msgspec.json.encode(row).decode() for row in rows]
+        frame = pl.DataFrame({DEAD_COLUMNS[0]: [feed.binding.dataset] * len(texts), DEAD_COLUMNS[1]: texts})
+        own = pl.Series(POS, positions.take(pa.array(dead.payload.numbers)), dtype=pl.Binary)
+        headers = (FORMAT_HEADER, (REASON_HEADER, dead.reason.encode()))
+        yield Message(feed.binding.dead_letters, request.turn % feed.partitions, encode_frame(frame.with_columns(own)), headers)
+
+
+def _advances(
+    begun: Begun, requests: Sequence[Prepared], accepted: Sequence[Accepted], discarded: Sequence[Discarded]
+) -> tuple[Advance, ...]:
+    """What has to be recorded of each source; nothing for one that did not move."""
+    bindings = {e.feed.binding.identity: e.feed.binding for request in requests for e in request.entries}
+    latest = {a.binding.identity: a.latest_us for a in accepted}
+    dropped: dict[Identity, int] = {}
+    for late in discarded:
+        dropped[late.binding.identity] = dropped.get(late.binding.identity, 0) + late.rows
+    advances = [Advance(identity, latest.get(identity), dropped.get(identity, 0)) for identity in bindings]
+    return tuple(a for a in advances if changes(begun.progress.get(a.identity, Progress()), a, bindings[a.identity].source))

@@ -1,0 +1,33 @@
+"""What a committed transaction adds to the metrics, under the names of Fennel's public documentation."""
+
+from __future__ import annotations
+
+from fennel_core.blueprints.spec import SourceBinding
+from fennel_core.ingest.batches import Transaction
+from fennel_core.telemetry import metrics
+
+MICROS = 1e6
+FORMAT = "json"
+
+
+def tell(made: Transaction) -> None:
+    """Count what entered and what was too late."""
+    for entered in made.accepted:
+        name, dataset = _source(entered.binding), entered.binding.dataset
+        metrics.SOURCE_DATASET_ROWS.labels(name, dataset, FORMAT, "msgs_processed").inc(entered.rows)
+        metrics.SOURCE_DATASET.labels(name, dataset, "event_timestamp_seconds").set(entered.latest_us / MICROS)
+    for binding, rows in made.dead:
+        metrics.SOURCE_DATASET_ROWS.labels(_source(binding), binding.dataset, FORMAT, "schema_error").inc(rows)
+    for late in made.discarded:
+        name, dataset = _source(late.binding), late.binding.dataset
+        metrics.DISCARDED_ROWS.labels(name, dataset).inc(late.rows)
+        metrics.DISCARDED_TIMESTAMP.labels(name, dataset).set(late.last_us / MICROS)
+
+
+def refused(binding: SourceBinding, rows: int) -> None:
+    """Count the rows of a request that was refused."""
+    metrics.SOURCE_DATASET_ROWS.labels(_source(binding), binding.dataset, FORMAT, "schema_error").inc(rows)
+
+
+def _source(binding: SourceBinding) -> str:
+    return f"{binding.webhook}_{binding.endpoint}"

@@ -1,0 +1,91 @@
+"""Lanes on Kafka: transactional producers, one transaction at a time each.
+
+Theory. librdkafka has no second half of KIP-890: after a time-out or an error whose outcome is open a producer must be thrown away. A new
+one with the same transactional id fences the old one, whose open transaction is then aborted by the broker, so the rows are either all
+there or not at all; only the caller cannot be told which, and is answered so. Ids are `ingest.<server number>.<lane>`: server numbers do
+not repeat, so two servers never fence each other; what a dead server left open ends after `transaction.timeout.ms`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from fennel_core.connections.kafka import producer_config
+from fennel_core.ingest.store import Away, Message, NotWritten, OutcomeUnknown
+from fennel_core.settings.model import Settings
+
+
+class KafkaLane:
+    """See `store.Lane`. The producer is made at the first commit, and anew after an error whose outcome is open."""
+
+    def __init__(self, settings: Settings, transactional_id: str, threads: ThreadPoolExecutor) -> None:
+        self._settings = settings
+        self._id = transactional_id
+        self._threads = threads
+        self._timeout_s = settings.transaction_timeout_ms / 1000
+        self._producer: Producer | None = None
+
+    async def open(self) -> None:
+        """Make the producer now, so that the first request need not wait for it. Raises `Away`."""
+        await asyncio.get_running_loop().run_in_executor(self._threads, self._opened)
+
+    async def commit(self, messages: Sequence[Message]) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._threads, self._commit, messages)
+
+    def _opened(self) -> Producer:
+        if self._producer is None:
+            producer = Producer(producer_config(self._settings, self._id))
+            try:
+                producer.init_transactions(self._timeout_s)
+            except KafkaException as failed:
+                raise Away(f"the log cannot be reached now: {_text(failed)}") from failed
+            self._producer = producer
+        return self._producer
+
+    def _commit(self, messages: Sequence[Message]) -> None:
+        producer = self._opened()
+        refused: list[KafkaError] = []
+        committing = False
+        try:
+            producer.begin_transaction()
+            for message in messages:
+                producer.produce(
+                    message.topic,
+                    message.value,
+                    partition=message.partition,
+                    headers=list(message.headers),
+                    on_delivery=lambda error, _: refused.append(error) if error is not None else None,
+                )
+            committing = True
+            producer.commit_transaction(self._timeout_s)
+        except (KafkaException, BufferError) as failed:
+            raise self._outcome(producer, failed, refused, committing) from failed
+
+    def _outcome(self, producer: Producer, failed: Exception, refused: Sequence[KafkaError], committing: bool) -> Exception:
+        """What a failed transaction came to; the producer is dropped unless the broker said that it was aborted."""
+        error = failed.args[0] if isinstance(failed, KafkaException) else None
+        text = refused[0].str() if refused else _text(failed)
+        if not committing:
+            self._drop(producer)
+            return NotWritten(text)
+        if error is None or not error.txn_requires_abort():
+            self._drop(producer)
+            return OutcomeUnknown(text)
+        try:
+            producer.abort_transaction(self._timeout_s)
+        except KafkaException:
+            self._drop(producer)
+        return NotWritten(text)
+
+    def _drop(self, producer: Producer) -> None:
+        """Have nothing more to do with it: the next producer of this id fences it, and the broker aborts what it left open."""
+        self._producer = None
+        producer.purge(in_queue=True, in_flight=True, blocking=False)
+
+
+def _text(failed: Exception) -> str:
+    return str(failed.args[0].str()) if isinstance(failed, KafkaException) else str(failed)

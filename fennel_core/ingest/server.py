@@ -1,0 +1,113 @@
+"""The ingest server's HTTP: one hot route in raw ASGI, and health.
+
+Theory. A body is refused by its announced length before a byte of it is read, and by its real length before it is kept. A client that sends
+`Expect: 100-continue` (curl does, above 1 MiB) is told to go on as soon as the first part is asked for, and not at all when it is refused.
+Errors are written in the one form of `telemetry.errors`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+import msgspec
+
+from fennel_core.ingest.flow import LogFlow
+from fennel_core.telemetry import metrics
+from fennel_core.telemetry.errors import INTERNAL, send_error, wants_json
+from fennel_core.telemetry.health import Health
+from fennel_core.telemetry.logs import logger
+from fennel_core.vocab.errors import ApiError
+from fennel_core.vocab.ids import MAIN_BRANCH, BranchName, WorkspaceId
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+LOG_PATH = "/api/v1/log"
+BRANCH_HEADER = b"x-fennel-branch"
+log = logger(__name__)
+
+
+class Disconnected(Exception):
+    """The caller went away before its body was complete."""
+
+
+class Application:
+    """ASGI 3. `workspace_of` opens the workspace of an `Authorization` header or raises ApiError 401."""
+
+    def __init__(
+        self, flow: LogFlow, health: Health, workspace_of: Callable[[str | None], Awaitable[WorkspaceId]], body_limit_bytes: int
+    ) -> None:
+        self._flow = flow
+        self._health = health
+        self._workspace_of = workspace_of
+        self._body_limit_bytes = body_limit_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert scope["type"] == "http", "lifespan and websockets are off"
+        path: str = scope["path"]
+        if self._health.handles(path):
+            await self._health.asgi(scope, send)
+            return
+        started = time.perf_counter()
+        headers = dict(scope["headers"])
+        try:
+            status, body = 200, await self._answer(path, scope["method"], headers, receive)
+            await _send_json(send, body)
+        except Disconnected:
+            return
+        except ApiError as refused:
+            status = refused.status
+            await self._refuse(send, refused, headers)
+        except Exception as unforeseen:  # BLE001: a supervisor's last line: the caller is answered, the log has the details
+            status = INTERNAL.status
+            log.error("request failed", path=path, exc_info=unforeseen)
+            await self._refuse(send, INTERNAL, headers)
+        label = path if path == LOG_PATH else "other"
+        metrics.REQUESTS.labels(label, scope["method"], str(status)).inc()
+        metrics.REQUEST_SECONDS.labels(label, scope["method"]).observe(time.perf_counter() - started)
+
+    async def _answer(self, path: str, method: str, headers: dict[bytes, bytes], receive: Receive) -> bytes:
+        if path != LOG_PATH:
+            raise ApiError(404, "not-found", f"this server has no `{path}`; it serves POST {LOG_PATH}")
+        if method != "POST":
+            raise ApiError(405, "method-not-allowed", f"use POST {LOG_PATH}")
+        authorization = headers.get(b"authorization")
+        workspace = await self._workspace_of(None if authorization is None else authorization.decode("latin-1"))
+        branch = BranchName(headers[BRANCH_HEADER].decode("latin-1")) if BRANCH_HEADER in headers else MAIN_BRANCH
+        body = await self._body(headers, receive)
+        logged = await self._flow.log(workspace, branch, body)
+        return msgspec.json.encode({"rows": logged.rows})
+
+    async def _body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
+        announced = headers.get(b"content-length", b"0")
+        if announced.isdigit() and int(announced) > self._body_limit_bytes:
+            raise self._too_large()
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise Disconnected
+            part = message.get("body", b"")
+            size += len(part)
+            if size > self._body_limit_bytes:
+                raise self._too_large()
+            parts.append(part)
+            if not message.get("more_body", False):
+                return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _too_large(self) -> ApiError:
+        return ApiError(413, "body-too-large", f"a body may have {self._body_limit_bytes} bytes: log fewer rows at a time")
+
+    async def _refuse(self, send: Send, error: ApiError, headers: dict[bytes, bytes]) -> None:
+        accept = headers.get(b"accept")
+        await send_error(send, error, as_json=wants_json(None if accept is None else accept.decode("latin-1")))
+
+
+async def _send_json(send: Send, body: bytes) -> None:
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

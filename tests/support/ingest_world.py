@@ -1,0 +1,168 @@
+"""A small world for ingest without Postgres or Kafka: bindings, catalogs, lanes that dawdle and fail."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+
+import polars as pl
+import pyarrow as pa
+
+from fennel_core.blueprints.spec import Catalog, SourceBinding
+from fennel_core.executors.calls import ExecutorCall
+from fennel_core.executors.client import Callbacks
+from fennel_core.ingest.batches import RAW_FORMAT_HEADER
+from fennel_core.ingest.catalogs import Catalogs
+from fennel_core.ingest.committer import Committer
+from fennel_core.ingest.flow import LogFlow
+from fennel_core.ingest.store import Begun, BranchCatalog, Branches, Lane, MemoryClock, MemoryDirectory, MemoryLane, Message
+from fennel_core.vocab.dtypes import Field, Float, Int, Str
+from fennel_core.vocab.ids import BranchName, CommitId, DatasetName, Identity, Micros, TopicName, WorkspaceId
+from fennel_core.vocab.schema import Schema
+from fennel_core.vocab.versions import decode
+from fennel_core.wire.connectors import Cdc, Source, Webhook, WebhookEndpoint
+
+WORKSPACE = WorkspaceId("w")
+MAIN = BranchName("main")
+DAY_US = 24 * 3600 * 10**6
+KEYED = Schema((Field("user", Str()),), (Field("age", Int()),), "at")
+KEYLESS = Schema((), (Field("user", Str()), Field("amount", Float())), "at")
+PARTITIONS = 4
+
+
+def source(dataset: str = "Users", endpoint: str = "e", **changes: object) -> Source:
+    base = Source(
+        dataset=DatasetName(dataset),
+        version=1,
+        table=WebhookEndpoint(Webhook("hook", 7 * DAY_US), endpoint),
+        cdc=Cdc.UPSERT,
+        disorder_us=14 * DAY_US,
+        every_us=None,
+        cursor=None,
+        timestamp_field=None,
+        since_us=None,
+        until_us=None,
+        bounded=False,
+        idleness_us=None,
+        preproc=(),
+        where=None,
+        sampling=None,
+    )
+    return replace(base, **changes)
+
+
+def binding(
+    schema: Schema = KEYED, dataset: str = "Users", identity: str = "", endpoint: str = "e", of: Source | None = None
+) -> SourceBinding:
+    name = identity or dataset.lower()
+    return SourceBinding(
+        identity=Identity(name),
+        webhook="hook",
+        endpoint=endpoint,
+        source=of if of is not None else source(dataset, endpoint),
+        dataset=DatasetName(dataset),
+        schema=schema,
+        topic=TopicName(f"w.topic.{name}.1"),
+        raw_topic=TopicName(f"w.raw.{endpoint}.1"),
+        dead_letters=TopicName("w.dead.1"),
+    )
+
+
+def catalog(*bindings: SourceBinding) -> Catalog:
+    return Catalog(WORKSPACE, (), bindings, (), PARTITIONS)
+
+
+def branches(version: str = "", **catalogs: Catalog) -> Branches:
+    found = tuple(BranchCatalog(BranchName(name), CommitId(f"{name}{version}"), each) for name, each in catalogs.items())
+    return Branches(version, found)
+
+
+def body(endpoint: str = "e", **columns: Sequence[object]) -> bytes:
+    return json.dumps({"webhook": "hook", "endpoint": endpoint, "data": columns}).encode()
+
+
+class NoExecutors:
+    """There is no user code here."""
+
+    async def run(
+        self, call: ExecutorCall, rows: pa.Table | pl.DataFrame | None, *, callbacks: Callbacks, timeout_ms: int | None = None
+    ) -> pa.Table:
+        raise AssertionError("no user code was expected to run")
+
+
+@dataclass
+class ScriptedLane:
+    """A memory lane that takes `turns()` turns of the loop before it commits, and raises what `fails()` gives."""
+
+    log: dict[tuple[TopicName, int], list[Message]]
+    turns: Callable[[], int] = lambda: 0
+    fails: Callable[[], Exception | None] = lambda: None
+    commits: int = 0
+
+    async def commit(self, messages: Sequence[Message]) -> None:
+        for _ in range(self.turns()):
+            await asyncio.sleep(0)
+        if (failure := self.fails()) is not None:
+            raise failure
+        self.commits += 1
+        await MemoryLane(self.log).commit(messages)
+
+
+@dataclass(slots=True)
+class DawdlingClock(MemoryClock):
+    """A clock whose question and answer take `turns()` turns of the loop each, as a database's do."""
+
+    turns: Callable[[], int] = lambda: 0
+
+    async def begin(self, workspace: WorkspaceId, sources: Collection[Identity]) -> Begun:
+        for _ in range(self.turns()):
+            await asyncio.sleep(0)
+        begun = await MemoryClock.begin(self, workspace, sources)
+        for _ in range(self.turns()):
+            await asyncio.sleep(0)
+        return begun
+
+
+@dataclass
+class World:
+    """Servers over one clock, one directory and one log."""
+
+    now_us: Callable[[], Micros] = lambda: Micros(1_700_000_000_000_000)
+    log: dict[tuple[TopicName, int], list[Message]] = field(default_factory=dict)
+    directory: MemoryDirectory = field(default_factory=MemoryDirectory)
+    committers: list[Committer] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.clock = DawdlingClock(lambda: self.now_us())
+
+    def commit(self, version: str = "", **catalogs: Catalog) -> None:
+        self.directory.workspaces[WORKSPACE] = branches(version, **catalogs)
+        self.clock.version = version
+
+    def server(self, lanes: Sequence[Lane] | None = None, executors: object | None = None) -> LogFlow:
+        committer = Committer(self.clock, lanes or [ScriptedLane(self.log)], len(self.committers))
+        self.committers.append(committer)
+
+        async def secret(_: WorkspaceId, name: str) -> str | None:
+            return f"secret {name}"
+
+        runs = executors if executors is not None else NoExecutors()
+        return LogFlow(Catalogs(self.directory), committer, runs, secret, 10_000)  # type: ignore[arg-type]  # a stand-in
+
+    async def close(self) -> None:
+        for committer in self.committers:
+            await committer.close()
+
+    def messages(self, topic: str) -> list[tuple[int, Message]]:
+        return [(partition, m) for (name, partition), found in sorted(self.log.items()) if name == topic for m in found]
+
+    def rows(self, topic: str) -> list[dict]:
+        """All rows on a typed topic, with their partition."""
+        return [
+            {**row, "__part": partition}
+            for partition, message in self.messages(topic)
+            if RAW_FORMAT_HEADER not in message.headers
+            for row in decode(message.value).to_dicts()
+        ]
