@@ -38,6 +38,8 @@ FEWEST_EPOCH_DIGITS = 9
 INTEGER_TEXT = re.compile(r"[+-]?\d+")
 TRUTHS = {"true": True, "false": False, "1": True, "0": False}
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+FIRST_DAY = (dt.date.min - EPOCH.date()).days
+LAST_DAY = (dt.date.max - EPOCH.date()).days
 CONTEXT = decimal.Context(prec=dtypes.DECIMAL_PRECISION + 2, rounding=decimal.ROUND_HALF_UP)
 
 Flat = dtypes.Int | dtypes.Float | dtypes.Str | dtypes.Bool | dtypes.Bytes | dtypes.Timestamp | dtypes.Date | dtypes.Decimal | dtypes.Null
@@ -138,6 +140,9 @@ def _timestamps_of_epochs(epochs: pa.Array) -> pa.Array:
 def _fast_date(values: Sequence[Any], kinds: set[type]) -> pa.Array | None:
     if kinds == {int}:
         days = pc.floor(pc.divide(pa.array(values, pa.int64()).cast(pa.float64()), float(MILLIS_PER_DAY)))
+        ends = pc.min_max(days)
+        if ends["min"].as_py() < FIRST_DAY or ends["max"].as_py() > LAST_DAY:
+            return None
         return days.cast(pa.int32()).cast(pa.date32())
     if kinds == {str}:
         return pa.array(values, pa.large_string()).cast(pa.date32())

@@ -141,6 +141,7 @@ def test_a_date_is_epoch_milliseconds_or_text():
         (Bool(), [2], "of type `bool`: Expected type bool, got int for value 2"),
         (Timestamp(), ["not a time"], "Unknown datetime string format, unable to parse: not a time, at position 0"),
         (Timestamp(), [True], "Expected type datetime, got bool for value True"),
+        (Date(), [-62_135_596_800_001], "Value -62135596800001 is out of the range of dates"),
         (Decimal(2), [1e30], "does not fit the 28 digits of Decimal[2]"),
         (Decimal(2), ["x", None, 1], 'Unable to parse string "x" at position 0 (rows 0, 1; 2 of 3)'),
         (Embedding(2), [[1.0, 2.0], [1.0]], "Expected embedding of size 2, got 1 (row 1)"),
