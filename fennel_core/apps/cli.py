@@ -6,7 +6,6 @@ Commands import what they need when they run, so that `--help` answers at once.
 import json
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 import urllib.error
@@ -18,7 +17,6 @@ import click
 if TYPE_CHECKING:
     from fennel_core.apps.local.launch import Failure
     from fennel_core.apps.local.parts import Part
-    from fennel_core.apps.local.platform import PartStatus
     from fennel_core.apps.local.steps import Machine
 
 CONTEXT: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
@@ -117,7 +115,7 @@ def status(as_json: bool) -> None:
 
     Exits with 1 unless every part is ready.
     """
-    from fennel_core.apps.local import platform
+    from fennel_core.apps.local import platform, show
 
     machine, _ = _chosen(())
     rows = platform.status(machine)
@@ -126,7 +124,8 @@ def status(as_json: bool) -> None:
         parts = [{"part": r.part.name, "state": r.state, "why": r.why, "pid": r.pid, "port": r.part.port, "log": str(r.log)} for r in rows]
         click.echo(json.dumps({"parts": parts, "job_partitions": partitions}, indent=2))
     else:
-        _print_status(machine, rows, partitions)
+        show.print_parts(machine.layout, rows)
+        show.print_partitions(partitions)
     sys.exit(0 if all(row.state == "ready" for row in rows) else 1)
 
 
@@ -140,48 +139,6 @@ def _partitions(machine: "Machine") -> list[dict[str, Any]] | None:
             return partitions
     except (OSError, json.JSONDecodeError, KeyError):
         return None
-
-
-def _print_status(machine: "Machine", rows: "tuple[PartStatus, ...]", partitions: list[dict[str, Any]] | None) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for name in ("part", "state", "port", "pid", "since", "memory", "log file"):
-        table.add_column(name)
-    colours = {"ready": "green", "stopped": "dim"}
-    for row in rows:
-        since = f"{row.age_s:.0f} s" if row.age_s is not None else ""
-        memory = f"{row.memory_bytes / 2**20:.0f} MB" if row.memory_bytes is not None else ""
-        state = f"[{colours.get(row.state, 'red')}]{row.state}[/]"
-        log = machine.layout.shown(row.log)
-        table.add_row(row.part.title, state, str(row.part.port or "–"), str(row.pid or ""), since, memory, log)
-    width = shutil.get_terminal_size((140, 40)).columns
-    console = Console(width=max(width, 100))
-    console.print(table)
-    for row in rows:
-        if row.why:
-            console.print(f"{row.part.title}: {row.why}", style="red", highlight=False)
-    _print_partitions(console, partitions)
-
-
-def _print_partitions(console: Any, partitions: list[dict[str, Any]] | None) -> None:
-    from rich.table import Table
-
-    if partitions is None:
-        console.print("\nJob partitions: the query server does not answer.", style="dim")
-        return
-    if not partitions:
-        console.print("\nJob partitions: none; nothing is committed.", style="dim")
-        return
-    columns = [name for name in partitions[0] if name != "id"]  # long and of use to programs only: `--json` has it
-    table = Table(box=None, pad_edge=False)
-    for name in columns:
-        table.add_column(name.replace("_", " "))
-    for row in partitions:
-        table.add_row(*("" if row.get(name) is None else str(row[name]) for name in columns))
-    console.print()
-    console.print(table)
 
 
 @main.command()

@@ -1,0 +1,96 @@
+"""`status` as people read it: the parts of the platform, then its job partitions.
+
+A demo has two dozen job partitions and is shown whole. A platform with hundreds is counted by workspace, and only those partitions are
+shown one by one that somebody should look at; `status --json` has them all.
+"""
+
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+
+from fennel_core.apps.local.layout import Layout
+from fennel_core.apps.local.platform import PartStatus
+
+SHOWN_WHOLE: Final = 64
+LEAST_COLUMNS: Final = 110
+"""Without a terminal, or on a narrow one, lines wrap rather than lose their ends."""
+RUNNING: Final = "running"
+COLUMNS: Final = ("job", "part", "slot", "epoch", "status", "lag", "reported_s", "error")
+
+Partition = dict[str, Any]
+"""One entry of the query server's `job_partitions`."""
+
+
+def _console() -> Console:
+    return Console(width=max(shutil.get_terminal_size((LEAST_COLUMNS, 40)).columns, LEAST_COLUMNS))
+
+
+def print_parts(layout: Layout, rows: Sequence[PartStatus]) -> None:
+    table = Table(box=None, pad_edge=False)
+    for name in ("part", "state", "port", "pid", "since", "memory", "log file"):
+        table.add_column(name)
+    colours = {"ready": "green", "stopped": "dim"}
+    for row in rows:
+        since = f"{row.age_s:.0f} s" if row.age_s is not None else ""
+        memory = f"{row.memory_bytes / 2**20:.0f} MB" if row.memory_bytes is not None else ""
+        state = f"[{colours.get(row.state, 'red')}]{row.state}[/]"
+        table.add_row(row.part.title, state, str(row.part.port or "–"), str(row.pid or ""), since, memory, layout.shown(row.log))
+    console = _console()
+    console.print(table)
+    for row in rows:
+        if row.why:
+            console.print(f"{row.part.title}: {row.why}", style="red", highlight=False)
+
+
+def print_partitions(partitions: Sequence[Partition] | None) -> None:
+    """`None`: the query server could not be asked."""
+    console = _console()
+    console.print()
+    if partitions is None:
+        console.print("Job partitions: the query server does not answer.", style="dim")
+    elif not partitions:
+        console.print("Job partitions: none; nothing is committed.", style="dim")
+    elif len(partitions) <= SHOWN_WHOLE:
+        console.print(_each(partitions))
+    else:
+        console.print(_counted(partitions))
+        if odd := [row for row in partitions if needs_a_look(row)]:
+            shown = "" if len(odd) <= SHOWN_WHOLE else f" (the first {SHOWN_WHOLE})"
+            console.print(f"\n{len(odd)} of them need a look{shown}:", style="red")
+            console.print(_each(odd[:SHOWN_WHOLE]))
+
+
+def needs_a_look(row: Partition) -> bool:
+    """Not running, failing, or owned by nobody."""
+    return row.get("status") != RUNNING or row.get("error") is not None or row.get("slot") is None
+
+
+def workspace_of(row: Partition) -> str:
+    """A job's id begins with its workspace."""
+    return str(row["id"]).partition(".")[0]
+
+
+def _each(partitions: Sequence[Partition]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in COLUMNS:
+        table.add_column(name.replace("_", " "), no_wrap=name != "error")
+    for row in partitions:
+        table.add_row(*("" if row.get(name) is None else str(row[name]) for name in COLUMNS))
+    return table
+
+
+def _counted(partitions: Sequence[Partition]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in ("workspace", "status", "job partitions", "lag"):
+        table.add_column(name, justify="right" if name in {"job partitions", "lag"} else "left")
+    keys = [(workspace_of(row), str(row.get("status"))) for row in partitions]
+    lags: Counter[tuple[str, str]] = Counter()
+    for key, row in zip(keys, partitions, strict=True):
+        lags[key] += int(row.get("lag") or 0)
+    for (workspace, status), count in sorted(Counter(keys).items()):
+        table.add_row(workspace, status, str(count), str(lags[workspace, status]))
+    return table

@@ -1,0 +1,39 @@
+"""`status` shows a small platform whole, and of a large one what somebody should look at."""
+
+from typing import Any
+
+import pytest
+
+from fennel_core.apps.local import show
+
+
+def partition(number: int, workspace: str = "demo", **more: Any) -> dict[str, Any]:
+    row = {"job": f"D.p{number}: map", "id": f"{workspace}.job.x.{number}", "part": number % 4, "slot": "engine-0", "epoch": 1}
+    return row | {"status": "running", "lag": 2, "reported_s": 0.1, "error": None} | more
+
+
+def test_a_small_platform_is_shown_whole_with_owner_lag_and_error(capsys: pytest.CaptureFixture[str]) -> None:
+    show.print_partitions([partition(1), partition(2, status="parked", error="division by zero")])
+    shown = capsys.readouterr().out
+    assert "D.p1: map" in shown
+    assert "engine-0" in shown
+    assert "division by zero" in shown
+
+
+def test_a_large_platform_is_counted_and_only_the_odd_ones_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [partition(n, workspace=f"w{n % 2}") for n in range(200)]
+    show.print_partitions([*rows, partition(777, slot=None), partition(778, status="parked")])
+    shown = capsys.readouterr().out
+    assert [line.split() for line in shown.splitlines() if line.startswith("w")] == [
+        ["workspace", "status", "job", "partitions", "lag"],
+        ["w0", "running", "100", "200"],
+        ["w1", "running", "100", "200"],
+    ]
+    assert "2 of them need a look:" in shown
+    assert [n for n in ("D.p777", "D.p778", "D.p5:") if n in shown] == ["D.p777", "D.p778"]
+
+
+@pytest.mark.parametrize(("partitions", "said"), [(None, "does not answer"), ([], "nothing is committed")])
+def test_nothing_to_show_is_said(partitions: list[Any] | None, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    show.print_partitions(partitions)
+    assert said in capsys.readouterr().out
