@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from fennel_core.blueprints.logical import AssetKey, LogicalJob
 from fennel_core.ledger.lifecycle import CommitState
 from fennel_core.ledger.store import Progress
 from fennel_core.vocab.ids import JobId
@@ -21,16 +22,18 @@ class Warm:
 
 @dataclass(frozen=True, slots=True)
 class Catching:
-    """These have not yet."""
+    """These have not yet. `must`: reads may not move before they have."""
 
     behind: frozenset[JobPart]
+    must: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Stuck:
-    """A parked job will not catch up by itself; `errors` says why, per job."""
+    """A parked job will not catch up by itself; `errors` says why, per job. `must` as above."""
 
     errors: tuple[tuple[JobId, str], ...]
+    must: bool
 
 
 Warmth = Warm | Catching | Stuck
@@ -42,14 +45,38 @@ def caught_up(progress: Iterable[Progress]) -> frozenset[JobPart]:
     return frozenset((p.job, p.part) for p in progress if p.status == RUNNING and p.lag == 0)
 
 
-def warmth(progress: Collection[Progress], before: frozenset[JobPart]) -> Warmth:
-    """Judge new jobs by what their engines report and by which of them were seen caught up `before`."""
+def over_data(jobs: Iterable[LogicalJob], new: Collection[AssetKey]) -> frozenset[AssetKey]:
+    """Those of `jobs` that have something to catch up with: an input that is not `new`, or that such a job writes.
+
+    The others read topics that did not exist before the commit, so what they have not read yet nobody has written yet.
+    """
+    left = {job.key: job for job in jobs}
+    found: set[AssetKey] = set()
+    written: set[AssetKey] = set()
+    while True:
+        more = [job for job in left.values() if any(i not in new or i in written for i in job.inputs)]
+        if not more:
+            return frozenset(found)
+        for job in more:
+            del left[job.key]
+            found.add(job.key)
+            written |= {o.topic for o in job.outputs}
+
+
+def warmth(progress: Collection[Progress], before: frozenset[JobPart], must: Collection[JobId]) -> Warmth:
+    """Judge new jobs by what their engines report and by which of them were seen caught up `before`.
+
+    Reads may not move before the jobs in `must` have caught up. A parked one among them is told before any that is on its way.
+    """
     done = before | caught_up(progress)
     behind = frozenset((p.job, p.part) for p in progress) - done
     if not behind:
         return Warm()
     parked = {p.job: p.error or "no error was reported" for p in progress if p.status == PARKED and (p.job, p.part) in behind}
-    return Stuck(tuple(sorted(parked.items()))) if parked else Catching(behind)
+    bound = any(job in must for job, _ in behind)
+    if parked and (not bound or any(job in must for job in parked)):
+        return Stuck(tuple(sorted(parked.items())), bound)
+    return Catching(behind, bound)
 
 
 @dataclass(frozen=True, slots=True)

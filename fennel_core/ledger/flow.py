@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, assert_never
 
 from fennel_core.bank.store import Asset, AssetState, Holding
 from fennel_core.blueprints.logical import AssetKind, Compiled, LogicalJob
 from fennel_core.blueprints.plan import BankFacts, Plan, diff, plan, recomputed
 from fennel_core.blueprints.resolve import resolve_catalog, resolve_job
-from fennel_core.ledger.decide import Catching, JobPart, Stuck, Warm, Warmth, caught_up, warmth
+from fennel_core.ledger.decide import Catching, JobPart, Stuck, Warm, Warmth, caught_up, over_data, warmth
 from fennel_core.ledger.effectors import NewTopic, Topics, Unreachable
 from fennel_core.ledger.lifecycle import ASSET, COMMIT, ENTRY, UNDONE, AssetEvent, CommitEvent, CommitState, EntryEvent
 from fennel_core.ledger.store import Branch, Commit, Entry, Ledger, Transaction, Which
@@ -39,7 +39,7 @@ class Timings:
     retry_seconds: float = 0.5
     warm_poll_seconds: float = 0.05
     first_warm_seconds: float = 1.0
-    """How long a branch that serves nothing yet waits for its first jobs: nobody is reading, and commits should be quick."""
+    """How long jobs that have nothing to catch up with are waited for: their absence makes no answer wrong, and commits should be quick."""
     stray_grace_ms: Millis = STRAY_GRACE_MS
 
 
@@ -335,13 +335,26 @@ async def supersede(tx: Transaction, workspace: WorkspaceId) -> None:
 # --- warm ---------------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What a warming commit waits for: its new jobs, and which of them reads may not do without."""
+
+    jobs: tuple[JobId, ...]
+    must: frozenset[JobId]
+
+
 async def warm(tools: Tools, id_: CommitId, *, seconds: float) -> Warmth:
-    """Wait until the new jobs have caught up, then let reads move; gives up after `seconds`, and leaves the rest to recovery."""
+    """Wait until the new jobs have caught up, then let reads move; gives up after `seconds`, and leaves the rest to recovery.
+
+    Jobs with nothing to catch up with (over topics that are as new as they, or in a branch that serves nothing yet) are waited for a
+    moment only: their engines will be there soon, and nobody reads anything yet that they hold.
+    """
+    waiting = await tools.ledger.run(lambda tx: _waiting(tx, id_))
     before: frozenset[JobPart] = frozenset()
     waited = 0.0
     while True:
         patient = waited < min(seconds, tools.timings.first_warm_seconds)
-        outcome, now = await warm_once(tools, id_, before, patient=patient)
+        outcome, now = await _warm_once(tools, id_, waiting, before, patient=patient)
         if not isinstance(outcome, Catching) or waited >= seconds:
             return outcome
         before |= now
@@ -349,39 +362,70 @@ async def warm(tools: Tools, id_: CommitId, *, seconds: float) -> Warmth:
         waited += tools.timings.warm_poll_seconds
 
 
-async def warm_once(tools: Tools, id_: CommitId, before: frozenset[JobPart], *, patient: bool) -> tuple[Warmth, frozenset[JobPart]]:
-    """Look once; answers also which partitions are caught up now.
+async def warm_once(tools: Tools, id_: CommitId) -> Warmth:
+    """Look once, and let reads move if they may."""
+    waiting = await tools.ledger.run(lambda tx: _waiting(tx, id_))
+    outcome, _ = await _warm_once(tools, id_, waiting, frozenset(), patient=False)
+    return outcome
 
-    A branch that serves nothing yet harms nobody by serving early: it moves as soon as waiting is over or a job is parked.
-    """
 
-    async def look(tx: Transaction) -> tuple[Warmth, frozenset[JobPart], bool]:
+async def _warm_once(
+    tools: Tools, id_: CommitId, waiting: Waiting, before: frozenset[JobPart], *, patient: bool
+) -> tuple[Warmth, frozenset[JobPart]]:
+    async def look(tx: Transaction) -> tuple[Warmth, frozenset[JobPart]]:
         row = await row_of(tx, id_)
         if row.state is not CommitState.WARMING:
-            return Warm(), frozenset(), False
+            return Warm(), frozenset()
         await tx.lease(id_, tools.timings.lease_ms)
-        branches = [b for b in await tx.branches(row.workspace) if b.target == id_ and b.serving != id_]
-        jobs = await _new_jobs(tx, id_, branches)
-        progress = await tx.progress(jobs)
-        return warmth(progress, before), caught_up(progress), any(b.serving is not None for b in branches)
+        progress = await tx.progress(waiting.jobs)
+        return warmth(progress, before, waiting.must), caught_up(progress)
 
-    outcome, now, served_before = await tools.ledger.run(look)
-    early = not served_before and (isinstance(outcome, Stuck) or not patient)
-    if isinstance(outcome, Warm) or early:
-        await tools.ledger.run(lambda tx: _serve(tx, id_, outcome))
+    outcome, now = await tools.ledger.run(look)
+    if isinstance(outcome, Stuck):
+        await tools.ledger.run(partial(_tell_parked, id_=id_, errors=outcome.errors))
+    match outcome:
+        case Warm() | Stuck(must=False):
+            serve = True
+        case Catching(must=False):
+            serve = not patient
+        case Catching() | Stuck():
+            serve = False
+        case unreachable:
+            assert_never(unreachable)
+    if serve:
+        await tools.ledger.run(lambda tx: _serve(tx, id_))
+        return outcome if isinstance(outcome, Stuck) else Warm(), now
     return outcome, now
 
 
-async def _new_jobs(tx: Transaction, id_: CommitId, branches: Sequence[Branch]) -> list[JobId]:
-    """Jobs of the new version that the served one of the branch does not have."""
+async def _waiting(tx: Transaction, id_: CommitId) -> Waiting:
+    """The jobs of a warming commit that the served version of its branches does not have."""
+    row = await row_of(tx, id_)
     new: set[AssetId] = set()
-    for branch in branches:
-        served = set(await tx.bank.references(branch.workspace, branch.name, branch.serving)) if branch.serving else set()
-        new |= set(await tx.bank.references(branch.workspace, branch.name, id_)) - served
-    return sorted(JobId(h.id) for h in await tx.bank.holdings(new) if h.key.kind is AssetKind.JOB)
+    bound: set[AssetId] = set()
+    for branch in await tx.branches(row.workspace):
+        if branch.target == id_ and branch.serving != id_:
+            mine = set(await tx.bank.references(branch.workspace, branch.name, id_))
+            served = set(await tx.bank.references(branch.workspace, branch.name, branch.serving)) if branch.serving else set()
+            new |= mine - served
+            bound |= mine - served if branch.serving else set()
+    assets = await tx.bank.assets(new)
+    jobs = {a.key: JobId(a.id) for a in assets if a.key.kind is AssetKind.JOB}
+    made_here = {e.asset for e in await tx.entries(Which.CREATION, commit=id_, only_open=False)}
+    new_keys = {a.key for a in assets if a.id in made_here}
+    must = over_data([a.blueprint for a in assets if isinstance(a.blueprint, LogicalJob) and a.id in bound], new_keys)
+    return Waiting(tuple(sorted(jobs.values())), frozenset(jobs[key] for key in must))
 
 
-async def _serve(tx: Transaction, id_: CommitId, outcome: Warmth) -> None:
+async def _tell_parked(tx: Transaction, id_: CommitId, errors: Sequence[tuple[JobId, str]]) -> None:
+    """Each parked job once in the commit's summary, by its title."""
+    row = await locked(tx, id_)
+    titles = {h.id: h.title for h in await tx.bank.holdings([AssetId(job) for job, _ in errors])}
+    lines = [f"! job `{titles[AssetId(job)]}` is parked: {error}" for job, error in errors]
+    await tx.add_summary(id_, [line for line in lines if line not in row.summary])
+
+
+async def _serve(tx: Transaction, id_: CommitId) -> None:
     """Reads move to the new version; what only the old one held is let go."""
     row = await locked(tx, id_)
     if row.state is not CommitState.WARMING:
@@ -392,8 +436,6 @@ async def _serve(tx: Transaction, id_: CommitId, outcome: Warmth) -> None:
             await tx.put_branch(Branch(branch.workspace, branch.name, id_, id_))
             if branch.serving is not None:
                 let_go += await tx.bank.unrefer(branch.workspace, branch.name, branch.serving)
-    if isinstance(outcome, Stuck):
-        await tx.add_summary(id_, [f"! job `{job}` is parked: {error}" for job, error in outcome.errors])
     await move(tx, row, CommitEvent.SERVE)
     await condemn(tx, row.workspace, id_, let_go)
 

@@ -71,7 +71,7 @@ async def _finish(tools: Tools, id_: CommitId) -> bool:
             await fail(tools, id_, ABANDONED)
             await destroy(tools, row.workspace)
         case FinishWarm():
-            await warm_once(tools, id_, frozenset(), patient=False)
+            await warm_once(tools, id_)
             await tools.ledger.run(lambda tx: tx.lease(id_, _AT_ONCE))
         case Destroy():
             await destroy(tools, row.workspace)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from fennel_core.ledger.decide import Catching, Stuck, Warm, caught_up, warmth
+from fennel_core.blueprints.logical import AssetKind, LogicalJob, LogicalOutput
+from fennel_core.ledger.decide import Catching, Stuck, Warm, caught_up, over_data, warmth
 from fennel_core.ledger.store import Progress
+from fennel_core.operators.spec import Table
 from fennel_core.vocab.ids import JobId
+from tests.support.toy_commits import SCHEMA, key
 
 A, B = JobId("a"), JobId("b")
 
@@ -14,20 +17,41 @@ def part(job: JobId, number: int, status: str = "running", lag: int | None = 0, 
 
 
 def test_no_new_job_is_warm() -> None:
-    assert warmth([], frozenset()) == Warm()
+    assert warmth([], frozenset(), ()) == Warm()
 
 
 def test_a_partition_is_behind_until_it_runs_at_the_end_of_its_inputs() -> None:
     progress = [part(A, 0), part(A, 1, lag=3), part(B, 0, "recovering", 0), part(B, 1, "running", None), part(B, 2, "idle", None)]
-    assert warmth(progress, frozenset()) == Catching(frozenset({(A, 1), (B, 0), (B, 1), (B, 2)}))
+    assert warmth(progress, frozenset(), {A}) == Catching(frozenset({(A, 1), (B, 0), (B, 1), (B, 2)}), must=True)
+    assert warmth(progress, frozenset({(A, 1)}), {A}) == Catching(frozenset({(B, 0), (B, 1), (B, 2)}), must=False)
 
 
 def test_having_caught_up_once_is_enough_because_the_ends_of_the_switch_were_passed() -> None:
     seen = caught_up([part(A, 0, lag=0), part(A, 1, lag=2)])
     assert seen == {(A, 0)}
-    assert warmth([part(A, 0, lag=7), part(A, 1, lag=0)], seen) == Warm()
+    assert warmth([part(A, 0, lag=7), part(A, 1, lag=0)], seen, {A}) == Warm()
 
 
-def test_a_parked_job_is_told_with_its_error_even_while_others_are_catching_up() -> None:
-    progress = [part(A, 0, "parked", None, "no such column"), part(A, 1, "parked", None, "no such column"), part(B, 0, lag=4)]
-    assert warmth(progress, frozenset()) == Stuck(((A, "no such column"),))
+PARKED = [part(A, 0, "parked", None, "no such column"), part(A, 1, "parked", None, "no such column"), part(B, 0, lag=4)]
+
+
+def test_a_parked_job_that_reads_need_is_told_with_its_error_even_while_others_are_catching_up() -> None:
+    assert warmth(PARKED, frozenset(), {A, B}) == Stuck(((A, "no such column"),), must=True)
+
+
+def test_a_parked_job_that_reads_can_do_without_does_not_end_the_wait_for_one_they_need() -> None:
+    assert warmth(PARKED, frozenset(), {B}) == Catching(frozenset({(A, 0), (A, 1), (B, 0)}), must=True)
+    assert warmth(PARKED, frozenset(), ()) == Stuck(((A, "no such column"),), must=False)
+
+
+def test_jobs_have_something_to_catch_up_with_when_an_input_was_there_before_or_such_a_job_fills_it() -> None:
+    def job(name: str, *inputs: str) -> LogicalJob:
+        keys = [key(AssetKind.TOPIC, i) for i in inputs]
+        output = LogicalOutput(key(AssetKind.TOPIC, name), ())
+        log, dead = key(AssetKind.REPLAYLOG, name), key(AssetKind.DEAD, "")
+        return LogicalJob(key(AssetKind.JOB, name), tuple(keys), (output,), Table(SCHEMA), log, dead, 1, name)
+
+    jobs = [job("c", "b"), job("b", "a", "old"), job("y", "x"), job("d", "y", "c"), job("z", "y")]
+    new = {key(AssetKind.TOPIC, name) for name in "abcdxyz"}
+    assert over_data(jobs, new) == {key(AssetKind.JOB, name) for name in "bcd"}
+    assert over_data(jobs, new | {key(AssetKind.TOPIC, "old")}) == frozenset()
