@@ -27,6 +27,11 @@ from fennel_core.operators.spec import Aggregate, Changelog, Dedup, Join, Map, P
 from fennel_core.operators.step import Outcome, Reads, Served, Step
 from fennel_core.operators.table import step as table
 from fennel_core.operators.table.step import TableStep
+from fennel_core.operators.windows import sessions
+from fennel_core.operators.windows import step as windows
+from fennel_core.operators.windows.sessions import SessionWindowsStep
+from fennel_core.operators.windows.step import HoppingWindowsStep
+from fennel_core.wire.operators import Session
 
 
 class EngineRuns:
@@ -55,8 +60,8 @@ def build(spec: StepSpec) -> Step:
             return DedupStep(spec)
         case Changelog():
             return ChangelogStep(spec)
-        case Windows():
-            raise NotImplementedError(f"{type(spec).__name__} has no step yet")
+        case Windows(window=window):
+            return SessionWindowsStep(spec) if isinstance(window, Session) else HoppingWindowsStep(spec)
         case UserCode():
             return EngineRuns()
         case unreachable:
@@ -80,7 +85,9 @@ def step_version(spec: StepSpec) -> int:
             return dedup.STEP_VERSION
         case Changelog():
             return changelog.STEP_VERSION
-        case Windows() | UserCode():
+        case Windows(window=window):
+            return sessions.STEP_VERSION if isinstance(window, Session) else windows.STEP_VERSION
+        case UserCode():
             return 1
         case unreachable:
             assert_never(unreachable)

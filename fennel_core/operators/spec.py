@@ -119,13 +119,17 @@ class Changelog:
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """groupby(.., window=W): one row per key and window. Input 0 partitioned by `by`; output 0 keyed by `by` + `field`."""
+    """groupby(.., window=W): one row per key and window. Input 0 partitioned by `by`; output 0 keyed by `by` + `field`.
+
+    Each of `specs` aggregates the rows of the window, whatever window it names itself.
+    """
 
     input: Schema
     by: tuple[str, ...]
     field: str
     window: wire.Window
     output: Schema
+    specs: tuple[wire.Spec, ...] = ()
 
 
 StepSpec = Table | Map | UserCode | Join | Aggregate | Pick | Dedup | Changelog | Windows

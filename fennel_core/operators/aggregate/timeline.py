@@ -52,12 +52,10 @@ def _changes(window: wire.Window, every: Ints, ts: Ints) -> Changes:
         case wire.ForeverHopping(stride_us):
             return Changes(every, _end(ts, stride_us))
         case wire.Tumbling() | wire.Hopping():
-            duration, stride = _hopping(window)
-            first = _end(ts, stride)
-            count = ((ts + duration) // stride * stride - first) // stride + 2
-            rows = np.repeat(every, count)
-            step = np.arange(len(rows)) - np.repeat(np.cumsum(count) - count, count)
-            return Changes(rows, first[rows] + step * stride)
+            ends = containing(window, ts)
+            last = _hopping(window)[0] + ts
+            stride = _hopping(window)[1]
+            return Changes(np.concatenate([ends.rows, every]), np.concatenate([ends.times, last // stride * stride + stride]))
         case wire.Session():
             raise ValueError("sessions are windows of groupby(window=…), not of an aggregation")
         case unreachable:
@@ -114,6 +112,16 @@ def lookback_us(windows: Sequence[wire.Window]) -> int | None:
         return None
     assert len(found) == 1, "all windows of one aggregation have the same lookback"
     return found.pop()
+
+
+def containing(window: wire.Tumbling | wire.Hopping, ts: Ints) -> Changes:
+    """The ends of all windows that contain rows at `ts`."""
+    duration, stride = _hopping(window)
+    first = _end(ts, stride)
+    count = ((ts + duration) // stride * stride - first) // stride + 1
+    rows = np.repeat(np.arange(len(ts)), count)
+    step = np.arange(len(rows)) - np.repeat(np.cumsum(count) - count, count)
+    return Changes(rows, first[rows] + step * stride)
 
 
 def _hopping(window: wire.Tumbling | wire.Hopping) -> tuple[int, int]:

@@ -1,0 +1,171 @@
+"""Moments: when the results of a key change, how many reasons there are for it, and which of them may be seen.
+
+Theory. The result of a key is a function of time, and its windows say at which times rows make it change. Those *moments* are kept per key
+with the number of reasons for each (rows × windows, retractions subtract), so a moment exists exactly as long as something changes there.
+A batch affects the moments inside the reach of its rows; at each of them the result is assembled from the tiles before and after the
+batch, and `−old +new` is emitted where they differ. So what has been emitted is always the recompute over the rows known so far.
+
+Windows that close do so by event time: a moment is visible once it is at or before the *frontier* − lookback, the frontier being the
+largest event time accepted from the whole input. The step raises its frontier to the largest event time of each batch (that is part of
+the input, so never too far) and whenever it is told (`advance`); moments that become visible are found on the agenda, so nothing waits
+for a clock. Windows that move with the reader have no frontier: their expiries are emitted ahead, as versions in the future.
+
+State: tiles (`tiles.py`), and tag `m`: key, moment → number of reasons (msgpack); tag `g`: moment, key → nothing, for moments that are
+not visible yet; tag `f` of key group 0: the frontier.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+import polars as pl
+
+from fennel_core.aggregates.exact import Ints
+from fennel_core.operators.aggregate.filing import Filed, Filing
+from fennel_core.operators.aggregate.overlay import Overlay
+from fennel_core.operators.aggregate.results import Derived, Results, emits
+from fennel_core.operators.aggregate.tiles import Tiles
+from fennel_core.operators.aggregate.timeline import Changes
+from fennel_core.operators.rows import (
+    MAX_TIME,
+    MIN_TIME,
+    TIME_BYTES,
+    decode,
+    encode,
+    prefixes,
+    time_bytes,
+    time_of,
+)
+from fennel_core.operators.step import Outcome, Reads
+from fennel_core.vocab.ids import Micros
+from fennel_core.vocab.keys import KEY_GROUPS
+
+MOMENTS = b"m"
+AGENDA = b"g"
+FRONTIER_PLACE = b"\x00\x00f"
+Moment = tuple[bytes, int]
+"""A key and a time."""
+
+
+class MomentStep(ABC):
+    """A step whose results stand at moments. `lookback_us` None: every moment is visible."""
+
+    def __init__(self, filing: Filing, tiles: Tiles, results: Results, lookback_us: int | None) -> None:
+        self._filing, self._tiles, self._results = filing, tiles, results
+        self._lookback_us = lookback_us
+
+    @abstractmethod
+    def changes(self, ts: Ints) -> Changes:
+        """The moments that rows at `ts` make."""
+
+    @abstractmethod
+    def reach(self, ts: Ints) -> tuple[Ints, Ints] | None:
+        """First and last moment at which rows at `ts` can change a result; None if they only do at the moments they make."""
+
+    @abstractmethod
+    def derived(self, moment: Moment) -> Derived:
+        """The result at a moment."""
+
+    def apply(self, reads: Reads, source: int, batch: pl.DataFrame) -> Outcome:
+        assert source == 0, "an aggregation has one input"
+        filed = self._filing.file(batch)
+        after = Overlay(reads, dict(self._tiles.add(reads, filed.keys, filed.records, filed.starts)))
+        added = filed.records.ts[filed.records.weight > 0]
+        visible = self._visible(reads)
+        reasons = _reasons(filed, self.changes(filed.records.ts))
+        counts = dict(zip(reasons, map(_count, reads.get_many(list(map(_place, reasons)))), strict=True))
+        for moment, change in reasons.items():
+            self._record(after, moment, counts[moment] + change, visible=moment[1] <= visible)
+        affected = [m for m in self._affected(reads, filed) if m[1] <= visible and m not in counts]
+        now, frontier = [m for m in counts if m[1] <= visible], int(added.max()) if len(added) else MIN_TIME
+        held = [m for m in now if counts[m]]
+        kept = [m for m in now if counts[m] + reasons[m]]
+        frames = self._difference(reads, held + affected, after, kept + affected)
+        opened = self._raise(reads, after, Micros(frontier))
+        return Outcome(puts=after.puts, deletes=frozenset(after.deletes), emits=emits(frames, self._difference(reads, [], after, opened)))
+
+    def advance(self, reads: Reads, frontier: Micros) -> Outcome:
+        """Emit what the frontier of the whole input (its largest accepted event time) makes visible."""
+        after = Overlay(reads, {})
+        opened = self._raise(reads, after, frontier)
+        return Outcome(after.puts, frozenset(after.deletes), emits(self._difference(reads, [], after, opened)))
+
+    def _difference(self, before: Reads, old: Sequence[Moment], after: Reads, new: Sequence[Moment]) -> list[pl.DataFrame]:
+        return self._results.difference(before, list(map(self.derived, old)), after, list(map(self.derived, new)))
+
+    # --- moments ------------------------------------------------------------------------------------------------------
+
+    def _record(self, after: Overlay, moment: Moment, count: int, *, visible: bool) -> None:
+        """Keep the number of reasons for a moment, and whether it waits for the frontier."""
+        assert count >= 0, "a reason is taken back once"
+        waiting = _waiting(moment)
+        if not count:
+            after.delete(_place(moment))
+            after.delete(waiting)
+            return
+        after.put(_place(moment), encode(count))
+        if not visible:
+            after.put(waiting, b"")
+
+    def _affected(self, reads: Reads, filed: Filed) -> list[Moment]:
+        """Moments that were there before, inside the reach of the batch's rows of the same key."""
+        reached = self.reach(filed.records.ts)
+        if reached is None:
+            return []
+        first, last = reached
+        lows, highs = np.minimum.reduceat(first, filed.starts).tolist(), np.maximum.reduceat(last, filed.starts).tolist()
+        found: list[Moment] = []
+        for key, prefix, low, high in zip(filed.keys, prefixes(MOMENTS, filed.keys), lows, highs, strict=True):
+            entries = reads.scan(prefix + time_bytes(low), prefix + time_bytes(high + 1))
+            found += [(key, time_of(place, len(prefix))) for place, _ in entries]
+        return found
+
+    # --- the frontier -------------------------------------------------------------------------------------------------
+
+    def _visible(self, reads: Reads) -> int:
+        """The last moment that may be seen."""
+        if self._lookback_us is None:
+            return MAX_TIME
+        (stored,) = reads.get_many([FRONTIER_PLACE])
+        return MIN_TIME if stored is None else int(decode(stored)) - self._lookback_us
+
+    def _raise(self, reads: Reads, after: Overlay, frontier: Micros) -> list[Moment]:
+        """Raise the frontier; the moments that become visible, taken off the agenda."""
+        if self._lookback_us is None:
+            return []
+        before, visible = self._visible(after), frontier - self._lookback_us
+        if visible <= before:
+            return []
+        after.put(FRONTIER_PLACE, encode(int(frontier)))
+        due = {place for place in after.puts if place[2:3] == AGENDA and time_of(place, 3) <= visible}
+        for group in range(KEY_GROUPS):
+            prefix = group.to_bytes(2, "big") + AGENDA
+            due.update(place for place, _ in reads.scan(prefix, prefix + time_bytes(visible + 1)) if place not in after.deletes)
+        for place in due:
+            after.delete(place)
+        return [(place[3 + TIME_BYTES :], time_of(place, 3)) for place in sorted(due)]
+
+
+def _reasons(filed: Filed, made: Changes) -> dict[Moment, int]:
+    """How the number of reasons for each moment changes."""
+    owners = np.repeat(np.arange(len(filed.keys)), np.diff(filed.starts, append=len(filed.records)))
+    counted = pl.DataFrame({"owner": owners[made.rows], "time": made.times, "weight": filed.records.weight[made.rows]})
+    net = counted.group_by("owner", "time", maintain_order=True).agg(pl.col("weight").sum())
+    return {(filed.keys[owner], time): weight for owner, time, weight in net.rows()}
+
+
+def _place(moment: Moment) -> bytes:
+    key, time = moment
+    return prefixes(MOMENTS, [key])[0] + time_bytes(time)
+
+
+def _waiting(moment: Moment) -> bytes:
+    key, time = moment
+    (prefix,) = prefixes(AGENDA, [key])
+    return prefix[:3] + time_bytes(time) + key
+
+
+def _count(stored: bytes | None) -> int:
+    return 0 if stored is None else int(decode(stored))

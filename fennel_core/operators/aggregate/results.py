@@ -1,0 +1,81 @@
+"""Versions of derived rows: computed before and after a batch, and emitted where they differ.
+
+Theory. A derived row is named by its key, its time and, for `groupby(window=…)`, its window; its values are aggregations over ranges of its
+key's events. Asked of the state before and after a batch, the two answers tell what to take back and what to say. A version's position is
+a function of its key alone: there is one version per key and time, and different keys never share a position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import polars as pl
+
+from fennel_core.operators.aggregate.assemble import Assembler, Range
+from fennel_core.operators.rows import columns_of, decode_rows, encode, output_names
+from fennel_core.operators.step import Emit, Reads
+from fennel_core.vocab.schema import Schema
+from fennel_core.vocab.versions import GONE, POS, SIGN
+
+
+@dataclass(frozen=True, slots=True)
+class Derived:
+    """A row of the result. `window`: begin and end (microseconds) where the window is part of the key."""
+
+    key: bytes
+    time: int
+    ranges: tuple[Range, ...]
+    window: Range | None = None
+
+
+class Results:
+    """`names`: output columns of the assembled values, in their order. `window_field`: the key column that holds the window, if any."""
+
+    def __init__(self, assembler: Assembler, names: Sequence[str], keys: tuple[str, ...], output: Schema, window_field: str | None) -> None:
+        self._assembler = assembler
+        self._order = [list(names).index(name) for name in output.value_names]
+        self._window_field = window_field
+        self._keys = columns_of(output, keys)
+        self._values = columns_of(output, (output.timestamp, *([window_field] if window_field else []), *output.value_names))
+        self._names = output_names(output)
+
+    def difference(self, before: Reads, old: Sequence[Derived], after: Reads, new: Sequence[Derived]) -> list[pl.DataFrame]:
+        """Frames that take back `old` as of `before` and say `new` as of `after`, without what is in both."""
+        was = dict(zip(old, self._rows(before, old), strict=True))
+        becomes = dict(zip(new, self._rows(after, new), strict=True))
+        gone = [(row, data) for row, data in was.items() if becomes.get(row) != data]
+        come = [(row, data) for row, data in becomes.items() if was.get(row) != data]
+        return [self._frame(rows, sign) for rows, sign in ((gone, -1), (come, 1)) if rows]
+
+    def _rows(self, reads: Reads, rows: Sequence[Derived]) -> list[bytes]:
+        found = self._assembler.values(reads, [r.key for r in rows], [r.ranges for r in rows], [r.time for r in rows])
+        return [
+            encode([row.time, *_window(row, self._window_field), *(values[i] for i in self._order)])
+            for row, values in zip(rows, found, strict=True)
+        ]
+
+    def _frame(self, rows: Sequence[tuple[Derived, bytes]], sign: int) -> pl.DataFrame:
+        keys = [row.key for row, _ in rows]
+        frame = pl.concat([decode_rows(keys, self._keys), decode_rows([data for _, data in rows], self._values)], how="horizontal")
+        positions = pl.Series(POS, [_position(row) for row, _ in rows], dtype=pl.Binary)
+        return frame.with_columns(positions, pl.lit(sign, pl.Int8).alias(SIGN), pl.lit(value=False).alias(GONE)).select(self._names)
+
+
+def emits(*parts: list[pl.DataFrame]) -> tuple[Emit, ...]:
+    """All frames as one emit on output 0."""
+    frames = [frame for part in parts for frame in part]
+    return (Emit(0, pl.concat(frames)),) if frames else ()
+
+
+def _window(row: Derived, field: str | None) -> list[dict[str, int]]:
+    if field is None:
+        return []
+    assert row.window is not None, "a result that is keyed by windows has one"
+    return [{"begin": row.window[0], "end": row.window[1]}]
+
+
+def _position(row: Derived) -> bytes:
+    """As long as any position; after everything that starts with a zero byte."""
+    return b"\x01" + blake2b(row.key + repr(row.window).encode(), digest_size=13).digest()

@@ -1,0 +1,1 @@
+"""groupby(…, window=…): one row per key and window."""

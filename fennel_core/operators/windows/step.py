@@ -1,0 +1,48 @@
+"""Tumbling and hopping windows as keys: one row per key and window that contains a row, at the window's end, once it has closed.
+
+Theory. A window with end E is a moment of its key (`aggregate/moments.py`) whose reasons are the rows it contains; it never reaches beyond
+itself. So a row makes the moments of the windows it lies in, and the result at each is assembled over that window.
+"""
+
+from __future__ import annotations
+
+from fennel_core.aggregates.count import Count
+from fennel_core.aggregates.exact import Ints
+from fennel_core.aggregates.make import make
+from fennel_core.operators.aggregate.assemble import Assembler
+from fennel_core.operators.aggregate.filing import Filing
+from fennel_core.operators.aggregate.moments import Moment, MomentStep
+from fennel_core.operators.aggregate.results import Derived, Results
+from fennel_core.operators.aggregate.tiles import Tiles
+from fennel_core.operators.aggregate.timeline import Changes, containing
+from fennel_core.operators.spec import Windows
+from fennel_core.wire import operators as wire
+
+STEP_VERSION = 1
+
+
+class HoppingWindowsStep(MomentStep):
+    """The step of `spec.Windows` over tumbling and hopping windows."""
+
+    def __init__(self, spec: Windows) -> None:
+        assert isinstance(spec.window, wire.Tumbling | wire.Hopping), "sessions have a step of their own"
+        self._window = spec.window
+        aggregations = [Count(None), *(make(one, spec.input) for one in spec.specs)]
+        filing = Filing(spec.input, spec.by, None, aggregations)
+        tiles = Tiles(filing.layout, aggregations)
+        self._count = len(aggregations)
+        # The first value, the number of rows, is no column: no column is called by the empty name.
+        assembler = Assembler(tiles, aggregations, range(self._count))
+        results = Results(assembler, ["", *(one.name for one in spec.specs)], spec.by, spec.output, spec.field)
+        super().__init__(filing, tiles, results, spec.window.lookback_us)
+
+    def changes(self, ts: Ints) -> Changes:
+        return containing(self._window, ts)
+
+    def reach(self, ts: Ints) -> None:  # noqa: ARG002  # the contract of MomentStep
+        return None
+
+    def derived(self, moment: Moment) -> Derived:
+        key, end = moment
+        inside = (end - self._window.duration_us - 1, end - 1)
+        return Derived(key, end, (inside,) * self._count, window=(end - self._window.duration_us, end))
