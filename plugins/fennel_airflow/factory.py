@@ -28,7 +28,7 @@ COMMIT_PARAMS: Final = {
         type=["null", "string"],
         minLength=1,
         title="Definitions",
-        description="Module (`shop.features`) or path (`/srv/shop/features.py`, or a folder) whose datasets and featuresets are committed. "
+        description="Module (shop.features) or path (/srv/shop/features.py, or a folder) whose datasets and featuresets are committed. "
         "Relative paths start at the platform's folder. Loaded in the client's environment.",
         examples=["examples.fraud", "examples/fraud"],
     ),
@@ -37,7 +37,7 @@ COMMIT_PARAMS: Final = {
         type=["null", "string"],
         pattern="^[a-z0-9-]{1,63}$",
         title="Workspace",
-        description="An existing workspace: the one that the token of your client opens. `dev-alice` opens workspace `alice`.",
+        description="An existing workspace: the one that the token of your client opens. dev-alice opens workspace alice.",
     ),
     "branch": Param(
         "main",
@@ -46,7 +46,7 @@ COMMIT_PARAMS: Final = {
         title="Branch",
         description="The branch that moves to these definitions. It must exist.",
     ),
-    "message": Param("", type="string", maxLength=10_000, title="Message", description="What changes and why."),
+    "message": Param(None, type=["null", "string"], maxLength=10_000, title="Message", description="What changes and why."),
     "env": Param(
         None,
         type=["null", "string"],

@@ -62,6 +62,6 @@ class FennelPlugin(AirflowPlugin):
             "href": f"{PREFIX}/commits",
             "destination": "nav",
             "category": "browse",
-            "url_route": "fennel-commits",
+            # No `url_route`: that would show the page in a sandboxed frame, from which its links to DAG runs lead nowhere.
         }
     ]

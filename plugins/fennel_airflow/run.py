@@ -115,7 +115,7 @@ def _submission(params: Mapping[str, Any]) -> tuple[str, str, bytes]:
     if missing:
         raise ApiError(400, "form-incomplete", f"fill in {' and '.join(missing)}: they say what is committed, and where")
     workspace = checked_name(params["workspace"])
-    body, printed = asyncio.run(read(Settings(), params["definitions"], env=params["env"], message=params["message"]))
+    body, printed = asyncio.run(read(Settings(), params["definitions"], env=params["env"], message=params["message"] or ""))
     for line in redact_text(printed).splitlines():
         log.info("the definitions' own output: %s", line)
     return workspace, params["branch"], body

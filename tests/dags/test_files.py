@@ -91,3 +91,14 @@ def test_airflow_takes_plugin_py_for_a_plugin_and_nothing_else_below_the_folder(
         "print(*(each['source'] for each in plugins_manager.get_plugin_info() if each['name'] == 'fennel'), 'tasks' in sys.modules)"
     )
     assert _python(script).splitlines()[-1] == "$PLUGINS_FOLDER/fennel_airflow/plugin.py False"
+
+
+def test_the_scheduler_imports_the_platform_before_it_forks_and_no_other_process_does() -> None:
+    script = (
+        "import sys\n"
+        "sys.argv = ['airflow', sys.argv[1]]\n"
+        "from airflow.listeners.listener import get_listener_manager\n"
+        "get_listener_manager().hook.on_starting(component=None)\n"
+        "print('fennel_core.definition.steps' in sys.modules)"
+    )
+    assert [_python(script, name).splitlines()[-1] for name in ("scheduler", "dag-processor", "api-server")] == ["True", "False", "False"]

@@ -42,7 +42,7 @@ def test_a_person_fills_in_the_rest() -> None:
         {"definitions": ""},
         {"preview": "yes"},
         {"backfill": None},
-        {"message": None},
+        {"message": "a" * 10_001},
         {"commit_id": 7},
     ],
 )
