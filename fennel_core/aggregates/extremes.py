@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from fennel_core.aggregates.multiset import Head, Headed
 from fennel_core.aggregates.numbers import default_of, show
 from fennel_core.aggregates.verbs import UNKNOWN, Events
@@ -45,6 +47,16 @@ class LastTime(Headed):
     def elements(self, events: Events) -> Sequence[Any]:
         times: list[int] = events.ts.tolist()
         return times
+
+    def update(self, events: Events) -> list[Head]:
+        """As any head; where nothing is taken back the largest time and its count are enough."""
+        if not events.all_added:
+            return super().update(events)
+        lengths = np.diff(events.starts, append=len(events.ts))
+        last = np.maximum.reduceat(events.ts, events.starts)
+        times = np.add.reduceat(events.ts == np.repeat(last, lengths), events.starts, dtype=np.int64)
+        found = zip(last.tolist(), times.tolist(), lengths.tolist(), strict=True)
+        return [Head({moment: count}, None if count == length else (moment,)) for moment, count, length in found]
 
     def finalize(self, partial: Head, as_of: int) -> object:  # noqa: ARG002  # the contract of Aggregation
         found = self.first(partial)

@@ -17,6 +17,7 @@ from typing import Any
 
 from fennel_core.aggregates.verbs import Aggregation, Events, pack_int
 
+_HALF = 1 << 63
 Bag = dict[Any, int]
 MAX_PACKED = 256
 """Distinct elements up to which a whole bag is kept in a tile."""
@@ -52,11 +53,7 @@ def union(a: Bag, b: Bag, sign: int = 1) -> Bag:
 
 def elements_to_pack(elements: Sequence[Any]) -> list[Any]:
     """Elements as msgpack can carry them: integers beyond 64 bits (decimals) become ["i", bytes]."""
-    out: list[Any] = []
-    for element in elements:
-        packed = pack_int(element) if isinstance(element, int) else element
-        out.append(["i", packed] if isinstance(packed, bytes) and isinstance(element, int) else packed)
-    return out
+    return [["i", pack_int(e)] if isinstance(e, int) and not -_HALF <= e < _HALF else e for e in elements]
 
 
 def elements_of_pack(data: Sequence[Any]) -> list[Any]:
@@ -138,7 +135,7 @@ class Headed(Aggregation[Head]):
         return sorted(((e, count) for e, count in partial.bag.items() if count > 0), reverse=self._last_first)
 
     def pack(self, partial: Head) -> Any:
-        if len(partial.bag) > MAX_HEAD:
+        if len(partial.bag) > MAX_HEAD or (not partial.bag and partial.edge is not None):
             return None
         edge = None if partial.edge is None else elements_to_pack(partial.edge)
         return [elements_to_pack(list(partial.bag)), list(partial.bag.values()), edge]

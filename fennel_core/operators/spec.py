@@ -9,10 +9,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fennel_core.vocab.dtypes import Field
+from fennel_core.vocab.dtypes import Field, Optional, Timestamp
 from fennel_core.vocab.schema import Schema
 from fennel_core.wire import operators as wire
 from fennel_core.wire.pycode import PyCode
+
+TO = "__to"
+"""Column of signed facts: the end (exclusive) of the row's life, null while it has no successor."""
+
+
+def facts_of(schema: Schema) -> Schema:
+    """The schema of a keyed dataset as signed facts: keys and values as values, then `TO`; the timestamp is the beginning of life."""
+    assert schema.keyed, "rows of a keyless dataset have no end"
+    return Schema((), (*schema.keys, *schema.values, Field(TO, Optional(Timestamp()))), schema.timestamp)
+
+
+def has_facts(schema: Schema) -> bool:
+    """Are rows of this schema signed facts?"""
+    return schema.field(TO) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +146,32 @@ class Windows:
     specs: tuple[wire.Spec, ...] = ()
 
 
-StepSpec = Table | Map | UserCode | Join | Aggregate | Pick | Dedup | Changelog | Windows
+@dataclass(frozen=True, slots=True)
+class Intervals:
+    """A keyed dataset as signed facts: each row with the time its successor ends it. Input 0 partitioned by its key; output 0 is keyless.
 
-_VERSIONS: Mapping[type, int] = {Table: 1, Map: 1, UserCode: 1, Join: 1, Aggregate: 1, Pick: 1, Dedup: 1, Changelog: 1, Windows: 1}
+    This is how a keyed dataset reaches a step that is partitioned by something else: there the end of a row cannot be derived any more.
+    `output` is `facts_of(input)`.
+    """
+
+    input: Schema
+    output: Schema
+
+
+StepSpec = Table | Map | UserCode | Join | Aggregate | Pick | Dedup | Changelog | Windows | Intervals
+
+_VERSIONS: Mapping[type, int] = {
+    Table: 1,
+    Map: 1,
+    UserCode: 1,
+    Join: 1,
+    Aggregate: 1,
+    Pick: 1,
+    Dedup: 1,
+    Changelog: 1,
+    Windows: 1,
+    Intervals: 1,
+}
 
 
 def step_version(spec: StepSpec) -> int:

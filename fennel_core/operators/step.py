@@ -71,3 +71,11 @@ class Served(Protocol):
         `vocab.keys.physical` (temporals as integers, decimals as text, structs as maps by field name, dicts as arrays of {key, value}).
         """
         ...
+
+
+class Advances(Protocol):
+    """A step with windows that close by event time. It also raises its frontier by itself, to the largest event time of each batch."""
+
+    def advance(self, reads: Reads, frontier: Micros) -> Outcome:
+        """Emit what becomes visible now that the largest event time accepted from the whole input is `frontier` (never lowered)."""
+        ...

@@ -12,8 +12,6 @@ from fennel_core.operators.aggregate.tiles import Tiles
 from fennel_core.operators.aggregate.timeline import Changes, changes, covered, lookback_us, reach
 from fennel_core.operators.spec import Aggregate
 
-STEP_VERSION = 1
-
 
 class EmittedAggregateStep(MomentStep):
     """The step of a `spec.Aggregate` that is not terminal."""

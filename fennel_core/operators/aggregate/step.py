@@ -28,7 +28,6 @@ from fennel_core.vocab.ids import Micros
 from fennel_core.vocab.keys import KEY_GROUPS
 from fennel_core.wire import operators as wire
 
-STEP_VERSION = 1
 SECOND_US = 1_000_000
 
 

@@ -19,7 +19,6 @@ from fennel_core.operators.step import Emit, Outcome, Reads
 from fennel_core.vocab.keys import key_bytes
 from fennel_core.vocab.versions import GONE, POS, SIGN
 
-STEP_VERSION = 1
 VERSIONS = b"c"
 _DELETE, _INSERT = b"\x00\x00\x00\x00", b"\x00\x00\x00\x01"
 

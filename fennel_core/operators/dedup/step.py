@@ -22,7 +22,6 @@ from fennel_core.vocab.keys import key_bytes
 from fennel_core.vocab.versions import GONE, POS, SIGN
 from fennel_core.wire import operators as wire
 
-STEP_VERSION = 1
 ROWS = b"d"
 SECOND_US = 1_000_000
 

@@ -42,7 +42,6 @@ from fennel_core.operators.step import Emit, Outcome, Reads
 from fennel_core.vocab.keys import key_bytes
 from fennel_core.vocab.versions import GONE, POS, SIGN
 
-STEP_VERSION = 1
 LEFT = b"l"
 RIGHT = b"r"
 _CANDIDATES = {"key": pl.Int64(), "ts": pl.Int64(), "row": pl.Binary()}

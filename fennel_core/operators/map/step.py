@@ -27,7 +27,6 @@ from fennel_core.vocab.schema import Schema
 from fennel_core.vocab.versions import GONE, META, POS, SIGN
 from fennel_core.wire import operators as wire
 
-STEP_VERSION = 1
 ROW = "\0row"
 """The number of the input row a row came from; no column of the client can start with a NUL."""
 KEEP = "\0keep"

@@ -27,7 +27,6 @@ from fennel_core.operators.step import Emit, Outcome, Reads
 from fennel_core.vocab.keys import key_bytes
 from fennel_core.vocab.versions import GONE, POS, SIGN
 
-STEP_VERSION = 1
 ROWS = b"f"
 
 

@@ -22,7 +22,6 @@ from fennel_core.vocab.ids import Micros
 from fennel_core.vocab.keys import key_bytes
 from fennel_core.vocab.versions import GONE, POS, SIGN
 
-STEP_VERSION = 1
 VERSIONS = b"v"
 
 

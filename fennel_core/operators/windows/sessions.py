@@ -29,7 +29,6 @@ from fennel_core.operators.spec import Windows
 from fennel_core.operators.step import Outcome, Reads
 from fennel_core.wire import operators as wire
 
-STEP_VERSION = 1
 TIMES = b"t"
 SESSIONS = b"s"
 Session = tuple[int, int]

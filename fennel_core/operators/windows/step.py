@@ -18,8 +18,6 @@ from fennel_core.operators.aggregate.timeline import Changes, containing
 from fennel_core.operators.spec import Windows
 from fennel_core.wire import operators as wire
 
-STEP_VERSION = 1
-
 
 class HoppingWindowsStep(MomentStep):
     """The step of `spec.Windows` over tumbling and hopping windows."""

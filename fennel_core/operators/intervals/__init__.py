@@ -1,0 +1,1 @@
+"""A keyed dataset as signed facts."""
