@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fennel_core.vocab.ids import DatasetName
 from fennel_core.wire import operators as o
 from fennel_core.wire.decode_datatypes import MICROS_PER_SECOND, chosen, decode_dtype, decode_duration_us, known, unknown
@@ -9,7 +11,7 @@ from fennel_core.wire.decode_expressions import decode_expr
 from fennel_core.wire.decode_pycode import decode_pycode
 from fennel_core.wire.errors import UnsupportedValue
 from fennel_core.wire.gen import dataset_pb2 as pb
-from fennel_core.wire.gen import spec_pb2, window_pb2
+from fennel_core.wire.gen import recovered_pb2, spec_pb2, window_pb2
 
 EMITS = {pb.EmitStrategy.Eager: o.Emit.EAGER, pb.EmitStrategy.Final: o.Emit.FINAL}
 HOWS = {pb.Join.How.Left: o.JoinHow.LEFT, pb.Join.How.Inner: o.JoinHow.INNER}
@@ -117,7 +119,7 @@ def _kind(message: pb.Operator) -> o.OperatorKind:
         case "union":
             return o.Union_(tuple(message.union.operand_ids))
         case "window":
-            return _window_op(message.window)
+            return _window_op(message)
         case "transform" | "filter" | "assign" as name:
             return _python_kind(message, name)
         case "filter_expr":
@@ -188,10 +190,16 @@ def _join(message: pb.Join) -> o.Join:
     )
 
 
-def _window_op(message: pb.WindowOperatorKind) -> o.WindowOp:
+def _window_op(operator: pb.Operator) -> o.WindowOp:
+    message = operator.window
     if message.HasField("summary"):
         raise UnsupportedValue("a summary on a windowed groupby is not supported; aggregate the window instead")
-    return o.WindowOp(message.operand_id, decode_window(message.window_type), tuple(message.by), message.field)
+    kind = o.WindowOp(message.operand_id, decode_window(message.window_type), tuple(message.by), message.field)
+    addition = recovered_pb2.OperatorAddition.FromString(operator.SerializeToString())
+    if not addition.HasField("window"):
+        return kind
+    emit = known(EMITS, addition.window.emit, addition.window, "emit strategy")
+    return replace(kind, specs=tuple(decode_spec(spec) for spec in addition.window.specs), emit=emit, recovered=True)
 
 
 def _assign_expr(message: pb.AssignExpr) -> o.AssignExpr:

@@ -27,6 +27,8 @@ from fennel_core.wire.pycode import PyCode
 
 CLIENT_DECORATORS = frozenset({"extractor", "featureset", "dataset", "inputs", "outputs", "includes", "meta", "pipeline", "expectations"})
 OPERAND_FIELDS = frozenset({"operand", "operands", "left", "right"})
+"""Ids of inputs."""
+UNSPOKEN_FIELDS = OPERAND_FIELDS | {"recovered"}
 
 
 # --- entities ---------------------------------------------------------------------------------------------------------
@@ -54,10 +56,10 @@ def operator_logic(operator: Operator, pipeline: Pipeline | None = None) -> byte
     not travel; until they are recovered, the text of the pipeline stands for them.
     """
     kind = operator.kind
-    body: dict[str, Any] = {"kind": type(kind).__name__, "fields": {n: v for n, v in _fields(kind).items() if n not in OPERAND_FIELDS}}
+    body: dict[str, Any] = {"kind": type(kind).__name__, "fields": {n: v for n, v in _fields(kind).items() if n not in UNSPOKEN_FIELDS}}
     if pipeline is not None and isinstance(kind, Transform | Filter | Assign):
         body["includes"] = [_code(include) for include in pipeline.pycode.includes]
-    if pipeline is not None and isinstance(kind, WindowOp) and not kind.specs:
+    if pipeline is not None and isinstance(kind, WindowOp) and not kind.recovered:
         body["pipeline"] = _code(pipeline.pycode)
     return _bytes(body)
 

@@ -329,8 +329,8 @@ class Changelog:
 class WindowOp:
     """`groupby(*by, window=…)`: one row per key and window, the window itself as key `field`.
 
-    The client's protocol drops the aggregation specs and the emit strategy of this operator. They can be recovered by running the
-    pipeline function; whoever does so puts them here with `dataclasses.replace`. Until then `specs` is empty and `emit` eager.
+    The client's protocol drops the aggregation specs and the emit strategy of this operator. `wire.window_specs` brings them back by
+    running the pipeline function; until it has (`recovered`), `specs` is empty and `emit` eager.
     """
 
     operand: str
@@ -339,6 +339,7 @@ class WindowOp:
     field: str
     specs: tuple[Spec, ...] = ()
     emit: Emit = Emit.EAGER
+    recovered: bool = False
 
 
 OperatorKind = (

@@ -2,9 +2,10 @@
 
 Theory. `groupby(…, window=W).aggregate(x=Sum(…))` arrives as a `WindowOp` without its specs. The pipeline's text does arrive, and so does
 that of its input datasets: run in the client's own environment, the function returns the operator tree, in which the specs still are.
-This module is the pure part: it says which pipelines need it, writes the program, and puts the program's answer back into the request.
-Somebody who may start processes runs the program (it is user code) and hands its output over. The tree is walked in the order in which
-the client serialises it, so the n-th windowed groupby of the tree is the n-th `WindowOp` of the pipeline.
+This module is the pure part: it says which pipelines need it, writes the program, and puts what the program prints into the bytes of
+the commit, inside the operator it belongs to, where decoding finds it and readers of the client's protocol skip it. Somebody who may
+start processes runs the program (it is user code). The tree is walked in the order in which the client serialises it, so the n-th
+windowed groupby of the tree is the n-th `WindowOp` of the pipeline.
 """
 
 from __future__ import annotations
@@ -13,16 +14,18 @@ import base64
 import binascii
 import json
 import textwrap
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
 
 from google.protobuf.message import DecodeError
 
-from fennel_core.wire.decode_operators import decode_spec
+from fennel_core.vocab.ids import DatasetName
+from fennel_core.wire.decode_operators import EMITS, decode_spec
 from fennel_core.wire.entities import Dataset, Pipeline, SyncRequest
 from fennel_core.wire.errors import UnsupportedValue
-from fennel_core.wire.gen import spec_pb2
-from fennel_core.wire.operators import Emit, Operator, Spec, WindowOp
+from fennel_core.wire.gen import dataset_pb2, recovered_pb2, services_pb2, spec_pb2
+from fennel_core.wire.operators import Emit, WindowOp
+
+EMIT_NUMBERS = {emit: number for number, emit in EMITS.items()}
 
 PROGRAM = '''
 """Run pipeline functions and print the aggregations of their windowed groupbys as JSON."""
@@ -61,16 +64,19 @@ print(json.dumps(answer))
 '''
 
 
-def pipelines_to_recover(request: SyncRequest) -> tuple[Pipeline, ...]:
-    """The pipelines whose windowed groupbys may have aggregations that did not travel.
+def pipelines_to_recover(request: SyncRequest, standing: SyncRequest | None = None) -> tuple[Pipeline, ...]:
+    """The pipelines of `request` whose windowed groupbys may have aggregations that did not travel.
 
     A pipeline that ends in its only windowed groupby and whose dataset has no value fields cannot have any. A pipeline that reads a
-    dataset which is not part of the request cannot be run; it is left out, and validation says what it misses.
+    dataset which is neither in the request nor `standing` on the branch cannot be run; it is left out, and validation says what it
+    misses.
     """
-    datasets = {dataset.name: dataset for dataset in request.datasets}
+    datasets = _datasets(request, standing)
     found = []
     for pipeline in request.pipelines:
-        bare = [o for o in _operators(request, pipeline) if isinstance(o.kind, WindowOp) and not o.kind.specs]
+        owner = (pipeline.dataset, pipeline.version, pipeline.name)
+        mine = [o for o in request.operators if (o.dataset, o.version, o.pipeline) == owner]
+        bare = [o for o in mine if isinstance(o.kind, WindowOp) and not o.kind.recovered]
         dataset = datasets.get(pipeline.dataset)
         keys_only = len(bare) == 1 and bare[0].is_root and dataset is not None and not dataset.schema.values
         if bare and not keys_only and all(name in datasets for name in pipeline.inputs):
@@ -78,58 +84,55 @@ def pipelines_to_recover(request: SyncRequest) -> tuple[Pipeline, ...]:
     return tuple(found)
 
 
-def recovery_program(request: SyncRequest, pipelines: Iterable[Pipeline]) -> str:
-    """The Python program that recovers the specs of `pipelines`; run it with the client's interpreter and keep what it prints.
+def recovery_program(request: SyncRequest, standing: SyncRequest | None = None) -> str | None:
+    """The Python program that recovers what `pipelines_to_recover` says; None when that is nothing.
 
-    Raises `UnsupportedValue` when a pipeline reads a dataset that is not part of the request: its class is needed to run the function.
+    Run it with the client's interpreter and give what it prints to `with_recovered`.
     """
-    datasets = {dataset.name: dataset for dataset in request.datasets}
-    parts = []
-    for pipeline in pipelines:
-        missing = [name for name in pipeline.inputs if name not in datasets]
-        if missing:
-            raise UnsupportedValue(
-                f"pipeline `{pipeline.dataset}.{pipeline.name}` aggregates a windowed groupby and reads {missing}, "
-                "which this commit does not have; add them to the commit"
-            )
-        text = _module_text(pipeline, [datasets[name] for name in pipeline.inputs])
-        parts.append([text, pipeline.pycode.entry_point, list(pipeline.inputs)])
+    pipelines = pipelines_to_recover(request, standing)
+    if not pipelines:
+        return None
+    datasets = _datasets(request, standing)
+    parts = [[_module_text(p, [datasets[name] for name in p.inputs]), p.pycode.entry_point, list(p.inputs)] for p in pipelines]
     return f"PIPELINES = {json.dumps(parts)!r}\n{PROGRAM}"
 
 
-def with_recovered(request: SyncRequest, pipelines: Iterable[Pipeline], printed: str) -> SyncRequest:
-    """The request with the specs and emit strategies that the program `printed` for the same `pipelines`.
+def with_recovered(body: bytes, pipelines: Iterable[Pipeline], printed: str) -> bytes:
+    """The commit's bytes with the specs and emit strategies that the program `printed` for `pipelines` (those of the same request).
 
     Raises `UnsupportedValue` when the answer does not fit the pipelines.
     """
-    changed: dict[tuple[str, str, str], Operator] = {}
+    message = services_pb2.SyncRequest.FromString(body)
     try:
         answers = json.loads(printed.strip().splitlines()[-1])
         for pipeline, found in zip(pipelines, answers, strict=True):
-            windows = [o for o in _operators(request, pipeline) if isinstance(o.kind, WindowOp)]
-            for operator, one in zip(windows, found, strict=True):
-                assert isinstance(operator.kind, WindowOp)
-                specs = tuple(_spec(text) for text in one["specs"])
-                kind = replace(operator.kind, specs=specs, emit=Emit(one["emit"]))
-                changed[_key(operator)] = replace(operator, kind=kind)
+            for operator, one in zip(_windows(message, pipeline), found, strict=True):
+                operator.MergeFromString(_addition(one).SerializeToString())
     except (ValueError, IndexError, KeyError, TypeError, DecodeError, binascii.Error) as error:
         raise UnsupportedValue(f"the aggregations of a windowed groupby could not be recovered: {error}") from error
-    return replace(request, operators=tuple(changed.get(_key(o), o) for o in request.operators))
+    return bytes(message.SerializeToString(deterministic=True))
 
 
-def _operators(request: SyncRequest, pipeline: Pipeline) -> list[Operator]:
+def _datasets(request: SyncRequest, standing: SyncRequest | None) -> Mapping[DatasetName, Dataset]:
+    return {dataset.name: dataset for part in (standing, request) if part is not None for dataset in part.datasets}
+
+
+def _windows(message: services_pb2.SyncRequest, pipeline: Pipeline) -> list[dataset_pb2.Operator]:
     owner = (pipeline.dataset, pipeline.version, pipeline.name)
-    return [o for o in request.operators if (o.dataset, o.version, o.pipeline) == owner]
+    return [o for o in message.operators if (o.dataset_name, o.ds_version, o.pipeline_name) == owner and o.HasField("window")]
 
 
-def _key(operator: Operator) -> tuple[str, str, str]:
-    return (operator.dataset, operator.pipeline, operator.id)
+def _addition(one: Mapping[str, object]) -> recovered_pb2.OperatorAddition:
+    texts = one["specs"]
+    if not isinstance(texts, list):
+        raise TypeError("specs must be a list")
+    specs = [spec_pb2.PreSpec.FromString(base64.b64decode(text, validate=True)) for text in texts]
+    for spec in specs:
+        decode_spec(spec)  # refused here rather than by every later reader
+    window = recovered_pb2.RecoveredWindow(specs=specs, emit=EMIT_NUMBERS[Emit(one["emit"])])
+    return recovered_pb2.OperatorAddition(window=window)
 
 
 def _module_text(pipeline: Pipeline, inputs: Iterable[Dataset]) -> str:
     classes = [dataset.pycode.generated_code for dataset in inputs]
     return "\n".join([pipeline.pycode.imports, *classes, textwrap.dedent(pipeline.pycode.generated_code)])
-
-
-def _spec(text: str) -> Spec:
-    return decode_spec(spec_pb2.PreSpec.FromString(base64.b64decode(text)))

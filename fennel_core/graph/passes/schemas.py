@@ -25,7 +25,7 @@ def check_operator_schemas(graph: Graph, before: Graph | None) -> Iterator[Probl
         except SchemaError as error:
             yield Problem("operator-schema", name, f"{where}: {error}")
             continue
-        if isinstance(root.kind, WindowOp) and not root.kind.specs and dataset.schema.values:
+        if isinstance(root.kind, WindowOp) and not root.kind.recovered and dataset.schema.values:
             continue  # its aggregations do not travel and have not been recovered: nothing to compare the values with
         difference = disagreement(derived, dataset.schema)
         if difference is not None:

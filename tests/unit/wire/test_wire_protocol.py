@@ -24,7 +24,8 @@ def describe(python: str, package: str) -> dict:
 
 @pytest.mark.skipif(not EXECUTOR_PYTHON.exists(), reason="the client's environment is not installed")
 def test_every_message_field_number_and_enum_value_is_the_clients():
-    ours = describe(sys.executable, "fennel_core.wire.gen")
+    generated = describe(sys.executable, "fennel_core.wire.gen")
+    ours = {name: body for name, body in generated.items() if not name.startswith("fennel_core.")}
     theirs = {name: body for name, body in describe(str(EXECUTOR_PYTHON), "fennel.gen").items() if not name.startswith(UNUSED_BY_COMMITS)}
     assert len(theirs) > 200, "the description of the client's protocol came out empty"
     assert sorted(ours) == sorted(theirs)

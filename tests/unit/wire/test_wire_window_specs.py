@@ -7,59 +7,79 @@ from pathlib import Path
 import pytest
 
 from fennel_core.graph.model import build
+from fennel_core.graph.passes import validate
 from fennel_core.graph.schemas import derive_pipeline
 from fennel_core.vocab.dtypes import Field, Int
 from fennel_core.wire.decode import decode_sync_request
 from fennel_core.wire.errors import UnsupportedValue
+from fennel_core.wire.gen import services_pb2
 from fennel_core.wire.operators import Count, Emit, Session, WindowOp
 from fennel_core.wire.window_specs import pipelines_to_recover, recovery_program, with_recovered
 
 ROOT = Path(__file__).resolve().parents[3]
 EXECUTOR_PYTHON = ROOT / ".venv-executor" / "bin" / "python"
 FIFTEEN_MINUTES = 900_000_000
+BODY = (ROOT / "tests" / "golden" / "wire" / "operators.binpb").read_bytes()
 
 
-def request():
-    return decode_sync_request((ROOT / "tests" / "golden" / "wire" / "operators.binpb").read_bytes())
-
-
-def windows(r, dataset):
-    return [o.kind for o in r.operators if o.dataset == dataset and isinstance(o.kind, WindowOp)]
+def windows(request, dataset):
+    return [o.kind for o in request.operators if o.dataset == dataset and isinstance(o.kind, WindowOp)]
 
 
 def test_only_pipelines_that_may_have_lost_something_are_run():
-    assert [p.dataset for p in pipelines_to_recover(request())] == ["Sessions"]
+    sent = decode_sync_request(BODY)
+    assert [p.dataset for p in pipelines_to_recover(sent)] == ["Sessions"]
+    assert recovery_program(replace(sent, pipelines=tuple(p for p in sent.pipelines if p.dataset != "Sessions"))) is None
 
 
 @pytest.mark.skipif(not EXECUTOR_PYTHON.exists(), reason="the client's environment is not installed")
-def test_the_program_brings_the_specs_back():
-    sent = request()
-    pipelines = pipelines_to_recover(sent)
-    done = subprocess.run(
-        [str(EXECUTOR_PYTHON), "-c", recovery_program(sent, pipelines)], capture_output=True, text=True, check=True, cwd=ROOT
-    )
-    recovered = with_recovered(sent, pipelines, done.stdout)
-    session = Session(FIFTEEN_MINUTES)
+def test_the_program_brings_the_specs_back_into_the_commits_bytes():
+    sent = decode_sync_request(BODY)
+    program = recovery_program(sent)
+    done = subprocess.run([str(EXECUTOR_PYTHON), "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    body = with_recovered(BODY, pipelines_to_recover(sent), done.stdout)
+    recovered = decode_sync_request(body)
     (kind,) = windows(recovered, "Sessions")
-    assert kind.specs == (Count("orders", session, None, False, False, False),)
-    assert kind.emit is Emit.EAGER
+    assert kind.specs == (Count("orders", Session(FIFTEEN_MINUTES), None, False, False, False),)
+    assert (kind.emit, kind.recovered) == (Emit.EAGER, True)
     assert windows(recovered, "Hourly") == windows(sent, "Hourly")
+    assert recovery_program(recovered) is None
     g = build(recovered)
     (pipeline,) = g.pipelines_of("Sessions")
     assert derive_pipeline(g, pipeline)[g.root_of(pipeline).id].values == (Field("orders", Int()),)
-    assert pipelines_to_recover(recovered) == ()
+    assert validate(g, None) == ()
+
+
+def recovered_body(emit="final"):
+    sent = decode_sync_request(BODY)
+    return with_recovered(BODY, pipelines_to_recover(sent), f'[[{{"emit": "{emit}", "specs": []}}]]')
+
+
+def test_what_was_recovered_survives_copying_of_messages():
+    copied = services_pb2.SyncRequest()
+    copied.operators.extend(services_pb2.SyncRequest.FromString(recovered_body()).operators)
+    (kind,) = windows(decode_sync_request(copied.SerializeToString()), "Sessions")
+    assert (kind.emit, kind.recovered) == (Emit.FINAL, True)
+
+
+def test_nothing_but_the_windows_changes():
+    before, after = decode_sync_request(BODY), decode_sync_request(recovered_body())
+    assert replace(after, operators=()) == replace(before, operators=())
+    changed = [o for o, old in zip(after.operators, before.operators, strict=True) if o != old]
+    assert [(o.dataset, type(o.kind)) for o in changed] == [("Sessions", WindowOp)]
 
 
 @pytest.mark.parametrize(
-    "printed", ["", "no json", "[]", '[[{"emit": "never", "specs": []}]]', '[[{"emit": "eager", "specs": ["!"]}]]', "[[]]"]
+    "printed",
+    ["", "no json", "[]", '[[{"emit": "never", "specs": []}]]', '[[{"emit": "eager", "specs": ["!"]}]]', '[[{"emit": "eager"}]]', "[[]]"],
 )
 def test_an_answer_that_does_not_fit_is_refused(printed):
-    sent = request()
     with pytest.raises(UnsupportedValue, match="could not be recovered"):
-        with_recovered(sent, pipelines_to_recover(sent), printed)
+        with_recovered(BODY, pipelines_to_recover(decode_sync_request(BODY)), printed)
 
 
-def test_a_pipeline_whose_inputs_are_elsewhere_cannot_be_run():
-    sent = request()
-    with pytest.raises(UnsupportedValue, match=r"reads \['Orders'\], which this commit does not have"):
-        recovery_program(replace(sent, datasets=sent.datasets[1:]), pipelines_to_recover(sent))
+def test_inputs_that_stand_on_the_branch_are_found_and_missing_ones_left_to_validation():
+    sent = decode_sync_request(BODY)
+    alone = replace(sent, datasets=sent.datasets[1:])
+    assert pipelines_to_recover(alone) == ()
+    assert recovery_program(alone, sent) == recovery_program(sent)
