@@ -1,0 +1,145 @@
+"""One suite for the clock and the directory in Postgres and their twins."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from fennel_core.blueprints.spec import Catalog
+from fennel_core.connections import postgres
+from fennel_core.ingest.decide import Advance, Progress
+from fennel_core.ingest.postgres import PostgresClock, PostgresDirectory
+from fennel_core.ingest.store import Away, BranchCatalog, Branches, Clock, Directory, MemoryClock, MemoryDirectory
+from fennel_core.vocab.ids import BranchName, CommitId, Identity, Micros, WorkspaceId
+from tests.support.ingest_rows import open_workspace, point_branch
+from tests.support.ingest_world import WORKSPACE, binding, catalog
+
+OTHER = WorkspaceId("other")
+USERS, ORDERS = Identity("users"), Identity("orders")
+
+
+@dataclass
+class Bench:
+    clock: Clock
+    directory: Directory
+    pool: Any = None
+    moved: int = 0
+
+    async def point(self, branch: str, commit: str, to: Catalog | None) -> None:
+        """Let a branch of the workspace point at a commit."""
+        if self.pool is not None:
+            await point_branch(self.pool, WORKSPACE, branch, commit, to)
+            return
+        assert isinstance(self.clock, MemoryClock)
+        assert isinstance(self.directory, MemoryDirectory)
+        self.moved += 1
+        before = self.directory.workspaces.get(WORKSPACE, Branches("", ())).branches
+        after = [b for b in before if b.branch != branch]
+        if to is not None:
+            place = next((i for i, b in enumerate(before) if b.branch == branch), len(after))
+            after.insert(place, BranchCatalog(BranchName(branch), CommitId(commit), to))
+        self.directory.workspaces[WORKSPACE] = Branches(str(self.moved), tuple(after))
+        self.clock.version = str(self.moved)
+
+
+@pytest.fixture(params=["memory", "postgres"])
+async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
+    if request.param == "memory":
+        yield Bench(MemoryClock(lambda: Micros(time.time_ns() // 1000)), MemoryDirectory())
+        return
+    async with postgres.pool(request.getfixturevalue("database"), name="test") as pool:
+        for workspace in (WORKSPACE, OTHER):
+            await open_workspace(pool, workspace)
+        yield Bench(PostgresClock(pool), PostgresDirectory(pool), pool)
+
+
+async def test_stamps_grow_and_each_is_given_once(bench: Bench) -> None:
+    begun = await asyncio.gather(*(bench.clock.begin(WORKSPACE, ()) for _ in range(30)))
+    stamps = [b.hlc for b in begun]
+    assert len(set(stamps)) == 30
+    assert (await bench.clock.begin(WORKSPACE, ())).hlc > max(stamps)
+
+
+async def test_a_stamp_tells_the_time(bench: Bench) -> None:
+    begun = await bench.clock.begin(WORKSPACE, ())
+    assert abs((begun.hlc >> 16) - time.time() * 1000) < 5_000
+    assert abs(begun.now_us / 1000 - (begun.hlc >> 16)) < 1_000
+
+
+async def test_a_source_that_accepted_nothing_has_no_progress(bench: Bench) -> None:
+    assert (await bench.clock.begin(WORKSPACE, (USERS,))).progress == {}
+
+
+async def test_the_newest_time_counts_for_lateness_from_the_second_advance_on(bench: Bench) -> None:
+    await bench.clock.accepted(WORKSPACE, [Advance(USERS, Micros(100), 0)])
+    first = (await bench.clock.begin(WORKSPACE, (USERS, ORDERS))).progress
+    assert (first[USERS].watermark_us, first[USERS].latest_us, set(first)) == (None, 100, {USERS})
+    await bench.clock.accepted(WORKSPACE, [Advance(USERS, Micros(40), 2), Advance(ORDERS, Micros(7), 0)])
+    second = (await bench.clock.begin(WORKSPACE, (USERS, ORDERS))).progress
+    assert (second[USERS].watermark_us, second[USERS].latest_us) == (100, 100)
+    assert (second[ORDERS].watermark_us, second[ORDERS].latest_us) == (None, 7)
+
+
+async def test_dropped_rows_are_counted_and_move_nothing(bench: Bench) -> None:
+    await bench.clock.accepted(WORKSPACE, [Advance(USERS, Micros(100), 0)])
+    before = (await bench.clock.begin(WORKSPACE, (USERS,))).progress
+    await bench.clock.accepted(WORKSPACE, [Advance(USERS, None, 3)])
+    await bench.clock.accepted(WORKSPACE, [Advance(USERS, None, 4)])
+    assert (await bench.clock.begin(WORKSPACE, (USERS,))).progress == before
+    if isinstance(bench.clock, MemoryClock):
+        discarded = bench.clock.discarded[USERS]
+    else:
+        async with bench.pool.connection() as connection:
+            discarded = (await (await connection.execute("SELECT discarded FROM source_clock")).fetchone())[0]
+    assert discarded == 7
+
+
+async def test_progress_says_when_rows_last_came(bench: Bench) -> None:
+    await bench.clock.accepted(WORKSPACE, [Advance(USERS, Micros(100), 0)])
+    begun = await bench.clock.begin(WORKSPACE, (USERS,))
+    last = begun.progress[USERS].last_rows_us
+    assert last is not None
+    assert 0 <= begun.now_us - last < 5_000_000
+
+
+async def test_workspaces_do_not_share_progress(bench: Bench) -> None:
+    await bench.clock.accepted(WORKSPACE, [Advance(USERS, Micros(100), 0)])
+    assert (await bench.clock.begin(OTHER, (USERS,))).progress.get(USERS, Progress()) == Progress()
+
+
+async def test_an_unknown_workspace_has_no_branches(bench: Bench) -> None:
+    assert (await bench.directory.read(WorkspaceId("nobody"), {})).branches == ()
+
+
+async def test_branches_come_oldest_first_with_their_catalogs(bench: Bench) -> None:
+    one, two = catalog(binding()), catalog(binding(dataset="Orders"))
+    await bench.point("main", "c1", one)
+    await bench.point("dev", "c2", two)
+    await bench.point("empty", "c3", None)
+    await bench.point("main", "c4", two)
+    found = (await bench.directory.read(WORKSPACE, {CommitId("c2"): two})).branches
+    assert [(b.branch, b.commit, b.catalog) for b in found] == [("main", "c4", two), ("dev", "c2", two)]
+
+
+async def test_the_stamp_carries_the_version_that_the_directory_reads(bench: Bench) -> None:
+    await bench.point("main", "c1", catalog(binding()))
+    read = await bench.directory.read(WORKSPACE, {})
+    assert (await bench.clock.begin(WORKSPACE, ())).version == read.version
+    await bench.point("main", "c2", catalog(binding()))
+    moved = (await bench.clock.begin(WORKSPACE, ())).version
+    assert moved != read.version
+    assert (await bench.directory.read(WORKSPACE, {})).version == moved
+
+
+async def test_a_database_that_is_gone_is_said_to_be_away() -> None:
+    pool = postgres.pool("postgresql://nobody@127.0.0.1:1/nothing", name="test")
+    pool.timeout = 0.2
+    await pool.open(wait=False)
+    with pytest.raises(Away, match="cannot be reached"):
+        await PostgresClock(pool).begin(WORKSPACE, ())
+    await pool.close()
