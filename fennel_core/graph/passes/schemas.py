@@ -26,7 +26,12 @@ def check_operator_schemas(graph: Graph, before: Graph | None) -> Iterator[Probl
             yield Problem("operator-schema", name, f"{where}: {error}")
             continue
         if isinstance(root.kind, WindowOp) and not root.kind.recovered and dataset.schema.values:
-            continue  # its aggregations do not travel and have not been recovered: nothing to compare the values with
+            text = (
+                f"{where} aggregates inside `groupby(…, window=…)`, and the client does not send these aggregations; "
+                "end the windowed groupby with an empty `.aggregate()` and aggregate its rows by key and window after it"
+            )
+            yield Problem("window-aggregations", name, text)
+            continue
         difference = disagreement(derived, dataset.schema)
         if difference is not None:
             yield Problem("pipeline-schema", name, f"{where} does not yield the declared schema: {difference}")
