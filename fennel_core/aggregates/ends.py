@@ -24,15 +24,16 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class EndK(Headed):
-    """The first `limit` values from one end of time; `newest` says which."""
+    """The first `limit` values from one end of time; `newest` says which. `time`: the column that orders, if not the event's own time."""
 
-    def __init__(self, of: str, dtype: Dtype, limit: int, *, newest: bool, dedup: bool, dropnull: bool) -> None:
+    def __init__(self, of: str, dtype: Dtype, limit: int, *, newest: bool, dedup: bool, dropnull: bool, time: str | None = None) -> None:
         super().__init__((2 * limit if dedup else limit) + SPARE, last_first=newest)
+        self._time = time
         self._of, self._dtype, self._limit, self._dedup, self._dropnull = of, dtype, limit, dedup, dropnull
         self._heaped, self._decimal = kind_of(dtype) is Kind.RAW, kind_of(dtype) is Kind.DECIMAL
 
     def prepare(self) -> tuple[str, ...]:
-        return (self._of, POSITION)
+        return (self._of, POSITION) if self._time is None else (self._of, POSITION, self._time)
 
     def elements(self, events: Events) -> Sequence[Any]:
         values = events.column(self._of).elements()
@@ -40,7 +41,8 @@ class EndK(Headed):
             packed = [NULL if v is None else v for v in values]
         else:
             packed = list(map(_encode, [v if v is None else show(v, self._dtype) for v in values] if self._decimal else values))
-        placed = zip(events.ts.tolist(), events.column(POSITION).data.tolist(), packed, strict=True)
+        times = events.ts if self._time is None else events.column(self._time).data
+        placed = zip(times.tolist(), events.column(POSITION).data.tolist(), packed, strict=True)
         return [None if self._dropnull and element[2] == NULL else element for element in placed]
 
     def finalize(self, partial: Head, as_of: int) -> object:  # noqa: ARG002  # the contract of Aggregation

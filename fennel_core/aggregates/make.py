@@ -19,8 +19,11 @@ from fennel_core.vocab.schema import Schema
 from fennel_core.wire import operators as wire
 
 
-def make(spec: wire.Spec, schema: Schema) -> Aggregation[Any]:
-    """The aggregation of `spec` over rows of `schema`; ValueError when its column is not there."""
+def make(spec: wire.Spec, schema: Schema, *, time: str | None = None) -> Aggregation[Any]:
+    """The aggregation of `spec` over rows of `schema`; ValueError when its column is not there.
+
+    `time`: the column that holds the time of a row, where records are filed under other times.
+    """
     match spec:
         case wire.Count(of=of, unique=unique, dropnull=dropnull):
             if unique:
@@ -42,9 +45,9 @@ def make(spec: wire.Spec, schema: Schema) -> Aggregation[Any]:
         case wire.Distinct(of=of, dropnull=dropnull):
             return Distinct(of, _dtype(schema, of), dropnull=dropnull)
         case wire.LastK(of=of, limit=limit, dedup=dedup, dropnull=dropnull):
-            return EndK(of, _dtype(schema, of), limit, newest=True, dedup=dedup, dropnull=dropnull)
+            return EndK(of, _dtype(schema, of), limit, newest=True, dedup=dedup, dropnull=dropnull, time=time)
         case wire.FirstK(of=of, limit=limit, dedup=dedup, dropnull=dropnull):
-            return EndK(of, _dtype(schema, of), limit, newest=False, dedup=dedup, dropnull=dropnull)
+            return EndK(of, _dtype(schema, of), limit, newest=False, dedup=dedup, dropnull=dropnull, time=time)
         case wire.ExpDecay(of=of, half_life_us=half_life_us):
             return DecayedSum(of, _dtype(schema, of), half_life_us)
         case unreachable:

@@ -8,15 +8,30 @@ from __future__ import annotations
 from typing import assert_never
 
 from fennel_core.operators.aggregate.emitted import EmittedAggregateStep
+from fennel_core.operators.aggregate.facts import FactsAggregateStep
 from fennel_core.operators.aggregate.moments import MomentStep
 from fennel_core.operators.aggregate.step import AggregateStep
 from fennel_core.operators.changelog.step import ChangelogStep
 from fennel_core.operators.dedup.step import DedupStep
 from fennel_core.operators.intervals.step import IntervalsStep
 from fennel_core.operators.join.step import JoinStep
+from fennel_core.operators.join.tables import TableJoinStep
 from fennel_core.operators.map.step import MapStep
 from fennel_core.operators.pick.step import FirstStep, LatestStep
-from fennel_core.operators.spec import Aggregate, Changelog, Dedup, Intervals, Join, Map, Pick, StepSpec, Table, UserCode, Windows
+from fennel_core.operators.spec import (
+    Aggregate,
+    Changelog,
+    Dedup,
+    Intervals,
+    Join,
+    Map,
+    Pick,
+    StepSpec,
+    Table,
+    UserCode,
+    Windows,
+    has_facts,
+)
 from fennel_core.operators.step import Advances, Served, Step
 from fennel_core.operators.table.step import TableStep
 from fennel_core.operators.windows.sessions import SessionWindowsStep
@@ -32,9 +47,9 @@ def build(spec: StepSpec) -> Step:
         case Map():
             return MapStep(spec)
         case Join():
-            return JoinStep(spec)
+            return TableJoinStep(spec) if has_facts(spec.left) else JoinStep(spec)
         case Aggregate(terminal=True):
-            return AggregateStep(spec)
+            return FactsAggregateStep(spec) if has_facts(spec.input) else AggregateStep(spec)
         case Aggregate():
             return EmittedAggregateStep(spec)
         case Pick(first=first):
@@ -55,9 +70,9 @@ def build(spec: StepSpec) -> Step:
 
 def served(step: Step) -> Served | None:
     """The side of a step that answers lookups, None where it has none."""
-    return step if isinstance(step, TableStep | AggregateStep) else None
+    return step if isinstance(step, TableStep | AggregateStep | FactsAggregateStep) else None
 
 
 def advancing(step: Step) -> Advances | None:
     """The side of a step that wants to be told the frontier of its input, None where it has none."""
-    return step if isinstance(step, MomentStep) else None
+    return step if isinstance(step, MomentStep | SessionWindowsStep) else None

@@ -23,7 +23,7 @@ from fennel_core.operators.aggregate.filing import Filing
 from fennel_core.operators.aggregate.tiles import ROOTS, Tiles
 from fennel_core.operators.rows import MIN_TIME, encode
 from fennel_core.operators.spec import Aggregate
-from fennel_core.operators.step import Outcome, Reads
+from fennel_core.operators.step import Outcome, Reads, Served
 from fennel_core.vocab.ids import Micros
 from fennel_core.vocab.keys import KEY_GROUPS
 from fennel_core.wire import operators as wire
@@ -58,15 +58,7 @@ class AggregateStep:
 
     def rows(self, reads: Reads, as_of: Micros, limit: int) -> list[tuple[bytes, bytes]]:
         """Up to `limit` keys with their rows as of a time."""
-        found: list[tuple[bytes, bytes]] = []
-        for group in range(KEY_GROUPS):
-            prefix = group.to_bytes(2, "big") + ROOTS
-            entries = reads.scan(prefix, prefix[:-1] + bytes([ROOTS[0] + 1]), limit=limit)
-            keys = [place[len(prefix) :] for place, _ in entries]
-            found += [(key, row) for key, row in zip(keys, self.lookup(reads, keys, [as_of] * len(keys)), strict=True) if row is not None]
-            if len(found) >= limit:
-                break
-        return found[:limit]
+        return rows_of(self, reads, as_of, limit)
 
     def _ranges(self, moment: int) -> list[Range]:
         """Ranges of: the last event; per sliding window the last event that has left it; every aggregated column."""
@@ -95,3 +87,16 @@ def _span_us(window: wire.Window, aggregation: Aggregation[Any]) -> int | None:
     if isinstance(aggregation, DecayedSum):
         return aggregation.horizon_us if span is None else min(span, aggregation.horizon_us)
     return span
+
+
+def rows_of(step: Served, reads: Reads, as_of: Micros, limit: int) -> list[tuple[bytes, bytes]]:
+    """Up to `limit` keys with their rows as of a time, found by the roots of their tiles."""
+    found: list[tuple[bytes, bytes]] = []
+    for group in range(KEY_GROUPS):
+        prefix = group.to_bytes(2, "big") + ROOTS
+        entries = reads.scan(prefix, prefix[:-1] + bytes([ROOTS[0] + 1]), limit=limit)
+        keys = [place[len(prefix) :] for place, _ in entries]
+        found += [(key, row) for key, row in zip(keys, step.lookup(reads, keys, [as_of] * len(keys)), strict=True) if row is not None]
+        if len(found) >= limit:
+            break
+    return found[:limit]

@@ -79,10 +79,11 @@ class Asked:
 
 
 class Tiles:
-    """The tree of every key. `aggregations` must not change while state written with them lives."""
+    """The tree of every key, under the table tags `tags`. `aggregations` must not change while state written with them lives."""
 
-    def __init__(self, layout: Layout, aggregations: Sequence[Aggregation[Any]]) -> None:
+    def __init__(self, layout: Layout, aggregations: Sequence[Aggregation[Any]], tags: tuple[bytes, bytes] = (ROOTS, NODES)) -> None:
         self._layout = layout
+        self._roots, self._nodes = tags
         self._aggregations = tuple(aggregations)
         self._whole = tuple(aggregation.exhaustive() for aggregation in aggregations)
         self._size = layout.struct.itemsize
@@ -92,7 +93,7 @@ class Tiles:
     def add(self, reads: Reads, keys: Sequence[bytes], records: Records, starts: Ints) -> dict[bytes, bytes]:
         """Puts that add `records`, which belong to `keys[i]` from `starts[i]` on."""
         puts: dict[bytes, bytes] = {}
-        places = prefixes(ROOTS, keys)
+        places = prefixes(self._roots, keys)
         owners = list(keys)
         for level in range(len(SHIFTS) + 1):
             full = self._append(reads, places, records, starts, puts, last=level == len(SHIFTS))
@@ -141,7 +142,7 @@ class Tiles:
         for place, summary in zip(places, summaries, strict=True):
             puts[place] = Node(0, _encode(summary), b"", b"").stored()
         keys = [owners[parent] for parent, _ in below]
-        return _child_places(keys, level, [child for _, child in below]), keys, records, starts
+        return self._child_places(keys, level, [child for _, child in below]), keys, records, starts
 
     def _merged(self, packed: list[Any] | None, partials: Sequence[Any]) -> list[Any]:
         if packed is None:
@@ -158,7 +159,7 @@ class Tiles:
         aggregations = self._whole if exhaustive else self._aggregations
         totals = [[[a.empty for a in aggregations] for _ in item.cuts] for item in asked]
         logs: list[tuple[int, Node]] = []
-        wanted = list(enumerate(prefixes(ROOTS, [item.key for item in asked])))
+        wanted = list(enumerate(prefixes(self._roots, [item.key for item in asked])))
         for level in range(len(SHIFTS) + 1):
             opened: list[tuple[int, int]] = []
             for (i, _), stored in zip(wanted, reads.get_many([place for _, place in wanted]), strict=True):
@@ -171,7 +172,7 @@ class Tiles:
                     opened += [(i, child) for child in self._use(node, level, asked[i].cuts, totals[i], exhaustive=exhaustive)]
             if not opened:
                 break
-            children = _child_places([asked[i].key for i, _ in opened], level, [child for _, child in opened])
+            children = self._child_places([asked[i].key for i, _ in opened], level, [child for _, child in opened])
             wanted = list(zip([i for i, _ in opened], children, strict=True))
         self._use_logs(logs, asked, totals, aggregations)
         return totals
@@ -217,6 +218,10 @@ class Tiles:
             for j, aggregation in enumerate(aggregations):
                 total[j] = aggregation.merge(total[j], new[j])
 
+    def _child_places(self, keys: list[bytes], level: int, children: list[int]) -> list[bytes]:
+        mark = bytes([level + 1])
+        return [prefix + mark + time_bytes(child) for prefix, child in zip(prefixes(self._nodes, keys), children, strict=True)]
+
 
 def _interval(cuts: tuple[int, ...], moment: int) -> int:
     for i, cut in enumerate(cuts):
@@ -232,8 +237,3 @@ def _starts(*columns: Ints) -> Ints:
     for column in columns:
         changes[1:] |= column[1:] != column[:-1]
     return np.flatnonzero(changes)
-
-
-def _child_places(keys: list[bytes], level: int, children: list[int]) -> list[bytes]:
-    mark = bytes([level + 1])
-    return [prefix + mark + time_bytes(child) for prefix, child in zip(prefixes(NODES, keys), children, strict=True)]

@@ -27,6 +27,7 @@ from fennel_core.operators.aggregate.tiles import Tiles
 from fennel_core.operators.rows import decode, encode, prefixes, time_bytes, time_of
 from fennel_core.operators.spec import Windows
 from fennel_core.operators.step import Outcome, Reads
+from fennel_core.vocab.ids import Micros
 from fennel_core.wire import operators as wire
 
 TIMES = b"t"
@@ -61,6 +62,10 @@ class SessionWindowsStep:
             new += [self._derived(key, session) for session in becomes]
         frames = self._results.difference(reads, old, after, new)
         return Outcome(puts=after.puts, deletes=frozenset(after.deletes), emits=emits(frames))
+
+    def advance(self, reads: Reads, frontier: Micros) -> Outcome:  # noqa: ARG002  # the contract of Advances
+        """Nothing: sessions are visible at once."""
+        return Outcome()
 
     def _resolve(
         self, reads: Reads, after: Overlay, change: dict[int, int], times: bytes, sessions: bytes

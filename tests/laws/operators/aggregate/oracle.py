@@ -83,3 +83,17 @@ def emitted(rows, windows, visible):
         moments = {m for window in windows for m in changes(window, mine) if m <= visible}
         out += [(key, m, [covered(window, mine, m) for window in windows]) for m in moments]
     return out
+
+
+def fact_end(row, window):
+    """When a fact ceases to count; None is never."""
+    ends = [e for e in (row["__to"], None if window is None else row["t"] + window + SECOND) if e is not None]
+    return min(ends, default=None)
+
+
+def counting(rows, moment, window):
+    return [r for r in rows if r["t"] <= moment and (fact_end(r, window) is None or moment < fact_end(r, window))]
+
+
+def fact_changes(row, windows):
+    return {row["t"]} | {fact_end(row, w) for w in windows} - {None}

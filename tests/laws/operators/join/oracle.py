@@ -11,3 +11,17 @@ def join(left, right, low, high, inner):
         if last is not None or not inner:
             out.append({**row, "v": last and last["v"], "ts": last and last["ts"]})
     return out
+
+
+def in_force(left, right, key, moment, inner):
+    """[a, v] of the joined row as of a moment, None if there is none."""
+    row = latest([r for r in left if r["id"] == key and r["t"] <= moment], "t")
+    if row is None:
+        return None
+    met = latest([r for r in right if r["k"] == row["a"] and r["ts"] <= moment], "ts")
+    return None if met is None and inner else [row["a"], met and met["v"]]
+
+
+def latest(versions, time):
+    last = max(versions, key=lambda v: (v[time], v["__pos"]), default=None)
+    return None if last is None or last["__gone"] else last

@@ -1,0 +1,47 @@
+"""Law: over a keyed dataset a row counts from its beginning until its end or the end of the window."""
+
+import msgspec
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fennel_core.operators.aggregate import tiles
+from fennel_core.operators.build import build
+from fennel_core.operators.spec import Aggregate, facts_of
+from fennel_core.vocab.dtypes import Field, Int, List, Optional, Str
+from fennel_core.vocab.keys import key_bytes
+from fennel_core.vocab.schema import Schema
+from fennel_core.wire import operators as wire
+from tests.laws.operators.aggregate import oracle
+from tests.support.histories import histories, run
+
+SECOND = 1_000_000
+INPUT = facts_of(Schema((Field("id", Int()),), (Field("k", Str()), Field("v", Int())), "t"))
+SPECS = (
+    wire.Count("n", wire.Forever(), None, False, False, False),
+    wire.Sum("s", wire.Sliding(3 * SECOND), "v"),
+    wire.Max("m", wire.Sliding(20 * SECOND), "v", None),
+    wire.LastK("l", wire.Forever(), "v", 2, False, False),
+)
+OUTPUT = Schema((Field("k", Str()),), (Field("l", List(Int())), Field("n", Int()), Field("s", Int()), Field("m", Optional(Int()))), "t")
+ROW = st.tuples(st.integers(0, 3), st.sampled_from("ab"), st.integers(-2, 2), st.integers(0, 15), st.none() | st.integers(1, 12)).map(
+    lambda r: {"id": r[0], "k": r[1], "v": r[2], "t": r[3] * SECOND, "__to": r[4] and (r[3] + r[4]) * SECOND}
+)
+
+
+@given(histories(ROW, max_rows=9))
+def test_a_row_counts_until_it_is_succeeded_or_leaves_the_window(history):
+    step = build(Aggregate(INPUT, ("k",), SPECS, None, False, True, OUTPUT))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiles, "LOG_RECORDS", 2)
+        state, _ = run(step, history, INPUT)
+    asked = [(k, q) for k in "abc" for q in range(-SECOND, 40 * SECOND, SECOND)]
+    answers = step.lookup(state, key_bytes(pl.DataFrame({"k": [k for k, _ in asked]}), ["k"]), [q for _, q in asked])
+    for (key, moment), answer in zip(asked, answers, strict=True):
+        rows = [r for r in history.left_over() if r["k"] == key]
+        ever, three, twenty = (oracle.counting(rows, moment, span) for span in (None, 3 * SECOND, 20 * SECOND))
+        changed = max((c for r in rows for c in oracle.fact_changes(r, [None, 3 * SECOND, 20 * SECOND]) if c <= moment), default=None)
+        last = [r["v"] for r in sorted(ever, key=lambda r: (r["t"], r["__pos"]), reverse=True)][:2]
+        expected = [changed, last, len(ever), sum(r["v"] for r in three), max((r["v"] for r in twenty), default=None)]
+        assert (answer and msgspec.msgpack.decode(answer)) == (None if changed is None else expected)
