@@ -7,8 +7,8 @@ five lookups fused into one frame. Nothing else of the platform is needed.
 Figures: `http` is measured by the client around the whole request, `server` inside the server around the ASGI call. Throughput is
 requests per CPU-second of the query server and of query server and slot together, at saturation.
 
-A peer is measured with the same client: start it (for Feast: `feast serve` with five feature views of ten fields, online store on the
-same machine) and pass `--peer http://127.0.0.1:6566/get-online-features --peer-body '{...}'`; `{key}` in the body is replaced.
+A peer is measured with the same client and the same questions: `benchmarks/feast_peer.py` says how to start Feast's server in an
+environment of its own; then pass its address with `--peer`.
 
     python -m benchmarks.query                         # one key, paced at 200 requests/s, then saturated
     python -m benchmarks.query --keys 100 --rate 40
@@ -68,6 +68,7 @@ META = wire.Metadata("", "", (), deprecated=False, deleted=False)
 CODE = PyCode("f", "", "", "", "", (), ())
 WORKSPACE = WorkspaceId("bench")
 WARM = 300
+WARM_PEER = 20
 
 
 # --- definitions ------------------------------------------------------------------------------------------------------
@@ -287,9 +288,12 @@ def bodies(keys: int) -> list[bytes]:
     return [json.dumps({"inputs": ["F.uid"], "outputs": names, "data": {"F.uid": uids}, "log": False}).encode() for uids in data]
 
 
-def peer_bodies(template: str) -> list[bytes]:
+def feast_bodies(keys: int) -> list[bytes]:
+    """The same questions as Feast's server takes them."""
     draw = random.Random(2)
-    return [template.replace("{key}", str(draw.randrange(USERS))).encode() for _ in range(500)]
+    names = [f"D{d}:v{f}" for d in range(DATASETS) for f in range(FIELDS)]
+    data = [[draw.randrange(USERS) for _ in range(keys)] for _ in range(500)]
+    return [json.dumps({"features": names, "entities": {"uid": uids}, "full_feature_names": True}).encode() for uids in data]
 
 
 async def paced(url: SplitResult, requests: list[bytes], rate: float, seconds: float) -> list[float]:
@@ -315,16 +319,30 @@ async def saturated(url: SplitResult, requests: list[bytes], seconds: float, con
         connection = await Connection.open(url)
         done = 0
         while time.perf_counter() < stop:
-            await connection.post(requests[(offset + done) % len(requests)])
+            try:
+                await connection.post(requests[(offset + done) % len(requests)])
+            except (ConnectionError, asyncio.IncompleteReadError):  # some servers end a connection after so many requests
+                connection = await Connection.open(url)
+                continue
             done += 1
         return done
 
     return sum(await asyncio.gather(*(one(n * 31) for n in range(connections))))
 
 
-def cpu_s(process: multiprocessing.process.BaseProcess) -> float:
-    fields = Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+def cpu_s(pid: int) -> float:
+    """CPU seconds of a process and its children so far, those that have ended included."""
+    used = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        if stat.parent.name == str(pid):
+            used += sum(map(int, fields[11:15]))
+        elif fields[1] == str(pid):
+            used += sum(map(int, fields[11:13]))
+    return used / os.sysconf("SC_CLK_TCK")
 
 
 def show(name: str, took: list[float]) -> None:
@@ -333,11 +351,16 @@ def show(name: str, took: list[float]) -> None:
 
 
 async def measure_peer(arguments: argparse.Namespace) -> None:
-    url, requests = urlsplit(arguments.peer), peer_bodies(arguments.peer_body)
-    print("peer")
+    url, requests = urlsplit(arguments.peer), feast_bodies(arguments.keys)
+    connection = await Connection.open(url)
+    for body in requests[:WARM_PEER]:
+        answer = await connection.post(body)
+    print(f"peer: {DATASETS * FIELDS} features, {arguments.keys} key(s), {len(answer)} bytes of answer")
     show("http", await paced(url, requests, arguments.rate, arguments.seconds))
+    before = cpu_s(arguments.peer_pid) if arguments.peer_pid else 0.0
     done = await saturated(url, requests, arguments.seconds, arguments.connections)
-    print(f"  saturated: {done / arguments.seconds:,.0f} requests/s")
+    used = f"; per CPU-second: {done / (cpu_s(arguments.peer_pid) - before):,.0f}" if arguments.peer_pid else ""
+    print(f"  saturated: {done / arguments.seconds:,.0f} requests/s{used}")
 
 
 async def measure(arguments: argparse.Namespace, slot: Any, server: Any, url: SplitResult) -> None:
@@ -351,9 +374,9 @@ async def measure(arguments: argparse.Namespace, slot: Any, server: Any, url: Sp
     took = await paced(url, requests, arguments.rate, arguments.seconds)
     show("http", took)
     show("server", json.loads(await (await Connection.open(times)).post(b"")))
-    before = cpu_s(server), cpu_s(slot)
+    before = cpu_s(server.pid), cpu_s(slot.pid)
     done = await saturated(url, requests, arguments.seconds, arguments.connections)
-    used = cpu_s(server) - before[0], cpu_s(slot) - before[1]
+    used = cpu_s(server.pid) - before[0], cpu_s(slot.pid) - before[1]
     print(
         f"  saturated: {done / arguments.seconds:,.0f} requests/s; per CPU-second: {done / used[0]:,.0f} query server alone, "
         f"{done / sum(used):,.0f} with the slot"
@@ -368,8 +391,8 @@ def main() -> None:
     parser.add_argument("--connections", type=int, default=16, help="connections of the saturated run")
     parser.add_argument("--port", type=int, default=17400)
     parser.add_argument("--mixed", action="store_true", help="one dataset also has datetime, decimal, list, date and bool fields")
-    parser.add_argument("--peer", help="URL of a peer's feature endpoint to measure with the same client")
-    parser.add_argument("--peer-body", default="{}", help="JSON body for it; {key} is replaced by a user id")
+    parser.add_argument("--peer-pid", type=int, help="its process: say what a request costs it in CPU, children included")
+    parser.add_argument("--peer", help="URL of Feast's `get-online-features`: measure that instead, with the same client")
     arguments = parser.parse_args()
     if arguments.peer:
         uvloop.run(measure_peer(arguments))

@@ -52,7 +52,10 @@ async def serve(settings: Settings) -> None:
     """Serve until a signal says stop."""
     dsn = settings.postgres_dsn.get_secret_value()
     slots, tails, forwarder = Slots(), KafkaTails(settings), Forwarder(settings.body_limit_bytes)
-    async with postgres.pool(dsn, name="fennel-query") as pool, Executors(settings.executors_socket) as executors:
+    async with (
+        postgres.pool(dsn, name="fennel-query") as pool,
+        Executors(settings.executors_socket, time_limit_ms=settings.executor_time_limit_ms) as executors,
+    ):
         reads = PostgresReads(pool)
         owners, views = Owners(reads), Views(reads)
         app = application(settings, pool, reads, owners, views, slots, tails, forwarder, executors)
