@@ -33,26 +33,33 @@ class Definitions:
     body: bytes
 
 
-def check(body: bytes, before: bytes | None, *, incremental: bool) -> Definitions:
-    """Validate a commit's `body` against `before`, the SyncRequest the branch stands at (None: empty). ApiError with every problem."""
-    request = _decoded(body)
-    graph, parts = build(request), [(body, request)]
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A SyncRequest and what it says."""
+
+    body: bytes
+    request: SyncRequest
+
+
+def check(received: Read, before: Read | None, *, incremental: bool) -> Definitions:
+    """Validate a commit against `before`, which the branch stands at (None: empty). ApiError with every problem."""
+    graph, parts = build(received.request), [(received.body, received.request)]
     base = None
     if before is not None:
-        standing = decode_sync_request(before)
-        base = build(standing)
+        base = build(before.request)
         if incremental:
             graph = merge_incremental(base, graph)
-            parts.append((before, standing))
+            parts.append((before.body, before.request))
     problems = validate(graph, base, incremental=incremental and base is not None)
     if problems:
         raise refusal(problems)
-    return Definitions(graph, assemble(graph, request.message, parts))
+    return Definitions(graph, assemble(graph, received.request.message, parts))
 
 
-def _decoded(body: bytes) -> SyncRequest:
+def read(body: bytes) -> Read:
+    """Decode a commit. ApiError 400 when it is none."""
     try:
-        return decode_sync_request(body)
+        return Read(body, decode_sync_request(body))
     except MalformedMessage as malformed:
         raise ApiError(400, "commit-malformed", str(malformed)) from malformed
     except WireError as unsupported:

@@ -41,8 +41,8 @@ class CommitFlow:
 
     async def commit(self, request: Request) -> tuple[str, ...]:
         """Carry a commit out and answer its summary. ApiError with everything that is wrong, or with what became of it."""
-        definitions = await self.steps.check(request)
-        row = await receive(self.steps.tools, request, self.new_id())
+        stored, definitions = await self.steps.check(request)
+        row = await receive(self.steps.tools, request, self.new_id(), stored)
         if row.state in _BEFORE:
             self.steps.remember(row.id, definitions)
             row = await self._start(row)

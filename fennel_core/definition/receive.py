@@ -41,8 +41,11 @@ def is_repeated(same: Commit, branch: Branch) -> bool:
     return same.id == branch.target if same.state in COMMITTED else same.base == branch.target
 
 
-async def receive(tools: Tools, request: Request, new_id: CommitId) -> Commit:
-    """Store the commit as `new_id`, or find the one that it repeats. ApiError when workspace or branch are not there."""
+async def receive(tools: Tools, request: Request, new_id: CommitId, stored: bytes) -> Commit:
+    """Store the commit as `new_id`, or find the one that it repeats. ApiError when workspace or branch are not there.
+
+    `stored` is the body with what had to be recovered (`recover.py`); what was sent decides whether it is a repetition.
+    """
     digest = digest_of(request)
 
     async def work(tx: Transaction) -> Commit:
@@ -53,7 +56,7 @@ async def receive(tools: Tools, request: Request, new_id: CommitId) -> Commit:
         row = await tx.commit(new_id)
         if row is None:
             row = Commit(new_id, request.workspace, request.branch, CommitState.RECEIVED, digest, request.options, branch.target)
-            await tx.add_commit(row, request.body)
+            await tx.add_commit(row, stored)
             await tx.lease(new_id, tools.timings.lease_ms)
         return row
 

@@ -19,15 +19,16 @@ from typing import Final, TypeVar
 
 from fennel_core.connections import postgres
 from fennel_core.connections.postgres import Pool
-from fennel_core.definition.definitions import Definitions, check, compiled
+from fennel_core.definition.definitions import Definitions, check, compiled, read
 from fennel_core.definition.receive import Request, receive
+from fennel_core.definition.recover import RunProgram, client_interpreter, with_window_specs
 from fennel_core.ledger import flow
 from fennel_core.ledger.flow import Tools
 from fennel_core.ledger.kafka import KafkaTopics
 from fennel_core.ledger.lifecycle import UNDONE, CommitState
 from fennel_core.ledger.postgres import PostgresLedger
 from fennel_core.ledger.reconcile import Reconciled, reconcile
-from fennel_core.ledger.store import Branch, Commit, Options, Transaction
+from fennel_core.ledger.store import Commit, Options, Transaction
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import BranchName, CommitId, Millis, WorkspaceId
@@ -39,27 +40,41 @@ DESTROY_POLL_SECONDS: Final = 0.2
 
 
 class Steps:
-    """The steps over given tools. `partitions`: of every new topic and job. `warm_seconds`: how long to wait for new jobs."""
+    """The steps over given tools. `partitions`: of every new topic and job. `warm_seconds`: how long to wait for new jobs.
 
-    def __init__(self, tools: Tools, *, partitions: int, warm_seconds: float) -> None:
+    `run_program` runs user code in the client's environment.
+    """
+
+    def __init__(self, tools: Tools, run_program: RunProgram, *, partitions: int, warm_seconds: float) -> None:
         self.tools = tools
+        self._run_program = run_program
         self._partitions = partitions
         self._warm_seconds = warm_seconds
         self._checked: dict[CommitId, Definitions] = {}
 
-    async def check(self, request: Request) -> Definitions:
-        """Decode and validate a commit against what its branch has. ApiError with everything that is wrong."""
+    async def check(self, request: Request) -> tuple[bytes, Definitions]:
+        """Decode and validate a commit against what its branch has; answers the body to store, and what it defines.
 
-        async def base(tx: Transaction) -> tuple[Branch, bytes | None]:
+        ApiError with everything that is wrong.
+        """
+
+        async def base(tx: Transaction) -> bytes | None:
             branch = await flow.open_branch(tx, request.workspace, request.branch)
-            return branch, await _definitions_of(tx, branch.target)
+            return await _definitions_of(tx, branch.target)
 
-        _, before = await self.tools.ledger.run(base)
-        return await asyncio.to_thread(check, request.body, before, incremental=request.options.incremental)
+        return await self._check(request.body, await self.tools.ledger.run(base), request.options)
+
+    async def _check(self, body: bytes, standing: bytes | None, options: Options) -> tuple[bytes, Definitions]:
+        received = await asyncio.to_thread(read, body)
+        before = None if standing is None else await asyncio.to_thread(read, standing)
+        whole = await with_window_specs(body, received.request, None if before is None else before.request, self._run_program)
+        if whole is not body:
+            received = await asyncio.to_thread(read, whole)
+        return whole, await asyncio.to_thread(check, received, before, incremental=options.incremental)
 
     async def preview(self, request: Request) -> tuple[str, ...]:
         """What the commit would do, as lines; nothing is changed."""
-        definitions = await self.check(request)
+        _, definitions = await self.check(request)
         wanted = await asyncio.to_thread(compiled, definitions, self._partitions)
         return await flow.preview(self.tools, request.workspace, request.branch, wanted, backfill=request.options.backfill)
 
@@ -77,7 +92,7 @@ class Steps:
         try:
             definitions = self._checked.pop(commit, None)
             if definitions is None:
-                definitions = await asyncio.to_thread(check, body, before, incremental=row.options.incremental)
+                _, definitions = await self._check(body, before, row.options)
             wanted = await asyncio.to_thread(compiled, definitions, self._partitions)
             return await flow.reserve(self.tools, commit, wanted, definitions.body)
         except ApiError as wrong:
@@ -145,7 +160,7 @@ def steps_over(pool: Pool, settings: Settings) -> Steps:
     """The steps over the real Postgres and Kafka."""
     timings = flow.Timings(lease_ms=Millis(settings.commit_lease_ms), stray_grace_ms=Millis(settings.stray_grace_ms))
     tools = Tools(PostgresLedger(pool), KafkaTopics(settings), asyncio.sleep, timings)
-    return Steps(tools, partitions=settings.partitions, warm_seconds=settings.warm_timeout_s)
+    return Steps(tools, client_interpreter(settings), partitions=settings.partitions, warm_seconds=settings.warm_timeout_s)
 
 
 # --- for callers without an event loop ----------------------------------------------------------------------------------
@@ -171,8 +186,8 @@ def receive_commit(workspace: str, branch: str, body: bytes, *, incremental: boo
     request = Request(WorkspaceId(workspace), BranchName(branch), body, Options(incremental, backfill))
 
     async def work(steps: Steps) -> str:
-        await steps.check(request)
-        return (await receive(steps.tools, request, CommitId(uuid.uuid4().hex))).id
+        stored, _ = await steps.check(request)
+        return (await receive(steps.tools, request, CommitId(uuid.uuid4().hex), stored)).id
 
     return _run(work)
 

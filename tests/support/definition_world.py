@@ -11,8 +11,10 @@ from pathlib import Path
 from fennel_core.definition.flow import CommitFlow
 from fennel_core.definition.orchestrate import Inline, Orchestrator
 from fennel_core.definition.receive import Request
+from fennel_core.definition.recover import client_interpreter
 from fennel_core.definition.steps import Steps
 from fennel_core.ledger.store import Options
+from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import MAIN_BRANCH, BranchName, CommitId
 from fennel_core.wire.gen import services_pb2
 from tests.sim.ledger.world import SHOP, World
@@ -41,7 +43,7 @@ class Office:
 
     def __init__(self, world: World, orchestrate: Callable[[Callable[[CommitId], Awaitable[None]]], Orchestrator] = Inline) -> None:
         self.world = world
-        self.steps = Steps(replace(world.tools(), sleep=self.sleep), partitions=2, warm_seconds=5)
+        self.steps = Steps(replace(world.tools(), sleep=self.sleep), client_interpreter(Settings()), partitions=2, warm_seconds=5)
         numbers = itertools.count(1)
         self.orchestrator = orchestrate(self.steps.run)
         self.flow = CommitFlow(

@@ -16,6 +16,7 @@ from fennel_core.connections import secrets
 from fennel_core.connections.postgres import pool
 from fennel_core.definition.flow import CommitFlow
 from fennel_core.definition.orchestrate import Inline
+from fennel_core.definition.recover import client_interpreter
 from fennel_core.definition.server import Office, application
 from fennel_core.definition.steps import Steps
 from fennel_core.ledger.effectors import MemoryTopics
@@ -43,7 +44,7 @@ async def client(database: str, topics: MemoryTopics, tmp_path: Path) -> AsyncIt
     settings = Settings(dev_tokens=True, admin_token=SecretStr(ADMIN), body_limit_bytes=200_000)
     async with pool(database, name="test", size=6) as connections:
         tools = Tools(PostgresLedger(connections), topics, asyncio.sleep, Timings(first_warm_seconds=0.0))
-        steps = Steps(tools, partitions=2, warm_seconds=0.0)
+        steps = Steps(tools, client_interpreter(settings), partitions=2, warm_seconds=0.0)
         orchestrator = Inline(steps.run)
         flow = CommitFlow(steps, orchestrator, lambda: CommitId(uuid.uuid4().hex), time.monotonic, timeout_seconds=10)
         office = Office(settings, connections, flow, flow, secrets.Sealer.from_file(key), wake=lambda: None)
