@@ -35,7 +35,9 @@ def require_new_version_on_change(graph: Graph, before: Graph | None) -> Iterato
 
 
 def _difference(before: Graph, old: Dataset, after: Graph, new: Dataset) -> str | None:
-    """The first part of a dataset's logic that differs."""
+    """The first part of a dataset's logic that differs. Equal values, the common case, need no look at their logic."""
+    if _parts(before, old) == _parts(after, new):
+        return None
     if dataset_logic(old) != dataset_logic(new):
         return _schema_difference(old, new)
     if sorted(map(source_logic, before.sources_of(old.name))) != sorted(map(source_logic, after.sources_of(new.name))):
@@ -43,6 +45,11 @@ def _difference(before: Graph, old: Dataset, after: Graph, new: Dataset) -> str 
     if _pipelines(before, old.name) != _pipelines(after, new.name):
         return "its pipeline"
     return None
+
+
+def _parts(graph: Graph, dataset: Dataset) -> tuple[object, ...]:
+    pipelines = graph.pipelines_of(dataset.name)
+    return (dataset, graph.sources_of(dataset.name), pipelines, tuple(graph.operators_of(pipeline) for pipeline in pipelines))
 
 
 def _schema_difference(old: Dataset, new: Dataset) -> str:
@@ -69,7 +76,7 @@ def _extractor(before: Graph, extractor: Extractor) -> Iterator[Problem]:
     if not isinstance(extractor.kind, PyFunc):
         return
     old = next((x for x in before.extractors_of(extractor.featureset) if x.name == extractor.name), None)
-    if old is None or extractor.version > old.version or extractor_logic(old) == extractor_logic(extractor):
+    if old is None or old == extractor or extractor.version > old.version or extractor_logic(old) == extractor_logic(extractor):
         return
     text = f"please increment the version of extractor `{extractor.fqn}`: it changed, but its version is {extractor.version} as before"
     yield Problem("extractor-version", extractor.fqn, text)
