@@ -28,18 +28,29 @@ class Assembly:
         return self.add_topic(identity.dead_letters(self.partitions), "the workspace")
 
     def add_job(
-        self, step: StepSpec, inputs: Sequence[AssetKey], partition_by: tuple[str, ...] | None, *, salt: int, title: str, content: str
+        self,
+        step: StepSpec,
+        inputs: Sequence[AssetKey],
+        partition_by: tuple[str, ...] | None,
+        *,
+        salt: int,
+        title: str,
+        content: str,
+        frontier: bool = False,
     ) -> tuple[AssetKey, AssetKey | None]:
-        """The job and the topic it writes (None without `partition_by`); `content` titles the topic."""
+        """The job and the topic it writes (None without `partition_by`); `content` titles the topic.
+
+        `frontier`: the output carries the frontier, which makes it another topic than one that does not.
+        """
         assert len(set(inputs)) == len(inputs), "a job reads a topic once: its runner knows an input by its topic"
         assert all(i in self.topics for i in inputs), "producers come first"
-        key = identity.job(step, inputs, partition_by, salt, self.partitions)
+        key = identity.job(step, inputs, partition_by, salt, self.partitions, frontier=frontier)
         output = None if partition_by is None else self.add_topic(identity.output_topic(key), content)
         if key not in self.jobs:
             self.jobs[key] = LogicalJob(
                 key=key,
                 inputs=tuple(inputs),
-                outputs=() if output is None else (LogicalOutput(output, partition_by or ()),),
+                outputs=() if output is None else (LogicalOutput(output, partition_by or (), frontier),),
                 step=step,
                 replaylog=self.add_topic(identity.replaylog(key), title),
                 dead_letters=self.dead_letters(),

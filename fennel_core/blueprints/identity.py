@@ -58,10 +58,14 @@ def dead_letters(partitions: int) -> AssetKey:
     return AssetKey(AssetKind.DEAD, _hash("dead", partitions))
 
 
-def job(step: StepSpec, inputs: Sequence[AssetKey], partition_by: tuple[str, ...] | None, salt: int, partitions: int) -> AssetKey:
+def job(
+    step: StepSpec, inputs: Sequence[AssetKey], partition_by: tuple[str, ...] | None, salt: int, partitions: int, *, frontier: bool = False
+) -> AssetKey:
     """Of a job. `partition_by` None: it has no output."""
     parts = None if partition_by is None else list(partition_by)
-    return AssetKey(AssetKind.JOB, _hash("job", _logic(step), step_version(step), [i.identity for i in inputs], parts, salt, partitions))
+    return AssetKey(
+        AssetKind.JOB, _hash("job", _logic(step), step_version(step), [i.identity for i in inputs], parts, salt, partitions, frontier)
+    )
 
 
 def output_topic(writer: AssetKey) -> AssetKey:

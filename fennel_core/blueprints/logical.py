@@ -55,6 +55,7 @@ class LogicalOutput:
 
     topic: AssetKey
     partition_by: tuple[str, ...]
+    frontier: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,8 @@ class Content:
     topic: AssetKey
     schema: Schema
     partition_by: Columns
+    frontier: bool = False
+    """Every partition of it is told the largest event time written to any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +212,7 @@ class PipelineCompiler:
 
     def after(self, operand: str, partition_by: Columns, step: spec.StepSpec, noun: str) -> Pending:
         """A stateful step over its operand, which is partitioned for it."""
-        content = self.place(self.flows[operand], partition_by)
+        content = self.place(self.flows[operand], partition_by, frontier=spec.needs_frontier(step))
         return Pending(step, (content.topic,), step.output, noun)  # type: ignore[union-attr]  # Table has no output and is never made here
 
     def schema_of(self, operand: str) -> Schema:
@@ -226,13 +228,14 @@ class PipelineCompiler:
         """The flow as branches over topics; a pending step gets its topic, by key or by position."""
         return flow if isinstance(flow, Loose) else _loose(self.place(flow, flow.schema.key_names))
 
-    def place(self, flow: Flow, partition_by: Columns, *, unlike: AssetKey | None = None) -> Content:
-        """The flow on a topic that is partitioned by these columns (none: however it is) and that is not `unlike`."""
+    def place(self, flow: Flow, partition_by: Columns, *, unlike: AssetKey | None = None, frontier: bool = False) -> Content:
+        """The flow on a topic partitioned by these columns (none: however it is), not `unlike`, and with the frontier if asked."""
         match flow:
             case Loose(branches=(Branch(content, ()),)):
-                if content.topic != unlike and content.partition_by == partition_by:
+                fits = content.topic != unlike and (content.frontier or not frontier)
+                if fits and content.partition_by == partition_by:
                     return content
-                if content.topic != unlike and not partition_by and not content.schema.keyed:
+                if fits and not partition_by and not content.schema.keyed:
                     return content
                 pending = self.fused(flow, flow.schema)
             case Loose():
@@ -248,9 +251,10 @@ class PipelineCompiler:
             salt=self.version if pending.salted else 0,
             title=f"{self.title}: {pending.noun}",
             content=f"{self.title}: {pending.noun}" + (f" by {', '.join(partition_by)}" if partition_by else ""),
+            frontier=frontier,
         )
         assert topic is not None, "a job with a partitioning has an output"
-        return Content(topic, pending.schema, partition_by)
+        return Content(topic, pending.schema, partition_by, frontier)
 
     def fused(self, flow: Loose, output: Schema) -> Pending:
         """One job for the whole run."""

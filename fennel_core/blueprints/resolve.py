@@ -22,7 +22,7 @@ def resolve_job(job: LogicalJob, workspace: WorkspaceId, names: Names) -> Job:
         id=JobId(names[job.key]),
         workspace=workspace,
         inputs=tuple(TopicName(names[i]) for i in job.inputs),
-        outputs=tuple(Output(TopicName(names[o.topic]), o.partition_by) for o in job.outputs),
+        outputs=tuple(Output(TopicName(names[o.topic]), o.partition_by, o.frontier) for o in job.outputs),
         step=job.step,
         replaylog=TopicName(names[job.replaylog]),
         dead_letters=TopicName(names[job.dead_letters]),

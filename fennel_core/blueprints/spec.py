@@ -22,6 +22,8 @@ class Output:
 
     topic: TopicName
     partition_by: tuple[str, ...]
+    frontier: bool = False
+    """Tell every partition the largest event time written: a consumer closes windows by it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,13 +23,15 @@ import polars as pl
 from fennel_core.blueprints.spec import Job
 from fennel_core.engine import progress as progress_of_state
 from fennel_core.engine.broker import Aborted, Broker, Fetched, Outgoing, Producer, Record
+from fennel_core.engine.frontiers import Frontiers, told
 from fennel_core.engine.outputs import messages
 from fennel_core.engine.progress import Progress
 from fennel_core.hangar.store import Hangar
-from fennel_core.operators.step import Outcome, Step
+from fennel_core.operators.aggregate.overlay import Overlay
+from fennel_core.operators.step import Advances, Outcome, Step
 from fennel_core.replaylog import marker as markers
 from fennel_core.replaylog.marker import EpochMarker, IterationMarker, Range
-from fennel_core.vocab.ids import Epoch, Offset, TopicName
+from fennel_core.vocab.ids import Epoch, Micros, Offset, TopicName
 from fennel_core.vocab.versions import decode
 
 T = TypeVar("T")
@@ -64,6 +66,8 @@ class Work:
 
     step: Step | None
     """None where the job only runs user code."""
+    advances: Advances | None
+    """The side of the step that closes windows, if it has one."""
     version: int
     prepare: Callable[[pl.DataFrame], Awaitable[Outcome]] | None
 
@@ -76,6 +80,7 @@ class Runner:
         self.status = "recovering"
         self._work, self._hangar, self._broker, self._pool, self._limits = work, hangar, broker, pool, limits
         self._producer: Producer | None = None
+        self._frontiers = Frontiers(job)
         self._progress: Progress = progress_of_state.FRESH
         self._applied: dict[TopicName, Offset] = {}
         self._lag: Callable[[], int | None] = lambda: None
@@ -139,7 +144,7 @@ class Runner:
         if marker.digest != progress_of_state.digest(outcome):
             for covered in marker.ranges:
                 records = await self._broker.read((covered.topic, self.part), covered.first, covered.next)
-                outcome = await self._apply(self.job.inputs.index(covered.topic), [r for r in records if r.control is None])
+                outcome = await self._apply(self.job.inputs.index(covered.topic), tuple(records))
             if progress_of_state.digest(outcome) != marker.digest:
                 raise ReplayMismatch(
                     f"iteration {marker.iteration} replayed to other mutations than it made (step version {marker.step_version} then, "
@@ -158,9 +163,8 @@ class Runner:
         try:
             while True:
                 fetched = await subscription.next(self._limits.iteration_bytes)
-                data = [record for record in fetched.records if record.control is None]
-                if data:
-                    await self._iterate(fetched, data)
+                if fetched.records:
+                    await self._iterate(fetched)
                 self._applied[fetched.source[0]] = fetched.next
                 self._announce()
         finally:
@@ -169,23 +173,34 @@ class Runner:
             self._announce()
             await subscription.close()
 
-    async def _iterate(self, fetched: Fetched, data: Sequence[Record]) -> None:
+    async def _iterate(self, fetched: Fetched) -> None:
         topic = fetched.source[0]
         first = self._progress.offsets.get(topic, Offset(0))
-        assert data[0].offset >= first, f"record {data[0].offset} of {topic} was applied before (next is {first})"
-        outcome = await self._apply(self.job.inputs.index(topic), data)
+        assert fetched.records[0].offset >= first, f"record {fetched.records[0].offset} of {topic} was applied before (next is {first})"
+        if self._work.advances is None and all(record.control is not None for record in fetched.records):
+            return  # control records that nobody here listens to
+        outcome = await self._apply(self.job.inputs.index(topic), fetched.records)
         assert self._producer is not None or not (outcome.emits or outcome.dead), "a job without outputs emits nothing"
         replayed = self._progress.replayed
         if self._producer is not None:
             replayed = await self._commit(self._producer, outcome, Range(topic, first, fetched.next))
         self._progress = await self._store(self._progress.iteration + 1, outcome, {topic: fetched.next}, replayed)
 
-    async def _apply(self, source: int, data: Sequence[Record]) -> Outcome:
+    async def _apply(self, source: int, records: tuple[Record, ...]) -> Outcome:
+        data = [record for record in records if record.control is None]
         if self._work.prepare is not None:
-            return await self._work.prepare(await self._pool.run(partial(_frame, data)))
+            return await self._work.prepare(await self._pool.run(partial(_frame, data))) if data else Outcome()
+        return await self._pool.run(partial(self._step, source, data, told(records)))
+
+    def _step(self, source: int, data: Sequence[Record], frontier: Micros | None) -> Outcome:
         step = self._work.step
         assert step is not None, "a job has a step or runs user code"
-        return await self._pool.run(lambda: step.apply(self._hangar, source, _frame(data)))
+        outcome = step.apply(self._hangar, source, _frame(data)) if data else Outcome()
+        if frontier is None or self._work.advances is None:
+            return outcome
+        after = Overlay(self._hangar, dict(outcome.puts))
+        after.deletes.update(outcome.deletes)
+        return _then(outcome, self._work.advances.advance(after, frontier))
 
     async def _commit(self, producer: Producer, outcome: Outcome, covered: Range) -> Offset:
         digest = progress_of_state.digest(outcome)
@@ -193,6 +208,7 @@ class Runner:
         state_format = progress_of_state.STATE_FORMAT
         marker = IterationMarker(self.epoch, iteration, (covered,), self._work.version, state_format, self._limits.environment, digest)
         outgoing = await self._pool.run(lambda: messages(self.job, self.part, outcome.emits, outcome.dead))
+        outgoing += self._frontiers.messages(outcome.emits)
         outgoing.append(self._to_replaylog(marker))
         for attempt in range(1, COMMIT_ATTEMPTS + 1):
             try:
@@ -215,6 +231,13 @@ class Runner:
     def _announce(self) -> None:
         moved, self._moved = self._moved, asyncio.Event()
         moved.set()
+
+
+def _then(first: Outcome, second: Outcome) -> Outcome:
+    """One outcome for two that were made one over the other."""
+    puts = {key: value for key, value in first.puts.items() if key not in second.deletes} | dict(second.puts)
+    deletes = (first.deletes - second.puts.keys()) | second.deletes
+    return Outcome(puts, deletes, first.emits + second.emits, first.dead + second.dead)
 
 
 def _frame(data: Sequence[Record]) -> pl.DataFrame:

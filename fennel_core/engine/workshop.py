@@ -21,7 +21,7 @@ from fennel_core.engine.runner import Limits, Pool, Runner, Work
 from fennel_core.executors.client import Callbacks, Executors
 from fennel_core.hangar.rocks import RocksHangar
 from fennel_core.hangar.store import Hangar
-from fennel_core.operators.build import build
+from fennel_core.operators.build import advancing, build
 from fennel_core.operators.spec import UserCode, step_version
 from fennel_core.operators.step import Outcome
 from fennel_core.vocab import canonical
@@ -75,7 +75,8 @@ class SlotWorkshop:
             if stored is None:
                 return None
             spec = self._specs[job] = canonical.loads(stored, Job)
-        work = Work(None if isinstance(spec.step, UserCode) else build(spec.step), step_version(spec.step), self._prepare(spec))
+        step = None if isinstance(spec.step, UserCode) else build(spec.step)
+        work = Work(step, None if step is None else advancing(step), step_version(spec.step), self._prepare(spec))
         hangar = await self._pool.run(partial(self._stores.open, job, part))
         return Runner(spec, part, epoch, work, hangar, self._broker, self._pool, self._limits)
 

@@ -160,6 +160,7 @@ class Intervals:
 
 StepSpec = Table | Map | UserCode | Join | Aggregate | Pick | Dedup | Changelog | Windows | Intervals
 
+
 _VERSIONS: Mapping[type, int] = {
     Table: 1,
     Map: 1,
@@ -177,3 +178,14 @@ _VERSIONS: Mapping[type, int] = {
 def step_version(spec: StepSpec) -> int:
     """Version of the step that runs `spec`: enters its job's identity; raise it when results or state format of that step change."""
     return _VERSIONS[type(spec)]
+
+
+def needs_frontier(spec: StepSpec) -> bool:
+    """Does the step close windows by event time, so that every partition of its input must be told the largest one?"""
+    match spec:
+        case Windows():
+            return True
+        case Aggregate(specs=specs):
+            return any(wire.is_discrete(s.window) for s in specs)
+        case _:
+            return False

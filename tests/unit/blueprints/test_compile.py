@@ -15,6 +15,7 @@ from tests.support.subjects import code, derived, node, schema, sourced, webhook
 EVENTS = schema("", "user amount city:str")
 USERS = schema("user", "city:str")
 TOTALS = schema("user", "total")
+LATEST = schema("user", "amount city:str")
 FOREVER = wire.Forever()
 SUM = wire.Sum("total", FOREVER, "amount")
 DAILY = wire.Sum("total", wire.Tumbling(86_400_000_000, 0), "amount")
@@ -207,13 +208,21 @@ def test_a_dataset_joined_with_itself_reads_a_copy_on_the_left() -> None:
 
 
 def test_two_pipelines_with_the_same_beginning_share_its_shuffle() -> None:
-    def totals(name: str, spec_: wire.Spec) -> list[object]:
+    first = [node("Events", ref("Events"), EVENTS), node("t", aggregate("Events", SUM), TOTALS)]
+    second = [node("Events", ref("Events"), EVENTS), node("l", wire.Latest("Events", ("user",)), LATEST)]
+    compiled = compile_subjects([sourced("Events", EVENTS), derived("One", TOTALS, first), derived("Two", LATEST, second)], 4)
+    assert shape(compiled) == ["One.p: map -> user", "One.p: aggregate", "Two.p: latest -> user"]
+
+
+def test_a_step_that_closes_windows_reads_a_shuffle_that_carries_the_frontier() -> None:
+    def totals(spec_: wire.Spec) -> list[object]:
         return [node("Events", ref("Events"), EVENTS), node("t", aggregate("Events", spec_), TOTALS)]
 
-    one = derived("One", TOTALS, totals("One", SUM))  # type: ignore[arg-type]
-    two = derived("Two", TOTALS, totals("Two", DAILY))  # type: ignore[arg-type]
+    one = derived("One", TOTALS, totals(SUM))  # type: ignore[arg-type]
+    two = derived("Two", TOTALS, totals(DAILY))  # type: ignore[arg-type]
     compiled = compile_subjects([sourced("Events", EVENTS), one, two], 4)
-    assert shape(compiled) == ["One.p: map -> user", "One.p: aggregate", "Two.p: aggregate -> user"]
+    assert shape(compiled) == ["One.p: map -> user", "One.p: aggregate", "Two.p: map -> user", "Two.p: aggregate -> user"]
+    assert [[o.frontier for o in job.outputs] for job in compiled.jobs] == [[False], [], [True], [False]]
 
 
 def test_operators_keep_the_schemas_they_were_given() -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import TypeVar
 
@@ -21,6 +22,7 @@ from fennel_core.engine.memory_broker import MemoryBroker, MemoryLog, MemoryProd
 from fennel_core.engine.runner import Limits, ReplayMismatch, Runner, Superseded, Work
 from fennel_core.hangar.memory import MemoryHangar
 from fennel_core.operators import spec
+from fennel_core.operators.build import build
 from fennel_core.operators.step import Emit, Outcome, Reads
 from fennel_core.replaylog import marker as markers
 from fennel_core.vocab.dtypes import Field, Int, Str
@@ -89,7 +91,7 @@ def expected(rows: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
 
 
 def make(log: MemoryLog, hangar: MemoryHangar, epoch: int, *, outputs: bool = True, broker: MemoryBroker | None = None) -> Runner:
-    work = Work(CountingStep(), 1, None)
+    work = Work(CountingStep(), None, 1, None)
     return Runner(job(outputs), 0, Epoch(epoch), work, hangar, broker or MemoryBroker(log), SameThread(), LIMITS)
 
 
@@ -136,7 +138,7 @@ async def test_a_job_without_outputs_writes_nothing_to_the_log() -> None:
             return Outcome(super().apply(reads, source, batch).puts)
 
     await feed(log, ROWS)
-    runner = Runner(job(outputs=False), 0, Epoch(1), Work(Silent(), 1, None), hangar, MemoryBroker(log), SameThread(), LIMITS)
+    runner = Runner(job(outputs=False), 0, Epoch(1), Work(Silent(), None, 1, None), hangar, MemoryBroker(log), SameThread(), LIMITS)
     await run_until(runner, 2 * len(ROWS))
     assert log.log((REPLAYLOG, 0)).records == []
     assert {k: int(v) for k, v in hangar.scan(b"sum/", b"sum0")} == {b"sum/" + k.encode(): v for k, v in dict(expected(ROWS)).items()}
@@ -173,7 +175,7 @@ async def test_a_replay_that_makes_other_mutations_is_refused() -> None:
         def apply(self, reads: Reads, source: int, batch: pl.DataFrame) -> Outcome:
             return super().apply(reads, source, batch.with_columns(pl.col("value") + 1))
 
-    drifted = Runner(job(), 0, Epoch(2), Work(Drifted(), 1, None), MemoryHangar(), MemoryBroker(log), SameThread(), LIMITS)
+    drifted = Runner(job(), 0, Epoch(2), Work(Drifted(), None, 1, None), MemoryHangar(), MemoryBroker(log), SameThread(), LIMITS)
     with pytest.raises(ReplayMismatch, match="recovery DAG"):
         await drifted.run()
 
@@ -249,3 +251,53 @@ async def test_each_row_counts_once_whatever_dies_and_whichever_state_survives(s
     fresh = MemoryHangar()
     await run_until(make(log, fresh, epoch + 1), 2 * len(ROWS))
     assert progress.load(fresh).state_hash == progress.load(hangar).state_hash
+
+
+class Closing(CountingStep):
+    """A step with windows: it emits how far event time has come, once per move."""
+
+    def apply(self, reads: Reads, source: int, batch: pl.DataFrame) -> Outcome:
+        return Outcome(super().apply(reads, source, batch).puts)
+
+    def advance(self, reads: Reads, frontier: int) -> Outcome:
+        (before,) = reads.get_many([b"frontier"])
+        (total,) = reads.get_many([b"sum/a"])
+        if before is not None and int(before) >= frontier:
+            return Outcome()
+        row = pl.DataFrame({"key": ["frontier"], "value": [frontier], "at": [datetime.fromtimestamp(0, UTC)]}).with_columns(
+            __pos=pl.lit(b"0" * 14), __sign=pl.lit(1, pl.Int8), __gone=pl.lit(False)
+        )
+        return Outcome({b"frontier": b"%d" % frontier, b"seen": total or b""}, emits=(Emit(0, row),))
+
+
+async def test_every_partition_is_told_how_far_event_time_has_come_and_windows_close_by_it() -> None:
+    log = MemoryLog()
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+
+    def at(minutes: int, number: int) -> bytes:
+        times = pa.array([start + timedelta(minutes=minutes)], pa.timestamp("us", "UTC"))
+        rows = pa.table({"key": pa.array(["a"], pa.large_string()), "value": [1], "at": times})
+        return encode(with_meta(rows, stamp(Hlc(number), 0, 1)))
+
+    producer = MemoryProducer(log, "ingest")
+    for number, minutes in enumerate((5, 9, 7)):
+        await producer.commit([Outgoing(SOURCE, 0, at(minutes, number))])
+    same = spec.Map((SCHEMA,), ((),), SCHEMA)
+    mapped = dataclasses.replace(job(), step=same, partitions=3, outputs=(Output(TARGET, ("key",), frontier=True),))
+    copying = Work(build(same), None, 1, None)
+    await run_until(Runner(mapped, 0, Epoch(1), copying, MemoryHangar(), MemoryBroker(log), SameThread(), Limits(1, "test")), 6)
+    micros = [int((start + timedelta(minutes=m)).timestamp() * 1e6) for m in (5, 9)]
+    told = {part: [int.from_bytes(r.value[1:], "big") for r in log.log((TARGET, part)).records if r.control] for part in range(3)}
+    assert told == dict.fromkeys(range(3), micros), "a later, smaller time says nothing new"
+
+    final = TopicName("final")
+    closing = dataclasses.replace(job(), id=JobId("closing"), inputs=(TARGET,), outputs=(Output(final, ()),), partitions=3)
+    step = Closing()
+    for part in range(3):
+        runner = Runner(closing, part, Epoch(1), Work(step, step, 1, None), MemoryHangar(), MemoryBroker(log), SameThread(), LIMITS)
+        task = asyncio.create_task(runner.run())
+        async with asyncio.timeout(5):
+            while not any(decode(r.value)["value"][0] == micros[1] for r in log.log((final, part)).records):
+                await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
