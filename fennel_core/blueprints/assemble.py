@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from fennel_core.blueprints import identity
 from fennel_core.blueprints.logical import AssetKey, LogicalJob, LogicalOutput, Topic
@@ -33,7 +34,7 @@ class Assembly:
         inputs: Sequence[AssetKey],
         partition_by: tuple[str, ...] | None,
         *,
-        salt: int,
+        salt: Any,
         title: str,
         content: str,
         frontier: bool = False,

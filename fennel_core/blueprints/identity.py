@@ -6,7 +6,7 @@ was made: two pipelines with the same beginning share it, two branches with the 
 renames exactly what lies downstream.
 
 What is logic: types, names of columns, expressions, parameters, and user code as its author wrote it with what it includes
-(comments and the client's generated wrapper are not). What is not: owners, descriptions, tags, titles, names of datasets
+(`wire.logic`; comments and the client's generated wrapper are not). What is not: owners, descriptions, tags, titles, names of datasets
 and pipelines, credentials, poll intervals and retention. A dataset's *version* is: people raise it to have things computed again, so it
 salts the dataset's last job and its user code (whose result may depend on the world outside, such as a library).
 
@@ -17,9 +17,7 @@ result. The number of partitions is in every hash, because co-partitioned inputs
 from __future__ import annotations
 
 import hashlib
-import io
 import json
-import tokenize
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -30,6 +28,7 @@ from fennel_core.vocab.ids import Identity
 from fennel_core.vocab.schema import Schema
 from fennel_core.wire import connectors
 from fennel_core.wire.connectors import Login, Source, Webhook
+from fennel_core.wire.logic import logical_code
 from fennel_core.wire.pycode import PyCode
 
 FORMAT: Final = 1
@@ -59,7 +58,7 @@ def dead_letters(partitions: int) -> AssetKey:
 
 
 def job(
-    step: StepSpec, inputs: Sequence[AssetKey], partition_by: tuple[str, ...] | None, salt: int, partitions: int, *, frontier: bool = False
+    step: StepSpec, inputs: Sequence[AssetKey], partition_by: tuple[str, ...] | None, salt: Any, partitions: int, *, frontier: bool = False
 ) -> AssetKey:
     """Of a job. `partition_by` None: it has no output."""
     parts = None if partition_by is None else list(partition_by)
@@ -94,23 +93,14 @@ def source_logic(source: Source) -> tuple[object, ...]:
     )
 
 
-def code_logic(code: PyCode) -> tuple[Any, ...]:
-    """User code without what its author may change freely: comments, blank lines and trailing space; with all it includes."""
-    return (_bare(code.core_code), sorted(json.dumps(code_logic(i)) for i in code.includes), code.imports.strip())
+def code_logic(code: PyCode) -> list[Any]:
+    """User code without what Python does not execute (`wire.logic`), with all it includes."""
+    return [logical_code(code.core_code), [code_logic(include) for include in code.includes]]
 
 
-def _bare(text: str) -> list[str]:
-    """The text's tokens. A lambda is cut out of its line by the client and may not be whole Python: then its lines, stripped."""
-    try:
-        tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
-    except (tokenize.TokenError, IndentationError):
-        return [line.strip() for line in text.splitlines() if line.strip()]
-    return [t.string if t.type not in _SHAPE else tokenize.tok_name[t.type] for t in tokens if t.type not in _FREE]
-
-
-_FREE: Final = frozenset({tokenize.COMMENT, tokenize.NL, tokenize.ENDMARKER})
-_SHAPE: Final = frozenset({tokenize.INDENT, tokenize.DEDENT, tokenize.NEWLINE})
-"""Tokens whose text is free (how wide an indent is) but whose place is not."""
+def user_code_salt(version: int, includes: Sequence[PyCode]) -> list[Any]:
+    """What decides the result of user code besides its own text: what the pipeline lends it, and the dataset's version."""
+    return [version, [code_logic(include) for include in includes]]
 
 
 def _logic(value: object) -> Any:

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
+from fennel_core.blueprints import identity
 from fennel_core.blueprints.assemble import Assembly
 from fennel_core.blueprints.logical import AssetKey
 from fennel_core.blueprints.subject import Node, PipelineSubject
@@ -124,7 +125,7 @@ class PipelineCompiler:
             pending.step,
             pending.inputs,
             partition_by,
-            salt=self.version,
+            salt=identity.user_code_salt(self.version, self.pipeline.includes) if pending.salted else self.version,
             title=f"{self.title}: {pending.noun}",
             content=self.dataset,
         )
@@ -156,22 +157,24 @@ class PipelineCompiler:
         match kind:
             case wire.Aggregate(operand, keys, specs, along, emit):
                 ordered = _in_order(keys, output)
-                step = spec.Aggregate(self.schema_of(operand), ordered, specs, along, emit is wire.Emit.FINAL, kind.terminal, output)
-                return self.after(operand, ordered, step, "aggregate")
+                rows = self.rows(operand)
+                step = spec.Aggregate(rows.schema, ordered, specs, along, emit is wire.Emit.FINAL, kind.terminal, output)
+                return self.after(rows, ordered, step, "aggregate")
             case wire.First(operand, by):
                 ordered = _in_order(by, output)
-                return self.after(operand, ordered, spec.Pick(self.schema_of(operand), ordered, True, output), "first")
+                return self.after(self.flows[operand], ordered, spec.Pick(self.schema_of(operand), ordered, True, output), "first")
             case wire.Latest(operand, by):
                 ordered = _in_order(by, output)
-                return self.after(operand, ordered, spec.Pick(self.schema_of(operand), ordered, False, output), "latest")
+                return self.after(self.flows[operand], ordered, spec.Pick(self.schema_of(operand), ordered, False, output), "latest")
             case wire.Dedup(operand, by, window):
                 columns = by or self.schema_of(operand).value_names
-                return self.after(operand, columns, spec.Dedup(self.schema_of(operand), columns, window, output), "dedup")
+                return self.after(self.flows[operand], columns, spec.Dedup(self.schema_of(operand), columns, window, output), "dedup")
             case wire.Changelog(operand, column, deletes):
                 schema = self.schema_of(operand)
-                return self.after(operand, schema.key_names, spec.Changelog(schema, column, deletes, output), "changelog")
-            case wire.WindowOp(operand, window, by, name):
-                return self.after(operand, by, spec.Windows(self.schema_of(operand), by, name, window, output), "windows")
+                return self.after(self.flows[operand], schema.key_names, spec.Changelog(schema, column, deletes, output), "changelog")
+            case wire.WindowOp(operand, window, by, name, specs):
+                windows = spec.Windows(self.schema_of(operand), by, name, window, output, specs)
+                return self.after(self.flows[operand], by, windows, "windows")
             case wire.Join():
                 return self.join(kind, output)
             case _:
@@ -184,7 +187,7 @@ class PipelineCompiler:
         left_on = tuple(pairs[key] for key in right.schema.key_names)
         columns = (*right.schema.value_names, right.schema.timestamp)
         taken = tuple(c for c in columns if c in op.fields) if op.fields else right.schema.value_names
-        left = self.place(self.flows[op.left], left_on, unlike=right.topic)
+        left = self.place(self.rows(op.left), left_on, unlike=right.topic)
         step = spec.Join(
             left=left.schema,
             right=right.schema,
@@ -210,9 +213,18 @@ class PipelineCompiler:
         content = self.place(self.flows[operand], self.schema_of(operand).key_names)
         return Pending(step, (content.topic,), step.output, noun, salted=True)
 
-    def after(self, operand: str, partition_by: Columns, step: spec.StepSpec, noun: str) -> Pending:
+    def rows(self, operand: str) -> Flow:
+        """The operand for a step that may be partitioned by anything: a keyed one as signed facts, which carry the end of each row."""
+        flow = self.flows[operand]
+        if not flow.schema.keyed:
+            return flow
+        content = self.place(flow, flow.schema.key_names)
+        facts = spec.facts_of(content.schema)
+        return Pending(spec.Intervals(content.schema, facts), (content.topic,), facts, "intervals")
+
+    def after(self, flow: Flow, partition_by: Columns, step: spec.StepSpec, noun: str) -> Pending:
         """A stateful step over its operand, which is partitioned for it."""
-        content = self.place(self.flows[operand], partition_by, frontier=spec.needs_frontier(step))
+        content = self.place(flow, partition_by, frontier=spec.needs_frontier(step))
         return Pending(step, (content.topic,), step.output, noun)  # type: ignore[union-attr]  # Table has no output and is never made here
 
     def schema_of(self, operand: str) -> Schema:
@@ -248,7 +260,7 @@ class PipelineCompiler:
             pending.step,
             pending.inputs,
             partition_by,
-            salt=self.version if pending.salted else 0,
+            salt=identity.user_code_salt(self.version, self.pipeline.includes) if pending.salted else 0,
             title=f"{self.title}: {pending.noun}",
             content=f"{self.title}: {pending.noun}" + (f" by {', '.join(partition_by)}" if partition_by else ""),
             frontier=frontier,

@@ -8,6 +8,7 @@ from fennel_core.vocab.schema import Schema
 from fennel_core.wire.connectors import Source
 from fennel_core.wire.entities import Dataset
 from fennel_core.wire.operators import OperatorKind
+from fennel_core.wire.pycode import PyCode
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,8 @@ class PipelineSubject:
 
     name: str
     nodes: tuple[Node, ...]
+    includes: tuple[PyCode, ...] = ()
+    """What the pipeline's user code may call."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,4 +108,4 @@ def _pipeline(graph: Graph, dataset: Dataset) -> PipelineSubject | None:
     root = graph.root_of(pipeline)
     assert root is not None, "a valid pipeline has a result"
     nodes = [Node(o.id, o.kind, outputs[o.id]) for o in graph.operators_of(pipeline)]
-    return PipelineSubject(pipeline.name, tuple(sorted(nodes, key=lambda n: n.id == root.id)))
+    return PipelineSubject(pipeline.name, tuple(sorted(nodes, key=lambda n: n.id == root.id)), pipeline.pycode.includes)

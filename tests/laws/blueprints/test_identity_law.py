@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fennel_core.blueprints.compile import compile_subjects
@@ -64,11 +64,13 @@ def contents(compiled: Compiled) -> list[str]:
     return [d.topic.identity for d in compiled.datasets if d.topic is not None]
 
 
+@settings(max_examples=40, deadline=None)
 @given(drawings(), st.integers(1, 64))
 def test_compiling_twice_gives_equal_values(drawing: Drawing, partitions: int) -> None:
     assert compile_subjects(subjects(drawing), partitions) == compile_subjects(subjects(drawing), partitions)
 
 
+@settings(max_examples=40, deadline=None)
 @given(drawings(), st.data())
 def test_raising_a_version_renames_the_dataset_and_exactly_what_lies_downstream(drawing: Drawing, data: st.DataObject) -> None:
     changed = data.draw(st.integers(0, len(drawing.inputs) - 1))
@@ -78,6 +80,7 @@ def test_raising_a_version_renames_the_dataset_and_exactly_what_lies_downstream(
     assert renamed == drawing.downstream(changed)
 
 
+@settings(max_examples=40, deadline=None)
 @given(drawings(), st.data())
 def test_changing_code_renames_exactly_what_lies_downstream(drawing: Drawing, data: st.DataObject) -> None:
     changed = data.draw(st.integers(0, len(drawing.inputs) - 1))
@@ -88,12 +91,14 @@ def test_changing_code_renames_exactly_what_lies_downstream(drawing: Drawing, da
     assert renamed == drawing.downstream(changed)
 
 
+@settings(max_examples=40, deadline=None)
 @given(drawings())
 def test_different_contents_have_different_names(drawing: Drawing) -> None:
     names = contents(compile_subjects(subjects(drawing), 4))
     assert len(set(names)) == len(names)
 
 
+@settings(max_examples=40, deadline=None)
 @given(drawings())
 def test_names_owners_and_descriptions_are_no_logic(drawing: Drawing) -> None:
     told = replace(NOTHING, owner="other@x", description="told", tags=("t",), deprecated=True)
@@ -105,6 +110,7 @@ def test_names_owners_and_descriptions_are_no_logic(drawing: Drawing) -> None:
     assert contents(compile_subjects(plain, 4)) == contents(compile_subjects(dressed, 4))
 
 
+@settings(max_examples=40, deadline=None)
 @given(drawings())
 def test_another_number_of_partitions_renames_everything(drawing: Drawing) -> None:
     four, eight = (compile_subjects(subjects(drawing), n) for n in (4, 8))

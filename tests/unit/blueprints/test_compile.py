@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from fennel_core.blueprints.compile import compile_subjects
@@ -106,11 +108,58 @@ def test_an_aggregate_with_discrete_windows_writes_a_topic_and_may_have_a_table(
     assert shape(compiled) == ["Totals.p: map -> user", "Totals.p: aggregate -> user", "Totals: table"]
 
 
-def test_grouping_by_what_the_input_is_keyed_by_needs_no_shuffle() -> None:
-    keyed = schema("user", "amount")
-    steps = [node("Users", ref("Users"), keyed), node("t", aggregate("Users", SUM), TOTALS)]
-    compiled = compile_subjects([sourced("Users", keyed), derived("Totals", TOTALS, steps)], 4)
-    assert shape(compiled) == ["Totals.p: aggregate"]
+def test_a_keyed_dataset_reaches_an_aggregate_as_facts_that_know_their_end() -> None:
+    keyed = schema("user", "city amount")
+    cities = schema("city", "total")
+    steps = [node("Users", ref("Users"), keyed), node("t", aggregate("Users", SUM, keys=("city",)), cities)]
+    compiled = compile_subjects([sourced("Users", keyed), derived("Totals", cities, steps)], 4)
+    assert shape(compiled) == ["Totals.p: intervals -> city", "Totals.p: aggregate"]
+    assert job(compiled, "Totals.p: intervals").step == spec.Intervals(keyed, spec.facts_of(keyed))
+    assert job(compiled, "Totals.p: aggregate").step.input == spec.facts_of(keyed)  # type: ignore[union-attr]
+
+
+def test_a_keyed_left_side_of_a_join_is_cut_into_facts_before_it_leaves_its_own_partitions() -> None:
+    orders, joined = schema("order", "user amount"), schema("order", "user amount city:str")
+    steps = [
+        node("Orders", ref("Orders"), orders),
+        node("a", wire.Filter("Orders", code("lambda df: df.amount > 0")), orders),
+        node("Users", ref("Users"), USERS),
+        node("j", wire.Join("a", "Users", (("user", "user"),), wire.JoinHow.LEFT, None, 0, ()), joined),
+    ]
+    compiled = compile_subjects([sourced("Orders", orders), sourced("Users", USERS), derived("J", joined, steps)], 4)
+    assert shape(compiled) == ["J.p: filter -> order", "J.p: intervals -> user", "J.p: join -> order"]
+    assert job(compiled, "J.p: join").step.left == spec.facts_of(orders)  # type: ignore[union-attr]
+
+
+def test_grouping_by_what_the_input_is_partitioned_by_needs_no_shuffle() -> None:
+    steps = [
+        node("Events", ref("Events"), EVENTS),
+        node("d", wire.Dedup("Events", ("user",), None), EVENTS),
+        node("t", wire.Latest("d", ("user",)), schema("user", "amount city:str")),
+    ]
+    compiled = compile_subjects([sourced("Events", EVENTS), derived("L", schema("user", "amount city:str"), steps)], 4)
+    assert shape(compiled) == ["L.p: map -> user", "L.p: dedup -> user", "L.p: latest -> user"]
+
+
+def test_what_a_pipeline_lends_its_user_code_is_part_of_its_logic() -> None:
+    def compiled(helper: str) -> Compiled:
+        steps = [node("Events", ref("Events"), EVENTS), node("a", wire.Filter("Events", code("lambda df: ok(df)")), EVENTS)]
+        subject = derived("Good", EVENTS, steps)
+        assert subject.pipeline is not None
+        lent = replace(subject, pipeline=replace(subject.pipeline, includes=(code(helper),)))
+        return compile_subjects([sourced("Events", EVENTS), lent], 4)
+
+    one, two = (compiled(f"def ok(df): return df.amount > {n}").jobs[0].key for n in (1, 2))
+    assert one != two
+    assert compiled("def ok(df):  # why\n    return df.amount > 1").jobs[0].key == one
+
+
+def test_the_aggregations_of_a_windowed_groupby_reach_its_step() -> None:
+    windowed = schema("user window", "orders")
+    kind = wire.WindowOp("Events", wire.Session(60), ("user",), "window", (wire.Count("orders", FOREVER, None, False, False, False),))
+    steps = [node("Events", ref("Events"), EVENTS), node("w", kind, windowed)]
+    compiled = compile_subjects([sourced("Events", EVENTS), derived("W", windowed, steps)], 4)
+    assert job(compiled, "W.p: windows").step.specs == kind.specs  # type: ignore[union-attr]
 
 
 def test_grouping_keys_follow_the_order_of_the_datasets_keys_because_lookups_do() -> None:
@@ -204,7 +253,13 @@ def test_a_dataset_joined_with_itself_reads_a_copy_on_the_left() -> None:
     ]
     compiled = compile_subjects([sourced("Users", USERS), derived("J", joined, steps), derived("K", USERS, direct)], 4)
     assert all(len(set(j.inputs)) == len(j.inputs) for j in compiled.jobs)
-    assert shape(compiled) == ["J.p: map -> user", "J.p: join -> user", "K.p: map -> user", "K.p: join -> user"]
+    assert shape(compiled) == [
+        "J.p: map -> user",
+        "J.p: intervals -> user",
+        "J.p: join -> user",
+        "K.p: intervals -> user",
+        "K.p: join -> user",
+    ]
 
 
 def test_two_pipelines_with_the_same_beginning_share_its_shuffle() -> None:
