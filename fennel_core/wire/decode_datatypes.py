@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
@@ -92,7 +93,7 @@ def decode_dtype(message: schema_pb2.DataType) -> Dtype:
             options = tuple(_option(option) for option in message.one_of_type.options)
             return dtypes.OneOf(decode_dtype(message.one_of_type.of), options)
         case "regex_type":
-            return dtypes.Regex(message.regex_type.pattern)
+            return _regex(message.regex_type.pattern)
         case "struct_type":
             return decode_struct(message.struct_type)
         case other:
@@ -126,6 +127,14 @@ def _embedding(size: int) -> dtypes.Embedding:
     if size < 1:
         raise UnsupportedValue(f"Embedding[{size}] is empty; give it a size of 1 or more")
     return dtypes.Embedding(size)
+
+
+def _regex(pattern: str) -> dtypes.Regex:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise UnsupportedValue(f'regex("{pattern}") is no regular expression: {error}') from error
+    return dtypes.Regex(pattern)
 
 
 def _map(message: schema_pb2.MapType) -> dtypes.Map:

@@ -35,7 +35,11 @@ SHOWN_CHARACTERS = 80
 FEWEST_EPOCH_DIGITS = 9
 """Text of at least this many digits is an epoch number; shorter ones are dates such as 20240102."""
 
-INTEGER_TEXT = re.compile(r"[+-]?\d+")
+INTEGER_TEXT = re.compile(r"[+-]?[0-9]+")
+LONGEST_INT64_TEXT = 40
+"""Characters of an integer text that are looked at: int64 needs 20, and leading zeros are no error."""
+YEAR = re.compile(r"(?<![0-9])[0-9]{4}(?![0-9])")
+"""A text without a year would be completed from today's date, and nothing in here may depend on a clock."""
 TRUTHS = {"true": True, "false": False, "1": True, "0": False}
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 FIRST_DAY = (dt.date.min - EPOCH.date()).days
@@ -53,7 +57,7 @@ def cast_flat(values: Sequence[Any], dtype: Flat) -> tuple[pa.Array, list[BadVal
     """Cast `values` (null is None or NaN) to the Arrow layout of `dtype`; offenders are null in the array and listed, in row order."""
     try:
         array = _fast(values, dtype)
-    except (pa.ArrowException, OverflowError, TypeError):
+    except (pa.ArrowException, OverflowError, TypeError, UnicodeEncodeError):
         array = None
     if array is not None:
         return array, []
@@ -62,7 +66,7 @@ def cast_flat(values: Sequence[Any], dtype: Flat) -> tuple[pa.Array, list[BadVal
 
 def show_value(value: object) -> str:
     """The value for an error message, cut to a readable length."""
-    text = str(value)
+    text = str(value).encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 1] + "…"
 
 
@@ -205,6 +209,17 @@ def _wrong_type(expected: str, value: object) -> _Unfit:
     return _Unfit(f"Expected type {expected}, got {type(value).__name__} for value {show_value(value)}")
 
 
+def _unparsable(value: object) -> _Unfit:
+    return _Unfit(f'Unable to parse string "{show_value(value)}" at position {{row}}')
+
+
+def _number_text(text: str) -> str:
+    """Python reads `1_000` as a number; nobody means that in JSON."""
+    if "_" in text:
+        raise ValueError("not a number")
+    return text
+
+
 def _null(value: object) -> None:
     raise _wrong_type("null", value)
 
@@ -218,8 +233,8 @@ def _int(value: object) -> int:
                 raise _Unfit(f"Float value {value} was truncated converting to int64")
             number = int(value)
         case str():
-            if not INTEGER_TEXT.fullmatch(value):
-                raise _Unfit(f'Unable to parse string "{show_value(value)}" at position {{row}}')
+            if not INTEGER_TEXT.fullmatch(value) or len(value) > LONGEST_INT64_TEXT:
+                raise _unparsable(value)
             number = int(value)
         case _:
             raise _wrong_type("int", value)
@@ -237,9 +252,9 @@ def _float(value: object) -> float | None:
                 raise _Unfit(f"Value {show_value(value)} too large to fit in double") from error
         case str():
             try:
-                number = float(value)
+                number = float(_number_text(value))
             except ValueError as error:
-                raise _Unfit(f'Unable to parse string "{show_value(value)}" at position {{row}}') from error
+                raise _unparsable(value) from error
             return None if math.isnan(number) else number
         case _:
             raise _wrong_type("float", value)
@@ -248,6 +263,7 @@ def _float(value: object) -> float | None:
 def _str(value: object) -> str:
     match value:
         case str():
+            _encoded(value)
             return value
         case bool():
             return "true" if value else "false"
@@ -260,6 +276,13 @@ def _str(value: object) -> str:
                 raise _Unfit("bytes that are no utf-8 text") from error
         case _:
             raise _wrong_type("str", value)
+
+
+def _encoded(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise _Unfit(f"text with a lone surrogate is no utf-8: {show_value(text)}") from error
 
 
 def _bool(value: object) -> bool:
@@ -279,7 +302,7 @@ def _bytes(value: object) -> bytes:
         case bytes():
             return value
         case str():
-            return value.encode()
+            return _encoded(value)
         case _:
             raise _wrong_type("bytes", value)
 
@@ -320,7 +343,7 @@ def _epoch_us(number: int) -> int:
 
 
 def _text_us(text: str) -> int:
-    if INTEGER_TEXT.fullmatch(text) and len(text) >= FEWEST_EPOCH_DIGITS:
+    if INTEGER_TEXT.fullmatch(text) and FEWEST_EPOCH_DIGITS <= len(text) <= LONGEST_INT64_TEXT:
         return _epoch_us(int(text))
     try:
         moment = dt.datetime.fromisoformat(text)
@@ -334,12 +357,16 @@ def _free_text_us(text: str) -> int:
     import pandas as pd  # only odd texts pay for this import
 
     try:
-        moment = pd.to_datetime(text, utc=True)
+        moment = pd.to_datetime(text, utc=True) if YEAR.search(text) else pd.NaT
     except (ValueError, OverflowError) as error:
-        raise _Unfit(f"Unknown datetime string format, unable to parse: {show_value(text)}, at position {{row}}") from error
+        raise _unknown_format(text) from error
     if moment is pd.NaT:
-        raise _Unfit(f"Unknown datetime string format, unable to parse: {show_value(text)}, at position {{row}}")
+        raise _unknown_format(text)
     return int(moment.value) // 1000
+
+
+def _unknown_format(text: str) -> _Unfit:
+    return _Unfit(f"Unknown datetime string format, unable to parse: {show_value(text)}, at position {{row}}")
 
 
 def _date(value: object) -> dt.date:
@@ -370,9 +397,9 @@ def _decimal(value: object, scale: int) -> decimal.Decimal:
             return _decimal_of_float(value, scale)
         case int() | decimal.Decimal() | str():
             try:
-                number = decimal.Decimal(value)
-            except decimal.InvalidOperation as error:
-                raise _Unfit(f'Unable to parse string "{show_value(value)}" at position {{row}}') from error
+                number = decimal.Decimal(_number_text(value) if isinstance(value, str) else value)
+            except (decimal.InvalidOperation, ValueError) as error:
+                raise _unparsable(value) from error
         case _:
             raise _wrong_type(f"Decimal[{scale}]", value)
     try:

@@ -14,6 +14,7 @@ import pytest
 from fennel_core.vocab import dtypes
 from fennel_core.wire import connectors, expr, operators
 from fennel_core.wire.decode import decode_sync_request
+from fennel_core.wire.decode_datatypes import decode_dtype
 from fennel_core.wire.decode_expressions import decode_expr
 from fennel_core.wire.errors import MalformedMessage, UnsupportedValue, WireError
 from fennel_core.wire.gen import connector_pb2, dataset_pb2, expression_pb2, schema_pb2, services_pb2
@@ -111,6 +112,11 @@ def test_a_scale_that_decimal128_cannot_hold_is_refused():
     dataset.dsschema.values.fields.add(name="x", dtype=schema_pb2.DataType(decimal_type=schema_pb2.DecimalType(scale=29)))
     with pytest.raises(UnsupportedValue, match=r"dataset `D`: Decimal\[29\] cannot be stored"):
         decode_sync_request(request.SerializeToString())
+
+
+def test_a_pattern_that_is_no_regular_expression_is_refused():
+    with pytest.raises(UnsupportedValue, match="is no regular expression"):
+        decode_dtype(schema_pb2.DataType(regex_type=schema_pb2.RegexType(pattern="(")))
 
 
 def test_an_expression_nested_too_deep_is_told_apart_from_garbage():
