@@ -19,6 +19,7 @@ from airflow.plugins_manager import AirflowPlugin
 PREFIX: Final = "/fennel"
 SCHEDULER: Final = "scheduler"
 """`airflow scheduler`: the process that forks LocalExecutor's workers."""
+OURS: Final = ("fennel_core", "fennel_airflow")
 
 
 class LazyPage:
@@ -44,10 +45,22 @@ class Preload:
     """Hears the scheduler start."""
 
     @hookimpl
-    def on_starting(self, component: object) -> None:  # noqa: ARG002  # the hook's own signature
-        # Airflow calls this before its job knows what kind of job it is; the command line does.
-        if sys.argv[1:2] == [SCHEDULER]:
-            importlib.import_module("fennel_airflow.run")
+    def on_starting(self, component: object) -> None:
+        # Airflow calls this before its job knows what kind of job it is; the command line does. Tasks inherit that, but are no jobs.
+        if sys.argv[1:2] == [SCHEDULER] and getattr(component, "__tablename__", None) == "job":
+            preload()
+
+
+def preload() -> None:
+    """Import what tasks run, or nothing: half of an import that failed would stay in memory and fail every task that is forked."""
+    before = set(sys.modules)
+    try:
+        importlib.import_module("fennel_airflow.run")
+    except ImportError:
+        for name in set(sys.modules) - before:
+            if name.partition(".")[0] in OURS:
+                del sys.modules[name]
+        raise
 
 
 class FennelPlugin(AirflowPlugin):

@@ -93,12 +93,26 @@ def test_airflow_takes_plugin_py_for_a_plugin_and_nothing_else_below_the_folder(
     assert _python(script).splitlines()[-1] == "$PLUGINS_FOLDER/fennel_airflow/plugin.py False"
 
 
+START = """
+import sys
+sys.argv = ["airflow", sys.argv[1]]
+from airflow.jobs.job import Job
+from airflow.listeners.listener import get_listener_manager
+if sys.argv[1] == "broken":
+    sys.argv[1] = "scheduler"
+    sys.modules["fennel_core.ledger.flow"] = None  # an import of it fails
+Job()
+if sys.argv[1] == "task":
+    get_listener_manager().hook.on_starting(component=object())
+print(sorted(name for name in sys.modules if name.startswith("fennel_core") and sys.modules[name])[-1:])
+"""
+
+
 def test_the_scheduler_imports_the_platform_before_it_forks_and_no_other_process_does() -> None:
-    script = (
-        "import sys\n"
-        "sys.argv = ['airflow', sys.argv[1]]\n"
-        "from airflow.listeners.listener import get_listener_manager\n"
-        "get_listener_manager().hook.on_starting(component=None)\n"
-        "print('fennel_core.definition.steps' in sys.modules)"
-    )
-    assert [_python(script, name).splitlines()[-1] for name in ("scheduler", "dag-processor", "api-server")] == ["True", "False", "False"]
+    seen = {name: _python(START, name).splitlines()[-1] for name in ("scheduler", "dag-processor", "task")}
+    assert seen["scheduler"] != "[]"
+    assert (seen["dag-processor"], seen["task"]) == ("[]", "[]")
+
+
+def test_an_import_that_fails_leaves_nothing_behind_for_the_tasks() -> None:
+    assert _python(START, "broken").splitlines()[-1] == "[]"
