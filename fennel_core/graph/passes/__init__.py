@@ -13,6 +13,7 @@ from fennel_core.graph.model import Graph
 from fennel_core.graph.passes.cycles import forbid_cycles
 from fennel_core.graph.passes.expressions import check_expressions
 from fennel_core.graph.passes.extractors import one_extractor_per_feature
+from fennel_core.graph.passes.fields import check_fields
 from fennel_core.graph.passes.indices import indices_need_keys
 from fennel_core.graph.passes.lookups import check_lookups
 from fennel_core.graph.passes.names import unique_names
@@ -30,6 +31,7 @@ Pass = Callable[[Graph, Graph | None], Iterator[Problem]]
 
 RULES: tuple[Pass, ...] = (
     unique_names,
+    check_fields,
     resolve_references,
     forbid_cycles,
     one_pipeline_per_dataset,

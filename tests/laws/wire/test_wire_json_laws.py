@@ -84,7 +84,7 @@ COLUMNS = TYPES.flatmap(lambda dtype: st.tuples(st.just(dtype), st.lists(values_
 
 
 @given(COLUMNS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_an_answer_reads_back_as_the_column_it_was(column):
     dtype, values = column
     array = pa.array(values, arrow_type(dtype))
@@ -125,7 +125,7 @@ def outcome(values, dtype):
 
 
 @given(LEAVES, st.lists(ODD_VALUES, min_size=1, max_size=6))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_what_a_value_becomes_does_not_depend_on_its_neighbours(dtype, values):
     alone = [outcome([value], dtype) for value in values]
     together = outcome(values, dtype)

@@ -18,6 +18,7 @@ from fennel_core.graph.passes import INCREMENTAL_RULES, RULES, validate
 from fennel_core.graph.passes.cycles import forbid_cycles
 from fennel_core.graph.passes.expressions import check_expressions
 from fennel_core.graph.passes.extractors import one_extractor_per_feature
+from fennel_core.graph.passes.fields import check_fields
 from fennel_core.graph.passes.indices import indices_need_keys
 from fennel_core.graph.passes.lookups import check_lookups
 from fennel_core.graph.passes.names import unique_names
@@ -29,7 +30,7 @@ from fennel_core.graph.passes.sources import check_sources
 from fennel_core.graph.passes.supersets import keep_features
 from fennel_core.graph.passes.terminals import terminals_are_last
 from fennel_core.graph.passes.versions import require_new_version_on_change
-from fennel_core.vocab.dtypes import Field, Float, Int, Str
+from fennel_core.vocab.dtypes import Field, Float, Int, Optional, Str
 from fennel_core.wire.connectors import Cdc, EvalExpr, Sampling
 from fennel_core.wire.decode import decode_sync_request
 from fennel_core.wire.entities import FeatureRef, Index, IndexSide, ListLookup, Lookup, PyFunc
@@ -139,6 +140,10 @@ def number(name: str):
 CASES = [
     ("dataset twice", unique_names, "operators", lambda g: replace(g, datasets=(*g.datasets, g.datasets[0]))),
     ("feature twice", unique_names, "featuresets", lambda g: replace(g, features=(*g.features, g.features[0]))),
+    ("field twice", check_fields, "operators", lambda g: edit_dataset(g, "Users", values(number("age")))),
+    ("field of the platform", check_fields, "operators", lambda g: edit_dataset(g, "Users", values(number("__pos")))),
+    ("key that may be null", check_fields, "operators",
+     lambda g: edit_dataset(g, "Users", lambda d: replace(d, schema=replace(d.schema, keys=(Field("user", Optional(Str())),))))),
     ("input missing", resolve_references, "operators", lambda g: without_dataset(g, "Users")),
     ("looked-up dataset missing", resolve_references, "featuresets", lambda g: without_dataset(g, "Items")),
     ("featureset missing", resolve_references, "featuresets",
