@@ -1,0 +1,205 @@
+"""What the read path reads from a real Postgres, and that it hears of changes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from fennel_core.blueprints.spec import Catalog, Job
+from fennel_core.connections.postgres import Pool, pool
+from fennel_core.operators.spec import Table
+from fennel_core.query.errors import DatabaseUnavailable, UnknownBranch
+from fennel_core.query.owners import Owners, Parked
+from fennel_core.query.postgres import PostgresReads
+from fennel_core.query.view import BranchKey, Serving, Views
+from fennel_core.query.wakeups import Wakeups
+from fennel_core.vocab import canonical
+from fennel_core.vocab.ids import BranchName, JobId, TopicName, WorkspaceId
+from fennel_core.wire.gen import services_pb2
+from tests.support.featuresets import USERS
+
+W = WorkspaceId("w")
+MAIN: BranchKey = (W, BranchName("main"))
+SOON_S = 5.0
+
+
+def request_bytes(message: str) -> bytes:
+    return services_pb2.SyncRequest(message=message).SerializeToString()
+
+
+def job(name: str) -> Job:
+    return Job(JobId(name), W, (TopicName("t"),), (), Table(USERS.schema), TopicName("r"), TopicName("d"), 2, f"title of {name}")
+
+
+class Database:
+    """The platform's rows, written by hand."""
+
+    def __init__(self, opened: Pool, dsn: str) -> None:
+        self.pool, self.dsn = opened, dsn
+
+    async def do(self, statement: str, *values: Any) -> None:
+        async with self.pool.connection() as connection:
+            await connection.execute(statement, values)
+
+    async def commit(self, id_: str, branch: str = "main") -> None:
+        catalog = canonical.dumps(Catalog(W, (), (), (), 4))
+        await self.do(
+            "INSERT INTO commit (id, workspace, branch, state, digest, request, options, merged, catalog)"
+            " VALUES (%s, 'w', %s, 'live', %s, %s, '{}', %s, %s)",
+            *(id_, branch, id_, request_bytes("as sent"), request_bytes(id_), catalog),
+        )
+        await self.do("UPDATE branch SET serving = %s WHERE workspace = 'w' AND name = %s", id_, branch)
+
+    async def slot(self, name: str, lease_s: int = 10) -> None:
+        await self.do(
+            "INSERT INTO slot (id, engine, address, lease_until) VALUES (%s, 'e', %s, now() + %s * interval '1 s')",
+            name,
+            f"/{name}",
+            lease_s,
+        )
+
+    async def job(self, name: str) -> None:
+        await self.do("INSERT INTO job (id, workspace, spec) VALUES (%s, 'w', %s)", name, canonical.dumps(job(name)))
+        await self.do("INSERT INTO job_partition (job_id, part) VALUES (%s, 0), (%s, 1)", name, name)
+
+    async def own(self, name: str, part: int, slot: str, lease_s: int = 10) -> None:
+        await self.do(
+            "UPDATE job_partition SET slot_id = %s, lease_until = now() + %s * interval '1 s' WHERE job_id = %s AND part = %s",
+            *(slot, lease_s, name, part),
+        )
+
+
+@pytest_asyncio.fixture
+async def db(database: str) -> AsyncIterator[Database]:
+    async with pool(database, name="test", size=3) as opened:
+        made = Database(opened, database)
+        await made.do("INSERT INTO workspace (name) VALUES ('w')")
+        await made.do("INSERT INTO branch (workspace, name) VALUES ('w', 'main')")
+        yield made
+
+
+async def test_a_branch_serves_the_commit_it_points_at(db: Database) -> None:
+    reads = PostgresReads(db.pool)
+    assert await reads.read_serving(MAIN, None) is None
+    await db.commit("c1")
+    serving = await reads.read_serving(MAIN, None)
+    assert isinstance(serving, Serving)
+    assert (serving.commit, serving.request.message, serving.catalog.partitions) == ("c1", "c1", 4)
+    assert await reads.read_serving(MAIN, serving.commit) == "c1", "a known version is not read again"
+
+
+async def test_a_branch_that_is_not_there_is_refused(db: Database) -> None:
+    with pytest.raises(UnknownBranch):
+        await PostgresReads(db.pool).read_serving((W, BranchName("dev")), None)
+    with pytest.raises(UnknownBranch):
+        await PostgresReads(db.pool).read_serving((WorkspaceId("other"), BranchName("main")), None)
+
+
+async def test_only_live_leases_own_and_parked_partitions_say_why(db: Database) -> None:
+    await db.slot("alive")
+    await db.slot("dead", lease_s=-1)
+    for name in ("a", "b", "c"):
+        await db.job(name)
+    await db.own("a", 0, "alive")
+    await db.own("a", 1, "dead")
+    await db.own("b", 0, "alive", lease_s=-1)
+    await db.do("UPDATE job_partition SET status = 'parked', error = 'boom' WHERE job_id = 'c' AND part = 1")
+    ownership = await PostgresReads(db.pool).read_owners()
+    assert ownership.addresses == {("a", 0): "/alive"}
+    assert ownership.parked == {("c", 1): Parked("boom")}
+
+
+async def test_specs_of_jobs_are_read_by_name(db: Database) -> None:
+    await db.job("a")
+    assert await PostgresReads(db.pool).read_jobs([JobId("a"), JobId("gone")]) == {"a": job("a")}
+
+
+async def test_the_status_of_a_workspace_is_its_own(db: Database) -> None:
+    await db.do("INSERT INTO workspace (name) VALUES ('other')")
+    await db.slot("alive")
+    await db.job("a")
+    await db.own("a", 1, "alive")
+    reads = PostgresReads(db.pool)
+    assert [(p.job, p.title, p.part, p.slot, p.status) for p in await reads.read_partitions(W)] == [
+        ("a", "a", 0, None, "idle"),
+        ("a", "a", 1, "alive", "idle"),
+    ]
+    assert await reads.read_partitions(WorkspaceId("other")) == []
+    assert len(await reads.read_partitions(None)) == 2
+    assert [(s.id, s.lease_ms > 0) for s in await reads.read_slots()] == [("alive", True)]
+
+
+async def test_a_database_that_is_away_is_an_error_that_says_so() -> None:
+    async with pool("postgresql://nobody@127.0.0.1:1/none", name="test", size=1) as opened:
+        with pytest.raises(DatabaseUnavailable):
+            await PostgresReads(opened).read_owners()
+
+
+# --- notifications ----------------------------------------------------------------------------------------------------
+
+
+async def until(holds: Callable[[], Awaitable[bool] | bool]) -> None:
+    async with asyncio.timeout(SOON_S):
+        while True:
+            answer = holds()
+            if answer is True or (not isinstance(answer, bool) and await answer):
+                return
+            await asyncio.sleep(0.01)
+
+
+@pytest_asyncio.fixture
+async def hearing(db: Database) -> AsyncIterator[tuple[Database, Views, Owners]]:
+    reads = PostgresReads(db.pool)
+    views, owners = Views(reads), Owners(reads)
+    task = asyncio.create_task(Wakeups(db.dsn, owners, views).run())
+    await until(lambda: owners.epoch > 0)
+    yield db, views, owners
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+async def test_a_branch_that_moves_is_heard_of(hearing: tuple[Database, Views, Owners]) -> None:
+    db, views, _ = hearing
+    assert (await views.get(MAIN)).commit is None
+    await db.commit("c1")
+    await until(lambda: views.known()[MAIN].commit == "c1")
+    await db.do("DELETE FROM branch WHERE workspace = 'w'")
+    await until(lambda: MAIN not in views.known())
+
+
+async def test_a_new_owner_is_heard_of(hearing: tuple[Database, Views, Owners]) -> None:
+    db, _, owners = hearing
+    await db.slot("alive")
+    await db.job("a")
+    await db.own("a", 0, "alive")
+    await db.do("SELECT pg_notify('registry', '')")
+    await until(lambda: owners.address((JobId("a"), 0)) == "/alive")
+
+
+async def test_a_branch_that_cannot_be_read_does_not_deafen_the_listener(hearing: tuple[Database, Views, Owners]) -> None:
+    db, views, _ = hearing
+    await views.get(MAIN)
+    await db.commit("c1")
+    await until(lambda: views.known()[MAIN].commit == "c1")
+    await db.do("UPDATE commit SET catalog = 'no catalog' WHERE id = 'c1'")
+    await db.do("UPDATE branch SET serving = NULL WHERE workspace = 'w'")
+    await until(lambda: views.known()[MAIN].commit is None)
+    await db.do("UPDATE branch SET serving = 'c1' WHERE workspace = 'w'")
+    await asyncio.sleep(0.1)
+    await db.commit("c2")
+    await until(lambda: views.known()[MAIN].commit == "c2")
+
+
+async def test_what_was_said_while_nobody_listened_is_read_on_return(hearing: tuple[Database, Views, Owners]) -> None:
+    db, views, _ = hearing
+    await views.get(MAIN)
+    async with db.pool.connection() as connection:
+        await connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'fennel-query-wakeups'")
+    await db.commit("c1")
+    await until(lambda: views.known()[MAIN].commit == "c1")
