@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fennel_core.aggregates.numbers import NOTHING, Total, counts, scale_of, totals
-from fennel_core.aggregates.verbs import Aggregation, Events
+from fennel_core.aggregates.verbs import Aggregation, AnyEvents
 from fennel_core.vocab.dtypes import Dtype
 
 Partial = tuple[int, Total]
@@ -19,9 +19,8 @@ class Average(Aggregation[Partial]):
     def prepare(self) -> tuple[str, ...]:
         return (self._of,)
 
-    def update(self, events: Events) -> list[Partial]:
-        values = events.column(self._of)
-        return list(zip(counts(events, values), totals(events, values), strict=True))
+    def update(self, events: AnyEvents) -> list[Partial]:
+        return list(zip(counts(events, self._of), totals(events, self._of), strict=True))
 
     def merge(self, a: Partial, b: Partial) -> Partial:
         return a[0] + b[0], a[1].plus(b[1])

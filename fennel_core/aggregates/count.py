@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fennel_core.aggregates.numbers import counts
-from fennel_core.aggregates.verbs import Aggregation, Events
+from fennel_core.aggregates.verbs import Aggregation, AnyEvents
 
 
 class Count(Aggregation[int]):
@@ -15,8 +15,8 @@ class Count(Aggregation[int]):
     def prepare(self) -> tuple[str, ...]:
         return () if self._of is None else (self._of,)
 
-    def update(self, events: Events) -> list[int]:
-        return counts(events, None if self._of is None else events.column(self._of))
+    def update(self, events: AnyEvents) -> list[int]:
+        return counts(events, self._of)
 
     def merge(self, a: int, b: int) -> int:
         return a + b

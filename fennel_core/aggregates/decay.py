@@ -8,14 +8,17 @@ reader multiplies it once by 2^(−q/h). Exponents of events far apart in half-l
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
 from fennel_core.aggregates import exact
-from fennel_core.aggregates.numbers import NOTHING, Total, scale_of, totals
+from fennel_core.aggregates.exact import Floats, Ints
+from fennel_core.aggregates.few import FewEvents
+from fennel_core.aggregates.numbers import NOTHING, Total, array_totals, scale_of
 from fennel_core.aggregates.records import Values
-from fennel_core.aggregates.verbs import UNKNOWN, Aggregation, Events
+from fennel_core.aggregates.verbs import UNKNOWN, Aggregation, AnyEvents
 from fennel_core.vocab.dtypes import Dtype
 
 SECOND_US = 1_000_000
@@ -39,20 +42,38 @@ class DecayedSum(Aggregation[Partial]):
     def prepare(self) -> tuple[str, ...]:
         return (self._of,)
 
-    def update(self, events: Events) -> list[Partial]:
+    def update(self, events: AnyEvents) -> list[Partial]:
+        if isinstance(events, FewEvents):
+            return [self._few(events)]
         values = events.column(self._of)
-        seconds = events.ts // SECOND_US * SECOND_US
-        whole, rest = np.divmod(seconds, self._half_life_us)
-        fractions = np.exp2(rest / self._half_life_us)
+        whole, fractions = self._weights(events.ts)
         mantissas, exponents = np.frexp(values.data.astype(np.float64) / self._unit)
         near = Values(mantissas * fractions, values.valid)
-        span = np.maximum.reduceat(whole, events.starts) - np.minimum.reduceat(whole, events.starts)
+        base = np.minimum.reduceat(whole, events.starts)
+        span = np.maximum.reduceat(whole, events.starts) - base
         if span.max() <= MAX_SPAN_HALF_LIVES:
-            return list(totals(events, near, whole + exponents))
-        base = np.repeat(np.minimum.reduceat(whole, events.starts), np.diff(events.starts, append=len(whole)))
-        kept = np.minimum(whole - base, MAX_SPAN_HALF_LIVES)
-        found = totals(events, near, kept + base + exponents)
+            return list(array_totals(events, near, whole + exponents))
+        first = np.repeat(base, np.diff(events.starts, append=len(whole)))
+        kept = np.minimum(whole - first, MAX_SPAN_HALF_LIVES)
+        found = array_totals(events, near, kept + first + exponents)
         return [total if wide <= MAX_SPAN_HALF_LIVES else None for total, wide in zip(found, span.tolist(), strict=True)]
+
+    def _few(self, events: FewEvents) -> Partial:
+        whole, fractions = self._weights(np.array(events.times))
+        if whole.max() - whole.min() > MAX_SPAN_HALF_LIVES:
+            return None
+        out = NOTHING
+        values = zip(events.column(self._of).elements(), events.weights, whole.tolist(), fractions.tolist(), strict=True)
+        for value, weight, k, fraction in values:
+            if value is not None:
+                mantissa, exponent = math.frexp(float(value) / self._unit)
+                out = out.plus(_scaled(mantissa * fraction, weight, exponent + k))
+        return out
+
+    def _weights(self, ts: Ints) -> tuple[Ints, Floats]:
+        """2^(t/h) as a whole power of two and a factor in [1, 2)."""
+        whole, rest = np.divmod(ts // SECOND_US * SECOND_US, self._half_life_us)
+        return whole, np.exp2(rest / self._half_life_us)
 
     def merge(self, a: Partial, b: Partial) -> Partial:
         return None if a is None or b is None or _apart(a, b) else a.plus(b)
@@ -87,3 +108,10 @@ def _apart(a: Total, b: Total) -> bool:
     """Are two totals so far apart that their exact sum would be too large to hold?"""
     (m, e), (n, f) = exact.normal(a.number), exact.normal(b.number)
     return bool(m and n and abs(e - f) > 2 * MAX_SPAN_HALF_LIVES)
+
+
+def _scaled(near: float, weight: int, exponent: int) -> Total:
+    if math.isinf(near):
+        return Total(exact.ZERO, weight * (near > 0), weight * (near < 0))
+    mantissa, power = exact.of_number(near)
+    return Total((mantissa * weight, power + exponent))

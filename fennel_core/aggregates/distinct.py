@@ -9,7 +9,7 @@ import msgspec
 
 from fennel_core.aggregates.multiset import Bag, Bagged
 from fennel_core.aggregates.numbers import show
-from fennel_core.aggregates.verbs import Events
+from fennel_core.aggregates.verbs import AnyEvents
 from fennel_core.vocab.dtypes import Dtype
 
 
@@ -22,7 +22,7 @@ class CountUnique(Bagged):
     def prepare(self) -> tuple[str, ...]:
         return (self._of,)
 
-    def elements(self, events: Events) -> Sequence[Any]:
+    def elements(self, events: AnyEvents) -> Sequence[Any]:
         return events.column(self._of).elements()
 
     def finalize(self, partial: Bag, as_of: int) -> object:  # noqa: ARG002  # the contract of Aggregation
@@ -38,7 +38,7 @@ class Distinct(Bagged):
     def prepare(self) -> tuple[str, ...]:
         return (self._of,)
 
-    def elements(self, events: Events) -> Sequence[Any]:
+    def elements(self, events: AnyEvents) -> Sequence[Any]:
         return events.column(self._of).elements()
 
     def finalize(self, partial: Bag, as_of: int) -> object:  # noqa: ARG002  # the contract of Aggregation

@@ -14,7 +14,7 @@ import msgspec
 from fennel_core.aggregates.multiset import Head, Headed
 from fennel_core.aggregates.numbers import show
 from fennel_core.aggregates.records import POSITION, Kind, kind_of
-from fennel_core.aggregates.verbs import UNKNOWN, Events
+from fennel_core.aggregates.verbs import UNKNOWN, AnyEvents
 from fennel_core.vocab.dtypes import Dtype
 
 NULL = b"\xc0"
@@ -35,14 +35,14 @@ class EndK(Headed):
     def prepare(self) -> tuple[str, ...]:
         return (self._of, POSITION) if self._time is None else (self._of, POSITION, self._time)
 
-    def elements(self, events: Events) -> Sequence[Any]:
+    def elements(self, events: AnyEvents) -> Sequence[Any]:
         values = events.column(self._of).elements()
         if self._heaped:
             packed = [NULL if v is None else v for v in values]
         else:
             packed = list(map(_encode, [v if v is None else show(v, self._dtype) for v in values] if self._decimal else values))
-        times = events.ts if self._time is None else events.column(self._time).data
-        placed = zip(times.tolist(), events.column(POSITION).data.tolist(), packed, strict=True)
+        times = events.times if self._time is None else events.column(self._time).elements()
+        placed = zip(times, events.column(POSITION).elements(), packed, strict=True)
         return [None if self._dropnull and element[2] == NULL else element for element in placed]
 
     def finalize(self, partial: Head, as_of: int) -> object:  # noqa: ARG002  # the contract of Aggregation

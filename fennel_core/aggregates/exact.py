@@ -10,6 +10,7 @@ Infinities and NaN do not go through here; whoever sums them counts them.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,22 @@ def add(a: Exact, b: Exact) -> Exact:
     if e > f:
         return (m << (e - f)) + n, f
     return m + (n << (f - e)), e
+
+
+def total(terms: Iterable[Exact]) -> Exact:
+    """The sum of a few numbers."""
+    whole = ZERO
+    for term in terms:
+        whole = add(whole, term)
+    return whole
+
+
+def of_number(value: int | float) -> Exact:
+    """A finite number as m · 2^e."""
+    if isinstance(value, int):
+        return value, 0
+    top, bottom = value.as_integer_ratio()
+    return top, 1 - bottom.bit_length()
 
 
 def negate(a: Exact) -> Exact:

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from fennel_core.aggregates.few import FewEvents
 from fennel_core.aggregates.multiset import Head, Headed
 from fennel_core.aggregates.numbers import default_of, show
-from fennel_core.aggregates.verbs import UNKNOWN, Events
+from fennel_core.aggregates.verbs import UNKNOWN, AnyEvents
 from fennel_core.vocab.dtypes import Dtype
 
 KEEP = 6
@@ -25,7 +26,7 @@ class Extreme(Headed):
     def prepare(self) -> tuple[str, ...]:
         return (self._of,)
 
-    def elements(self, events: Events) -> Sequence[Any]:
+    def elements(self, events: AnyEvents) -> Sequence[Any]:
         return events.column(self._of).elements()
 
     def finalize(self, partial: Head, as_of: int) -> object:  # noqa: ARG002  # the contract of Aggregation
@@ -44,13 +45,12 @@ class LastTime(Headed):
     def prepare(self) -> tuple[str, ...]:
         return ()
 
-    def elements(self, events: Events) -> Sequence[Any]:
-        times: list[int] = events.ts.tolist()
-        return times
+    def elements(self, events: AnyEvents) -> Sequence[Any]:
+        return events.times
 
-    def update(self, events: Events) -> list[Head]:
+    def update(self, events: AnyEvents) -> list[Head]:
         """As any head; where nothing is taken back the largest time and its count are enough."""
-        if not events.all_added:
+        if isinstance(events, FewEvents) or not events.all_added:
             return super().update(events)
         lengths = np.diff(events.starts, append=len(events.ts))
         last = np.maximum.reduceat(events.ts, events.starts)

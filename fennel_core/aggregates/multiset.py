@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import compress
 from typing import Any
 
-from fennel_core.aggregates.verbs import Aggregation, Events, pack_int
+from fennel_core.aggregates.verbs import Aggregation, AnyEvents, pack_int
 
 _HALF = 1 << 63
 Bag = dict[Any, int]
@@ -25,11 +25,11 @@ MAX_HEAD = 64
 """Elements up to which a head is kept in a tile."""
 
 
-def bags(elements: Sequence[Any], events: Events) -> list[Bag]:
+def bags(elements: Sequence[Any], events: AnyEvents) -> list[Bag]:
     """The bag of each segment."""
     if events.all_added:
         return [dict(Counter(elements[start:stop])) for start, stop in events.bounds]
-    added = (events.weight > 0).tolist()
+    added = events.added
     out = []
     for start, stop in events.bounds:
         here, plus = elements[start:stop], added[start:stop]
@@ -65,10 +65,10 @@ class Bagged(Aggregation[Bag]):
     """An aggregation whose partial is the bag of all its elements."""
 
     @abstractmethod
-    def elements(self, events: Events) -> Sequence[Any]:
+    def elements(self, events: AnyEvents) -> Sequence[Any]:
         """The element of each event."""
 
-    def update(self, events: Events) -> list[Bag]:
+    def update(self, events: AnyEvents) -> list[Bag]:
         return bags(self.elements(events), events)
 
     def merge(self, a: Bag, b: Bag) -> Bag:
@@ -106,10 +106,10 @@ class Headed(Aggregation[Head]):
         self._last_first = last_first
 
     @abstractmethod
-    def elements(self, events: Events) -> Sequence[Any]:
+    def elements(self, events: AnyEvents) -> Sequence[Any]:
         """The element of each event; None takes no part."""
 
-    def update(self, events: Events) -> list[Head]:
+    def update(self, events: AnyEvents) -> list[Head]:
         out = []
         for bag in bags(self.elements(events), events):
             bag.pop(None, None)

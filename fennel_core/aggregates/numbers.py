@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import decimal
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from fennel_core.aggregates import exact
 from fennel_core.aggregates.exact import Exact, Ints
+from fennel_core.aggregates.few import FewEvents
 from fennel_core.aggregates.records import Cells, Values
-from fennel_core.aggregates.verbs import Events, pack_int, unpack_int
+from fennel_core.aggregates.verbs import AnyEvents, Events, pack_int, unpack_int
 from fennel_core.vocab.dtypes import Decimal, Dtype, Float, base
 
 INT64 = 1 << 64
@@ -53,9 +55,16 @@ class Total:
 NOTHING = Total(exact.ZERO)
 
 
-def totals(events: Events, values: Values, exponents: Ints | None = None) -> list[Total]:
-    """The weighted total of the non-null values of each segment; `exponents` multiply each value by a power of two (floats only)."""
-    weight = events.weight if values.valid is None else events.weight * values.valid
+def totals(events: AnyEvents, of: str) -> list[Total]:
+    """The weighted total of the non-null values of each segment."""
+    if isinstance(events, FewEvents):
+        return [_few_total(list(weighted(events, of)))]
+    return array_totals(events, events.column(of))
+
+
+def array_totals(events: Events, values: Values, exponents: Ints | None = None) -> list[Total]:
+    """As `totals`; `exponents` multiply each value by a power of two (floats only)."""
+    weight = _weights(events, values)
     if values.data.dtype != np.float64:
         return [Total((total, 0)) for total in exact.integer_sums(_weighted(values, weight), events.starts)]
     finite = np.isfinite(values.data)
@@ -70,10 +79,13 @@ def totals(events: Events, values: Values, exponents: Ints | None = None) -> lis
     return [Total(*parts) for parts in zip(numbers, up, down, strict=True)]
 
 
-def squares(events: Events, values: Values) -> list[Exact]:
+def squares(events: AnyEvents, of: str) -> list[Exact]:
     """The weighted sum of the squares of the finite non-null values of each segment."""
-    weight = events.weight if values.valid is None else events.weight * values.valid
-    data = values.data
+    if isinstance(events, FewEvents):
+        numbers = ((exact.of_number(value), weight) for value, weight in weighted(events, of) if math.isfinite(value))
+        return [exact.total((weight * m * m, 2 * e) for (m, e), weight in numbers)]
+    values = events.column(of)
+    weight, data = _weights(events, values), values.data
     if data.dtype == np.float64:
         mantissas, powers = exact.split(np.where(np.isfinite(data), data, 0.0))
         added = exact.square_sums(mantissas * (weight > 0), powers, events.starts)
@@ -87,10 +99,30 @@ def squares(events: Events, values: Values) -> list[Exact]:
     return [(total, 0) for total in exact.integer_sums(big * big * weight.astype(object), events.starts)]
 
 
-def counts(events: Events, values: Values | None) -> list[int]:
-    """The weighted number of events of each segment, of those with a value if `values` is given."""
-    weight = events.weight if values is None or values.valid is None else events.weight * values.valid
+def counts(events: AnyEvents, of: str | None) -> list[int]:
+    """The weighted number of events of each segment, of those with a value in the column if one is given."""
+    if isinstance(events, FewEvents):
+        return [sum(events.weights) if of is None else sum(weight for _, weight in weighted(events, of))]
+    weight = events.weight if of is None else _weights(events, events.column(of))
     return list(np.add.reduceat(weight, events.starts).tolist())
+
+
+def weighted(events: FewEvents, of: str) -> Iterator[tuple[int | float, int]]:
+    """Non-null values with their weights."""
+    pairs = zip(events.column(of).elements(), events.weights, strict=True)
+    return ((value, weight) for value, weight in pairs if value is not None)
+
+
+def _few_total(items: list[tuple[int | float, int]]) -> Total:
+    infinite = [(value, weight) for value, weight in items if not math.isfinite(value)]
+    number = exact.total((m * weight, e) for value, weight in items if math.isfinite(value) for m, e in [exact.of_number(value)])
+    if not infinite:
+        return Total(number)
+    return Total(number, sum(w for v, w in infinite if v > 0), sum(w for v, w in infinite if v < 0))
+
+
+def _weights(events: Events, values: Values) -> Ints:
+    return events.weight if values.valid is None else events.weight * values.valid
 
 
 def _weighted(values: Values, weight: Ints) -> Cells:

@@ -9,7 +9,7 @@ from typing import Any
 from fennel_core.aggregates import exact
 from fennel_core.aggregates.multiset import Bag, Bagged
 from fennel_core.aggregates.numbers import scale_of
-from fennel_core.aggregates.verbs import Events
+from fennel_core.aggregates.verbs import AnyEvents
 from fennel_core.vocab.dtypes import Dtype
 
 
@@ -21,7 +21,7 @@ class Quantile(Bagged):
     def prepare(self) -> tuple[str, ...]:
         return (self._of,)
 
-    def elements(self, events: Events) -> Sequence[Any]:
+    def elements(self, events: AnyEvents) -> Sequence[Any]:
         return events.column(self._of).elements()
 
     def finalize(self, partial: Bag, as_of: int) -> object:  # noqa: ARG002  # the contract of Aggregation

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
+from struct import Struct
 from typing import Any
 
 import msgspec
@@ -86,6 +87,12 @@ class Layout:
         for i, (_, kind) in enumerate(self.stored):
             cells += [(f"c{i}", kind.value), (f"v{i}", "?")]
         return np.dtype(cells)
+
+    @cached_property
+    def packer(self) -> Struct:
+        """The struct as the standard library reads it; a decimal as its bytes, a heaped cell as its length."""
+        cells = {Kind.INT: "q?", Kind.FLOAT: "d?", Kind.DECIMAL: "16s?", Kind.RAW: "I?"}
+        return Struct("<qi" + "".join(cells[kind] for _, kind in self.stored))
 
     @cached_property
     def stored(self) -> tuple[tuple[str, Kind], ...]:

@@ -8,7 +8,7 @@ from typing import Any
 from fennel_core.aggregates import exact
 from fennel_core.aggregates.exact import Exact
 from fennel_core.aggregates.numbers import NOTHING, Total, counts, scale_of, squares, totals
-from fennel_core.aggregates.verbs import Aggregation, Events
+from fennel_core.aggregates.verbs import Aggregation, AnyEvents
 from fennel_core.vocab.dtypes import Dtype
 
 Partial = tuple[int, Total, Exact]
@@ -22,9 +22,9 @@ class Stddev(Aggregation[Partial]):
     def prepare(self) -> tuple[str, ...]:
         return (self._of,)
 
-    def update(self, events: Events) -> list[Partial]:
-        values = events.column(self._of)
-        return list(zip(counts(events, values), totals(events, values), squares(events, values), strict=True))
+    def update(self, events: AnyEvents) -> list[Partial]:
+        parts = counts(events, self._of), totals(events, self._of), squares(events, self._of)
+        return list(zip(*parts, strict=True))
 
     def merge(self, a: Partial, b: Partial) -> Partial:
         return a[0] + b[0], a[1].plus(b[1]), exact.add(a[2], b[2])

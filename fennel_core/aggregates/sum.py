@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fennel_core.aggregates.numbers import INT64, NOTHING, Total, decimal_text, totals
-from fennel_core.aggregates.verbs import Aggregation, Events
+from fennel_core.aggregates.verbs import Aggregation, AnyEvents
 from fennel_core.vocab.dtypes import Decimal, Dtype, Float, base
 
 
@@ -16,8 +16,8 @@ class Sum(Aggregation[Total]):
     def prepare(self) -> tuple[str, ...]:
         return (self._of,)
 
-    def update(self, events: Events) -> list[Total]:
-        return totals(events, events.column(self._of))
+    def update(self, events: AnyEvents) -> list[Total]:
+        return totals(events, self._of)
 
     def merge(self, a: Total, b: Total) -> Total:
         return a.plus(b)

@@ -19,6 +19,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from fennel_core.aggregates.exact import Ints
+from fennel_core.aggregates.few import FewEvents
 from fennel_core.aggregates.records import Records, Values
 
 P = TypeVar("P")
@@ -58,6 +59,16 @@ class Events:
     def weight(self) -> Ints:
         return self.records.weight
 
+    @property
+    def times(self) -> list[int]:
+        out: list[int] = self.ts.tolist()
+        return out
+
+    @property
+    def added(self) -> list[bool]:
+        out: list[bool] = (self.weight > 0).tolist()
+        return out
+
     @cached_property
     def all_added(self) -> bool:
         return bool((self.weight > 0).all())
@@ -78,6 +89,9 @@ class Events:
         return list(pairwise(edges))
 
 
+AnyEvents = Events | FewEvents
+
+
 class Aggregation(ABC, Generic[P]):
     """One aggregated column. `P` is its partial aggregate, never mutated once made."""
 
@@ -86,7 +100,7 @@ class Aggregation(ABC, Generic[P]):
         """The input columns whose values must be kept of every event (`records.POSITION` where order matters)."""
 
     @abstractmethod
-    def update(self, events: Events) -> list[P]:
+    def update(self, events: AnyEvents) -> list[P]:
         """The partial of each segment."""
 
     @abstractmethod

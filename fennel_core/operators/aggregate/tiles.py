@@ -28,6 +28,7 @@ import msgspec
 import numpy as np
 
 from fennel_core.aggregates.exact import Ints
+from fennel_core.aggregates.few import MAX_EVENTS, FewEvents, Row, parse
 from fennel_core.aggregates.records import Layout, Records, load
 from fennel_core.aggregates.verbs import Aggregation, Events
 from fennel_core.operators.rows import prefixes, time_bytes
@@ -197,7 +198,8 @@ class Tiles:
     def _use_logs(
         self, logs: list[tuple[int, Node]], asked: Sequence[Asked], totals: list[list[Partials]], aggregations: Sequence[Aggregation[Any]]
     ) -> None:
-        if not logs:
+        if sum(node.count for _, node in logs) <= MAX_EVENTS:
+            self._use_few(logs, asked, totals, aggregations)
             return
         records = load(self._layout, [(node.structs, node.heap) for _, node in logs])
         cuts = np.array([asked[i].cuts for i, _ in logs], dtype=np.int64)
@@ -217,6 +219,22 @@ class Tiles:
             total = totals[here // width][here % width]
             for j, aggregation in enumerate(aggregations):
                 total[j] = aggregation.merge(total[j], new[j])
+
+    def _use_few(
+        self, logs: list[tuple[int, Node]], asked: Sequence[Asked], totals: list[list[Partials]], aggregations: Sequence[Aggregation[Any]]
+    ) -> None:
+        found: dict[tuple[int, int], list[Row]] = {}
+        for i, node in logs:
+            for row in parse(self._layout, node.structs, node.heap):
+                interval = _interval(asked[i].cuts, row[0])
+                if interval < len(asked[i].cuts):
+                    found.setdefault((i, interval), []).append(row)
+        for (i, interval), rows in found.items():
+            events = FewEvents(self._layout, rows)
+            total = totals[i][interval]
+            for j, aggregation in enumerate(aggregations):
+                (new,) = aggregation.update(events)
+                total[j] = aggregation.merge(total[j], new)
 
     def _child_places(self, keys: list[bytes], level: int, children: list[int]) -> list[bytes]:
         mark = bytes([level + 1])
