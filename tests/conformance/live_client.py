@@ -8,7 +8,9 @@ client's own HTTP client. What it adds is only what those tests need and a user 
 - `sleep()` is the barrier, and a read after a log waits for it, because with the mock a log is visible at once;
 - `Dataset.lookup` outside of queries goes over HTTP, `get_dataset_df` is `inspect` without a limit;
 - a dataset that a test feeds with `fennel.testing.log` gets the mock's internal webhook as a source, for the length of the commit;
-- `is_integration_client()` is False: the tests then expect the mock's values (see README.md beside this file for the ones that want True).
+- `is_integration_client()` is True: the tests then expect a server's texts and values; those of mock_values.txt expect the mock's, each
+  with its reason there;
+- `log` hands a refusal back as an answer, as the tests of a live server want it.
 
 A line per test goes to the file FENNEL_CONFORMANCE_REPORT: outcome, seconds, and how many commits, logs and reads it made over HTTP.
 """
@@ -18,8 +20,10 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
 import time
 import uuid
+from pathlib import Path
 from typing import Any, ClassVar
 
 import fennel.datasets.datasets
@@ -38,7 +42,13 @@ ADMIN = os.environ["FENNEL_ADMIN_TOKEN"]
 REPORT = os.environ.get("FENNEL_CONFORMANCE_REPORT")
 ORCHESTRATOR = os.environ.get("FENNEL_CONFORMANCE_ORCHESTRATOR", "")
 TIMEOUT_S = 60
-EVERYTHING = 1_000_000
+REFUSED = re.compile(r"Server returned: (\d+), (.*)", re.DOTALL)
+MOCK_VALUES = frozenset(
+    line.split("#")[0].strip()
+    for line in (Path(__file__).parent / "mock_values.txt").read_text().splitlines()
+    if line.split("#")[0].strip()
+)
+EVERYTHING = 100_000
 
 
 class Answer(dict):
@@ -70,7 +80,7 @@ class LiveClient(Client):
     # What the tests use and the HTTP client has not.
 
     def is_integration_client(self) -> bool:
-        return False
+        return _running not in MOCK_VALUES
 
     def sleep(self, seconds: float = 0) -> None:
         """Wait until everything logged so far is visible to reads."""
@@ -102,7 +112,15 @@ class LiveClient(Client):
     def log(self, webhook: str, endpoint: str, df: pd.DataFrame, batch_size: int = 1000) -> Any:
         self.calls["logs"] += 1
         self._unseen = True
-        answer = super().log(webhook, endpoint, df, batch_size)
+        try:
+            answer = super().log(webhook, endpoint, df, batch_size)
+        except Exception as refused:
+            told = REFUSED.match(str(refused))
+            if told is None:
+                raise
+            if not self.is_integration_client():
+                raise Exception(told[2]) from refused  # the mock raises the bare text
+            return Answer(status_code=int(told[1]), body={"error": told[2]})
         return Answer(answer) if answer is not None else Answer(status_code=200, body={})
 
     def query(self, *args: Any, **kwargs: Any) -> Any:
@@ -175,6 +193,7 @@ def _with_internal_sources(datasets: list[Any]) -> list[tuple[Any, list[Any]]]:
 
 
 _module_of_test: Any = None
+_running: str = ""
 
 
 def _is_fed_directly() -> bool:
@@ -184,7 +203,8 @@ def _is_fed_directly() -> bool:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: Any) -> Any:
-    global _module_of_test  # pytest gives hooks no other place for what is running now
+    global _module_of_test, _running  # pytest gives hooks no other place for what is running now
+    _running = item.nodeid
     _module_of_test = getattr(item, "module", None)
     LiveClient.opened.clear()
     item.started = time.perf_counter()  # type: ignore[attr-defined]

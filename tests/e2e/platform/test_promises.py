@@ -1,0 +1,259 @@
+"""Promises of the whole platform, kept by the real parts: Airflow commits, the barrier, refusals, isolation, secrets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psycopg
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+
+from fennel_core.connections.kafka import consumer_config
+from fennel_core.executors import definitions
+from fennel_core.settings.model import Settings
+
+pytestmark = [pytest.mark.platform, pytest.mark.usefixtures("platform")]
+NOW = "2026-01-01T00:00:00"
+INLINE = {"X-Fennel-Orchestrator": "inline"}
+
+
+class Api:
+    """The API of one workspace, as any HTTP client sees it."""
+
+    def __init__(self, session: aiohttp.ClientSession, settings: Settings, workspace: str) -> None:
+        self.workspace, self._settings, self._session = workspace, settings, session
+        self.token: str | None = f"dev-{workspace}"
+
+    async def call(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, str]:
+        sent = dict(headers)
+        if self.token is not None:
+            sent["Authorization"] = f"Bearer {self.token}"
+        data = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
+        url = f"{self._settings.query_url}/api/v1{path}"
+        async with self._session.request(method, url, data=data, headers=sent) as answer:
+            return answer.status, await answer.text()
+
+    async def good(self, method: str, path: str, body: Any = None, **headers: str) -> Any:
+        status, text = await self.call(method, path, body, **headers)
+        assert status == 200, f"{method} {path}: {status} {text}"
+        return json.loads(text)
+
+    async def commit(self, module: str, **headers: str) -> Any:
+        request, _ = await definitions.read(self._settings, module, env=None, message="test")
+        return await self.good("POST", "/commit", request, **headers)
+
+    async def log(self, **data: list[Any]) -> tuple[int, str]:
+        return await self.call("POST", "/log", {"webhook": "door", "endpoint": "people", "data": data})
+
+    async def person(self, name: str) -> Any:
+        body = {"keys": [{"name": name}], "fields": []}
+        return await self.good("POST", "/dataset/Person/lookup", body)
+
+
+@pytest.fixture
+def settings() -> Settings:
+    return Settings()
+
+
+@pytest.fixture
+async def make(settings: Settings) -> AsyncIterator[Callable[[], Awaitable[Api]]]:
+    """Makes fresh workspaces and deletes them afterwards."""
+    made: list[Api] = []
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120)) as session:
+
+        async def one() -> Api:
+            api = Api(session, settings, f"test-{uuid.uuid4().hex[:8]}")
+            made.append(api)
+            return api
+
+        yield one
+        for api in made:
+            admin = {"Authorization": f"Bearer {settings.admin_token.get_secret_value()}"}
+            async with session.delete(f"{settings.query_url}/api/v1/workspaces/{api.workspace}", headers=admin) as gone:
+                assert gone.status in (200, 404), await gone.text()
+
+
+SECRETIVE = "tests.e2e.platform.secretive"
+
+
+async def test_a_commit_through_airflow_serves_what_is_logged(make: Callable[[], Awaitable[Api]]) -> None:
+    api = await make()
+    await api.commit(SECRETIVE)
+    assert (await api.log(name=["Ada"], age=[36], at=[NOW]))[0] == 200
+    await api.good("POST", "/barrier", {"timeout_s": 30})
+    assert (await api.person("Ada"))["data"]["age"] == [36]
+
+
+async def test_workspaces_do_not_see_each_other(make: Callable[[], Awaitable[Api]]) -> None:
+    one, other = await make(), await make()
+    for api, age in ((one, 1), (other, 2)):
+        await api.commit(SECRETIVE, **INLINE)
+        assert (await api.log(name=["Ada"], age=[age], at=[NOW]))[0] == 200
+        await api.good("POST", "/barrier", {"timeout_s": 30})
+    assert (await one.person("Ada"))["data"]["age"] == [1]
+    assert (await other.person("Ada"))["data"]["age"] == [2]
+
+
+def topics_of(workspace: str, settings: Settings) -> list[str]:
+    consumer = Consumer(consumer_config(settings))
+    try:
+        return [name for name in consumer.list_topics(timeout=10).topics if name.startswith(f"{workspace}.")]
+    finally:
+        consumer.close()
+
+
+async def test_a_deleted_workspace_leaves_nothing(make: Callable[[], Awaitable[Api]], settings: Settings) -> None:
+    api = await make()
+    await api.commit(SECRETIVE, **INLINE)
+    assert topics_of(api.workspace, settings)
+    admin, api.token = settings.admin_token.get_secret_value(), None
+    await api.good("DELETE", f"/workspaces/{api.workspace}", Authorization=f"Bearer {admin}")
+    async with asyncio.timeout(60):
+        while topics_of(api.workspace, settings) or [p for p in settings.state_dir.iterdir() if p.name.startswith(f"{api.workspace}.")]:
+            await asyncio.sleep(0.5)
+    with psycopg.connect(settings.postgres_dsn.get_secret_value()) as connection:
+        left = connection.execute("SELECT count(*) FROM job WHERE workspace = %s", (api.workspace,)).fetchone()
+    assert left == (0,)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "headers", "status", "text"),
+    [
+        ("POST", "/commit", b"\xff\xff not a protobuf", {}, 400, "SyncRequest"),
+        (
+            "POST",
+            "/query",
+            {"inputs": [], "outputs": ["A.b"], "data": {}},
+            {"X-FENNEL-BRANCH": "nowhere"},
+            500,
+            "branch `nowhere` does not exist",
+        ),
+        ("POST", "/log", {"webhook": "no", "endpoint": "such", "data": {"a": [1]}}, {}, 404, "Webhook endpoint no_such not found"),
+        ("POST", "/log", b"{", {}, 400, "JSON"),
+        ("POST", "/log", {"webhook": "door", "endpoint": "people", "data": {"name": ["x"], "age": ["old"], "at": [NOW]}}, {}, 500, "age"),
+        ("GET", "/nothing/here", None, {}, 404, ""),
+    ],
+    ids=["malformed protobuf", "unknown branch", "unknown endpoint", "malformed JSON", "wrong type", "unknown path"],
+)
+async def test_bad_input_is_refused_with_a_reason_and_nothing_is_done(
+    make: Callable[[], Awaitable[Api]], method: str, path: str, body: Any, headers: dict[str, str], status: int, text: str
+) -> None:
+    api = await make()
+    await api.commit(SECRETIVE, **INLINE)
+    found, said = await api.call(method, path, body, **headers)
+    assert (found, text in said) == (status, True), f"{found} {said}"
+    await api.good("POST", "/barrier", {"timeout_s": 30})
+    assert await api.good("GET", "/dataset/Person/inspect?n=10") in ([], {"name": [], "age": [], "at": []})
+
+
+@pytest.mark.parametrize(("token", "refusal"), [(None, 401), ("wrong", 401), ("dev-", 400), ("dev-UPPER CASE", 400)])
+async def test_a_request_without_a_good_token_is_refused(make: Callable[[], Awaitable[Api]], token: str | None, refusal: int) -> None:
+    api = await make()
+    api.token = token
+    for method, path in (("GET", "/branch/list"), ("POST", "/query"), ("POST", "/log"), ("POST", "/commit"), ("POST", "/barrier")):
+        status, said = await api.call(method, path, b"{}")
+        assert status == refusal, f"{method} {path}: {status} {said}"
+
+
+async def test_a_body_of_100_mib_is_refused_without_harm(make: Callable[[], Awaitable[Api]]) -> None:
+    api = await make()
+    try:
+        status, said = await api.call("POST", "/log", b"x" * (100 * 1024 * 1024))
+        assert status == 413, said
+    except aiohttp.ClientConnectionError:
+        pass  # the server hung up before the whole body was sent: as good a refusal
+    assert (await api.good("GET", "/branch/list"))["branches"] == [{"name": "main"}]
+
+
+@pytest.fixture
+def paused_engine(settings: Settings) -> Iterator[None]:
+    """Stop the engine's slots where they stand; let them go on afterwards."""
+    found = subprocess.run(["pgrep", "-f", "pyspark.daemon"], capture_output=True, text=True, check=True).stdout.split()
+    ours = [int(pid) for pid in found if Path(f"/proc/{pid}/environ").read_text(errors="replace").find(str(settings.data_dir)) >= 0]
+    assert ours, "the engine runs its slots as Spark's Python workers"
+    for pid in ours:
+        os.kill(pid, signal.SIGSTOP)
+    yield
+    for pid in ours:
+        os.kill(pid, signal.SIGCONT)
+
+
+async def test_a_barrier_over_a_frozen_engine_names_what_lags(
+    make: Callable[[], Awaitable[Api]], settings: Settings, request: pytest.FixtureRequest
+) -> None:
+    api = await make()
+    await api.commit(SECRETIVE, **INLINE)
+    await api.good("POST", "/barrier", {"timeout_s": 30})
+    request.getfixturevalue("paused_engine")
+    assert (await api.log(name=["Ada"], age=[1], at=[NOW]))[0] == 200
+    started = time.monotonic()
+    status, said = await api.call("POST", "/barrier", {"timeout_s": 2})
+    assert status == 504, said
+    assert time.monotonic() - started < 6
+    assert f"{api.workspace}.job." in said, "the lagging job is named"
+    assert "[" in said or "partition" in said, "and its partition"
+
+
+async def test_a_secret_is_used_and_found_nowhere(make: Callable[[], Awaitable[Api]], settings: Settings) -> None:
+    api = await make()
+    value = f"hush-{uuid.uuid4().hex}"
+    await api.good("POST", "/secret/vault", {"value": value})
+    await api.commit(SECRETIVE)
+    body = {"inputs": ["Sealed.name"], "outputs": ["Sealed.length"], "data": {"Sealed.name": ["x"]}, "log": False}
+    assert (await api.good("POST", "/query", body)) == {"Sealed.length": [len(value)]}
+    assert await api.good("GET", "/secret/vault") == {"value": value}
+    assert logs_with(value, settings) == []
+    assert rows_with(value, settings) == []
+    assert topics_with(value, api.workspace, settings) == []
+
+
+def logs_with(value: str, settings: Settings) -> list[str]:
+    folders = [settings.logs_dir, settings.data_dir / "airflow"]
+    found = subprocess.run(["grep", "-rlaF", value, *(str(f) for f in folders if f.exists())], capture_output=True, text=True, check=False)
+    return found.stdout.split()
+
+
+def rows_with(value: str, settings: Settings) -> list[str]:
+    """Tables of the platform's and Airflow's databases that hold the text anywhere."""
+    dsn = settings.postgres_dsn.get_secret_value()
+    with psycopg.connect(dsn) as connection:
+        names = [r[0] for r in connection.execute("SELECT datname FROM pg_database WHERE NOT datistemplate")]
+    found = []
+    for name in names:
+        with psycopg.connect(dsn, dbname=name) as connection:
+            tables = connection.execute(
+                "SELECT quote_ident(schemaname) || '.' || quote_ident(tablename) FROM pg_tables "
+                "WHERE schemaname NOT IN ('pg_catalog', 'information_schema')"
+            ).fetchall()
+            for (table,) in tables:
+                query = f"SELECT 1 FROM {table} t WHERE t::text LIKE %s LIMIT 1"
+                if connection.execute(query, (f"%{value}%",)).fetchone():  # type: ignore[arg-type]  # names come quoted from the server
+                    found.append(f"{name}.{table}")
+    return found
+
+
+def topics_with(value: str, workspace: str, settings: Settings) -> list[str]:
+    consumer = Consumer(consumer_config(settings, fetch_wait_ms=10))
+    found = []
+    try:
+        for name in topics_of(workspace, settings):
+            parts = consumer.list_topics(name, timeout=10).topics[name].partitions
+            for part in parts:
+                consumer.assign([TopicPartition(name, part, 0)])
+                _, end = consumer.get_watermark_offsets(TopicPartition(name, part), 10)
+                while end and (message := consumer.poll(5)) is not None and message.error() is None:
+                    if value.encode() in (message.value() or b""):
+                        found.append(name)
+    finally:
+        consumer.close()
+    return found
