@@ -95,24 +95,26 @@ def test_airflow_takes_plugin_py_for_a_plugin_and_nothing_else_below_the_folder(
 
 START = """
 import sys
-sys.argv = ["airflow", sys.argv[1]]
+kind = sys.argv[1]
+sys.argv = ["airflow", "dag-processor" if kind == "other" else "scheduler"]
 from airflow.jobs.job import Job
 from airflow.listeners.listener import get_listener_manager
-if sys.argv[1] == "broken":
-    sys.argv[1] = "scheduler"
+if kind == "broken":
     sys.modules["fennel_core.ledger.flow"] = None  # an import of it fails
-Job()
-if sys.argv[1] == "task":
+if kind != "task":
+    Job()
+if kind == "changed":
+    sys.modules["plugin"].newest_change_ns = lambda: 2**63
+if kind in ("task", "changed", "forked"):
     get_listener_manager().hook.on_starting(component=object())
-print(sorted(name for name in sys.modules if name.startswith("fennel_core") and sys.modules[name])[-1:])
+ours = [name for name, module in sys.modules.items() if module and name.startswith("fennel_core") and ".wire." not in name]
+print(kind, bool(ours))
 """
 
 
-def test_the_scheduler_imports_the_platform_before_it_forks_and_no_other_process_does() -> None:
-    seen = {name: _python(START, name).splitlines()[-1] for name in ("scheduler", "dag-processor", "task")}
-    assert seen["scheduler"] != "[]"
-    assert (seen["dag-processor"], seen["task"]) == ("[]", "[]")
-
-
-def test_an_import_that_fails_leaves_nothing_behind_for_the_tasks() -> None:
-    assert _python(START, "broken").splitlines()[-1] == "[]"
+@pytest.mark.parametrize(
+    ("kind", "imported"),
+    [("scheduler", True), ("forked", True), ("changed", False), ("broken", False), ("other", False), ("task", False)],
+)
+def test_tasks_inherit_the_platform_from_the_scheduler_unless_it_changed_or_could_not_be_imported(kind: str, imported: bool) -> None:
+    assert _python(START, kind).splitlines()[-1] == f"{kind} {imported}"
