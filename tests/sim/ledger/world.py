@@ -18,7 +18,7 @@ from fennel_core.blueprints.logical import AssetKind, Compiled
 from fennel_core.connections.postgres import UnknownOutcome
 from fennel_core.ledger import flow
 from fennel_core.ledger.effectors import MemoryTopics, NewTopic, Refused, Unreachable
-from fennel_core.ledger.lifecycle import SETTLED, CommitState
+from fennel_core.ledger.lifecycle import COMMITTED, SETTLED, CommitState
 from fennel_core.ledger.memory import MemoryLedger
 from fennel_core.ledger.reconcile import reconcile
 from fennel_core.ledger.store import Commit, Options, Progress, Transaction
@@ -208,4 +208,6 @@ class World:
             assert branch.target == branch.serving, "reads have followed"
             versions = {commit for commit, name, _ in world.bank.refs if name == branch.name}
             assert versions == ({branch.target} if branch.target else set()), "a branch holds its version and nothing else"
+        bases = [c.base for c in world.commits.values() if c.branch == MAIN_BRANCH and c.state in COMMITTED]
+        assert len(set(bases)) == len(bases), "of two commits that started from one version only one stands"
         assert not [e for e in world.entry_rows.values() if e.state in ("pending", "failed")]

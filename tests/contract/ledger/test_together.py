@@ -1,0 +1,103 @@
+"""Many commits, clones, deletions and recoveries at once over one store: everybody is answered, and the world comes to rest clean."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import suppress
+
+import pytest
+
+from fennel_core.bank.store import AssetState
+from fennel_core.ledger import branches, flow
+from fennel_core.ledger.effectors import MemoryTopics
+from fennel_core.ledger.lifecycle import COMMITTED, SETTLED, CommitState
+from fennel_core.ledger.reconcile import reconcile
+from fennel_core.ledger.store import Commit, Ledger, Options, Transaction, Which
+from fennel_core.vocab.errors import ApiError
+from fennel_core.vocab.ids import MAIN_BRANCH, AssetId, BranchName, CommitId, Millis, WorkspaceId
+from tests.support.toy_commits import toy
+
+SHOP = WorkspaceId("shop")
+BRANCHES = (MAIN_BRANCH, BranchName("one"), BranchName("two"))
+WORDS = ("orders", "users", "cities", "totals", "rates")
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_whatever_happens_at_once_ends_with_exactly_what_is_held(ledger: Ledger, seed: int) -> None:
+    rng = random.Random(seed)
+    topics = MemoryTopics()
+    tools = flow.Tools(ledger, topics, asyncio.sleep, flow.Timings(first_warm_seconds=0.0, stray_grace_ms=Millis(0)))
+
+    async def commit(number: int) -> None:
+        branch, words = rng.choice(BRANCHES), rng.sample(WORDS, rng.randrange(4))
+        id_ = CommitId(f"c{number}")
+
+        async def receive(tx: Transaction) -> None:
+            row = await tx.branch(SHOP, branch)
+            base = row.target if row else None
+            await tx.add_commit(Commit(id_, SHOP, branch, CommitState.RECEIVED, id_, Options(), base), b"")
+
+        await ledger.run(receive)
+        try:
+            await flow.reserve(tools, id_, toy(*words), b"")
+        except ApiError as error:
+            await flow.reject(tools, id_, error)
+            return
+        with suppress(ApiError):
+            await flow.create(tools, id_)
+            await flow.switch(tools, id_)
+            await flow.warm(tools, id_, seconds=0)
+        await flow.destroy(tools, SHOP)
+
+    async def other() -> None:
+        name = rng.choice(BRANCHES[1:])
+        with suppress(ApiError):
+            if rng.random() < 0.6:
+                await branches.clone_branch(tools, SHOP, name, MAIN_BRANCH)
+            else:
+                await branches.delete_branch(tools, SHOP, name)
+
+    for round_ in range(3):
+        acts = [commit(10 * round_ + n) for n in range(6)] + [other() for _ in range(3)] + [recover(tools)]
+        rng.shuffle(acts)
+        async with asyncio.timeout(60):
+            await asyncio.gather(*acts)
+    await rest(tools)
+    await check(ledger, topics)
+
+
+async def recover(tools: flow.Tools) -> None:
+    await reconcile(tools)
+
+
+async def rest(tools: flow.Tools) -> None:
+    """Leases lapse and recovery runs until nothing moves; no engine runs, so every job is stopped the moment it is retired."""
+    for _ in range(20):
+        for id_ in await tools.ledger.run(lambda tx: tx.open_commits()):
+            await tools.ledger.run(lambda tx, id_=id_: tx.lease(id_, Millis(0)))  # type: ignore[misc]  # bound now
+        if (await reconcile(tools)).quiet:
+            return
+    raise AssertionError("recovery never came to rest")
+
+
+async def check(ledger: Ledger, topics: MemoryTopics) -> None:
+    held: set[AssetId] = set()
+    rows = [row for n in range(30) if (row := await ledger.run(lambda tx, n=n: tx.commit(CommitId(f"c{n}")))) is not None]  # type: ignore[misc]
+    assert any(row.state in COMMITTED for row in rows)
+    assert len([r for r in rows if r.branch == MAIN_BRANCH and r.state in COMMITTED]) == len(
+        {r.base for r in rows if r.branch == MAIN_BRANCH and r.state in COMMITTED}
+    )
+    for branch in await ledger.run(lambda tx: tx.branches(SHOP)):
+        for version in {branch.target, branch.serving} - {None}:
+            held |= set(await ledger.run(lambda tx, b=branch, v=version: tx.bank.references(SHOP, b.name, v)))  # type: ignore[misc]
+        every = await ledger.run(lambda tx, b=branch: tx.bank.references(SHOP, b.name))  # type: ignore[misc]
+        assert set(every) <= held, "a branch holds its versions and nothing else"
+    holdings = await ledger.run(lambda tx: tx.bank.holdings(held))
+    assert all(h.state is AssetState.LIVE for h in holdings)
+    jobs = {h.id for h in holdings if h.key.kind == "job"}
+    assert set(topics.there) == held - jobs
+    assert set(await ledger.run(lambda tx: tx.registered(SHOP))) == jobs
+    assert not await ledger.run(lambda tx: tx.entries(Which.DESTRUCTION))
+    # A commit whose new jobs nobody runs stays warming: that is the engines' business and not the ledgers'.
+    assert {row.state for row in rows} <= SETTLED | {CommitState.WARMING}
