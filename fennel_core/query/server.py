@@ -82,8 +82,6 @@ class Application:
                 status = await self._answer(path, scope, receive, send)
         except ApiError as refused:
             status = refused.status
-            if route == "query":
-                metrics.EXTRACT_FEATURES_ERRORS.labels("default", refused.code).inc()
             await send_error(send, refused, as_json=wants_json(header(scope, b"accept")))
         except Disconnected:
             status = 499
@@ -94,8 +92,6 @@ class Application:
         took_s = time.perf_counter() - began
         _requests(route, method, status).inc()
         _seconds(route, method).observe(took_s)
-        if route == "query":
-            _QUERY_SECONDS.observe(took_s)
 
     async def _answer(self, path: str, scope: Scope, receive: Receive, send: Send) -> int:
         """Answer the request; the status. Raises `ApiError` before anything is sent."""
@@ -153,9 +149,6 @@ def _requests(route: str, method: str, status: int) -> Counter:
 @lru_cache(maxsize=1024)
 def _seconds(route: str, method: str) -> Histogram:
     return metrics.REQUEST_SECONDS.labels(route, method)
-
-
-_QUERY_SECONDS = metrics.EXTRACT_FEATURES_SECONDS.labels("default")
 
 
 def _label(path: str) -> str:

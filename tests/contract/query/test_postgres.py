@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from typing import Any
@@ -16,6 +17,7 @@ from fennel_core.operators.spec import Table
 from fennel_core.query.errors import DatabaseUnavailable, UnknownBranch
 from fennel_core.query.owners import Owners, Parked
 from fennel_core.query.postgres import PostgresReads
+from fennel_core.query.status import StatusReport
 from fennel_core.query.view import BranchKey, Serving, Views
 from fennel_core.query.wakeups import Wakeups
 from fennel_core.vocab import canonical
@@ -132,6 +134,32 @@ async def test_the_status_of_a_workspace_is_its_own(db: Database) -> None:
     assert await reads.read_partitions(WorkspaceId("other")) == []
     assert len(await reads.read_partitions(None)) == 2
     assert [(s.id, s.lease_ms > 0) for s in await reads.read_slots()] == [("alive", True)]
+
+
+async def test_the_status_report_shows_a_token_its_own_workspace_and_the_administrator_all(db: Database) -> None:
+    await db.slot("alive")
+    await db.job("a")
+    await db.own("a", 1, "alive")
+    await db.do("UPDATE job_partition SET status = 'parked', lag = 7, error = 'boom' WHERE part = 1")
+
+    async def workspace_of(header: str | None) -> WorkspaceId:
+        return WorkspaceId(str(header))
+
+    reads = PostgresReads(db.pool)
+    report = StatusReport(reads, Views(reads), workspace_of, lambda header: header == "admin")
+    for header, count in (("w", 2), ("other", 0), ("admin", 2)):
+        assert len(json.loads(await report.report(header))["job_partitions"]) == count
+    shown = json.loads(await report.report("w"))
+    assert [(s["slot"], s["alive"]) for s in shown["slots"]] == [("alive", True)]
+    last = shown["job_partitions"][-1]
+    assert {name: last[name] for name in ("id", "part", "slot", "status", "lag", "error")} == {
+        "id": "a",
+        "part": 1,
+        "slot": "alive",
+        "status": "parked",
+        "lag": 7,
+        "error": "boom",
+    }
 
 
 async def test_a_database_that_is_away_is_an_error_that_says_so() -> None:

@@ -333,3 +333,13 @@ async def test_health_and_metrics_are_answered(world: World) -> None:
     status, text = await world.get("metrics")
     assert status == 200
     assert 'fennel_extract_features_counter{workflow="default"}' in text
+
+
+async def test_features_are_counted_by_workflow(world: World) -> None:
+    body = query(["User.uid"], ["User.age"], {"User.uid": [1, 2, 3]})
+    await world.post("query", body | {"workflow": "ads"})
+    await world.post("query", query(["User.uid"], ["Nowhere.x"], {"User.uid": [1]}) | {"workflow": "ads"})
+    _, text = await world.get("metrics")
+    assert 'fennel_extract_features_counter{workflow="ads"} 3.0' in text
+    assert 'fennel_extract_features_error_counter{code="query-no-extractor",workflow="ads"} 1.0' in text
+    assert 'extract_features_latency_seconds_count{workflow="ads"} 2.0' in text
