@@ -20,9 +20,11 @@ from fennel_core.definition.steps import Steps
 from fennel_core.ledger import flow
 from fennel_core.ledger.lifecycle import UNDONE, CommitState
 from fennel_core.ledger.store import Commit
+from fennel_core.telemetry.logs import bound, logger
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import CommitId
 
+log = logger(__name__)
 POLL_SECONDS: Final = 0.05
 ALIVE_EVERY: Final = 40
 """Polls between two questions to the orchestrator: two seconds."""
@@ -41,12 +43,16 @@ class CommitFlow:
 
     async def commit(self, request: Request) -> tuple[str, ...]:
         """Carry a commit out and answer its summary. ApiError with everything that is wrong, or with what became of it."""
+        began = self.now()
         stored, definitions = await self.steps.check(request)
         row = await receive(self.steps.tools, request, self.new_id(), stored)
         if row.state in _BEFORE:
             self.steps.remember(row.id, definitions)
             row = await self._start(row)
-        return self._answer(await self._wait(row))
+        with bound(commit=row.id, workspace=request.workspace, branch=request.branch):
+            row = await self._wait(row)
+            log.info("commit answered", state=str(row.state), code=row.error_code, seconds=round(self.now() - began, 3))
+        return self._answer(row)
 
     async def _start(self, row: Commit) -> Commit:
         """Hand the commit over, unless a run of it is under way already."""

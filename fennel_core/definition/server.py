@@ -9,12 +9,14 @@ the limit is refused before the first byte, an unannounced one at the byte that 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 import msgspec
 from fastapi import APIRouter, Depends, FastAPI, Header, Query, Request, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fennel_core.connections import secrets, tokens, workspaces
 from fennel_core.connections.postgres import Pool
@@ -24,7 +26,7 @@ from fennel_core.definition.lineage import Version, lineage, xray
 from fennel_core.ledger import branches
 from fennel_core.ledger.store import Options
 from fennel_core.settings.model import Orchestrator, Settings
-from fennel_core.telemetry import errors
+from fennel_core.telemetry import errors, metrics
 from fennel_core.telemetry.health import Health
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import MAIN_BRANCH, BranchName, WorkspaceId
@@ -62,9 +64,37 @@ def application(office: Office, health: Health) -> FastAPI:
     errors.install(app)
     health.mount(app)
     app.state.office = office
+    app.add_middleware(Counted)
     for router in (commit_routes, branch_routes, secret_routes, workspace_routes, lineage_routes):
         app.include_router(router)
     return app
+
+
+class Counted:
+    """Counts and times each request by its route's pattern, so that names of secrets or branches never become labels."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began = time.perf_counter()
+        status = 499
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        finally:
+            route = getattr(scope.get("route"), "path", "unknown").removeprefix(f"{API}/")
+            metrics.REQUESTS.labels(route, scope["method"], status).inc()
+            metrics.REQUEST_SECONDS.labels(route, scope["method"]).observe(time.perf_counter() - began)
 
 
 # --- who calls, and with what -------------------------------------------------------------------------------------------

@@ -156,6 +156,15 @@ async def test_unknown_paths_are_404_and_wrong_options_are_told(client: httpx.As
     assert (await post(client, "/commit?preview=maybe", content=FEATURES)).status_code == 422
 
 
+async def test_requests_are_counted_by_route_and_never_by_the_names_in_them(client: httpx.AsyncClient) -> None:
+    await client.post(f"{API}/secret/my-very-own-name", json={"value": "x"})
+    await client.get(f"{API}/nothing-there")
+    text = (await client.get("/metrics")).text
+    assert 'fennel_request_counter{method="POST",path="secret/{name:path}",status="200"}' in text
+    assert 'path="unknown",status="404"' in text
+    assert "my-very-own-name" not in text
+
+
 async def test_xray_tells_what_was_asked_for(client: httpx.AsyncClient) -> None:
     await post(client, "/commit", content=FEATURES)
     everything = (await client.get(f"{API}/xray")).json()
