@@ -1,0 +1,57 @@
+"""A plan as text for people: one line per step, levels numbered in the order they run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import assert_never
+
+from fennel_core.expressions.references import references
+from fennel_core.plans.steps import Alias, Expression, ListLookup, Local, Lookup, Plan, PythonExtractor, Read, Remote
+from fennel_core.vocab.dtypes import show
+
+
+def describe(plan: Plan) -> str:
+    """What is given, the steps of each level, and what is answered."""
+    return "\n".join(_lines(plan)) + "\n"
+
+
+def _lines(plan: Plan) -> Iterator[str]:
+    yield "given: " + (", ".join(f"{i.ref.fqn}: {show(i.dtype)}" for i in plan.inputs) or "nothing")
+    for number, level in enumerate(plan.levels):
+        for local in level.local:
+            yield f"  {number} here    {_local(local)}"
+        for remote in level.remote:
+            yield f"  {number} away    {_remote(remote)}"
+    yield "answer: " + ", ".join(f"{o.ref.fqn}: {show(o.dtype)}" for o in plan.outputs)
+
+
+def _local(step: Local) -> str:
+    match step:
+        case Alias(source, output, default_json):
+            return f"{output.ref.fqn} = {source.fqn}{_or(default_json)}"
+        case Expression(expr, _, output):
+            return f"{output.ref.fqn} = expression of {', '.join(sorted(references(expr))) or 'nothing'}"
+        case unreachable:
+            assert_never(unreachable)
+
+
+def _remote(step: Remote) -> str:
+    match step:
+        case Lookup(dataset, keys, reads):
+            return f"{dataset}[{', '.join(k.fqn for k in keys)}] -> {', '.join(map(_read, reads))}"
+        case ListLookup(dataset, keys, reads):
+            return f"{dataset}[each of {', '.join(k.fqn for k in keys)}] -> {', '.join(map(_read, reads))}"
+        case PythonExtractor():
+            given = ", ".join(i.ref.fqn for i in step.inputs)
+            reads = f" using {', '.join(step.datasets)}" if step.datasets else ""
+            return f"{step.featureset}.{step.name}({given}){reads} -> {', '.join(o.ref.fqn for o in step.outputs)}"
+        case unreachable:
+            assert_never(unreachable)
+
+
+def _read(read: Read) -> str:
+    return f"{read.output.ref.fqn} = {read.field}{_or(read.default_json)}"
+
+
+def _or(default_json: str | None) -> str:
+    return "" if default_json is None else f" or {default_json}"

@@ -1,0 +1,34 @@
+"""Plans of a commit that the real client made, against text a person has read. `REFRESH_GOLDEN=1` writes it anew."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from fennel_core.plans.describe import describe
+from fennel_core.plans.features import FeatureIndex
+from fennel_core.plans.planner import make_plan
+from fennel_core.wire.decode import decode_sync_request
+
+GOLDEN = Path(__file__).resolve().parents[2] / "golden"
+INDEX = FeatureIndex.of(decode_sync_request((GOLDEN / "wire" / "featuresets.binpb").read_bytes()))
+QUESTIONS = {
+    "everything": (
+        ("Request.user", "Request.items", "UserFeatures.unset"),
+        tuple(ref.fqn for ref in sorted(INDEX.providers)),
+    ),
+    "one-lookup": (("UserFeatures.user",), ("UserFeatures.name", "UserFeatures.age")),
+    "given-wins": (("UserFeatures.user", "UserFeatures.age"), ("UserFeatures.double_age", "UserFeatures.age")),
+}
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_a_plan_is_its_golden_text(question: str) -> None:
+    text = describe(make_plan(INDEX, *QUESTIONS[question]))
+    golden = GOLDEN / "plans" / f"{question}.txt"
+    if os.environ.get("REFRESH_GOLDEN"):
+        golden.parent.mkdir(exist_ok=True)
+        golden.write_text(text)
+    assert text == golden.read_text()
