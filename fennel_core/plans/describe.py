@@ -43,8 +43,8 @@ def _remote(step: Remote) -> str:
             return f"{dataset}[each of {', '.join(k.fqn for k in keys)}] -> {', '.join(map(_read, reads))}"
         case PythonExtractor():
             given = ", ".join(i.ref.fqn for i in step.inputs)
-            reads = f" using {', '.join(step.datasets)}" if step.datasets else ""
-            return f"{step.featureset}.{step.name}({given}){reads} -> {', '.join(o.ref.fqn for o in step.outputs)}"
+            using = f" using {', '.join(step.datasets)}" if step.datasets else ""
+            return f"{step.featureset}.{step.name}({given}){using} -> {', '.join(o.ref.fqn for o in step.outputs)}"
         case unreachable:
             assert_never(unreachable)
 
