@@ -127,13 +127,17 @@ class LiveClient(Client):
         self._before_read()
         return super().query(*args, **kwargs)
 
-    def lookup(self, *args: Any, **kwargs: Any) -> Any:
+    def lookup(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
         self._before_read()
-        return super().lookup(*args, **kwargs)
+        return super().lookup(self._typed(dataset), *args, **kwargs)
 
-    def inspect(self, *args: Any, **kwargs: Any) -> Any:
+    def inspect(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
         self._before_read()
-        return super().inspect(*args, **kwargs)
+        return super().inspect(self._typed(dataset), *args, **kwargs)
+
+    def _typed(self, dataset: Any) -> Any:
+        """A dataset given by name, with its types where it was committed here: the mock knows them, the HTTP client does not."""
+        return self._known.get(dataset, dataset) if isinstance(dataset, str) else dataset
 
     def erase(self, *args: Any, **kwargs: Any) -> Answer:
         self._unseen = True
