@@ -61,14 +61,17 @@ def session(settings: Settings, engine: EngineId) -> SparkSession:
 
 def run_slots(spark: SparkSession, settings: Settings, engine: EngineId) -> None:
     """Block until every slot has ended."""
-    # Worked out once: walking the installed packages takes a second that every slot would pay.
-    environment = {ENVIRONMENT_HASH: environment_hash()} | {name: value for name, value in os.environ.items() if name.startswith("FENNEL_")}
+    # The hash is worked out once: walking the installed packages takes a second that every slot would pay. One thread for Polars: a slot
+    # has one core, and results must not depend on how work was divided.
+    environment = {ENVIRONMENT_HASH: environment_hash(), "POLARS_MAX_THREADS": "1"} | {
+        name: value for name, value in os.environ.items() if name.startswith("FENNEL_")
+    }
 
     def slot(number: int, _: Iterator[Any]) -> Iterator[int]:
         # Runs in Spark's Python worker: nothing of the driver's process is here but what this closure carries.
+        os.environ.update(environment)  # before anything is imported that reads it
         from fennel_core.engine.slot import run_slot
 
-        os.environ.update(environment)
         try:
             asyncio.run(run_slot(Settings(), engine, number))
         except BaseException:

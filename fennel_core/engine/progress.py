@@ -8,7 +8,7 @@ one addition per entry written, and lets a drill compare two states by comparing
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final
 
@@ -67,18 +67,21 @@ def digest(outcome: Outcome) -> bytes:
     return hashed.digest()
 
 
-def advance(reads: Reads, after: Progress, outcome: Outcome) -> tuple[WriteBatch, Progress]:
-    """The write batch of one iteration; `after` is its progress but for the state hash, which comes back filled in."""
+def rehashed(reads: Reads, state_hash: int, outcome: Outcome) -> int:
+    """The state hash after `outcome`, from the one before it and the state before it."""
     touched = [*outcome.puts, *outcome.deletes]
-    state_hash = after.state_hash
     for key, old in zip(touched, reads.get_many(touched), strict=True):
         if old is not None:
             state_hash -= _entry(key, old)
         new = outcome.puts.get(key)
         if new is not None:
             state_hash += _entry(key, new)
-    after = replace(after, state_hash=state_hash % _MODULUS)
-    return WriteBatch({**outcome.puts, KEY: _stored(after)}, outcome.deletes), after
+    return state_hash % _MODULUS
+
+
+def batch(after: Progress, outcome: Outcome) -> WriteBatch:
+    """The write batch of one iteration: its mutations and the progress they lead to."""
+    return WriteBatch({**outcome.puts, KEY: _stored(after)}, outcome.deletes)
 
 
 def _stored(progress: Progress) -> bytes:

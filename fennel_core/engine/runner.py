@@ -13,8 +13,8 @@ A job without outputs has nothing to make atomic: its state is a function of the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -72,6 +72,16 @@ class Work:
     prepare: Callable[[pl.DataFrame], Awaitable[Outcome]] | None
 
 
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What one iteration came to, all of it worked out before anything is written."""
+
+    outcome: Outcome
+    digest: bytes
+    state_hash: int
+    outgoing: tuple[Outgoing, ...]
+
+
 class Runner:
     """One ownership of one job partition. `run` returns never; it ends by cancellation or by raising."""
 
@@ -108,9 +118,9 @@ class Runner:
         """Is anything below `targets` not applied yet?"""
         return any(self._applied.get(topic, 0) < offset for topic, offset in targets.items())
 
-    async def moved(self) -> None:
-        """Return when `applied` or `status` has changed."""
-        await self._moved.wait()
+    def moved(self) -> Coroutine[None, None, object]:
+        """To be awaited: returns when `applied` or `status` has changed since this call, even if it is awaited later."""
+        return self._moved.wait()
 
     async def run(self) -> None:
         """Fence, recover, then iterate until cancelled. Raises Fenced, Superseded, Unknown, ReplayMismatch and what the step raises."""
@@ -136,22 +146,23 @@ class Runner:
         for offset, marker in found:
             if isinstance(marker, IterationMarker):
                 await self._replay(marker, Offset(offset + 1))
-        self._progress = await self._store(self._progress.iteration, Outcome(), {}, end)
+        self._progress = self._store(self._progress.iteration, Outcome(), self._progress.state_hash, {}, end)
 
     async def _replay(self, marker: IterationMarker, replayed: Offset) -> None:
         """Apply what an earlier owner committed and did not apply; emits nothing."""
-        outcome = Outcome()
-        if marker.digest != progress_of_state.digest(outcome):
+        made = self._made(Outcome())
+        if marker.digest != made.digest:
             for covered in marker.ranges:
                 records = await self._broker.read((covered.topic, self.part), covered.first, covered.next)
-                outcome = await self._apply(self.job.inputs.index(covered.topic), tuple(records))
-            if progress_of_state.digest(outcome) != marker.digest:
+                made = await self._work_out(self.job.inputs.index(covered.topic), tuple(records))
+            if made.digest != marker.digest:
                 raise ReplayMismatch(
                     f"iteration {marker.iteration} replayed to other mutations than it made (step version {marker.step_version} then, "
                     f"{self._work.version} now; environment {marker.environment} then, {self._limits.environment} now): "
                     "rebuild this job partition from an older snapshot with the recovery DAG"
                 )
-        self._progress = await self._store(marker.iteration, outcome, {r.topic: r.next for r in marker.ranges}, replayed)
+        offsets = {covered.topic: covered.next for covered in marker.ranges}
+        self._progress = self._store(marker.iteration, made.outcome, made.state_hash, offsets, replayed)
 
     async def _live(self) -> None:
         offsets = {topic: self._progress.offsets.get(topic, Offset(0)) for topic in self.job.inputs}
@@ -179,18 +190,27 @@ class Runner:
         assert fetched.records[0].offset >= first, f"record {fetched.records[0].offset} of {topic} was applied before (next is {first})"
         if self._work.advances is None and all(record.control is not None for record in fetched.records):
             return  # control records that nobody here listens to
-        outcome = await self._apply(self.job.inputs.index(topic), fetched.records)
-        assert self._producer is not None or not (outcome.emits or outcome.dead), "a job without outputs emits nothing"
+        made = await self._work_out(self.job.inputs.index(topic), fetched.records)
+        assert self._producer is not None or not made.outgoing, "a job without outputs emits nothing"
         replayed = self._progress.replayed
         if self._producer is not None:
-            replayed = await self._commit(self._producer, outcome, Range(topic, first, fetched.next))
-        self._progress = await self._store(self._progress.iteration + 1, outcome, {topic: fetched.next}, replayed)
+            replayed = await self._commit(self._producer, made, Range(topic, first, fetched.next))
+        iteration = self._progress.iteration + 1
+        self._progress = self._store(iteration, made.outcome, made.state_hash, {topic: fetched.next}, replayed)
 
-    async def _apply(self, source: int, records: tuple[Record, ...]) -> Outcome:
+    async def _work_out(self, source: int, records: tuple[Record, ...]) -> Made:
+        """One trip to the worker thread for everything there is to compute: each further one would wait its turn behind other runners."""
         data = [record for record in records if record.control is None]
         if self._work.prepare is not None:
-            return await self._work.prepare(await self._pool.run(partial(_frame, data))) if data else Outcome()
-        return await self._pool.run(partial(self._step, source, data, told(records)))
+            outcome = await self._work.prepare(await self._pool.run(partial(_frame, data))) if data else Outcome()
+            return await self._pool.run(partial(self._made, outcome))
+        return await self._pool.run(lambda: self._made(self._step(source, data, told(records))))
+
+    def _made(self, outcome: Outcome) -> Made:
+        state_hash = progress_of_state.rehashed(self._hangar, self._progress.state_hash, outcome)
+        outgoing = messages(self.job, self.part, outcome.emits, outcome.dead)
+        digest = progress_of_state.digest(outcome) if self.job.outputs else b""  # without outputs there is no marker to put it into
+        return Made(outcome, digest, state_hash, tuple(outgoing))
 
     def _step(self, source: int, data: Sequence[Record], frontier: Micros | None) -> Outcome:
         step = self._work.step
@@ -202,14 +222,11 @@ class Runner:
         after.deletes.update(outcome.deletes)
         return _then(outcome, self._work.advances.advance(after, frontier))
 
-    async def _commit(self, producer: Producer, outcome: Outcome, covered: Range) -> Offset:
-        digest = progress_of_state.digest(outcome)
+    async def _commit(self, producer: Producer, made: Made, covered: Range) -> Offset:
         iteration = self._progress.iteration + 1
         state_format = progress_of_state.STATE_FORMAT
-        marker = IterationMarker(self.epoch, iteration, (covered,), self._work.version, state_format, self._limits.environment, digest)
-        outgoing = await self._pool.run(lambda: messages(self.job, self.part, outcome.emits, outcome.dead))
-        outgoing += self._frontiers.messages(outcome.emits)
-        outgoing.append(self._to_replaylog(marker))
+        marker = IterationMarker(self.epoch, iteration, (covered,), self._work.version, state_format, self._limits.environment, made.digest)
+        outgoing = [*made.outgoing, *self._frontiers.messages(made.outcome.emits), self._to_replaylog(marker)]
         for attempt in range(1, COMMIT_ATTEMPTS + 1):
             try:
                 return (await producer.commit(outgoing))[(self.job.replaylog, self.part)]
@@ -218,11 +235,10 @@ class Runner:
                     raise
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    async def _store(self, iteration: int, outcome: Outcome, offsets: Mapping[TopicName, Offset], replayed: Offset) -> Progress:
-        """Apply an iteration to state. The write itself runs on this thread, which also serves lookups: they never see half of it."""
-        after = replace(self._progress, iteration=iteration, replayed=replayed, offsets={**self._progress.offsets, **offsets})
-        batch, after = await self._pool.run(partial(progress_of_state.advance, self._hangar, after, outcome))
-        self._hangar.write(batch)
+    def _store(self, iteration: int, outcome: Outcome, state_hash: int, offsets: Mapping[TopicName, Offset], replayed: Offset) -> Progress:
+        """Apply an iteration to state. It runs on the thread that also serves lookups: they never see half of it."""
+        after = Progress(iteration, replayed, {**self._progress.offsets, **offsets}, state_hash)
+        self._hangar.write(progress_of_state.batch(after, outcome))
         return after
 
     def _to_replaylog(self, marker: markers.Marker) -> Outgoing:

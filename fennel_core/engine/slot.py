@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import time
 from functools import partial
 from typing import Final
@@ -30,6 +31,8 @@ from fennel_core.telemetry import logs
 from fennel_core.vocab.ids import EngineId, Millis, SlotId, WorkspaceId
 
 PARENT_CHECK_S: Final = 0.5
+SWITCH_S: Final = 0.0005
+"""How long the worker thread may keep the interpreter from the event loop, which serves lookups; Python's default is ten times that."""
 log = structlog.get_logger(__name__)
 
 
@@ -46,6 +49,7 @@ class SystemClock:
 async def run_slot(settings: Settings, engine: EngineId, number: int) -> None:
     """Run slot `number` of `engine` until it is told to stop."""
     logs.configure(f"slot-{number}", settings.log_level, hidden=logs.secrets_of(settings))
+    sys.setswitchinterval(SWITCH_S)
     dsn = settings.postgres_dsn.get_secret_value()
     address = settings.sockets_dir / f"{engine}-{number}.sock"
     address.parent.mkdir(parents=True, exist_ok=True)
