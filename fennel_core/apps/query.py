@@ -36,6 +36,8 @@ from fennel_core.vocab.ids import WorkspaceId
 
 PROCESS = "query"
 BACKLOG = 2048
+KEEP_ALIVE_S = 75
+"""Longer than the idle time after which common clients drop a connection themselves, so that none is closed under a request."""
 MICROS = 1000
 GC_THRESHOLDS = (20_000, 20, 50)
 """Requests leave no cycles behind, so collecting after every 700 objects (the default) finds nothing and shows in the 99th percentile."""
@@ -159,6 +161,7 @@ async def _listen(app: Application, settings: Settings) -> None:
         access_log=False,
         log_config=None,
         server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=int(settings.shutdown_grace_s),
     )
     gc.collect()
