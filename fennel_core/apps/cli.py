@@ -64,8 +64,12 @@ def up(only: tuple[str, ...]) -> None:
         _explain(machine, failure)
     if failures:
         sys.exit(1)
-    settings = machine.settings
-    click.echo(f"\nThe API is at {settings.query_url}, Airflow at {settings.airflow_url} (user {settings.airflow_user}).")
+    settings, names = machine.settings, {part.name for part in wanted}
+    click.echo()
+    if "query" in names:
+        click.echo(f"The API is at {settings.query_url}.")
+    if "airflow-api" in names:
+        click.echo(f"Airflow is at {settings.airflow_url} (user {settings.airflow_user}).")
     click.echo("`fennel-core env` prints what a client needs, `fennel-core status` what runs, `fennel-core down` stops it.")
 
 
