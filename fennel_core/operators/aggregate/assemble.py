@@ -15,6 +15,8 @@ from fennel_core.aggregates.verbs import UNKNOWN, Aggregation
 from fennel_core.operators.aggregate.tiles import Asked, Partials, Tiles
 from fennel_core.operators.step import Reads
 
+CHUNK_ITEMS = 512
+"""Items read at once: each may bring a few logs of `tiles.LOG_RECORDS` records into memory."""
 Range = tuple[int, int]
 """Events with low < t <= high, in microseconds."""
 
@@ -30,6 +32,9 @@ class Assembler:
 
     def values(self, reads: Reads, keys: Sequence[bytes], ranges: Sequence[Sequence[Range]], as_of: Sequence[int]) -> list[list[object]]:
         """Per item, the values of the wanted aggregations over its ranges (one range each, low <= high)."""
+        if len(keys) > CHUNK_ITEMS:
+            parts = (slice(start, start + CHUNK_ITEMS) for start in range(0, len(keys), CHUNK_ITEMS))
+            return [values for part in parts for values in self.values(reads, keys[part], ranges[part], as_of[part])]
         cuts = [sorted({end for span in spans for end in span}) for spans in ranges]
         width = max(map(len, cuts), default=0)
         asked = [Asked(key, (*ends, *ends[-1:] * (width - len(ends)))) for key, ends in zip(keys, cuts, strict=True)]

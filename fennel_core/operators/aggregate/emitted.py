@@ -10,7 +10,7 @@ from fennel_core.operators.aggregate.moments import Moment, MomentStep
 from fennel_core.operators.aggregate.results import Derived, Results
 from fennel_core.operators.aggregate.tiles import Tiles
 from fennel_core.operators.aggregate.timeline import Changes, changes, covered, lookback_us, reach
-from fennel_core.operators.spec import Aggregate
+from fennel_core.operators.spec import Aggregate, has_facts
 
 
 class EmittedAggregateStep(MomentStep):
@@ -18,6 +18,10 @@ class EmittedAggregateStep(MomentStep):
 
     def __init__(self, spec: Aggregate) -> None:
         assert not spec.terminal, "a terminal aggregate emits nothing"
+        if has_facts(spec.input):
+            raise ValueError(
+                "a keyed dataset can only be aggregated last in a pipeline: give the aggregate windows that move with the reader"
+            )
         aggregations = [make(one, spec.input) for one in spec.specs]
         filing = Filing(spec.input, spec.keys, spec.along, aggregations)
         tiles = Tiles(filing.layout, aggregations)
