@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 
 import uvicorn
@@ -46,7 +47,8 @@ async def serve(settings: Settings) -> None:
         clock, catalogs = PostgresClock(pool), Catalogs(PostgresDirectory(pool))
         with ThreadPoolExecutor(LANES, thread_name_prefix="lane") as threads:
             server = await clock.server_number()
-            lanes = [KafkaLane(settings, f"ingest.{server}.{number}", threads) for number in range(LANES)]
+            process = uuid.uuid4().hex  # a log may serve several installations: a server's number is unique in its own only
+            lanes = [KafkaLane(settings, f"ingest.{process}.{number}", threads) for number in range(LANES)]
             committer = Committer(clock, lanes, server, counts.tell)
             flow = LogFlow(catalogs, committer, executors, _secrets(settings, pool), settings.log_rows)
             follower = asyncio.create_task(_follow(dsn, catalogs))

@@ -58,10 +58,15 @@ class LogFlow:
                 if not len(payload):
                     return Logged(0)
                 try:
-                    await self._committer.submit(workspace, await self._prepared(workspace, branch, body, payload, turn, version, feeds))
+                    prepared = await self._prepared(workspace, branch, body, payload, turn, version, feeds)
+                    await self._committer.submit(workspace, prepared)
                 except Stale:
                     await self._catalogs.reload(workspace)
                     continue
+                except Refused:
+                    if (await self._catalogs.reload(workspace)).version == version:
+                        raise
+                    continue  # refused under definitions that somebody has replaced meanwhile
                 return Logged(len(payload))
         except Away as away:
             raise ApiError(503, "ingest-unavailable", f"nothing was logged: {away}: try again") from away

@@ -2,8 +2,8 @@
 
 Theory. librdkafka has no second half of KIP-890: after a time-out or an error whose outcome is open a producer must be thrown away. A new
 one with the same transactional id fences the old one, whose open transaction is then aborted by the broker, so the rows are either all
-there or not at all; only the caller cannot be told which, and is answered so. Ids are `ingest.<server number>.<lane>`: server numbers do
-not repeat, so two servers never fence each other; what a dead server left open ends after `transaction.timeout.ms`.
+there or not at all; only the caller cannot be told which, and is answered so. Ids are a process's own, so nobody else ever fences it; what
+a dead process left open ends after `transaction.timeout.ms`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from fennel_core.connections.kafka import producer_config
 from fennel_core.ingest.store import Away, Message, NotWritten, OutcomeUnknown
 from fennel_core.settings.model import Settings
+
+NEW_TOPIC_MS = 2_000
+"""How long a topic the broker does not know is waited for: commits make topics before anybody hears of them."""
 
 
 class KafkaLane:
@@ -38,7 +41,7 @@ class KafkaLane:
 
     def _opened(self) -> Producer:
         if self._producer is None:
-            producer = Producer(producer_config(self._settings, self._id))
+            producer = Producer(producer_config(self._settings, self._id) | {"topic.metadata.propagation.max.ms": NEW_TOPIC_MS})
             try:
                 producer.init_transactions(self._timeout_s)
             except KafkaException as failed:
@@ -49,7 +52,6 @@ class KafkaLane:
     def _commit(self, messages: Sequence[Message]) -> None:
         producer = self._opened()
         refused: list[KafkaError] = []
-        committing = False
         try:
             producer.begin_transaction()
             for message in messages:
@@ -60,25 +62,24 @@ class KafkaLane:
                     headers=list(message.headers),
                     on_delivery=lambda error, _: refused.append(error) if error is not None else None,
                 )
-            committing = True
-            producer.commit_transaction(self._timeout_s)
+            missing = producer.flush(self._timeout_s)
         except (KafkaException, BufferError) as failed:
-            raise self._outcome(producer, failed, refused, committing) from failed
-
-    def _outcome(self, producer: Producer, failed: Exception, refused: Sequence[KafkaError], committing: bool) -> Exception:
-        """What a failed transaction came to; the producer is dropped unless the broker said that it was aborted."""
-        error = failed.args[0] if isinstance(failed, KafkaException) else None
-        text = refused[0].str() if refused else _text(failed)
-        if not committing:
-            self._drop(producer)
-            return NotWritten(text)
-        if error is None or not error.txn_requires_abort():
-            self._drop(producer)
-            return OutcomeUnknown(text)
+            raise self._not_written(producer, _text(failed)) from failed
+        if missing or refused:
+            raise self._not_written(
+                producer, refused[0].str() if refused else f"{missing} messages were not taken in {self._timeout_s:g} s"
+            )
         try:
-            producer.abort_transaction(self._timeout_s)
-        except KafkaException:
+            producer.commit_transaction(self._timeout_s)
+        except KafkaException as failed:
+            if failed.args[0].txn_requires_abort():
+                raise self._not_written(producer, _text(failed)) from failed
             self._drop(producer)
+            raise OutcomeUnknown(_text(failed)) from failed
+
+    def _not_written(self, producer: Producer, text: str) -> NotWritten:
+        """Nobody asked for a commit, or the broker refused it: whatever was sent is never seen."""
+        self._drop(producer)
         return NotWritten(text)
 
     def _drop(self, producer: Producer) -> None:

@@ -1,0 +1,148 @@
+"""`log` over memory twins: who decides the answer, what is written where, and what happens when definitions move."""
+
+import pytest
+
+from fennel_core.ingest.store import Away, NotWritten, OutcomeUnknown
+from fennel_core.vocab.errors import ApiError
+from fennel_core.vocab.ids import BranchName, Micros
+from fennel_core.vocab.versions import POS
+from tests.support.ingest_world import DAY_US, KEYLESS, MAIN, WORKSPACE, ScriptedLane, World, binding, body, catalog, source
+
+AT = 1_700_000_000_000
+ANN = {"user": ["ann"], "age": [30], "at": [AT]}
+
+
+@pytest.fixture
+async def world():
+    made = World()
+    yield made
+    await made.close()
+
+
+async def test_rows_go_to_every_branch_that_names_the_endpoint(world: World) -> None:
+    world.commit(main=catalog(binding()), dev=catalog(binding(KEYLESS, "Orders", "orders")), same=catalog(binding()))
+    await world.server().log(WORKSPACE, MAIN, body(**ANN, amount=[1.5]))
+    assert [r["age"] for r in world.rows("w.topic.users.1")] == [30]
+    assert [r["amount"] for r in world.rows("w.topic.orders.1")] == [1.5]
+    assert len(world.messages("w.raw.e.1")) == 1
+
+
+async def test_a_row_has_one_position_in_every_dataset_it_feeds(world: World) -> None:
+    world.commit(main=catalog(binding(), binding(KEYLESS, "Orders", "orders")))
+    await world.server().log(WORKSPACE, MAIN, body(user=["a", "b", "c"], age=[1, 2, 3], amount=[1, 2, 3], at=[AT] * 3))
+    users = {r["age"]: r[POS] for r in world.rows("w.topic.users.1")}
+    assert users == {int(r["amount"]): r[POS] for r in world.rows("w.topic.orders.1")}
+
+
+async def test_keyless_rows_of_one_request_stay_together_and_requests_take_turns(world: World) -> None:
+    world.commit(main=catalog(binding(KEYLESS, "Orders", "orders")))
+    server = world.server()
+    for n in range(8):
+        await server.log(WORKSPACE, MAIN, body(user=["a", "b"], amount=[n, n], at=[AT, AT]))
+    parts = {r["amount"]: r["__part"] for r in world.rows("w.topic.orders.1")}
+    assert sorted(parts.values()) == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+@pytest.mark.parametrize(("branch", "status"), [("main", 500), ("dev", 200), ("nobody", 200)])
+async def test_only_the_callers_branch_can_refuse(world: World, branch: str, status: int) -> None:
+    world.commit(main=catalog(binding()), dev=catalog(binding(KEYLESS, "Orders", "orders")))
+    logged = body(user=["a", "b"], age=[1, "x"], amount=[1, 2], at=[AT, AT])
+    if status == 500:
+        with pytest.raises(ApiError, match="column `age`") as refused:
+            await world.server().log(WORKSPACE, BranchName(branch), logged)
+        assert refused.value.status == 500
+        assert world.log == {}
+        return
+    await world.server().log(WORKSPACE, BranchName(branch), logged)
+    assert [r["user"] for r in world.rows("w.topic.users.1")] == ["a"]
+    assert len(world.rows("w.topic.orders.1")) == 2
+    (dead,) = world.rows("w.dead.1")
+    assert (dead["dataset"], "b" in dead["row"]) == ("Users", True)
+
+
+async def test_an_endpoint_nobody_has_is_looked_for_before_it_is_refused(world: World) -> None:
+    server = world.server()
+    with pytest.raises(ApiError, match="Webhook endpoint hook_e not found in any branch") as unknown:
+        await server.log(WORKSPACE, MAIN, body(**ANN))
+    assert unknown.value.status == 404
+    world.commit("2", main=catalog(binding()))
+    assert (await server.log(WORKSPACE, MAIN, body(**ANN))).rows == 1
+
+
+async def test_rows_prepared_under_old_definitions_are_prepared_again(world: World) -> None:
+    world.commit("1", main=catalog(binding(identity="old")))
+    server = world.server()
+    await server.log(WORKSPACE, MAIN, body(**ANN))
+    world.commit("2", main=catalog(binding(identity="new")))  # the server is not told
+    await server.log(WORKSPACE, MAIN, body(**ANN))
+    assert [len(world.rows(f"w.topic.{name}.1")) for name in ("old", "new")] == [1, 1]
+
+
+async def test_nothing_is_refused_under_old_definitions(world: World) -> None:
+    world.commit("1", main=catalog(binding(KEYLESS, "Orders", "orders")))
+    server = world.server()
+    await server.log(WORKSPACE, MAIN, body(**ANN, amount=[1]))
+    world.commit("2", main=catalog(binding()))
+    assert (await server.log(WORKSPACE, MAIN, body(**ANN))).rows == 1
+
+
+@pytest.mark.parametrize(
+    ("failure", "code", "text"),
+    [
+        (NotWritten("topic gone"), "log-not-written", "nothing was logged"),
+        (OutcomeUnknown("timed out"), "log-outcome-unknown", "did not say whether the rows were written"),
+        (Away("no broker"), "ingest-unavailable", "nothing was logged"),
+    ],
+)
+async def test_a_log_that_fails_is_answered_with_what_is_known_and_the_next_request_succeeds(world, failure, code, text) -> None:
+    world.commit(main=catalog(binding()))
+    failures = iter([failure, None])
+    server = world.server([ScriptedLane(world.log, fails=lambda: next(failures))])
+    with pytest.raises(ApiError, match=text) as refused:
+        await server.log(WORKSPACE, MAIN, body(**ANN))
+    assert (refused.value.status, refused.value.code) == (503, code)
+    await server.log(WORKSPACE, MAIN, body(**ANN))
+    assert len(world.rows("w.topic.users.1")) == 1
+
+
+async def test_what_failed_to_be_written_makes_nobody_late(world: World) -> None:
+    world.commit(main=catalog(binding(of=source(disorder_us=DAY_US))))
+    failures = iter([NotWritten("no"), NotWritten("no"), None])
+    server = world.server([ScriptedLane(world.log, fails=lambda: next(failures))])
+    future = body(user=["a"], age=[1], at=[AT + 100 * DAY_US // 1000])
+    for _ in range(2):
+        with pytest.raises(ApiError):
+            await server.log(WORKSPACE, MAIN, future)
+    await server.log(WORKSPACE, MAIN, body(**ANN))
+    assert len(world.rows("w.topic.users.1")) == 1
+
+
+async def test_a_bounded_source_ends_when_it_has_been_idle_and_stays_ended(world: World) -> None:
+    world.commit(main=catalog(binding(of=source(bounded=True, idleness_us=4_000_000))))
+    clock = {"now": 1_700_000_000_000_000}
+    world.now_us = lambda: Micros(clock["now"])
+    server = world.server()
+    for seconds, entered in ((0, 1), (2, 2), (5, 3), (10, 3), (11, 3)):
+        clock["now"] = 1_700_000_000_000_000 + seconds * 1_000_000
+        assert (await server.log(WORKSPACE, MAIN, body(**ANN))).rows == 1
+        assert len(world.rows("w.topic.users.1")) == entered
+
+
+async def test_no_rows_are_logged_without_a_word(world: World) -> None:
+    world.commit(main=catalog(binding()))
+    assert (await world.server().log(WORKSPACE, MAIN, body(user=[], age=[], at=[]))).rows == 0
+    assert world.log == {}
+
+
+@pytest.mark.parametrize("broken", [b"", b"{", b"[]", b'{"webhook": "a"}', b'{"webhook": "hook", "endpoint": "e", "data": {"a": 1}}'])
+async def test_a_malformed_body_is_a_400(world: World, broken: bytes) -> None:
+    with pytest.raises(ApiError, match="malformed") as refused:
+        await world.server().log(WORKSPACE, MAIN, broken)
+    assert refused.value.status == 400
+
+
+async def test_bare_nan_is_a_null(world: World) -> None:
+    world.commit(main=catalog(binding()))
+    raw = b'{"webhook": "hook", "endpoint": "e", "data": {"user": ["a"], "age": [NaN], "at": [1700000000000]}}'
+    with pytest.raises(ApiError, match=r"Null values found in non-optional field\."):
+        await world.server().log(WORKSPACE, MAIN, raw)
