@@ -19,7 +19,7 @@ from fennel_core.definition.receive import Request, receive
 from fennel_core.definition.steps import Steps
 from fennel_core.ledger import flow
 from fennel_core.ledger.lifecycle import UNDONE, CommitState
-from fennel_core.ledger.store import Commit
+from fennel_core.ledger.store import Commit, LedgerUnavailable
 from fennel_core.telemetry.logs import bound, logger
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import CommitId
@@ -46,11 +46,14 @@ class CommitFlow:
         began = self.now()
         stored, definitions = await self.steps.check(request)
         row = await receive(self.steps.tools, request, self.new_id(), stored)
-        if row.state in _BEFORE:
-            self.steps.remember(row.id, definitions)
-            row = await self._start(row)
         with bound(commit=row.id, workspace=request.workspace, branch=request.branch):
-            row = await self._wait(row)
+            if row.state in _BEFORE:
+                self.steps.remember(row.id, definitions)
+                row = await self._start(row)
+            try:
+                row = await self._wait(row)
+            finally:
+                self.steps.forget(row.id)
             log.info("commit answered", state=str(row.state), code=row.error_code, seconds=round(self.now() - began, 3))
         return self._answer(row)
 
@@ -73,7 +76,10 @@ class CommitFlow:
         while row.state in (*_BEFORE, CommitState.WARMING) and self.now() < deadline:
             await self.steps.tools.sleep(POLL_SECONDS)
             polls += 1
-            row = await self._read(row.id)
+            try:
+                row = await self._read(row.id)
+            except LedgerUnavailable:
+                continue  # the steps do not need us; ask again until the client has waited long enough
             if polls % ALIVE_EVERY == 0 and row.state in _BEFORE and not await self.orchestrator.alive(row.id, row.attempt):
                 row = await self._read(row.id)
                 if row.state in _BEFORE:

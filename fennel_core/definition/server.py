@@ -24,7 +24,7 @@ from fennel_core.definition import receive
 from fennel_core.definition.flow import CommitFlow
 from fennel_core.definition.lineage import Version, lineage, xray
 from fennel_core.ledger import branches
-from fennel_core.ledger.store import Options
+from fennel_core.ledger.store import LedgerUnavailable, Options
 from fennel_core.settings.model import Orchestrator, Settings
 from fennel_core.telemetry import errors, metrics
 from fennel_core.telemetry.health import Health
@@ -62,12 +62,19 @@ def application(office: Office, health: Health) -> FastAPI:
     """The definition server."""
     app = FastAPI(title="Fennel definition server", version="1", docs_url=f"{API}/docs", redoc_url=None, openapi_url=f"{API}/openapi.json")
     errors.install(app)
+    app.add_exception_handler(LedgerUnavailable, database_away)
     health.mount(app)
     app.state.office = office
     app.add_middleware(Counted)
     for router in (commit_routes, branch_routes, secret_routes, workspace_routes, lineage_routes):
         app.include_router(router)
     return app
+
+
+async def database_away(request: Request, error: Exception) -> Response:
+    """Nobody knows whether the call did anything: all of them may be repeated."""
+    away = ApiError(503, "database-unavailable", f"{error}: try again")
+    return errors.response_of(away, as_json=errors.wants_json(request.headers.get("accept")))
 
 
 class Counted:

@@ -82,6 +82,10 @@ class Steps:
         """Spare `compile_commit` of this process the second decoding of a request that was just checked."""
         self._checked[commit] = definitions
 
+    def forget(self, commit: CommitId) -> None:
+        """Whoever compiles it has done so, or is another process."""
+        self._checked.pop(commit, None)
+
     async def compile_commit(self, commit: CommitId) -> Commit:
         """Definitions → plan → T1. ApiError when they are wrong, with all that is wrong; the commit is then rejected."""
         row, body, before = await self.tools.ledger.run(lambda tx: _sources(tx, commit))

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
+import psycopg
+from psycopg_pool import PoolTimeout
+
 from fennel_core.bank.postgres import PostgresBank
 from fennel_core.blueprints.plan import incarnation_of
 from fennel_core.blueprints.spec import Job
 from fennel_core.connections import workspaces
-from fennel_core.connections.postgres import AsyncConnection, Pool, RolledBack, in_transaction
+from fennel_core.connections.postgres import AsyncConnection, Pool, RolledBack, UnknownOutcome, in_transaction
 from fennel_core.ledger.lifecycle import OPEN_ENTRIES, SETTLED, UNDONE, CommitState, EntryState
-from fennel_core.ledger.store import Branch, Commit, Entry, Options, Progress, Transaction, Which
+from fennel_core.ledger.store import Branch, Commit, Entry, LedgerUnavailable, Options, Progress, Transaction, Which
 from fennel_core.vocab import canonical
 from fennel_core.vocab.ids import AssetId, BranchName, CommitId, JobId, Millis, WorkspaceId
 
@@ -252,12 +255,15 @@ class PostgresLedger:
         async def inside(connection: AsyncConnection) -> T:
             return await work(PostgresTransaction(connection))
 
-        for _ in range(LOST_COMMITS - 1):
+        lost: Exception | None = None
+        for _ in range(LOST_COMMITS):
             try:
                 return await in_transaction(self._pool, inside)
-            except RolledBack:
-                continue  # it certainly did not happen, and `work` reads before it writes
-        return await in_transaction(self._pool, inside)
+            except RolledBack as again:  # it certainly did not happen, and `work` reads before it writes
+                lost = again
+            except (psycopg.OperationalError, PoolTimeout, UnknownOutcome) as unavailable:
+                raise LedgerUnavailable(f"the platform's database: {unavailable}") from unavailable
+        raise LedgerUnavailable("the platform's database lost the same transaction again and again") from lost
 
 
 def _commit(row: tuple[Any, ...]) -> Commit:

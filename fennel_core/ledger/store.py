@@ -204,7 +204,14 @@ class Transaction(Protocol):
         ...
 
 
+class LedgerUnavailable(Exception):
+    """The store could not be reached, or did not say in time whether the transaction happened: run the step again to learn it."""
+
+
 class Ledger(Protocol):
     async def run(self, work: Callable[[Transaction], Awaitable[T]]) -> T:
-        """Run `work` in one transaction and return its result when the commit is certain; its errors roll back and pass through."""
+        """Run `work` in one transaction and return its result when the commit is certain; its errors roll back and pass through.
+
+        Raises `LedgerUnavailable`.
+        """
         ...

@@ -17,11 +17,16 @@ def key(kind: AssetKind, *words: str) -> AssetKey:
 
 
 def toy(*words: str, partitions: int = 2) -> Compiled:
-    """A keyed dataset with a table job per word; equal words are equal assets."""
+    """A keyed dataset with a table job per word, without one for words that end in `-`; equal words are equal assets."""
     dead = Topic(key(AssetKind.DEAD, "dead"), partitions, "dead letters")
     topics, jobs, datasets = [dead], [], []
-    for word in words:
+    for text in words:
+        word = text.removesuffix("-")
         content = Topic(key(AssetKind.TOPIC, word), partitions, word)
+        if text != word:
+            topics.append(content)
+            datasets.append(LogicalDataset(DatasetName(word), 1, SCHEMA, content.key, None, False, False, (), True))
+            continue
         log = Topic(key(AssetKind.REPLAYLOG, word), partitions, word)
         job = LogicalJob(key(AssetKind.JOB, word), (content.key,), (), spec.Table(SCHEMA), log.key, dead.key, partitions, f"{word}: table")
         topics += [content, log]

@@ -9,11 +9,13 @@ import pytest
 from fennel_core.bank.store import Asset, AssetState
 from fennel_core.blueprints.plan import asset_id
 from fennel_core.blueprints.spec import Catalog
+from fennel_core.connections.postgres import pool
 from fennel_core.ledger import branches, flow
 from fennel_core.ledger.effectors import MemoryTopics
 from fennel_core.ledger.lifecycle import CommitState, EntryState
+from fennel_core.ledger.postgres import PostgresLedger
 from fennel_core.ledger.reconcile import reconcile
-from fennel_core.ledger.store import Branch, Commit, Ledger, Options, Transaction, Which
+from fennel_core.ledger.store import Branch, Commit, Ledger, LedgerUnavailable, Options, Transaction, Which
 from fennel_core.vocab import canonical
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import MAIN_BRANCH, BranchName, CommitId, Millis, WorkspaceId
@@ -126,6 +128,12 @@ async def test_only_names_that_were_given_out_here_and_are_gone_or_unknown_are_u
     assert await ledger.run(lambda tx: tx.unaccounted(every)) == [there, unknown]
 
 
+async def test_a_database_that_is_away_is_told_as_such() -> None:
+    async with pool("postgresql://nobody@127.0.0.1:1/nothing", name="test", size=1) as connections:
+        with pytest.raises(LedgerUnavailable):
+            await PostgresLedger(connections).run(lambda tx: tx.open_commits())
+
+
 class Worker:
     """The definition server and an engine, as far as the ledger needs them."""
 
@@ -152,7 +160,7 @@ class Worker:
 
 async def test_a_whole_history_of_a_workspace(ledger: Ledger) -> None:
     worker = Worker(ledger)
-    await worker.run(FIRST, "orders", "users")
+    await worker.run(FIRST, "orders", "users", "cities-")
     assert await worker.state(FIRST) == "finished", "nothing was served before, so nothing waits for engines"
     catalog = canonical.loads(await ledger.run(lambda tx: tx.catalog(FIRST)) or b"", Catalog)
     jobs = await ledger.run(lambda tx: tx.registered(SHOP))
@@ -161,7 +169,7 @@ async def test_a_whole_history_of_a_workspace(ledger: Ledger) -> None:
 
     await branches.clone_branch(worker.tools, SHOP, FEATURE, MAIN_BRANCH)
     await worker.run(SECOND, "users", "cities")
-    assert await worker.state(SECOND) == "warming", "no engine runs the new job, so the old version is still served"
+    assert await worker.state(SECOND) == "warming", "no engine runs the new job over existing data, so the old version is still served"
     main = await ledger.run(lambda tx: tx.branch(SHOP, MAIN_BRANCH))
     assert main == Branch(SHOP, MAIN_BRANCH, SECOND, FIRST)
 
@@ -169,7 +177,7 @@ async def test_a_whole_history_of_a_workspace(ledger: Ledger) -> None:
     assert await worker.state(SECOND) == "superseded"
     assert await worker.state(THIRD) == "finished", "its only job was there before"
     assert {n.split(".")[1] for n in worker.topics.there} == {"topic", "replaylog", "dead"}
-    assert len(await ledger.run(lambda tx: tx.registered(SHOP))) == 2, "the clone holds `orders`; `cities` is gone"
+    assert len(await ledger.run(lambda tx: tx.registered(SHOP))) == 2, "the clone holds `orders`; the table of `cities` is gone"
 
     await branches.delete_branch(worker.tools, SHOP, FEATURE)
     assert (await reconcile(worker.tools)).open_entries == 0

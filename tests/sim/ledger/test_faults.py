@@ -9,10 +9,10 @@ from contextlib import suppress
 import pytest
 
 from fennel_core.blueprints.logical import Compiled
-from fennel_core.connections.postgres import UnknownOutcome
 from fennel_core.ledger import branches
 from fennel_core.ledger.lifecycle import COMMITTED
 from fennel_core.ledger.reconcile import reconcile
+from fennel_core.ledger.store import LedgerUnavailable
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import MAIN_BRANCH, BranchName
 from tests.sim.ledger.world import SHOP, Crash, Fault, Faults, World
@@ -51,7 +51,7 @@ async def test_after_a_fault_at_any_step_and_recovery_the_branch_has_one_version
     outcomes = set()
     for step in range(1, STEPS + 1):
         world = await with_first_version()
-        with suppress(Crash, ApiError, UnknownOutcome):
+        with suppress(Crash, ApiError, LedgerUnavailable):
             await world.commit("second", NEW, faults=Faults({step: fault}))
         await world.settle()
         world.check()
@@ -71,11 +71,11 @@ async def test_any_history_of_commits_branches_crashes_and_recoveries_comes_to_r
     await world.open()
     for number in range(8):
         faults = Faults({rng.randrange(1, STEPS): rng.choice(list(Fault)) for _ in range(rng.randrange(3))}, jitter=rng)
-        with suppress(Crash, ApiError, UnknownOutcome):
+        with suppress(Crash, ApiError, LedgerUnavailable):
             await one_act(world, rng, number, faults)
         if rng.random() < 0.4:
             world.now_ms += rng.choice([100, 70_000, 4_000_000])
-            with suppress(Crash, UnknownOutcome):
+            with suppress(Crash, LedgerUnavailable):
                 await reconcile(world.tools(Faults({rng.randrange(1, 12): rng.choice(list(Fault))}, jitter=rng)))
     await world.settle()
     world.check()
@@ -100,7 +100,7 @@ async def one_act(world: World, rng: random.Random, number: int, faults: Faults)
 
 
 async def quietly(world: World, id_: str, compiled: Compiled, faults: Faults) -> None:
-    with suppress(Crash, ApiError, UnknownOutcome):
+    with suppress(Crash, ApiError, LedgerUnavailable):
         await world.run(id_, compiled, faults)  # type: ignore[arg-type]
 
 
@@ -144,10 +144,10 @@ async def test_a_create_that_comes_back_after_its_commit_was_undone_is_a_stray_a
 async def test_a_deleted_workspace_is_empty_whatever_fails_on_the_way(fault: Fault) -> None:
     for step in range(1, 16):
         world = await with_first_version()
-        with suppress(Crash, ApiError, UnknownOutcome):
+        with suppress(Crash, ApiError, LedgerUnavailable):
             await world.commit("second", NEW, faults=Faults({step: Fault.CRASH_AFTER}))
         await world.ledger.run(lambda tx: tx.close_workspace(SHOP))
-        with suppress(Crash, UnknownOutcome):
+        with suppress(Crash, LedgerUnavailable):
             await branches.empty_workspace(world.tools(Faults({step: fault})), SHOP)
         await world.settle()
         assert not world.topics.there

@@ -15,13 +15,12 @@ from typing import Any
 
 from fennel_core.bank.store import AssetState
 from fennel_core.blueprints.logical import AssetKind, Compiled
-from fennel_core.connections.postgres import UnknownOutcome
 from fennel_core.ledger import flow
 from fennel_core.ledger.effectors import MemoryTopics, NewTopic, Refused, Unreachable
 from fennel_core.ledger.lifecycle import COMMITTED, SETTLED, CommitState
 from fennel_core.ledger.memory import MemoryLedger
 from fennel_core.ledger.reconcile import reconcile
-from fennel_core.ledger.store import Commit, Options, Progress, Transaction
+from fennel_core.ledger.store import Commit, LedgerUnavailable, Options, Progress, Transaction
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import MAIN_BRANCH, BranchName, CommitId, TopicName, WorkspaceId
 
@@ -67,12 +66,12 @@ class FaultyLedger:
         if fault in (Fault.CRASH_BEFORE, Fault.CRASH_HALF):
             raise Crash
         if fault in (Fault.LOST_BEFORE, Fault.LOST_HALF):
-            raise UnknownOutcome("nothing happened, but nobody says so")
+            raise LedgerUnavailable("nothing happened, but nobody says so")
         result = await self.inner.run(work)
         if fault is Fault.CRASH_AFTER:
             raise Crash
         if fault is Fault.LOST_AFTER:
-            raise UnknownOutcome("it happened, but nobody says so")
+            raise LedgerUnavailable("it happened, but nobody says so")
         return result
 
 

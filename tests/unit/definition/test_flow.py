@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import pytest
 
 from fennel_core.definition.lineage import Version
 from fennel_core.definition.merge import assemble
 from fennel_core.graph.model import build, merge_incremental
+from fennel_core.ledger.store import LedgerUnavailable
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import MAIN_BRANCH, BranchName, CommitId
 from fennel_core.wire.decode import decode_sync_request
@@ -250,6 +252,26 @@ async def test_an_orchestrator_that_is_away_leaves_nothing_behind() -> None:
         await office.flow.commit(request(FEATURES))
     assert office.states == ["rejected"]
     office.world.check()
+
+
+async def test_a_database_that_goes_away_while_a_client_waits_does_not_end_the_wait() -> None:
+    office = await Office.open()
+    inner, calls = office.world.ledger.run, 0
+
+    async def flickering(work: object) -> object:
+        nonlocal calls
+        calls += 1
+        if calls in (6, 7, 12):
+            raise LedgerUnavailable("away")
+        return await inner(work)  # type: ignore[arg-type]
+
+    office.world.ledger.run = flickering  # type: ignore[method-assign,assignment]
+    with suppress(ApiError):
+        await office.flow.commit(request(FEATURES))
+    office.world.ledger.run = inner  # type: ignore[method-assign]
+    await office.world.settle()
+    office.world.check()
+    assert not office.steps._checked, "nothing is kept of a commit that was answered"
 
 
 async def test_a_step_may_be_run_again_at_any_time() -> None:
