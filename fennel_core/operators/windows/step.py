@@ -1,7 +1,9 @@
 """Tumbling and hopping windows as keys: one row per key and window that contains a row, at the window's end, once it has closed.
 
 Theory. A window with end E is a moment of its key (`aggregate/moments.py`) whose reasons are the rows it contains; it never reaches beyond
-itself. So a row makes the moments of the windows it lies in, and the result at each is assembled over that window.
+itself. So a row makes the moments of the windows it lies in, and the result at each is assembled over that window. With aggregations the
+client also counts the first empty window after a filled one (its shipped tests average over such rows), so the moment one stride later is
+made as well; without, only windows that contain a row are rows.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from fennel_core.operators.aggregate.filing import Filing
 from fennel_core.operators.aggregate.moments import Moment, MomentStep
 from fennel_core.operators.aggregate.results import Derived, Results
 from fennel_core.operators.aggregate.tiles import Tiles
-from fennel_core.operators.aggregate.timeline import Changes, containing
+from fennel_core.operators.aggregate.timeline import Changes, changes, containing
 from fennel_core.operators.spec import Windows
 from fennel_core.wire import operators as wire
 
@@ -25,6 +27,7 @@ class HoppingWindowsStep(MomentStep):
     def __init__(self, spec: Windows) -> None:
         assert isinstance(spec.window, wire.Tumbling | wire.Hopping), "sessions have a step of their own"
         self._window = spec.window
+        self._with_empty = bool(spec.specs)
         aggregations = [Count(None), *(make(one, spec.input) for one in spec.specs)]
         filing = Filing(spec.input, spec.by, None, aggregations)
         tiles = Tiles(filing.layout, aggregations)
@@ -35,7 +38,7 @@ class HoppingWindowsStep(MomentStep):
         super().__init__(filing, tiles, results, spec.window.lookback_us)
 
     def changes(self, ts: Ints) -> Changes:
-        return containing(self._window, ts)
+        return changes((self._window,), ts) if self._with_empty else containing(self._window, ts)
 
     def reach(self, ts: Ints) -> None:  # noqa: ARG002  # the contract of MomentStep
         return None
