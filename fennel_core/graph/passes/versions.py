@@ -11,8 +11,13 @@ from contextlib import suppress
 
 from fennel_core.graph.model import Graph
 from fennel_core.graph.problems import Problem
+from fennel_core.wire.connectors import Source, WebhookEndpoint
 from fennel_core.wire.entities import Dataset, Extractor, PyFunc
 from fennel_core.wire.logic import dataset_logic, extractor_logic, pipeline_logic, source_logic
+
+MOCK_WEBHOOK = "_internal_fennel_webhook"
+"""The client's mock hangs this source on every dataset it sees, so it may turn up in a later real commit of the same process: nobody's
+change."""
 
 
 def require_new_version_on_change(graph: Graph, before: Graph | None) -> Iterator[Problem]:
@@ -40,11 +45,19 @@ def _difference(before: Graph, old: Dataset, after: Graph, new: Dataset) -> str 
         return None
     if dataset_logic(old) != dataset_logic(new):
         return _schema_difference(old, new)
-    if sorted(map(source_logic, before.sources_of(old.name))) != sorted(map(source_logic, after.sources_of(new.name))):
+    if _sources(before, old.name) != _sources(after, new.name):
         return "its source"
     if _pipelines(before, old.name) != _pipelines(after, new.name):
         return "its pipeline"
     return None
+
+
+def _sources(graph: Graph, dataset: str) -> list[bytes]:
+    return sorted(source_logic(source) for source in graph.sources_of(dataset) if not _is_of_the_mock(source))
+
+
+def _is_of_the_mock(source: Source) -> bool:
+    return isinstance(source.table, WebhookEndpoint) and source.table.db.name == MOCK_WEBHOOK
 
 
 def _parts(graph: Graph, dataset: Dataset) -> tuple[object, ...]:

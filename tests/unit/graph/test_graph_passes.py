@@ -31,7 +31,7 @@ from fennel_core.graph.passes.supersets import keep_features
 from fennel_core.graph.passes.terminals import terminals_are_last
 from fennel_core.graph.passes.versions import require_new_version_on_change
 from fennel_core.vocab.dtypes import Field, Float, Int, Optional, Str
-from fennel_core.wire.connectors import Cdc, EvalExpr, Sampling
+from fennel_core.wire.connectors import Cdc, EvalExpr, Sampling, Webhook
 from fennel_core.wire.decode import decode_sync_request
 from fennel_core.wire.entities import FeatureRef, Index, IndexSide, ListLookup, Lookup, PyFunc
 from fennel_core.wire.expr import Literal, Ref
@@ -284,6 +284,15 @@ def test_metadata_ids_of_operators_and_comments_need_no_new_version():
     after = replace(before, operators=tuple(replace(o, id=f"x{o.id}", kind=_renamed(o.kind)) for o in before.operators))
     after = replace(after, datasets=tuple(replace(d, metadata=replace(d.metadata, description="new")) for d in after.datasets))
     assert list(require_new_version_on_change(after, before)) == []
+
+
+def test_the_source_that_the_clients_mock_adds_is_nobodys_change():
+    before = graph("operators")
+    orders = before.sources[0]
+    hidden = replace(orders, table=replace(orders.table, db=Webhook("_internal_fennel_webhook", 0), endpoint="_internal_Orders_endpoint"))
+    assert list(require_new_version_on_change(replace(before, sources=(*before.sources, hidden)), before)) == []
+    other = replace(hidden, table=replace(orders.table, endpoint="Others"))
+    assert [p.entity for p in require_new_version_on_change(replace(before, sources=(*before.sources, other)), before)] == ["Orders"]
 
 
 def _renamed(kind):
