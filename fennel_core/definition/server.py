@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 import msgspec
+import psycopg
 from fastapi import APIRouter, Depends, FastAPI, Header, Query, Request, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -63,6 +64,7 @@ def application(office: Office, health: Health) -> FastAPI:
     app = FastAPI(title="Fennel definition server", version="1", docs_url=f"{API}/docs", redoc_url=None, openapi_url=f"{API}/openapi.json")
     errors.install(app)
     app.add_exception_handler(LedgerUnavailable, database_away)
+    app.add_exception_handler(psycopg.DataError, unusable_text)
     health.mount(app)
     app.state.office = office
     app.add_middleware(Counted)
@@ -75,6 +77,12 @@ async def database_away(request: Request, error: Exception) -> Response:
     """Nobody knows whether the call did anything: all of them may be repeated."""
     away = ApiError(503, "database-unavailable", f"{error}: try again")
     return errors.response_of(away, as_json=errors.wants_json(request.headers.get("accept")))
+
+
+async def unusable_text(request: Request, error: Exception) -> Response:
+    """A value that cannot be stored, such as a text with a zero byte: nothing was done."""
+    unusable = ApiError(400, "value-unusable", f"a value of the request cannot be stored: {str(error).strip().splitlines()[0]}")
+    return errors.response_of(unusable, as_json=errors.wants_json(request.headers.get("accept")))
 
 
 class Counted:

@@ -43,9 +43,8 @@ _UNKNOWN_OUTCOME: Final = frozenset(
 class KafkaTopics:
     """See `ledger.effectors.Topics`."""
 
-    def __init__(self, settings: Settings, *, replication: int = 1) -> None:
+    def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._replication = replication
         self._admin: AdminClient | None = None
 
     def _client(self) -> AdminClient:
@@ -69,7 +68,9 @@ class KafkaTopics:
         refused: dict[TopicName, Refused] = {}
         for start in range(0, len(topics), BATCH):
             wanted = [
-                KafkaTopic(t.name, num_partitions=t.partitions, replication_factor=self._replication, config=self._config(t.kind))
+                KafkaTopic(
+                    t.name, num_partitions=t.partitions, replication_factor=self._settings.kafka_replication, config=self._config(t.kind)
+                )
                 for t in topics[start : start + BATCH]
             ]
             futures = self._client().create_topics(wanted, operation_timeout=REQUEST_SECONDS, request_timeout=ANSWER_SECONDS)

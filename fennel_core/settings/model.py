@@ -109,6 +109,9 @@ class Limits(BaseSettings):
         10_000, gt=0, description="Kafka aborts an open transaction after this, ms: a frozen process stalls readers no longer."
     )
     kafka_retention_ms: int = Field(7 * DAY_MS, gt=0, description="How long topics keep messages, ms. History on S3 keeps the rest.")
+    kafka_replication: int = Field(
+        1, gt=0, description="Copies of each new topic: 1 suits the local broker; a cluster wants 3, and its transaction log as many."
+    )
     supervisor_poll_ms: int = Field(
         3_000, gt=0, description="How often a supervisor reads the registry without being woken, ms: the price of a lost notification."
     )

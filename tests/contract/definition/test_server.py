@@ -165,6 +165,14 @@ async def test_requests_are_counted_by_route_and_never_by_the_names_in_them(clie
     assert "my-very-own-name" not in text
 
 
+async def test_a_text_that_cannot_be_stored_is_refused_in_words(client: httpx.AsyncClient) -> None:
+    for response in (
+        await client.post(f"{API}/secret/na%00me", json={"value": "x"}),
+        await post(client, "/init", "new", json={"clone_from": "ma\x00in"}),
+    ):
+        assert (response.status_code, response.headers["x-fennel-error-code"]) == (400, "value-unusable")
+
+
 async def test_xray_tells_what_was_asked_for(client: httpx.AsyncClient) -> None:
     await post(client, "/commit", content=FEATURES)
     everything = (await client.get(f"{API}/xray")).json()
