@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -29,8 +28,11 @@ from fennel_core.vocab.ids import WorkspaceId
 
 PROCESS = "ingest"
 BACKLOG = 2048
+REOPEN_S = 1.0
 LANES = 4
 """Transactions under way at once: enough to hide the broker's latency, few enough for requests to meet in one."""
+
+log = logs.logger(__name__)
 
 
 def main() -> None:
@@ -51,14 +53,13 @@ async def serve(settings: Settings) -> None:
             lanes = [KafkaLane(settings, f"ingest.{process}.{number}", threads) for number in range(LANES)]
             committer = Committer(clock, lanes, server, counts.tell)
             flow = LogFlow(catalogs, committer, executors, _secrets(settings, pool), settings.log_rows)
-            follower = asyncio.create_task(_follow(dsn, catalogs))
+            beside = [asyncio.create_task(_follow(dsn, catalogs)), *(asyncio.create_task(_opened(lane)) for lane in lanes)]
             try:
-                await asyncio.gather(*(_opened(lane) for lane in lanes))
                 await _listen(_application(settings, pool, lanes, flow), settings)
             finally:
-                follower.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await follower
+                for task in beside:
+                    task.cancel()
+                await asyncio.gather(*beside, return_exceptions=True)
                 await committer.close()
 
 
@@ -71,14 +72,10 @@ def _application(settings: Settings, pool: Pool, lanes: list[KafkaLane], flow: L
             await connection.execute("SELECT 1")
         return None
 
-    async def log() -> str | None:
-        try:
-            await lanes[0].open()
-        except Away as away:
-            return str(away)
-        return None
+    async def lanes_open() -> str | None:
+        return None if any(lane.problem is None for lane in lanes) else lanes[0].problem
 
-    health = Health(PROCESS, {"database": database, "log": log})
+    health = Health(PROCESS, {"database": database, "log": lanes_open})
     return Application(flow, health, workspace_of, settings.body_limit_bytes)
 
 
@@ -93,9 +90,13 @@ def _secrets(settings: Settings, pool: Pool) -> ReadSecret:
 
 
 async def _opened(lane: KafkaLane) -> None:
-    """Open a lane ahead of its first request; one that cannot be opened yet is opened by that request."""
-    with contextlib.suppress(Away):
-        await lane.open()
+    """Open a lane ahead of its first request, as soon as the log can be reached."""
+    while True:
+        try:
+            return await lane.open()
+        except Away as away:
+            log.warning("a lane could not be opened", reason=str(away))
+        await asyncio.sleep(REOPEN_S)
 
 
 async def _follow(dsn: str, catalogs: Catalogs) -> None:

@@ -9,6 +9,7 @@ a dead process left open ends after `transaction.timeout.ms`.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -31,10 +32,17 @@ class KafkaLane:
         self._threads = threads
         self._timeout_s = settings.transaction_timeout_ms / 1000
         self._producer: Producer | None = None
+        self._turn = threading.Lock()  # two producers of one id, made at once, would fence each other
+        self.problem: str | None = "not opened yet"
+        """Why the lane has no producer; None when it has one."""
 
     async def open(self) -> None:
         """Make the producer now, so that the first request need not wait for it. Raises `Away`."""
-        await asyncio.get_running_loop().run_in_executor(self._threads, self._opened)
+        await asyncio.get_running_loop().run_in_executor(self._threads, self._open)
+
+    def _open(self) -> None:
+        with self._turn:
+            self._opened()
 
     async def commit(self, messages: Sequence[Message]) -> None:
         await asyncio.get_running_loop().run_in_executor(self._threads, self._commit, messages)
@@ -45,12 +53,16 @@ class KafkaLane:
             try:
                 producer.init_transactions(self._timeout_s)
             except KafkaException as failed:
-                raise Away(f"the log cannot be reached now: {_text(failed)}") from failed
-            self._producer = producer
+                self.problem = f"the log cannot be reached now: {_text(failed)}"
+                raise Away(self.problem) from failed
+            self._producer, self.problem = producer, None
         return self._producer
 
     def _commit(self, messages: Sequence[Message]) -> None:
-        producer = self._opened()
+        with self._turn:
+            self._transact(self._opened(), messages)
+
+    def _transact(self, producer: Producer, messages: Sequence[Message]) -> None:
         refused: list[KafkaError] = []
         try:
             producer.begin_transaction()
