@@ -83,8 +83,9 @@ def assign(function: Function, header: dict[str, Any], table: pa.Table) -> pa.Ta
 def extract(function: Function, header: dict[str, Any], table: pa.Table) -> pa.Table:
     """Timestamps and inputs → features."""
     extractor = header["extractor"]
-    inputs = [series(table.column(name), description, name, hashable=True) for name, description in header["input"]]
-    out = _call(function, series(table.column(protocol.TS), "t", "timestamp"), *inputs)
+    # By place: one feature may be given twice, under one name.
+    inputs = [series(table.column(i), d, name, hashable=True) for i, (name, d) in enumerate(header["input"], start=1)]
+    out = _call(function, series(table.column(0), "t", "timestamp"), *inputs)
     if isinstance(out, pd.Series):
         columns = pd.DataFrame({out.name: out.array}, copy=False)
     elif isinstance(out, pd.DataFrame):

@@ -68,7 +68,7 @@ def exercise() -> None:
     transform(lambda frame: frame, header, table)
     keep(lambda frame: frame[frame["i"] > 0], header, table)
     assign(lambda frame: frame.assign(i=lambda x: x["i"] + 1), header | {"output": [["i", "i"]]}, table)
-    timed = table.append_column(protocol.TS, pa.array([_AT], pa.timestamp("us", tz="UTC")))
+    timed = table.add_column(0, protocol.TS, pa.array([_AT], pa.timestamp("us", tz="UTC")))
     extract(lambda _, *given: pd.concat(given, axis=1), header, timed)
     extract(lambda _, *given: pd.Series(given[0] * 2, name="i"), header | {"output": [["i", "i"]]}, timed)
     Code().load("warm-up", "import pandas as pd\ndef f(): return pd", "f", None)

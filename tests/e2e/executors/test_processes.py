@@ -135,6 +135,15 @@ async def test_a_restarted_host_is_met_by_the_same_client(tmp_path):
                 assert await succeeds(executors)
 
 
+async def test_an_input_may_be_given_twice(executors):
+    text = "def run(ts, a, b):\n    return pd.Series(a * 10 + b, name='F.out')\n"
+    given = Field("F.given", Int())
+    call = Extract(PyCode("run", "", "", text, IMPORTS, (), ()), "F", "twice", (given, given), (Field("F.out", Int()),), ())
+    stamps = pa.array([0], pa.timestamp("us", "UTC"))
+    twice = pa.Table.from_arrays([stamps, pa.array([4]), pa.array([4])], [TS, "F.given", "F.given"])
+    assert (await executors.run(call, twice)).to_pydict() == {"F.out": [44]}
+
+
 async def test_many_rows_pass_both_ways(executors):
     rows = 200_000
     table = pa.table({TS: pa.array([0] * rows, pa.timestamp("us", "UTC")), "F.given": range(rows)})
