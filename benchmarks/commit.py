@@ -1,0 +1,120 @@
+"""How long a commit takes: 200 entities at once, then one of them changed, on a platform that runs.
+
+The clock runs from sending the request to its answer, as the client waits. `cold` is the first commit of a workspace that was made for it;
+`changed` raises one dataset's version and changes its filter, so a job is rebuilt from existing topics and reads move when it has caught
+up; `same` sends what is there again under another message. Each orchestrator gets a workspace of its own, deleted afterwards.
+
+    python -m benchmarks.commit                                   # inline and Airflow, the platform of `fennel-core up`
+    python -m benchmarks.commit --entities 30 --changes 3 --orchestrator inline --json figures.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+import aiohttp
+
+from fennel_core.definition.server import ORCHESTRATOR_HEADER
+from fennel_core.settings.model import Settings
+from fennel_core.wire.gen import services_pb2
+
+TARGETS_S = {
+    ("inline", "cold"): 3.0,
+    ("inline", "changed"): 1.0,
+    ("airflow", "cold"): 8.0,
+    ("airflow", "changed"): 4.0,
+}
+TIMEOUT_S = 600.0
+
+
+def definitions(settings: Settings, entities: int, versions: int) -> list[bytes]:
+    """One commit per version of one dataset, as the client sends it."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [str(settings.executor_python), "-m", "benchmarks.commit_definitions", folder, str(entities), str(versions)]
+        subprocess.run(command, check=True)
+        return [(Path(folder) / f"{version}.binpb").read_bytes() for version in range(1, versions + 1)]
+
+
+def with_message(body: bytes, message: str) -> bytes:
+    request = services_pb2.SyncRequest.FromString(body)
+    request.message = message
+    return bytes(request.SerializeToString())
+
+
+async def measure(settings: Settings, orchestrator: str, commits: Sequence[bytes]) -> dict[str, list[float]]:
+    """Seconds of each commit by kind, in a new workspace."""
+    name = f"bench-commit-{uuid.uuid4().hex[:8]}"
+    headers = {"Authorization": f"Bearer dev-{name}", "X-FENNEL-BRANCH": "main", ORCHESTRATOR_HEADER: orchestrator}
+    took: dict[str, list[float]] = {"cold": [], "changed": [], "same": []}
+    timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+    async with aiohttp.ClientSession(settings.query_url, headers=headers, timeout=timeout) as session:
+        try:
+            for number, body in enumerate(commits):
+                took["changed" if number else "cold"].append(await _commit(session, body))
+            for number in range(len(commits) - 1):
+                took["same"].append(await _commit(session, with_message(commits[-1], f"again {number}")))
+        finally:
+            await _delete(session, settings, name)
+    return took
+
+
+async def _commit(session: aiohttp.ClientSession, body: bytes) -> float:
+    began = time.perf_counter()
+    async with session.post("/api/v1/commit", data=body) as answer:
+        text = await answer.text()
+    if answer.status != 200:
+        sys.exit(f"the commit failed: {answer.status} {text}")
+    for line in json.loads(text)["summary"]:
+        if line.startswith("!"):
+            print(line, end="")
+    return time.perf_counter() - began
+
+
+async def _delete(session: aiohttp.ClientSession, settings: Settings, name: str) -> None:
+    admin = {"Authorization": f"Bearer {settings.admin_token.get_secret_value()}"}
+    async with session.delete(f"/api/v1/workspaces/{name}", headers=admin) as answer:
+        if answer.status != 200:
+            print(f"workspace {name} was not deleted: {answer.status} {await answer.text()}", file=sys.stderr)
+
+
+def report(took: dict[str, dict[str, list[float]]]) -> bool:
+    """Print a line per orchestrator and kind; False when a figure is missed."""
+    met = True
+    for orchestrator, kinds in took.items():
+        for kind, seconds in kinds.items():
+            if not seconds:
+                continue
+            middle, target = statistics.median(seconds), TARGETS_S.get((orchestrator, kind))
+            verdict = "" if target is None else f"  target {target:g} s: {'met' if middle <= target else 'MISSED'}"
+            met &= target is None or middle <= target
+            print(f"{orchestrator:8} {kind:8} median {middle:6.2f} s  max {max(seconds):6.2f} s  of {len(seconds)}{verdict}")
+    return met
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--entities", type=int, default=200)
+    parser.add_argument("--changes", type=int, default=5, help="commits that change one entity")
+    parser.add_argument("--orchestrator", choices=["inline", "airflow"], action="append")
+    parser.add_argument("--json", type=Path, help="write the seconds here")
+    chosen = parser.parse_args()
+    settings = Settings()
+    commits = definitions(settings, chosen.entities, chosen.changes + 1)
+    took = {name: asyncio.run(measure(settings, name, commits)) for name in chosen.orchestrator or ("inline", "airflow")}
+    if chosen.json is not None:
+        chosen.json.write_text(json.dumps(took))
+    return 0 if report(took) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
