@@ -27,6 +27,8 @@ from fennel_core.vocab.ids import JobId, TopicName
 WAIT_SLICE_MS = 1_000
 """A slot is asked to wait this long at most, so that a moved partition is noticed."""
 NO_OWNER_PAUSE_S = 0.02
+SPECS_KEPT = 10_000
+"""Specs never change, but jobs come and go."""
 
 TopicPartition = tuple[TopicName, int]
 Ends = Mapping[TopicPartition, int]
@@ -111,6 +113,9 @@ class Barrier:
     async def _specs_of(self, jobs: Sequence[JobId]) -> list[Job]:
         missing = [job for job in jobs if job not in self._specs]
         if missing:
+            if len(self._specs) > SPECS_KEPT:
+                self._specs.clear()
+                missing = list(jobs)
             self._specs.update(await self._jobs.read_jobs(missing))
         gone = next((job for job in jobs if job not in self._specs), None)
         if gone is not None:

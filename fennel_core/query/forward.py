@@ -33,6 +33,8 @@ HOP_BY_HOP = frozenset(
     }
 )
 CONNECT_S = 5.0
+IDLE_S = 2.0
+"""Idle connections are dropped by us before the servers behind do it (uvicorn: 5 s): a request sent into a closing one would fail."""
 TOTAL_S = 600.0
 """The client gives up after as long; commits wait for Airflow and warming."""
 
@@ -53,7 +55,7 @@ class Forwarder:
         self._session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=TOTAL_S, sock_connect=CONNECT_S),
             auto_decompress=False,
-            connector=aiohttp.TCPConnector(limit=0),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S),
             skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
         )
 

@@ -26,7 +26,7 @@ RETRY_PAUSE_S = 0.02
 """Between two askings for a partition that has no live owner: a take-over needs some tens of milliseconds."""
 
 Rows = list[bytes | None]
-_decode_rows = msgspec.msgpack.Decoder(list[list[object]]).decode
+_decode_rows = msgspec.msgpack.Decoder().decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Lookups:
         Raises `ParkedJob` with the job's error, `Moving` when the deadline passes, `StaleView` when a job is gone.
         """
         answers: list[Rows] = [[None] * len(want.keys) for want in wants]
-        open_pieces = [piece for number, want in enumerate(wants) for piece in _split(number, want)]
+        open_pieces = _pieces(wants)
         deadline = asyncio.get_running_loop().time() + self._timeout_s
         while True:
             epoch = self._owners.epoch
@@ -149,24 +149,32 @@ def _place(answer: Rows, places: Sequence[int], rows: Sequence[bytes | None]) ->
         answer[place] = row
 
 
-def _split(number: int, want: Want) -> list[_Piece]:
-    """The pieces of a want, one per partition."""
-    if len(want.keys) == 1:
-        part = partition_of(want.keys[0], want.partitions)
-        return [_Piece(number, (want.job, part), range(1), want.keys, want.as_of)]
+def _pieces(wants: Sequence[Want]) -> list[_Piece]:
+    """The wants by partition. Wants of one level mostly share their keys (one list): those are divided once."""
+    pieces: list[_Piece] = []
+    shares_of: dict[tuple[int, int], list[_Share]] = {}
+    for number, want in enumerate(wants):
+        shared = (id(want.keys), want.partitions)
+        shares = shares_of.get(shared)
+        if shares is None:
+            shares = shares_of[shared] = _divide(want.keys, want.partitions)
+        for part, places, keys in shares:
+            as_of = want.as_of if isinstance(want.as_of, int) else [want.as_of[place] for place in places]
+            pieces.append(_Piece(number, (want.job, part), places, keys, as_of))
+    return pieces
+
+
+_Share = tuple[int, Sequence[int], Sequence[bytes]]
+"""A partition, the places of its keys, its keys."""
+
+
+def _divide(keys: Sequence[bytes], partitions: int) -> list[_Share]:
+    if len(keys) == 1:
+        return [(partition_of(keys[0], partitions), range(1), keys)]
     places: dict[int, list[int]] = {}
-    for place, key in enumerate(want.keys):
-        places.setdefault(partition_of(key, want.partitions), []).append(place)
-    return [
-        _Piece(
-            number,
-            (want.job, part),
-            here,
-            [want.keys[place] for place in here],
-            want.as_of if isinstance(want.as_of, int) else [want.as_of[place] for place in here],
-        )
-        for part, here in places.items()
-    ]
+    for place, key in enumerate(keys):
+        places.setdefault(partition_of(key, partitions), []).append(place)
+    return [(part, here, list(map(keys.__getitem__, here))) for part, here in places.items()]
 
 
 def row_bytes(values: Sequence[object]) -> bytes:
