@@ -26,7 +26,7 @@ from fennel_core.vocab.ids import Identity, Micros, TopicName
 from fennel_core.vocab.keys import key_bytes, partition_of
 from fennel_core.vocab.position import stamp
 from fennel_core.vocab.schema import Schema
-from fennel_core.vocab.versions import FORMAT_HEADER, GONE, META, POS, SIGN, encode_frame
+from fennel_core.vocab.versions import FORMAT_HEADER, GONE, POS, SIGN, encode_frame
 
 RAW_FORMAT_HEADER = ("f", b"json1")
 POSITION_HEADER = "p"
@@ -34,6 +34,8 @@ REASON_HEADER = "reason"
 DEAD_COLUMNS = ("dataset", "row")
 """A dead letter of ingest has the dataset it was meant for and the row as JSON text."""
 ROWS_PER_TRANSACTION = 1 << 32
+ADDED = pl.Series(SIGN, [1], dtype=pl.Int8)
+PRESENT = pl.Series(GONE, [False])
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +128,10 @@ def _in_time(rows: Rows, binding: SourceBinding, begun: Begun) -> tuple[Rows, Di
     if has_ended(progress, binding.source, begun.now_us):
         return Rows(rows.frame.clear(), rows.numbers[:0]), None
     oldest = oldest_accepted(progress, binding.source)
+    if oldest is None:
+        return rows, None
     times = rows.frame.get_column(binding.schema.timestamp).to_physical()
-    if oldest is None or not len(times) or int(times.min()) >= oldest:  # type: ignore[arg-type]  # an integer column's minimum is an int
+    if not len(times) or int(times.min()) >= oldest:  # type: ignore[arg-type]  # an integer column's minimum is an int
         return rows, None
     keep = times >= oldest
     late = times.filter(~keep)
@@ -136,9 +140,9 @@ def _in_time(rows: Rows, binding: SourceBinding, begun: Begun) -> tuple[Rows, Di
 
 def _versions(rows: Rows, schema: Schema, positions: pa.Array) -> pl.DataFrame:
     own = positions if len(rows.numbers) == len(positions) else positions.take(pa.array(rows.numbers))
-    return rows.frame.with_columns(
-        pl.Series(POS, own, dtype=pl.Binary), pl.lit(1, pl.Int8).alias(SIGN), pl.lit(value=False).alias(GONE)
-    ).select(*schema.names, *META)
+    count = len(rows.numbers)
+    assert rows.frame.columns == list(schema.names), "rows come in the order of the schema"
+    return rows.frame.hstack([pl.Series(POS, own, dtype=pl.Binary), ADDED.new_from_index(0, count), PRESENT.new_from_index(0, count)])
 
 
 def _typed_messages(feed: Feed, parts: Sequence[tuple[int, pl.DataFrame]]) -> Iterator[Message]:
@@ -159,9 +163,12 @@ def _typed_messages(feed: Feed, parts: Sequence[tuple[int, pl.DataFrame]]) -> It
 
 def split(frame: pl.DataFrame, keys: Sequence[str], partitions: int) -> Iterator[tuple[int, pl.DataFrame]]:
     """The non-empty parts of `frame` by the partition of its key; rows keep their order."""
+    if len(frame) == 1 or partitions == 1:
+        yield partition_of(key_bytes(frame[:1], keys)[0], partitions), frame
+        return
     targets = np.fromiter((partition_of(key, partitions) for key in key_bytes(frame, keys)), dtype=np.int32, count=len(frame))
     for target in np.unique(targets).tolist():
-        yield target, frame if partitions == 1 else frame.filter(pl.Series(targets == target))
+        yield target, frame.filter(pl.Series(targets == target))
 
 
 def _raw_messages(request: Prepared, positions: pa.Array) -> Iterator[Message]:

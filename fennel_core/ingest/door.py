@@ -247,8 +247,11 @@ def _json_values(values: pl.Series | pa.ChunkedArray, dtype: Dtype) -> list[Any]
 
 def _selected(rows: Rows, binding: SourceBinding) -> Rows:
     """Without the rows outside `since` and `until` or outside the sample."""
+    source = binding.source
+    if source.since_us is None and source.until_us is None and source.sampling is None:
+        return rows
     times = rows.frame.get_column(binding.schema.timestamp).to_physical()
-    masks = [m for m in (within_bounds(times, binding.source), sampled(rows.frame, binding.source.sampling)) if m is not None]
+    masks = [m for m in (within_bounds(times, source), sampled(rows.frame, source.sampling)) if m is not None]
     if not masks:
         return rows
     keep = reduce(operator.and_, masks)
