@@ -9,7 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Final, assert_never
 
@@ -49,14 +49,23 @@ class Launch:
     display: Display
     _steps: dict[Step, Future[None]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _given_up: threading.Event = field(default_factory=threading.Event)
 
     def run(self, parts: Sequence[Part]) -> tuple[Failure, ...]:
-        """Blocks until each part is ready, failed or skipped. The parts must include what they need."""
+        """Blocks until each part is ready, failed or skipped. The parts must include what they need.
+
+        On KeyboardInterrupt what was started goes on, each with its record.
+        """
         outcomes: dict[str, Future[State]] = {part.name: Future() for part in parts}
         failures: list[Failure] = []
         with ThreadPoolExecutor(max_workers=max(1, len(parts)), thread_name_prefix="up") as pool:
             for part in parts:
                 pool.submit(self._bring_up, part, outcomes, failures)
+            try:
+                wait(outcomes.values())
+            except KeyboardInterrupt:
+                self._given_up.set()  # or leaving the pool would wait for what nobody waits for any more
+                raise
         return tuple(failures)
 
     def _bring_up(self, part: Part, outcomes: Mapping[str, "Future[State]"], failures: list[Failure]) -> None:
@@ -69,6 +78,9 @@ class Launch:
                 if not isinstance(outcomes[need].result(), Ready):
                     outcome = Skipped(need)
                     return
+            if self._given_up.is_set():
+                outcome = Skipped("somebody who waits")
+                return
             log_start = size_of_log(self.machine.layout, part)
             outcome = self._start_and_wait(part)
         except HostError as error:
@@ -139,7 +151,8 @@ class Launch:
                 return "it ended while it was starting"
             if time.monotonic() - began > part.ready_s:
                 return f"not ready after {part.ready_s:.0f} s: {why}"
-            time.sleep(ASK_EVERY_S)
+            if self._given_up.wait(ASK_EVERY_S):
+                return "nobody waits for it any more"
 
     def _once(self, part: Part, step: Step) -> None:
         """Carries out a step, or waits for the part that is already at it; whoever comes second gets the same error."""

@@ -17,7 +17,8 @@ from fennel_core.apps.local.platform import PartStatus
 
 SHOWN_WHOLE: Final = 64
 LEAST_COLUMNS: Final = 110
-"""Without a terminal, or on a narrow one, lines wrap rather than lose their ends."""
+"""On a narrower terminal lines wrap rather than lose their ends."""
+COLUMNS_OF_A_FILE: Final = 220
 RUNNING: Final = "running"
 COLUMNS: Final = ("job", "part", "slot", "epoch", "status", "lag", "reported_s", "error")
 
@@ -26,13 +27,13 @@ Partition = dict[str, Any]
 
 
 def _console() -> Console:
-    return Console(width=max(shutil.get_terminal_size((LEAST_COLUMNS, 40)).columns, LEAST_COLUMNS))
+    return Console(width=max(shutil.get_terminal_size((COLUMNS_OF_A_FILE, 40)).columns, LEAST_COLUMNS))
 
 
 def print_parts(layout: Layout, rows: Sequence[PartStatus]) -> None:
     table = Table(box=None, pad_edge=False)
     for name in ("part", "state", "port", "pid", "since", "memory", "log file"):
-        table.add_column(name)
+        table.add_column(name, overflow="fold")
     colours = {"ready": "green", "stopped": "dim"}
     for row in rows:
         since = f"{row.age_s:.0f} s" if row.age_s is not None else ""

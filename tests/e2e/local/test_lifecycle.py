@@ -5,6 +5,7 @@ Postgres, Kafka and S3 are enough to show what the launcher promises; Airflow's 
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -177,6 +178,24 @@ def test_env_prints_lines_a_shell_can_take_and_no_password(ours: Platform) -> No
     script = ours.run("env", "--all").stdout + 'echo "$FENNEL_S3_ENDPOINT"'
     everything = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
     assert everything.stdout == f"http://127.0.0.1:{ours.ports['S3']}\n"
+
+
+def test_ctrl_c_ends_the_waiting_and_loses_no_record(ours: Platform) -> None:
+    ours.run("down")
+    command = [sys.executable, "-m", "fennel_core.apps.cli", "up", "--only", PARTS]
+    waiting = subprocess.Popen(
+        command, env=ours.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert waiting.stdout is not None
+    while "Kafka" not in (line := waiting.stdout.readline()) or "starting" not in line:
+        assert line, "it ended before Kafka was started"
+    waiting.send_signal(signal.SIGINT)
+    _, said = waiting.communicate(timeout=20)
+    assert waiting.returncode == 1
+    assert said.startswith("Stopped waiting. What was started goes on")
+    started = {name for name, pid in ours.pids().items() if runs(pid)}
+    assert started
+    assert {line.removeprefix("stopped ") for line in ours.run("down").stdout.splitlines()} == started
 
 
 def test_clean_stops_and_deletes_everything(ours: Platform) -> None:
