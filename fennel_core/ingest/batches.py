@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from zlib import crc32
 
 import msgspec
 import numpy as np
@@ -23,7 +24,7 @@ from fennel_core.ingest.decide import Advance, Progress, changes, has_ended, old
 from fennel_core.ingest.door import Dead, Rows
 from fennel_core.ingest.store import Begun, CatalogVersion, Message
 from fennel_core.vocab.ids import Identity, Micros, TopicName
-from fennel_core.vocab.keys import key_bytes, partition_of
+from fennel_core.vocab.keys import KEY_GROUPS, key_bytes, partition_of
 from fennel_core.vocab.position import stamp
 from fennel_core.vocab.schema import Schema
 from fennel_core.vocab.versions import FORMAT_HEADER, GONE, POS, SIGN, encode_frame
@@ -166,7 +167,8 @@ def split(frame: pl.DataFrame, keys: Sequence[str], partitions: int) -> Iterator
     if len(frame) == 1 or partitions == 1:
         yield partition_of(key_bytes(frame[:1], keys)[0], partitions), frame
         return
-    targets = np.fromiter((partition_of(key, partitions) for key in key_bytes(frame, keys)), dtype=np.int32, count=len(frame))
+    hashes = np.fromiter(map(crc32, key_bytes(frame, keys)), dtype=np.int64, count=len(frame))
+    targets = hashes % KEY_GROUPS * partitions // KEY_GROUPS  # as vocab.keys.partition_of, for a whole column
     for target in np.unique(targets).tolist():
         yield target, frame.filter(pl.Series(targets == target))
 
