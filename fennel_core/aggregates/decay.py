@@ -63,7 +63,7 @@ class DecayedSum(Aggregation[Partial]):
         if whole.max() - whole.min() > MAX_SPAN_HALF_LIVES:
             return None
         out = NOTHING
-        values = zip(events.column(self._of).elements(), events.weights, whole.tolist(), fractions.tolist(), strict=True)
+        values = zip(events.column(self._of).items, events.weights, whole.tolist(), fractions.tolist(), strict=True)
         for value, weight, k, fraction in values:
             if value is not None:
                 mantissa, exponent = math.frexp(float(value) / self._unit)

@@ -50,12 +50,16 @@ class LastTime(Headed):
 
     def update(self, events: AnyEvents) -> list[Head]:
         """As any head; where nothing is taken back the largest time and its count are enough."""
-        if isinstance(events, FewEvents) or not events.all_added:
+        if not events.all_added:
             return super().update(events)
+        if isinstance(events, FewEvents):
+            moment = max(events.times)
+            times = events.times.count(moment)
+            return [Head({moment: times}, None if times == len(events.times) else (moment,))]
         lengths = np.diff(events.starts, append=len(events.ts))
         last = np.maximum.reduceat(events.ts, events.starts)
-        times = np.add.reduceat(events.ts == np.repeat(last, lengths), events.starts, dtype=np.int64)
-        found = zip(last.tolist(), times.tolist(), lengths.tolist(), strict=True)
+        counts = np.add.reduceat(events.ts == np.repeat(last, lengths), events.starts, dtype=np.int64)
+        found = zip(last.tolist(), counts.tolist(), lengths.tolist(), strict=True)
         return [Head({moment: count}, None if count == length else (moment,)) for moment, count, length in found]
 
     def finalize(self, partial: Head, as_of: int) -> object:  # noqa: ARG002  # the contract of Aggregation

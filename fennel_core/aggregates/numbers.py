@@ -9,7 +9,8 @@ from __future__ import annotations
 import decimal
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import mul
 
 import numpy as np
 
@@ -22,6 +23,8 @@ from fennel_core.vocab.dtypes import Decimal, Dtype, Float, base
 
 INT64 = 1 << 64
 _SMALL = 1 << 31
+_FEW_FLOATS = 24
+"""Floats up to which adding one by one is faster than an array."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,23 +105,38 @@ def squares(events: AnyEvents, of: str) -> list[Exact]:
 def counts(events: AnyEvents, of: str | None) -> list[int]:
     """The weighted number of events of each segment, of those with a value in the column if one is given."""
     if isinstance(events, FewEvents):
-        return [sum(events.weights) if of is None else sum(weight for _, weight in weighted(events, of))]
+        return [_few_count(events, of)]
     weight = events.weight if of is None else _weights(events, events.column(of))
     return list(np.add.reduceat(weight, events.starts).tolist())
 
 
 def weighted(events: FewEvents, of: str) -> Iterator[tuple[int | float, int]]:
     """Non-null values with their weights."""
-    pairs = zip(events.column(of).elements(), events.weights, strict=True)
+    pairs = zip(events.column(of).items, events.weights, strict=True)
     return ((value, weight) for value, weight in pairs if value is not None)
 
 
+def _few_count(events: FewEvents, of: str | None) -> int:
+    if of is None:
+        return sum(events.weights)
+    items = events.column(of).items
+    return len(items) - items.count(None) if events.all_added else sum(weight for _, weight in weighted(events, of))
+
+
 def _few_total(items: list[tuple[int | float, int]]) -> Total:
-    infinite = [(value, weight) for value, weight in items if not math.isfinite(value)]
-    number = exact.total((m * weight, e) for value, weight in items if math.isfinite(value) for m, e in [exact.of_number(value)])
-    if not infinite:
-        return Total(number)
-    return Total(number, sum(w for v, w in infinite if v > 0), sum(w for v, w in infinite if v < 0))
+    if not items:
+        return NOTHING
+    values, weights = zip(*items, strict=True)
+    if isinstance(values[0], int):
+        return Total((sum(map(mul, values, weights)), 0))
+    if not all(map(math.isfinite, values)):
+        up, down = (sum(weight for value, weight in items if value == end) for end in (math.inf, -math.inf))
+        return replace(_few_total([(value, weight) for value, weight in items if math.isfinite(value)]), up=up, down=down)
+    if len(values) <= _FEW_FLOATS:
+        return Total(exact.total((m * weight, e) for value, weight in items for m, e in [exact.of_number(value)]))
+    mantissas, powers = exact.split(np.array(values))
+    (number,) = exact.sums(mantissas * np.array(weights), powers, np.array([0]))
+    return Total(number)
 
 
 def _weights(events: Events, values: Values) -> Ints:

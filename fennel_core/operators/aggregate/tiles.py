@@ -21,6 +21,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from struct import Struct
 from typing import Any
 
@@ -28,7 +30,7 @@ import msgspec
 import numpy as np
 
 from fennel_core.aggregates.exact import Ints
-from fennel_core.aggregates.few import MAX_EVENTS, FewEvents, Row, parse
+from fennel_core.aggregates.few import MAX_EVENTS, parse
 from fennel_core.aggregates.records import Layout, Records, load
 from fennel_core.aggregates.verbs import Aggregation, Events
 from fennel_core.operators.rows import prefixes, time_bytes
@@ -223,18 +225,13 @@ class Tiles:
     def _use_few(
         self, logs: list[tuple[int, Node]], asked: Sequence[Asked], totals: list[list[Partials]], aggregations: Sequence[Aggregation[Any]]
     ) -> None:
-        found: dict[tuple[int, int], list[Row]] = {}
-        for i, node in logs:
-            for row in parse(self._layout, node.structs, node.heap):
-                interval = _interval(asked[i].cuts, row[0])
-                if interval < len(asked[i].cuts):
-                    found.setdefault((i, interval), []).append(row)
-        for (i, interval), rows in found.items():
-            events = FewEvents(self._layout, rows)
-            total = totals[i][interval]
-            for j, aggregation in enumerate(aggregations):
-                (new,) = aggregation.update(events)
-                total[j] = aggregation.merge(total[j], new)
+        for i, group in groupby(sorted(logs, key=itemgetter(0)), key=itemgetter(0)):
+            events = parse(self._layout, [(node.structs, node.heap) for _, node in group])
+            for interval, inside in events.within(asked[i].cuts):
+                total = totals[i][interval]
+                for j, aggregation in enumerate(aggregations):
+                    (new,) = aggregation.update(inside)
+                    total[j] = aggregation.merge(total[j], new)
 
     def _child_places(self, keys: list[bytes], level: int, children: list[int]) -> list[bytes]:
         mark = bytes([level + 1])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fennel_core.aggregates.few import FewEvents, parse
+from fennel_core.aggregates.few import parse
 from fennel_core.aggregates.make import make
 from fennel_core.aggregates.records import POSITION, Layout, kind_of, load, of_frame
 from fennel_core.aggregates.verbs import UNKNOWN, Events
@@ -103,7 +103,7 @@ def test_a_partial_survives_its_packing_and_few_events_give_the_same_one(spec, b
     assert msgspec.msgpack.encode(again) == stored
     records = _records(aggregation, bags[:1], [1])
     ((structs, heap),) = records.slices([0], [len(records)])
-    (few,) = aggregation.update(FewEvents(records.layout, parse(records.layout, structs, heap)))
+    (few,) = aggregation.update(parse(records.layout, [(structs, heap)]))
     assert _value(aggregation, few) == _value(aggregation, partials[0])
     loaded = load(records.layout, [(structs, heap)])
     (reloaded,) = aggregation.update(Events.of(loaded, np.array([0])))
