@@ -1,6 +1,7 @@
 """The peer of `throughput.py`: Quix Streams, exactly once, on the same broker. Runs in an environment of its own.
 
-The clock runs from the first row to the end of `app.run`, which has committed by then.
+The clock runs from the first row to the end of `app.run`, which has committed by then; the seconds it may wait for nothing at the end cost no
+CPU and are taken off the wall time.
 """
 
 import json
@@ -10,6 +11,7 @@ import time
 from quixstreams import Application
 
 COMMIT_EVERY_ROWS = 10_000
+QUIET_S = 5.0
 
 
 def main(kafka: str, topic: str, name: str, rows: str, folder: str) -> None:
@@ -23,10 +25,12 @@ def main(kafka: str, topic: str, name: str, rows: str, folder: str) -> None:
         loglevel="ERROR",
     )
     begun: list[tuple[float, float]] = []
+    last = [0.0]
 
     def clock(value: dict) -> dict:
         if not begun:
             begun.append((time.process_time(), time.perf_counter()))
+        last[0] = time.perf_counter()
         return value
 
     def total(value: dict, state) -> dict:  # noqa: ANN001  # the library's State
@@ -41,9 +45,9 @@ def main(kafka: str, topic: str, name: str, rows: str, folder: str) -> None:
     else:
         frame = frame.apply(total, stateful=True)
     frame.to_topic(app.topic(f"{topic}-out", value_serializer="json"))
-    app.run(count=int(rows))
+    app.run(count=int(rows), timeout=QUIET_S)
     cpu, wall = begun[0]
-    print(json.dumps({"cpu_s": time.process_time() - cpu, "wall_s": time.perf_counter() - wall}))
+    print(json.dumps({"cpu_s": time.process_time() - cpu, "wall_s": last[0] - wall}))
 
 
 if __name__ == "__main__":

@@ -61,6 +61,7 @@ CACHE_BYTES = 64 * 1024 * 1024
 TARGETS = {"stateless": 500_000, "keyed_1k": 400_000, "keyed_1m": 75_000}
 KEYS = {"stateless": 1_000, "keyed_1k": 1_000, "keyed_1m": 1_000_000}
 PEER = "quixstreams"
+PEER_TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ async def run(job: Job, broker: Broker, folder: Path, target: int, limits: Limit
     """CPU-seconds and seconds to apply the input up to offset `target`."""
     step = build(job.step)
     hangar = RocksHangar(folder / "state", Cache(CACHE_BYTES))
-    runner = Runner(job, 0, Epoch(1), Work(step, 1, None), hangar, broker, ThreadPool(), limits)
+    runner = Runner(job, 0, Epoch(1), Work(step, None, 1, None), hangar, broker, ThreadPool(), limits)
     task = asyncio.create_task(runner.run())
     while runner.status != "running":
         await asyncio.sleep(0.001)
@@ -194,7 +195,7 @@ def peer(python: Path, name: str, rows: int, settings: Settings) -> tuple[float,
     fill(settings.kafka_bootstrap, topic, values, [str(key).encode() for key in keys.tolist()])
     with tempfile.TemporaryDirectory(prefix="fennel-bench-") as folder:
         command = [python, Path(__file__).with_name("quix_peer.py"), settings.kafka_bootstrap, topic, name, str(rows), folder]
-        made = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        made = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=PEER_TIMEOUT_S)
     found = admin.list_topics(timeout=10).topics
     admin.delete_topics([topic_name for topic_name in found if topic in topic_name])
     figures = json.loads(made.stdout.decode().splitlines()[-1])
@@ -237,7 +238,9 @@ def measured(names: Sequence[str], chosen: argparse.Namespace, settings: Setting
 def show(figures: dict[str, dict[str, float]]) -> None:
     print(f"\n{'rows per CPU-second':<22}{'in memory':>12}{'Kafka':>12}{'1-row msgs':>12}{PEER:>14}{'ratio':>8}{'target':>12}")
     for name, found in figures.items():
-        cells = "".join(f"{found.get(way, 0):>{width},.0f}" for way, width in (("memory", 12), ("kafka", 12), ("kafka_rows", 12), ("peer", 14)))
+        cells = "".join(
+            f"{found.get(way, 0):>{width},.0f}" for way, width in (("memory", 12), ("kafka", 12), ("kafka_rows", 12), ("peer", 14))
+        )
         print(f"{name:<22}{cells}{found.get('ratio', 0):>8.1f}{TARGETS[name]:>12,}")
     print(f"load average {psutil.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
 
