@@ -24,6 +24,8 @@ from fennel_core.vocab.dtypes import Dtype
 SECOND_US = 1_000_000
 HORIZON_HALF_LIVES = 2300
 MAX_SPAN_HALF_LIVES = 8192
+NEGLIGIBLE = math.exp(-25)
+"""Sums up to this size read as zero, as the client's do."""
 
 Partial = Total | None
 
@@ -91,7 +93,8 @@ class DecayedSum(Aggregation[Partial]):
         whole, rest = divmod(as_of // SECOND_US * SECOND_US, self._half_life_us)
         mantissa, exponent = partial.number
         now = Total((mantissa, exponent - whole), partial.up, partial.down).over(1)
-        return now * float(np.exp2(-rest / self._half_life_us)) if np.isfinite(now) else now
+        value = now * float(np.exp2(-rest / self._half_life_us)) if np.isfinite(now) else now
+        return 0.0 if abs(value) <= NEGLIGIBLE else value
 
     @property
     def empty(self) -> Partial:

@@ -1,0 +1,37 @@
+"""Decayed sums at the edges of their range."""
+
+import numpy as np
+import polars as pl
+
+from fennel_core.aggregates.make import make
+from fennel_core.aggregates.records import Layout, kind_of, of_frame
+from fennel_core.aggregates.verbs import Events
+from fennel_core.vocab.dtypes import Field, Float
+from fennel_core.vocab.schema import Schema
+from fennel_core.wire import operators as wire
+
+DAY = 86_400_000_000
+SCHEMA = Schema((), (Field("v", Float()),), "t")
+DAILY = make(wire.ExpDecay("x", wire.Forever(), "v", DAY), SCHEMA)
+
+
+def _partial(values, times):
+    frame = pl.DataFrame({"v": values, "t": times}, schema={"v": pl.Float64, "t": pl.Int64})
+    sign = pl.Series([1] * len(values), dtype=pl.Int8)
+    records = of_frame(Layout((("v", kind_of(Float())),), ordered=False), frame, frame["t"], sign, pl.Series([b""] * len(values)))
+    (partial,) = DAILY.update(Events.of(records, np.array([0])))
+    return partial
+
+
+def test_a_value_halves_every_half_life():
+    partial = _partial([8.0], [0])
+    assert [DAILY.finalize(partial, days * DAY) for days in (0, 1, 3)] == [8.0, 4.0, 1.0]
+
+
+def test_what_is_long_past_reads_as_zero():
+    assert DAILY.finalize(_partial([5.0, -3.0], [0, DAY]), 60 * DAY) == 0.0
+
+
+def test_events_too_many_half_lives_apart_are_not_kept_in_one_partial():
+    assert DAILY.pack(_partial([1.0, 1.0], [0, 9000 * DAY])) is None
+    assert DAILY.pack(_partial([1.0, 1.0], [0, 8000 * DAY])) is not None
