@@ -1,8 +1,8 @@
 """How long a commit takes: 200 entities at once, then one of them changed, on a platform that runs.
 
 The clock runs from sending the request to its answer, as the client waits. `cold` is the first commit of a workspace that was made for it;
-`changed` raises one dataset's version and changes its filter, so a job is rebuilt from existing topics and reads move when it has caught
-up; `same` sends what is there again under another message. Each orchestrator gets a workspace of its own, deleted afterwards.
+`changed` raises one dataset's version, so its job is rebuilt from existing topics and reads move when it has caught up; `same` sends
+what is there again under another message. Each orchestrator gets a workspace of its own, deleted afterwards.
 
     python -m benchmarks.commit                                   # inline and Airflow, the platform of `fennel-core up`
     python -m benchmarks.commit --entities 30 --changes 3 --orchestrator inline --json figures.json
@@ -35,14 +35,29 @@ TARGETS_S = {
     ("airflow", "changed"): 4.0,
 }
 TIMEOUT_S = 600.0
+CHANGED = "Totals0"
 
 
-def definitions(settings: Settings, entities: int, versions: int) -> list[bytes]:
-    """One commit per version of one dataset, as the client sends it."""
+def definitions(settings: Settings, entities: int) -> bytes:
+    """The commit as the client sends it."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [str(settings.executor_python), "-m", "benchmarks.commit_definitions", folder, str(entities), str(versions)]
+        target = Path(folder) / "commit.binpb"
+        command = [str(settings.executor_python), "-m", "benchmarks.commit_definitions", str(target), str(entities)]
         subprocess.run(command, check=True)
-        return [(Path(folder) / f"{version}.binpb").read_bytes() for version in range(1, versions + 1)]
+        return target.read_bytes()
+
+
+def raised(body: bytes, version: int) -> bytes:
+    """The commit with another version of one of its derived datasets, as if its author had raised it."""
+    request = services_pb2.SyncRequest.FromString(body)
+    for dataset in request.datasets:
+        if dataset.name == CHANGED:
+            dataset.version = version
+    for pipeline in [p for p in (*request.pipelines, *request.operators) if p.dataset_name == CHANGED]:
+        pipeline.ds_version = version
+    for index in [i for i in (*request.online_indices, *request.offline_indices) if i.ds_name == CHANGED]:
+        index.ds_version = version
+    return bytes(request.SerializeToString())
 
 
 def with_message(body: bytes, message: str) -> bytes:
@@ -109,7 +124,8 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the seconds here")
     chosen = parser.parse_args()
     settings = Settings()
-    commits = definitions(settings, chosen.entities, chosen.changes + 1)
+    first = definitions(settings, chosen.entities)
+    commits = [first, *(raised(first, version) for version in range(2, chosen.changes + 2))]
     took = {name: asyncio.run(measure(settings, name, commits)) for name in chosen.orchestrator or ("inline", "airflow")}
     if chosen.json is not None:
         chosen.json.write_text(json.dumps(took))

@@ -1,9 +1,8 @@
 """The definitions that `commit.py` commits, as bytes: run in the client's environment.
 
-Three entities at a time: a source, a dataset that counts and sums it per user, and a featureset that looks it up. Of the first of these
-datasets there is one commit per version asked for; nothing else differs between them.
+Three entities at a time: a source, a dataset that counts and sums it per user, and a featureset that looks it up.
 
-    .venv-executor/bin/python -m benchmarks.commit_definitions FOLDER ENTITIES VERSIONS     writes FOLDER/1.binpb, FOLDER/2.binpb, …
+    .venv-executor/bin/python -m benchmarks.commit_definitions FILE ENTITIES
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class Events{n}:
     at: datetime
 
 
-@dataset(index=True, version={version})
+@dataset(index=True)
 class Totals{n}:
     user: int = field(key=True)
     total: float
@@ -53,7 +52,7 @@ class Totals{n}:
     @inputs(Events{n})
     def totals(cls, events: Dataset):
         return (
-            events.filter(col("amount") > {version}.0)
+            events.filter(col("amount") > 1.0)
             .groupby("user")
             .aggregate(
                 total=Sum(of="amount", window=Continuous("forever")),
@@ -73,10 +72,10 @@ OBJECTS += [Events{n}, Totals{n}, Features{n}]
 """
 
 
-def load(folder: Path, threes: int, version: int) -> ModuleType:
+def load(folder: Path, threes: int) -> ModuleType:
     """The module with the definitions; in a file, because the client reads its classes' source."""
-    path = folder / f"definitions{version}.py"
-    path.write_text(HEAD + "".join(THREE.format(n=n, version=version if n == 0 else 1) for n in range(threes)))
+    path = folder / "definitions.py"
+    path.write_text(HEAD + "".join(THREE.format(n=n) for n in range(threes)))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
@@ -86,12 +85,11 @@ def load(folder: Path, threes: int, version: int) -> ModuleType:
     return module
 
 
-def main(target: Path, entities: int, versions: int) -> None:
+def main(target: Path, entities: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        for version in range(1, versions + 1):
-            request = to_sync_request_proto(load(Path(folder), -(-entities // 3), version).OBJECTS, "benchmark", None)
-            (target / f"{version}.binpb").write_bytes(request.SerializeToString(deterministic=True))
+        request = to_sync_request_proto(load(Path(folder), -(-entities // 3)).OBJECTS, "benchmark", None)
+        target.write_bytes(request.SerializeToString(deterministic=True))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -337,10 +337,9 @@ async def delete_workspace(name: str, office: TheOffice) -> Response:
     """Close the workspace and destroy all it has. `gone` in the answer is false while engines still let go of its jobs."""
     workspace = await workspaces.mark_deleting(office.pool, name)
     tools = office.commits.steps.tools
-    waited = 0.0
-    while not (gone := await branches.empty_workspace(tools, workspace)) and waited < DELETE_SECONDS:
+    began = tools.now()
+    while not (gone := await branches.empty_workspace(tools, workspace)) and tools.now() - began < DELETE_SECONDS:
         await tools.sleep(DELETE_POLL_SECONDS)
-        waited += DELETE_POLL_SECONDS
     office.wake()
     return answer({"name": workspace, "gone": gone})
 

@@ -138,15 +138,14 @@ class Steps:
         await self.destroy_assets(commit)
 
     async def _destroy(self, commit: CommitId) -> Commit:
-        waited = 0.0
+        began = self.tools.now()
         row = await self.tools.ledger.run(lambda tx: flow.row_of(tx, commit))
         while row.state in (CommitState.SERVING, CommitState.UNDOING):
             await flow.destroy(self.tools, row.workspace)
             row = await self.tools.ledger.run(lambda tx: flow.row_of(tx, commit))
-            if waited >= DESTROY_SECONDS:
+            if row.state not in (CommitState.SERVING, CommitState.UNDOING) or self.tools.now() - began >= DESTROY_SECONDS:
                 break
             await self.tools.sleep(DESTROY_POLL_SECONDS)
-            waited += DESTROY_POLL_SECONDS
         return row
 
 

@@ -9,6 +9,7 @@ idempotent, and is written down only after it is true. So a crash at any point l
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -45,12 +46,13 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What every step works with. `sleep` waits that many seconds."""
+    """What every step works with. `sleep` waits that many seconds, `now` gives seconds that never go back."""
 
     ledger: Ledger
     topics: Topics
     sleep: Callable[[float], Awaitable[None]]
     timings: Timings = Timings()
+    now: Callable[[], float] = time.monotonic
 
 
 # --- moves along the tables ---------------------------------------------------------------------------------------------
@@ -351,15 +353,15 @@ async def warm(tools: Tools, id_: CommitId, *, seconds: float) -> Warmth:
     """
     waiting = await tools.ledger.run(lambda tx: _waiting(tx, id_))
     before: frozenset[JobPart] = frozenset()
-    waited = 0.0
+    began = tools.now()
     while True:
+        waited = tools.now() - began
         patient = waited < min(seconds, tools.timings.first_warm_seconds)
         outcome, now = await _warm_once(tools, id_, waiting, before, patient=patient)
         if not isinstance(outcome, Catching) or waited >= seconds:
             return outcome
         before |= now
         await tools.sleep(tools.timings.warm_poll_seconds)
-        waited += tools.timings.warm_poll_seconds
 
 
 async def warm_once(tools: Tools, id_: CommitId) -> Warmth:

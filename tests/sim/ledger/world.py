@@ -115,6 +115,9 @@ class World:
         self.parked: set[str] = set()
         """Titles of jobs whose code fails."""
 
+    def now(self) -> float:
+        return self.now_ms / 1000
+
     async def sleep(self, seconds: float) -> None:
         self.now_ms += int(seconds * 1000)
         self.engines()
@@ -133,7 +136,7 @@ class World:
     def tools(self, faults: Faults | None = None) -> flow.Tools:
         faults = faults or Faults()
         timings = flow.Timings(retry_seconds=0.1)
-        return flow.Tools(FaultyLedger(self.ledger, faults), FaultyTopics(self.topics, faults), self.sleep, timings)  # type: ignore[arg-type]
+        return flow.Tools(FaultyLedger(self.ledger, faults), FaultyTopics(self.topics, faults), self.sleep, timings, self.now)  # type: ignore[arg-type]
 
     async def open(self) -> None:
         await self.ledger.run(lambda tx: tx.add_workspace(SHOP))
