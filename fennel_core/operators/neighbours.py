@@ -37,7 +37,7 @@ def neighbourhood(
 ) -> Neighbourhood:
     """File a batch under `keys`, ordered by `times` and position; rows at rest hold the columns `kept`."""
     places = ordered_keys(tag, keys, times, batch[POS])
-    puts, deletes = settle(reads, places, with_tombstones(encode_rows(batch.select(kept)), batch[GONE]), batch[SIGN])
+    puts, deletes = settle(reads, places, with_tombstones(encode_rows(batch, kept), batch[GONE]), batch[SIGN])
     touched = pl.DataFrame({"name": keys, "ts": times, "place": places}, schema_overrides={"name": pl.Binary, "place": pl.Binary})
     spans = touched.group_by("name", maintain_order=True).agg(
         low=pl.col("ts").min(), high=pl.col("ts").max(), places=pl.col("place").unique(maintain_order=True)

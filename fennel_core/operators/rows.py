@@ -25,6 +25,7 @@ from fennel_core.vocab.versions import META
 
 TOMBSTONE = b"\xc0"
 """A tombstone at rest: msgpack nil."""
+_NOTHING = b"\x90"
 TIME_BYTES = 8
 MIN_TIME = -(1 << 63)
 MAX_TIME = (1 << 63) - 1
@@ -83,9 +84,11 @@ def settle(reads: Reads, places: Sequence[bytes], rows: Sequence[bytes], signs: 
     return puts, frozenset(place for (place, row), now in zip(gone, held, strict=True) if now == row)
 
 
-def encode_rows(frame: pl.DataFrame) -> list[bytes]:
-    """Each row as the msgpack array of its physical values."""
-    return list(map(encode, physical(frame).rows()))
+def encode_rows(frame: pl.DataFrame, names: Sequence[str]) -> list[bytes]:
+    """Each row as the msgpack array of the physical values of some columns (of none: the empty array)."""
+    if not names:
+        return [_NOTHING] * frame.height
+    return list(map(encode, physical(frame[list(names)]).rows()))
 
 
 def with_tombstones(rows: list[bytes], gone: pl.Series) -> list[bytes]:
@@ -96,7 +99,7 @@ def with_tombstones(rows: list[bytes], gone: pl.Series) -> list[bytes]:
 
 
 def decode_rows(rows: Sequence[bytes], columns: Mapping[str, pl.DataType]) -> pl.DataFrame:
-    """The inverse of `encode_rows`: rows (never tombstones) as a frame with the given columns."""
+    """The inverse of `encode_rows`: rows (never tombstones) as a frame with the given columns (without columns it has no height)."""
     values = decode(b"\xdd" + len(rows).to_bytes(4, "big") + b"".join(rows))
     stored = {name: _stored(dtype) for name, dtype in columns.items()}
     return logical(pl.DataFrame(values, schema=stored, orient="row"), columns)

@@ -66,7 +66,8 @@ class JoinStep:
         self._spec = spec
         self._left_columns = columns_of(spec.left, spec.left.names)
         self._right_columns = columns_of(spec.right, spec.right_values)
-        self._names = output_names(spec.output)
+        self._left_names = list(spec.left.names)
+        self._names = list(output_names(spec.output))
 
     def apply(self, reads: Reads, source: int, batch: pl.DataFrame) -> Outcome:
         assert source in (0, 1), "a join has two inputs"
@@ -75,12 +76,25 @@ class JoinStep:
     # --- a batch of the left side -------------------------------------------------------------------------------------
 
     def _left(self, reads: Reads, batch: pl.DataFrame) -> Outcome:
-        times = batch[self._spec.left.timestamp].to_physical()
+        times = batch[self._spec.left.timestamp].cast(pl.Int64)
         keys = key_bytes(batch, self._spec.left_on)
-        side = _side(reads, LEFT, keys, times, batch, encode_rows(batch.select(self._spec.left.names)))
+        side = _side(reads, LEFT, keys, times, batch, encode_rows(batch, self._left_names))
+        if len(batch) == 1:
+            return side.outcome(self._emit([(batch, self._single(reads, keys[0], times[0]), 1)]))
         asked = pl.DataFrame({"key": pl.Series(keys, dtype=pl.Binary).rank("dense").cast(pl.Int64), "ts": times, "name": keys})
         matched = self._match(asked, self._right_candidates(reads, asked))
         return side.outcome(self._emit([(batch, matched, 1)]))
+
+    def _single(self, reads: Reads, key: bytes, moment: int) -> pl.Series:
+        """What `_match` answers for one left row, without frames: most batches of a live job are one row."""
+        (prefix,) = prefixes(RIGHT, [key])
+        latest = reads.scan(prefix, prefix + time_bytes(_after(moment, self._spec.high_us)), reverse=True, limit=1)
+        found = next((row for place, row in latest if self._reaches(moment, time_of(place, len(prefix))) and row != TOMBSTONE), None)
+        return pl.Series("row", [found], dtype=pl.Binary)
+
+    def _reaches(self, moment: int, right: int) -> bool:
+        """Is a right version at `right` recent enough for a left row at `moment`?"""
+        return self._spec.low_us is None or right >= moment - self._spec.low_us
 
     def _right_candidates(self, reads: Reads, asked: pl.DataFrame) -> pl.DataFrame:
         """Right versions that may answer `asked`: per key those from the last one visible to its earliest row to its latest row."""
@@ -97,9 +111,9 @@ class JoinStep:
     # --- a batch of the right side ------------------------------------------------------------------------------------
 
     def _right(self, reads: Reads, batch: pl.DataFrame) -> Outcome:
-        times = batch[self._spec.right.timestamp].to_physical()
+        times = batch[self._spec.right.timestamp].cast(pl.Int64)
         keys = key_bytes(batch, self._spec.right.key_names)
-        rows = encode_rows(batch.select(self._spec.right_values))
+        rows = encode_rows(batch, self._spec.right_values)
         side = _side(reads, RIGHT, keys, times, batch, rows)
         touched = side.versions.select("name", "place").unique().sort("name", "place").group_by("name", maintain_order=True).agg("place")
         names = touched["name"].to_list()
@@ -165,14 +179,16 @@ class JoinStep:
         """Left rows with their matches, signs multiplied by the part's sign; in order, without the rows an inner join drops."""
         frames = []
         for rows, matched, sign in parts:
-            if self._spec.inner:
+            if self._spec.inner and matched.null_count():
                 rows, matched = rows.filter(matched.is_not_null()), matched.drop_nulls()
             if rows.height:
-                joined = pl.concat([rows, self._right_frame(matched)], how="horizontal")
-                frames.append(joined.with_columns(pl.col(SIGN) * sign).select(self._names))
-        return (Emit(0, pl.concat(frames)),) if frames else ()
+                joined = rows.hstack(self._right_frame(matched).get_columns())
+                frames.append((joined if sign == 1 else joined.with_columns(pl.col(SIGN) * sign))[self._names])
+        return (Emit(0, pl.concat(frames) if len(frames) > 1 else frames[0]),) if frames else ()
 
     def _right_frame(self, matched: pl.Series) -> pl.DataFrame:
+        if len(matched) == 1 and not matched.null_count():
+            return decode_rows(matched.to_list(), self._right_columns)
         distinct = matched.drop_nulls().unique(maintain_order=True)
         number = matched.replace_strict(distinct, pl.Series(range(len(distinct)), dtype=pl.UInt32), default=None, return_dtype=pl.UInt32)
         return decode_rows(distinct.to_list(), self._right_columns).select(pl.all().gather(number))

@@ -68,9 +68,9 @@ class TableJoinStep:
     def _left(self, reads: Reads, batch: pl.DataFrame) -> Outcome:
         keys = key_bytes(batch, self._spec.left_on)
         times = batch[self._spec.left.timestamp].to_physical()
-        rows = encode_rows(batch.select(TO, *self._row))
+        rows = encode_rows(batch, (TO, *self._row))
         puts, deletes = settle(reads, ordered_keys(LEFT, keys, times, batch[POS]), rows, batch[SIGN])
-        plain = encode_rows(batch.select(self._row))
+        plain = encode_rows(batch, self._row)
         facts = zip(times.to_list(), batch[TO].to_physical().to_list(), batch[POS].to_list(), plain, strict=True)
         pieces: list[tuple[Piece, int]] = []
         for fact, prefix, sign in zip(facts, prefixes(RIGHT, keys), batch[SIGN].to_list(), strict=True):
@@ -80,7 +80,7 @@ class TableJoinStep:
     def _right(self, reads: Reads, batch: pl.DataFrame) -> Outcome:
         keys = key_bytes(batch, self._spec.right.key_names)
         places = ordered_keys(RIGHT, keys, batch[self._spec.right.timestamp].to_physical(), batch[POS])
-        rows = with_tombstones(encode_rows(batch.select(self._spec.right_values)), batch[GONE])
+        rows = with_tombstones(encode_rows(batch, self._spec.right_values), batch[GONE])
         puts, deletes = settle(reads, places, rows, batch[SIGN])
         touched = pl.DataFrame({"name": keys, "place": places}).group_by("name", maintain_order=True).agg("place")
         names = touched["name"].to_list()

@@ -50,22 +50,22 @@ class MapStep:
     def __init__(self, spec: Map) -> None:
         assert len(spec.inputs) == len(spec.branches), "one input per branch"
         self._branches = tuple(_compile(schema, stages) for schema, stages in zip(spec.inputs, spec.branches, strict=True))
-        self._skeletons = tuple((*schema.key_names, schema.timestamp, *META, ROW) for schema in spec.inputs)
-        self._names = output_names(spec.output)
+        self._skeletons = tuple([*schema.key_names, schema.timestamp, *META, ROW] for schema in spec.inputs)
+        self._names = list(output_names(spec.output))
         self._absent = [pl.lit(None, dtype).alias(name) for name, dtype in columns_of(spec.output, spec.output.value_names).items()]
 
     def apply(self, reads: Reads, source: int, batch: pl.DataFrame) -> Outcome:  # noqa: ARG002  # the contract of Step
         rows = batch.with_row_index(ROW)
         gone = rows[GONE]
-        skeleton = rows.select(*self._skeletons[source])
+        skeleton = rows[self._skeletons[source]]
         flow = Flow(rows.filter(~gone), skeleton.filter(gone)) if gone.any() else Flow(rows, skeleton.clear())
         for run in self._branches[source]:
             flow = run(flow)
-        out = flow.live.select(*self._names, ROW)
+        out = flow.live
         if flow.absent.height:
             tombstones = flow.absent.with_columns(*self._absent, pl.lit(True).alias(GONE)).select(*self._names, ROW)
-            out = pl.concat([out, tombstones]).sort(ROW, maintain_order=True)
-        out = out.drop(ROW)
+            out = pl.concat([out.select(*self._names, ROW), tombstones]).sort(ROW, maintain_order=True)
+        out = out[self._names]
         if len(self._branches) > 1:
             out = _extended(out, pl.repeat(source, out.height, dtype=pl.UInt32, eager=True))
         return Outcome(emits=(Emit(0, out),) if out.height else (), dead=_dead(batch, flow.failures))
@@ -80,7 +80,7 @@ def _compile(schema: Schema, stages: Sequence[Stage]) -> tuple[Run, ...]:
 
 
 def _run(schema: Schema, stage: Stage) -> Run:
-    names = (*stage.output.names, *META, ROW)
+    names = [*stage.output.names, *META, ROW]
     match stage.op:
         case wire.AssignExpr(columns=columns):
             return _assign(compile_columns({name: (expr, dtype) for name, expr, dtype in columns}, _types(schema)), names)
@@ -88,9 +88,9 @@ def _run(schema: Schema, stage: Stage) -> Run:
             return _filter(compile_columns({KEEP: (expr, Optional(Bool()))}, _types(schema)), schema.keyed)
         case wire.Rename(columns=pairs):
             renames = dict(pairs)
-            return lambda flow: Flow(flow.live.rename(renames).select(names), flow.absent.rename(renames, strict=False), flow.failures)
+            return lambda flow: Flow(flow.live.rename(renames)[names], flow.absent.rename(renames, strict=False), flow.failures)
         case wire.Drop():
-            return lambda flow: Flow(flow.live.select(names), flow.absent, flow.failures)
+            return lambda flow: Flow(flow.live[names], flow.absent, flow.failures)
         case wire.Dropnull(columns=columns):
             checked = columns or tuple(f.name for f in schema.values if is_optional(f.dtype))
             return lambda flow: _split(flow, flow.live, pl.all_horizontal(pl.col(c).is_not_null() for c in checked), schema.keyed)
@@ -101,10 +101,10 @@ def _run(schema: Schema, stage: Stage) -> Run:
             assert_never(unreachable)
 
 
-def _assign(program: Program, names: tuple[str, ...]) -> Run:
+def _assign(program: Program, names: list[str]) -> Run:
     def run(flow: Flow) -> Flow:
         evaluation = program.attempt(flow.live)
-        survivors = _survivors(evaluation).select(names)
+        survivors = _survivors(evaluation)[names]
         return Flow(survivors, flow.absent, flow.failures + _of_input_rows(flow.live, evaluation))
 
     return run
@@ -113,8 +113,12 @@ def _assign(program: Program, names: tuple[str, ...]) -> Run:
 def _filter(program: Program, keyed: bool) -> Run:
     def run(flow: Flow) -> Flow:
         evaluation = program.attempt(flow.live)
-        kept = _split(flow, _survivors(evaluation), pl.col(KEEP).fill_null(value=False), keyed)
-        return Flow(kept.live.drop(KEEP), kept.absent, flow.failures + _of_input_rows(flow.live, evaluation))
+        rows = _survivors(evaluation)
+        names = [name for name in rows.columns if name != KEEP]
+        if rows[KEEP].all(ignore_nulls=False):
+            return Flow(rows[names], flow.absent, flow.failures + _of_input_rows(flow.live, evaluation))
+        kept = _split(flow, rows, pl.col(KEEP).fill_null(value=False), keyed)
+        return Flow(kept.live[names], kept.absent, flow.failures + _of_input_rows(flow.live, evaluation))
 
     return run
 
@@ -153,6 +157,8 @@ def _survivors(evaluation: Evaluation) -> pl.DataFrame:
 
 def _of_input_rows(frame: pl.DataFrame, evaluation: Evaluation) -> tuple[RowFailure, ...]:
     """Failures with the number of the input row in place of the row within this stage's frame."""
+    if not evaluation.failures:
+        return ()
     numbers = frame[ROW].gather([f.row for f in evaluation.failures]).to_list()
     return tuple(RowFailure(f.column, n, f.code, f.text, f.value) for f, n in zip(evaluation.failures, numbers, strict=True))
 

@@ -54,7 +54,7 @@ class FirstStep:
         assert source == 0, "a pick has one input"
         keys = key_bytes(batch, self._spec.keys)
         places = ordered_keys(ROWS, keys, batch[self._spec.input.timestamp].to_physical(), batch[POS])
-        puts, deletes = settle(reads, places, encode_rows(batch.select(self._spec.input.names)), batch[SIGN])
+        puts, deletes = settle(reads, places, encode_rows(batch, self._spec.input.names), batch[SIGN])
         added = pl.DataFrame({"name": keys, "place": places}).group_by("name", maintain_order=True).agg("place")
         old: list[tuple[bytes, bytes]] = []
         new: list[tuple[bytes, bytes]] = []

@@ -31,15 +31,15 @@ class TableStep:
     def __init__(self, spec: Table) -> None:
         assert spec.schema.keyed, "a table needs a key"
         self._keys = spec.schema.key_names
-        self._row = (spec.schema.timestamp, *spec.schema.value_names)
+        self._row = [spec.schema.timestamp, *spec.schema.value_names]
         self._timestamp = spec.schema.timestamp
 
     def apply(self, reads: Reads, source: int, batch: pl.DataFrame) -> Outcome:
         """Put and take versions; emits nothing."""
         assert source == 0, "a table has one input"
         keys = key_bytes(batch, self._keys)
-        places = ordered_keys(VERSIONS, keys, batch[self._timestamp].to_physical(), batch[POS])
-        rows = encode_rows(batch.select(self._row))
+        places = ordered_keys(VERSIONS, keys, batch[self._timestamp].cast(pl.Int64), batch[POS])
+        rows = encode_rows(batch, self._row)
         rows = with_tombstones(rows, batch[GONE])
         puts, deletes = settle(reads, places, rows, batch[SIGN])
         return Outcome(puts=puts, deletes=deletes)
