@@ -178,3 +178,9 @@ class MissingInput(QueryError):
 
     def __init__(self, feature: str) -> None:
         super().__init__(f"the input feature `{feature}` has no column in `data`: add it, or take it out of `inputs`")
+
+
+class OtherRelease(QueryError):
+    """Rows that this release cannot read."""
+
+    CODE = "other-release"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -25,17 +26,22 @@ POLL_S = 0.2
 FETCH_WAIT_MS = 5
 """A person waits for the answer, once: an empty fetch is not held."""
 RETRY_PAUSE_S = 0.02
+LIBRARY_LOG = logging.getLogger("librdkafka")
+"""The library's own lines take the road of all others; left alone it writes to standard error as it likes."""
 LATEST = OffsetSpec.latest()
 GONE = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._NOENT, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION})
 ELECTING = frozenset({KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE})
 """Answers about a topic that was made a moment ago, or whose leader is moving."""
+
+STALE_EPOCH = frozenset({KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH})
+"""The broker has started again: the client goes on naming the leader's epoch it knows until it is made to read the metadata again."""
 
 
 class KafkaEnds:
     """Implements `barrier.TopicEnds`. One client; metadata stays cached in it."""
 
     def __init__(self, settings: Settings) -> None:
-        self._admin = AdminClient(client_config(settings))
+        self._admin = AdminClient(client_config(settings), logger=LIBRARY_LOG)
 
     async def ends(self, partitions: Sequence[barrier.TopicPartition]) -> Mapping[barrier.TopicPartition, int]:
         """The high watermark of each partition, all in one request per broker.
@@ -54,7 +60,9 @@ class KafkaEnds:
                 code = failed.args[0].code()
                 if code in GONE:
                     raise StaleView(f"a topic of this branch version is gone: {failed}") from failed
-                if code not in ELECTING or asyncio.get_running_loop().time() > deadline:
+                if code in STALE_EPOCH:
+                    await asyncio.to_thread(self._admin.list_topics, timeout=REQUEST_S)
+                if code not in ELECTING | STALE_EPOCH or asyncio.get_running_loop().time() > deadline:
                     raise BrokerUnavailable(f"Kafka cannot say where the topics end: {failed}") from failed
                 await asyncio.sleep(RETRY_PAUSE_S)
             else:
@@ -85,7 +93,7 @@ class KafkaTails:
     def _tail(self, topic: TopicName, partitions: int, rows: int) -> pl.DataFrame | None:
         with self._one_at_a_time:
             if self._consumer is None:
-                self._consumer = Consumer(consumer_config(self._settings, fetch_wait_ms=FETCH_WAIT_MS))
+                self._consumer = Consumer(consumer_config(self._settings, fetch_wait_ms=FETCH_WAIT_MS), logger=LIBRARY_LOG)
             ends = [self._consumer.get_watermark_offsets(TopicPartition(topic, part), timeout=REQUEST_S) for part in range(partitions)]
             step = FIRST_STEP
             while True:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import psycopg
 from psycopg_pool import PoolTimeout
 
 from fennel_core.blueprints.spec import Catalog, Job
 from fennel_core.connections.postgres import Pool
-from fennel_core.query.errors import DatabaseUnavailable, UnknownBranch
+from fennel_core.query.errors import DatabaseUnavailable, OtherRelease, UnknownBranch
 from fennel_core.query.owners import Ownership, Parked, Partition
 from fennel_core.query.view import BranchKey, Serving
 from fennel_core.vocab import canonical
@@ -80,7 +81,7 @@ class PostgresReads:
         [(request, catalog)] = await self._rows(VERSION, (commit,))
         assert isinstance(request, bytes), "a commit keeps the request as received"
         assert isinstance(catalog, bytes), "a commit that serves has a catalog"
-        return Serving(commit, decode_sync_request(request), canonical.loads(catalog, Catalog))
+        return Serving(commit, decode_sync_request(request), _loaded(catalog, Catalog, f"the catalog of commit `{commit}`"))
 
     async def read_owners(self) -> Ownership:
         """One consistent read of who owns what; partitions without a live owner are absent."""
@@ -99,7 +100,7 @@ class PostgresReads:
         found: dict[JobId, Job] = {}
         for (spec,) in await self._rows(JOBS, (list(jobs),)):
             assert isinstance(spec, bytes), "the registry keeps canonical bytes"
-            job = canonical.loads(spec, Job)
+            job = _loaded(spec, Job, "the spec of a job of this branch")
             found[job.id] = job
         return found
 
@@ -118,3 +119,13 @@ class PostgresReads:
                 return await (await connection.execute(statement, values)).fetchall()
         except (psycopg.OperationalError, PoolTimeout) as lost:
             raise DatabaseUnavailable("the platform's database cannot be reached now: try again") from lost
+
+
+T = TypeVar("T")
+
+
+def _loaded(data: bytes, expected: type[T], what: str) -> T:
+    try:
+        return canonical.loads(data, expected)
+    except (TypeError, ValueError, KeyError, AttributeError, ImportError) as unknown:
+        raise OtherRelease(f"{what} was written by another release ({unknown}): run servers of one release, or commit again") from unknown

@@ -14,7 +14,7 @@ import pytest_asyncio
 from fennel_core.blueprints.spec import Catalog, Job
 from fennel_core.connections.postgres import Pool, pool
 from fennel_core.operators.spec import Table
-from fennel_core.query.errors import DatabaseUnavailable, UnknownBranch
+from fennel_core.query.errors import DatabaseUnavailable, OtherRelease, UnknownBranch
 from fennel_core.query.owners import Owners, Parked
 from fennel_core.query.postgres import PostgresReads
 from fennel_core.query.status import StatusReport
@@ -134,6 +134,17 @@ async def test_the_status_of_a_workspace_is_its_own(db: Database) -> None:
     assert await reads.read_partitions(WorkspaceId("other")) == []
     assert len(await reads.read_partitions(None)) == 2
     assert [(s.id, s.lease_ms > 0) for s in await reads.read_slots()] == [("alive", True)]
+
+
+async def test_rows_of_another_release_are_told_as_such(db: Database) -> None:
+    await db.commit("c1")
+    await db.do("UPDATE commit SET catalog = %s", b'["blueprints.spec.Catalog",{"unheard_of":1}]')
+    with pytest.raises(OtherRelease, match="the catalog of commit `c1` was written by another release"):
+        await PostgresReads(db.pool).read_serving(MAIN, None)
+    await db.job("a")
+    await db.do("UPDATE job SET spec = %s", b'["no.such.Class",{}]')
+    with pytest.raises(OtherRelease):
+        await PostgresReads(db.pool).read_jobs([JobId("a")])
 
 
 async def test_the_status_report_shows_a_token_its_own_workspace_and_the_administrator_all(db: Database) -> None:
