@@ -62,9 +62,10 @@ class Program:
         for name, value in stages.items():
             staged = staged.with_columns(value.alias(name))
         wide = staged.lazy().with_columns(**{c.name: c.value for c in self.columns}, **flags).collect()
-        verdicts = [(c, check, wide[flag].fill_null(value=False)) for flag, (c, check) in zip(flags, checks, strict=True)]
-        verdicts = [verdict for verdict in verdicts if verdict[2].any()]
-        result = wide.drop(*flags, *stages) if flags or stages else wide
+        raised = [(c, check, wide[flag]) for flag, (c, check) in zip(flags, checks, strict=True)]
+        verdicts = [(c, check, flag.fill_null(value=False)) for c, check, flag in raised if flag.any()]
+        extra = flags.keys() | stages.keys()
+        result = wide[[name for name in wide.columns if name not in extra]] if extra else wide
         nulls = dict(zip(result.columns, result.null_count().row(0), strict=True))
         verdicts += [(c, _null_check(c), result[c.name].is_null()) for c in self.columns if nulls[c.name] and not is_optional(c.dtype)]
         if not verdicts:

@@ -22,7 +22,8 @@ _encode = msgspec.msgpack.Encoder().encode
 
 def physical(frame: pl.DataFrame) -> pl.DataFrame:
     """The frame with every column in the form msgpack can carry: temporals as integers, decimals as text; nested values likewise."""
-    return frame.select(_physical(pl.col(name), dtype).alias(name) for name, dtype in frame.schema.items())
+    special = [_physical(pl.col(name), dtype).alias(name) for name, dtype in frame.schema.items() if _is_special(dtype)]
+    return frame.with_columns(special) if special else frame
 
 
 def _physical(column: pl.Expr, dtype: pl.DataType) -> pl.Expr:
@@ -30,25 +31,26 @@ def _physical(column: pl.Expr, dtype: pl.DataType) -> pl.Expr:
         return column.to_physical()
     if isinstance(dtype, pl.Decimal):
         return column.cast(pl.String)
-    if isinstance(dtype, pl.List) and _carries_special(dtype.inner):  # type: ignore[arg-type]  # inner is an instance at run time
+    if isinstance(dtype, pl.List) and _is_special(dtype.inner):  # type: ignore[arg-type]  # inner is an instance at run time
         return column.list.eval(_physical(pl.element(), dtype.inner))  # type: ignore[arg-type]  # as above
-    if isinstance(dtype, pl.Struct) and _carries_special(dtype):
+    if isinstance(dtype, pl.Struct) and _is_special(dtype):
         fields = [_physical(column.struct.field(f.name), f.dtype).alias(f.name) for f in dtype.fields]  # type: ignore[arg-type]  # as above
         return pl.when(column.is_not_null()).then(pl.struct(fields))
     return column
 
 
-def _carries_special(dtype: pl.DataType) -> bool:
+def _is_special(dtype: pl.DataType) -> bool:
+    """Is this, or anything in it, a type that msgpack cannot carry?"""
     if isinstance(dtype, pl.List):
-        return _carries_special(dtype.inner)  # type: ignore[arg-type]  # inner is an instance at run time
+        return _is_special(dtype.inner)  # type: ignore[arg-type]  # inner is an instance at run time
     if isinstance(dtype, pl.Struct):
-        return any(_carries_special(f.dtype) for f in dtype.fields)  # type: ignore[arg-type]  # as above
+        return any(_is_special(f.dtype) for f in dtype.fields)  # type: ignore[arg-type]  # as above
     return isinstance(dtype, pl.Datetime | pl.Date | pl.Decimal)
 
 
 def key_bytes(frame: pl.DataFrame, names: Sequence[str]) -> list[bytes]:
     """One key per row of `frame`: the msgpack array of the columns `names`, in that order."""
-    return list(map(_encode, physical(frame.select(names)).rows()))
+    return list(map(_encode, physical(frame[list(names)]).rows()))
 
 
 def key_group(key: bytes, groups: int = KEY_GROUPS) -> int:
