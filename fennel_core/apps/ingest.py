@@ -10,12 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 import uvicorn
 import uvloop
 
-from fennel_core.connections import postgres, secrets, tokens
+from fennel_core.connections import erasures, postgres, secrets, tokens
 from fennel_core.connections.postgres import Heard, Listening, Pool
 from fennel_core.executors.client import Executors
 from fennel_core.ingest import counts
 from fennel_core.ingest.catalogs import Catalogs
 from fennel_core.ingest.committer import Committer
+from fennel_core.ingest.erase import EraseFlow
 from fennel_core.ingest.flow import LogFlow, ReadSecret
 from fennel_core.ingest.kafka import KafkaLane
 from fennel_core.ingest.postgres import PostgresClock, PostgresDirectory
@@ -46,7 +47,8 @@ async def serve(settings: Settings) -> None:
     """Serve until a signal says stop; what was received by then is finished."""
     dsn = settings.postgres_dsn.get_secret_value()
     async with postgres.pool(dsn, name="fennel-ingest") as pool, Executors(settings.executors_socket) as executors:
-        clock, catalogs = PostgresClock(pool), Catalogs(PostgresDirectory(pool))
+        clock, directory = PostgresClock(pool), PostgresDirectory(pool)
+        catalogs = Catalogs(directory)
         with ThreadPoolExecutor(LANES, thread_name_prefix="lane") as threads:
             server = await clock.server_number()
             process = uuid.uuid4().hex  # a log may serve several installations: a server's number is unique in its own only
@@ -55,7 +57,7 @@ async def serve(settings: Settings) -> None:
             flow = LogFlow(catalogs, committer, executors, _secrets(settings, pool), settings.log_rows)
             beside = [asyncio.create_task(_follow(dsn, catalogs)), *(asyncio.create_task(_opened(lane)) for lane in lanes)]
             try:
-                await _listen(_application(settings, pool, lanes, flow), settings)
+                await _listen(_application(settings, pool, lanes, flow, EraseFlow(catalogs, directory)), settings)
             finally:
                 for task in beside:
                     task.cancel()
@@ -63,7 +65,7 @@ async def serve(settings: Settings) -> None:
                 await committer.close()
 
 
-def _application(settings: Settings, pool: Pool, lanes: list[KafkaLane], flow: LogFlow) -> Application:
+def _application(settings: Settings, pool: Pool, lanes: list[KafkaLane], flow: LogFlow, erasing: EraseFlow) -> Application:
     async def workspace_of(authorization: str | None) -> WorkspaceId:
         return await tokens.workspace_of(pool, settings, authorization)
 
@@ -76,7 +78,7 @@ def _application(settings: Settings, pool: Pool, lanes: list[KafkaLane], flow: L
         return None if any(lane.problem is None for lane in lanes) else lanes[0].problem
 
     health = Health(PROCESS, {"database": database, "log": lanes_open})
-    return Application(flow, health, workspace_of, settings.body_limit_bytes)
+    return Application(flow, erasing, health, workspace_of, settings.body_limit_bytes)
 
 
 def _secrets(settings: Settings, pool: Pool) -> ReadSecret:
@@ -101,7 +103,7 @@ async def _opened(lane: KafkaLane) -> None:
 
 async def _follow(dsn: str, catalogs: Catalogs) -> None:
     """Forget what notifications say has changed."""
-    async for wakeup in postgres.listen(dsn, ("catalog",), name="fennel-ingest-wakeups"):
+    async for wakeup in postgres.listen(dsn, ("catalog", erasures.CHANNEL), name="fennel-ingest-wakeups"):
         match wakeup:
             case Listening():
                 catalogs.forget(None)

@@ -12,9 +12,10 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fennel_core.blueprints.spec import Catalog, SourceBinding
+from fennel_core.blueprints.spec import Catalog, DatasetView, SourceBinding
+from fennel_core.connections.erasures import ErasedKeys
 from fennel_core.ingest.store import Branches, CatalogVersion, Directory
-from fennel_core.vocab.ids import BranchName, CommitId, Identity, WorkspaceId
+from fennel_core.vocab.ids import BranchName, CommitId, DatasetName, Identity, WorkspaceId
 
 WORKSPACES_KEPT = 1000
 Endpoint = tuple[str, str]
@@ -28,6 +29,7 @@ class Feed:
     binding: SourceBinding
     partitions: int
     branches: frozenset[BranchName]
+    erased: tuple[ErasedKeys, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ class Directions:
 
     version: CatalogVersion
     feeds: Mapping[Endpoint, tuple[Feed, ...]]
+    datasets: Mapping[tuple[BranchName, DatasetName], DatasetView]
 
 
 def directions(branches: Branches) -> Directions:
@@ -46,8 +49,10 @@ def directions(branches: Branches) -> Directions:
             feeds = found.setdefault((binding.webhook, binding.endpoint), {})
             known = feeds.get(binding.identity)
             names = known.branches | {branch.branch} if known is not None else frozenset({branch.branch})
-            feeds[binding.identity] = Feed(known.binding if known is not None else binding, branch.catalog.partitions, names)
-    return Directions(branches.version, {endpoint: tuple(feeds.values()) for endpoint, feeds in found.items()})
+            erased = tuple(branches.erased.get(binding.dataset, ()))
+            feeds[binding.identity] = Feed(known.binding if known is not None else binding, branch.catalog.partitions, names, erased)
+    datasets = {(branch.branch, view.name): view for branch in branches.branches for view in branch.catalog.datasets}
+    return Directions(branches.version, {endpoint: tuple(feeds.values()) for endpoint, feeds in found.items()}, datasets)
 
 
 class Catalogs:

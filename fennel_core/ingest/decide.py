@@ -7,7 +7,8 @@ request, rows of 16 days ago (disorder 14 days) are all kept, and only a request
 It also lets one bad clock in one request be seen before it closes the door on everybody else.
 
 A *bounded* source ends when it accepted nothing for `idleness`; it then accepts nothing for ever, because the time of the last accepted row
-never moves again. *Sampling* hashes the key bytes of the named columns, so a key is kept whole or not at all, whatever server it meets.
+never moves again. *Erased* keys are never taken again.
+*Sampling* hashes the key bytes of the named columns, so a key is kept whole or not at all, whatever server it meets.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from zlib import crc32
 import numpy as np
 import polars as pl
 
+from fennel_core.connections.erasures import ErasedKeys
 from fennel_core.vocab.ids import Identity, Micros
 from fennel_core.vocab.keys import key_bytes
 from fennel_core.wire.connectors import Sampling, Source
@@ -85,6 +87,15 @@ def within_bounds(times_us: pl.Series, source: Source) -> pl.Series | None:
     low = source.since_us if source.since_us is not None else times_us.min()
     high = source.until_us if source.until_us is not None else times_us.max()
     return times_us.is_between(low, high)
+
+
+def not_erased(rows: pl.DataFrame, erased: Sequence[ErasedKeys]) -> pl.Series | None:
+    """Which rows have no erased key; None when none has."""
+    banned = np.zeros(len(rows), dtype=np.bool_)
+    for each in erased:
+        if set(each.columns) <= set(rows.columns):  # an older version of the dataset may have had other keys
+            banned |= np.fromiter(map(each.keys.__contains__, key_bytes(rows, each.columns)), dtype=np.bool_, count=len(rows))
+    return pl.Series(~banned) if banned.any() else None
 
 
 def sampled(rows: pl.DataFrame, sampling: Sampling | None) -> pl.Series | None:

@@ -23,12 +23,13 @@ import polars as pl
 import pyarrow as pa
 
 from fennel_core.blueprints.spec import SourceBinding
+from fennel_core.connections.erasures import ErasedKeys
 from fennel_core.executors.calls import Assign, ExecutorCall, Filter
 from fennel_core.executors.client import Callbacks
 from fennel_core.executors.errors import ExecutorError, ExecutorUnavailable, UserCodeError
 from fennel_core.executors.protocol import ROW
 from fennel_core.expressions import EvaluationError, ExpressionError, compile_columns, infer, references
-from fennel_core.ingest.decide import sampled, within_bounds
+from fennel_core.ingest.decide import not_erased, sampled, within_bounds
 from fennel_core.ingest.payload import Payload, descend
 from fennel_core.vocab import dtypes
 from fennel_core.vocab.dtypes import Dtype, Field
@@ -87,7 +88,7 @@ class Door:
         self._executors = executors
         self._callbacks = Callbacks(secret=secret)
 
-    async def admit(self, binding: SourceBinding, payload: Payload) -> Rows:
+    async def admit(self, binding: SourceBinding, payload: Payload, erased: tuple[ErasedKeys, ...] = ()) -> Rows:
         """The rows of `payload` that the source takes. Raises `Refused` when any of them cannot be taken."""
         for field, step in binding.source.preproc:
             payload = payload.having(field, await self._made(binding, payload, field, step))
@@ -103,9 +104,11 @@ class Door:
             raise Refused(str(rejected), None if places is None else payload.numbers[places]) from rejected
         frame = pl.from_arrow(table)
         assert isinstance(frame, pl.DataFrame), "a table becomes a frame"
-        return _selected(Rows(frame, payload.numbers), binding)
+        return _selected(Rows(frame, payload.numbers), binding, erased)
 
-    async def admit_some(self, binding: SourceBinding, payload: Payload) -> tuple[list[Rows], list[Dead]]:
+    async def admit_some(
+        self, binding: SourceBinding, payload: Payload, erased: tuple[ErasedKeys, ...] = ()
+    ) -> tuple[list[Rows], list[Dead]]:
         """The rows that can be taken, and those that cannot, with the reason."""
         good: list[Rows] = []
         dead: list[Dead] = []
@@ -114,7 +117,7 @@ class Door:
             part = waiting.pop()
             attempts += 1
             try:
-                good.append(await self.admit(binding, part))
+                good.append(await self.admit(binding, part, erased))
             except Refused as refused:
                 bad = _split(part, refused)
                 if bad is None or attempts >= ATTEMPTS:
@@ -245,13 +248,14 @@ def _json_values(values: pl.Series | pa.ChunkedArray, dtype: Dtype) -> list[Any]
     return encode_column(values, dtype)
 
 
-def _selected(rows: Rows, binding: SourceBinding) -> Rows:
-    """Without the rows outside `since` and `until` or outside the sample."""
+def _selected(rows: Rows, binding: SourceBinding, erased: tuple[ErasedKeys, ...]) -> Rows:
+    """Without the rows outside `since` and `until`, outside the sample, or with an erased key."""
     source = binding.source
-    if source.since_us is None and source.until_us is None and source.sampling is None:
+    if source.since_us is None and source.until_us is None and source.sampling is None and not erased:
         return rows
     times = rows.frame.get_column(binding.schema.timestamp).to_physical()
-    masks = [m for m in (within_bounds(times, source), sampled(rows.frame, source.sampling)) if m is not None]
+    selections = (within_bounds(times, source), sampled(rows.frame, source.sampling), not_erased(rows.frame, erased))
+    masks = [m for m in selections if m is not None]
     if not masks:
         return rows
     keep = reduce(operator.and_, masks)

@@ -114,8 +114,8 @@ class LogFlow:
 async def _admitted(door: Door, feed: Feed, payload: Payload, branch: BranchName) -> tuple[list[Rows], list[Dead]]:
     if branch in feed.branches:
         try:
-            return [await door.admit(feed.binding, payload)], []
+            return [await door.admit(feed.binding, payload, feed.erased)], []
         except Refused:
             counts.refused(feed.binding, len(payload))
             raise
-    return await door.admit_some(feed.binding, payload)
+    return await door.admit_some(feed.binding, payload, feed.erased)

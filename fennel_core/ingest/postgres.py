@@ -7,19 +7,22 @@ clock has passed them by the time it is up again. The same holds for progress, w
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import LiteralString, cast
+from collections.abc import Awaitable, Collection, Mapping, Sequence
+from typing import LiteralString, TypeVar, cast
 
 import psycopg
 from psycopg_pool import PoolTimeout
 
 from fennel_core.blueprints.spec import Catalog
+from fennel_core.connections import erasures
 from fennel_core.connections.postgres import Pool
 from fennel_core.ingest.decide import Advance, Progress
 from fennel_core.ingest.store import Away, Begun, BranchCatalog, Branches
 from fennel_core.vocab import canonical
-from fennel_core.vocab.ids import BranchName, CommitId, Identity, Micros, WorkspaceId
+from fennel_core.vocab.ids import BranchName, CommitId, DatasetName, Identity, Micros, WorkspaceId
 from fennel_core.vocab.position import Hlc
+
+T = TypeVar("T")
 
 _BEGIN: LiteralString = """
     WITH quick AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true)),
@@ -32,7 +35,8 @@ _BEGIN: LiteralString = """
     SELECT (SELECT hlc FROM stamp),
         (extract(epoch FROM clock_timestamp()) * 1000000)::bigint,
         (SELECT coalesce(string_agg(b.number || ':' || coalesce(b.target, ''), ',' ORDER BY b.number), '')
-         FROM branch b WHERE b.workspace = %(workspace)s),
+         FROM branch b WHERE b.workspace = %(workspace)s)
+        || '#' || (SELECT coalesce(max(e.id), 0) FROM erasure e WHERE e.workspace = %(workspace)s),
         (SELECT coalesce(jsonb_agg(jsonb_build_array(s.identity, s.watermark_us, s.latest_us,
                                                      (extract(epoch FROM s.last_rows_at) * 1000000)::bigint)), '[]')
          FROM source_clock s WHERE s.workspace = %(workspace)s AND s.identity = ANY(%(sources)s))"""
@@ -52,6 +56,7 @@ _BRANCHES: LiteralString = """
     SELECT b.name, c.id, CASE WHEN c.id = ANY(%(known)s) THEN NULL ELSE c.catalog END,
         (SELECT coalesce(string_agg(v.number || ':' || coalesce(v.target, ''), ',' ORDER BY v.number), '')
          FROM branch v WHERE v.workspace = %(workspace)s)
+        || '#' || (SELECT coalesce(max(e.id), 0) FROM erasure e WHERE e.workspace = %(workspace)s)
     FROM (SELECT 1) one LEFT JOIN branch b ON b.workspace = %(workspace)s LEFT JOIN commit c ON c.id = b.target
     ORDER BY b.number"""
 """The same text of versions as `_BEGIN` makes: they are compared."""
@@ -101,13 +106,25 @@ class PostgresDirectory:
             number = CommitId(str(commit))
             catalog = known[number] if encoded is None else canonical.loads(bytes(cast(bytes, encoded)), Catalog)
             found.append(BranchCatalog(BranchName(str(name)), number, catalog))
-        return Branches(str(rows[0][3]), tuple(found))
+        # After the version: an erasure that comes in between makes rows be prepared once more; the other way round it would be missed.
+        erased = (await _away(erasures.read(self._pool, workspace))).get(workspace, {})
+        return Branches(str(rows[0][3]), tuple(found), erased)
+
+    async def erase(self, workspace: WorkspaceId, dataset: DatasetName, columns: Sequence[str], keys: Sequence[bytes]) -> None:
+        await _away(erasures.add(self._pool, workspace, dataset, columns, keys))
+
+
+async def _away(work: Awaitable[T]) -> T:
+    try:
+        return await work
+    except (psycopg.OperationalError, PoolTimeout) as lost:
+        raise Away(f"the platform's database cannot be reached now: {lost}") from lost
 
 
 async def _rows(pool: Pool, statement: LiteralString, values: Mapping[str, object]) -> list[tuple[object, ...]]:
-    try:
+    async def ask() -> list[tuple[object, ...]]:
         async with pool.connection() as connection:
             cursor = await connection.execute(statement, values)
             return await cursor.fetchall() if cursor.description is not None else []
-    except (psycopg.OperationalError, PoolTimeout) as lost:
-        raise Away(f"the platform's database cannot be reached now: {lost}") from lost
+
+    return await _away(ask())

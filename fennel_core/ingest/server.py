@@ -1,4 +1,4 @@
-"""The ingest server's HTTP: one hot route in raw ASGI, and health.
+"""The ingest server's HTTP: one hot route in raw ASGI, `erase`, and health.
 
 Theory. A body is refused by its announced length before a byte of it is read, and by its real length before it is kept. A client that sends
 `Expect: 100-continue` (curl does, above 1 MiB) is told to go on as soon as the first part is asked for, and not at all when it is refused.
@@ -7,25 +7,29 @@ Errors are written in the one form of `telemetry.errors`.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
+from urllib.parse import unquote
 
 import msgspec
 
+from fennel_core.ingest.erase import EraseFlow
 from fennel_core.ingest.flow import LogFlow
 from fennel_core.telemetry import metrics
 from fennel_core.telemetry.errors import INTERNAL, send_error, wants_json
 from fennel_core.telemetry.health import Health
 from fennel_core.telemetry.logs import logger
 from fennel_core.vocab.errors import ApiError
-from fennel_core.vocab.ids import MAIN_BRANCH, BranchName, WorkspaceId
+from fennel_core.vocab.ids import MAIN_BRANCH, BranchName, DatasetName, WorkspaceId
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 LOG_PATH = "/api/v1/log"
+ERASE_PATH = re.compile(r"/api/v1/dataset/([^/]+)/erase")
 BRANCH_HEADER = b"x-fennel-branch"
 log = logger(__name__)
 
@@ -38,9 +42,15 @@ class Application:
     """ASGI 3. `workspace_of` opens the workspace of an `Authorization` header or raises ApiError 401."""
 
     def __init__(
-        self, flow: LogFlow, health: Health, workspace_of: Callable[[str | None], Awaitable[WorkspaceId]], body_limit_bytes: int
+        self,
+        flow: LogFlow,
+        erasing: EraseFlow,
+        health: Health,
+        workspace_of: Callable[[str | None], Awaitable[WorkspaceId]],
+        body_limit_bytes: int,
     ) -> None:
         self._flow = flow
+        self._erasing = erasing
         self._health = health
         self._workspace_of = workspace_of
         self._body_limit_bytes = body_limit_bytes
@@ -65,19 +75,23 @@ class Application:
             status = INTERNAL.status
             log.error("request failed", path=path, exc_info=unforeseen)
             await self._refuse(send, INTERNAL, headers)
-        label = path if path == LOG_PATH else "other"
+        label = path if path == LOG_PATH else "erase" if ERASE_PATH.fullmatch(path) else "other"
         metrics.REQUESTS.labels(label, scope["method"], str(status)).inc()
         metrics.REQUEST_SECONDS.labels(label, scope["method"]).observe(time.perf_counter() - started)
 
     async def _answer(self, path: str, method: str, headers: dict[bytes, bytes], receive: Receive) -> bytes:
-        if path != LOG_PATH:
-            raise ApiError(404, "not-found", f"this server has no `{path}`; it serves POST {LOG_PATH}")
+        erase = ERASE_PATH.fullmatch(path)
+        if path != LOG_PATH and erase is None:
+            raise ApiError(404, "not-found", f"this server has no `{path}`; it serves POST {LOG_PATH} and /api/v1/dataset/<name>/erase")
         if method != "POST":
-            raise ApiError(405, "method-not-allowed", f"use POST {LOG_PATH}")
+            raise ApiError(405, "method-not-allowed", f"use POST {path}")
         authorization = headers.get(b"authorization")
         workspace = await self._workspace_of(None if authorization is None else authorization.decode("latin-1"))
         branch = BranchName(headers[BRANCH_HEADER].decode("latin-1")) if BRANCH_HEADER in headers else MAIN_BRANCH
         body = await self._body(headers, receive)
+        if erase is not None:
+            erased = await self._erasing.erase(workspace, branch, DatasetName(unquote(erase[1])), body)
+            return msgspec.json.encode({"erased": erased})
         logged = await self._flow.log(workspace, branch, body)
         return msgspec.json.encode({"rows": logged.rows})
 

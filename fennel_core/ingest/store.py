@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from fennel_core.blueprints.spec import Catalog
+from fennel_core.connections.erasures import Erased, ErasedKeys
 from fennel_core.ingest.decide import Advance, Progress, advanced
-from fennel_core.vocab.ids import BranchName, CommitId, Identity, Micros, TopicName, WorkspaceId
+from fennel_core.vocab.ids import BranchName, CommitId, DatasetName, Identity, Micros, TopicName, WorkspaceId
 from fennel_core.vocab.position import Hlc, next_hlc
 
 CatalogVersion = str
@@ -55,11 +56,17 @@ class Branches:
 
     version: CatalogVersion
     branches: tuple[BranchCatalog, ...]
+    erased: Erased = field(default_factory=dict)
+    """Keys whose rows are never taken again."""
 
 
 class Directory(Protocol):
     async def read(self, workspace: WorkspaceId, known: Mapping[CommitId, Catalog]) -> Branches:
         """The workspace's branches; catalogs of commits in `known` are not read again. Raises `Away`."""
+        ...
+
+    async def erase(self, workspace: WorkspaceId, dataset: DatasetName, columns: Sequence[str], keys: Sequence[bytes]) -> None:
+        """Never take rows of `dataset` with these key bytes of `columns` again. Raises `Away`."""
         ...
 
 
@@ -95,11 +102,27 @@ class Lane(Protocol):
 
 
 @dataclass(slots=True)
+class MemoryDirectory:
+    workspaces: dict[WorkspaceId, Branches] = field(default_factory=dict)
+
+    async def read(self, workspace: WorkspaceId, known: Mapping[CommitId, Catalog]) -> Branches:
+        del known
+        return self.workspaces.get(workspace, Branches("", ()))
+
+    async def erase(self, workspace: WorkspaceId, dataset: DatasetName, columns: Sequence[str], keys: Sequence[bytes]) -> None:
+        found = self.workspaces.get(workspace, Branches("", ()))
+        if all(set(keys) <= e.keys for e in found.erased.get(dataset, ()) if e.columns == tuple(columns)) and dataset in found.erased:
+            return
+        erased = {**found.erased, dataset: (*found.erased.get(dataset, ()), ErasedKeys(tuple(columns), frozenset(keys)))}
+        self.workspaces[workspace] = Branches(f"{found.version}#", found.branches, erased)
+
+
+@dataclass(slots=True)
 class MemoryClock:
-    """The clock of any number of servers of one process. `now_us` is the database's clock, and may go backwards."""
+    """The clock of any number of servers of one process, beside their directory. `now_us` is the database's clock, and may go backwards."""
 
     now_us: Callable[[], Micros]
-    version: CatalogVersion = ""
+    directory: MemoryDirectory = field(default_factory=MemoryDirectory)
     stamps: dict[WorkspaceId, Hlc] = field(default_factory=dict)
     sources: dict[tuple[WorkspaceId, Identity], Progress] = field(default_factory=dict)
     discarded: dict[Identity, int] = field(default_factory=dict)
@@ -108,22 +131,14 @@ class MemoryClock:
         now_us = self.now_us()
         stamp = self.stamps[workspace] = next_hlc(self.stamps.get(workspace, Hlc(0)), now_us // 1000)
         known = {identity: self.sources[workspace, identity] for identity in sources if (workspace, identity) in self.sources}
-        return Begun(stamp, now_us, self.version, known)
+        version = self.directory.workspaces.get(workspace, Branches("", ())).version
+        return Begun(stamp, now_us, version, known)
 
     async def accepted(self, workspace: WorkspaceId, advances: Sequence[Advance]) -> None:
         for advance in advances:
             key = (workspace, advance.identity)
             self.sources[key] = advanced(self.sources.get(key, Progress()), advance.latest_us, self.now_us())
             self.discarded[advance.identity] = self.discarded.get(advance.identity, 0) + advance.discarded
-
-
-@dataclass(slots=True)
-class MemoryDirectory:
-    workspaces: dict[WorkspaceId, Branches] = field(default_factory=dict)
-
-    async def read(self, workspace: WorkspaceId, known: Mapping[CommitId, Catalog]) -> Branches:
-        del known
-        return self.workspaces.get(workspace, Branches("", ()))
 
 
 @dataclass(slots=True)

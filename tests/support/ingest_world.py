@@ -135,11 +135,11 @@ class World:
     committers: list[Committer] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.clock = DawdlingClock(lambda: self.now_us())
+        self.clock = DawdlingClock(lambda: self.now_us(), self.directory)
 
     def commit(self, version: str = "", **catalogs: Catalog) -> None:
-        self.directory.workspaces[WORKSPACE] = branches(version, **catalogs)
-        self.clock.version = version
+        erased = self.directory.workspaces.get(WORKSPACE, branches()).erased
+        self.directory.workspaces[WORKSPACE] = replace(branches(version, **catalogs), erased=erased)
 
     def server(self, lanes: Sequence[Lane] | None = None, executors: object | None = None) -> LogFlow:
         committer = Committer(self.clock, lanes or [ScriptedLane(self.log)], len(self.committers))

@@ -15,7 +15,7 @@ from fennel_core.connections import postgres
 from fennel_core.ingest.decide import Advance, Progress
 from fennel_core.ingest.postgres import PostgresClock, PostgresDirectory
 from fennel_core.ingest.store import Away, BranchCatalog, Branches, Clock, Directory, MemoryClock, MemoryDirectory
-from fennel_core.vocab.ids import BranchName, CommitId, Identity, Micros, WorkspaceId
+from fennel_core.vocab.ids import BranchName, CommitId, DatasetName, Identity, Micros, WorkspaceId
 from tests.support.ingest_rows import open_workspace, point_branch
 from tests.support.ingest_world import WORKSPACE, binding, catalog
 
@@ -35,7 +35,6 @@ class Bench:
         if self.pool is not None:
             await point_branch(self.pool, WORKSPACE, branch, commit, to)
             return
-        assert isinstance(self.clock, MemoryClock)
         assert isinstance(self.directory, MemoryDirectory)
         self.moved += 1
         before = self.directory.workspaces.get(WORKSPACE, Branches("", ())).branches
@@ -44,13 +43,13 @@ class Bench:
             place = next((i for i, b in enumerate(before) if b.branch == branch), len(after))
             after.insert(place, BranchCatalog(BranchName(branch), CommitId(commit), to))
         self.directory.workspaces[WORKSPACE] = Branches(str(self.moved), tuple(after))
-        self.clock.version = str(self.moved)
 
 
 @pytest.fixture(params=["memory", "postgres"])
 async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
     if request.param == "memory":
-        yield Bench(MemoryClock(lambda: Micros(time.time_ns() // 1000)), MemoryDirectory())
+        directory = MemoryDirectory()
+        yield Bench(MemoryClock(lambda: Micros(time.time_ns() // 1000), directory), directory)
         return
     async with postgres.pool(request.getfixturevalue("database"), name="test") as pool:
         for workspace in (WORKSPACE, OTHER):
@@ -134,6 +133,20 @@ async def test_the_stamp_carries_the_version_that_the_directory_reads(bench: Ben
     moved = (await bench.clock.begin(WORKSPACE, ())).version
     assert moved != read.version
     assert (await bench.directory.read(WORKSPACE, {})).version == moved
+
+
+async def test_an_erasure_is_read_with_a_new_version_and_repeating_it_changes_nothing(bench: Bench) -> None:
+    await bench.point("main", "c1", catalog(binding()))
+    before = await bench.directory.read(WORKSPACE, {})
+    await bench.directory.erase(WORKSPACE, DatasetName("Users"), ("user",), [b"a", b"b"])
+    after = await bench.directory.read(WORKSPACE, {})
+    assert after.version != before.version
+    assert (await bench.clock.begin(WORKSPACE, ())).version == after.version
+    assert {k for e in after.erased[DatasetName("Users")] for k in e.keys} == {b"a", b"b"}
+    assert {e.columns for e in after.erased[DatasetName("Users")]} == {("user",)}
+    await bench.directory.erase(WORKSPACE, DatasetName("Users"), ("user",), [b"b"])
+    assert await bench.directory.read(WORKSPACE, {}) == after
+    assert (await bench.directory.read(OTHER, {})).erased == {}
 
 
 async def test_a_database_that_is_gone_is_said_to_be_away() -> None:

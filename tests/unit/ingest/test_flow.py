@@ -1,12 +1,18 @@
 """`log` over memory twins: who decides the answer, what is written where, and what happens when definitions move."""
 
+import re
+from dataclasses import replace
+
 import pytest
 
+from fennel_core.blueprints.spec import DatasetView
+from fennel_core.ingest.catalogs import Catalogs
+from fennel_core.ingest.erase import EraseFlow, erased_keys
 from fennel_core.ingest.store import Away, NotWritten, OutcomeUnknown
 from fennel_core.vocab.errors import ApiError
-from fennel_core.vocab.ids import BranchName, Micros
+from fennel_core.vocab.ids import BranchName, DatasetName, Micros, TopicName
 from fennel_core.vocab.versions import POS
-from tests.support.ingest_world import DAY_US, KEYLESS, MAIN, WORKSPACE, ScriptedLane, World, binding, body, catalog, source
+from tests.support.ingest_world import DAY_US, KEYED, KEYLESS, MAIN, WORKSPACE, ScriptedLane, World, binding, body, catalog, source
 
 AT = 1_700_000_000_000
 ANN = {"user": ["ann"], "age": [30], "at": [AT]}
@@ -126,6 +132,50 @@ async def test_a_bounded_source_ends_when_it_has_been_idle_and_stays_ended(world
         clock["now"] = 1_700_000_000_000_000 + seconds * 1_000_000
         assert (await server.log(WORKSPACE, MAIN, body(**ANN))).rows == 1
         assert len(world.rows("w.topic.users.1")) == entered
+
+
+def users_view(**changes: object) -> DatasetView:
+    base = DatasetView(DatasetName("Users"), 1, KEYED, TopicName("t"), None, True, True, ("user",), True)
+    return replace(base, **changes)
+
+
+async def test_an_erased_key_is_never_taken_again_in_any_branch(world: World) -> None:
+    of_main = replace(catalog(binding()), datasets=(users_view(),))
+    world.commit("1", main=of_main, dev=catalog(binding(identity="other")))
+    server = world.server()
+    await server.log(WORKSPACE, MAIN, body(**ANN))
+    erasing = EraseFlow(Catalogs(world.directory), world.directory)
+    assert await erasing.erase(WORKSPACE, MAIN, DatasetName("Users"), b'{"erase_keys": [{"user": "ann"}, {"user": "ann"}]}') == 1
+    await server.log(WORKSPACE, MAIN, body(user=["ann", "bob"], age=[31, 40], at=[AT, AT]))  # the server is not told
+    world.commit("2", main=catalog(binding(identity="v2")))
+    await server.log(WORKSPACE, MAIN, body(user=["ann", "bob"], age=[32, 41], at=[AT, AT]))
+    found = {name: sorted(r["age"] for r in world.rows(f"w.topic.{name}.1")) for name in ("users", "other", "v2")}
+    assert found == {"users": [30, 40], "other": [30, 40], "v2": [41]}
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "status", "text"),
+    [
+        ("Nobody", b"[]", 404, "Dataset Nobody not found"),
+        ("Users", b'[{"zip": 1}]', 500, "Field: zip not in dataset"),
+        ("Users", b'[{"age": 1}]', 500, "Field: age not in a key field in dataset"),
+        ("Users", b"[{}]", 500, "Not enough erase key were provided"),
+        ("Users", b'[{"user": null}]', 500, "Null values found in non-optional field."),
+        ("Users", b'{"user": 1}', 400, "the body of erase is malformed"),
+    ],
+)
+async def test_erase_says_what_is_wrong_in_the_clients_words(world: World, name, keys, status, text) -> None:
+    world.commit(main=replace(catalog(binding()), datasets=(users_view(),)))
+    with pytest.raises(ApiError, match=re.escape(text)) as refused:
+        await EraseFlow(Catalogs(world.directory), world.directory).erase(
+            WORKSPACE, MAIN, DatasetName(name), b'{"erase_keys": ' + keys + b"}"
+        )
+    assert refused.value.status == status
+
+
+def test_a_key_that_is_no_erase_key_is_told_apart() -> None:
+    with pytest.raises(ApiError, match="Field: user is not an erase key field in dataset"):
+        erased_keys(users_view(erase_keys=()), [{"user": "a"}])
 
 
 async def test_no_rows_are_logged_without_a_word(world: World) -> None:
