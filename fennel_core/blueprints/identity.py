@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from fennel_core.blueprints.logical import AssetKey, AssetKind
-from fennel_core.operators.spec import StepSpec, step_version
+from fennel_core.operators.spec import StatelessOp, StepSpec, step_version
 from fennel_core.vocab import canonical
 from fennel_core.vocab.ids import Identity
 from fennel_core.vocab.schema import Schema
@@ -112,6 +112,9 @@ def _logic(value: object) -> Any:
             return None
         case Webhook():
             return ["webhook", value.name]
+        case _ if isinstance(value, StatelessOp):
+            # The client makes up the ids of operands, from names among other things; what is read is in the inputs' identities.
+            return [type(value).__qualname__, {f: _logic(getattr(value, f)) for f in value.__dataclass_fields__ if f != "operand"}]
         case tuple():
             return ["tuple", *(_logic(v) for v in value)]
         case _ if hasattr(value, "__dataclass_fields__"):

@@ -44,17 +44,27 @@ def drawings(draw: st.DrawFn) -> Drawing:
     return Drawing(tuple(inputs))
 
 
-def subjects(drawing: Drawing, *, versions: dict[int, int] | None = None, text: dict[int, str] | None = None) -> list[Subject]:
-    """Every derived dataset is the union of its inputs through user code, so that each has logic of its own."""
+def subjects(
+    drawing: Drawing, *, versions: dict[int, int] | None = None, text: dict[int, str] | None = None, letters: str = LETTERS
+) -> list[Subject]:
+    """Every derived dataset is the union of its inputs through a native operator and user code, so that each has logic of its own.
+
+    `letters` are the names of the datasets and of the operators that refer to them; endpoints keep theirs.
+    """
     made = []
     for i, inputs in enumerate(drawing.inputs):
-        name, version = LETTERS[i], (versions or {}).get(i, 1)
+        name, version = letters[i], (versions or {}).get(i, 1)
         own = (text or {}).get(i, f"def f(df): return df[df.amount > {i}]")
         if not inputs:
-            made.append(sourced(name, EVENTS, version=version, source=webhook(f"endpoint {name} {own if text else ''}")))
+            made.append(sourced(name, EVENTS, version=version, source=webhook(f"endpoint {i} {own if text else ''}")))
             continue
-        refs = [node(LETTERS[j], wire.DatasetRef(DatasetName(LETTERS[j])), EVENTS) for j in inputs]
-        flow = [node("u", wire.Union_(tuple(r.id for r in refs)), EVENTS), node("f", wire.Filter("u", code(own)), EVENTS)]
+        refs = [node(letters[j], wire.DatasetRef(DatasetName(letters[j])), EVENTS) for j in inputs]
+        (u, n, f) = (f"{kind} of {name}" for kind in ("union", "dropnull", "filter"))
+        flow = [
+            node(u, wire.Union_(tuple(r.id for r in refs)), EVENTS),
+            node(n, wire.Dropnull(u, ("amount",)), EVENTS),
+            node(f, wire.Filter(n, code(own)), EVENTS),
+        ]
         made.append(derived(name, EVENTS, [*refs, *flow], version=version))
     return made
 
@@ -99,8 +109,15 @@ def test_different_contents_have_different_names(drawing: Drawing) -> None:
 
 
 @settings(max_examples=40, deadline=None)
+@given(drawings(), st.permutations(LETTERS))
+def test_names_of_datasets_and_ids_of_operators_are_no_logic(drawing: Drawing, letters: list[str]) -> None:
+    named, renamed = compile_subjects(subjects(drawing), 4), compile_subjects(subjects(drawing, letters="".join(letters)), 4)
+    assert [b.key for b in named.blueprints] == [b.key for b in renamed.blueprints]
+
+
+@settings(max_examples=40, deadline=None)
 @given(drawings())
-def test_names_owners_and_descriptions_are_no_logic(drawing: Drawing) -> None:
+def test_owners_and_descriptions_are_no_logic(drawing: Drawing) -> None:
     told = replace(NOTHING, owner="other@x", description="told", tags=("t",), deprecated=True)
     plain = subjects(drawing)
     dressed = [
