@@ -1,7 +1,7 @@
 """The peer of `throughput.py`: Quix Streams, exactly once, on the same broker. Runs in an environment of its own.
 
-The clock runs from the first row to the end of `app.run`, which has committed by then; the seconds it may wait for nothing at the end cost no
-CPU and are taken off the wall time.
+The clock runs from the first row to the end of `app.run`, which has committed by then; the seconds it may wait for nothing at the end cost
+no CPU and are taken off the wall time.
 """
 
 import json
@@ -33,7 +33,7 @@ def main(kafka: str, topic: str, name: str, rows: str, folder: str) -> None:
         last[0] = time.perf_counter()
         return value
 
-    def total(value: dict, state) -> dict:  # noqa: ANN001  # the library's State
+    def total(value: dict, state) -> dict:
         held = state.get("held", {"rows": 0, "total": 0.0})
         held = {"rows": held["rows"] + 1, "total": held["total"] + value["amount"]}
         state.set("held", held)

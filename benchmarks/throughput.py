@@ -29,7 +29,6 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-import polars as pl
 import psutil
 import pyarrow as pa
 from confluent_kafka import Producer
