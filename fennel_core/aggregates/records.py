@@ -199,14 +199,15 @@ def of_frame(layout: Layout, frame: pl.DataFrame, ts: pl.Series, sign: pl.Series
     heaps: list[list[bytes]] = []
     for i, (name, kind) in enumerate(layout.stored):
         series = positions if name == POSITION else frame[name]
-        if kind is Kind.FLOAT:
-            series = series.fill_nan(None) + 0.0  # NaN is null, and −0.0 is 0.0: equal values have equal bytes
-        fixed[f"v{i}"] = series.is_not_null().to_numpy()
+        fixed[f"v{i}"] = series.is_not_null().to_numpy() if series.null_count() else True
         match kind:
             case Kind.INT:
-                fixed[f"c{i}"] = series.to_physical().fill_null(0).to_numpy()
+                whole = series.cast(pl.Int64)
+                fixed[f"c{i}"] = (whole.fill_null(0) if series.null_count() else whole).to_numpy()
             case Kind.FLOAT:
-                fixed[f"c{i}"] = series.fill_null(0.0).to_numpy()
+                floats = series.to_numpy()  # null is NaN here, and NaN is null to us
+                fixed[f"v{i}"] = valid = ~np.isnan(floats)
+                fixed[f"c{i}"] = np.where(valid, floats, 0.0) + 0.0  # −0.0 is 0.0: equal values have equal bytes
             case Kind.DECIMAL:
                 fixed[f"c{i}"] = _decimal_cells(series)
             case Kind.RAW:

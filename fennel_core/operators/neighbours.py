@@ -19,6 +19,8 @@ from fennel_core.operators.step import Reads
 from fennel_core.vocab.versions import GONE, POS, SIGN
 
 COLUMNS = {"key": pl.Int64(), "ts": pl.Int64(), POS: pl.Binary(), "row": pl.Binary(), "edge": pl.Boolean()}
+SMALL = 16
+"""Rows up to which comparing them one by one is faster than a join."""
 Entry = tuple[bytes, bytes]
 
 
@@ -59,9 +61,17 @@ def neighbourhood(
 
 def difference(before: pl.DataFrame, after: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Rows only in `before` and rows only in `after`, by all columns."""
+    if before.height + after.height <= SMALL:
+        was, becomes = before.rows(), after.rows()
+        gone_rows = [row for row in was if row not in becomes]
+        return _frame(before, gone_rows), _frame(before, [row for row in becomes if row not in was])
     names = before.columns
     gone = before.join(after, on=names, how="anti", nulls_equal=True, maintain_order="left")
     return gone, after.join(before, on=names, how="anti", nulls_equal=True, maintain_order="left")
+
+
+def _frame(like: pl.DataFrame, rows: list[tuple[object, ...]]) -> pl.DataFrame:
+    return pl.DataFrame(rows, schema=like.schema, orient="row") if rows else like.clear()
 
 
 def _around(reads: Reads, prefix: bytes, low: int, high: int) -> tuple[list[Entry], list[Entry]]:

@@ -17,6 +17,7 @@ from fennel_core.vocab.schema import Schema
 from fennel_core.vocab.versions import POS, SIGN
 
 _ROW = "\0row"
+_FIRST: Ints = np.zeros(1, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +39,15 @@ class Filing:
         self.layout = _layout(schema, aggregations)
 
     def file(self, batch: pl.DataFrame) -> Filed:
+        if batch.height == 1:
+            return Filed(key_bytes(batch, self._keys), self._records(batch), _FIRST)
         groups = batch.select(self._keys).with_row_index(_ROW).group_by(self._keys, maintain_order=True).agg(_ROW)
         rows = groups[_ROW].explode(empty_as_null=False).to_numpy().astype(np.int64)
         lengths = groups[_ROW].list.len().to_numpy().astype(np.int64)
-        records = of_frame(self.layout, batch, batch[self._time].to_physical(), batch[SIGN], batch[POS]).take(rows)
-        return Filed(key_bytes(groups, self._keys), records, np.cumsum(lengths) - lengths)
+        return Filed(key_bytes(groups, self._keys), self._records(batch).take(rows), np.cumsum(lengths) - lengths)
+
+    def _records(self, batch: pl.DataFrame) -> Records:
+        return of_frame(self.layout, batch, batch[self._time].cast(pl.Int64), batch[SIGN], batch[POS])
 
 
 def _layout(schema: Schema, aggregations: Sequence[Aggregation[Any]]) -> Layout:
