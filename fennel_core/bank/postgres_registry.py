@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
-from psycopg import AsyncConnection
+from psycopg import AsyncConnection, OperationalError
 from psycopg.rows import TupleRow
-from psycopg_pool import AsyncConnectionPool
+from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
-from fennel_core.bank.registry import Entry, JobPartition, Registered, Report, Slot
+from fennel_core.bank.registry import Entry, JobPartition, Registered, RegistryUnavailable, Report, Slot
 from fennel_core.schedule.lease import Lease
 from fennel_core.vocab.ids import Epoch, JobId, Millis, PartitionIndex, SlotId
 
@@ -81,8 +81,11 @@ class PostgresRegistry:
         return Registered(running, jobs, any(stopping for name, stopping in slots if name == me))
 
     async def spec(self, job: JobId) -> bytes | None:
-        async with self._pool.connection() as connection:
-            row = await (await connection.execute("SELECT spec FROM job WHERE id = %s", (job,))).fetchone()
+        try:
+            async with self._pool.connection() as connection:
+                row = await (await connection.execute("SELECT spec FROM job WHERE id = %s", (job,))).fetchone()
+        except (OperationalError, PoolTimeout) as away:
+            raise RegistryUnavailable(str(away)) from away
         return bytes(row[0]) if row else None
 
     async def claim(self, wanted: Sequence[tuple[JobPartition, Epoch]], slot: SlotId, lease_ms: Millis) -> dict[JobPartition, Epoch]:

@@ -52,6 +52,10 @@ class Report:
     error: str | None
 
 
+class RegistryUnavailable(Exception):
+    """The registry could not be reached in time; nothing is known and nothing was changed."""
+
+
 class Registry(Protocol):
     async def heartbeat(self, slot: Slot, lease_ms: Millis) -> None:
         """Register or renew the slot and every lease it holds."""
@@ -60,7 +64,7 @@ class Registry(Protocol):
     async def read(self, me: SlotId) -> Registered: ...
 
     async def spec(self, job: JobId) -> bytes | None:
-        """Canonical bytes of the job's spec; None when it is gone."""
+        """Canonical bytes of the job's spec; None when it is gone. Raises RegistryUnavailable."""
         ...
 
     async def claim(self, wanted: Sequence[tuple[JobPartition, Epoch]], slot: SlotId, lease_ms: Millis) -> dict[JobPartition, Epoch]:

@@ -42,6 +42,7 @@ def session(settings: Settings, engine: EngineId) -> SparkSession:
     """The engine's Spark application: local by default, any master through `spark-submit` or SPARK_MASTER."""
     cores = settings.engine_slots + settings.engine_spare_slots
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("SPARK_LOCAL_IP", settings.host)  # else Spark looks the machine's own name up and binds to what it finds
     return (
         SparkSession.builder.appName(f"fennel-{engine}")
         .master(os.environ.get("SPARK_MASTER", f"local[{cores},{TASK_FAILURES}]"))
@@ -92,12 +93,14 @@ async def run_engine(settings: Settings, engine: EngineId) -> None:
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
     async with postgres.pool(settings.postgres_dsn.get_secret_value(), name="engine", size=2) as pool:
+        async with pool.connection() as connection:
+            rows = await (await connection.execute("SELECT id FROM slot WHERE engine = %s", (engine,))).fetchall()
+        before = [str(row[0]) for row in rows]  # of a driver that was killed: their leases outlive them, and are not ours
 
         async def slots_live() -> str | None:
             async with pool.connection() as connection:
-                row = await (
-                    await connection.execute("SELECT count(*) FROM slot WHERE engine = %s AND lease_until > now()", (engine,))
-                ).fetchone()
+                question = "SELECT count(*) FROM slot WHERE engine = %s AND lease_until > now() AND id <> ALL(%s)"
+                row = await (await connection.execute(question, (engine, before))).fetchone()
             live = int(str(row[0])) if row else 0
             return None if live >= settings.engine_slots else f"{live} of {settings.engine_slots} slots are up"
 

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 import structlog
 
-from fennel_core.bank.registry import JobPartition, Registered, Registry, Report, Slot
+from fennel_core.bank.registry import JobPartition, Registered, Registry, RegistryUnavailable, Report, Slot
 from fennel_core.engine.broker import BrokerError, Fenced
 from fennel_core.engine.runner import Runner, Superseded
 from fennel_core.schedule.lease import Claim, HandOver, Keep, Leave, decide
@@ -174,7 +174,7 @@ class Supervisor:
                 bound.warning("ownership lost", error=str(newer))
                 hosted.lost = True
                 self.wake.set()
-            except BrokerError as passing:
+            except (BrokerError, RegistryUnavailable) as passing:
                 bound.warning("runner restarts", error=str(passing))
             except Exception as failed:  # noqa: BLE001  # the supervisor's last line: one job's failure parks that job
                 bound.exception("job parked")
