@@ -46,7 +46,10 @@ def main() -> None:
 async def serve(settings: Settings) -> None:
     """Serve until a signal says stop; what was received by then is finished."""
     dsn = settings.postgres_dsn.get_secret_value()
-    async with postgres.pool(dsn, name="fennel-ingest") as pool, Executors(settings.executors_socket) as executors:
+    async with (
+        postgres.pool(dsn, name="fennel-ingest") as pool,
+        Executors(settings.executors_socket, time_limit_ms=settings.executor_time_limit_ms) as executors,
+    ):
         clock, directory = PostgresClock(pool), PostgresDirectory(pool)
         catalogs = Catalogs(directory)
         with ThreadPoolExecutor(LANES, thread_name_prefix="lane") as threads:

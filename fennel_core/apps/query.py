@@ -16,6 +16,7 @@ from fennel_core.connections import postgres, secrets, tokens
 from fennel_core.connections.postgres import Pool
 from fennel_core.executors.client import Executors
 from fennel_core.query.barrier import Barrier
+from fennel_core.query.erasures import Erasures
 from fennel_core.query.forward import Forwarder, Upstream
 from fennel_core.query.inspect import Inspector
 from fennel_core.query.kafka import KafkaEnds, KafkaTails
@@ -60,17 +61,19 @@ async def serve(settings: Settings) -> None:
     ):
         reads = PostgresReads(pool)
         owners, views = Owners(reads), Views(reads)
-        app = application(settings, pool, reads, owners, views, slots, tails, forwarder, executors)
+        erased = Erasures(pool, views)
+        app = application(settings, pool, reads, owners, views, slots, tails, forwarder, executors, erased)
         server = asyncio.create_task(_listen(app, settings))
-        wakeups = asyncio.create_task(Wakeups(dsn, owners, views).run())
+        listeners = {asyncio.create_task(Wakeups(dsn, owners, views).run()), asyncio.create_task(erased.follow(dsn))}
         try:
-            await asyncio.wait({server, wakeups}, return_when=asyncio.FIRST_COMPLETED)
+            ended, _ = await asyncio.wait({server, *listeners}, return_when=asyncio.FIRST_COMPLETED)
             if not server.done():
-                raise RuntimeError("the listener for notifications ended; without it answers grow old") from wakeups.exception()
+                raise RuntimeError("a listener for notifications ended; without it answers grow old") from ended.pop().exception()
             await server
         finally:
-            wakeups.cancel()
-            await asyncio.wait({wakeups})
+            for listener in listeners:
+                listener.cancel()
+            await asyncio.wait(listeners)
             await forwarder.close()
             await slots.close()
             await asyncio.to_thread(tails.close)
@@ -86,6 +89,7 @@ def application(
     tails: KafkaTails,
     forwarder: Forwarder,
     executors: Executors,
+    erased: Erasures,
 ) -> Application:
     """Everything wired together; must be called inside the event loop."""
     timeout_s = settings.lookup_timeout_ms / 1000
@@ -112,7 +116,7 @@ def application(
 
     service = QueryService(
         views=views,
-        lookups=Lookups(slots, owners, timeout_s),
+        lookups=Lookups(slots, owners, timeout_s, erased.hidden),
         executors=executors,
         inspector=Inspector(tails, slots, owners, timeout_s),
         barrier=Barrier(reads, KafkaEnds(settings), owners, slots),
@@ -130,6 +134,7 @@ def application(
         upstreams={"log": ingest, "erase": ingest, "": Upstream("definition", settings.definition_url)},
         workspace_of=workspace_of,
         body_limit_bytes=settings.body_limit_bytes,
+        after_erase=erased.try_reload,
     )
 
 

@@ -10,7 +10,7 @@ msgpack arrays and are turned into columns by C code (`join`, one decode, `zip`)
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -55,9 +55,16 @@ class _Piece:
 
 
 class Lookups:
-    """`timeout_s` bounds the search for the owner of a moved partition."""
+    """`timeout_s` bounds the search for the owner of a moved partition; `hidden` gives the places of erased keys among a job's keys."""
 
-    def __init__(self, slots: Slots, owners: Owners, timeout_s: float) -> None:
+    def __init__(
+        self,
+        slots: Slots,
+        owners: Owners,
+        timeout_s: float,
+        hidden: Callable[[JobId, Sequence[bytes]], Sequence[int]] = lambda _job, _keys: (),
+    ) -> None:
+        self._hidden = hidden
         self._slots = slots
         self._owners = owners
         self._timeout_s = timeout_s
@@ -75,6 +82,9 @@ class Lookups:
             asked = [self._owners.address(piece.partition) for piece in open_pieces]
             failed = await self._ask(open_pieces, asked, answers, deadline)
             if not failed:
+                for want, rows in zip(wants, answers, strict=True):
+                    for place in self._hidden(want.job, want.keys):
+                        rows[place] = None
                 return answers
             if asyncio.get_running_loop().time() >= deadline:
                 raise Moving(failed[0].partition, failed[0].failure)

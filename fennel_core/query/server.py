@@ -49,7 +49,9 @@ class Application:
         upstreams: Mapping[str, Upstream],
         workspace_of: WorkspaceOf,
         body_limit_bytes: int,
+        after_erase: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
+        self._after_erase = after_erase
         self._service = service
         self._views = views
         self._status = status
@@ -132,6 +134,8 @@ class Application:
         async def before_answer(status: int) -> None:
             if changes and status == 200:
                 await self._views.refresh(await self._key(scope))
+            if kind == "erase" and status == 200 and self._after_erase is not None:
+                await self._after_erase()
 
         return await self._forwarder.forward(upstream, scope, receive, send, before_answer)
 
