@@ -1,0 +1,97 @@
+"""Erased keys, as reads obey them: whatever the slots still hold, such a key is not there.
+
+Theory. An erasure goes by workspace and dataset name (`connections.erasures`), a lookup by job; the views in memory say which dataset a job
+serves, and every lookup comes from a view. All erasures are kept in memory and read anew when a notification says so, when the listener
+(re)connects, and before an `erase` that was passed on is answered. Nobody who has not erased anything pays for any of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import psycopg
+from psycopg_pool import PoolTimeout
+
+from fennel_core.connections import erasures
+from fennel_core.connections.erasures import ErasedKeys
+from fennel_core.connections.postgres import Pool, listen
+from fennel_core.query.program import Table
+from fennel_core.query.view import Views
+from fennel_core.telemetry.logs import logger
+from fennel_core.vocab.ids import DatasetName, JobId, WorkspaceId
+
+log = logger(__name__)
+_decode = msgspec.msgpack.Decoder(list[object]).decode
+_encode = msgspec.msgpack.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Erased keys of one table: `places` are the erase keys' places in its key, None when they are the whole key in order."""
+
+    places: tuple[int, ...] | None
+    keys: frozenset[bytes]
+
+    def hides(self, key: bytes) -> bool:
+        if self.places is None:
+            return key in self.keys
+        values = _decode(key)
+        return _encode([values[place] for place in self.places]) in self.keys
+
+
+def rules(table: Table, erased: Sequence[ErasedKeys]) -> tuple[Rule, ...]:
+    """What hides keys of `table`; an erasure by columns that are no keys of this version says nothing here."""
+    names = table.view.schema.key_names
+    found = []
+    for each in erased:
+        if set(each.columns) <= set(names):
+            places = None if each.columns == names else tuple(names.index(column) for column in each.columns)
+            found.append(Rule(places, each.keys))
+    return tuple(found)
+
+
+class Erasures:
+    """Use from one event loop."""
+
+    def __init__(self, pool: Pool, views: Views) -> None:
+        self._pool = pool
+        self._views = views
+        self._erased: dict[WorkspaceId, dict[DatasetName, tuple[ErasedKeys, ...]]] = {}
+        self._rules: dict[JobId, tuple[Rule, ...]] = {}
+
+    async def reload(self) -> None:
+        """Read all erasures anew. Raises what the pool raises."""
+        self._erased = await erasures.read(self._pool)
+        self._rules = {}
+
+    async def try_reload(self) -> None:
+        """Read them anew if the database answers; what was known stands otherwise."""
+        try:
+            await self.reload()
+        except (psycopg.OperationalError, PoolTimeout) as away:
+            log.warning("erasures could not be read", reason=str(away))
+
+    async def follow(self, dsn: str) -> None:
+        """Reload whenever a notification says so, for ever."""
+        async for _ in listen(dsn, (erasures.CHANNEL,), name="fennel-query-erasures"):
+            await self.try_reload()
+
+    def hidden(self, job: JobId, keys: Sequence[bytes]) -> list[int]:
+        """The places of erased keys among `keys`."""
+        if not self._erased:
+            return []
+        found = self._rules.get(job)
+        if found is None:
+            found = self._rules[job] = self._of(job)
+        return [place for place, key in enumerate(keys) if any(rule.hides(key) for rule in found)] if found else []
+
+    def _of(self, job: JobId) -> tuple[Rule, ...]:
+        found: dict[DatasetName, tuple[Rule, ...]] = {}
+        for (workspace, _), view in self._views.known().items():
+            of_workspace = self._erased.get(workspace, {})
+            for name, table in view.tables.items():
+                if table.view.served_by == job and name in of_workspace:
+                    found[name] = rules(table, of_workspace[name])
+        return tuple(rule for of_dataset in found.values() for rule in of_dataset)
