@@ -12,7 +12,7 @@ from fennel_core.settings.model import MIB, Settings
 NODE: Final = "1"
 MESSAGE_BYTES: Final = 16 * MIB
 """One message is one Arrow batch; it must hold a request of the largest size and its stamps."""
-JVM: Final = ("-Xms256m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=4", "-Djava.awt.headless=true")
+JVM: Final = ("-Xms256m", "-Xmx512m", "-XX:+UseSerialGC", "-Djava.awt.headless=true")
 LOGGING: Final = (
     "-Dorg.slf4j.simpleLogger.showDateTime=true",
     "-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd'T'HH:mm:ss.SSSZ",

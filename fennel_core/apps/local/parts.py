@@ -57,7 +57,7 @@ class Part:
     before: tuple[Step, ...] = ()
     after: tuple[Step, ...] = ()
     stop_signal: signal.Signals = signal.SIGTERM
-    ready_s: float = 60.0
+    ready_s: float = 120.0
 
     @property
     def port(self) -> int | None:
@@ -194,7 +194,7 @@ class _Server:
     title: str
     port: int
     needs: tuple[str, ...] = field(default=("postgres", "kafka", "s3"))
-    ready_s: float = 60.0
+    ready_s: float = 120.0
 
 
 def _servers(machine: Machine) -> tuple[Part, ...]:
@@ -203,7 +203,7 @@ def _servers(machine: Machine) -> tuple[Part, ...]:
     servers = (
         _Server("definition", "Definition server", settings.definition_port),
         _Server("ingest", "Ingest server", settings.ingest_port),
-        _Server("engine", "Engine (Spark)", settings.engine_port, ready_s=120),
+        _Server("engine", "Engine (Spark)", settings.engine_port, ready_s=180),
         _Server("query", "Query server (API)", settings.query_port, needs=("postgres",)),
     )
     rows = [
