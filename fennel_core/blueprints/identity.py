@@ -26,9 +26,8 @@ from fennel_core.operators.spec import StatelessOp, StepSpec, step_version
 from fennel_core.vocab import canonical
 from fennel_core.vocab.ids import Identity
 from fennel_core.vocab.schema import Schema
-from fennel_core.wire import connectors
-from fennel_core.wire.connectors import Login, Source, Webhook
-from fennel_core.wire.logic import logical_code
+from fennel_core.wire.connectors import Source
+from fennel_core.wire.logic import logical_code, source_logic
 from fennel_core.wire.pycode import PyCode
 
 FORMAT: Final = 1
@@ -39,7 +38,7 @@ START: Final = "earliest"
 
 def source_identity(source: Source, schema: Schema, version: int, partitions: int) -> Identity:
     """Of the rows that one source gives one dataset. Includes where the source starts."""
-    return _hash("source", _logic(source_logic(source)), _logic(schema), version, partitions, START)
+    return _hash("source", source_logic(source).decode(), _logic(schema), version, partitions, START)
 
 
 def source_topic(sources: Sequence[Identity], schema: Schema, version: int, partitions: int) -> AssetKey:
@@ -75,24 +74,6 @@ def replaylog(writer: AssetKey) -> AssetKey:
     return AssetKey(AssetKind.REPLAYLOG, _hash("replaylog", writer.identity))
 
 
-def source_logic(source: Source) -> tuple[object, ...]:
-    """What of a source decides its rows. Not: how often it is polled, and whom it names (the dataset's version is hashed beside it)."""
-    return (
-        source.table,
-        source.cdc,
-        source.disorder_us,
-        source.cursor,
-        source.timestamp_field,
-        source.since_us,
-        source.until_us,
-        source.bounded,
-        source.idleness_us,
-        source.preproc,
-        source.where,
-        source.sampling,
-    )
-
-
 def code_logic(code: PyCode) -> list[Any]:
     """User code without what Python does not execute (`wire.logic`), with all it includes."""
     return [logical_code(code.core_code), [code_logic(include) for include in code.includes]]
@@ -104,14 +85,10 @@ def user_code_salt(version: int, includes: Sequence[PyCode]) -> list[Any]:
 
 
 def _logic(value: object) -> Any:
-    """The canonical form of `value` with user code reduced to its logic and credentials left out."""
+    """The canonical form of `value` with user code reduced to its logic and ids of operators left out."""
     match value:
         case PyCode():
             return ["code", *code_logic(value)]
-        case connectors.PlainSecret() | connectors.SecretRef() | Login():
-            return None
-        case Webhook():
-            return ["webhook", value.name]
         case _ if isinstance(value, StatelessOp):
             # The client makes up the ids of operands, from names among other things; what is read is in the inputs' identities.
             return [type(value).__qualname__, {f: _logic(getattr(value, f)) for f in value.__dataclass_fields__ if f != "operand"}]
