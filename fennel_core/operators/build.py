@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from fennel_core.operators.aggregate.emitted import EmittedAggregateStep
-from fennel_core.operators.aggregate.facts import FactsAggregateStep
+from fennel_core.operators.aggregate.facts import EmittedFactsStep, FactsAggregateStep
 from fennel_core.operators.aggregate.moments import MomentStep
 from fennel_core.operators.aggregate.step import AggregateStep
 from fennel_core.operators.changelog.step import ChangelogStep
@@ -51,7 +51,7 @@ def build(spec: StepSpec) -> Step:
         case Aggregate(terminal=True):
             return FactsAggregateStep(spec) if has_facts(spec.input) else AggregateStep(spec)
         case Aggregate():
-            return EmittedAggregateStep(spec)
+            return EmittedFactsStep(spec) if has_facts(spec.input) else EmittedAggregateStep(spec)
         case Pick(first=first):
             return FirstStep(spec) if first else LatestStep(spec)
         case Dedup():

@@ -6,28 +6,25 @@ from fennel_core.aggregates.exact import Ints
 from fennel_core.aggregates.make import make
 from fennel_core.operators.aggregate.assemble import Assembler
 from fennel_core.operators.aggregate.filing import Filing
-from fennel_core.operators.aggregate.moments import Moment, MomentStep
-from fennel_core.operators.aggregate.results import Derived, Results
+from fennel_core.operators.aggregate.moments import Moment, RowMomentStep
+from fennel_core.operators.aggregate.results import Derived, Results, assembled
 from fennel_core.operators.aggregate.tiles import Tiles
 from fennel_core.operators.aggregate.timeline import Changes, changes, covered, lookback_us, reach
 from fennel_core.operators.spec import Aggregate, has_facts
 
 
-class EmittedAggregateStep(MomentStep):
+class EmittedAggregateStep(RowMomentStep):
     """The step of a `spec.Aggregate` that is not terminal."""
 
     def __init__(self, spec: Aggregate) -> None:
         assert not spec.terminal, "a terminal aggregate emits nothing"
-        if has_facts(spec.input):
-            raise ValueError(
-                "a keyed dataset can only be aggregated last in a pipeline: give the aggregate windows that move with the reader"
-            )
+        assert not has_facts(spec.input), "see EmittedFactsStep"
         aggregations = [make(one, spec.input) for one in spec.specs]
         filing = Filing(spec.input, spec.keys, spec.along, aggregations)
         tiles = Tiles(filing.layout, aggregations)
         assembler = Assembler(tiles, aggregations, range(len(aggregations)))
         self._windows = [one.window for one in spec.specs]
-        results = Results(assembler, [one.name for one in spec.specs], spec.keys, spec.output, None)
+        results = Results(assembled(assembler), [one.name for one in spec.specs], spec.keys, spec.output, None)
         super().__init__(filing, tiles, results, lookback_us(self._windows))
 
     def changes(self, ts: Ints) -> Changes:

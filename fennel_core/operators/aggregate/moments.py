@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
@@ -49,20 +50,30 @@ Moment = tuple[bytes, int]
 """A key and a time."""
 
 
+Reach = tuple[bytes, int, int]
+"""A key, and the first and last moment at which a batch can change its results."""
+
+
+@dataclass(frozen=True, slots=True)
+class Absorbed:
+    """What a batch does to the tiles and to moments. `reasons`: how their number changes; `latest`: its largest event time, if any."""
+
+    puts: dict[bytes, bytes]
+    reasons: dict[Moment, int]
+    reach: list[Reach]
+    latest: Micros | None
+
+
 class MomentStep(ABC):
     """A step whose results stand at moments. `lookback_us` None: every moment is visible."""
 
-    def __init__(self, filing: Filing, tiles: Tiles, results: Results, lookback_us: int | None) -> None:
-        self._filing, self._tiles, self._results = filing, tiles, results
+    def __init__(self, results: Results, lookback_us: int | None) -> None:
+        self._results = results
         self._lookback_us = lookback_us
 
     @abstractmethod
-    def changes(self, ts: Ints) -> Changes:
-        """The moments that rows at `ts` make."""
-
-    @abstractmethod
-    def reach(self, ts: Ints) -> tuple[Ints, Ints] | None:
-        """First and last moment at which rows at `ts` can change a result; None if they only do at the moments they make."""
+    def absorb(self, reads: Reads, batch: pl.DataFrame) -> Absorbed:
+        """File a batch."""
 
     @abstractmethod
     def derived(self, moment: Moment) -> Derived:
@@ -70,20 +81,18 @@ class MomentStep(ABC):
 
     def apply(self, reads: Reads, source: int, batch: pl.DataFrame) -> Outcome:
         assert source == 0, "an aggregation has one input"
-        filed = self._filing.file(batch)
-        after = Overlay(reads, dict(self._tiles.add(reads, filed.keys, filed.records, filed.starts)))
-        added = filed.records.ts[filed.records.weight > 0]
+        absorbed = self.absorb(reads, batch)
+        reasons, after = absorbed.reasons, Overlay(reads, absorbed.puts)
         visible = self._visible(reads)
-        reasons = _reasons(filed, self.changes(filed.records.ts))
         counts = dict(zip(reasons, map(_count, reads.get_many(list(map(_place, reasons)))), strict=True))
         for moment, change in reasons.items():
             self._record(after, moment, counts[moment] + change, visible=moment[1] <= visible)
-        affected = [m for m in self._affected(reads, filed) if m[1] <= visible and m not in counts]
-        now, frontier = [m for m in counts if m[1] <= visible], int(added.max()) if len(added) else MIN_TIME
+        affected = [m for m in _moments(reads, absorbed.reach) if m[1] <= visible and m not in counts]
+        now = [m for m in counts if m[1] <= visible]
         held = [m for m in now if counts[m]]
         kept = [m for m in now if counts[m] + reasons[m]]
         frames = self._difference(reads, held + affected, after, kept + affected)
-        opened = self._raise(reads, after, Micros(frontier))
+        opened = [] if absorbed.latest is None else self._raise(reads, after, absorbed.latest)
         return Outcome(puts=after.puts, deletes=frozenset(after.deletes), emits=emits(frames, self._difference(reads, [], after, opened)))
 
     def advance(self, reads: Reads, frontier: Micros) -> Outcome:
@@ -108,19 +117,6 @@ class MomentStep(ABC):
         after.put(_place(moment), encode(count))
         if not visible:
             after.put(waiting, b"")
-
-    def _affected(self, reads: Reads, filed: Filed) -> list[Moment]:
-        """Moments that were there before, inside the reach of the batch's rows of the same key."""
-        reached = self.reach(filed.records.ts)
-        if reached is None:
-            return []
-        first, last = reached
-        lows, highs = np.minimum.reduceat(first, filed.starts).tolist(), np.maximum.reduceat(last, filed.starts).tolist()
-        found: list[Moment] = []
-        for key, prefix, low, high in zip(filed.keys, prefixes(MOMENTS, filed.keys), lows, highs, strict=True):
-            entries = reads.scan(prefix + time_bytes(low), prefix + time_bytes(high + 1))
-            found += [(key, time_of(place, len(prefix))) for place, _ in entries]
-        return found
 
     # --- the frontier -------------------------------------------------------------------------------------------------
 
@@ -148,10 +144,56 @@ class MomentStep(ABC):
         return [(place[3 + TIME_BYTES :], time_of(place, 3)) for place in sorted(due)]
 
 
-def _reasons(filed: Filed, made: Changes) -> dict[Moment, int]:
-    """How the number of reasons for each moment changes."""
+class RowMomentStep(MomentStep):
+    """Moments made by rows, each of which counts in windows around its own time."""
+
+    def __init__(self, filing: Filing, tiles: Tiles, results: Results, lookback_us: int | None) -> None:
+        super().__init__(results, lookback_us)
+        self._filing, self._tiles = filing, tiles
+
+    @abstractmethod
+    def changes(self, ts: Ints) -> Changes:
+        """The moments that rows at `ts` make."""
+
+    @abstractmethod
+    def reach(self, ts: Ints) -> tuple[Ints, Ints] | None:
+        """First and last moment at which rows at `ts` can change a result; None if they only do at the moments they make."""
+
+    def absorb(self, reads: Reads, batch: pl.DataFrame) -> Absorbed:
+        filed = self._filing.file(batch)
+        ts = filed.records.ts
+        made = self.changes(ts)
+        added = ts[filed.records.weight > 0]
+        return Absorbed(
+            dict(self._tiles.add(reads, filed.keys, filed.records, filed.starts)),
+            reasons_of(filed, made.rows, made.times),
+            reach_of(filed, self.reach(ts)),
+            Micros(int(added.max())) if len(added) else None,
+        )
+
+
+def reach_of(filed: Filed, reached: tuple[Ints, Ints] | None) -> list[Reach]:
+    """The reach of each key from those of its rows."""
+    if reached is None:
+        return []
+    first, last = reached
+    lows, highs = np.minimum.reduceat(first, filed.starts).tolist(), np.maximum.reduceat(last, filed.starts).tolist()
+    return list(zip(filed.keys, lows, highs, strict=True))
+
+
+def _moments(reads: Reads, reach: Sequence[Reach]) -> list[Moment]:
+    """Moments that are there, inside the reach."""
+    found: list[Moment] = []
+    for (key, low, high), prefix in zip(reach, prefixes(MOMENTS, [key for key, _, _ in reach]), strict=True):
+        entries = reads.scan(prefix + time_bytes(low), prefix + time_bytes(high + 1))
+        found += [(key, time_of(place, len(prefix))) for place, _ in entries]
+    return found
+
+
+def reasons_of(filed: Filed, rows: Ints, times: Ints) -> dict[Moment, int]:
+    """How the number of reasons changes when row `rows[i]` makes a moment at `times[i]`."""
     owners = np.repeat(np.arange(len(filed.keys)), np.diff(filed.starts, append=len(filed.records)))
-    counted = pl.DataFrame({"owner": owners[made.rows], "time": made.times, "weight": filed.records.weight[made.rows]})
+    counted = pl.DataFrame({"owner": owners[rows], "time": times, "weight": filed.records.weight[rows]})
     net = counted.group_by("owner", "time", maintain_order=True).agg(pl.col("weight").sum())
     return {(filed.keys[owner], time): weight for owner, time, weight in net.rows()}
 

@@ -7,7 +7,7 @@ a function of its key alone: there is one version per key and time, and differen
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -22,7 +22,10 @@ from fennel_core.vocab.versions import GONE, POS, SIGN
 
 @dataclass(frozen=True, slots=True)
 class Derived:
-    """A row of the result. `window`: begin and end (microseconds) where the window is part of the key."""
+    """A row of the result. `ranges`: one per value, where values are assembled from ranges.
+
+    `window`: begin and end (microseconds) where the window is part of the key.
+    """
 
     key: bytes
     time: int
@@ -30,11 +33,20 @@ class Derived:
     window: Range | None = None
 
 
+ValuesOf = Callable[[Reads, Sequence[Derived]], list[list[object]]]
+"""The values of derived rows, as of a state."""
+
+
+def assembled(assembler: Assembler) -> ValuesOf:
+    """Values over the ranges of each row."""
+    return lambda reads, rows: assembler.values(reads, [r.key for r in rows], [r.ranges for r in rows], [r.time for r in rows])
+
+
 class Results:
     """`names`: output columns of the assembled values, in their order. `window_field`: the key column that holds the window, if any."""
 
-    def __init__(self, assembler: Assembler, names: Sequence[str], keys: tuple[str, ...], output: Schema, window_field: str | None) -> None:
-        self._assembler = assembler
+    def __init__(self, values: ValuesOf, names: Sequence[str], keys: tuple[str, ...], output: Schema, window_field: str | None) -> None:
+        self._values_of = values
         self._order = [list(names).index(name) for name in output.value_names]
         self._window_field = window_field
         self._keys = columns_of(output, keys)
@@ -50,7 +62,7 @@ class Results:
         return [self._frame(rows, sign) for rows, sign in ((gone, -1), (come, 1)) if rows]
 
     def _rows(self, reads: Reads, rows: Sequence[Derived]) -> list[bytes]:
-        found = self._assembler.values(reads, [r.key for r in rows], [r.ranges for r in rows], [r.time for r in rows])
+        found = self._values_of(reads, rows)
         return [
             encode([row.time, *_window(row, self._window_field), *(values[i] for i in self._order)])
             for row, values in zip(rows, found, strict=True)

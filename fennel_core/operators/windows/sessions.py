@@ -22,7 +22,7 @@ from fennel_core.aggregates.make import make
 from fennel_core.operators.aggregate.assemble import Assembler
 from fennel_core.operators.aggregate.filing import Filed, Filing
 from fennel_core.operators.aggregate.overlay import Overlay
-from fennel_core.operators.aggregate.results import Derived, Results, emits
+from fennel_core.operators.aggregate.results import Derived, Results, assembled, emits
 from fennel_core.operators.aggregate.tiles import Tiles
 from fennel_core.operators.rows import decode, encode, prefixes, time_bytes, time_of
 from fennel_core.operators.spec import Windows
@@ -47,7 +47,7 @@ class SessionWindowsStep:
         self._filing = Filing(spec.input, spec.by, None, aggregations)
         self._tiles = Tiles(self._filing.layout, aggregations)
         assembler = Assembler(self._tiles, aggregations, range(self._count))
-        self._results = Results(assembler, ["", *(one.name for one in spec.specs)], spec.by, spec.output, spec.field)
+        self._results = Results(assembled(assembler), ["", *(one.name for one in spec.specs)], spec.by, spec.output, spec.field)
 
     def apply(self, reads: Reads, source: int, batch: pl.DataFrame) -> Outcome:
         assert source == 0, "windows have one input"

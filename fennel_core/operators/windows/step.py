@@ -13,15 +13,15 @@ from fennel_core.aggregates.exact import Ints
 from fennel_core.aggregates.make import make
 from fennel_core.operators.aggregate.assemble import Assembler
 from fennel_core.operators.aggregate.filing import Filing
-from fennel_core.operators.aggregate.moments import Moment, MomentStep
-from fennel_core.operators.aggregate.results import Derived, Results
+from fennel_core.operators.aggregate.moments import Moment, RowMomentStep
+from fennel_core.operators.aggregate.results import Derived, Results, assembled
 from fennel_core.operators.aggregate.tiles import Tiles
 from fennel_core.operators.aggregate.timeline import Changes, changes, containing
 from fennel_core.operators.spec import Windows
 from fennel_core.wire import operators as wire
 
 
-class HoppingWindowsStep(MomentStep):
+class HoppingWindowsStep(RowMomentStep):
     """The step of `spec.Windows` over tumbling and hopping windows."""
 
     def __init__(self, spec: Windows) -> None:
@@ -34,13 +34,13 @@ class HoppingWindowsStep(MomentStep):
         self._count = len(aggregations)
         # The first value, the number of rows, is no column: no column is called by the empty name.
         assembler = Assembler(tiles, aggregations, range(self._count))
-        results = Results(assembler, ["", *(one.name for one in spec.specs)], spec.by, spec.output, spec.field)
+        results = Results(assembled(assembler), ["", *(one.name for one in spec.specs)], spec.by, spec.output, spec.field)
         super().__init__(filing, tiles, results, spec.window.lookback_us)
 
     def changes(self, ts: Ints) -> Changes:
         return changes((self._window,), ts) if self._with_empty else containing(self._window, ts)
 
-    def reach(self, ts: Ints) -> None:  # noqa: ARG002  # the contract of MomentStep
+    def reach(self, ts: Ints) -> None:  # noqa: ARG002  # the contract of RowMomentStep
         return None
 
     def derived(self, moment: Moment) -> Derived:

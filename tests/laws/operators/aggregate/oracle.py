@@ -85,15 +85,20 @@ def emitted(rows, windows, visible):
     return out
 
 
-def fact_end(row, window):
-    """When a fact ceases to count; None is never."""
-    ends = [e for e in (row["__to"], None if window is None else row["t"] + window + SECOND) if e is not None]
-    return min(ends, default=None)
+def life(row, window):
+    """When a fact begins and ceases (None: never) to count in ("forever",), ("sliding", d) or ("steps", s); None if it never does."""
+    begin, end = row["t"], row["__to"]
+    if window[0] == "sliding":
+        end = min(e for e in (end, begin + window[1] + SECOND) if e is not None)
+    if window[0] == "steps":
+        begin = (begin // window[1] + 1) * window[1]
+    return None if end is not None and end <= begin else (begin, end)
 
 
 def counting(rows, moment, window):
-    return [r for r in rows if r["t"] <= moment and (fact_end(r, window) is None or moment < fact_end(r, window))]
+    lives = [(r, life(r, window)) for r in rows]
+    return [r for r, span in lives if span and span[0] <= moment and (span[1] is None or moment < span[1])]
 
 
-def fact_changes(row, windows):
-    return {row["t"]} | {fact_end(row, w) for w in windows} - {None}
+def fact_changes(rows, windows):
+    return {time for r in rows for w in windows for time in life(r, w) or ()} - {None}

@@ -14,7 +14,7 @@ from fennel_core.vocab.keys import key_bytes
 from fennel_core.vocab.schema import Schema
 from fennel_core.wire import operators as wire
 from tests.laws.operators.aggregate import oracle
-from tests.support.histories import histories, run
+from tests.support.histories import bag, histories, integral, run
 
 SECOND = 1_000_000
 INPUT = facts_of(Schema((Field("id", Int()),), (Field("k", Str()), Field("v", Int())), "t"))
@@ -40,8 +40,36 @@ def test_a_row_counts_until_it_is_succeeded_or_leaves_the_window(history):
     answers = step.lookup(state, key_bytes(pl.DataFrame({"k": [k for k, _ in asked]}), ["k"]), [q for _, q in asked])
     for (key, moment), answer in zip(asked, answers, strict=True):
         rows = [r for r in history.left_over() if r["k"] == key]
-        ever, three, twenty = (oracle.counting(rows, moment, span) for span in (None, 3 * SECOND, 20 * SECOND))
-        changed = max((c for r in rows for c in oracle.fact_changes(r, [None, 3 * SECOND, 20 * SECOND]) if c <= moment), default=None)
+        windows = (("forever",), ("sliding", 3 * SECOND), ("sliding", 20 * SECOND))
+        ever, three, twenty = (oracle.counting(rows, moment, window) for window in windows)
+        changed = max((time for time in oracle.fact_changes(rows, windows) if time <= moment), default=None)
         last = [r["v"] for r in sorted(ever, key=lambda r: (r["t"], r["__pos"]), reverse=True)][:2]
         expected = [changed, last, len(ever), sum(r["v"] for r in three), max((r["v"] for r in twenty), default=None)]
         assert (answer and msgspec.msgpack.decode(answer)) == (None if changed is None else expected)
+
+
+EMITTED = Schema((Field("k", Str()),), (Field("n", Int()), Field("m", Optional(Int()))), "t")
+
+
+@given(histories(ROW, max_rows=9), st.booleans(), st.sampled_from([0, 2 * SECOND]))
+def test_versions_stand_where_rows_begin_or_cease_to_count(history, steps, lookback):
+    windows = (("steps", 4 * SECOND), ("steps", 3 * SECOND)) if steps else (("forever",), ("sliding", 3 * SECOND))
+    made = [wire.ForeverHopping(4 * SECOND, lookback), wire.ForeverHopping(3 * SECOND, lookback)]
+    count, most = made if steps else (wire.Forever(), wire.Sliding(3 * SECOND))
+    specs = (wire.Count("n", count, None, False, False, False), wire.Max("m", most, "v", None))
+    step = build(Aggregate(INPUT, ("k",), specs, None, True, False, EMITTED))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiles, "LOG_RECORDS", 2)
+        state, emitted = run(step, history, INPUT)
+    seen = max((c.row["t"] for batch in history.batches for c in batch if c.sign > 0), default=-SECOND)
+    for told in (seen, seen + 5 * SECOND):
+        emitted += [emit.frame for emit in step.advance(state, told).emits]
+        visible = told - lookback if steps else 10**15
+        expected = []
+        for key in "ab":
+            rows = [r for r in history.left_over() if r["k"] == key]
+            for time in oracle.fact_changes(rows, windows):
+                counted, topped = (oracle.counting(rows, time, window) for window in windows)
+                if time <= visible:
+                    expected.append({"k": key, "t": time, "n": len(counted), "m": max((r["v"] for r in topped), default=None)})
+        assert bag([{name: row[name] for name in ("k", "t", "n", "m")} for row in integral(emitted)]) == bag(expected)
