@@ -78,13 +78,19 @@ class CommitFlow:
             polls += 1
             try:
                 row = await self._read(row.id)
+                if polls % ALIVE_EVERY == 0 and row.state in _BEFORE:
+                    row = await self._look_after(row)
             except LedgerUnavailable:
                 continue  # the steps do not need us; ask again until the client has waited long enough
-            if polls % ALIVE_EVERY == 0 and row.state in _BEFORE and not await self.orchestrator.alive(row.id, row.attempt):
-                row = await self._read(row.id)
-                if row.state in _BEFORE:
-                    row = await self.steps.undo(row.id)
         return row
+
+    async def _look_after(self, row: Commit) -> Commit:
+        """While somebody is at it, keep recovery away: a run may wait long for a free worker. Take back what nobody carries on."""
+        if await self.orchestrator.alive(row.id, row.attempt):
+            await self.steps.tools.ledger.run(lambda tx: tx.lease(row.id, self.steps.tools.timings.lease_ms))
+            return row
+        row = await self._read(row.id)
+        return await self.steps.undo(row.id) if row.state in _BEFORE else row
 
     async def _read(self, commit: CommitId) -> Commit:
         return await self.steps.tools.ledger.run(lambda tx: flow.row_of(tx, commit))

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
 from fennel_core.definition.lineage import Version
 from fennel_core.definition.merge import assemble
 from fennel_core.graph.model import build, merge_incremental
+from fennel_core.ledger.flow import Timings
+from fennel_core.ledger.reconcile import reconcile
 from fennel_core.ledger.store import LedgerUnavailable
 from fennel_core.vocab.errors import ApiError
-from fennel_core.vocab.ids import MAIN_BRANCH, BranchName, CommitId
+from fennel_core.vocab.ids import MAIN_BRANCH, BranchName, CommitId, Millis
 from fennel_core.wire.decode import decode_sync_request
 from fennel_core.wire.gen import services_pb2
 from tests.sim.ledger.world import SHOP, World
@@ -227,6 +230,22 @@ async def test_a_commit_that_takes_longer_than_the_client_waits_is_told_to_be_un
     with pytest.raises(ApiError, match="still under way"):
         await office.flow.commit(request(FEATURES))
     assert office.orchestrator.started == [("c1", 1)], "sending it again goes on waiting for the same run"  # type: ignore[attr-defined]
+
+
+async def test_recovery_leaves_a_commit_alone_whose_run_waits_long_for_a_worker() -> None:
+    office = await Office.open(Silent)
+    office.steps.tools = replace(office.steps.tools, timings=Timings(lease_ms=Millis(5_000)))
+    waiting = asyncio.create_task(office.flow.commit(request(FEATURES)))
+    while office.states != ["received"]:
+        await asyncio.sleep(0)
+    while not waiting.done():
+        await reconcile(office.world.tools())
+        assert office.states == ["received"] or waiting.done()
+        await asyncio.sleep(0.002)
+    with pytest.raises(ApiError, match="still under way"):
+        await waiting
+    await office.world.settle()
+    assert office.states == ["rejected"], "nobody waits any more"
 
 
 async def test_a_run_that_died_without_a_word_is_taken_back_and_can_be_sent_again() -> None:
