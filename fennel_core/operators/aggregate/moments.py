@@ -11,7 +11,7 @@ the input, so never too far) and whenever it is told (`advance`); moments that b
 for a clock. Windows that move with the reader have no frontier: their expiries are emitted ahead, as versions in the future.
 
 State: tiles (`tiles.py`), and tag `m`: key, moment → number of reasons (msgpack); tag `g`: moment, key → nothing, for moments that are
-not visible yet; tag `f` of key group 0: the frontier.
+not visible yet (the agenda); tag `f` of key group 0: the frontier and a time before which nothing is on the agenda (msgpack).
 """
 
 from __future__ import annotations
@@ -46,6 +46,10 @@ from fennel_core.vocab.keys import KEY_GROUPS
 MOMENTS = b"m"
 AGENDA = b"g"
 FRONTIER_PLACE = b"\x00\x00f"
+NO_FRONTIER = MIN_TIME // 2
+"""The frontier before anything was accepted; a lookback can be taken off it."""
+PREFIX = 3
+"""Bytes before the time in a place on the agenda: key group and tag."""
 Moment = tuple[bytes, int]
 """A key and a time."""
 
@@ -92,7 +96,7 @@ class MomentStep(ABC):
         held = [m for m in now if counts[m]]
         kept = [m for m in now if counts[m] + reasons[m]]
         frames = self._difference(reads, held + affected, after, kept + affected)
-        opened = [] if absorbed.latest is None else self._raise(reads, after, absorbed.latest)
+        opened = self._raise(reads, after, absorbed.latest)
         return Outcome(puts=after.puts, deletes=frozenset(after.deletes), emits=emits(frames, self._difference(reads, [], after, opened)))
 
     def advance(self, reads: Reads, frontier: Micros) -> Outcome:
@@ -109,39 +113,59 @@ class MomentStep(ABC):
     def _record(self, after: Overlay, moment: Moment, count: int, *, visible: bool) -> None:
         """Keep the number of reasons for a moment, and whether it waits for the frontier."""
         assert count >= 0, "a reason is taken back once"
-        waiting = _waiting(moment)
-        if not count:
-            after.delete(_place(moment))
-            after.delete(waiting)
-            return
-        after.put(_place(moment), encode(count))
-        if not visible:
-            after.put(waiting, b"")
+        waiting = [] if visible else [_waiting(moment)]
+        if count:
+            after.put(_place(moment), encode(count))
+            for place in waiting:
+                after.put(place, b"")
+        else:
+            for place in [_place(moment), *waiting]:
+                after.delete(place)
 
     # --- the frontier -------------------------------------------------------------------------------------------------
 
     def _visible(self, reads: Reads) -> int:
         """The last moment that may be seen."""
-        if self._lookback_us is None:
-            return MAX_TIME
-        (stored,) = reads.get_many([FRONTIER_PLACE])
-        return MIN_TIME if stored is None else int(decode(stored)) - self._lookback_us
+        return MAX_TIME if self._lookback_us is None else _horizon(reads)[0] - self._lookback_us
 
-    def _raise(self, reads: Reads, after: Overlay, frontier: Micros) -> list[Moment]:
-        """Raise the frontier; the moments that become visible, taken off the agenda."""
+    def _raise(self, reads: Reads, after: Overlay, told: Micros | None) -> list[Moment]:
+        """Raise the frontier; the moments that become visible, taken off the agenda. Walks the agenda only if something on it is due."""
         if self._lookback_us is None:
             return []
-        before, visible = self._visible(after), frontier - self._lookback_us
-        if visible <= before:
-            return []
-        after.put(FRONTIER_PLACE, encode(int(frontier)))
-        due = {place for place in after.puts if place[2:3] == AGENDA and time_of(place, 3) <= visible}
-        for group in range(KEY_GROUPS):
-            prefix = group.to_bytes(2, "big") + AGENDA
-            due.update(place for place, _ in reads.scan(prefix, prefix + time_bytes(visible + 1)) if place not in after.deletes)
+        known, earliest = _horizon(reads)
+        frontier = known if told is None else max(known, told)
+        fresh = {place for place in after.puts if place[2:3] == AGENDA}
+        earliest = min([earliest, *(time_of(place, PREFIX) for place in fresh)])
+        visible, due = frontier - self._lookback_us, set[bytes]()
+        if earliest <= visible:
+            waiting = fresh | {place for place in _agenda(reads, MIN_TIME, visible, None) if place not in after.deletes}
+            due = {place for place in waiting if time_of(place, PREFIX) <= visible}
+            later = [*(waiting - due), *_agenda(reads, visible + 1, MAX_TIME - 1, 1)]
+            earliest = min((time_of(place, PREFIX) for place in later), default=MAX_TIME)
         for place in due:
             after.delete(place)
-        return [(place[3 + TIME_BYTES :], time_of(place, 3)) for place in sorted(due)]
+        if (frontier, earliest) != _horizon(reads):
+            after.put(FRONTIER_PLACE, encode([frontier, earliest]))
+        return [(place[PREFIX + TIME_BYTES :], time_of(place, PREFIX)) for place in sorted(due)]
+
+
+def _horizon(reads: Reads) -> tuple[int, int]:
+    """The frontier, and a time before which nothing is on the agenda."""
+    (stored,) = reads.get_many([FRONTIER_PLACE])
+    if stored is None:
+        return NO_FRONTIER, MAX_TIME
+    frontier, earliest = decode(stored)
+    return frontier, earliest
+
+
+def _agenda(reads: Reads, first: int, last: int, limit: int | None) -> list[bytes]:
+    """What waits for a time from `first` to `last`; at most `limit` of each key group, the earliest."""
+    found: list[bytes] = []
+    for group in range(KEY_GROUPS):
+        prefix = group.to_bytes(2, "big") + AGENDA
+        entries = reads.scan(prefix + time_bytes(first), prefix + time_bytes(last + 1), limit=limit)
+        found += [place for place, _ in entries]
+    return found
 
 
 class RowMomentStep(MomentStep):
