@@ -121,10 +121,9 @@ class Supervisor:
         if seen.stopping:
             self.stop.set()
             return
-        wanted, leaving = self._decisions(seen)
-        if leaving:
-            held = [(key, self.hosted[key].epoch) for key in leaving]
-            await asyncio.gather(*(self._stop(key) for key in leaving))
+        wanted, leaving, held = self._decisions(seen)
+        await asyncio.gather(*(self._stop(key) for key in leaving))
+        if held:
             await self.registry.release(held, self.slot.id)
         if wanted:
             for key, epoch in (await self.registry.claim(wanted, self.slot.id, self.lease_ms)).items():
@@ -133,8 +132,10 @@ class Supervisor:
         for job in stored - {entry.id for entry in seen.jobs}:
             await self.workshop.forget(job)
 
-    def _decisions(self, seen: Registered) -> tuple[list[tuple[JobPartition, Epoch]], list[JobPartition]]:
+    def _decisions(self, seen: Registered) -> tuple[list[tuple[JobPartition, Epoch]], list[JobPartition], list[tuple[JobPartition, Epoch]]]:
+        """What to claim, what to stop, and which leases to give up then."""
         wanted: list[tuple[JobPartition, Epoch]] = []
+        held: list[tuple[JobPartition, Epoch]] = []
         kept: set[JobPartition] = set()
         for entry in seen.jobs:
             for part, lease in entry.leases.items():
@@ -148,9 +149,11 @@ class Supervisor:
                     case Claim(epoch):
                         kept.add(key)
                         wanted.append((key, epoch))
-                    case Keep() | HandOver() | Leave():
+                    case Keep(epoch) | HandOver(epoch):
+                        held.append((key, epoch))
+                    case Leave():
                         pass
-        return wanted, [key for key in self.hosted if key not in kept]
+        return wanted, [key for key in self.hosted if key not in kept], held
 
     def _start(self, key: JobPartition, epoch: Epoch) -> None:
         hosted = Hosted(epoch)
@@ -206,6 +209,10 @@ class Supervisor:
     async def _renew(self) -> None:
         asked = self.clock.monotonic_ms()
         await self.registry.heartbeat(self.slot, self.lease_ms)
+        if self.clock.monotonic_ms() >= self._lease_until_ms:
+            for hosted in self.hosted.values():
+                hosted.lost = True  # in between another may have claimed it: nothing of it is answered until it is claimed anew
+            self.wake.set()
         self._lease_until_ms = asked + self.lease_ms
 
     async def _reports(self) -> None:

@@ -41,9 +41,9 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class HandOver:
-    """Stop, then give the lease up: another live slot is preferred."""
+    """Stop what runs of it, then give the lease of this epoch up: it is ours and we are not preferred."""
 
-    to: SlotId
+    epoch: Epoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +58,14 @@ def decide(me: SlotId, lease: Lease, running: Epoch | None, preferred: SlotId | 
     """Say what slot `me` does about a job partition.
 
     `running` is the epoch under which this slot runs it now, None when it does not. A row that names us under an epoch we do not run was
-    written by an earlier life of this slot (or by a lost answer): it is claimed anew, never resumed.
+    written by an earlier life of this slot (or by a lost answer): it is claimed anew, never resumed. Where we are not preferred it is given
+    up even if nothing of it runs: our heartbeats would keep it from everybody else for as long as we live.
     """
-    if lease.live and lease.slot == me and running == lease.epoch:
-        return Keep(lease.epoch) if preferred in (me, None) else HandOver(preferred)
+    ours = lease.live and lease.slot == me
+    if ours and running == lease.epoch and preferred in (me, None):
+        return Keep(lease.epoch)
     if preferred != me:
-        return Leave()
+        return HandOver(lease.epoch) if ours else Leave()
     if lease.live and lease.slot != me:
         return Leave()
     return Claim(lease.epoch)
