@@ -309,12 +309,12 @@ async def switch(tools: Tools, id_: CommitId) -> Commit:
 
 async def _take_hold(tx: Transaction, row: Commit) -> None:
     """Reservations become references, assets live, jobs registered."""
-    assets = await tx.bank.assets(await tx.bank.reserved(row.id))
-    names = {a.key: a.id for a in assets}
-    new_jobs = [a.blueprint for a in assets if isinstance(a.blueprint, LogicalJob) and a.state is AssetState.CREATED]
-    await _advance(tx, [Holding(a.id, a.key, a.state, a.blueprint.title) for a in assets], AssetEvent.SWITCHED)
-    await tx.add_jobs([resolve_job(job, row.workspace, names) for job in new_jobs])
-    await tx.bank.refer(row.id, row.branch, [a.id for a in assets])
+    held = await tx.bank.holdings(await tx.bank.reserved(row.id))
+    names = {h.key: h.id for h in held}
+    new_jobs = await tx.bank.assets(h.id for h in held if h.key.kind is AssetKind.JOB and h.state is AssetState.CREATED)
+    await _advance(tx, held, AssetEvent.SWITCHED)
+    await tx.add_jobs([resolve_job(a.blueprint, row.workspace, names) for a in new_jobs if isinstance(a.blueprint, LogicalJob)])
+    await tx.bank.refer(row.id, row.branch, [h.id for h in held])
     await tx.bank.unreserve(row.id)
 
 
