@@ -10,7 +10,7 @@ once instead of at the end of its lease.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from fennel_core.definition.errors import commit_error
@@ -18,7 +18,7 @@ from fennel_core.definition.orchestrate import Orchestrator
 from fennel_core.definition.receive import Request, receive
 from fennel_core.definition.steps import Steps
 from fennel_core.ledger import flow
-from fennel_core.ledger.lifecycle import UNDONE, CommitState
+from fennel_core.ledger.lifecycle import COMMITTED, UNDONE, CommitState
 from fennel_core.ledger.store import Commit, LedgerUnavailable
 from fennel_core.telemetry.logs import bound, logger
 from fennel_core.vocab.errors import ApiError
@@ -46,6 +46,7 @@ class CommitFlow:
         began = self.now()
         stored, definitions = await self.steps.check(request)
         row = await receive(self.steps.tools, request, self.new_id(), stored)
+        standing = row.state in COMMITTED
         with bound(commit=row.id, workspace=request.workspace, branch=request.branch):
             if row.state in _BEFORE:
                 self.steps.remember(row.id, definitions)
@@ -55,6 +56,8 @@ class CommitFlow:
             finally:
                 self.steps.forget(row.id)
             log.info("commit answered", state=str(row.state), code=row.error_code, seconds=round(self.now() - began, 3))
+        if standing:
+            row = replace(row, summary=(f"nothing to do: the branch stands at these definitions since commit `{row.id}`",))
         return self._answer(row)
 
     async def _start(self, row: Commit) -> Commit:
