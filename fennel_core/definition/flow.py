@@ -64,7 +64,9 @@ class CommitFlow:
         """Hand the commit over, unless a run of it is under way already."""
         if row.attempt and await self.orchestrator.alive(row.id, row.attempt):
             return row
-        attempt = await self.steps.tools.ledger.run(lambda tx: tx.next_attempt(row.id))
+        attempt = await self.steps.tools.ledger.run(lambda tx: tx.next_attempt(row.id, row.attempt))
+        if attempt is None:
+            return await self._read(row.id)  # the same commit was sent twice at once, and the other one started it
         try:
             await self.orchestrator.start(row.id, attempt)
         except ApiError as unavailable:

@@ -133,8 +133,10 @@ class MemoryTransaction:
         row = self.commits[id_]
         self.commits[id_] = replace(row, summary=(*row.summary, *lines))
 
-    async def next_attempt(self, id_: CommitId) -> int:
+    async def next_attempt(self, id_: CommitId, seen: int) -> int | None:
         row = self.commits[id_]
+        if row.attempt != seen:
+            return None
         self.commits[id_] = replace(row, attempt=row.attempt + 1)
         return row.attempt + 1
 

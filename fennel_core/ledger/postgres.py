@@ -166,9 +166,10 @@ class PostgresTransaction:
     async def add_summary(self, id_: CommitId, lines: Sequence[str]) -> None:
         await self._do("UPDATE commit SET summary = summary || to_jsonb(%s::text[]) WHERE id = %s", (list(lines), id_))
 
-    async def next_attempt(self, id_: CommitId) -> int:
-        ((attempt,),) = await self._rows("UPDATE commit SET attempt = attempt + 1 WHERE id = %s RETURNING attempt", (id_,))
-        return int(attempt)
+    async def next_attempt(self, id_: CommitId, seen: int) -> int | None:
+        query = "UPDATE commit SET attempt = attempt + 1 WHERE id = %s AND attempt = %s RETURNING attempt"
+        rows = await self._rows(query, (id_, seen))
+        return int(rows[0][0]) if rows else None
 
     # --- branches
 

@@ -141,8 +141,8 @@ class Transaction(Protocol):
 
     async def add_summary(self, id_: CommitId, lines: Sequence[str]) -> None: ...
 
-    async def next_attempt(self, id_: CommitId) -> int:
-        """Count one more hand-over to the orchestrator, and say which it is (from 1)."""
+    async def next_attempt(self, id_: CommitId, seen: int) -> int | None:
+        """Count one more hand-over to the orchestrator after `seen` of them, and say which it is; None when somebody else was first."""
         ...
 
     # --- branches

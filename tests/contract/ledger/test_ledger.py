@@ -49,14 +49,14 @@ async def test_a_commit_row_comes_back_as_it_was_put_in(ledger: Ledger) -> None:
 async def test_compiled_parts_summary_errors_and_attempts_are_kept(ledger: Ledger) -> None:
     await add(ledger, commit(FIRST))
 
-    async def work(tx: Transaction) -> list[int]:
+    async def work(tx: Transaction) -> list[int | None]:
         await tx.set_compiled(FIRST, b"merged", b"catalog", ["+ one", "+ two"])
         await tx.add_summary(FIRST, ["! three"])
         await tx.set_state(FIRST, CommitState.UNDOING, error="first error", error_code="one")
         await tx.set_state(FIRST, CommitState.ROLLED_BACK, error="later error", error_code="two")
-        return [await tx.next_attempt(FIRST), await tx.next_attempt(FIRST)]
+        return [await tx.next_attempt(FIRST, 0), await tx.next_attempt(FIRST, 0), await tx.next_attempt(FIRST, 1)]
 
-    assert await ledger.run(work) == [1, 2]
+    assert await ledger.run(work) == [1, None, 2]
     row = await ledger.run(lambda tx: tx.commit(FIRST))
     assert row is not None
     assert (row.summary, row.error, row.error_code, row.attempt) == (("+ one", "+ two", "! three"), "first error", "one", 2)

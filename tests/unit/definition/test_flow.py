@@ -252,6 +252,13 @@ async def test_recovery_leaves_a_commit_alone_whose_run_waits_long_for_a_worker(
     assert office.states == ["rejected"], "nobody waits any more"
 
 
+async def test_the_same_commit_sent_twice_at_once_is_started_once() -> None:
+    office = await Office.open(Silent)
+    answers = await asyncio.gather(*(office.flow.commit(request(FEATURES)) for _ in range(3)), return_exceptions=True)
+    assert all(isinstance(answer, ApiError) for answer in answers)
+    assert office.orchestrator.started == [("c1", 1)]  # type: ignore[attr-defined]
+
+
 async def test_a_run_that_died_without_a_word_is_taken_back_and_can_be_sent_again() -> None:
     office = await Office.open(Silent)
     office.orchestrator.dead = True  # type: ignore[attr-defined]
