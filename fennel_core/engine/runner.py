@@ -101,6 +101,11 @@ class Runner:
         return self._hangar
 
     @property
+    def progress(self) -> Progress:
+        """What the state has come to: as of the last iteration applied."""
+        return self._progress
+
+    @property
     def applied(self) -> Mapping[TopicName, Offset]:
         """Next offset per input topic: everything below is visible to lookups."""
         return self._applied

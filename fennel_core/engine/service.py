@@ -13,8 +13,12 @@ from typing import Any, Protocol, cast
 
 from fennel_core.connections.frames import RemoteError
 from fennel_core.engine.runner import Runner
+from fennel_core.engine.snapshots import Snapshots
 from fennel_core.engine.supervisor import Supervisor
+from fennel_core.hangar.store import HangarClosed
 from fennel_core.operators.step import Served
+from fennel_core.snapshots.flow import Outrun, Taken, Unchanged
+from fennel_core.snapshots.store import StoreError
 from fennel_core.vocab.ids import JobId, Micros, Offset, PartitionIndex, TopicName
 
 Item = tuple[str, int]
@@ -29,8 +33,8 @@ class Scans(Protocol):
 class SlotService:
     """Handler of `connections.frames.serve`."""
 
-    def __init__(self, supervisor: Supervisor) -> None:
-        self._supervisor = supervisor
+    def __init__(self, supervisor: Supervisor, snapshots: Snapshots) -> None:
+        self._supervisor, self._snapshots = supervisor, snapshots
 
     async def __call__(self, op: str, argument: Any) -> object:
         match op:
@@ -42,6 +46,8 @@ class SlotService:
                 return await self._wait(argument["items"], argument["timeout_ms"])
             case "scan":
                 return self._scan(argument["job"], argument["part"], argument["as_of"], argument["limit"])
+            case "snapshot":
+                return [[job, part, *await self._snapshot(job, part)] for job, part in argument["items"]]
             case _:
                 raise RemoteError("unknown-op", f"a slot does not know `{op}`: query server and engine are of different versions")
 
@@ -64,6 +70,23 @@ class SlotService:
     def _scan(self, job: str, part: int, as_of: int, limit: int) -> list[tuple[bytes, bytes]]:
         runner = self._runner(job, part)
         return cast(Scans, runner.step).rows(runner.hangar, Micros(as_of), limit)
+
+    async def _snapshot(self, job: str, part: int) -> tuple[str, str]:
+        """What came of it and a text: `taken` and `unchanged` with the manifest's key, else why there is none. It never raises."""
+        try:
+            match await self._snapshots.take(self._runner(job, part)):
+                case Taken(manifest):
+                    return "taken", manifest
+                case Unchanged(manifest):
+                    return "unchanged", manifest
+                case Outrun():
+                    return "moved", f"{job}[{part}] has another owner now"
+        except RemoteError as refused:
+            return refused.code, str(refused)
+        except HangarClosed as closed:
+            return "moved", str(closed)
+        except (StoreError, OSError) as failed:
+            return "failed", str(failed)
 
     async def _wait(self, items: Sequence[tuple[str, int, dict[str, int]]], timeout_ms: int) -> list[Item]:
         """The items that are still behind at the deadline."""

@@ -11,6 +11,7 @@ import asyncio
 import os
 import sys
 import time
+import uuid
 from functools import partial
 from typing import Final
 
@@ -18,15 +19,19 @@ import structlog
 
 from fennel_core.bank.postgres_registry import PostgresRegistry
 from fennel_core.bank.registry import Slot
-from fennel_core.connections import frames, postgres, secrets
+from fennel_core.connections import frames, postgres, s3, secrets
 from fennel_core.engine.environment import environment_hash
 from fennel_core.engine.kafka import KafkaBroker
 from fennel_core.engine.runner import Limits
 from fennel_core.engine.service import SlotService
+from fennel_core.engine.snapshots import Snapshots
 from fennel_core.engine.supervisor import Supervisor
 from fennel_core.engine.workshop import RocksStores, SlotWorkshop, ThreadPool
 from fennel_core.executors.client import Callbacks, Executors
 from fennel_core.settings.model import Settings
+from fennel_core.snapshots.flow import Tools
+from fennel_core.snapshots.postgres import PostgresPointers
+from fennel_core.snapshots.s3 import S3Objects
 from fennel_core.telemetry import logs
 from fennel_core.vocab.ids import EngineId, Millis, SlotId, WorkspaceId
 
@@ -66,9 +71,12 @@ async def run_slot(settings: Settings, engine: EngineId, number: int) -> None:
 
         stores = RocksStores(settings.state_dir, settings.state_cache_bytes)
         limits = Limits(settings.iteration_bytes, environment_hash())
-        workshop = SlotWorkshop(registry, broker, stores, executors, callbacks, limits, ThreadPool())
+        threads = ThreadPool()
+        kept = Tools(S3Objects(s3.client(settings), settings.s3_bucket), PostgresPointers(pool))
+        snapshots = Snapshots(kept, settings.state_dir, threads, lambda: uuid.uuid4().hex)
+        workshop = SlotWorkshop(registry, broker, stores, snapshots, executors, callbacks, limits, threads)
         supervisor = Supervisor(slot, registry, workshop, SystemClock(), Millis(settings.lease_ms), settings.supervisor_poll_ms)
-        server = await frames.serve(str(address), SlotService(supervisor))
+        server = await frames.serve(str(address), SlotService(supervisor, snapshots))
         helpers = [asyncio.create_task(_wake(dsn, supervisor)), asyncio.create_task(_stop_with_host(supervisor))]
         log.info("slot is up", slot=slot.id, address=slot.address)
         try:

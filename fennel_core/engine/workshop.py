@@ -1,4 +1,4 @@
-"""Makes runners for a supervisor: from the registry's spec, the operators' steps, local state and the log."""
+"""Makes runners for a supervisor: from the registry's spec, the operators' steps, local state (or a snapshot of it) and the log."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from fennel_core.blueprints.spec import Job
 from fennel_core.engine import usercode
 from fennel_core.engine.broker import Broker
 from fennel_core.engine.runner import Limits, Pool, Runner, Work
+from fennel_core.engine.snapshots import Snapshots
 from fennel_core.executors.client import Callbacks, Executors
 from fennel_core.hangar.rocks import RocksHangar
 from fennel_core.hangar.store import Hangar
@@ -62,10 +63,18 @@ class SlotWorkshop:
     """See `engine.supervisor.Workshop`."""
 
     def __init__(
-        self, registry: Registry, broker: Broker, stores: RocksStores, executors: Executors, callbacks: SecretOf, limits: Limits, pool: Pool
+        self,
+        registry: Registry,
+        broker: Broker,
+        stores: RocksStores,
+        snapshots: Snapshots,
+        executors: Executors,
+        callbacks: SecretOf,
+        limits: Limits,
+        pool: Pool,
     ) -> None:
         self._registry, self._broker, self._stores, self._limits, self._pool = registry, broker, stores, limits, pool
-        self._executors, self._callbacks = executors, callbacks
+        self._snapshots, self._executors, self._callbacks = snapshots, executors, callbacks
         self._specs: dict[JobId, Job] = {}
 
     async def make(self, job: JobId, part: PartitionIndex, epoch: Epoch) -> Runner | None:
@@ -77,6 +86,7 @@ class SlotWorkshop:
             spec = self._specs[job] = canonical.loads(stored, Job)
         step = None if isinstance(spec.step, UserCode) else build(spec.step)
         work = Work(step, None if step is None else advancing(step), step_version(spec.step), self._prepare(spec))
+        await self._snapshots.restore(job, part, epoch)
         hangar = await self._pool.run(partial(self._stores.open, job, part))
         return Runner(spec, part, epoch, work, hangar, self._broker, self._pool, self._limits)
 

@@ -7,7 +7,7 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 from pathlib import Path
 
-from fennel_core.hangar.store import WriteBatch
+from fennel_core.hangar.store import HangarClosed, WriteBatch
 
 _FILE = "state.json"
 
@@ -18,6 +18,7 @@ class MemoryHangar:
     def __init__(self, entries: dict[bytes, bytes] | None = None) -> None:
         self._values = dict(entries or {})
         self._keys = sorted(self._values)
+        self._closed = False
 
     @classmethod
     def restore(cls, source: Path) -> MemoryHangar:
@@ -45,8 +46,10 @@ class MemoryHangar:
             self._values[key] = value
 
     def checkpoint(self, target: Path) -> None:
+        if self._closed:
+            raise HangarClosed(f"the store was closed before its checkpoint {target.name}")
         target.mkdir(parents=True)
         (target / _FILE).write_text(json.dumps({k.hex(): v.hex() for k, v in self._values.items()}))
 
     def close(self) -> None:
-        """Nothing to close."""
+        self._closed = True

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
-from rocksdict import BlockBasedOptions, Cache, Checkpoint, DBCompressionType, Options, Rdict
+from rocksdict import BlockBasedOptions, Cache, Checkpoint, DbClosedError, DBCompressionType, Options, Rdict
 from rocksdict import WriteBatch as RocksBatch
 
-from fennel_core.hangar.store import WriteBatch
+from fennel_core.hangar.store import HangarClosed, WriteBatch
 
 BLOOM_BITS_PER_KEY = 10
 WRITE_BUFFER_BYTES = 16 * 1024 * 1024
@@ -95,8 +95,11 @@ class RocksHangar:
 
     def checkpoint(self, target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
-        self._db.flush()
-        Checkpoint(self._db).create_checkpoint(str(target))
+        try:
+            self._db.flush()
+            Checkpoint(self._db).create_checkpoint(str(target))
+        except DbClosedError as closed:
+            raise HangarClosed(f"the store was closed before its checkpoint {target.name}") from closed
 
     def close(self) -> None:
         self._db.close()

@@ -13,6 +13,10 @@ from pathlib import Path
 from typing import Protocol
 
 
+class HangarClosed(Exception):
+    """The store was closed before it was asked."""
+
+
 @dataclass(frozen=True, slots=True)
 class WriteBatch:
     """What one iteration changes; a key stands in `puts` or in `deletes`, never in both."""
@@ -39,7 +43,7 @@ class Hangar(Reads, Protocol):
         ...
 
     def checkpoint(self, target: Path) -> None:
-        """A complete, openable copy of the state in the new directory `target` (hard links where possible)."""
+        """A complete, openable copy of the state in the new directory `target` (hard links where possible); HangarClosed after `close`."""
         ...
 
     def close(self) -> None: ...

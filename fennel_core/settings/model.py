@@ -142,6 +142,15 @@ class Limits(BaseSettings):
     stray_grace_ms: int = Field(
         HOUR_MS, gt=0, description="A topic that no ledger knows is deleted after this, ms: longer than any paused task may sleep."
     )
+    snapshot_minutes: int = Field(
+        10, gt=0, lt=60, description="Every so many minutes each changed state is copied to S3: bounds how much is replayed after a loss."
+    )
+    snapshots_kept: int = Field(
+        3, gt=0, description="Snapshots of each job partition that stay: an older one helps when the newest is damaged."
+    )
+    snapshot_grace_ms: int = Field(
+        HOUR_MS, gt=0, description="A snapshot goes this long after it became one too many, ms: a restore may be reading it."
+    )
     reconcile_interval_s: float = Field(
         2.0, gt=0, description="How often the definition server looks for unfinished commits and open destructions, s."
     )

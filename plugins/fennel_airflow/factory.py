@@ -9,6 +9,7 @@ This module is imported by every DAG file and so by every task: nothing heavy ma
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 from typing import Any, Final
 
@@ -19,6 +20,9 @@ COMMITS_AT_ONCE: Final = 16
 COMMIT_HOURS: Final = 2
 RECONCILE_SCHEDULE: Final = "*/5 * * * *"
 """How long at most a commit whose process died stays unfinished, beyond its lease."""
+
+SNAPSHOT_MINUTES: Final = int(os.environ.get("FENNEL_SNAPSHOT_MINUTES") or 10)
+"""`Settings.snapshot_minutes`, read by hand: the model is too heavy for what every task imports. A test holds the two together."""
 
 _SERVER: Final = "Set by the definition server"
 
@@ -83,6 +87,14 @@ COMMIT: Final[dict[str, Any]] = {
     "dagrun_timeout": timedelta(hours=COMMIT_HOURS),
     "is_paused_upon_creation": False,
     "render_template_as_native_obj": True,
+    "tags": TAGS,
+}
+SNAPSHOT: Final[dict[str, Any]] = {
+    "schedule": f"*/{SNAPSHOT_MINUTES} * * * *",
+    "catchup": False,
+    "max_active_runs": 1,
+    "dagrun_timeout": timedelta(hours=2),
+    "is_paused_upon_creation": False,
     "tags": TAGS,
 }
 RECONCILE: Final[dict[str, Any]] = {

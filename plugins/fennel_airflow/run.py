@@ -20,6 +20,7 @@ from fennel_core.executors.definitions import DefinitionsError, read
 from fennel_core.ledger.lifecycle import CommitState
 from fennel_core.ledger.store import Commit, Entry, Transaction, Which
 from fennel_core.settings.model import Settings
+from fennel_core.snapshots import rounds
 from fennel_core.telemetry.logs import redact_text
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import AssetId, CommitId
@@ -71,6 +72,23 @@ def reconciled() -> None:
     done = definition.reconcile_all()
     log.info("commits moved on: %s", ", ".join(done.commits) or "none")
     log.info("destructions still open: %d; topics without an owner removed: %s", done.open_entries, ", ".join(done.strays) or "none")
+
+
+def slots() -> list[str]:
+    """Addresses of the slots that own something."""
+    return rounds.owning_slots(Settings())
+
+
+def snapshotted(address: str) -> None:
+    """Have one slot copy what it owns, and tell what came of each."""
+    for answer in rounds.snapshot_slot(Settings(), address):
+        log.info("%s[%d]: %s %s", answer.job, answer.part, answer.code, answer.text)
+
+
+def pruned() -> None:
+    """Delete the copies that nobody needs any more."""
+    done = rounds.prune_snapshots(Settings())
+    log.info("snapshots removed: %d; objects removed: %d", done.snapshots, done.objects)
 
 
 def _told(work: Callable[[], T]) -> T:

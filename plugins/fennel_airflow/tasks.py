@@ -1,4 +1,4 @@
-"""The tasks of the DAGs: each is one step of `fennel_core.definition.steps`, made visible.
+"""The tasks of the DAGs: each is one step of `fennel_core.definition.steps` or of `fennel_core.snapshots.rounds`, made visible.
 
 Theory. The steps are idempotent and remember everything in the platform's own database, so a task that Airflow runs twice does no harm,
 and a run that dies is finished by `reconcile`. Between tasks travels one value, the commit's id, which `compile` pushes as soon as the
@@ -73,6 +73,30 @@ def reconcile_ledgers() -> None:
     from fennel_airflow.run import reconciled
 
     reconciled()
+
+
+@task
+def owning_slots() -> list[str]:
+    """The slots that own something: each is asked by a task of its own."""
+    from fennel_airflow.run import slots
+
+    return slots()
+
+
+@task(retries=1, retry_delay=10)
+def snapshot_slot(address: str) -> None:
+    """Have one slot copy every state it owns, if it changed."""
+    from fennel_airflow.run import snapshotted
+
+    snapshotted(address)
+
+
+@task
+def prune_snapshots() -> None:
+    """Delete old copies, late."""
+    from fennel_airflow.run import pruned
+
+    pruned()
 
 
 def _commit_id() -> str:

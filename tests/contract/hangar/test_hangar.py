@@ -10,7 +10,7 @@ from rocksdict import Cache
 
 from fennel_core.hangar.memory import MemoryHangar
 from fennel_core.hangar.rocks import RocksHangar
-from fennel_core.hangar.store import Hangar, WriteBatch, after
+from fennel_core.hangar.store import Hangar, HangarClosed, WriteBatch, after
 
 Open = Callable[[Path], Hangar]
 
@@ -74,6 +74,13 @@ def test_a_checkpoint_opens_as_the_state_it_was_taken_from(hangar: Hangar, opene
     copy = opener(tmp_path / "checkpoint")
     assert copy.scan(b"", b"z") == [(b"k%05d" % i, b"v%d" % i) for i in range(50)]
     copy.close()
+
+
+def test_a_closed_store_says_so_instead_of_copying_nothing(opener: Open, tmp_path: Path) -> None:
+    store = opener(tmp_path / "state")
+    store.close()
+    with pytest.raises(HangarClosed):
+        store.checkpoint(tmp_path / "checkpoint")
 
 
 def test_reopening_rocks_finds_everything_and_keeps_its_cache(tmp_path: Path) -> None:

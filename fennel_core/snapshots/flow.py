@@ -1,0 +1,216 @@
+"""Taking, restoring and pruning snapshots, over any bucket and any pointer rows.
+
+Theory. Order is what makes this safe. Taking: contents, then the manifest, then the pointer: whatever a pointer leads to is complete.
+Pruning: the pointer, then the contents. Restoring goes from the newest snapshot to the oldest until one passes every check; state is never
+built from a part of one. Keys are `snapshots/<job>/<part>/<epoch>-<unique>/...`: no two writers ever share one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from fennel_core.snapshots import decide
+from fennel_core.snapshots.decide import Local
+from fennel_core.snapshots.manifest import FORMAT, File, Manifest, ManifestError, Position, decode, encode
+from fennel_core.snapshots.store import Objects, Place, Pointer, Pointers
+from fennel_core.vocab.ids import Epoch, JobId, PartitionIndex
+
+PREFIX: Final = "snapshots"
+log = structlog.get_logger(__name__)
+
+
+class Damaged(Exception):
+    """A snapshot that cannot be used: something is missing, is not what was written, or is of another format."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    objects: Objects
+    pointers: Pointers
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """Whose state is copied, by which owner, and how far it has come at least."""
+
+    job: JobId
+    part: PartitionIndex
+    epoch: Epoch
+    state_format: int
+    position: Position
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    manifest: str
+    files: int
+    uploaded_files: int
+    uploaded_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unchanged:
+    """The newest snapshot holds this state already."""
+
+    manifest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outrun:
+    """Another owner has the job partition now: what was uploaded is nobody's, and pruning removes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    pointer: Pointer
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    snapshots: int
+    objects: int
+
+
+async def take(tools: Tools, subject: Subject, checkpoint: Callable[[], Awaitable[Path]], unique: str) -> Taken | Unchanged | Outrun:
+    """Copy a state to the bucket, if it changed. `checkpoint` makes a folder of files that nobody changes. StoreError passes through."""
+    newest = await _newest(tools, subject.job, subject.part)
+    if newest is not None and decide.unchanged(newest[1], subject.state_format, subject.position):
+        return Unchanged(newest[0].manifest)
+    folder = await checkpoint()
+    local = await asyncio.to_thread(_files, folder)
+    plan = decide.uploads(local, None if newest is None else newest[1])
+    base = f"{_base(subject.job, subject.part)}{subject.epoch:010d}-{unique}"
+    fresh = []
+    for file in plan.fresh:
+        written = File(file.name, file.size_bytes, file.sha256, f"{base}/files/{file.name}")
+        await tools.objects.put(written.object, await asyncio.to_thread((folder / file.name).read_bytes))
+        fresh.append(written)
+    files = tuple(sorted([*plan.reused, *fresh], key=lambda file: file.name))
+    body = encode(Manifest(FORMAT, subject.job, subject.part, subject.epoch, subject.state_format, subject.position, files))
+    key = f"{base}/manifest.json"
+    await tools.objects.put(key, body)
+    if not await tools.pointers.add(subject.job, subject.part, subject.epoch, key, _sha256(body)):
+        return Outrun()
+    return Taken(key, len(files), len(fresh), sum(file.size_bytes for file in fresh))
+
+
+async def restore(tools: Tools, job: JobId, part: PartitionIndex, state_format: int, target: Path) -> Restored | None:
+    """Fill the new folder `target` from the newest snapshot that passes every check; None when there is none (`target` may hold rubbish).
+
+    StoreError passes through: a bucket that is away says nothing about snapshots, and an older one would mean more replay for nothing.
+    """
+    for pointer in await tools.pointers.of(job, part):
+        try:
+            manifest = await _manifest(tools.objects, pointer)
+            if manifest.state_format != state_format:
+                raise Damaged(f"its state format is {manifest.state_format}, this version reads {state_format}")
+            await _download(tools.objects, manifest, target)
+        except Damaged as damaged:
+            log.error("snapshot cannot be used", job=job, part=part, snapshot=pointer.manifest, error=str(damaged))
+        else:
+            return Restored(pointer, manifest)
+    return None
+
+
+async def prune(tools: Tools, keep: int, grace: timedelta) -> Pruned:
+    """Delete what nobody needs: snapshots beyond the newest `keep`, those of jobs that are gone, and objects that no snapshot names."""
+    places, jobs = await tools.pointers.places(), await tools.pointers.jobs()
+    done = [await (_prune(tools, place, keep, grace) if place[0] in jobs else _clear(tools, place, grace)) for place in places]
+    return Pruned(sum(each.snapshots for each in done), sum(each.objects for each in done))
+
+
+async def _prune(tools: Tools, place: Place, keep: int, grace: timedelta) -> Pruned:
+    # Listed before the pointers are read: what is listed then and named by a later snapshot is reused from a kept one.
+    stored, now = await tools.objects.stored(_base(*place)), await tools.pointers.now()
+    plan = decide.pruning(await tools.pointers.of(*place), keep, grace, now)
+    await tools.pointers.remove(plan.surplus)
+    named: set[str] = set()
+    for pointer in plan.kept:
+        try:
+            manifest = await _manifest(tools.objects, pointer)
+        except Damaged as damaged:
+            # What it names is unknown, so nothing goes until it is surplus itself.
+            log.error("snapshot is damaged, nothing of its partition is deleted", snapshot=pointer.manifest, error=str(damaged))
+            return Pruned(len(plan.surplus), 0)
+        named |= {pointer.manifest, *(file.object for file in manifest.files)}
+    unnamed = decide.garbage(stored, named, grace, now)
+    await tools.objects.remove(unnamed)
+    return Pruned(len(plan.surplus), len(unnamed))
+
+
+async def _clear(tools: Tools, place: Place, grace: timedelta) -> Pruned:
+    """Nothing of a job that is gone is needed; its pointers go last, because they are what leads here."""
+    stored = await tools.objects.stored(_base(*place))
+    unnamed = decide.garbage(stored, (), grace, await tools.pointers.now())
+    await tools.objects.remove(unnamed)
+    if len(unnamed) < len(stored):
+        return Pruned(0, len(unnamed))
+    pointers = await tools.pointers.of(*place)
+    await tools.pointers.remove(pointers)
+    return Pruned(len(pointers), len(unnamed))
+
+
+async def _newest(tools: Tools, job: JobId, part: PartitionIndex) -> tuple[Pointer, Manifest] | None:
+    """The newest snapshot, if it can be built upon: a damaged one is answered with a complete new one."""
+    pointers = await tools.pointers.of(job, part)
+    if not pointers:
+        return None
+    try:
+        manifest = await _manifest(tools.objects, pointers[0])
+    except Damaged as damaged:
+        log.error("snapshot is damaged, the next one is complete", snapshot=pointers[0].manifest, error=str(damaged))
+        return None
+    stored = {each.key for each in await tools.objects.stored(_base(job, part))}
+    if missing := sorted({file.object for file in manifest.files} - stored):
+        log.error("snapshot is damaged, the next one is complete", snapshot=pointers[0].manifest, error=f"{missing[0]} is missing")
+        return None
+    return pointers[0], manifest
+
+
+async def _manifest(objects: Objects, pointer: Pointer) -> Manifest:
+    body = await objects.get(pointer.manifest)
+    if body is None:
+        raise Damaged("its manifest is missing")
+    if _sha256(body) != pointer.sha256:
+        raise Damaged("its manifest is not the one that was written")
+    try:
+        manifest = decode(body)
+    except ManifestError as wrong:
+        raise Damaged(str(wrong)) from wrong
+    if (manifest.job, manifest.part) != (pointer.job, pointer.part):
+        raise Damaged(f"it is of {manifest.job}[{manifest.part}]")
+    return manifest
+
+
+async def _download(objects: Objects, manifest: Manifest, target: Path) -> None:
+    await asyncio.to_thread(target.mkdir, parents=True, exist_ok=True)
+    for path in await asyncio.to_thread(lambda: list(target.iterdir())):
+        await asyncio.to_thread(path.unlink)  # of an attempt at a newer snapshot
+    for file in manifest.files:
+        body = await objects.get(file.object)
+        if body is None:
+            raise Damaged(f"{file.object} is missing")
+        if len(body) != file.size_bytes or await asyncio.to_thread(_sha256, body) != file.sha256:
+            raise Damaged(f"{file.object} is not what was written")
+        await asyncio.to_thread((target / file.name).write_bytes, body)
+
+
+def _files(folder: Path) -> list[Local]:
+    return [Local(path.name, path.stat().st_size, _sha256(path.read_bytes())) for path in sorted(folder.iterdir())]
+
+
+def _base(job: JobId, part: PartitionIndex) -> str:
+    return f"{PREFIX}/{job}/{part}/"
+
+
+def _sha256(body: bytes) -> str:
+    return hashlib.sha256(body).hexdigest()

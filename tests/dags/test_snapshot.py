@@ -1,0 +1,66 @@
+"""The snapshot DAG, run by Airflow itself, with rounds that only say they were asked."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fennel_core.settings.model import Settings
+from tests.dags.conftest import OPTIONS, ROOT
+
+RUN = """
+import gc, importlib.util, json, sys, types
+from airflow.sdk.definitions.dag import DAG
+
+calls = []
+def snapshotted(address):
+    calls.append(address)
+    if address == "/run/b.sock":
+        raise ValueError("no disk")
+
+spec = importlib.util.spec_from_file_location("snapshot", sys.argv[1])
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+[dag] = [each for each in gc.get_objects() if type(each) is DAG and each.dag_id == "snapshot"]
+for task in dag.tasks:
+    task.retries = 0
+fake = sys.modules["fennel_airflow.run"] = types.ModuleType("fennel_airflow.run")
+fake.slots = lambda: ["/run/a.sock", "/run/b.sock", "/run/c.sock"]
+fake.snapshotted = snapshotted
+fake.pruned = lambda: calls.append("pruned")
+run = dag.test()
+states = sorted([t.task_id, str(t.state)] for t in run.get_task_instances())
+print(json.dumps({"run": str(run.state), "tasks": states, "calls": sorted(calls)}))
+"""
+
+
+@pytest.fixture(scope="module")
+def result(airflow_home: Path) -> dict[str, Any]:
+    words = [sys.executable, "-c", RUN, str(ROOT / "dags" / "snapshot.py")]
+    ran = subprocess.run(words, env={"PATH": "/usr/bin:/bin", **OPTIONS}, cwd=airflow_home, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    return found
+
+
+def test_every_slot_is_asked_by_a_task_of_its_own_and_one_that_fails_stops_neither_the_others_nor_pruning(result: dict[str, Any]) -> None:
+    assert result["calls"] == ["/run/a.sock", "/run/b.sock", "/run/c.sock", "pruned"]
+    assert result["tasks"] == [
+        ["owning_slots", "success"],
+        ["prune_snapshots", "success"],
+        ["snapshot_slot", "failed"],
+        ["snapshot_slot", "success"],
+        ["snapshot_slot", "success"],
+    ]
+    assert result["run"] == "failed", "somebody should look"
+
+
+def test_the_schedule_is_the_setting() -> None:
+    from fennel_airflow.factory import SNAPSHOT
+
+    assert SNAPSHOT["schedule"] == f"*/{Settings().snapshot_minutes} * * * *"

@@ -1,0 +1,121 @@
+"""A slot that lost its machine: state comes back from S3, what came after it is replayed, and nothing is emitted twice."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from dataclasses import dataclass
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from fennel_core.connections import s3
+from fennel_core.connections.frames import Channel
+from fennel_core.connections.kafka import client_config
+from fennel_core.snapshots.flow import PREFIX
+from fennel_core.snapshots.manifest import Manifest, decode
+from fennel_core.snapshots.s3 import S3Objects
+from fennel_core.vocab.ids import Offset, TopicName
+from tests.e2e.engine import test_slot
+from tests.e2e.engine.test_slot import PARTITIONS, USERS, Bench, read_everywhere, slot, visible
+
+pytestmark = pytest.mark.platform
+bench = test_slot.bench
+MOVED, STAYED = USERS[::2], USERS[1::2]
+Emitted = list[tuple[Offset, bytes]]
+
+
+@dataclass
+class Bucket:
+    objects: S3Objects
+
+    async def manifest(self, key: str) -> Manifest:
+        body = await self.objects.get(key)
+        assert body is not None
+        return decode(body)
+
+    async def damage(self, key: str) -> None:
+        """Lose the contents that this snapshot was the first to name."""
+        own = key.rpartition("/")[0]
+        lost = [file.object for file in (await self.manifest(key)).files if file.object.startswith(own)]
+        assert lost
+        await self.objects.remove(lost)
+
+
+async def snapshots(bench: Bench, expected: str) -> dict[tuple[str, int], str]:
+    """Ask the one slot to copy everything; the manifests' keys."""
+    address = (await bench.owned(bench.jobs[0], slots=1))[0]
+    channel = await Channel.open(address)
+    try:
+        answers = await channel.call("snapshot", {"items": [[job.id, part] for job in bench.jobs for part in range(PARTITIONS)]})
+    finally:
+        await channel.close()
+    assert Counter(code for _, _, code, _ in answers) == {expected: 2 * PARTITIONS}, answers
+    return {(job, part): key for job, part, _, key in answers}
+
+
+def forget_before(bench: Bench, manifests: list[Manifest]) -> None:
+    """Delete every input record that a snapshot says nobody needs."""
+    ends = [TopicPartition(topic, m.part, offset) for m in manifests for topic, offset in m.position.offsets.items()]
+    assert sum(end.offset for end in ends) > 0, "nothing to delete: the test would show nothing"
+    admin = AdminClient(client_config(bench.settings))  # kept: futures of a collected client never end
+    for deleted in admin.delete_records(ends).values():
+        deleted.result(30)
+
+
+async def emitted(bench: Bench, manifests: list[Manifest]) -> dict[int, Emitted]:
+    """What stands on the output topic from the table's snapshots on, without control records."""
+    output = bench.jobs[0].outputs[0].topic
+    starts = {m.part: m.position.offsets.get(TopicName(output), Offset(0)) for m in manifests if m.job == bench.jobs[1].id}
+    found = {part: await bench.broker.read((output, part), start) for part, start in starts.items()}
+    return {part: [(r.offset, r.value) for r in records if r.control is None] for part, records in found.items()}
+
+
+async def written(bench: Bench, users: list[int], city: str) -> None:
+    """Upsert, and wait until the table serves it."""
+    targets = await bench.write(users, city)
+    await visible(bench, targets, await bench.owned(bench.jobs[0], slots=1), bench.jobs[0])
+    await read_everywhere(bench, users, await bench.owned(bench.jobs[1], slots=1), city)
+
+
+@pytest.mark.parametrize("damaged", [False, True], ids=["newest", "damaged newest"])
+async def test_a_slot_without_its_disk_serves_everything_again_from_the_snapshot_and_emits_nothing_twice(
+    bench: Bench, capsys: pytest.CaptureFixture[str], damaged: bool
+) -> None:
+    client = s3.client(bench.settings)
+    s3.ensure_bucket(client, bench.settings.s3_bucket)
+    bucket = Bucket(S3Objects(client, bench.settings.s3_bucket))
+    try:
+        async with slot(bench, 0):
+            await written(bench, USERS, "Rome")
+            first = await snapshots(bench, "taken")
+            assert await snapshots(bench, "unchanged") == first
+            await written(bench, MOVED, "Oslo")
+            used = first
+            if damaged:
+                await written(bench, USERS, "Bern")
+                await written(bench, MOVED, "Oslo")
+                for key in (await snapshots(bench, "taken")).values():
+                    await bucket.damage(key)
+            manifests = [await bucket.manifest(key) for key in used.values()]
+            before = await emitted(bench, manifests)
+            assert any(before.values()), "there is something that could be emitted twice"
+        forget_before(bench, manifests)
+        shutil.rmtree(bench.settings.state_dir)
+        capsys.readouterr()
+
+        async with slot(bench, 0):
+            owners = await bench.owned(bench.jobs[1], slots=1)
+            await bench.owned(bench.jobs[0], slots=1)
+            await read_everywhere(bench, MOVED, owners, "Oslo")
+            await read_everywhere(bench, STAYED, owners, "Bern" if damaged else "Rome")
+            told = [json.loads(line) for line in capsys.readouterr().err.splitlines() if "restored from snapshot" in line]
+            restored = {line["snapshot"] for line in told}
+            assert restored == set(used.values())
+            assert await emitted(bench, manifests) == before
+            await written(bench, USERS, "Lima")
+    finally:
+        for job in bench.jobs:
+            await bucket.objects.remove([each.key for each in await bucket.objects.stored(f"{PREFIX}/{job.id}/")])

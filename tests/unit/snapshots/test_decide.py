@@ -1,0 +1,78 @@
+"""What is uploaded, kept and deleted."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fennel_core.snapshots.decide import Local, garbage, pruning, unchanged, uploads
+from fennel_core.snapshots.manifest import FORMAT, File, Manifest, ManifestError, Position, decode, encode
+from fennel_core.snapshots.store import Pointer, Stored
+from fennel_core.vocab.ids import Epoch, JobId, Offset, PartitionIndex, TopicName
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+POSITION = Position(7, Offset(9), {TopicName("in"): Offset(5)})
+
+
+def manifest(*files: File) -> Manifest:
+    return Manifest(FORMAT, JobId("j"), PartitionIndex(0), Epoch(3), 1, POSITION, files)
+
+
+def pointer(number: int, taken_at: datetime) -> Pointer:
+    return Pointer(JobId("j"), PartitionIndex(0), number, Epoch(1), f"m{number}", "", taken_at)
+
+
+def test_a_name_that_came_back_with_another_content_is_uploaded_again() -> None:
+    newest = manifest(File("8.sst", 3, "old", "o/8"), File("9.sst", 3, "same", "o/9"))
+    plan = uploads([Local("8.sst", 3, "new"), Local("10.sst", 3, "same"), Local("9.sst", 4, "same")], newest)
+    assert plan.fresh == (Local("8.sst", 3, "new"), Local("9.sst", 4, "same"))
+    assert plan.reused == (File("10.sst", 3, "same", "o/9"),)
+
+
+def test_a_state_is_unchanged_only_at_the_same_position_and_format() -> None:
+    assert unchanged(manifest(), 1, POSITION)
+    assert not unchanged(manifest(), 2, POSITION)
+    assert not unchanged(manifest(), 1, Position(7, Offset(10), POSITION.offsets))
+    assert not unchanged(None, 1, POSITION)
+
+
+def test_a_snapshot_stays_for_a_grace_period_after_it_became_one_too_many() -> None:
+    rows = [pointer(4, NOW - HOUR / 2), pointer(3, NOW - 2 * HOUR), pointer(2, NOW - 5 * HOUR), pointer(1, NOW - 9 * HOUR)]
+    plan = pruning(rows, 2, HOUR, NOW)
+    assert [p.number for p in plan.surplus] == [1], "2 is one too many only since 4 was taken, half an hour ago"
+    assert [p.number for p in pruning(rows, 2, HOUR, NOW + HOUR).surplus] == [2, 1]
+
+
+@given(ages=st.lists(st.integers(0, 1000), max_size=8), keep=st.integers(1, 4), grace=st.integers(0, 100))
+def test_the_newest_are_never_surplus_and_everything_is_kept_or_surplus(ages: list[int], keep: int, grace: int) -> None:
+    times = sorted(ages)
+    rows = [pointer(len(times) - place, NOW - timedelta(minutes=age)) for place, age in enumerate(times)]
+    plan = pruning(rows, keep, timedelta(minutes=grace), NOW)
+    assert plan.kept[:keep] == tuple(rows[:keep])
+    assert list(plan.kept + plan.surplus) == rows
+
+
+def test_only_old_objects_that_no_snapshot_names_are_garbage() -> None:
+    stored = [Stored("named", NOW - 9 * HOUR), Stored("old", NOW - 2 * HOUR), Stored("being written", NOW - HOUR / 2)]
+    assert garbage(stored, {"named"}, HOUR, NOW) == ["old"]
+
+
+def test_a_manifest_comes_back_as_it_was_written() -> None:
+    written = manifest(File("1.sst", 1, "a", "o/1"), File("2.sst", 2, "b", "o/2"))
+    assert decode(encode(written)) == written
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b"null", encode(manifest()).replace(b'"format":1', b'"format":2')])
+def test_what_is_no_manifest_of_this_format_is_refused(body: bytes) -> None:
+    with pytest.raises(ManifestError):
+        decode(body)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../../etc/passwd"])
+def test_a_manifest_names_no_file_outside_its_folder(name: str) -> None:
+    with pytest.raises(ManifestError):
+        encode(manifest(File(name, 1, "a", "o/1")))
