@@ -7,7 +7,7 @@ one addition per entry written, and lets a drill compare two states by comparing
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final
@@ -65,6 +65,24 @@ def digest(outcome: Outcome) -> bytes:
         hashed.update(b"-%d:" % len(key))
         hashed.update(key)
     return hashed.digest()
+
+
+class Remembered:
+    """Reads that keep what they were answered: the state hash asks for most of what the step has just read."""
+
+    def __init__(self, reads: Reads) -> None:
+        self._reads = reads
+        self._known: dict[bytes, bytes | None] = {}
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        known = self._known
+        missing = [key for key in keys if key not in known]
+        if missing:
+            known.update(zip(missing, self._reads.get_many(missing), strict=True))
+        return [known[key] for key in keys]
+
+    def scan(self, start: bytes, stop: bytes, *, reverse: bool = False, limit: int | None = None) -> list[tuple[bytes, bytes]]:
+        return self._reads.scan(start, stop, reverse=reverse, limit=limit)
 
 
 def rehashed(reads: Reads, state_hash: int, outcome: Outcome) -> int:

@@ -28,7 +28,7 @@ from fennel_core.engine.outputs import messages
 from fennel_core.engine.progress import Progress
 from fennel_core.hangar.store import Hangar
 from fennel_core.operators.aggregate.overlay import Overlay
-from fennel_core.operators.step import Advances, Outcome, Step
+from fennel_core.operators.step import Advances, Outcome, Reads, Step
 from fennel_core.replaylog import marker as markers
 from fennel_core.replaylog.marker import EpochMarker, IterationMarker, Range
 from fennel_core.vocab.ids import Epoch, Micros, Offset, TopicName
@@ -155,7 +155,7 @@ class Runner:
 
     async def _replay(self, marker: IterationMarker, replayed: Offset) -> None:
         """Apply what an earlier owner committed and did not apply; emits nothing."""
-        made = self._made(Outcome())
+        made = self._made(self._hangar, Outcome())
         if marker.digest != made.digest:
             for covered in marker.ranges:
                 records = await self._broker.read((covered.topic, self.part), covered.first, covered.next)
@@ -208,22 +208,26 @@ class Runner:
         data = [record for record in records if record.control is None]
         if self._work.prepare is not None:
             outcome = await self._work.prepare(await self._pool.run(partial(_frame, data))) if data else Outcome()
-            return await self._pool.run(partial(self._made, outcome))
-        return await self._pool.run(lambda: self._made(self._step(source, data, told(records))))
+            return await self._pool.run(partial(self._made, self._hangar, outcome))
+        return await self._pool.run(partial(self._computed, source, data, told(records)))
 
-    def _made(self, outcome: Outcome) -> Made:
-        state_hash = progress_of_state.rehashed(self._hangar, self._progress.state_hash, outcome)
+    def _computed(self, source: int, data: Sequence[Record], frontier: Micros | None) -> Made:
+        reads = progress_of_state.Remembered(self._hangar)
+        return self._made(reads, self._step(reads, source, data, frontier))
+
+    def _made(self, reads: Reads, outcome: Outcome) -> Made:
+        state_hash = progress_of_state.rehashed(reads, self._progress.state_hash, outcome)
         outgoing = messages(self.job, self.part, outcome.emits, outcome.dead)
         digest = progress_of_state.digest(outcome) if self.job.outputs else b""  # without outputs there is no marker to put it into
         return Made(outcome, digest, state_hash, tuple(outgoing))
 
-    def _step(self, source: int, data: Sequence[Record], frontier: Micros | None) -> Outcome:
+    def _step(self, reads: Reads, source: int, data: Sequence[Record], frontier: Micros | None) -> Outcome:
         step = self._work.step
         assert step is not None, "a job has a step or runs user code"
-        outcome = step.apply(self._hangar, source, _frame(data)) if data else Outcome()
+        outcome = step.apply(reads, source, _frame(data)) if data else Outcome()
         if frontier is None or self._work.advances is None:
             return outcome
-        after = Overlay(self._hangar, dict(outcome.puts))
+        after = Overlay(reads, dict(outcome.puts))
         after.deletes.update(outcome.deletes)
         return _then(outcome, self._work.advances.advance(after, frontier))
 

@@ -1,0 +1,52 @@
+"""The state hash and the reads it is worked out from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fennel_core.engine import progress
+from fennel_core.engine.progress import FRESH, Progress, Remembered
+from fennel_core.hangar.memory import MemoryHangar
+from fennel_core.operators.step import Outcome
+from fennel_core.vocab.ids import Offset
+
+KEYS = st.sampled_from([b"a", b"b", b"c", b"d"])
+OUTCOMES = st.builds(
+    lambda puts, deletes: Outcome(puts, frozenset(deletes) - puts.keys()), st.dictionaries(KEYS, st.binary(max_size=3)), st.sets(KEYS)
+)
+
+
+class Counted(MemoryHangar):
+    """Counts the keys it is asked for."""
+
+    asked = 0
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        self.asked += len(keys)
+        return super().get_many(keys)
+
+
+@given(st.lists(OUTCOMES, max_size=6), st.sets(KEYS))
+def test_the_state_hash_depends_on_content_alone(outcomes: list[Outcome], read_before: set[bytes]) -> None:
+    hangar, state_hash = MemoryHangar(), FRESH.state_hash
+    for outcome in outcomes:
+        reads = Remembered(hangar)
+        reads.get_many(sorted(read_before))
+        state_hash = progress.rehashed(reads, state_hash, outcome)
+        hangar.write(progress.batch(Progress(1, Offset(0), {}, state_hash), outcome))
+    content = dict(hangar.scan(b"a", b"e"))
+    assert state_hash == progress.rehashed(MemoryHangar(), FRESH.state_hash, Outcome(content))
+
+
+def test_what_the_step_has_read_is_not_read_again() -> None:
+    hangar = Counted({b"a": b"1", b"b": b"2"})
+    reads = Remembered(hangar)
+    assert reads.get_many([b"a", b"x", b"a"]) == [b"1", None, b"1"]
+    asked = hangar.asked
+    progress.rehashed(reads, 0, Outcome({b"a": b"3", b"x": b"4"}))
+    assert hangar.asked == asked
+    progress.rehashed(reads, 0, Outcome({b"b": b"3"}))
+    assert hangar.asked == asked + 1
