@@ -1,11 +1,12 @@
 """Tiles: all events of one key as a tree of time spans, each with the partial aggregates of its parts.
 
 Theory. A node is a log of records (`aggregates.records`, in any order) and, per child span that has events, one packed partial per
-aggregation. The root spans all time; children of level i are aligned spans of 2^SHIFTS[i] µs: 102 days, 38 hours, 36 minutes, 34 s, … .
+aggregation. The root spans all time; children of level i are aligned spans of 2^SHIFTS[i] µs: 102 days, 6 days, 10 hours, 36 minutes, … .
 Writing appends to the root's log and decodes nothing. A log over `LOG_RECORDS` moves on: its records are filed under their child spans,
-the children's partials are updated, the records are appended to the children's logs, and so on down; the last level keeps any number. So an
-event is somewhere on the path from the root to its span, everything below a node is in its parent's partial of it, and a key with few
-events is one value.
+the children's partials are updated, the records are appended to the children's logs, and so on down. So an event is somewhere on the path
+from the root to its span, everything below a node is in its parent's partial of it, and a key with few events is one value. Spans of the
+last level are not divided by time any more (their events may all have one timestamp): a log of over `BLOCK_RECORDS` is put aside as it
+is, as a numbered child that spans what its parent does.
 
 Reading asks for disjoint intervals of time: a child inside one interval counts by its partial, one that an edge crosses is opened, one
 beyond the end is not looked at. That touches one node per level and edge. A partial that is missing (too large to keep) means: open the
@@ -13,8 +14,9 @@ child.
 
 Work is done for all keys of a batch at once, level by level: NumPy over records, Python per touched child.
 
-State: tag `a`: key → root node; tag `n`: key, level, number of the span (8 bytes, ordered) → node. Node: count of records and length of the
-partials (4 bytes each, big-endian), partials (msgpack map: child number → packed partials, nil where missing), structs, heap.
+State: tag `a`: key → root node; tag `n`: key, level, number of the span (8 bytes, ordered), for a block also its number → node. Node:
+count of records and length of the partials (4 bytes each, big-endian), partials (msgpack map: child number → packed partials, nil where
+missing), structs, heap.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from fennel_core.aggregates.exact import Ints
 from fennel_core.aggregates.few import MAX_EVENTS, parse
 from fennel_core.aggregates.records import Layout, Records, load
 from fennel_core.aggregates.verbs import Aggregation, Events
-from fennel_core.operators.rows import prefixes, time_bytes
+from fennel_core.operators.rows import TIME_BYTES, prefixes, time_bytes, time_of
 from fennel_core.operators.step import Reads
 
 ROOTS = b"a"
@@ -41,6 +43,8 @@ NODES = b"n"
 SHIFTS = (43, 39, 35, 31, 27, 23, 19, 15)
 LOG_RECORDS = 256
 """Records a log may hold before it moves on: the events a reader scans at an edge, and the bytes a batch rewrites per key it touches."""
+BLOCK_RECORDS = 2048
+"""Records a log of the last level may hold before it is put aside."""
 
 _HEAD = Struct(">II")
 _NO_PARTIALS = b"\x80"
@@ -98,16 +102,18 @@ class Tiles:
         puts: dict[bytes, bytes] = {}
         places = prefixes(self._roots, keys)
         owners = list(keys)
-        for level in range(len(SHIFTS) + 1):
-            full = self._append(reads, places, records, starts, puts, last=level == len(SHIFTS))
+        for level in range(len(SHIFTS)):
+            full = self._append(reads, places, records, starts, puts, LOG_RECORDS)
             if not full:
-                break
+                return puts
             numbers = [i for i, _ in full]
             places, owners, records, starts = self._move([places[i] for i in numbers], [owners[i] for i in numbers], full, level, puts)
+        for i, node in self._append(reads, places, records, starts, puts, BLOCK_RECORDS):
+            self._put_aside(places[i], node, puts)
         return puts
 
     def _append(
-        self, reads: Reads, places: list[bytes], records: Records, starts: Ints, puts: dict[bytes, bytes], *, last: bool
+        self, reads: Reads, places: list[bytes], records: Records, starts: Ints, puts: dict[bytes, bytes], limit: int
     ) -> list[tuple[int, Node]]:
         """Append each segment to its node's log; nodes whose log is now too long come back unwritten."""
         edges = [*starts.tolist(), len(records)]
@@ -118,7 +124,7 @@ class Tiles:
             node = Node.parse(old, self._size)
             count = node.count + edges[i + 1] - edges[i]
             node = Node(count, node.partials, node.structs + structs, node.heap + heap)
-            if count > LOG_RECORDS and not last:
+            if count > limit:
                 full.append((i, node))
             else:
                 puts[place] = node.stored()
@@ -147,6 +153,15 @@ class Tiles:
         keys = [owners[parent] for parent, _ in below]
         return self._child_places(keys, level, [child for _, child in below]), keys, records, starts
 
+    def _put_aside(self, place: bytes, node: Node, puts: dict[bytes, bytes]) -> None:
+        """Make the log of a node of the last level a block of its own."""
+        events = Events.of(load(self._layout, [(node.structs, node.heap)]), np.zeros(1, dtype=np.int64))
+        summary = _decode(node.partials)
+        number = len(summary)
+        summary[number] = self._merged(None, [partial for a in self._aggregations for partial in a.update(events)])
+        puts[place] = Node(0, _encode(summary), b"", b"").stored()
+        puts[_block_place(place, number)] = Node(node.count, _NO_PARTIALS, node.structs, node.heap).stored()
+
     def _merged(self, packed: list[Any] | None, partials: Sequence[Any]) -> list[Any]:
         if packed is None:
             return [a.pack(partial) for a, partial in zip(self._aggregations, partials, strict=True)]
@@ -163,33 +178,39 @@ class Tiles:
         totals = [[[a.empty for a in aggregations] for _ in item.cuts] for item in asked]
         logs: list[tuple[int, Node]] = []
         wanted = list(enumerate(prefixes(self._roots, [item.key for item in asked])))
-        for level in range(len(SHIFTS) + 1):
-            opened: list[tuple[int, int]] = []
-            for (i, _), stored in zip(wanted, reads.get_many([place for _, place in wanted]), strict=True):
+        for level in range(len(SHIFTS) + 2):
+            opened: list[tuple[int, bytes, int]] = []
+            for (i, place), stored in zip(wanted, reads.get_many([place for _, place in wanted]), strict=True):
                 if stored is None:
                     continue
                 node = Node.parse(stored, self._size)
                 if node.count:
                     logs.append((i, node))
                 if node.partials != _NO_PARTIALS:
-                    opened += [(i, child) for child in self._use(node, level, asked[i].cuts, totals[i], exhaustive=exhaustive)]
+                    spans = [(child, *_span(place, level, child), packed) for child, packed in _decode(node.partials).items()]
+                    numbers = self._use(spans, asked[i].cuts, totals[i], exhaustive=exhaustive)
+                    opened += [(i, place, number) for number in numbers]
             if not opened:
                 break
-            children = self._child_places([asked[i].key for i, _ in opened], level, [child for _, child in opened])
-            wanted = list(zip([i for i, _ in opened], children, strict=True))
+            items = [i for i, _, _ in opened]
+            if level < len(SHIFTS):
+                places = self._child_places([asked[i].key for i in items], level, [number for *_, number in opened])
+            else:
+                places = [_block_place(place, number) for _, place, number in opened]
+            wanted = list(zip(items, places, strict=True))
         self._use_logs(logs, asked, totals, aggregations)
         return totals
 
-    def _use(self, node: Node, level: int, cuts: tuple[int, ...], totals: list[Partials], *, exhaustive: bool) -> list[int]:
-        """Add the partials of children that lie in one interval; the numbers of those that must be opened."""
+    def _use(
+        self, children: list[tuple[int, int, int, list[Any]]], cuts: tuple[int, ...], totals: list[Partials], *, exhaustive: bool
+    ) -> list[int]:
+        """Add the partials of children (number, first and last time, partials) in one interval; the numbers of those to be opened."""
         opened: list[int] = []
-        shift = SHIFTS[level]
-        for child, packed in _decode(node.partials).items():
-            interval = _interval(cuts, child << shift)
+        for child, first, last, packed in children:
+            interval = _interval(cuts, first)
             if interval == len(cuts):
                 continue
-            inside = ((child + 1) << shift) - 1 <= cuts[interval]
-            if not inside or exhaustive or None in packed:
+            if last > cuts[interval] or exhaustive or None in packed:
                 opened.append(child)
                 continue
             total = totals[interval]
@@ -236,6 +257,17 @@ class Tiles:
     def _child_places(self, keys: list[bytes], level: int, children: list[int]) -> list[bytes]:
         mark = bytes([level + 1])
         return [prefix + mark + time_bytes(child) for prefix, child in zip(prefixes(self._nodes, keys), children, strict=True)]
+
+
+def _span(place: bytes, level: int, child: int) -> tuple[int, int]:
+    """First and last time of a child; a block spans what the node it was put aside from does."""
+    shift = SHIFTS[min(level, len(SHIFTS) - 1)]
+    number = child if level < len(SHIFTS) else time_of(place, len(place) - TIME_BYTES)
+    return number << shift, ((number + 1) << shift) - 1
+
+
+def _block_place(place: bytes, number: int) -> bytes:
+    return place + number.to_bytes(4, "big")
 
 
 def _interval(cuts: tuple[int, ...], moment: int) -> int:

@@ -47,6 +47,7 @@ def _check(history, make, expect):
     step = _step(make)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiles, "LOG_RECORDS", 2)
+        patch.setattr(tiles, "BLOCK_RECORDS", 1)
         state, _ = run(step, history, INPUT)
     rows = history.left_over()
     moments = {r["t"] + span + d for r in rows for span in (0, SECOND, 11 * SECOND, DAY + SECOND) for d in (-1, 0)}
@@ -147,6 +148,7 @@ def test_decimals_are_summed_and_compared_exactly(history):
     step = AggregateStep(Aggregate(MONEY, ("k",), specs, None, False, True, Schema((Field("k", Str()),), fields, "t")))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiles, "LOG_RECORDS", 2)
+        patch.setattr(tiles, "BLOCK_RECORDS", 1)
         state, _ = run(step, history, MONEY)
     rows = history.left_over()
     (answer,) = step.lookup(state, key_bytes(pl.DataFrame({"k": ["a"]}), ["k"]), [10**16])
@@ -173,6 +175,7 @@ def test_answers_are_the_same_bytes_however_the_rows_arrived(history):
     step = AggregateStep(Aggregate(INPUT, ("k",), specs, None, False, True, Schema((Field("k", Str()),), fields, "t")))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiles, "LOG_RECORDS", 2)
+        patch.setattr(tiles, "BLOCK_RECORDS", 1)
         state, _ = run(step, history, INPUT)
     plain, _ = run(step, History([[Change(0, 1, row)] for row in history.left_over()][::-1]), INPUT)
     moments = sorted({r["t"] + d for r in history.left_over() for d in (0, SECOND, DAY)})

@@ -1,0 +1,97 @@
+"""The shape of tiles: what a write touches and what a read opens."""
+
+import random
+
+import msgspec
+import polars as pl
+import pytest
+
+from fennel_core.hangar.memory import MemoryHangar
+from fennel_core.hangar.store import WriteBatch
+from fennel_core.operators.aggregate import tiles
+from fennel_core.operators.aggregate.step import AggregateStep
+from fennel_core.operators.spec import Aggregate
+from fennel_core.vocab.dtypes import Field, Float, Int, List, Str
+from fennel_core.vocab.keys import key_bytes
+from fennel_core.vocab.schema import Schema
+from fennel_core.wire import operators as wire
+from tests.support.histories import Change, as_frame
+
+SECOND = 1_000_000
+HOUR = 3600 * SECOND
+INPUT = Schema((), (Field("k", Str()), Field("v", Float())), "t")
+SPECS = (
+    wire.Count("n", wire.Forever(), None, False, False, False),
+    wire.Sum("s", wire.Sliding(HOUR), "v"),
+    wire.LastK("l", wire.Forever(), "v", 3, False, False),
+)
+OUTPUT = Schema((Field("k", Str()),), (Field("n", Int()), Field("s", Float()), Field("l", List(Float()))), "t")
+KEY = key_bytes(pl.DataFrame({"k": ["a"]}), ["k"])
+
+
+class CountedReads(MemoryHangar):
+    """Counts the nodes that are found."""
+
+    found = 0
+
+    def get_many(self, keys):
+        values = super().get_many(keys)
+        self.found += sum(value is not None for value in values)
+        return values
+
+
+def _rows(times, sign=1):
+    return [
+        Change(0, sign, {"k": "a", "v": float(n % 10), "t": t, "__pos": b"\x01" + n.to_bytes(13, "big"), "__gone": False})
+        for n, t in enumerate(times)
+    ]
+
+
+def _filled(changes, batch_rows):
+    step, state = AggregateStep(Aggregate(INPUT, ("k",), SPECS, None, False, True, OUTPUT)), CountedReads()
+    for start in range(0, len(changes), batch_rows):
+        outcome = step.apply(state, 0, as_frame(INPUT, changes[start : start + batch_rows]))
+        state.write(WriteBatch(outcome.puts, outcome.deletes))
+    return step, state
+
+
+def _row(step, state, moment):
+    (answer,) = step.lookup(state, KEY, [moment])
+    return answer and msgspec.msgpack.decode(answer)
+
+
+def test_a_key_with_few_events_is_one_value():
+    _, state = _filled(_rows(range(0, tiles.LOG_RECORDS * HOUR, HOUR)), 7)
+    assert len(state.scan(b"", b"\xff")) == 1
+
+
+def test_a_read_opens_a_path_and_not_the_window():
+    step, state = _filled(_rows(range(0, 20_000 * SECOND, SECOND)), 500)
+    assert len(state.scan(b"", b"\xff")) > 100
+    state.found = 0
+    n, s = _row(step, state, 15_000 * SECOND)[1:3]
+    assert (n, s) == (15_001, float(sum(t % 10 for t in range(15_000 - 3600, 15_001))))
+    assert state.found <= 2 * (len(tiles.SHIFTS) + 1)
+
+
+@pytest.mark.parametrize("taken_back", [0, 100, 299])
+def test_any_number_of_events_may_share_one_timestamp(taken_back, monkeypatch):
+    monkeypatch.setattr(tiles, "LOG_RECORDS", 4)
+    monkeypatch.setattr(tiles, "BLOCK_RECORDS", 6)
+    rows = _rows([5 * SECOND] * 300)
+    step, state = _filled(rows + _rows([5 * SECOND] * taken_back, sign=-1), 11)
+    left = [change.row["v"] for change in rows[taken_back:]]
+    assert max(int.from_bytes(value[:4], "big") for _, value in state.scan(b"", b"\xff")) <= 6 + 11, "no log holds them all"
+    for moment in (5 * SECOND, HOUR):
+        assert _row(step, state, moment) == [5 * SECOND, len(left), sum(left), left[::-1][:3]]
+    assert _row(step, state, 5 * SECOND - 1) is None
+    assert _row(step, state, 2 * HOUR)[2] == 0.0
+
+
+def test_late_events_find_their_place():
+    times = [n * 60 * SECOND for n in range(3000)]
+    shuffled = times[:]
+    random.Random(1).shuffle(shuffled)
+    step, state = _filled(_rows(shuffled), 100)
+    for moment in (times[10], times[1500] + 1, times[-1]):
+        assert _row(step, state, moment)[1] == sum(t <= moment for t in times)
