@@ -18,7 +18,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from fennel_core.blueprints.spec import SourceBinding
+from fennel_core.blueprints.spec import DatasetView, SourceBinding
 from fennel_core.connections import postgres
 from fennel_core.connections.kafka import client_config, consumer_config
 from fennel_core.settings.model import Settings
@@ -69,9 +69,12 @@ class Server:
     async def commit(self, branch: str, *bindings: SourceBinding) -> None:
         await point_branch(self.pool, WORKSPACE, branch, uuid.uuid4().hex, catalog(*bindings))
 
-    async def log(self, content: bytes, *, branch: str = "main", token: str = TOKEN, **headers: str) -> tuple[int, str]:
-        sent = {"Authorization": f"Bearer {token}", "X-FENNEL-BRANCH": branch, "Content-Type": "application/json", **headers}
-        async with aiohttp.ClientSession() as session, session.post(f"{self.url}/api/v1/log", data=content, headers=sent) as answer:
+    async def log(self, content: bytes, *, token: str = TOKEN) -> tuple[int, str]:
+        return await self.post("log", content, token)
+
+    async def post(self, path: str, content: bytes, token: str = TOKEN) -> tuple[int, str]:
+        sent = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        async with aiohttp.ClientSession() as session, session.post(f"{self.url}/api/v1/{path}", data=content, headers=sent) as answer:
             return answer.status, await answer.text()
 
     def read(self, topic: str) -> list[tuple[int, dict, bytes]]:
@@ -248,6 +251,19 @@ async def test_a_topic_that_is_gone_is_said_and_nothing_is_written(server: Serve
     assert server.rows(users.topic) == []
     await server.commit("main", users)
     assert (await server.log(body(user=["ann"], age=[1], at=[AT_MS])))[0] == 200
+
+
+async def test_an_erased_key_is_not_taken_by_the_next_request(server: Server) -> None:
+    users = server.bound(binding())
+    view = DatasetView(users.dataset, 1, users.schema, users.topic, None, True, True, ("user",), True)
+    await point_branch(server.pool, WORKSPACE, "main", uuid.uuid4().hex, replace(catalog(users), datasets=(view,)))
+    assert (await server.log(body(user=["ann"], age=[1], at=[AT_MS])))[0] == 200
+    path = "dataset/Users/erase"
+    assert await server.post(path, b'{"erase_keys": [{"user": "ann"}]}') == (200, '{"erased":1}')
+    assert (await server.log(body(user=["ann", "bob"], age=[2, 3], at=[AT_MS, AT_MS])))[0] == 200
+    assert sorted(r["age"] for r in server.rows(users.topic)) == [1, 3]
+    assert (await server.post(path, b'{"erase_keys": [{"age": 1}]}'))[1] == "Field: age not in a key field in dataset"
+    assert (await server.post("dataset/Nobody/erase", b'{"erase_keys": []}'))[0] == 404
 
 
 async def test_metrics_count_what_entered(server: Server) -> None:
