@@ -128,7 +128,7 @@ def _in_time(rows: Rows, binding: SourceBinding, begun: Begun) -> tuple[Rows, Di
     progress = begun.progress.get(binding.identity, Progress())
     if has_ended(progress, binding.source, begun.now_us):
         return Rows(rows.frame.clear(), rows.numbers[:0]), None
-    oldest = oldest_accepted(progress, binding.source)
+    oldest = oldest_accepted(progress, binding.source, begun.now_us)
     if oldest is None:
         return rows, None
     times = rows.frame.get_column(binding.schema.timestamp).to_physical()

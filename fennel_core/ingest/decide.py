@@ -4,7 +4,8 @@ Theory. *Lateness* is decided once, here, and recorded by the row being on the t
 largest event time accepted **before the last request that was accepted**, and a row is late when it is older than W − disorder. The one
 request of delay is the narrowest leniency under which the client's own watermark test holds: there a row of now and then, in the next
 request, rows of 16 days ago (disorder 14 days) are all kept, and only a request after them drops what is 40 days old.
-It also lets one bad clock in one request be seen before it closes the door on everybody else.
+W never runs ahead of the database's clock: a row stamped in the future is no evidence that time has passed, and must not close the door on
+everybody else for good.
 
 A *bounded* source ends when it accepted nothing for `idleness`; it then accepts nothing for ever, because the time of the last accepted row
 never moves again. *Erased* keys are never taken again.
@@ -46,9 +47,9 @@ class Advance:
     discarded: int
 
 
-def oldest_accepted(progress: Progress, source: Source) -> int | None:
-    """Event time from which on rows are in time; None while everything is."""
-    return None if progress.watermark_us is None else progress.watermark_us - source.disorder_us
+def oldest_accepted(progress: Progress, source: Source, now_us: Micros) -> int | None:
+    """Event time from which on rows are in time; None while everything is. `now_us`: the database's clock when the stamp was taken."""
+    return None if progress.watermark_us is None else min(progress.watermark_us, now_us) - source.disorder_us
 
 
 def advanced(progress: Progress, latest_us: Micros | None, now_us: Micros) -> Progress:

@@ -5,10 +5,13 @@ import asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fennel_core.vocab.ids import Micros
 from fennel_core.vocab.versions import POS
 from tests.support.ingest_world import DAY_US, MAIN, WORKSPACE, World, binding, body, catalog, source
 
 START_DAY = 20_000
+NOW_US = (START_DAY + 1000) * DAY_US
+"""Later than every row: the clock has its own test."""
 DISORDER_DAYS = 3
 
 
@@ -40,7 +43,7 @@ async def play(world: World, requests: list[list[int]], servers: list[int]) -> N
     servers=st.lists(st.integers(0, 1), min_size=1, max_size=4),
 )
 def test_rows_enter_exactly_when_they_are_in_time(requests, servers):
-    world = World()
+    world = World(now_us=lambda: Micros(NOW_US))
     late = source(disorder_us=DISORDER_DAYS * DAY_US)
     world.commit(main=catalog(binding(of=late)))
     asyncio.run(play(world, requests, servers))
@@ -50,9 +53,17 @@ def test_rows_enter_exactly_when_they_are_in_time(requests, servers):
     assert world.clock.discarded.get("users", 0) == sum(map(len, requests)) - sum(map(len, found))
 
 
+def test_a_row_of_the_future_makes_nobody_late_who_is_in_time_by_the_clock():
+    today = 50
+    world = World(now_us=lambda: Micros((START_DAY + today) * DAY_US))
+    world.commit(main=catalog(binding(of=source(disorder_us=DISORDER_DAYS * DAY_US))))
+    asyncio.run(play(world, [[9_000], [today], [today - DISORDER_DAYS], [today - DISORDER_DAYS - 1]], [0]))
+    assert sorted(row["age"] for row in world.rows("w.topic.users.1")) == [today - DISORDER_DAYS, today, 9_000]
+
+
 def test_the_clients_own_watermark_test_holds():
     now, sixteen, forty = 100, 84, 60
-    world = World()
+    world = World(now_us=lambda: Micros(NOW_US))
     world.commit(main=catalog(binding(of=source(disorder_us=14 * DAY_US))))
     asyncio.run(play(world, [[now], [sixteen], [forty]], [0]))
     assert sorted(row["age"] for row in world.rows("w.topic.users.1")) == [sixteen, now]
