@@ -4,9 +4,11 @@ PREPARE := bash fennel_core/apps/local/prepare.sh
 CLI := .venv/bin/python -m fennel_core.apps.cli
 PYTEST_ARGS ?=
 NAME ?=
+WORLD ?= engine
+SEEDS ?= 300
 
 .DEFAULT_GOAL := help
-.PHONY: help system env jars demo up down status logs lint format test conformance clean distclean lock
+.PHONY: help system env jars demo up down status logs lint format test sim conformance clean distclean lock
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,6 +53,9 @@ test: lint jars ## Everything that CI runs; leaves the platform it used running
 	.venv/bin/pytest -q --ignore tests/tidy --ignore tests/conformance $(PYTEST_ARGS) tests
 	@$(CLI) up
 	.venv/bin/python -m tests.conformance.run --ratchet
+
+sim: env ## Seeds of a simulated world: crashes, pauses, zombies, lost answers; `make sim WORLD=engine SEEDS=300`
+	.venv/bin/python -m tests.sim.run --world $(WORLD) --seeds $(SEEDS)
 
 conformance: up ## The public client's own test suite against the running platform, and ten of its tests through Airflow
 	.venv/bin/python -m tests.conformance.run

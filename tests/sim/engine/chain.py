@@ -1,0 +1,194 @@
+"""What the simulated slots compute, what is fed to them, and what must come out: a naive recompute over the rows that were accepted.
+
+events ─ clean (Map, as user code in half of the runs) ─ cleaned ─┐
+users ──────────────────────────────────────────────────── join ─ joined ─┬ totals (windows, emitted) ─ totals
+  └ table (lookups)                                                       └ served (lookups)
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import msgspec
+import polars as pl
+
+from fennel_core.blueprints.spec import Job, Output
+from fennel_core.engine.broker import Outgoing
+from fennel_core.engine.outputs import split
+from fennel_core.hangar.memory import MemoryHangar
+from fennel_core.hangar.store import WriteBatch
+from fennel_core.operators import spec
+from fennel_core.operators.build import advancing, build
+from fennel_core.operators.rows import frame_columns
+from fennel_core.operators.spec import StepSpec
+from fennel_core.operators.step import Outcome
+from fennel_core.vocab.dtypes import Field, Int, Optional, Str
+from fennel_core.vocab.ids import JobId, Micros, TopicName, WorkspaceId
+from fennel_core.vocab.keys import key_bytes
+from fennel_core.vocab.position import Hlc, stamp
+from fennel_core.vocab.schema import Schema
+from fennel_core.vocab.versions import FORMAT_HEADER, encode_frame
+from fennel_core.wire import operators as wire
+
+PARTITIONS: Final = 4
+WINDOW_US: Final = 10_000_000
+EPOCH: Final = datetime(2026, 1, 1, tzinfo=UTC)
+EVENTS, USERS, CLEANED, JOINED, TOTALS, DEAD = (TopicName(n) for n in ("events", "users", "cleaned", "joined", "totals", "dead"))
+EVENT = Schema((), (Field("uid", Str()), Field("amount", Int())), "at")
+USER = Schema((Field("uid", Str()),), (Field("city", Optional(Str())),), "at")
+MET = Schema((), (*EVENT.values, Field("city", Optional(Str()))), "at")
+SUMS = (Field("count", Int()), Field("amount", Int()))
+SERVED = Schema((Field("city", Optional(Str())),), SUMS, "at")
+META_TYPES = {"__pos": pl.Binary(), "__sign": pl.Int8(), "__gone": pl.Boolean()}
+UIDS, CITIES = [f"u{n}" for n in range(6)], ["rome", "oslo", "lima"]
+Row = dict[str, Any]
+
+
+def _sums(window: wire.Window) -> tuple[wire.Spec, ...]:
+    return wire.Count("count", window, None, False, False, False), wire.Sum("amount", window, "amount")
+
+
+TOTALS_STEP = spec.Aggregate(MET, ("city",), _sums(wire.Tumbling(WINDOW_US, 0)), None, False, False, SERVED)
+
+
+def _job(name: str, step: StepSpec, inputs: tuple[TopicName, ...], *outputs: Output) -> Job:
+    return Job(JobId(name), WorkspaceId("w"), inputs, outputs, step, TopicName(f"{name}-replaylog"), DEAD, PARTITIONS, name)
+
+
+CLEAN = _job("clean", spec.Map((EVENT,), ((),), EVENT), (EVENTS,), Output(CLEANED, ("uid",)))
+JOIN = _job(
+    "join", spec.Join(EVENT, USER, ("uid",), ("city",), False, None, 0, MET), (CLEANED, USERS), Output(JOINED, ("city",), frontier=True)
+)
+TOTAL = _job("totals", TOTALS_STEP, (JOINED,), Output(TOTALS, ("city",)))
+SERVE = _job("served", spec.Aggregate(MET, ("city",), _sums(wire.Forever()), None, False, True, SERVED), (JOINED,))
+TABLE = _job("table", spec.Table(USER), (USERS,))
+JOBS: Final = (CLEAN, JOIN, TOTAL, SERVE, TABLE)
+
+
+def micros(second: float) -> Micros:
+    return Micros(int((EPOCH + timedelta(seconds=second)).timestamp() * 1_000_000))
+
+
+def frame(schema: Schema, rows: Sequence[Row]) -> pl.DataFrame:
+    """Rows as a batch of signed versions: times in microseconds, positions given."""
+    columns = {**frame_columns(schema), **META_TYPES}
+    plain = {n: pl.Int64() if isinstance(t, pl.Datetime) else t for n, t in columns.items()}
+    made = [[{"__sign": 1, "__gone": False, **row}[name] for name in columns] for row in rows]
+    return pl.DataFrame(made, schema=plain, orient="row").cast(columns)  # type: ignore[arg-type]  # a mapping of names is accepted
+
+
+@dataclass
+class Feed:
+    """Rows as ingest writes them, from a seed; `events` and `users` are those that were accepted."""
+
+    random: random.Random
+    events: list[Row] = field(default_factory=list)
+    users: list[Row] = field(default_factory=list)
+    _stamped: int = 0
+
+    def batch(self, second: float) -> tuple[list[Row], list[Row], list[Outgoing]]:
+        """Some events and users around `second`, often late, and the messages that carry them."""
+        events = [
+            {"uid": self.random.choice(UIDS), "amount": self.random.randrange(1, 100), **self._place(second)}
+            for _ in range(self.random.randrange(4))
+        ]
+        users = [self._user(second) for _ in range(self.random.randrange(3))]
+        spread = [(self.random.randrange(PARTITIONS), event) for event in events]
+        sent = [_message(EVENTS, p, frame(EVENT, [e for q, e in spread if q == p])) for p in sorted({p for p, _ in spread})]
+        if users:
+            sent += [_message(USERS, p, part) for p, part in split(frame(USER, users), ("uid",), PARTITIONS, 0)]
+        return events, users, sent
+
+    def accepted(self, events: list[Row], users: list[Row]) -> None:
+        self.events += events
+        self.users += users
+
+    def _user(self, second: float) -> Row:
+        gone = self.random.random() < 0.15
+        return {
+            "uid": self.random.choice(UIDS),
+            "city": None if gone else self.random.choice(CITIES),
+            "__gone": gone,
+            **self._place(second),
+        }
+
+    def _place(self, second: float) -> Row:
+        self._stamped += 1
+        late = self.random.choice([0, 0, 1, 15])
+        position = stamp(Hlc(self._stamped), 0, 1)[0].as_py()
+        return {"at": micros(int(second) - late * self.random.random()), "__pos": position}
+
+
+def _message(topic: TopicName, part: int, batch: pl.DataFrame) -> Outgoing:
+    return Outgoing(topic, part, encode_frame(batch), (FORMAT_HEADER,))
+
+
+# --- what must come out -------------------------------------------------------------------------------------------------
+
+
+def _newest(users: Sequence[Row], uid: str, at: int) -> Row | None:
+    versions = [u for u in users if u["uid"] == uid and u["at"] <= at]
+    newest = max(versions, key=lambda u: (u["at"], u["__pos"]), default=None)
+    return None if newest is None or newest["__gone"] else newest
+
+
+def joined(feed: Feed) -> list[Row]:
+    met = [(event, _newest(feed.users, event["uid"], event["at"])) for event in feed.events]
+    return [{**event, "city": None if user is None else user["city"]} for event, user in met]
+
+
+def integral(frames: Sequence[pl.DataFrame], schema: Schema) -> Counter[tuple[Any, ...]]:
+    """How often each version is left when all signs are added up; what adds up to nothing is not there."""
+    left: Counter[tuple[Any, ...]] = Counter()
+    for one in frames:
+        times = one.with_columns(pl.col(schema.timestamp).to_physical()).select(*schema.names, "__pos", "__gone", "__sign")
+        for *row, sign in times.rows():
+            left[tuple(row)] += sign
+    return Counter({row: count for row, count in left.items() if count != 0})
+
+
+def expected_integrals(feed: Feed) -> Mapping[TopicName, Counter[tuple[Any, ...]]]:
+    """Of every topic that is written here. `totals` comes from one pass over the naive join, partition by partition."""
+    met = joined(feed)
+    one_pass: list[pl.DataFrame] = []
+    if met:
+        top = max(row["at"] for row in met)
+        for _, part in split(frame(MET, met), ("city",), PARTITIONS, 0):
+            one_pass += [e.frame for e in _single_pass(part, Micros(top))]
+    return {
+        CLEANED: integral([frame(EVENT, feed.events)], EVENT),
+        JOINED: integral([frame(MET, met)], MET),
+        TOTALS: integral(one_pass, SERVED),
+    }
+
+
+def _single_pass(part: pl.DataFrame, top: Micros) -> Iterator[Any]:
+    step, state = build(TOTALS_STEP), MemoryHangar()
+    advances = advancing(step)
+    assert advances is not None, "tumbling windows close by event time"
+    first: Outcome = step.apply(state, 0, part)
+    yield from first.emits
+    state.write(WriteBatch(first.puts, first.deletes))
+    yield from advances.advance(state, top).emits
+
+
+def lookups(feed: Feed, seconds: Sequence[float]) -> Iterator[tuple[JobId, bytes, Micros, Any]]:
+    """(job, key, as of, row or None) for every key at every time."""
+    met = joined(feed)
+    for at in map(micros, seconds):
+        for city, key in zip([*CITIES, None], key_bytes(pl.DataFrame({"city": [*CITIES, None]}), ["city"]), strict=True):
+            there = [row for row in met if row["city"] == city and row["at"] <= at]
+            found = [max(r["at"] for r in there), len(there), sum(r["amount"] for r in there)] if there else None
+            yield SERVE.id, key, at, found
+        for uid, key in zip(UIDS, key_bytes(pl.DataFrame({"uid": UIDS}), ["uid"]), strict=True):
+            user = _newest(feed.users, uid, at)
+            yield TABLE.id, key, at, None if user is None else [user["at"], user["city"]]
+
+
+def decoded(row: bytes | None) -> Any:
+    return None if row is None else msgspec.msgpack.decode(row)

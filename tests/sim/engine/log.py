@@ -1,0 +1,112 @@
+"""The model of Kafka: transactions that stay open, hold back readers of committed records, time out, and are fenced.
+
+A transaction's records take their offsets when it begins; readers stop below the first record of the oldest open transaction; the end of
+a transaction, whichever, takes one more offset in each partition it wrote. Aborted records keep their offsets and are never seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from fennel_core.engine.broker import Fenced, Outgoing, Record, TopicPartition
+from fennel_core.vocab.ids import Offset
+
+
+@dataclass(eq=False, slots=True)
+class Transaction:
+    id: str
+    generation: int
+    began_ms: int
+    state: str = "open"
+    first: dict[TopicPartition, int] = field(default_factory=dict)
+    next: dict[TopicPartition, Offset] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Log:
+    entries: list[tuple[Transaction, Record | None]] = field(default_factory=list)
+    """None is the end of a transaction."""
+    open: list[Transaction] = field(default_factory=list)
+
+
+class ModelLog:
+    """What survives every client."""
+
+    def __init__(self, timeout_ms: int) -> None:
+        self._timeout_ms = timeout_ms
+        self._logs: dict[TopicPartition, _Log] = {}
+        self._generation: dict[str, int] = {}
+        self._open: dict[str, Transaction] = {}
+        self.moved = asyncio.Event()
+
+    def log(self, source: TopicPartition) -> _Log:
+        return self._logs.setdefault(source, _Log())
+
+    def partitions(self) -> list[TopicPartition]:
+        return sorted(self._logs)
+
+    def open(self, id_: str) -> int:
+        """A new producer of this id: fences the older ones and aborts what they left open."""
+        self._generation[id_] = self._generation.get(id_, 0) + 1
+        if id_ in self._open:
+            self._end(self._open[id_], "aborted")
+        return self._generation[id_]
+
+    def begin(self, id_: str, generation: int, records: Sequence[Outgoing], now_ms: int) -> Transaction:
+        """Write the records of a transaction; nobody sees them yet."""
+        self._refuse_fenced(id_, generation)
+        transaction = self._open[id_] = Transaction(id_, generation, now_ms)
+        for sent in records:
+            source = (sent.topic, sent.partition)
+            log = self.log(source)
+            if source not in transaction.first:
+                transaction.first[source] = len(log.entries)
+                log.open.append(transaction)
+            control = next((value.decode() for name, value in sent.headers if name == "c"), None)
+            log.entries.append((transaction, Record(Offset(len(log.entries)), sent.value, control)))
+            transaction.next[source] = Offset(len(log.entries))
+        return transaction
+
+    def end(self, transaction: Transaction, state: str) -> None:
+        """Commit or abort."""
+        self._refuse_fenced(transaction.id, transaction.generation)
+        if transaction.state != "open":
+            raise Fenced(f"the transaction of {transaction.id} was ended by the broker")
+        self._end(transaction, state)
+
+    def expire(self, now_ms: int) -> None:
+        """Abort what has been open for too long; its producer is of no further use."""
+        for transaction in list(self._open.values()):
+            if transaction.began_ms + self._timeout_ms < now_ms:
+                self._generation[transaction.id] += 1
+                self._end(transaction, "aborted")
+
+    def idle(self) -> bool:
+        return not self._open
+
+    def stable_end(self, source: TopicPartition) -> Offset:
+        log = self.log(source)
+        return Offset(min((t.first[source] for t in log.open), default=len(log.entries)))
+
+    def committed(self, source: TopicPartition, first: int, stop: int | None = None) -> list[Record]:
+        """What readers of committed records see in [first, stop)."""
+        end = self.stable_end(source) if stop is None else min(stop, self.stable_end(source))
+        entries = self.log(source).entries[first:end]
+        return [record for transaction, record in entries if record is not None and transaction.state == "committed"]
+
+    def _refuse_fenced(self, id_: str, generation: int) -> None:
+        if self._generation[id_] != generation:
+            raise Fenced(f"a newer producer of {id_} exists")
+
+    def _end(self, transaction: Transaction, state: str) -> None:
+        transaction.state = state
+        if self._open.get(transaction.id) is transaction:
+            del self._open[transaction.id]
+        for source in transaction.first:
+            log = self.log(source)
+            log.open.remove(transaction)
+            log.entries.append((transaction, None))
+        moved, self.moved = self.moved, asyncio.Event()
+        moved.set()

@@ -1,0 +1,343 @@
+"""What the production classes are given in the simulated world: log, registry, disks, clock and threads, all failing as the seed says.
+
+Every call goes through its process: a dead process gets no further, a paused one stands still before and after each effect (so what it
+does next, it does as a zombie), and any answer may be late or lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from fennel_core.bank.memory_registry import MemoryRegistry
+from fennel_core.bank.registry import JobPartition, Registered, RegistryUnavailable, Report, Slot
+from fennel_core.engine.broker import Aborted, Fenced, Fetched, Outgoing, Record, TopicPartition, Unavailable, Unknown
+from fennel_core.hangar.memory import MemoryHangar
+from fennel_core.hangar.store import WriteBatch
+from fennel_core.vocab.ids import Epoch, JobId, Millis, Offset, SlotId
+from tests.sim.engine.log import ModelLog
+from tests.sim.engine.virtual import now_ms
+
+T = TypeVar("T")
+DELAYS_S = (0.0, 0.0, 0.001, 0.002, 0.004, 0.02)
+LONG_DELAY_S = 0.7
+STUMBLE_S = 6.0
+
+
+class Died(Exception):
+    """The process is no more: whatever of it still runs in this simulation has no effect."""
+
+
+class DiskLocked(Exception):
+    """Another process on this machine holds the store."""
+
+
+@dataclass
+class Dice:
+    """Every choice of a run, from its seed."""
+
+    random: random.Random
+    rate: float
+    """Share of calls that go wrong; the world sets it to zero at the end."""
+
+    def fails(self, factor: float = 1.0) -> bool:
+        return self.random.random() < self.rate * factor
+
+    def delay_s(self) -> float:
+        return LONG_DELAY_S * self.random.random() if self.fails() else self.random.choice(DELAYS_S)
+
+
+class Process:
+    """One life of a slot's process."""
+
+    def __init__(self, dice: Dice) -> None:
+        self.dice = dice
+        self.alive = True
+        self._runs = asyncio.Event()
+        self._runs.set()
+        self.registry_away_until_ms = 0
+
+    @property
+    def paused(self) -> bool:
+        return not self._runs.is_set()
+
+    def pause(self) -> None:
+        self._runs.clear()
+
+    def resume(self) -> None:
+        self._runs.set()
+
+    async def gate(self) -> None:
+        if not self._runs.is_set():
+            await self._runs.wait()
+        if not self.alive:
+            raise Died
+
+    async def delay(self) -> None:
+        await asyncio.sleep(self.dice.delay_s())
+
+    async def stumble(self) -> None:
+        """At times the whole process stands still just here, for longer than its lease."""
+        if self.dice.fails(2):
+            self.pause()
+            asyncio.get_running_loop().call_later(STUMBLE_S * (0.5 + self.dice.random.random()), self.resume)
+            await self.gate()
+
+
+@dataclass
+class ProcessClock:
+    process: Process
+
+    def monotonic_ms(self) -> int:
+        return now_ms()
+
+    async def sleep(self, ms: int) -> None:
+        await asyncio.sleep(ms / 1000)
+        await self.process.gate()
+
+
+@dataclass
+class ProcessPool:
+    process: Process
+
+    async def run(self, work: Callable[[], T]) -> T:
+        await self.process.gate()
+        await self.process.delay()
+        done = work()
+        await self.process.gate()
+        return done
+
+
+# --- log --------------------------------------------------------------------------------------------------------------
+
+
+class SimProducer:
+    def __init__(self, process: Process, log: ModelLog, id_: str, generation: int) -> None:
+        self._process, self._log, self._id, self._generation = process, log, id_, generation
+
+    async def commit(self, records: Sequence[Outgoing]) -> Mapping[TopicPartition, Offset]:
+        await self._process.gate()
+        await self._process.delay()
+        if self._process.dice.fails(0.2):
+            await self._process.stumble()
+        answer: asyncio.Future[Mapping[TopicPartition, Offset]] = asyncio.get_running_loop().create_future()
+        # What was sent is on its way, whatever becomes of the sender.
+        on_its_way = asyncio.create_task(self._at_the_broker(records, answer))
+        try:
+            written = await answer
+        finally:
+            answer.cancel()
+            del on_its_way
+        await self._process.gate()
+        return written
+
+    async def _at_the_broker(self, records: Sequence[Outgoing], answer: asyncio.Future[Mapping[TopicPartition, Offset]]) -> None:
+        dice = self._process.dice
+        fault = dice.random.choice(["aborted", "never ended", "ended, not told", "ended late"]) if dice.fails() else None
+        try:
+            await self._process.gate()
+            transaction = self._log.begin(self._id, self._generation, records, now_ms())
+            await self._process.delay()
+            await self._process.gate()  # the client sends the end; one that stands still or dies in between leaves it open
+            await self._process.delay()
+            if fault == "never ended":
+                raise Unknown("the end of the transaction was lost on its way")
+            if fault == "ended late":
+                _told(answer, Unknown("no answer in time"))
+                await asyncio.sleep(dice.random.random() * 3)
+            self._log.end(transaction, "aborted" if fault == "aborted" else "committed")
+        except Died:
+            _told(answer, Died())
+        except (Fenced, Unknown) as failed:
+            _told(answer, failed)
+        else:
+            await self._process.delay()
+            match fault:
+                case "aborted":
+                    _told(answer, Aborted("the broker refused"))
+                case "ended, not told":
+                    _told(answer, Unknown("the answer was lost"))
+                case _ if not answer.done():
+                    answer.set_result(transaction.next)
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+def _told(answer: asyncio.Future[Mapping[TopicPartition, Offset]], error: Exception) -> None:
+    if not answer.done():
+        answer.set_exception(error)
+
+
+class SimSubscription:
+    def __init__(self, process: Process, log: ModelLog, positions: Mapping[TopicPartition, Offset]) -> None:
+        self._process, self._log = process, log
+        self._next = dict(positions)
+        self._turn = deque(self._next)
+
+    async def next(self, max_bytes: int) -> Fetched:
+        while True:
+            await self._process.gate()
+            if self._process.dice.fails(0.3):
+                raise Unavailable("the reader lost its connection")
+            for _ in range(len(self._turn)):
+                source = self._turn[0]
+                self._turn.rotate(-1)
+                fetched = self._take(source, max_bytes)
+                if fetched is not None:
+                    return fetched
+            await self._log.moved.wait()
+            await self._process.delay()
+
+    def _take(self, source: TopicPartition, max_bytes: int) -> Fetched | None:
+        start, end = self._next[source], self._log.stable_end(source)
+        if start >= end:
+            return None
+        there = self._log.committed(source, start)
+        taken: list[Record] = []
+        size, most = 0, self._process.dice.random.randrange(1, 12)
+        for record in there[:most]:
+            if taken and size + len(record.value) > max_bytes:
+                break
+            taken.append(record)
+            size += len(record.value)
+        self._next[source] = end if len(taken) == len(there) else Offset(taken[-1].offset + 1)
+        return Fetched(source, tuple(taken), self._next[source])
+
+    def lag(self) -> int | None:
+        return sum(self._log.stable_end(source) - at for source, at in self._next.items())
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+class SimBroker:
+    """See `engine.broker.Broker`."""
+
+    def __init__(self, process: Process, log: ModelLog) -> None:
+        self._process, self._log = process, log
+
+    async def _call(self, effect: Callable[[], T], may_be_lost: bool = False) -> T:
+        await self._process.gate()
+        await self._process.delay()
+        if self._process.dice.fails():
+            raise Unavailable("not reached")
+        done = effect()
+        await self._process.delay()
+        if may_be_lost and self._process.dice.fails():
+            raise Unavailable("the answer was lost")
+        await self._process.gate()
+        return done
+
+    async def subscribe(self, positions: Mapping[TopicPartition, Offset]) -> SimSubscription:
+        return await self._call(lambda: SimSubscription(self._process, self._log, positions))
+
+    async def producer(self, transactional_id: str) -> SimProducer:
+        await self._process.stumble()
+        generation = await self._call(lambda: self._log.open(transactional_id), may_be_lost=True)
+        return SimProducer(self._process, self._log, transactional_id, generation)
+
+    async def read(self, source: TopicPartition, first: Offset, stop: Offset | None = None) -> list[Record]:
+        end = self._log.stable_end(source) if stop is None else stop
+        while self._log.stable_end(source) < end:
+            await self._log.moved.wait()
+        return await self._call(lambda: self._log.committed(source, first, end))
+
+
+# --- registry ---------------------------------------------------------------------------------------------------------
+
+
+class SimRegistry:
+    """See `bank.registry.Registry`: the twin, over a connection that fails."""
+
+    def __init__(self, process: Process, inner: MemoryRegistry) -> None:
+        self._process, self._inner = process, inner
+
+    async def _call(self, effect: Callable[[], Awaitable[T]]) -> T:
+        process = self._process
+        await process.gate()
+        await process.delay()
+        if now_ms() < process.registry_away_until_ms or process.dice.fails():
+            raise RegistryUnavailable("not reached")
+        await process.gate()
+        done = await effect()
+        await process.delay()
+        if process.dice.fails():
+            raise RegistryUnavailable("the answer was lost")
+        await process.gate()
+        return done
+
+    async def heartbeat(self, slot: Slot, lease_ms: Millis) -> None:
+        await self._call(lambda: self._inner.heartbeat(slot, lease_ms))
+
+    async def read(self, me: SlotId) -> Registered:
+        return await self._call(lambda: self._inner.read(me))
+
+    async def spec(self, job: JobId) -> bytes | None:
+        return await self._call(lambda: self._inner.spec(job))
+
+    async def claim(self, wanted: Sequence[tuple[JobPartition, Epoch]], slot: SlotId, lease_ms: Millis) -> dict[JobPartition, Epoch]:
+        return await self._call(lambda: self._inner.claim(wanted, slot, lease_ms))
+
+    async def release(self, held: Sequence[tuple[JobPartition, Epoch]], slot: SlotId) -> None:
+        await self._call(lambda: self._inner.release(held, slot))
+
+    async def report(self, reports: Mapping[JobPartition, tuple[Epoch, Report]], slot: SlotId) -> None:
+        await self._call(lambda: self._inner.report(reports, slot))
+
+    async def leave(self, slot: SlotId) -> None:
+        await self._call(lambda: self._inner.leave(slot))
+
+
+# --- disks ------------------------------------------------------------------------------------------------------------
+
+
+class DiskHangar(MemoryHangar):
+    """State on a machine's disk: it survives its process; one process at a time has it open."""
+
+    def __init__(self, entries: dict[bytes, bytes] | None = None) -> None:
+        super().__init__(entries)
+        self.holder: Process | None = None
+        self.earlier: dict[bytes, bytes] = {}
+        """The state as of some earlier write: what a machine that lost its last writes comes back with."""
+
+    def write(self, batch: WriteBatch) -> None:
+        assert self.holder is not None, "written after it was closed"
+        assert self.holder.alive, "written by a dead process"
+        super().write(batch)
+        if self.holder.dice.fails():
+            self.earlier = self.entries()
+
+    def entries(self) -> dict[bytes, bytes]:
+        return dict(self.scan(b"", b"\xff" * 40))
+
+    def close(self) -> None:
+        self.holder = None
+
+
+@dataclass
+class Machine:
+    """Where slots run; all of a machine's slots share its disk."""
+
+    disk: dict[JobPartition, DiskHangar] = field(default_factory=dict)
+
+    def open(self, key: JobPartition, process: Process) -> DiskHangar:
+        hangar = self.disk.setdefault(key, DiskHangar())
+        if hangar.holder is not None and hangar.holder.alive:
+            raise DiskLocked(f"{key} is held by another process")
+        hangar.holder = process
+        return hangar
+
+    def lose(self, process: Process) -> None:
+        """The disk is lost with the process."""
+        self.disk = {key: h for key, h in self.disk.items() if h.holder is not None and h.holder.alive and h.holder is not process}
+
+    def go_back(self, process: Process) -> None:
+        """What the process wrote last did not reach the disk."""
+        for key, hangar in list(self.disk.items()):
+            if hangar.holder is process:
+                self.disk[key] = DiskHangar(hangar.earlier)
