@@ -12,6 +12,8 @@ import pytest
 
 from tests.dags.conftest import OPTIONS, ROOT
 
+pytestmark = pytest.mark.timeout(900)  # seven runs of Airflow, each in a process of its own
+
 RUN = """
 import gc, importlib.util, json, os, sys, types
 from airflow.sdk.definitions.dag import DAG
