@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,14 +58,15 @@ def _table(rows: Sequence[dict[str, Any]]) -> Table:
 def _what_next(settings: Settings, console: Console) -> None:
     user, password = settings.airflow_user, settings.airflow_password.get_secret_value()
     form = '{"definitions": "examples.fraud.definitions", "workspace": "demo", "branch": "main"}'
-    console.print("\n[bold]What next[/bold]")
-    console.print(f"  API       {settings.query_url}   token [bold]{TOKEN}[/bold] (`dev-<name>` opens workspace `<name>`)")
-    console.print(f"  Airflow   {settings.airflow_url}   user {user}, password {password}")
-    console.print(f"            to commit from its form: DAGs, commit, Trigger, e.g. {form}", soft_wrap=True)
-    console.print("  status    make status      processes, slots, job partitions, lag and last errors")
-    console.print("  logs      make logs        or `fennel-core logs engine -f`")
-    console.print("  stop      make down        data stays; `make up` starts again, `make clean` wipes it")
-    console.print("  go on     edit examples/fraud/definitions.py and `make demo` again\n")
+    say = partial(console.print, soft_wrap=True)
+    say("\n[bold]What next[/bold]")
+    say(f"  API       {settings.query_url}   token [bold]{TOKEN}[/bold] (`dev-<name>` opens workspace `<name>`)")
+    say(f"  Airflow   {settings.airflow_url}   user {user}, password {password}")
+    say(f"            to commit from its form: Dags, commit, Trigger, e.g. {form}")
+    say("  status    make status      processes, slots, job partitions, lag and last errors")
+    say("  logs      make logs        or `fennel-core logs engine -f`")
+    say("  stop      make down        data stays; `make up` starts again, `make clean` wipes it")
+    say("  go on     edit examples/fraud/definitions.py and `make demo` again\n")
 
 
 def main() -> None:
