@@ -1,0 +1,14 @@
+"""Unit tests see none of a platform's environment, whatever ran before them or was exported by whoever runs them."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def no_platform(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings are their defaults."""
+    for name in [name for name in os.environ if name.startswith("FENNEL_") and not name.startswith("FENNEL_TEST_")]:
+        monkeypatch.delenv(name)
