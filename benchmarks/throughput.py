@@ -158,9 +158,7 @@ async def over_kafka(load: Load, limits: Limits, settings: Settings) -> tuple[fl
 
 def fill(kafka: str, topic: str, values: Sequence[bytes], keys: Sequence[bytes] | None = None) -> int:
     """The end of `topic` after all values have been written to its only partition."""
-    producer = Producer({"bootstrap.servers": kafka, "transactional.id": topic, "queue.buffering.max.messages": 1_000_000})
-    producer.init_transactions(30)
-    producer.begin_transaction()  # as everything on our topics is written: readers rely on it
+    producer = Producer({"bootstrap.servers": kafka, "acks": "all", "queue.buffering.max.messages": 1_000_000})
     ends = [0]
 
     def delivered(error: Any, message: Any) -> None:
@@ -170,7 +168,7 @@ def fill(kafka: str, topic: str, values: Sequence[bytes], keys: Sequence[bytes] 
     for number, value in enumerate(values):
         producer.produce(topic, value, key=None if keys is None else keys[number], partition=0, on_delivery=delivered)
         producer.poll(0)
-    producer.commit_transaction(120)
+    producer.flush(120)
     return ends[0]
 
 

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from fennel_core.settings.model import Settings
 
-FETCH_WAIT_MS: Final = 100
-"""How long the broker holds an empty fetch. A partition that is newly assigned is not read before the fetch under way has ended, so it
-bounds how late a new job starts; each costs slot and broker a look at every partition, which is nearly all they do when nothing happens."""
+FETCH_WAIT_MS: Final = 50
+"""How long the broker holds an empty fetch. It bounds how late a reader learns that it stands at the end (the barrier needs that) and
+costs an idle slot 20 small requests a second."""
 FETCH_MAX_BYTES: Final = 32 * 1024 * 1024
 QUEUE_KBYTES: Final = 65_536
 

@@ -4,11 +4,6 @@ Theory. One consumer carries all partitions a slot reads, so an idle slot costs 
 records to each runner that wants them. A runner that cannot keep up is skipped, never waited for: when it has room again the partition is
 sought back to where it stands, and the others pass over what they have seen by offset. So a slow job costs re-reading, and blocks nobody.
 
-Standing at the end. A position has to pass transaction markers too, for barriers wait until it reaches the high watermark; but a client
-hears of the end only with an empty fetch, which the broker holds back. So a reader reasons: everything on our topics is written in
-transactions, so after a committed record o comes its marker. A high watermark of o + 2 leaves room for nothing else: the reader stands
-at the end. Where more than that follows (interleaved or aborted transactions) it waits for the empty fetch.
-
 librdkafka has no second half of KIP-890: after a time-out or an error whose outcome is open a producer is of no use, and the caller learns
 what happened from the replaylog.
 """
@@ -217,24 +212,14 @@ class Feed:
                 first = self._consumer.poll(POLL_S)
                 if first is not None:
                     messages = [first, *self._consumer.consume(BATCH_MESSAGES, 0)]
-                    self._loop.call_soon_threadsafe(self._deliver, messages, self._ends(messages))
+                    self._loop.call_soon_threadsafe(self._deliver, messages)
             except KafkaException as lost:
                 self._loop.call_soon_threadsafe(self._fail, lost)
             except RuntimeError:
                 break  # the event loop is closed: the slot is gone
         self._consumer.close()
 
-    def _ends(self, messages: Sequence[Message]) -> dict[TopicPartition, Offset]:
-        """Partitions of which only the marker of the last record's transaction follows, and the offset after it."""
-        last = {(m.topic(), m.partition()): m.offset() for m in messages if m.error() is None}
-        ends = {}
-        for source, offset in last.items():
-            high = self._consumer.get_watermark_offsets(RdTopicPartition(*source), cached=True)[1]
-            if high == offset + 2:
-                ends[source] = Offset(high)
-        return ends
-
-    def _deliver(self, messages: Sequence[Message], found: Mapping[TopicPartition, Offset]) -> None:
+    def _deliver(self, messages: Sequence[Message]) -> None:
         batches: dict[TopicPartition, tuple[list[Record], list[Offset]]] = {}
         for message in messages:
             error = message.error()
@@ -248,9 +233,8 @@ class Feed:
                 for reader in self._readers.get(source, []):
                     reader.fail(KafkaException(error))
         for source, (records, ends) in batches.items():
-            end = max([*ends, *([found[source]] if source in found else [])], default=None)
             for reader in self._readers.get(source, []):
-                reader.offer(source, records, end)
+                reader.offer(source, records, ends[-1] if ends else None)
 
     def _fail(self, error: Exception) -> None:
         for readers in list(self._readers.values()):

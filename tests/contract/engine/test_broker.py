@@ -89,32 +89,6 @@ async def test_a_reader_learns_that_it_has_passed_the_transaction_marker(broker:
     assert subscription.lag() == 0
 
 
-async def test_a_reader_of_interleaved_writers_misses_nothing_and_reaches_the_end(broker: Broker, topic: TopicName) -> None:
-    async def write_many(name: str) -> Offset:
-        producer, end = await broker.producer(f"{topic}-{name}"), START
-        for number in range(25):
-            records = [Outgoing(topic, 0, f"{name}-{number}-{part}".encode()) for part in range(1 + number % 3)]
-            end = (await producer.commit(records))[at(topic)]
-        return end
-
-    subscription = await broker.subscribe({at(topic): START})
-    got: list[Fetched] = []
-
-    async def read() -> None:
-        while True:
-            got.append(await subscription.next(MAX_BYTES))
-
-    reading = asyncio.create_task(read())
-    async with asyncio.timeout(60):
-        end = max(await asyncio.gather(*(write_many(name) for name in "abc")))
-        while not got or got[-1].next <= end:
-            await asyncio.sleep(0.01)
-    reading.cancel()
-    expected = {f"{name}-{number}-{part}".encode() for name in "abc" for number in range(25) for part in range(1 + number % 3)}
-    assert sorted(values(got)) == sorted(expected)
-    assert subscription.lag() == 0
-
-
 async def test_two_readers_of_one_partition_at_different_positions_both_get_everything(broker: Broker, topic: TopicName) -> None:
     await write(broker, topic, b"a", b"b")
     early = await broker.subscribe({at(topic): START})
