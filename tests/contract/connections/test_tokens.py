@@ -104,10 +104,10 @@ async def test_a_dev_token_opens_nothing_when_off_or_not_on_loopback(open_pool: 
 
 
 async def test_a_dev_token_of_a_workspace_that_is_being_deleted_is_refused(open_pool: Pool) -> None:
-    rules = Rules(dev_tokens=True)
-    await tokens.workspace_of(open_pool, rules, "Bearer dev-alice")
+    rules, clock = Rules(dev_tokens=True), Clock()
+    await tokens.workspace_of(open_pool, rules, "Bearer dev-alice", clock)
     await workspaces.mark_deleting(open_pool, "alice")
-    clock = Clock(10_000.0)
+    clock.now += tokens.USABLE_SECONDS
     assert (await _refusal(open_pool, rules, "Bearer dev-alice", clock)).status == 401
 
 
