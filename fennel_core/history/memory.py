@@ -1,0 +1,52 @@
+"""The twin in memory of history's rows, with a clock that tests move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import datetime
+
+from fennel_core.history.store import HistoryFile, TopicPart
+from fennel_core.vocab.ids import Offset, PartitionIndex, TopicName
+
+
+class MemoryHistoryFiles:
+    """See `history.store.HistoryFiles`."""
+
+    def __init__(self, now: Callable[[], datetime]) -> None:
+        self._now = now
+        self._rows: dict[TopicPart, list[HistoryFile]] = {}
+        self._orphans: dict[TopicName, datetime] = {}
+
+    async def ends(self, topics: Collection[TopicName]) -> Mapping[TopicPart, Offset]:
+        return {place: rows[-1].next_offset for place, rows in self._rows.items() if place[0] in topics}
+
+    async def files(self, topic: TopicName, part: PartitionIndex, upto: Offset | None = None) -> tuple[HistoryFile, ...]:
+        return tuple(row for row in self._rows.get((topic, part), ()) if upto is None or row.first_offset < upto)
+
+    async def add(self, file: HistoryFile) -> bool:
+        rows = self._rows.get((file.topic, file.part), [])
+        if file in rows:
+            return True
+        taken = any(row.object_key == file.object_key for others in self._rows.values() for row in others)
+        if taken or file.first_offset != (rows[-1].next_offset if rows else 0):
+            return False
+        self._rows[file.topic, file.part] = [*rows, file]
+        return True
+
+    async def keys(self, topic: TopicName) -> frozenset[str]:
+        return frozenset(row.object_key for place, rows in self._rows.items() if place[0] == topic for row in rows)
+
+    async def topics(self) -> frozenset[TopicName]:
+        return frozenset(topic for topic, _ in self._rows)
+
+    async def orphans(self, alive: Collection[TopicName]) -> Mapping[TopicName, datetime]:
+        found = {topic for topic, _ in self._rows} - set(alive)
+        self._orphans = {topic: self._orphans.get(topic, self._now()) for topic in found}
+        return dict(self._orphans)
+
+    async def now(self) -> datetime:
+        return self._now()
+
+    async def remove(self, topics: Sequence[TopicName]) -> None:
+        self._rows = {place: rows for place, rows in self._rows.items() if place[0] not in topics}
+        self._orphans = {topic: since for topic, since in self._orphans.items() if topic not in topics}

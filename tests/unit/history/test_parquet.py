@@ -1,0 +1,78 @@
+"""Files of history: what goes in comes out, ordered by key group and offset."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime
+from decimal import Decimal
+
+import polars as pl
+import pyarrow as pa
+
+from fennel_core.history import parquet
+from fennel_core.history.parquet import GROUP, OFFSET
+from fennel_core.vocab.ids import Offset
+from fennel_core.vocab.keys import key_bytes, key_group
+from fennel_core.vocab.position import Hlc, stamp
+from fennel_core.vocab.versions import META_FIELDS, encode
+
+NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
+COLUMNS = pa.schema(
+    [
+        ("user", pa.large_string()),
+        ("score", pa.float64()),
+        ("price", pa.decimal128(18, 2)),
+        ("day", pa.date32()),
+        ("tags", pa.large_list(pa.large_string())),
+        ("place", pa.struct([("zip", pa.int64()), ("city", pa.large_string())])),
+        ("raw", pa.large_binary()),
+        ("ts", pa.timestamp("us", "UTC")),
+        *META_FIELDS,
+    ]
+)
+
+
+def message(users: list[str | None], server: int) -> bytes:
+    count = len(users)
+    values = {
+        "user": users,
+        "score": [float("nan"), 1.5, None][:1] * count,
+        "price": [Decimal("3.10")] * count,
+        "day": [date(2024, 5, 1)] * count,
+        "tags": [["a", None], [], None][:1] * count,
+        "place": [{"zip": 1, "city": None}] * count,
+        "raw": [b"\x00\xff"] * count,
+        "ts": [NOON] * count,
+        "__pos": stamp(Hlc(1), server, count).to_pylist(),
+        "__sign": [1] * count,
+        "__gone": [False] * count,
+    }
+    return encode(pa.Table.from_pydict(values, schema=COLUMNS))
+
+
+def test_rows_are_sorted_by_key_group_and_offset_and_keep_their_order_within_a_message() -> None:
+    users = [f"user-{number % 7}" for number in range(100)]
+    frame = parquet.gather([(Offset(5), message(users, 1)), (Offset(9), message(users, 2))], ("user",))
+    assert frame[GROUP].to_list() == [key_group(key) for key in key_bytes(frame, ("user",))]
+    order = list(zip(frame[GROUP], frame[OFFSET], frame["__pos"], strict=True))
+    assert order == sorted(order), "positions grow within these messages"
+    assert frame[OFFSET].value_counts().sort(OFFSET).rows() == [(5, 100), (9, 100)]
+
+
+def test_without_a_key_every_row_is_of_group_zero_and_the_order_is_the_topics() -> None:
+    frame = parquet.gather([(Offset(0), message(["b", "a"], 1)), (Offset(2), message(["c"], 2))], ())
+    assert (frame[GROUP].to_list(), frame["user"].to_list(), frame[OFFSET].to_list()) == ([0, 0, 0], ["b", "a", "c"], [0, 0, 2])
+
+
+def test_every_type_comes_back_as_it_was() -> None:
+    frame = parquet.gather([(Offset(0), message(["b", "a"], 1)), (Offset(7), message(["c"], 2))], ("user",))
+    back = parquet.read(parquet.write(frame))
+    assert back.schema == frame.schema
+    assert back.equals(frame)
+    assert (back.schema[OFFSET], back.schema[GROUP]) == (pl.Int64, pl.Int32)
+    assert parquet.read(parquet.write(frame), ["user", OFFSET]).equals(frame.select("user", OFFSET))
+
+
+def test_an_empty_batch_between_others_adds_nothing() -> None:
+    frame = parquet.gather([(Offset(0), message([], 1)), (Offset(1), message(["c"], 2))], ("user",))
+    assert frame[OFFSET].to_list() == [1]
+    assert parquet.read(parquet.write(parquet.gather([(Offset(0), message([], 1))], ("user",)))).is_empty()
