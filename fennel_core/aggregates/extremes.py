@@ -49,9 +49,19 @@ class LastTime(Headed):
         return events.times
 
     def update(self, events: AnyEvents) -> list[Head]:
-        """As any head; where nothing is taken back the largest time and its count are enough."""
+        """As any head; where nothing of a segment is taken back the largest time and its count are enough.
+
+        That is decided for each segment by itself: a partial must not depend on what else was at hand.
+        """
         if not events.all_added:
-            return super().update(events)
+            heads, added, times = super().update(events), events.added, events.times
+            for i, (start, stop) in enumerate(events.bounds):
+                if all(added[start:stop]):
+                    here = list(times[start:stop])
+                    moment = max(here)
+                    count = here.count(moment)
+                    heads[i] = Head({moment: count}, None if count == len(here) else (moment,))
+            return heads
         if isinstance(events, FewEvents):
             moment = max(events.times)
             times = events.times.count(moment)

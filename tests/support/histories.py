@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import polars as pl
@@ -73,10 +74,24 @@ def as_frame(schema: Schema, changes: list[Change]) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=plain, orient="row").cast(columns)  # type: ignore[arg-type]  # a mapping of names is accepted
 
 
-def run(step: Step, history: History, *schemas: Schema) -> tuple[MemoryHangar, list[pl.DataFrame]]:
-    """Apply every batch; the state at the end and the frames emitted on output 0."""
+def run(step: Step, history: History, *schemas: Schema, canonical: bool = True) -> tuple[MemoryHangar, list[pl.DataFrame]]:
+    """Apply every batch; the state at the end and the frames emitted on output 0. `canonical`: state does not depend on the split."""
+    state, emitted = _applied(step, history.batches, schemas)
+    if not canonical:
+        return state, emitted
+    longer = [[c for batch in neighbours for c in batch] for _, neighbours in groupby(history.batches, key=lambda batch: batch[0].source)]
+    assert entries(state) == entries(_applied(step, longer, schemas)[0]), "state is a function of the order of rows, however they are split"
+    return state, emitted
+
+
+def entries(state: MemoryHangar) -> list[tuple[bytes, bytes]]:
+    """All of a state."""
+    return state.scan(b"", b"\xff" * 8)
+
+
+def _applied(step: Step, batches: list[list[Change]], schemas: tuple[Schema, ...]) -> tuple[MemoryHangar, list[pl.DataFrame]]:
     state, emitted = MemoryHangar(), []
-    for batch in history.batches:
+    for batch in batches:
         source = batch[0].source
         outcome = step.apply(state, source, as_frame(schemas[source], batch))
         state.write(WriteBatch(outcome.puts, outcome.deletes))

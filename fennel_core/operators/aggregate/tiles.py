@@ -12,7 +12,9 @@ Reading asks for disjoint intervals of time: a child inside one interval counts 
 beyond the end is not looked at. That touches one node per level and edge. A partial that is missing (too large to keep) means: open the
 child.
 
-Work is done for all keys of a batch at once, level by level: NumPy over records, Python per touched child.
+Work is done for all keys of a batch at once, level by level: NumPy over records, Python per touched child. What moves is always a block of
+exactly one record more than a log may hold, so the bytes of a tree are a function of the order of its key's records and not of the batches
+they came in: the live lane and the bulk lane arrive at the same state hash.
 
 State: tag `a`: key → root node; tag `n`: key, level, number of the span (8 bytes, ordered), for a block also its number → node. Node:
 count of records and length of the partials (4 bytes each, big-endian), partials (msgpack map: child number → packed partials, nil where
@@ -115,7 +117,7 @@ class Tiles:
     def _append(
         self, reads: Reads, places: list[bytes], records: Records, starts: Ints, puts: dict[bytes, bytes], limit: int
     ) -> list[tuple[int, Node]]:
-        """Append each segment to its node's log; nodes whose log is now too long come back unwritten."""
+        """Append each segment to its node's log; nodes whose log is now longer than `limit` come back unwritten."""
         edges = [*starts.tolist(), len(records)]
         added = records.slices(edges[:-1], edges[1:])
         held = reads.get_many(places)
@@ -133,34 +135,41 @@ class Tiles:
     def _move(
         self, places: list[bytes], owners: list[bytes], full: list[tuple[int, Node]], level: int, puts: dict[bytes, bytes]
     ) -> tuple[list[bytes], list[bytes], Records, Ints]:
-        """Move the logs of full nodes on to their children: the children's places, owners, records and where each one's begin."""
+        """Move what is full of the logs on to children: the children's places, owners, records and where each one's begin."""
         records = load(self._layout, [(node.structs, node.heap) for _, node in full])
-        parents = np.repeat(np.arange(len(full)), [node.count for _, node in full])
-        if records.fixed["weight"].min() < 0:
-            records, parents = records.merged_within(parents)
-        children = records.ts >> SHIFTS[level]
-        order = np.lexsort((children, parents))
-        records, parents, children = records.take(order), parents[order], children[order]
-        starts = _starts(parents, children)
-        events = Events.of(records, starts)
-        updates = list(zip(*(aggregation.update(events) for aggregation in self._aggregations), strict=True)) if len(starts) else []
-        below = list(zip(parents[starts].tolist(), children[starts].tolist(), strict=True))
+        cut = _cut([node.count for _, node in full], LOG_RECORDS + 1)
+        rests = records.slices(cut.stays.tolist(), cut.ends.tolist())
+        records, blocks = _without_cancelled(records.take(np.flatnonzero(cut.blocks >= 0)), cut.blocks[cut.blocks >= 0])
+        parents, children = cut.node_of(blocks), records.ts >> SHIFTS[level]
+        order = np.lexsort((blocks, children, parents))
+        records, parents, children, blocks = records.take(order), parents[order], children[order], blocks[order]
+        pieces = _starts(parents, children, blocks)
+        events = Events.of(records, pieces)
+        updates = list(zip(*(aggregation.update(events) for aggregation in self._aggregations), strict=True)) if len(pieces) else []
         summaries = [_decode(node.partials) for _, node in full]
-        for (parent, child), partials in zip(below, updates, strict=True):
+        for parent, child, partials in zip(parents[pieces].tolist(), children[pieces].tolist(), updates, strict=True):
             summaries[parent][child] = self._merged(summaries[parent].get(child), partials)
-        for place, summary in zip(places, summaries, strict=True):
-            puts[place] = Node(0, _encode(summary), b"", b"").stored()
+        for place, summary, rest, count in zip(places, summaries, rests, (cut.ends - cut.stays).tolist(), strict=True):
+            puts[place] = Node(count, _encode(dict(sorted(summary.items()))), *rest).stored()
+        starts = _starts(parents, children)
+        below = list(zip(parents[starts].tolist(), children[starts].tolist(), strict=True))
         keys = [owners[parent] for parent, _ in below]
         return self._child_places(keys, level, [child for _, child in below]), keys, records, starts
 
     def _put_aside(self, place: bytes, node: Node, puts: dict[bytes, bytes]) -> None:
-        """Make the log of a node of the last level a block of its own."""
-        events = Events.of(load(self._layout, [(node.structs, node.heap)]), np.zeros(1, dtype=np.int64))
+        """Make the full stretches of the log of a node of the last level blocks of their own."""
+        records = load(self._layout, [(node.structs, node.heap)])
+        length = BLOCK_RECORDS + 1
+        edges = [*range(0, node.count + 1, length), node.count]
+        packs = records.slices(edges[:-1], edges[1:])
+        events = Events.of(records.take(np.arange(edges[-2])), np.array(edges[:-2], dtype=np.int64))
+        updates = zip(*(aggregation.update(events) for aggregation in self._aggregations), strict=True)
         summary = _decode(node.partials)
-        number = len(summary)
-        summary[number] = self._merged(None, [partial for a in self._aggregations for partial in a.update(events)])
-        puts[place] = Node(0, _encode(summary), b"", b"").stored()
-        puts[_block_place(place, number)] = Node(node.count, _NO_PARTIALS, node.structs, node.heap).stored()
+        for pack, partials in zip(packs, updates, strict=False):
+            number = len(summary)
+            summary[number] = self._merged(None, partials)
+            puts[_block_place(place, number)] = Node(length, _NO_PARTIALS, *pack).stored()
+        puts[place] = Node(node.count - edges[-2], _encode(summary), *packs[-1]).stored()
 
     def _merged(self, packed: list[Any] | None, partials: Sequence[Any]) -> list[Any]:
         if packed is None:
@@ -275,6 +284,42 @@ def _interval(cuts: tuple[int, ...], moment: int) -> int:
         if moment <= cut:
             return i
     return len(cuts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """Logs, one after the other, cut into blocks. `blocks`: the block of each record, −1 where it stays; `stays` and `ends`: per log."""
+
+    blocks: Ints
+    firsts: Ints
+    stays: Ints
+    ends: Ints
+
+    def node_of(self, blocks: Ints) -> Ints:
+        """The log of each block."""
+        return np.searchsorted(self.firsts, blocks, side="right") - 1
+
+
+def _cut(counts: Sequence[int], length: int) -> _Cut:
+    """Blocks of `length` records, numbered so that they ascend; what is left of a log stays."""
+    sizes = np.array(counts, dtype=np.int64)
+    ends = np.cumsum(sizes)
+    firsts = ends - sizes
+    stays = firsts + sizes // length * length
+    nodes = np.repeat(np.arange(len(sizes)), sizes)
+    rows = np.arange(len(nodes))
+    blocks = np.where(rows < stays[nodes], firsts[nodes] + (rows - firsts[nodes]) // length, -1)
+    return _Cut(blocks, firsts, stays, ends)
+
+
+def _without_cancelled(records: Records, blocks: Ints) -> tuple[Records, Ints]:
+    """Blocks in which something is taken back hold every event once, or not at all; the others stay as they are."""
+    taking = np.unique(blocks[records.weight < 0])
+    if len(taking) == 0:
+        return records, blocks
+    alone = len(records) + np.arange(len(records)) + int(blocks.max())
+    merged, owners = records.merged_within(np.where(np.isin(blocks, taking), blocks, alone))
+    return merged, np.where(owners < alone[0], owners, blocks[np.maximum(owners - alone[0], 0)])
 
 
 def _starts(*columns: Ints) -> Ints:

@@ -36,7 +36,7 @@ def test_a_row_counts_until_it_is_succeeded_or_leaves_the_window(history):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiles, "LOG_RECORDS", 2)
         patch.setattr(tiles, "BLOCK_RECORDS", 1)
-        state, _ = run(step, history, INPUT)
+        state, _ = run(step, history, INPUT, canonical=False)
     asked = [(k, q) for k in "abc" for q in range(-SECOND, 40 * SECOND, SECOND)]
     answers = step.lookup(state, key_bytes(pl.DataFrame({"k": [k for k, _ in asked]}), ["k"]), [q for _, q in asked])
     for (key, moment), answer in zip(asked, answers, strict=True):
@@ -62,7 +62,7 @@ def test_versions_stand_where_rows_begin_or_cease_to_count(history, steps, lookb
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiles, "LOG_RECORDS", 2)
         patch.setattr(tiles, "BLOCK_RECORDS", 1)
-        state, emitted = run(step, history, INPUT)
+        state, emitted = run(step, history, INPUT, canonical=False)
     seen = max((c.row["t"] for batch in history.batches for c in batch if c.sign > 0), default=-SECOND)
     for told in (seen, seen + 5 * SECOND):
         emitted += [emit.frame for emit in step.advance(state, told).emits]
