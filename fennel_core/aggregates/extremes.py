@@ -54,18 +54,13 @@ class LastTime(Headed):
         That is decided for each segment by itself: a partial must not depend on what else was at hand.
         """
         if not events.all_added:
-            heads, added, times = super().update(events), events.added, events.times
+            heads, added, every = super().update(events), events.added, events.times
             for i, (start, stop) in enumerate(events.bounds):
                 if all(added[start:stop]):
-                    here = list(times[start:stop])
-                    moment = max(here)
-                    count = here.count(moment)
-                    heads[i] = Head({moment: count}, None if count == len(here) else (moment,))
+                    heads[i] = _last(every[start:stop])
             return heads
         if isinstance(events, FewEvents):
-            moment = max(events.times)
-            times = events.times.count(moment)
-            return [Head({moment: times}, None if times == len(events.times) else (moment,))]
+            return [_last(events.times)]
         lengths = np.diff(events.starts, append=len(events.ts))
         last = np.maximum.reduceat(events.ts, events.starts)
         counts = np.add.reduceat(events.ts == np.repeat(last, lengths), events.starts, dtype=np.int64)
@@ -77,3 +72,10 @@ class LastTime(Headed):
         if found:
             return found[0][0]
         return None if partial.edge is None else UNKNOWN
+
+
+def _last(times: Sequence[int]) -> Head:
+    """The largest of some times that are all there, and its count."""
+    moment = max(times)
+    count = list(times).count(moment)
+    return Head({moment: count}, None if count == len(times) else (moment,))
