@@ -7,6 +7,9 @@ operator needs its input on a topic, partitioned the way it asks, and only then 
 where state, a change of key, user code or a dataset's content needs one; a pending step writes straight into the partitioning its
 consumer wants; and user code, being a pending step of its own, is never part of another.
 
+Where windows close by event time behind a join, the join tells how far event time has come (what it emits does not, see
+`engine/frontiers.py`), and every topic from there to the windows carries that.
+
 A flow that several operators consume is put on a topic once, so that user code runs once. A job reads each topic once, so a second
 branch over the same topic gets a copy.
 """
@@ -69,6 +72,8 @@ class Pending:
     schema: Schema
     noun: str
     salted: bool = False
+    frontier: bool = False
+    """It tells the frontier: the topic it is put on carries it."""
 
 
 Flow = Loose | Pending
@@ -132,6 +137,11 @@ class PipelineCompiler:
         return Result(job, topic)
 
     # --- flows
+
+    @property
+    def closing(self) -> bool:
+        """Does any operator close windows by event time?"""
+        return any(_closes(node.kind) for node in self.pipeline.nodes)
 
     def flow(self, node: Node, output: Schema) -> Flow:
         """What `node` puts out, with columns in the order of `output`."""
@@ -198,7 +208,7 @@ class PipelineCompiler:
             high_us=op.within_high_us,
             output=output,
         )
-        return Pending(step, (left.topic, right.topic), output, "join")
+        return Pending(step, (left.topic, right.topic), output, "join", frontier=self.closing)
 
     def right_content(self, operand: str) -> Content:
         """The right side of a join is a dataset, on its own topic."""
@@ -211,7 +221,7 @@ class PipelineCompiler:
     def user_code(self, noun: str, operand: str, step: spec.UserCode) -> Pending:
         """User code reads a topic and writes one. Versions of a key stay on one partition, in order."""
         content = self.place(self.flows[operand], self.schema_of(operand).key_names)
-        return Pending(step, (content.topic,), step.output, noun, salted=True)
+        return Pending(step, (content.topic,), step.output, noun, salted=True, frontier=content.frontier)
 
     def rows(self, operand: str) -> Flow:
         """The operand for a step that may be partitioned by anything: a keyed one as signed facts, which carry the end of each row."""
@@ -220,12 +230,14 @@ class PipelineCompiler:
             return flow
         content = self.place(flow, flow.schema.key_names)
         facts = spec.facts_of(content.schema)
-        return Pending(spec.Intervals(content.schema, facts), (content.topic,), facts, "intervals")
+        return Pending(spec.Intervals(content.schema, facts), (content.topic,), facts, "intervals", frontier=content.frontier)
 
     def after(self, flow: Flow, partition_by: Columns, step: spec.StepSpec, noun: str) -> Pending:
         """A stateful step over its operand, which is partitioned for it."""
-        content = self.place(flow, partition_by, frontier=spec.needs_frontier(step))
-        return Pending(step, (content.topic,), step.output, noun)  # type: ignore[union-attr]  # Table has no output and is never made here
+        closes = spec.needs_frontier(step)
+        content = self.place(flow, partition_by, frontier=closes)
+        passes = content.frontier and not closes
+        return Pending(step, (content.topic,), step.output, noun, frontier=passes)  # type: ignore[union-attr]  # Table has no output and is never made here
 
     def schema_of(self, operand: str) -> Schema:
         return self.flows[operand].schema
@@ -256,6 +268,7 @@ class PipelineCompiler:
                 pending = flow
             case unreachable:
                 assert_never(unreachable)
+        frontier = frontier or pending.frontier
         _, topic = self.assembly.add_job(
             pending.step,
             pending.inputs,
@@ -272,7 +285,8 @@ class PipelineCompiler:
         """One job for the whole run."""
         branches = self.distinct(flow.branches)
         step = spec.Map(tuple(b.content.schema for b in branches), tuple(b.stages for b in branches), output)
-        return Pending(step, tuple(b.content.topic for b in branches), output, "map")
+        heard = any(b.content.frontier for b in branches)
+        return Pending(step, tuple(b.content.topic for b in branches), output, "map", frontier=heard)
 
     def distinct(self, branches: Sequence[Branch]) -> list[Branch]:
         """Branches over different topics: whatever reads a topic that stands before gets a copy of it."""
@@ -289,12 +303,23 @@ class PipelineCompiler:
                     salt=number,
                     title=f"{self.title}: copy",
                     content=f"{self.title}: copy",
+                    frontier=content.frontier,
                 )
                 assert topic is not None
-                content = Content(topic, content.schema, content.partition_by)
+                content = Content(topic, content.schema, content.partition_by, content.frontier)
             seen.add(content.topic)
             out.append(Branch(content, branch.stages))
         return out
+
+
+def _closes(kind: wire.OperatorKind) -> bool:
+    match kind:
+        case wire.WindowOp():
+            return True
+        case wire.Aggregate(specs=specs):
+            return any(wire.is_discrete(one.window) for one in specs)
+        case _:
+            return False
 
 
 def _loose(content: Content) -> Loose:

@@ -23,7 +23,7 @@ import polars as pl
 from fennel_core.blueprints.spec import Job
 from fennel_core.engine import progress as progress_of_state
 from fennel_core.engine.broker import Aborted, Broker, Fetched, Outgoing, Producer, Record
-from fennel_core.engine.frontiers import Frontiers, told
+from fennel_core.engine.frontiers import Frontiers, given, told
 from fennel_core.engine.outputs import messages
 from fennel_core.engine.progress import Progress
 from fennel_core.hangar.store import Hangar
@@ -80,6 +80,8 @@ class Made:
     digest: bytes
     state_hash: int
     outgoing: tuple[Outgoing, ...]
+    heard: Micros | None
+    """How far event time has come, by what the iteration was given and told; for the frontier of outputs that carry one."""
 
 
 class Runner:
@@ -155,7 +157,7 @@ class Runner:
 
     async def _replay(self, marker: IterationMarker, replayed: Offset) -> None:
         """Apply what an earlier owner committed and did not apply; emits nothing."""
-        made = self._made(self._hangar, Outcome())
+        made = self._made(self._hangar, Outcome(), None)
         if marker.digest != made.digest:
             for covered in marker.ranges:
                 records = await self._broker.read((covered.topic, self.part), covered.first, covered.next)
@@ -193,8 +195,8 @@ class Runner:
         topic = fetched.source[0]
         first = self._progress.offsets.get(topic, Offset(0))
         assert fetched.records[0].offset >= first, f"record {fetched.records[0].offset} of {topic} was applied before (next is {first})"
-        if self._work.advances is None and all(record.control is not None for record in fetched.records):
-            return  # control records that nobody here listens to
+        if self._work.advances is None and not self._frontiers.wanted and all(record.control is not None for record in fetched.records):
+            return  # control records that nobody here listens to, nor behind us
         made = await self._work_out(self.job.inputs.index(topic), fetched.records)
         assert self._producer is not None or not made.outgoing, "a job without outputs emits nothing"
         replayed = self._progress.replayed
@@ -206,25 +208,29 @@ class Runner:
     async def _work_out(self, source: int, records: tuple[Record, ...]) -> Made:
         """One trip to the worker thread for everything there is to compute: each further one would wait its turn behind other runners."""
         data = [record for record in records if record.control is None]
+        frontier = told(records)
         if self._work.prepare is not None:
             outcome = await self._work.prepare(await self._pool.run(partial(_frame, data))) if data else Outcome()
-            return await self._pool.run(partial(self._made, self._hangar, outcome))
-        return await self._pool.run(partial(self._computed, source, data, told(records)))
+            return await self._pool.run(partial(self._made, self._hangar, outcome, frontier))
+        return await self._pool.run(partial(self._computed, source, data, frontier))
 
     def _computed(self, source: int, data: Sequence[Record], frontier: Micros | None) -> Made:
         reads = progress_of_state.Remembered(self._hangar)
-        return self._made(reads, self._step(reads, source, data, frontier))
+        batch = _frame(data) if data else None
+        heard = [frontier, given(self.job, source, batch) if batch is not None and self._frontiers.wanted else None]
+        outcome = self._step(reads, source, batch, frontier)
+        return self._made(reads, outcome, max((time for time in heard if time is not None), default=None))
 
-    def _made(self, reads: Reads, outcome: Outcome) -> Made:
+    def _made(self, reads: Reads, outcome: Outcome, heard: Micros | None) -> Made:
         state_hash = progress_of_state.rehashed(reads, self._progress.state_hash, outcome)
         outgoing = messages(self.job, self.part, outcome.emits, outcome.dead)
         digest = progress_of_state.digest(outcome) if self.job.outputs else b""  # without outputs there is no marker to put it into
-        return Made(outcome, digest, state_hash, tuple(outgoing))
+        return Made(outcome, digest, state_hash, tuple(outgoing), heard)
 
-    def _step(self, reads: Reads, source: int, data: Sequence[Record], frontier: Micros | None) -> Outcome:
+    def _step(self, reads: Reads, source: int, batch: pl.DataFrame | None, frontier: Micros | None) -> Outcome:
         step = self._work.step
         assert step is not None, "a job has a step or runs user code"
-        outcome = step.apply(reads, source, _frame(data)) if data else Outcome()
+        outcome = Outcome() if batch is None else step.apply(reads, source, batch)
         if frontier is None or self._work.advances is None:
             return outcome
         after = Overlay(reads, dict(outcome.puts))
@@ -235,7 +241,7 @@ class Runner:
         iteration = self._progress.iteration + 1
         state_format = progress_of_state.STATE_FORMAT
         marker = IterationMarker(self.epoch, iteration, (covered,), self._work.version, state_format, self._limits.environment, made.digest)
-        outgoing = [*made.outgoing, *self._frontiers.messages(made.outcome.emits), self._to_replaylog(marker)]
+        outgoing = [*made.outgoing, *self._frontiers.messages(made.outcome.emits, made.heard), self._to_replaylog(marker)]
         for attempt in range(1, COMMIT_ATTEMPTS + 1):
             try:
                 return (await producer.commit(outgoing))[(self.job.replaylog, self.part)]

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from fennel.internal_lib.to_proto.to_proto import to_sync_request_proto
 
-SUBJECTS = ("operators", "expressions", "connectors", "featuresets")
+SUBJECTS = ("operators", "expressions", "connectors", "featuresets", "corrections")
 
 
 def main(target: Path) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -43,6 +42,8 @@ class Dice:
     random: random.Random
     rate: float
     """Share of calls that go wrong; the world sets it to zero at the end."""
+    held_s: Sequence[float] = (0.0, 0.0, 0.0, 0.3)
+    """How long a reader may be kept from a topic at first: topics reach it in any order."""
 
     def fails(self, factor: float = 1.0) -> bool:
         return self.random.random() < self.rate * factor
@@ -177,26 +178,26 @@ class SimSubscription:
     def __init__(self, process: Process, log: ModelLog, positions: Mapping[TopicPartition, Offset]) -> None:
         self._process, self._log = process, log
         self._next = dict(positions)
-        self._turn = deque(self._next)
+        dice = process.dice
+        self._held_until_ms = {source: now_ms() + 1000 * dice.random.choice(dice.held_s) for source in positions}
 
     async def next(self, max_bytes: int) -> Fetched:
         while True:
             await self._process.gate()
             if self._process.dice.fails(0.3):
                 raise Unavailable("the reader lost its connection")
-            for _ in range(len(self._turn)):
-                source = self._turn[0]
-                self._turn.rotate(-1)
-                fetched = self._take(source, max_bytes)
-                if fetched is not None:
-                    return fetched
-            await self._log.moved.wait()
-            await self._process.delay()
+            waiting = [source for source, start in self._next.items() if start < self._log.stable_end(source)]
+            ready = [source for source in waiting if self._held_until_ms[source] <= now_ms()]
+            if ready:
+                return self._take(self._process.dice.random.choice(ready), max_bytes)
+            if waiting:
+                await asyncio.sleep((min(self._held_until_ms[source] for source in waiting) - now_ms()) / 1000)
+            else:
+                await self._log.moved.wait()
+                await self._process.delay()
 
-    def _take(self, source: TopicPartition, max_bytes: int) -> Fetched | None:
+    def _take(self, source: TopicPartition, max_bytes: int) -> Fetched:
         start, end = self._next[source], self._log.stable_end(source)
-        if start >= end:
-            return None
         there = self._log.committed(source, start)
         taken: list[Record] = []
         size, most = 0, self._process.dice.random.randrange(1, 12)

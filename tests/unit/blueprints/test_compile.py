@@ -280,6 +280,24 @@ def test_a_step_that_closes_windows_reads_a_shuffle_that_carries_the_frontier() 
     assert [[o.frontier for o in job.outputs] for job in compiled.jobs] == [[False], [], [True], [False]]
 
 
+def test_a_join_before_windows_tells_the_frontier_and_what_lies_between_passes_it_on() -> None:
+    joined = schema("", "user amount city:str place:str")
+    steps = [
+        node("Events", ref("Events"), EVENTS),
+        node("Users", ref("Users"), schema("user", "place:str")),
+        node("j", wire.Join("Events", "Users", (("user", "user"),), wire.JoinHow.INNER, None, 0, ()), joined),
+        node("d", drop("j", "place"), EVENTS),
+    ]
+    subjects = [sourced("Events", EVENTS), sourced("Users", schema("user", "place:str"))]
+    closing = derived("T", TOTALS, [*steps, node("t", aggregate("d", DAILY), TOTALS)])
+    moving = derived("T", TOTALS, [*steps, node("t", aggregate("d", SUM), TOTALS)])
+    titles = ["T.p: map -> user", "T.p: join -> position", "T.p: map -> user"]
+    for pipeline, carries in ((closing, [[False], [True], [True], [False]]), (moving, [[False], [False], [False], []])):
+        compiled = compile_subjects([*subjects, pipeline], 4)
+        assert shape(compiled)[:3] == titles
+        assert [[o.frontier for o in job.outputs] for job in compiled.jobs] == carries
+
+
 def test_operators_keep_the_schemas_they_were_given() -> None:
     steps = [
         node("Events", ref("Events"), EVENTS),

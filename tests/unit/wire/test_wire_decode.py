@@ -21,7 +21,7 @@ from fennel_core.wire.gen import connector_pb2, dataset_pb2, expression_pb2, sch
 from tests.support.readable import readable
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "wire"
-SUBJECTS = ("operators", "expressions", "connectors", "featuresets")
+SUBJECTS = ("operators", "expressions", "connectors", "featuresets", "corrections")
 
 
 def commit(subject: str):

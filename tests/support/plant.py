@@ -1,0 +1,265 @@
+"""A whole data plane in one process: real ingest servers, real runners of every job that a commit compiles to, real lookups.
+
+Theory. Log, stores and registry are the twins; everything between the body of a `log` and the body of a lookup's answer is production
+code. Time is virtual and every choice comes from one seed: how batches are cut, which input a runner reads next, which topics are held back
+for how long, and which runners die and replay. So a law over it is a law over all orders of delivery.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fennel_core.blueprints.plan import BankFacts, plan
+from fennel_core.blueprints.resolve import resolve_catalog, resolve_job
+from fennel_core.blueprints.spec import Catalog, Job
+from fennel_core.definition import definitions
+from fennel_core.engine.broker import Outgoing
+from fennel_core.engine.runner import Limits, Runner, Work
+from fennel_core.engine.service import SlotService
+from fennel_core.hangar.memory import MemoryHangar
+from fennel_core.ingest.catalogs import Catalogs
+from fennel_core.ingest.committer import Committer
+from fennel_core.ingest.flow import LogFlow
+from fennel_core.ingest.store import BranchCatalog, Branches, MemoryClock, MemoryDirectory, Message
+from fennel_core.operators.build import advancing, build
+from fennel_core.operators.spec import step_version
+from fennel_core.operators.step import Step
+from fennel_core.query.lookups import Lookups
+from fennel_core.query.owners import Owners, Ownership
+from fennel_core.query.service import Bounds, QueryService
+from fennel_core.query.view import BranchKey, Serving, Views
+from fennel_core.vocab.ids import BranchName, CommitId, Epoch, JobId, Micros, PartitionIndex, WorkspaceId
+from fennel_core.wire.entities import SyncRequest
+from tests.sim.engine.log import ModelLog
+from tests.sim.engine.parts import Dice, Process, ProcessPool, SimBroker
+from tests.sim.engine.virtual import now_ms
+from tests.support.ingest_world import NoExecutors
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "wire"
+WORKSPACE, MAIN = WorkspaceId("w"), BranchName("main")
+PARTITIONS = 4
+LIMITS = Limits(iteration_bytes=6_000, environment="plant")
+FAR_FUTURE_MS = 1 << 50
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """A recorded commit, compiled."""
+
+    request: SyncRequest
+    catalog: Catalog
+    jobs: tuple[Job, ...]
+    steps: Mapping[JobId, Step]
+
+    def behind(self, datasets: Sequence[str]) -> tuple[Job, ...]:
+        """The jobs that make these datasets and serve them, producers first."""
+        wanted = {view.served_by for view in self.catalog.datasets if view.name in datasets}
+        topics = {view.topic for view in self.catalog.datasets if view.name in datasets}
+        for job in reversed(self.jobs):
+            if job.id in wanted or topics.intersection(output.topic for output in job.outputs):
+                wanted.add(job.id)
+                topics.update(job.inputs)
+        return tuple(job for job in self.jobs if job.id in wanted)
+
+
+@cache
+def blueprint(subject: str) -> Blueprint:
+    """The commit recorded as `tests/golden/wire/<subject>.binpb`, as the definition server would make it."""
+    read = definitions.read((GOLDEN / f"{subject}.binpb").read_bytes())
+    compiled = definitions.compiled(definitions.check(read, None, incremental=False), PARTITIONS)
+    names = plan(BankFacts(WORKSPACE, 1), compiled.blueprints).ids()
+    jobs = tuple(resolve_job(job, WORKSPACE, names) for job in compiled.jobs)
+    return Blueprint(read.request, resolve_catalog(compiled, WORKSPACE, names), jobs, {job.id: build(job.step) for job in jobs})
+
+
+# --- ingest -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class ModelLane:
+    """A lane of ingest over the model of the log."""
+
+    log: ModelLog
+    name: str
+
+    async def commit(self, messages: Sequence[Message]) -> None:
+        records = [Outgoing(m.topic, m.partition, m.value, m.headers) for m in messages]
+        transaction = self.log.begin(self.name, self.log.open(self.name), records, now_ms())
+        await asyncio.sleep(0.001)
+        self.log.end(transaction, "committed")
+
+
+# --- lookups ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class InProcess:
+    """See `query.slots.Slots`: one slot, and what goes to it and comes back is bytes."""
+
+    service: SlotService
+
+    async def call(self, address: str, op: str, argument: object) -> Any:
+        assert address == "slot", "there is one slot"
+        return msgspec.msgpack.decode(
+            msgspec.msgpack.encode(await self.service(op, msgspec.msgpack.decode(msgspec.msgpack.encode(argument))))
+        )
+
+
+@dataclass
+class Hosting:
+    """What `SlotService` asks of a supervisor's entry."""
+
+    runner: Runner | None
+    error: str | None = None
+    lost: bool = False
+
+
+@dataclass
+class Slot:
+    """What `SlotService` asks of a supervisor."""
+
+    hosted: dict[tuple[JobId, PartitionIndex], Hosting] = field(default_factory=dict)
+
+    def lease_is_live(self) -> bool:
+        return True
+
+    async def read_owners(self) -> Ownership:
+        return Ownership(dict.fromkeys(self.hosted, "slot"), {})
+
+
+@dataclass
+class Branch:
+    """What a query server reads of the one branch."""
+
+    made: Blueprint
+
+    async def read_serving(self, key: BranchKey, known: CommitId | None) -> Serving | CommitId | None:
+        return Serving(CommitId("c1"), self.made.request, self.made.catalog)
+
+
+# --- the plant --------------------------------------------------------------------------------------------------------
+
+
+class Plant:
+    """`datasets`: those that are made; only jobs behind them run. Use inside `tests.sim.engine.virtual.run`."""
+
+    def __init__(self, subject: str, datasets: Sequence[str], seed: int, skews_us: Sequence[int], now_us: int) -> None:
+        self.made = blueprint(subject)
+        self.random = random.Random(seed)
+        self.log = ModelLog(FAR_FUTURE_MS)
+        self._broker = SimBroker(Process(Dice(self.random, 0.0, held_s=(0.0, 0.0, 0.0, 0.5, 3.0))), self.log)
+        self._pool = ProcessPool(Process(Dice(self.random, 0.0)))
+        self._jobs = {job.id: job for job in self.made.behind(datasets)}
+        self._stores = {(job.id, part): MemoryHangar() for job in self._jobs.values() for part in range(job.partitions)}
+        self._epochs = dict.fromkeys(self._stores, 0)
+        self._tasks: dict[tuple[JobId, int], asyncio.Task[None]] = {}
+        self._slot = Slot()
+        self._committers: list[Committer] = []
+        self.servers = self._ingest(skews_us, now_us)
+        self._query = self._front(now_us)
+        for key in self._stores:
+            self._start(key)
+
+    def _ingest(self, skews_us: Sequence[int], now_us: int) -> list[LogFlow]:
+        """One server per skew; the stamps are the database's, whose clock each of them happens to meet skewed."""
+        directory = MemoryDirectory({WORKSPACE: Branches("1", (BranchCatalog(MAIN, CommitId("c1"), self.made.catalog),))})
+        clock = MemoryClock(lambda: Micros(now_us), directory)
+        made = []
+        for number, skew_us in enumerate(skews_us):
+
+            def skewed(skew_us: int = skew_us) -> Micros:
+                return Micros(now_us + skew_us)
+
+            own = MemoryClock(skewed, directory, clock.stamps, clock.sources, clock.discarded)
+            committer = Committer(own, [ModelLane(self.log, f"ingest-{number}-{lane}") for lane in range(2)], number)
+            self._committers.append(committer)
+            made.append(LogFlow(Catalogs(directory), committer, NoExecutors(), _no_secret, 10_000))
+        return made
+
+    def _front(self, now_us: int) -> QueryService:
+        service = SlotService(self._slot, None)  # type: ignore[arg-type]  # stand-ins; nobody asks for snapshots here
+        lookups = Lookups(InProcess(service), Owners(self._slot), 30.0)  # type: ignore[arg-type]  # the one method that is called
+        absent: Any = None
+        return QueryService(Views(Branch(self.made)), lookups, absent, absent, absent, _no_secret, lambda: now_us, Bounds(1000, 5.0))
+
+    # --- runners
+
+    def _start(self, key: tuple[JobId, int]) -> None:
+        job, part = self._jobs[key[0]], key[1]
+        self._epochs[key] += 1
+        step = self.made.steps[job.id]
+        work = Work(step, advancing(step), step_version(job.step), None)
+        runner = Runner(job, part, Epoch(self._epochs[key]), work, self._stores[key], self._broker, self._pool, LIMITS)
+        self._slot.hosted[(job.id, PartitionIndex(part))] = Hosting(runner)
+        self._tasks[key] = asyncio.create_task(runner.run(), name=f"{job.title}[{part}]")
+
+    async def restart(self, number: int) -> None:
+        """A job partition dies where it stands and comes back over its state."""
+        key = list(self._tasks)[number % len(self._tasks)]
+        self._tasks[key].cancel()
+        await asyncio.wait([self._tasks[key]])
+        self._start(key)
+
+    # --- what a client does
+
+    async def say(self, server: int, endpoint: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """One `log` call."""
+        columns = {name: [row[name] for row in rows] for name in rows[0]}
+        body = json.dumps({"webhook": "door", "endpoint": endpoint, "data": columns}).encode()
+        await self.servers[server].log(WORKSPACE, MAIN, body)
+
+    async def lookup(self, dataset: str, keys: Sequence[Mapping[str, Any]], at: Sequence[float] | None) -> list[dict[str, Any] | None]:
+        """The row of each key as of each second (None: as of now), None where there is none."""
+        body: dict[str, Any] = {"keys": keys}
+        if at is not None:
+            body["timestamps"] = at
+        answer = json.loads(await self._query.lookup((WORKSPACE, MAIN), dataset, json.dumps(body).encode()))
+        names = list(answer["data"])
+        rows = [dict(zip(names, values, strict=True)) for values in zip(*answer["data"].values(), strict=True)]
+        return [row if there else None for row, there in zip(rows, answer["found"], strict=True)]
+
+    async def query(self, inputs: Sequence[str], outputs: Sequence[str], data: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+        body = {"inputs": inputs, "outputs": outputs, "data": data}
+        found: dict[str, list[Any]] = json.loads(await self._query.query((WORKSPACE, MAIN), json.dumps(body).encode()))
+        return found
+
+    # --- waiting
+
+    async def settle(self) -> None:
+        """Return when every runner has applied everything there is; raises what a runner raised."""
+        while self._behind():
+            for task in self._tasks.values():
+                if task.done():
+                    task.result()
+            await asyncio.sleep(0.05)
+
+    def _behind(self) -> bool:
+        if not self.log.idle():
+            return True
+        for (job, part), hosting in self._slot.hosted.items():
+            runner = hosting.runner
+            assert runner is not None, "a plant's runners are always there"
+            targets = {topic: self.log.stable_end((topic, part)) for topic in self._jobs[job].inputs}
+            if runner.status != "running" or runner.behind(targets):
+                return True
+        return False
+
+    async def close(self) -> None:
+        for committer in self._committers:
+            await committer.close()
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.wait(self._tasks.values())
+
+
+async def _no_secret(workspace: WorkspaceId, name: str) -> str | None:
+    return None
