@@ -85,6 +85,10 @@ class MemoryRegistry:
             if row is not None and row.epoch == epoch and row.slot == slot:
                 row.report = report
 
+    async def bury(self, family: str, survivor: SlotId) -> None:
+        for slot in [slot for slot in self._slots if slot.startswith(family) and slot != survivor]:
+            await self.leave(slot)
+
     async def leave(self, slot: SlotId) -> None:
         self._slots.pop(slot, None)
         held = [(key, row.epoch) for key, row in self._rows.items() if row.slot == slot]

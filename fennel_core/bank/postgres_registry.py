@@ -106,10 +106,20 @@ class PostgresRegistry:
         async with self._pool.connection() as connection:
             await connection.execute(REPORT, values)
 
+    async def bury(self, family: str, survivor: SlotId) -> None:
+        async with self._pool.connection() as connection, connection.transaction():
+            dead = "SELECT id FROM slot WHERE starts_with(id, %s) AND id <> %s"
+            for (slot,) in await (await connection.execute(dead, (family, survivor))).fetchall():
+                await _remove(connection, SlotId(slot))
+
     async def leave(self, slot: SlotId) -> None:
         async with self._pool.connection() as connection, connection.transaction():
-            await connection.execute(
-                "UPDATE job_partition SET slot_id = NULL, lease_until = NULL, status = 'idle', lag = NULL WHERE slot_id = %s", (slot,)
-            )
-            await connection.execute("DELETE FROM slot WHERE id = %s", (slot,))
-            await connection.execute(WAKE)
+            await _remove(connection, slot)
+
+
+async def _remove(connection: AsyncConnection[TupleRow], slot: SlotId) -> None:
+    await connection.execute(
+        "UPDATE job_partition SET slot_id = NULL, lease_until = NULL, status = 'idle', lag = NULL WHERE slot_id = %s", (slot,)
+    )
+    await connection.execute("DELETE FROM slot WHERE id = %s", (slot,))
+    await connection.execute(WAKE)

@@ -79,6 +79,10 @@ class Registry(Protocol):
         """Store what runners say, for those still owned under that epoch."""
         ...
 
+    async def bury(self, family: str, survivor: SlotId) -> None:
+        """Remove the slots whose ids begin with `family`, but `survivor`, and their leases: the caller knows that they are dead."""
+        ...
+
     async def leave(self, slot: SlotId) -> None:
         """Remove the slot and its leases: the clean end of a slot."""
         ...

@@ -8,11 +8,12 @@ folder of another (`c/a` and `c/a/b`), and bucket names have three letters or mo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Final, Protocol
 
 import boto3
 from botocore.config import Config
 from botocore.exceptions import ClientError
+from botocore.response import StreamingBody
 from pydantic import SecretStr
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def ensure_bucket(s3: S3Client, bucket: str) -> None:
             raise
 
 
-def put_new(s3: S3Client, bucket: str, key: str, body: bytes) -> bool:
+def put_new(s3: S3Client, bucket: str, key: str, body: bytes | BinaryIO) -> bool:
     """Write an object that must not exist yet; False when `key` is taken (then nothing was changed).
 
     A retry after a lost answer may find its own object: names are unique per writer, so compare the content if False surprises you.
@@ -96,8 +97,14 @@ def put_new(s3: S3Client, bucket: str, key: str, body: bytes) -> bool:
 
 def get(s3: S3Client, bucket: str, key: str) -> bytes | None:
     """The content of `key`, or None when there is no such object."""
+    body = opened(s3, bucket, key)
+    return None if body is None else body.read()
+
+
+def opened(s3: S3Client, bucket: str, key: str) -> StreamingBody | None:
+    """The content of `key` to be read piece by piece, or None when there is no such object."""
     try:
-        return s3.get_object(Bucket=bucket, Key=key)["Body"].read()
+        return s3.get_object(Bucket=bucket, Key=key)["Body"]
     except ClientError as missing:
         if _status(missing) == 404:
             return None

@@ -3,7 +3,8 @@
 Theory. A runner reads committed records of its input partitions in order, and commits outputs and a marker in one transaction under a
 stable transactional id. Opening a producer fences every earlier one of that id. A failed commit has one of three meanings and each has
 its own error: `Fenced` (somebody newer owns this id: stop), `Aborted` (nothing was written: try again), `Unknown` (it may or may not have
-been written: throw the producer away, open a new one, look at the replaylog).
+been written: throw the producer away, open a new one, look at the replaylog). A log loses its oldest records in time; a reader that
+still needs them is told (`Gone`), never set to where the log begins now.
 """
 
 from __future__ import annotations
@@ -62,6 +63,29 @@ class Unavailable(BrokerError):
     """The log could not be reached or refused; nothing was changed."""
 
 
+class Gone(BrokerError):
+    """Records that are asked for are no longer in the log: trying again does not bring them back."""
+
+    def __init__(self, source: TopicPartition, first: Offset, start: Offset) -> None:
+        super().__init__(f"{source[0]}[{source[1]}] begins at {start}: its records from {first} to {start - 1} are gone")
+        self.source, self.first, self.start = source, first, start
+
+
+class Beyond(BrokerError):
+    """A position beyond the log's end: whoever holds it has read another log than this one."""
+
+    def __init__(self, source: TopicPartition, position: Offset, end: Offset) -> None:
+        super().__init__(f"{source[0]}[{source[1]}] ends at {end}, and {position} lies beyond it")
+
+
+def within(source: TopicPartition, position: Offset, start: Offset, end: Offset) -> None:
+    """Raise Gone or Beyond unless a reader may begin at `position` of a log that holds [start, end)."""
+    if position < start:
+        raise Gone(source, position, start)
+    if position > end:
+        raise Beyond(source, position, end)
+
+
 class Producer(Protocol):
     async def commit(self, records: Sequence[Outgoing]) -> Mapping[TopicPartition, Offset]:
         """Write all records in one transaction; the offset after the last one written to each partition. Raises as the module says."""
@@ -88,12 +112,14 @@ class Subscription(Protocol):
 
 
 class Broker(Protocol):
-    async def subscribe(self, positions: Mapping[TopicPartition, Offset]) -> Subscription: ...
+    async def subscribe(self, positions: Mapping[TopicPartition, Offset]) -> Subscription:
+        """Read on from these positions. Raises Gone, Beyond, Unavailable."""
+        ...
 
     async def producer(self, transactional_id: str) -> Producer:
         """A producer of this id, fencing every earlier one and settling their open transactions. Raises Unavailable."""
         ...
 
     async def read(self, source: TopicPartition, first: Offset, stop: Offset | None = None) -> list[Record]:
-        """Committed records with first <= offset < stop (None: the end as of now). Raises Unavailable."""
+        """Committed records with first <= offset < stop (None: the end as of now). Raises Gone, Unavailable."""
         ...

@@ -22,9 +22,11 @@ from typing import Any, Final, TypeVar
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import Producer as RdProducer
 from confluent_kafka import TopicPartition as RdTopicPartition
+from confluent_kafka.admin import AdminClient
 
-from fennel_core.connections.kafka import consumer_config, producer_config
-from fennel_core.engine.broker import Aborted, Fenced, Fetched, Outgoing, Record, TopicPartition, Unavailable, Unknown
+from fennel_core.connections import offsets
+from fennel_core.connections.kafka import client_config, consumer_config, producer_config
+from fennel_core.engine.broker import Aborted, Fenced, Fetched, Gone, Outgoing, Record, TopicPartition, Unavailable, Unknown, within
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import Offset
 
@@ -301,10 +303,14 @@ class KafkaBroker:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._feed = Feed(settings, asyncio.get_running_loop())
+        self._admin = AdminClient(client_config(settings))
         self._threads = ThreadPoolExecutor(settings.commit_threads, thread_name_prefix="kafka")
         self._timeout_s = settings.transaction_timeout_ms / 1000
 
     async def subscribe(self, positions: Mapping[TopicPartition, Offset]) -> KafkaSubscription:
+        bounds = await self._in_thread(partial(offsets.bounds, self._admin, list(positions), self._timeout_s))
+        for source, position in positions.items():
+            within(source, position, *bounds[source])
         subscription = KafkaSubscription(self._feed, positions)
         self._feed.add(subscription)
         return subscription
@@ -337,6 +343,9 @@ class KafkaBroker:
                     records.append(_record(message))
                 elif error is None or (error.code() == KafkaError._PARTITION_EOF and message.offset() >= end):
                     return records
+                elif error.code() == KafkaError._AUTO_OFFSET_RESET:
+                    start = Offset(consumer.get_watermark_offsets(RdTopicPartition(*source), self._timeout_s)[0])
+                    raise Gone(source, first, start)
                 elif error.code() != KafkaError._PARTITION_EOF:
                     raise KafkaException(error)
                 if records and records[-1].offset + 1 >= end:

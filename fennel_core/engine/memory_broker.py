@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fennel_core.engine.broker import Fenced, Fetched, Outgoing, Record, TopicPartition
+from fennel_core.engine.broker import Fenced, Fetched, Gone, Outgoing, Record, TopicPartition, within
 from fennel_core.vocab.ids import Offset
 
 START = Offset(0)
@@ -16,6 +16,7 @@ START = Offset(0)
 @dataclass(slots=True)
 class _Log:
     records: list[Record] = field(default_factory=list)
+    start: Offset = START
     end: Offset = START
 
 
@@ -29,6 +30,11 @@ class MemoryLog:
 
     def log(self, source: TopicPartition) -> _Log:
         return self._logs.setdefault(source, _Log())
+
+    def forget(self, source: TopicPartition, start: Offset) -> None:
+        """Delete the records below `start`."""
+        log = self.log(source)
+        log.start, log.records = start, [record for record in log.records if record.offset >= start]
 
     def open(self, transactional_id: str) -> int:
         self._generation[transactional_id] = self._generation.get(transactional_id, 0) + 1
@@ -111,13 +117,19 @@ class MemoryBroker:
     """See `engine.broker.Broker`."""
 
     def __init__(self, log: MemoryLog) -> None:
-        self._log = log
+        self.log = log
 
     async def subscribe(self, positions: Mapping[TopicPartition, Offset]) -> MemorySubscription:
-        return MemorySubscription(self._log, positions)
+        for source, position in positions.items():
+            within(source, position, self.log.log(source).start, self.log.log(source).end)
+        return MemorySubscription(self.log, positions)
 
     async def producer(self, transactional_id: str) -> MemoryProducer:
-        return MemoryProducer(self._log, transactional_id)
+        return MemoryProducer(self.log, transactional_id)
 
     async def read(self, source: TopicPartition, first: Offset, stop: Offset | None = None) -> list[Record]:
-        return [r for r in self._log.log(source).records if r.offset >= first and (stop is None or r.offset < stop)]
+        log = self.log.log(source)
+        end = log.end if stop is None else stop
+        if first < min(log.start, end):
+            raise Gone(source, first, log.start)
+        return [r for r in log.records if first <= r.offset < end]

@@ -22,7 +22,7 @@ import polars as pl
 
 from fennel_core.blueprints.spec import Job
 from fennel_core.engine import progress as progress_of_state
-from fennel_core.engine.broker import Aborted, Broker, Fetched, Outgoing, Producer, Record
+from fennel_core.engine.broker import Aborted, Beyond, Broker, Fetched, Gone, Outgoing, Producer, Record
 from fennel_core.engine.frontiers import Frontiers, given, told
 from fennel_core.engine.outputs import messages
 from fennel_core.engine.progress import Progress
@@ -45,8 +45,24 @@ class Pool(Protocol):
     async def run(self, work: Callable[[], T]) -> T: ...
 
 
-class ReplayMismatch(Exception):
+class Unusable(Exception):
+    """This state must not be used again: an older copy of it, or the log alone, has to take its place."""
+
+
+class ReplayMismatch(Unusable):
     """Replay did not reproduce what the marker says: state or code is not what it was. The partition must be rebuilt, never go on."""
+
+
+class StrangeState(Unusable):
+    """The state has seen more of the log than there is: it stems from another log, or the log lost its end."""
+
+
+class Condemned(Unusable):
+    """Somebody who looked at the state while it ran said that it must be rebuilt."""
+
+
+class Missing(Exception):
+    """The log no longer has records that this state needs: the job partition can neither go on nor skip them."""
 
 
 class Superseded(Exception):
@@ -97,6 +113,8 @@ class Runner:
         self._applied: dict[TopicName, Offset] = {}
         self._lag: Callable[[], int | None] = lambda: None
         self._moved = asyncio.Event()
+        self._task: asyncio.Task[object] | None = None
+        self._condemned: str | None = None
 
     @property
     def hangar(self) -> Hangar:
@@ -129,8 +147,37 @@ class Runner:
         """To be awaited: returns when `applied` or `status` has changed since this call, even if it is awaited later."""
         return self._moved.wait()
 
+    def condemn(self, why: str) -> None:
+        """Stop as soon as possible: `run` raises Condemned."""
+        self._condemned = why
+        if self._task is not None:
+            self._task.cancel()
+
     async def run(self) -> None:
-        """Fence, recover, then iterate until cancelled. Raises Fenced, Superseded, Unknown, ReplayMismatch and what the step raises."""
+        """Fence, recover, then iterate until cancelled.
+
+        Raises Fenced, Superseded and Unknown; Unusable when the state must be rebuilt; Missing when the log no longer has what it needs;
+        and what the step raises.
+        """
+        self._task = asyncio.current_task()
+        try:
+            await self._run()
+        except asyncio.CancelledError:
+            if self._condemned is not None and self._task is not None and self._task.uncancel() == 0:
+                raise Condemned(self._condemned) from None
+            raise
+        except Gone as gone:
+            raise Missing(
+                f"{self.job.title} ({self.job.id}[{self.part}]) stands before the beginning of its log: {gone}. Nothing is skipped. "
+                f"Rebuild it with the recovery DAG from a snapshot that stands at {gone.start} or later; if there is none, commit its "
+                "dataset under a new version"
+            ) from gone
+        except Beyond as beyond:
+            raise StrangeState(f"{self.job.id}[{self.part}] holds state of another log: {beyond}") from beyond
+        finally:
+            self._task = None
+
+    async def _run(self) -> None:
         self._progress = progress_of_state.load(self._hangar)
         if self.job.outputs:
             self._producer = await self._broker.producer(f"{self.job.id}-{self.part}")
@@ -145,6 +192,8 @@ class Runner:
     async def _recover(self, producer: Producer) -> None:
         written = await producer.commit([self._to_replaylog(EpochMarker(self.epoch))])
         end = written[(self.job.replaylog, self.part)]
+        if self._progress.replayed > end:
+            raise Beyond((self.job.replaylog, self.part), self._progress.replayed, end)
         log = await self._broker.read((self.job.replaylog, self.part), self._progress.replayed, end)
         found = [(record.offset, markers.decode(record.value)) for record in log]
         highest = max((marker.epoch for _, marker in found), default=self.epoch)

@@ -15,7 +15,7 @@ from fennel_core.connections.frames import RemoteError
 from fennel_core.engine.runner import Runner
 from fennel_core.engine.snapshots import Snapshots
 from fennel_core.engine.supervisor import Supervisor
-from fennel_core.hangar.store import HangarClosed
+from fennel_core.hangar.store import HangarClosed, HangarDamaged
 from fennel_core.operators.step import Served
 from fennel_core.snapshots.flow import Outrun, Taken, Unchanged
 from fennel_core.snapshots.store import StoreError
@@ -65,7 +65,11 @@ class SlotService:
         runner = self._runner(job, part)
         step = cast(Served, runner.step)
         times = [Micros(as_of)] * len(keys) if isinstance(as_of, int) else [Micros(t) for t in as_of]
-        return step.lookup(runner.hangar, keys, times)
+        try:
+            return step.lookup(runner.hangar, keys, times)
+        except HangarDamaged as damaged:
+            runner.condemn(str(damaged))  # the writer may not meet this block for days
+            raise RemoteError("moved", f"{job}[{part}] is rebuilt: its local state is damaged") from damaged
 
     def _scan(self, job: str, part: int, as_of: int, limit: int) -> list[tuple[bytes, bytes]]:
         runner = self._runner(job, part)
@@ -85,6 +89,9 @@ class SlotService:
             return refused.code, str(refused)
         except HangarClosed as closed:
             return "moved", str(closed)
+        except HangarDamaged as damaged:
+            self._runner(job, part).condemn(str(damaged))
+            return "failed", str(damaged)
         except (StoreError, OSError) as failed:
             return "failed", str(failed)
 

@@ -13,6 +13,7 @@ import sys
 import time
 import uuid
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 import structlog
@@ -21,6 +22,7 @@ from fennel_core.bank.postgres_registry import PostgresRegistry
 from fennel_core.bank.registry import Slot
 from fennel_core.connections import frames, postgres, s3, secrets
 from fennel_core.engine.environment import environment_hash
+from fennel_core.engine.heir import Succession
 from fennel_core.engine.kafka import KafkaBroker
 from fennel_core.engine.runner import Limits
 from fennel_core.engine.service import SlotService
@@ -55,14 +57,21 @@ async def run_slot(settings: Settings, engine: EngineId, number: int) -> None:
     """Run slot `number` of `engine` until it is told to stop."""
     logs.configure(f"slot-{number}", settings.log_level, hidden=logs.secrets_of(settings))
     sys.setswitchinterval(SWITCH_S)
-    dsn = settings.postgres_dsn.get_secret_value()
     address = settings.sockets_dir / f"{engine}-{number}.sock"
     address.parent.mkdir(parents=True, exist_ok=True)
     address.unlink(missing_ok=True)
-    # A name that no earlier life of this slot had: leases of a dead process lapse, they are never taken for ours.
-    slot = Slot(SlotId(f"{engine}-{number}-{os.getpid()}-{time.time_ns() // 1_000_000:x}"), engine, str(address.resolve()))
+    with Succession(address.with_suffix(".lock"), f"{engine}-{number}") as succession:
+        # A name that no earlier life of this slot had: leases of a dead process are given back or lapse, they are never taken for ours.
+        name = SlotId(f"{succession.family}{os.getpid()}-{time.time_ns() // 1_000_000:x}")
+        await _run(settings, Slot(name, engine, str(address.resolve())), number, succession)
+
+
+async def _run(settings: Settings, slot: Slot, number: int, succession: Succession) -> None:
+    dsn = settings.postgres_dsn.get_secret_value()
     async with postgres.pool(dsn, name=f"slot-{number}", size=4) as pool, Executors(settings.executors_socket) as executors:
         registry = PostgresRegistry(pool)
+        if succession.heir:
+            await registry.bury(succession.family, slot.id)
         broker = KafkaBroker(settings)
         sealer = secrets.Sealer.from_file(settings.secrets_key_file) if settings.secrets_key_file else None
 
@@ -76,7 +85,7 @@ async def run_slot(settings: Settings, engine: EngineId, number: int) -> None:
         snapshots = Snapshots(kept, settings.state_dir, threads, lambda: uuid.uuid4().hex)
         workshop = SlotWorkshop(registry, broker, stores, snapshots, executors, callbacks, limits, threads)
         supervisor = Supervisor(slot, registry, workshop, SystemClock(), Millis(settings.lease_ms), settings.supervisor_poll_ms)
-        server = await frames.serve(str(address), SlotService(supervisor, snapshots))
+        server = await frames.serve(slot.address, SlotService(supervisor, snapshots))
         helpers = [asyncio.create_task(_wake(dsn, supervisor)), asyncio.create_task(_stop_with_host(supervisor))]
         log.info("slot is up", slot=slot.id, address=slot.address)
         try:
@@ -86,7 +95,7 @@ async def run_slot(settings: Settings, engine: EngineId, number: int) -> None:
                 helper.cancel()
             server.close()
             await broker.close()
-            await asyncio.to_thread(address.unlink, missing_ok=True)
+            await asyncio.to_thread(Path(slot.address).unlink, missing_ok=True)
             log.info("slot is down", slot=slot.id)
 
 

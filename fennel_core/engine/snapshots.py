@@ -2,27 +2,49 @@
 
 Theory. The checkpoint is made on the slot's worker thread, where stores are also opened and closed, so a store never goes away under it;
 lookups and write batches go on beside it. The position is read before: what the copy holds is that or more. Uploads run on other threads,
-one job partition at a time, so that a round of snapshots costs a slot little at any moment. A restored folder gets its real name when it
-is complete: a process that dies before leaves nothing that could be taken for state.
+one job partition at a time, so that a round of snapshots costs a slot little at any moment.
+
+Coming: a partition may find local state here from its last life, or from a time long ago when this slot owned it, or a damaged one. What
+it starts from is one thing as a whole, local state or one snapshot, never a mixture; what is replaced is put aside, not deleted. A
+restored folder gets its real name when it is complete: a process that dies before leaves nothing that could be taken for state.
 """
 
 from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from enum import Enum, auto
+from functools import partial
 from pathlib import Path
 
 import structlog
 
-from fennel_core.engine.progress import STATE_FORMAT
-from fennel_core.engine.runner import Pool, Runner
-from fennel_core.snapshots import flow
-from fennel_core.snapshots.flow import Outrun, Subject, Taken, Tools, Unchanged
+from fennel_core.engine import progress
+from fennel_core.engine.progress import STATE_FORMAT, Progress, StateFormatError
+from fennel_core.engine.runner import Condemned, Pool, Runner
+from fennel_core.hangar.store import Hangar, HangarDamaged
+from fennel_core.snapshots import decide, flow
+from fennel_core.snapshots.checksums import Checksums
+from fennel_core.snapshots.flow import Outrun, Restored, Subject, Taken, Tools, Unchanged
 from fennel_core.snapshots.manifest import Position
+from fennel_core.snapshots.store import Place, Pointer
 from fennel_core.vocab.ids import Epoch, JobId, PartitionIndex
 
 log = structlog.get_logger(__name__)
+
+
+class NothingLeft(Exception):
+    """Everything that the state could be rebuilt from has been tried."""
+
+
+class Origin(Enum):
+    """Where a state came from that no snapshot gave."""
+
+    DISK = auto()
+    """It was here when this process came."""
+    NOTHING = auto()
+    """Replay from the log's beginning."""
 
 
 class Snapshots:
@@ -31,6 +53,12 @@ class Snapshots:
     def __init__(self, tools: Tools, root: Path, pool: Pool, unique: Callable[[], str]) -> None:
         self._tools, self._root, self._pool, self._unique = tools, root, pool, unique
         self._one_at_a_time = asyncio.Lock()
+        self._sums: dict[Place, Checksums] = {}
+        self._origins: dict[Place, int | Origin] = {}
+        """What each local state was made from: the number of a snapshot, or where there was none."""
+        self._passed_over: dict[Place, set[int | Origin]] = {}
+        self._doomed: dict[Place, str] = {}
+        """Local states that the next opening puts aside, and why."""
 
     async def take(self, runner: Runner) -> Taken | Unchanged | Outrun:
         """Copy a running runner's state. StoreError, HangarClosed (it stopped meanwhile) and OSError pass through."""
@@ -43,36 +71,122 @@ class Snapshots:
             return folder
 
         async with self._one_at_a_time:
-            known = runner.progress
-            position = Position(known.iteration, known.replayed, known.offsets)
-            subject = Subject(job, part, runner.epoch, STATE_FORMAT, position)
+            subject = Subject(job, part, runner.epoch, STATE_FORMAT, _position(runner.progress))
+            sums = self._sums.setdefault((job, part), Checksums())
             try:
-                made = await flow.take(self._tools, subject, lambda: self._pool.run(copied), self._unique())
+                made = await flow.take(self._tools, subject, lambda: self._pool.run(copied), self._unique(), sums)
             finally:
                 await asyncio.shield(self._pool.run(lambda: shutil.rmtree(folder, ignore_errors=True)))
         if isinstance(made, Taken):
             log.info("snapshot taken", job=job, part=part, snapshot=made.manifest, files=made.files, uploaded_bytes=made.uploaded_bytes)
         return made
 
-    async def restore(self, job: JobId, part: PartitionIndex, epoch: Epoch) -> None:
-        """Where a job partition has no local state, bring back the newest snapshot, if it has any. StoreError and OSError pass through."""
-        place = self._root / job / str(part)
-        if await asyncio.to_thread(place.exists):
-            return
-        coming = self._root / job / f"restoring-{part}-{epoch}"
+    def distrust(self, job: JobId, part: PartitionIndex, why: Exception) -> None:
+        """Start from something else next time: the local state proved unusable.
+
+        A snapshot whose replay led there is passed over as long as this process lives. Damage and an order to rebuild say nothing about
+        the snapshot that the state came from: its files were as they were written.
+        """
+        place = (job, part)
+        self._doomed[place] = str(why)
+        origin = self._origins.get(place, Origin.DISK)
+        if not isinstance(why, HangarDamaged | Condemned) and origin is not Origin.DISK:
+            self._passed_over.setdefault(place, set()).add(origin)
+
+    async def open(self, job: JobId, part: PartitionIndex, epoch: Epoch, opener: Callable[[JobId, PartitionIndex], Hangar]) -> Hangar:
+        """The state to start from: what is here or the newest snapshot, whichever has seen more; if it is damaged, the next best.
+
+        StoreError and OSError pass through. NothingLeft when even replay from the log's beginning went wrong before.
+        """
+        place = (job, part)
+        if (why := self._doomed.pop(place, None)) is not None:
+            await self._put_aside(place, why)
+        pointers = [p for p in await self._tools.pointers.of(job, part) if p.number not in self._passed_over.get(place, ())]
+        local = await self._local(place, opener)
+        if local is not None:
+            pointers = await flow.positioned(self._tools, pointers)
+        try:
+            restored = await self._restored(place, epoch, decide.better(None if local is None else _position(local[1]), pointers))
+        except BaseException:
+            if local is not None:
+                await asyncio.shield(self._pool.run(local[0].close))
+            raise
+        if restored is None and local is not None:
+            self._origins.setdefault(place, Origin.DISK)
+            return local[0]
+        if restored is not None:
+            if local is not None:
+                await self._pool.run(local[0].close)
+                await self._put_aside(place, f"the snapshot {restored.pointer.manifest} has seen more")
+            await asyncio.to_thread(self._coming(place, epoch).rename, self._folder(place))
+            self._origins[place] = restored.pointer.number
+            _tell_restored(restored)
+            return await self._pool.run(partial(opener, job, part))
+        if Origin.NOTHING in self._passed_over.get(place, ()):
+            raise NothingLeft(
+                f"{job}[{part}] cannot be rebuilt: replay from every snapshot and from the log's beginning came to other results than were "
+                "written (another version of the platform or of its libraries?). Commit its dataset under a new version"
+            )
+        self._origins[place] = Origin.NOTHING
+        return await self._pool.run(partial(opener, job, part))
+
+    async def _restored(self, place: Place, epoch: Epoch, pointers: Sequence[Pointer]) -> Restored | None:
+        """The first of these snapshots that is whole, in the folder `_coming`."""
+        if not pointers:
+            return None
+        coming = self._coming(place, epoch)
         await asyncio.to_thread(shutil.rmtree, coming, ignore_errors=True)
-        restored = await flow.restore(self._tools, job, part, STATE_FORMAT, coming)
+        restored = await flow.restore(self._tools, pointers, STATE_FORMAT, coming)
         if restored is None:
             await asyncio.to_thread(shutil.rmtree, coming, ignore_errors=True)
-            return
-        await asyncio.to_thread(coming.rename, place)
-        position = restored.manifest.position
-        log.info(
-            "state restored from snapshot",
-            job=job,
-            part=part,
-            snapshot=restored.pointer.manifest,
-            iteration=position.iteration,
-            replayed=position.replayed,
-            offsets=dict(position.offsets),
-        )
+        return restored
+
+    async def _local(self, place: Place, opener: Callable[[JobId, PartitionIndex], Hangar]) -> tuple[Hangar, Progress] | None:
+        """What is on this machine, opened; None, and put aside, where it cannot be used."""
+        if not await asyncio.to_thread(self._folder(place).exists):
+            return None
+
+        def opened() -> tuple[Hangar, Progress]:
+            hangar = opener(*place)
+            try:
+                return hangar, progress.load(hangar)
+            except (HangarDamaged, StateFormatError):
+                hangar.close()
+                raise
+
+        try:
+            return await self._pool.run(opened)
+        except (HangarDamaged, StateFormatError) as wrong:
+            await self._put_aside(place, str(wrong))
+            return None
+
+    async def _put_aside(self, place: Place, why: str) -> None:
+        """Keep it for whoever wants to know what happened, in the place of what was put aside before."""
+        folder, aside = self._folder(place), self._root / place[0] / f"aside-{place[1]}"
+        if await asyncio.to_thread(folder.exists):
+            await asyncio.to_thread(shutil.rmtree, aside, ignore_errors=True)
+            await asyncio.to_thread(folder.rename, aside)
+            log.error("local state is not used", job=place[0], part=place[1], kept_as=str(aside), reason=why)
+
+    def _folder(self, place: Place) -> Path:
+        return self._root / place[0] / str(place[1])
+
+    def _coming(self, place: Place, epoch: Epoch) -> Path:
+        return self._root / place[0] / f"restoring-{place[1]}-{epoch}"
+
+
+def _position(known: Progress) -> Position:
+    return Position(known.iteration, known.replayed, known.offsets)
+
+
+def _tell_restored(restored: Restored) -> None:
+    position = restored.manifest.position
+    log.info(
+        "state restored from snapshot",
+        job=restored.pointer.job,
+        part=restored.pointer.part,
+        snapshot=restored.pointer.manifest,
+        iteration=position.iteration,
+        replayed=position.replayed,
+        offsets=dict(position.offsets),
+    )

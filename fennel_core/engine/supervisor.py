@@ -18,7 +18,8 @@ import structlog
 
 from fennel_core.bank.registry import JobPartition, Registered, Registry, RegistryUnavailable, Report, Slot
 from fennel_core.engine.broker import BrokerError, Fenced
-from fennel_core.engine.runner import Runner, Superseded
+from fennel_core.engine.runner import Runner, Superseded, Unusable
+from fennel_core.hangar.store import HangarDamaged
 from fennel_core.schedule.lease import Claim, HandOver, Keep, Leave, decide
 from fennel_core.schedule.ownership import preferred
 from fennel_core.vocab.ids import Epoch, JobId, Millis, PartitionIndex
@@ -43,7 +44,11 @@ class Workshop(Protocol):
     """Makes runners and keeps their stores."""
 
     async def make(self, job: JobId, part: PartitionIndex, epoch: Epoch) -> Runner | None:
-        """A runner over the job partition's local state; None when the registry no longer knows the job."""
+        """A runner over the job partition's state; None when the registry no longer knows the job."""
+        ...
+
+    def distrust(self, job: JobId, part: PartitionIndex, why: Exception) -> None:
+        """Have the next runner of this job partition start from another state than the last one."""
         ...
 
     async def close(self, runner: Runner) -> None:
@@ -197,6 +202,9 @@ class Supervisor:
         hosted.error = None
         try:
             await runner.run()
+        except (Unusable, HangarDamaged) as wrong:
+            self.workshop.distrust(*key, wrong)
+            raise
         finally:
             hosted.runner = None
             await self.workshop.close(runner)

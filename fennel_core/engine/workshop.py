@@ -86,8 +86,7 @@ class SlotWorkshop:
             spec = self._specs[job] = canonical.loads(stored, Job)
         step = None if isinstance(spec.step, UserCode) else build(spec.step)
         work = Work(step, None if step is None else advancing(step), step_version(spec.step), self._prepare(spec))
-        await self._snapshots.restore(job, part, epoch)
-        hangar = await self._pool.run(partial(self._stores.open, job, part))
+        hangar = await self._snapshots.open(job, part, epoch, self._stores.open)
         return Runner(spec, part, epoch, work, hangar, self._broker, self._pool, self._limits)
 
     def _prepare(self, job: Job) -> Callable[[pl.DataFrame], Awaitable[Outcome]] | None:
@@ -100,6 +99,9 @@ class SlotWorkshop:
             return await usercode.apply(run, step, job.title, batch)
 
         return prepare
+
+    def distrust(self, job: JobId, part: PartitionIndex, why: Exception) -> None:
+        self._snapshots.distrust(job, part, why)
 
     async def close(self, runner: Runner) -> None:
         await self._pool.run(runner.hangar.close)

@@ -3,8 +3,9 @@
 Facts this file stands on, each pinned by the contract suite: re-opening ignores `options` for the default column family unless it is
 named, so it is named; iterate bounds of ReadOptions are ignored by `items`, so a scan reads ahead in chunks and cuts at its bound; an
 iterator of a snapshot shows the latest data, so there are no views; an iterator keeps the database open, so none outlives its scan; list-
-get is one call for many keys. The write-ahead log is not fsynced: a write survives the death of the process; the death of the machine is
-what snapshots and the replaylog are for.
+get is one call for many keys; errors are bare `Exception`s that only their text tells apart; `items` takes a damaged block for the end of
+the data, so a scan that comes to an end asks a second iterator whether it is one. The write-ahead log is not fsynced: a write survives the
+death of the process; the death of the machine is what snapshots and the replaylog are for.
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ from pathlib import Path
 from rocksdict import BlockBasedOptions, Cache, Checkpoint, DbClosedError, DBCompressionType, Options, Rdict
 from rocksdict import WriteBatch as RocksBatch
 
-from fennel_core.hangar.store import HangarClosed, WriteBatch
+from fennel_core.hangar.store import HangarClosed, HangarDamaged, WriteBatch
 
 BLOOM_BITS_PER_KEY = 10
 WRITE_BUFFER_BYTES = 16 * 1024 * 1024
 MAX_LOG_FILES = 1
 _FIRST_CHUNK = 16
 _LARGEST_CHUNK = 4096
+_CURRENT = "CURRENT"
+_DAMAGE = ("Corruption", "IO error: No such file or directory")
+"""How RocksDB's texts begin when a file is not what was written, or is not there. A full disk or a held lock begins otherwise."""
 
 
 def options(cache: Cache) -> Options:
@@ -55,16 +59,34 @@ def _above(descending: list[tuple[bytes, bytes]], start: bytes, stop: bytes) -> 
     return descending
 
 
+def _tell_damage(failed: Exception) -> None:
+    """Raise HangarDamaged if that is what a bare exception of RocksDB means."""
+    if str(failed).startswith(_DAMAGE):
+        raise HangarDamaged(str(failed)) from failed
+
+
 class RocksHangar:
-    """The state of one job partition in the directory `path`."""
+    """The state of one job partition in the directory `path`; HangarDamaged when that holds something that is no whole store."""
 
     def __init__(self, path: Path, cache: Cache) -> None:
+        if path.exists() and any(path.iterdir()) and not (path / _CURRENT).exists():
+            raise HangarDamaged(f"{path.name} holds files and no {_CURRENT}: opening it would make an empty store of it")
         path.parent.mkdir(parents=True, exist_ok=True)
         opts = options(cache)
-        self._db = Rdict(str(path), opts, column_families={"default": opts})
+        try:
+            self._db = Rdict(str(path), opts, column_families={"default": opts})
+        except Exception as failed:
+            _tell_damage(failed)
+            raise
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        found: list[bytes | None] = self._db.get(list(keys)) if keys else []
+        if not keys:
+            return []
+        try:
+            found: list[bytes | None] = self._db.get(list(keys))
+        except Exception as failed:
+            _tell_damage(failed)
+            raise
         return found
 
     def scan(self, start: bytes, stop: bytes, *, reverse: bool = False, limit: int | None = None) -> list[tuple[bytes, bytes]]:
@@ -79,10 +101,28 @@ class RocksHangar:
             inside = _above(read, start, stop) if reverse else _below(read, stop)
             found += inside
             dropped_stop = bool(reverse and read and read[0][0] >= stop)
-            if len(read) <= chunk or len(inside) < len(read) - dropped_stop:
+            if len(inside) < len(read) - dropped_stop:
+                break
+            if len(read) <= chunk:
+                self._require_end(found[-1][0] if found else None, start, stop, reverse=reverse)
                 break
             chunk = min(chunk * 8, _LARGEST_CHUNK)
         return found[:limit]
+
+    def _require_end(self, last: bytes | None, start: bytes, stop: bytes, *, reverse: bool) -> None:
+        """HangarDamaged unless there really is nothing behind `last`, the last key that an iterator gave."""
+        second = self._db.iter()
+        if reverse:
+            second.seek_for_prev(last if last is not None else stop)
+        else:
+            second.seek(last if last is not None else start)
+        if last is not None and second.valid():
+            second.prev() if reverse else second.next()
+        try:
+            second.status()
+        except Exception as failed:
+            _tell_damage(failed)
+            raise
 
     def write(self, batch: WriteBatch) -> None:
         assert not batch.deletes & batch.puts.keys(), "a key is put or deleted, never both"
@@ -91,7 +131,11 @@ class RocksHangar:
             rocks.put(key, value)
         for key in batch.deletes:
             rocks.delete(key)
-        self._db.write(rocks)
+        try:
+            self._db.write(rocks)
+        except Exception as failed:
+            _tell_damage(failed)
+            raise
 
     def checkpoint(self, target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -100,6 +144,9 @@ class RocksHangar:
             Checkpoint(self._db).create_checkpoint(str(target))
         except DbClosedError as closed:
             raise HangarClosed(f"the store was closed before its checkpoint {target.name}") from closed
+        except Exception as failed:
+            _tell_damage(failed)
+            raise
 
     def close(self) -> None:
         self._db.close()

@@ -17,6 +17,10 @@ class HangarClosed(Exception):
     """The store was closed before it was asked."""
 
 
+class HangarDamaged(Exception):
+    """The store's files are not what was written: nothing that it says can be relied on."""
+
+
 @dataclass(frozen=True, slots=True)
 class WriteBatch:
     """What one iteration changes; a key stands in `puts` or in `deletes`, never in both."""
@@ -26,7 +30,7 @@ class WriteBatch:
 
 
 class Reads(Protocol):
-    """Read access to state."""
+    """Read access to state. It raises HangarDamaged rather than answer with less than was written."""
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """The value of each key, None where there is none."""

@@ -55,12 +55,28 @@ def unchanged(newest: Manifest | None, state_format: int, position: Position) ->
     return newest is not None and (newest.state_format, newest.position) == (state_format, position)
 
 
+def covers(one: Position, other: Position) -> bool:
+    """Has a state at `one` seen everything that a state at `other` has?"""
+    return one.replayed >= other.replayed and all(one.offsets.get(topic, 0) >= offset for topic, offset in other.offsets.items())
+
+
+def better(local: Position | None, pointers: Sequence[Pointer]) -> tuple[Pointer, ...]:
+    """The snapshots to try before local state at `local` (None: there is none), in the order of `pointers`, newest first.
+
+    A snapshot that has seen something the local state has not is better: the log may have been deleted behind the snapshot. States of
+    several inputs may each have seen something that the other has not; then too the snapshot wins, and the two are never mixed.
+    """
+    if local is None:
+        return tuple(pointers)
+    return tuple(p for p in pointers if p.position is not None and not covers(local, p.position))
+
+
 def pruning(pointers: Sequence[Pointer], keep: int, grace: timedelta, now: datetime) -> Pruning:
     """Which snapshots of one job partition stay; `pointers` newest first. One is surplus since the one `keep` places newer exists."""
     assert keep >= 1, "the newest snapshot always stays"
     assert list(pointers) == sorted(pointers, key=lambda pointer: -pointer.number), "newest first"
-    surplus = {pointer for place, pointer in enumerate(pointers) if place >= keep and pointers[place - keep].taken_at < now - grace}
-    return Pruning(tuple(p for p in pointers if p not in surplus), tuple(p for p in pointers if p in surplus))
+    surplus = [pointer for place, pointer in enumerate(pointers) if place >= keep and pointers[place - keep].taken_at < now - grace]
+    return Pruning(tuple(p for p in pointers if p not in surplus), tuple(surplus))
 
 
 def garbage(stored: Sequence[Stored], named: Collection[str], grace: timedelta, now: datetime) -> list[str]:

@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from datetime import timedelta
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Final
 
 import structlog
 
 from fennel_core.snapshots import decide
-from fennel_core.snapshots.decide import Local
+from fennel_core.snapshots.checksums import Checksums
 from fennel_core.snapshots.manifest import FORMAT, File, Manifest, ManifestError, Position, decode, encode
-from fennel_core.snapshots.store import Objects, Place, Pointer, Pointers
+from fennel_core.snapshots.store import Objects, Place, Pointer, Pointers, Stored, StoreError
 from fennel_core.vocab.ids import Epoch, JobId, PartitionIndex
 
 PREFIX: Final = "snapshots"
+AT_ONCE: Final = 4
+"""Objects on their way at one time: enough to hide the store's latency, few enough to leave a slot its core."""
 log = structlog.get_logger(__name__)
 
 
@@ -80,20 +82,22 @@ class Pruned:
     objects: int
 
 
-async def take(tools: Tools, subject: Subject, checkpoint: Callable[[], Awaitable[Path]], unique: str) -> Taken | Unchanged | Outrun:
-    """Copy a state to the bucket, if it changed. `checkpoint` makes a folder of files that nobody changes. StoreError passes through."""
+async def take(
+    tools: Tools, subject: Subject, checkpoint: Callable[[], Awaitable[Path]], unique: str, sums: Checksums | None = None
+) -> Taken | Unchanged | Outrun:
+    """Copy a state to the bucket, if it changed. `checkpoint` makes a folder of files that nobody changes. StoreError passes through.
+
+    `sums` remembers checksums from one snapshot of the same folder to the next.
+    """
     newest = await _newest(tools, subject.job, subject.part)
     if newest is not None and decide.unchanged(newest[1], subject.state_format, subject.position):
         return Unchanged(newest[0].manifest)
     folder = await checkpoint()
-    local = await asyncio.to_thread(_files, folder)
+    local = await asyncio.to_thread((sums or Checksums()).of_folder, folder)
     plan = decide.uploads(local, None if newest is None else newest[1])
     base = f"{_base(subject.job, subject.part)}{subject.epoch:010d}-{unique}"
-    fresh = []
-    for file in plan.fresh:
-        written = File(file.name, file.size_bytes, file.sha256, f"{base}/files/{file.name}")
-        await tools.objects.put(written.object, await asyncio.to_thread((folder / file.name).read_bytes))
-        fresh.append(written)
+    fresh = [File(file.name, file.size_bytes, file.sha256, f"{base}/files/{file.name}") for file in plan.fresh]
+    await _all(tools.objects.upload(file.object, folder / file.name) for file in fresh)
     files = tuple(sorted([*plan.reused, *fresh], key=lambda file: file.name))
     body = encode(Manifest(FORMAT, subject.job, subject.part, subject.epoch, subject.state_format, subject.position, files))
     key = f"{base}/manifest.json"
@@ -103,34 +107,57 @@ async def take(tools: Tools, subject: Subject, checkpoint: Callable[[], Awaitabl
     return Taken(key, len(files), len(fresh), sum(file.size_bytes for file in fresh))
 
 
-async def restore(tools: Tools, job: JobId, part: PartitionIndex, state_format: int, target: Path) -> Restored | None:
-    """Fill the new folder `target` from the newest snapshot that passes every check; None when there is none (`target` may hold rubbish).
+async def restore(tools: Tools, pointers: Sequence[Pointer], state_format: int, target: Path) -> Restored | None:
+    """Fill the new folder `target` from the first of `pointers` that passes every check; None without one (`target` may hold rubbish).
 
     StoreError passes through: a bucket that is away says nothing about snapshots, and an older one would mean more replay for nothing.
     """
-    for pointer in await tools.pointers.of(job, part):
+    for pointer in pointers:
         try:
             manifest = await _manifest(tools.objects, pointer)
             if manifest.state_format != state_format:
                 raise Damaged(f"its state format is {manifest.state_format}, this version reads {state_format}")
             await _download(tools.objects, manifest, target)
         except Damaged as damaged:
-            log.error("snapshot cannot be used", job=job, part=part, snapshot=pointer.manifest, error=str(damaged))
+            log.error("snapshot cannot be used", job=pointer.job, part=pointer.part, snapshot=pointer.manifest, error=str(damaged))
         else:
             return Restored(pointer, manifest)
     return None
 
 
+async def positioned(tools: Tools, pointers: Sequence[Pointer]) -> list[Pointer]:
+    """`pointers`, of which the newest says where it stands, if that can be learnt: its manifest may be damaged, or the bucket away."""
+    if not pointers or pointers[0].position is not None:
+        return list(pointers)
+    try:
+        manifest = await _manifest(tools.objects, pointers[0])
+    except (Damaged, StoreError) as unknown:
+        log.warning("it is not known where the newest snapshot stands", snapshot=pointers[0].manifest, error=str(unknown))
+        return list(pointers)
+    return [replace(pointers[0], position=manifest.position), *pointers[1:]]
+
+
 async def prune(tools: Tools, keep: int, grace: timedelta) -> Pruned:
-    """Delete what nobody needs: snapshots beyond the newest `keep`, those of jobs that are gone, and objects that no snapshot names."""
-    places, jobs = await tools.pointers.places(), await tools.pointers.jobs()
-    done = [await (_prune(tools, place, keep, grace) if place[0] in jobs else _clear(tools, place, grace)) for place in places]
+    """Delete what nobody needs: snapshots beyond the newest `keep`, those of jobs that are gone, and objects that no snapshot names.
+
+    The whole bucket is looked at, so what was uploaded for a snapshot that never got its pointer goes too, whatever became of its job.
+    """
+    # Listed before the pointers are read: what is listed then and named by a later snapshot is reused from a kept one.
+    stored: dict[Place, list[Stored]] = {place: [] for place in await tools.pointers.places()}
+    for each in await tools.objects.stored(f"{PREFIX}/"):
+        if (place := _place(each.key)) is not None:
+            stored.setdefault(place, []).append(each)
+    jobs, now = await tools.pointers.jobs(), await tools.pointers.now()
+    done = []
+    for place, there in stored.items():
+        if place[0] in jobs:
+            done.append(await _prune(tools, place, there, keep, grace, now))
+        else:
+            done.append(await _clear(tools, place, there, grace, now))
     return Pruned(sum(each.snapshots for each in done), sum(each.objects for each in done))
 
 
-async def _prune(tools: Tools, place: Place, keep: int, grace: timedelta) -> Pruned:
-    # Listed before the pointers are read: what is listed then and named by a later snapshot is reused from a kept one.
-    stored, now = await tools.objects.stored(_base(*place)), await tools.pointers.now()
+async def _prune(tools: Tools, place: Place, stored: Sequence[Stored], keep: int, grace: timedelta, now: datetime) -> Pruned:
     plan = decide.pruning(await tools.pointers.of(*place), keep, grace, now)
     await tools.pointers.remove(plan.surplus)
     named: set[str] = set()
@@ -147,10 +174,9 @@ async def _prune(tools: Tools, place: Place, keep: int, grace: timedelta) -> Pru
     return Pruned(len(plan.surplus), len(unnamed))
 
 
-async def _clear(tools: Tools, place: Place, grace: timedelta) -> Pruned:
-    """Nothing of a job that is gone is needed; its pointers go last, because they are what leads here."""
-    stored = await tools.objects.stored(_base(*place))
-    unnamed = decide.garbage(stored, (), grace, await tools.pointers.now())
+async def _clear(tools: Tools, place: Place, stored: Sequence[Stored], grace: timedelta, now: datetime) -> Pruned:
+    """Nothing of a job that is gone is needed; its pointers go last: they say what is not deleted yet."""
+    unnamed = decide.garbage(stored, (), grace, now)
     await tools.objects.remove(unnamed)
     if len(unnamed) < len(stored):
         return Pruned(0, len(unnamed))
@@ -195,21 +221,42 @@ async def _download(objects: Objects, manifest: Manifest, target: Path) -> None:
     await asyncio.to_thread(target.mkdir, parents=True, exist_ok=True)
     for path in await asyncio.to_thread(lambda: list(target.iterdir())):
         await asyncio.to_thread(path.unlink)  # of an attempt at a newer snapshot
-    for file in manifest.files:
-        body = await objects.get(file.object)
-        if body is None:
+
+    async def fetched(file: File) -> None:
+        found = await objects.download(file.object, target / file.name)
+        if found is None:
             raise Damaged(f"{file.object} is missing")
-        if len(body) != file.size_bytes or await asyncio.to_thread(_sha256, body) != file.sha256:
+        if found != file.sha256:
             raise Damaged(f"{file.object} is not what was written")
-        await asyncio.to_thread((target / file.name).write_bytes, body)
+
+    await _all(fetched(file) for file in manifest.files)
 
 
-def _files(folder: Path) -> list[Local]:
-    return [Local(path.name, path.stat().st_size, _sha256(path.read_bytes())) for path in sorted(folder.iterdir())]
+async def _all(works: Iterable[Awaitable[None]]) -> None:
+    """Do all, a few at a time; when any failed, say why only after every other has ended: nobody writes on behind the caller's back."""
+    gate = asyncio.Semaphore(AT_ONCE)
+
+    async def gated(work: Awaitable[None]) -> None:
+        async with gate:
+            await work
+
+    ended = await asyncio.gather(*(gated(work) for work in works), return_exceptions=True)
+    failed = [each for each in ended if isinstance(each, BaseException)]
+    for each in sorted(failed, key=lambda error: isinstance(error, Damaged)):
+        raise each  # a bucket that is away comes before damage: it may be the reason
 
 
 def _base(job: JobId, part: PartitionIndex) -> str:
     return f"{PREFIX}/{job}/{part}/"
+
+
+def _place(key: str) -> Place | None:
+    """Whose object this is; None for a key that is none of ours."""
+    match key.split("/", 3):
+        case [_, job, part, _] if part.isdecimal():
+            return JobId(job), PartitionIndex(int(part))
+        case _:
+            return None
 
 
 def _sha256(body: bytes) -> str:

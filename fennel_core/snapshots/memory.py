@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from pathlib import Path
 
 from fennel_core.snapshots.store import Place, Pointer, Stored, StoreError
 from fennel_core.vocab.ids import Epoch, JobId, PartitionIndex
@@ -25,6 +28,16 @@ class MemoryObjects:
 
     async def get(self, key: str) -> bytes | None:
         return self.contents.get(key)
+
+    async def upload(self, key: str, path: Path) -> None:
+        await self.put(key, await asyncio.to_thread(path.read_bytes))
+
+    async def download(self, key: str, path: Path) -> str | None:
+        body = self.contents.get(key)
+        if body is None:
+            return None
+        await asyncio.to_thread(path.write_bytes, body)
+        return hashlib.sha256(body).hexdigest()
 
     async def stored(self, prefix: str) -> list[Stored]:
         return [Stored(key, self._written[key]) for key in sorted(self.contents) if key.startswith(prefix)]
@@ -63,4 +76,5 @@ class MemoryPointers:
         return self._now()
 
     async def remove(self, pointers: Sequence[Pointer]) -> None:
-        self._rows = [row for row in self._rows if row not in pointers]
+        numbers = {pointer.number for pointer in pointers}
+        self._rows = [row for row in self._rows if row.number not in numbers]

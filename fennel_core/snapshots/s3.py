@@ -7,9 +7,12 @@ was lost, so the content decides.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeVar
 
+import structlog
 from botocore.exceptions import BotoCoreError, ClientError
 
 from fennel_core.connections import s3
@@ -19,6 +22,10 @@ if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
 T = TypeVar("T")
+log = structlog.get_logger(__name__)
+CHUNK_BYTES: Final = 1024 * 1024
+DOWNLOAD_ATTEMPTS: Final = 3
+"""The client tries a request again by itself, but not one that breaks off while its content is read."""
 
 
 class S3Objects:
@@ -34,6 +41,33 @@ class S3Objects:
 
     async def get(self, key: str) -> bytes | None:
         return await _on_thread(lambda: s3.get(self._client, self._bucket, key))
+
+    async def upload(self, key: str, path: Path) -> None:
+        def sent() -> bool:
+            with path.open("rb") as body:
+                return s3.put_new(self._client, self._bucket, key, body)
+
+        if not await _on_thread(sent) and await self.get(key) != await asyncio.to_thread(path.read_bytes):
+            raise StoreError(f"{key} is taken by another content")
+
+    async def download(self, key: str, path: Path) -> str | None:
+        def fetched() -> str | None:
+            body = s3.opened(self._client, self._bucket, key)
+            if body is None:
+                return None
+            digest = hashlib.sha256()
+            with path.open("wb") as file:
+                for chunk in body.iter_chunks(CHUNK_BYTES):
+                    digest.update(chunk)
+                    file.write(chunk)
+            return digest.hexdigest()
+
+        for _ in range(DOWNLOAD_ATTEMPTS - 1):
+            try:
+                return await _on_thread(fetched)
+            except StoreError as broken:
+                log.warning("download is tried again", key=key, error=str(broken))
+        return await _on_thread(fetched)
 
     async def stored(self, prefix: str) -> list[Stored]:
         def listed() -> list[Stored]:

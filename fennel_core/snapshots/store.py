@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Protocol
 
+from fennel_core.snapshots.manifest import Position
 from fennel_core.vocab.ids import Epoch, JobId, PartitionIndex
 
 Place = tuple[JobId, PartitionIndex]
@@ -42,6 +44,8 @@ class Pointer:
     sha256: str
     """Of the manifest's bytes."""
     taken_at: datetime
+    position: Position | None = None
+    """Where it stands; None where only its manifest knows."""
 
 
 class Objects(Protocol):
@@ -53,6 +57,14 @@ class Objects(Protocol):
 
     async def get(self, key: str) -> bytes | None:
         """The content of `key`, None where there is no such object."""
+        ...
+
+    async def upload(self, key: str, path: Path) -> None:
+        """`put` with the content of a file, which is never held in memory."""
+        ...
+
+    async def download(self, key: str, path: Path) -> str | None:
+        """Fill the file `path`; the SHA-256 of what was written to it (hex), None where there is no such object."""
         ...
 
     async def stored(self, prefix: str) -> list[Stored]:

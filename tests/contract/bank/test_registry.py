@@ -122,6 +122,21 @@ async def test_leaving_gives_everything_back(world: World) -> None:
     assert [lease.live for lease in seen.jobs[0].leases.values()] == [False, False]
 
 
+async def test_burying_gives_back_what_the_dead_of_a_family_held_and_nothing_else(world: World) -> None:
+    dead, heir, other = (Slot(SlotId(name), EngineId("engine"), "run/0.sock") for name in ("e-0-x-1", "e-0-x-2", "e-0-xy-1"))
+    for slot in (dead, heir, other):
+        await world.registry.heartbeat(slot, LEASE)
+    await world.registry.claim([(FIRST, NEVER)], dead.id, LEASE)
+    await world.registry.claim([(SECOND, NEVER)], other.id, LEASE)
+    await world.registry.bury("e-0-x-", heir.id)
+    seen = await world.registry.read(heir.id)
+    assert set(seen.slots) == {heir.id, other.id}
+    (entry,) = seen.jobs
+    assert entry.leases[FIRST[1]].slot is None
+    assert entry.leases[SECOND[1]].slot == other.id
+    assert await world.registry.claim([(FIRST, Epoch(1))], heir.id, LEASE) == {FIRST: Epoch(2)}
+
+
 async def test_reports_of_a_former_owner_are_not_stored(world: World) -> None:
     await world.registry.claim([(FIRST, NEVER)], A.id, LEASE)
     await world.lapse()

@@ -5,10 +5,11 @@ import uuid
 from collections.abc import AsyncIterator
 
 import pytest
+from confluent_kafka import TopicPartition as RdTopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from fennel_core.connections.kafka import client_config
-from fennel_core.engine.broker import Broker, Fenced, Fetched, Outgoing, Subscription, TopicPartition
+from fennel_core.engine.broker import Beyond, Broker, Fenced, Fetched, Gone, Outgoing, Subscription, TopicPartition
 from fennel_core.engine.kafka import KafkaBroker
 from fennel_core.engine.memory_broker import MemoryBroker, MemoryLog
 from fennel_core.settings.model import Settings
@@ -141,3 +142,32 @@ async def test_control_records_are_told_from_data(broker: Broker, topic: TopicNa
     producer = await broker.producer(f"{topic}-control")
     await producer.commit([Outgoing(topic, 0, b"7", (("c", b"frontier"),)), Outgoing(topic, 0, b"a")])
     assert [(r.value, r.control) for r in await broker.read(at(topic), START)] == [(b"7", "frontier"), (b"a", None)]
+
+
+async def forget(broker: Broker, topic: TopicName, start: int) -> None:
+    """Delete the records of partition 0 below `start`."""
+    if isinstance(broker, MemoryBroker):
+        broker.log.forget(at(topic), Offset(start))
+        return
+    admin = AdminClient(client_config(Settings()))
+    for deleted in admin.delete_records([RdTopicPartition(topic, 0, start)]).values():
+        await asyncio.to_thread(deleted.result, 10)
+
+
+async def test_a_reader_that_needs_records_which_are_gone_is_told_and_never_set_forward(broker: Broker, topic: TopicName) -> None:
+    end = await write(broker, topic, b"a", b"b", b"c", b"d")
+    await forget(broker, topic, 2)
+    with pytest.raises(Gone, match="begins at 2: its records from 1 to 1 are gone") as gone:
+        await broker.subscribe({at(topic): Offset(1)})
+    assert (gone.value.source, gone.value.first, gone.value.start) == (at(topic), 1, 2)
+    with pytest.raises(Gone):
+        await broker.read(at(topic), Offset(0), end)
+    subscription = await broker.subscribe({at(topic): Offset(2)})
+    assert values(await take(subscription, 2)) == [b"c", b"d"]
+    assert [r.value for r in await broker.read(at(topic), Offset(2), end)] == [b"c", b"d"]
+
+
+async def test_a_position_beyond_the_end_is_of_another_log(broker: Broker, topic: TopicName) -> None:
+    end = await write(broker, topic, b"a")
+    with pytest.raises(Beyond):
+        await broker.subscribe({at(topic): Offset(end + 7)})

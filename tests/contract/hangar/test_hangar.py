@@ -10,7 +10,7 @@ from rocksdict import Cache
 
 from fennel_core.hangar.memory import MemoryHangar
 from fennel_core.hangar.rocks import RocksHangar
-from fennel_core.hangar.store import Hangar, HangarClosed, WriteBatch, after
+from fennel_core.hangar.store import Hangar, HangarClosed, HangarDamaged, WriteBatch, after
 
 Open = Callable[[Path], Hangar]
 
@@ -94,6 +94,52 @@ def test_reopening_rocks_finds_everything_and_keeps_its_cache(tmp_path: Path) ->
     assert len(again.scan(b"k", b"l")) == 1000
     assert cache.get_usage() > before, "reads of a reopened database must go through the shared cache"
     again.close()
+
+
+def spoil(path: Path) -> None:
+    body = bytearray(path.read_bytes())
+    for place in range(len(body) // 2, len(body) // 2 + 64):
+        body[place] ^= 0xFF
+    path.write_bytes(body)
+
+
+def data_file(state: Path) -> Path:
+    return max(state.glob("*.sst"), key=lambda file: file.stat().st_size)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_damaged_block_is_never_taken_for_the_end_of_the_data(tmp_path: Path, reverse: bool) -> None:
+    store = open_rocks(tmp_path / "state")
+    fill(store, 20_000)
+    store.checkpoint(tmp_path / "flushed")
+    store.close()
+    spoil(data_file(tmp_path / "state"))
+    store = open_rocks(tmp_path / "state")
+    with pytest.raises(HangarDamaged):
+        store.scan(b"k", b"l", reverse=reverse)
+    with pytest.raises(HangarDamaged):
+        store.get_many([b"k%05d" % i for i in range(20_000)])
+    store.close()
+
+
+@pytest.mark.parametrize("lost", ["*.sst", "CURRENT", "MANIFEST-*"])
+def test_a_store_that_lost_a_file_is_not_opened_and_never_as_an_empty_one(tmp_path: Path, lost: str) -> None:
+    store = open_rocks(tmp_path / "state")
+    fill(store, 1000)
+    store.checkpoint(tmp_path / "flushed")
+    store.close()
+    for path in (tmp_path / "state").glob(lost):
+        path.unlink()
+    with pytest.raises(HangarDamaged):
+        open_rocks(tmp_path / "state")
+
+
+def test_a_store_that_somebody_else_holds_is_not_called_damaged(tmp_path: Path) -> None:
+    store = open_rocks(tmp_path / "state")
+    with pytest.raises(Exception, match="lock") as refused:
+        open_rocks(tmp_path / "state")
+    assert not isinstance(refused.value, HangarDamaged)
+    store.close()
 
 
 operations = st.lists(st.tuples(st.sampled_from(["put", "delete"]), st.binary(min_size=1, max_size=3), st.binary(max_size=3)), max_size=30)

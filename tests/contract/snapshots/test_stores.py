@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import itertools
 from datetime import timedelta
 from pathlib import Path
@@ -37,6 +38,18 @@ async def test_objects_are_listed_by_prefix_with_their_age_and_removed(objects: 
     assert all(each.written_at.utcoffset() == timedelta(0) for each in listed)
     await objects.remove(["p/1", "p/never"])
     assert [each.key for each in await objects.stored("")] == ["p/2", "q/1"]
+
+
+async def test_files_go_up_and_come_down_with_their_checksum(objects: Objects, tmp_path: Path) -> None:
+    (tmp_path / "up").write_bytes(b"0123456789" * 300_000)
+    await objects.upload("f/1", tmp_path / "up")
+    await objects.upload("f/1", tmp_path / "up")
+    assert await objects.download("f/1", tmp_path / "down") == hashlib.sha256(b"0123456789" * 300_000).hexdigest()
+    assert (tmp_path / "down").read_bytes() == (tmp_path / "up").read_bytes()
+    assert await objects.download("f/2", tmp_path / "none") is None
+    (tmp_path / "up").write_bytes(b"other")
+    with pytest.raises(StoreError):
+        await objects.upload("f/1", tmp_path / "up")
 
 
 async def test_a_pointer_is_added_only_by_the_current_owner(rows: Rows) -> None:
@@ -91,7 +104,7 @@ async def snapshot(tools: Tools, folder: Path, contents: dict[str, bytes], itera
 
 
 async def back(tools: Tools, folder: Path) -> tuple[Restored | None, dict[str, bytes]]:
-    restored = await restore(tools, JOB, PART, 1, folder)
+    restored = await restore(tools, await tools.pointers.of(JOB, PART), 1, folder)
     return restored, {path.name: path.read_bytes() for path in folder.iterdir()} if folder.exists() else {}
 
 
@@ -158,3 +171,17 @@ async def test_pruning_keeps_the_newest_and_what_they_share_with_older_ones(obje
     await rows.gone(JOB)
     assert (await prune(tools, 2, timedelta(0))).snapshots == 2
     assert (await objects.stored(""), await rows.pointers.places()) == ([], [])
+
+
+async def test_what_was_uploaded_and_never_pointed_at_goes_too_even_when_its_job_is_gone(
+    objects: Objects, rows: Rows, tmp_path: Path
+) -> None:
+    tools = Tools(objects, rows.pointers)
+    await rows.own(PLACE, 2)
+    assert await snapshot(tools, tmp_path, {"1.sst": b"zombie"}, 1, epoch=1) == Outrun()
+    await rows.gone(JOB)
+    assert await rows.pointers.places() == []
+    assert (await prune(tools, 2, timedelta(hours=1))).objects == 0, "somebody may be about to point at it"
+    await asyncio.sleep(1.1)  # the store tells times in whole seconds
+    assert (await prune(tools, 2, timedelta(0))).objects == 2
+    assert await objects.stored("") == []

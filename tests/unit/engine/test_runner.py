@@ -19,7 +19,7 @@ from fennel_core.blueprints.spec import Job, Output
 from fennel_core.engine import progress
 from fennel_core.engine.broker import Fenced, Outgoing, Unknown
 from fennel_core.engine.memory_broker import MemoryBroker, MemoryLog, MemoryProducer
-from fennel_core.engine.runner import Limits, ReplayMismatch, Runner, Superseded, Work
+from fennel_core.engine.runner import Condemned, Limits, Missing, ReplayMismatch, Runner, StrangeState, Superseded, Work
 from fennel_core.hangar.memory import MemoryHangar
 from fennel_core.operators import spec
 from fennel_core.operators.build import build
@@ -178,6 +178,39 @@ async def test_a_replay_that_makes_other_mutations_is_refused() -> None:
     drifted = Runner(job(), 0, Epoch(2), Work(Drifted(), None, 1, None), MemoryHangar(), MemoryBroker(log), SameThread(), LIMITS)
     with pytest.raises(ReplayMismatch, match="recovery DAG"):
         await drifted.run()
+
+
+@pytest.mark.parametrize("outputs", [True, False])
+async def test_a_runner_that_needs_records_which_are_gone_says_which_and_skips_nothing(outputs: bool) -> None:
+    log, hangar = MemoryLog(), MemoryHangar()
+    await feed(log, ROWS)
+    log.forget((SOURCE, 0), Offset(6))
+    runner = make(log, hangar, 1, outputs=outputs)
+    with pytest.raises(Missing, match=r"a job \(job\[0\]\).*source\[0\] begins at 6: its records from 0 to 5 are gone.*recovery DAG"):
+        await runner.run()
+    assert runner.status != "running"
+    assert emitted(log) == []
+
+
+async def test_a_state_that_has_seen_more_than_its_log_holds_is_refused() -> None:
+    log, hangar = MemoryLog(), MemoryHangar()
+    await feed(log, ROWS)
+    await run_until(make(log, hangar, 1), 2 * len(ROWS))
+    with pytest.raises(StrangeState, match="another log"):
+        await make(MemoryLog(), hangar, 2).run()
+
+
+async def test_a_runner_whose_state_is_condemned_ends_with_the_reason_and_a_cancelled_one_as_cancelled() -> None:
+    log = MemoryLog()
+    for cancelled in (False, True):
+        runner = make(log, MemoryHangar(), 1)
+        task = asyncio.create_task(runner.run())
+        await asyncio.sleep(0.05)
+        runner.condemn("a block is damaged")
+        if cancelled:
+            task.cancel()
+        with pytest.raises(asyncio.CancelledError if cancelled else Condemned):
+            await task
 
 
 async def test_every_iteration_leaves_a_marker_with_its_range() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fennel_core.snapshots.decide import Local, garbage, pruning, unchanged, uploads
+from fennel_core.snapshots.decide import Local, better, garbage, pruning, unchanged, uploads
 from fennel_core.snapshots.manifest import FORMAT, File, Manifest, ManifestError, Position, decode, encode
 from fennel_core.snapshots.store import Pointer, Stored
 from fennel_core.vocab.ids import Epoch, JobId, Offset, PartitionIndex, TopicName
@@ -24,6 +25,11 @@ def manifest(*files: File) -> Manifest:
 
 def pointer(number: int, taken_at: datetime) -> Pointer:
     return Pointer(JobId("j"), PartitionIndex(0), number, Epoch(1), f"m{number}", "", taken_at)
+
+
+def standing(number: int, replayed: int, **offsets: int) -> Pointer:
+    position = Position(number, Offset(replayed), {TopicName(topic): Offset(offset) for topic, offset in offsets.items()})
+    return dataclasses.replace(pointer(number, NOW), position=position)
 
 
 def test_a_name_that_came_back_with_another_content_is_uploaded_again() -> None:
@@ -76,3 +82,21 @@ def test_what_is_no_manifest_of_this_format_is_refused(body: bytes) -> None:
 def test_a_manifest_names_no_file_outside_its_folder(name: str) -> None:
     with pytest.raises(ManifestError):
         encode(manifest(File(name, 1, "a", "o/1")))
+
+
+def test_local_state_is_preferred_to_snapshots_that_have_seen_no_more() -> None:
+    local = Position(9, Offset(20), {TopicName("a"): Offset(7), TopicName("b"): Offset(7)})
+    newer, same, older = standing(3, 21, a=7, b=7), standing(2, 20, a=7, b=7), standing(1, 20, a=6)
+    assert better(local, [newer, same, older]) == (newer,)
+    assert better(None, [newer, same, older]) == (newer, same, older)
+
+
+def test_a_snapshot_that_has_seen_more_of_any_input_comes_first() -> None:
+    local = Position(9, Offset(0), {TopicName("a"): Offset(7)})
+    assert better(local, [standing(2, 0, a=2, b=1)]) == (standing(2, 0, a=2, b=1),)
+    assert better(Position(0, Offset(0), {}), [standing(1, 1)]) == (standing(1, 1),)
+
+
+def test_local_state_is_not_left_for_a_snapshot_of_which_nobody_knows_where_it_stands() -> None:
+    assert better(Position(1, Offset(1), {}), [pointer(2, NOW)]) == ()
+    assert better(None, [pointer(2, NOW)]) == (pointer(2, NOW),)

@@ -1,0 +1,53 @@
+"""Where Kafka's logs begin, end, and stood at a time; and deleting what lies before an offset. Blocking, one request for many.
+
+Theory. `end` is after the last committed record: what an open transaction has written is not there yet. A log's beginning moves only
+forward, and deleting what is gone already is no error, so every call may be repeated.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+from fennel_core.vocab.ids import Offset, TopicName
+
+Source = tuple[TopicName, int]
+PAUSE_S: Final = 0.02
+_ASK_AGAIN: Final = frozenset(
+    {
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError.BROKER_NOT_AVAILABLE,
+    }
+)
+
+
+def bounds(admin: AdminClient, sources: Sequence[Source], timeout_s: float) -> dict[Source, tuple[Offset, Offset]]:
+    """The first offset of each log and the one after its last committed record. KafkaException when any cannot be told."""
+    starts = _asked(admin, dict.fromkeys(sources, OffsetSpec.earliest()), timeout_s)
+    ends = _asked(admin, dict.fromkeys(sources, OffsetSpec.latest()), timeout_s)
+    return {source: (starts[source], ends[source]) for source in sources}
+
+
+def _asked(admin: AdminClient, specs: Mapping[Source, OffsetSpec], timeout_s: float) -> dict[Source, Offset]:
+    """One answer for each; leaders that are just being elected, as of a topic that was just made, are asked again."""
+    found: dict[Source, Offset] = {}
+    left, deadline_s = dict(specs), time.monotonic() + timeout_s
+    while left:
+        asked = {TopicPartition(*source): spec for source, spec in left.items()}
+        futures: Mapping[Any, Any] = admin.list_offsets(asked, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=timeout_s)
+        for at, future in futures.items():
+            try:
+                found[(TopicName(at.topic), at.partition)] = Offset(future.result(2 * timeout_s).offset)
+            except KafkaException as failed:
+                if failed.args[0].code() not in _ASK_AGAIN or time.monotonic() > deadline_s:
+                    raise
+        left = {source: spec for source, spec in left.items() if source not in found}
+        if left:
+            time.sleep(PAUSE_S)
+    return found

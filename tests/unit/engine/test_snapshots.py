@@ -1,0 +1,210 @@
+"""What a job partition starts from: local state, a snapshot or the log alone; whole, verified, and never two of them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from fennel_core.engine import progress
+from fennel_core.engine.progress import Progress
+from fennel_core.engine.runner import Condemned, ReplayMismatch
+from fennel_core.engine.snapshots import NothingLeft, Snapshots
+from fennel_core.engine.workshop import RocksStores
+from fennel_core.hangar.store import Hangar, HangarDamaged
+from fennel_core.operators.step import Outcome
+from fennel_core.snapshots import flow
+from fennel_core.snapshots.flow import Subject, Taken, Tools
+from fennel_core.snapshots.manifest import Position
+from fennel_core.snapshots.memory import MemoryObjects, MemoryPointers
+from fennel_core.snapshots.store import StoreError
+from fennel_core.vocab.ids import Epoch, JobId, Offset, PartitionIndex, TopicName
+
+T = TypeVar("T")
+JOB, PART = JobId("w.job.abc.1"), PartitionIndex(2)
+PLACE = (JOB, PART)
+IN = TopicName("in")
+
+
+class SameThread:
+    async def run(self, work: Callable[[], T]) -> T:
+        return work()
+
+
+@dataclass
+class Slot:
+    """A machine's folder of local state, and slots that come and go on it."""
+
+    root: Path
+    objects: MemoryObjects = field(default_factory=lambda: MemoryObjects(lambda: datetime.now(UTC)))
+    pointers: MemoryPointers = field(default_factory=lambda: MemoryPointers(lambda: datetime.now(UTC), {PLACE: Epoch(1)}))
+
+    def __post_init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        self.stores = RocksStores(self.root, 1 << 20)
+        self.snapshots = Snapshots(Tools(self.objects, self.pointers), self.root, SameThread(), lambda: "unique")
+
+    @property
+    def folder(self) -> Path:
+        return self.root / JOB / str(PART)
+
+    async def open(self) -> Hangar:
+        return await self.snapshots.open(JOB, PART, Epoch(1), self.stores.open)
+
+    async def found(self) -> int:
+        """The iteration of the state that a runner would start from; every entry of it is there and of no other state."""
+        hangar = await self.open()
+        try:
+            known = progress.load(hangar)
+            entries = hangar.scan(b"k", b"l")
+            assert entries == [(b"k%03d" % n, b"%d" % known.iteration) for n in range(100 if known.iteration else 0)]
+            return known.iteration
+        finally:
+            hangar.close()
+
+    def write(self, iteration: int) -> None:
+        """Local state as iteration `iteration` leaves it: every entry carries its number."""
+        hangar = self.stores.open(JOB, PART)
+        after = Progress(iteration, Offset(iteration), {IN: Offset(iteration)}, 0)
+        hangar.write(progress.batch(after, Outcome({b"k%03d" % n: b"%d" % iteration for n in range(100)})))
+        hangar.close()
+
+    async def snapshot(self, iteration: int) -> str:
+        """Bring local state to `iteration` and copy it; the manifest's key."""
+        self.write(iteration)
+        copy = self.root.parent / f"copy-{iteration}-{os.urandom(4).hex()}"
+        hangar = self.stores.open(JOB, PART)
+        hangar.checkpoint(copy)
+        hangar.close()
+
+        async def checkpoint() -> Path:
+            return copy
+
+        position = Position(iteration, Offset(iteration), {IN: Offset(iteration)})
+        made = await flow.take(Tools(self.objects, self.pointers), Subject(JOB, PART, Epoch(1), 1, position), checkpoint, copy.name)
+        assert isinstance(made, Taken)
+        return made.manifest
+
+    async def spoil(self, manifest: str) -> None:
+        await self.objects.remove([key for key in self.objects.contents if key.startswith(manifest.rpartition("/")[0]) and key != manifest])
+
+    def aside(self) -> int:
+        """The iteration of the state that was put aside."""
+        kept = RocksStores(self.root, 1 << 20).open(JOB, PartitionIndex(f"aside-{PART}"))  # type: ignore[arg-type]  # a folder's name
+        try:
+            return progress.load(kept).iteration
+        finally:
+            kept.close()
+
+
+@pytest.fixture
+def slot(tmp_path: Path) -> Slot:
+    return Slot(tmp_path / "state")
+
+
+async def test_local_state_that_has_seen_as_much_as_the_newest_snapshot_is_used(slot: Slot) -> None:
+    await slot.snapshot(5)
+    assert await slot.found() == 5
+    slot.write(8)
+    assert await slot.found() == 8
+
+
+async def test_local_state_of_long_ago_gives_way_to_a_newer_snapshot_and_is_kept_aside(slot: Slot, tmp_path: Path) -> None:
+    slot.write(3)
+    shutil.copytree(slot.folder, tmp_path / "long ago")
+    await slot.snapshot(9)
+    shutil.rmtree(slot.folder)
+    shutil.copytree(tmp_path / "long ago", slot.folder)
+    assert await slot.found() == 9
+    assert slot.aside() == 3
+
+
+async def test_without_a_whole_newer_snapshot_old_local_state_is_better_than_older_snapshots(slot: Slot, tmp_path: Path) -> None:
+    await slot.snapshot(2)
+    slot.write(3)
+    shutil.copytree(slot.folder, tmp_path / "long ago")
+    newest = await slot.snapshot(9)
+    shutil.rmtree(slot.folder)
+    shutil.copytree(tmp_path / "long ago", slot.folder)
+    await slot.spoil(newest)
+    assert await slot.found() == 3
+
+
+@pytest.mark.parametrize("lost", ["CURRENT", "MANIFEST-*", "*.sst"])
+async def test_damaged_local_state_is_kept_aside_and_the_snapshot_used(slot: Slot, lost: str) -> None:
+    await slot.snapshot(5)
+    hangar = slot.stores.open(JOB, PART)
+    hangar.checkpoint(slot.root.parent / "flushed")
+    hangar.close()
+    for path in slot.folder.glob(lost):
+        path.unlink()
+    assert await slot.found() == 5
+    assert (slot.root / JOB / f"aside-{PART}").exists()
+    assert await slot.found() == 5, "what was restored is local state like any other"
+
+
+async def test_state_of_another_format_is_kept_aside_and_the_snapshot_used(slot: Slot, monkeypatch: pytest.MonkeyPatch) -> None:
+    await slot.snapshot(5)
+    with monkeypatch.context() as patched:
+        patched.setattr("fennel_core.engine.progress.STATE_FORMAT", 99)
+        slot.write(7)
+    assert await slot.found() == 5
+
+
+async def test_damage_that_is_met_later_leads_back_to_the_same_snapshot(slot: Slot) -> None:
+    await slot.snapshot(5)
+    for why in (HangarDamaged("a block"), Condemned("a reader met a damaged block")):
+        slot.write(7)
+        slot.snapshots.distrust(JOB, PART, why)
+        assert await slot.found() == 5
+        assert slot.aside() == 7
+
+
+async def test_replay_that_goes_wrong_leads_to_older_snapshots_then_to_the_log_alone_and_then_no_further(slot: Slot) -> None:
+    for iteration in (2, 4, 6):
+        await slot.snapshot(iteration)
+    slot.write(8)
+    seen = []
+    for _ in range(5):
+        seen.append(await slot.found())
+        slot.snapshots.distrust(JOB, PART, ReplayMismatch("other mutations"))
+    assert seen == [8, 6, 4, 2, 0]
+    with pytest.raises(NothingLeft):
+        await slot.open()
+    slot.restart()
+    assert await slot.found() == 6, "another process, perhaps of another version, tries again"
+
+
+async def test_a_bucket_that_is_away_leaves_local_state_in_use_or_free_for_the_next_try(
+    slot: Slot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await slot.snapshot(5)
+
+    async def away(key: str) -> bytes:
+        raise StoreError("S3: no answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(slot.objects, "get", away)
+        assert await slot.found() == 5
+        shutil.rmtree(slot.folder)
+        with pytest.raises(StoreError):
+            await slot.open()
+    assert await slot.found() == 5
+
+
+async def test_a_restore_that_died_half_way_is_taken_for_nothing(slot: Slot) -> None:
+    await slot.snapshot(5)
+    shutil.rmtree(slot.folder)
+    half = slot.root / JOB / f"restoring-{PART}-1"
+    half.mkdir()
+    (half / "000009.sst").write_bytes(b"half of it")
+    assert await slot.found() == 5
+    assert not half.exists()
