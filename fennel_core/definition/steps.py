@@ -189,6 +189,7 @@ def receive_commit(workspace: str, branch: str, body: bytes, *, incremental: boo
     request = Request(WorkspaceId(workspace), BranchName(branch), body, Options(incremental, backfill))
 
     async def work(steps: Steps) -> str:
+        await _open_in_development(steps, request.workspace)
         stored, _ = await steps.check(request)
         return (await receive(steps.tools, request, CommitId(uuid.uuid4().hex), stored)).id
 
@@ -198,7 +199,18 @@ def receive_commit(workspace: str, branch: str, body: bytes, *, incremental: boo
 def preview_commit(workspace: str, branch: str, body: bytes, *, incremental: bool = False, backfill: bool = True) -> tuple[str, ...]:
     """What such a commit would do, as lines."""
     request = Request(WorkspaceId(workspace), BranchName(branch), body, Options(incremental, backfill))
-    return _run(lambda steps: steps.preview(request))
+
+    async def work(steps: Steps) -> tuple[str, ...]:
+        await _open_in_development(steps, request.workspace)
+        return await steps.preview(request)
+
+    return _run(work)
+
+
+async def _open_in_development(steps: Steps, workspace: WorkspaceId) -> None:
+    """Where a token `dev-<name>` would make the workspace by opening it, so does a commit that names it."""
+    if Settings().dev_tokens:
+        await steps.tools.ledger.run(lambda tx: tx.add_workspace(workspace))
 
 
 def compile_commit(commit_id: str) -> Commit:

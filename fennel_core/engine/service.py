@@ -75,25 +75,28 @@ class SlotService:
         runner = self._runner(job, part)
         return cast(Scans, runner.step).rows(runner.hangar, Micros(as_of), limit)
 
-    async def _snapshot(self, job: str, part: int) -> tuple[str, str]:
-        """What came of it and a text: `taken` and `unchanged` with the manifest's key, else why there is none. It never raises."""
+    async def _snapshot(self, job: str, part: int) -> tuple[str, str, int]:
+        """What came of it, a text and the bytes uploaded: `taken` and `unchanged` with the manifest's key, else why there is none.
+
+        It never raises.
+        """
         try:
             match await self._snapshots.take(self._runner(job, part)):
-                case Taken(manifest):
-                    return "taken", manifest
+                case Taken(manifest, uploaded_bytes=sent):
+                    return "taken", manifest, sent
                 case Unchanged(manifest):
-                    return "unchanged", manifest
+                    return "unchanged", manifest, 0
                 case Outrun():
-                    return "moved", f"{job}[{part}] has another owner now"
+                    return "moved", f"{job}[{part}] has another owner now", 0
         except RemoteError as refused:
-            return refused.code, str(refused)
+            return refused.code, str(refused), 0
         except HangarClosed as closed:
-            return "moved", str(closed)
+            return "moved", str(closed), 0
         except HangarDamaged as damaged:
             self._runner(job, part).condemn(str(damaged))
-            return "failed", str(damaged)
+            return "failed", str(damaged), 0
         except (StoreError, OSError) as failed:
-            return "failed", str(failed)
+            return "failed", str(failed), 0
 
     async def _wait(self, items: Sequence[tuple[str, int, dict[str, int]]], timeout_ms: int) -> list[Item]:
         """The items that are still behind at the deadline."""

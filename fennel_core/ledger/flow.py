@@ -23,6 +23,7 @@ from fennel_core.ledger.decide import Catching, JobPart, Stuck, Warm, Warmth, ca
 from fennel_core.ledger.effectors import NewTopic, Topics, Unreachable
 from fennel_core.ledger.lifecycle import ASSET, COMMIT, ENTRY, UNDONE, AssetEvent, CommitEvent, CommitState, EntryEvent
 from fennel_core.ledger.store import Branch, Commit, Entry, Ledger, Transaction, Which
+from fennel_core.ledger.tell import Deed, tell
 from fennel_core.vocab import canonical
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import AssetId, BranchName, CommitId, JobId, Millis, TopicName, WorkspaceId
@@ -223,14 +224,18 @@ async def create(tools: Tools, id_: CommitId) -> Commit:
             raise undone_error(row)
         if row.state is not CommitState.RESERVED:
             return row
-        topics = [NewTopic(TopicName(a.id), a.key.kind, a.blueprint.partitions) for a in pending if a.key.kind is not AssetKind.JOB]
+        made = [a for a in pending if a.key.kind is not AssetKind.JOB]
+        topics = [NewTopic(TopicName(a.id), a.key.kind, a.blueprint.partitions) for a in made]
+        began = tools.now()
         try:
             refused = await tools.topics.create(topics) if topics else {}
         except Unreachable as lost:
             unreachable = str(lost)
             continue
         why = {AssetId(name): str(text) for name, text in refused.items()}
+        took = tools.now() - began
         row = await tools.ledger.run(partial(_created, id_=id_, attempted=[a.id for a in pending], refused=why))
+        tell(Deed.CREATE, made, took, why)
         if row.state in UNDONE:
             raise undone_error(row)
         return row
@@ -280,23 +285,24 @@ async def _created(tx: Transaction, id_: CommitId, attempted: Sequence[AssetId],
 async def switch(tools: Tools, id_: CommitId) -> Commit:
     """T2: from here on the new definition exists. Raises ApiError when the branch moved or went: undo comes next."""
 
-    async def work(tx: Transaction) -> Commit:
+    async def work(tx: Transaction) -> tuple[Commit, list[Asset]]:
         row = await locked(tx, id_)
         if row.state is not CommitState.CREATED:
-            return row
+            return row, []
         await tx.lease(id_, tools.timings.lease_ms)
         branch = await open_branch(tx, row.workspace, row.branch)
         _check_base(row, branch)
-        await _take_hold(tx, row)
+        jobs = await _take_hold(tx, row)
         let_go = await _leave_target(tx, branch)
         await tx.put_branch(Branch(branch.workspace, branch.name, id_, branch.serving))
         await move(tx, row, CommitEvent.SWITCH)
         await supersede(tx, row.workspace)
         await condemn(tx, row.workspace, id_, let_go)
-        return await row_of(tx, id_)
+        return await row_of(tx, id_), jobs
 
+    began = tools.now()
     try:
-        row = await tools.ledger.run(work)
+        row, jobs = await tools.ledger.run(work)
     except ApiError as error:
         await fail(tools, id_, error)
         raise
@@ -304,11 +310,12 @@ async def switch(tools: Tools, id_: CommitId) -> Commit:
         raise undone_error(row)
     if row.state in (CommitState.RECEIVED, CommitState.RESERVED):
         raise ApiError(409, "commit-out-of-order", f"commit `{id_}` is {row.state}: compile and create come before switch")
+    tell(Deed.REGISTER, jobs, tools.now() - began)
     return row
 
 
-async def _take_hold(tx: Transaction, row: Commit) -> None:
-    """Reservations become references, assets live, jobs registered."""
+async def _take_hold(tx: Transaction, row: Commit) -> list[Asset]:
+    """Reservations become references, assets live, jobs registered; answers the new jobs."""
     held = await tx.bank.holdings(await tx.bank.reserved(row.id))
     names = {h.key: h.id for h in held}
     new_jobs = await tx.bank.assets(h.id for h in held if h.key.kind is AssetKind.JOB and h.state is AssetState.CREATED)
@@ -316,6 +323,7 @@ async def _take_hold(tx: Transaction, row: Commit) -> None:
     await tx.add_jobs([resolve_job(a.blueprint, row.workspace, names) for a in new_jobs if isinstance(a.blueprint, LogicalJob)])
     await tx.bank.refer(row.id, row.branch, [h.id for h in held])
     await tx.bank.unreserve(row.id)
+    return new_jobs
 
 
 async def _leave_target(tx: Transaction, branch: Branch) -> list[AssetId]:
@@ -468,31 +476,39 @@ async def destroy(tools: Tools, workspace: WorkspaceId) -> int:
 
     Answers how many entries are still open. Settles the commits that waited for it.
     """
-    topics, entries = await tools.ledger.run(lambda tx: _destroy_jobs(tx, workspace))
+    began = tools.now()
+    stopped, topics, entries = await tools.ledger.run(lambda tx: _destroy_jobs(tx, workspace))
+    tell(Deed.STOP, stopped, tools.now() - began)
     if topics:
+        began = tools.now()
         try:
-            refused = await tools.topics.delete([TopicName(t) for t in topics])
-        except Unreachable:
+            refused = await tools.topics.delete([TopicName(t.id) for t in topics])
+        except Unreachable as lost:
+            tell(Deed.DESTROY, topics, tools.now() - began, {t.id: str(lost) for t in topics})
             return len(entries)
-        await tools.ledger.run(lambda tx: _destroyed(tx, workspace, topics, {AssetId(n): str(w) for n, w in refused.items()}))
+        why = {AssetId(name): str(text) for name, text in refused.items()}
+        took = tools.now() - began
+        await tools.ledger.run(lambda tx: _destroyed(tx, workspace, [t.id for t in topics], why))
+        tell(Deed.DESTROY, topics, took, why)
     return await tools.ledger.run(lambda tx: _settle(tx, workspace))
 
 
-async def _destroy_jobs(tx: Transaction, workspace: WorkspaceId) -> tuple[list[AssetId], list[Entry]]:
-    """Stop condemned jobs; answers the topics that may go now and all open entries."""
+async def _destroy_jobs(tx: Transaction, workspace: WorkspaceId) -> tuple[list[Holding], list[Holding], list[Entry]]:
+    """Stop condemned jobs; answers those that have stopped now, the topics that may go, and all open entries."""
     await tx.bank.lock(workspace)
     entries = await tx.entries(Which.DESTRUCTION, workspace=workspace)
     if not entries:
-        return [], []
+        return [], [], []
     holdings = await tx.bank.holdings(e.asset for e in entries)
-    jobs = [JobId(h.id) for h in holdings if h.key.kind is AssetKind.JOB]
+    jobs = [h for h in holdings if h.key.kind is AssetKind.JOB]
+    stopped: list[Holding] = []
     if jobs:
-        await tx.retire(jobs)
-        stopped = {AssetId(job) for job in await tx.remove_stopped(jobs)}
-        await _gone(tx, entries, [h for h in holdings if h.id in stopped])
-        if len(stopped) < len(jobs):
-            return [], entries
-    return [h.id for h in holdings if h.key.kind is not AssetKind.JOB], entries
+        await tx.retire([JobId(h.id) for h in jobs])
+        removed = {AssetId(job) for job in await tx.remove_stopped([JobId(h.id) for h in jobs])}
+        stopped = [h for h in jobs if h.id in removed]
+        await _gone(tx, entries, stopped)
+    topics = [h for h in holdings if h.key.kind is not AssetKind.JOB]
+    return stopped, topics if len(stopped) == len(jobs) else [], entries
 
 
 async def _gone(tx: Transaction, entries: Sequence[Entry], holdings: Sequence[Holding]) -> None:

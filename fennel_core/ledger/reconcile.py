@@ -20,9 +20,11 @@ from fennel_core.ledger.effectors import Unreachable
 from fennel_core.ledger.flow import Tools, destroy, fail, locked, move, row_of, warm_once
 from fennel_core.ledger.lifecycle import COMMIT, CommitEvent
 from fennel_core.ledger.store import Commit, Transaction, Which
+from fennel_core.telemetry.logs import logger
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import AssetId, CommitId, Millis, TopicName
 
+log = logger(__name__)
 OURS: Final = re.compile(r"^[a-z0-9-]{1,63}\.(" + "|".join(AssetKind) + r")\.[0-9a-f]{32}\.[0-9]+$")
 _AT_ONCE: Final = Millis(0)
 """A lease that lapses immediately: recovery has done its part for now and waits for others (an engine, Kafka)."""
@@ -81,7 +83,10 @@ async def _finish(tools: Tools, id_: CommitId) -> bool:
         case unreachable:
             assert_never(unreachable)
     after = await tools.ledger.run(lambda tx: tx.commit(id_))
-    return after is not None and after.state is not row.state
+    if after is None or after.state is row.state:
+        return False
+    log.info("commit recovered", commit=id_, workspace=row.workspace, branch=row.branch, before=str(row.state), after=str(after.state))
+    return True
 
 
 async def _abandon(tx: Transaction, id_: CommitId) -> None:

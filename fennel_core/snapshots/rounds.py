@@ -8,9 +8,10 @@ next time. Calls are blocking, for programs without an event loop.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final
+from typing import Final, cast
 
 from fennel_core.connections import postgres, s3
 from fennel_core.connections.frames import Channel
@@ -27,9 +28,10 @@ OWNING = """
     WHERE s.lease_until > now() AND NOT s.stopping ORDER BY s.address
 """
 OWNED = """
-    SELECT p.job_id, p.part FROM slot s JOIN job_partition p ON p.slot_id = s.id
+    SELECT p.job_id, p.part, a.title FROM slot s JOIN job_partition p ON p.slot_id = s.id JOIN asset a ON a.id = p.job_id
     WHERE s.lease_until > now() AND p.status = 'running' AND s.address = %s ORDER BY p.job_id, p.part
 """
+NUMBERS = "SELECT manifest, number FROM snapshot WHERE manifest = ANY(%s::text[])"
 
 
 class RoundFailed(Exception):
@@ -38,12 +40,18 @@ class RoundFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`code`: taken, unchanged, failed, or why the slot refused (moved, parked). `text`: the manifest's key, or the reason."""
+    """`code`: taken, unchanged, failed, or why the slot refused (moved, parked). `text`: the manifest's key, or the reason.
+
+    `number`: of the snapshot that holds this state now; None where there is none. `title`: of the job, for people.
+    """
 
     job: str
     part: int
     code: str
     text: str
+    uploaded_bytes: int
+    title: str
+    number: int | None
 
 
 def owning_slots(settings: Settings) -> list[str]:
@@ -53,13 +61,21 @@ def owning_slots(settings: Settings) -> list[str]:
 
 
 def snapshot_slot(settings: Settings, address: str) -> list[Answer]:
-    """Ask one slot to copy every state it owns. RoundFailed when any could not be; OSError or RemoteError without an answer."""
-    with postgres.connect(settings.postgres_dsn.get_secret_value(), name="snapshots") as connection:
-        items = [list(row) for row in connection.execute(OWNED, (address,)).fetchall()]
-    answers = asyncio.run(_asked(address, items)) if items else []
-    if failed := [f"{each.job}[{each.part}]: {each.text}" for each in answers if each.code == "failed"]:
+    """Ask one slot to copy every state it owns; answers what came of each. OSError or RemoteError without an answer."""
+    dsn = settings.postgres_dsn.get_secret_value()
+    with postgres.connect(dsn, name="snapshots") as connection:
+        owned = {(str(job), part): str(title) for job, part, title in connection.execute(OWNED, (address,)).fetchall()}
+    answers = asyncio.run(_asked(address, [[*each] for each in owned])) if owned else []
+    with postgres.connect(dsn, name="snapshots") as connection:
+        rows = connection.execute(NUMBERS, ([text for _, _, _, text, _ in answers],)).fetchall()
+    numbers = {str(manifest): cast(int, number) for manifest, number in rows}
+    return [Answer(job, part, code, text, sent, owned[job, part], numbers.get(text)) for job, part, code, text, sent in answers]
+
+
+def refuse_failures(answers: Sequence[Answer]) -> None:
+    """RoundFailed when any state could not be copied; one that moved or is parked is no failure."""
+    if failed := [f"{each.title}[{each.part}] ({each.job}): {each.text}" for each in answers if each.code == "failed"]:
         raise RoundFailed(f"{len(failed)} of {len(answers)} states were not copied: {'; '.join(failed)}")
-    return answers
 
 
 def prune_snapshots(settings: Settings) -> Pruned:
@@ -67,11 +83,11 @@ def prune_snapshots(settings: Settings) -> Pruned:
     return asyncio.run(_pruned(settings))
 
 
-async def _asked(address: str, items: list[list[object]]) -> list[Answer]:
+async def _asked(address: str, items: list[list[object]]) -> list[tuple[str, int, str, str, int]]:
     async with asyncio.timeout(ROUND_S):
         channel = await Channel.open(address)
         try:
-            return [Answer(*answer) for answer in await channel.call("snapshot", {"items": items})]
+            return [(job, part, code, text, sent) for job, part, code, text, sent in await channel.call("snapshot", {"items": items})]
         finally:
             await channel.close()
 

@@ -41,7 +41,7 @@ COMMIT_PARAMS: Final = {
         type=["null", "string"],
         pattern="^[a-z0-9-]{1,63}$",
         title="Workspace",
-        description="An existing workspace: the one that the token of your client opens. dev-alice opens workspace alice.",
+        description="The one that the token of your client opens: dev-alice opens alice, and makes it where development tokens are on.",
     ),
     "branch": Param(
         "main",
@@ -79,6 +79,10 @@ COMMIT_PARAMS: Final = {
     ),
 }
 
+TRIED_AGAIN: Final = {"retries": 3, "retry_delay": timedelta(seconds=3)}
+"""A task that was killed, found the database away, or could not reach Airflow's own API is run again: steps may be run twice. Three times
+outlasts a restart of the api-server, without which a task fails before it begins. What is wrong with a commit is told at once, without."""
+
 COMMIT: Final[dict[str, Any]] = {
     "schedule": None,
     "catchup": False,
@@ -86,6 +90,7 @@ COMMIT: Final[dict[str, Any]] = {
     "max_active_runs": COMMITS_AT_ONCE,
     "dagrun_timeout": timedelta(hours=COMMIT_HOURS),
     "is_paused_upon_creation": False,
+    "default_args": TRIED_AGAIN,
     "render_template_as_native_obj": True,
     "tags": TAGS,
 }
@@ -95,6 +100,7 @@ SNAPSHOT: Final[dict[str, Any]] = {
     "max_active_runs": 1,
     "dagrun_timeout": timedelta(hours=2),
     "is_paused_upon_creation": False,
+    "default_args": TRIED_AGAIN,
     "tags": TAGS,
 }
 RECONCILE: Final[dict[str, Any]] = {
@@ -103,5 +109,6 @@ RECONCILE: Final[dict[str, Any]] = {
     "max_active_runs": 1,
     "dagrun_timeout": timedelta(minutes=30),
     "is_paused_upon_creation": False,
+    "default_args": TRIED_AGAIN,
     "tags": TAGS,
 }

@@ -1,26 +1,33 @@
 """From a task to `fennel_core`: open the platform, run one step, tell what the ledgers say then. Imported inside tasks only.
 
 What is wrong with a commit is an `ApiError` whose text is for people: the task fails with exactly that text, on top of its log, because it
-is what somebody who looks at a red task wants to read. `AirflowFailException` also spares it retries, which would not change the answer.
+is what somebody who looks at a red task wants to read, and then what to do next. `AirflowFailException` also spares it retries, which would
+not change the answer. A database, a bucket or a slot that is away fails the task as itself: retries are for that.
+
+To find what was done in a log: `ledger step` (one line per asset, with `action`, `kind`, `title`, `ms`), `plan:`, `commit recovered`,
+`snapshot #`, `what to do:`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 from airflow.sdk.exceptions import AirflowFailException
 
+from fennel_core.connections.frames import RemoteError
 from fennel_core.connections.workspaces import checked_name
 from fennel_core.definition import steps as definition
 from fennel_core.definition.steps import Steps
 from fennel_core.executors.definitions import DefinitionsError, read
 from fennel_core.ledger.lifecycle import CommitState
-from fennel_core.ledger.store import Commit, Entry, Transaction, Which
+from fennel_core.ledger.store import Commit, Entry, LedgerUnavailable, Transaction, Which
 from fennel_core.settings.model import Settings
 from fennel_core.snapshots import rounds
+from fennel_core.snapshots.store import StoreError
 from fennel_core.telemetry.logs import redact_text
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import AssetId, CommitId
@@ -34,6 +41,17 @@ STEPS: Mapping[str, Ask] = {
     "destroy_assets": Steps.destroy_assets,
     "undo": Steps.undo,
 }
+STATUS = "`fennel-core status` shows what runs, `fennel-core logs PART` what it said"
+NEXT: Mapping[str, str] = {
+    "workspace-not-found": "make it with `fennel-core workspace create NAME`, or in development open it once with the token dev-NAME",
+    "workspace-name": "choose a name of a-z, 0-9 and `-`; `fennel-core workspace list` shows those there are",
+    "branch-not-found": "make it from the client (`client.init_branch`, `client.clone_branch`), or choose `main`",
+    "commit-not-found": "leave the field `Commit id` empty; only the definition server fills it in",
+    "kafka-unavailable": f"{STATUS}; when Kafka answers again, commit again",
+    "asset-not-created": "the reason is the broker's own; when it is dealt with, commit again",
+    "commit-abandoned": "commit again",
+}
+"""What somebody does about an error, by its code, where its text does not say so."""
 NOTHING_LEFT = (CommitState.FINISHED, CommitState.SUPERSEDED)
 
 
@@ -69,25 +87,34 @@ def step(name: str, commit_id: str) -> None:
 
 def reconciled() -> None:
     """Finish whatever a crash left behind."""
-    done = definition.reconcile_all()
+    done = _told(definition.reconcile_all)
     log.info("commits moved on: %s", ", ".join(done.commits) or "none")
-    log.info("destructions still open: %d; topics without an owner removed: %s", done.open_entries, ", ".join(done.strays) or "none")
+    log.info("destructions still open: %d%s", done.open_entries, " (they wait for an engine or for Kafka)" if done.open_entries else "")
+    log.info("strays removed (topics that no ledger knows): %s", ", ".join(done.strays) or "none")
 
 
 def slots() -> list[str]:
     """Addresses of the slots that own something."""
-    return rounds.owning_slots(Settings())
+    found = rounds.owning_slots(Settings())
+    log.info("slots that own something: %s", ", ".join(found) or f"none, so nothing is copied; {STATUS}")
+    return found
 
 
 def snapshotted(address: str) -> None:
     """Have one slot copy what it owns, and tell what came of each."""
-    for answer in rounds.snapshot_slot(Settings(), address):
-        log.info("%s[%d]: %s %s", answer.job, answer.part, answer.code, answer.text)
+    answers = _told(lambda: rounds.snapshot_slot(Settings(), address))
+    for each in answers:
+        number = "" if each.number is None else f" #{each.number}"
+        log.info("snapshot%s %s: %s[%d], %d bytes uploaded (%s)", number, each.code, each.title, each.part, each.uploaded_bytes, each.text)
+    outcomes = ", ".join(f"{count} {code}" for code, count in sorted(Counter(each.code for each in answers).items()))
+    sent, newest = sum(each.uploaded_bytes for each in answers), max((each.number or 0 for each in answers), default=0)
+    log.info("slot %s: %d job partitions: %s; %d bytes uploaded; newest snapshot #%d", address, len(answers), outcomes, sent, newest)
+    _told(lambda: rounds.refuse_failures(answers))
 
 
 def pruned() -> None:
     """Delete the copies that nobody needs any more."""
-    done = rounds.prune_snapshots(Settings())
+    done = _told(lambda: rounds.prune_snapshots(Settings()))
     log.info("snapshots removed: %d; objects removed: %d", done.snapshots, done.objects)
 
 
@@ -95,11 +122,19 @@ def _told(work: Callable[[], T]) -> T:
     try:
         return work()
     except ApiError as error:
-        log.error("%s [%s]", error.text, error.code)
-        raise AirflowFailException(f"{error.text} [{error.code}]") from None
+        told = f"{error.text} [{error.code}]"
+        log.error("%s", told)
+        if after := NEXT.get(error.code):
+            log.error("what to do: %s", after)
+            told = f"{told}. What to do: {after}"
+        raise AirflowFailException(told) from None
     except DefinitionsError as error:
         log.error("%s", error)
         raise AirflowFailException(str(error)) from None
+    except (LedgerUnavailable, StoreError, rounds.RoundFailed, OSError, RemoteError) as away:
+        log.error("%s", away)
+        log.error("what to do: %s; what was begun is finished or taken back by `reconcile`, or by the next run", STATUS)
+        raise
 
 
 async def _step(ask: Ask, commit_id: CommitId) -> Commit:
@@ -108,8 +143,16 @@ async def _step(ask: Ask, commit_id: CommitId) -> Commit:
         try:
             return await ask(steps, commit_id)
         finally:
-            for line in await steps.tools.ledger.run(lambda tx: _ledgers(tx, commit_id)):
+            for line in await _ledgers_if_there(steps, commit_id):
                 log.info("%s", line)
+
+
+async def _ledgers_if_there(steps: Steps, commit_id: CommitId) -> list[str]:
+    """A database that is away must not hide why the step itself failed."""
+    try:
+        return await steps.tools.ledger.run(lambda tx: _ledgers(tx, commit_id))
+    except LedgerUnavailable as away:
+        return [f"the ledgers of commit {commit_id} cannot be read now: {away}"]
 
 
 async def _ledgers(tx: Transaction, commit_id: CommitId) -> list[str]:
@@ -123,8 +166,9 @@ async def _ledgers(tx: Transaction, commit_id: CommitId) -> list[str]:
 
 
 def _line(entry: Entry, titles: Mapping[AssetId, str]) -> str:
+    kind = entry.asset.split(".")[1]
     tail = f" after {entry.attempts} attempts: {entry.error}" if entry.error else ""
-    return f"{entry.ledger} ledger: {entry.state} {titles.get(entry.asset, '')} ({entry.asset}){tail}"
+    return f"{entry.ledger} ledger: {entry.state} {kind} {titles.get(entry.asset, '')} ({entry.asset}){tail}"
 
 
 def _submission(params: Mapping[str, Any]) -> tuple[str, str, bytes]:

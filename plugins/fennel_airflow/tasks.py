@@ -51,7 +51,7 @@ def switch() -> None:
     step("switch", _commit_id())
 
 
-@task(retries=3, retry_delay=10)
+@task
 def destroy_assets() -> None:
     """Wait until the new jobs have caught up, move the reads, and destroy what nobody needs any more."""
     from fennel_airflow.run import step
@@ -83,7 +83,7 @@ def owning_slots() -> list[str]:
     return slots()
 
 
-@task(retries=1, retry_delay=10)
+@task
 def snapshot_slot(address: str) -> None:
     """Have one slot copy every state it owns, if it changed."""
     from fennel_airflow.run import snapshotted

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import time
-import urllib.error
-import urllib.request
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +12,9 @@ import pytest
 
 from fennel_core.executors.definitions import read
 from fennel_core.settings.model import Settings
+from tests.support.airflow import Airflow, call, log_in
 
 pytestmark = pytest.mark.platform
-FINISHED_SECONDS = 180.0
 SHOP = """
 from datetime import datetime
 from fennel.connectors import Webhook, source
@@ -34,50 +29,9 @@ class Order:
 """
 
 
-def _call(method: str, url: str, body: object = None, token: str | None = None) -> tuple[int, Any]:
-    headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {token}"} if token else {})
-    data = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
-    try:
-        with urllib.request.urlopen(urllib.request.Request(url, data, headers, method=method), timeout=FINISHED_SECONDS) as answer:
-            return answer.status, json.loads(answer.read() or b"null")
-    except urllib.error.HTTPError as refused:
-        return refused.code, refused.read().decode()
-
-
-@dataclass(frozen=True)
-class Airflow:
-    """Airflow's API, logged in."""
-
-    url: str
-    token: str
-
-    def run(self, **conf: object) -> dict[str, Any]:
-        status, run = _call("POST", f"{self.url}/dags/commit/dagRuns", {"logical_date": None, "conf": conf}, self.token)
-        assert status == 200, run
-        return self.end_of(run["dag_run_id"])
-
-    def end_of(self, run_id: str) -> dict[str, Any]:
-        """The run when it has ended, with the states of its tasks."""
-        deadline = time.monotonic() + FINISHED_SECONDS
-        while time.monotonic() < deadline:
-            status, run = _call("GET", f"{self.url}/dags/commit/dagRuns/{run_id}", None, self.token)
-            if status == 200 and run["state"] in ("success", "failed"):
-                _, tasks = _call("GET", f"{self.url}/dags/commit/dagRuns/{run_id}/taskInstances", None, self.token)
-                return {**run, "tasks": {each["task_id"]: each["state"] for each in tasks["task_instances"]}}
-            time.sleep(0.2)
-        raise AssertionError(f"{run_id} did not end: {run}")
-
-    def log(self, run_id: str, task: str) -> str:
-        _, log = _call("GET", f"{self.url}/dags/commit/dagRuns/{run_id}/taskInstances/{task}/logs/1", None, self.token)
-        return "\n".join(str(each.get("event")) for each in log["content"])
-
-
 @pytest.fixture(scope="module")
 def airflow(platform: None) -> Airflow:
-    settings = Settings()
-    login = {"username": settings.airflow_user, "password": settings.airflow_password.get_secret_value()}
-    _, answer = _call("POST", f"{settings.airflow_url}/auth/token", login)
-    return Airflow(f"{settings.airflow_url}/api/v2", answer["access_token"])
+    return log_in(Settings())
 
 
 @pytest.fixture
@@ -85,10 +39,10 @@ def workspace(platform: None) -> Iterator[tuple[str, str]]:
     """The name and token of a workspace that is deleted afterwards."""
     settings = Settings()
     url, admin, name = f"{settings.query_url}/api/v1/workspaces", settings.admin_token.get_secret_value(), f"t-{uuid.uuid4().hex[:10]}"
-    status, made = _call("POST", url, {"name": name}, admin)
+    status, made = call("POST", url, {"name": name}, admin)
     assert status == 200, made
     yield name, made["token"]
-    assert _call("DELETE", f"{url}/{name}", None, admin)[0] == 200
+    assert call("DELETE", f"{url}/{name}", None, admin)[0] == 200
 
 
 def _commits(workspace: str) -> list[tuple[Any, ...]]:
@@ -144,7 +98,7 @@ async def test_a_clients_commit_is_a_run_of_the_same_dag(airflow: Airflow, works
     (tmp_path / "shop.py").write_text(SHOP)
     settings = Settings()
     body, _ = await read(settings, str(tmp_path / "shop.py"), env=None, message="by a client")
-    status, answer = _call("POST", f"{settings.query_url}/api/v1/commit?preview=false&incremental=false&backfill=true", body, token)
+    status, answer = call("POST", f"{settings.query_url}/api/v1/commit?preview=false&incremental=false&backfill=true", body, token)
     assert status == 200, answer
     [(commit_id, _)] = _commits(name)
     assert airflow.end_of(f"commit-{commit_id}-1")["state"] == "success"

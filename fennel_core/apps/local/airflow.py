@@ -22,6 +22,9 @@ from fennel_core.settings.model import Settings
 PARALLELISM: Final = 8
 """Worker processes forked ahead; each waits up to `min_heartbeat_interval` after a task, so a chain needs several."""
 
+SILENT_TASK_S: Final = 30
+"""A task whose worker says nothing for this long is dead. Workers report every second; Airflow's own 300 s would keep a commit waiting."""
+
 WARM_S: Final = 60.0
 """Four seconds on an idle machine."""
 
@@ -55,6 +58,9 @@ def env(settings: Settings, layout: Layout, keys: Keys) -> Mapping[str, str]:
         ("api_auth", "jwt_secret"): keys.airflow_jwt_secret,
         ("scheduler", "scheduler_idle_sleep_time"): 0.1,
         ("scheduler", "job_heartbeat_sec"): 2,
+        ("scheduler", "task_instance_heartbeat_timeout"): SILENT_TASK_S,
+        ("scheduler", "task_instance_heartbeat_detection_interval"): 5,
+        ("scheduler", "orphaned_tasks_check_interval"): 15,
         ("workers", "min_heartbeat_interval"): 1,
         ("dag_processor", "refresh_interval"): 10,
         ("dag_processor", "min_file_process_interval"): 30,

@@ -52,8 +52,8 @@ async def snapshots(bench: Bench, expected: str) -> dict[tuple[str, int], str]:
         answers = await channel.call("snapshot", {"items": [[job.id, part] for job in bench.jobs for part in range(PARTITIONS)]})
     finally:
         await channel.close()
-    assert Counter(code for _, _, code, _ in answers) == {expected: 2 * PARTITIONS}, answers
-    return {(job, part): key for job, part, _, key in answers}
+    assert Counter(code for _, _, code, _, _ in answers) == {expected: 2 * PARTITIONS}, answers
+    return {(job, part): key for job, part, _, key, _ in answers}
 
 
 def forget_before(bench: Bench, manifests: list[Manifest]) -> None:

@@ -1,0 +1,125 @@
+"""The DAGs beside `commit` on the running platform, and what task logs tell: snapshots, strays, ledger steps, what to do next."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import psycopg
+import pytest
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from fennel_core.connections.kafka import client_config
+from fennel_core.settings.model import Settings
+from tests.support.airflow import Airflow, call, log_in
+
+pytestmark = pytest.mark.platform
+SHOP = """
+from datetime import datetime
+from fennel.connectors import Webhook, source
+from fennel.datasets import dataset, field
+__owner__ = "shop@example.com"
+@source(Webhook(name="shop").endpoint("Order"), disorder="14d", cdc="upsert")
+@dataset(index=True)
+class Order:
+    uid: int = field(key=True)
+    amount: float
+    ts: datetime
+"""
+
+
+@pytest.fixture(scope="module")
+def airflow(platform: None) -> Airflow:
+    return log_in(Settings())
+
+
+@pytest.fixture
+def workspace(platform: None) -> Iterator[str]:
+    """A name that no workspace has yet; deleted afterwards."""
+    settings, name = Settings(), f"dags-{uuid.uuid4().hex[:10]}"
+    yield name
+    url = f"{settings.query_url}/api/v1/workspaces/{name}"
+    assert call("DELETE", url, None, settings.admin_token.get_secret_value())[0] in (200, 404)
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> str:
+    (tmp_path / "shop.py").write_text(SHOP)
+    return str(tmp_path / "shop.py")
+
+
+def rows(query: str, *values: object) -> list[tuple[object, ...]]:
+    with psycopg.connect(Settings().postgres_dsn.get_secret_value(), autocommit=True) as connection:
+        return connection.execute(query.encode(), values).fetchall()
+
+
+def test_a_form_that_names_a_new_workspace_makes_it_and_the_logs_name_every_ledger_step(
+    airflow: Airflow, workspace: str, shop: str
+) -> None:
+    run = airflow.run(definitions=shop, workspace=workspace)
+    assert run["state"] == "success"
+    assert "plan: + create topic of Order" in airflow.log(run["dag_run_id"], "compile")
+    steps = {
+        (line["action"], line["kind"], line["title"])
+        for task in ("create_assets", "switch")
+        for line in airflow.lines(run["dag_run_id"], task)
+        if line["event"] == "ledger step" and float(line["ms"]) > 0
+    }
+    assert {("create", "topic", "Order"), ("register", "job", "Order: table")} <= steps
+
+
+def test_a_task_that_fails_says_what_to_do_next(airflow: Airflow, workspace: str, shop: str) -> None:
+    assert airflow.run(definitions=shop, workspace=workspace)["state"] == "success"
+    run = airflow.run(definitions=shop, workspace=workspace, branch="nowhere")
+    assert run["tasks"]["compile"] == "failed"
+    said = airflow.log(run["dag_run_id"], "compile")
+    assert "branch `nowhere` does not exist" in said
+    assert "what to do: make it from the client" in said
+
+
+def test_the_snapshot_dag_copies_every_state_and_its_logs_tell_numbers_and_bytes(airflow: Airflow, workspace: str, shop: str) -> None:
+    assert airflow.run(definitions=shop, workspace=workspace)["state"] == "success"
+    url, token = f"{Settings().query_url}/api/v1", f"dev-{workspace}"
+    body = {"webhook": "shop", "endpoint": "Order", "data": {"uid": [1, 2, 3], "amount": [1.0] * 3, "ts": ["2026-01-01T00:00:00"] * 3}}
+    assert call("POST", f"{url}/log", body, token)[0] == 200
+    assert call("POST", f"{url}/barrier", {"timeout_s": 30}, token)[0] == 200
+    run = airflow.run("snapshot")
+    assert run["state"] == "success"
+    assert run["tasks"] == {"owning_slots": "success", "snapshot_slot": "success", "prune_snapshots": "success"}
+    taken = rows("SELECT number FROM snapshot WHERE starts_with(job_id, %s)", f"{workspace}.")
+    assert len(taken) == Settings().partitions
+    assert "slots that own something: /" in airflow.log(run["dag_run_id"], "owning_slots", "snapshot")
+    slots = airflow.instances(run["dag_run_id"], "snapshot_slot", "snapshot")
+    logs = [airflow.log(run["dag_run_id"], "snapshot_slot", "snapshot", mapped=index) for index in slots]
+    told = [line for log in logs for line in log.splitlines() if "bytes uploaded (snapshots/" in line]
+    for (number,) in taken:
+        assert [line for line in told if f"snapshot #{number} taken: Order" in line]
+    assert all("job partitions: " in log and "newest snapshot #" in log for log in logs)
+    assert "snapshots removed: " in airflow.log(run["dag_run_id"], "prune_snapshots", "snapshot")
+
+
+def test_the_reconcile_dag_removes_a_stray_and_names_it(airflow: Airflow, workspace: str) -> None:
+    [(incarnation,)] = rows("SELECT nextval('asset_incarnation')")
+    stray = f"{workspace}.topic.{uuid.uuid4().hex}.{incarnation}"
+    admin = AdminClient(client_config(Settings()))
+    for made in admin.create_topics([NewTopic(stray, 1, 1)]).values():
+        made.result(20)
+    rows("INSERT INTO stray (topic, seen_at) VALUES (%s, now() - interval '1 day') RETURNING topic", stray)
+    run = airflow.run("reconcile")
+    assert run["state"] == "success"
+    assert stray not in admin.list_topics(timeout=20).topics
+    log = airflow.log(run["dag_run_id"], "reconcile_ledgers", "reconcile")
+    assert stray in log
+    assert "destructions still open: " in log
+
+
+@pytest.mark.parametrize(("dag", "minutes"), [("reconcile", 5), ("snapshot", Settings().snapshot_minutes)])
+def test_scheduled_dags_run_by_themselves(airflow: Airflow, dag: str, minutes: int) -> None:
+    _, known = call("GET", f"{airflow.url}/dags/{dag}", None, airflow.token)
+    assert not known["is_paused"]
+    assert datetime.fromisoformat(known["next_dagrun_run_after"]) <= datetime.now().astimezone() + timedelta(minutes=minutes)
+    ended = [run["state"] for run in airflow.runs(dag) if run["run_type"] == "scheduled" and run["state"] in ("success", "failed")]
+    assert ended == [] or "success" in ended, "none is due yet, or they get done"

@@ -1,0 +1,146 @@
+"""How faults are made, with nothing in production code that knows of them.
+
+Theory. A *gate* is a trigger in Postgres that makes one change of one row wait for an advisory lock that the test holds. So a step can be
+stopped at exactly the point of interest, in the middle of its transaction; the server tells which connection waits, the connection's port
+tells which process it belongs to, and that process (or the connection) is then killed. The parts of the platform are found by the records
+that the launcher keeps, and are stopped or killed as an operator or the kernel would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psutil
+import psycopg
+from psycopg import sql
+
+from fennel_core.apps.local import processes
+from fennel_core.settings.model import Settings
+
+ARRIVES_SECONDS: Final = 60.0
+
+COMPILE: Final = ("commit", "NEW.state = 'reserved' AND OLD.state = 'received'")
+"""Inside T1: everything is reserved, nothing is committed."""
+BEFORE_CREATE: Final = ("commit", "NEW.state = 'reserved' AND OLD.state = 'reserved'")
+"""The creation ledger is about to be read."""
+CREATED: Final = ("ledger_entry", "NEW.ledger = 'creation' AND NEW.state = 'done'")
+"""Topics are there, and nobody has written that down."""
+SWITCH: Final = ("branch", "NEW.target IS DISTINCT FROM OLD.target")
+"""Inside T2."""
+SERVE: Final = ("branch", "NEW.serving IS DISTINCT FROM OLD.serving")
+"""Reads are about to move."""
+DESTROYED: Final = ("ledger_entry", "NEW.ledger = 'destruction' AND NEW.state = 'done' AND split_part(NEW.asset_id, '.', 2) <> 'job'")
+"""Old topics are gone, and nobody has written that down."""
+
+
+@dataclass
+class Gate:
+    """`open` it to let whoever waits go on."""
+
+    settings: Settings
+    name: str
+    key: int
+    keeper: psycopg.Connection[Any]
+
+    async def reached(self) -> int:
+        """Somebody waits; the server's process id of the connection."""
+        async with asyncio.timeout(ARRIVES_SECONDS):
+            while True:
+                if found := self.keeper.execute(WAITING, {"key": self.key}).fetchall():
+                    return int(found[0][0])
+                await asyncio.sleep(0.02)
+
+    def client(self, backend: int) -> int:
+        """The process that waits."""
+        row = self.keeper.execute("SELECT client_port FROM pg_stat_activity WHERE pid = %s", (backend,)).fetchone()
+        assert row is not None
+        found = [c.pid for c in psutil.net_connections("tcp") if c.laddr and c.laddr.port == row[0] and c.raddr]
+        [pid] = [pid for pid in found if pid is not None]
+        return pid
+
+    async def kill_task(self) -> int:
+        """Kill the process of the Airflow task that waits here, with -9."""
+        pid = self.client(await self.reached())
+        assert "airflow" in " ".join(psutil.Process(pid).parent().cmdline()), "it is a task of Airflow"
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    async def cut(self) -> None:
+        """Cut the connection that waits."""
+        self.keeper.execute("SELECT pg_terminate_backend(%s)", (await self.reached(),))
+
+    def only_this(self) -> None:
+        """Whoever waits goes on waiting, all others pass from now on."""
+        self.keeper.execute(sql.SQL("CREATE OR REPLACE FUNCTION {}() {}").format(sql.Identifier(self.name), _body("RETURN NEW;")))
+
+    def open(self) -> None:
+        self.keeper.execute("SELECT pg_advisory_unlock_all()")
+
+
+WAITING = """
+SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND database = (SELECT oid FROM pg_database WHERE datname =
+current_database()) AND (classid::bigint << 32 | objid::bigint) = %(key)s
+"""
+
+
+@asynccontextmanager
+async def gate(settings: Settings, workspace: str, where: tuple[str, str]) -> AsyncIterator[Gate]:
+    """The change `where` (table, condition on OLD and NEW) of the workspace waits until the gate is opened."""
+    table, condition = where
+    key, name = uuid.uuid4().int % 2**31, f"gate_{uuid.uuid4().hex}"
+    with psycopg.connect(settings.postgres_dsn.get_secret_value(), autocommit=True) as keeper:
+        keeper.execute("SELECT pg_advisory_lock(%s)", (key,))
+        waits = _body(f"PERFORM pg_advisory_xact_lock({key}); RETURN NEW;")
+        keeper.execute(sql.SQL("CREATE FUNCTION {}() {}").format(sql.Identifier(name), waits))
+        try:
+            keeper.execute(
+                sql.SQL(
+                    "CREATE TRIGGER {n} BEFORE UPDATE ON {t} FOR EACH ROW WHEN (NEW.workspace = {w} AND {c}) EXECUTE FUNCTION {n}()"
+                ).format(
+                    n=sql.Identifier(name),
+                    t=sql.Identifier(table),
+                    w=sql.Literal(workspace),
+                    c=sql.SQL(condition),  # type: ignore[arg-type]  # a constant of this file
+                )
+            )
+            yield Gate(settings, name, key, keeper)
+        finally:
+            keeper.execute("SELECT pg_advisory_unlock_all()")
+            keeper.execute(sql.SQL("DROP FUNCTION {} CASCADE").format(sql.Identifier(name)))
+
+
+def _body(statements: str) -> sql.Composed:
+    return sql.SQL("RETURNS trigger LANGUAGE plpgsql AS {}").format(sql.Literal(f"BEGIN {statements} END"))
+
+
+def leader(settings: Settings, part: str) -> processes.Started:
+    record = processes.read_record(settings.data_dir / "pids" / part)
+    assert record is not None, f"{part} runs"
+    return record
+
+
+def kill_part(settings: Settings, part: str) -> None:
+    """Everything of a part at once, with -9."""
+    for pid in processes.members(leader(settings, part)):
+        os.kill(pid, signal.SIGKILL)
+
+
+@contextmanager
+def frozen(settings: Settings, part: str) -> Iterator[None]:
+    """A part stands still."""
+    pids = processes.members(leader(settings, part))
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            if psutil.pid_exists(pid):
+                os.kill(pid, signal.SIGCONT)

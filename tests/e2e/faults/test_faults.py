@@ -1,0 +1,207 @@
+"""Every row of the ledgers' table (T1, create, T2, warm, destroy) fails on the running platform, in the commit DAG itself."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import aiohttp
+import pytest
+
+from fennel_core.settings.model import Settings
+from tests.e2e.faults.strikes import BEFORE_CREATE, COMPILE, CREATED, DESTROYED, SERVE, SWITCH, frozen, gate, kill_part
+from tests.e2e.faults.world import ANSWERS, INLINE, OTHER, Answers, World
+from tests.support.airflow import Airflow
+
+pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
+BACK_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Move:
+    """A shop about to move from the version it stands at to the other, and what somebody sees who asks all the time."""
+
+    world: World
+    before: str
+    after: str
+    target: str
+    answers: Answers
+
+    def commit(self) -> asyncio.Task[tuple[int, str]]:
+        """As a client does, through Airflow."""
+        return asyncio.create_task(self.world.commit(self.after))
+
+    async def undone(self) -> None:
+        """The commit did not happen: the version before answers, as it did all the time, and nothing else is left."""
+        await self.world.at_rest()
+        assert self.world.newest()[1] in ("rejected", "rolled_back")
+        assert self.world.target() == self.target
+        assert await self.world.version() == self.before
+        assert (self.answers.versions(), self.answers.refused) == ([ANSWERS[self.before]], [])
+
+    async def stands(self) -> None:
+        """The commit happened: reads have moved once, and nothing of the version before is left."""
+        await self.world.at_rest()
+        id_, state, _ = self.world.newest()
+        assert (state, self.world.target()) == ("finished", id_)
+        assert await self.world.version() == self.after
+        assert self.answers.refused == []
+        assert self.answers.versions() in ([ANSWERS[self.before]], [ANSWERS[self.before], ANSWERS[self.after]])
+
+
+@asynccontextmanager
+async def move(world: World) -> AsyncIterator[Move]:
+    before = await world.version()
+    async with world.asked() as answers:
+        yield Move(world, before, OTHER[before], world.target(), answers)
+
+
+# --- a task is killed, its connection cut, its run cancelled ------------------------------------------------------------
+
+EVERY_STEP = {"compile": COMPILE, "create_assets": CREATED, "switch": SWITCH, "serve": SERVE, "destroy_assets": DESTROYED}
+"""The middle of each task; `serve`: where reads move, in destroy_assets."""
+
+
+@pytest.mark.parametrize("where", EVERY_STEP.values(), ids=EVERY_STEP)
+async def test_a_task_killed_in_the_middle_is_run_again_and_the_commit_stands(
+    world: World, settings: Settings, where: tuple[str, str]
+) -> None:
+    async with move(world) as moving:
+        async with gate(settings, world.workspace, where) as stopped:
+            commit = moving.commit()
+            await stopped.kill_task()
+        status, text = await commit
+        assert status == 200, text
+    await moving.stands()
+
+
+@pytest.mark.parametrize("where", [SWITCH, DESTROYED], ids=["T2", "destroy"])
+async def test_a_connection_to_postgres_cut_in_the_middle_is_met_again_and_the_commit_stands(
+    world: World, settings: Settings, where: tuple[str, str]
+) -> None:
+    async with move(world) as moving:
+        async with gate(settings, world.workspace, where) as stopped:
+            commit = moving.commit()
+            await stopped.cut()
+        status, text = await commit
+        assert status == 200, text
+    await moving.stands()
+
+
+@pytest.mark.parametrize("where", [COMPILE, CREATED], ids=["T1", "create"])
+async def test_a_run_that_is_cancelled_before_the_switch_is_taken_back_by_the_server(
+    world: World, settings: Settings, airflow: Airflow, where: tuple[str, str]
+) -> None:
+    async with move(world) as moving:
+        async with gate(settings, world.workspace, where) as stopped:
+            commit = moving.commit()
+            await stopped.reached()
+            await asyncio.to_thread(airflow.cancel, f"commit-{world.newest()[0]}-1")
+            await stopped.kill_task()
+        status, text = await commit
+        assert (await asyncio.to_thread(airflow.run, "reconcile"))["state"] == "success"
+    assert (status, "nothing was changed" in text) == (500, True), text
+    await moving.undone()
+
+
+# --- Kafka fails a step, and the branch moves ---------------------------------------------------------------------------
+
+
+async def test_a_topic_that_kafka_refuses_undoes_the_commit_with_its_reason(world: World, settings: Settings) -> None:
+    async with move(world) as moving:
+        async with gate(settings, world.workspace, BEFORE_CREATE) as stopped:
+            commit = moving.commit()
+            await stopped.reached()
+            taken = [world.pending()[0].replace(".", "_")]  # Kafka refuses names that differ only in dots and underscores
+            world.make_topics(taken)
+        status, text = await commit
+    world.remove_topics(taken)
+    assert (status, "could not be created" in text, "collides" in text) == (500, True, True), text
+    await moving.undone()
+
+
+async def test_a_broker_killed_before_topics_are_created_is_waited_for(world: World, settings: Settings) -> None:
+    async with move(world) as moving:
+        async with gate(settings, world.workspace, BEFORE_CREATE) as stopped:
+            commit = moving.commit()
+            await stopped.reached()
+            kill_part(settings, "kafka")
+        status, text = await commit
+        assert status == 200, text
+    await moving.stands()
+
+
+async def test_of_two_commits_from_one_base_the_slower_is_undone_and_says_why(world: World, settings: Settings) -> None:
+    async with move(world) as moving:
+        async with gate(settings, world.workspace, BEFORE_CREATE) as stopped:
+            slower = moving.commit()
+            await stopped.reached()
+            stopped.only_this()
+            assert (await world.commit(moving.before, "?backfill=false", **INLINE))[0] == 200
+        status, text = await slower
+    assert (status, "another commit" in text) == (409, True), text
+    await world.at_rest()
+    assert world.target() == world.newest()[0], "the faster one stands"
+    assert await world.version() == moving.before
+    assert (moving.answers.versions(), moving.answers.refused) == ([ANSWERS[moving.before]], [])
+
+
+# --- parts of the platform are away -------------------------------------------------------------------------------------
+
+
+async def back(world: World, url: str) -> None:
+    """Until the watch has started the part again and it answers."""
+    deadline = time.monotonic() + BACK_SECONDS
+    async with aiohttp.ClientSession() as session:
+        while time.monotonic() < deadline:
+            try:
+                async with session.get(url) as answer:
+                    if answer.status == 200:
+                        return
+            except aiohttp.ClientError:
+                pass  # it is not there yet
+            await asyncio.sleep(0.2)
+    raise AssertionError(f"{url} did not come back")
+
+
+async def test_without_airflows_api_a_commit_is_refused_at_once_and_goes_through_when_it_is_back(world: World, settings: Settings) -> None:
+    async with move(world) as moving:
+        kill_part(settings, "airflow-api")
+        status, text = await world.commit(moving.after)
+        assert (status, "Nothing was changed" in text) == (503, True), text
+    await moving.undone()
+    await back(world, f"{settings.airflow_url}/api/v2/monitor/health")
+    async with move(world) as moving:
+        assert (await world.commit(moving.after))[0] == 200
+    await moving.stands()
+
+
+async def test_a_commit_that_arrives_while_the_scheduler_stands_still_is_carried_out_when_it_goes_on(
+    world: World, settings: Settings
+) -> None:
+    async with move(world) as moving:
+        with frozen(settings, "airflow-scheduler"):
+            commit = moving.commit()
+            await asyncio.wait([commit], timeout=3)
+            assert world.newest()[1] == "received"
+        status, text = await commit
+        assert status == 200, text
+    await moving.stands()
+
+
+async def test_a_commit_goes_on_without_the_definition_server_and_its_client_finds_it_done(world: World, settings: Settings) -> None:
+    async with move(world) as moving:
+        async with gate(settings, world.workspace, CREATED) as stopped:
+            commit = moving.commit()
+            await stopped.reached()
+            id_ = world.newest()[0]
+            kill_part(settings, "definition")
+            status, text = await commit
+            assert status >= 500, text
+        await back(world, f"{settings.definition_url}/readyz")
+        assert (await world.commit(moving.after))[0] == 200
+        assert world.newest()[0] == id_, "it is the same commit"
+    await moving.stands()
