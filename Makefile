@@ -4,14 +4,15 @@ PREPARE := bash fennel_core/apps/local/prepare.sh
 CLI := .venv/bin/python -m fennel_core.apps.cli
 PYTEST_ARGS ?=
 NAME ?=
+COMPOSE_ARGS ?=
 WORLD ?= engine
 SEEDS ?= 300
 
 .DEFAULT_GOAL := help
-.PHONY: help system env jars demo up down status logs lint format test sim conformance clean distclean lock
+.PHONY: help system env jars demo up down status logs lint format test sim conformance compose-test clean distclean lock
 
 help: ## This list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 system: ## Install Python 3.11, Java 17 and Maven from Debian's packages where missing
 	@$(PREPARE) system
@@ -60,6 +61,9 @@ sim: env ## Seeds of a simulated world: crashes, pauses, zombies, lost answers; 
 conformance: up ## The public client's own test suite against the running platform, and ten of its tests through Airflow
 	.venv/bin/python -m tests.conformance.run
 	.venv/bin/python -m tests.conformance.run --airflow
+
+compose-test: env ## docker-compose.yml for real: bases made here, built, the fraud example, a restart, removed (root, Docker)
+	.venv/bin/python -m tests.compose.run $(COMPOSE_ARGS)
 
 clean: env ## Stop the platform and delete its data, logs and generated secrets
 	@$(CLI) clean --yes

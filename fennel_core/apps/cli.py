@@ -69,7 +69,7 @@ def up(only: tuple[str, ...]) -> None:
     if "query" in names:
         click.echo(f"The API is at {settings.query_url}.")
     if "airflow-api" in names:
-        click.echo(f"Airflow is at {settings.airflow_url} (user {settings.airflow_user}).")
+        click.echo(f"Airflow is at {settings.airflow_pages} (user {settings.airflow_user}).")
     click.echo("`fennel-core env` prints what a client needs, `fennel-core status` what runs, `fennel-core down` stops it.")
 
 

@@ -61,7 +61,7 @@ def _what_next(settings: Settings, console: Console) -> None:
     say = partial(console.print, soft_wrap=True)
     say("\n[bold]What next[/bold]")
     say(f"  API       {settings.query_url}   token [bold]{TOKEN}[/bold] (`dev-<name>` opens workspace `<name>`)")
-    say(f"  Airflow   {settings.airflow_url}   user {user}, password {password}")
+    say(f"  Airflow   {settings.airflow_pages}   user {user}, password {password}")
     say(f"            to commit from its form: Dags, commit, Trigger, e.g. {form}")
     say("  status    make status      processes, slots, job partitions, lag and last errors")
     say("  logs      make logs        or `fennel-core logs engine -f`")

@@ -32,7 +32,6 @@ FRESH_SECONDS: Final = 0.3
 USABLE_SECONDS: Final = 0.9
 KEPT_TOKENS: Final = 10_000
 DEV_PREFIX: Final = "dev-"
-LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 _SCHEME: Final = "bearer "
 
 
@@ -42,7 +41,7 @@ class TokenSettings(Protocol):
     @property
     def dev_tokens(self) -> bool: ...
     @property
-    def host(self) -> str: ...
+    def only_on_loopback(self) -> bool: ...
     @property
     def admin_token(self) -> SecretStr: ...
 
@@ -118,7 +117,7 @@ async def _refresh(memory: _Memory, digest: bytes, pool: Pool, settings: TokenSe
 
 async def _ask(pool: Pool, settings: TokenSettings, token: str) -> WorkspaceId:
     try:
-        if settings.dev_tokens and settings.host in LOOPBACK and token.startswith(DEV_PREFIX):
+        if settings.dev_tokens and settings.only_on_loopback and token.startswith(DEV_PREFIX):
             return await _open_dev(pool, checked_name(token.removeprefix(DEV_PREFIX)))
         found = await _find(pool, digest_of(token))
     except (psycopg.OperationalError, PoolTimeout) as lost:

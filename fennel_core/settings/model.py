@@ -23,6 +23,8 @@ HOUR_MS: Final = 3600 * SECOND_MS
 DAY_MS: Final = 24 * HOUR_MS
 
 ENV_PREFIX: Final = "FENNEL_"
+LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
+EVERY_ADDRESS: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104  # to know it, not to bind to it
 
 
 class Orchestrator(StrEnum):
@@ -36,6 +38,11 @@ class Addresses(BaseSettings):
     """Where each part listens. Everything binds to loopback unless told otherwise."""
 
     host: str = Field("127.0.0.1", description="Address every server binds to. Loopback: nothing is reachable from outside by accident.")
+    published_host: str | None = Field(
+        None,
+        description="In a container, which binds to every address of its own: the host's address that publishes its ports. Unset: `host`.",
+    )
+    reach_by_name: bool = Field(False, description="Parts reach each other by their names, as containers do, instead of at `host`.")
     query_port: int = Field(7400, gt=0, lt=65536, description="Query server, which is also the front door users talk to.")
     definition_port: int = Field(7401, gt=0, lt=65536, description="Definition server: commits, branches, secrets, workspaces.")
     ingest_port: int = Field(7402, gt=0, lt=65536, description="Ingest server: `log` and the barrier's input ends.")
@@ -46,17 +53,44 @@ class Addresses(BaseSettings):
     s3_port: int = Field(7412, gt=0, lt=65536, description="The local S3 endpoint.")
     airflow_port: int = Field(7480, gt=0, lt=65536, description="Airflow's web server and REST API.")
 
+    def address_of(self, part: str) -> str:
+        """Where other parts reach the one of that name."""
+        return part if self.reach_by_name else self.own_address
+
+    @property
+    def own_address(self) -> str:
+        """Where a process reaches what it binds itself."""
+        return "127.0.0.1" if self.host in EVERY_ADDRESS else self.host
+
+    @property
+    def users_address(self) -> str:
+        """Where people on this machine reach what is for them."""
+        return self.own_address if self.published_host is None or self.published_host in EVERY_ADDRESS else self.published_host
+
+    @property
+    def only_on_loopback(self) -> bool:
+        """Whether nobody outside this machine reaches what binds to `host`. A published address speaks for a wildcard only: what binds to
+        one address of a network is reached there, whatever else is said.
+        """
+        bound = self.published_host if self.published_host is not None and self.host in EVERY_ADDRESS else self.host
+        return {bound, self.published_host or bound} <= LOOPBACK
+
     @property
     def query_url(self) -> str:
-        return f"http://{self.host}:{self.query_port}"
+        return f"http://{self.users_address}:{self.query_port}"
+
+    @property
+    def airflow_pages(self) -> str:
+        """Airflow for a browser; programs of the platform use `airflow_url`."""
+        return f"http://{self.users_address}:{self.airflow_port}"
 
     @property
     def definition_url(self) -> str:
-        return f"http://{self.host}:{self.definition_port}"
+        return f"http://{self.address_of('definition')}:{self.definition_port}"
 
     @property
     def ingest_url(self) -> str:
-        return f"http://{self.host}:{self.ingest_port}"
+        return f"http://{self.address_of('ingest')}:{self.ingest_port}"
 
 
 class Backends(BaseSettings):
@@ -175,6 +209,9 @@ class Places(BaseSettings):
     run_dir: Path | None = Field(
         None, description="Unix sockets and pid files; `<data_dir>/run` unless its path is too long for a socket (107 bytes)."
     )
+    executors_dir: Path | None = Field(
+        None, description="Folder of the executors' socket, where their user code shall not see the slots' sockets; unset: beside them."
+    )
     jars_dir: Path = Field(Path(".fennel/jars"), description="Folders `kafka`, `s3` and `spark` with the jars that Maven resolved.")
     executor_python: Path = Field(
         Path(".venv-executor/bin/python"), description="Python of the client's environment, in which user code runs."
@@ -185,12 +222,12 @@ class Places(BaseSettings):
 
     @property
     def sockets_dir(self) -> Path:
-        """Where slots and executors put their Unix sockets."""
+        """Where slots put their Unix sockets."""
         return self.run_dir if self.run_dir is not None else self.data_dir / "run"
 
     @property
     def executors_socket(self) -> Path:
-        return self.sockets_dir / "executors.sock"
+        return (self.executors_dir or self.sockets_dir) / "executors.sock"
 
     @property
     def logs_dir(self) -> Path:
@@ -217,6 +254,7 @@ class Settings(Addresses, Backends, Security, Limits, Places):
             raise ValueError(
                 f"FENNEL_PARTITIONS={self.partitions} exceeds FENNEL_KEY_GROUPS={self.key_groups}: each partition needs a key group"
             )
-        if self.dev_tokens and self.host not in {"127.0.0.1", "localhost", "::1"}:
-            raise ValueError(f"FENNEL_DEV_TOKENS lets anyone in and FENNEL_HOST={self.host} is not loopback: turn one of them off")
+        if self.dev_tokens and not self.only_on_loopback:
+            where = f"FENNEL_HOST={self.host}" + (f", FENNEL_PUBLISHED_HOST={self.published_host}" if self.published_host else "")
+            raise ValueError(f"FENNEL_DEV_TOKENS lets anyone in and {where} is not loopback: turn one of them off")
         return self

@@ -50,7 +50,7 @@ def env(settings: Settings, layout: Layout, keys: Keys) -> Mapping[str, str]:
         ("database", "sql_alchemy_conn_async"): postgres.airflow_dsn(settings, keys),
         ("api", "host"): settings.host,
         ("api", "port"): settings.airflow_port,
-        ("api", "base_url"): settings.airflow_url,
+        ("api", "base_url"): settings.airflow_pages,
         ("api", "workers"): 1,
         ("api", "secret_key"): keys.airflow_session_secret,
         ("api", "expose_config"): False,
@@ -81,8 +81,10 @@ def migrate(settings: Settings, layout: Layout, keys: Keys) -> None:
     folder = layout.data / "airflow"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     passwords = layout.secrets / "airflow_passwords.json"
-    passwords.touch(mode=0o600)
-    passwords.write_text(json.dumps({settings.airflow_user: keys.airflow_password}))
+    logins = json.dumps({settings.airflow_user: keys.airflow_password})
+    if not passwords.exists() or passwords.read_text() != logins:  # a container may have the folder for reading only
+        passwords.touch(mode=0o600)
+        passwords.write_text(logins)
     version = importlib.metadata.version("apache-airflow")
     stamp = folder / "migrated"
     if stamp.exists() and stamp.read_text() == version:

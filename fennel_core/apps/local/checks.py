@@ -22,12 +22,21 @@ JAVA_NEEDED: Final = 17
 def complaints(settings: Settings, layout: Layout, host: Host, starting: Sequence[Part]) -> tuple[str, ...]:
     """Everything that stands in the way of starting these parts; empty if nothing does."""
     return (
+        *_containers_only(settings),
         *_disk(layout.data),
         *_java(host),
         *_jars(layout),
         *(_executor_environment(settings, layout) if any(part.group == FENNEL for part in starting) else ()),
         *(sentence for part in starting for port in part.ports for sentence in _port(part, port, settings.host)),
     )
+
+
+def _containers_only(settings: Settings) -> Iterable[str]:
+    if settings.published_host is not None or settings.reach_by_name:
+        yield (
+            "FENNEL_PUBLISHED_HOST and FENNEL_REACH_BY_NAME describe containers, and here parts run on the machine itself: unset them, "
+            "and set FENNEL_HOST if others shall reach it."
+        )
 
 
 def _disk(folder: Path) -> Iterable[str]:

@@ -31,13 +31,13 @@ def command(layout: Layout, host: Host) -> tuple[str, ...]:
 
 def properties(settings: Settings, layout: Layout) -> Mapping[str, str]:
     """server.properties as a mapping."""
-    controller = f"{settings.host}:{settings.kafka_controller_port}"
+    controller = f"{settings.own_address}:{settings.kafka_controller_port}"
     return {
         "process.roles": "broker,controller",
         "node.id": NODE,
         "controller.quorum.voters": f"{NODE}@{controller}",
         "listeners": f"PLAINTEXT://{settings.host}:{settings.kafka_port},CONTROLLER://{controller}",
-        "advertised.listeners": f"PLAINTEXT://{settings.host}:{settings.kafka_port}",
+        "advertised.listeners": f"PLAINTEXT://{settings.address_of('kafka')}:{settings.kafka_port}",
         "controller.listener.names": "CONTROLLER",
         "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
         "log.dirs": str(layout.data / "kafka" / "logs"),

@@ -126,12 +126,11 @@ class Launch:
         self.display.show(part, Working("starting"))
         layout = self.machine.layout
         rotate(layout, part)
-        inherited = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED and not name.startswith(OURS)}
         with layout.log(part.name).open("ab") as log:
             process = subprocess.Popen(
                 part.command,
                 cwd=layout.root,
-                env=inherited | dict(part.env),
+                env=environment_of(part),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -168,6 +167,12 @@ class Launch:
                 raise
             future.set_result(None)
         future.result()
+
+
+def environment_of(part: Part) -> dict[str, str]:
+    """Its row's variables, and of ours what is nobody's setting."""
+    inherited = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED and not name.startswith(OURS)}
+    return inherited | dict(part.env)
 
 
 def size_of_log(layout: Layout, part: Part) -> int:

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import stat
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,7 +62,8 @@ class Layout:
         """Creates the folders, private to their owner. Raises OSError where the disk refuses."""
         for folder in (self.data, self.logs, self.pids, self.secrets, self.run):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self.secrets.chmod(0o700)
+        if stat.S_IMODE(self.secrets.stat().st_mode) != 0o700:
+            self.secrets.chmod(0o700)
 
     def shown(self, path: Path) -> str:
         """A path as people like to read it: relative to the working directory where that is shorter."""

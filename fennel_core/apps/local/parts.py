@@ -213,7 +213,7 @@ def _servers(machine: Machine) -> tuple[Part, ...]:
             group=FENNEL,
             command=(sys.executable, "-m", f"fennel_core.apps.{server.name}"),
             env=env,
-            health=HttpAnswers(f"http://{settings.host}:{server.port}/readyz"),
+            health=HttpAnswers(f"http://{settings.own_address}:{server.port}/readyz"),
             ports=(Port(server.port, f"FENNEL_{server.name.upper()}_PORT"),),
             needs=server.needs,
             ready_s=server.ready_s,

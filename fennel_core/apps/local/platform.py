@@ -44,10 +44,10 @@ def local_settings(asked: Settings, layout: Layout, keys: Keys) -> Settings:
     return asked.model_copy(
         update={
             "postgres_dsn": SecretStr(postgres.dsn(asked, keys)),
-            "kafka_bootstrap": f"{asked.host}:{asked.kafka_port}",
-            "s3_endpoint": f"http://{asked.host}:{asked.s3_port}",
+            "kafka_bootstrap": f"{asked.address_of('kafka')}:{asked.kafka_port}",
+            "s3_endpoint": f"http://{asked.address_of('s3')}:{asked.s3_port}",
             "s3_secret_key": SecretStr(keys.s3_secret_key),
-            "airflow_url": f"http://{asked.host}:{asked.airflow_port}",
+            "airflow_url": f"http://{asked.address_of('airflow-api')}:{asked.airflow_port}",
             "airflow_password": SecretStr(keys.airflow_password),
             "admin_token": SecretStr(keys.admin_token),
             "secrets_key_file": layout.secrets / "users_secrets_key",
@@ -55,7 +55,7 @@ def local_settings(asked: Settings, layout: Layout, keys: Keys) -> Settings:
             "run_dir": layout.run,
             "jars_dir": layout.jars,
             "executor_python": ROOT / asked.executor_python,
-            "dev_tokens": asked.dev_tokens or "dev_tokens" not in asked.model_fields_set,
+            "dev_tokens": asked.dev_tokens or ("dev_tokens" not in asked.model_fields_set and asked.only_on_loopback),
         }
     )
 

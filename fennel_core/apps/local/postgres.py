@@ -18,7 +18,7 @@ from fennel_core.apps.local.keys import Keys
 from fennel_core.apps.local.layout import Layout
 from fennel_core.connections import migrate as migrations
 from fennel_core.connections.postgres import connect
-from fennel_core.settings.model import Settings
+from fennel_core.settings.model import LOOPBACK, Settings
 
 USER: Final = "fennel"
 DATABASE: Final = "fennel"
@@ -58,13 +58,13 @@ def command(settings: Settings, layout: Layout, host: Host) -> tuple[str, ...]:
 
 def dsn(settings: Settings, keys: Keys, database: str = DATABASE) -> str:
     """Connection string of the platform's own database, or of another one on the same server."""
-    return f"postgresql://{USER}:{keys.postgres_password}@{settings.host}:{settings.postgres_port}/{database}"
+    return f"postgresql://{USER}:{keys.postgres_password}@{settings.address_of('postgres')}:{settings.postgres_port}/{database}"
 
 
 def airflow_dsn(settings: Settings, keys: Keys) -> str:
     """For SQLAlchemy, with and without asyncio: psycopg 3 does both."""
     login = f"{AIRFLOW_USER}:{keys.airflow_database_password}"
-    return f"postgresql+psycopg://{login}@{settings.host}:{settings.postgres_port}/{AIRFLOW_DATABASE}"
+    return f"postgresql+psycopg://{login}@{settings.address_of('postgres')}:{settings.postgres_port}/{AIRFLOW_DATABASE}"
 
 
 def make_cluster(layout: Layout, keys: Keys, host: Host) -> None:
@@ -98,6 +98,14 @@ def make_cluster(layout: Layout, keys: Keys, host: Host) -> None:
         password_file.unlink()
     if done.returncode != 0:
         raise HostError(f"Postgres could not make its data folder {folder}: {(done.stderr or done.stdout).strip().splitlines()[-1]}")
+
+
+def admit(settings: Settings, layout: Layout, host: Host) -> None:
+    """Writes who may connect, always with a password: this machine, and the neighbours on its networks only if it binds beyond loopback."""
+    places = ["127.0.0.1/32", "::1/128", *(() if settings.host in LOOPBACK else ("samenet",))]
+    file = data_folder(layout) / "pg_hba.conf"
+    file.write_text("".join(f"host all all {place} scram-sha-256\n" for place in places))
+    os.chown(file, host.owner_uid, -1)
 
 
 def _assert_reachable(folder: Path, host: Host) -> None:

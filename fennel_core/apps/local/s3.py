@@ -20,7 +20,7 @@ def configure(settings: Settings, layout: Layout) -> None:
     objects = folder / "objects"
     objects.mkdir(parents=True, exist_ok=True, mode=0o700)
     values = {
-        "s3proxy.endpoint": settings.s3_endpoint,
+        "s3proxy.endpoint": f"http://{settings.host}:{settings.s3_port}",
         "s3proxy.authorization": "aws-v2-or-v4",
         "s3proxy.identity": settings.s3_access_key,
         "s3proxy.credential": settings.s3_secret_key.get_secret_value(),

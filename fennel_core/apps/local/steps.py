@@ -39,6 +39,7 @@ def carry_out(step: Step, machine: Machine) -> None:
     match step:
         case Step.MAKE_POSTGRES_CLUSTER:
             postgres.make_cluster(layout, keys, host)
+            postgres.admit(settings, layout, host)
         case Step.MAKE_DATABASES:
             postgres.make_databases(settings, keys)
             postgres.migrate(settings)

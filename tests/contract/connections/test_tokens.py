@@ -18,7 +18,7 @@ from fennel_core.vocab.errors import ApiError
 @dataclass
 class Rules:
     dev_tokens: bool = False
-    host: str = "127.0.0.1"
+    only_on_loopback: bool = True
     admin_token: SecretStr = field(default_factory=lambda: SecretStr(""))
 
 
@@ -97,7 +97,7 @@ async def test_a_dev_token_makes_its_workspace_once_however_many_ask(open_pool: 
     assert [each.name for each in await workspaces.list_all(open_pool)] == ["alice"]
 
 
-@pytest.mark.parametrize("rules", [Rules(dev_tokens=False), Rules(dev_tokens=True, host="0.0.0.0")])
+@pytest.mark.parametrize("rules", [Rules(dev_tokens=False), Rules(dev_tokens=True, only_on_loopback=False)])
 async def test_a_dev_token_opens_nothing_when_off_or_not_on_loopback(open_pool: Pool, rules: Rules) -> None:
     assert (await _refusal(open_pool, rules, "Bearer dev-alice")).code == "token-unknown"
     assert await workspaces.list_all(open_pool) == ()

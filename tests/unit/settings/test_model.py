@@ -47,6 +47,42 @@ def test_dev_tokens_are_refused_off_loopback(monkeypatch: pytest.MonkeyPatch) ->
         Settings()
 
 
+@pytest.mark.parametrize(
+    ("host", "published", "lets_in"),
+    [
+        ("127.0.0.1", "", True),
+        ("0.0.0.0", "127.0.0.1", True),  # a container whose ports are published on loopback
+        ("::", "::1", True),
+        ("0.0.0.0", "", False),
+        ("0.0.0.0", "0.0.0.0", False),
+        ("0.0.0.0", "192.168.1.5", False),
+        ("192.168.1.5", "127.0.0.1", False),  # one address of a network is reached there, whatever is said
+        ("127.0.0.1", "192.168.1.5", False),  # something passes it on to a network
+    ],
+)
+def test_dev_tokens_are_for_what_is_reached_on_loopback_only(
+    monkeypatch: pytest.MonkeyPatch, host: str, published: str, lets_in: bool
+) -> None:
+    monkeypatch.setenv("FENNEL_HOST", host)
+    monkeypatch.setenv("FENNEL_PUBLISHED_HOST", published)
+    assert Settings().only_on_loopback is lets_in
+    monkeypatch.setenv("FENNEL_DEV_TOKENS", "true")
+    if lets_in:
+        assert Settings().dev_tokens
+    else:
+        with pytest.raises(ValidationError, match="not loopback"):
+            Settings()
+
+
+def test_containers_reach_each_other_by_name_and_users_reach_what_is_published(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"HOST": "0.0.0.0", "PUBLISHED_HOST": "127.0.0.1", "REACH_BY_NAME": "true"}.items():
+        monkeypatch.setenv(f"FENNEL_{name}", value)
+    settings = Settings()
+    assert (settings.definition_url, settings.ingest_url) == ("http://definition:7401", "http://ingest:7402")
+    assert (settings.query_url, settings.airflow_pages) == ("http://127.0.0.1:7400", "http://127.0.0.1:7480")
+    assert settings.own_address == "127.0.0.1"
+
+
 def test_dev_tokens_are_off_by_default() -> None:
     assert Settings().dev_tokens is False
 
