@@ -1,7 +1,7 @@
 """Base images made on this machine, where the public ones cannot be pulled: plain Debian, from the mirror that apt uses here.
 
-`base` is Debian's smallest set of packages: the Dockerfile installs Python and Java itself. `builder` adds what this machine's network asks of pip, Maven and apt; it is the first stage of
-the build only, so none of that reaches an image that runs.
+`base` is Debian's smallest set of packages: the Dockerfile installs Python and Java itself. `builder` adds what this machine's network asks
+of pip, Maven and apt; it is the first stage of the build only, so none of that reaches an image that runs.
 """
 
 from __future__ import annotations

@@ -72,7 +72,6 @@ class Stack:
         """Its own lines are shown."""
         done = subprocess.run([*self.words, *words], env=self.env, cwd=ROOT, check=False)
         if done.returncode != 0:
-            self.tell_what_is_wrong()
             raise AssertionError(f"compose {' '.join(words)} ended with {done.returncode}")
 
     def answer(self, *words: str) -> str:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
 from fennel_core.apps.local import postgres
@@ -33,6 +34,11 @@ def home(layout: Layout) -> str:
     return str(layout.data / "airflow")
 
 
+def passwords_file(layout: Layout) -> Path:
+    """In its own folder, because it opens the file for writing."""
+    return layout.data / "airflow" / "passwords.json"
+
+
 def env(settings: Settings, layout: Layout, keys: Keys) -> Mapping[str, str]:
     """Everything Airflow reads, as its own variables."""
     options = {
@@ -44,7 +50,7 @@ def env(settings: Settings, layout: Layout, keys: Keys) -> Mapping[str, str]:
         ("core", "dags_are_paused_at_creation"): False,
         ("core", "fernet_key"): keys.airflow_fernet_key,
         ("core", "simple_auth_manager_users"): f"{settings.airflow_user}:admin",
-        ("core", "simple_auth_manager_passwords_file"): layout.secrets / "airflow_passwords.json",
+        ("core", "simple_auth_manager_passwords_file"): passwords_file(layout),
         ("core", "execution_api_server_url"): f"{settings.airflow_url}/execution/",
         ("database", "sql_alchemy_conn"): postgres.airflow_dsn(settings, keys),
         ("database", "sql_alchemy_conn_async"): postgres.airflow_dsn(settings, keys),
@@ -80,9 +86,9 @@ def migrate(settings: Settings, layout: Layout, keys: Keys) -> None:
     """
     folder = layout.data / "airflow"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    passwords = layout.secrets / "airflow_passwords.json"
+    passwords = passwords_file(layout)
     logins = json.dumps({settings.airflow_user: keys.airflow_password})
-    if not passwords.exists() or passwords.read_text() != logins:  # a container may have the folder for reading only
+    if not passwords.exists() or passwords.read_text() != logins:  # containers share it: one that starts must not empty what another reads
         passwords.touch(mode=0o600)
         passwords.write_text(logins)
     version = importlib.metadata.version("apache-airflow")

@@ -153,7 +153,7 @@ def test_data_is_in_volumes_and_keys_can_be_written_only_by_what_prepares(servic
     kept = {"postgres": "/data/postgres", "kafka": "/data/kafka", "s3": "/data/s3", "engine": "/data/state"}
     assert {name: where for name, where in kept.items() if where not in volumes[name]} == {}
     writers = {name for name, service in services.items() if "secrets:/data/secrets" in service["volumes"]}
-    assert writers == {"secrets", "migrate"}
+    assert writers == {"secrets"}
     made = re.findall(r"/data/[\w/]+", DOCKERFILE.read_text())
     assert {where for places in volumes.values() for where in places} <= set(made), "a folder that the image lacks would belong to root"
 
