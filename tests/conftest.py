@@ -32,7 +32,7 @@ def _started(*arguments: str) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def infra() -> Iterator[None]:
     """Postgres, Kafka and S3 are up, and their addresses are in the environment."""
-    yield from _started("--only", "infra")
+    yield from _started("--only", "postgres", "--only", "kafka", "--only", "s3")
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import structlog
@@ -22,6 +22,7 @@ from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from fennel_core.connections import postgres
+from fennel_core.engine.bulk.driver import run_driver
 from fennel_core.engine.environment import ENVIRONMENT_HASH, environment_hash
 from fennel_core.settings.model import Settings
 from fennel_core.telemetry import logs
@@ -60,13 +61,17 @@ def session(settings: Settings, engine: EngineId) -> SparkSession:
     )
 
 
-def run_slots(spark: SparkSession, settings: Settings, engine: EngineId) -> None:
-    """Block until every slot has ended."""
+def task_environment() -> dict[str, str]:
+    """What our Spark tasks must find in their environment before they import anything of ours."""
     # The hash is worked out once: walking the installed packages takes a second that every slot would pay. One thread for Polars: a slot
     # has one core, and results must not depend on how work was divided.
-    environment = {ENVIRONMENT_HASH: environment_hash(), "POLARS_MAX_THREADS": "1"} | {
+    return {ENVIRONMENT_HASH: environment_hash(), "POLARS_MAX_THREADS": "1"} | {
         name: value for name, value in os.environ.items() if name.startswith("FENNEL_")
     }
+
+
+def run_slots(spark: SparkSession, settings: Settings, engine: EngineId, environment: Mapping[str, str]) -> None:
+    """Block until every slot has ended."""
 
     def slot(number: int, _: Iterator[Any]) -> Iterator[int]:
         # Runs in Spark's Python worker: nothing of the driver's process is here but what this closure carries.
@@ -106,9 +111,12 @@ async def run_engine(settings: Settings, engine: EngineId) -> None:
 
         server = await Health("engine", {"slots": slots_live}).serve(settings.host, settings.engine_port)
         spark = await asyncio.to_thread(session, settings, engine)
-        slots = threading.Thread(target=_run_and_set, args=(spark, settings, engine, loop, stop), name="slots", daemon=True)
+        environment = await asyncio.to_thread(task_environment)
+        slots = threading.Thread(target=_run_and_set, args=(spark, settings, engine, environment, loop, stop), name="slots", daemon=True)
         slots.start()
+        bulk = asyncio.create_task(run_driver(spark.sparkContext, settings, environment, pool))
         await stop.wait()
+        bulk.cancel()
         log.info("engine is stopping", engine=engine)
         async with pool.connection() as connection:
             await connection.execute("UPDATE slot SET stopping = true WHERE engine = %s", (engine,))
@@ -122,9 +130,16 @@ async def run_engine(settings: Settings, engine: EngineId) -> None:
         server.close()
 
 
-def _run_and_set(spark: SparkSession, settings: Settings, engine: EngineId, loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+def _run_and_set(
+    spark: SparkSession,
+    settings: Settings,
+    engine: EngineId,
+    environment: Mapping[str, str],
+    loop: asyncio.AbstractEventLoop,
+    stop: asyncio.Event,
+) -> None:
     try:
-        run_slots(spark, settings, engine)
+        run_slots(spark, settings, engine, environment)
     except JVM_GONE as ended:
         log.error("the Spark job that holds the slots ended", engine=engine, reason=str(ended).splitlines()[0])
     finally:

@@ -4,7 +4,8 @@ Theory. Start: fence every earlier owner (open the producer), say so in the repl
 replay what the state has not applied (same step, same ranges, no output, digests compared), then run live. An iteration reads one batch
 of one input, runs the pure step, commits outputs and marker in one Kafka transaction, and only then applies mutations, offsets and
 replaylog position to state in one write batch. Die at any point: either the transaction did not commit and nothing happened, or it did
-and replay applies it.
+and replay applies it. A job partition that begins over long history is computed by a batch first (`bulk`) and published here, chunk by
+chunk, in the same way.
 
 A job without outputs has nothing to make atomic: its state is a function of the offsets it holds, so it writes no transaction at all
 (decision record 0003). Clock, threads, broker and store are arguments: the simulation runs this class.
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -23,6 +24,8 @@ import polars as pl
 from fennel_core.blueprints.spec import Job
 from fennel_core.engine import progress as progress_of_state
 from fennel_core.engine.broker import Aborted, Beyond, Broker, Fetched, Gone, Outgoing, Producer, Record
+from fennel_core.engine.bulk.lane import Lane
+from fennel_core.engine.bulk.staged import Chunk, Load, LoadDamaged, begun, input_of, name_of
 from fennel_core.engine.frontiers import Frontiers, given, told
 from fennel_core.engine.outputs import messages
 from fennel_core.engine.progress import Progress
@@ -31,7 +34,7 @@ from fennel_core.operators.aggregate.overlay import Overlay
 from fennel_core.operators.step import Advances, Outcome, Reads, Step
 from fennel_core.replaylog import marker as markers
 from fennel_core.replaylog.marker import EpochMarker, IterationMarker, Range
-from fennel_core.vocab.ids import Epoch, Micros, Offset, TopicName
+from fennel_core.vocab.ids import Epoch, Micros, Offset, PartitionIndex, TopicName
 from fennel_core.vocab.versions import decode
 
 T = TypeVar("T")
@@ -103,8 +106,21 @@ class Made:
 class Runner:
     """One ownership of one job partition. `run` returns never; it ends by cancellation or by raising."""
 
-    def __init__(self, job: Job, part: int, epoch: Epoch, work: Work, hangar: Hangar, broker: Broker, pool: Pool, limits: Limits) -> None:
+    def __init__(
+        self,
+        job: Job,
+        part: int,
+        epoch: Epoch,
+        work: Work,
+        hangar: Hangar,
+        broker: Broker,
+        pool: Pool,
+        limits: Limits,
+        lane: Lane | None = None,
+    ) -> None:
+        """`lane` None: every row comes live."""
         self.job, self.part, self.epoch = job, part, epoch
+        self._lane = lane
         self.status = "recovering"
         self._work, self._hangar, self._broker, self._pool, self._limits = work, hangar, broker, pool, limits
         self._producer: Producer | None = None
@@ -183,10 +199,12 @@ class Runner:
             self._producer = await self._broker.producer(f"{self.job.id}-{self.part}")
             try:
                 await self._recover(self._producer)
+                await self._load()
                 await self._live()
             finally:
                 await self._producer.close()
         else:
+            await self._load()
             await self._live()
 
     async def _recover(self, producer: Producer) -> None:
@@ -207,18 +225,58 @@ class Runner:
     async def _replay(self, marker: IterationMarker, replayed: Offset) -> None:
         """Apply what an earlier owner committed and did not apply; emits nothing."""
         made = self._made(self._hangar, Outcome(), None)
-        if marker.digest != made.digest:
+        name = name_of(marker.ranges[0].topic)
+        if marker.digest != made.digest and name is not None:
+            assert self._lane is not None, "a load was published through a lane"
+            made = await self._of_chunk(await self._lane.chunk(await self._lane.load(name), marker.ranges[0].first))
+        elif marker.digest != made.digest:
             for covered in marker.ranges:
                 records = await self._broker.read((covered.topic, self.part), covered.first, covered.next)
                 made = await self._work_out(self.job.inputs.index(covered.topic), tuple(records))
-            if made.digest != marker.digest:
-                raise ReplayMismatch(
-                    f"iteration {marker.iteration} replayed to other mutations than it made (step version {marker.step_version} then, "
-                    f"{self._work.version} now; environment {marker.environment} then, {self._limits.environment} now): "
-                    "rebuild this job partition from an older snapshot with the recovery DAG"
-                )
+        if made.digest != marker.digest:
+            raise ReplayMismatch(
+                f"iteration {marker.iteration} replayed to other mutations than it made (step version {marker.step_version} then, "
+                f"{self._work.version} now; environment {marker.environment} then, {self._limits.environment} now): "
+                "rebuild this job partition from an older snapshot with the recovery DAG"
+            )
         offsets = {covered.topic: covered.next for covered in marker.ranges}
         self._progress = self._store(marker.iteration, made.outcome, made.state_hash, offsets, replayed)
+
+    async def _load(self) -> None:
+        """Publish what a batch has computed over history, if there is enough of it; then nothing of it is read live."""
+        offsets = self._progress.offsets
+        if self._lane is None or any(topic in offsets for topic in self.job.inputs):
+            return
+        known = begun(offsets)
+        if known is not None:
+            load, following = await self._lane.load(known[0]), known[1]
+        else:
+            asked, following = await self._lane.wanted(self.job, PartitionIndex(self.part)), Offset(0)
+            if asked is None:
+                return
+            load = asked
+        made_by = (load.step_version, load.state_format)
+        if made_by != (self._work.version, progress_of_state.STATE_FORMAT):
+            raise LoadDamaged(f"load {load.name} was made by step version and state format {made_by}: rebuild this job partition")
+        self.status = "loading"
+        self._announce()
+        for number in range(following, len(load.pieces)):
+            await self._publish(load, number, await self._lane.chunk(load, number))
+
+    async def _publish(self, load: Load, number: int, chunk: Chunk) -> None:
+        made = await self._of_chunk(chunk)
+        covered = [Range(input_of(load.name), Offset(number), Offset(number + 1))]
+        if number + 1 == len(load.pieces):
+            covered += [Range(TopicName(topic), Offset(0), Offset(end)) for topic, end in load.ends.items()]
+        replayed = self._progress.replayed
+        if self._producer is not None:
+            replayed = await self._commit(self._producer, made, tuple(covered))
+        offsets = {each.topic: each.next for each in covered}
+        self._progress = self._store(self._progress.iteration + 1, made.outcome, made.state_hash, offsets, replayed)
+
+    async def _of_chunk(self, chunk: Chunk) -> Made:
+        made = await self._pool.run(partial(self._made, self._hangar, Outcome(puts=chunk.puts), None))
+        return replace(made, outgoing=chunk.outgoing)
 
     async def _live(self) -> None:
         offsets = {topic: self._progress.offsets.get(topic, Offset(0)) for topic in self.job.inputs}
@@ -250,7 +308,7 @@ class Runner:
         assert self._producer is not None or not made.outgoing, "a job without outputs emits nothing"
         replayed = self._progress.replayed
         if self._producer is not None:
-            replayed = await self._commit(self._producer, made, Range(topic, first, fetched.next))
+            replayed = await self._commit(self._producer, made, (Range(topic, first, fetched.next),))
         iteration = self._progress.iteration + 1
         self._progress = self._store(iteration, made.outcome, made.state_hash, {topic: fetched.next}, replayed)
 
@@ -286,10 +344,10 @@ class Runner:
         after.deletes.update(outcome.deletes)
         return _then(outcome, self._work.advances.advance(after, frontier))
 
-    async def _commit(self, producer: Producer, made: Made, covered: Range) -> Offset:
+    async def _commit(self, producer: Producer, made: Made, covered: tuple[Range, ...]) -> Offset:
         iteration = self._progress.iteration + 1
         state_format = progress_of_state.STATE_FORMAT
-        marker = IterationMarker(self.epoch, iteration, (covered,), self._work.version, state_format, self._limits.environment, made.digest)
+        marker = IterationMarker(self.epoch, iteration, covered, self._work.version, state_format, self._limits.environment, made.digest)
         outgoing = [*made.outgoing, *self._frontiers.messages(made.outcome.emits, made.heard), self._to_replaylog(marker)]
         for attempt in range(1, COMMIT_ATTEMPTS + 1):
             try:

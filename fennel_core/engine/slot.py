@@ -21,6 +21,8 @@ import structlog
 from fennel_core.bank.postgres_registry import PostgresRegistry
 from fennel_core.bank.registry import Slot
 from fennel_core.connections import frames, postgres, s3, secrets
+from fennel_core.engine.bulk.lane import BulkLane
+from fennel_core.engine.bulk.store import Loads
 from fennel_core.engine.environment import environment_hash
 from fennel_core.engine.heir import Succession
 from fennel_core.engine.kafka import KafkaBroker
@@ -30,6 +32,7 @@ from fennel_core.engine.snapshots import Snapshots
 from fennel_core.engine.supervisor import Supervisor
 from fennel_core.engine.workshop import RocksStores, SlotWorkshop, ThreadPool
 from fennel_core.executors.client import Callbacks, Executors
+from fennel_core.history.postgres import PostgresHistoryFiles
 from fennel_core.settings.model import Settings
 from fennel_core.snapshots.flow import Tools
 from fennel_core.snapshots.postgres import PostgresPointers
@@ -81,10 +84,12 @@ async def _run(settings: Settings, slot: Slot, number: int, succession: Successi
         stores = RocksStores(settings.state_dir, settings.state_cache_bytes)
         limits = Limits(settings.iteration_bytes, environment_hash())
         threads = ThreadPool()
-        kept = Tools(S3Objects(s3.client(settings), settings.s3_bucket), PostgresPointers(pool))
+        objects, clock = S3Objects(s3.client(settings), settings.s3_bucket), SystemClock()
+        kept = Tools(objects, PostgresPointers(pool))
         snapshots = Snapshots(kept, settings.state_dir, threads, lambda: uuid.uuid4().hex)
-        workshop = SlotWorkshop(registry, broker, stores, snapshots, executors, callbacks, limits, threads)
-        supervisor = Supervisor(slot, registry, workshop, SystemClock(), Millis(settings.lease_ms), settings.supervisor_poll_ms)
+        lane = BulkLane(PostgresHistoryFiles(pool), Loads(pool), objects, settings.bulk_from_rows, clock.sleep)
+        workshop = SlotWorkshop(registry, broker, stores, snapshots, executors, callbacks, limits, threads, lane)
+        supervisor = Supervisor(slot, registry, workshop, clock, Millis(settings.lease_ms), settings.supervisor_poll_ms)
         server = await frames.serve(slot.address, SlotService(supervisor, snapshots))
         helpers = [asyncio.create_task(_wake(dsn, supervisor)), asyncio.create_task(_stop_with_host(supervisor))]
         log.info("slot is up", slot=slot.id, address=slot.address)

@@ -17,6 +17,7 @@ from fennel_core.bank.registry import Registry
 from fennel_core.blueprints.spec import Job
 from fennel_core.engine import usercode
 from fennel_core.engine.broker import Broker
+from fennel_core.engine.bulk.lane import Lane
 from fennel_core.engine.runner import Limits, Pool, Runner, Work
 from fennel_core.engine.snapshots import Snapshots
 from fennel_core.executors.client import Callbacks, Executors
@@ -72,9 +73,10 @@ class SlotWorkshop:
         callbacks: SecretOf,
         limits: Limits,
         pool: Pool,
+        lane: Lane,
     ) -> None:
         self._registry, self._broker, self._stores, self._limits, self._pool = registry, broker, stores, limits, pool
-        self._snapshots, self._executors, self._callbacks = snapshots, executors, callbacks
+        self._snapshots, self._executors, self._callbacks, self._lane = snapshots, executors, callbacks, lane
         self._specs: dict[JobId, Job] = {}
 
     async def make(self, job: JobId, part: PartitionIndex, epoch: Epoch) -> Runner | None:
@@ -87,7 +89,7 @@ class SlotWorkshop:
         step = None if isinstance(spec.step, UserCode) else build(spec.step)
         work = Work(step, None if step is None else advancing(step), step_version(spec.step), self._prepare(spec))
         hangar = await self._snapshots.open(job, part, epoch, self._stores.open)
-        return Runner(spec, part, epoch, work, hangar, self._broker, self._pool, self._limits)
+        return Runner(spec, part, epoch, work, hangar, self._broker, self._pool, self._limits, self._lane)
 
     def _prepare(self, job: Job) -> Callable[[pl.DataFrame], Awaitable[Outcome]] | None:
         step = job.step

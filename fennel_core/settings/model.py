@@ -134,6 +134,11 @@ class Limits(BaseSettings):
     )
     engine_slots: int = Field(2, gt=0, description="Long-lived Spark tasks that host job runners: one Python process and one core each.")
     engine_spare_slots: int = Field(1, ge=0, description="Spark slots kept free for side jobs, so that a stuck runner cannot starve them.")
+    bulk_from_rows: int = Field(
+        500_000,
+        ge=0,
+        description="Rows of history from which a Spark batch computes a new job partition; with less, the live lane is done as soon.",
+    )
     lease_ms: int = Field(
         10_000,
         gt=0,

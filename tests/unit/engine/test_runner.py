@@ -95,11 +95,12 @@ def make(log: MemoryLog, hangar: MemoryHangar, epoch: int, *, outputs: bool = Tr
     return Runner(job(outputs), 0, Epoch(epoch), work, hangar, broker or MemoryBroker(log), SameThread(), LIMITS)
 
 
-async def run_until(runner: Runner, offset: int) -> None:
-    """Run until everything below `offset` is applied, then stop the runner as a cancelled task."""
+async def run_until(runner: Runner, offset: int | Mapping[TopicName, Offset]) -> None:
+    """Run until everything below `offset` of the source (or of each topic) is applied, then stop the runner as a cancelled task."""
+    targets = offset if isinstance(offset, Mapping) else {SOURCE: Offset(offset)}
     task = asyncio.create_task(runner.run())
     async with asyncio.timeout(10):
-        while runner.status == "recovering" or runner.behind({SOURCE: Offset(offset)}):
+        while runner.status in {"recovering", "loading"} or runner.behind(targets):
             waiting = asyncio.create_task(runner.moved())
             await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
             if task.done():

@@ -1,0 +1,101 @@
+"""The batch: a share of a load, computed by the step that the live lane runs.
+
+Theory. A step may be handed any split and order of its inputs, and its state keys begin with the key group. So key groups can be computed
+apart from each other, by as many tasks as there are cores, each with a scratch store; state of different groups is put side by side.
+Rows come in the order of their offsets, the last input first (the table before the rows that are joined to it: less to take back).
+A stateless step does not even need groups: its shares are runs of files.
+
+What is staged comes in chunks of bounded size: outputs first, as they are made, then the state in the order of its keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import polars as pl
+
+from fennel_core.blueprints.spec import Job
+from fennel_core.engine.broker import Outgoing
+from fennel_core.engine.bulk.staged import Chunk
+from fennel_core.engine.outputs import messages
+from fennel_core.hangar.store import Hangar, WriteBatch
+from fennel_core.history.parquet import GROUP, OFFSET
+from fennel_core.operators.build import build
+from fennel_core.operators.spec import Map, UserCode, needs_frontier
+from fennel_core.vocab.ids import PartitionIndex
+from fennel_core.vocab.keys import KEY_GROUPS
+
+BATCH_ROWS: Final = 50_000
+"""Rows per step: enough to be vectorised, and its changes fit in memory many times over."""
+CHUNK_BYTES: Final = 4 << 20
+"""Of outputs or state per chunk: one Kafka transaction, one write batch."""
+LAST_KEY: Final = b"\xff" * 8
+_PAGE: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Share `number` of `shares` of a job partition's load."""
+
+    number: int
+    shares: int
+
+    def groups(self) -> tuple[int, int]:
+        """The key groups [first, stop) of this share."""
+        return self.number * KEY_GROUPS // self.shares, (self.number + 1) * KEY_GROUPS // self.shares
+
+
+def can_load(job: Job) -> bool:
+    """Can a batch compute this job? Not where frontiers are heard or passed on (history has none) or user code must be waited for."""
+    frontiers = needs_frontier(job.step) or any(output.frontier for output in job.outputs)
+    return not frontiers and not isinstance(job.step, UserCode)
+
+
+def compute(
+    job: Job, part: PartitionIndex, share: Share, files: Sequence[Sequence[str]], fetch: Callable[[str], pl.DataFrame], scratch: Hangar
+) -> Iterator[Chunk]:
+    """The chunks of a share. `files[i]`: keys of input i's files in order of offsets; `fetch` reads one; `scratch` is empty."""
+    step = build(job.step)
+    waiting: list[Outgoing] = []
+    size = 0
+    for source in reversed(range(len(job.inputs))):
+        for batch in _batches(job, share, files[source], fetch):
+            outcome = step.apply(scratch, source, batch)
+            scratch.write(WriteBatch(outcome.puts, outcome.deletes))
+            made = messages(job, part, outcome.emits, outcome.dead)
+            waiting += made
+            size += sum(len(message.value) for message in made)
+            if size >= CHUNK_BYTES:
+                yield Chunk(tuple(waiting), {})
+                waiting, size = [], 0
+    if waiting:
+        yield Chunk(tuple(waiting), {})
+    yield from _entries(scratch)
+
+
+def _batches(job: Job, share: Share, files: Sequence[str], fetch: Callable[[str], pl.DataFrame]) -> Iterator[pl.DataFrame]:
+    stateless = isinstance(job.step, Map)
+    first, stop = share.groups()
+    if stateless:
+        files = files[share.number * len(files) // share.shares : (share.number + 1) * len(files) // share.shares]
+    for key in files:
+        rows = fetch(key)
+        if not stateless and share.shares > 1:
+            rows = rows.filter(pl.col(GROUP).is_between(first, stop, closed="left"))
+        yield from rows.sort(OFFSET, maintain_order=True).drop(OFFSET, GROUP).iter_slices(BATCH_ROWS)
+
+
+def _entries(scratch: Hangar) -> Iterator[Chunk]:
+    puts: dict[bytes, bytes] = {}
+    size, start = 0, b""
+    while page := scratch.scan(start, LAST_KEY, limit=_PAGE):
+        start = page[-1][0] + b"\0"
+        for key, value in page:
+            puts[key] = value
+            size += len(key) + len(value)
+            if size >= CHUNK_BYTES:
+                yield Chunk((), puts)
+                puts, size = {}, 0
+    yield Chunk((), puts)  # even if empty: a load has a last chunk, which moves the offsets

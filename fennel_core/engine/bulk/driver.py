@@ -1,0 +1,188 @@
+"""The driver's side of the bulk lane: take up what owners ask for, run it as Spark tasks beside the slots, stage it.
+
+Theory. One Spark task per share, on the slots kept spare for side jobs. A task reads history, runs the step over a scratch store and
+uploads chunks under names of this attempt; the manifest is written last and the row points at it, so a task that Spark runs twice, or a
+driver that dies, leaves objects that nobody names and that go with the job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+from py4j.protocol import Py4JError
+
+from fennel_core.bank.postgres_registry import PostgresRegistry
+from fennel_core.bank.registry import RegistryUnavailable
+from fennel_core.blueprints.spec import Job
+from fennel_core.connections import postgres, s3
+from fennel_core.connections.postgres import Pool
+from fennel_core.engine.bulk.batch import Share, compute
+from fennel_core.engine.bulk.staged import PREFIX as OBJECTS
+from fennel_core.engine.bulk.staged import Load, Piece, chunk_bytes, digest, folder, manifest_bytes
+from fennel_core.engine.bulk.store import CHANNEL, CLAIM_SECONDS, Loads, Place
+from fennel_core.engine.progress import STATE_FORMAT
+from fennel_core.hangar.rocks import RocksHangar
+from fennel_core.history.parquet import read
+from fennel_core.history.postgres import PostgresHistoryFiles
+from fennel_core.history.store import StoreError as HistoryError
+from fennel_core.operators.spec import step_version
+from fennel_core.settings.model import Settings
+from fennel_core.snapshots.s3 import S3Objects
+from fennel_core.snapshots.store import StoreError
+from fennel_core.vocab import canonical
+from fennel_core.vocab.ids import JobId, PartitionIndex
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+TIDY_SECONDS: Final = 60
+GROUP: Final = "bulk"
+SCRATCH_CACHE_BYTES: Final = 32 << 20
+PASSING: Final = (RegistryUnavailable, HistoryError, StoreError)
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What one Spark task computes; travels to its process."""
+
+    spec: bytes
+    part: int
+    share: Share
+    files: tuple[tuple[str, ...], ...]
+    """Per input: keys of its files in order of offsets."""
+    prefix: str
+
+
+async def run_driver(context: SparkContext, settings: Settings, environment: Mapping[str, str], pool: Pool) -> None:
+    """Serve the bulk lane until cancelled."""
+    loads = Loads(pool)
+    driver = Driver(context, settings, environment, pool, loads)
+    dsn = settings.postgres_dsn.get_secret_value()
+    woken = asyncio.Event()
+
+    async def wake() -> None:
+        async for _ in postgres.listen(dsn, [CHANNEL], name="bulk-wake"):
+            woken.set()
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(wake())
+        while True:
+            woken.clear()
+            try:
+                for place in await loads.claim():
+                    group.create_task(driver.serve(*place))
+                await driver.tidy()
+            except PASSING as away:
+                log.warning("the bulk lane tries again", error=str(away))
+            try:
+                await asyncio.wait_for(woken.wait(), TIDY_SECONDS)
+            except TimeoutError:
+                continue
+
+
+class Driver:
+    def __init__(self, context: SparkContext, settings: Settings, environment: Mapping[str, str], pool: Pool, loads: Loads) -> None:
+        self._context, self._settings, self._environment, self._loads = context, settings, dict(environment), loads
+        self._registry, self._files = PostgresRegistry(pool), PostgresHistoryFiles(pool)
+        self._objects = S3Objects(s3.client(settings), settings.s3_bucket)
+
+    async def serve(self, job: JobId, part: PartitionIndex) -> None:
+        """Compute one load; what fails is said in its row, or left to whoever claims it next."""
+        keeping = asyncio.create_task(self._keep((job, part)))
+        try:
+            await self._compute(job, part)
+        except PASSING as away:
+            log.warning("a bulk load is left to the next claim", job=job, part=part, error=str(away))
+        finally:
+            keeping.cancel()
+
+    async def tidy(self) -> None:
+        """Remove what was staged for jobs that are gone."""
+        for job in await self._loads.left_over():
+            await self._objects.remove([stored.key for stored in await self._objects.stored(f"{OBJECTS}/{job}/")])
+            await self._loads.forget(job)
+
+    async def _keep(self, place: Place) -> None:
+        while True:
+            await asyncio.sleep(CLAIM_SECONDS / 6)
+            try:
+                await self._loads.keep(*place)
+            except PASSING as away:
+                log.warning("a claim of the bulk lane was not renewed", error=str(away))
+
+    async def _compute(self, job_id: JobId, part: PartitionIndex) -> None:
+        stored = await self._registry.spec(job_id)
+        if stored is None:
+            return  # gone meanwhile
+        job = canonical.loads(stored, Job)
+        found = [await self._files.files(topic, part) for topic in job.inputs]
+        prefix = folder(job.id, part, uuid.uuid4().hex)
+        shares = max(1, self._settings.engine_spare_slots // job.partitions)
+        files = tuple(tuple(file.object_key for file in files if file.row_count) for files in found)
+        tasks = [Task(stored, part, Share(number, shares), files, f"{prefix}/{number}") for number in range(shares)]
+        rows = sum(file.row_count for files in found for file in files)
+        log.info("bulk load begins", job=job.id, part=part, rows=rows, tasks=shares)
+        try:
+            pieces = await asyncio.to_thread(self._run, tasks)
+        except Py4JError as failed:
+            reason = str(failed).strip().splitlines()
+            log.error("bulk load failed", job=job.id, part=part, error=str(failed))
+            await self._loads.failed(job.id, part, next((line for line in reversed(reason) if "Error" in line), reason[0]))
+            return
+        ends = {topic: files[-1].next_offset for topic, files in zip(job.inputs, found, strict=True) if files}
+        name = f"{prefix}/manifest"
+        load = Load(name, job.id, part, step_version(job.step), STATE_FORMAT, rows, {str(t): int(o) for t, o in ends.items()}, pieces)
+        await self._objects.put(name, manifest_bytes(load))
+        await self._loads.staged(job.id, part, name)
+        log.info("bulk load staged", job=job.id, part=part, rows=rows, chunks=len(pieces), manifest=name)
+
+    def _run(self, tasks: list[Task]) -> list[Piece]:
+        """All pieces in the order of tasks and chunks. Blocks."""
+        environment = self._environment
+
+        def work(task: Task) -> list[tuple[str, str]]:
+            import os
+
+            os.environ.update(environment)  # before anything is imported that reads it
+            from fennel_core.engine.bulk.driver import stage
+            from fennel_core.settings.model import Settings
+
+            return list(stage(Settings(), task))
+
+        self._context.setJobGroup(GROUP, "bulk loads", interruptOnCancel=True)
+        found = self._context.parallelize(tasks, len(tasks)).map(work).collect()
+        return [Piece(key, sha256) for pieces in found for key, sha256 in pieces]
+
+
+def stage(settings: Settings, task: Task) -> Iterator[tuple[str, str]]:
+    """Compute a share and upload its chunks; key and SHA-256 of each. Runs in a Spark task."""
+    from rocksdict import Cache
+
+    client = s3.client(settings)
+    scratch = Path(tempfile.mkdtemp(prefix="bulk-", dir=settings.data_dir))
+
+    def fetch(key: str) -> Any:
+        body = s3.get(client, settings.s3_bucket, key)
+        if body is None:
+            raise FileNotFoundError(f"history file {key} is gone from the bucket")
+        return read(body)
+
+    hangar = RocksHangar(scratch / "state", Cache(SCRATCH_CACHE_BYTES))
+    try:
+        job = canonical.loads(task.spec, Job)
+        for number, chunk in enumerate(compute(job, PartitionIndex(task.part), task.share, task.files, fetch, hangar)):
+            body, key = chunk_bytes(chunk.outgoing, chunk.puts), f"{task.prefix}-{number}"
+            s3.put_new(client, settings.s3_bucket, key, body)
+            yield key, digest(body)
+    finally:
+        hangar.close()
+        shutil.rmtree(scratch, ignore_errors=True)

@@ -1,0 +1,226 @@
+"""The bulk lane over real Spark, Kafka, Postgres, S3 and RocksDB: a million rows of history, computed by a batch, equal the live lane's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+from pydantic import SecretStr
+from pyspark.sql import SparkSession
+from rocksdict import Cache
+
+from fennel_core.blueprints.spec import Job, Output
+from fennel_core.connections import postgres, s3
+from fennel_core.connections.kafka import client_config
+from fennel_core.engine import progress
+from fennel_core.engine.broker import Outgoing
+from fennel_core.engine.bulk.driver import Driver, run_driver
+from fennel_core.engine.bulk.staged import PREFIX
+from fennel_core.engine.bulk.store import Loads
+from fennel_core.engine.host import session
+from fennel_core.engine.kafka import KafkaBroker
+from fennel_core.engine.slot import run_slot
+from fennel_core.hangar.rocks import RocksHangar
+from fennel_core.history import parquet
+from fennel_core.history.postgres import PostgresHistoryFiles
+from fennel_core.history.store import HistoryFile
+from fennel_core.operators import spec
+from fennel_core.settings.model import Settings
+from fennel_core.vocab import canonical
+from fennel_core.vocab.dtypes import Field, Int
+from fennel_core.vocab.ids import EngineId, JobId, Micros, Offset, PartitionIndex, TopicName, WorkspaceId
+from fennel_core.vocab.keys import key_bytes, partition_of
+from fennel_core.vocab.position import Hlc, stamp
+from fennel_core.vocab.schema import Schema
+from fennel_core.vocab.versions import decode, encode_frame
+from fennel_core.wire import operators as wire
+
+pytestmark = pytest.mark.platform
+PARTITIONS, MESSAGES, ROWS, TAIL, KEYS = 4, 27, 10_000, 2, 8_000
+EVENTS = Schema((), (Field("card", Int()), Field("cents", Int())), "at")
+TOTALS = Schema((Field("card", Int()),), (Field("n", Int()), Field("s", Int())), "at")
+SPECS = (wire.Count("n", wire.Forever(), None, False, False, False), wire.Sum("s", wire.Sliding(3_600_000_000), "cents"))
+NEVER = 10**12
+
+
+@dataclass
+class Bench:
+    settings: Settings
+    broker: KafkaBroker
+    pool: postgres.Pool
+    topic: TopicName
+    copies: dict[str, TopicName]
+    logs: dict[str, TopicName]
+
+    def job(self, name: str, lane: str) -> Job:
+        terminal = spec.Aggregate(EVENTS, ("card",), SPECS, None, False, True, TOTALS)
+        step = terminal if name == "aggregate" else spec.Map((EVENTS,), ((),), EVENTS)
+        outputs = () if name == "aggregate" else (Output(self.copies[lane], ("card",)),)
+        dead = TopicName(f"{self.topic}.dead")
+        return Job(
+            JobId(f"{self.topic}.{name}.{lane}"), WorkspaceId("w"), (self.topic,), outputs, step, self.logs[lane], dead, PARTITIONS, name
+        )
+
+    async def register(self, job: Job) -> None:
+        async with self.pool.connection() as connection:
+            await connection.execute("INSERT INTO job (id, workspace, spec) VALUES (%s, 'w', %s)", (job.id, canonical.dumps(job)))
+            await connection.execute("INSERT INTO job_partition (job_id, part) SELECT %s, p FROM generate_series(0, 3) p", (job.id,))
+
+    async def caught_up(self, job: Job) -> None:
+        question = "SELECT count(*) FROM job_partition WHERE job_id = %s AND status = 'running' AND lag = 0"
+        async with asyncio.timeout(120):
+            while True:
+                async with self.pool.connection() as connection:
+                    row = await (await connection.execute(question, (job.id,))).fetchone()
+                if row == (PARTITIONS,):
+                    return
+                await asyncio.sleep(0.1)
+
+    def state(self, job: Job) -> list[progress.Progress]:
+        found = []
+        for part in range(PARTITIONS):
+            hangar = RocksHangar(self.settings.state_dir / job.id / str(part), Cache(1 << 20))
+            found.append(progress.load(hangar))
+            hangar.close()
+        return found
+
+    async def written(self, lane: str, part: int) -> pl.DataFrame:
+        records = await self.broker.read((self.copies[lane], part), Offset(0))
+        return pl.concat([decode(r.value) for r in records]).sort("__pos")
+
+
+def batches(part: int, cards: np.ndarray[Any, Any]) -> Iterator[pl.DataFrame]:
+    random = np.random.default_rng(part)
+    for number in range(MESSAGES):
+        at = 1_760_000_000_000_000 + random.integers(0, 86_400_000_000, ROWS)
+        frame = pl.DataFrame({"card": random.choice(cards, ROWS), "cents": random.integers(0, 10_000, ROWS), "at": at})
+        positions = pl.from_arrow(stamp(Hlc(1 + number), part, ROWS))
+        assert isinstance(positions, pl.Series)
+        yield frame.cast({"at": pl.Datetime("us", "UTC")}).with_columns(
+            positions.alias("__pos"), pl.lit(1, pl.Int8).alias("__sign"), pl.lit(False).alias("__gone")
+        )
+
+
+async def fill(bench: Bench) -> int:
+    """Write the topic, and all of it but a tail to history, as its writer does; the rows in history."""
+    files, client = PostgresHistoryFiles(bench.pool), s3.client(bench.settings)
+    s3.ensure_bucket(client, bench.settings.s3_bucket)
+    producer = await bench.broker.producer(f"{bench.topic}-fill")
+    keys = pl.DataFrame({"card": range(KEYS)})
+    owner = np.array([partition_of(key, PARTITIONS) for key in key_bytes(keys, ["card"])])
+    for part in range(PARTITIONS):
+        values = [encode_frame(frame) for frame in batches(part, np.flatnonzero(owner == part))]
+        for value in values:
+            await producer.commit([Outgoing(bench.topic, part, value)])
+        kept = [(r.offset, r.value) for r in await bench.broker.read((bench.topic, part), Offset(0))][: MESSAGES - TAIL]
+        first = Offset(0)
+        for start in range(0, len(kept), 10):
+            cut = kept[start : start + 10]
+            frame = parquet.gather(cut, ("card",))
+            body, key, following = parquet.write(frame), f"history/{bench.topic}/{part}-{start}", Offset(cut[-1][0] + 1)
+            assert s3.put_new(client, bench.settings.s3_bucket, key, body)
+            times = frame["at"].to_physical()
+            times = (Micros(int(times.min())), Micros(int(times.max())))  # type: ignore[arg-type,assignment]  # integers
+            file = HistoryFile(bench.topic, PartitionIndex(part), first, following, key, len(frame), len(body), *times)
+            assert await files.add(file)
+            first = following
+    await producer.close()
+    return PARTITIONS * (MESSAGES - TAIL) * ROWS
+
+
+@pytest.fixture
+async def bench(infra: None, database: str, tmp_path: Path) -> AsyncIterator[Bench]:
+    run = uuid.uuid4().hex[:8]
+    settings = Settings().model_copy(
+        update={"postgres_dsn": SecretStr(database), "data_dir": tmp_path, "run_dir": Path("/tmp") / f"fc-{run}", "supervisor_poll_ms": 300}
+    )
+    names = {lane: TopicName(f"bulk-{run}.copy-{lane}") for lane in ("live", "bulk")}
+    topic, logs = TopicName(f"bulk-{run}.source"), {lane: TopicName(f"bulk-{run}.log-{lane}") for lane in ("live", "bulk")}
+    topics = [topic, *names.values(), *logs.values()]
+    admin = AdminClient(client_config(settings))
+    for created in admin.create_topics([NewTopic(name, PARTITIONS, 1) for name in topics]).values():
+        created.result(10)
+    broker = KafkaBroker(settings)
+    async with postgres.pool(database, name="test", size=2) as pool:
+        yield Bench(settings, broker, pool, topic, names, logs)
+    await broker.close()
+    client = s3.client(settings)
+    for key in [*s3.keys(client, settings.s3_bucket, f"history/{topic}/"), *s3.keys(client, settings.s3_bucket, f"{PREFIX}/{topic}")]:
+        s3.delete(client, settings.s3_bucket, key)
+    admin.delete_topics(topics)
+
+
+@asynccontextmanager
+async def slot(bench: Bench, from_rows: int) -> AsyncIterator[None]:
+    settings = bench.settings.model_copy(update={"bulk_from_rows": from_rows})
+    task = asyncio.create_task(run_slot(settings, EngineId("e"), 0))
+    yield
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+@asynccontextmanager
+async def spark_driver(bench: Bench) -> AsyncIterator[SparkSession]:
+    environment = {name: value for name, value in os.environ.items() if name.startswith("FENNEL_")} | {"POLARS_MAX_THREADS": "1"}
+    environment["FENNEL_DATA_DIR"] = str(bench.settings.data_dir)
+    spark = await asyncio.to_thread(session, bench.settings, EngineId("e"))
+    task = asyncio.create_task(run_driver(spark.sparkContext, bench.settings, environment, bench.pool))
+    yield spark
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await asyncio.to_thread(spark.stop)
+
+
+async def test_a_million_rows_of_history_come_to_the_same_state_and_content_in_a_spark_batch_as_live(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = await fill(bench)
+    assert rows >= 1_000_000
+    for name in ("aggregate", "map"):
+        await bench.register(bench.job(name, "live"))
+    async with slot(bench, NEVER):
+        for name in ("aggregate", "map"):
+            await bench.caught_up(bench.job(name, "live"))
+    for name in ("aggregate", "map"):
+        await bench.register(bench.job(name, "bulk"))
+    async with spark_driver(bench), slot(bench, 100_000):
+        for name in ("aggregate", "map"):
+            await bench.caught_up(bench.job(name, "bulk"))
+    told = [line for line in capsys.readouterr().err.splitlines() if "bulk load" in line]
+    staged = [json.loads(line) for line in told if '"bulk load staged"' in line]
+    assert {(line["job"], line["part"]): line["rows"] for line in staged} == {
+        (bench.job(name, "bulk").id, part): rows // PARTITIONS for name in ("aggregate", "map") for part in range(PARTITIONS)
+    }, told
+    live, bulk = bench.state(bench.job("aggregate", "live")), bench.state(bench.job("aggregate", "bulk"))
+    assert [each.state_hash for each in bulk] == [each.state_hash for each in live]
+    assert [each.offsets[bench.topic] for each in bulk] == [each.offsets[bench.topic] for each in live]
+    for part in range(PARTITIONS):
+        assert (await bench.written("bulk", part)).equals(await bench.written("live", part))
+
+
+async def test_what_was_staged_goes_with_its_job(bench: Bench) -> None:
+    client, bucket, job = s3.client(bench.settings), bench.settings.s3_bucket, bench.job("aggregate", "bulk")
+    s3.ensure_bucket(client, bucket)
+    assert s3.put_new(client, bucket, f"{PREFIX}/{job.id}/0/x/0-0", b"chunk")
+    await bench.register(job)
+    loads = Loads(bench.pool)
+    await loads.ask(job.id, PartitionIndex(0), 1)
+    driver = Driver(None, bench.settings, {}, bench.pool, loads)  # type: ignore[arg-type]  # tidying runs no Spark job
+    await driver.tidy()
+    assert s3.keys(client, bucket, f"{PREFIX}/{job.id}/") != []
+    async with bench.pool.connection() as connection:
+        await connection.execute("DELETE FROM job WHERE id = %s", (job.id,))
+    await driver.tidy()
+    assert s3.keys(client, bucket, f"{PREFIX}/{job.id}/") == []
+    assert await loads.asked(job.id, PartitionIndex(0)) is None

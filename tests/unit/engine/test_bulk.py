@@ -1,0 +1,204 @@
+"""The bulk lane over twins: what a batch computes and an owner publishes equals the live lane, whatever dies on the way."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+import polars as pl
+import pytest
+
+from fennel_core.blueprints.spec import Job, Output
+from fennel_core.engine import progress
+from fennel_core.engine.broker import Outgoing, Unknown
+from fennel_core.engine.bulk import batch, staged
+from fennel_core.engine.bulk.batch import Share, can_load, compute
+from fennel_core.engine.bulk.staged import Chunk, Load, LoadDamaged, Piece, chunk_bytes, chunk_of, digest
+from fennel_core.engine.memory_broker import MemoryBroker, MemoryLog, MemoryProducer
+from fennel_core.engine.runner import Runner, Work
+from fennel_core.hangar.memory import MemoryHangar
+from fennel_core.history import parquet
+from fennel_core.operators import spec
+from fennel_core.operators.build import build
+from fennel_core.operators.spec import step_version
+from fennel_core.replaylog.marker import IterationMarker
+from fennel_core.replaylog.marker import decode as marker_of
+from fennel_core.vocab.dtypes import Field, Int, Str
+from fennel_core.vocab.ids import Epoch, JobId, PartitionIndex, TopicName, WorkspaceId
+from fennel_core.vocab.position import Hlc, stamp
+from fennel_core.vocab.schema import Schema
+from fennel_core.vocab.versions import decode, encode_frame
+from fennel_core.wire import operators as wire
+from tests.support.histories import bag, integral
+from tests.unit.engine.test_runner import LIMITS, Death, FaultyBroker, SameThread, run_until
+
+LEFT, RIGHT, OUT, LOG, DEAD = (TopicName(name) for name in ("left", "right", "out", "log", "dead"))
+ROWS = Schema((), (Field("key", Str()), Field("value", Int())), "at")
+TABLE = Schema((Field("key", Str()),), (Field("city", Int()),), "at")
+JOINED = Schema((), (*ROWS.values, Field("city", Int())), "at")
+TOTALS = Schema((Field("key", Str()),), (Field("n", Int()), Field("s", Int())), "at")
+SPECS = (wire.Count("n", wire.Forever(), None, False, False, False), wire.Sum("s", wire.Forever(), "value"))
+STEPS = {
+    "table": ((RIGHT,), (), spec.Table(TABLE)),
+    "map": ((LEFT,), (Output(OUT, ("key",)),), spec.Map((ROWS,), ((),), ROWS)),
+    "terminal aggregate": ((LEFT,), (), spec.Aggregate(ROWS, ("key",), SPECS, None, False, True, TOTALS)),
+    "aggregate": ((LEFT,), (Output(OUT, ("key",)),), spec.Aggregate(ROWS, ("key",), SPECS, None, False, False, TOTALS)),
+    "join": ((LEFT, RIGHT), (Output(OUT, ("key",)),), spec.Join(ROWS, TABLE, ("key",), ("city",), True, None, 0, JOINED)),
+}
+KEPT = 30
+"""Messages in history per topic; what comes after is the tail."""
+
+
+def make_job(name: str) -> Job:
+    inputs, outputs, step = STEPS[name]
+    return Job(JobId("job"), WorkspaceId("w"), inputs, outputs, step, LOG, DEAD, 1, name)
+
+
+def messages(schema: Schema, value: str, seed: int) -> list[bytes]:
+    seeded = random.Random(seed)
+    out = []
+    for number in range(40):
+        size = seeded.randint(1, 9)
+        rows = {
+            "key": [seeded.choice("abcdefgh") for _ in range(size)],
+            value: [seeded.randint(0, 5) for _ in range(size)],
+            "at": [datetime(2026, 1, 1, tzinfo=UTC) + timedelta(minutes=seeded.randint(0, 50)) for _ in range(size)],
+        }
+        positions = pl.Series("__pos", stamp(Hlc(1000 * seed + number), 0, size).to_pylist(), pl.Binary)
+        frame = pl.DataFrame(rows).cast({"at": pl.Datetime("us", "UTC")}).select(*schema.names)
+        frame = frame.with_columns(positions, pl.lit(1, pl.Int8).alias("__sign"), pl.lit(False).alias("__gone"))
+        out.append(encode_frame(frame))
+    return out
+
+
+async def world() -> MemoryLog:
+    log = MemoryLog()
+    producer = MemoryProducer(log, "ingest")
+    for left, right in zip(messages(ROWS, "value", 1), messages(TABLE, "city", 2), strict=True):
+        await producer.commit([Outgoing(LEFT, 0, left), Outgoing(RIGHT, 0, right)])
+    return log
+
+
+@dataclass
+class Lane:
+    """History as files of seven messages, and everything a batch staged over them."""
+
+    log: MemoryLog
+    shares: int = 1
+    objects: dict[str, bytes] = field(default_factory=dict)
+    asked: int = 0
+
+    async def wanted(self, job: Job, part: PartitionIndex) -> Load | None:
+        self.asked += 1
+        files, bodies, ends = [], {}, {}
+        for topic in job.inputs:
+            kept = [(r.offset, r.value) for r in self.log.log((topic, 0)).records][:KEPT]
+            cuts = [kept[i : i + 7] for i in range(0, len(kept), 7)]
+            names = [f"{topic}-{i}" for i in range(len(cuts))]
+            bodies.update({name: parquet.write(parquet.gather(cut, ("key",))) for name, cut in zip(names, cuts, strict=True)})
+            files.append(names)
+            ends[str(topic)] = int(kept[-1][0]) + 1
+        pieces = []
+        for number in range(self.shares):
+            chunks = compute(job, part, Share(number, self.shares), files, lambda key: parquet.read(bodies[key]), MemoryHangar())
+            for chunk in chunks:
+                key = f"piece-{len(pieces)}"
+                self.objects[key] = chunk_bytes(chunk.outgoing, chunk.puts)
+                pieces.append(Piece(key, digest(self.objects[key])))
+        load = Load("bulk/job/0/x/manifest", job.id, 0, step_version(job.step), progress.STATE_FORMAT, 1, ends, pieces)
+        self.objects[load.name] = staged.manifest_bytes(load)
+        return load
+
+    async def load(self, name: str) -> Load:
+        return staged.manifest_of(self.objects[name])
+
+    async def chunk(self, load: Load, number: int) -> Chunk:
+        return chunk_of(load.pieces[number], self.objects.get(load.pieces[number].key))
+
+
+def runner(job: Job, log: MemoryLog, hangar: MemoryHangar, epoch: int, lane: Lane | None, broker: MemoryBroker | None = None) -> Runner:
+    work = Work(build(job.step), None, step_version(job.step), None)
+    return Runner(job, 0, Epoch(epoch), work, hangar, broker or MemoryBroker(log), SameThread(), LIMITS, lane)
+
+
+async def finish(made: Runner, job: Job, log: MemoryLog) -> None:
+    await run_until(made, {topic: log.log((topic, 0)).end for topic in job.inputs})
+
+
+def written(log: MemoryLog) -> Sequence[str]:
+    return bag(integral([decode(r.value) for r in log.log((OUT, 0)).records if r.control is None]))
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many chunks out of few rows."""
+    monkeypatch.setattr(batch, "CHUNK_BYTES", 2_000)
+    monkeypatch.setattr(batch, "BATCH_ROWS", 13)
+
+
+@pytest.mark.parametrize("shares", [1, 3])
+@pytest.mark.parametrize("name", STEPS)
+async def test_a_load_and_the_live_tail_come_to_what_the_live_lane_comes_to(name: str, shares: int) -> None:
+    job, live_log, bulk_log = make_job(name), await world(), await world()
+    live, bulk, lane = MemoryHangar(), MemoryHangar(), Lane(bulk_log, shares)
+    await finish(runner(job, live_log, live, 1, None), job, live_log)
+    await finish(runner(job, bulk_log, bulk, 1, lane), job, bulk_log)
+    assert lane.asked == 1
+    assert written(bulk_log) == written(live_log)
+    assert progress.load(bulk).state_hash == progress.load(live).state_hash
+    markers = [m for r in bulk_log.log((LOG, 0)).records if isinstance(m := marker_of(r.value), IterationMarker)]
+    loaded = [m for m in markers if staged.name_of(m.ranges[0].topic)]
+    assert bool(loaded) == bool(job.outputs)
+    firsts = {r.topic: r.first for m in reversed(markers) if m not in loaded for r in m.ranges}
+    assert all(first >= KEPT for first in firsts.values()), "nothing of history is read live"
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_a_load_counts_once_whatever_dies_while_it_is_published(seed: int) -> None:
+    seeded = random.Random(seed)
+    job, live_log, log = make_job("aggregate"), await world(), await world()
+    live, hangar, lane = MemoryHangar(), MemoryHangar(), Lane(log)
+    await finish(runner(job, live_log, live, 1, None), job, live_log)
+    for epoch in range(1, 300):
+        if seeded.random() < 0.1:
+            hangar = MemoryHangar()  # the disk is lost with the process
+        try:
+            await finish(runner(job, log, hangar, epoch, lane, FaultyBroker(log, seeded)), job, log)
+            break
+        except (Death, Unknown):
+            continue
+    else:
+        pytest.fail("never came through")
+    assert written(log) == written(live_log)
+    assert progress.load(hangar).state_hash == progress.load(live).state_hash
+
+
+async def test_a_job_partition_that_has_begun_live_asks_for_no_load() -> None:
+    job, log, hangar = make_job("aggregate"), await world(), MemoryHangar()
+    await finish(runner(job, log, hangar, 1, None), job, log)
+    lane = Lane(log)
+    await finish(runner(job, log, hangar, 2, lane), job, log)
+    assert lane.asked == 0
+
+
+async def test_a_damaged_chunk_stops_the_job_partition_and_says_what_to_do() -> None:
+    job, lane = make_job("terminal aggregate"), Lane(await world())
+    load = await lane.wanted(job, PartitionIndex(0))
+    assert load is not None
+    lane.objects[load.pieces[0].key] += b"x"
+    with pytest.raises(LoadDamaged, match="rebuild"):
+        await lane.chunk(load, 0)
+    del lane.objects[load.pieces[0].key]
+    with pytest.raises(LoadDamaged, match="gone"):
+        await lane.chunk(load, 0)
+
+
+def test_windows_that_close_are_left_to_the_live_lane() -> None:
+    hopping = wire.Count("n", wire.Hopping(60_000_000, 60_000_000, 0), None, False, False, False)
+    closing = spec.Aggregate(ROWS, ("key",), (hopping,), None, False, False, TOTALS)
+    assert can_load(make_job("aggregate"))
+    assert not can_load(Job(JobId("j"), WorkspaceId("w"), (LEFT,), (Output(OUT, ()),), closing, LOG, DEAD, 1, "closing"))
+    telling = Job(JobId("j"), WorkspaceId("w"), (LEFT,), (Output(OUT, (), frontier=True),), STEPS["map"][2], LOG, DEAD, 1, "telling")
+    assert not can_load(telling), "it would have to pass on what it was told, and history does not say that"
