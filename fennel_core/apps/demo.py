@@ -48,8 +48,9 @@ def _show(console: Console, event: dict[str, Any]) -> None:
 def _table(rows: Sequence[dict[str, Any]]) -> Table:
     """One column per card: features are many, and a terminal is narrow."""
     table = Table(title="CardRisk, looked up online", title_justify="left")
-    for heading in ("cc_num", *(str(row["cc_num"]) for row in rows)):
-        table.add_column(heading, justify="right")
+    table.add_column("cc_num", no_wrap=True)
+    for row in rows:
+        table.add_column(str(row["cc_num"]), justify="right", overflow="fold")
     for name in [name for name in rows[0] if name != "cc_num"]:
         table.add_row(name, *(f"{row[name]:.4f}" if isinstance(row[name], float) else str(row[name]) for row in rows))
     return table
