@@ -123,13 +123,15 @@ def status(as_json: bool) -> None:
 
     machine, _ = _chosen(())
     rows = platform.status(machine)
-    partitions = _partitions(machine)
+    partitions, history = _partitions(machine), _history(machine)
     if as_json:
         parts = [{"part": r.part.name, "state": r.state, "why": r.why, "pid": r.pid, "port": r.part.port, "log": str(r.log)} for r in rows]
-        click.echo(json.dumps({"parts": parts, "job_partitions": partitions}, indent=2))
+        click.echo(json.dumps({"parts": parts, "job_partitions": partitions, "history": history}, indent=2))
     else:
         show.print_parts(machine.layout, rows)
         show.print_partitions(partitions)
+        if machine.settings.history:
+            show.print_history(history)
     sys.exit(0 if all(row.state == "ready" for row in rows) else 1)
 
 
@@ -142,6 +144,18 @@ def _partitions(machine: "Machine") -> list[dict[str, Any]] | None:
             partitions: list[dict[str, Any]] = json.loads(answer.read())["job_partitions"]
             return partitions
     except (OSError, json.JSONDecodeError, KeyError):
+        return None
+
+
+def _history(machine: "Machine") -> dict[str, dict[str, int]] | None:
+    """Files, rows and messages behind of each topic with a history; None while its writer cannot be asked."""
+    from fennel_core.apps.local.show import history_of
+
+    settings = machine.settings
+    try:
+        with urllib.request.urlopen(f"http://{settings.host}:{settings.history_port}/metrics", timeout=5) as answer:  # our own URL
+            return history_of(answer.read().decode())
+    except (OSError, ValueError):
         return None
 
 
@@ -182,7 +196,7 @@ def settings() -> None:
     from fennel_core.settings.model import ENV_PREFIX, Settings
 
     for name, field in sorted(Settings.model_fields.items()):
-        default = "(generated)" if isinstance(field.default, SecretStr) else field.default
+        default = "(derived)" if field.default_factory else "(generated)" if isinstance(field.default, SecretStr) else field.default
         click.secho(f"{ENV_PREFIX}{name.upper()}={'' if default is None else default}", bold=True)
         click.echo(f"    {field.description}")
 

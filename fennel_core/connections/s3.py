@@ -8,6 +8,7 @@ folder of another (`c/a` and `c/a/b`), and bucket names have three letters or mo
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import TYPE_CHECKING, BinaryIO, Final, Protocol
 
 import boto3
@@ -115,6 +116,12 @@ def keys(s3: S3Client, bucket: str, prefix: str) -> list[str]:
     """Every key that begins with `prefix`, sorted."""
     pages = s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
     return sorted(found["Key"] for page in pages for found in page.get("Contents", []))
+
+
+def written(s3: S3Client, bucket: str, prefix: str) -> dict[str, datetime]:
+    """Every key that begins with `prefix`, and when it was written by the store's own clock."""
+    pages = s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+    return {found["Key"]: found["LastModified"] for page in pages for found in page.get("Contents", [])}
 
 
 def delete(s3: S3Client, bucket: str, key: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 
-from fennel_core.history.store import HistoryFile, TopicPart
+from fennel_core.history.store import HistoryFile, TopicPart, Totals
 from fennel_core.vocab.ids import Offset, PartitionIndex, TopicName
 
 
@@ -36,8 +36,10 @@ class MemoryHistoryFiles:
     async def keys(self, topic: TopicName) -> frozenset[str]:
         return frozenset(row.object_key for place, rows in self._rows.items() if place[0] == topic for row in rows)
 
-    async def topics(self) -> frozenset[TopicName]:
-        return frozenset(topic for topic, _ in self._rows)
+    async def totals(self) -> Mapping[TopicName, Totals]:
+        files = [file for rows in self._rows.values() for file in rows]
+        mine = {topic: [file for file in files if file.topic == topic] for topic, _ in self._rows}
+        return {t: Totals(len(of), sum(f.row_count for f in of), sum(f.size_bytes for f in of)) for t, of in mine.items()}
 
     async def orphans(self, alive: Collection[TopicName]) -> Mapping[TopicName, datetime]:
         found = {topic for topic, _ in self._rows} - set(alive)

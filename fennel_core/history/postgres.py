@@ -16,7 +16,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import TupleRow
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
-from fennel_core.history.store import HistoryFile, StoreError, TopicPart
+from fennel_core.history.store import HistoryFile, StoreError, TopicPart, Totals
 from fennel_core.vocab.ids import Micros, Offset, PartitionIndex, TopicName
 
 COLUMNS = "topic, part, first_offset, next_offset, object_key, row_count, size_bytes, min_ts, max_ts"
@@ -36,6 +36,7 @@ FILES = f"""
     WHERE topic = %(topic)s AND part = %(part)s AND first_offset < coalesce(%(upto)s::bigint, next_offset) ORDER BY first_offset
 """  # noqa: S608  # a constant
 ENDS = "SELECT topic, part, max(next_offset) FROM history_file WHERE topic = ANY(%s) GROUP BY topic, part"
+TOTALS = "SELECT topic, count(*), sum(row_count), sum(size_bytes) FROM history_file GROUP BY topic"
 BACK = "DELETE FROM history_orphan WHERE topic = ANY(%s)"
 NEW_ORPHANS = """
     INSERT INTO history_orphan (topic) SELECT DISTINCT topic FROM history_file WHERE topic <> ALL(%s) ON CONFLICT DO NOTHING
@@ -69,10 +70,10 @@ class PostgresHistoryFiles:
             rows = await (await connection.execute("SELECT object_key FROM history_file WHERE topic = %s", (topic,))).fetchall()
         return frozenset(key for (key,) in rows)
 
-    async def topics(self) -> frozenset[TopicName]:
+    async def totals(self) -> Mapping[TopicName, Totals]:
         async with self._connection() as connection:
-            rows = await (await connection.execute("SELECT DISTINCT topic FROM history_file")).fetchall()
-        return frozenset(TopicName(topic) for (topic,) in rows)
+            rows = await (await connection.execute(TOTALS)).fetchall()
+        return {TopicName(topic): Totals(int(files), int(count), int(size)) for topic, files, count, size in rows}
 
     async def orphans(self, alive: Collection[TopicName]) -> Mapping[TopicName, datetime]:
         async with self._connection() as connection, connection.transaction():

@@ -18,7 +18,7 @@ TopicPart = tuple[TopicName, PartitionIndex]
 
 
 class StoreError(Exception):
-    """The bucket or the database could not be asked, or refused: nothing is known to have happened, and trying again is right."""
+    """The bucket, the database or the log could not be asked, or refused: nothing is known to have happened, and trying again is right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,13 @@ class HistoryFile:
     def __post_init__(self) -> None:
         assert 0 <= self.first_offset < self.next_offset, "a file covers at least one offset"
         assert (self.min_ts is None) == (self.max_ts is None) == (self.row_count == 0), "rows have event times"
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    files: int
+    rows: int
+    size_bytes: int
 
 
 class HistoryFiles(Protocol):
@@ -63,8 +70,8 @@ class HistoryFiles(Protocol):
         """The objects that the rows of a topic name."""
         ...
 
-    async def topics(self) -> frozenset[TopicName]:
-        """Every topic that has rows."""
+    async def totals(self) -> Mapping[TopicName, Totals]:
+        """What history holds, by topic; topics without rows are absent."""
         ...
 
     async def orphans(self, alive: Collection[TopicName]) -> Mapping[TopicName, datetime]:

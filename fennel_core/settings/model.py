@@ -47,6 +47,12 @@ class Addresses(BaseSettings):
     definition_port: int = Field(7401, gt=0, lt=65536, description="Definition server: commits, branches, secrets, workspaces.")
     ingest_port: int = Field(7402, gt=0, lt=65536, description="Ingest server: `log` and the barrier's input ends.")
     engine_port: int = Field(7403, gt=0, lt=65536, description="Health and metrics of the engine's driver.")
+    history_port: int = Field(
+        default_factory=lambda given: int(given["engine_port"]) + 1,
+        gt=0,
+        lt=65536,
+        description="Health and metrics of the history writer; one above the engine's unless set.",
+    )
     postgres_port: int = Field(7410, gt=0, lt=65536, description="The local Postgres server.")
     kafka_port: int = Field(7411, gt=0, lt=65536, description="The local Kafka broker (clients).")
     kafka_controller_port: int = Field(7413, gt=0, lt=65536, description="The local Kafka broker's KRaft controller listener.")
@@ -189,6 +195,28 @@ class Limits(BaseSettings):
     )
     snapshot_grace_ms: int = Field(
         HOUR_MS, gt=0, description="A snapshot goes this long after it became one too many, ms: a restore may be reading it."
+    )
+    history: bool = Field(True, description="Run the history writer: dataset topics go to S3 as Parquet. Off: only Kafka keeps them.")
+    history_trigger_s: float = Field(
+        30.0, gt=0, description="How often the history writer looks for work, s. Readers add the topic's tail, so nothing waits for it."
+    )
+    history_file_records: int = Field(
+        1_000, gt=0, description="Messages of one partition that are worth a file at once: small files cost every later reader."
+    )
+    history_wait_s: float = Field(
+        300.0, gt=0, description="A partition with fewer messages is written after this, s: far less than Kafka keeps them."
+    )
+    history_file_bytes: int = Field(
+        32 * MIB, gt=0, description="Message bytes one file holds at most; a worker holds one file, decoded, in memory."
+    )
+    history_batch_records: int = Field(
+        20_000, gt=0, description="Messages of one batch over all partitions: bounds what is done again after a crash."
+    )
+    history_workers: int = Field(2, gt=0, description="Spark tasks of the history writer that run at once, one Python process each.")
+    history_grace_ms: int = Field(
+        HOUR_MS,
+        gt=0,
+        description="Objects that no row names, and deleted topics' history, go after this, ms: somebody may be writing or reading.",
     )
     reconcile_interval_s: float = Field(
         2.0, gt=0, description="How often the definition server looks for unfinished commits and open destructions, s."

@@ -205,6 +205,7 @@ def _servers(machine: Machine) -> tuple[Part, ...]:
         _Server("ingest", "Ingest server", settings.ingest_port),
         _Server("engine", "Engine (Spark)", settings.engine_port, ready_s=180),
         _Server("query", "Query server (API)", settings.query_port, needs=("postgres",)),
+        *((_Server("history", "History writer", settings.history_port),) if settings.history else ()),
     )
     rows = [
         Part(

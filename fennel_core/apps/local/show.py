@@ -6,9 +6,10 @@ shown one by one that somebody should look at; `status --json` has them all.
 
 import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from rich.table import Table
 
@@ -95,3 +96,37 @@ def _counted(partitions: Sequence[Partition]) -> Table:
     for (workspace, status), count in sorted(Counter(keys).items()):
         table.add_row(workspace, status, str(count), str(lags[workspace, status]))
     return table
+
+
+HISTORY: Final = ("files", "rows", "lag_records")
+"""What the history writer's metrics `fennel_history_…` tell of each topic."""
+
+
+def history_of(metrics: str) -> dict[str, dict[str, int]]:
+    """Topic → files, rows and messages behind, from the text of the history writer's `/metrics`."""
+    found: dict[str, dict[str, int]] = {}
+    for family in text_string_to_metric_families(metrics):
+        for sample in family.samples:
+            name = sample.name.removeprefix("fennel_history_")
+            if name in HISTORY and "topic" in sample.labels:
+                found.setdefault(sample.labels["topic"], dict.fromkeys(HISTORY, 0))[name] = int(sample.value)
+    return found
+
+
+def print_history(topics: Mapping[str, Mapping[str, int]] | None) -> None:
+    """`None`: the history writer could not be asked. More than `SHOWN_WHOLE` topics are summed by workspace."""
+    console = _console()
+    console.print()
+    if topics is None:
+        console.print("History: its writer does not answer.", style="dim")
+        return
+    whole = len(topics) <= SHOWN_WHOLE
+    rows: dict[str, Counter[str]] = {}
+    for topic, told in topics.items():
+        rows.setdefault(topic if whole else topic.partition(".")[0], Counter()).update(told)
+    table = Table(box=None, pad_edge=False)
+    for name in ("topic with history" if whole else "workspace", "files", "rows", "messages behind"):
+        table.add_column(name, justify="right" if rows and name in {"files", "rows", "messages behind"} else "left")
+    for name, sums in sorted(rows.items()):
+        table.add_row(name, *(str(sums[each]) for each in HISTORY))
+    console.print(table if rows else "History: no dataset has a topic.")

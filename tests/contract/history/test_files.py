@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 
-from fennel_core.history.store import HistoryFile, HistoryFiles
+from fennel_core.history.store import HistoryFile, HistoryFiles, Totals
 from fennel_core.vocab.ids import Micros, Offset, PartitionIndex, TopicName
 
 TOPIC, OTHER = TopicName("w.topic.abc.1"), TopicName("w.topic.def.2")
@@ -81,7 +81,14 @@ async def test_removing_a_topic_forgets_its_rows_and_nothing_else(files: History
     await files.orphans([])
     assert await files.keys(TOPIC) == {mine.object_key}
     await files.remove([TOPIC])
-    assert await files.topics() == {OTHER}
+    assert set(await files.totals()) == {OTHER}
     assert (await files.keys(TOPIC), await files.files(TOPIC, PartitionIndex(0))) == (frozenset(), ())
     assert set(await files.orphans([])) == {OTHER}
     assert await files.files(OTHER, PartitionIndex(0)) == (theirs,)
+
+
+async def test_totals_add_up_what_each_topic_holds(files: HistoryFiles) -> None:
+    assert await files.totals() == {}
+    for each in (file(0, 4), file(4, 9, rows=0), file(0, 2, part=1), file(0, 1, topic=OTHER, rows=7)):
+        assert await files.add(each)
+    assert await files.totals() == {TOPIC: Totals(3, 6, 300), OTHER: Totals(1, 7, 100)}

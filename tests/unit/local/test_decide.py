@@ -81,7 +81,7 @@ def test_every_need_stands_above_its_part_in_the_table(machine: Machine) -> None
 
 def test_no_two_parts_share_a_port_and_each_port_can_be_moved(machine: Machine) -> None:
     ports = [port for row in table(machine) for port in row.ports]
-    assert len({port.number for port in ports}) == len(ports) == 9
+    assert len({port.number for port in ports}) == len(ports) == 10
     variables = {f"FENNEL_{name.upper()}" for name in Settings.model_fields}
     assert {port.variable for port in ports} <= variables
 

@@ -37,3 +37,31 @@ def test_a_large_platform_is_counted_and_only_the_odd_ones_are_shown(capsys: pyt
 def test_nothing_to_show_is_said(partitions: list[Any] | None, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     show.print_partitions(partitions)
     assert said in capsys.readouterr().out
+
+
+METRICS = """# HELP fennel_history_files Files that hold a topic's history.
+# TYPE fennel_history_files gauge
+fennel_history_files{topic="shop.topic.a.1"} 3.0
+fennel_history_rows{topic="shop.topic.a.1"} 20000.0
+fennel_history_lag_records{topic="shop.topic.a.1"} 0.0
+fennel_history_lag_records{topic="demo.topic.b.1"} 12.0
+fennel_history_rounds_total{outcome="done"} 9.0
+"""
+
+
+def test_history_is_shown_by_topic_with_what_it_lacks(capsys: pytest.CaptureFixture[str]) -> None:
+    show.print_history(show.history_of(METRICS))
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[2:] == [["demo.topic.b.1", "0", "0", "12"], ["shop.topic.a.1", "3", "20000", "0"]]
+
+
+def test_the_history_of_many_topics_is_summed_by_workspace(capsys: pytest.CaptureFixture[str]) -> None:
+    show.print_history({f"w{n % 2}.topic.{n}.1": {"files": 1, "rows": 10, "lag_records": n % 2} for n in range(100)})
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[2:] == [["w0", "50", "500", "0"], ["w1", "50", "500", "50"]]
+
+
+@pytest.mark.parametrize(("topics", "said"), [(None, "does not answer"), ({}, "no dataset has a topic")])
+def test_no_history_is_said(topics: dict[str, dict[str, int]] | None, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    show.print_history(topics)
+    assert said in capsys.readouterr().out

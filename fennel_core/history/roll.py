@@ -1,0 +1,106 @@
+"""From a cut to an object: what a Python worker of Spark does with its partition's part of a batch.
+
+Theory. A worker decodes, sorts, writes Parquet and uploads; it never touches the database. What it uploaded is a proposal, told to the
+driver, which adds the rows. So however often Spark repeats a task, each attempt leaves objects of its own names, and only one of them is
+ever named by a row.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import polars as pl
+import pyarrow as pa
+
+from fennel_core.history import parquet
+from fennel_core.history.decide import Cut, Message, cuts
+from fennel_core.history.store import HistoryFile, TopicPart
+from fennel_core.vocab.ids import Micros, Offset, PartitionIndex, TopicName
+
+PREFIX: Final = "history"
+Put = Callable[[str, bytes], None]
+"""Write a new object of this key."""
+
+PROPOSED: Final = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("part", pa.int32()),
+        ("first_offset", pa.int64()),
+        ("next_offset", pa.int64()),
+        ("object_key", pa.string()),
+        ("row_count", pa.int64()),
+        ("size_bytes", pa.int64()),
+        ("min_ts", pa.int64()),
+        ("max_ts", pa.int64()),
+    ]
+)
+"""What a worker tells the driver: a `HistoryFile` per row."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicLayout:
+    """What a file of a topic needs to know: the columns whose bytes choose the partition (none: no key), and the event time's column."""
+
+    keys: tuple[str, ...]
+    timestamp: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One batch: where rows end, where the batch's ranges end, and how the topics are laid out."""
+
+    floors: Mapping[TopicPart, Offset]
+    ends: Mapping[TopicPart, Offset]
+    layouts: Mapping[TopicName, TopicLayout]
+    file_bytes: int
+
+
+def folder(topic: TopicName) -> str:
+    """Where a topic's objects are."""
+    return f"{PREFIX}/{topic}/"
+
+
+def topic_of(key: str) -> TopicName:
+    """The inverse of `folder`, for any key below it."""
+    return TopicName(key.split("/")[1])
+
+
+def roll(messages: Iterable[Message], plan: Plan, put: Put) -> Iterator[HistoryFile]:
+    """Upload the data records of a batch, file by file; lazy, so that one file at a time is in memory."""
+    for cut in cuts(messages, plan.floors, plan.ends, plan.file_bytes):
+        yield _uploaded(cut, plan.layouts[cut.place[0]], put)
+
+
+def _uploaded(cut: Cut, layout: TopicLayout, put: Put) -> HistoryFile:
+    topic, part = cut.place
+    frame = parquet.gather(cut.messages, layout.keys)
+    body = parquet.write(frame)
+    key = f"{folder(topic)}{part}/{cut.first:020d}-{uuid.uuid4().hex}.parquet"
+    put(key, body)
+    times = frame.select(least=pl.col(layout.timestamp).min().to_physical(), largest=pl.col(layout.timestamp).max().to_physical())
+    least, largest = times.row(0)
+    bounds = (None, None) if least is None else (Micros(least), Micros(largest))
+    return HistoryFile(topic, part, cut.first, cut.following, key, frame.height, len(body), *bounds)
+
+
+def messages_of(batches: Iterable[pa.RecordBatch]) -> Iterator[Message]:
+    """Rows of Spark's Kafka source (topic, partition, offset, value) as messages."""
+    for batch in batches:
+        columns = [batch.column(name).to_pylist() for name in ("topic", "partition", "offset", "value")]
+        for topic, part, offset, value in zip(*columns, strict=True):
+            yield Message((TopicName(topic), PartitionIndex(part)), Offset(offset), value)
+
+
+def told(files: Iterable[HistoryFile]) -> Iterator[pa.RecordBatch]:
+    """Files as rows for the driver, each as soon as it is uploaded."""
+    for file in files:
+        yield pa.RecordBatch.from_pylist([{name: getattr(file, name) for name in PROPOSED.names}], schema=PROPOSED)
+
+
+def proposed(table: pa.Table) -> list[HistoryFile]:
+    """The inverse of `told`, in the order in which rows must be added."""
+    files = [HistoryFile(**row) for row in table.to_pylist()]
+    return sorted(files, key=lambda file: (file.topic, file.part, file.first_offset))

@@ -1,0 +1,120 @@
+"""Law: wherever writers die, whatever batches and files they cut, and however many run at once, history is the topic, each record once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fennel_core.history.decide import Rule
+from fennel_core.history.flow import RollFailed, Writer
+from fennel_core.history.memory import MemoryHistoryFiles
+from fennel_core.history.store import HistoryFiles
+from fennel_core.vocab.ids import TopicName
+from fennel_core.vocab.versions import decode
+from tests.support.history_world import LAYOUT, TOPIC, Died, MemoryLog, MemoryRoller, content
+
+PARTS = 2
+NOON = datetime(2026, 1, 1, tzinfo=UTC)
+SIZES = st.lists(st.none() | st.integers(0, 3), max_size=8)
+
+
+class OneTopic:
+    async def wanted(self) -> dict[TopicName, Any]:
+        return {TOPIC: LAYOUT}
+
+    async def alive(self) -> list[TopicName]:
+        return [TOPIC]
+
+
+def process(log: MemoryLog, files: HistoryFiles, objects: dict[str, bytes], limits: tuple[int, int], fate: Iterator[bool]) -> Writer:
+    """A writer that has just started: it knows nothing but what the rows say."""
+    roller = MemoryRoller(log, objects, limits[0], limits[1], fate)
+    return Writer(files, OneTopic(), log.bounds, roller, Rule(enough_records=1, wait_s=0), lambda: 0.0)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    rounds=st.lists(st.tuples(SIZES, SIZES, st.lists(st.booleans(), max_size=12)), min_size=1, max_size=5),
+    limits=st.tuples(st.integers(1, 9), st.sampled_from([1, 1500, 4000])),
+)
+def test_a_writer_that_dies_anywhere_and_starts_again_leaves_each_record_once(rounds: list[Any], limits: tuple[int, int]) -> None:
+    async def life() -> None:
+        log, files, objects = MemoryLog(), MemoryHistoryFiles(lambda: NOON), dict[str, bytes]()
+        writer = process(log, files, objects, limits, iter(()))
+        for *appended, deaths in rounds:
+            for part, sizes in enumerate(appended):
+                log.append(part, sizes)
+            writer.roller.fate = iter(deaths)  # type: ignore[attr-defined]  # a MemoryRoller
+            try:
+                await writer.round()
+            except Died:
+                writer = process(log, files, objects, limits, iter(()))
+        rolled = await writer.round()
+        assert sum(rolled.lag.values()) == 0
+        await holds(log, files, objects)
+
+    asyncio.run(life())
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    appended=st.lists(st.tuples(SIZES, SIZES), min_size=1, max_size=4),
+    limits=st.tuples(st.integers(1, 5), st.sampled_from([1, 1500])),
+    turns=st.lists(st.booleans(), max_size=40),
+)
+def test_writers_that_run_at_once_get_in_each_others_way_and_leave_each_record_once(
+    appended: list[Any], limits: tuple[int, int], turns: list[bool]
+) -> None:
+    async def life() -> None:
+        log, objects, order = MemoryLog(), dict[str, bytes](), iter(turns)
+        files = Interleaved(lambda: NOON, order)
+        writers = [process(log, files, objects, limits, iter(())) for _ in range(2)]
+
+        async def work(writer: Writer) -> None:
+            for _ in range(3):
+                try:
+                    await writer.round()
+                except RollFailed:
+                    continue  # the other one was faster
+
+        for parts in appended:
+            for part, sizes in enumerate(parts):
+                log.append(part, sizes)
+            await asyncio.gather(*(work(writer) for writer in writers))
+        await writers[0].round()
+        await holds(log, files, objects)
+
+    asyncio.run(life())
+
+
+class Interleaved(MemoryHistoryFiles):
+    """Rows whose users take turns as told: before each question or row the other writer may go first."""
+
+    def __init__(self, now: Any, turns: Iterator[bool]) -> None:
+        super().__init__(now)
+        self._turns = turns
+
+    async def ends(self, topics: Any) -> Any:
+        await self._turn()
+        return await super().ends(topics)
+
+    async def add(self, file: Any) -> bool:
+        await self._turn()
+        return await super().add(file)
+
+    async def _turn(self) -> None:
+        if next(self._turns, False):
+            await asyncio.sleep(0)
+
+
+async def holds(log: MemoryLog, files: HistoryFiles, objects: dict[str, bytes]) -> None:
+    for place, records in log.records.items():
+        expected = [
+            (offset, position) for offset, value in enumerate(records) if value is not None for position in decode(value)["__pos"].to_list()
+        ]
+        assert await content(files, objects, place) == sorted(expected)
