@@ -9,7 +9,7 @@ WORLD ?= engine
 SEEDS ?= 300
 
 .DEFAULT_GOAL := help
-.PHONY: help system env jars demo up down status logs lint format test sim conformance compose-test clean distclean lock
+.PHONY: help system env jars demo up down status logs lint format test sim faults conformance compose-test clean distclean lock
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,6 +57,9 @@ test: lint jars ## Everything that CI runs; leaves the platform it used running
 
 sim: env ## Seeds of a simulated world: crashes, pauses, zombies, lost answers; `make sim WORLD=engine SEEDS=300`
 	.venv/bin/python -m tests.sim.run --world $(WORLD) --seeds $(SEEDS)
+
+faults: up ## Kill, cut and freeze parts of the running platform in the middle of commits, also where Airflow takes long to notice
+	.venv/bin/pytest -q tests/e2e/faults tests/e2e/faults/patient.py
 
 conformance: up ## The public client's own test suite against the running platform, and ten of its tests through Airflow
 	.venv/bin/python -m tests.conformance.run

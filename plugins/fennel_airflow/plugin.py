@@ -17,6 +17,8 @@ from typing import Any, ClassVar, Final
 from airflow.listeners import hookimpl
 from airflow.plugins_manager import AirflowPlugin
 
+import fennel_airflow
+
 PREFIX: Final = "/fennel"
 SCHEDULER: Final = "scheduler"
 """`airflow scheduler`: the process that forks LocalExecutor's workers."""
@@ -48,18 +50,16 @@ class LazyPage:
 class Preload:
     """Hears the scheduler start, and each task that it forked."""
 
-    def __init__(self) -> None:
-        self._as_of_ns: int | None = None
-
     @hookimpl
     def on_starting(self, component: object) -> None:
         # Airflow calls this before its job knows what kind of job it is; the command line does. Tasks inherit that, but are no jobs.
         if sys.argv[1:2] != [SCHEDULER]:
             return
         if getattr(component, "__tablename__", None) == "job":
-            self._as_of_ns = newest_change_ns()
+            as_of_ns = newest_change_ns()
             preload()
-        elif self._as_of_ns is not None and newest_change_ns() > self._as_of_ns:
+            fennel_airflow.as_of_ns = as_of_ns
+        elif fennel_airflow.as_of_ns is not None and newest_change_ns() > fennel_airflow.as_of_ns:
             forget(set())
 
 

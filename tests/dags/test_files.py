@@ -98,15 +98,15 @@ import sys
 kind = sys.argv[1]
 sys.argv = ["airflow", "dag-processor" if kind == "other" else "scheduler"]
 from airflow.jobs.job import Job
-from airflow.listeners.listener import get_listener_manager
 if kind == "broken":
     sys.modules["fennel_core.ledger.flow"] = None  # an import of it fails
 if kind != "task":
     Job()
 if kind == "changed":
-    sys.modules["plugin"].newest_change_ns = lambda: 2**63
-if kind in ("task", "changed", "forked"):
-    get_listener_manager().hook.on_starting(component=object())
+    sys.modules["fennel_airflow"].as_of_ns = 0
+if kind in ("task", "changed", "forked"):  # tasks have listeners of their own, made from a second copy of the plugin
+    from airflow.sdk.listener import get_listener_manager as listeners_of_tasks
+    listeners_of_tasks().hook.on_starting(component=object())
 ours = [name for name, module in sys.modules.items() if module and name.startswith("fennel_core") and ".wire." not in name]
 print(kind, bool(ours))
 """

@@ -80,6 +80,15 @@ class Gate:
         """Whoever waits goes on waiting, all others pass from now on."""
         self.keeper.execute(sql.SQL("CREATE OR REPLACE FUNCTION {}() {}").format(sql.Identifier(self.name), _body("RETURN NEW;")))
 
+    async def keep_again(self) -> None:
+        """After the server died, and every lock with it: be connected to take the gate away."""
+        async with asyncio.timeout(ARRIVES_SECONDS):
+            while self.keeper.closed:
+                try:
+                    self.keeper = psycopg.connect(self.settings.postgres_dsn.get_secret_value(), autocommit=True)
+                except psycopg.OperationalError:
+                    await asyncio.sleep(0.1)
+
     def open(self) -> None:
         self.keeper.execute("SELECT pg_advisory_unlock_all()")
 
@@ -95,25 +104,27 @@ async def gate(settings: Settings, workspace: str, where: tuple[str, str]) -> As
     """The change `where` (table, condition on OLD and NEW) of the workspace waits until the gate is opened."""
     table, condition = where
     key, name = uuid.uuid4().int % 2**31, f"gate_{uuid.uuid4().hex}"
-    with psycopg.connect(settings.postgres_dsn.get_secret_value(), autocommit=True) as keeper:
-        keeper.execute("SELECT pg_advisory_lock(%s)", (key,))
-        waits = _body(f"PERFORM pg_advisory_xact_lock({key}); RETURN NEW;")
-        keeper.execute(sql.SQL("CREATE FUNCTION {}() {}").format(sql.Identifier(name), waits))
-        try:
-            keeper.execute(
-                sql.SQL(
-                    "CREATE TRIGGER {n} BEFORE UPDATE ON {t} FOR EACH ROW WHEN (NEW.workspace = {w} AND {c}) EXECUTE FUNCTION {n}()"
-                ).format(
-                    n=sql.Identifier(name),
-                    t=sql.Identifier(table),
-                    w=sql.Literal(workspace),
-                    c=sql.SQL(condition),  # type: ignore[arg-type]  # a constant of this file
-                )
+    keeper = psycopg.connect(settings.postgres_dsn.get_secret_value(), autocommit=True)
+    made = Gate(settings, name, key, keeper)
+    keeper.execute("SELECT pg_advisory_lock(%s)", (key,))
+    waits = _body(f"PERFORM pg_advisory_xact_lock({key}); RETURN NEW;")
+    keeper.execute(sql.SQL("CREATE FUNCTION {}() {}").format(sql.Identifier(name), waits))
+    try:
+        keeper.execute(
+            sql.SQL(
+                "CREATE TRIGGER {n} BEFORE UPDATE ON {t} FOR EACH ROW WHEN (NEW.workspace = {w} AND {c}) EXECUTE FUNCTION {n}()"
+            ).format(
+                n=sql.Identifier(name),
+                t=sql.Identifier(table),
+                w=sql.Literal(workspace),
+                c=sql.SQL(condition),  # type: ignore[arg-type]  # a constant of this file
             )
-            yield Gate(settings, name, key, keeper)
-        finally:
-            keeper.execute("SELECT pg_advisory_unlock_all()")
-            keeper.execute(sql.SQL("DROP FUNCTION {} CASCADE").format(sql.Identifier(name)))
+        )
+        yield made
+    finally:
+        made.open()
+        made.keeper.execute(sql.SQL("DROP FUNCTION {} CASCADE").format(sql.Identifier(name)))
+        made.keeper.close()
 
 
 def _body(statements: str) -> sql.Composed:

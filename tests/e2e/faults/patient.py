@@ -1,0 +1,99 @@
+"""Faults that Airflow takes half a minute to notice: `make faults` runs them, the default suite does not."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import psutil
+import psycopg
+import pytest
+
+from fennel_core.settings.model import Settings
+from tests.e2e.faults.strikes import CREATED, SERVE, SWITCH, frozen, gate, kill_part
+from tests.e2e.faults.test_faults import back, move
+from tests.e2e.faults.world import World
+from tests.support.airflow import Airflow
+
+pytestmark = [pytest.mark.platform, pytest.mark.timeout(900)]
+TOO_LONG_FOR_KAFKA_S = 25
+"""Longer than the admin client waits for an answer."""
+
+
+async def test_a_task_killed_together_with_its_worker_is_run_again_and_the_commit_stands(world: World, settings: Settings) -> None:
+    async with move(world) as moving:
+        async with gate(settings, world.workspace, CREATED) as stopped:
+            commit = moving.commit()
+            task = psutil.Process(stopped.client(await stopped.reached()))
+            worker = task.parent()
+            assert worker is not None
+            assert "LocalExecutor" in " ".join(worker.cmdline())
+            os.kill(worker.pid, signal.SIGKILL)
+            os.kill(task.pid, signal.SIGKILL)
+        status, text = await commit
+        assert status == 200, text
+    await moving.stands()
+
+
+@pytest.mark.parametrize("part", ["airflow-scheduler", "airflow-api"])
+async def test_a_part_of_airflow_killed_in_the_middle_of_a_task_delays_the_commit_and_no_more(
+    world: World, settings: Settings, part: str
+) -> None:
+    async with move(world) as moving:
+        async with gate(settings, world.workspace, CREATED) as stopped:
+            commit = moving.commit()
+            await stopped.reached()
+            kill_part(settings, part)
+        status, text = await commit
+        assert status == 200, text
+        await back(world, f"{settings.airflow_url}/api/v2/monitor/health")
+    await moving.stands()
+
+
+async def test_a_commit_that_nobody_carries_on_is_given_up_and_its_late_run_does_nothing(
+    world: World, settings: Settings, airflow: Airflow
+) -> None:
+    async with move(world) as moving:
+        with frozen(settings, "airflow-scheduler"):
+            commit = moving.commit()
+            await asyncio.wait([commit], timeout=3)
+            id_, state, _ = world.newest()
+            assert state == "received"
+            kill_part(settings, "definition")
+            assert (await commit)[0] == 503
+            await world.at_rest(lapsed=True)
+            assert world.newest() == (id_, "rejected", "commit-abandoned")
+        assert (await asyncio.to_thread(airflow.end_of, f"commit-{id_}-1"))["state"] == "failed"
+        await back(world, f"{settings.definition_url}/readyz")
+    await moving.undone()
+
+
+async def test_a_broker_that_stands_still_while_old_topics_are_deleted_is_asked_again_until_they_are_gone(
+    world: World, settings: Settings
+) -> None:
+    async with move(world) as moving, gate(settings, world.workspace, SERVE) as stopped:
+        commit = moving.commit()
+        await stopped.reached()
+        with frozen(settings, "kafka"):
+            stopped.open()
+            assert (await commit)[0] == 200
+            await asyncio.sleep(TOO_LONG_FOR_KAFKA_S)
+            assert world.newest()[1] == "serving", "the commit stands, its leavings wait"
+    await moving.stands()
+
+
+async def test_a_database_killed_in_the_middle_of_the_switch_comes_back_and_the_commit_stands(world: World, settings: Settings) -> None:
+    async with move(world) as moving:
+        async with gate(settings, world.workspace, SWITCH) as stopped:
+            commit = moving.commit()
+            await stopped.reached()
+            kill_part(settings, "postgres")
+            with pytest.raises(psycopg.OperationalError):
+                stopped.open()
+            await stopped.keep_again()
+        status, text = await commit
+        assert status == 200, text
+        assert {status for status, _ in moving.answers.refused} <= {503}, "a token that was not asked for lately cannot be checked"
+        moving.answers.refused.clear()
+    await moving.stands()
