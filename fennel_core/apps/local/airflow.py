@@ -26,8 +26,8 @@ PARALLELISM: Final = 8
 SILENT_TASK_S: Final = 30
 """A task whose worker says nothing for this long is dead. Workers report every second; Airflow's own 300 s would keep a commit waiting."""
 
-WARM_S: Final = 60.0
-"""Four seconds on an idle machine."""
+WARM_S: Final = 180.0
+"""Four seconds on an idle machine, more than a minute where twenty others want its cores."""
 
 
 def home(layout: Layout) -> str:
