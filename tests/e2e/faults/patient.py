@@ -94,6 +94,4 @@ async def test_a_database_killed_in_the_middle_of_the_switch_comes_back_and_the_
             await stopped.keep_again()
         status, text = await commit
         assert status == 200, text
-        assert {status for status, _ in moving.answers.refused} <= {503}, "a token that was not asked for lately cannot be checked"
-        moving.answers.refused.clear()
     await moving.stands()
