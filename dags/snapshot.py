@@ -1,14 +1,14 @@
-"""Copy the state of every job partition to S3, slot by slot, and delete the copies that nobody needs any more."""
+"""Copy the state of every job partition to S3, slot by slot; delete the copies, then the records, that nobody needs any more."""
 
 from airflow.sdk import dag
 from fennel_airflow.factory import SNAPSHOT
-from fennel_airflow.tasks import owning_slots, prune_snapshots, snapshot_slot
+from fennel_airflow.tasks import owning_slots, prune_snapshots, shorten_logs, snapshot_slot
 
 
 @dag(**SNAPSHOT)
 def snapshot():
     snapshot_slot.expand(address=owning_slots())
-    prune_snapshots()
+    prune_snapshots() >> shorten_logs()
 
 
 snapshot()

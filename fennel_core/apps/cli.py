@@ -123,26 +123,38 @@ def status(as_json: bool) -> None:
 
     machine, _ = _chosen(())
     rows = platform.status(machine)
-    partitions, history = _partitions(machine), _history(machine)
+    partitions, history, alarms = _partitions(machine), _history(machine), _alarms(machine)
     if as_json:
         parts = [{"part": r.part.name, "state": r.state, "why": r.why, "pid": r.pid, "port": r.part.port, "log": str(r.log)} for r in rows]
-        click.echo(json.dumps({"parts": parts, "job_partitions": partitions, "history": history}, indent=2))
+        found = {"parts": parts, "job_partitions": partitions, "history": history, "needed_records": alarms}
+        click.echo(json.dumps(found, indent=2))
     else:
         show.print_parts(machine.layout, rows)
         show.print_partitions(partitions)
         if machine.settings.history:
             show.print_history(history)
+        show.print_alarms(alarms)
     sys.exit(0 if all(row.state == "ready" for row in rows) else 1)
 
 
 def _partitions(machine: "Machine") -> list[dict[str, Any]] | None:
     """What the query server says of job partitions; None while it cannot be asked."""
+    return _rows(machine, f"{machine.settings.query_url}/status", "job_partitions")
+
+
+def _alarms(machine: "Machine") -> list[dict[str, Any]] | None:
+    """What the definition server says of needed records; None while it cannot be asked."""
+    return _rows(machine, f"{machine.settings.definition_url}/api/v1/operations/needed", "alarms")
+
+
+def _rows(machine: "Machine", url: str, name: str) -> list[dict[str, Any]] | None:
+    """A list that a server of ours tells the administrator; None without an answer."""
     token = machine.settings.admin_token.get_secret_value()
-    request = urllib.request.Request(f"{machine.settings.query_url}/status", headers={"Authorization": f"Bearer {token}"})  # noqa: S310  # our own URL
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})  # noqa: S310  # our own URL
     try:
         with urllib.request.urlopen(request, timeout=5) as answer:  # noqa: S310  # our own URL
-            partitions: list[dict[str, Any]] = json.loads(answer.read())["job_partitions"]
-            return partitions
+            rows: list[dict[str, Any]] = json.loads(answer.read())[name]
+            return rows
     except (OSError, json.JSONDecodeError, KeyError):
         return None
 

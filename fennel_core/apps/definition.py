@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import time
 import uuid
@@ -17,6 +16,7 @@ from fennel_core.definition.airflow import Airflow
 from fennel_core.definition.flow import CommitFlow
 from fennel_core.definition.orchestrate import Inline
 from fennel_core.definition.recovery import Recovery
+from fennel_core.definition.retention import Retention, Watch
 from fennel_core.definition.server import Office, application
 from fennel_core.definition.steps import steps_over
 from fennel_core.ledger.effectors import Unreachable
@@ -46,8 +46,10 @@ async def serve(settings: Settings) -> None:
         key_file = settings.secrets_key_file
         sealer = None if key_file is None else secrets.Sealer.from_file(key_file)
         recovery = Recovery(steps.tools, settings.reconcile_interval_s)
-        office = Office(settings, pool, commits, dataclasses.replace(commits, orchestrator=inline), sealer, recovery.wake)
-        task = asyncio.create_task(recovery.run())
+        watch = Watch(Retention(settings, pool), settings.needed_look_s)
+        inlined = dataclasses.replace(commits, orchestrator=inline)
+        office = Office(settings, pool, commits, inlined, sealer, recovery.wake, lambda: watch.alarms)
+        tasks = [asyncio.create_task(recovery.run()), asyncio.create_task(watch.run())]
         config = uvicorn.Config(
             application(office, Health(PROCESS, checks(pool, settings))),
             host=settings.host,
@@ -64,9 +66,9 @@ async def serve(settings: Settings) -> None:
         try:
             await uvicorn.Server(config).serve()
         finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
             await orchestrator.close()
             await inline.close()
 

@@ -51,3 +51,26 @@ def _asked(admin: AdminClient, specs: Mapping[Source, OffsetSpec], timeout_s: fl
         if left:
             time.sleep(PAUSE_S)
     return found
+
+
+def since(admin: AdminClient, sources: Sequence[Source], time_ms: int, timeout_s: float) -> dict[Source, Offset]:
+    """The first record of each log that was appended at `time_ms` (since 1970) or later; its end where there is none. KafkaException."""
+    found = _asked(admin, dict.fromkeys(sources, OffsetSpec.for_timestamp(time_ms)), timeout_s)
+    none = [source for source, offset in found.items() if offset < 0]
+    return found | _asked(admin, dict.fromkeys(none, OffsetSpec.latest()), timeout_s)
+
+
+def delete_before(admin: AdminClient, starts: Mapping[Source, Offset], timeout_s: float) -> None:
+    """Delete every record below these offsets. KafkaException when any log refused; the others were shortened all the same."""
+    if not starts:
+        return
+    wanted = [TopicPartition(*source, offset) for source, offset in starts.items()]
+    futures: Mapping[Any, Any] = admin.delete_records(wanted, request_timeout=timeout_s, operation_timeout=timeout_s)
+    refused: KafkaException | None = None
+    for future in futures.values():
+        try:
+            future.result(2 * timeout_s)
+        except KafkaException as failed:
+            refused = failed
+    if refused is not None:
+        raise refused

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
@@ -27,6 +27,7 @@ from fennel_core.definition.lineage import Version, lineage, xray
 from fennel_core.ledger import branches
 from fennel_core.ledger.store import LedgerUnavailable, Options
 from fennel_core.settings.model import Orchestrator, Settings
+from fennel_core.snapshots.retention import Alarm
 from fennel_core.telemetry import errors, metrics
 from fennel_core.telemetry.health import Health
 from fennel_core.vocab.errors import ApiError
@@ -51,6 +52,8 @@ class Office:
     """The same flow with its steps in this process, for callers in development mode that ask for it."""
     sealer: secrets.Sealer | None
     wake: Callable[[], None]
+    alarms: Callable[[], Sequence[Alarm]] = tuple
+    """What the watch over needed records found last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,7 @@ def application(office: Office, health: Health) -> FastAPI:
     health.mount(app)
     app.state.office = office
     app.add_middleware(Counted)
-    for router in (commit_routes, branch_routes, secret_routes, workspace_routes, lineage_routes):
+    for router in (commit_routes, branch_routes, secret_routes, workspace_routes, operations_routes, lineage_routes):
         app.include_router(router)
     return app
 
@@ -342,6 +345,16 @@ async def delete_workspace(name: str, office: TheOffice) -> Response:
         await tools.sleep(DELETE_POLL_SECONDS)
     office.wake()
     return answer({"name": workspace, "gone": gone})
+
+
+operations_routes = APIRouter(prefix=f"{API}/operations", tags=["operations"], dependencies=[Depends(administrator)])
+
+
+@operations_routes.get("/needed")
+async def needed(office: TheOffice) -> Response:
+    """Job partitions that need records which are gone, or about to be too old."""
+    found = [{"job": a.job, "part": a.part, "topic": a.topic, "trouble": a.trouble.value, "told": a.told} for a in office.alarms()]
+    return answer({"alarms": found})
 
 
 # --- what is defined ----------------------------------------------------------------------------------------------------

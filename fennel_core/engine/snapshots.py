@@ -71,7 +71,7 @@ class Snapshots:
             return folder
 
         async with self._one_at_a_time:
-            subject = Subject(job, part, runner.epoch, STATE_FORMAT, _position(runner.progress))
+            subject = Subject(job, part, runner.epoch, STATE_FORMAT, _position(runner.settle()))
             sums = self._sums.setdefault((job, part), Checksums())
             try:
                 made = await flow.take(self._tools, subject, lambda: self._pool.run(copied), self._unique(), sums)

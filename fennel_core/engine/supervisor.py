@@ -201,6 +201,10 @@ class Supervisor:
         hosted.runner = runner
         hosted.error = None
         try:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                # `asyncio.wait_for` of Python 3.11, with which connection pools wait, may lose a cancellation that meets its result.
+                raise asyncio.CancelledError
             await runner.run()
         except (Unusable, HangarDamaged) as wrong:
             self.workshop.distrust(*key, wrong)

@@ -2,7 +2,7 @@
 
 Theory. The admin client answers with futures of its own threads, so calls run in a worker thread. A batch is one request: brokers make
 hundreds of topics in one controller round. Retention counts the time of ingest, never event time, so brokers stamp the messages.
-A replaylog is only ever shortened behind the oldest snapshot that needs it, never by age.
+What jobs read is never shortened by the broker, which does not know who needs it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ ANSWER_SECONDS: Final = 20.0
 BATCH: Final = 200
 """Topics per request: bounds what one controller round holds up."""
 FOR_EVER: Final = "-1"
+_NEEDED: Final = frozenset({AssetKind.TOPIC, AssetKind.REPLAYLOG})
+"""Jobs read these: they are shortened by who needs them (definition/retention.py), not by the broker."""
 _UNKNOWN_OUTCOME: Final = frozenset(
     {
         KafkaError._TIMED_OUT,
@@ -55,7 +57,7 @@ class KafkaTopics:
     def _config(self, kind: AssetKind) -> dict[str, str]:
         return {
             "cleanup.policy": "delete",
-            "retention.ms": FOR_EVER if kind is AssetKind.REPLAYLOG else str(self._settings.kafka_retention_ms),
+            "retention.ms": FOR_EVER if kind in _NEEDED else str(self._settings.kafka_retention_ms),
             "retention.bytes": FOR_EVER,
             "message.timestamp.type": "LogAppendTime",
             "max.message.bytes": str(FETCH_MAX_BYTES),

@@ -154,6 +154,13 @@ class Limits(BaseSettings):
         10_000, gt=0, description="Kafka aborts an open transaction after this, ms: a frozen process stalls readers no longer."
     )
     kafka_retention_ms: int = Field(7 * DAY_MS, gt=0, description="How long topics keep messages, ms. History on S3 keeps the rest.")
+    history_before_deletion: bool = Field(
+        True, description="Delete a dataset's messages only as far as history on S3 has them. Off: by age alone, for those without history."
+    )
+    needed_alarm_percent: int = Field(
+        80, gt=0, lt=100, description="A needed message older than this share of the retention is an alarm: snapshots should long cover it."
+    )
+    needed_look_s: float = Field(60.0, gt=0, description="How often the definition server looks who needs old messages, s.")
     kafka_replication: int = Field(
         1, gt=0, description="Copies of each new topic: 1 suits the local broker; a cluster wants 3, and its transaction log as many."
     )

@@ -21,6 +21,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from fennel_core.connections.frames import RemoteError
 from fennel_core.connections.workspaces import checked_name
 from fennel_core.definition import steps as definition
+from fennel_core.definition.retention import delete_unneeded
 from fennel_core.definition.steps import Steps
 from fennel_core.executors.definitions import DefinitionsError, read
 from fennel_core.ledger.lifecycle import CommitState
@@ -116,6 +117,16 @@ def pruned() -> None:
     """Delete the copies that nobody needs any more."""
     done = _told(lambda: rounds.prune_snapshots(Settings()))
     log.info("snapshots removed: %d; objects removed: %d", done.snapshots, done.objects)
+
+
+def shortened() -> None:
+    """Delete the records that nobody needs any more, and tell who needs what is nearly gone."""
+    cuts, alarms = delete_unneeded(Settings())
+    log.info("topic partitions shortened: %d", len(cuts))
+    for (topic, part), start in sorted(cuts.items()):
+        log.info("%s[%d] begins at %d now", topic, part, start)
+    for alarm in alarms:
+        log.error("needed records (%s): %s", alarm.trouble.value, alarm.told)
 
 
 def _told(work: Callable[[], T]) -> T:

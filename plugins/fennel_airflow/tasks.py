@@ -99,6 +99,14 @@ def prune_snapshots() -> None:
     pruned()
 
 
+@task
+def shorten_logs() -> None:
+    """Delete from Kafka what no snapshot and nobody else needs."""
+    from fennel_airflow.run import shortened
+
+    shortened()
+
+
 def _commit_id() -> str:
     found = get_current_context()["ti"].xcom_pull(task_ids=COMPILE, key=COMMIT_ID)
     if found is None:

@@ -33,6 +33,7 @@ fake = sys.modules["fennel_airflow.run"] = types.ModuleType("fennel_airflow.run"
 fake.slots = lambda: ["/run/a.sock", "/run/b.sock", "/run/c.sock"]
 fake.snapshotted = snapshotted
 fake.pruned = lambda: calls.append("pruned")
+fake.shortened = lambda: calls.append("shortened")
 run = dag.test()
 states = sorted([t.task_id, str(t.state)] for t in run.get_task_instances())
 print(json.dumps({"run": str(run.state), "tasks": states, "calls": sorted(calls)}))
@@ -49,10 +50,11 @@ def result(airflow_home: Path) -> dict[str, Any]:
 
 
 def test_every_slot_is_asked_by_a_task_of_its_own_and_one_that_fails_stops_neither_the_others_nor_pruning(result: dict[str, Any]) -> None:
-    assert result["calls"] == ["/run/a.sock", "/run/b.sock", "/run/c.sock", "pruned"]
+    assert result["calls"] == ["/run/a.sock", "/run/b.sock", "/run/c.sock", "pruned", "shortened"]
     assert result["tasks"] == [
         ["owning_slots", "success"],
         ["prune_snapshots", "success"],
+        ["shorten_logs", "success"],
         ["snapshot_slot", "failed"],
         ["snapshot_slot", "success"],
         ["snapshot_slot", "success"],

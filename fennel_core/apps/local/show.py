@@ -25,6 +25,8 @@ COLUMNS: Final = ("job", "part", "slot", "epoch", "status", "lag", "reported_s",
 
 Partition = dict[str, Any]
 """One entry of the query server's `job_partitions`."""
+Alarm = dict[str, Any]
+"""One entry of the definition server's `alarms`."""
 
 
 def _console() -> Console:
@@ -64,6 +66,12 @@ def print_partitions(partitions: Sequence[Partition] | None) -> None:
             shown = "" if len(odd) <= SHOWN_WHOLE else f" (the first {SHOWN_WHOLE})"
             console.print(f"\n{len(odd)} of them need a look{shown}:", style="red")
             console.print(_each(odd[:SHOWN_WHOLE]))
+
+
+def print_alarms(alarms: Sequence[Alarm] | None) -> None:
+    """Records that job partitions need and that are gone, or about to be too old; nothing where there are none."""
+    for row in alarms or ():
+        _console().print(f"Needed records ({row['trouble']}): {row['told']}", style="red", highlight=False)
 
 
 def needs_a_look(row: Partition) -> bool:

@@ -90,8 +90,15 @@ def expected(rows: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
     return out
 
 
+class SilentStep(CountingStep):
+    """Emits nothing."""
+
+    def apply(self, reads: Reads, source: int, batch: pl.DataFrame) -> Outcome:
+        return Outcome(super().apply(reads, source, batch).puts)
+
+
 def make(log: MemoryLog, hangar: MemoryHangar, epoch: int, *, outputs: bool = True, broker: MemoryBroker | None = None) -> Runner:
-    work = Work(CountingStep(), None, 1, None)
+    work = Work(CountingStep() if outputs else SilentStep(), None, 1, None)
     return Runner(job(outputs), 0, Epoch(epoch), work, hangar, broker or MemoryBroker(log), SameThread(), LIMITS)
 
 
@@ -134,13 +141,8 @@ async def test_a_lost_state_is_replayed_without_emitting_again() -> None:
 async def test_a_job_without_outputs_writes_nothing_to_the_log() -> None:
     log, hangar = MemoryLog(), MemoryHangar()
 
-    class Silent(CountingStep):
-        def apply(self, reads: Reads, source: int, batch: pl.DataFrame) -> Outcome:
-            return Outcome(super().apply(reads, source, batch).puts)
-
     await feed(log, ROWS)
-    runner = Runner(job(outputs=False), 0, Epoch(1), Work(Silent(), None, 1, None), hangar, MemoryBroker(log), SameThread(), LIMITS)
-    await run_until(runner, 2 * len(ROWS))
+    await run_until(make(log, hangar, 1, outputs=False), 2 * len(ROWS))
     assert log.log((REPLAYLOG, 0)).records == []
     assert {k: int(v) for k, v in hangar.scan(b"sum/", b"sum0")} == {b"sum/" + k.encode(): v for k, v in dict(expected(ROWS)).items()}
 
@@ -212,6 +214,30 @@ async def test_a_runner_whose_state_is_condemned_ends_with_the_reason_and_a_canc
             task.cancel()
         with pytest.raises(asyncio.CancelledError if cancelled else Condemned):
             await task
+
+
+@pytest.mark.parametrize("outputs", [True, False])
+async def test_settling_writes_down_what_was_passed_without_an_iteration_and_changes_nothing_else(outputs: bool) -> None:
+    log, hangar = MemoryLog(), MemoryHangar()
+    await feed(log, ROWS[:3])
+    runner = make(log, hangar, 1, outputs=outputs)
+    task = asyncio.create_task(runner.run())
+    async with asyncio.timeout(5):
+        while runner.behind({SOURCE: Offset(6)}):
+            await asyncio.sleep(0.01)
+        await MemoryProducer(log, "other").commit([Outgoing(SOURCE, 0, b"7", (("c", b"frontier"),))])
+        while runner.behind({SOURCE: Offset(8)}):
+            await asyncio.sleep(0.01)
+    before = runner.progress
+    assert before.offsets[SOURCE] == 6, "a control record that nobody listens to is no iteration"
+    assert runner.settle() == dataclasses.replace(before, offsets={SOURCE: Offset(8)})
+    assert progress.load(hangar) == runner.progress
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    log.forget((SOURCE, 0), Offset(8))
+    await feed(log, ROWS[3:])
+    await run_until(make(log, hangar, 2, outputs=outputs), 2 * len(ROWS) + 2)
+    assert emitted(log) == (expected(ROWS) if outputs else [])
 
 
 async def test_every_iteration_leaves_a_marker_with_its_range() -> None:

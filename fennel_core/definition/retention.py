@@ -1,0 +1,201 @@
+"""Deleting from Kafka what nobody needs any more, and telling when somebody needs what is nearly gone.
+
+Theory. Facts come from four places: the bank says which topics there are, the registry who reads them, manifests where each kept snapshot
+stands, history how far it has come. They are read before Kafka's offsets and only ever move forward, so what was decided from them is never
+too bold. The look is cheap and repeated often by the definition server; deleting is a step of the DAG `snapshot`, after pruning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Final, cast
+
+from confluent_kafka.admin import AdminClient
+
+from fennel_core.blueprints.logical import AssetKind
+from fennel_core.blueprints.spec import Catalog, Job
+from fennel_core.connections import offsets, postgres, s3
+from fennel_core.connections.kafka import client_config
+from fennel_core.connections.offsets import Source
+from fennel_core.connections.postgres import Pool
+from fennel_core.history.postgres import PostgresHistoryFiles
+from fennel_core.operators.spec import Aggregate
+from fennel_core.settings.model import Settings
+from fennel_core.snapshots import flow
+from fennel_core.snapshots.flow import Tools
+from fennel_core.snapshots.manifest import Position
+from fennel_core.snapshots.postgres import PostgresPointers
+from fennel_core.snapshots.retention import Alarm, Kind, Log, Need, Trouble, alarm, cut
+from fennel_core.snapshots.s3 import S3Objects
+from fennel_core.snapshots.store import Pointer
+from fennel_core.telemetry.logs import logger
+from fennel_core.telemetry.metrics import gauge
+from fennel_core.vocab import canonical
+from fennel_core.vocab.ids import JobId, Offset, PartitionIndex, TopicName
+
+TIMEOUT_S: Final = 15.0
+TOPICS: Final = "SELECT id, blueprint FROM asset WHERE kind = ANY(%s) AND state = 'live'"
+JOBS: Final = "SELECT id, spec FROM job WHERE desired = 'run'"
+CATALOGS: Final = "SELECT c.id, c.catalog FROM branch b JOIN commit c ON c.id IN (b.target, b.serving) WHERE c.catalog IS NOT NULL"
+log = logger(__name__)
+NEEDED_LOST: Final = gauge("fennel_core_needed_records_lost", "Job partitions that could not start again: records they need are gone.")
+NEEDED_OLD: Final = gauge(
+    "fennel_core_needed_records_old", "Job partitions that need records which are about to be too old, and hold them back."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One look at every log and at who needs it."""
+
+    logs: Mapping[Source, Log]
+    needs: Mapping[Source, tuple[Need, ...]]
+    history: Mapping[Source, Offset] | None
+    """Where history ends; None when nobody waits for it."""
+
+    def alarms(self) -> list[Alarm]:
+        found = [alarm(self.logs[source], need) for source, needs in self.needs.items() if source in self.logs for need in needs]
+        return [each for each in found if each is not None]
+
+    def cuts(self) -> dict[Source, Offset]:
+        """The logs that may be shortened, and to where."""
+        made = {}
+        for source, found in self.logs.items():
+            history = None if self.history is None else self.history.get(source, Offset(0))
+            start = cut(found, self.needs.get(source, ()), history)
+            if start > found.start:
+                made[source] = start
+        return made
+
+
+class Retention:
+    """Looks and deletes, over given connections. Errors of Postgres, S3 and Kafka pass through."""
+
+    def __init__(self, settings: Settings, pool: Pool) -> None:
+        self._settings, self._pool = settings, pool
+        self._tools = Tools(S3Objects(s3.client(settings), settings.s3_bucket), PostgresPointers(pool))
+        self._admin = AdminClient(client_config(settings))
+        self._positions: dict[str, Position] = {}
+
+    async def look(self, now_ms: int) -> Seen:
+        jobs = {JobId(cast(str, id_)): canonical.loads(cast(bytes, spec), Job) for id_, spec in await self._rows(JOBS)}
+        needs = await self._needs(jobs)
+        partitions = {job.replaylog: job.partitions for job in jobs.values()}
+        partitions |= {topic: job.partitions for job in jobs.values() for topic in job.inputs}
+        kinds = await self._kinds(jobs.values())
+        content = [topic for topic, kind in kinds.items() if kind is Kind.CONTENT]
+        history: Mapping[Source, Offset] | None = None
+        if self._settings.history_before_deletion:
+            history = {(topic, int(part)): end for (topic, part), end in (await PostgresHistoryFiles(self._pool).ends(content)).items()}
+        sources = [(topic, part) for topic in kinds for part in range(partitions.get(topic, self._settings.partitions))]
+        logs = await asyncio.to_thread(self._logs, sources, kinds, now_ms)
+        return Seen(logs, needs, history)
+
+    async def delete(self, seen: Seen) -> dict[Source, Offset]:
+        """Shorten every log as far as `seen` allows; what was shortened, and to where."""
+        cuts = seen.cuts()
+        await asyncio.to_thread(offsets.delete_before, self._admin, cuts, TIMEOUT_S)
+        return cuts
+
+    def _logs(self, sources: list[Source], kinds: Mapping[TopicName, Kind], now_ms: int) -> dict[Source, Log]:
+        keep_ms = self._settings.kafka_retention_ms
+        warn_ms = keep_ms * self._settings.needed_alarm_percent // 100
+        bounds = offsets.bounds(self._admin, sources, TIMEOUT_S)
+        aged = offsets.since(self._admin, sources, now_ms - keep_ms, TIMEOUT_S)
+        warned = offsets.since(self._admin, sources, now_ms - warn_ms, TIMEOUT_S)
+        return {s: Log(s[0], PartitionIndex(s[1]), kinds[s[0]], *bounds[s], aged[s], warned[s]) for s in sources}
+
+    async def _kinds(self, jobs: Collection[Job]) -> dict[TopicName, Kind]:
+        """Every topic that the bank holds and that is deleted from here. Rows for history: datasets', and inputs of terminal aggregates."""
+        kept = await self._rows(TOPICS, ([AssetKind.TOPIC.value, AssetKind.REPLAYLOG.value],))
+        content = {topic for job in jobs if isinstance(job.step, Aggregate) and job.step.terminal for topic in job.inputs}
+        for _, stored in await self._rows(CATALOGS):
+            content |= {view.topic for view in canonical.loads(cast(bytes, stored), Catalog).datasets if view.topic is not None}
+        replaylogs = {job.replaylog for job in jobs}
+        found = {}
+        for name, _ in kept:
+            topic = TopicName(cast(str, name))
+            passage = Kind.REPLAYLOG if f".{AssetKind.REPLAYLOG}." in topic or topic in replaylogs else Kind.PASSAGE
+            found[topic] = Kind.CONTENT if topic in content else passage
+        return found
+
+    async def _needs(self, jobs: Mapping[JobId, Job]) -> dict[Source, tuple[Need, ...]]:
+        found: dict[Source, list[Need]] = defaultdict(list)
+        kept: set[str] = set()
+        for job in jobs.values():
+            for part in map(PartitionIndex, range(job.partitions)):
+                pointers = await self._tools.pointers.of(job.id, part)
+                kept |= {pointer.manifest for pointer in pointers}
+                positions = [await self._position(pointer) for pointer in pointers]
+                for topic in (*job.inputs, job.replaylog):
+                    stands = [_stand(position, topic, job.replaylog) for position in positions]
+                    need = Need(job.id, job.title, part, Offset(min(stands, default=0)), len(positions))
+                    if topic != job.replaylog or job.outputs:
+                        found[(topic, int(part))].append(need)
+        self._positions = {manifest: position for manifest, position in self._positions.items() if manifest in kept}
+        return {source: tuple(needs) for source, needs in found.items()}
+
+    async def _position(self, pointer: Pointer) -> Position:
+        """Manifests never change, so each is read once; one that cannot be read stands at the beginning: nothing is deleted for it."""
+        known = self._positions.get(pointer.manifest)
+        if known is None:
+            (placed,) = await flow.positioned(self._tools, [pointer])
+            if placed.position is None:
+                return Position(0, Offset(0), {})
+            known = self._positions[pointer.manifest] = placed.position
+        return known
+
+    async def _rows(self, statement: str, values: tuple[object, ...] = ()) -> list[tuple[object, ...]]:
+        async with self._pool.connection() as connection:
+            return await (await connection.execute(statement, values)).fetchall()
+
+
+def _stand(position: Position, topic: TopicName, replaylog: TopicName) -> int:
+    return position.replayed if topic == replaylog else position.offsets.get(topic, 0)
+
+
+class Watch:
+    """The definition server's look, every `needed_look_s`: alarms in the log when they begin and end, in gauges, and for `status`."""
+
+    def __init__(self, retention: Retention, interval_s: float) -> None:
+        self._retention, self._interval_s = retention, interval_s
+        self.alarms: list[Alarm] = []
+
+    async def run(self) -> None:
+        """For ever."""
+        while True:
+            try:
+                await self.once()
+            except Exception as failed:  # a supervisor's last line: the watch must outlive whatever it meets
+                log.error("retention could not be looked at", exc_info=failed)
+            await asyncio.sleep(self._interval_s)
+
+    async def once(self) -> None:
+        found = (await self._retention.look(time.time_ns() // 1_000_000)).alarms()
+        before = {(each.job, each.part, each.topic, each.trouble) for each in self.alarms}
+        for each in found:
+            if (each.job, each.part, each.topic, each.trouble) not in before:
+                log.error("needed records", trouble=each.trouble.value, job=each.job, part=each.part, topic=each.topic, told=each.told)
+        if self.alarms and not found:
+            log.info("needed records: no trouble any more")
+        self.alarms = found
+        for metric, trouble in ((NEEDED_LOST, Trouble.LOST), (NEEDED_OLD, Trouble.OLD)):
+            metric.set(len({(each.job, each.part) for each in found if each.trouble is trouble}))
+
+
+def delete_unneeded(settings: Settings) -> tuple[dict[Source, Offset], list[Alarm]]:
+    """Delete what nobody needs any more; what was shortened to where, and what somebody should know. For callers without an event loop."""
+
+    async def done() -> tuple[dict[Source, Offset], list[Alarm]]:
+        async with AsyncExitStack() as stack:
+            pool = await stack.enter_async_context(postgres.pool(settings.postgres_dsn.get_secret_value(), name="retention", size=1))
+            retention = Retention(settings, pool)
+            seen = await retention.look(time.time_ns() // 1_000_000)
+            return await retention.delete(seen), seen.alarms()
+
+    return asyncio.run(done())

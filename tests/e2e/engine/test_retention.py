@@ -1,0 +1,115 @@
+"""Records go when nobody needs them any more and not before; who stands before his log's beginning is told, and skips nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from fennel_core.connections import offsets, s3
+from fennel_core.connections.kafka import client_config
+from fennel_core.definition.retention import Retention, Watch
+from fennel_core.engine.broker import Gone
+from fennel_core.snapshots.flow import PREFIX
+from fennel_core.snapshots.s3 import S3Objects
+from fennel_core.vocab.ids import Offset
+from tests.e2e.engine import test_slot
+from tests.e2e.engine.test_slot import PARTITIONS, USERS, Bench, read_everywhere, slot
+from tests.e2e.engine.test_snapshots import snapshots, written
+
+pytestmark = pytest.mark.platform
+bench = test_slot.bench
+ASSET = """
+    INSERT INTO asset (id, workspace, kind, identity, incarnation, state, title, blueprint)
+    VALUES (%s, 'w', %s, %s, 1, 'live', '', '')
+"""
+
+
+@pytest.fixture
+async def kept(bench: Bench) -> AsyncIterator[Bench]:
+    """A bench whose topics the bank knows, whose records are old at once, and that waits for no history."""
+    bench.settings = bench.settings.model_copy(update={"lease_ms": 30_000, "kafka_retention_ms": 1, "history_before_deletion": False})
+    client = s3.client(bench.settings)
+    s3.ensure_bucket(client, bench.settings.s3_bucket)
+    first, second = bench.jobs
+    names = {first.inputs[0]: "topic", first.outputs[0].topic: "topic", first.replaylog: "replaylog", second.replaylog: "replaylog"}
+    async with bench.pool.connection() as connection:
+        await connection.execute("INSERT INTO workspace (name) VALUES ('w')")
+        for name, kind in names.items():
+            await connection.execute(ASSET, (name, kind, name))
+    yield bench
+    bucket = S3Objects(client, bench.settings.s3_bucket)
+    for job in bench.jobs:
+        await bucket.remove([each.key for each in await bucket.stored(f"{PREFIX}/{job.id}/")])
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+async def shortened(bench: Bench) -> set[str]:
+    """Look and delete; the topics of which something went."""
+    retention = Retention(bench.settings, bench.pool)
+    return {topic for topic, _ in await retention.delete(await retention.look(now_ms()))}
+
+
+async def test_what_every_kept_snapshot_covers_goes_and_everything_comes_back_without_it(kept: Bench) -> None:
+    first, _ = kept.jobs
+    async with slot(kept, 0):
+        await written(kept, USERS, "Rome")
+        assert await shortened(kept) == set(), "without a snapshot everything is needed"
+        await snapshots(kept, "taken")
+        await written(kept, USERS[::2], "Oslo")
+        assert await shortened(kept) == {first.inputs[0], first.outputs[0].topic, first.replaylog}
+        assert await shortened(kept) == set(), "the snapshots have not moved"
+        with pytest.raises(Gone):
+            await kept.broker.read((first.inputs[0], 0), Offset(0))
+        await snapshots(kept, "taken")
+        assert await shortened(kept) == set(), "the older snapshots are kept still: the newest may turn out to be damaged"
+    shutil.rmtree(kept.settings.state_dir)
+    async with slot(kept, 0):
+        owners = await kept.owned(kept.jobs[1], slots=1)
+        await read_everywhere(kept, USERS[::2], owners, "Oslo")
+        await read_everywhere(kept, USERS[1::2], owners, "Rome")
+
+
+async def test_a_need_is_told_while_it_is_old_and_when_it_is_lost_and_then_the_job_is_parked_with_what_to_do(kept: Bench) -> None:
+    first, second = kept.jobs
+    watch = Watch(Retention(kept.settings, kept.pool), 60)
+    async with slot(kept, 0):
+        await written(kept, USERS, "Rome")
+        await watch.once()
+        assert {(each.job, each.trouble) for each in watch.alarms} == {(first.id, "old"), (second.id, "old")}
+        assert all("it has no snapshot" in each.told for each in watch.alarms)
+        await snapshots(kept, "taken")
+        await watch.once()
+        assert watch.alarms == []
+    admin = AdminClient(client_config(kept.settings))
+    sources = [(first.inputs[0], part) for part in range(PARTITIONS)]
+    ends = {source: end for source, (_, end) in offsets.bounds(admin, sources, 10).items()}
+    async with slot(kept, 0):
+        await written(kept, USERS, "Oslo")
+        more = {source: end for source, (_, end) in offsets.bounds(admin, sources, 10).items()}
+        for deleted in admin.delete_records([TopicPartition(*source, end) for source, end in more.items()]).values():
+            deleted.result(30)
+        assert all(more[source] > ends[source] for source in sources)
+        await watch.once()
+        assert {(each.job, each.topic) for each in watch.alarms if each.trouble == "lost"} == {(first.id, first.inputs[0])}
+    shutil.rmtree(kept.settings.state_dir)
+    async with slot(kept, 0), asyncio.timeout(60):
+        while {status for _, status in (await kept.owners(first)).values()} != {"parked"}:
+            await asyncio.sleep(0.1)
+        async with kept.pool.connection() as connection:
+            rows = await (await connection.execute("SELECT part, error FROM job_partition WHERE job_id = %s", (first.id,))).fetchall()
+        for part, error in rows:
+            assert f"copy ({first.id}[{part}])" in error
+            source = (first.inputs[0], part)
+            assert f"{source[0]}[{part}] begins at {more[source]}: its records from" in error
+            assert f"to {more[source] - 1} are gone. Nothing is skipped" in error
+            assert "recovery DAG" in error
+        await read_everywhere(kept, USERS, await kept.owned(second, slots=1), "Oslo")
