@@ -182,7 +182,7 @@ class FennelDataSource(DataSource):  # type: ignore[misc]  # as above
     def schema(self) -> StructType:
         settings, want = self._asked()
         view, _, _ = _run(settings, want)
-        return _spark_schema(view.schema)
+        return spark_schema(view.schema)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         return FennelReader(*self._asked(), schema)
@@ -217,7 +217,8 @@ def _run(settings: Settings, want: Asked) -> tuple[DatasetView, tuple[ErasedKeys
         raise ReadError(f"the platform's database cannot be reached ({away}): is FENNEL_POSTGRES_DSN right? [read-settings]") from away
 
 
-def _spark_schema(schema: Schema) -> StructType:
+def spark_schema(schema: Schema) -> StructType:
+    """The columns of a dataset as Spark sees them."""
     found: StructType = from_arrow_schema(schema.arrow())
     return found
 

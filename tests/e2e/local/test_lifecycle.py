@@ -20,7 +20,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from fennel_core.apps.local.processes import read_stat
 
 PARTS = "postgres,kafka,s3"
-PORTS = ("QUERY", "DEFINITION", "INGEST", "ENGINE", "POSTGRES", "KAFKA", "KAFKA_CONTROLLER", "S3", "AIRFLOW")
+PORTS = ("QUERY", "DEFINITION", "INGEST", "ENGINE", "HISTORY", "POSTGRES", "KAFKA", "KAFKA_CONTROLLER", "S3", "AIRFLOW")
 
 
 def free_ports(count: int) -> list[int]:

@@ -20,6 +20,8 @@ from tests.support.history_world import LAYOUT, TOPIC, Died, MemoryLog, MemoryRo
 
 PARTS = 2
 NOON = datetime(2026, 1, 1, tzinfo=UTC)
+LIMITS = st.tuples(st.integers(1, 9), st.sampled_from([1, 1500, 4000]))
+"""Messages of a batch and bytes of a file: writers that are set differently cut differently."""
 SIZES = st.lists(st.none() | st.integers(0, 3), max_size=8)
 
 
@@ -40,7 +42,7 @@ def process(log: MemoryLog, files: HistoryFiles, objects: dict[str, bytes], limi
 @settings(deadline=None, max_examples=60)
 @given(
     rounds=st.lists(st.tuples(SIZES, SIZES, st.lists(st.booleans(), max_size=12)), min_size=1, max_size=5),
-    limits=st.tuples(st.integers(1, 9), st.sampled_from([1, 1500, 4000])),
+    limits=LIMITS,
 )
 def test_a_writer_that_dies_anywhere_and_starts_again_leaves_each_record_once(rounds: list[Any], limits: tuple[int, int]) -> None:
     async def life() -> None:
@@ -64,16 +66,17 @@ def test_a_writer_that_dies_anywhere_and_starts_again_leaves_each_record_once(ro
 @settings(deadline=None, max_examples=60)
 @given(
     appended=st.lists(st.tuples(SIZES, SIZES), min_size=1, max_size=4),
-    limits=st.tuples(st.integers(1, 5), st.sampled_from([1, 1500])),
+    limits=st.tuples(LIMITS, LIMITS),
     turns=st.lists(st.booleans(), max_size=40),
+    deaths=st.lists(st.booleans(), max_size=6),
 )
-def test_writers_that_run_at_once_get_in_each_others_way_and_leave_each_record_once(
-    appended: list[Any], limits: tuple[int, int], turns: list[bool]
+def test_writers_that_run_at_once_get_in_each_others_way_and_the_one_that_survives_completes_what_is_there_once(
+    appended: list[Any], limits: tuple[tuple[int, int], tuple[int, int]], turns: list[bool], deaths: list[bool]
 ) -> None:
     async def life() -> None:
         log, objects, order = MemoryLog(), dict[str, bytes](), iter(turns)
         files = Interleaved(lambda: NOON, order)
-        writers = [process(log, files, objects, limits, iter(())) for _ in range(2)]
+        writers = [process(log, files, objects, each, fate) for each, fate in zip(limits, (iter(()), iter(deaths)), strict=True)]
 
         async def work(writer: Writer) -> None:
             for _ in range(3):
@@ -81,6 +84,8 @@ def test_writers_that_run_at_once_get_in_each_others_way_and_leave_each_record_o
                     await writer.round()
                 except RollFailed:
                     continue  # the other one was faster
+                except Died:
+                    return
 
         for parts in appended:
             for part, sizes in enumerate(parts):
