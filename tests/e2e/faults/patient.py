@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from fennel_core.settings.model import Settings
-from tests.e2e.faults.strikes import CREATED, SERVE, SWITCH, frozen, gate, kill_part
+from tests.e2e.faults.strikes import BEFORE_CREATE, CREATED, SERVE, SWITCH, frozen, gate, kill_part
 from tests.e2e.faults.test_faults import back, move
 from tests.e2e.faults.world import World
 from tests.support.airflow import Airflow
@@ -67,6 +67,17 @@ async def test_a_commit_that_nobody_carries_on_is_given_up_and_its_late_run_does
         assert (await asyncio.to_thread(airflow.end_of, f"commit-{id_}-1"))["state"] == "failed"
         await back(world, f"{settings.definition_url}/readyz")
     await moving.undone()
+
+
+async def test_a_broker_killed_before_topics_are_created_is_waited_for(world: World, settings: Settings) -> None:
+    async with move(world) as moving:
+        async with gate(settings, world.workspace, BEFORE_CREATE) as stopped:
+            commit = moving.commit()
+            await stopped.reached()
+            kill_part(settings, "kafka")
+        status, text = await commit
+        assert status == 200, text
+    await moving.stands()
 
 
 async def test_a_broker_that_stands_still_while_old_topics_are_deleted_is_asked_again_until_they_are_gone(

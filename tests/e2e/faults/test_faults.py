@@ -123,17 +123,6 @@ async def test_a_topic_that_kafka_refuses_undoes_the_commit_with_its_reason(worl
     await moving.undone()
 
 
-async def test_a_broker_killed_before_topics_are_created_is_waited_for(world: World, settings: Settings) -> None:
-    async with move(world) as moving:
-        async with gate(settings, world.workspace, BEFORE_CREATE) as stopped:
-            commit = moving.commit()
-            await stopped.reached()
-            kill_part(settings, "kafka")
-        status, text = await commit
-        assert status == 200, text
-    await moving.stands()
-
-
 async def test_of_two_commits_from_one_base_the_slower_is_undone_and_says_why(world: World, settings: Settings) -> None:
     async with move(world) as moving:
         async with gate(settings, world.workspace, BEFORE_CREATE) as stopped:
