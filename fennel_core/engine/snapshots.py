@@ -15,7 +15,6 @@ import asyncio
 import shutil
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
-from functools import partial
 from pathlib import Path
 
 import structlog
@@ -103,9 +102,9 @@ class Snapshots:
             await self._put_aside(place, why)
         pointers = [p for p in await self._tools.pointers.of(job, part) if p.number not in self._passed_over.get(place, ())]
         local = await self._local(place, opener)
-        if local is not None:
-            pointers = await flow.positioned(self._tools, pointers)
         try:
+            if local is not None:
+                pointers = await flow.positioned(self._tools, pointers)
             restored = await self._restored(place, epoch, decide.better(None if local is None else _position(local[1]), pointers))
         except BaseException:
             if local is not None:
@@ -121,14 +120,14 @@ class Snapshots:
             await asyncio.to_thread(self._coming(place, epoch).rename, self._folder(place))
             self._origins[place] = restored.pointer.number
             _tell_restored(restored)
-            return await self._pool.run(partial(opener, job, part))
+            return (await self._opened(place, opener))[0]
         if Origin.NOTHING in self._passed_over.get(place, ()):
             raise NothingLeft(
                 f"{job}[{part}] cannot be rebuilt: replay from every snapshot and from the log's beginning came to other results than were "
                 "written (another version of the platform or of its libraries?). Commit its dataset under a new version"
             )
         self._origins[place] = Origin.NOTHING
-        return await self._pool.run(partial(opener, job, part))
+        return (await self._opened(place, opener))[0]
 
     async def _restored(self, place: Place, epoch: Epoch, pointers: Sequence[Pointer]) -> Restored | None:
         """The first of these snapshots that is whole, in the folder `_coming`."""
@@ -146,6 +145,15 @@ class Snapshots:
         if not await asyncio.to_thread(self._folder(place).exists):
             return None
 
+        try:
+            return await self._opened(place, opener)
+        except (HangarDamaged, StateFormatError) as wrong:
+            await self._put_aside(place, str(wrong))
+            return None
+
+    async def _opened(self, place: Place, opener: Callable[[JobId, PartitionIndex], Hangar]) -> tuple[Hangar, Progress]:
+        """The store in the folder, and how far it has come. A cancelled caller leaves none open: the next owner could not open it."""
+
         def opened() -> tuple[Hangar, Progress]:
             hangar = opener(*place)
             try:
@@ -154,11 +162,12 @@ class Snapshots:
                 hangar.close()
                 raise
 
+        opening = asyncio.ensure_future(self._pool.run(opened))
         try:
-            return await self._pool.run(opened)
-        except (HangarDamaged, StateFormatError) as wrong:
-            await self._put_aside(place, str(wrong))
-            return None
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(_close_again)
+            raise
 
     async def _put_aside(self, place: Place, why: str) -> None:
         """Keep it for whoever wants to know what happened, in the place of what was put aside before."""
@@ -173,6 +182,11 @@ class Snapshots:
 
     def _coming(self, place: Place, epoch: Epoch) -> Path:
         return self._root / place[0] / f"restoring-{place[1]}-{epoch}"
+
+
+def _close_again(opening: asyncio.Future[tuple[Hangar, Progress]]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result()[0].close()
 
 
 def _position(known: Progress) -> Position:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 from collections.abc import Callable
@@ -208,3 +209,31 @@ async def test_a_restore_that_died_half_way_is_taken_for_nothing(slot: Slot) -> 
     (half / "000009.sst").write_bytes(b"half of it")
     assert await slot.found() == 5
     assert not half.exists()
+
+
+async def test_an_opening_that_is_cancelled_half_way_leaves_the_store_free_for_the_next_owner(slot: Slot) -> None:
+    slot.write(3)
+    going, go_on = asyncio.Event(), asyncio.Event()
+
+    class Slow(SameThread):
+        async def run(self, work: Callable[[], T]) -> T:
+            going.set()
+            await go_on.wait()
+            return work()
+
+    kept: list[Hangar] = []
+
+    def opener(job: JobId, part: PartitionIndex) -> Hangar:
+        kept.append(slot.stores.open(job, part))  # as a reference cycle would keep it
+        return kept[-1]
+
+    slow = Snapshots(Tools(slot.objects, slot.pointers), slot.root, Slow(), lambda: "unique")
+    task = asyncio.create_task(slow.open(JOB, PART, Epoch(1), opener))
+    await going.wait()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    go_on.set()
+    while not kept:
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.01)
+    assert await slot.found() == 3
