@@ -164,9 +164,16 @@ def demo(stack: Stack) -> list[dict[str, Any]]:
 
 
 def ask(stack: Stack, cards: list[int]) -> list[dict[str, Any]]:
+    """The features of cards; asked again while the answer is 503, as it is until the engine's partitions have resumed after a start."""
     words = [str(CLIENT_PYTHON), "-m", "tests.compose.ask", stack.url, TOKEN, *map(str, cards)]
-    found: list[dict[str, Any]] = json.loads(run(*words, env={**stack.env, "PYTHONPATH": str(ROOT)}))
-    return found
+    env, deadline = {**stack.env, "PYTHONPATH": str(ROOT)}, time.monotonic() + RUN_S
+    while True:
+        done = subprocess.run(words, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            found: list[dict[str, Any]] = json.loads(done.stdout)
+            return found
+        assert "Server returned: 503" in done.stderr, done.stderr[-2000:]
+        assert time.monotonic() < deadline, f"still 503 after {RUN_S:.0f} s: {done.stderr[-500:]}"
 
 
 def lasting(features: list[dict[str, Any]]) -> list[dict[str, Any]]:
