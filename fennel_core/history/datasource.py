@@ -96,7 +96,13 @@ def asked(options: Mapping[str, str], now: datetime) -> Asked:
         raise ReadError(f'as_of `{text}` is no ISO 8601 time: write it like "2026-05-01T12:00:00Z" [read-as-of]') from wrong
     at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
     branch = options.get("branch") or MAIN_BRANCH
-    return Asked(DatasetName(options["dataset"]), branch, options.get("workspace"), options.get("token"), Micros((at - EPOCH) // MICRO))
+    return Asked(
+        DatasetName(options["dataset"]),
+        branch,
+        options.get("workspace") or None,
+        options.get("token") or None,
+        Micros((at - EPOCH) // MICRO),
+    )
 
 
 async def dataset_of(pool: Pool, settings: Settings, want: Asked) -> tuple[WorkspaceId, DatasetView]:

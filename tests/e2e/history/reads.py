@@ -1,0 +1,43 @@
+"""A Spark program: reads datasets with the data source as its standard input asks (JSON lists of options), and prints what it got.
+
+It runs as a program of its own, as a user's would: Spark's classpath and environment are fixed when its JVM starts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from fennel_core.history.datasource import FennelDataSource
+
+MARK = "READS "
+
+
+def main() -> None:
+    os.environ["PYSPARK_PYTHON"] = sys.executable  # the workers need this package too
+    spark = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.ui.enabled", False)
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.sql.session.timeZone", "UTC")
+        .getOrCreate()
+    )
+    spark.dataSource.register(FennelDataSource)
+    answers = []
+    for options in json.load(sys.stdin):
+        try:
+            frame = spark.read.format("fennel").options(**options).load()
+            rows = [[str(value) if hasattr(value, "year") else value for value in row] for row in frame.collect()]
+            answers.append({"columns": frame.dtypes, "rows": rows, "parts": frame.rdd.getNumPartitions()})
+        except PySparkException as refused:
+            answers.append({"error": str(refused)})
+    print(MARK + json.dumps(answers))
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()

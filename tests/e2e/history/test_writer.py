@@ -1,0 +1,65 @@
+"""The history writer over real Kafka, Spark, S3 and Postgres, killed in the middle of batches; and what readers then see."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.e2e.history.world import PARTITIONS, World, writer
+
+pytestmark = [pytest.mark.platform, pytest.mark.timeout(1800)]  # a minute on a quiet machine
+ROWS = 22_000
+
+
+async def test_a_writer_killed_in_mid_batch_leaves_nothing_out_and_nothing_twice(world: World) -> None:
+    await asyncio.to_thread(world.write, ROWS)
+    for _ in range(2):
+        async with writer(world) as process:
+            await mid_batch(world, process)
+            process.kill()
+            await process.wait()
+    left_over = await strays(world)
+    assert left_over, "it was killed after an upload and before its row"
+    await asyncio.to_thread(world.write, 1_000)
+    async with writer(world):
+        told = await caught_up(world)
+    for name in world.rows:
+        for part in range(PARTITIONS):
+            await same(world, name, part)
+    totals = await world.files.totals()
+    assert told == {t: {"files": held.files, "rows": held.rows, "lag_records": 0} for t, held in totals.items()}
+    assert sum(held.rows for held in totals.values()) > ROWS
+
+
+async def same(world: World, name: str, part: int) -> None:
+    """History holds the topic's records, each once, in contiguous files."""
+    files, held = await world.history(name, part)
+    assert [file.first_offset for file in files] == [0, *(file.next_offset for file in files[:-1])]
+    written = await asyncio.to_thread(world.read, name, part)
+    assert [offset for offset, _ in held] == [offset for offset, _ in written]
+    assert files[-1].next_offset > written[-1][0]
+    order = ["__pos", "__sign"]
+    for (offset, mine), (_, theirs) in zip(held, written, strict=True):
+        assert mine.sort(order).equals(theirs.sort(order)), f"{name}[{part}]@{offset}"
+
+
+async def mid_batch(world: World, process: asyncio.subprocess.Process) -> None:
+    """Return when objects of a batch are there whose rows are not, several of them, so that the batch is far from its end."""
+    before = len(await strays(world))
+    while len(await strays(world)) < before + 2:
+        assert process.returncode is None, "the writer ended by itself"
+        await asyncio.sleep(0.05)
+
+
+async def strays(world: World) -> set[str]:
+    objects = await asyncio.to_thread(world.objects)
+    named = [await world.files.keys(world.topic(name)) for name in world.rows]
+    return objects - frozenset().union(*named)
+
+
+async def caught_up(world: World) -> dict[str, dict[str, int]]:
+    """Wait until the writer says that nothing is missing; what it says then."""
+    while not (told := await asyncio.to_thread(world.told)) or any(topic["lag_records"] for topic in told.values()):
+        await asyncio.sleep(0.2)
+    return told
