@@ -2,7 +2,9 @@
 
 Theory. The checkpoint is made on the slot's worker thread, where stores are also opened and closed, so a store never goes away under it;
 lookups and write batches go on beside it. The position is read before: what the copy holds is that or more. Uploads run on other threads,
-one job partition at a time, so that a round of snapshots costs a slot little at any moment.
+one job partition at a time, so that a round of snapshots costs a slot little at any moment. A copy's folder carries its owner's epoch:
+slots of one machine share the disk, and one that lost the job partition while it copied must not remove its successor's copy under it (half
+a copy could be pointed at as a whole one).
 
 Coming: a partition may find local state here from its last life, or from a time long ago when this slot owned it, or a damaged one. What
 it starts from is one thing as a whole, local state or one snapshot, never a mixture; what is replaced is put aside, not deleted. A
@@ -62,10 +64,12 @@ class Snapshots:
     async def take(self, runner: Runner) -> Taken | Unchanged | Outrun:
         """Copy a running runner's state. StoreError, HangarClosed (it stopped meanwhile) and OSError pass through."""
         job, part = runner.job.id, PartitionIndex(runner.part)
-        folder = self._root / job / f"checkpoint-{part}"
+        folder = self._root / job / f"checkpoint-{part}-{runner.epoch}"
 
         def copied() -> Path:
-            shutil.rmtree(folder, ignore_errors=True)  # of a process that died
+            for left in folder.parent.glob(f"checkpoint-{part}-*"):
+                if int(left.name.rpartition("-")[2]) <= runner.epoch:
+                    shutil.rmtree(left, ignore_errors=True)  # of a process that died, or that may no longer point at what it copies
             runner.hangar.checkpoint(folder)
             return folder
 

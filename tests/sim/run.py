@@ -19,6 +19,7 @@ def main() -> int:
     parser.add_argument("--world", choices=["engine"], default="engine")
     parser.add_argument("--seeds", type=int, default=300, help="how many")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--coverage", action="store_true", help="say which share of the lines under test these seeds reach")
     parser.add_argument("--story", action="store_true", help="tell what happened in each run")
     asked = parser.parse_args()
     os.environ.setdefault("POLARS_MAX_THREADS", "1")  # before Polars is imported
@@ -26,6 +27,12 @@ def main() -> int:
     from tests.sim.engine.world import quiet, simulate
 
     with quiet():
+        if asked.coverage:
+            from tests.sim.engine.covered import covered
+
+            for name, percent in covered(range(asked.first, asked.first + asked.seeds)).items():
+                print(f"{percent:5.1f}% {name}")
+            return 0
         return run(asked, simulate)
 
 

@@ -1,6 +1,7 @@
-"""One suite for the log's twin and for Kafka: what a runner may rely on."""
+"""One suite for the log's twin, for the simulation's model of the log and for Kafka: what a runner may rely on."""
 
 import asyncio
+import random
 import uuid
 from collections.abc import AsyncIterator
 
@@ -14,15 +15,21 @@ from fennel_core.engine.kafka import KafkaBroker
 from fennel_core.engine.memory_broker import MemoryBroker, MemoryLog
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import Offset, TopicName
+from tests.sim.engine.log import ModelLog
+from tests.sim.engine.parts import Dice, Process, SimBroker
 
 MAX_BYTES = 1_000_000
 START = Offset(0)
 
 
-@pytest.fixture(params=["memory", pytest.param("kafka", marks=pytest.mark.platform)])
+@pytest.fixture(params=["memory", "model", pytest.param("kafka", marks=pytest.mark.platform)])
 async def broker(request: pytest.FixtureRequest) -> AsyncIterator[Broker]:
     if request.param == "memory":
         yield MemoryBroker(MemoryLog())
+        return
+    if request.param == "model":
+        never_fails = Dice(random.Random(1), 0.0, held_s=(0.0,))
+        yield SimBroker(Process(never_fails), ModelLog(timeout_ms=10_000))
         return
     request.getfixturevalue("infra")
     kafka = KafkaBroker(Settings())
@@ -33,7 +40,7 @@ async def broker(request: pytest.FixtureRequest) -> AsyncIterator[Broker]:
 @pytest.fixture
 async def topic(request: pytest.FixtureRequest, broker: Broker) -> AsyncIterator[TopicName]:
     name = TopicName(f"test.{uuid.uuid4().hex[:12]}")
-    if isinstance(broker, MemoryBroker):
+    if not isinstance(broker, KafkaBroker):
         yield name
         return
     admin = AdminClient(client_config(Settings()))
@@ -146,7 +153,7 @@ async def test_control_records_are_told_from_data(broker: Broker, topic: TopicNa
 
 async def forget(broker: Broker, topic: TopicName, start: int) -> None:
     """Delete the records of partition 0 below `start`."""
-    if isinstance(broker, MemoryBroker):
+    if isinstance(broker, MemoryBroker | SimBroker):
         broker.log.forget(at(topic), Offset(start))
         return
     admin = AdminClient(client_config(Settings()))

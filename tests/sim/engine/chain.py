@@ -10,8 +10,9 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from typing import Any, Final
 
 import msgspec
@@ -35,7 +36,7 @@ from fennel_core.vocab.schema import Schema
 from fennel_core.vocab.versions import FORMAT_HEADER, encode_frame
 from fennel_core.wire import operators as wire
 
-PARTITIONS: Final = 4
+MOST_PARTITIONS: Final = 4
 WINDOW_US: Final = 10_000_000
 EPOCH: Final = datetime(2026, 1, 1, tzinfo=UTC)
 EVENTS, USERS, CLEANED, JOINED, TOTALS, DEAD = (TopicName(n) for n in ("events", "users", "cleaned", "joined", "totals", "dead"))
@@ -57,17 +58,20 @@ TOTALS_STEP = spec.Aggregate(MET, ("city",), _sums(wire.Tumbling(WINDOW_US, 0)),
 
 
 def _job(name: str, step: StepSpec, inputs: tuple[TopicName, ...], *outputs: Output) -> Job:
-    return Job(JobId(name), WorkspaceId("w"), inputs, outputs, step, TopicName(f"{name}-replaylog"), DEAD, PARTITIONS, name)
+    return Job(JobId(name), WorkspaceId("w"), inputs, outputs, step, TopicName(f"{name}-replaylog"), DEAD, MOST_PARTITIONS, name)
 
 
 CLEAN = _job("clean", spec.Map((EVENT,), ((),), EVENT), (EVENTS,), Output(CLEANED, ("uid",)))
 JOIN = _job(
     "join", spec.Join(EVENT, USER, ("uid",), ("city",), False, None, 0, MET), (CLEANED, USERS), Output(JOINED, ("city",), frontier=True)
 )
-TOTAL = _job("totals", TOTALS_STEP, (JOINED,), Output(TOTALS, ("city",)))
+TOTAL = _job("totals", TOTALS_STEP, (JOINED,), Output(TOTALS, ("city",), frontier=True))
 SERVE = _job("served", spec.Aggregate(MET, ("city",), _sums(wire.Forever()), None, False, True, SERVED), (JOINED,))
 TABLE = _job("table", spec.Table(USER), (USERS,))
-JOBS: Final = (CLEAN, JOIN, TOTAL, SERVE, TABLE)
+
+
+def jobs(partitions: int) -> tuple[Job, ...]:
+    return tuple(replace(job, partitions=partitions) for job in (CLEAN, JOIN, TOTAL, SERVE, TABLE))
 
 
 def micros(second: float) -> Micros:
@@ -87,8 +91,11 @@ class Feed:
     """Rows as ingest writes them, from a seed; `events` and `users` are those that were accepted."""
 
     random: random.Random
+    partitions: int
     events: list[Row] = field(default_factory=list)
     users: list[Row] = field(default_factory=list)
+    sent: list[Row] = field(default_factory=list)
+    """Users that may be accepted any moment, or never."""
     _stamped: int = 0
 
     def batch(self, second: float) -> tuple[list[Row], list[Row], list[Outgoing]]:
@@ -98,10 +105,11 @@ class Feed:
             for _ in range(self.random.randrange(4))
         ]
         users = [self._user(second) for _ in range(self.random.randrange(3))]
-        spread = [(self.random.randrange(PARTITIONS), event) for event in events]
+        self.sent += users
+        spread = [(self.random.randrange(self.partitions), event) for event in events]
         sent = [_message(EVENTS, p, frame(EVENT, [e for q, e in spread if q == p])) for p in sorted({p for p, _ in spread})]
         if users:
-            sent += [_message(USERS, p, part) for p, part in split(frame(USER, users), ("uid",), PARTITIONS, 0)]
+            sent += [_message(USERS, p, part) for p, part in split(frame(USER, users), ("uid",), self.partitions, 0)]
         return events, users, sent
 
     def accepted(self, events: list[Row], users: list[Row]) -> None:
@@ -158,7 +166,7 @@ def expected_integrals(feed: Feed) -> Mapping[TopicName, Counter[tuple[Any, ...]
     one_pass: list[pl.DataFrame] = []
     if met:
         top = max(row["at"] for row in met)
-        for _, part in split(frame(MET, met), ("city",), PARTITIONS, 0):
+        for _, part in split(frame(MET, met), ("city",), feed.partitions, 0):
             one_pass += [e.frame for e in _single_pass(part, Micros(top))]
     return {
         CLEANED: integral([frame(EVENT, feed.events)], EVENT),
@@ -177,17 +185,29 @@ def _single_pass(part: pl.DataFrame, top: Micros) -> Iterator[Any]:
     yield from advances.advance(state, top).emits
 
 
+@cache
+def keys_of(job: JobId) -> list[tuple[Any, bytes]]:
+    """(name, key bytes) of everything that can be looked up."""
+    names, column = {SERVE.id: ([*CITIES, None], "city"), TABLE.id: (UIDS, "uid")}.get(job, ([], ""))
+    return list(zip(names, key_bytes(pl.DataFrame({column: names}), [column]), strict=True)) if names else []
+
+
+def row_of(job: JobId, name: Any, at: int, rows: Sequence[Row]) -> list[Any] | None:
+    """What a lookup answers over these rows: users for the table, joined events for the aggregate."""
+    if job == TABLE.id:
+        user = _newest(rows, name, at)
+        return None if user is None else [user["at"], user["city"]]
+    there = [row for row in rows if row["city"] == name and row["at"] <= at]
+    return [max(r["at"] for r in there), len(there), sum(r["amount"] for r in there)] if there else None
+
+
 def lookups(feed: Feed, seconds: Sequence[float]) -> Iterator[tuple[JobId, bytes, Micros, Any]]:
     """(job, key, as of, row or None) for every key at every time."""
     met = joined(feed)
     for at in map(micros, seconds):
-        for city, key in zip([*CITIES, None], key_bytes(pl.DataFrame({"city": [*CITIES, None]}), ["city"]), strict=True):
-            there = [row for row in met if row["city"] == city and row["at"] <= at]
-            found = [max(r["at"] for r in there), len(there), sum(r["amount"] for r in there)] if there else None
-            yield SERVE.id, key, at, found
-        for uid, key in zip(UIDS, key_bytes(pl.DataFrame({"uid": UIDS}), ["uid"]), strict=True):
-            user = _newest(feed.users, uid, at)
-            yield TABLE.id, key, at, None if user is None else [user["at"], user["city"]]
+        for job, rows in ((SERVE.id, met), (TABLE.id, feed.users)):
+            for name, key in keys_of(job):
+                yield job, key, at, row_of(job, name, at, rows)
 
 
 def decoded(row: bytes | None) -> Any:

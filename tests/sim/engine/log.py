@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from fennel_core.engine.broker import Fenced, Outgoing, Record, TopicPartition
 from fennel_core.vocab.ids import Offset
 
+START = Offset(0)
+
 
 @dataclass(eq=False, slots=True)
 class Transaction:
@@ -29,6 +31,7 @@ class _Log:
     entries: list[tuple[Transaction, Record | None]] = field(default_factory=list)
     """None is the end of a transaction."""
     open: list[Transaction] = field(default_factory=list)
+    start: Offset = START
 
 
 class ModelLog:
@@ -82,6 +85,10 @@ class ModelLog:
             if transaction.began_ms + self._timeout_ms < now_ms:
                 self._generation[transaction.id] += 1
                 self._end(transaction, "aborted")
+
+    def forget(self, source: TopicPartition, start: Offset) -> None:
+        """Delete the records below `start`."""
+        self.log(source).start = start
 
     def idle(self) -> bool:
         return not self._open

@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import random
+import shutil
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeVar
+from zlib import crc32
+
+import msgspec
 
 from fennel_core.bank.memory_registry import MemoryRegistry
 from fennel_core.bank.registry import JobPartition, Registered, RegistryUnavailable, Report, Slot
-from fennel_core.engine.broker import Aborted, Fenced, Fetched, Outgoing, Record, TopicPartition, Unavailable, Unknown
+from fennel_core.engine.broker import Aborted, Fenced, Fetched, Gone, Outgoing, Record, TopicPartition, Unavailable, Unknown, within
 from fennel_core.hangar.memory import MemoryHangar
-from fennel_core.hangar.store import WriteBatch
+from fennel_core.hangar.store import HangarClosed, WriteBatch
 from fennel_core.vocab.ids import Epoch, JobId, Millis, Offset, SlotId
 from tests.sim.engine.log import ModelLog
 from tests.sim.engine.virtual import now_ms
@@ -81,9 +86,23 @@ class Process:
     async def delay(self) -> None:
         await asyncio.sleep(self.dice.delay_s())
 
-    async def stumble(self) -> None:
-        """At times the whole process stands still just here, for longer than its lease."""
-        if self.dice.fails(2):
+    async def ask(self, effect: Callable[[], Awaitable[T]], lost: Callable[[str], Exception], away_until_ms: int = 0) -> T:
+        """A call to another machine: it may not arrive, and its answer may not come back."""
+        await self.gate()
+        await self.delay()
+        if now_ms() < away_until_ms or self.dice.fails():
+            raise lost("not reached")
+        await self.gate()
+        done = await effect()
+        await self.delay()
+        if self.dice.fails():
+            raise lost("the answer was lost")
+        await self.gate()
+        return done
+
+    async def stumble(self, share: float = 0.0) -> None:
+        """At times, and in this share of the calls while there are faults, the whole process stands still for longer than its lease."""
+        if self.dice.fails(2) or (self.dice.rate and self.dice.random.random() < share):
             self.pause()
             asyncio.get_running_loop().call_later(STUMBLE_S * (0.5 + self.dice.random.random()), self.resume)
             await self.gate()
@@ -220,7 +239,7 @@ class SimBroker:
     """See `engine.broker.Broker`."""
 
     def __init__(self, process: Process, log: ModelLog) -> None:
-        self._process, self._log = process, log
+        self._process, self.log = process, log
 
     async def _call(self, effect: Callable[[], T], may_be_lost: bool = False) -> T:
         await self._process.gate()
@@ -235,18 +254,26 @@ class SimBroker:
         return done
 
     async def subscribe(self, positions: Mapping[TopicPartition, Offset]) -> SimSubscription:
-        return await self._call(lambda: SimSubscription(self._process, self._log, positions))
+        def begun() -> SimSubscription:
+            for source, position in positions.items():
+                log = self.log.log(source)
+                within(source, position, log.start, Offset(len(log.entries)))
+            return SimSubscription(self._process, self.log, positions)
+
+        return await self._call(begun)
 
     async def producer(self, transactional_id: str) -> SimProducer:
         await self._process.stumble()
-        generation = await self._call(lambda: self._log.open(transactional_id), may_be_lost=True)
-        return SimProducer(self._process, self._log, transactional_id, generation)
+        generation = await self._call(lambda: self.log.open(transactional_id), may_be_lost=True)
+        return SimProducer(self._process, self.log, transactional_id, generation)
 
     async def read(self, source: TopicPartition, first: Offset, stop: Offset | None = None) -> list[Record]:
-        end = self._log.stable_end(source) if stop is None else stop
-        while self._log.stable_end(source) < end:
-            await self._log.moved.wait()
-        return await self._call(lambda: self._log.committed(source, first, end))
+        end = self.log.stable_end(source) if stop is None else stop
+        while self.log.stable_end(source) < end:
+            await self.log.moved.wait()
+        if first < min(start := self.log.log(source).start, end):
+            raise Gone(source, first, start)
+        return await self._call(lambda: self.log.committed(source, first, end))
 
 
 # --- registry ---------------------------------------------------------------------------------------------------------
@@ -259,18 +286,7 @@ class SimRegistry:
         self._process, self._inner = process, inner
 
     async def _call(self, effect: Callable[[], Awaitable[T]]) -> T:
-        process = self._process
-        await process.gate()
-        await process.delay()
-        if now_ms() < process.registry_away_until_ms or process.dice.fails():
-            raise RegistryUnavailable("not reached")
-        await process.gate()
-        done = await effect()
-        await process.delay()
-        if process.dice.fails():
-            raise RegistryUnavailable("the answer was lost")
-        await process.gate()
-        return done
+        return await self._process.ask(effect, RegistryUnavailable, self._process.registry_away_until_ms)
 
     async def heartbeat(self, slot: Slot, lease_ms: Millis) -> None:
         await self._call(lambda: self._inner.heartbeat(slot, lease_ms))
@@ -282,6 +298,7 @@ class SimRegistry:
         return await self._call(lambda: self._inner.spec(job))
 
     async def claim(self, wanted: Sequence[tuple[JobPartition, Epoch]], slot: SlotId, lease_ms: Millis) -> dict[JobPartition, Epoch]:
+        await self._process.stumble(0.1)
         return await self._call(lambda: self._inner.claim(wanted, slot, lease_ms))
 
     async def release(self, held: Sequence[tuple[JobPartition, Epoch]], slot: SlotId) -> None:
@@ -296,15 +313,20 @@ class SimRegistry:
 
 # --- disks ------------------------------------------------------------------------------------------------------------
 
+FILES = 3
+"""Files of a checkpoint: what changed is in some of them only."""
+
 
 class DiskHangar(MemoryHangar):
-    """State on a machine's disk: it survives its process; one process at a time has it open."""
+    """An open store of a machine: its content survives its process; one process at a time has it open."""
 
-    def __init__(self, entries: dict[bytes, bytes] | None = None) -> None:
+    def __init__(self, holder: Process, entries: dict[bytes, bytes] | None = None) -> None:
         super().__init__(entries)
-        self.holder: Process | None = None
-        self.earlier: dict[bytes, bytes] = {}
+        self.holder: Process | None = holder
+        self.earlier = dict(entries or {})
         """The state as of some earlier write: what a machine that lost its last writes comes back with."""
+        self.folder = 0
+        """The folder that stands for it on the machine, whatever its name."""
 
     def write(self, batch: WriteBatch) -> None:
         assert self.holder is not None, "written after it was closed"
@@ -316,29 +338,70 @@ class DiskHangar(MemoryHangar):
     def entries(self) -> dict[bytes, bytes]:
         return dict(self.scan(b"", b"\xff" * 40))
 
+    def checkpoint(self, target: Path) -> None:
+        if self.holder is None:
+            raise HangarClosed(f"the store was closed before its checkpoint {target.name}")
+        target.mkdir(parents=True)
+        shares: list[list[tuple[bytes, bytes]]] = [[] for _ in range(FILES)]
+        for key, value in self.entries().items():
+            shares[crc32(key) % FILES].append((key, value))
+        for number, share in enumerate(shares):
+            (target / f"{number}.sst").write_bytes(msgspec.msgpack.encode(share))
+
     def close(self) -> None:
         self.holder = None
 
 
+def restored(folder: Path) -> dict[bytes, bytes]:
+    """The content of a checkpoint; an empty folder is an empty store."""
+    files = sorted(folder.iterdir())
+    assert len(files) in (0, FILES), f"a store opened from a part of a checkpoint: {files}"
+    return dict(pair for file in files for pair in msgspec.msgpack.decode(file.read_bytes(), type=list[tuple[bytes, bytes]]))
+
+
 @dataclass
 class Machine:
-    """Where slots run; all of a machine's slots share its disk."""
+    """Where slots run; all of a machine's slots share its disk. `root` is the folder of local state, as `engine.snapshots` knows it."""
 
+    root: Path
     disk: dict[JobPartition, DiskHangar] = field(default_factory=dict)
 
     def open(self, key: JobPartition, process: Process) -> DiskHangar:
-        hangar = self.disk.setdefault(key, DiskHangar())
-        if hangar.holder is not None and hangar.holder.alive:
+        place, before = self._place(key), self.disk.get(key)
+        if before is not None and before.holder is not None and before.holder.alive:
             raise DiskLocked(f"{key} is held by another process")
-        hangar.holder = process
+        if not place.exists() or (before is not None and before.folder != place.stat().st_ino):
+            before = None  # it was put aside, and perhaps a snapshot has taken its place
+        place.mkdir(parents=True, exist_ok=True)
+        hangar = self.disk[key] = DiskHangar(process, restored(place) if before is None else before.entries())
+        hangar.folder = place.stat().st_ino
+        if before is not None:
+            hangar.earlier = before.earlier
         return hangar
+
+    def stored(self) -> set[JobId]:
+        return {JobId(path.name) for path in self.root.iterdir()}
+
+    def forget(self, job: JobId) -> None:
+        for key in [key for key in self.disk if key[0] == job]:
+            if (held := self.disk[key].holder) is None or not held.alive:
+                del self.disk[key]
+        if all(key[0] != job for key in self.disk):
+            shutil.rmtree(self.root / job, ignore_errors=True)
 
     def lose(self, process: Process) -> None:
         """The disk is lost with the process."""
-        self.disk = {key: h for key, h in self.disk.items() if h.holder is not None and h.holder.alive and h.holder is not process}
+        for key, hangar in list(self.disk.items()):
+            if hangar.holder is None or hangar.holder is process or not hangar.holder.alive:
+                del self.disk[key]
+                shutil.rmtree(self._place(key), ignore_errors=True)
 
     def go_back(self, process: Process) -> None:
         """What the process wrote last did not reach the disk."""
         for key, hangar in list(self.disk.items()):
             if hangar.holder is process:
-                self.disk[key] = DiskHangar(hangar.earlier)
+                self.disk[key] = DiskHangar(process, hangar.earlier)
+                self.disk[key].folder = hangar.folder
+
+    def _place(self, key: JobPartition) -> Path:
+        return self.root / key[0] / str(key[1])

@@ -1,18 +1,26 @@
-"""Seeds of the simulated engine that CI runs; `make sim WORLD=engine SEEDS=300` runs more."""
+"""Seeds of the simulated engine that CI runs; `make sim WORLD=engine SEEDS=3000` runs more."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 
+from fennel_core.bank.memory_registry import MemoryRegistry
+from fennel_core.bank.registry import JobPartition
 from fennel_core.engine.supervisor import Supervisor
+from fennel_core.snapshots.memory import MemoryPointers
+from fennel_core.vocab.ids import Epoch, JobId, Millis, PartitionIndex, SlotId
+from tests.sim.engine.covered import WANTED_PERCENT, covered
 from tests.sim.engine.world import Broken, quiet, simulate
 
-SEEDS = 16
+SEEDS = 300
+WATCHED = 24
+"""Seeds whose lines are noted, which makes them slower."""
 
 
 @pytest.fixture(autouse=True)
@@ -21,10 +29,15 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", range(WATCHED, SEEDS))
 def test_whatever_happens_it_comes_to_rest_and_equals_the_recompute(seed: int) -> None:
     world = simulate(seed)
     assert world.answered > 0, "the law of reads was checked on nothing"
+
+
+def test_seeds_reach_the_lines_of_the_classes_they_are_about() -> None:
+    reached = covered(range(WATCHED))
+    assert {name: percent for name, percent in reached.items() if percent < WANTED_PERCENT} == {}, reached
 
 
 def test_a_seed_tells_the_same_story_in_every_process() -> None:
@@ -40,6 +53,33 @@ def test_a_seed_tells_the_same_story_in_every_process() -> None:
 def test_a_slot_that_trusts_its_lease_for_ever_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Supervisor, "lease_is_live", lambda self: True)
     assert any("answers for" in str(broken) for broken in map(outcome, range(30)))
+
+
+def test_an_epoch_that_can_be_claimed_twice_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    claim = MemoryRegistry.claim
+
+    async def blind(self: MemoryRegistry, wanted: Sequence[tuple[JobPartition, Epoch]], slot: SlotId, lease_ms: Millis) -> Any:
+        seen = {key: row.epoch for key, row in self._rows.items()}
+        for key, epoch in wanted:
+            self._rows[key].epoch = epoch  # whatever it was meanwhile
+        won = await claim(self, wanted, slot, lease_ms)
+        for key, _ in wanted:
+            self._rows[key].epoch = won.get(key, seen[key])
+        return won
+
+    monkeypatch.setattr(MemoryRegistry, "claim", blind)
+    assert any("was given twice" in str(broken) for broken in map(outcome, range(30)))
+
+
+def test_a_snapshot_that_somebody_else_than_the_owner_points_at_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    add = MemoryPointers.add
+
+    async def careless(self: MemoryPointers, job: JobId, part: PartitionIndex, epoch: Epoch, manifest: str, sha256: str) -> bool:
+        self.epochs = {**self.epochs, (job, part): epoch}
+        return await add(self, job, part, epoch, manifest, sha256)
+
+    monkeypatch.setattr(MemoryPointers, "add", careless)
+    assert any("was pointed at by" in str(broken) for broken in map(outcome, range(100)))
 
 
 def outcome(seed: int) -> Broken | None:

@@ -3,7 +3,9 @@
 Theory. While faults go on, two things must hold at every moment: a slot that answers a lookup owns the job partition, and a replaylog's
 iterations belong to epochs that never go down. When faults stop, everything settles; then what was written and what is answered equal a
 naive recompute over the accepted rows, no record was written twice, and a machine with an empty disk rebuilds states of equal hash
-without writing a data record. A seed is a story: the same one every time.
+(from snapshots where there are any, else from the log alone) without writing a data record. Whatever a lookup answers, at any moment, is
+the recompute of exactly what its job partition says it has applied. What a snapshot's pointer leads to is whole, and pointers never go
+back to an earlier owner. A seed is a story: the same one every time.
 """
 
 from __future__ import annotations
@@ -11,12 +13,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from functools import cache
 from hashlib import blake2b
-from typing import Final
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final, cast
 
 import polars as pl
 import structlog
@@ -29,6 +35,7 @@ from fennel_core.engine import progress
 from fennel_core.engine.broker import Fenced
 from fennel_core.engine.runner import Limits, Runner, Work
 from fennel_core.engine.service import SlotService
+from fennel_core.engine.snapshots import Snapshots
 from fennel_core.engine.supervisor import Supervisor
 from fennel_core.operators.build import advancing, build
 from fennel_core.operators.spec import step_version
@@ -36,20 +43,25 @@ from fennel_core.operators.step import Outcome, Reads, Step
 from fennel_core.replaylog import marker as markers
 from fennel_core.replaylog.marker import EpochMarker, IterationMarker
 from fennel_core.schedule.ownership import preferred
+from fennel_core.snapshots.flow import prune
+from fennel_core.snapshots.store import StoreError
 from fennel_core.vocab import canonical
 from fennel_core.vocab.ids import EngineId, Epoch, JobId, Millis, PartitionIndex, SlotId
 from fennel_core.vocab.keys import partition_of
 from fennel_core.vocab.versions import decode
 from tests.sim.engine import chain
-from tests.sim.engine.chain import JOBS, PARTITIONS, Feed
+from tests.sim.engine.archive import Archive
+from tests.sim.engine.chain import Feed
 from tests.sim.engine.log import ModelLog
-from tests.sim.engine.parts import Dice, Machine, Process, ProcessClock, ProcessPool, SimBroker, SimRegistry
+from tests.sim.engine.memory import Remembering
+from tests.sim.engine.parts import Dice, Died, Machine, Process, ProcessClock, ProcessPool, SimBroker, SimRegistry
+from tests.sim.engine.readers import Client, Readers
 from tests.sim.engine.virtual import now_ms, run
 
 LEASE_MS: Final = Millis(3_000)
 POLL_MS: Final = 1_000
 TRANSACTION_TIMEOUT_MS: Final = 5_000
-TURNS: Final = 36
+TURNS: Final = 30
 SETTLED_WITHIN_MS: Final = 150_000
 LIMITS: Final = Limits(iteration_bytes=6_000, environment="simulated")
 DOOMED: Final = JobId("doomed")
@@ -59,11 +71,21 @@ class Broken(AssertionError):
     """The world broke a law."""
 
 
+KEPT: Final = 1
+GRACE: Final = timedelta(seconds=25)
+"""Of snapshots; longer than anybody here stands still."""
+
+
 @cache
 def _read(stored: bytes) -> tuple[Job, Step]:
     """Steps are pure and hold nothing: all runners may share one, which saves a third of a run."""
     job = canonical.loads(stored, Job)
     return job, build(job.step)
+
+
+@cache
+def _remembering(stored: bytes) -> Remembering:
+    return Remembering(_read(stored)[1])
 
 
 @dataclass
@@ -77,11 +99,15 @@ class Drifting:
         made = self.inner.apply(reads, source, batch)
         return replace(made, puts={**made.puts, b"drifted": b"1"}) if self.replaying() else made
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
 
 @dataclass
 class SimWorkshop:
-    """See `engine.supervisor.Workshop`: runners over the machine's disk."""
+    """See `engine.supervisor.Workshop`: runners over the machine's disk, or over a snapshot where that is empty."""
 
+    snapshots: Snapshots
     process: Process
     registry: SimRegistry
     broker: SimBroker
@@ -95,7 +121,8 @@ class SimWorkshop:
         if stored is None:
             return None
         spec, step = _read(stored)
-        work = Work(step, advancing(step), step_version(spec.step), None)
+        remembering = _remembering(stored)
+        work = Work(remembering, remembering if advancing(step) else None, step_version(spec.step), None)
         if self.as_user_code and job == chain.CLEAN.id:
 
             async def prepare(batch: pl.DataFrame) -> Outcome:
@@ -106,28 +133,22 @@ class SimWorkshop:
             work = Work(None, None, work.version, prepare)
         if self.drifts and work.step is not None:
             work = replace(work, step=Drifting(step, lambda: runner.status == "recovering"))
-        hangar = self.machine.open((job, part), self.process)
+        hangar = await self.snapshots.open(job, part, epoch, lambda job, part: self.machine.open((job, part), self.process))
         runner = Runner(spec, part, epoch, work, hangar, self.broker, ProcessPool(self.process), LIMITS)
         return runner
+
+    def distrust(self, job: JobId, part: PartitionIndex, why: Exception) -> None:
+        self.snapshots.distrust(job, part, why)
 
     async def close(self, runner: Runner) -> None:
         if self.process.alive:
             runner.hangar.close()
 
     def stored(self) -> set[JobId]:
-        return {job for job, _ in self.machine.disk}
+        return self.machine.stored()
 
     async def forget(self, job: JobId) -> None:
-        for key in [key for key in self.machine.disk if key[0] == job]:
-            if (held := self.machine.disk[key].holder) is None or not held.alive:
-                del self.machine.disk[key]
-
-
-class Answers(SlotService):
-    """The slot's answers. Of snapshots it knows nothing: a disk that comes back older stands for them here."""
-
-    def __init__(self, supervisor: Supervisor) -> None:
-        self._supervisor = supervisor
+        self.machine.forget(job)
 
 
 @dataclass(eq=False)
@@ -148,7 +169,12 @@ class Living:
 
 
 class DroppingRegistry(MemoryRegistry):
-    """The twin, with what the ledger does when a job is no longer needed."""
+    """The twin, with what the ledger does when a job is no longer needed; an epoch is given once."""
+
+    def __init__(self, now_ms: Callable[[], int]) -> None:
+        super().__init__(now_ms)
+        self.twice: list[str] = []
+        self._given: set[tuple[JobPartition, Epoch]] = set()
 
     def drop(self, job: JobId) -> None:
         del self._specs[job]
@@ -159,16 +185,27 @@ class DroppingRegistry(MemoryRegistry):
         row = self._rows[key]
         return row.slot if row.until_ms > self._now_ms() else None
 
+    async def claim(self, wanted: Sequence[tuple[JobPartition, Epoch]], slot: SlotId, lease_ms: Millis) -> dict[JobPartition, Epoch]:
+        won = await super().claim(wanted, slot, lease_ms)
+        self.twice += [f"epoch {epoch} of {key} was given twice" for key, epoch in won.items() if (key, epoch) in self._given]
+        self._given |= set(won.items())
+        return won
+
+    def epochs(self) -> dict[JobPartition, Epoch]:
+        return {key: row.epoch for key, row in self._rows.items()}
+
 
 @dataclass
 class World:
     seed: int
+    folder: Path
     dice: Dice = field(init=False)
     log: ModelLog = field(init=False)
     registry: DroppingRegistry = field(init=False)
     feed: Feed = field(init=False)
     slots: list[Living] = field(default_factory=list)
     answered: int = 0
+    copied: Counter[str] = field(default_factory=Counter)
     broken: list[str] = field(default_factory=list)
     _names: int = 0
     _said: list[str] = field(default_factory=list)
@@ -178,9 +215,20 @@ class World:
         self.dice = Dice(chosen, chosen.choice([0.0, 0.01, 0.04, 0.08]))
         self.log = ModelLog(TRANSACTION_TIMEOUT_MS)
         self.registry = DroppingRegistry(now_ms)
-        self.feed = Feed(chosen)
+        self.archive = Archive(self.registry.epochs)
+        self.partitions = chosen.choice([1, 2, 2, chain.MOST_PARTITIONS])
+        self.jobs = chain.jobs(self.partitions)
+        self.feed = Feed(chosen, self.partitions)
+        self.readers = Readers(self.log, chosen, self.partitions)
         self.as_user_code = chosen.random() < 0.5
-        self.machines = [Machine(), Machine()]
+        self.machines = [self._machine(), self._machine()]
+        self._asked: set[asyncio.Task[None]] = set()
+
+    def _machine(self) -> Machine:
+        self._names += 1
+        root = self.folder / f"machine-{self._names}"
+        root.mkdir()
+        return Machine(root)
 
     # --- slots --------------------------------------------------------------------------------------------------------
 
@@ -189,12 +237,17 @@ class World:
         process = Process(self.dice)
         slot = Slot(SlotId(f"slot-{self._names}"), EngineId("sim"), "nowhere")
         registry, broker = SimRegistry(process, self.registry), SimBroker(process, self.log)
-        workshop = SimWorkshop(process, registry, broker, machine, self.as_user_code, drifts)
+        snapshots = Snapshots(self.archive.tools(process), machine.root, ProcessPool(process), self._unique)
+        workshop = SimWorkshop(snapshots, process, registry, broker, machine, self.as_user_code, drifts)
         supervisor = Supervisor(slot, registry, workshop, ProcessClock(process), LEASE_MS, POLL_MS)
         task = asyncio.create_task(self._kept_up(supervisor, process))
-        living = Living(slot, machine, process, supervisor, Answers(supervisor), task, drifts)
+        living = Living(slot, machine, process, supervisor, SlotService(supervisor, snapshots), task, drifts)
         self.slots.append(living)
         return living
+
+    def _unique(self) -> str:
+        self._names += 1
+        return str(self._names)
 
     async def _kept_up(self, supervisor: Supervisor, process: Process) -> None:
         """A slot that cannot reach the registry at its start is started again by its host."""
@@ -235,17 +288,22 @@ class World:
 
     async def live(self) -> str:
         """The whole run; a digest of what happened."""
-        for job in JOBS:
-            self.registry.add(job.id, canonical.dumps(job), PARTITIONS)
-        self.registry.add(DOOMED, canonical.dumps(self._doomed()), PARTITIONS)
-        background = [asyncio.create_task(self._coordinator()), asyncio.create_task(self._reader())]
+        for job in self.jobs:
+            self.registry.add(job.id, canonical.dumps(job), self.partitions)
+        self.registry.add(DOOMED, canonical.dumps(self._doomed()), self.partitions)
+        asyncio.get_running_loop().set_exception_handler(self._callback_failed)
+        client = Client(self)
+        background = [asyncio.create_task(work) for work in (self._coordinator(), self._reader(), self._archivist(), client.ask_on())]
         for machine in self.machines:
             self.start(machine)
         await asyncio.sleep(1)
         for turn in range(TURNS):
             await self._turn(turn)
         await self._come_to_rest()
+        self._refuse_broken()
         self.check()
+        await self._check_scans()
+        await self._check_archive()
         before = self._data_records()
         survivors = self._hashes()
         await self._rebuilt_elsewhere()
@@ -253,15 +311,28 @@ class World:
             raise Broken("replay wrote data records")
         if (rebuilt := self._hashes()) != survivors:
             raise Broken(f"rebuilt states differ: {[key for key in survivors if rebuilt[key] != survivors[key]]}")
-        for task in background:
+        await client.refusals(self.slots[0].service)
+        for task in [*background, *self._asked]:
             task.cancel()
         for living in list(self.slots):
             await self.leave(living)
+        await asyncio.sleep(2 * GRACE.total_seconds())
+        await prune(self.archive.tools(Process(self.dice)), KEPT, GRACE)
+        await self._check_archive()
+        self._refuse_broken()
         return blake2b("\n".join([*self._said, repr(sorted(survivors.items()))]).encode(), digest_size=8).hexdigest()
+
+    def _refuse_broken(self) -> None:
+        if found := self.broken + self.registry.twice + self.archive.foreign:
+            raise Broken(found[0])
+
+    def _callback_failed(self, loop: asyncio.AbstractEventLoop, told: dict[str, Any]) -> None:
+        if "handle" in told:
+            self.broken.append(f"{told['message']}: {told.get('exception')!r}")
 
     def _doomed(self) -> Job:
         job = chain.TABLE
-        return Job(DOOMED, job.workspace, job.inputs, (), job.step, job.replaylog, job.dead_letters, PARTITIONS, "goes away")
+        return Job(DOOMED, job.workspace, job.inputs, (), job.step, job.replaylog, job.dead_letters, self.partitions, "goes away")
 
     async def _turn(self, turn: int) -> None:
         chosen = self.dice.random
@@ -270,12 +341,11 @@ class World:
             self.registry.drop(DOOMED) if chosen.random() < 0.5 else self.registry.condemn(DOOMED)
         if chosen.random() < 0.5:
             await self._feed()
-        if self.broken:
-            raise Broken(self.broken[0])
+        self._refuse_broken()
         if not self.slots:
             self.start(chosen.choice(self.machines))
         someone = chosen.choice(self.slots)
-        match chosen.choice(["crash", "crash", "pause", "pause", "away", "join", "leave", "wake", "", ""]):
+        match chosen.choice(["crash", "crash", "pause", "pause", "away", "join", "leave", "wake", "rot", ""]):
             case "crash":
                 await self.crash(someone, chosen.choice(["kept", "kept", "lost", "older"]))
             case "pause":
@@ -288,6 +358,8 @@ class World:
                 await self.leave(someone)
             case "wake":
                 someone.supervisor.wake.set()
+            case "rot" if chosen.random() < 0.5:
+                self.archive.rot(chosen)
         if len(self.slots) < 2 and chosen.random() < 0.5:
             self.start(chosen.choice(self.machines))
 
@@ -325,7 +397,7 @@ class World:
     async def _reader(self) -> None:
         """A slot that answers is the owner, at every moment; a resumed one is asked at once."""
         while True:
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.2)
             self._read()
 
     def _read(self) -> None:
@@ -338,8 +410,42 @@ class World:
                 except RemoteError:
                     continue
                 self.answered += 1
+                self.broken += self.readers.wrong(living.service, job, part)
                 if job != DOOMED and (owner := self.registry.owner((job, part))) != living.slot.id:
                     self.broken.append(f"{now_ms()}: {living.slot.id} answers for {job}[{part}], which belongs to {owner}")
+
+    async def _archivist(self) -> None:
+        """The snapshot DAG: every now and then a slot is asked to copy what it owns, and what nobody needs is deleted."""
+        dag = Process(self.dice)
+        while True:
+            await asyncio.sleep(self.dice.random.choice([1.0, 3.0, 6.0]))
+            for living in self.slots:
+                items = [list(key) for key in living.supervisor.hosted]
+                if items and self.dice.random.random() < 0.5:
+                    self._in_the_background(self._copied(living, items))
+            try:
+                await prune(self.archive.tools(dag), KEPT, GRACE)
+            except StoreError:
+                continue  # the next round tries again
+
+    def _in_the_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._asked.add(task)
+        task.add_done_callback(self._asked.discard)
+
+    async def _copied(self, living: Living, items: list[list[Any]]) -> None:
+        try:
+            await living.process.gate()
+            for job, part, code, text, _ in cast(list[list[str]], await living.service("snapshot", {"items": items})):
+                self.copied[code] += 1
+                if code not in ("taken", "unchanged", "moved", "parked", "failed"):
+                    self.broken.append(f"a snapshot of {job}[{part}] was answered with {code}: {text}")
+        except Died:
+            self.say(f"{living.slot.id} died while it copied")
+
+    async def _check_archive(self) -> None:
+        if flaws := await self.archive.flaws():
+            raise Broken("; ".join(flaws))
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -364,8 +470,8 @@ class World:
         if not self.log.idle():
             return "a transaction is open"
         slots = [living.slot.id for living in self.slots]
-        for job in JOBS:
-            for part in map(PartitionIndex, range(PARTITIONS)):
+        for job in self.jobs:
+            for part in map(PartitionIndex, range(self.partitions)):
                 slot, report = self.registry.reports()[(job.id, part)]
                 if slot != preferred(job.id, part, slots) or report.status != "running" or report.lag != 0:
                     return f"{job.id}[{part}] at {slot}: {report}"
@@ -383,7 +489,7 @@ class World:
         return next(living for living in self.slots if living.slot.id == self.registry.owner(key))
 
     def _hashes(self) -> dict[JobPartition, int]:
-        keys = [(job.id, PartitionIndex(part)) for job in JOBS for part in range(PARTITIONS)]
+        keys = [(job.id, PartitionIndex(part)) for job in self.jobs for part in range(self.partitions)]
         return {key: progress.load(self._owner(key).machine.disk[key]).state_hash for key in keys}
 
     def _data_records(self) -> dict[tuple[str, int], int]:
@@ -391,10 +497,12 @@ class World:
         return {source: sum(r.control is None for r in self.log.committed(source, 0)) for source in written}
 
     async def _rebuilt_elsewhere(self) -> None:
-        """Every slot dies and its machine with it; a new machine starts from the log alone."""
+        """Every slot dies and its machine with it; a new machine starts from snapshots, or (in some runs) from the log alone."""
+        if self.dice.random.random() < 0.3:
+            self.archive.burn()
         for living in list(self.slots):
             await self.crash(living, "lost")
-        self.machines = [Machine()]
+        self.machines = [self._machine()]
         self.start(self.machines[0])
         await self._come_to_rest()
 
@@ -402,20 +510,35 @@ class World:
         """What was written and what is answered, against the recompute."""
         for topic, expected in chain.expected_integrals(self.feed).items():
             schema = {chain.CLEANED: chain.EVENT, chain.JOINED: chain.MET, chain.TOTALS: chain.SERVED}[topic]
-            records = [r for part in range(PARTITIONS) for r in self.log.committed((topic, part), 0) if r.control is None]
+            records = [r for part in range(self.partitions) for r in self.log.committed((topic, part), 0) if r.control is None]
             found = chain.integral([decode(r.value) for r in records], schema)
             if found != expected:
                 raise Broken(f"{topic}: too much {found - expected}, missing {expected - found}")
         for job, key, at, expected_row in chain.lookups(self.feed, [5, 15, 1000]):
-            part = PartitionIndex(partition_of(key, PARTITIONS))
+            part = PartitionIndex(partition_of(key, self.partitions))
             (row,) = self._owner((job, part)).service._lookup(job, part, [key], at)
             if chain.decoded(row) != expected_row:
                 raise Broken(f"{job} {key!r} as of {at}: {chain.decoded(row)}, not {expected_row}")
         for job in (chain.CLEAN, chain.JOIN, chain.TOTAL):
-            for part in range(PARTITIONS):
+            for part in range(self.partitions):
                 self._check_replaylog(job, part)
         if any(job == DOOMED for living in self.slots for job, _ in living.machine.disk) and DOOMED not in self.registry._specs:
             raise Broken("state of a job that is gone was kept")
+
+    async def _check_scans(self) -> None:
+        """A list of what a job partition holds is what looking up every key gives."""
+        at = chain.micros(1000)
+        for part in map(PartitionIndex, range(self.partitions)):
+            service = self._owner((chain.SERVE.id, part)).service
+            here = [key for _, key in chain.keys_of(chain.SERVE.id) if partition_of(key, self.partitions) == part]
+            asked = [[chain.SERVE.id, part, here, at]]
+            (rows,) = cast(list[list[bytes | None]], await service("lookup", {"items": asked}))
+            scanned = await service("scan", {"job": chain.SERVE.id, "part": part, "as_of": at, "limit": 100})
+            if sorted(cast(list[tuple[bytes, bytes]], scanned)) != sorted((k, r) for k, r in zip(here, rows, strict=True) if r is not None):
+                raise Broken(f"{chain.SERVE.id}[{part}] lists {scanned}")
+            (applied,) = cast(list[dict[str, int]], await service("positions", {"items": [(chain.SERVE.id, part)]}))
+            if applied != {chain.JOINED: self.log.stable_end((chain.JOINED, part))}:
+                raise Broken(f"{chain.SERVE.id}[{part}] has applied {applied}")
 
     def _check_replaylog(self, job: Job, part: int) -> None:
         found = [markers.decode(r.value) for r in self.log.committed((job.replaylog, part), 0)]
@@ -457,8 +580,8 @@ def quiet() -> Iterator[None]:
 def simulate(seed: int) -> World:
     """Run one seed; raises what it broke, with the story as a note."""
 
-    async def told() -> World:
-        world = World(seed)
+    async def told(folder: str) -> World:
+        world = World(seed, Path(folder))
         try:
             world.say(f"digest {await world.live()}")
         except BaseException as broken:
@@ -466,4 +589,5 @@ def simulate(seed: int) -> World:
             raise
         return world
 
-    return run(told())
+    with TemporaryDirectory() as folder:
+        return run(told(folder))

@@ -1,0 +1,143 @@
+"""The model of S3 and of pointer rows, as one process reaches them; and the DAG that takes and prunes snapshots.
+
+Objects may rot: the world cuts or removes some. What a pointer leads to must be whole otherwise, whoever died while writing it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from fennel_core.bank.registry import JobPartition
+from fennel_core.snapshots import manifest as manifests
+from fennel_core.snapshots.flow import Tools
+from fennel_core.snapshots.memory import MemoryObjects, MemoryPointers
+from fennel_core.snapshots.store import Place, Pointer, Stored, StoreError
+from fennel_core.vocab.ids import Epoch, JobId, PartitionIndex
+from tests.sim.engine.parts import Process
+from tests.sim.engine.virtual import now_ms
+
+BEGINNING = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def now() -> datetime:
+    return BEGINNING + timedelta(milliseconds=now_ms())
+
+
+@dataclass
+class Archive:
+    """What survives every process: a bucket and pointer rows. `owners` reads the registry's epochs."""
+
+    owners: Callable[[], dict[JobPartition, Epoch]]
+    objects: MemoryObjects = field(default_factory=lambda: MemoryObjects(now))
+    rotten: set[str] = field(default_factory=set)
+    foreign: list[str] = field(default_factory=list)
+    """Pointers that somebody added who was not the owner."""
+
+    def __post_init__(self) -> None:
+        self.pointers = MemoryPointers(now, {})
+
+    def tools(self, process: Process) -> Tools:
+        """The archive as a process reaches it."""
+        return Tools(SimObjects(process, self.objects), SimPointers(process, self))
+
+    def rot(self, chosen: random.Random) -> None:
+        """An object is cut, or is gone."""
+        if not self.objects.contents:
+            return
+        key = chosen.choice(sorted(self.objects.contents))
+        self.rotten.add(key)
+        if chosen.random() < 0.5:
+            del self.objects.contents[key]
+        else:
+            self.objects.contents[key] = self.objects.contents[key][:-1]
+
+    def burn(self) -> None:
+        """Every object is gone; the rows still point at them."""
+        self.rotten |= set(self.objects.contents)
+        self.objects.contents.clear()
+
+    async def flaws(self) -> list[str]:
+        """What is wrong with the pointers there are; nothing should be."""
+        return [flaw for place in await self.pointers.places() for flaw in self._flaws(await self.pointers.of(*place))]
+
+    def _flaws(self, newest_first: Sequence[Pointer]) -> list[str]:
+        epochs = [pointer.epoch for pointer in newest_first]
+        found = [f"snapshots of {newest_first[0].job}[{newest_first[0].part}] by epoch: {epochs}"] if epochs != sorted(epochs)[::-1] else []
+        for pointer in newest_first:
+            body = self.objects.contents.get(pointer.manifest)
+            if pointer.manifest in self.rotten or body is None:
+                found += [] if pointer.manifest in self.rotten else [f"{pointer.manifest} is missing"]
+                continue
+            for file in manifests.decode(body).files:
+                content = self.objects.contents.get(file.object)
+                if file.object not in self.rotten and (content is None or hashlib.sha256(content).hexdigest() != file.sha256):
+                    found.append(f"{pointer.manifest} names {file.object}, which is {'missing' if content is None else 'another'}")
+        return found
+
+
+class SimObjects:
+    """See `snapshots.store.Objects`."""
+
+    def __init__(self, process: Process, inner: MemoryObjects) -> None:
+        self._process, self._inner = process, inner
+
+    async def put(self, key: str, body: bytes) -> None:
+        await self._process.ask(lambda: self._inner.put(key, body), StoreError)
+
+    async def get(self, key: str) -> bytes | None:
+        return await self._process.ask(lambda: self._inner.get(key), StoreError)
+
+    async def upload(self, key: str, path: Path) -> None:
+        await self._process.ask(lambda: self._inner.upload(key, path), StoreError)
+
+    async def download(self, key: str, path: Path) -> str | None:
+        return await self._process.ask(lambda: self._inner.download(key, path), StoreError)
+
+    async def stored(self, prefix: str) -> list[Stored]:
+        return await self._process.ask(lambda: self._inner.stored(prefix), StoreError)
+
+    async def remove(self, keys: Sequence[str]) -> None:
+        await self._process.ask(lambda: self._inner.remove(keys), StoreError)
+
+
+class SimPointers:
+    """See `snapshots.store.Pointers`."""
+
+    def __init__(self, process: Process, archive: Archive) -> None:
+        self._process, self._archive = process, archive
+
+    @property
+    def _rows(self) -> MemoryPointers:
+        rows = self._archive.pointers
+        rows.epochs = dict(self._archive.owners())
+        return rows
+
+    async def add(self, job: JobId, part: PartitionIndex, epoch: Epoch, manifest: str, sha256: str) -> bool:
+        await self._process.stumble(0.05)
+        return await self._process.ask(lambda: self._added(job, part, epoch, manifest, sha256), StoreError)
+
+    async def _added(self, job: JobId, part: PartitionIndex, epoch: Epoch, manifest: str, sha256: str) -> bool:
+        added = await self._rows.add(job, part, epoch, manifest, sha256)
+        if added and self._archive.owners().get((job, part)) != epoch:
+            self._archive.foreign.append(f"{manifest} was pointed at by epoch {epoch}, which does not own {job}[{part}]")
+        return added
+
+    async def of(self, job: JobId, part: PartitionIndex) -> list[Pointer]:
+        return await self._process.ask(lambda: self._rows.of(job, part), StoreError)
+
+    async def places(self) -> list[Place]:
+        return await self._process.ask(lambda: self._rows.places(), StoreError)
+
+    async def jobs(self) -> set[JobId]:
+        return await self._process.ask(lambda: self._rows.jobs(), StoreError)
+
+    async def now(self) -> datetime:
+        return await self._process.ask(lambda: self._rows.now(), StoreError)
+
+    async def remove(self, pointers: Sequence[Pointer]) -> None:
+        await self._process.ask(lambda: self._rows.remove(pointers), StoreError)

@@ -1,0 +1,129 @@
+"""Who reads while all this goes on: slots asked directly, and clients that look for the owner as query servers do.
+
+A slot's answer is compared with a recompute of exactly the records below the offsets it says it has applied, in the same moment. A client's
+answer comes from some moment; it must be a row that was written for its key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from fennel_core.connections.frames import RemoteError
+from fennel_core.engine.service import SlotService
+from fennel_core.query.errors import Moving, ParkedJob
+from fennel_core.query.lookups import Lookups, Want
+from fennel_core.query.owners import Owners, Ownership
+from fennel_core.vocab.ids import JobId, PartitionIndex, TopicName
+from fennel_core.vocab.keys import partition_of
+from fennel_core.vocab.versions import decode
+from tests.sim.engine import chain
+from tests.sim.engine.log import ModelLog
+from tests.sim.engine.parts import Died
+
+if TYPE_CHECKING:
+    from tests.sim.engine.world import Living, World
+
+MOMENTS = (6.0, 14.0, 1000.0)
+PATIENCE_S = 4.0
+
+
+class Readers:
+    """Compares answers of slots with the records they have applied."""
+
+    def __init__(self, log: ModelLog, chosen: random.Random, partitions: int) -> None:
+        self._log, self._random, self._partitions = log, chosen, partitions
+        self._decoded: dict[tuple[TopicName, int], list[tuple[int, list[dict[str, Any]]]]] = {}
+        self.compared = 0
+
+    def wrong(self, service: SlotService, job: JobId, part: PartitionIndex) -> list[str]:
+        """What is wrong with the answers of this slot about a job partition that it answers for."""
+        keys = chain.keys_of(job)
+        here = [(name, key) for name, key in keys if partition_of(key, self._partitions) == part]
+        if not here or self._random.random() < 0.8:
+            return []
+        name, key = self._random.choice(here)
+        second = self._random.choice(MOMENTS)
+        at = chain.micros(second)
+        topic = chain.USERS if job == chain.TABLE.id else chain.JOINED
+        (answer,) = service._lookup(job, part, [key], at)
+        applied = service._runner(job, part).applied[topic]
+        expected = chain.row_of(job, name, at, self._rows(topic, part, applied))
+        self.compared += 1
+        if (found := chain.decoded(answer)) == expected:
+            return []
+        return [f"{job}[{part}] answers {found} for {name} as of {second} s; below offset {applied} there is {expected}"]
+
+    def _rows(self, topic: TopicName, part: int, stop: int) -> list[dict[str, Any]]:
+        """Versions that are left below an offset."""
+        known = self._decoded.setdefault((topic, part), [])
+        first = known[-1][0] + 1 if known else 0
+        for record in self._log.committed((topic, part), first):
+            if record.control is None:
+                frame = decode(record.value)
+                physical = frame.with_columns(frame["at"].to_physical())
+                known.append((record.offset, physical.to_dicts()))
+        left: Counter[tuple[tuple[str, Any], ...]] = Counter()
+        for offset, rows in known:
+            if offset < stop:
+                for row in rows:
+                    left[tuple((n, v) for n, v in row.items() if n != "__sign")] += row["__sign"]
+        return [dict(row) for row, count in left.items() for _ in range(count)]
+
+
+class Client:
+    """A query server's side of lookups: production's search for the owner, over calls that meet the slot's process."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._owners = Owners(self)
+        self._lookups = Lookups(self, self._owners, PATIENCE_S)  # type: ignore[arg-type]  # the one method of Slots that is called
+        self.answers = 0
+
+    async def read_owners(self) -> Ownership:
+        return Ownership({key: row.slot for key, row in self._world.registry._rows.items() if row.slot is not None}, {})
+
+    async def call(self, address: str, op: str, argument: Any) -> Any:
+        """As `query.slots.Slots.call`."""
+        living: Living | None = next((each for each in self._world.slots if each.slot.id == address), None)
+        if living is None:
+            raise ConnectionRefusedError(address)
+        try:
+            await living.process.gate()
+            await living.process.delay()
+            await living.process.gate()
+            return await living.service(op, argument)
+        except Died as died:
+            raise ConnectionResetError(address) from died
+
+    async def ask_on(self) -> None:
+        chosen = self._world.dice.random
+        while True:
+            await asyncio.sleep(chosen.choice([0.2, 1.0]))
+            uid, key = chosen.choice(chain.keys_of(chain.TABLE.id))
+            second = chosen.choice(MOMENTS)
+            try:
+                ((row,),) = await self._lookups.fetch([Want(chain.TABLE.id, self._world.partitions, [key], chain.micros(second))])
+            except (Moving, ParkedJob):
+                continue
+            self.answers += 1
+            self._judge(uid, second, chain.decoded(row))
+
+    def _judge(self, uid: str, second: float, row: Sequence[Any] | None) -> None:
+        fed = [[u["at"], u["city"]] for u in self._world.feed.sent if u["uid"] == uid and not u["__gone"]]
+        if row is not None and (list(row) not in fed or row[0] > chain.micros(second)):
+            self._world.broken.append(f"a client was told {row} of {uid} as of {second} s")
+
+    async def refusals(self, service: SlotService) -> None:
+        """What a slot does not know it refuses, with a code."""
+        nobody = {"job": "nobody", "part": 0, "as_of": 0, "limit": 1}
+        for op, argument, code in (("explain", {}, "unknown-op"), ("scan", nobody, "moved")):
+            try:
+                await service(op, argument)
+            except RemoteError as refused:
+                if refused.code == code:
+                    continue
+            raise AssertionError(f"{op} was not refused as {code}")

@@ -1,0 +1,106 @@
+"""Copies of state: what happens when two processes of one machine copy the same job partition."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fennel_core.blueprints.spec import Job
+from fennel_core.engine.progress import Progress
+from fennel_core.engine.snapshots import Snapshots
+from fennel_core.hangar.store import WriteBatch
+from fennel_core.operators import spec
+from fennel_core.snapshots.flow import Outrun, Taken, Tools
+from fennel_core.snapshots.memory import MemoryObjects, MemoryPointers
+from fennel_core.vocab.dtypes import Field, Str
+from fennel_core.vocab.ids import Epoch, JobId, Offset, PartitionIndex, TopicName, WorkspaceId
+from fennel_core.vocab.schema import Schema
+from tests.sim.engine.parts import Dice, DiskHangar, Process, restored
+
+T = TypeVar("T")
+JOB, PART = JobId("job"), PartitionIndex(0)
+NOBODY = Process(Dice(random.Random(1), 0.0))
+SPEC = Job(JOB, WorkspaceId("w"), (), (), spec.Table(Schema((Field("k", Str()),), (), "at")), TopicName("r"), TopicName("d"), 1, "")
+
+
+class Held(MemoryObjects):
+    """A bucket whose puts wait until they may go on."""
+
+    def __init__(self, contents: dict[str, bytes]) -> None:
+        super().__init__(lambda: datetime.now(UTC))
+        self.contents = contents
+        self.asked, self.go = asyncio.Event(), asyncio.Event()
+
+    async def put(self, key: str, body: bytes) -> None:
+        self.asked.set()
+        await self.go.wait()
+        self.contents[key] = body
+        self._written[key] = self._now()
+
+    async def upload(self, key: str, path: Path) -> None:
+        self.asked.set()
+        await self.go.wait()
+        await super().upload(key, path)
+
+
+class Here:
+    async def run(self, work: Callable[[], T]) -> T:
+        return work()
+
+
+@dataclass
+class Running:
+    """What is asked of a runner."""
+
+    hangar: DiskHangar
+    epoch: Epoch
+    job: Job = SPEC
+    part: int = PART
+    progress: Progress = field(default_factory=lambda: Progress(1, Offset(1), {}, 0))
+
+
+def holding(text: bytes) -> DiskHangar:
+    hangar = DiskHangar(NOBODY)
+    hangar.write(WriteBatch({b"%d" % n: text for n in range(20)}))
+    return hangar
+
+
+async def test_a_process_that_lost_its_partition_does_not_touch_the_copy_that_its_successor_makes(tmp_path: Path) -> None:
+    contents: dict[str, bytes] = {}
+    pointers = MemoryPointers(lambda: datetime.now(UTC), {(JOB, PART): Epoch(2)})
+    buckets = [Held(contents), Held(contents)]
+    names = iter("abcd")
+    both = [Snapshots(Tools(bucket, pointers), tmp_path, Here(), lambda: next(names)) for bucket in buckets]
+    runners: list[Any] = [Running(holding(b"zombie"), Epoch(1)), Running(holding(b"owner"), Epoch(2))]
+
+    zombie = asyncio.create_task(both[0].take(runners[0]))
+    await buckets[0].asked.wait()
+    owner = asyncio.create_task(both[1].take(runners[1]))
+    await buckets[1].asked.wait()
+    buckets[0].go.set()
+    (lost,) = await asyncio.gather(zombie, return_exceptions=True)
+    assert isinstance(lost, Outrun | OSError)
+    buckets[1].go.set()
+    assert isinstance(await owner, Taken)
+
+    def opener(job: JobId, part: PartitionIndex) -> DiskHangar:
+        return DiskHangar(NOBODY, restored(tmp_path / job / str(part)))
+
+    found = await both[1].open(JOB, PART, Epoch(3), opener)
+    assert found.scan(b"", b"\xff") == runners[1].hangar.scan(b"", b"\xff")
+
+
+async def test_a_copy_that_a_dead_process_left_behind_is_removed_by_the_next_owner(tmp_path: Path) -> None:
+    left = tmp_path / JOB / f"checkpoint-{PART}-1"
+    left.mkdir(parents=True)
+    bucket = Held({})
+    bucket.go.set()
+    pointers = MemoryPointers(lambda: datetime.now(UTC), {(JOB, PART): Epoch(2)})
+    running: Any = Running(holding(b"owner"), Epoch(2))
+    assert isinstance(await Snapshots(Tools(bucket, pointers), tmp_path, Here(), lambda: "a").take(running), Taken)
+    assert not left.exists()
