@@ -55,7 +55,7 @@ def docker_engine(data: Path, *, keep: bool) -> Iterator[dict[str, str]]:
     if os.getuid() != 0 or shutil.which("dockerd") is None:
         raise Unable("No Docker engine answers, and only root with `dockerd` can start one: start yours and run again.")
     data.mkdir(parents=True, exist_ok=True, mode=0o700)
-    packet_filter = run("iptables-save")
+    packet_filter = _packet_filter()
     with tempfile.TemporaryDirectory(prefix="fennel-docker-") as run_folder, (data.parent / "dockerd.log").open("w") as log:
         address = f"unix://{run_folder}/docker.sock"
         folders = ["--data-root", str(data), "--exec-root", f"{run_folder}/exec", "--pidfile", f"{run_folder}/pid"]
@@ -71,6 +71,12 @@ def docker_engine(data: Path, *, keep: bool) -> Iterator[dict[str, str]]:
             subprocess.run(["iptables-restore"], input=packet_filter, text=True, check=True)
     if not keep:
         shutil.rmtree(data)
+
+
+def _packet_filter() -> str:
+    """For `iptables-restore`, which leaves a table alone that its input does not name: one that is empty now is named as empty."""
+    found = run("iptables-save")
+    return found + "".join(f"*{table}\nCOMMIT\n" for table in ("filter", "nat") if f"*{table}\n" not in found)
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], env: dict[str, str], log: str) -> None:
