@@ -237,6 +237,8 @@ class Supervisor:
         changed = {key: (h.epoch, report) for key, h in self.hosted.items() if (report := h.report()) != h.reported}
         if not changed:
             return
+        for key in changed:
+            self.hosted[key].reported = None  # until the registry has answered, it may hold the one or the other
         await self.registry.report(changed, self.slot.id)
         for key, (epoch, report) in changed.items():
             hosted = self.hosted.get(key)

@@ -63,6 +63,9 @@ class Running:
     part: int = PART
     progress: Progress = field(default_factory=lambda: Progress(1, Offset(1), {}, 0))
 
+    def settle(self) -> Progress:
+        return self.progress
+
 
 def holding(text: bytes) -> DiskHangar:
     hangar = DiskHangar(NOBODY)

@@ -1,74 +1,59 @@
-"""The supervisor and tasks that do not end when they are told to."""
+"""What a supervisor tells the registry, whatever becomes of the answers."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from dataclasses import dataclass, field
-from typing import Any, cast
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from fennel_core.bank.memory_registry import MemoryRegistry
-from fennel_core.bank.registry import Slot
-from fennel_core.engine.supervisor import Supervisor, Workshop
+from fennel_core.bank.registry import JobPartition, RegistryUnavailable, Report, Slot
+from fennel_core.engine.supervisor import Hosted, Supervisor
 from fennel_core.vocab.ids import EngineId, Epoch, JobId, Millis, PartitionIndex, SlotId
 
-JOB, PART = JobId("w.job.a.1"), PartitionIndex(0)
-KEY = (JOB, PART)
+KEY = (JobId("job"), PartitionIndex(0))
+ME = Slot(SlotId("me"), EngineId("e"), "here")
+
+
+class Forgetful(MemoryRegistry):
+    """A registry whose answers can be lost after it did what it was asked."""
+
+    answers = True
+
+    async def report(self, reports: Mapping[JobPartition, tuple[Epoch, Report]], slot: SlotId) -> None:
+        await super().report(reports, slot)
+        if not self.answers:
+            raise RegistryUnavailable("the answer was lost")
 
 
 @dataclass
-class EndlessRunner:
+class Running:
+    """What is asked of a runner."""
+
+    lag: int
     status: str = "running"
-    lag: int | None = 0
-    ran: bool = False
-
-    async def run(self) -> None:
-        self.ran = True
-        await asyncio.Event().wait()
 
 
-@dataclass
-class Deaf:
-    """A workshop that is cancelled while it makes a runner, and makes it all the same."""
-
-    making: asyncio.Event = field(default_factory=asyncio.Event)
-    go_on: asyncio.Event = field(default_factory=asyncio.Event)
-    runner: EndlessRunner = field(default_factory=EndlessRunner)
-    closed: bool = False
-
-    async def make(self, job: JobId, part: PartitionIndex, epoch: Epoch) -> Any:
-        self.making.set()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self.go_on.wait()
-        return self.runner
-
-    async def close(self, runner: Any) -> None:
-        self.closed = True
-
-    def stored(self) -> set[JobId]:
-        return set()
-
-
-@dataclass
-class Still:
+class Clock:
     def monotonic_ms(self) -> int:
         return 0
 
     async def sleep(self, ms: int) -> None:
-        await asyncio.Event().wait()
+        await asyncio.sleep(0)
 
 
-async def test_a_runner_whose_cancellation_was_lost_while_it_was_made_is_stopped_all_the_same() -> None:
-    registry, workshop = MemoryRegistry(lambda: 0), Deaf()
-    registry.add(JOB, b"spec", 1)
-    slot = Slot(SlotId("s"), EngineId("e"), "run/s.sock")
-    await registry.heartbeat(slot, Millis(1000))
-    supervisor = Supervisor(slot, registry, cast(Workshop, workshop), Still(), Millis(1000), 1000)
-    await supervisor.tick()
-    await workshop.making.wait()
-    registry.condemn(JOB)
-    async with asyncio.timeout(5):
-        await supervisor.tick()
-    assert KEY not in supervisor.hosted
-    assert workshop.closed, "its store is released"
-    assert not workshop.runner.ran
+async def test_what_the_registry_may_have_heard_is_corrected_even_when_things_are_again_as_they_were_before() -> None:
+    registry = Forgetful(lambda: 0)
+    registry.add(KEY[0], b"", 1)
+    await registry.heartbeat(ME, Millis(1000))
+    epoch = (await registry.claim([(KEY, Epoch(0))], ME.id, Millis(1000)))[KEY]
+    workshop: Any = None
+    runner: Any = Running(0)
+    supervisor = Supervisor(ME, registry, workshop, Clock(), Millis(1000), 1000)
+    supervisor.hosted[KEY] = Hosted(epoch, runner=runner)
+    for lag, answers in ((0, True), (6, False), (0, True)):
+        runner.lag, registry.answers = lag, answers
+        reporting = asyncio.gather(supervisor._report(), return_exceptions=True)
+        await reporting
+        assert registry.reports()[KEY][1].lag == lag
