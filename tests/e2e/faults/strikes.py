@@ -68,9 +68,18 @@ class Gate:
     async def kill_task(self) -> int:
         """Kill the process of the Airflow task that waits here, with -9."""
         pid = self.client(await self.reached())
-        assert "airflow" in " ".join(psutil.Process(pid).parent().cmdline()), "it is a task of Airflow"
+        assert is_task(pid), "it is a task of Airflow"
         os.kill(pid, signal.SIGKILL)
         return pid
+
+    async def strike(self) -> None:
+        """Kill the task that waits here; where the definition server, which is told as well, came first: cut its connection."""
+        backend = await self.reached()
+        pid = self.client(backend)
+        if is_task(pid):
+            os.kill(pid, signal.SIGKILL)
+        else:
+            self.keeper.execute("SELECT pg_terminate_backend(%s)", (backend,))
 
     async def cut(self) -> None:
         """Cut the connection that waits."""
@@ -91,6 +100,12 @@ class Gate:
 
     def open(self) -> None:
         self.keeper.execute("SELECT pg_advisory_unlock_all()")
+
+
+def is_task(pid: int) -> bool:
+    """Is it the process of a task of Airflow?"""
+    parent = psutil.Process(pid).parent()
+    return parent is not None and "airflow" in " ".join(parent.cmdline())
 
 
 WAITING = """

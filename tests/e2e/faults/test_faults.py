@@ -72,7 +72,7 @@ async def test_a_task_killed_in_the_middle_is_run_again_and_the_commit_stands(
     async with move(world) as moving:
         async with gate(settings, world.workspace, where) as stopped:
             commit = moving.commit()
-            await stopped.kill_task()
+            await stopped.strike()
         status, text = await commit
         assert status == 200, text
     await moving.stands()
