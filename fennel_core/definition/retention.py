@@ -18,13 +18,13 @@ from typing import Final, cast
 from confluent_kafka.admin import AdminClient
 
 from fennel_core.blueprints.logical import AssetKind
-from fennel_core.blueprints.spec import Catalog, Job
+from fennel_core.blueprints.spec import Job
 from fennel_core.connections import offsets, postgres, s3
 from fennel_core.connections.kafka import client_config
 from fennel_core.connections.offsets import Source
 from fennel_core.connections.postgres import Pool
 from fennel_core.history.postgres import PostgresHistoryFiles
-from fennel_core.operators.spec import Aggregate
+from fennel_core.history.topics import Topics
 from fennel_core.settings.model import Settings
 from fennel_core.snapshots import flow
 from fennel_core.snapshots.flow import Tools
@@ -41,7 +41,6 @@ from fennel_core.vocab.ids import JobId, Offset, PartitionIndex, TopicName
 TIMEOUT_S: Final = 15.0
 TOPICS: Final = "SELECT id, blueprint FROM asset WHERE kind = ANY(%s) AND state = 'live'"
 JOBS: Final = "SELECT id, spec FROM job WHERE desired = 'run'"
-CATALOGS: Final = "SELECT c.id, c.catalog FROM branch b JOIN commit c ON c.id IN (b.target, b.serving) WHERE c.catalog IS NOT NULL"
 log = logger(__name__)
 NEEDED_LOST: Final = gauge("fennel_core_needed_records_lost", "Job partitions that could not start again: records they need are gone.")
 NEEDED_OLD: Final = gauge(
@@ -80,6 +79,7 @@ class Retention:
         self._settings, self._pool = settings, pool
         self._tools = Tools(S3Objects(s3.client(settings), settings.s3_bucket), PostgresPointers(pool))
         self._admin = AdminClient(client_config(settings))
+        self._topics = Topics(pool)
         self._positions: dict[str, Position] = {}
 
     async def look(self, now_ms: int) -> Seen:
@@ -111,11 +111,9 @@ class Retention:
         return {s: Log(s[0], PartitionIndex(s[1]), kinds[s[0]], *bounds[s], aged[s], warned[s]) for s in sources}
 
     async def _kinds(self, jobs: Collection[Job]) -> dict[TopicName, Kind]:
-        """Every topic that the bank holds and that is deleted from here. Rows for history: datasets', and inputs of terminal aggregates."""
+        """Every topic that the bank holds and that is deleted from here."""
         kept = await self._rows(TOPICS, ([AssetKind.TOPIC.value, AssetKind.REPLAYLOG.value],))
-        content = {topic for job in jobs if isinstance(job.step, Aggregate) and job.step.terminal for topic in job.inputs}
-        for _, stored in await self._rows(CATALOGS):
-            content |= {view.topic for view in canonical.loads(cast(bytes, stored), Catalog).datasets if view.topic is not None}
+        content = await self._topics.wanted()
         replaylogs = {job.replaylog for job in jobs}
         found = {}
         for name, _ in kept:

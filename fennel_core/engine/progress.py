@@ -50,7 +50,7 @@ def load(reads: Reads) -> Progress:
         return FRESH
     state_format, iteration, replayed, offsets, state_hash = _decode(stored)
     if state_format != STATE_FORMAT:
-        raise StateFormatError(f"state format {state_format} is not {STATE_FORMAT}: rebuild this job partition (recovery DAG)")
+        raise StateFormatError(f"state format {state_format} is not {STATE_FORMAT}: run the version that wrote it")
     return Progress(iteration, Offset(replayed), {TopicName(t): Offset(o) for t, o in offsets.items()}, int.from_bytes(state_hash, "big"))
 
 

@@ -197,8 +197,7 @@ class Runner:
         except Gone as gone:
             raise Missing(
                 f"{self.job.title} ({self.job.id}[{self.part}]) stands before the beginning of its log: {gone}. Nothing is skipped. "
-                f"Rebuild it with the recovery DAG from a snapshot that stands at {gone.start} or later; if there is none, commit its "
-                "dataset under a new version"
+                f"No snapshot of it stands at {gone.start} or later: commit its dataset under a new version"
             ) from gone
         except Beyond as beyond:
             raise StrangeState(f"{self.job.id}[{self.part}] holds state of another log: {beyond}") from beyond
@@ -249,7 +248,7 @@ class Runner:
             raise ReplayMismatch(
                 f"iteration {marker.iteration} replayed to other mutations than it made (step version {marker.step_version} then, "
                 f"{self._work.version} now; environment {marker.environment} then, {self._limits.environment} now): "
-                "rebuild this job partition from an older snapshot with the recovery DAG"
+                "this state is given up for an older snapshot"
             )
         offsets = {covered.topic: covered.next for covered in marker.ranges}
         self._progress = self._store(marker.iteration, made.outcome, made.state_hash, offsets, replayed)
@@ -269,7 +268,7 @@ class Runner:
             load = asked
         made_by = (load.step_version, load.state_format)
         if made_by != (self._work.version, progress_of_state.STATE_FORMAT):
-            raise LoadDamaged(f"load {load.name} was made by step version and state format {made_by}: rebuild this job partition")
+            raise LoadDamaged(f"load {load.name} was of step version and state format {made_by}: commit its dataset under a new version")
         self.status = "loading"
         self._announce()
         for number in range(following, len(load.pieces)):

@@ -71,7 +71,7 @@ class BulkLane:
     async def load(self, name: str) -> Load:
         body = await self._objects.get(name)
         if body is None:
-            raise LoadDamaged(f"the manifest {name} is gone: rebuild this job partition (recovery DAG)")
+            raise LoadDamaged(f"the manifest {name} is gone: commit its dataset under a new version")
         return manifest_of(body)
 
     async def chunk(self, load: Load, number: int) -> Chunk:

@@ -109,7 +109,7 @@ def chunk_bytes(outgoing: Sequence[Outgoing], puts: Mapping[bytes, bytes]) -> by
 def chunk_of(piece: Piece, body: bytes | None) -> Chunk:
     """The chunk in an object; LoadDamaged when it is not there or not what was staged."""
     if body is None or digest(body) != piece.sha256:
-        raise LoadDamaged(f"chunk {piece.key} is {'gone' if body is None else 'damaged'}: rebuild this job partition (recovery DAG)")
+        raise LoadDamaged(f"chunk {piece.key} is {'gone' if body is None else 'damaged'}: commit its dataset under a new version")
     whole: bytes = _CODEC.decompress(body[8:], decompressed_size=int.from_bytes(body[:8], "big"), asbytes=True)
     fields: list[Any] = _decode(whole)
     assert fields[0] == FORMAT, "a manifest of this format names chunks of this format"

@@ -111,5 +111,5 @@ async def test_a_need_is_told_while_it_is_old_and_when_it_is_lost_and_then_the_j
             source = (first.inputs[0], part)
             assert f"{source[0]}[{part}] begins at {more[source]}: its records from" in error
             assert f"to {more[source] - 1} are gone. Nothing is skipped" in error
-            assert "recovery DAG" in error
+            assert "commit its dataset under a new version" in error
         await read_everywhere(kept, USERS, await kept.owned(second, slots=1), "Oslo")

@@ -15,7 +15,7 @@ from tests.sim.engine.world import simulate
 SUBJECTS: Final = (runner, supervisor, service, snapshots, progress, frontiers, outputs, flow)
 WANTED_PERCENT: Final = 85
 ELSEWHERE: Final = {"_load", "_publish", "_of_chunk"}
-"""Functions of the bulk lane, which this world does not have: `tests/unit/engine` kills a runner at every step of theirs."""
+"""Functions of the bulk lane, which this world does not have: `tests/unit/engine/test_bulk.py` lets runners die in them."""
 
 
 def covered(seeds: Iterable[int]) -> dict[str, float]:

@@ -188,7 +188,7 @@ async def test_a_damaged_chunk_stops_the_job_partition_and_says_what_to_do() -> 
     load = await lane.wanted(job, PartitionIndex(0))
     assert load is not None
     lane.objects[load.pieces[0].key] += b"x"
-    with pytest.raises(LoadDamaged, match="rebuild"):
+    with pytest.raises(LoadDamaged, match="new version"):
         await lane.chunk(load, 0)
     del lane.objects[load.pieces[0].key]
     with pytest.raises(LoadDamaged, match="gone"):

@@ -179,7 +179,7 @@ async def test_a_replay_that_makes_other_mutations_is_refused() -> None:
             return super().apply(reads, source, batch.with_columns(pl.col("value") + 1))
 
     drifted = Runner(job(), 0, Epoch(2), Work(Drifted(), None, 1, None), MemoryHangar(), MemoryBroker(log), SameThread(), LIMITS)
-    with pytest.raises(ReplayMismatch, match="recovery DAG"):
+    with pytest.raises(ReplayMismatch, match="older snapshot"):
         await drifted.run()
 
 
@@ -189,7 +189,7 @@ async def test_a_runner_that_needs_records_which_are_gone_says_which_and_skips_n
     await feed(log, ROWS)
     log.forget((SOURCE, 0), Offset(6))
     runner = make(log, hangar, 1, outputs=outputs)
-    with pytest.raises(Missing, match=r"a job \(job\[0\]\).*source\[0\] begins at 6: its records from 0 to 5 are gone.*recovery DAG"):
+    with pytest.raises(Missing, match=r"a job \(job\[0\]\).*source\[0\] begins at 6: its records from 0 to 5 are gone.*new version"):
         await runner.run()
     assert runner.status != "running"
     assert emitted(log) == []
