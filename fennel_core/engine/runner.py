@@ -64,6 +64,15 @@ class Condemned(Unusable):
     """Somebody who looked at the state while it ran said that it must be rebuilt."""
 
 
+class Ordered(Condemned):
+    """A person wants the state rebuilt: everything that was passed over before is tried again."""
+
+    def __init__(self, why: str, before: int | None = None) -> None:
+        """`before`: only from snapshots with lower numbers than this; None: from any."""
+        super().__init__(why)
+        self.before = before
+
+
 class Missing(Exception):
     """The log no longer has records that this state needs: the job partition can neither go on nor skip them."""
 

@@ -12,12 +12,13 @@ from collections.abc import Sequence
 from typing import Any, Protocol, cast
 
 from fennel_core.connections.frames import RemoteError
-from fennel_core.engine.runner import Runner
+from fennel_core.engine.runner import Ordered, Runner
 from fennel_core.engine.snapshots import Snapshots
 from fennel_core.engine.supervisor import Supervisor
 from fennel_core.hangar.store import HangarClosed, HangarDamaged
 from fennel_core.operators.step import Served
 from fennel_core.snapshots.flow import Outrun, Taken, Unchanged
+from fennel_core.snapshots.recovery import State
 from fennel_core.snapshots.store import StoreError
 from fennel_core.vocab.ids import JobId, Micros, Offset, PartitionIndex, TopicName
 
@@ -46,6 +47,11 @@ class SlotService:
                 return await self._wait(argument["items"], argument["timeout_ms"])
             case "scan":
                 return self._scan(argument["job"], argument["part"], argument["as_of"], argument["limit"])
+            case "states":
+                return [self._state(JobId(job), PartitionIndex(part)) for job, part in argument["items"]]
+            case "rebuild":
+                why = Ordered(argument["why"], argument["before"])
+                return [await self._supervisor.rebuild((JobId(job), PartitionIndex(part)), why) for job, part in argument["items"]]
             case "snapshot":
                 return [[job, part, *await self._snapshot(job, part)] for job, part in argument["items"]]
             case _:
@@ -60,6 +66,15 @@ class SlotService:
         if hosted.runner is None or hosted.runner.status != "running":
             raise RemoteError("moved", f"{job}[{part}] is recovering")
         return hosted.runner
+
+    def _state(self, job: JobId, part: PartitionIndex) -> State | None:
+        """How far one of our job partitions has come, whatever it is doing; None for others'."""
+        hosted = self._supervisor.hosted.get((job, part))
+        if hosted is None or hosted.lost or not self._supervisor.lease_is_live():
+            return None
+        report = hosted.report()
+        seen = 0 if hosted.runner is None else sum(hosted.runner.applied.values())
+        return State(hosted.epoch, report.status, report.lag, report.error, seen, self._snapshots.origin(job, part))
 
     def _lookup(self, job: str, part: int, keys: Sequence[bytes], as_of: int | Sequence[int]) -> list[bytes | None]:
         runner = self._runner(job, part)

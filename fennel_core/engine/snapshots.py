@@ -23,7 +23,7 @@ import structlog
 
 from fennel_core.engine import progress
 from fennel_core.engine.progress import STATE_FORMAT, Progress, StateFormatError
-from fennel_core.engine.runner import Condemned, Pool, Runner
+from fennel_core.engine.runner import Condemned, Ordered, Pool, Runner
 from fennel_core.hangar.store import Hangar, HangarDamaged
 from fennel_core.snapshots import decide, flow
 from fennel_core.snapshots.checksums import Checksums
@@ -60,6 +60,8 @@ class Snapshots:
         self._passed_over: dict[Place, set[int | Origin]] = {}
         self._doomed: dict[Place, str] = {}
         """Local states that the next opening puts aside, and why."""
+        self._before: dict[Place, int] = {}
+        """Numbers of snapshots from which on a person does not want any that exist when the partition is next opened."""
 
     async def take(self, runner: Runner) -> Taken | Unchanged | Outrun:
         """Copy a running runner's state. StoreError, HangarClosed (it stopped meanwhile) and OSError pass through."""
@@ -77,7 +79,8 @@ class Snapshots:
             subject = Subject(job, part, runner.epoch, STATE_FORMAT, _position(runner.settle()))
             sums = self._sums.setdefault((job, part), Checksums())
             try:
-                made = await flow.take(self._tools, subject, lambda: self._pool.run(copied), self._unique(), sums)
+                passed = [number for number in self._passed_over.get((job, part), ()) if not isinstance(number, Origin)]
+                made = await flow.take(self._tools, subject, lambda: self._pool.run(copied), self._unique(), sums, passed)
             finally:
                 await asyncio.shield(self._pool.run(lambda: shutil.rmtree(folder, ignore_errors=True)))
         if isinstance(made, Taken):
@@ -92,9 +95,26 @@ class Snapshots:
         """
         place = (job, part)
         self._doomed[place] = str(why)
+        if isinstance(why, Ordered):
+            self._passed_over.pop(place, None)
+            self._before.pop(place, None)
+            if why.before is not None:
+                self._before[place] = why.before
         origin = self._origins.get(place, Origin.DISK)
         if not isinstance(why, HangarDamaged | Condemned) and origin is not Origin.DISK:
             self._passed_over.setdefault(place, set()).add(origin)
+
+    def origin(self, job: JobId, part: PartitionIndex) -> str:
+        """What the state that is there now was made from, for people."""
+        match self._origins.get((job, part)):
+            case None:
+                return "nothing yet"
+            case Origin.DISK:
+                return "its local state"
+            case Origin.NOTHING:
+                return "the beginning of its log"
+            case number:
+                return f"snapshot #{number}"
 
     async def open(self, job: JobId, part: PartitionIndex, epoch: Epoch, opener: Callable[[JobId, PartitionIndex], Hangar]) -> Hangar:
         """The state to start from: what is here or the newest snapshot, whichever has seen more; if it is damaged, the next best.
@@ -102,9 +122,14 @@ class Snapshots:
         StoreError and OSError pass through. NothingLeft when even replay from the log's beginning went wrong before.
         """
         place = (job, part)
-        if (why := self._doomed.pop(place, None)) is not None:
+        if (why := self._doomed.get(place)) is not None:
             await self._put_aside(place, why)
-        pointers = [p for p in await self._tools.pointers.of(job, part) if p.number not in self._passed_over.get(place, ())]
+            self._doomed.pop(place, None)  # not before: who is cancelled meanwhile must find it doomed still
+            self._origins.pop(place, None)
+        taken = await self._tools.pointers.of(job, part)
+        if (before := self._before.pop(place, None)) is not None:
+            self._passed_over.setdefault(place, set()).update(pointer.number for pointer in taken if pointer.number >= before)
+        pointers = [pointer for pointer in taken if pointer.number not in self._passed_over.get(place, ())]
         local = await self._local(place, opener)
         try:
             if local is not None:

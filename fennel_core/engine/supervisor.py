@@ -114,6 +114,20 @@ class Supervisor:
                 helper.cancel()
             await self.shut_down()
 
+    async def rebuild(self, key: JobPartition, why: Exception) -> Epoch | None:
+        """Have a job partition of ours start again at once, and not from its local state; its epoch, None when it is not ours.
+
+        It does not matter whether it runs, recovers or is parked: its back-off ends too.
+        """
+        hosted = self.hosted.get(key)
+        if hosted is None or hosted.lost:
+            return None
+        self.workshop.distrust(*key, why)
+        await self._stop(key)
+        if key not in self.hosted:  # else a turn of the supervisor has claimed it anew meanwhile, and starts it as we would
+            self._start(key, hosted.epoch)
+        return self.hosted[key].epoch
+
     async def shut_down(self) -> None:
         """Stop every runner and give every lease back."""
         await asyncio.gather(*(self._stop(key) for key in list(self.hosted)))

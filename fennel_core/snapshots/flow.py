@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -83,13 +83,19 @@ class Pruned:
 
 
 async def take(
-    tools: Tools, subject: Subject, checkpoint: Callable[[], Awaitable[Path]], unique: str, sums: Checksums | None = None
+    tools: Tools,
+    subject: Subject,
+    checkpoint: Callable[[], Awaitable[Path]],
+    unique: str,
+    sums: Checksums | None = None,
+    distrusted: Collection[int] = (),
 ) -> Taken | Unchanged | Outrun:
     """Copy a state to the bucket, if it changed. `checkpoint` makes a folder of files that nobody changes. StoreError passes through.
 
-    `sums` remembers checksums from one snapshot of the same folder to the next.
+    `sums` remembers checksums from one snapshot of the same folder to the next. `distrusted`: numbers of snapshots to which this state is
+    the answer: where the newest is one of them, the state is copied as a whole, even if it stands where that stands.
     """
-    newest = await _newest(tools, subject.job, subject.part)
+    newest = await _newest(tools, subject.job, subject.part, distrusted)
     if newest is not None and decide.unchanged(newest[1], subject.state_format, subject.position):
         return Unchanged(newest[0].manifest)
     folder = await checkpoint()
@@ -185,10 +191,10 @@ async def _clear(tools: Tools, place: Place, stored: Sequence[Stored], grace: ti
     return Pruned(len(pointers), len(unnamed))
 
 
-async def _newest(tools: Tools, job: JobId, part: PartitionIndex) -> tuple[Pointer, Manifest] | None:
+async def _newest(tools: Tools, job: JobId, part: PartitionIndex, distrusted: Collection[int]) -> tuple[Pointer, Manifest] | None:
     """The newest snapshot, if it can be built upon: a damaged one is answered with a complete new one."""
     pointers = await tools.pointers.of(job, part)
-    if not pointers:
+    if not pointers or pointers[0].number in distrusted:
         return None
     try:
         manifest = await _manifest(tools.objects, pointers[0])

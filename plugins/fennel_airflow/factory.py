@@ -24,6 +24,7 @@ RECONCILE_SCHEDULE: Final = "*/5 * * * *"
 SNAPSHOT_MINUTES: Final = int(os.environ.get("FENNEL_SNAPSHOT_MINUTES") or 10)
 """`Settings.snapshot_minutes`, read by hand: the model is too heavy for what every task imports. A test holds the two together."""
 
+RECOVERY_HOURS: Final = 6
 _SERVER: Final = "Set by the definition server"
 
 COMMIT_PARAMS: Final = {
@@ -79,6 +80,41 @@ COMMIT_PARAMS: Final = {
     ),
 }
 
+WHICH_PARAMS: Final = {
+    "workspace": Param(
+        None,
+        type=["null", "string"],
+        pattern="^[a-z0-9-]{1,63}$",
+        title="Workspace",
+        description="All of its job partitions, or those of one dataset.",
+    ),
+    "dataset": Param(None, type=["null", "string"], minLength=1, title="Dataset", description="Only the jobs that work for this one."),
+    "jobs": Param(
+        [],
+        type="array",
+        items={"type": "string"},
+        title="Job ids",
+        description="In place of a workspace: ids as `fennel-core status` shows them, one per line.",
+    ),
+    "partitions": Param(
+        [],
+        type="array",
+        items={"type": "integer", "minimum": 0},
+        title="Partitions",
+        description="Only these partitions; none: all.",
+    ),
+}
+RECOVERY_PARAMS: Final = WHICH_PARAMS | {
+    "before": Param(
+        None,
+        type=["null", "integer"],
+        minimum=1,
+        title="Older than snapshot",
+        description="Start from a snapshot with a lower number than this: a drill names the numbers it found bad.",
+    ),
+    "dry_run": Param(False, type="boolean", title="Dry run", description="Show which job partitions are meant, and do nothing."),
+}
+
 TRIED_AGAIN: Final = {"retries": 3, "retry_delay": timedelta(seconds=3)}
 """A task that was killed, found the database away, or could not reach Airflow's own API is run again: steps may be run twice. Three times
 outlasts a restart of the api-server, without which a task fails before it begins. What is wrong with a commit is told at once, without."""
@@ -99,6 +135,16 @@ SNAPSHOT: Final[dict[str, Any]] = {
     "catchup": False,
     "max_active_runs": 1,
     "dagrun_timeout": timedelta(hours=2),
+    "is_paused_upon_creation": False,
+    "default_args": TRIED_AGAIN,
+    "tags": TAGS,
+}
+RECOVERY: Final[dict[str, Any]] = {
+    "schedule": None,
+    "catchup": False,
+    "params": RECOVERY_PARAMS,
+    "max_active_runs": 4,
+    "dagrun_timeout": timedelta(hours=RECOVERY_HOURS),
     "is_paused_upon_creation": False,
     "default_args": TRIED_AGAIN,
     "tags": TAGS,

@@ -5,7 +5,7 @@ is what somebody who looks at a red task wants to read, and then what to do next
 not change the answer. A database, a bucket or a slot that is away fails the task as itself: retries are for that.
 
 To find what was done in a log: `ledger step` (one line per asset, with `action`, `kind`, `title`, `ms`), `plan:`, `commit recovered`,
-`snapshot #`, `what to do:`.
+`snapshot #`, `meant:`, `caught up`, `what to do:`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 from airflow.sdk.exceptions import AirflowFailException
@@ -27,7 +28,8 @@ from fennel_core.executors.definitions import DefinitionsError, read
 from fennel_core.ledger.lifecycle import CommitState
 from fennel_core.ledger.store import Commit, Entry, LedgerUnavailable, Transaction, Which
 from fennel_core.settings.model import Settings
-from fennel_core.snapshots import rounds
+from fennel_core.snapshots import choice, recovery, rounds
+from fennel_core.snapshots.choice import Named, Wish
 from fennel_core.snapshots.store import StoreError
 from fennel_core.telemetry.logs import redact_text
 from fennel_core.vocab.errors import ApiError
@@ -53,6 +55,9 @@ NEXT: Mapping[str, str] = {
     "commit-abandoned": "commit again",
 }
 """What somebody does about an error, by its code, where its text does not say so."""
+AFTER_REBUILD = f"{STATUS}; deal with the reason and run `recovery` again, or let it start from an older snapshot (`Older than snapshot`)"
+REBUILD_S = 5 * 3600.0
+"""Less than the run's own limit, so that what is late is named."""
 NOTHING_LEFT = (CommitState.FINISHED, CommitState.SUPERSEDED)
 
 
@@ -119,6 +124,22 @@ def pruned() -> None:
     log.info("snapshots removed: %d; objects removed: %d", done.snapshots, done.objects)
 
 
+def named(params: Mapping[str, Any]) -> list[Named]:
+    """The job partitions that the form means."""
+    found = _told(lambda: choice.chosen(choice.known(Settings()), _wish(params)))
+    log.info("job partitions: %d", len(found))
+    for each in found:
+        log.info("meant: %s", each)
+    return found
+
+
+def rebuilt(params: Mapping[str, Any]) -> None:
+    """Rebuild what the form means, and wait until it has caught up."""
+    found = _told(lambda: choice.chosen(choice.known(Settings()), _wish(params)))
+    tell = partial(log.info, "%s")
+    _told(lambda: recovery.rebuild(Settings(), found, tell, before=params["before"], timeout_s=REBUILD_S))
+
+
 def shortened() -> None:
     """Delete the records that nobody needs any more, and tell who needs what is nearly gone."""
     cuts, alarms = delete_unneeded(Settings())
@@ -127,6 +148,10 @@ def shortened() -> None:
         log.info("%s[%d] begins at %d now", topic, part, start)
     for alarm in alarms:
         log.error("needed records (%s): %s", alarm.trouble.value, alarm.told)
+
+
+def _wish(params: Mapping[str, Any]) -> Wish:
+    return Wish(params["workspace"], params["dataset"], tuple(params["jobs"] or ()), tuple(params["partitions"] or ()))
 
 
 def _told(work: Callable[[], T]) -> T:
@@ -142,6 +167,10 @@ def _told(work: Callable[[], T]) -> T:
     except DefinitionsError as error:
         log.error("%s", error)
         raise AirflowFailException(str(error)) from None
+    except recovery.NotRebuilt as stuck:
+        log.error("%s", stuck)
+        log.error("what to do: %s", AFTER_REBUILD)
+        raise AirflowFailException(str(stuck)) from None
     except (LedgerUnavailable, StoreError, rounds.RoundFailed, OSError, RemoteError) as away:
         log.error("%s", away)
         log.error("what to do: %s; what was begun is finished or taken back by `reconcile`, or by the next run", STATUS)

@@ -1,4 +1,4 @@
-"""The tasks of the DAGs: each is one step of `fennel_core.definition.steps` or of `fennel_core.snapshots.rounds`, made visible.
+"""The tasks of the DAGs: each is one step of `fennel_core.definition.steps` or of `fennel_core.snapshots`, made visible.
 
 Theory. The steps are idempotent and remember everything in the platform's own database, so a task that Airflow runs twice does no harm,
 and a run that dies is finished by `reconcile`. Between tasks travels one value, the commit's id, which `compile` pushes as soon as the
@@ -105,6 +105,25 @@ def shorten_logs() -> None:
     from fennel_airflow.run import shortened
 
     shortened()
+
+
+@task
+def choose_partitions() -> None:
+    """Show which job partitions the form means; a dry run ends here."""
+    from fennel_airflow.run import named
+
+    params = get_current_context()["params"]
+    named(params)
+    if params["dry_run"]:
+        _skip("a dry run ends with the list")
+
+
+@task
+def rebuild_partitions() -> None:
+    """Have their owners rebuild them, and wait until all have caught up again."""
+    from fennel_airflow.run import rebuilt
+
+    rebuilt(get_current_context()["params"])
 
 
 def _commit_id() -> str:

@@ -12,11 +12,11 @@ from tests.dags import conftest as _configured  # noqa: F401  # Airflow is confi
 
 from airflow.sdk.definitions.param import ParamsDict  # isort: skip
 from airflow.sdk.exceptions import ParamValidationError  # isort: skip
-from fennel_airflow.factory import COMMIT_PARAMS  # isort: skip
+from fennel_airflow.factory import COMMIT_PARAMS, RECOVERY_PARAMS  # isort: skip
 
 
-def _validated(conf: Mapping[str, Any]) -> dict[str, Any]:
-    params = ParamsDict(copy.deepcopy(dict(COMMIT_PARAMS)))
+def _validated(conf: Mapping[str, Any], form: Mapping[str, Any] = COMMIT_PARAMS) -> dict[str, Any]:
+    params = ParamsDict(copy.deepcopy(dict(form)))
     params.update(conf)
     return dict(params.validate())
 
@@ -51,7 +51,22 @@ def test_a_wrong_value_is_refused_before_anything_starts(conf: dict[str, Any]) -
         _validated(conf)
 
 
+def test_the_form_of_a_rebuilding_can_be_sent_empty_and_every_field_can_be_left_out() -> None:
+    empty = {"workspace": None, "dataset": None, "jobs": [], "partitions": [], "before": None, "dry_run": False}
+    assert _validated({}, RECOVERY_PARAMS) == empty
+    filled = {"workspace": "shop", "dataset": "Order", "jobs": ["shop.job.a.1"], "partitions": [0, 3], "before": 7, "dry_run": True}
+    assert _validated(filled, RECOVERY_PARAMS) == filled
+
+
+@pytest.mark.parametrize(
+    "conf", [{"partitions": [-1]}, {"partitions": 3}, {"jobs": "a"}, {"before": 0}, {"workspace": "Shop"}, {"dataset": ""}]
+)
+def test_a_wrong_value_of_a_rebuilding_is_refused(conf: dict[str, Any]) -> None:
+    with pytest.raises(ParamValidationError):
+        _validated(conf, RECOVERY_PARAMS)
+
+
 def test_every_field_has_a_title_and_says_what_it_is_for() -> None:
-    for name, param in COMMIT_PARAMS.items():
+    for name, param in {**COMMIT_PARAMS, **RECOVERY_PARAMS}.items():
         assert param.schema.get("title"), name
         assert param.description, name

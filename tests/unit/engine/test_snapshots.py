@@ -15,7 +15,7 @@ import pytest
 
 from fennel_core.engine import progress
 from fennel_core.engine.progress import Progress
-from fennel_core.engine.runner import Condemned, ReplayMismatch
+from fennel_core.engine.runner import Condemned, Ordered, ReplayMismatch
 from fennel_core.engine.snapshots import NothingLeft, Snapshots
 from fennel_core.engine.workshop import RocksStores
 from fennel_core.hangar.store import Hangar, HangarDamaged
@@ -80,6 +80,11 @@ class Slot:
 
     async def snapshot(self, iteration: int) -> str:
         """Bring local state to `iteration` and copy it; the manifest's key."""
+        made = await self.copied(iteration)
+        assert isinstance(made, Taken)
+        return made.manifest
+
+    async def copied(self, iteration: int, distrusted: tuple[int, ...] = ()) -> object:
         self.write(iteration)
         copy = self.root.parent / f"copy-{iteration}-{os.urandom(4).hex()}"
         hangar = self.stores.open(JOB, PART)
@@ -90,9 +95,8 @@ class Slot:
             return copy
 
         position = Position(iteration, Offset(iteration), {IN: Offset(iteration)})
-        made = await flow.take(Tools(self.objects, self.pointers), Subject(JOB, PART, Epoch(1), 1, position), checkpoint, copy.name)
-        assert isinstance(made, Taken)
-        return made.manifest
+        subject = Subject(JOB, PART, Epoch(1), 1, position)
+        return await flow.take(Tools(self.objects, self.pointers), subject, checkpoint, copy.name, None, distrusted)
 
     async def spoil(self, manifest: str) -> None:
         await self.objects.remove([key for key in self.objects.contents if key.startswith(manifest.rpartition("/")[0]) and key != manifest])
@@ -182,6 +186,50 @@ async def test_replay_that_goes_wrong_leads_to_older_snapshots_then_to_the_log_a
         await slot.open()
     slot.restart()
     assert await slot.found() == 6, "another process, perhaps of another version, tries again"
+
+
+async def test_an_order_to_rebuild_puts_a_whole_local_state_aside_and_tries_again_what_was_passed_over(slot: Slot) -> None:
+    await slot.snapshot(4)
+    await slot.snapshot(6)
+    slot.snapshots.distrust(JOB, PART, Ordered("a person asked"))
+    assert await slot.found() == 6
+    assert slot.aside() == 6
+    slot.snapshots.distrust(JOB, PART, ReplayMismatch("other mutations"))
+    assert await slot.found() == 4
+    slot.snapshots.distrust(JOB, PART, Ordered("a person asked"))
+    assert await slot.found() == 6
+    assert slot.snapshots.origin(JOB, PART).startswith("snapshot #")
+
+
+async def test_an_order_may_name_the_snapshots_that_are_too_new_and_the_next_copy_of_that_state_is_complete(slot: Slot) -> None:
+    for iteration in (2, 4, 6):
+        await slot.snapshot(iteration)
+    newest, middle, _ = await slot.pointers.of(JOB, PART)
+    slot.snapshots.distrust(JOB, PART, Ordered("a person asked", middle.number))
+    assert await slot.found() == 2
+    slot.snapshots.distrust(JOB, PART, Ordered("a person asked", 1))
+    assert await slot.found() == 0
+    assert slot.snapshots.origin(JOB, PART) == "the beginning of its log"
+    made = await slot.copied(6, distrusted=(newest.number,))
+    assert isinstance(made, Taken), "although the newest snapshot stands where this state does"
+    assert made.uploaded_files == made.files
+    slot.restart()
+    assert await slot.found() == 6, "what is newer than the order is not meant by it"
+
+
+async def test_who_is_cancelled_while_a_state_is_put_aside_leaves_it_doomed(slot: Slot, monkeypatch: pytest.MonkeyPatch) -> None:
+    await slot.snapshot(5)
+    slot.write(7)
+    slot.snapshots.distrust(JOB, PART, Ordered("a person asked"))
+
+    async def cancelled(*_: object) -> None:
+        raise asyncio.CancelledError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(slot.snapshots, "_put_aside", cancelled)
+        with pytest.raises(asyncio.CancelledError):
+            await slot.open()
+    assert await slot.found() == 5
 
 
 async def test_a_bucket_that_is_away_leaves_local_state_in_use_or_free_for_the_next_try(

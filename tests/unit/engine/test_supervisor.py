@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+import pytest
 
 from fennel_core.bank.memory_registry import MemoryRegistry
 from fennel_core.bank.registry import JobPartition, RegistryUnavailable, Report, Slot
+from fennel_core.engine.runner import Ordered
 from fennel_core.engine.supervisor import Hosted, Supervisor
 from fennel_core.vocab.ids import EngineId, Epoch, JobId, Millis, PartitionIndex, SlotId
 
@@ -57,3 +60,78 @@ async def test_what_the_registry_may_have_heard_is_corrected_even_when_things_ar
         reporting = asyncio.gather(supervisor._report(), return_exceptions=True)
         await reporting
         assert registry.reports()[KEY][1].lag == lag
+
+
+class Endless:
+    """A runner that runs until it is stopped, or one that cannot."""
+
+    lag = 0
+    status = "running"
+
+    def __init__(self, fails: bool) -> None:
+        self.fails = fails
+
+    async def run(self) -> None:
+        if self.fails:
+            raise ValueError("no such column")
+        await asyncio.Event().wait()
+
+
+@dataclass
+class Bench:
+    """A workshop that remembers in which order it was asked for what."""
+
+    fails: bool
+    asked: list[str] = field(default_factory=list)
+
+    async def make(self, job: JobId, part: PartitionIndex, epoch: Epoch) -> Any:
+        self.asked.append("make")
+        return Endless(self.fails)
+
+    def distrust(self, job: JobId, part: PartitionIndex, why: Exception) -> None:
+        self.asked.append(f"distrust: {why}")
+
+    async def close(self, runner: Any) -> None:
+        self.asked.append("close")
+
+    def stored(self) -> set[JobId]:
+        return set()
+
+    async def forget(self, job: JobId) -> None:
+        raise AssertionError("the job is wanted")
+
+
+class Patient(Clock):
+    """Whoever sleeps sleeps for ever."""
+
+    async def sleep(self, ms: int) -> None:
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("parked", [False, True])
+async def test_an_order_to_rebuild_is_carried_out_at_once_whether_the_partition_runs_or_is_parked(parked: bool) -> None:
+    registry = MemoryRegistry(lambda: 0)
+    registry.add(KEY[0], b"", 1)
+    await registry.heartbeat(ME, Millis(1000))
+    bench: Any = Bench(parked)
+    supervisor = Supervisor(ME, registry, bench, Patient(), Millis(1000), 1000)
+    await supervisor.tick()
+    async with asyncio.timeout(10):
+        while supervisor.hosted[KEY].report().status != ("parked" if parked else "running"):
+            await asyncio.sleep(0)
+        bench.fails = False
+        assert await supervisor.rebuild(KEY, Ordered("a person asked")) == supervisor.hosted[KEY].epoch == 1
+        while supervisor.hosted[KEY].report().status != "running":
+            await asyncio.sleep(0)
+    assert sorted(bench.asked[:3]) == ["close", "distrust: a person asked", "make"]
+    assert bench.asked[3:] == ["make"], "the store was closed before it is opened again"
+    await supervisor.shut_down()
+
+
+async def test_who_does_not_own_a_partition_does_not_rebuild_it() -> None:
+    bench: Any = Bench(False)
+    supervisor = Supervisor(ME, MemoryRegistry(lambda: 0), bench, Clock(), Millis(1000), 1000)
+    assert await supervisor.rebuild(KEY, Ordered("a person asked")) is None
+    supervisor.hosted[KEY] = Hosted(Epoch(1), lost=True)
+    assert await supervisor.rebuild(KEY, Ordered("a person asked")) is None
+    assert bench.asked == []

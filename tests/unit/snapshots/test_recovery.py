@@ -1,0 +1,131 @@
+"""An order to rebuild: who is asked, when it is done, and what is told when it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from fennel_core.connections.frames import RemoteError
+from fennel_core.snapshots.choice import Named
+from fennel_core.snapshots.recovery import NotRebuilt, Recovery, State
+from fennel_core.vocab.ids import JobId, PartitionIndex
+
+PARTS = [Named(JobId("w.job.a.1"), PartitionIndex(part), "w", "Order: table") for part in range(2)]
+RUNNING = State(1, "running", 0, None, 10, "its local state")
+
+
+@dataclass
+class Owners:
+    """Slots by address; `script[part]` is what their answers about it are after the order, one per question, the last for ever."""
+
+    script: dict[int, list[State | None]]
+    address: Callable[[], str | None] = lambda: "a.sock"
+    orders: list[tuple[str, int, int | None]] = field(default_factory=list)
+    away: int = 0
+
+    async def owners(self, jobs: Sequence[str]) -> Mapping[tuple[str, int], str]:
+        address = self.address()
+        return {} if address is None else {each.place: address for each in PARTS}
+
+    async def call(self, address: str, op: str, argument: Any) -> Any:
+        if self.away:
+            self.away -= 1
+            raise RemoteError("moved", "not now")
+        if op == "rebuild":
+            self.orders += [(address, part, argument["before"]) for _, part in argument["items"]]
+            return [self._epoch(part) for _, part in argument["items"]]
+        return [self._answer(part) for _, part in argument["items"]]
+
+    def _answer(self, part: int) -> State | None:
+        if not any(ordered == part for _, ordered, _ in self.orders):
+            return RUNNING
+        states = self.script[part]
+        return states[0] if len(states) == 1 else states.pop(0)
+
+    def _epoch(self, part: int) -> int | None:
+        return next((state.epoch for state in self.script[part] if state is not None), None)
+
+
+@dataclass
+class World:
+    owners: Owners
+    now_s: float = 0.0
+    told: list[str] = field(default_factory=list)
+
+    async def run(self, wanted: Sequence[Named] = PARTS, before: int | None = None, timeout_s: float = 300.0) -> None:
+        async def sleep(seconds: float) -> None:
+            self.now_s += seconds
+
+        await Recovery(self.owners, self.told.append, lambda: self.now_s, sleep, "why", before).run(wanted, timeout_s)
+
+
+def running(lag: int | None, seen: int, epoch: int = 1) -> State:
+    return State(epoch, "running", lag, None, seen, "snapshot #7")
+
+
+RECOVERING = State(1, "recovering", None, None, 0, "nothing yet")
+
+
+async def test_it_is_done_when_all_that_stood_in_the_inputs_as_the_rebuilt_state_began_is_applied_even_if_more_comes_all_the_time() -> None:
+    owners = Owners({0: [RECOVERING, running(None, 5), running(5, 5), running(9, 7), running(4, 10)], 1: [running(0, 3)]})
+    world = World(owners)
+    await world.run(before=9)
+    assert owners.orders == [("a.sock", 0, 9), ("a.sock", 1, 9)], "each was asked once"
+    assert "Order: table (w.job.a.1[0]): caught up, from snapshot #7, 4 records behind" in world.told
+    assert world.told[-1].startswith("2 job partitions rebuilt and caught up in ")
+    assert len(owners.script[0]) == 1, "it was watched to the end"
+
+
+async def test_a_new_owner_is_ordered_anew_because_it_may_have_a_local_state_of_its_own() -> None:
+    owners = Owners({0: [RECOVERING, running(0, 5, epoch=2), running(0, 5, epoch=2)], 1: [running(0, 3)]})
+    owners._epoch = lambda part: len([o for o in owners.orders if o[1] == part])  # type: ignore[method-assign]
+    world = World(owners)
+    await world.run()
+    assert [part for _, part, _ in owners.orders] == [0, 1, 0]
+    assert any("again: it has another owner now" in line for line in world.told)
+
+
+async def test_a_partition_that_stays_parked_fails_with_its_name_and_its_error() -> None:
+    owners = Owners({0: [State(1, "parked", None, "ValueError: no such column", 0, "snapshot #7")], 1: [running(0, 3)]})
+    with pytest.raises(NotRebuilt, match=r"1 of 2 .*Order: table \(w.job.a.1\[0\]\): it is parked: ValueError: no such column"):
+        await World(owners).run()
+
+
+async def test_a_partition_that_is_parked_between_its_tries_is_not_taken_for_one_that_recovers() -> None:
+    class Flapping(Owners):
+        def _answer(self, part: int) -> State | None:
+            self.script[part].append(self.script[part].pop(0))
+            return super()._answer(part)
+
+    parked = State(1, "parked", None, "it fails", 0, "snapshot #7")
+    with pytest.raises(NotRebuilt, match="it fails"):
+        await World(Flapping({0: [parked, RECOVERING], 1: [running(0, 3)] * 2})).run(PARTS[:1])
+
+
+async def test_one_that_was_parked_for_a_moment_is_waited_for() -> None:
+    owners = Owners({0: [State(1, "parked", None, "the bucket is away", 0, "nothing yet"), RECOVERING, running(0, 4)], 1: []})
+    await World(owners).run(PARTS[:1])
+
+
+async def test_without_an_owner_it_says_so_and_an_owner_that_comes_in_time_is_asked() -> None:
+    with pytest.raises(NotRebuilt, match="no slot owns it: does an engine run"):
+        await World(Owners({}, address=lambda: None)).run()
+    late = Owners({0: [running(0, 1)], 1: [running(0, 1)]})
+    world = World(late)
+    late.address = lambda: "b.sock" if world.now_s > 20 else None
+    await world.run()
+    assert {address for address, _, _ in late.orders} == {"b.sock"}
+
+
+async def test_a_slot_that_does_not_answer_for_a_moment_is_asked_again() -> None:
+    owners = Owners({0: [running(0, 1)], 1: [running(0, 1)]}, away=5)
+    await World(owners).run()
+    assert len(owners.orders) == 2
+
+
+async def test_what_is_not_ready_in_time_is_named_with_what_was_last_seen() -> None:
+    with pytest.raises(NotRebuilt, match=r"\[0\]\): it has not caught up in time; last seen: recovering"):
+        await World(Owners({0: [RECOVERING], 1: [running(0, 1)]})).run(timeout_s=100)
