@@ -2,6 +2,9 @@
 
 Theory. `end` is after the last committed record: what an open transaction has written is not there yet. A log's beginning moves only
 forward, and deleting what is gone already is no error, so every call may be repeated.
+
+The client names the leader and the leader's epoch as its cached metadata have them, and nothing but our asking renews these: of a broker
+that was killed and came back it would be told "leader epoch is older" for minutes. So an answer that the metadata are stale renews them.
 """
 
 from __future__ import annotations
@@ -17,14 +20,20 @@ from fennel_core.vocab.ids import Offset, TopicName
 
 Source = tuple[TopicName, int]
 PAUSE_S: Final = 0.02
+LARGEST_PAUSE_S: Final = 0.5
+STALE_EPOCH: Final = frozenset({KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH})
+"""The leader was elected anew, as when its broker has started again."""
 _ASK_AGAIN: Final = frozenset(
     {
         KafkaError.NOT_LEADER_FOR_PARTITION,
         KafkaError.LEADER_NOT_AVAILABLE,
         KafkaError.UNKNOWN_TOPIC_OR_PART,
         KafkaError.BROKER_NOT_AVAILABLE,
+        KafkaError.OFFSET_NOT_AVAILABLE,
+        *STALE_EPOCH,
     }
 )
+"""Leaders that are being elected, or that the client's metadata do not know yet."""
 
 
 def bounds(admin: AdminClient, sources: Sequence[Source], timeout_s: float) -> dict[Source, tuple[Offset, Offset]]:
@@ -37,7 +46,7 @@ def bounds(admin: AdminClient, sources: Sequence[Source], timeout_s: float) -> d
 def _asked(admin: AdminClient, specs: Mapping[Source, OffsetSpec], timeout_s: float) -> dict[Source, Offset]:
     """One answer for each; leaders that are just being elected, as of a topic that was just made, are asked again."""
     found: dict[Source, Offset] = {}
-    left, deadline_s = dict(specs), time.monotonic() + timeout_s
+    left, deadline_s, pause_s = dict(specs), time.monotonic() + timeout_s, PAUSE_S
     while left:
         asked = {TopicPartition(*source): spec for source, spec in left.items()}
         futures: Mapping[Any, Any] = admin.list_offsets(asked, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=timeout_s)
@@ -49,7 +58,9 @@ def _asked(admin: AdminClient, specs: Mapping[Source, OffsetSpec], timeout_s: fl
                     raise
         left = {source: spec for source, spec in left.items() if source not in found}
         if left:
-            time.sleep(PAUSE_S)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, LARGEST_PAUSE_S)
+            admin.list_topics(timeout=timeout_s)  # renews what the client has cached of every topic it knows
     return found
 
 

@@ -88,7 +88,10 @@ def within(source: TopicPartition, position: Offset, start: Offset, end: Offset)
 
 class Producer(Protocol):
     async def commit(self, records: Sequence[Outgoing]) -> Mapping[TopicPartition, Offset]:
-        """Write all records in one transaction; the offset after the last one written to each partition. Raises as the module says."""
+        """Write all records in one transaction; the offset after the last one written to each partition. Raises as the module says.
+
+        Nothing takes it back from here on, but readers may see it a moment later.
+        """
         ...
 
     async def close(self) -> None: ...

@@ -13,6 +13,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from fennel_core.connections.kafka import client_config, consumer_config
+from fennel_core.connections.offsets import STALE_EPOCH
 from fennel_core.query import barrier
 from fennel_core.query.errors import BrokerUnavailable, StaleView
 from fennel_core.settings.model import Settings
@@ -32,9 +33,6 @@ LATEST = OffsetSpec.latest()
 GONE = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._NOENT, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION})
 ELECTING = frozenset({KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE})
 """Answers about a topic that was made a moment ago, or whose leader is moving."""
-
-STALE_EPOCH = frozenset({KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH})
-"""The broker has started again: the client goes on naming the leader's epoch it knows until it is made to read the metadata again."""
 
 
 class KafkaEnds:

@@ -10,7 +10,7 @@ from confluent_kafka import TopicPartition as RdTopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from fennel_core.connections.kafka import client_config
-from fennel_core.engine.broker import Beyond, Broker, Fenced, Fetched, Gone, Outgoing, Subscription, TopicPartition
+from fennel_core.engine.broker import Beyond, Broker, Fenced, Fetched, Gone, Outgoing, Producer, Subscription, TopicPartition
 from fennel_core.engine.kafka import KafkaBroker
 from fennel_core.engine.memory_broker import MemoryBroker, MemoryLog
 from fennel_core.settings.model import Settings
@@ -67,10 +67,17 @@ async def take(subscription: Subscription, count: int) -> list[Fetched]:
     return got
 
 
+async def commit(broker: Broker, producer: Producer, *records: Outgoing) -> Offset:
+    """Commit, and wait until readers see it: Kafka acknowledges a transaction a moment before its marker stands in the log."""
+    (source, end), *others = (await producer.commit(records)).items()
+    assert not others, "one partition at a time"
+    await broker.read(source, Offset(end - 1), end)
+    return end
+
+
 async def write(broker: Broker, topic: TopicName, *texts: bytes, partition: int = 0) -> Offset:
     producer = await broker.producer(f"{topic}-{uuid.uuid4().hex}")
-    written = await producer.commit([Outgoing(topic, partition, text) for text in texts])
-    return written[(topic, partition)]
+    return await commit(broker, producer, *(Outgoing(topic, partition, text) for text in texts))
 
 
 async def test_records_come_in_order_from_the_position_asked_for(broker: Broker, topic: TopicName) -> None:
@@ -129,11 +136,11 @@ async def test_a_slow_reader_loses_nothing_and_stops_nobody(broker: Broker, topi
 async def test_opening_a_producer_fences_the_earlier_one(broker: Broker, topic: TopicName) -> None:
     name = f"{topic}-owner"
     zombie = await broker.producer(name)
-    await zombie.commit([Outgoing(topic, 0, b"before")])
+    await commit(broker, zombie, Outgoing(topic, 0, b"before"))
     owner = await broker.producer(name)
     with pytest.raises(Fenced):
         await zombie.commit([Outgoing(topic, 0, b"zombie")])
-    await owner.commit([Outgoing(topic, 0, b"owner")])
+    await commit(broker, owner, Outgoing(topic, 0, b"owner"))
     assert [r.value for r in await broker.read(at(topic), START)] == [b"before", b"owner"]
 
 
@@ -147,7 +154,7 @@ async def test_a_range_can_be_read_again(broker: Broker, topic: TopicName) -> No
 
 async def test_control_records_are_told_from_data(broker: Broker, topic: TopicName) -> None:
     producer = await broker.producer(f"{topic}-control")
-    await producer.commit([Outgoing(topic, 0, b"7", (("c", b"frontier"),)), Outgoing(topic, 0, b"a")])
+    await commit(broker, producer, Outgoing(topic, 0, b"7", (("c", b"frontier"),)), Outgoing(topic, 0, b"a"))
     assert [(r.value, r.control) for r in await broker.read(at(topic), START)] == [(b"7", "frontier"), (b"a", None)]
 
 

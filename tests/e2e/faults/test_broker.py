@@ -1,0 +1,89 @@
+"""The broker is killed with -9 and comes back with new leader epochs: who knew its topics before reads them at once."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from fennel_core.connections.kafka import client_config
+from fennel_core.engine.broker import Outgoing, TopicPartition
+from fennel_core.engine.kafka import KafkaBroker
+from fennel_core.settings.model import Settings
+from fennel_core.vocab.ids import Offset, TopicName
+from tests.e2e.faults.strikes import kill_part
+
+pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]
+BACK_SECONDS = 120.0
+MAX_BYTES = 1_000_000
+
+
+@pytest.fixture
+async def broker(infra: None) -> AsyncIterator[KafkaBroker]:
+    kafka = KafkaBroker(Settings())
+    yield kafka
+    await kafka.close()
+
+
+@pytest.fixture
+def topics(infra: None) -> Iterator[list[TopicName]]:
+    """Two topics, made and deleted by a client of its own."""
+    names = [TopicName(f"test.{uuid.uuid4().hex[:12]}") for _ in range(2)]
+    admin = AdminClient(client_config(Settings()))
+    for made in admin.create_topics([NewTopic(name, 1, 1) for name in names]).values():
+        made.result(20)
+    yield names
+    for gone in admin.delete_topics(names).values():
+        gone.result(20)
+
+
+async def write(broker: KafkaBroker, source: TopicPartition, text: bytes) -> None:
+    producer = await broker.producer(f"{source[0]}-{uuid.uuid4().hex}")
+    await producer.commit([Outgoing(*source, text)])
+
+
+async def read(broker: KafkaBroker, source: TopicPartition, count: int) -> list[bytes]:
+    """What a reader that starts at the beginning gets; closed again."""
+    subscription = await broker.subscribe({source: Offset(0)})
+    values: list[bytes] = []
+    async with asyncio.timeout(20):
+        while len(values) < count:
+            values += [record.value for record in (await subscription.next(MAX_BYTES)).records]
+    await subscription.close()
+    return values
+
+
+async def answers(settings: Settings) -> None:
+    """Until a client that never met the broker before is answered; what it learns, ours does not."""
+    async with asyncio.timeout(BACK_SECONDS):
+        while True:
+            try:
+                await asyncio.to_thread(AdminClient(client_config(settings)).list_topics, timeout=2)
+            except KafkaException:
+                await asyncio.sleep(0.2)
+            else:
+                return
+
+
+async def test_topics_known_before_the_broker_was_killed_are_read_at_once_when_it_is_back(
+    broker: KafkaBroker, topics: list[TopicName]
+) -> None:
+    closed, kept = [(topic, 0) for topic in topics]
+    for source in (closed, kept):
+        await write(broker, source, b"before")
+        assert await read(broker, source, 1) == [b"before"]
+    following = await broker.subscribe({kept: Offset(0)})
+    kill_part(Settings(), "kafka")
+    await answers(Settings())
+    for source in (closed, kept):
+        await write(broker, source, b"after")
+        assert await read(broker, source, 2) == [b"before", b"after"]
+    got: list[bytes] = []
+    async with asyncio.timeout(20):
+        while len(got) < 2:
+            got += [record.value for record in (await following.next(MAX_BYTES)).records]
+    assert got == [b"before", b"after"], "who was reading goes on"
