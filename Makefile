@@ -62,7 +62,7 @@ sim: env ## Seeds of a simulated world: crashes, pauses, zombies, lost answers; 
 	.venv/bin/python -m tests.sim.run --world $(WORLD) --seeds $(SEEDS)
 
 faults: up ## Kill, cut and freeze parts of the running platform in the middle of commits, also where Airflow takes long to notice
-	.venv/bin/pytest -q tests/e2e/faults/test_broker.py tests/e2e/faults/test_faults.py tests/e2e/faults/patient.py
+	.venv/bin/pytest -q tests/e2e/faults/test_broker.py tests/e2e/faults/test_slots.py tests/e2e/faults/test_faults.py tests/e2e/faults/patient.py
 
 conformance: up ## The public client's own test suite against the running platform, and ten of its tests through Airflow
 	.venv/bin/python -m tests.conformance.run

@@ -144,7 +144,7 @@ class Snapshots:
             return local[0]
         if restored is not None:
             if local is not None:
-                await self._pool.run(local[0].close)
+                await asyncio.shield(self._pool.run(local[0].close))
                 await self._put_aside(place, f"the snapshot {restored.pointer.manifest} has seen more")
             await asyncio.to_thread(self._coming(place, epoch).rename, self._folder(place))
             self._origins[place] = restored.pointer.number

@@ -106,7 +106,9 @@ class SlotWorkshop:
         self._snapshots.distrust(job, part, why)
 
     async def close(self, runner: Runner) -> None:
-        await self._pool.run(runner.hangar.close)
+        # Who waits for this may be told to stop meanwhile, and work that has not begun would go with him: the store would stay open in this
+        # process, and the next owner find its lock held for as long as anything knows the runner.
+        await asyncio.shield(self._pool.run(runner.hangar.close))
 
     def stored(self) -> set[JobId]:
         return self._stores.stored()

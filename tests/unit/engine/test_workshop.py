@@ -1,0 +1,50 @@
+"""The workshop gives back what it opened, also to those who are told to stop while they wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any, cast
+
+from fennel_core.engine.memory_broker import MemoryBroker, MemoryLog
+from fennel_core.engine.runner import Runner, Work
+from fennel_core.engine.workshop import RocksStores, SlotWorkshop, ThreadPool
+from fennel_core.hangar.store import Hangar
+from fennel_core.vocab.ids import Epoch
+from tests.unit.engine.test_bulk import make_job
+from tests.unit.engine.test_runner import LIMITS
+from tests.unit.engine.test_snapshots import JOB, PART
+
+
+class Busy:
+    """A slot's worker thread, which somebody else keeps busy until `free`."""
+
+    def __init__(self) -> None:
+        self.pool, self._free = ThreadPool(), threading.Event()
+
+    def take(self) -> asyncio.Task[bool]:
+        return asyncio.create_task(self.pool.run(self._free.wait))
+
+    def free(self) -> None:
+        self._free.set()
+
+
+def runner_over(hangar: Hangar) -> Runner:
+    return Runner(make_job("table"), PART, Epoch(1), Work(None, None, 1, None), hangar, MemoryBroker(MemoryLog()), ThreadPool(), LIMITS)
+
+
+async def test_a_runner_told_to_stop_while_its_store_waits_to_be_closed_leaves_it_free_for_the_next_owner(tmp_path: Path) -> None:
+    stores, busy, nothing = RocksStores(tmp_path, 1 << 20), Busy(), cast(Any, None)
+    workshop = SlotWorkshop(nothing, nothing, stores, nothing, nothing, nothing, LIMITS, busy.pool, nothing)
+    runner = runner_over(stores.open(JOB, PART))
+    other = busy.take()
+    closing = asyncio.create_task(workshop.close(runner))
+    await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.gather(closing, return_exceptions=True)
+    busy.free()
+    await other
+    again = await busy.pool.run(lambda: stores.open(JOB, PART))
+    again.close()
+    assert runner.hangar is not again, "something still knows the runner, as a traceback or a cycle may"
