@@ -123,10 +123,10 @@ def status(as_json: bool) -> None:
 
     machine, _ = _chosen(())
     rows = platform.status(machine)
-    partitions, history, alarms = _partitions(machine), _history(machine), _alarms(machine)
+    partitions, history, alarms, drills = _partitions(machine), _history(machine), _alarms(machine), _failing_drills(machine)
     if as_json:
         parts = [{"part": r.part.name, "state": r.state, "why": r.why, "pid": r.pid, "port": r.part.port, "log": str(r.log)} for r in rows]
-        found = {"parts": parts, "job_partitions": partitions, "history": history, "needed_records": alarms}
+        found = {"parts": parts, "job_partitions": partitions, "history": history, "needed_records": alarms, "failing_drills": drills}
         click.echo(json.dumps(found, indent=2))
     else:
         show.print_parts(machine.layout, rows)
@@ -134,6 +134,7 @@ def status(as_json: bool) -> None:
         if machine.settings.history:
             show.print_history(history)
         show.print_alarms(alarms)
+        show.print_drills(drills)
     sys.exit(0 if all(row.state == "ready" for row in rows) else 1)
 
 
@@ -145,6 +146,11 @@ def _partitions(machine: "Machine") -> list[dict[str, Any]] | None:
 def _alarms(machine: "Machine") -> list[dict[str, Any]] | None:
     """What the definition server says of needed records; None while it cannot be asked."""
     return _rows(machine, f"{machine.settings.definition_url}/api/v1/operations/needed", "alarms")
+
+
+def _failing_drills(machine: "Machine") -> list[dict[str, Any]] | None:
+    """What the definition server says of drills that did not agree; None while it cannot be asked."""
+    return _rows(machine, f"{machine.settings.definition_url}/api/v1/operations/drills", "drills")
 
 
 def _rows(machine: "Machine", url: str, name: str) -> list[dict[str, Any]] | None:

@@ -13,6 +13,7 @@ import uvloop
 from fennel_core.connections import postgres, secrets
 from fennel_core.connections.postgres import Pool
 from fennel_core.definition.airflow import Airflow
+from fennel_core.definition.drills import DrillWatch
 from fennel_core.definition.flow import CommitFlow
 from fennel_core.definition.orchestrate import Inline
 from fennel_core.definition.recovery import Recovery
@@ -49,7 +50,8 @@ async def serve(settings: Settings) -> None:
         watch = Watch(Retention(settings, pool), settings.needed_look_s)
         inlined = dataclasses.replace(commits, orchestrator=inline)
         office = Office(settings, pool, commits, inlined, sealer, recovery.wake, lambda: watch.alarms)
-        tasks = [asyncio.create_task(recovery.run()), asyncio.create_task(watch.run())]
+        drills = DrillWatch(pool, settings.needed_look_s)
+        tasks = [asyncio.create_task(each.run()) for each in (recovery, watch, drills)]
         config = uvicorn.Config(
             application(office, Health(PROCESS, checks(pool, settings))),
             host=settings.host,

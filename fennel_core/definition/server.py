@@ -27,6 +27,7 @@ from fennel_core.definition.lineage import Version, lineage, xray
 from fennel_core.ledger import branches
 from fennel_core.ledger.store import LedgerUnavailable, Options
 from fennel_core.settings.model import Orchestrator, Settings
+from fennel_core.snapshots import drills
 from fennel_core.snapshots.retention import Alarm
 from fennel_core.telemetry import errors, metrics
 from fennel_core.telemetry.health import Health
@@ -355,6 +356,25 @@ async def needed(office: TheOffice) -> Response:
     """Job partitions that need records which are gone, or about to be too old."""
     found = [{"job": a.job, "part": a.part, "topic": a.topic, "trouble": a.trouble.value, "told": a.told} for a in office.alarms()]
     return answer({"alarms": found})
+
+
+@operations_routes.get("/drills")
+async def failing_drills(office: TheOffice) -> Response:
+    """Job partitions whose last drill did not agree."""
+    found = [
+        {
+            "job": each.job,
+            "part": each.part,
+            "title": each.title,
+            "verdict": each.finding.verdict.value,
+            "told": str(each),
+            "live_hash": each.finding.live_hash,
+            "drilled_hash": each.finding.drilled_hash,
+            "drilled_at": each.at.isoformat(),
+        }
+        for each in await drills.failing(office.pool)
+    ]
+    return answer({"drills": found})
 
 
 # --- what is defined ----------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ one addition per entry written, and lets a drill compare two states by comparing
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final
@@ -20,6 +20,9 @@ from fennel_core.vocab.ids import Offset, TopicName
 
 STATE_FORMAT: Final = 1
 KEY: Final = b"\xffprogress"
+_OURS: Final = b"\xff"
+"""Keys from here on are the runner's."""
+_PAGE: Final = 4096
 _HASH_BYTES: Final = 16
 _MODULUS: Final = 1 << (8 * _HASH_BYTES)
 _encode = msgspec.msgpack.Encoder().encode
@@ -95,6 +98,19 @@ def rehashed(reads: Reads, state_hash: int, outcome: Outcome) -> int:
         if new is not None:
             state_hash += _entry(key, new)
     return state_hash % _MODULUS
+
+
+def entries(reads: Reads) -> Iterator[tuple[bytes, bytes]]:
+    """Every entry of a state in order of keys, but for what the runner keeps beside it."""
+    start = b""
+    while page := reads.scan(start, _OURS, limit=_PAGE):
+        yield from page
+        start = page[-1][0] + b"\0"
+
+
+def hash_of(reads: Reads) -> int:
+    """The state hash by what is there, for comparison with the one that was kept. Reads everything."""
+    return sum(_entry(key, value) for key, value in entries(reads)) % _MODULUS
 
 
 def batch(after: Progress, outcome: Outcome) -> WriteBatch:

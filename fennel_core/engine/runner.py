@@ -213,6 +213,46 @@ class Runner:
         finally:
             self._task = None
 
+    async def rehearse(self, until: Progress) -> Progress:
+        """Bring a copy of the state to where `until` stands, as a recovery would; the progress then.
+
+        In place of `run`, for a state that is not the partition's own: nobody is fenced and nothing is written to the log. Raises what a
+        recovery would: Unusable, Missing, LoadDamaged, and the broker's errors.
+        """
+        self._progress = progress_of_state.load(self._hangar)
+        try:
+            if self.job.outputs:
+                await self._replay_until(until.replayed)
+            else:
+                await self._read_until(until.offsets)
+        except Gone as gone:
+            raise Missing(f"{self.job.title} ({self.job.id}[{self.part}]) could not be recovered from there: {gone}") from gone
+        return self._progress
+
+    async def _read_until(self, ends: Mapping[TopicName, Offset]) -> None:
+        """Without outputs there are no markers: the state is a function of the offsets, whatever the batches (decision 0003)."""
+        for topic, following in ends.items():
+            if (name := name_of(topic)) is not None:
+                assert self._lane is not None, "a load was published through a lane"
+                load = await self._lane.load(name)
+                for number in range(self._progress.offsets.get(topic, 0), following):
+                    await self._publish(load, number, await self._lane.chunk(load, number))
+        wanted = {topic: ends[topic] for topic in self.job.inputs if ends.get(topic, 0) > self._progress.offsets.get(topic, 0)}
+        if not wanted:
+            return
+        self._applied = {topic: self._progress.offsets.get(topic, Offset(0)) for topic in wanted}
+        subscription = await self._broker.subscribe({(topic, self.part): offset for topic, offset in self._applied.items()})
+        try:
+            while self.behind(wanted):
+                fetched = await subscription.next(self._limits.iteration_bytes)
+                topic = fetched.source[0]
+                records = tuple(record for record in fetched.records if record.offset < wanted[topic])
+                if records:
+                    await self._iterate(Fetched(fetched.source, records, min(fetched.next, wanted[topic])))
+                self._applied[topic] = fetched.next
+        finally:
+            await subscription.close()
+
     async def _run(self) -> None:
         self._progress = progress_of_state.load(self._hangar)
         if self.job.outputs:
@@ -232,6 +272,10 @@ class Runner:
         end = written[(self.job.replaylog, self.part)]
         if self._progress.replayed > end:
             raise Beyond((self.job.replaylog, self.part), self._progress.replayed, end)
+        await self._replay_until(end)
+        self._progress = self._store(self._progress.iteration, Outcome(), self._progress.state_hash, {}, end)
+
+    async def _replay_until(self, end: Offset) -> None:
         log = await self._broker.read((self.job.replaylog, self.part), self._progress.replayed, end)
         found = [(record.offset, markers.decode(record.value)) for record in log]
         highest = max((marker.epoch for _, marker in found), default=self.epoch)
@@ -240,7 +284,6 @@ class Runner:
         for offset, marker in found:
             if isinstance(marker, IterationMarker):
                 await self._replay(marker, Offset(offset + 1))
-        self._progress = self._store(self._progress.iteration, Outcome(), self._progress.state_hash, {}, end)
 
     async def _replay(self, marker: IterationMarker, replayed: Offset) -> None:
         """Apply what an earlier owner committed and did not apply; emits nothing."""

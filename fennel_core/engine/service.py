@@ -12,11 +12,13 @@ from collections.abc import Sequence
 from typing import Any, Protocol, cast
 
 from fennel_core.connections.frames import RemoteError
+from fennel_core.engine.drill.beside import Drills
 from fennel_core.engine.runner import Ordered, Runner
 from fennel_core.engine.snapshots import Snapshots
 from fennel_core.engine.supervisor import Supervisor
 from fennel_core.hangar.store import HangarClosed, HangarDamaged
 from fennel_core.operators.step import Served
+from fennel_core.snapshots.drills import Finding, Verdict
 from fennel_core.snapshots.flow import Outrun, Taken, Unchanged
 from fennel_core.snapshots.recovery import State
 from fennel_core.snapshots.store import StoreError
@@ -34,8 +36,8 @@ class Scans(Protocol):
 class SlotService:
     """Handler of `connections.frames.serve`."""
 
-    def __init__(self, supervisor: Supervisor, snapshots: Snapshots) -> None:
-        self._supervisor, self._snapshots = supervisor, snapshots
+    def __init__(self, supervisor: Supervisor, snapshots: Snapshots, drills: Drills) -> None:
+        self._supervisor, self._snapshots, self._drills = supervisor, snapshots, drills
 
     async def __call__(self, op: str, argument: Any) -> object:
         match op:
@@ -54,6 +56,10 @@ class SlotService:
                 return [await self._supervisor.rebuild((JobId(job), PartitionIndex(part)), why) for job, part in argument["items"]]
             case "snapshot":
                 return [[job, part, *await self._snapshot(job, part)] for job, part in argument["items"]]
+            case "drill":
+                ((job, part),) = argument["items"]
+                finding = await self._drill(job, part, argument["max_bytes"])
+                return [finding.verdict, finding.told, finding.live_hash, finding.drilled_hash]
             case _:
                 raise RemoteError("unknown-op", f"a slot does not know `{op}`: query server and engine are of different versions")
 
@@ -112,6 +118,14 @@ class SlotService:
             return "failed", str(damaged), 0
         except (StoreError, OSError) as failed:
             return "failed", str(failed), 0
+
+    async def _drill(self, job: str, part: int, max_bytes: int) -> Finding:
+        try:
+            return await self._drills.run(self._runner(job, part), max_bytes)
+        except HangarClosed as closed:
+            raise RemoteError("moved", str(closed)) from closed
+        except (StoreError, OSError) as failed:
+            return Finding(Verdict.UNKNOWN, str(failed))
 
     async def _wait(self, items: Sequence[tuple[str, int, dict[str, int]]], timeout_ms: int) -> list[Item]:
         """The items that are still behind at the deadline."""

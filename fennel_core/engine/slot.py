@@ -23,6 +23,7 @@ from fennel_core.bank.registry import Slot
 from fennel_core.connections import frames, postgres, s3, secrets
 from fennel_core.engine.bulk.lane import BulkLane
 from fennel_core.engine.bulk.store import Loads
+from fennel_core.engine.drill.beside import Drills
 from fennel_core.engine.environment import environment_hash
 from fennel_core.engine.heir import Succession
 from fennel_core.engine.kafka import KafkaBroker
@@ -90,7 +91,7 @@ async def _run(settings: Settings, slot: Slot, number: int, succession: Successi
         lane = BulkLane(PostgresHistoryFiles(pool), Loads(pool), objects, settings.bulk_from_rows, clock.sleep)
         workshop = SlotWorkshop(registry, broker, stores, snapshots, executors, callbacks, limits, threads, lane)
         supervisor = Supervisor(slot, registry, workshop, clock, Millis(settings.lease_ms), settings.supervisor_poll_ms)
-        server = await frames.serve(slot.address, SlotService(supervisor, snapshots))
+        server = await frames.serve(slot.address, SlotService(supervisor, snapshots, Drills(settings, kept, threads)))
         helpers = [asyncio.create_task(_wake(dsn, supervisor)), asyncio.create_task(_stop_with_host(supervisor))]
         log.info("slot is up", slot=slot.id, address=slot.address)
         try:

@@ -203,6 +203,14 @@ class Limits(BaseSettings):
     snapshot_grace_ms: int = Field(
         HOUR_MS, gt=0, description="A snapshot goes this long after it became one too many, ms: a restore may be reading it."
     )
+    drill_schedule: str = Field(
+        "0 3 * * *",
+        description="When job partitions are drilled (rebuilt beside the live ones, compared): cron line, UTC. Empty: never.",
+    )
+    drill_partitions: int = Field(8, gt=0, description="Job partitions of one scheduled drill: those whose last drill is longest ago.")
+    drill_bytes: int = Field(
+        1024**3, gt=0, description="A larger state is skipped by scheduled drills, bytes: each is copied, fetched and read as a whole."
+    )
     history: bool = Field(True, description="Run the history writer: dataset topics go to S3 as Parquet. Off: only Kafka keeps them.")
     history_trigger_s: float = Field(
         30.0, gt=0, description="How often the history writer looks for work, s. Readers add the topic's tail, so nothing waits for it."

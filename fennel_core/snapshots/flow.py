@@ -120,15 +120,19 @@ async def restore(tools: Tools, pointers: Sequence[Pointer], state_format: int, 
     """
     for pointer in pointers:
         try:
-            manifest = await _manifest(tools.objects, pointer)
-            if manifest.state_format != state_format:
-                raise Damaged(f"its state format is {manifest.state_format}, this version reads {state_format}")
-            await _download(tools.objects, manifest, target)
+            return Restored(pointer, await fetched(tools, pointer, state_format, target))
         except Damaged as damaged:
             log.error("snapshot cannot be used", job=pointer.job, part=pointer.part, snapshot=pointer.manifest, error=str(damaged))
-        else:
-            return Restored(pointer, manifest)
     return None
+
+
+async def fetched(tools: Tools, pointer: Pointer, state_format: int, target: Path) -> Manifest:
+    """Fill the folder `target` from one snapshot. Damaged when it is not whole; StoreError passes through."""
+    manifest = await _manifest(tools.objects, pointer)
+    if manifest.state_format != state_format:
+        raise Damaged(f"its state format is {manifest.state_format}, this version reads {state_format}")
+    await _download(tools.objects, manifest, target)
+    return manifest
 
 
 async def positioned(tools: Tools, pointers: Sequence[Pointer]) -> list[Pointer]:

@@ -24,6 +24,9 @@ RECONCILE_SCHEDULE: Final = "*/5 * * * *"
 SNAPSHOT_MINUTES: Final = int(os.environ.get("FENNEL_SNAPSHOT_MINUTES") or 10)
 """`Settings.snapshot_minutes`, read by hand: the model is too heavy for what every task imports. A test holds the two together."""
 
+DRILL_SCHEDULE: Final = os.environ.get("FENNEL_DRILL_SCHEDULE", "0 3 * * *").strip() or None
+"""`Settings.drill_schedule`, likewise."""
+
 RECOVERY_HOURS: Final = 6
 _SERVER: Final = "Set by the definition server"
 
@@ -114,6 +117,23 @@ RECOVERY_PARAMS: Final = WHICH_PARAMS | {
     ),
     "dry_run": Param(False, type="boolean", title="Dry run", description="Show which job partitions are meant, and do nothing."),
 }
+DRILL_PARAMS: Final = WHICH_PARAMS | {
+    "at_most": Param(
+        None,
+        type=["null", "integer"],
+        minimum=1,
+        title="At most",
+        description="So many job partitions, those first whose last drill is longest ago. None: all that are named above, and "
+        "FENNEL_DRILL_PARTITIONS of all there are where nothing is named.",
+    ),
+    "max_bytes": Param(
+        None,
+        type=["null", "integer"],
+        minimum=1,
+        title="Largest state",
+        description="Skip larger states, bytes. None: FENNEL_DRILL_BYTES.",
+    ),
+}
 
 TRIED_AGAIN: Final = {"retries": 3, "retry_delay": timedelta(seconds=3)}
 """A task that was killed, found the database away, or could not reach Airflow's own API is run again: steps may be run twice. Three times
@@ -144,6 +164,16 @@ RECOVERY: Final[dict[str, Any]] = {
     "catchup": False,
     "params": RECOVERY_PARAMS,
     "max_active_runs": 4,
+    "dagrun_timeout": timedelta(hours=RECOVERY_HOURS),
+    "is_paused_upon_creation": False,
+    "default_args": TRIED_AGAIN,
+    "tags": TAGS,
+}
+DRILL: Final[dict[str, Any]] = {
+    "schedule": DRILL_SCHEDULE,
+    "catchup": False,
+    "params": DRILL_PARAMS,
+    "max_active_runs": 1,
     "dagrun_timeout": timedelta(hours=RECOVERY_HOURS),
     "is_paused_upon_creation": False,
     "default_args": TRIED_AGAIN,

@@ -28,7 +28,7 @@ from fennel_core.executors.definitions import DefinitionsError, read
 from fennel_core.ledger.lifecycle import CommitState
 from fennel_core.ledger.store import Commit, Entry, LedgerUnavailable, Transaction, Which
 from fennel_core.settings.model import Settings
-from fennel_core.snapshots import choice, recovery, rounds
+from fennel_core.snapshots import choice, drills, recovery, rounds
 from fennel_core.snapshots.choice import Named, Wish
 from fennel_core.snapshots.store import StoreError
 from fennel_core.telemetry.logs import redact_text
@@ -140,6 +140,15 @@ def rebuilt(params: Mapping[str, Any]) -> None:
     _told(lambda: recovery.rebuild(Settings(), found, tell, before=params["before"], timeout_s=REBUILD_S))
 
 
+def drilled(params: Mapping[str, Any]) -> None:
+    """Drill what the form names, or what is due; the task fails where a partition does not agree."""
+    settings, wish = Settings(), _wish(params)
+    found = _told(lambda: drills.due(settings, wish, params["at_most"]))
+    log.info("job partitions to drill: %d", len(found))
+    tell = partial(log.info, "%s")
+    _told(lambda: drills.drill(settings, found, tell, max_bytes=params["max_bytes"] or settings.drill_bytes))
+
+
 def shortened() -> None:
     """Delete the records that nobody needs any more, and tell who needs what is nearly gone."""
     cuts, alarms = delete_unneeded(Settings())
@@ -167,11 +176,11 @@ def _told(work: Callable[[], T]) -> T:
     except DefinitionsError as error:
         log.error("%s", error)
         raise AirflowFailException(str(error)) from None
-    except recovery.NotRebuilt as stuck:
+    except (recovery.NotRebuilt, drills.DrillFailed) as stuck:
         log.error("%s", stuck)
-        log.error("what to do: %s", AFTER_REBUILD)
+        log.error("what to do: %s", AFTER_REBUILD if isinstance(stuck, recovery.NotRebuilt) else drills.AFTER_DRILL)
         raise AirflowFailException(str(stuck)) from None
-    except (LedgerUnavailable, StoreError, rounds.RoundFailed, OSError, RemoteError) as away:
+    except (LedgerUnavailable, StoreError, rounds.RoundFailed, drills.DrillUnknown, OSError, RemoteError) as away:
         log.error("%s", away)
         log.error("what to do: %s; what was begun is finished or taken back by `reconcile`, or by the next run", STATUS)
         raise

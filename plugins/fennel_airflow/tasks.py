@@ -126,6 +126,14 @@ def rebuild_partitions() -> None:
     rebuilt(get_current_context()["params"])
 
 
+@task
+def drill_partitions() -> None:
+    """Drill the job partitions that the form names, or those whose turn it is, one after the other."""
+    from fennel_airflow.run import drilled
+
+    drilled(get_current_context()["params"])
+
+
 def _commit_id() -> str:
     found = get_current_context()["ti"].xcom_pull(task_ids=COMPILE, key=COMMIT_ID)
     if found is None:

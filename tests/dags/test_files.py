@@ -50,7 +50,7 @@ def looks() -> dict[str, dict[str, Any]]:
 
 
 def test_there_are_dags() -> None:
-    assert {"commit", "reconcile", "recovery", "snapshot"} <= {file.stem for file in FILES}
+    assert {"commit", "drill", "reconcile", "recovery", "snapshot"} <= {file.stem for file in FILES}
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)

@@ -12,7 +12,7 @@ from tests.dags import conftest as _configured  # noqa: F401  # Airflow is confi
 
 from airflow.sdk.definitions.param import ParamsDict  # isort: skip
 from airflow.sdk.exceptions import ParamValidationError  # isort: skip
-from fennel_airflow.factory import COMMIT_PARAMS, RECOVERY_PARAMS  # isort: skip
+from fennel_airflow.factory import COMMIT_PARAMS, DRILL_PARAMS, RECOVERY_PARAMS  # isort: skip
 
 
 def _validated(conf: Mapping[str, Any], form: Mapping[str, Any] = COMMIT_PARAMS) -> dict[str, Any]:
@@ -67,6 +67,6 @@ def test_a_wrong_value_of_a_rebuilding_is_refused(conf: dict[str, Any]) -> None:
 
 
 def test_every_field_has_a_title_and_says_what_it_is_for() -> None:
-    for name, param in {**COMMIT_PARAMS, **RECOVERY_PARAMS}.items():
+    for name, param in {**COMMIT_PARAMS, **RECOVERY_PARAMS, **DRILL_PARAMS}.items():
         assert param.schema.get("title"), name
         assert param.description, name

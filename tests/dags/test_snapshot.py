@@ -63,6 +63,7 @@ def test_every_slot_is_asked_by_a_task_of_its_own_and_one_that_fails_stops_neith
 
 
 def test_the_schedule_is_the_setting() -> None:
-    from fennel_airflow.factory import SNAPSHOT
+    from fennel_airflow.factory import DRILL, SNAPSHOT
 
+    assert DRILL["schedule"] == Settings().drill_schedule
     assert SNAPSHOT["schedule"] == f"*/{Settings().snapshot_minutes} * * * *"

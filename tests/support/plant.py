@@ -186,7 +186,7 @@ class Plant:
         return made
 
     def _front(self, now_us: int) -> QueryService:
-        service = SlotService(self._slot, None)  # type: ignore[arg-type]  # stand-ins; nobody asks for snapshots here
+        service = SlotService(self._slot, None, None)  # type: ignore[arg-type]  # stand-ins; nobody asks for snapshots or drills here
         lookups = Lookups(InProcess(service), Owners(self._slot), 30.0)  # type: ignore[arg-type]  # the one method that is called
         absent: Any = None
         return QueryService(Views(Branch(self.made)), lookups, absent, absent, absent, _no_secret, lambda: now_us, Bounds(1000, 5.0))

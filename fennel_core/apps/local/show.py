@@ -74,6 +74,12 @@ def print_alarms(alarms: Sequence[Alarm] | None) -> None:
         _console().print(f"Needed records ({row['trouble']}): {row['told']}", style="red", highlight=False)
 
 
+def print_drills(drills: Sequence[Alarm] | None) -> None:
+    """Job partitions whose last drill did not agree; nothing where there are none."""
+    for row in drills or ():
+        _console().print(f"Drill of {row['drilled_at']}: {row['told']}", style="red", highlight=False)
+
+
 def needs_a_look(row: Partition) -> bool:
     """Not running, failing, or owned by nobody."""
     return row.get("status") != RUNNING or row.get("error") is not None or row.get("slot") is None

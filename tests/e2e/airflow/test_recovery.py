@@ -1,13 +1,30 @@
-"""The DAG that rebuilds job partitions, on the running platform: what is served afterwards is what was served before."""
+"""The DAGs that rebuild job partitions and that try whether it could be done, on the running platform."""
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
+from rocksdict import Cache
 
+from fennel_core.connections import s3
+from fennel_core.engine import progress
+from fennel_core.engine.progress import STATE_FORMAT
+from fennel_core.hangar.rocks import RocksHangar
+from fennel_core.hangar.store import WriteBatch
 from fennel_core.settings.model import Settings
-from fennel_core.snapshots import rounds
+from fennel_core.snapshots import flow, rounds
+from fennel_core.snapshots.flow import Tools
+from fennel_core.snapshots.manifest import File, encode
+from fennel_core.snapshots.memory import MemoryPointers
+from fennel_core.snapshots.s3 import S3Objects
+from fennel_core.snapshots.store import Pointer
+from fennel_core.vocab.ids import Epoch, JobId, PartitionIndex
 from tests.e2e.airflow import test_dags
 from tests.e2e.airflow.test_dags import rows
 from tests.support.airflow import Airflow, call
@@ -64,3 +81,73 @@ def test_the_recovery_dag_rebuilds_what_the_form_names_and_features_are_as_befor
     assert served(workspace) == before
     ordered(workspace, 3, UIDS[:1])
     assert served(workspace)["data"]["amount"][0] == 3
+
+
+def tampered(workspace: str, work: Path) -> int:
+    """Add a snapshot of one job partition, one entry of which is another than its log says, though its checksums are right; its number."""
+    [(job, part, manifest, sha256, epoch)] = rows(
+        "SELECT job_id, part, s.manifest, s.sha256, p.epoch FROM snapshot s JOIN job_partition p USING (job_id, part) "
+        "WHERE starts_with(job_id, %s) AND part = 0 ORDER BY number DESC LIMIT 1",
+        f"{workspace}.",
+    )
+    objects = S3Objects(s3.client(Settings()), Settings().s3_bucket)
+
+    async def made() -> str:
+        tools = Tools(objects, MemoryPointers(lambda: datetime.now(UTC), {}))
+        pointer = Pointer(JobId(str(job)), PartitionIndex(0), 1, Epoch(1), str(manifest), str(sha256), datetime.now(UTC))
+        known = await flow.fetched(tools, pointer, STATE_FORMAT, work)
+        hangar = RocksHangar(work, Cache(1 << 20))
+        key, value = next(progress.entries(hangar))
+        hangar.write(WriteBatch({key: value[:-1] + bytes([value[-1] ^ 1])}))
+        hangar.checkpoint(work.parent / "copy")
+        hangar.close()
+        base = str(manifest).rpartition("/")[0] + "-tampered"
+        files = []
+        for path in sorted((work.parent / "copy").iterdir()):
+            body = path.read_bytes()
+            files.append(File(path.name, len(body), hashlib.sha256(body).hexdigest(), f"{base}/files/{path.name}"))
+            await objects.put(files[-1].object, body)
+        body = encode(replace(known, files=tuple(files)))
+        await objects.put(f"{base}/manifest.json", body)
+        insert = "INSERT INTO snapshot (job_id, part, epoch, manifest, sha256) VALUES (%s, %s, %s, %s, %s) RETURNING number"
+        [(number,)] = rows(insert, job, part, epoch, f"{base}/manifest.json", hashlib.sha256(body).hexdigest())
+        return str(number)
+
+    return int(asyncio.run(made()))
+
+
+def test_the_drill_dag_agrees_with_a_healthy_state_and_finds_a_snapshot_and_a_live_state_that_were_tampered_with(
+    airflow: Airflow, workspace: str, shop: str, tmp_path: Path
+) -> None:
+    def drilled(*partitions: int) -> tuple[str, str]:
+        run = airflow.run("drill", workspace=workspace, dataset="Order", partitions=partitions)
+        return run["state"], airflow.log(run["dag_run_id"], "drill_partitions", "drill")
+
+    def alarms() -> list[dict[str, Any]]:
+        url = f"{Settings().definition_url}/api/v1/operations/drills"
+        _, answer = call("GET", url, None, Settings().admin_token.get_secret_value())
+        return [each for each in answer["drills"] if each["job"].startswith(f"{workspace}.")]
+
+    assert airflow.run(definitions=shop, workspace=workspace)["state"] == "success"
+    ordered(workspace, 1, UIDS)
+    copied(workspace)
+    ordered(workspace, 2, UIDS[::2])
+    number = tampered(workspace, tmp_path / "state")
+    state, told = drilled(0)
+    assert state == "failed", told
+    assert f"[0]): damaged: snapshot #{number} holds other entries than were written" in told
+
+    assert airflow.run("recovery", workspace=workspace, partitions=[0])["state"] == "success", "nobody knows better while it is the newest"
+    state, told = drilled(0)
+    assert state == "failed", told
+    [alarm] = alarms()
+    assert (alarm["part"], alarm["verdict"]) == (0, "differs")
+    assert alarm["live_hash"] != alarm["drilled_hash"]
+    assert f"(live {alarm['live_hash']}, drilled {alarm['drilled_hash']})" in told
+
+    assert airflow.run("recovery", workspace=workspace, partitions=[0], before=number)["state"] == "success"
+    copied(workspace)
+    state, told = drilled(0, 1)
+    assert state == "success", told
+    assert told.count(": agrees: snapshot #") == 2
+    assert alarms() == []

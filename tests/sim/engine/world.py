@@ -241,7 +241,7 @@ class World:
         workshop = SimWorkshop(snapshots, process, registry, broker, machine, self.as_user_code, drifts)
         supervisor = Supervisor(slot, registry, workshop, ProcessClock(process), LEASE_MS, POLL_MS)
         task = asyncio.create_task(self._kept_up(supervisor, process))
-        living = Living(slot, machine, process, supervisor, SlotService(supervisor, snapshots), task, drifts)
+        living = Living(slot, machine, process, supervisor, SlotService(supervisor, snapshots, None), task, drifts)
         self.slots.append(living)
         return living
 

@@ -1,0 +1,1 @@
+"""Drills: could this job partition be rebuilt, and would it be the same?"""

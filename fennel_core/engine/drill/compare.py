@@ -1,0 +1,132 @@
+"""The drill itself: a copy of the live state against its newest snapshot, replayed to where the copy stands.
+
+Theory. Every state carries a hash of itself that was kept entry by entry as it was written (`engine.progress`). Three questions follow,
+each with a number for an answer. Does the live state hold what was written to it? Does the snapshot? And does the snapshot, with what came
+after it replayed as a recovery would replay it, come to the same state? A copy of the live state was made by one act and carries its own
+position, so the two are compared at the same position without anything being stopped. Where the layout of a state depends on how rows
+were cut into batches (and no marker tells how they were), what it answers is compared in place of its bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from fennel_core.engine import progress
+from fennel_core.engine.bulk.staged import LoadDamaged
+from fennel_core.engine.progress import STATE_FORMAT, Progress, StateFormatError
+from fennel_core.engine.runner import Missing, Runner, Unusable
+from fennel_core.hangar.store import Hangar, HangarDamaged, Reads
+from fennel_core.operators.build import by_order
+from fennel_core.snapshots import decide, flow
+from fennel_core.snapshots.drills import Finding, Verdict
+from fennel_core.snapshots.flow import Damaged, Tools
+from fennel_core.snapshots.manifest import Position
+from fennel_core.snapshots.store import Pointer
+from fennel_core.vocab.ids import Micros
+
+FAR: Final = Micros(2**53)
+"""After every event: the year 2255."""
+HOUR_US: Final = 3_600_000_000
+Opener = Callable[[Path], Hangar]
+
+
+async def drilled(
+    tools: Tools, pointer: Pointer, live: Reads, scratch: Path, opener: Opener, runner_over: Callable[[Hangar], Runner], now: Micros
+) -> Finding:
+    """What a drill finds. `live`: a copy that nobody writes; `scratch`: a new folder for the snapshot; `runner_over`: one that rehearses.
+
+    StoreError and BrokerError pass through: they say nothing about the state.
+    """
+    try:
+        known = progress.load(live)
+        held = progress.hash_of(live)
+    except (HangarDamaged, StateFormatError) as wrong:
+        return Finding(Verdict.DAMAGED, f"the live state cannot be read: {wrong}")
+    if held != known.state_hash:
+        told = "the live state holds other entries than were written to it (the second hash was kept as they were written)"
+        return Finding(Verdict.DIFFERS, told, _hex(held), _hex(known.state_hash))
+    name = f"snapshot #{pointer.number}"
+    try:
+        await flow.fetched(tools, pointer, STATE_FORMAT, scratch)
+        restored = opener(scratch)
+    except (Damaged, HangarDamaged) as wrong:
+        return Finding(Verdict.DAMAGED, f"{name} cannot be used: {wrong}")
+    try:
+        return await _rehearsed(name, live, known, restored, runner_over, now)
+    except (HangarDamaged, StateFormatError) as wrong:
+        return Finding(Verdict.DAMAGED, f"{name} cannot be used: {wrong}")
+    finally:
+        restored.close()
+
+
+async def _rehearsed(
+    name: str, live: Reads, known: Progress, restored: Hangar, runner_over: Callable[[Hangar], Runner], now: Micros
+) -> Finding:
+    begun, held = progress.load(restored), progress.hash_of(restored)
+    if held != begun.state_hash:
+        told = f"{name} holds other entries than were written to the state it copied (the first hash was kept as they were written)"
+        return Finding(Verdict.DAMAGED, told, _hex(begun.state_hash), _hex(held))
+    if not decide.covers(_position(known), _position(begun)):
+        return Finding(Verdict.SKIPPED, f"the live state has not come as far as {name} yet")
+    runner = runner_over(restored)
+    try:
+        reached = await runner.rehearse(known)
+    except Unusable as wrong:
+        stopped = progress.load(restored)
+        return Finding(Verdict.DIFFERS, f"{name} cannot be replayed: {wrong}", _hex(known.state_hash), _hex(stopped.state_hash))
+    except (Missing, LoadDamaged) as gone:
+        return Finding(Verdict.LOST, f"{name} cannot be replayed to where the live state stands: {gone}")
+    ours, theirs = _hex(known.state_hash), _hex(reached.state_hash)
+    if ours != theirs and not runner.job.outputs and runner.step is not None and not by_order(runner.step):
+        ours, theirs = (_answers(runner.step, reads, now) for reads in (live, restored))
+    both = f"{name} and {sum(reached.offsets.values()) - sum(begun.offsets.values())} records after it"
+    if ours == theirs:
+        return Finding(Verdict.AGREES, f"{both} come to the live state", ours, theirs)
+    return Finding(Verdict.DIFFERS, f"{both} come to another state: {_difference(live, restored)}", ours, theirs)
+
+
+def _answers(step: Any, reads: Reads, now: Micros) -> str:
+    """A digest of every row that is served as of a few moments."""
+    found = hashlib.blake2b(digest_size=16)
+    for moment in (now, now - HOUR_US, FAR):
+        for key, row in sorted(step.rows(reads, Micros(moment), 2**31)):
+            found.update(len(key).to_bytes(4, "big") + key + len(row).to_bytes(4, "big") + row)
+    return found.hexdigest()
+
+
+def _difference(live: Reads, restored: Reads) -> str:
+    """How many entries differ, and where the first one is."""
+    differing = 0
+    first = b""
+    for key in _differing(progress.entries(live), progress.entries(restored)):
+        first = first or key
+        differing += 1
+    return f"{differing} entries differ, the first at key {first.hex()}"
+
+
+def _differing(one: Iterator[tuple[bytes, bytes]], other: Iterator[tuple[bytes, bytes]]) -> Iterator[bytes]:
+    """Keys of one sorted stream whose entry is not the other's, and the other way round."""
+    left, right = next(one, None), next(other, None)
+    while left is not None or right is not None:
+        if right is None or (left is not None and left[0] < right[0]):
+            assert left is not None
+            yield left[0]
+            left = next(one, None)
+        elif left is None or right[0] < left[0]:
+            yield right[0]
+            right = next(other, None)
+        else:
+            if left[1] != right[1]:
+                yield left[0]
+            left, right = next(one, None), next(other, None)
+
+
+def _position(known: Progress) -> Position:
+    return Position(known.iteration, known.replayed, known.offsets)
+
+
+def _hex(state_hash: int) -> str:
+    return f"{state_hash:032x}"

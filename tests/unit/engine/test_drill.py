@@ -1,0 +1,243 @@
+"""Drills over twins of log, store and bucket: a healthy partition always agrees, and whatever was tampered with is found."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fennel_core.blueprints.spec import Job
+from fennel_core.engine import progress
+from fennel_core.engine.drill.beside import work_of
+from fennel_core.engine.drill.compare import drilled
+from fennel_core.engine.memory_broker import MemoryBroker, MemoryLog
+from fennel_core.engine.runner import Limits, Runner, Work
+from fennel_core.hangar.memory import MemoryHangar
+from fennel_core.hangar.store import Hangar, WriteBatch
+from fennel_core.operators import spec
+from fennel_core.operators.build import by_order
+from fennel_core.snapshots import flow
+from fennel_core.snapshots.drills import Finding, Verdict
+from fennel_core.snapshots.flow import Subject, Taken, Tools
+from fennel_core.snapshots.manifest import Position
+from fennel_core.snapshots.memory import MemoryObjects, MemoryPointers
+from fennel_core.vocab.dtypes import Field, Int, Str
+from fennel_core.vocab.ids import Epoch, JobId, Micros, Offset, PartitionIndex
+from fennel_core.vocab.schema import Schema
+from fennel_core.wire import operators as wire
+from tests.unit.engine import test_runner
+from tests.unit.engine.test_runner import REPLAYLOG, SCHEMA, SOURCE, TARGET, CountingStep, SameThread, SilentStep, feed, run_until
+
+JOB, PART = JobId("job"), PartitionIndex(0)
+COUNTS = Schema((Field("key", Str()),), (Field("n", Int()),), "at")
+TILES = spec.Aggregate(SCHEMA, ("key",), (wire.Sum("n", wire.Forever(), "value"),), None, False, True, COUNTS)
+Rows = list[tuple[str, int]]
+
+
+def work(kind: str) -> tuple[Job, Work]:
+    """A job with outputs and one without, with steps of the runner's tests, and a real one that writes tiles."""
+    if kind == "tiles":
+        made = replace(test_runner.job(outputs=False), step=TILES)
+        return made, work_of(made)
+    outputs = kind == "outputs"
+    return test_runner.job(outputs), Work(CountingStep() if outputs else SilentStep(), None, 1, None)
+
+
+@dataclass
+class Partition:
+    """A job partition, its log, and its snapshots."""
+
+    kind: str
+    folder: Path
+
+    def __post_init__(self) -> None:
+        self.log, self.live, self.epoch, self.copies = MemoryLog(), MemoryHangar(), 0, 0
+        self.objects = MemoryObjects(lambda: datetime.now(UTC))
+        self.tools = Tools(self.objects, MemoryPointers(lambda: datetime.now(UTC), {(JOB, PART): Epoch(1)}))
+
+    def runner(self, hangar: Hangar, iteration_bytes: int) -> Runner:
+        job, made = work(self.kind)
+        limits = Limits(iteration_bytes, "test")
+        return Runner(job, PART, Epoch(self.epoch), made, hangar, MemoryBroker(self.log), SameThread(), limits)
+
+    async def process(self, rows: Rows, iteration_bytes: int) -> None:
+        """Log rows and apply them, as a new owner whose iterations are of this size at most."""
+        await feed(self.log, rows)
+        self.epoch += 1
+        await run_until(self.runner(self.live, iteration_bytes), self.log.log((SOURCE, 0)).end)
+
+    def copy(self) -> Path:
+        self.copies += 1
+        target = self.folder / f"copy-{self.copies}"
+        self.live.checkpoint(target)
+        return target
+
+    async def snapshot(self) -> str:
+        async def checkpoint() -> Path:
+            return self.copy()
+
+        known = progress.load(self.live)
+        position = Position(known.iteration, known.replayed, known.offsets)
+        made = await flow.take(self.tools, Subject(JOB, PART, Epoch(1), 1, position), checkpoint, f"u{self.copies}")
+        assert isinstance(made, Taken)
+        return made.manifest
+
+    async def drill(self, iteration_bytes: int = 2_000) -> Finding:
+        live = MemoryHangar.restore(self.copy())
+        (pointer, *_) = await self.tools.pointers.of(JOB, PART)
+        log_before = {topic: len(self.log.log((topic, 0)).records) for topic in (SOURCE, TARGET, REPLAYLOG)}
+
+        def runner_over(hangar: Hangar) -> Runner:
+            return self.runner(hangar, iteration_bytes)
+
+        scratch = self.folder / f"scratch-{self.copies}"
+        found = await drilled(self.tools, pointer, live, scratch, MemoryHangar.restore, runner_over, Micros(0))
+        assert log_before == {topic: len(self.log.log((topic, 0)).records) for topic in log_before}, "a drill writes nothing"
+        return found
+
+
+ROWS = [("abc"[n % 3], n) for n in range(30)]
+KINDS = ("outputs", "silent", "tiles")
+SOME_ROWS = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(-5, 5)), max_size=8)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.sampled_from(KINDS),
+    st.lists(
+        st.tuples(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(-5, 5)), max_size=8), st.booleans()), min_size=1, max_size=5
+    ),
+    st.lists(st.integers(300, 20_000), min_size=6, max_size=6),
+)
+async def test_a_drill_of_a_healthy_partition_agrees_whatever_the_snapshots_and_batches(
+    kind: str, stretches: list[tuple[Rows, bool]], sizes: list[int]
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        partition = Partition(kind, Path(folder))
+        await partition.process(ROWS[:3], sizes[0])
+        await partition.snapshot()
+        for (rows, copied), size in zip(stretches, sizes, strict=False):
+            await partition.process([*rows, ("a", 1)], size)
+            if copied:
+                await partition.snapshot()
+        found = await partition.drill(sizes[-1])
+        assert found.verdict is Verdict.AGREES, found
+        assert found.live_hash == found.drilled_hash == f"{progress.load(partition.live).state_hash:032x}"
+
+
+@pytest.fixture(params=KINDS)
+async def partition(request: pytest.FixtureRequest, tmp_path: Path) -> Partition:
+    """With a snapshot of its first 20 rows, and 10 rows after it."""
+    made = Partition(request.param, tmp_path)
+    await made.process(ROWS[:20], 2_000)
+    await made.snapshot()
+    await made.process(ROWS[20:], 500)
+    return made
+
+
+def one_entry(hangar: MemoryHangar) -> tuple[bytes, bytes]:
+    return next(progress.entries(hangar))
+
+
+def changed(key: bytes, value: bytes) -> WriteBatch:
+    return WriteBatch({key: value[:-1] + bytes([value[-1] ^ 1])})
+
+
+TAMPERINGS: dict[str, Callable[[bytes, bytes], WriteBatch]] = {
+    "a byte": changed,
+    "an entry less": lambda key, value: WriteBatch(deletes=frozenset({key})),
+    "an entry more": lambda key, value: WriteBatch({key + b"x": value}),
+}
+
+
+@pytest.mark.parametrize("how", TAMPERINGS)
+async def test_a_live_state_that_was_tampered_with_is_found_with_both_hashes(partition: Partition, how: str) -> None:
+    kept = progress.load(partition.live).state_hash
+    partition.live.write(TAMPERINGS[how](*one_entry(partition.live)))
+    found = await partition.drill()
+    assert found.verdict is Verdict.DIFFERS
+    assert (found.live_hash, found.drilled_hash) == (f"{progress.hash_of(partition.live):032x}", f"{kept:032x}")
+    assert found.live_hash != found.drilled_hash
+
+
+async def test_a_live_state_that_took_another_way_than_its_log_is_found_and_the_first_entry_that_differs_is_named(
+    partition: Partition,
+) -> None:
+    known = progress.load(partition.live)
+    key, value = one_entry(partition.live)
+    other = changed(key, value)
+    outcome = test_runner.Outcome(other.puts)
+    after = replace(known, state_hash=progress.rehashed(partition.live, known.state_hash, outcome))
+    partition.live.write(progress.batch(after, outcome))
+    found = await partition.drill()
+    assert found.verdict is Verdict.DIFFERS
+    assert f"1 entries differ, the first at key {key.hex()}" in found.told
+    assert found.live_hash == f"{after.state_hash:032x}"
+    assert found.drilled_hash == f"{known.state_hash:032x}"
+
+
+async def test_a_snapshot_of_a_state_that_was_tampered_with_is_found_although_its_checksums_are_right(partition: Partition) -> None:
+    key, value = one_entry(partition.live)
+    partition.live.write(changed(key, value))
+    await partition.process([("another key", 1)], 2_000)
+    await partition.snapshot()
+    partition.live.write(WriteBatch({key: value}))
+    found = await partition.drill()
+    assert found.verdict is Verdict.DAMAGED
+    assert "snapshot #2 holds other entries than were written" in found.told
+    assert found.live_hash != found.drilled_hash
+
+
+@pytest.mark.parametrize("lost", [False, True])
+async def test_a_snapshot_with_a_damaged_file_is_found_and_named(partition: Partition, lost: bool) -> None:
+    [name] = [name for name in partition.objects.contents if "/files/" in name]
+    if lost:
+        del partition.objects.contents[name]
+    else:
+        partition.objects.contents[name] = partition.objects.contents[name][:-1] + b" "
+    found = await partition.drill()
+    assert found.verdict is Verdict.DAMAGED
+    assert "snapshot #1 cannot be used" in found.told
+    assert name in found.told
+
+
+async def test_records_that_a_recovery_would_miss_are_told(partition: Partition) -> None:
+    for topic in (SOURCE, REPLAYLOG):
+        log = partition.log.log((topic, 0))
+        partition.log.forget((topic, 0), Offset(max(log.end - 1, 0)))
+    found = await partition.drill()
+    assert found.verdict is Verdict.LOST
+    assert "are gone" in found.told
+
+
+async def test_a_live_state_that_has_not_come_as_far_as_its_snapshot_is_no_difference(partition: Partition) -> None:
+    behind = MemoryHangar.restore(partition.copy())
+    await partition.process([("a", 1)], 2_000)
+    await partition.snapshot()
+    partition.live = behind
+    assert (await partition.drill()).verdict is Verdict.SKIPPED
+
+
+async def test_a_replay_that_comes_to_other_mutations_than_the_marker_says_is_a_difference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partition = Partition("outputs", tmp_path)
+    await partition.process(ROWS[:20], 2_000)
+    await partition.snapshot()
+    await partition.process(ROWS[20:], 500)
+    monkeypatch.setattr(CountingStep, "apply", lambda self, reads, source, batch: test_runner.Outcome({b"sum/a": b"0"}))
+    found = await partition.drill()
+    assert found.verdict is Verdict.DIFFERS
+    assert "snapshot #1 cannot be replayed" in found.told
+
+
+def test_the_steps_whose_bytes_depend_on_batches_are_known() -> None:
+    _, made = work("tiles")
+    assert made.step is not None
+    assert by_order(made.step)

@@ -1,0 +1,71 @@
+"""Whose turn a drill is, and what becomes of findings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from fennel_core.connections.frames import RemoteError
+from fennel_core.snapshots.choice import Named
+from fennel_core.snapshots.drills import DrillFailed, DrillUnknown, Finding, Verdict, drilled_by_owner, in_turn, refuse
+from fennel_core.vocab.ids import JobId, PartitionIndex
+
+PARTS = [Named(JobId("w.job.a.1"), PartitionIndex(part), "w", "Order: table") for part in range(5)]
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def test_every_partition_has_its_turn_before_any_has_a_second() -> None:
+    last: dict[tuple[str, int], datetime] = {}
+    turns = []
+    for night in range(5):
+        chosen = in_turn(PARTS, last, 2)
+        turns += [each.part for each in chosen]
+        last |= {each.place: NOW + timedelta(days=night) for each in chosen}
+    assert turns == [0, 1, 2, 3, 4, 0, 1, 2, 3, 0]
+
+
+@dataclass
+class Slot:
+    """One owner with one answer."""
+
+    answer: object
+    owner: str | None = "a.sock"
+
+    async def owners(self, jobs: Sequence[str]) -> Mapping[tuple[str, int], str]:
+        return {} if self.owner is None else {PARTS[0].place: self.owner}
+
+    async def call(self, address: str, op: str, argument: Any) -> Any:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    ("slot", "verdict"),
+    [
+        (Slot(["differs", "told", "aa", "bb"]), Verdict.DIFFERS),
+        (Slot(["agrees", "told", "aa", "aa"]), Verdict.AGREES),
+        (Slot(RemoteError("moved", "not here")), Verdict.SKIPPED),
+        (Slot(RemoteError("parked", "it is parked")), Verdict.SKIPPED),
+        (Slot(RemoteError("unknown-op", "of different versions")), Verdict.UNKNOWN),
+        (Slot(ConnectionError("lost")), Verdict.UNKNOWN),
+        (Slot(TimeoutError()), Verdict.UNKNOWN),
+        (Slot(None, owner=None), Verdict.SKIPPED),
+    ],
+)
+async def test_what_a_slot_answers_is_a_finding_and_what_it_does_not_is_none_about_the_state(slot: Slot, verdict: Verdict) -> None:
+    assert (await drilled_by_owner(slot, PARTS[0], 1)).verdict is verdict
+
+
+def test_a_difference_fails_with_name_and_both_hashes_before_anything_that_is_only_unknown() -> None:
+    differs, unknown = Finding(Verdict.DIFFERS, "told", "aa", "bb"), Finding(Verdict.UNKNOWN, "no answer")
+    fine = [Finding(verdict, "fine") for verdict in (Verdict.AGREES, Verdict.SKIPPED)]
+    with pytest.raises(DrillFailed, match=r"1 of 4 drills: Order: table \(w.job.a.1\[0\]\): differs: told \(live aa, drilled bb\)$"):
+        refuse(list(zip(PARTS, [differs, unknown, *fine], strict=False)))
+    with pytest.raises(DrillUnknown, match=r"1 of 3 drills: .*no answer"):
+        refuse(list(zip(PARTS, [unknown, *fine], strict=False)))
+    refuse(list(zip(PARTS, fine, strict=False)))
