@@ -10,6 +10,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
@@ -231,6 +232,84 @@ def demo() -> None:
 
     environment = process_env(machine.settings)
     sys.exit(subprocess.run([sys.executable, "-m", "fennel_core.apps.demo"], env={**os.environ, **environment}, check=False).returncode)
+
+
+@main.command()
+@click.option("--every", type=click.IntRange(1), metavar="MINUTES", help="Go on, one round every so many minutes; end with Ctrl-C.")
+def snapshot(every: int | None) -> None:
+    """Copy the state of every job partition to S3, and delete the copies and records that nobody needs any more.
+
+    What Airflow's DAG `snapshot` does, for platforms without it (FENNEL_ORCHESTRATOR=inline): from cron, or with --every.
+    """
+    from fennel_core.apps import states
+
+    settings = _chosen(())[0].settings
+    try:
+        states.snapshots(settings, click.echo, None if every is None else every * 60.0)
+    except states.REASONS as error:
+        _fail(str(error))
+    except KeyboardInterrupt:
+        return
+
+
+def _which(command: Callable[..., None]) -> Callable[..., None]:
+    """The options that name job partitions."""
+    for option in (
+        click.option("--partition", "partitions", type=click.IntRange(0), multiple=True, help="Only this one. May be repeated."),
+        click.option("--job", "jobs", multiple=True, metavar="ID", help="A job's id, as `status` shows it. May be repeated."),
+        click.option("--dataset", metavar="NAME", help="Only the jobs that work for this dataset."),
+        click.option("--workspace", metavar="NAME", help="All job partitions of this workspace."),
+    ):
+        command = option(command)
+    return command
+
+
+@main.command()
+@_which
+@click.option("--before", type=click.IntRange(1), metavar="NUMBER", help="Start from a snapshot with a lower number than this.")
+@click.option("--dry-run", is_flag=True, help="Show which job partitions are meant, and do nothing.")
+def recover(
+    workspace: str | None, dataset: str | None, jobs: tuple[str, ...], partitions: tuple[int, ...], before: int | None, dry_run: bool
+) -> None:
+    """Rebuild job partitions from their newest snapshots, and wait until they have caught up.
+
+    Their owners put local state aside, restore, and replay what came after without emitting it again. Lookups are answered with 503
+    meanwhile. What Airflow's DAG `recovery` does.
+    """
+    from fennel_core.apps import states
+    from fennel_core.snapshots.choice import Wish
+
+    settings = _chosen(())[0].settings
+    try:
+        states.recover(settings, click.echo, Wish(workspace, dataset, jobs, partitions), before, dry_run=dry_run)
+    except states.REASONS as error:
+        _fail(str(error))
+
+
+@main.command()
+@_which
+@click.option("--at-most", type=click.IntRange(1), help="So many, those first whose last drill is longest ago.")
+@click.option("--max-bytes", type=click.IntRange(1), help="Skip larger states. Default: FENNEL_DRILL_BYTES.")
+def drill(
+    workspace: str | None,
+    dataset: str | None,
+    jobs: tuple[str, ...],
+    partitions: tuple[int, ...],
+    at_most: int | None,
+    max_bytes: int | None,
+) -> None:
+    """Try whether job partitions could be rebuilt: restore, replay and compare beside the live state, and discard.
+
+    Without names those are drilled whose turn it is. Nothing that runs is disturbed. What Airflow's DAG `drill` does.
+    """
+    from fennel_core.apps import states
+    from fennel_core.snapshots.choice import Wish
+
+    settings = _chosen(())[0].settings
+    try:
+        states.drill(settings, click.echo, Wish(workspace, dataset, jobs, partitions), at_most, max_bytes)
+    except states.REASONS as error:
+        _fail(str(error))
 
 
 @main.command()

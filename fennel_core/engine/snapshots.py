@@ -153,7 +153,8 @@ class Snapshots:
         if Origin.NOTHING in self._passed_over.get(place, ()):
             raise NothingLeft(
                 f"{job}[{part}] cannot be rebuilt: replay from every snapshot and from the log's beginning came to other results than were "
-                "written (another version of the platform or of its libraries?). Commit its dataset under a new version"
+                "written (another version of the platform or of its libraries?). Under the version that wrote it, "
+                f"`fennel-core recover --job {job}` (DAG recovery) tries all of them again; else commit its dataset under a new version"
             )
         self._origins[place] = Origin.NOTHING
         return (await self._opened(place, opener))[0]

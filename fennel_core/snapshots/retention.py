@@ -84,11 +84,14 @@ def alarm(log: Log, need: Need) -> Alarm | None:
     if need.offset < log.start:
         told = (
             f"{where} would need records {need.offset} to {log.start - 1} of {log.topic}[{log.part}] to start again, and they are gone: "
-            "take a snapshot while it runs (DAG snapshot)"
+            "take a snapshot while it runs (`fennel-core snapshot`, DAG snapshot)"
         )
         return Alarm(need.job, need.part, log.topic, Trouble.LOST, told)
     if log.kind is not Kind.REPLAYLOG and need.offset < min(log.warned, log.end):
         why = "it has no snapshot" if need.snapshots == 0 else "its oldest kept snapshot is old"
-        told = f"{where} holds back {log.topic}[{log.part}] at {need.offset} (it ends at {log.end}): {why}; does the DAG snapshot run?"
+        told = (
+            f"{where} holds back {log.topic}[{log.part}] at {need.offset} (it ends at {log.end}): {why}; does the DAG snapshot, or "
+            "`fennel-core snapshot --every 10`, run?"
+        )
         return Alarm(need.job, need.part, log.topic, Trouble.OLD, told)
     return None

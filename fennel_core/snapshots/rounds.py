@@ -53,6 +53,10 @@ class Answer:
     title: str
     number: int | None
 
+    def __str__(self) -> str:
+        number = "" if self.number is None else f" #{self.number}"
+        return f"snapshot{number} {self.code}: {self.title}[{self.part}], {self.uploaded_bytes} bytes uploaded ({self.text})"
+
 
 def owning_slots(settings: Settings) -> list[str]:
     """Addresses of the live slots that own something."""

@@ -110,8 +110,7 @@ def snapshotted(address: str) -> None:
     """Have one slot copy what it owns, and tell what came of each."""
     answers = _told(lambda: rounds.snapshot_slot(Settings(), address))
     for each in answers:
-        number = "" if each.number is None else f" #{each.number}"
-        log.info("snapshot%s %s: %s[%d], %d bytes uploaded (%s)", number, each.code, each.title, each.part, each.uploaded_bytes, each.text)
+        log.info("%s", each)
     outcomes = ", ".join(f"{count} {code}" for code, count in sorted(Counter(each.code for each in answers).items()))
     sent, newest = sum(each.uploaded_bytes for each in answers), max((each.number or 0 for each in answers), default=0)
     log.info("slot %s: %d job partitions: %s; %d bytes uploaded; newest snapshot #%d", address, len(answers), outcomes, sent, newest)

@@ -1,0 +1,79 @@
+"""What the commands `snapshot`, `recover` and `drill` do: the steps of Airflow's DAGs of the same names, one after the other.
+
+Theory. The steps are functions of the rooms below and know nothing of Airflow; a platform without it, or a person in a hurry, calls them
+from here. They are safe to run while Airflow runs them too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+import psycopg
+
+from fennel_core.connections.frames import RemoteError
+from fennel_core.definition.retention import delete_unneeded
+from fennel_core.settings.model import Settings
+from fennel_core.snapshots import choice, drills, recovery, rounds
+from fennel_core.snapshots.choice import Wish
+from fennel_core.snapshots.store import StoreError
+from fennel_core.vocab.errors import ApiError
+
+Tell = Callable[[str], None]
+REASONS: Final = (
+    *(rounds.RoundFailed, recovery.NotRebuilt, drills.DrillFailed, drills.DrillUnknown),
+    *(ApiError, StoreError, RemoteError, OSError, psycopg.Error),
+)
+"""What one of these commands may fail with: a sentence each."""
+REBUILD_S: Final = 5 * 3600.0
+
+
+def snapshots(settings: Settings, tell: Tell, every_s: float | None) -> None:
+    """One round, or one every so often (s): then a round that fails is told, and the next one makes up for it."""
+    if every_s is None:
+        _round(settings, tell)
+        return
+    while True:
+        began = time.monotonic()
+        try:
+            _round(settings, tell)
+        except REASONS as error:
+            tell(f"this round failed: {error}")
+        time.sleep(max(0.0, began + every_s - time.monotonic()))
+
+
+def recover(settings: Settings, tell: Tell, wish: Wish, before: int | None, *, dry_run: bool) -> None:
+    found = choice.chosen(choice.known(settings), wish)
+    for each in found:
+        tell(f"meant: {each}")
+    if not dry_run:
+        recovery.rebuild(settings, found, tell, before=before, timeout_s=REBUILD_S)
+
+
+def drill(settings: Settings, tell: Tell, wish: Wish, at_most: int | None, max_bytes: int | None) -> None:
+    found = drills.due(settings, wish, at_most)
+    tell(f"job partitions to drill: {len(found)}")
+    try:
+        drills.drill(settings, found, tell, max_bytes=max_bytes or settings.drill_bytes)
+    except drills.DrillFailed as failed:
+        raise drills.DrillFailed(f"{failed}\nWhat to do: {drills.AFTER_DRILL}") from failed
+
+
+def _round(settings: Settings, tell: Tell) -> None:
+    slots = rounds.owning_slots(settings)
+    answers = []
+    for address in slots:
+        theirs = rounds.snapshot_slot(settings, address)
+        answers += theirs
+        for each in theirs:
+            tell(str(each))
+    pruned = rounds.prune_snapshots(settings)
+    cuts, alarms = delete_unneeded(settings)
+    tell(
+        f"slots: {len(slots)}; job partitions: {len(answers)}; snapshots removed: {pruned.snapshots}; objects removed: {pruned.objects}; "
+        f"topic partitions shortened: {len(cuts)}"
+    )
+    for alarm in alarms:
+        tell(f"needed records ({alarm.trouble.value}): {alarm.told}")
+    rounds.refuse_failures(answers)
