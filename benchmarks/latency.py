@@ -45,7 +45,8 @@ LOST_S = 10.0
 ACCOUNTS = 2_000
 ROWS_PER_PROBE_KIND_PER_S = 4.0
 BARRIERS = 200
-SETTLE_S = 10.0
+SETTLE_S = 90.0
+"""History has rolled up what was logged by then: three rounds."""
 UNAVAILABLE = 503
 IDLE_PARTS = ("engine driver", "engine JVM", "engine slots", "kafka")
 TARGETS = {

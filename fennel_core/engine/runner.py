@@ -278,12 +278,15 @@ class Runner:
     async def _replay_until(self, end: Offset) -> None:
         log = await self._broker.read((self.job.replaylog, self.part), self._progress.replayed, end)
         found = [(record.offset, markers.decode(record.value)) for record in log]
-        highest = max((marker.epoch for _, marker in found), default=self.epoch)
-        if highest > self.epoch:
-            raise Superseded(f"epoch {highest} is at the end of the replaylog, ours is {self.epoch}")
+        self._refuse_later_than_ours(max((marker.epoch for _, marker in found), default=self.epoch))
         for offset, marker in found:
             if isinstance(marker, IterationMarker):
                 await self._replay(marker, Offset(offset + 1))
+
+    def _refuse_later_than_ours(self, highest: Epoch) -> None:
+        """Opening the producer fenced whoever has it, also an owner that came after us; they will open theirs anew."""
+        if highest > self.epoch:
+            raise Superseded(f"epoch {highest} is at the end of the replaylog, ours is {self.epoch}")
 
     async def _replay(self, marker: IterationMarker, replayed: Offset) -> None:
         """Apply what an earlier owner committed and did not apply; emits nothing."""

@@ -8,7 +8,8 @@ partition) and every refusal has a code: `moved` (ask the owner anew), `parked` 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol, cast
 
 from fennel_core.connections.frames import RemoteError
@@ -86,15 +87,13 @@ class SlotService:
         runner = self._runner(job, part)
         step = cast(Served, runner.step)
         times = [Micros(as_of)] * len(keys) if isinstance(as_of, int) else [Micros(t) for t in as_of]
-        try:
+        with _condemned_if_damaged(runner):
             return step.lookup(runner.hangar, keys, times)
-        except HangarDamaged as damaged:
-            runner.condemn(str(damaged))  # the writer may not meet this block for days
-            raise RemoteError("moved", f"{job}[{part}] is rebuilt: its local state is damaged") from damaged
 
     def _scan(self, job: str, part: int, as_of: int, limit: int) -> list[tuple[bytes, bytes]]:
         runner = self._runner(job, part)
-        return cast(Scans, runner.step).rows(runner.hangar, Micros(as_of), limit)
+        with _condemned_if_damaged(runner):
+            return cast(Scans, runner.step).rows(runner.hangar, Micros(as_of), limit)
 
     async def _snapshot(self, job: str, part: int) -> tuple[str, str, int]:
         """What came of it, a text and the bytes uploaded: `taken` and `unchanged` with the manifest's key, else why there is none.
@@ -142,3 +141,13 @@ class SlotService:
 
         found = await asyncio.gather(*(behind(*item) for item in items))
         return [item for item in found if item is not None]
+
+
+@contextmanager
+def _condemned_if_damaged(runner: Runner) -> Iterator[None]:
+    """A reader that meets a damaged block has the state rebuilt: the writer may not meet it for days."""
+    try:
+        yield
+    except HangarDamaged as damaged:
+        runner.condemn(str(damaged))
+        raise RemoteError("moved", f"{runner.job.id}[{runner.part}] is rebuilt: its local state is damaged") from damaged

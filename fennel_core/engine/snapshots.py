@@ -35,6 +35,10 @@ from fennel_core.vocab.ids import Epoch, JobId, PartitionIndex
 log = structlog.get_logger(__name__)
 
 
+Opener = Callable[[JobId, PartitionIndex], Hangar]
+"""Opens the local state of a job partition."""
+
+
 class NothingLeft(Exception):
     """Everything that the state could be rebuilt from has been tried."""
 
@@ -58,6 +62,8 @@ class Snapshots:
         self._origins: dict[Place, int | Origin] = {}
         """What each local state was made from: the number of a snapshot, or where there was none."""
         self._passed_over: dict[Place, set[int | Origin]] = {}
+        self._blamed: dict[Place, set[int]] = {}
+        """Snapshots whose state was damaged once."""
         self._doomed: dict[Place, str] = {}
         """Local states that the next opening puts aside, and why."""
         self._before: dict[Place, int] = {}
@@ -91,18 +97,25 @@ class Snapshots:
         """Start from something else next time: the local state proved unusable.
 
         A snapshot whose replay led there is passed over as long as this process lives. Damage and an order to rebuild say nothing about
-        the snapshot that the state came from: its files were as they were written.
+        the snapshot that the state came from: its files were as they were written. Damage that comes back with the same snapshot does:
+        the files were damaged before they were copied.
         """
         place = (job, part)
         self._doomed[place] = str(why)
         if isinstance(why, Ordered):
             self._passed_over.pop(place, None)
+            self._blamed.pop(place, None)
             self._before.pop(place, None)
             if why.before is not None:
                 self._before[place] = why.before
         origin = self._origins.get(place, Origin.DISK)
-        if not isinstance(why, HangarDamaged | Condemned) and origin is not Origin.DISK:
-            self._passed_over.setdefault(place, set()).add(origin)
+        if not isinstance(why, HangarDamaged | Condemned):
+            if origin is not Origin.DISK:
+                self._passed_over.setdefault(place, set()).add(origin)
+        elif isinstance(origin, int) and not isinstance(why, Ordered):
+            blamed = self._blamed.setdefault(place, set())
+            self._passed_over.setdefault(place, set()).update({origin} & blamed)
+            blamed.add(origin)
 
     def origin(self, job: JobId, part: PartitionIndex) -> str:
         """What the state that is there now was made from, for people."""
@@ -116,7 +129,7 @@ class Snapshots:
             case number:
                 return f"snapshot #{number}"
 
-    async def open(self, job: JobId, part: PartitionIndex, epoch: Epoch, opener: Callable[[JobId, PartitionIndex], Hangar]) -> Hangar:
+    async def open(self, job: JobId, part: PartitionIndex, epoch: Epoch, opener: Opener) -> Hangar:
         """The state to start from: what is here or the newest snapshot, whichever has seen more; if it is damaged, the next best.
 
         StoreError and OSError pass through. NothingLeft when even replay from the log's beginning went wrong before.
@@ -126,10 +139,19 @@ class Snapshots:
             await self._put_aside(place, why)
             self._doomed.pop(place, None)  # not before: who is cancelled meanwhile must find it doomed still
             self._origins.pop(place, None)
-        taken = await self._tools.pointers.of(job, part)
-        if (before := self._before.pop(place, None)) is not None:
-            self._passed_over.setdefault(place, set()).update(pointer.number for pointer in taken if pointer.number >= before)
-        pointers = [pointer for pointer in taken if pointer.number not in self._passed_over.get(place, ())]
+        if (before := self._before.get(place)) is not None:
+            later = {pointer.number for pointer in await self._tools.pointers.of(job, part) if pointer.number >= before}
+            self._passed_over.setdefault(place, set()).update(later)
+            self._before.pop(place, None)
+        best = None
+        while best is None:
+            best = await self._best(place, epoch, opener)
+        return best
+
+    async def _best(self, place: Place, epoch: Epoch, opener: Opener) -> Hangar | None:
+        """One try at `open`; None when it chose a snapshot of what cannot be opened, which is passed over from then on."""
+        job, part = place
+        pointers = [p for p in await self._tools.pointers.of(job, part) if p.number not in self._passed_over.get(place, ())]
         local = await self._local(place, opener)
         try:
             if local is not None:
@@ -146,10 +168,7 @@ class Snapshots:
             if local is not None:
                 await asyncio.shield(self._pool.run(local[0].close))
                 await self._put_aside(place, f"the snapshot {restored.pointer.manifest} has seen more")
-            await asyncio.to_thread(self._coming(place, epoch).rename, self._folder(place))
-            self._origins[place] = restored.pointer.number
-            _tell_restored(restored)
-            return (await self._opened(place, opener))[0]
+            return await self._in_place(place, epoch, opener, restored, local is not None)
         if Origin.NOTHING in self._passed_over.get(place, ()):
             raise NothingLeft(
                 f"{job}[{part}] cannot be rebuilt: replay from every snapshot and from the log's beginning came to other results than were "
@@ -158,6 +177,24 @@ class Snapshots:
             )
         self._origins[place] = Origin.NOTHING
         return (await self._opened(place, opener))[0]
+
+    async def _in_place(self, place: Place, epoch: Epoch, opener: Opener, restored: Restored, replaced: bool) -> Hangar | None:
+        """The restored folder as local state. A snapshot of damaged files gives its place back to what it `replaced`."""
+        folder = self._folder(place)
+        await asyncio.to_thread(self._coming(place, epoch).rename, folder)
+        self._origins[place] = restored.pointer.number
+        try:
+            opened = await self._opened(place, opener)
+        except (HangarDamaged, StateFormatError) as wrong:
+            log.error("snapshot is passed over", job=place[0], part=place[1], snapshot=restored.pointer.manifest, reason=str(wrong))
+            self._passed_over.setdefault(place, set()).add(restored.pointer.number)
+            self._origins.pop(place)
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            if replaced:
+                await asyncio.to_thread(self._aside(place).rename, folder)
+            return None
+        _tell_restored(restored)
+        return opened[0]
 
     async def _restored(self, place: Place, epoch: Epoch, pointers: Sequence[Pointer]) -> Restored | None:
         """The first of these snapshots that is whole, in the folder `_coming`."""
@@ -170,7 +207,7 @@ class Snapshots:
             await asyncio.to_thread(shutil.rmtree, coming, ignore_errors=True)
         return restored
 
-    async def _local(self, place: Place, opener: Callable[[JobId, PartitionIndex], Hangar]) -> tuple[Hangar, Progress] | None:
+    async def _local(self, place: Place, opener: Opener) -> tuple[Hangar, Progress] | None:
         """What is on this machine, opened; None, and put aside, where it cannot be used."""
         if not await asyncio.to_thread(self._folder(place).exists):
             return None
@@ -181,7 +218,7 @@ class Snapshots:
             await self._put_aside(place, str(wrong))
             return None
 
-    async def _opened(self, place: Place, opener: Callable[[JobId, PartitionIndex], Hangar]) -> tuple[Hangar, Progress]:
+    async def _opened(self, place: Place, opener: Opener) -> tuple[Hangar, Progress]:
         """The store in the folder, and how far it has come. A cancelled caller leaves none open: the next owner could not open it."""
 
         def opened() -> tuple[Hangar, Progress]:
@@ -201,7 +238,7 @@ class Snapshots:
 
     async def _put_aside(self, place: Place, why: str) -> None:
         """Keep it for whoever wants to know what happened, in the place of what was put aside before."""
-        folder, aside = self._folder(place), self._root / place[0] / f"aside-{place[1]}"
+        folder, aside = self._folder(place), self._aside(place)
         if await asyncio.to_thread(folder.exists):
             await asyncio.to_thread(shutil.rmtree, aside, ignore_errors=True)
             await asyncio.to_thread(folder.rename, aside)
@@ -209,6 +246,9 @@ class Snapshots:
 
     def _folder(self, place: Place) -> Path:
         return self._root / place[0] / str(place[1])
+
+    def _aside(self, place: Place) -> Path:
+        return self._root / place[0] / f"aside-{place[1]}"
 
     def _coming(self, place: Place, epoch: Epoch) -> Path:
         return self._root / place[0] / f"restoring-{place[1]}-{epoch}"

@@ -13,7 +13,7 @@ from fennel_core.snapshots import flow
 from tests.sim.engine.world import simulate
 
 SUBJECTS: Final = (runner, supervisor, service, snapshots, progress, frontiers, outputs, flow)
-WANTED_PERCENT: Final = 85
+WANTED_PERCENT: Final = 90
 ELSEWHERE: Final = {"_load", "_publish", "_of_chunk"}
 """Functions of the bulk lane, which this world does not have: `tests/unit/engine/test_bulk.py` lets runners die in them."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import shutil
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -21,7 +21,7 @@ from fennel_core.bank.memory_registry import MemoryRegistry
 from fennel_core.bank.registry import JobPartition, Registered, RegistryUnavailable, Report, Slot
 from fennel_core.engine.broker import Aborted, Fenced, Fetched, Gone, Outgoing, Record, TopicPartition, Unavailable, Unknown, within
 from fennel_core.hangar.memory import MemoryHangar
-from fennel_core.hangar.store import HangarClosed, WriteBatch
+from fennel_core.hangar.store import HangarClosed, HangarDamaged, WriteBatch
 from fennel_core.vocab.ids import Epoch, JobId, Millis, Offset, SlotId
 from tests.sim.engine.log import ModelLog
 from tests.sim.engine.virtual import now_ms
@@ -29,7 +29,7 @@ from tests.sim.engine.virtual import now_ms
 T = TypeVar("T")
 DELAYS_S = (0.0, 0.0, 0.001, 0.002, 0.004, 0.02)
 LONG_DELAY_S = 0.7
-STUMBLE_S = 6.0
+STUMBLE_S = 3.5
 
 
 class Died(Exception):
@@ -101,10 +101,16 @@ class Process:
         return done
 
     async def stumble(self, share: float = 0.0) -> None:
-        """At times, and in this share of the calls while there are faults, the whole process stands still for longer than its lease."""
+        """At times, and in this share of the calls while there are faults, the whole process stands still for longer than its lease.
+
+        Some then do not reach the registry either, and go on as if they still owned what they owned.
+        """
         if self.dice.fails(2) or (self.dice.rate and self.dice.random.random() < share):
             self.pause()
-            asyncio.get_running_loop().call_later(STUMBLE_S * (0.5 + self.dice.random.random()), self.resume)
+            still_s = STUMBLE_S * (0.5 + self.dice.random.random())
+            if self.dice.random.random() < 0.5:
+                self.registry_away_until_ms = now_ms() + int(1000 * (still_s + STUMBLE_S * self.dice.random.random()))
+            asyncio.get_running_loop().call_later(still_s, self.resume)
             await self.gate()
 
 
@@ -263,7 +269,7 @@ class SimBroker:
         return await self._call(begun)
 
     async def producer(self, transactional_id: str) -> SimProducer:
-        await self._process.stumble()
+        await self._process.stumble(0.1)
         generation = await self._call(lambda: self.log.open(transactional_id), may_be_lost=True)
         return SimProducer(self._process, self.log, transactional_id, generation)
 
@@ -317,13 +323,26 @@ FILES = 3
 """Files of a checkpoint: what changed is in some of them only."""
 
 
+def _file_of(key: bytes) -> int:
+    return crc32(key) % FILES
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a store's files hold; of the damaged files nobody can read anything."""
+
+    entries: dict[bytes, bytes]
+    damaged: frozenset[int] = frozenset()
+
+
 class DiskHangar(MemoryHangar):
     """An open store of a machine: its content survives its process; one process at a time has it open."""
 
-    def __init__(self, holder: Process, entries: dict[bytes, bytes] | None = None) -> None:
-        super().__init__(entries)
+    def __init__(self, holder: Process, content: Content) -> None:
+        super().__init__(content.entries)
+        self.damaged = content.damaged
         self.holder: Process | None = holder
-        self.earlier = dict(entries or {})
+        self.earlier = content
         """The state as of some earlier write: what a machine that lost its last writes comes back with."""
         self.folder = 0
         """The folder that stands for it on the machine, whatever its name."""
@@ -333,30 +352,50 @@ class DiskHangar(MemoryHangar):
         assert self.holder.alive, "written by a dead process"
         super().write(batch)
         if self.holder.dice.fails():
-            self.earlier = self.entries()
+            self.earlier = self.content()
 
-    def entries(self) -> dict[bytes, bytes]:
-        return dict(self.scan(b"", b"\xff" * 40))
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        self._refuse_damaged(keys)
+        return super().get_many(keys)
+
+    def scan(self, start: bytes, stop: bytes, *, reverse: bool = False, limit: int | None = None) -> list[tuple[bytes, bytes]]:
+        found = super().scan(start, stop, reverse=reverse, limit=limit)
+        self._refuse_damaged(key for key, _ in found)
+        return found
+
+    def _refuse_damaged(self, keys: Iterable[bytes]) -> None:
+        if self.damaged and any(_file_of(key) in self.damaged for key in keys):
+            raise HangarDamaged("a block is not what was written")
+
+    def damage(self, file: int) -> None:
+        """From now on nobody can read this file, and whoever copies it copies that."""
+        self.damaged |= {file}
+
+    def content(self) -> Content:
+        return Content(dict(super().scan(b"", b"\xff" * 40)), self.damaged)
 
     def checkpoint(self, target: Path) -> None:
         if self.holder is None:
             raise HangarClosed(f"the store was closed before its checkpoint {target.name}")
         target.mkdir(parents=True)
         shares: list[list[tuple[bytes, bytes]]] = [[] for _ in range(FILES)]
-        for key, value in self.entries().items():
-            shares[crc32(key) % FILES].append((key, value))
+        for key, value in self.content().entries.items():
+            shares[_file_of(key)].append((key, value))
         for number, share in enumerate(shares):
-            (target / f"{number}.sst").write_bytes(msgspec.msgpack.encode(share))
+            (target / f"{number}.sst").write_bytes(msgspec.msgpack.encode((number in self.damaged, share)))
 
     def close(self) -> None:
         self.holder = None
 
 
-def restored(folder: Path) -> dict[bytes, bytes]:
+def restored(folder: Path) -> Content:
     """The content of a checkpoint; an empty folder is an empty store."""
     files = sorted(folder.iterdir())
     assert len(files) in (0, FILES), f"a store opened from a part of a checkpoint: {files}"
-    return dict(pair for file in files for pair in msgspec.msgpack.decode(file.read_bytes(), type=list[tuple[bytes, bytes]]))
+    read = [msgspec.msgpack.decode(file.read_bytes(), type=tuple[bool, list[tuple[bytes, bytes]]]) for file in files]
+    return Content(
+        dict(pair for _, share in read for pair in share), frozenset(number for number, (damaged, _) in enumerate(read) if damaged)
+    )
 
 
 @dataclass
@@ -373,7 +412,7 @@ class Machine:
         if not place.exists() or (before is not None and before.folder != place.stat().st_ino):
             before = None  # it was put aside, and perhaps a snapshot has taken its place
         place.mkdir(parents=True, exist_ok=True)
-        hangar = self.disk[key] = DiskHangar(process, restored(place) if before is None else before.entries())
+        hangar = self.disk[key] = DiskHangar(process, restored(place) if before is None else before.content())
         hangar.folder = place.stat().st_ino
         if before is not None:
             hangar.earlier = before.earlier

@@ -12,6 +12,7 @@ import pytest
 
 from fennel_core.bank.memory_registry import MemoryRegistry
 from fennel_core.bank.registry import JobPartition
+from fennel_core.engine.runner import Runner
 from fennel_core.engine.supervisor import Supervisor
 from fennel_core.snapshots.memory import MemoryPointers
 from fennel_core.vocab.ids import Epoch, JobId, Millis, PartitionIndex, SlotId
@@ -19,7 +20,9 @@ from tests.sim.engine.covered import WANTED_PERCENT, covered
 from tests.sim.engine.world import Broken, quiet, simulate
 
 SEEDS = 300
-WATCHED = 24
+CAUGHT_WITHIN = 100
+"""Seeds among which one must catch a fault that was made on purpose."""
+WATCHED = 32
 """Seeds whose lines are noted, which makes them slower."""
 
 
@@ -52,7 +55,7 @@ def test_a_seed_tells_the_same_story_in_every_process() -> None:
 
 def test_a_slot_that_trusts_its_lease_for_ever_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Supervisor, "lease_is_live", lambda self: True)
-    assert any("answers for" in str(broken) for broken in map(outcome, range(30)))
+    assert any("answers for" in str(broken) for broken in map(outcome, range(CAUGHT_WITHIN)))
 
 
 def test_an_epoch_that_can_be_claimed_twice_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +71,12 @@ def test_an_epoch_that_can_be_claimed_twice_is_caught(monkeypatch: pytest.Monkey
         return won
 
     monkeypatch.setattr(MemoryRegistry, "claim", blind)
-    assert any("was given twice" in str(broken) for broken in map(outcome, range(30)))
+    assert any("was given twice" in str(broken) for broken in map(outcome, range(CAUGHT_WITHIN)))
+
+
+def test_an_owner_of_yesterday_that_goes_on_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Runner, "_refuse_later_than_ours", lambda self, highest: None)
+    assert any("after epoch" in str(broken) for broken in map(outcome, range(CAUGHT_WITHIN)))
 
 
 def test_a_snapshot_that_somebody_else_than_the_owner_points_at_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +87,7 @@ def test_a_snapshot_that_somebody_else_than_the_owner_points_at_is_caught(monkey
         return await add(self, job, part, epoch, manifest, sha256)
 
     monkeypatch.setattr(MemoryPointers, "add", careless)
-    assert any("was pointed at by" in str(broken) for broken in map(outcome, range(100)))
+    assert any("was pointed at by" in str(broken) for broken in map(outcome, range(CAUGHT_WITHIN)))
 
 
 def outcome(seed: int) -> Broken | None:

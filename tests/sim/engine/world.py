@@ -37,6 +37,7 @@ from fennel_core.engine.runner import Limits, Runner, Work
 from fennel_core.engine.service import SlotService
 from fennel_core.engine.snapshots import Snapshots
 from fennel_core.engine.supervisor import Supervisor
+from fennel_core.hangar.memory import MemoryHangar
 from fennel_core.operators.build import advancing, build
 from fennel_core.operators.spec import step_version
 from fennel_core.operators.step import Outcome, Reads, Step
@@ -54,16 +55,17 @@ from tests.sim.engine.archive import Archive
 from tests.sim.engine.chain import Feed
 from tests.sim.engine.log import ModelLog
 from tests.sim.engine.memory import Remembering
-from tests.sim.engine.parts import Dice, Died, Machine, Process, ProcessClock, ProcessPool, SimBroker, SimRegistry
+from tests.sim.engine.parts import FILES, Dice, Died, Machine, Process, ProcessClock, ProcessPool, SimBroker, SimRegistry
 from tests.sim.engine.readers import Client, Readers
 from tests.sim.engine.virtual import now_ms, run
 
-LEASE_MS: Final = Millis(3_000)
-POLL_MS: Final = 1_000
+LEASE_MS: Final = Millis(1_800)
+POLL_MS: Final = 600
 TRANSACTION_TIMEOUT_MS: Final = 5_000
 TURNS: Final = 30
 SETTLED_WITHIN_MS: Final = 150_000
 LIMITS: Final = Limits(iteration_bytes=6_000, environment="simulated")
+ASKED_AS_OF_S: Final = (5, 15, 1000)
 DOOMED: Final = JobId("doomed")
 
 
@@ -345,7 +347,7 @@ class World:
         if not self.slots:
             self.start(chosen.choice(self.machines))
         someone = chosen.choice(self.slots)
-        match chosen.choice(["crash", "crash", "pause", "pause", "away", "join", "leave", "wake", "rot", ""]):
+        match chosen.choice(["crash", "crash", "pause", "pause", "away", "join", "leave", "wake", "rot", "damage", "damage", ""]):
             case "crash":
                 await self.crash(someone, chosen.choice(["kept", "kept", "lost", "older"]))
             case "pause":
@@ -360,6 +362,10 @@ class World:
                 someone.supervisor.wake.set()
             case "rot" if chosen.random() < 0.5:
                 self.archive.rot(chosen)
+            case "damage":
+                for store in someone.machine.disk.values():
+                    if chosen.random() < 0.3:
+                        store.damage(chosen.randrange(FILES))
         if len(self.slots) < 2 and chosen.random() < 0.5:
             self.start(chosen.choice(self.machines))
 
@@ -483,6 +489,16 @@ class World:
                     return str(refused)
                 if behind:
                     return f"{behind} behind"
+        return self._unreadable()
+
+    def _unreadable(self) -> str | None:
+        """Some damage shows only to who reads it."""
+        for job, key, at, _ in chain.lookups(self.feed, ASKED_AS_OF_S):
+            part = PartitionIndex(partition_of(key, self.partitions))
+            try:
+                self._owner((job, part)).service._lookup(job, part, [key], at)
+            except RemoteError as refused:
+                return str(refused)
         return None
 
     def _owner(self, key: JobPartition) -> Living:
@@ -490,7 +506,7 @@ class World:
 
     def _hashes(self) -> dict[JobPartition, int]:
         keys = [(job.id, PartitionIndex(part)) for job in self.jobs for part in range(self.partitions)]
-        return {key: progress.load(self._owner(key).machine.disk[key]).state_hash for key in keys}
+        return {key: progress.load(MemoryHangar(self._owner(key).machine.disk[key].content().entries)).state_hash for key in keys}
 
     def _data_records(self) -> dict[tuple[str, int], int]:
         written = [source for source in self.log.partitions() if not source[0].endswith("replaylog")]
@@ -514,7 +530,7 @@ class World:
             found = chain.integral([decode(r.value) for r in records], schema)
             if found != expected:
                 raise Broken(f"{topic}: too much {found - expected}, missing {expected - found}")
-        for job, key, at, expected_row in chain.lookups(self.feed, [5, 15, 1000]):
+        for job, key, at, expected_row in chain.lookups(self.feed, ASKED_AS_OF_S):
             part = PartitionIndex(partition_of(key, self.partitions))
             (row,) = self._owner((job, part)).service._lookup(job, part, [key], at)
             if chain.decoded(row) != expected_row:

@@ -173,6 +173,40 @@ async def test_damage_that_is_met_later_leads_back_to_the_same_snapshot(slot: Sl
         assert slot.aside() == 7
 
 
+async def test_damage_that_comes_back_with_a_snapshot_leads_to_the_one_before(slot: Slot) -> None:
+    await slot.snapshot(5)
+    await slot.snapshot(6)
+    seen = []
+    for _ in range(4):
+        slot.snapshots.distrust(JOB, PART, HangarDamaged("a block"))
+        seen.append(await slot.found())
+    assert seen == [6, 6, 5, 5], "the local state; the newest, twice; then what was before it"
+
+
+async def test_a_snapshot_that_was_taken_of_damaged_files_leads_to_the_one_before(slot: Slot, monkeypatch: pytest.MonkeyPatch) -> None:
+    await slot.snapshot(5)
+    with monkeypatch.context() as patched:
+        patched.setattr("fennel_core.engine.progress.STATE_FORMAT", 99)
+        await slot.snapshot(7)
+    shutil.rmtree(slot.folder)
+    assert await slot.found() == 5
+    assert await slot.found() == 5
+
+
+async def test_local_state_comes_back_when_the_snapshot_that_had_seen_more_cannot_be_opened(
+    slot: Slot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await slot.snapshot(2)
+    slot.write(3)
+    shutil.copytree(slot.folder, tmp_path / "local")
+    with monkeypatch.context() as patched:
+        patched.setattr("fennel_core.engine.progress.STATE_FORMAT", 99)
+        await slot.snapshot(7)
+    shutil.rmtree(slot.folder)
+    shutil.copytree(tmp_path / "local", slot.folder)
+    assert await slot.found() == 3
+
+
 async def test_replay_that_goes_wrong_leads_to_older_snapshots_then_to_the_log_alone_and_then_no_further(slot: Slot) -> None:
     for iteration in (2, 4, 6):
         await slot.snapshot(iteration)
