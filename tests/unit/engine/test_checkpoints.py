@@ -68,7 +68,7 @@ class Running:
 
 
 def holding(text: bytes) -> DiskHangar:
-    hangar = DiskHangar(NOBODY)
+    hangar = DiskHangar(NOBODY, Content({}))
     hangar.write(WriteBatch({b"%d" % n: text for n in range(20)}))
     return hangar
 
