@@ -96,6 +96,8 @@ class Supervisor:
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     _lease_until_ms: int = 0
+    _changing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """What is hosted follows one decision at a time: a rebuild must not start again what a turn has just given up."""
 
     def lease_is_live(self) -> bool:
         """May this slot still answer reads?"""
@@ -119,18 +121,19 @@ class Supervisor:
 
         It does not matter whether it runs, recovers or is parked: its back-off ends too.
         """
-        hosted = self.hosted.get(key)
-        if hosted is None or hosted.lost:
-            return None
-        self.workshop.distrust(*key, why)
-        await self._stop(key)
-        if key not in self.hosted:  # else a turn of the supervisor has claimed it anew meanwhile, and starts it as we would
+        async with self._changing:
+            hosted = self.hosted.get(key)
+            if hosted is None or hosted.lost:
+                return None
+            self.workshop.distrust(*key, why)
+            await self._stop(key)
             self._start(key, hosted.epoch)
-        return self.hosted[key].epoch
+            return hosted.epoch
 
     async def shut_down(self) -> None:
         """Stop every runner and give every lease back."""
-        await asyncio.gather(*(self._stop(key) for key in list(self.hosted)))
+        async with self._changing:
+            await asyncio.gather(*(self._stop(key) for key in list(self.hosted)))
         await self._guarded(lambda: self.registry.leave(self.slot.id))
 
     async def tick(self) -> None:
@@ -140,7 +143,14 @@ class Supervisor:
         if seen.stopping:
             self.stop.set()
             return
-        wanted, leaving, held = self._decisions(seen)
+        async with self._changing:
+            await self._act(*self._decisions(seen))
+        for job in stored - {entry.id for entry in seen.jobs}:
+            await self.workshop.forget(job)
+
+    async def _act(
+        self, wanted: list[tuple[JobPartition, Epoch]], leaving: list[JobPartition], held: list[tuple[JobPartition, Epoch]]
+    ) -> None:
         await asyncio.gather(*(self._stop(key) for key in leaving))
         if held:
             await self.registry.release(held, self.slot.id)
@@ -148,8 +158,6 @@ class Supervisor:
             for key, epoch in (await self.registry.claim(wanted, self.slot.id, self.lease_ms)).items():
                 await self._stop(key)
                 self._start(key, epoch)
-        for job in stored - {entry.id for entry in seen.jobs}:
-            await self.workshop.forget(job)
 
     def _decisions(self, seen: Registered) -> tuple[list[tuple[JobPartition, Epoch]], list[JobPartition], list[tuple[JobPartition, Epoch]]]:
         """What to claim, what to stop, and which leases to give up then."""

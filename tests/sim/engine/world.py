@@ -13,11 +13,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
@@ -45,7 +43,6 @@ from fennel_core.replaylog import marker as markers
 from fennel_core.replaylog.marker import EpochMarker, IterationMarker
 from fennel_core.schedule.ownership import preferred
 from fennel_core.snapshots.flow import prune
-from fennel_core.snapshots.store import StoreError
 from fennel_core.vocab import canonical
 from fennel_core.vocab.ids import EngineId, Epoch, JobId, Millis, PartitionIndex, SlotId
 from fennel_core.vocab.keys import partition_of
@@ -53,9 +50,10 @@ from fennel_core.vocab.versions import decode
 from tests.sim.engine import chain
 from tests.sim.engine.archive import Archive
 from tests.sim.engine.chain import Feed
+from tests.sim.engine.dags import GRACE, KEPT, Dags
 from tests.sim.engine.log import ModelLog
 from tests.sim.engine.memory import Remembering
-from tests.sim.engine.parts import FILES, Dice, Died, Machine, Process, ProcessClock, ProcessPool, SimBroker, SimRegistry
+from tests.sim.engine.parts import FILES, Dice, Machine, Process, ProcessClock, ProcessPool, SimBroker, SimRegistry
 from tests.sim.engine.readers import Client, Readers
 from tests.sim.engine.virtual import now_ms, run
 
@@ -71,11 +69,6 @@ DOOMED: Final = JobId("doomed")
 
 class Broken(AssertionError):
     """The world broke a law."""
-
-
-KEPT: Final = 1
-GRACE: Final = timedelta(seconds=25)
-"""Of snapshots; longer than anybody here stands still."""
 
 
 @cache
@@ -207,7 +200,6 @@ class World:
     feed: Feed = field(init=False)
     slots: list[Living] = field(default_factory=list)
     answered: int = 0
-    copied: Counter[str] = field(default_factory=Counter)
     broken: list[str] = field(default_factory=list)
     _names: int = 0
     _said: list[str] = field(default_factory=list)
@@ -224,7 +216,6 @@ class World:
         self.readers = Readers(self.log, chosen, self.partitions)
         self.as_user_code = chosen.random() < 0.5
         self.machines = [self._machine(), self._machine()]
-        self._asked: set[asyncio.Task[None]] = set()
 
     def _machine(self) -> Machine:
         self._names += 1
@@ -294,13 +285,13 @@ class World:
             self.registry.add(job.id, canonical.dumps(job), self.partitions)
         self.registry.add(DOOMED, canonical.dumps(self._doomed()), self.partitions)
         asyncio.get_running_loop().set_exception_handler(self._callback_failed)
-        client = Client(self)
-        background = [asyncio.create_task(work) for work in (self._coordinator(), self._reader(), self._archivist(), client.ask_on())]
+        client, dags = Client(self), Dags(self)
+        background = [asyncio.create_task(work) for work in (self._coordinator(), self._reader(), dags.archive(), client.ask_on())]
         for machine in self.machines:
             self.start(machine)
         await asyncio.sleep(1)
         for turn in range(TURNS):
-            await self._turn(turn)
+            await self._turn(turn, dags)
         await self._come_to_rest()
         self._refuse_broken()
         self.check()
@@ -314,7 +305,7 @@ class World:
         if (rebuilt := self._hashes()) != survivors:
             raise Broken(f"rebuilt states differ: {[key for key in survivors if rebuilt[key] != survivors[key]]}")
         await client.refusals(self.slots[0].service)
-        for task in [*background, *self._asked]:
+        for task in [*background, *dags.asked]:
             task.cancel()
         for living in list(self.slots):
             await self.leave(living)
@@ -336,7 +327,7 @@ class World:
         job = chain.TABLE
         return Job(DOOMED, job.workspace, job.inputs, (), job.step, job.replaylog, job.dead_letters, self.partitions, "goes away")
 
-    async def _turn(self, turn: int) -> None:
+    async def _turn(self, turn: int, dags: Dags) -> None:
         chosen = self.dice.random
         await asyncio.sleep(chosen.choice([0.01, 0.1, 0.4, 0.8]))
         if turn == TURNS // 2:
@@ -347,7 +338,7 @@ class World:
         if not self.slots:
             self.start(chosen.choice(self.machines))
         someone = chosen.choice(self.slots)
-        match chosen.choice(["crash", "crash", "pause", "pause", "away", "join", "leave", "wake", "rot", "damage", "damage", ""]):
+        match chosen.choice(["crash", "crash", "pause", "pause", "away", "join", "leave", "wake", "rot", "damage", "damage", "order", ""]):
             case "crash":
                 await self.crash(someone, chosen.choice(["kept", "kept", "lost", "older"]))
             case "pause":
@@ -362,6 +353,8 @@ class World:
                 someone.supervisor.wake.set()
             case "rot" if chosen.random() < 0.5:
                 self.archive.rot(chosen)
+            case "order":
+                dags.rebuild(someone)
             case "damage":
                 for store in someone.machine.disk.values():
                     if chosen.random() < 0.3:
@@ -419,35 +412,6 @@ class World:
                 self.broken += self.readers.wrong(living.service, job, part)
                 if job != DOOMED and (owner := self.registry.owner((job, part))) != living.slot.id:
                     self.broken.append(f"{now_ms()}: {living.slot.id} answers for {job}[{part}], which belongs to {owner}")
-
-    async def _archivist(self) -> None:
-        """The snapshot DAG: every now and then a slot is asked to copy what it owns, and what nobody needs is deleted."""
-        dag = Process(self.dice)
-        while True:
-            await asyncio.sleep(self.dice.random.choice([1.0, 3.0, 6.0]))
-            for living in self.slots:
-                items = [list(key) for key in living.supervisor.hosted]
-                if items and self.dice.random.random() < 0.5:
-                    self._in_the_background(self._copied(living, items))
-            try:
-                await prune(self.archive.tools(dag), KEPT, GRACE)
-            except StoreError:
-                continue  # the next round tries again
-
-    def _in_the_background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._asked.add(task)
-        task.add_done_callback(self._asked.discard)
-
-    async def _copied(self, living: Living, items: list[list[Any]]) -> None:
-        try:
-            await living.process.gate()
-            for job, part, code, text, _ in cast(list[list[str]], await living.service("snapshot", {"items": items})):
-                self.copied[code] += 1
-                if code not in ("taken", "unchanged", "moved", "parked", "failed"):
-                    self.broken.append(f"a snapshot of {job}[{part}] was answered with {code}: {text}")
-        except Died:
-            self.say(f"{living.slot.id} died while it copied")
 
     async def _check_archive(self) -> None:
         if flaws := await self.archive.flaws():

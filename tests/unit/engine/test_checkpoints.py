@@ -20,7 +20,7 @@ from fennel_core.snapshots.memory import MemoryObjects, MemoryPointers
 from fennel_core.vocab.dtypes import Field, Str
 from fennel_core.vocab.ids import Epoch, JobId, Offset, PartitionIndex, TopicName, WorkspaceId
 from fennel_core.vocab.schema import Schema
-from tests.sim.engine.parts import Dice, DiskHangar, Process, restored
+from tests.sim.engine.parts import Content, Dice, DiskHangar, Process, restored
 
 T = TypeVar("T")
 JOB, PART = JobId("job"), PartitionIndex(0)
