@@ -38,9 +38,9 @@ _ASK_AGAIN: Final = frozenset(
 
 def bounds(admin: AdminClient, sources: Sequence[Source], timeout_s: float) -> dict[Source, tuple[Offset, Offset]]:
     """The first offset of each log and the one after its last committed record. KafkaException when any cannot be told."""
-    starts = _asked(admin, dict.fromkeys(sources, OffsetSpec.earliest()), timeout_s)
+    begins = starts(admin, sources, timeout_s)
     ends = _asked(admin, dict.fromkeys(sources, OffsetSpec.latest()), timeout_s)
-    return {source: (starts[source], ends[source]) for source in sources}
+    return {source: (begins[source], ends[source]) for source in sources}
 
 
 def _asked(admin: AdminClient, specs: Mapping[Source, OffsetSpec], timeout_s: float) -> dict[Source, Offset]:
@@ -62,6 +62,11 @@ def _asked(admin: AdminClient, specs: Mapping[Source, OffsetSpec], timeout_s: fl
             pause_s = min(2 * pause_s, LARGEST_PAUSE_S)
             admin.list_topics(timeout=timeout_s)  # renews what the client has cached of every topic it knows
     return found
+
+
+def starts(admin: AdminClient, sources: Sequence[Source], timeout_s: float) -> dict[Source, Offset]:
+    """The first offset of each log. KafkaException when any cannot be told."""
+    return _asked(admin, dict.fromkeys(sources, OffsetSpec.earliest()), timeout_s)
 
 
 def since(admin: AdminClient, sources: Sequence[Source], time_ms: int, timeout_s: float) -> dict[Source, Offset]:

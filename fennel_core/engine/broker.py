@@ -115,6 +115,10 @@ class Subscription(Protocol):
 
 
 class Broker(Protocol):
+    async def starts(self, sources: Sequence[TopicPartition]) -> Mapping[TopicPartition, Offset]:
+        """Where these logs begin: what lies below is gone. Raises Unavailable."""
+        ...
+
     async def subscribe(self, positions: Mapping[TopicPartition, Offset]) -> Subscription:
         """Read on from these positions. Raises Gone, Beyond, Unavailable."""
         ...

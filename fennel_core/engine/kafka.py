@@ -307,6 +307,9 @@ class KafkaBroker:
         self._threads = ThreadPoolExecutor(settings.commit_threads, thread_name_prefix="kafka")
         self._timeout_s = settings.transaction_timeout_ms / 1000
 
+    async def starts(self, sources: Sequence[TopicPartition]) -> Mapping[TopicPartition, Offset]:
+        return await self._in_thread(partial(offsets.starts, self._admin, sources, self._timeout_s))
+
     async def subscribe(self, positions: Mapping[TopicPartition, Offset]) -> KafkaSubscription:
         bounds = await self._in_thread(partial(offsets.bounds, self._admin, list(positions), self._timeout_s))
         for source, position in positions.items():

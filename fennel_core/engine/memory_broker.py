@@ -119,6 +119,9 @@ class MemoryBroker:
     def __init__(self, log: MemoryLog) -> None:
         self.log = log
 
+    async def starts(self, sources: Sequence[TopicPartition]) -> Mapping[TopicPartition, Offset]:
+        return {source: self.log.log(source).start for source in sources}
+
     async def subscribe(self, positions: Mapping[TopicPartition, Offset]) -> MemorySubscription:
         for source, position in positions.items():
             within(source, position, self.log.log(source).start, self.log.log(source).end)

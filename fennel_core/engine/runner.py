@@ -24,7 +24,7 @@ import polars as pl
 from fennel_core.blueprints.spec import Job
 from fennel_core.engine import progress as progress_of_state
 from fennel_core.engine.broker import Aborted, Beyond, Broker, Fetched, Gone, Outgoing, Producer, Record
-from fennel_core.engine.bulk.lane import Lane
+from fennel_core.engine.bulk.lane import Lane, RowsGone
 from fennel_core.engine.bulk.staged import Chunk, Load, LoadDamaged, begun, input_of, name_of
 from fennel_core.engine.frontiers import Frontiers, given, told
 from fennel_core.engine.outputs import messages
@@ -309,7 +309,7 @@ class Runner:
         self._progress = self._store(marker.iteration, made.outcome, made.state_hash, offsets, replayed)
 
     async def _load(self) -> None:
-        """Publish what a batch has computed over history, if there is enough of it; then nothing of it is read live."""
+        """Publish what a batch has computed over history, if there is enough of it or the log lacks it; then none of it is read live."""
         offsets = self._progress.offsets
         if self._lane is None or any(topic in offsets for topic in self.job.inputs):
             return
@@ -317,7 +317,12 @@ class Runner:
         if known is not None:
             load, following = await self._lane.load(known[0]), known[1]
         else:
-            asked, following = await self._lane.wanted(self.job, PartitionIndex(self.part)), Offset(0)
+            starts = await self._broker.starts([(topic, self.part) for topic in self.job.inputs])
+            begins = {topic: start for (topic, _), start in starts.items()}
+            try:
+                asked, following = await self._lane.wanted(self.job, PartitionIndex(self.part), begins), Offset(0)
+            except RowsGone as lost:
+                raise Missing(str(lost)) from lost
             if asked is None:
                 return
             load = asked

@@ -143,7 +143,8 @@ class Limits(BaseSettings):
     bulk_from_rows: int = Field(
         500_000,
         ge=0,
-        description="Rows of history from which a Spark batch computes a new job partition; with less, the live lane is done as soon.",
+        description="Rows of history from which a Spark batch computes a new job partition; with less, the live lane is done as soon, and "
+        "computes it unless its log has lost its beginning.",
     )
     lease_ms: int = Field(
         10_000,

@@ -23,7 +23,7 @@ from fennel_core.engine.outputs import messages
 from fennel_core.hangar.store import Hangar, WriteBatch
 from fennel_core.history.parquet import GROUP, OFFSET
 from fennel_core.operators.build import build
-from fennel_core.operators.spec import Map, UserCode, needs_frontier
+from fennel_core.operators.spec import Map
 from fennel_core.vocab.ids import PartitionIndex
 from fennel_core.vocab.keys import KEY_GROUPS
 
@@ -45,12 +45,6 @@ class Share:
     def groups(self) -> tuple[int, int]:
         """The key groups [first, stop) of this share."""
         return self.number * KEY_GROUPS // self.shares, (self.number + 1) * KEY_GROUPS // self.shares
-
-
-def can_load(job: Job) -> bool:
-    """Can a batch compute this job? Not where frontiers are heard or passed on (history has none) or user code must be waited for."""
-    frontiers = needs_frontier(job.step) or any(output.frontier for output in job.outputs)
-    return not frontiers and not isinstance(job.step, UserCode)
 
 
 def compute(

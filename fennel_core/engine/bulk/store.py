@@ -43,11 +43,15 @@ class Loads:
         except (psycopg.Error, PoolTimeout) as failed:
             raise RegistryUnavailable(f"bulk loads: {failed}") from failed
 
-    async def ask(self, job: JobId, part: PartitionIndex, rows: int) -> None:
-        """Ask for a load, unless it was asked for before."""
+    async def ask(self, job: JobId, part: PartitionIndex, rows: int, *, again: bool = False) -> None:
+        """Ask for a load, unless it was asked for before; `again`: also if that came to nothing."""
         async with self._connection() as connection:
-            statement = "INSERT INTO bulk_load (job_id, part, row_count) VALUES (%s, %s, %s) ON CONFLICT DO NOTHING"
-            await connection.execute(statement, (job, part, rows))
+            statement = """
+                INSERT INTO bulk_load AS l (job_id, part, row_count) VALUES (%s, %s, %s) ON CONFLICT (job_id, part) DO UPDATE
+                SET state = 'wanted', row_count = excluded.row_count, error = NULL, updated_at = now()
+                WHERE %s AND l.state IN ('failed', 'refused')
+            """
+            await connection.execute(statement, (job, part, rows, again))
             await connection.execute("SELECT pg_notify(%s, '')", (CHANNEL,))
 
     async def asked(self, job: JobId, part: PartitionIndex) -> Asked | None:

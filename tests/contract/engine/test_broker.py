@@ -171,6 +171,7 @@ async def forget(broker: Broker, topic: TopicName, start: int) -> None:
 async def test_a_reader_that_needs_records_which_are_gone_is_told_and_never_set_forward(broker: Broker, topic: TopicName) -> None:
     end = await write(broker, topic, b"a", b"b", b"c", b"d")
     await forget(broker, topic, 2)
+    assert await broker.starts([at(topic), at(topic, 1)]) == {at(topic): 2, at(topic, 1): 0}
     with pytest.raises(Gone, match="begins at 2: its records from 1 to 1 are gone") as gone:
         await broker.subscribe({at(topic): Offset(1)})
     assert (gone.value.source, gone.value.first, gone.value.start) == (at(topic), 1, 2)

@@ -6,11 +6,10 @@ import asyncio
 import json
 import os
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -21,7 +20,7 @@ from pyspark.sql import SparkSession
 from rocksdict import Cache
 
 from fennel_core.blueprints.spec import Job, Output
-from fennel_core.connections import postgres, s3
+from fennel_core.connections import offsets, postgres, s3
 from fennel_core.connections.kafka import client_config
 from fennel_core.engine import progress
 from fennel_core.engine.broker import Outgoing
@@ -62,6 +61,8 @@ class Bench:
     topic: TopicName
     copies: dict[str, TopicName]
     logs: dict[str, TopicName]
+    messages: int = MESSAGES
+    rows: int = ROWS
 
     def job(self, name: str, lane: str) -> Job:
         terminal = spec.Aggregate(EVENTS, ("card",), SPECS, None, False, True, TOTALS)
@@ -100,12 +101,14 @@ class Bench:
         return pl.concat([decode(r.value) for r in records]).sort("__pos")
 
 
-def batches(part: int, cards: np.ndarray[Any, Any]) -> Iterator[pl.DataFrame]:
+def batches(bench: Bench, part: int) -> Iterator[pl.DataFrame]:
     random = np.random.default_rng(part)
-    for number in range(MESSAGES):
-        at = 1_760_000_000_000_000 + random.integers(0, 86_400_000_000, ROWS)
-        frame = pl.DataFrame({"card": random.choice(cards, ROWS), "cents": random.integers(0, 10_000, ROWS), "at": at})
-        positions = pl.from_arrow(stamp(Hlc(1 + number), part, ROWS))
+    owner = np.array([partition_of(key, PARTITIONS) for key in key_bytes(pl.DataFrame({"card": range(KEYS)}), ["card"])])
+    cards, rows = np.flatnonzero(owner == part), bench.rows
+    for number in range(bench.messages):
+        at = 1_760_000_000_000_000 + random.integers(0, 86_400_000_000, rows)
+        frame = pl.DataFrame({"card": random.choice(cards, rows), "cents": random.integers(0, 10_000, rows), "at": at})
+        positions = pl.from_arrow(stamp(Hlc(1 + number), part, rows))
         assert isinstance(positions, pl.Series)
         yield frame.cast({"at": pl.Datetime("us", "UTC")}).with_columns(
             positions.alias("__pos"), pl.lit(1, pl.Int8).alias("__sign"), pl.lit(False).alias("__gone")
@@ -117,13 +120,11 @@ async def fill(bench: Bench) -> int:
     files, client = PostgresHistoryFiles(bench.pool), s3.client(bench.settings)
     s3.ensure_bucket(client, bench.settings.s3_bucket)
     producer = await bench.broker.producer(f"{bench.topic}-fill")
-    keys = pl.DataFrame({"card": range(KEYS)})
-    owner = np.array([partition_of(key, PARTITIONS) for key in key_bytes(keys, ["card"])])
     for part in range(PARTITIONS):
-        values = [encode_frame(frame) for frame in batches(part, np.flatnonzero(owner == part))]
+        values = [encode_frame(frame) for frame in batches(bench, part)]
         for value in values:
             await producer.commit([Outgoing(bench.topic, part, value)])
-        kept = [(r.offset, r.value) for r in await bench.broker.read((bench.topic, part), Offset(0))][: MESSAGES - TAIL]
+        kept = [(r.offset, r.value) for r in await bench.broker.read((bench.topic, part), Offset(0))][: bench.messages - TAIL]
         first = Offset(0)
         for start in range(0, len(kept), 10):
             cut = kept[start : start + 10]
@@ -136,7 +137,7 @@ async def fill(bench: Bench) -> int:
             assert await files.add(file)
             first = following
     await producer.close()
-    return PARTITIONS * (MESSAGES - TAIL) * ROWS
+    return PARTITIONS * (bench.messages - TAIL) * bench.rows
 
 
 @pytest.fixture
@@ -206,6 +207,68 @@ async def test_a_million_rows_of_history_come_to_the_same_state_and_content_in_a
     assert [each.state_hash for each in bulk] == [each.state_hash for each in live]
     for part in range(PARTITIONS):
         assert (await bench.written("bulk", part)).equals(await bench.written("live", part))
+
+
+async def parked(bench: Bench, job: Job) -> list[str]:
+    """The errors of a job's partitions, when all of them are parked."""
+    async with asyncio.timeout(60):
+        while True:
+            async with bench.pool.connection() as connection:
+                question = "SELECT error FROM job_partition WHERE job_id = %s AND status = 'parked' ORDER BY part"
+                rows = await (await connection.execute(question, (job.id,))).fetchall()
+            if len(rows) == PARTITIONS:
+                return [str(error) for (error,) in rows]
+            await asyncio.sleep(0.05)
+
+
+def forget(bench: Bench, before: Mapping[offsets.Source, Offset]) -> None:
+    """Delete these logs' records, as retention does."""
+    offsets.delete_before(AdminClient(client_config(bench.settings)), before, 30)
+
+
+async def test_new_jobs_over_few_rows_whose_log_is_gone_wait_for_a_batch_and_come_to_what_a_recompute_comes_to(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fennel_core.engine.bulk.lane.TAKEN_UP_MS", 0)
+    bench.messages, bench.rows = 7, 40
+    await fill(bench)
+    for name in ("aggregate", "map"):
+        await bench.register(bench.job(name, "live"))
+    async with slot(bench, NEVER):
+        for name in ("aggregate", "map"):
+            await bench.caught_up(bench.job(name, "live"))
+    ends = await PostgresHistoryFiles(bench.pool).ends([bench.topic])
+    forget(bench, {(topic, int(part)): Offset(end - 1) for (topic, part), end in ends.items()})
+    for name in ("aggregate", "map"):
+        await bench.register(bench.job(name, "bulk"))
+    async with slot(bench, NEVER):
+        for error in await parked(bench, bench.job("map", "bulk")):
+            assert "begins with what is in history only" in error
+            assert "FENNEL_ENGINE_SPARE_SLOTS" in error
+        monkeypatch.undo()
+        async with spark_driver(bench):
+            for name in ("aggregate", "map"):
+                await bench.caught_up(bench.job(name, "bulk"))
+    live, bulk = bench.state(bench.job("aggregate", "live")), bench.state(bench.job("aggregate", "bulk"))
+    assert [each.state_hash for each in bulk] == [each.state_hash for each in live]
+    for part in range(PARTITIONS):
+        recomputed = pl.concat(batches(bench, part)).sort("__pos")
+        assert (await bench.written("bulk", part)).select(recomputed.columns).equals(recomputed)
+
+
+async def test_a_new_job_over_rows_that_are_nowhere_any_more_says_which_and_what_to_do(bench: Bench) -> None:
+    bench.messages, bench.rows = 4, 10
+    await fill(bench)
+    ends = await PostgresHistoryFiles(bench.pool).ends([bench.topic])
+    forget(bench, {(topic, int(part)): Offset(end + 1) for (topic, part), end in ends.items()})
+    job = bench.job("aggregate", "bulk")
+    await bench.register(job)
+    async with slot(bench, 0):
+        for part, error in enumerate(await parked(bench, job)):
+            end = ends[bench.topic, PartitionIndex(part)]
+            assert f"aggregate ({job.id}[{part}]) begins without state" in error
+            assert f"{bench.topic}[{part}], begins at {end + 1}: offsets 0 to {end} are deleted, and history on S3 ends at {end}." in error
+            assert "Commit the dataset that it reads under a new version" in error
 
 
 async def test_what_was_staged_goes_with_its_job(bench: Bench) -> None:

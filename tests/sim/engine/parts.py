@@ -259,6 +259,9 @@ class SimBroker:
         await self._process.gate()
         return done
 
+    async def starts(self, sources: Sequence[TopicPartition]) -> Mapping[TopicPartition, Offset]:
+        return await self._call(lambda: {source: self.log.log(source).start for source in sources})
+
     async def subscribe(self, positions: Mapping[TopicPartition, Offset]) -> SimSubscription:
         def begun() -> SimSubscription:
             for source, position in positions.items():

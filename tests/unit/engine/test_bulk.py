@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
@@ -14,10 +14,12 @@ from fennel_core.blueprints.spec import Job, Output
 from fennel_core.engine import progress
 from fennel_core.engine.broker import Outgoing, Unknown
 from fennel_core.engine.bulk import batch, staged
-from fennel_core.engine.bulk.batch import Share, can_load, compute
+from fennel_core.engine.bulk.batch import Share, compute
+from fennel_core.engine.bulk.decide import Batch, Input, Live, Lost, decide, why_not
+from fennel_core.engine.bulk.lane import RowsGone
 from fennel_core.engine.bulk.staged import Chunk, Load, LoadDamaged, Piece, chunk_bytes, chunk_of, digest
 from fennel_core.engine.memory_broker import MemoryBroker, MemoryLog, MemoryProducer
-from fennel_core.engine.runner import Runner, Work
+from fennel_core.engine.runner import Missing, Runner, Work
 from fennel_core.hangar.memory import MemoryHangar
 from fennel_core.history import parquet
 from fennel_core.operators import spec
@@ -26,11 +28,12 @@ from fennel_core.operators.spec import step_version
 from fennel_core.replaylog.marker import IterationMarker
 from fennel_core.replaylog.marker import decode as marker_of
 from fennel_core.vocab.dtypes import Field, Int, Str
-from fennel_core.vocab.ids import Epoch, JobId, PartitionIndex, TopicName, WorkspaceId
+from fennel_core.vocab.ids import Epoch, JobId, Offset, PartitionIndex, TopicName, WorkspaceId
 from fennel_core.vocab.position import Hlc, stamp
 from fennel_core.vocab.schema import Schema
 from fennel_core.vocab.versions import decode, encode_frame
 from fennel_core.wire import operators as wire
+from fennel_core.wire.pycode import PyCode
 from tests.support.histories import bag, integral
 from tests.unit.engine.test_runner import LIMITS, Death, FaultyBroker, SameThread, run_until
 
@@ -47,6 +50,7 @@ STEPS = {
     "aggregate": ((LEFT,), (Output(OUT, ("key",)),), spec.Aggregate(ROWS, ("key",), SPECS, None, False, False, TOTALS)),
     "join": ((LEFT, RIGHT), (Output(OUT, ("key",)),), spec.Join(ROWS, TABLE, ("key",), ("city",), True, None, 0, JOINED)),
 }
+NEVER = 10**12
 KEPT = 30
 """Messages in history per topic; what comes after is the tail."""
 
@@ -87,14 +91,34 @@ class Lane:
 
     log: MemoryLog
     shares: int = 1
+    from_rows: int = 0
+    kept: int = KEPT
     objects: dict[str, bytes] = field(default_factory=dict)
     asked: int = 0
 
-    async def wanted(self, job: Job, part: PartitionIndex) -> Load | None:
+    def __post_init__(self) -> None:
+        self.history = {topic: [(r.offset, r.value) for r in self.log.log((topic, 0)).records][: self.kept] for topic in (LEFT, RIGHT)}
+
+    async def wanted(self, job: Job, part: PartitionIndex, starts: Mapping[TopicName, Offset]) -> Load | None:
         self.asked += 1
+        inputs = [
+            Input(
+                topic, starts[topic], Offset(self.history[topic][-1][0] + 1), sum(decode(value).height for _, value in self.history[topic])
+            )
+            for topic in job.inputs
+        ]
+        match decide(job, part, inputs, self.from_rows):
+            case Live():
+                return None
+            case Lost(told):
+                raise RowsGone(told)
+            case Batch():
+                return self.staged(job, part)
+
+    def staged(self, job: Job, part: PartitionIndex) -> Load:
         files, bodies, ends = [], {}, {}
         for topic in job.inputs:
-            kept = [(r.offset, r.value) for r in self.log.log((topic, 0)).records][:KEPT]
+            kept = self.history[topic]
             cuts = [kept[i : i + 7] for i in range(0, len(kept), 7)]
             names = [f"{topic}-{i}" for i in range(len(cuts))]
             bodies.update({name: parquet.write(parquet.gather(cut, ("key",))) for name, cut in zip(names, cuts, strict=True)})
@@ -185,8 +209,7 @@ async def test_a_job_partition_that_has_begun_live_asks_for_no_load() -> None:
 
 async def test_a_damaged_chunk_stops_the_job_partition_and_says_what_to_do() -> None:
     job, lane = make_job("terminal aggregate"), Lane(await world())
-    load = await lane.wanted(job, PartitionIndex(0))
-    assert load is not None
+    load = lane.staged(job, PartitionIndex(0))
     lane.objects[load.pieces[0].key] += b"x"
     with pytest.raises(LoadDamaged, match="new version"):
         await lane.chunk(load, 0)
@@ -195,10 +218,72 @@ async def test_a_damaged_chunk_stops_the_job_partition_and_says_what_to_do() -> 
         await lane.chunk(load, 0)
 
 
+@pytest.mark.parametrize("name", STEPS)
+async def test_a_new_job_over_logs_whose_beginning_is_gone_comes_to_what_the_live_lane_came_to_before(name: str) -> None:
+    job, live_log, log = make_job(name), await world(), await world()
+    live, hangar, lane = MemoryHangar(), MemoryHangar(), Lane(log, from_rows=NEVER)
+    await finish(runner(job, live_log, live, 1, None), job, live_log)
+    gone = job.inputs[0]
+    log.forget((gone, 0), Offset(int(lane.history[gone][-1][0]) - 3))
+    await finish(runner(job, log, hangar, 1, lane), job, log)
+    assert written(log) == written(live_log)
+    assert progress.load(hangar).state_hash == progress.load(live).state_hash
+
+
+async def test_a_new_job_whose_rows_are_nowhere_is_told_where_they_were_and_what_to_do() -> None:
+    job, log = make_job("join"), await world()
+    lane = Lane(log, from_rows=NEVER, kept=10)
+    end = lane.history[RIGHT][-1][0] + 1
+    log.forget((RIGHT, 0), Offset(end + 1))
+    with pytest.raises(Missing) as told:
+        await runner(job, log, MemoryHangar(), 1, lane).run()
+    for said in (
+        "join (job[0])",
+        f"right[0], begins at {end + 1}: offsets 0 to {end} are deleted",
+        f"history on S3 ends at {end}.",
+        "new version",
+    ):
+        assert said in str(told.value)
+
+
+def input_of(start: int, end: int, rows: int) -> Input:
+    return Input(LEFT, Offset(start), Offset(end), rows)
+
+
+def test_history_is_loaded_where_it_is_long_and_wherever_the_log_has_lost_it() -> None:
+    job = make_job("aggregate")
+    assert decide(job, 0, [input_of(0, 9, 99)], 100) == Live()
+    assert decide(job, 0, [input_of(0, 9, 60), input_of(0, 9, 40)], 100) == Batch(100, needed=False)
+    assert decide(job, 0, [input_of(1, 1, 0)], 100) == Batch(0, needed=True), "what is gone may have been control records only"
+    assert decide(job, 0, [input_of(0, 9, 60), input_of(9, 9, 40)], 1) == Batch(100, needed=True)
+    assert isinstance(decide(job, 0, [input_of(10, 9, 1_000)], 100), Lost), "offset 9 is nowhere"
+
+
+@pytest.mark.parametrize(
+    ("step", "reason"),
+    [
+        (spec.UserCode("filter", PyCode("f", "", "", "", "", (), ()), None, ROWS, ROWS), "user code"),
+        (
+            spec.Aggregate(
+                ROWS, ("key",), (wire.Count("n", wire.Hopping(60, 60, 0), None, False, False, False),), None, False, False, TOTALS
+            ),
+            "windows",
+        ),
+    ],
+)
+def test_a_job_that_no_batch_computes_is_told_so_where_the_log_has_lost_its_beginning(step: spec.StepSpec, reason: str) -> None:
+    job = Job(JobId("j"), WorkspaceId("w"), (LEFT,), (Output(OUT, ()),), step, LOG, DEAD, 1, "title")
+    assert decide(job, 0, [input_of(0, 9, 99)], 1) == Live()
+    lost = decide(job, 0, [input_of(3, 9, 99)], 1)
+    assert isinstance(lost, Lost)
+    assert "left[0], begins at 3: offsets 0 to 2 are deleted. History on S3 has them" in lost.told
+    assert reason in lost.told
+
+
 def test_windows_that_close_are_left_to_the_live_lane() -> None:
     hopping = wire.Count("n", wire.Hopping(60_000_000, 60_000_000, 0), None, False, False, False)
     closing = spec.Aggregate(ROWS, ("key",), (hopping,), None, False, False, TOTALS)
-    assert can_load(make_job("aggregate"))
-    assert not can_load(Job(JobId("j"), WorkspaceId("w"), (LEFT,), (Output(OUT, ()),), closing, LOG, DEAD, 1, "closing"))
+    assert why_not(make_job("aggregate")) is None
+    assert why_not(Job(JobId("j"), WorkspaceId("w"), (LEFT,), (Output(OUT, ()),), closing, LOG, DEAD, 1, "closing"))
     telling = Job(JobId("j"), WorkspaceId("w"), (LEFT,), (Output(OUT, (), frontier=True),), STEPS["map"][2], LOG, DEAD, 1, "telling")
-    assert not can_load(telling), "it would have to pass on what it was told, and history does not say that"
+    assert why_not(telling), "it would have to pass on what it was told, and history does not say that"
