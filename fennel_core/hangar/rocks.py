@@ -22,6 +22,8 @@ from fennel_core.hangar.store import HangarClosed, HangarDamaged, WriteBatch
 
 BLOOM_BITS_PER_KEY = 10
 WRITE_BUFFER_BYTES = 16 * 1024 * 1024
+FILE_BYTES = 16 * 1024 * 1024
+"""Of a table file: what a snapshot uploads as one object, and uploads again when one entry of it changes; stores may hold it in memory."""
 MAX_LOG_FILES = 1
 _FIRST_CHUNK = 16
 _LARGEST_CHUNK = 4096
@@ -39,6 +41,7 @@ def options(cache: Cache) -> Options:
     opts.create_if_missing(True)
     opts.set_block_based_table_factory(table)
     opts.set_write_buffer_size(WRITE_BUFFER_BYTES)
+    opts.set_target_file_size_base(FILE_BYTES)
     opts.set_compression_type(DBCompressionType.lz4())
     opts.set_keep_log_file_num(MAX_LOG_FILES)
     return opts

@@ -6,7 +6,8 @@ from fennel_core.apps.local.host import Host, HostError
 from fennel_core.apps.local.layout import Layout
 from fennel_core.settings.model import Settings
 
-JVM: Final = ("-Xms32m", "-Xmx256m", "-XX:+UseSerialGC", "-Djava.awt.headless=true", "-DLOG_LEVEL=warn")
+JVM: Final = ("-Xms32m", "-Xmx512m", "-XX:+UseSerialGC", "-Djava.awt.headless=true", "-DLOG_LEVEL=warn")
+"""It holds a whole signed request in memory, twice while it arrives: two slots that send four files of 16 MiB each must fit, and more."""
 
 
 def command(layout: Layout, host: Host) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """One suite for both stores of state: what a runner and a lookup may rely on."""
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from rocksdict import Cache
 
 from fennel_core.hangar.memory import MemoryHangar
-from fennel_core.hangar.rocks import RocksHangar
+from fennel_core.hangar.rocks import FILE_BYTES, RocksHangar
 from fennel_core.hangar.store import Hangar, HangarClosed, HangarDamaged, WriteBatch, after
 
 Open = Callable[[Path], Hangar]
@@ -169,3 +170,15 @@ def test_rocks_equals_its_twin(
 def test_after_bounds_exactly_what_starts_with_the_prefix(prefix: bytes, rest: bytes) -> None:
     assert prefix <= prefix + rest < after(prefix)
     assert not after(prefix).startswith(prefix)
+
+
+def test_no_file_of_a_large_state_is_much_larger_than_what_stores_are_made_for(tmp_path: Path) -> None:
+    store = open_rocks(tmp_path / "state")
+    for _ in range(16):
+        store.write(WriteBatch({os.urandom(8): os.urandom(10_000) for _ in range(500)}))
+    store._db.compact_range(None, None)  # type: ignore[attr-defined]  # what happens by itself in time
+    store.checkpoint(tmp_path / "copy")
+    store.close()
+    sizes = [path.stat().st_size for path in (tmp_path / "copy").glob("*.sst")]
+    assert sum(sizes) > 4 * FILE_BYTES
+    assert max(sizes) < 1.2 * FILE_BYTES
