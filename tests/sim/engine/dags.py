@@ -1,16 +1,29 @@
-"""What Airflow's DAGs have slots do in the simulated world: copies of what they own, pruning, and orders to rebuild."""
+"""What Airflow's DAGs have slots do in the simulated world: copies of what they own, pruning, drills, and orders to rebuild."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections import Counter
+from collections.abc import Callable, Coroutine
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from fennel_core.snapshots.flow import prune
+from fennel_core.bank.registry import JobPartition
+from fennel_core.connections.frames import RemoteError
+from fennel_core.engine.broker import BrokerError
+from fennel_core.engine.drill.beside import work_of
+from fennel_core.engine.drill.compare import drilled
+from fennel_core.engine.runner import Limits, Runner
+from fennel_core.hangar.store import Hangar
+from fennel_core.snapshots.drills import Finding, Verdict
+from fennel_core.snapshots.flow import Tools, prune
 from fennel_core.snapshots.recovery import State
 from fennel_core.snapshots.store import StoreError
-from tests.sim.engine.parts import Died, Process
+from fennel_core.vocab.ids import PartitionIndex
+from tests.sim.engine import chain
+from tests.sim.engine.log import ModelLog
+from tests.sim.engine.parts import Died, DiskHangar, Process, ProcessPool, SimBroker, restored
 
 if TYPE_CHECKING:
     from tests.sim.engine.world import Living, World
@@ -20,12 +33,39 @@ GRACE: Final = timedelta(seconds=25)
 """Of snapshots; longer than anybody here stands still."""
 
 
+class SimDrills:
+    """As `engine.drill.beside.Drills`; what that has a child process do is done here."""
+
+    def __init__(self, tools: Tools, process: Process, log: ModelLog, scratch: Callable[[], Path]) -> None:
+        self._tools, self._process, self._log, self._scratch = tools, process, log, scratch
+
+    async def run(self, runner: Runner, max_bytes: int) -> Finding:
+        job, part = runner.job, PartitionIndex(runner.part)
+        pointers = await self._tools.pointers.of(job.id, part)
+        if not pointers:
+            return Finding(Verdict.SKIPPED, "it has no snapshot yet")
+        live = cast(DiskHangar, runner.hangar).copied()
+        broker, pool, limits = SimBroker(self._process, self._log), ProcessPool(self._process), Limits(6_000, "simulated")
+
+        def runner_over(hangar: Hangar) -> Runner:
+            return Runner(job, part, runner.epoch, work_of(job), hangar, broker, pool, limits)
+
+        def opener(folder: Path) -> Hangar:
+            return DiskHangar(self._process, restored(folder))
+
+        try:
+            return await drilled(self._tools, pointers[0], live, self._scratch(), opener, runner_over, chain.micros(1000))
+        except BrokerError as failed:
+            return Finding(Verdict.UNKNOWN, str(failed))
+
+
 class Dags:
     """They run on a machine of their own; `asked` holds the calls that are on their way."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self.asked: set[asyncio.Task[None]] = set()
+        self.findings: Counter[str] = Counter()
 
     async def archive(self) -> None:
         """Every now and then a slot is asked to copy what it owns, and what nobody needs is deleted."""
@@ -40,6 +80,15 @@ class Dags:
                 await prune(world.archive.tools(dag), KEPT, GRACE)
             except StoreError:
                 continue  # the next round tries again
+
+    def drill(self, living: Living) -> None:
+        for key in list(living.supervisor.hosted):
+            self._in_the_background(self._drilled(living, key))
+
+    async def drilled_all(self) -> None:
+        """At rest: every job partition could be rebuilt from what is kept of it, as far as that is whole."""
+        for living in self._world.slots:
+            await asyncio.gather(*(self._drilled(living, key) for key in list(living.supervisor.hosted)))
 
     def rebuild(self, living: Living) -> None:
         """Somebody wants what this slot runs rebuilt, from any snapshot or from an old one."""
@@ -60,6 +109,19 @@ class Dags:
                     self._world.broken.append(f"a snapshot of {job}[{part}] was answered with {code}: {text}")
         except Died:
             self._world.say(f"{living.slot.id} died while it copied")
+
+    async def _drilled(self, living: Living, key: JobPartition) -> None:
+        try:
+            await living.process.gate()
+            verdict, told, *_ = cast(list[str], await living.service("drill", {"items": [key], "max_bytes": 1 << 30}))
+        except RemoteError:
+            return  # it moves
+        except Died:
+            self._world.say(f"{living.slot.id} died while it drilled")
+        else:
+            self.findings[verdict] += 1
+            if verdict in (Verdict.DIFFERS, Verdict.LOST):
+                self._world.broken.append(f"a drill of {key} says {verdict}: {told}")
 
     async def _rebuilt(self, living: Living, items: list[list[Any]], before: int | None) -> None:
         try:

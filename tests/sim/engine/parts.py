@@ -272,7 +272,7 @@ class SimBroker:
         return await self._call(begun)
 
     async def producer(self, transactional_id: str) -> SimProducer:
-        await self._process.stumble(0.1)
+        await self._process.stumble(0.2)
         generation = await self._call(lambda: self.log.open(transactional_id), may_be_lost=True)
         return SimProducer(self._process, self.log, transactional_id, generation)
 
@@ -373,6 +373,12 @@ class DiskHangar(MemoryHangar):
     def damage(self, file: int) -> None:
         """From now on nobody can read this file, and whoever copies it copies that."""
         self.damaged |= {file}
+
+    def copied(self) -> DiskHangar:
+        """As a checkpoint of it would open."""
+        if self.holder is None:
+            raise HangarClosed("the store was closed before its copy")
+        return DiskHangar(self.holder, self.content())
 
     def content(self) -> Content:
         return Content(dict(super().scan(b"", b"\xff" * 40)), self.damaged)

@@ -20,9 +20,9 @@ from tests.sim.engine.covered import WANTED_PERCENT, covered
 from tests.sim.engine.world import Broken, quiet, simulate
 
 SEEDS = 300
-CAUGHT_WITHIN = 100
+CAUGHT_WITHIN = SEEDS
 """Seeds among which one must catch a fault that was made on purpose."""
-WATCHED = 32
+WATCHED = 48
 """Seeds whose lines are noted, which makes them slower."""
 
 

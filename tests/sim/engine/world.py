@@ -31,6 +31,7 @@ from fennel_core.blueprints.spec import Job
 from fennel_core.connections.frames import RemoteError
 from fennel_core.engine import progress
 from fennel_core.engine.broker import Fenced
+from fennel_core.engine.drill.beside import Drills
 from fennel_core.engine.runner import Limits, Runner, Work
 from fennel_core.engine.service import SlotService
 from fennel_core.engine.snapshots import Snapshots
@@ -50,7 +51,7 @@ from fennel_core.vocab.versions import decode
 from tests.sim.engine import chain
 from tests.sim.engine.archive import Archive
 from tests.sim.engine.chain import Feed
-from tests.sim.engine.dags import GRACE, KEPT, Dags
+from tests.sim.engine.dags import GRACE, KEPT, Dags, SimDrills
 from tests.sim.engine.log import ModelLog
 from tests.sim.engine.memory import Remembering
 from tests.sim.engine.parts import FILES, Dice, Machine, Process, ProcessClock, ProcessPool, SimBroker, SimRegistry
@@ -65,6 +66,8 @@ SETTLED_WITHIN_MS: Final = 150_000
 LIMITS: Final = Limits(iteration_bytes=6_000, environment="simulated")
 ASKED_AS_OF_S: Final = (5, 15, 1000)
 DOOMED: Final = JobId("doomed")
+FAULTS: Final = ("crash", "crash", "pause", "pause", "away", "rot", "damage", "damage")
+EVENTS: Final = (*FAULTS, "join", "leave", "wake", "order", "drill", "nothing")
 
 
 class Broken(AssertionError):
@@ -234,7 +237,8 @@ class World:
         workshop = SimWorkshop(snapshots, process, registry, broker, machine, self.as_user_code, drifts)
         supervisor = Supervisor(slot, registry, workshop, ProcessClock(process), LEASE_MS, POLL_MS)
         task = asyncio.create_task(self._kept_up(supervisor, process))
-        living = Living(slot, machine, process, supervisor, SlotService(supervisor, snapshots, None), task, drifts)
+        drills = SimDrills(self.archive.tools(process), process, self.log, lambda: self.folder / f"drill-{self._unique()}")
+        living = Living(slot, machine, process, supervisor, SlotService(supervisor, snapshots, cast(Drills, drills)), task, drifts)
         self.slots.append(living)
         return living
 
@@ -297,6 +301,8 @@ class World:
         self.check()
         await self._check_scans()
         await self._check_archive()
+        await dags.drilled_all()
+        self._refuse_broken()
         before = self._data_records()
         survivors = self._hashes()
         await self._rebuilt_elsewhere()
@@ -338,7 +344,7 @@ class World:
         if not self.slots:
             self.start(chosen.choice(self.machines))
         someone = chosen.choice(self.slots)
-        match chosen.choice(["crash", "crash", "pause", "pause", "away", "join", "leave", "wake", "rot", "damage", "damage", "order", ""]):
+        match chosen.choice(EVENTS):
             case "crash":
                 await self.crash(someone, chosen.choice(["kept", "kept", "lost", "older"]))
             case "pause":
@@ -353,6 +359,8 @@ class World:
                 someone.supervisor.wake.set()
             case "rot" if chosen.random() < 0.5:
                 self.archive.rot(chosen)
+            case "drill":
+                dags.drill(someone)
             case "order":
                 dags.rebuild(someone)
             case "damage":
