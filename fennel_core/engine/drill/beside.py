@@ -45,7 +45,7 @@ from fennel_core.snapshots.postgres import PostgresPointers
 from fennel_core.snapshots.s3 import S3Objects
 from fennel_core.snapshots.store import Pointer
 from fennel_core.telemetry import logs
-from fennel_core.vocab.ids import Epoch, Micros, PartitionIndex
+from fennel_core.vocab.ids import Epoch, PartitionIndex
 
 NICE: Final = 15
 CACHE_BYTES: Final = 32 * 1024 * 1024
@@ -140,8 +140,7 @@ async def _carried_out(task: Task) -> Finding:
 
             live = opener(task.folder / LIVE)
             try:
-                now = Micros(time.time_ns() // 1_000)
-                return await drilled(tools, task.pointer, live, task.folder / SCRATCH, opener, runner_over, now)
+                return await drilled(tools, task.pointer, live, task.folder / SCRATCH, opener, runner_over)
             finally:
                 live.close()
         finally:

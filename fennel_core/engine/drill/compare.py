@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from fennel_core.engine import progress
 from fennel_core.engine.bulk.staged import LoadDamaged
 from fennel_core.engine.progress import STATE_FORMAT, Progress, StateFormatError
@@ -29,12 +31,13 @@ from fennel_core.vocab.ids import Micros
 
 FAR: Final = Micros(2**53)
 """After every event: the year 2255."""
-HOUR_US: Final = 3_600_000_000
+CHANGES: Final = 64
+"""How many changes of each key's answer are compared where bytes cannot be."""
 Opener = Callable[[Path], Hangar]
 
 
 async def drilled(
-    tools: Tools, pointer: Pointer, live: Reads, scratch: Path, opener: Opener, runner_over: Callable[[Hangar], Runner], now: Micros
+    tools: Tools, pointer: Pointer, live: Reads, scratch: Path, opener: Opener, runner_over: Callable[[Hangar], Runner]
 ) -> Finding:
     """What a drill finds. `live`: a copy that nobody writes; `scratch`: a new folder for the snapshot; `runner_over`: one that rehearses.
 
@@ -55,16 +58,14 @@ async def drilled(
     except (Damaged, HangarDamaged) as wrong:
         return Finding(Verdict.DAMAGED, f"{name} cannot be used: {wrong}")
     try:
-        return await _rehearsed(name, live, known, restored, runner_over, now)
+        return await _rehearsed(name, live, known, restored, runner_over)
     except (HangarDamaged, StateFormatError) as wrong:
         return Finding(Verdict.DAMAGED, f"{name} cannot be used: {wrong}")
     finally:
         restored.close()
 
 
-async def _rehearsed(
-    name: str, live: Reads, known: Progress, restored: Hangar, runner_over: Callable[[Hangar], Runner], now: Micros
-) -> Finding:
+async def _rehearsed(name: str, live: Reads, known: Progress, restored: Hangar, runner_over: Callable[[Hangar], Runner]) -> Finding:
     begun, held = progress.load(restored), progress.hash_of(restored)
     if held != begun.state_hash:
         told = f"{name} holds other entries than were written to the state it copied (the first hash was kept as they were written)"
@@ -81,19 +82,28 @@ async def _rehearsed(
         return Finding(Verdict.LOST, f"{name} cannot be replayed to where the live state stands: {gone}")
     ours, theirs = _hex(known.state_hash), _hex(reached.state_hash)
     if ours != theirs and not runner.job.outputs and runner.step is not None and not by_order(runner.step):
-        ours, theirs = (_answers(runner.step, reads, now) for reads in (live, restored))
+        ours, theirs = (_answers(runner.step, reads) for reads in (live, restored))
     both = f"{name} and {sum(reached.offsets.values()) - sum(begun.offsets.values())} records after it"
     if ours == theirs:
         return Finding(Verdict.AGREES, f"{both} come to the live state", ours, theirs)
     return Finding(Verdict.DIFFERS, f"{both} come to another state: {_difference(live, restored)}", ours, theirs)
 
 
-def _answers(step: Any, reads: Reads, now: Micros) -> str:
-    """A digest of every row that is served as of a few moments."""
+def _answers(step: Any, reads: Reads) -> str:
+    """A digest of what is served: of every key its row after every event, and before each of its last changes.
+
+    A row carries the time of the last change at or before the moment asked for, and stands until the next one: so one walks back in time.
+    """
     found = hashlib.blake2b(digest_size=16)
-    for moment in (now, now - HOUR_US, FAR):
-        for key, row in sorted(step.rows(reads, Micros(moment), 2**31)):
+    rows = step.rows(reads, FAR, 2**31)
+    for _ in range(CHANGES):
+        for key, row in sorted(rows):
             found.update(len(key).to_bytes(4, "big") + key + len(row).to_bytes(4, "big") + row)
+        before = {key: Micros(msgspec.msgpack.decode(row)[0] - 1) for key, row in rows}
+        answers = zip(before, step.lookup(reads, list(before), list(before.values())), strict=True)
+        rows = [(key, row) for key, row in answers if row is not None]
+        if not rows:
+            break
     return found.hexdigest()
 
 
