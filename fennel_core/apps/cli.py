@@ -247,7 +247,7 @@ def snapshot(every: int | None) -> None:
     try:
         states.snapshots(settings, click.echo, None if every is None else every * 60.0)
     except states.REASONS as error:
-        _fail(str(error))
+        _fail(states.sentence(error))
     except KeyboardInterrupt:
         return
 
@@ -256,7 +256,7 @@ def _which(command: Callable[..., None]) -> Callable[..., None]:
     """The options that name job partitions."""
     for option in (
         click.option("--partition", "partitions", type=click.IntRange(0), multiple=True, help="Only this one. May be repeated."),
-        click.option("--job", "jobs", multiple=True, metavar="ID", help="A job's id, as `status` shows it. May be repeated."),
+        click.option("--job", "jobs", multiple=True, metavar="ID", help="A job's id, as `status --json` shows it. May be repeated."),
         click.option("--dataset", metavar="NAME", help="Only the jobs that work for this dataset."),
         click.option("--workspace", metavar="NAME", help="All job partitions of this workspace."),
     ):
@@ -283,7 +283,7 @@ def recover(
     try:
         states.recover(settings, click.echo, Wish(workspace, dataset, jobs, partitions), before, dry_run=dry_run)
     except states.REASONS as error:
-        _fail(str(error))
+        _fail(states.sentence(error))
 
 
 @main.command()
@@ -309,7 +309,7 @@ def drill(
     try:
         states.drill(settings, click.echo, Wish(workspace, dataset, jobs, partitions), at_most, max_bytes)
     except states.REASONS as error:
-        _fail(str(error))
+        _fail(states.sentence(error))
 
 
 @main.command()

@@ -26,6 +26,15 @@ REASONS: Final = (
     *(ApiError, StoreError, RemoteError, OSError, psycopg.Error),
 )
 """What one of these commands may fail with: a sentence each."""
+
+
+def sentence(error: BaseException) -> str:
+    """Why a command failed, for people."""
+    if isinstance(error, psycopg.OperationalError):
+        return f"The platform's database does not answer ({str(error).splitlines()[0]}): is the platform up?"
+    return str(error)
+
+
 REBUILD_S: Final = 5 * 3600.0
 
 

@@ -97,7 +97,7 @@ WHICH_PARAMS: Final = {
         type="array",
         items={"type": "string"},
         title="Job ids",
-        description="In place of a workspace: ids as `fennel-core status` shows them, one per line.",
+        description="In place of a workspace: ids as `fennel-core status --json` shows them, one per line.",
     ),
     "partitions": Param(
         [],

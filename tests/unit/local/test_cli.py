@@ -34,6 +34,7 @@ def run(*words: str) -> tuple[int, str, str]:
 def test_the_promised_commands_exist() -> None:
     names = {" ".join(path) for path, _ in commands(main)}
     assert names >= {"up", "down", "status", "logs", "env", "workspace create", "workspace delete", "workspace list", "demo", "clean"}
+    assert names >= {"snapshot", "recover", "drill"}
 
 
 def test_each_command_says_what_it_does_and_each_option_what_for() -> None:
@@ -48,6 +49,16 @@ def test_help_can_be_asked_of_every_command(path: tuple[str, ...]) -> None:
     code, shown, _ = run(*path, "--help")
     assert code == 0
     assert "Usage:" in shown
+
+
+@pytest.mark.parametrize("words", [("snapshot",), ("recover", "--workspace", "shop"), ("drill",)])
+def test_what_needs_the_platform_says_so_in_one_sentence_when_it_is_down(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FENNEL_POSTGRES_PORT", "1")
+    code, _, said = run(*words)
+    assert code == 1
+    assert said.startswith("The platform's database does not answer (")
+    assert said.rstrip().endswith("is the platform up?")
+    assert said.count("\n") == 1
 
 
 def test_an_unknown_part_is_answered_with_the_known_ones() -> None:

@@ -39,6 +39,15 @@ def test_nothing_to_show_is_said(partitions: list[Any] | None, said: str, capsys
     assert said in capsys.readouterr().out
 
 
+def test_a_drill_that_did_not_agree_is_shown_with_when_what_and_both_hashes(capsys: pytest.CaptureFixture[str]) -> None:
+    told = "Order: table (shop.job.a.1[0]): differs: told (live aa, drilled bb)"
+    show.print_drills([{"told": told, "drilled_at": "2026-01-01T03:00:00+00:00"}])
+    assert capsys.readouterr().out.replace("\n", " ").strip() == f"Drill of 2026-01-01T03:00:00+00:00: {told}"
+    show.print_drills([])
+    show.print_drills(None)
+    assert capsys.readouterr().out == ""
+
+
 METRICS = """# HELP fennel_history_files Files that hold a topic's history.
 # TYPE fennel_history_files gauge
 fennel_history_files{topic="shop.topic.a.1"} 3.0
