@@ -75,6 +75,8 @@ async def _run(settings: Settings, slot: Slot, number: int, succession: Successi
     async with postgres.pool(dsn, name=f"slot-{number}", size=4) as pool, Executors(settings.executors_socket) as executors:
         registry = PostgresRegistry(pool)
         if succession.heir:
+            # Registered first: else a neighbour, woken by the burial, claims what is ours, and a restore that it begins is thrown away.
+            await registry.heartbeat(slot, Millis(settings.lease_ms))
             await registry.bury(succession.family, slot.id)
         broker = KafkaBroker(settings)
         sealer = secrets.Sealer.from_file(settings.secrets_key_file) if settings.secrets_key_file else None
