@@ -21,7 +21,6 @@ from fennel_core.snapshots.flow import Tools, prune
 from fennel_core.snapshots.recovery import State
 from fennel_core.snapshots.store import StoreError
 from fennel_core.vocab.ids import PartitionIndex
-from tests.sim.engine import chain
 from tests.sim.engine.log import ModelLog
 from tests.sim.engine.parts import Died, DiskHangar, Process, ProcessPool, SimBroker, restored
 
@@ -54,7 +53,7 @@ class SimDrills:
             return DiskHangar(self._process, restored(folder))
 
         try:
-            return await drilled(self._tools, pointers[0], live, self._scratch(), opener, runner_over, chain.micros(1000))
+            return await drilled(self._tools, pointers[0], live, self._scratch(), opener, runner_over)
         except BrokerError as failed:
             return Finding(Verdict.UNKNOWN, str(failed))
 
