@@ -3,8 +3,8 @@
 | a part is | its record says | decision |
 |---|---|---|
 | not running | anything | start |
-| running | the same command and environment | keep |
-| running | another command or environment | restart, so that a changed setting never half applies |
+| running | the same command, environment and ports | keep |
+| running | another command, environment or port | restart, so that a changed setting never half applies |
 """
 
 from collections.abc import Mapping, Sequence

@@ -66,8 +66,8 @@ class Part:
 
     @property
     def digest(self) -> str:
-        """Changes when the part would be started differently."""
-        text = json.dumps([self.command, sorted(self.env.items())])
+        """Changes when the part would be started differently. Some read their ports from a file that is written at each start."""
+        text = json.dumps([self.command, sorted(self.env.items()), [port.number for port in self.ports]])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

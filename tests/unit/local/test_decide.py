@@ -1,6 +1,7 @@
 """What `up` and `down` decide, and what the process table promises them."""
 
 import signal
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -11,7 +12,7 @@ from fennel_core.apps.local.health import HttpAnswers
 from fennel_core.apps.local.host import Host
 from fennel_core.apps.local.keys import ensure_keys
 from fennel_core.apps.local.layout import Layout
-from fennel_core.apps.local.parts import FENNEL, INFRA, Part, process_env, table
+from fennel_core.apps.local.parts import FENNEL, INFRA, Part, Port, process_env, table
 from fennel_core.apps.local.platform import local_settings
 from fennel_core.apps.local.steps import Machine
 from fennel_core.settings.model import Orchestrator, Settings
@@ -41,11 +42,12 @@ def test_a_part_that_runs_with_other_settings_is_restarted() -> None:
     assert decide(part("a"), Running("another")) is Decision.RESTART
 
 
-def test_each_change_of_command_or_environment_changes_the_digest() -> None:
+def test_each_change_of_command_environment_or_port_changes_the_digest() -> None:
     one = Part("a", "a", INFRA, ("x",), MappingProxyType({"A": "1"}), HttpAnswers("http://h/"))
     other_command = Part("a", "a", INFRA, ("y",), MappingProxyType({"A": "1"}), HttpAnswers("http://h/"))
     other_env = Part("a", "a", INFRA, ("x",), MappingProxyType({"A": "2"}), HttpAnswers("http://h/"))
-    assert len({one.digest, other_command.digest, other_env.digest}) == 3
+    other_port = replace(one, ports=(Port(1, "A_PORT"),))
+    assert len({each.digest for each in (one, other_command, other_env, other_port)}) == 4
 
 
 def test_a_group_stands_for_its_parts_and_no_name_for_all() -> None:
