@@ -75,10 +75,10 @@ class CommitFlow:
         return await self._read(row.id)
 
     async def _wait(self, row: Commit) -> Commit:
-        """Until reads have moved, or the commit is undone, or the client has waited long enough."""
+        """Until reads have moved or cannot, or the commit is undone, or the client has waited long enough."""
         deadline = self.now() + self.timeout_seconds
         polls = 0
-        while row.state in (*_BEFORE, CommitState.WARMING) and self.now() < deadline:
+        while row.state in (*_BEFORE, CommitState.WARMING) and not flow.is_stuck(row) and self.now() < deadline:
             await self.steps.tools.sleep(POLL_SECONDS)
             polls += 1
             try:

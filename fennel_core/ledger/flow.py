@@ -345,6 +345,10 @@ async def supersede(tx: Transaction, workspace: WorkspaceId) -> None:
 # --- warm ---------------------------------------------------------------------------------------------------------------
 
 
+_PARKED: Final = "! job `"
+"""How a line of a summary begins that tells of a parked job."""
+
+
 @dataclass(frozen=True, slots=True)
 class Waiting:
     """What a warming commit waits for: its new jobs, and which of them reads may not do without."""
@@ -427,11 +431,16 @@ async def _waiting(tx: Transaction, id_: CommitId) -> Waiting:
     return Waiting(tuple(sorted(jobs.values())), frozenset(jobs[key] for key in must))
 
 
+def is_stuck(row: Commit) -> bool:
+    """Does the commit stand while reads cannot move, because of a parked job that its summary tells of?"""
+    return row.state is CommitState.WARMING and any(line.startswith(_PARKED) for line in row.summary)
+
+
 async def _tell_parked(tx: Transaction, id_: CommitId, errors: Sequence[tuple[JobId, str]]) -> None:
     """Each parked job once in the commit's summary, by its title."""
     row = await locked(tx, id_)
     titles = {h.id: h.title for h in await tx.bank.holdings([AssetId(job) for job, _ in errors])}
-    lines = [f"! job `{titles[AssetId(job)]}` is parked: {error}" for job, error in errors]
+    lines = [f"{_PARKED}{titles[AssetId(job)]}` is parked: {error}" for job, error in errors]
     await tx.add_summary(id_, [line for line in lines if line not in row.summary])
 
 

@@ -199,7 +199,9 @@ async def test_a_parked_job_keeps_reads_on_the_version_before_and_the_answer_say
     office = await Office.open()
     await office.flow.commit(request(changed(FEATURES, without_readers)))
     office.world.parked = {"Profiles: table"}
+    began = office.flow.now()
     lines = await office.flow.commit(request(FEATURES))
+    assert office.flow.now() - began < office.flow.timeout_seconds, "who waits is told at once: it does not catch up by itself"
     assert lines[-2] == "! job `Profiles: table` is parked: bad code"
     assert lines[-1].startswith("! the new jobs have not caught up yet")
     row = office.world.ledger.world.branch_rows[SHOP, MAIN_BRANCH]
