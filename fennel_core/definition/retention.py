@@ -40,6 +40,7 @@ from fennel_core.vocab.ids import JobId, Offset, PartitionIndex, TopicName
 
 TIMEOUT_S: Final = 15.0
 TOPICS: Final = "SELECT id, blueprint FROM asset WHERE kind = ANY(%s) AND state = 'live'"
+LOADED: Final = "SELECT job_id, part FROM bulk_load WHERE manifest IS NOT NULL"
 JOBS: Final = "SELECT id, spec FROM job WHERE desired = 'run'"
 log = logger(__name__)
 NEEDED_LOST: Final = gauge("fennel_core_needed_records_lost", "Job partitions that could not start again: records they need are gone.")
@@ -125,6 +126,7 @@ class Retention:
     async def _needs(self, jobs: Mapping[JobId, Job]) -> dict[Source, tuple[Need, ...]]:
         found: dict[Source, list[Need]] = defaultdict(list)
         kept: set[str] = set()
+        loaded = set(await self._rows(LOADED))
         for job in jobs.values():
             for part in map(PartitionIndex, range(job.partitions)):
                 pointers = await self._tools.pointers.of(job.id, part)
@@ -132,7 +134,7 @@ class Retention:
                 positions = [await self._position(pointer) for pointer in pointers]
                 for topic in (*job.inputs, job.replaylog):
                     stands = [_stand(position, topic, job.replaylog) for position in positions]
-                    need = Need(job.id, job.title, part, Offset(min(stands, default=0)), len(positions))
+                    need = Need(job.id, job.title, part, Offset(min(stands, default=0)), len(positions), (job.id, part) in loaded)
                     if topic != job.replaylog or job.outputs:
                         found[(topic, int(part))].append(need)
         self._positions = {manifest: position for manifest, position in self._positions.items() if manifest in kept}

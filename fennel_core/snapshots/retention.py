@@ -54,6 +54,8 @@ class Need:
     offset: Offset
     snapshots: int
     """How many it may start from; with none it needs everything."""
+    loaded: bool = False
+    """What is gone from the log stands for it in a load on S3 (`engine.bulk`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +83,17 @@ def cut(log: Log, needs: Sequence[Need], history: Offset | None) -> Offset:
 def alarm(log: Log, need: Need) -> Alarm | None:
     """What somebody should be told about this need. A replaylog holds records of any age without harm while snapshots are taken."""
     where = f"{need.title} ({need.job}[{need.part}])"
-    if need.offset < log.start:
+    if need.offset < log.start and not (need.loaded and need.snapshots == 0):
         told = (
             f"{where} would need records {need.offset} to {log.start - 1} of {log.topic}[{log.part}] to start again, and they are gone: "
             "take a snapshot while it runs (`fennel-core snapshot`, DAG snapshot)"
         )
         return Alarm(need.job, need.part, log.topic, Trouble.LOST, told)
-    if log.kind is not Kind.REPLAYLOG and need.offset < min(log.warned, log.end):
+    if log.kind is not Kind.REPLAYLOG and max(need.offset, log.start) < min(log.warned, log.end):
+        held = max(need.offset, log.start)
         why = "it has no snapshot" if need.snapshots == 0 else "its oldest kept snapshot is old"
         told = (
-            f"{where} holds back {log.topic}[{log.part}] at {need.offset} (it ends at {log.end}): {why}; does the DAG snapshot, or "
+            f"{where} holds back {log.topic}[{log.part}] at {held} (it ends at {log.end}): {why}; does the DAG snapshot, or "
             "`fennel-core snapshot --every 10`, run?"
         )
         return Alarm(need.job, need.part, log.topic, Trouble.OLD, told)

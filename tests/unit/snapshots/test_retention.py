@@ -64,6 +64,14 @@ def test_somebody_is_told_before_what_is_needed_can_go_and_when_it_has_gone() ->
     assert "records 9 to 9 of t[2]" in lost.told
 
 
+def test_what_a_load_holds_is_not_lost_until_a_snapshot_is_what_the_partition_starts_from() -> None:
+    log = a_log(Kind.CONTENT, 40, 40, 40, 100)
+    assert alarm(log, dataclasses.replace(needing(0, snapshots=0), loaded=True)) is None
+    lost = alarm(log, dataclasses.replace(needing(9, snapshots=1), loaded=True))
+    assert lost is not None
+    assert lost.trouble is Trouble.LOST
+
+
 def test_a_log_in_which_nothing_is_left_to_read_alarms_nobody() -> None:
     assert alarm(a_log(Kind.CONTENT, 0, 100, 100, 100), needing(100)) is None
     assert alarm(a_log(Kind.CONTENT, 0, 0, 0, 0), needing(0, snapshots=0)) is None
