@@ -68,8 +68,8 @@ class SlotService:
         hosted = self._supervisor.hosted.get((JobId(job), PartitionIndex(part)))
         if hosted is None or hosted.lost or not self._supervisor.lease_is_live():
             raise RemoteError("moved", f"{job}[{part}] is not owned here")
-        if hosted.error is not None:
-            raise RemoteError("parked", f"{job}[{part}] is parked: {hosted.error}")
+        if hosted.parked is not None:
+            raise RemoteError("parked", f"{job}[{part}] is parked: {hosted.parked}")
         if hosted.runner is None or hosted.runner.status != "running":
             raise RemoteError("moved", f"{job}[{part}] is recovering")
         return hosted.runner

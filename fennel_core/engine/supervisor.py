@@ -76,9 +76,14 @@ class Hosted:
     reported: Report | None = None
     backoff_ms: int = FIRST_BACKOFF_MS
 
+    @property
+    def parked(self) -> str | None:
+        """Why it failed last: that stays the news while it is tried again, until it gets further than recovering."""
+        return self.error if self.runner is None or self.runner.status == "recovering" else None
+
     def report(self) -> Report:
-        if self.error is not None:
-            return Report("parked", None, self.error)
+        if self.parked is not None:
+            return Report("parked", None, self.parked)
         if self.runner is None:
             return Report("recovering", None, None)
         return Report(self.runner.status, self.runner.lag, None)
@@ -221,7 +226,6 @@ class Supervisor:
             hosted.lost = True
             return
         hosted.runner = runner
-        hosted.error = None
         try:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
@@ -232,6 +236,7 @@ class Supervisor:
             self.workshop.distrust(*key, wrong)
             raise
         finally:
+            hosted.error = hosted.parked
             hosted.runner = None
             await self.workshop.close(runner)
 

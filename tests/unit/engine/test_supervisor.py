@@ -135,3 +135,27 @@ async def test_who_does_not_own_a_partition_does_not_rebuild_it() -> None:
     supervisor.hosted[KEY] = Hosted(Epoch(1), lost=True)
     assert await supervisor.rebuild(KEY, Ordered("a person asked")) is None
     assert bench.asked == []
+
+
+def test_why_a_partition_is_parked_stays_the_news_while_it_is_tried_again_and_no_longer() -> None:
+    runner: Any = Running(3, "recovering")
+    hosted = Hosted(Epoch(1), error="ValueError: no such column")
+    assert hosted.report() == Report("parked", None, "ValueError: no such column")
+    hosted.runner = runner
+    assert hosted.report() == Report("parked", None, "ValueError: no such column")
+    for status in ("loading", "running"):
+        runner.status = status
+        assert hosted.report() == Report(status, 3, None)
+
+
+async def test_a_partition_that_ran_again_is_not_parked_for_what_happened_before() -> None:
+    bench: Any = Bench(fails=False)
+    registry = MemoryRegistry(lambda: 0)
+    supervisor = Supervisor(ME, registry, bench, Clock(), Millis(1000), 1000)
+    hosted = supervisor.hosted[KEY] = Hosted(Epoch(1), error="ValueError: no such column")
+    running = asyncio.create_task(supervisor._run_once(KEY, hosted))
+    while hosted.runner is None:
+        await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.wait([running])
+    assert hosted.report() == Report("recovering", None, None)
