@@ -25,6 +25,7 @@ from fennel_core.definition import definitions
 from fennel_core.engine.broker import Outgoing
 from fennel_core.engine.runner import Limits, Runner, Work
 from fennel_core.engine.service import SlotService
+from fennel_core.engine.supervisor import Hosted
 from fennel_core.hangar.memory import MemoryHangar
 from fennel_core.ingest.catalogs import Catalogs
 from fennel_core.ingest.committer import Committer
@@ -115,19 +116,10 @@ class InProcess:
 
 
 @dataclass
-class Hosting:
-    """What `SlotService` asks of a supervisor's entry."""
-
-    runner: Runner | None
-    error: str | None = None
-    lost: bool = False
-
-
-@dataclass
 class Slot:
     """What `SlotService` asks of a supervisor."""
 
-    hosted: dict[tuple[JobId, PartitionIndex], Hosting] = field(default_factory=dict)
+    hosted: dict[tuple[JobId, PartitionIndex], Hosted] = field(default_factory=dict)
 
     def lease_is_live(self) -> bool:
         return True
@@ -199,7 +191,7 @@ class Plant:
         step = self.made.steps[job.id]
         work = Work(step, advancing(step), step_version(job.step), None)
         runner = Runner(job, part, Epoch(self._epochs[key]), work, self._stores[key], self._broker, self._pool, LIMITS)
-        self._slot.hosted[(job.id, PartitionIndex(part))] = Hosting(runner)
+        self._slot.hosted[(job.id, PartitionIndex(part))] = Hosted(Epoch(1), runner=runner)
         self._tasks[key] = asyncio.create_task(runner.run(), name=f"{job.title}[{part}]")
 
     async def restart(self, number: int) -> None:
