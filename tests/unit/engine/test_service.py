@@ -1,0 +1,67 @@
+"""What a slot answers when its local state turns out to be damaged while somebody reads it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from fennel_core.connections.frames import RemoteError
+from fennel_core.engine.service import SlotService
+from fennel_core.engine.supervisor import Hosted
+from fennel_core.hangar.store import HangarDamaged
+from fennel_core.vocab.ids import Epoch, JobId, PartitionIndex
+
+KEY = (JobId("job"), PartitionIndex(0))
+
+
+class Unreadable:
+    """A served step that meets a damaged block, whatever it is asked."""
+
+    def lookup(self, reads: Any, keys: Any, as_of: Any) -> Any:
+        raise HangarDamaged("block checksum mismatch")
+
+    def rows(self, reads: Any, as_of: Any, limit: int) -> Any:
+        raise HangarDamaged("block checksum mismatch")
+
+
+@dataclass
+class Job:
+    id: JobId = KEY[0]
+
+
+@dataclass
+class Runner:
+    """What is asked of a runner."""
+
+    status: str = "running"
+    hangar: None = None
+    part: PartitionIndex = KEY[1]
+    job: Job = field(default_factory=Job)
+    step: Unreadable = field(default_factory=Unreadable)
+    condemned: list[str] = field(default_factory=list)
+
+    def condemn(self, why: str) -> None:
+        self.condemned.append(why)
+
+
+class Supervisor:
+    def __init__(self, runner: Any) -> None:
+        self.hosted = {KEY: Hosted(Epoch(1), runner=runner)}
+
+    def lease_is_live(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("op", "argument"), [("lookup", {"items": [[*KEY, [b"k"], 0]]}), ("scan", {"job": KEY[0], "part": KEY[1], "as_of": 0, "limit": 9})]
+)
+async def test_whoever_reads_a_damaged_block_has_the_state_rebuilt_and_is_sent_to_ask_again(op: str, argument: Any) -> None:
+    runner = Runner()
+    supervisor: Any = Supervisor(runner)
+    nobody: Any = None
+    with pytest.raises(RemoteError, match="local state is damaged") as refused:
+        await SlotService(supervisor, nobody, nobody)(op, argument)
+    assert refused.value.code == "moved"
+    assert runner.condemned == ["block checksum mismatch"]
