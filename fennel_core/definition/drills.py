@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Final
 
 from fennel_core.connections.postgres import Pool
+from fennel_core.definition.watch import watch
 from fennel_core.snapshots import drills
 from fennel_core.snapshots.drills import Failing
 from fennel_core.telemetry.logs import logger
@@ -24,12 +24,7 @@ class DrillWatch:
 
     async def run(self) -> None:
         """For ever."""
-        while True:
-            try:
-                await self.once()
-            except Exception as failed:  # a supervisor's last line: the watch must outlive whatever it meets
-                log.error("drills could not be looked at", exc_info=failed)
-            await asyncio.sleep(self._interval_s)
+        await watch(self.once, "drills", self._interval_s)
 
     async def once(self) -> None:
         found = await drills.failing(self._pool)

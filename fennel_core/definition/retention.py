@@ -23,6 +23,7 @@ from fennel_core.connections import offsets, postgres, s3
 from fennel_core.connections.kafka import client_config
 from fennel_core.connections.offsets import Source
 from fennel_core.connections.postgres import Pool
+from fennel_core.definition.watch import watch
 from fennel_core.history.postgres import PostgresHistoryFiles
 from fennel_core.history.topics import Topics
 from fennel_core.settings.model import Settings
@@ -168,12 +169,7 @@ class Watch:
 
     async def run(self) -> None:
         """For ever."""
-        while True:
-            try:
-                await self.once()
-            except Exception as failed:  # a supervisor's last line: the watch must outlive whatever it meets
-                log.error("retention could not be looked at", exc_info=failed)
-            await asyncio.sleep(self._interval_s)
+        await watch(self.once, "retention", self._interval_s)
 
     async def once(self) -> None:
         found = (await self._retention.look(time.time_ns() // 1_000_000)).alarms()

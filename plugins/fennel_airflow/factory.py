@@ -139,52 +139,40 @@ TRIED_AGAIN: Final = {"retries": 3, "retry_delay": timedelta(seconds=3)}
 """A task that was killed, found the database away, or could not reach Airflow's own API is run again: steps may be run twice. Three times
 outlasts a restart of the api-server, without which a task fails before it begins. What is wrong with a commit is told at once, without."""
 
+EVERY: Final[dict[str, Any]] = {"catchup": False, "is_paused_upon_creation": False, "default_args": TRIED_AGAIN, "tags": TAGS}
+"""What all of our DAGs are alike in."""
+
 COMMIT: Final[dict[str, Any]] = {
+    **EVERY,
     "schedule": None,
-    "catchup": False,
     "params": COMMIT_PARAMS,
     "max_active_runs": COMMITS_AT_ONCE,
     "dagrun_timeout": timedelta(hours=COMMIT_HOURS),
-    "is_paused_upon_creation": False,
-    "default_args": TRIED_AGAIN,
     "render_template_as_native_obj": True,
-    "tags": TAGS,
 }
 SNAPSHOT: Final[dict[str, Any]] = {
+    **EVERY,
     "schedule": f"*/{SNAPSHOT_MINUTES} * * * *",
-    "catchup": False,
     "max_active_runs": 1,
     "dagrun_timeout": timedelta(hours=2),
-    "is_paused_upon_creation": False,
-    "default_args": TRIED_AGAIN,
-    "tags": TAGS,
 }
 RECOVERY: Final[dict[str, Any]] = {
+    **EVERY,
     "schedule": None,
-    "catchup": False,
     "params": RECOVERY_PARAMS,
     "max_active_runs": 4,
     "dagrun_timeout": timedelta(hours=RECOVERY_HOURS),
-    "is_paused_upon_creation": False,
-    "default_args": TRIED_AGAIN,
-    "tags": TAGS,
 }
 DRILL: Final[dict[str, Any]] = {
+    **EVERY,
     "schedule": DRILL_SCHEDULE,
-    "catchup": False,
     "params": DRILL_PARAMS,
     "max_active_runs": 1,
     "dagrun_timeout": timedelta(hours=RECOVERY_HOURS),
-    "is_paused_upon_creation": False,
-    "default_args": TRIED_AGAIN,
-    "tags": TAGS,
 }
 RECONCILE: Final[dict[str, Any]] = {
+    **EVERY,
     "schedule": RECONCILE_SCHEDULE,
-    "catchup": False,
     "max_active_runs": 1,
     "dagrun_timeout": timedelta(minutes=30),
-    "is_paused_upon_creation": False,
-    "default_args": TRIED_AGAIN,
-    "tags": TAGS,
 }
