@@ -1,10 +1,12 @@
 """How long a commit takes: 200 entities at once, then one of them changed, on a platform that runs.
 
-The clock runs from sending the request to its answer, as the client waits. `cold` is the first commit of a workspace that was made for it;
-`changed` raises one dataset's version, so its job is rebuilt from existing topics and reads move when it has caught up; `same` sends
-what is there again under another message. Each orchestrator gets a workspace of its own, deleted afterwards.
+The clock runs from sending the request to its answer, as the client waits. `cold` is the first
+commit of a workspace that was made for it; `changed` raises one dataset's version, so its job is
+rebuilt from existing topics and reads move when it has caught up; `same` sends what is there again
+under another message. Each orchestrator gets a workspace of its own, deleted afterwards.
 
-    python -m benchmarks.commit                                   # inline and Airflow, the platform of `fennel-core up`
+    python -m benchmarks.commit                                   # inline and Airflow, the platform
+    of `fennel-core up`
     python -m benchmarks.commit --entities 30 --changes 3 --orchestrator inline --json figures.json
 """
 
@@ -42,20 +44,32 @@ def definitions(settings: Settings, entities: int) -> bytes:
     """The commit as the client sends it."""
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "commit.binpb"
-        command = [str(settings.executor_python), "-m", "benchmarks.commit_definitions", str(target), str(entities)]
+        command = [
+            str(settings.executor_python),
+            "-m",
+            "benchmarks.commit_definitions",
+            str(target),
+            str(entities),
+        ]
         subprocess.run(command, check=True)
         return target.read_bytes()
 
 
 def raised(body: bytes, version: int) -> bytes:
-    """The commit with another version of one of its derived datasets, as if its author had raised it."""
+    """The commit with another version of one of its derived datasets, as if its author had raised
+    it.
+    """
     request = services_pb2.SyncRequest.FromString(body)
     for dataset in request.datasets:
         if dataset.name == CHANGED:
             dataset.version = version
-    for pipeline in [p for p in (*request.pipelines, *request.operators) if p.dataset_name == CHANGED]:
+    for pipeline in [
+        p for p in (*request.pipelines, *request.operators) if p.dataset_name == CHANGED
+    ]:
         pipeline.ds_version = version
-    for index in [i for i in (*request.online_indices, *request.offline_indices) if i.ds_name == CHANGED]:
+    for index in [
+        i for i in (*request.online_indices, *request.offline_indices) if i.ds_name == CHANGED
+    ]:
         index.ds_version = version
     return bytes(request.SerializeToString())
 
@@ -66,18 +80,28 @@ def with_message(body: bytes, message: str) -> bytes:
     return bytes(request.SerializeToString())
 
 
-async def measure(settings: Settings, orchestrator: str, commits: Sequence[bytes]) -> dict[str, list[float]]:
+async def measure(
+    settings: Settings, orchestrator: str, commits: Sequence[bytes]
+) -> dict[str, list[float]]:
     """Seconds of each commit by kind, in a new workspace."""
     name = f"bench-commit-{uuid.uuid4().hex[:8]}"
-    headers = {"Authorization": f"Bearer dev-{name}", "X-FENNEL-BRANCH": "main", ORCHESTRATOR_HEADER: orchestrator}
+    headers = {
+        "Authorization": f"Bearer dev-{name}",
+        "X-FENNEL-BRANCH": "main",
+        ORCHESTRATOR_HEADER: orchestrator,
+    }
     took: dict[str, list[float]] = {"cold": [], "changed": [], "same": []}
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
-    async with aiohttp.ClientSession(settings.query_url, headers=headers, timeout=timeout) as session:
+    async with aiohttp.ClientSession(
+        settings.query_url, headers=headers, timeout=timeout
+    ) as session:
         try:
             for number, body in enumerate(commits):
                 took["changed" if number else "cold"].append(await _commit(session, body))
             for number in range(len(commits) - 1):
-                took["same"].append(await _commit(session, with_message(commits[-1], f"again {number}")))
+                took["same"].append(
+                    await _commit(session, with_message(commits[-1], f"again {number}"))
+                )
         finally:
             await _delete(session, settings, name)
     return took
@@ -99,7 +123,10 @@ async def _delete(session: aiohttp.ClientSession, settings: Settings, name: str)
     admin = {"Authorization": f"Bearer {settings.admin_token.get_secret_value()}"}
     async with session.delete(f"/api/v1/workspaces/{name}", headers=admin) as answer:
         if answer.status != 200:
-            print(f"workspace {name} was not deleted: {answer.status} {await answer.text()}", file=sys.stderr)
+            print(
+                f"workspace {name} was not deleted: {answer.status} {await answer.text()}",
+                file=sys.stderr,
+            )
 
 
 def report(took: dict[str, dict[str, list[float]]]) -> bool:
@@ -110,14 +137,23 @@ def report(took: dict[str, dict[str, list[float]]]) -> bool:
             if not seconds:
                 continue
             middle, target = statistics.median(seconds), TARGETS_S.get((orchestrator, kind))
-            verdict = "" if target is None else f"  target {target:g} s: {'met' if middle <= target else 'MISSED'}"
+            verdict = (
+                ""
+                if target is None
+                else f"  target {target:g} s: {'met' if middle <= target else 'MISSED'}"
+            )
             met &= target is None or middle <= target
-            print(f"{orchestrator:8} {kind:8} median {middle:6.2f} s  max {max(seconds):6.2f} s  of {len(seconds)}{verdict}")
+            print(
+                f"{orchestrator:8} {kind:8} median {middle:6.2f} s  max "
+                f"{max(seconds):6.2f} s  of {len(seconds)}{verdict}"
+            )
     return met
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--entities", type=int, default=200)
     parser.add_argument("--changes", type=int, default=5, help="commits that change one entity")
     parser.add_argument("--orchestrator", choices=["inline", "airflow"], action="append")
@@ -126,7 +162,10 @@ def main() -> int:
     settings = Settings()
     first = definitions(settings, chosen.entities)
     commits = [first, *(raised(first, version) for version in range(2, chosen.changes + 2))]
-    took = {name: asyncio.run(measure(settings, name, commits)) for name in chosen.orchestrator or ("inline", "airflow")}
+    took = {
+        name: asyncio.run(measure(settings, name, commits))
+        for name in chosen.orchestrator or ("inline", "airflow")
+    }
     if chosen.json is not None:
         chosen.json.write_text(json.dumps(took))
     return 0 if report(took) else 1

@@ -1,6 +1,7 @@
 """The definitions that `commit.py` commits, as bytes: run in the client's environment.
 
-Three entities at a time: a source, a dataset that counts and sums it per user, and a featureset that looks it up.
+Three entities at a time: a source, a dataset that counts and sums it per user, and a featureset
+that looks it up.
 
     .venv-executor/bin/python -m benchmarks.commit_definitions FILE ENTITIES
 """
@@ -87,7 +88,9 @@ def load(folder: Path, threes: int) -> ModuleType:
 
 def main(target: Path, entities: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        request = to_sync_request_proto(load(Path(folder), -(-entities // 3)).OBJECTS, "benchmark", None)
+        request = to_sync_request_proto(
+            load(Path(folder), -(-entities // 3)).OBJECTS, "benchmark", None
+        )
         target.write_bytes(request.SerializeToString(deterministic=True))
 
 

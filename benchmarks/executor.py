@@ -2,8 +2,9 @@
 
     .venv/bin/python benchmarks/executor.py [--calls 2000]
 
-Starts its own host with one process. Prints p50 and p99 for 1 and 100 rows: for an extractor of one int input, for one of ten mixed inputs,
-and for one that looks a dataset up (the reply is made here, so the lookup itself costs nothing).
+Starts its own host with one process. Prints p50 and p99 for 1 and 100 rows: for an extractor of one
+int input, for one of ten mixed inputs, and for one that looks a dataset up (the reply is made here,
+so the lookup itself costs nothing).
 """
 
 from __future__ import annotations
@@ -28,37 +29,66 @@ WARM_UP = 100
 
 
 def code(text: str) -> PyCode:
-    imports = "__fennel_gen_code__=True\nimport pandas as pd\nimport fennel.datasets.datasets as datasets\n"
+    imports = (
+        "__fennel_gen_code__=True\nimport pandas as pd\nimport fennel.datasets.datasets "
+        "as datasets\n"
+    )
     return PyCode("run", "", "", text, imports, (), ())
 
 
 def subjects() -> dict[str, Extract]:
     one = (Field("F.a", Int()),)
-    mixed = tuple(Field(f"F.m{i}", kind) for i, kind in enumerate((Int(), Float(), Str(), Optional(Int()), Optional(Str())) * 2))
+    mixed = tuple(
+        Field(f"F.m{i}", kind)
+        for i, kind in enumerate((Int(), Float(), Str(), Optional(Int()), Optional(Str())) * 2)
+    )
     looking = (
         "def run(ts, a):\n"
         "    found, known = datasets.dataset_lookup('D', ts, [], pd.DataFrame({'k': a}))\n"
         "    return pd.Series(found['v'].fillna(0), name='F.out')\n"
     )
     return {
-        "one int": Extract(code("def run(ts, a):\n    return pd.Series(a + 1, name='F.out')\n"), "F", "one", one, OUT, ()),
-        "ten mixed": Extract(code("def run(ts, *g):\n    return pd.Series(g[0] + 1, name='F.out')\n"), "F", "ten", mixed, OUT, ()),
+        "one int": Extract(
+            code("def run(ts, a):\n    return pd.Series(a + 1, name='F.out')\n"),
+            "F",
+            "one",
+            one,
+            OUT,
+            (),
+        ),
+        "ten mixed": Extract(
+            code("def run(ts, *g):\n    return pd.Series(g[0] + 1, name='F.out')\n"),
+            "F",
+            "ten",
+            mixed,
+            OUT,
+            (),
+        ),
         "a lookup": Extract(code(looking), "F", "look", one, OUT, ("D",)),
     }
 
 
 async def look_up(asked: Asked) -> Found:
     rows = len(asked.keys)
-    return Found(pa.table({"v": pa.array(range(rows), pa.int64())}), (Field("v", Optional(Int())),), pa.array([True] * rows))
+    return Found(
+        pa.table({"v": pa.array(range(rows), pa.int64())}),
+        (Field("v", Optional(Int())),),
+        pa.array([True] * rows),
+    )
 
 
 def table_of(call: Extract, rows: int) -> pa.Table:
     samples = {Int: 1, Float: 1.5, Str: "abc"}
     columns = {
-        f.name: pa.array([samples[type(f.dtype.of if isinstance(f.dtype, Optional) else f.dtype)]] * rows, arrow_type(f.dtype))
+        f.name: pa.array(
+            [samples[type(f.dtype.of if isinstance(f.dtype, Optional) else f.dtype)]] * rows,
+            arrow_type(f.dtype),
+        )
         for f in call.inputs
     }
-    return pa.table({TS: pa.array([1_700_000_000_000_000] * rows, pa.timestamp("us", "UTC")), **columns})
+    return pa.table(
+        {TS: pa.array([1_700_000_000_000_000] * rows, pa.timestamp("us", "UTC")), **columns}
+    )
 
 
 async def measure(socket: Path, calls: int) -> None:
@@ -72,14 +102,22 @@ async def measure(socket: Path, calls: int) -> None:
                     await executors.run(call, table, callbacks=Callbacks(lookup=look_up))
                     took.append(time.perf_counter() - start)
                 ordered = sorted(took[WARM_UP:])
-                print(f"{name:12} {rows:5} {ordered[calls // 2] * 1e3:8.2f} {ordered[calls * 99 // 100] * 1e3:8.2f}")
+                print(
+                    f"{name:12} {rows:5} {ordered[calls // 2] * 1e3:8.2f} "
+                    f"{ordered[calls * 99 // 100] * 1e3:8.2f}"
+                )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--calls", type=int, default=2000)
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="fennel-ex-") as folder, running_host(Path(folder), executor_processes=1) as socket:
+    with (
+        tempfile.TemporaryDirectory(prefix="fennel-ex-") as folder,
+        running_host(Path(folder), executor_processes=1) as socket,
+    ):
         uvloop.run(measure(socket, arguments.calls))
 
 

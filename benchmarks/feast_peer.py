@@ -1,9 +1,12 @@
-"""The peer of `benchmarks/query.py`: Feast's Python server with as many features of the same shapes, in an environment of its own.
+"""The peer of `benchmarks/query.py`: Feast's Python server with as many features of the same
+shapes, in an environment of its own.
 
     python3.11 -m venv /tmp/feast && /tmp/feast/bin/pip install feast==0.67.0
-    /tmp/feast/bin/python benchmarks/feast_peer.py /tmp/feast-repo      # five feature views of ten fields, 20,000 users, SQLite
+    /tmp/feast/bin/python benchmarks/feast_peer.py /tmp/feast-repo      # five feature views of ten
+    fields, 20,000 users, SQLite
     /tmp/feast/bin/feast -c /tmp/feast-repo serve --port 6566 --no-access-log
-    .venv/bin/python -m benchmarks.query --peer http://127.0.0.1:6566/get-online-features [--keys 100]
+    .venv/bin/python -m benchmarks.query --peer http://127.0.0.1:6566/get-online-features [--keys
+    100]
 
 Runs with Feast's own dependencies only; nothing of the platform is imported here.
 """
@@ -39,7 +42,9 @@ def column(field: int) -> list[object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("repository", type=Path, help="folder to make the feature repository in")
     folder: Path = parser.parse_args().repository
     folder.mkdir(parents=True, exist_ok=True)
@@ -55,7 +60,10 @@ def main() -> None:
             name=f"D{number}",
             entities=[user],
             ttl=timedelta(days=365),
-            schema=[Field(name="uid", dtype=Int64), *(Field(name=f"v{n}", dtype=types[n % 3]) for n in range(FIELDS))],
+            schema=[
+                Field(name="uid", dtype=Int64),
+                *(Field(name=f"v{n}", dtype=types[n % 3]) for n in range(FIELDS)),
+            ],
             source=source,
         )
         for number in range(DATASETS)

@@ -1,12 +1,15 @@
-"""Rows per CPU-second of the history writer: from messages of a topic to Parquet on S3, exactly once.
+"""Rows per CPU-second of the history writer: from messages of a topic to Parquet on S3, exactly
+once.
 
-What runs is the part `history` as the launcher runs it, as a process of its own with a database and a bucket of its own, on the platform's
-Kafka, Postgres and S3. It is given two rounds of the same work; the first pays for Spark's start, the second is the figure. Then nothing
-comes for a while, and then a trickle: one small message for every partition.
+What runs is the part `history` as the launcher runs it, as a process of its own with a database and
+a bucket of its own, on the platform's Kafka, Postgres and S3. It is given two rounds of the same
+work; the first pays for Spark's start, the second is the figure. Then nothing comes for a while,
+and then a trickle: one small message for every partition.
 
-The peer in the same run is Structured Streaming as it comes: the same rows, as JSON, one message each (which is its format), with
-`availableNow` into Parquet files and a checkpoint on the local disk. It has no S3 to write to and keeps no rows of what it wrote; its
-second run counts as well. A CPU-second is one of the process and its children; the broker's and S3's are not counted.
+The peer in the same run is Structured Streaming as it comes: the same rows, as JSON, one message
+each (which is its format), with `availableNow` into Parquet files and a checkpoint on the local
+disk. It has no S3 to write to and keeps no rows of what it wrote; its second run counts as well. A
+CPU-second is one of the process and its children; the broker's and S3's are not counted.
 
     python -m benchmarks.history
 """
@@ -80,8 +83,15 @@ def batches(rows: int, per_message: int, seed: int) -> list[pa.Table]:
     made = []
     for first in range(0, rows, per_message):
         count = min(per_message, rows - first)
-        at = pa.array((START_S + first + np.arange(count)) * 1_000_000).cast(pa.timestamp("us", "UTC"))
-        columns = {"user": draw.integers(0, 100_000, count), "amount": draw.random(count), "city": draw.choice(CITIES, count), "at": at}
+        at = pa.array((START_S + first + np.arange(count)) * 1_000_000).cast(
+            pa.timestamp("us", "UTC")
+        )
+        columns = {
+            "user": draw.integers(0, 100_000, count),
+            "amount": draw.random(count),
+            "city": draw.choice(CITIES, count),
+            "at": at,
+        }
         made.append(pa.table(columns).cast(SCHEMA.arrow()))
     return made
 
@@ -89,14 +99,20 @@ def batches(rows: int, per_message: int, seed: int) -> list[pa.Table]:
 def cpu_s(process: psutil.Process) -> float:
     """Of a process and all that it has started, also of those that have ended."""
     family = [process, *process.children(recursive=True)]
-    return float(sum(sum(each.cpu_times()[:4]) for each in family))  # user, system, and both of children that were waited for
+    return float(
+        sum(sum(each.cpu_times()[:4]) for each in family)
+    )  # user, system, and both of children that were waited for
 
 
 class Writer:
     """The history writer on topics of its own. `rows` were sent so far."""
 
     def __init__(
-        self, settings: Settings, topics: Sequence[TopicName], files: PostgresHistoryFiles, started: subprocess.Popen[bytes]
+        self,
+        settings: Settings,
+        topics: Sequence[TopicName],
+        files: PostgresHistoryFiles,
+        started: subprocess.Popen[bytes],
     ) -> None:
         self._settings, self._topics, self._files, self._started = settings, topics, files, started
         self.process = psutil.Process(started.pid)
@@ -118,9 +134,13 @@ class Writer:
         sent = rows * len(self._topics) * PARTITIONS
         self.rows += sent
         begun = time.perf_counter()
-        while (there := sum(total.rows for total in (await self._files.totals()).values())) < self.rows:
+        while (
+            there := sum(total.rows for total in (await self._files.totals()).values())
+        ) < self.rows:
             assert self._started.poll() is None, "the history writer has ended"
-            assert time.perf_counter() - begun < LAST_S, f"{there} of {self.rows} rows are in history"
+            assert time.perf_counter() - begun < LAST_S, (
+                f"{there} of {self.rows} rows are in history"
+            )
             await asyncio.sleep(0.1)
         return Spent(sent, cpu_s(self.process) - before, time.perf_counter() - begun)
 
@@ -136,13 +156,19 @@ async def writer(base: Settings, trigger_s: float) -> AsyncIterator[Writer]:
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
     with tempfile.TemporaryDirectory(prefix="fennel-bench-") as folder:
-        changed = {"postgres_dsn": SecretStr(database), "s3_bucket": name.replace("_", "-"), "data_dir": Path(folder)}
+        changed = {
+            "postgres_dsn": SecretStr(database),
+            "s3_bucket": name.replace("_", "-"),
+            "data_dir": Path(folder),
+        }
         settings = base.model_copy(update=changed)
         try:
             with connect(database, name="bench") as connection:
                 migrate.apply(connection, migrate.read())
             s3.ensure_bucket(s3.client(settings), settings.s3_bucket)
-            for made in admin.create_topics([NewTopic(topic, PARTITIONS, 1) for topic in topics]).values():
+            for made in admin.create_topics(
+                [NewTopic(topic, PARTITIONS, 1) for topic in topics]
+            ).values():
                 made.result(30)
             async with pool(database, name="bench", size=2) as connections:
                 async with connections.connection() as connection:
@@ -156,13 +182,18 @@ async def writer(base: Settings, trigger_s: float) -> AsyncIterator[Writer]:
         finally:
             admin.delete_topics(topics)
             with psycopg.connect(dsn, autocommit=True) as connection:
-                connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+                connection.execute(
+                    sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name))
+                )
 
 
 async def _serve(connection: psycopg.AsyncConnection, topics: Sequence[TopicName]) -> None:
-    """A branch that serves a dataset on each topic: that is how the writer knows what to roll up."""
+    """A branch that serves a dataset on each topic: that is how the writer knows what to roll
+    up.
+    """
     views = tuple(
-        DatasetView(DatasetName(f"D{number}"), 1, SCHEMA, topic, None, False, True, (), True) for number, topic in enumerate(topics)
+        DatasetView(DatasetName(f"D{number}"), 1, SCHEMA, topic, None, False, True, (), True)
+        for number, topic in enumerate(topics)
     )
     catalog = canonical.dumps(Catalog(WORKSPACE, views, (), (), PARTITIONS))
     await connection.execute("INSERT INTO workspace (name) VALUES (%s)", (WORKSPACE,))
@@ -171,7 +202,10 @@ async def _serve(connection: psycopg.AsyncConnection, topics: Sequence[TopicName
         " VALUES ('c', %s, 'main', 'finished', '', '', '{}', %s)",
         (WORKSPACE, catalog),
     )
-    await connection.execute("INSERT INTO branch (workspace, name, target, serving) VALUES (%s, 'main', 'c', 'c')", (WORKSPACE,))
+    await connection.execute(
+        "INSERT INTO branch (workspace, name, target, serving) VALUES (%s, 'main', 'c', 'c')",
+        (WORKSPACE,),
+    )
 
 
 def _started(settings: Settings, folder: Path, trigger_s: float) -> subprocess.Popen[bytes]:
@@ -181,7 +215,12 @@ def _started(settings: Settings, folder: Path, trigger_s: float) -> subprocess.P
     changed = {"history_port": port, "history_trigger_s": trigger_s, "history_wait_s": 0.1}
     environment = {**os.environ, **process_env(settings.model_copy(update=changed))}
     with (folder / "history.log").open("wb") as log:
-        return subprocess.Popen([sys.executable, "-m", "fennel_core.apps.history"], env=environment, stdout=log, stderr=log)
+        return subprocess.Popen(
+            [sys.executable, "-m", "fennel_core.apps.history"],
+            env=environment,
+            stdout=log,
+            stderr=log,
+        )
 
 
 def peer(settings: Settings, rows: int) -> list[Spent]:
@@ -195,19 +234,37 @@ def peer(settings: Settings, rows: int) -> list[Spent]:
             topic = f"bench-peer-{time.time_ns() // 1_000_000}"
             for made in admin.create_topics([NewTopic(topic, PARTITIONS, 1)]).values():
                 made.result(30)
-            producer = Producer({**client_config(settings), "queue.buffering.max.messages": 1_000_000})
+            producer = Producer(
+                {**client_config(settings), "queue.buffering.max.messages": 1_000_000}
+            )
             for table in batches(rows, ROWS_PER_MESSAGE, number):
                 for row in table.to_pylist():
-                    producer.produce(topic, json.dumps(row | {"at": row["at"].isoformat()}).encode())
+                    producer.produce(
+                        topic, json.dumps(row | {"at": row["at"].isoformat()}).encode()
+                    )
                 producer.poll(0)
             producer.flush(120)
             before, begun = cpu_s(process), time.perf_counter()
-            read = spark.readStream.format("kafka").option("kafka.bootstrap.servers", settings.kafka_bootstrap).option("subscribe", topic)
-            text = read.option("startingOffsets", "earliest").load().selectExpr("cast(value as string) as text")
-            parsed = text.selectExpr("from_json(text, 'user bigint, amount double, city string, at timestamp') as row").select("row.*")
-            query = parsed.writeStream.format("parquet").option("checkpointLocation", f"{folder}/checkpoint-{number}")
+            read = (
+                spark.readStream.format("kafka")
+                .option("kafka.bootstrap.servers", settings.kafka_bootstrap)
+                .option("subscribe", topic)
+            )
+            text = (
+                read.option("startingOffsets", "earliest")
+                .load()
+                .selectExpr("cast(value as string) as text")
+            )
+            parsed = text.selectExpr(
+                "from_json(text, 'user bigint, amount double, city string, at timestamp') as row"
+            ).select("row.*")
+            query = parsed.writeStream.format("parquet").option(
+                "checkpointLocation", f"{folder}/checkpoint-{number}"
+            )
             query.trigger(availableNow=True).start(f"{folder}/rows-{number}").awaitTermination()
-            assert spark.read.parquet(f"{folder}/rows-{number}").count() == rows, "the peer lost rows"
+            assert spark.read.parquet(f"{folder}/rows-{number}").count() == rows, (
+                "the peer lost rows"
+            )
             spent.append(Spent(rows, cpu_s(process) - before, time.perf_counter() - begun))
             admin.delete_topics([topic])
     spark.stop()
@@ -224,12 +281,18 @@ async def measured(chosen: argparse.Namespace, settings: Settings) -> dict[str, 
         await asyncio.sleep(chosen.idle_seconds)
         idle = (cpu_s(ours.process) - before) / (time.perf_counter() - begun)
         trickle = await ours.roll(10, 10)
-    found = {"first_rows_per_cpu_s": first.rate, "rows_per_cpu_s": second.rate, "rows_per_s": second.rows / second.wall_s}
+    found = {
+        "first_rows_per_cpu_s": first.rate,
+        "rows_per_cpu_s": second.rate,
+        "rows_per_s": second.rows / second.wall_s,
+    }
     return {**found, "idle_cores": idle, "trickle_cpu_s": trickle.cpu_s}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=400_000, help="rows of a round")
     parser.add_argument("--trigger", type=float, default=10.0, help="FENNEL_HISTORY_TRIGGER_S, s")
     parser.add_argument("--idle-seconds", type=float, default=40.0)
@@ -238,13 +301,22 @@ def main() -> None:
     settings = Settings(_env_file=Settings().data_dir / "env")  # type: ignore[call-arg]  # pydantic-settings takes it at run time
     found = asyncio.run(measured(chosen, settings))
     plain = peer(settings, chosen.rows)
-    found |= {"peer_rows_per_cpu_s": plain[1].rate, "ratio": found["rows_per_cpu_s"] / plain[1].rate}
+    found |= {
+        "peer_rows_per_cpu_s": plain[1].rate,
+        "ratio": found["rows_per_cpu_s"] / plain[1].rate,
+    }
     print(f"\n{'rows per CPU-second':<34}{'first round':>14}{'second':>12}")
-    print(f"{'history writer, topic to S3':<34}{found['first_rows_per_cpu_s']:>14,.0f}{found['rows_per_cpu_s']:>12,.0f}")
-    print(f"{'Structured Streaming, JSON to disk':<34}{plain[0].rate:>14,.0f}{plain[1].rate:>12,.0f}")
+    print(
+        f"{'history writer, topic to S3':<34}"
+        f"{found['first_rows_per_cpu_s']:>14,.0f}{found['rows_per_cpu_s']:>12,.0f}"
+    )
+    print(
+        f"{'Structured Streaming, JSON to disk':<34}{plain[0].rate:>14,.0f}{plain[1].rate:>12,.0f}"
+    )
     print(f"{'ratio':<48}{found['ratio']:>12.1f}")
     print(
-        f"idle: {100 * found['idle_cores']:.1f}% of a core; {DATASETS * PARTITIONS} small files: {found['trickle_cpu_s']:.2f} CPU-seconds"
+        f"idle: {100 * found['idle_cores']:.1f}% of a core; {DATASETS * PARTITIONS} "
+        f"small files: {found['trickle_cpu_s']:.2f} CPU-seconds"
     )
     print(f"load average {psutil.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     if chosen.json is not None:

@@ -1,4 +1,6 @@
-"""A keep-alive HTTP/1.1 connection with as little of its own as possible: what is measured is the server, not a client library."""
+"""A keep-alive HTTP/1.1 connection with as little of its own as possible: what is measured is the
+server, not a client library.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from urllib.parse import urlsplit
 
 OK = 200
 IDLE_S = 3.0
-"""A connection that was idle for longer is not used again: the server may be closing it (uvicorn does after 5 s)."""
+"""A connection that was idle for longer is not used again: the server may be closing it (uvicorn
+does after 5 s).
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +32,14 @@ class Address:
 class Connection:
     """One request at a time. `token` is sent as a bearer token with every request."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str) -> None:
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str
+    ) -> None:
         self._reader, self._writer = reader, writer
-        self._head = f" HTTP/1.1\r\nHost: local\r\nAuthorization: Bearer {token}\r\nContent-Type: application/json\r\nContent-Length: "
+        self._head = (
+            f" HTTP/1.1\r\nHost: local\r\nAuthorization: Bearer {token}\r\nContent-Type: "
+            "application/json\r\nContent-Length: "
+        )
 
     @classmethod
     async def open(cls, address: Address, token: str) -> Connection:

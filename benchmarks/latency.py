@@ -1,14 +1,19 @@
-"""From sending `POST /log` to the first query answer that contains the row, on a platform that runs.
+"""From sending `POST /log` to the first query answer that contains the row, on a platform that
+runs.
 
-A probe logs one row of its own and at the same moment begins to ask `/api/v1/query` for it every 2 ms, both through the front door on
-keep-alive connections; the clock stops when an answer has it. Probes come at random moments (a fixed seed), of two kinds: one job (a
-keyed dataset with an index) and a chain of three (map, join, aggregate). Other rows are logged meanwhile to the other datasets, so that
-all jobs have work. Then, with nothing logged: the barrier, and what every process costs. Then, as the comparison, the same kind of work as
-micro-batches of Structured Streaming, Kafka to Kafka.
+A probe logs one row of its own and at the same moment begins to ask `/api/v1/query` for it every 2
+ms, both through the front door on keep-alive connections; the clock stops when an answer has it.
+Probes come at random moments (a fixed seed), of two kinds: one job (a keyed dataset with an index)
+and a chain of three (map, join, aggregate). Other rows are logged meanwhile to the other datasets,
+so that all jobs have work. Then, with nothing logged: the barrier, and what every process costs.
+Then, as the comparison, the same kind of work as micro-batches of Structured Streaming, Kafka to
+Kafka.
 
-The definitions are committed by the real client into a workspace of their own, which is deleted afterwards.
+The definitions are committed by the real client into a workspace of their own, which is deleted
+afterwards.
 
-    python -m benchmarks.latency                       # five minutes, 30 jobs, the platform of `fennel-core up`
+    python -m benchmarks.latency                       # five minutes, 30 jobs, the platform of
+    `fennel-core up`
     python -m benchmarks.latency --seconds 60 --no-micro-batches --json figures.json
 """
 
@@ -60,7 +65,9 @@ TARGETS = {
 
 @dataclass(slots=True)
 class Seen:
-    """Milliseconds from sending: until the acknowledgement, and until the first answer that has the row."""
+    """Milliseconds from sending: until the acknowledgement, and until the first answer that has the
+    row.
+    """
 
     acknowledged: list[float] = field(default_factory=list)
     visible: list[float] = field(default_factory=list)
@@ -104,7 +111,14 @@ def three_jobs() -> Probe:
 
 def _question(featureset: str, feature: str, account: int) -> bytes:
     given = f"{featureset}.account_id"
-    return json.dumps({"inputs": [given], "outputs": [f"{featureset}.{feature}"], "data": {given: [account]}, "log": False}).encode()
+    return json.dumps(
+        {
+            "inputs": [given],
+            "outputs": [f"{featureset}.{feature}"],
+            "data": {given: [account]},
+            "log": False,
+        }
+    ).encode()
 
 
 def _now() -> str:
@@ -146,8 +160,12 @@ async def probe_once(connections: Connections, probe: Probe, n: int, seen: Seen)
     connections.give_back(asking)
 
 
-async def at_random(rate: float, until: float, draw: random.Random, start: Callable[[], Awaitable[None]]) -> None:
-    """Start something at random moments, `rate` a second on average, without waiting for it; return when all have ended."""
+async def at_random(
+    rate: float, until: float, draw: random.Random, start: Callable[[], Awaitable[None]]
+) -> None:
+    """Start something at random moments, `rate` a second on average, without waiting for it; return
+    when all have ended.
+    """
     async with asyncio.TaskGroup() as group:
         moment = time.monotonic()
         while (moment := moment + draw.expovariate(rate)) < until:
@@ -159,7 +177,9 @@ async def _awaited(work: Awaitable[None]) -> None:
     await work
 
 
-async def under_load(address: Address, token: str, jobs: int, seconds: float, others_per_s: float) -> dict[str, Seen]:
+async def under_load(
+    address: Address, token: str, jobs: int, seconds: float, others_per_s: float
+) -> dict[str, Seen]:
     """Probes of both kinds for so long, while other rows are logged to the other datasets."""
     connections = Connections(address, token)
     draw = random.Random(7)
@@ -170,7 +190,12 @@ async def under_load(address: Address, token: str, jobs: int, seconds: float, ot
 
     async def other() -> None:
         connection = await connections.take()
-        row = {"account_id": draw.randrange(ACCOUNTS), "balance": draw.random(), "name": "other", "at": _now()}
+        row = {
+            "account_id": draw.randrange(ACCOUNTS),
+            "balance": draw.random(),
+            "name": "other",
+            "at": _now(),
+        }
         await connection.ask("POST", "/api/v1/log", _body(draw.choice(more), [row]))
         connections.give_back(connection)
 
@@ -181,7 +206,14 @@ async def under_load(address: Address, token: str, jobs: int, seconds: float, ot
     until = time.monotonic() + WARM_UP_S + seconds
     async with asyncio.TaskGroup() as group:
         for name, probe in (("one_job", one_job()), ("three_jobs", three_jobs())):
-            group.create_task(at_random(ROWS_PER_PROBE_KIND_PER_S, until, random.Random(name), starter(probe, found[name])))
+            group.create_task(
+                at_random(
+                    ROWS_PER_PROBE_KIND_PER_S,
+                    until,
+                    random.Random(name),
+                    starter(probe, found[name]),
+                )
+            )
         if more and others_per_s > 0:
             group.create_task(at_random(others_per_s, until, draw, other))
     connections.close()
@@ -192,10 +224,20 @@ async def prepare(address: Address, token: str) -> None:
     """Every account has a holder, and both question kinds have been asked once."""
     connection = await Connection.open(address, token)
     since = (datetime.now(UTC) - timedelta(days=1)).isoformat()
-    holders: list[dict[str, object]] = [{"account_id": n, "country": "NL", "since": since} for n in range(ACCOUNTS)]
-    for path, body in (("/api/v1/log", _body("holders", holders)), ("/api/v1/barrier", b'{"timeout_s": 60}')):
+    holders: list[dict[str, object]] = [
+        {"account_id": n, "country": "NL", "since": since} for n in range(ACCOUNTS)
+    ]
+    for path, body in (
+        ("/api/v1/log", _body("holders", holders)),
+        ("/api/v1/barrier", b'{"timeout_s": 60}'),
+    ):
         while (await connection.request("POST", path, body))[0] == UNAVAILABLE:
-            await asyncio.sleep(1.0)  # a busy broker may need seconds for hundreds of new topics; logging holders twice does no harm
+            await asyncio.sleep(
+                1.0
+                # a busy broker may need seconds for hundreds of new topics; logging holders twice
+                # does
+                # no harm
+            )
     for probe in (one_job(), three_jobs()):
         await connection.ask("POST", "/api/v1/query", probe.question(0))
     connection.close()
@@ -223,11 +265,23 @@ async def job_partitions(address: Address, token: str) -> int:
 
 @contextmanager
 def workspace(url: str, settings: Settings, jobs: int) -> Iterator[str]:
-    """The token of a workspace with the definitions committed; deleted at the end where the administrator's token is known."""
+    """The token of a workspace with the definitions committed; deleted at the end where the
+    administrator's token is known.
+    """
     name = f"bench-{os.getpid()}"
     token = f"dev-{name}"
     try:
-        subprocess.run([settings.executor_python, "-m", "benchmarks.latency_definitions", url, token, str(jobs)], check=True)
+        subprocess.run(
+            [
+                settings.executor_python,
+                "-m",
+                "benchmarks.latency_definitions",
+                url,
+                token,
+                str(jobs),
+            ],
+            check=True,
+        )
         yield token
     finally:
         admin = settings.admin_token.get_secret_value()
@@ -245,7 +299,15 @@ async def _delete(address: Address, admin: str, name: str) -> None:
 
 def micro_batches(settings: Settings, seconds: float) -> dict[str, float]:
     """The comparison runs in a process of its own: Spark is not to share this one's interpreter."""
-    command = [sys.executable, "-m", "benchmarks.micro_batches", "--seconds", str(seconds), "--kafka", settings.kafka_bootstrap]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.micro_batches",
+        "--seconds",
+        str(seconds),
+        "--kafka",
+        settings.kafka_bootstrap,
+    ]
     command += ["--jars", str(settings.jars_dir / "spark")]
     made = subprocess.run(command, check=True, stdout=subprocess.PIPE)
     figures: dict[str, float] = json.loads(made.stdout.decode().splitlines()[-1])
@@ -254,7 +316,10 @@ def micro_batches(settings: Settings, seconds: float) -> dict[str, float]:
 
 def quantiles(name: str, values: Sequence[float]) -> dict[str, float]:
     ordered = sorted(values)
-    return {f"{name}_p{q}_ms": round(ordered[min(len(ordered) - 1, len(ordered) * q // 100)], 2) for q in (50, 90, 99)}
+    return {
+        f"{name}_p{q}_ms": round(ordered[min(len(ordered) - 1, len(ordered) * q // 100)], 2)
+        for q in (50, 90, 99)
+    }
 
 
 def show(figures: dict[str, Any], costs: dict[str, Cost]) -> None:
@@ -272,24 +337,41 @@ def show(figures: dict[str, Any], costs: dict[str, Cost]) -> None:
         if f"{name}_p50_ms" in figures:
             cells = "".join(f"{figures[f'{name}_p{q}_ms']:>9.1f}" for q in (50, 90, 99))
             wanted = [TARGETS.get(f"{name}_p{q}_ms") for q in (50, 99)]
-            print(f"{title:<28}{cells}   {'' if wanted[0] is None else ' / '.join(f'{w:.0f}' for w in wanted if w is not None)}")
-    print(f"\nidle, {figures['job_partitions']} job partitions    % of a core   MiB (PSS)   processes")
+            targets = " / ".join(f"{w:.0f}" for w in wanted if w is not None)
+            print(f"{title:<28}{cells}   {targets if wanted[0] is not None else ''}")
+    print(
+        f"\nidle, {figures['job_partitions']} job partitions    % of a core   MiB (PSS)   processes"
+    )
     for part, cost in sorted(costs.items(), key=lambda item: -item[1].cores):
         print(f"{part:<28}{cost.cores * 100:>11.1f}{cost.memory_mib:>12.0f}{cost.processes:>12}")
-    print(f"{'engine + broker':<28}{figures['idle_cores'] * 100:>11.1f}   target {TARGETS['idle_cores'] * 100:.0f}")
-    print(f"\nload average while measuring {figures['load_average']:.1f} on {os.cpu_count()} cores; {figures['rows']} rows probed")
+    print(
+        f"{'engine + broker':<28}{figures['idle_cores'] * 100:>11.1f}   target "
+        f"{TARGETS['idle_cores'] * 100:.0f}"
+    )
+    print(
+        f"\nload average while measuring {figures['load_average']:.1f} on "
+        f"{os.cpu_count()} cores; {figures['rows']} rows probed"
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--url", help="front door; by default the platform of this checkout")
     parser.add_argument("--seconds", type=float, default=300)
     parser.add_argument("--jobs", type=int, default=30)
-    parser.add_argument("--others", type=float, default=12.0, help="rows a second to the other datasets")
+    parser.add_argument(
+        "--others", type=float, default=12.0, help="rows a second to the other datasets"
+    )
     parser.add_argument("--idle-seconds", type=float, default=60)
     parser.add_argument("--micro-batches", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--micro-batch-seconds", type=float, default=60)
-    parser.add_argument("--preferred", action="store_true", help="schedule the platform first, where others use the machine")
+    parser.add_argument(
+        "--preferred",
+        action="store_true",
+        help="schedule the platform first, where others use the machine",
+    )
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
     settings = Settings(_env_file=Settings().data_dir / "env")  # type: ignore[call-arg]  # pydantic-settings takes it at run time
@@ -321,16 +403,24 @@ def platform_figures(
         waited = asyncio.run(barriers(address, token))
         time.sleep(SETTLE_S)
         costs = measure(pids, chosen.idle_seconds)
-        running = asyncio.run(job_partitions(address, settings.admin_token.get_secret_value() or token))
+        running = asyncio.run(
+            job_partitions(address, settings.admin_token.get_secret_value() or token)
+        )
     for name, one in seen.items():
-        figures |= quantiles(name, one.visible) | quantiles(f"{name}_acknowledged", one.acknowledged)
+        figures |= quantiles(name, one.visible) | quantiles(
+            f"{name}_acknowledged", one.acknowledged
+        )
     figures |= quantiles("barrier", waited)
     figures["idle_cores"] = round(sum(costs[part].cores for part in IDLE_PARTS if part in costs), 4)
     figures["job_partitions"] = running
     figures["load_average"] = load
     figures["rows"] = sum(len(one.visible) for one in seen.values())
-    figures["mean_ms"] = {name: round(statistics.fmean(one.visible), 2) for name, one in seen.items()}
-    figures["processes"] = {part: {"cores": round(c.cores, 4), "mib": round(c.memory_mib)} for part, c in costs.items()}
+    figures["mean_ms"] = {
+        name: round(statistics.fmean(one.visible), 2) for name, one in seen.items()
+    }
+    figures["processes"] = {
+        part: {"cores": round(c.cores, 4), "mib": round(c.memory_mib)} for part, c in costs.items()
+    }
     return seen, costs
 
 

@@ -1,8 +1,10 @@
-"""What `latency.py` measures, as a user would write it; run in the client's environment, it commits itself.
+"""What `latency.py` measures, as a user would write it; run in the client's environment, it commits
+itself.
 
-One job: `Account`, keyed and indexed. A chain of three: payments are filtered, priced in cents and sent to their account's partition (map),
-joined with the account's holder as of that moment (join), and counted and summed per account (aggregate). The rest of the jobs are more
-datasets like `Account`.
+One job: `Account`, keyed and indexed. A chain of three: payments are filtered, priced in cents and
+sent to their account's partition (map), joined with the account's holder as of that moment (join),
+and counted and summed per account (aggregate). The rest of the jobs are more datasets like
+`Account`.
 
     .venv-executor/bin/python -m benchmarks.latency_definitions http://127.0.0.1:7400 dev-bench 30
 """
@@ -84,7 +86,10 @@ class PaymentTotals:
             .assign(cents=(col("amount") * 100.0).astype(float))
             .join(holders, how="inner", on=["account_id"])
             .groupby("account_id")
-            .aggregate(payments=Count(window=Continuous("forever")), cents=Sum(of="cents", window=Continuous("forever")))
+            .aggregate(
+                payments=Count(window=Continuous("forever")),
+                cents=Sum(of="cents", window=Continuous("forever")),
+            )
         )
 
 
@@ -124,7 +129,9 @@ DATASETS.append(More{n})
 
 
 def definitions(jobs: int) -> ModuleType:
-    """A module that defines so many jobs. It is a file, because the client reads the source of what it commits."""
+    """A module that defines so many jobs. It is a file, because the client reads the source of what
+    it commits.
+    """
     text = MEASURED + "".join(MORE.format(n=n) for n in range(jobs - JOBS_OF_THE_MEASURED))
     path = Path(tempfile.mkdtemp(prefix="fennel-bench-")) / "bench_definitions.py"
     path.write_text(text)
@@ -140,7 +147,9 @@ def definitions(jobs: int) -> ModuleType:
 def main(url: str, token: str, jobs: str) -> None:
     made = definitions(int(jobs))
     with contextlib.redirect_stdout(io.StringIO()):
-        Client(url, token).commit(message="latency benchmark", datasets=made.DATASETS, featuresets=made.FEATURESETS)
+        Client(url, token).commit(
+            message="latency benchmark", datasets=made.DATASETS, featuresets=made.FEATURESETS
+        )
 
 
 if __name__ == "__main__":

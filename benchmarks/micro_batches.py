@@ -1,9 +1,12 @@
-"""The comparison: a keyed count as Spark micro-batches, Kafka to Kafka, exactly once, at 20 events a second.
+"""The comparison: a keyed count as Spark micro-batches, Kafka to Kafka, exactly once, at 20 events
+a second.
 
-What runs is Structured Streaming as it comes: a Kafka source, `groupBy(key).count()` with its state store and checkpoint, no trigger
-interval (the next batch starts when the last has ended), few shuffle partitions. Spark's own Kafka sink is at least once, so the output
-goes through `foreachBatch` with a transactional producer, one transaction per batch that also carries the batch's number: a batch that is
-repeated after a crash is found there and skipped. Latency is from producing an event to reading (committed only) a count that includes it.
+What runs is Structured Streaming as it comes: a Kafka source, `groupBy(key).count()` with its state
+store and checkpoint, no trigger interval (the next batch starts when the last has ended), few
+shuffle partitions. Spark's own Kafka sink is at least once, so the output goes through
+`foreachBatch` with a transactional producer, one transaction per batch that also carries the
+batch's number: a batch that is repeated after a crash is found there and skipped. Latency is from
+producing an event to reading (committed only) a count that includes it.
 
 The last line of stdout is a JSON object.
 """
@@ -40,11 +43,17 @@ class Topics:
 
     def __init__(self, kafka: str) -> None:
         stamp = time.time_ns() // 1_000_000
-        self.given, self.made, self.batches = (f"bench-micro-{stamp}-{name}" for name in ("in", "out", "batches"))
+        self.given, self.made, self.batches = (
+            f"bench-micro-{stamp}-{name}" for name in ("in", "out", "batches")
+        )
         self._admin = AdminClient({"bootstrap.servers": kafka})
 
     def create(self) -> None:
-        wanted = [NewTopic(self.given, PARTITIONS, 1), NewTopic(self.made, PARTITIONS, 1), NewTopic(self.batches, 1, 1)]
+        wanted = [
+            NewTopic(self.given, PARTITIONS, 1),
+            NewTopic(self.made, PARTITIONS, 1),
+            NewTopic(self.batches, 1, 1),
+        ]
         for created in self._admin.create_topics(wanted).values():
             created.result()
 
@@ -54,8 +63,12 @@ class Topics:
 
 
 def exactly_once(kafka: str, topics: Topics) -> Callable[[DataFrame, int], None]:
-    """Writes a batch of (key, count) in one transaction, unless the topic of batch numbers says that it was written."""
-    producer = Producer({"bootstrap.servers": kafka, "transactional.id": topics.batches, "linger.ms": 0})
+    """Writes a batch of (key, count) in one transaction, unless the topic of batch numbers says
+    that it was written.
+    """
+    producer = Producer(
+        {"bootstrap.servers": kafka, "transactional.id": topics.batches, "linger.ms": 0}
+    )
     producer.init_transactions(30)
     written = last_batch(kafka, topics)
 
@@ -107,7 +120,9 @@ def session(jars: Path) -> SparkSession:
     """Spark on two cores, tuned for latency as far as options go."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     wanted = ("spark-sql-kafka", "spark-token-provider", "kafka-clients", "commons-pool2")
-    found = [str(jar.resolve()) for jar in sorted(jars.glob("*.jar")) if jar.name.startswith(wanted)]
+    found = [
+        str(jar.resolve()) for jar in sorted(jars.glob("*.jar")) if jar.name.startswith(wanted)
+    ]
     return (
         SparkSession.builder.master("local[2]")
         .appName("micro-batches")
@@ -183,14 +198,19 @@ def send(kafka: str, topics: Topics, latencies: Latencies, rate: float, seconds:
         key = f"key-{draw.randrange(KEYS)}"
         counts[key] += 1
         latencies.sent(key, counts[key], time.perf_counter())
-        producer.produce(topics.given, json.dumps({"amount": draw.random()}).encode(), key=key.encode())
+        producer.produce(
+            topics.given, json.dumps({"amount": draw.random()}).encode(), key=key.encode()
+        )
         producer.poll(0)
     producer.flush(10)
 
 
 def quantiles(values: Sequence[float]) -> dict[str, float]:
     ordered = sorted(values)
-    return {f"micro_batch_p{q}_ms": round(ordered[min(len(ordered) - 1, len(ordered) * q // 100)], 1) for q in (50, 90, 99)}
+    return {
+        f"micro_batch_p{q}_ms": round(ordered[min(len(ordered) - 1, len(ordered) * q // 100)], 1)
+        for q in (50, 90, 99)
+    }
 
 
 def measured(kafka: str, jars: Path, seconds: float, rate: float) -> dict[str, Any]:
@@ -200,7 +220,11 @@ def measured(kafka: str, jars: Path, seconds: float, rate: float) -> dict[str, A
     spark.sparkContext.setLogLevel("ERROR")
     try:
         with tempfile.TemporaryDirectory(prefix="fennel-bench-") as folder:
-            writer = counted(spark, kafka, topics).writeStream.outputMode("update").option("checkpointLocation", folder)
+            writer = (
+                counted(spark, kafka, topics)
+                .writeStream.outputMode("update")
+                .option("checkpointLocation", folder)
+            )
             query = writer.foreachBatch(exactly_once(kafka, topics)).start()
             latencies = Latencies(kafka, topics)
             latencies.start()
@@ -219,7 +243,9 @@ def measured(kafka: str, jars: Path, seconds: float, rate: float) -> dict[str, A
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kafka", required=True)
     parser.add_argument("--jars", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=60)

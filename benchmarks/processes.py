@@ -1,7 +1,8 @@
 """What the platform's processes cost: CPU over a while, and proportional memory, by part.
 
-A part is a process that the launcher started (its pid file) with all its descendants; the engine is shown as driver, JVM and slots. Memory
-is PSS, so that pages shared by forked processes are counted once.
+A part is a process that the launcher started (its pid file) with all its descendants; the engine is
+shown as driver, JVM and slots. Memory is PSS, so that pages shared by forked processes are counted
+once.
 """
 
 from __future__ import annotations
@@ -54,11 +55,18 @@ def _name(part: str, root: psutil.Process, process: psutil.Process) -> str:
 
 @contextmanager
 def preferred(pids: Path) -> Iterator[None]:
-    """While in it, the platform and this process run before anything else on the machine (real-time scheduling; root only).
+    """While in it, the platform and this process run before anything else on the machine (real-time
+    scheduling; root only).
 
-    For machines that others keep busy: there every hand-over between threads waits for somebody's time slice, and that is what is measured.
+    For machines that others keep busy: there every hand-over between threads waits for somebody's
+    time slice, and that is what is measured.
     """
-    threads = [thread.id for family in parts(pids).values() for process in family for thread in process.threads()]
+    threads = [
+        thread.id
+        for family in parts(pids).values()
+        for process in family
+        for thread in process.threads()
+    ]
     threads.append(os.getpid())
     _schedule(threads, os.SCHED_RR, 1)
     try:
@@ -74,7 +82,9 @@ def _schedule(threads: Iterable[int], policy: int, priority: int) -> None:
 
 
 def measure(pids: Path, seconds: float) -> dict[str, Cost]:
-    """CPU used over `seconds` from now, in cores, and memory at the end, by part. Processes that end meanwhile are not counted."""
+    """CPU used over `seconds` from now, in cores, and memory at the end, by part. Processes that
+    end meanwhile are not counted.
+    """
     watched = parts(pids)
     before = {process: _cpu_s(process) for family in watched.values() for process in family}
     started = time.monotonic()

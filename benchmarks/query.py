@@ -1,18 +1,22 @@
 """Query path: 50 looked-up features, over HTTP, against slots with RocksDB.
 
-What runs: a slot process (the real Table step on RocksDB behind the real frames), the query server's own application under uvicorn in a
-second process, and this process as the client on keep-alive connections. Five datasets of ten value fields each, so that one request is
-five lookups fused into one frame. Nothing else of the platform is needed.
+What runs: a slot process (the real Table step on RocksDB behind the real frames), the query
+server's own application under uvicorn in a second process, and this process as the client on
+keep-alive connections. Five datasets of ten value fields each, so that one request is five lookups
+fused into one frame. Nothing else of the platform is needed.
 
-Figures: `http` is measured by the client around the whole request, `server` inside the server around the ASGI call. Throughput is
-requests per CPU-second of the query server and of query server and slot together, at saturation.
+Figures: `http` is measured by the client around the whole request, `server` inside the server
+around the ASGI call. Throughput is requests per CPU-second of the query server and of query server
+and slot together, at saturation.
 
-A peer is measured with the same client and the same questions: `benchmarks/feast_peer.py` says how to start Feast's server in an
-environment of its own; then pass its address with `--peer`.
+A peer is measured with the same client and the same questions: `benchmarks/feast_peer.py` says how
+to start Feast's server in an environment of its own; then pass its address with `--peer`.
 
-    python -m benchmarks.query                         # one key, paced at 200 requests/s, then saturated
+    python -m benchmarks.query                         # one key, paced at 200 requests/s, then
+    saturated
     python -m benchmarks.query --keys 100 --rate 40
-    python -m benchmarks.query --mixed                 # one dataset also has datetime, decimal and list fields
+    python -m benchmarks.query --mixed                 # one dataset also has datetime, decimal and
+    list fields
 """
 
 from __future__ import annotations
@@ -71,12 +75,18 @@ WARM = 300
 WARM_PEER = 20
 
 
-# --- definitions ------------------------------------------------------------------------------------------------------
+# --- definitions ----------------------------------------------------------------------------------
 
 
 def field_type(dataset: int, field: int, *, mixed: bool) -> Dtype:
     if mixed and dataset == 0:
-        others = (dtypes.Timestamp(), dtypes.Decimal(2), dtypes.List(dtypes.Int()), dtypes.Date(), dtypes.Bool())
+        others = (
+            dtypes.Timestamp(),
+            dtypes.Decimal(2),
+            dtypes.List(dtypes.Int()),
+            dtypes.Date(),
+            dtypes.Bool(),
+        )
         return others[field % len(others)]
     return (dtypes.Int(), dtypes.Float(), dtypes.Str())[field % 3]
 
@@ -94,21 +104,54 @@ def definitions(*, mixed: bool) -> Serving:
     extractors, datasets, views = [], [], []
     for number in range(DATASETS):
         name, shape = DatasetName(f"D{number}"), schema(number, mixed=mixed)
-        datasets.append(wire.Dataset(name, 1, shape, (), 0, is_source=True, pycode=CODE, metadata=META, field_metadata=()))
-        views.append(DatasetView(name, 1, shape, None, JobId(f"job{number}"), online=True, offline=True, erase_keys=(), is_source=True))
+        datasets.append(
+            wire.Dataset(
+                name, 1, shape, (), 0, is_source=True, pycode=CODE, metadata=META, field_metadata=()
+            )
+        )
+        views.append(
+            DatasetView(
+                name,
+                1,
+                shape,
+                None,
+                JobId(f"job{number}"),
+                online=True,
+                offline=True,
+                erase_keys=(),
+                is_source=True,
+            )
+        )
         for field in shape.values:
             ref = wire.FeatureRef(featureset, f"{name}_{field.name}")
             features.append(wire.Feature(ref, optional(field.dtype), META))
             kind = wire.Lookup(name, field, None)
-            extractors.append(wire.Extractor(f"_{ref.name}", featureset, 1, (uid,), (ref.name,), (name,), kind, META))
+            extractors.append(
+                wire.Extractor(
+                    f"_{ref.name}", featureset, 1, (uid,), (ref.name,), (name,), kind, META
+                )
+            )
     request = wire.SyncRequest(
-        tuple(datasets), (), (), (wire.Featureset(featureset, CODE, META),), tuple(features), tuple(extractors), (), (), (), (), (), ""
+        tuple(datasets),
+        (),
+        (),
+        (wire.Featureset(featureset, CODE, META),),
+        tuple(features),
+        tuple(extractors),
+        (),
+        (),
+        (),
+        (),
+        (),
+        "",
     )
-    catalog = Catalog(WORKSPACE, tuple(views), (), tuple(JobId(f"job{n}") for n in range(DATASETS)), PARTITIONS)
+    catalog = Catalog(
+        WORKSPACE, tuple(views), (), tuple(JobId(f"job{n}") for n in range(DATASETS)), PARTITIONS
+    )
     return Serving(CommitId("c1"), request, catalog)
 
 
-# --- the slot ---------------------------------------------------------------------------------------------------------
+# --- the slot -------------------------------------------------------------------------------------
 
 
 def slot_process(folder: str, mixed: bool) -> None:
@@ -130,21 +173,36 @@ async def _slot(folder: Path, *, mixed: bool) -> None:
     await server.serve_forever()
 
 
-def _answer(parts: Any, job: str, part: int, keys: Sequence[bytes], as_of: int | Sequence[int]) -> list[bytes | None]:
+def _answer(
+    parts: Any, job: str, part: int, keys: Sequence[bytes], as_of: int | Sequence[int]
+) -> list[bytes | None]:
     step, hangar = parts[job, part]
     times = [Micros(as_of)] * len(keys) if isinstance(as_of, int) else [Micros(t) for t in as_of]
     found: list[bytes | None] = step.lookup(hangar, keys, times)
     return found
 
 
-def fill(folder: Path, cache: Cache, number: int, parts: dict[tuple[str, int], tuple[TableStep, RocksHangar]], *, mixed: bool) -> None:
+def fill(
+    folder: Path,
+    cache: Cache,
+    number: int,
+    parts: dict[tuple[str, int], tuple[TableStep, RocksHangar]],
+    *,
+    mixed: bool,
+) -> None:
     """Two versions of every user's row, spread over the partitions by key."""
     shape = schema(number, mixed=mixed)
     now_us = time.time_ns() // 1000
     for age, hlc in ((7200, 1), (3600, 2)):
         users = list(range(USERS))
-        columns = {"uid": users} | {f.name: sample(f.dtype) for f in shape.values} | {"ts": [now_us - age * 10**6] * USERS}
-        table = pa.table({f.name: pa.array(columns[f.name], dtypes.arrow_type(f.dtype)) for f in shape.fields})
+        columns = (
+            {"uid": users}
+            | {f.name: sample(f.dtype) for f in shape.values}
+            | {"ts": [now_us - age * 10**6] * USERS}
+        )
+        table = pa.table(
+            {f.name: pa.array(columns[f.name], dtypes.arrow_type(f.dtype)) for f in shape.fields}
+        )
         batch = versions.with_meta(table, stamp(Hlc(hlc << 16), 0, USERS))
         frame = pl.from_arrow(batch)
         assert isinstance(frame, pl.DataFrame)
@@ -152,7 +210,10 @@ def fill(folder: Path, cache: Cache, number: int, parts: dict[tuple[str, int], t
         for part in range(PARTITIONS):
             job = f"job{number}"
             if (job, part) not in parts:
-                parts[job, part] = TableStep(TableSpec(shape)), RocksHangar(folder / f"{job}.{part}", cache)
+                parts[job, part] = (
+                    TableStep(TableSpec(shape)),
+                    RocksHangar(folder / f"{job}.{part}", cache),
+                )
             step, hangar = parts[job, part]
             outcome = step.apply(hangar, 0, frame.filter(pl.Series(owners) == part))
             hangar.write(WriteBatch(outcome.puts, outcome.deletes))
@@ -168,7 +229,10 @@ def sample(dtype: Dtype) -> list[object]:
         case dtypes.Str():
             return [f"value-{draw.randrange(10**6)}" for _ in range(USERS)]
         case dtypes.Timestamp():
-            return [datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=draw.randrange(10**6)) for _ in range(USERS)]
+            return [
+                datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=draw.randrange(10**6))
+                for _ in range(USERS)
+            ]
         case dtypes.Date():
             return [date(2026, 1, 1) + timedelta(days=draw.randrange(100)) for _ in range(USERS)]
         case dtypes.Decimal():
@@ -179,7 +243,7 @@ def sample(dtype: Dtype) -> list[object]:
             return [draw.random() < 0.5 for _ in range(USERS)]
 
 
-# --- the query server -------------------------------------------------------------------------------------------------
+# --- the query server -----------------------------------------------------------------------------
 
 
 class Static:
@@ -187,9 +251,15 @@ class Static:
 
     def __init__(self, serving: Serving, address: str) -> None:
         self._serving = serving
-        self._owners = {(JobId(f"job{n}"), p): address for n in range(DATASETS) for p in range(PARTITIONS)}
+        self._owners = {
+            (JobId(f"job{n}"), p): address for n in range(DATASETS) for p in range(PARTITIONS)
+        }
 
-    async def read_serving(self, key: BranchKey, known: CommitId | None) -> Serving | CommitId | None:  # noqa: ARG002  # one branch
+    async def read_serving(
+        self,
+        key: BranchKey,  # noqa: ARG002  # one branch
+        known: CommitId | None,  # noqa: ARG002  # one version
+    ) -> Serving | CommitId | None:
         return self._serving
 
     async def read_owners(self) -> Ownership:
@@ -197,7 +267,9 @@ class Static:
 
 
 class Timed:
-    """The application with a record of how long each request took; `/times` gives it and forgets it."""
+    """The application with a record of how long each request took; `/times` gives it and forgets
+    it.
+    """
 
     def __init__(self, app: Application) -> None:
         self._app = app
@@ -207,7 +279,13 @@ class Timed:
         if scope["path"] == "/times":
             body = json.dumps(self._times).encode()
             self._times.clear()
-            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", str(len(body)).encode())]})
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": 200,
+                    "headers": [(b"content-length", str(len(body)).encode())],
+                }
+            )
             await send({"type": "http.response.body", "body": body})
             return
         began = time.perf_counter()
@@ -246,7 +324,14 @@ async def _query(folder: Path, port: int, *, mixed: bool) -> None:
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
     config = uvicorn.Config(
-        Timed(app), port=port, loop="none", http="httptools", ws="none", lifespan="off", access_log=False, log_config=None
+        Timed(app),
+        port=port,
+        loop="none",
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        log_config=None,
     )
     await uvicorn.Server(config).serve()
 
@@ -259,13 +344,17 @@ async def anybody(_authorization: str | None) -> WorkspaceId:
     return WORKSPACE
 
 
-# --- the client -------------------------------------------------------------------------------------------------------
+# --- the client -----------------------------------------------------------------------------------
 
 
 class Connection:
-    """One keep-alive HTTP/1.1 connection, as thin as it can be: the client must not be what is measured."""
+    """One keep-alive HTTP/1.1 connection, as thin as it can be: the client must not be what is
+    measured.
+    """
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, url: SplitResult) -> None:
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, url: SplitResult
+    ) -> None:
         self._reader, self._writer, self._url = reader, writer, url
 
     @classmethod
@@ -273,11 +362,18 @@ class Connection:
         return cls(*await asyncio.open_connection(url.hostname, url.port), url)
 
     async def post(self, body: bytes) -> bytes:
-        head = f"POST {self._url.path} HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        head = (
+            f"POST {self._url.path} HTTP/1.1\r\nhost: bench\r\ncontent-type: "
+            f"application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        )
         self._writer.write(head.encode() + body)
         answer = await self._reader.readuntil(b"\r\n\r\n")
         assert b" 200 " in answer.split(b"\r\n", 1)[0], answer
-        length = next(int(line.split(b":")[1]) for line in answer.lower().split(b"\r\n") if line.startswith(b"content-length"))
+        length = next(
+            int(line.split(b":")[1])
+            for line in answer.lower().split(b"\r\n")
+            if line.startswith(b"content-length")
+        )
         return await self._reader.readexactly(length)
 
 
@@ -285,7 +381,12 @@ def bodies(keys: int) -> list[bytes]:
     draw = random.Random(2)
     names = [f"F.D{d}_v{f}" for d in range(DATASETS) for f in range(FIELDS)]
     data = [[draw.randrange(USERS) for _ in range(keys)] for _ in range(500)]
-    return [json.dumps({"inputs": ["F.uid"], "outputs": names, "data": {"F.uid": uids}, "log": False}).encode() for uids in data]
+    return [
+        json.dumps(
+            {"inputs": ["F.uid"], "outputs": names, "data": {"F.uid": uids}, "log": False}
+        ).encode()
+        for uids in data
+    ]
 
 
 def feast_bodies(keys: int) -> list[bytes]:
@@ -293,10 +394,17 @@ def feast_bodies(keys: int) -> list[bytes]:
     draw = random.Random(2)
     names = [f"D{d}:v{f}" for d in range(DATASETS) for f in range(FIELDS)]
     data = [[draw.randrange(USERS) for _ in range(keys)] for _ in range(500)]
-    return [json.dumps({"features": names, "entities": {"uid": uids}, "full_feature_names": True}).encode() for uids in data]
+    return [
+        json.dumps(
+            {"features": names, "entities": {"uid": uids}, "full_feature_names": True}
+        ).encode()
+        for uids in data
+    ]
 
 
-async def paced(url: SplitResult, requests: list[bytes], rate: float, seconds: float) -> list[float]:
+async def paced(
+    url: SplitResult, requests: list[bytes], rate: float, seconds: float
+) -> list[float]:
     """Latencies (s) of one connection at a steady rate."""
     connection = await Connection.open(url)
     took: list[float] = []
@@ -311,7 +419,9 @@ async def paced(url: SplitResult, requests: list[bytes], rate: float, seconds: f
     return took
 
 
-async def saturated(url: SplitResult, requests: list[bytes], seconds: float, connections: int) -> int:
+async def saturated(
+    url: SplitResult, requests: list[bytes], seconds: float, connections: int
+) -> int:
     """Requests answered with `connections` busy all the time."""
     stop = time.perf_counter() + seconds
 
@@ -321,7 +431,10 @@ async def saturated(url: SplitResult, requests: list[bytes], seconds: float, con
         while time.perf_counter() < stop:
             try:
                 await connection.post(requests[(offset + done) % len(requests)])
-            except (ConnectionError, asyncio.IncompleteReadError):  # some servers end a connection after so many requests
+            except (
+                ConnectionError,
+                asyncio.IncompleteReadError,
+            ):  # some servers end a connection after so many requests
                 connection = await Connection.open(url)
                 continue
             done += 1
@@ -347,7 +460,10 @@ def cpu_s(pid: int) -> float:
 
 def show(name: str, took: list[float]) -> None:
     cuts = statistics.quantiles(took, n=1000)
-    print(f"  {name:8} p50 {cuts[499] * 1e3:6.3f}  p90 {cuts[899] * 1e3:6.3f}  p99 {cuts[989] * 1e3:6.3f} ms  ({len(took)} requests)")
+    print(
+        f"  {name:8} p50 {cuts[499] * 1e3:6.3f}  p90 {cuts[899] * 1e3:6.3f}  p99 "
+        f"{cuts[989] * 1e3:6.3f} ms  ({len(took)} requests)"
+    )
 
 
 async def measure_peer(arguments: argparse.Namespace) -> None:
@@ -355,11 +471,18 @@ async def measure_peer(arguments: argparse.Namespace) -> None:
     connection = await Connection.open(url)
     for body in requests[:WARM_PEER]:
         answer = await connection.post(body)
-    print(f"peer: {DATASETS * FIELDS} features, {arguments.keys} key(s), {len(answer)} bytes of answer")
+    print(
+        f"peer: {DATASETS * FIELDS} features, {arguments.keys} key(s), {len(answer)} "
+        "bytes of answer"
+    )
     show("http", await paced(url, requests, arguments.rate, arguments.seconds))
     before = cpu_s(arguments.peer_pid) if arguments.peer_pid else 0.0
     done = await saturated(url, requests, arguments.seconds, arguments.connections)
-    used = f"; per CPU-second: {done / (cpu_s(arguments.peer_pid) - before):,.0f}" if arguments.peer_pid else ""
+    used = (
+        f"; per CPU-second: {done / (cpu_s(arguments.peer_pid) - before):,.0f}"
+        if arguments.peer_pid
+        else ""
+    )
     print(f"  saturated: {done / arguments.seconds:,.0f} requests/s{used}")
 
 
@@ -370,7 +493,10 @@ async def measure(arguments: argparse.Namespace, slot: Any, server: Any, url: Sp
         await connection.post(body)
     times = urlsplit(f"http://{url.netloc}/times")
     await (await Connection.open(times)).post(b"")
-    print(f"{DATASETS * FIELDS} features, {arguments.keys} key(s), {len(await connection.post(requests[0]))} bytes of answer")
+    print(
+        f"{DATASETS * FIELDS} features, {arguments.keys} key(s), "
+        f"{len(await connection.post(requests[0]))} bytes of answer"
+    )
     took = await paced(url, requests, arguments.rate, arguments.seconds)
     show("http", took)
     show("server", json.loads(await (await Connection.open(times)).post(b"")))
@@ -378,21 +504,39 @@ async def measure(arguments: argparse.Namespace, slot: Any, server: Any, url: Sp
     done = await saturated(url, requests, arguments.seconds, arguments.connections)
     used = cpu_s(server.pid) - before[0], cpu_s(slot.pid) - before[1]
     print(
-        f"  saturated: {done / arguments.seconds:,.0f} requests/s; per CPU-second: {done / used[0]:,.0f} query server alone, "
+        f"  saturated: {done / arguments.seconds:,.0f} requests/s; per CPU-second: "
+        f"{done / used[0]:,.0f} query server alone, "
         f"{done / sum(used):,.0f} with the slot"
     )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--keys", type=int, default=1, help="rows per request")
-    parser.add_argument("--rate", type=float, default=200.0, help="requests per second of the paced run")
+    parser.add_argument(
+        "--rate", type=float, default=200.0, help="requests per second of the paced run"
+    )
     parser.add_argument("--seconds", type=float, default=10.0, help="length of each run")
-    parser.add_argument("--connections", type=int, default=16, help="connections of the saturated run")
+    parser.add_argument(
+        "--connections", type=int, default=16, help="connections of the saturated run"
+    )
     parser.add_argument("--port", type=int, default=17400)
-    parser.add_argument("--mixed", action="store_true", help="one dataset also has datetime, decimal, list, date and bool fields")
-    parser.add_argument("--peer-pid", type=int, help="its process: say what a request costs it in CPU, children included")
-    parser.add_argument("--peer", help="URL of Feast's `get-online-features`: measure that instead, with the same client")
+    parser.add_argument(
+        "--mixed",
+        action="store_true",
+        help="one dataset also has datetime, decimal, list, date and bool fields",
+    )
+    parser.add_argument(
+        "--peer-pid",
+        type=int,
+        help="its process: say what a request costs it in CPU, children included",
+    )
+    parser.add_argument(
+        "--peer",
+        help="URL of Feast's `get-online-features`: measure that instead, with the same client",
+    )
     arguments = parser.parse_args()
     if arguments.peer:
         uvloop.run(measure_peer(arguments))

@@ -1,7 +1,8 @@
-"""The peer of `throughput.py`: Quix Streams, exactly once, on the same broker. Runs in an environment of its own.
+"""The peer of `throughput.py`: Quix Streams, exactly once, on the same broker. Runs in an
+environment of its own.
 
-The clock runs from the first row to the end of `app.run`, which has committed by then; the seconds it may wait for nothing at the end cost
-no CPU and are taken off the wall time.
+The clock runs from the first row to the end of `app.run`, which has committed by then; the seconds
+it may wait for nothing at the end cost no CPU and are taken off the wall time.
 """
 
 import json
@@ -41,7 +42,9 @@ def main(kafka: str, topic: str, name: str, rows: str, folder: str) -> None:
 
     frame = app.dataframe(app.topic(topic, value_deserializer="json")).apply(clock)
     if name == "stateless":
-        frame = frame.filter(lambda value: value["amount"] > 0.0).apply(lambda value: value | {"cents": value["amount"] * 100.0})
+        frame = frame.filter(lambda value: value["amount"] > 0.0).apply(
+            lambda value: value | {"cents": value["amount"] * 100.0}
+        )
     else:
         frame = frame.apply(total, stateful=True)
     frame.to_topic(app.topic(f"{topic}-out", value_serializer="json"))

@@ -1,14 +1,21 @@
-"""How long a job partition with much state is away when its slot, or its whole engine, is killed with -9.
+"""How long a job partition with much state is away when its slot, or its whole engine, is killed
+with -9.
 
-On a running platform (`eval "$(fennel-core env --all)"`, everything else quiet) this registers a job partition of its own over a topic of
-its own: one keyed dataset of `--gigabytes`, with a snapshot on S3 and a tail of records after it. Then, several times over, its slot is
+On a running platform (`eval "$(fennel-core env --all)"`, everything else quiet) this registers a
+job partition of its own over a topic of
+its own: one keyed dataset of `--gigabytes`, with a snapshot on S3 and a tail of records after it.
+Then, several times over, its slot is
 killed:
   local      the local state survives
   wiped      the local state is moved away at the moment of the kill: it comes back from S3
-  engine     the engine's process is killed (Spark, its JVM and every slot), local state survives; the watch starts it again
-Caught up means: an owner answers that everything logged before the kill is applied. Phases are told as the registry shows them: `new slot`
-one is registered (a Python process has started and imported the platform), `claimed` somebody owns the partition again (a neighbour may be
-quicker than the new slot). The floor for `wiped` is boto3 alone: the same objects fetched to the same disk, four at a time.
+  engine     the engine's process is killed (Spark, its JVM and every slot), local state survives;
+  the watch starts it again
+Caught up means: an owner answers that everything logged before the kill is applied. Phases are told
+as the registry shows them: `new slot`
+one is registered (a Python process has started and imported the platform), `claimed` somebody owns
+the partition again (a neighbour may be
+quicker than the new slot). The floor for `wiped` is boto3 alone: the same objects fetched to the
+same disk, four at a time.
 Targets: 4 s local, 15 s wiped, for 1 GB (architecture, section 11).
 """
 
@@ -92,7 +99,9 @@ class World:
         """Log rows of new users, whose values do not compress."""
         for first in range(0, messages, MESSAGES_A_TRANSACTION):
             wanted = range(first, min(first + MESSAGES_A_TRANSACTION, messages))
-            written = await producer.commit([await asyncio.to_thread(self._message) for _ in wanted])
+            written = await producer.commit(
+                [await asyncio.to_thread(self._message) for _ in wanted]
+            )
             self.end = written[(self.job.inputs[0], 0)]
 
     def _message(self) -> Outgoing:
@@ -100,8 +109,12 @@ class World:
         users = range(self.hlc * ROWS_A_MESSAGE, (self.hlc + 1) * ROWS_A_MESSAGE)
         texts = [base64.b64encode(os.urandom(VALUE_BYTES * 3 // 4)).decode() for _ in users]
         times = pa.array([AT] * ROWS_A_MESSAGE, pa.timestamp("us", "UTC"))
-        rows = pa.table({"user": list(users), "text": pa.array(texts, pa.large_string()), "at": times})
-        return Outgoing(self.job.inputs[0], 0, encode(with_meta(rows, stamp(Hlc(self.hlc), 0, ROWS_A_MESSAGE))))
+        rows = pa.table(
+            {"user": list(users), "text": pa.array(texts, pa.large_string()), "at": times}
+        )
+        return Outgoing(
+            self.job.inputs[0], 0, encode(with_meta(rows, stamp(Hlc(self.hlc), 0, ROWS_A_MESSAGE)))
+        )
 
     async def owner(self) -> tuple[str, str, int, str] | None:
         async with self.pool.connection() as connection:
@@ -162,18 +175,39 @@ class World:
 async def world(settings: Settings) -> AsyncIterator[World]:
     """The job partition; afterwards nothing of it is left."""
     run = uuid.uuid4().hex[:8]
-    source, replaylog, dead = (TopicName(f"bench-recovery-{run}.{name}") for name in ("source", "log", "dead"))
+    source, replaylog, dead = (
+        TopicName(f"bench-recovery-{run}.{name}") for name in ("source", "log", "dead")
+    )
     identity = JobId(f"bench-recovery-{run}.table")
-    job = Job(identity, WorkspaceId("bench"), (source,), (), spec.Table(SCHEMA), replaylog, dead, 1, "Bench: table")
+    job = Job(
+        identity,
+        WorkspaceId("bench"),
+        (source,),
+        (),
+        spec.Table(SCHEMA),
+        replaylog,
+        dead,
+        1,
+        "Bench: table",
+    )
     admin = AdminClient(client_config(settings))
-    for created in admin.create_topics([NewTopic(topic, 1, 1) for topic in (source, replaylog, dead)]).values():
+    for created in admin.create_topics(
+        [NewTopic(topic, 1, 1) for topic in (source, replaylog, dead)]
+    ).values():
         created.result(30)
     broker = KafkaBroker(settings)
-    async with postgres.pool(settings.postgres_dsn.get_secret_value(), name="bench", size=2) as pool:
+    async with postgres.pool(
+        settings.postgres_dsn.get_secret_value(), name="bench", size=2
+    ) as pool:
         try:
             async with pool.connection() as connection:
-                await connection.execute("INSERT INTO job (id, workspace, spec) VALUES (%s, 'bench', %s)", (identity, canonical.dumps(job)))
-                await connection.execute("INSERT INTO job_partition (job_id, part) VALUES (%s, 0)", (identity,))
+                await connection.execute(
+                    "INSERT INTO job (id, workspace, spec) VALUES (%s, 'bench', %s)",
+                    (identity, canonical.dumps(job)),
+                )
+                await connection.execute(
+                    "INSERT INTO job_partition (job_id, part) VALUES (%s, 0)", (identity,)
+                )
                 await connection.execute("SELECT pg_notify('registry', '')")
             yield World(settings, broker, pool, job)
         finally:
@@ -181,7 +215,9 @@ async def world(settings: Settings) -> AsyncIterator[World]:
                 await connection.execute("DELETE FROM job WHERE id = %s", (identity,))
                 await connection.execute("DELETE FROM snapshot WHERE job_id = %s", (identity,))
             objects = S3Objects(s3.client(settings), settings.s3_bucket)
-            await objects.remove([each.key for each in await objects.stored(f"{PREFIX}/{identity}/")])
+            await objects.remove(
+                [each.key for each in await objects.stored(f"{PREFIX}/{identity}/")]
+            )
             await broker.close()
             admin.delete_topics([source, replaylog, dead])
 
@@ -192,7 +228,12 @@ def floor_s(settings: Settings, manifest: Manifest, target: Path) -> float:
     target.mkdir(parents=True)
     began = time.monotonic()
     with ThreadPoolExecutor(4) as threads:
-        jobs = [threads.submit(client.download_file, settings.s3_bucket, each.object, str(target / each.name)) for each in manifest.files]
+        jobs = [
+            threads.submit(
+                client.download_file, settings.s3_bucket, each.object, str(target / each.name)
+            )
+            for each in manifest.files
+        ]
         for each in jobs:
             each.result()
     took = time.monotonic() - began
@@ -201,11 +242,17 @@ def floor_s(settings: Settings, manifest: Manifest, target: Path) -> float:
 
 
 def engine_pid() -> int:
-    told = json.loads(subprocess.run(["fennel-core", "status", "--json"], capture_output=True, text=True, check=False).stdout)
+    told = json.loads(
+        subprocess.run(
+            ["fennel-core", "status", "--json"], capture_output=True, text=True, check=False
+        ).stdout
+    )
     return next(int(part["pid"]) for part in told["parts"] if part["part"] == "engine")
 
 
-async def measured(world: World, repeats: int, engine: bool) -> tuple[dict[str, Any], list[Measured]]:
+async def measured(
+    world: World, repeats: int, engine: bool
+) -> tuple[dict[str, Any], list[Measured]]:
     settings, found = world.settings, []
     for case in [name for _ in range(repeats) for name in ("local", "wiped")]:
         pid, trash = await world.pid(), settings.state_dir.parent / f"trash-{uuid.uuid4().hex}"
@@ -226,7 +273,10 @@ async def measured(world: World, repeats: int, engine: bool) -> tuple[dict[str, 
     body = await S3Objects(s3.client(settings), settings.s3_bucket).get(await manifest_key(world))
     assert body is not None
     manifest = decode(body)
-    floors = [await asyncio.to_thread(floor_s, settings, manifest, settings.state_dir.parent / "floor") for _ in range(2)]
+    floors = [
+        await asyncio.to_thread(floor_s, settings, manifest, settings.state_dir.parent / "floor")
+        for _ in range(2)
+    ]
     facts = {
         "snapshot_bytes": sum(each.size_bytes for each in manifest.files),
         "files": len(manifest.files),
@@ -255,28 +305,50 @@ async def run(gigabytes: float, repeats: int, engine: bool) -> dict[str, Any]:
         assert answer is not None, "nobody owns it"
         assert answer[0][2] == "taken", answer
         snapshot_s = time.monotonic() - began
-        print(f"built in {built_s:.0f} s, snapshot of {answer[0][4]} bytes in {snapshot_s:.1f} s", flush=True)
+        print(
+            f"built in {built_s:.0f} s, snapshot of {answer[0][4]} bytes in {snapshot_s:.1f} s",
+            flush=True,
+        )
         await made.log(producer, TAIL_MESSAGES)
         await made.until_caught_up()
         facts, found = await measured(made, repeats, engine)
-    return {**facts, "built_s": built_s, "snapshot_s": snapshot_s, "load": os.getloadavg()[0], "runs": [asdict(each) for each in found]}
+    return {
+        **facts,
+        "built_s": built_s,
+        "snapshot_s": snapshot_s,
+        "load": os.getloadavg()[0],
+        "runs": [asdict(each) for each in found],
+    }
 
 
 def table(result: dict[str, Any]) -> str:
-    lines = [f"{'case':<8}{'new slot':>10}{'claimed':>10}{'caught up':>11}{'target':>8}   seconds since the kill (medians)"]
+    lines = [
+        (
+            f"{'case':<8}{'new slot':>10}{'claimed':>10}{'caught up':>11}{'target':>8}   "
+            "seconds since the kill (medians)"
+        )
+    ]
     for case in dict.fromkeys(each["case"] for each in result["runs"]):
         runs = [each for each in result["runs"] if each["case"] == case]
-        slot, claimed, up = (median(each[name] for each in runs) for name in ("slot_s", "claimed_s", "caught_up_s"))
-        lines.append(f"{case:<8}{slot:>10.2f}{claimed:>10.2f}{up:>11.2f}{TARGETS_S.get(case, '–'):>8}")
+        slot, claimed, up = (
+            median(each[name] for each in runs) for name in ("slot_s", "claimed_s", "caught_up_s")
+        )
+        lines.append(
+            f"{case:<8}{slot:>10.2f}{claimed:>10.2f}{up:>11.2f}{TARGETS_S.get(case, '–'):>8}"
+        )
     wiped = median(each["caught_up_s"] for each in result["runs"] if each["case"] == "wiped")
     lines.append(
-        f"boto3 alone: {result['boto3_s']:.2f} s for {result['snapshot_bytes'] / 1e9:.2f} GB; wiped takes {wiped / result['boto3_s']:.1f}x"
+        f"boto3 alone: {result['boto3_s']:.2f} s for "
+        f"{result['snapshot_bytes'] / 1e9:.2f} GB; wiped takes "
+        f"{wiped / result['boto3_s']:.1f}x"
     )
     return "\n".join([*lines, f"load of the machine at the end: {result['load']:.1f}"])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--gigabytes", type=float, default=1.0)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--engine", action="store_true", help="also kill the whole engine once")

@@ -1,14 +1,19 @@
-"""Rows per CPU-second of the engine: one job partition, from messages to state and messages, exactly once.
+"""Rows per CPU-second of the engine: one job partition, from messages to state and messages,
+exactly once.
 
-What runs is the production runner with the production steps on RocksDB, over a backlog of 10,000-row messages: read, decode, step, encode,
-one transaction (outputs and marker), state hash, one write batch. Once over the in-memory log, where only our own work counts, and
-once over Kafka, where the client library's threads count too; the broker's CPU does not. A CPU-second is one of this process.
+What runs is the production runner with the production steps on RocksDB, over a backlog of
+10,000-row messages: read, decode, step, encode, one transaction (outputs and marker), state hash,
+one write batch. Once over the in-memory log, where only our own work counts, and once over Kafka,
+where the client library's threads count too; the broker's CPU does not. A CPU-second is one of this
+process.
 
     stateless   filter, then assign: rows in, rows out
-    keyed       count and sum for ever, per key, at 1,000 and at 1,000,000 keys: rows in; out is the state that lookups read
+    keyed       count and sum for ever, per key, at 1,000 and at 1,000,000 keys: rows in; out is the
+    state that lookups read
 
-The peer (`--peer`: Quix Streams, installed into a throwaway environment) does the same on the same broker, exactly once, on JSON rows, one
-message each: that is its format. What of the ratio the format contributes is shown by running ours with messages of one row as well.
+The peer (`--peer`: Quix Streams, installed into a throwaway environment) does the same on the same
+broker, exactly once, on JSON rows, one message each: that is its format. What of the ratio the
+format contributes is shown by running ours with messages of one row as well.
 """
 
 from __future__ import annotations
@@ -80,7 +85,9 @@ class Load:
             at = pa.array(start_us + first + np.arange(count)).cast(pa.timestamp("us", "UTC"))
             keys, amounts = draw.integers(0, KEYS[self.name], count), draw.random(count) * 100 - 1
             table = pa.table({"key": keys, "amount": amounts, "at": at}).cast(INPUT.arrow())
-            out.append(encode(with_meta(table, stamp(Hlc((start_us // 1000 + first) << 16), 0, count))))
+            out.append(
+                encode(with_meta(table, stamp(Hlc((start_us // 1000 + first) << 16), 0, count)))
+            )
         return out
 
 
@@ -97,29 +104,45 @@ def step_of(name: str) -> spec.StepSpec:
         wire.Count("rows", wire.Forever(), None, unique=False, approx=False, dropnull=False),
         wire.Sum("total", wire.Forever(), "amount"),
     )
-    return spec.Aggregate(INPUT, ("key",), aggregations, None, final=False, terminal=True, output=TOTALS)
+    return spec.Aggregate(
+        INPUT, ("key",), aggregations, None, final=False, terminal=True, output=TOTALS
+    )
 
 
 def job_of(name: str, prefix: str) -> Job:
     topic = {part: TopicName(f"{prefix}-{part}") for part in ("in", "out", "replaylog", "dead")}
     outputs = (Output(topic["out"], ()),) if name == "stateless" else ()
     return Job(
-        JobId(prefix), WorkspaceId("bench"), (topic["in"],), outputs, step_of(name), topic["replaylog"], topic["dead"], 1, f"bench: {name}"
+        JobId(prefix),
+        WorkspaceId("bench"),
+        (topic["in"],),
+        outputs,
+        step_of(name),
+        topic["replaylog"],
+        topic["dead"],
+        1,
+        f"bench: {name}",
     )
 
 
-async def run(job: Job, broker: Broker, folder: Path, target: int, limits: Limits) -> tuple[float, float]:
+async def run(
+    job: Job, broker: Broker, folder: Path, target: int, limits: Limits
+) -> tuple[float, float]:
     """CPU-seconds and seconds to apply the input up to offset `target`."""
     step = build(job.step)
     hangar = RocksHangar(folder / "state", Cache(CACHE_BYTES))
-    runner = Runner(job, 0, Epoch(1), Work(step, None, 1, None), hangar, broker, ThreadPool(), limits)
+    runner = Runner(
+        job, 0, Epoch(1), Work(step, None, 1, None), hangar, broker, ThreadPool(), limits
+    )
     task = asyncio.create_task(runner.run())
     while runner.status != "running":
         await asyncio.sleep(0.001)
         assert not task.done(), task.exception()
     cpu, wall = time.process_time(), time.perf_counter()
     while runner.behind({job.inputs[0]: target}):  # type: ignore[dict-item]  # an offset
-        await asyncio.wait([task, asyncio.create_task(runner.moved())], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(
+            [task, asyncio.create_task(runner.moved())], return_when=asyncio.FIRST_COMPLETED
+        )
         assert not task.done(), task.exception()
     spent = time.process_time() - cpu, time.perf_counter() - wall
     task.cancel()
@@ -135,13 +158,20 @@ async def in_memory(load: Load, limits: Limits) -> tuple[float, float]:
     for value in load.messages():
         log.append("feed", 1, [Outgoing(job.inputs[0], 0, value)])
     with tempfile.TemporaryDirectory(prefix="fennel-bench-") as folder:
-        return await run(job, MemoryBroker(log), Path(folder), log.log((job.inputs[0], 0)).end, limits)
+        return await run(
+            job, MemoryBroker(log), Path(folder), log.log((job.inputs[0], 0)).end, limits
+        )
 
 
 async def over_kafka(load: Load, limits: Limits, settings: Settings) -> tuple[float, float]:
     job = job_of(load.name, f"bench-throughput-{time.time_ns() // 1_000_000}")
     admin = AdminClient({"bootstrap.servers": settings.kafka_bootstrap})
-    topics = [*job.inputs, *(output.topic for output in job.outputs), job.replaylog, job.dead_letters]
+    topics = [
+        *job.inputs,
+        *(output.topic for output in job.outputs),
+        job.replaylog,
+        job.dead_letters,
+    ]
     for made in admin.create_topics([NewTopic(topic, 1, 1) for topic in topics]).values():
         made.result()
     try:
@@ -156,9 +186,13 @@ async def over_kafka(load: Load, limits: Limits, settings: Settings) -> tuple[fl
         admin.delete_topics(topics)
 
 
-def fill(kafka: str, topic: str, values: Sequence[bytes], keys: Sequence[bytes] | None = None) -> int:
+def fill(
+    kafka: str, topic: str, values: Sequence[bytes], keys: Sequence[bytes] | None = None
+) -> int:
     """The end of `topic` after all values have been written to its only partition."""
-    producer = Producer({"bootstrap.servers": kafka, "acks": "all", "queue.buffering.max.messages": 1_000_000})
+    producer = Producer(
+        {"bootstrap.servers": kafka, "acks": "all", "queue.buffering.max.messages": 1_000_000}
+    )
     ends = [0]
 
     def delivered(error: Any, message: Any) -> None:
@@ -166,13 +200,19 @@ def fill(kafka: str, topic: str, values: Sequence[bytes], keys: Sequence[bytes] 
         ends[0] = max(ends[0], message.offset() + 1)
 
     for number, value in enumerate(values):
-        producer.produce(topic, value, key=None if keys is None else keys[number], partition=0, on_delivery=delivered)
+        producer.produce(
+            topic,
+            value,
+            key=None if keys is None else keys[number],
+            partition=0,
+            on_delivery=delivered,
+        )
         producer.poll(0)
     producer.flush(120)
     return ends[0]
 
 
-# --- the peer ---------------------------------------------------------------------------------------------------------
+# --- the peer -------------------------------------------------------------------------------------
 
 
 def peer_environment(folder: Path) -> Path:
@@ -186,22 +226,38 @@ def peer(python: Path, name: str, rows: int, settings: Settings) -> tuple[float,
     """CPU-seconds and seconds of the peer for `rows` JSON rows."""
     topic = f"bench-peer-{time.time_ns() // 1_000_000}"
     admin = AdminClient({"bootstrap.servers": settings.kafka_bootstrap})
-    for made in admin.create_topics([NewTopic(topic, 1, 1), NewTopic(f"{topic}-out", 1, 1)]).values():
+    for made in admin.create_topics(
+        [NewTopic(topic, 1, 1), NewTopic(f"{topic}-out", 1, 1)]
+    ).values():
         made.result()
     draw = np.random.default_rng(5)
     keys, amounts = draw.integers(0, KEYS[name], rows), draw.random(rows) * 100 - 1
     values = [json.dumps({"amount": amount}).encode() for amount in amounts.tolist()]
     fill(settings.kafka_bootstrap, topic, values, [str(key).encode() for key in keys.tolist()])
     with tempfile.TemporaryDirectory(prefix="fennel-bench-") as folder:
-        command = [python, Path(__file__).with_name("quix_peer.py"), settings.kafka_bootstrap, topic, name, str(rows), folder]
-        made = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=PEER_TIMEOUT_S)
+        command = [
+            python,
+            Path(__file__).with_name("quix_peer.py"),
+            settings.kafka_bootstrap,
+            topic,
+            name,
+            str(rows),
+            folder,
+        ]
+        made = subprocess.run(
+            command,
+            check=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=PEER_TIMEOUT_S,
+        )
     found = admin.list_topics(timeout=10).topics
     admin.delete_topics([topic_name for topic_name in found if topic in topic_name])
     figures = json.loads(made.stdout.decode().splitlines()[-1])
     return float(figures["cpu_s"]), float(figures["wall_s"])
 
 
-# --- all of it --------------------------------------------------------------------------------------------------------
+# --- all of it ------------------------------------------------------------------------------------
 
 
 def rates(rows: int, repeats: int, once: Callable[[], tuple[float, float]]) -> tuple[float, float]:
@@ -210,51 +266,84 @@ def rates(rows: int, repeats: int, once: Callable[[], tuple[float, float]]) -> t
     return median(rows / cpu for cpu, _ in spent), median(rows / wall for _, wall in spent)
 
 
-def measured(names: Sequence[str], chosen: argparse.Namespace, settings: Settings, python: Path | None) -> dict[str, dict[str, float]]:
+def measured(
+    names: Sequence[str], chosen: argparse.Namespace, settings: Settings, python: Path | None
+) -> dict[str, dict[str, float]]:
     limits = Limits(settings.iteration_bytes, "bench")
     figures: dict[str, dict[str, float]] = {}
     for name in names:
         found: dict[str, float] = {}
-        load, single = Load(name, chosen.rows, chosen.per_message), Load(name, min(chosen.rows, chosen.single_rows), 1)
+        load, single = (
+            Load(name, chosen.rows, chosen.per_message),
+            Load(name, min(chosen.rows, chosen.single_rows), 1),
+        )
         runs: dict[str, tuple[int, Callable[[], tuple[float, float]]]] = {
             "memory": (load.rows, lambda load=load: asyncio.run(in_memory(load, limits))),  # type: ignore[misc]  # bound now
             "kafka": (load.rows, lambda load=load: asyncio.run(over_kafka(load, limits, settings))),  # type: ignore[misc]  # as above
-            "kafka_rows": (single.rows, lambda load=single: asyncio.run(over_kafka(load, limits, settings))),  # type: ignore[misc]  # as above
+            "kafka_rows": (
+                single.rows,
+                lambda load=single: asyncio.run(over_kafka(load, limits, settings)),
+            ),  # type: ignore[misc]  # as above
         }
         if python is not None:
-            runs["peer"] = (chosen.peer_rows, lambda name=name: peer(python, name, chosen.peer_rows, settings))  # type: ignore[misc]  # as above
+            runs["peer"] = (
+                chosen.peer_rows,
+                lambda name=name: peer(python, name, chosen.peer_rows, settings),
+            )  # type: ignore[misc]  # as above
         for way, (rows, once) in runs.items():
             if way in chosen.ways:
                 found[way], found[f"{way}_wall"] = rates(rows, chosen.repeats, once)
-                print(f"{name:<12}{way:<12}{found[way]:>12,.0f} rows/CPU-s{found[f'{way}_wall']:>12,.0f} rows/s", flush=True)
+                print(
+                    f"{name:<12}{way:<12}{found[way]:>12,.0f} "
+                    f"rows/CPU-s{found[f'{way}_wall']:>12,.0f} rows/s",
+                    flush=True,
+                )
         if "peer" in found and "kafka" in found:
             found["ratio"] = found["kafka"] / found["peer"]
-            found["ratio_same_format"] = found["kafka_rows"] / found["peer"] if "kafka_rows" in found else 0.0
+            found["ratio_same_format"] = (
+                found["kafka_rows"] / found["peer"] if "kafka_rows" in found else 0.0
+            )
         figures[name] = found
     return figures
 
 
 def show(figures: dict[str, dict[str, float]]) -> None:
-    print(f"\n{'rows per CPU-second':<22}{'in memory':>12}{'Kafka':>12}{'1-row msgs':>12}{PEER:>14}{'ratio':>8}{'target':>12}")
+    print(
+        f"\n{'rows per CPU-second':<22}{'in memory':>12}{'Kafka':>12}{'1-row msgs':>12}"
+        f"{PEER:>14}{'ratio':>8}{'target':>12}"
+    )
     for name, found in figures.items():
         cells = "".join(
-            f"{found.get(way, 0):>{width},.0f}" for way, width in (("memory", 12), ("kafka", 12), ("kafka_rows", 12), ("peer", 14))
+            f"{found.get(way, 0):>{width},.0f}"
+            for way, width in (("memory", 12), ("kafka", 12), ("kafka_rows", 12), ("peer", 14))
         )
         print(f"{name:<22}{cells}{found.get('ratio', 0):>8.1f}{TARGETS[name]:>12,}")
     print(f"load average {psutil.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", choices=[*KEYS, []], help="which workloads; all by default")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "names", nargs="*", choices=[*KEYS, []], help="which workloads; all by default"
+    )
     parser.add_argument("--rows", type=int, default=2_000_000)
     parser.add_argument("--per-message", type=int, default=10_000)
-    parser.add_argument("--single-rows", type=int, default=50_000, help="rows of the run with messages of one row")
+    parser.add_argument(
+        "--single-rows", type=int, default=50_000, help="rows of the run with messages of one row"
+    )
     parser.add_argument("--peer-rows", type=int, default=100_000)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--ways", nargs="+", default=["memory", "kafka", "kafka_rows", "peer"])
-    parser.add_argument("--peer", action="store_true", help=f"install {PEER} into a throwaway environment and run it")
-    parser.add_argument("--peer-python", type=Path, help=f"Python of an environment that has {PEER} already")
+    parser.add_argument(
+        "--peer",
+        action="store_true",
+        help=f"install {PEER} into a throwaway environment and run it",
+    )
+    parser.add_argument(
+        "--peer-python", type=Path, help=f"Python of an environment that has {PEER} already"
+    )
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
     settings = Settings(_env_file=Settings().data_dir / "env")  # type: ignore[call-arg]  # pydantic-settings takes it at run time

@@ -1,4 +1,6 @@
-"""Move a branch to new definitions: plan and reserve, create what is missing, switch, destroy what nobody needs. See ARCHITECTURE.md."""
+"""Move a branch to new definitions: plan and reserve, create what is missing, switch, destroy what
+nobody needs. See ARCHITECTURE.md.
+"""
 
 from airflow.sdk import dag
 from fennel_airflow.factory import COMMIT

@@ -1,4 +1,6 @@
-"""Try whether job partitions could be rebuilt: restore the newest snapshot beside the live state, replay, compare, discard."""
+"""Try whether job partitions could be rebuilt: restore the newest snapshot beside the live state,
+replay, compare, discard.
+"""
 
 from airflow.sdk import dag
 from fennel_airflow.factory import DRILL

@@ -1,4 +1,6 @@
-"""Finish every commit whose process died, move reads of caught-up commits, retry destructions, remove what no ledger knows."""
+"""Finish every commit whose process died, move reads of caught-up commits, retry destructions,
+remove what no ledger knows.
+"""
 
 from airflow.sdk import dag
 from fennel_airflow.factory import RECONCILE

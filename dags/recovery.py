@@ -1,4 +1,6 @@
-"""Rebuild named job partitions: their owners put local state aside, start from the newest snapshot and replay what came after it."""
+"""Rebuild named job partitions: their owners put local state aside, start from the newest snapshot
+and replay what came after it.
+"""
 
 from airflow.sdk import dag
 from fennel_airflow.factory import RECOVERY

@@ -1,4 +1,6 @@
-"""Copy the state of every job partition to S3, slot by slot; delete the copies, then the records, that nobody needs any more."""
+"""Copy the state of every job partition to S3, slot by slot; delete the copies, then the records,
+that nobody needs any more.
+"""
 
 from airflow.sdk import dag
 from fennel_airflow.factory import SNAPSHOT

@@ -1,4 +1,6 @@
-"""Fixtures every test may ask for: the real local platform, started once and left as it was found."""
+"""Fixtures every test may ask for: the real local platform, started once and left as it was
+found.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,15 @@ import pytest
 
 def cli(*arguments: str) -> str:
     """Run the project's own command line; its output."""
-    done = subprocess.run([sys.executable, "-m", "fennel_core.apps.cli", *arguments], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"fennel-core {' '.join(arguments)} failed:\n{done.stdout}\n{done.stderr}"
+    done = subprocess.run(
+        [sys.executable, "-m", "fennel_core.apps.cli", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, (
+        f"fennel-core {' '.join(arguments)} failed:\n{done.stdout}\n{done.stderr}"
+    )
     return done.stdout
 
 

@@ -1,8 +1,10 @@
-"""Datasets, a pipeline and a featureset for card fraud: everything here is plain Fennel, nothing of it knows fennel-core.
+"""Datasets, a pipeline and a featureset for card fraud: everything here is plain Fennel, nothing of
+it knows fennel-core.
 
-Cards and transactions arrive by webhook. The pipeline drops refunds, converts the amount to cents, joins each transaction with the card's
-data *as of that moment*, and keeps running aggregates per card. The featureset looks them up, computes an expression from them, and lets a
-Python function turn them into a score.
+Cards and transactions arrive by webhook. The pipeline drops refunds, converts the amount to cents,
+joins each transaction with the card's data *as of that moment*, and keeps running aggregates per
+card. The featureset looks them up, computes an expression from them, and lets a Python function
+turn them into a score.
 """
 
 from datetime import datetime
@@ -11,7 +13,18 @@ from typing import List
 import numpy as np
 import pandas as pd
 from fennel.connectors import Webhook, source
-from fennel.datasets import Average, Count, Dataset, LastK, Max, Sum, dataset, field, index, pipeline
+from fennel.datasets import (
+    Average,
+    Count,
+    Dataset,
+    LastK,
+    Max,
+    Sum,
+    dataset,
+    field,
+    index,
+    pipeline,
+)
 from fennel.dtypes import Continuous
 from fennel.expr import col
 from fennel.featuresets import extractor, featureset

@@ -1,4 +1,5 @@
-"""Commit, log and query the fraud project with the real client; one JSON object per line says what happened and how long it took.
+"""Commit, log and query the fraud project with the real client; one JSON object per line says what
+happened and how long it took.
 
 python -m examples.fraud.demo http://127.0.0.1:7400 dev-demo
 """
@@ -43,7 +44,11 @@ def barrier(url: str, token: str) -> None:
     request = urllib.request.Request(  # noqa: S310  # the address the user gave
         f"{url}/api/v1/barrier",
         data=json.dumps({"timeout_s": BARRIER_TIMEOUT_S}).encode(),
-        headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json", "X-FENNEL-BRANCH": "main"},
+        headers={
+            "Authorization": f"Bearer {token}",
+            "Content-Type": "application/json",
+            "X-FENNEL-BRANCH": "main",
+        },
     )
     with urllib.request.urlopen(request, timeout=BARRIER_TIMEOUT_S + 5) as answer:  # noqa: S310  # as above
         answer.read()
@@ -63,7 +68,9 @@ def main(url: str, token: str) -> None:
     with stage("query the features, first time (loads user code)"):
         client.query(inputs=[CardRisk.cc_num], outputs=[CardRisk], input_dataframe=wanted)
     with stage("query the features again"):
-        features = client.query(inputs=[CardRisk.cc_num], outputs=[CardRisk], input_dataframe=wanted)
+        features = client.query(
+            inputs=[CardRisk.cc_num], outputs=[CardRisk], input_dataframe=wanted
+        )
     features.columns = [name.split(".", 1)[1] for name in features.columns]
     tell(features=json.loads(features.to_json(orient="records")))
 

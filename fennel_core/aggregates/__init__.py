@@ -1,1 +1,3 @@
-"""Aggregations as six verbs over bags of signed events: prepare, update, merge, finalize, delete, is-deletable."""
+"""Aggregations as six verbs over bags of signed events: prepare, update, merge, finalize, delete,
+is-deletable.
+"""

@@ -1,9 +1,12 @@
-"""ExpDecaySum: Σ v · 2^(−(q − t)/h) as of q, times in whole seconds (client semantics 4.2); assembled when it is read.
+"""ExpDecaySum: Σ v · 2^(−(q − t)/h) as of q, times in whole seconds (client semantics 4.2);
+assembled when it is read.
 
-Theory. With t/h = k + f (k whole, 0 <= f < 1) an event weighs v · 2^f · 2^k at a fixed origin, whatever q is: 2^f is a float that depends
-on t alone, 2^k only moves the exponent. So the sum at the origin is an exact `Total` like any other, order and tiles do not matter, and a
-reader multiplies it once by 2^(−q/h). Exponents of events far apart in half-lives would make huge integers: a partial that spans more than
-`MAX_SPAN_HALF_LIVES` is not kept (None), and readers look back only `HORIZON_HALF_LIVES`, beyond which no float is left of any value.
+Theory. With t/h = k + f (k whole, 0 <= f < 1) an event weighs v · 2^f · 2^k at a fixed origin,
+whatever q is: 2^f is a float that depends on t alone, 2^k only moves the exponent. So the sum at
+the origin is an exact `Total` like any other, order and tiles do not matter, and a reader
+multiplies it once by 2^(−q/h). Exponents of events far apart in half-lives would make huge
+integers: a partial that spans more than `MAX_SPAN_HALF_LIVES` is not kept (None), and readers look
+back only `HORIZON_HALF_LIVES`, beyond which no float is left of any value.
 """
 
 from __future__ import annotations
@@ -58,14 +61,23 @@ class DecayedSum(Aggregation[Partial]):
         first = np.repeat(base, np.diff(events.starts, append=len(whole)))
         kept = np.minimum(whole - first, MAX_SPAN_HALF_LIVES)
         found = array_totals(events, near, kept + first + exponents)
-        return [total if wide <= MAX_SPAN_HALF_LIVES else None for total, wide in zip(found, span.tolist(), strict=True)]
+        return [
+            total if wide <= MAX_SPAN_HALF_LIVES else None
+            for total, wide in zip(found, span.tolist(), strict=True)
+        ]
 
     def _few(self, events: FewEvents) -> Partial:
         whole, fractions = self._weights(np.array(events.times))
         if whole.max() - whole.min() > MAX_SPAN_HALF_LIVES:
             return None
         out = NOTHING
-        values = zip(events.column(self._of).items, events.weights, whole.tolist(), fractions.tolist(), strict=True)
+        values = zip(
+            events.column(self._of).items,
+            events.weights,
+            whole.tolist(),
+            fractions.tolist(),
+            strict=True,
+        )
         for value, weight, k, fraction in values:
             if value is not None:
                 mantissa, exponent = math.frexp(float(value) / self._unit)

@@ -30,7 +30,9 @@ class CountUnique(Bagged):
 
 
 class Distinct(Bagged):
-    """The distinct values, in their own order (of numbers, else of bytes), null first; so the list does not depend on arrival."""
+    """The distinct values, in their own order (of numbers, else of bytes), null first; so the list
+    does not depend on arrival.
+    """
 
     def __init__(self, of: str, dtype: Dtype, *, dropnull: bool) -> None:
         self._of, self._dtype, self._dropnull = of, dtype, dropnull

@@ -1,7 +1,8 @@
 """LastK and FirstK: the values of the newest or oldest events, ordered by (timestamp, position).
 
-Theory. An element is (timestamp, position, msgpack of the value). With `dedup` an event whose value was met before is skipped: newest
-first keeps the newest occurrence, oldest first the oldest, and the limit counts what is left.
+Theory. An element is (timestamp, position, msgpack of the value). With `dedup` an event whose value
+was met before is skipped: newest first keeps the newest occurrence, oldest first the oldest, and
+the limit counts what is left.
 """
 
 from __future__ import annotations
@@ -19,17 +20,37 @@ from fennel_core.vocab.dtypes import Dtype
 
 NULL = b"\xc0"
 SPARE = 4
-"""Elements kept beyond the limit, so that some can be taken back before the events must be read again."""
+"""Elements kept beyond the limit, so that some can be taken back before the events must be read
+again.
+"""
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class EndK(Headed):
-    """The first `limit` values from one end of time; `newest` says which. `time`: the column that orders, if not the event's own time."""
+    """The first `limit` values from one end of time; `newest` says which. `time`: the column that
+    orders, if not the event's own time.
+    """
 
-    def __init__(self, of: str, dtype: Dtype, limit: int, *, newest: bool, dedup: bool, dropnull: bool, time: str | None = None) -> None:
+    def __init__(
+        self,
+        of: str,
+        dtype: Dtype,
+        limit: int,
+        *,
+        newest: bool,
+        dedup: bool,
+        dropnull: bool,
+        time: str | None = None,
+    ) -> None:
         super().__init__((2 * limit if dedup else limit) + SPARE, last_first=newest)
         self._time = time
-        self._of, self._dtype, self._limit, self._dedup, self._dropnull = of, dtype, limit, dedup, dropnull
+        self._of, self._dtype, self._limit, self._dedup, self._dropnull = (
+            of,
+            dtype,
+            limit,
+            dedup,
+            dropnull,
+        )
         self._heaped, self._decimal = kind_of(dtype) is Kind.RAW, kind_of(dtype) is Kind.DECIMAL
 
     def prepare(self) -> tuple[str, ...]:
@@ -40,7 +61,14 @@ class EndK(Headed):
         if self._heaped:
             packed = [NULL if v is None else v for v in values]
         else:
-            packed = list(map(_encode, [v if v is None else show(v, self._dtype) for v in values] if self._decimal else values))
+            packed = list(
+                map(
+                    _encode,
+                    [v if v is None else show(v, self._dtype) for v in values]
+                    if self._decimal
+                    else values,
+                )
+            )
         times = events.times if self._time is None else events.column(self._time).elements()
         placed = zip(times, events.column(POSITION).elements(), packed, strict=True)
         return [None if self._dropnull and element[2] == NULL else element for element in placed]

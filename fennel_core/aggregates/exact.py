@@ -1,10 +1,11 @@
 """Exact sums of floats, vectorised: the final rounding does not depend on the order of the terms.
 
-Theory. A finite float is an integer times a power of two, so a sum of floats is one too, and integers add without rounding. `Exact` is that
-pair `(mantissa, exponent)` with a mantissa of any size; it is rounded once, when it is read. To sum many floats quickly, each mantissa is
-aligned to a grid of 32-bit limbs, `m · 2^e = Σ limb_i · 2^(32 i)`, the limbs are added in int64 lanes (they carry 33 bits, so 2^30 terms
-fit), and Python integers put the few limb sums of each segment together.
-Infinities and NaN do not go through here; whoever sums them counts them.
+Theory. A finite float is an integer times a power of two, so a sum of floats is one too, and
+integers add without rounding. `Exact` is that pair `(mantissa, exponent)` with a mantissa of any
+size; it is rounded once, when it is read. To sum many floats quickly, each mantissa is aligned to a
+grid of 32-bit limbs, `m · 2^e = Σ limb_i · 2^(32 i)`, the limbs are added in int64 lanes (they
+carry 33 bits, so 2^30 terms fit), and Python integers put the few limb sums of each segment
+together. Infinities and NaN do not go through here; whoever sums them counts them.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ def negate(a: Exact) -> Exact:
 
 
 def normal(a: Exact) -> Exact:
-    """The same number with an odd mantissa (zero is `ZERO`): the shortest to store, and equal exactly when the numbers are."""
+    """The same number with an odd mantissa (zero is `ZERO`): the shortest to store, and equal
+    exactly when the numbers are.
+    """
     m, e = a
     if m == 0:
         return ZERO
@@ -76,10 +79,13 @@ def divided(a: Exact, by: int) -> float:
 
 
 def square_root(top: int, bottom: int) -> float:
-    """The square root of top / bottom (top >= 0, bottom > 0), correctly rounded: an integer root with a sticky bit, then rounding."""
+    """The square root of top / bottom (top >= 0, bottom > 0), correctly rounded: an integer root
+    with a sticky bit, then rounding.
+    """
     if top == 0:
         return 0.0
-    # Scale by 4^k so that the integer root has at least 55 bits; a set last bit marks what the integer root cut off ("round to odd").
+    # Scale by 4^k so that the integer root has at least 55 bits; a set last bit marks what the
+    # integer root cut off ("round to odd").
     k = (2 * MANTISSA_BITS + 6 - top.bit_length() + bottom.bit_length()) // 2
     scaled, rest = divmod(top << 2 * k, bottom) if k >= 0 else divmod(top, bottom << -2 * k)
     root = math.isqrt(scaled)
@@ -89,9 +95,13 @@ def square_root(top: int, bottom: int) -> float:
 
 
 def split(values: Floats) -> tuple[Ints, Ints]:
-    """Mantissas and exponents of finite floats: value = mantissa · 2^exponent, |mantissa| <= 2^53."""
+    """Mantissas and exponents of finite floats: value = mantissa · 2^exponent, |mantissa| <=
+    2^53.
+    """
     fractions, exponents = np.frexp(values)
-    return np.ldexp(fractions, MANTISSA_BITS).astype(np.int64), exponents.astype(np.int64) - MANTISSA_BITS
+    return np.ldexp(fractions, MANTISSA_BITS).astype(np.int64), exponents.astype(
+        np.int64
+    ) - MANTISSA_BITS
 
 
 def sums(mantissas: Ints, exponents: Ints, starts: Ints) -> list[Exact]:
@@ -99,16 +109,28 @@ def sums(mantissas: Ints, exponents: Ints, starts: Ints) -> list[Exact]:
     totals: list[Exact] = [ZERO] * len(starts)
     if len(starts) == 0:
         return totals
-    limbs, owners = exponents >> 5, np.repeat(np.arange(len(starts)), np.diff(starts, append=len(mantissas)))
+    limbs, owners = (
+        exponents >> 5,
+        np.repeat(np.arange(len(starts)), np.diff(starts, append=len(mantissas))),
+    )
     if limbs.min() != limbs.max():
         order = np.lexsort((limbs, owners))
-        mantissas, exponents, limbs, owners = mantissas[order], exponents[order], limbs[order], owners[order]
-        starts = np.flatnonzero((np.diff(limbs, prepend=limbs[0] - 1) != 0) | (np.diff(owners, prepend=0) != 0))
+        mantissas, exponents, limbs, owners = (
+            mantissas[order],
+            exponents[order],
+            limbs[order],
+            owners[order],
+        )
+        starts = np.flatnonzero(
+            (np.diff(limbs, prepend=limbs[0] - 1) != 0) | (np.diff(owners, prepend=0) != 0)
+        )
     shift = exponents & 31
     low, high = (mantissas & _LIMB_MASK) << shift, (mantissas >> _LIMB_BITS) << shift
     lanes = (low & _LIMB_MASK, (low >> _LIMB_BITS) + (high & _LIMB_MASK), high >> _LIMB_BITS)
     first, second, third = (np.add.reduceat(lane, starts).tolist() for lane in lanes)
-    for owner, limb, a, b, c in zip(owners[starts].tolist(), limbs[starts].tolist(), first, second, third, strict=True):
+    for owner, limb, a, b, c in zip(
+        owners[starts].tolist(), limbs[starts].tolist(), first, second, third, strict=True
+    ):
         total = a + (b << _LIMB_BITS) + (c << 2 * _LIMB_BITS)
         totals[owner] = add(totals[owner], (total, limb * _LIMB_BITS)) if total else totals[owner]
     return totals

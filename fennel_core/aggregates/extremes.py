@@ -1,4 +1,6 @@
-"""Min and Max, and the time of the last event: the first element of the values in one order or the other."""
+"""Min and Max, and the time of the last event: the first element of the values in one order or the
+other.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from fennel_core.aggregates.verbs import UNKNOWN, AnyEvents
 from fennel_core.vocab.dtypes import Dtype
 
 KEEP = 6
-"""Elements a tile keeps, so that some of the best can be taken back before the events must be read again."""
+"""Elements a tile keeps, so that some of the best can be taken back before the events must be read
+again.
+"""
 
 
 class Extreme(Headed):
@@ -49,9 +53,11 @@ class LastTime(Headed):
         return events.times
 
     def update(self, events: AnyEvents) -> list[Head]:
-        """As any head; where nothing of a segment is taken back the largest time and its count are enough.
+        """As any head; where nothing of a segment is taken back the largest time and its count are
+        enough.
 
-        That is decided for each segment by itself: a partial must not depend on what else was at hand.
+        That is decided for each segment by itself: a partial must not depend on what else was at
+        hand.
         """
         if not events.all_added:
             heads, added, every = super().update(events), events.added, events.times
@@ -63,9 +69,14 @@ class LastTime(Headed):
             return [_last(events.times)]
         lengths = np.diff(events.starts, append=len(events.ts))
         last = np.maximum.reduceat(events.ts, events.starts)
-        counts = np.add.reduceat(events.ts == np.repeat(last, lengths), events.starts, dtype=np.int64)
+        counts = np.add.reduceat(
+            events.ts == np.repeat(last, lengths), events.starts, dtype=np.int64
+        )
         found = zip(last.tolist(), counts.tolist(), lengths.tolist(), strict=True)
-        return [Head({moment: count}, None if count == length else (moment,)) for moment, count, length in found]
+        return [
+            Head({moment: count}, None if count == length else (moment,))
+            for moment, count, length in found
+        ]
 
     def finalize(self, partial: Head, as_of: int) -> object:  # noqa: ARG002  # the contract of Aggregation
         found = self.first(partial)

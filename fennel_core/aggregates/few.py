@@ -1,8 +1,9 @@
 """A handful of events of one key, as Python values: what most lookups read.
 
-Theory. NumPy pays about a microsecond per call, whatever the size; a lookup of a key with ten events would make eighty calls. For so few
-events the same aggregations run on lists, with C-level loops where nothing was taken back. `FewEvents` is one segment with the face of
-`verbs.Events`; both give the same partials, to the last bit, because sums are exact either way.
+Theory. NumPy pays about a microsecond per call, whatever the size; a lookup of a key with ten
+events would make eighty calls. For so few events the same aggregations run on lists, with C-level
+loops where nothing was taken back. `FewEvents` is one segment with the face of `verbs.Events`; both
+give the same partials, to the last bit, because sums are exact either way.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ class FewValues:
 
 @dataclass(frozen=True)
 class FewEvents:
-    """`columns`: times, weights (+1 or −1), then cells and whether they hold a value for each stored column of the layout."""
+    """`columns`: times, weights (+1 or −1), then cells and whether they hold a value for each
+    stored column of the layout.
+    """
 
     layout: Layout
     columns: Sequence[Sequence[Any]]
@@ -63,10 +66,16 @@ class FewEvents:
         cells, valid = self.columns[_CELLS + 2 * i], self.columns[_CELLS + 2 * i + 1]
         if self.layout.stored[i][1] is Kind.DECIMAL:
             cells = [int.from_bytes(cell, "little", signed=True) for cell in cells]
-        return FewValues(cells if all(valid) else [cell if there else None for cell, there in zip(cells, valid, strict=True)])
+        return FewValues(
+            cells
+            if all(valid)
+            else [cell if there else None for cell, there in zip(cells, valid, strict=True)]
+        )
 
     def within(self, cuts: Sequence[int]) -> list[tuple[int, FewEvents]]:
-        """The events of each interval that has some; intervals end (inclusive) at `cuts`, what is after the last is left out."""
+        """The events of each interval that has some; intervals end (inclusive) at `cuts`, what is
+        after the last is left out.
+        """
         if max(self.times) <= cuts[0]:
             return [(0, self)]
         places = [bisect_left(cuts, moment) for moment in self.times]
@@ -74,19 +83,31 @@ class FewEvents:
         for interval in sorted(set(places)):
             if interval < len(cuts):
                 inside = [place == interval for place in places]
-                found.append((interval, FewEvents(self.layout, [list(compress(column, inside)) for column in self.columns])))
+                found.append(
+                    (
+                        interval,
+                        FewEvents(
+                            self.layout, [list(compress(column, inside)) for column in self.columns]
+                        ),
+                    )
+                )
         return found
 
 
 def parse(layout: Layout, packs: Sequence[tuple[bytes, bytes]]) -> FewEvents:
-    """The events of some packs (structs, heap), not all empty; one that stands for several equal events comes as often."""
+    """The events of some packs (structs, heap), not all empty; one that stands for several equal
+    events comes as often.
+    """
     rows = list(layout.packer.iter_unpack(b"".join(structs for structs, _ in packs)))
     columns: list[Sequence[Any]] = list(zip(*rows, strict=True))
     if layout.heaped:
         columns = _with_heap(layout, columns, b"".join(heap for _, heap in packs))
     times = list(map(abs, columns[_WEIGHTS]))
     if max(times) > 1:
-        columns = [[value for value, count in zip(column, times, strict=True) for _ in range(count)] for column in columns]
+        columns = [
+            [value for value, count in zip(column, times, strict=True) for _ in range(count)]
+            for column in columns
+        ]
         columns[_WEIGHTS] = [1 if weight > 0 else -1 for weight in columns[_WEIGHTS]]
     return FewEvents(layout, columns)
 

@@ -45,9 +45,25 @@ def make(spec: wire.Spec, schema: Schema, *, time: str | None = None) -> Aggrega
         case wire.Distinct(of=of, dropnull=dropnull):
             return Distinct(of, _dtype(schema, of), dropnull=dropnull)
         case wire.LastK(of=of, limit=limit, dedup=dedup, dropnull=dropnull):
-            return EndK(of, _dtype(schema, of), limit, newest=True, dedup=dedup, dropnull=dropnull, time=time)
+            return EndK(
+                of,
+                _dtype(schema, of),
+                limit,
+                newest=True,
+                dedup=dedup,
+                dropnull=dropnull,
+                time=time,
+            )
         case wire.FirstK(of=of, limit=limit, dedup=dedup, dropnull=dropnull):
-            return EndK(of, _dtype(schema, of), limit, newest=False, dedup=dedup, dropnull=dropnull, time=time)
+            return EndK(
+                of,
+                _dtype(schema, of),
+                limit,
+                newest=False,
+                dedup=dedup,
+                dropnull=dropnull,
+                time=time,
+            )
         case wire.ExpDecay(of=of, half_life_us=half_life_us):
             return DecayedSum(of, _dtype(schema, of), half_life_us)
         case unreachable:
@@ -57,5 +73,8 @@ def make(spec: wire.Spec, schema: Schema, *, time: str | None = None) -> Aggrega
 def _dtype(schema: Schema, name: str) -> Dtype:
     field = schema.field(name)
     if field is None:
-        raise ValueError(f"column `{name}` is aggregated but is not in the input: it has {', '.join(schema.names)}")
+        raise ValueError(
+            f"column `{name}` is aggregated but is not in the input: it has "
+            f"{', '.join(schema.names)}"
+        )
     return field.dtype

@@ -1,8 +1,11 @@
-"""Multisets of elements with signed counts, whole or only their best part: the partials of everything that is not a sum.
+"""Multisets of elements with signed counts, whole or only their best part: the partials of
+everything that is not a sum.
 
-Theory. A `Bag` maps elements to non-zero counts. A `Head` keeps the best elements of a bag in some order and remembers `edge`, the last one
-it kept when it cut: about elements beyond the edge it says nothing, and whatever comes or goes there is ignored, so what it does say stays
-exact under both merging and deletion. A head that was cut and has lost what it kept cannot answer: that is UNKNOWN, not a wrong value.
+Theory. A `Bag` maps elements to non-zero counts. A `Head` keeps the best elements of a bag in some
+order and remembers `edge`, the last one it kept when it cut: about elements beyond the edge it says
+nothing, and whatever comes or goes there is ignored, so what it does say stays exact under both
+merging and deletion. A head that was cut and has lost what it kept cannot answer: that is UNKNOWN,
+not a wrong value.
 """
 
 from __future__ import annotations
@@ -52,13 +55,23 @@ def union(a: Bag, b: Bag, sign: int = 1) -> Bag:
 
 
 def elements_to_pack(elements: Sequence[Any]) -> list[Any]:
-    """Elements as msgpack can carry them: integers beyond 64 bits (decimals) become ["i", bytes]."""
-    return [["i", pack_int(e)] if isinstance(e, int) and not -_HALF <= e < _HALF else e for e in elements]
+    """Elements as msgpack can carry them: integers beyond 64 bits (decimals) become ["i",
+    bytes].
+    """
+    return [
+        ["i", pack_int(e)] if isinstance(e, int) and not -_HALF <= e < _HALF else e
+        for e in elements
+    ]
 
 
 def elements_of_pack(data: Sequence[Any]) -> list[Any]:
     """The inverse of `elements_to_pack`."""
-    return [int.from_bytes(item[1], "little", signed=True) if isinstance(item, list) and item[0] == "i" else item for item in data]
+    return [
+        int.from_bytes(item[1], "little", signed=True)
+        if isinstance(item, list) and item[0] == "i"
+        else item
+        for item in data
+    ]
 
 
 class Bagged(Aggregation[Bag]):
@@ -92,14 +105,18 @@ class Bagged(Aggregation[Bag]):
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """`bag`: the best elements; `edge`: None if nothing was cut, else the last element that was kept by the tightest cut."""
+    """`bag`: the best elements; `edge`: None if nothing was cut, else the last element that was
+    kept by the tightest cut.
+    """
 
     bag: Bag
     edge: tuple[Any] | None
 
 
 class Headed(Aggregation[Head]):
-    """An aggregation that needs only the first elements in some order. `keep` is how many a head holds; `last_first` reverses the order."""
+    """An aggregation that needs only the first elements in some order. `keep` is how many a head
+    holds; `last_first` reverses the order.
+    """
 
     def __init__(self, keep: int, *, last_first: bool) -> None:
         self._keep: int | None = keep
@@ -131,8 +148,12 @@ class Headed(Aggregation[Head]):
         return Head({}, None)
 
     def first(self, partial: Head) -> list[tuple[Any, int]]:
-        """Elements that are present, best first, with their counts. Beyond them nothing is known if `partial.edge` is set."""
-        return sorted(((e, count) for e, count in partial.bag.items() if count > 0), reverse=self._last_first)
+        """Elements that are present, best first, with their counts. Beyond them nothing is known if
+        `partial.edge` is set.
+        """
+        return sorted(
+            ((e, count) for e, count in partial.bag.items() if count > 0), reverse=self._last_first
+        )
 
     def pack(self, partial: Head) -> Any:
         if len(partial.bag) > MAX_HEAD or (not partial.bag and partial.edge is not None):
@@ -152,10 +173,20 @@ class Headed(Aggregation[Head]):
     def _together(self, a: Head, b: Head, sign: int) -> Head:
         if not b.bag and b.edge is None:
             return a
-        edge = a.edge if b.edge is None else b.edge if a.edge is None else self._tighter(a.edge, b.edge)
+        edge = (
+            a.edge
+            if b.edge is None
+            else b.edge
+            if a.edge is None
+            else self._tighter(a.edge, b.edge)
+        )
         bag = union(a.bag, b.bag, sign)
         if edge is not None:
-            bag = {element: count for element, count in bag.items() if not self._beyond(element, edge[0])}
+            bag = {
+                element: count
+                for element, count in bag.items()
+                if not self._beyond(element, edge[0])
+            }
         return self._cut(Head(bag, edge))
 
     def _tighter(self, a: tuple[Any], b: tuple[Any]) -> tuple[Any]:

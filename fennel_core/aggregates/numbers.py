@@ -1,7 +1,8 @@
 """Numbers of a column as the aggregations add them and as results show them.
 
-Theory. Integers, decimals (as unscaled integers) and floats are all summed as `Total`: an exact number m · 2^e and counts of +∞ and −∞,
-which have no exact number but must come out again when they are taken back.
+Theory. Integers, decimals (as unscaled integers) and floats are all summed as `Total`: an exact
+number m · 2^e and counts of +∞ and −∞, which have no exact number but must come out again when they
+are taken back.
 """
 
 from __future__ import annotations
@@ -34,10 +35,16 @@ class Total:
     down: int = 0
 
     def plus(self, other: Total) -> Total:
-        return Total(exact.add(self.number, other.number), self.up + other.up, self.down + other.down)
+        return Total(
+            exact.add(self.number, other.number), self.up + other.up, self.down + other.down
+        )
 
     def minus(self, other: Total) -> Total:
-        return Total(exact.add(self.number, exact.negate(other.number)), self.up - other.up, self.down - other.down)
+        return Total(
+            exact.add(self.number, exact.negate(other.number)),
+            self.up - other.up,
+            self.down - other.down,
+        )
 
     def over(self, count: int) -> float:
         """The total divided by a count, correctly rounded."""
@@ -47,7 +54,11 @@ class Total:
 
     def pack(self) -> list[int | bytes]:
         mantissa, exponent = exact.normal(self.number)
-        return [pack_int(mantissa), exponent, self.up, self.down] if self.up or self.down else [pack_int(mantissa), exponent]
+        return (
+            [pack_int(mantissa), exponent, self.up, self.down]
+            if self.up or self.down
+            else [pack_int(mantissa), exponent]
+        )
 
     @classmethod
     def unpack(cls, data: list[int | bytes]) -> Total:
@@ -69,7 +80,10 @@ def array_totals(events: Events, values: Values, exponents: Ints | None = None) 
     """As `totals`; `exponents` multiply each value by a power of two (floats only)."""
     weight = _weights(events, values)
     if values.data.dtype != np.float64:
-        return [Total((total, 0)) for total in exact.integer_sums(_weighted(values, weight), events.starts)]
+        return [
+            Total((total, 0))
+            for total in exact.integer_sums(_weighted(values, weight), events.starts)
+        ]
     finite = np.isfinite(values.data)
     mantissas, powers = exact.split(np.where(finite, values.data, 0.0))
     if exponents is not None:
@@ -85,7 +99,11 @@ def array_totals(events: Events, values: Values, exponents: Ints | None = None) 
 def squares(events: AnyEvents, of: str) -> list[Exact]:
     """The weighted sum of the squares of the finite non-null values of each segment."""
     if isinstance(events, FewEvents):
-        numbers = ((exact.of_number(value), weight) for value, weight in weighted(events, of) if math.isfinite(value))
+        numbers = (
+            (exact.of_number(value), weight)
+            for value, weight in weighted(events, of)
+            if math.isfinite(value)
+        )
         return [exact.total((weight * m * m, 2 * e) for (m, e), weight in numbers)]
     values = events.column(of)
     weight, data = _weights(events, values), values.data
@@ -99,11 +117,15 @@ def squares(events: AnyEvents, of: str) -> list[Exact]:
     if data.dtype != object and (len(data) == 0 or max(int(data.max()), -int(data.min())) < _SMALL):
         return [(total, 0) for total in exact.integer_sums(data * data * weight, events.starts)]
     big = data.astype(object)
-    return [(total, 0) for total in exact.integer_sums(big * big * weight.astype(object), events.starts)]
+    return [
+        (total, 0) for total in exact.integer_sums(big * big * weight.astype(object), events.starts)
+    ]
 
 
 def counts(events: AnyEvents, of: str | None) -> list[int]:
-    """The weighted number of events of each segment, of those with a value in the column if one is given."""
+    """The weighted number of events of each segment, of those with a value in the column if one is
+    given.
+    """
     if isinstance(events, FewEvents):
         return [_few_count(events, of)]
     weight = events.weight if of is None else _weights(events, events.column(of))
@@ -120,7 +142,11 @@ def _few_count(events: FewEvents, of: str | None) -> int:
     if of is None:
         return sum(events.weights)
     items = events.column(of).items
-    return len(items) - items.count(None) if events.all_added else sum(weight for _, weight in weighted(events, of))
+    return (
+        len(items) - items.count(None)
+        if events.all_added
+        else sum(weight for _, weight in weighted(events, of))
+    )
 
 
 def _few_total(items: list[tuple[int | float, int]]) -> Total:
@@ -130,10 +156,20 @@ def _few_total(items: list[tuple[int | float, int]]) -> Total:
     if isinstance(values[0], int):
         return Total((sum(map(mul, values, weights)), 0))
     if not all(map(math.isfinite, values)):
-        up, down = (sum(weight for value, weight in items if value == end) for end in (math.inf, -math.inf))
-        return replace(_few_total([(value, weight) for value, weight in items if math.isfinite(value)]), up=up, down=down)
+        up, down = (
+            sum(weight for value, weight in items if value == end) for end in (math.inf, -math.inf)
+        )
+        return replace(
+            _few_total([(value, weight) for value, weight in items if math.isfinite(value)]),
+            up=up,
+            down=down,
+        )
     if len(values) <= _FEW_FLOATS:
-        return Total(exact.total((m * weight, e) for value, weight in items for m, e in [exact.of_number(value)]))
+        return Total(
+            exact.total(
+                (m * weight, e) for value, weight in items for m, e in [exact.of_number(value)]
+            )
+        )
     mantissas, powers = exact.split(np.array(values))
     (number,) = exact.sums(mantissas * np.array(weights), powers, np.array([0]))
     return Total(number)

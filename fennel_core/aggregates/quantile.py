@@ -1,4 +1,6 @@
-"""Quantile: sorted[clamp(⌊p·n⌋)], without interpolation (client semantics 4.1); exact, from the bag of all values."""
+"""Quantile: sorted[clamp(⌊p·n⌋)], without interpolation (client semantics 4.1); exact, from the bag
+of all values.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,12 @@
-"""Events at rest: what an aggregation keeps of each row, as records that append by concatenation and load without a loop.
+"""Events at rest: what an aggregation keeps of each row, as records that append by concatenation
+and load without a loop.
 
-Theory. State is written far more often than it is read in depth, so adding events to a key must not decode what is there. A record is a
-fixed-size little-endian struct: event time, weight (+1, −1 for one taken back, more where equal events were merged), one cell per kept
-column. Integers, temporals and floats sit in their cell; decimals take 16 bytes; everything else (and the position, where order
-matters) is msgpack bytes in a heap that follows the structs, with its length in the cell. Records and heap of two packs concatenate;
-NumPy reads the structs in place and Arrow the heap.
+Theory. State is written far more often than it is read in depth, so adding events to a key must not
+decode what is there. A record is a fixed-size little-endian struct: event time, weight (+1, −1 for
+one taken back, more where equal events were merged), one cell per kept column. Integers, temporals
+and floats sit in their cell; decimals take 16 bytes; everything else (and the position, where order
+matters) is msgpack bytes in a heap that follows the structs, with its length in the cell. Records
+and heap of two packs concatenate; NumPy reads the structs in place and Arrow the heap.
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ def kind_of(dtype: Dtype) -> Kind:
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """One column of some events. `data`: int64, float64, or objects (decimals as unscaled integers, raw bytes); `valid` None: no nulls."""
+    """One column of some events. `data`: int64, float64, or objects (decimals as unscaled integers,
+    raw bytes); `valid` None: no nulls.
+    """
 
     data: Cells
     valid: Bools | None
@@ -76,7 +80,9 @@ class Values:
 
 @dataclass(frozen=True)
 class Layout:
-    """The columns an aggregation job keeps (in order) and how each is stored; `ordered` keeps the position as well."""
+    """The columns an aggregation job keeps (in order) and how each is stored; `ordered` keeps the
+    position as well.
+    """
 
     columns: tuple[tuple[str, Kind], ...]
     ordered: bool
@@ -90,7 +96,9 @@ class Layout:
 
     @cached_property
     def packer(self) -> Struct:
-        """The struct as the standard library reads it; a decimal as its bytes, a heaped cell as its length."""
+        """The struct as the standard library reads it; a decimal as its bytes, a heaped cell as its
+        length.
+        """
         cells = {Kind.INT: "q?", Kind.FLOAT: "d?", Kind.DECIMAL: "16s?", Kind.RAW: "I?"}
         return Struct("<qi" + "".join(cells[kind] for _, kind in self.stored))
 
@@ -106,7 +114,9 @@ class Layout:
 
 @dataclass(frozen=True)
 class Records:
-    """Some events: `fixed` structs and, where the layout has heaped columns, one blob per record (its heaped cells in column order)."""
+    """Some events: `fixed` structs and, where the layout has heaped columns, one blob per record
+    (its heaped cells in column order).
+    """
 
     layout: Layout
     fixed: Cells
@@ -124,7 +134,11 @@ class Records:
         return self.fixed["weight"].astype(np.int64)
 
     def take(self, rows: Ints) -> Records:
-        return Records(self.layout, self.fixed[rows], None if self.blobs is None else self.blobs.take(pa.array(rows)))
+        return Records(
+            self.layout,
+            self.fixed[rows],
+            None if self.blobs is None else self.blobs.take(pa.array(rows)),
+        )
 
     def column(self, name: str) -> Values:
         """The values of a kept column."""
@@ -155,16 +169,28 @@ class Records:
         structs = [fixed[a * size : b * size] for a, b in zip(starts, stops, strict=True)]
         if self.blobs is None:
             return [(struct, b"") for struct in structs]
-        ends = np.frombuffer(self.blobs.buffers()[1], dtype=np.int64, count=len(self) + 1, offset=8 * self.blobs.offset).tolist()
+        ends = np.frombuffer(
+            self.blobs.buffers()[1],
+            dtype=np.int64,
+            count=len(self) + 1,
+            offset=8 * self.blobs.offset,
+        ).tolist()
         heap = memoryview(_heap(self.blobs))
         first = ends[0]
-        parts = [bytes(heap[ends[a] - first : ends[b] - first]) for a, b in zip(starts, stops, strict=True)]
+        parts = [
+            bytes(heap[ends[a] - first : ends[b] - first])
+            for a, b in zip(starts, stops, strict=True)
+        ]
         return list(zip(structs, parts, strict=True))
 
     def merged_within(self, owners: Ints) -> tuple[Records, Ints]:
-        """The same bag per owner with equal events as one record, and each record's owner; events that cancel out are gone."""
+        """The same bag per owner with equal events as one record, and each record's owner; events
+        that cancel out are gone.
+        """
         names = [name for name in self.fixed.dtype.names or () if name != "weight"]
-        same = np.empty(len(self), dtype=np.dtype([(name, self.fixed.dtype[name]) for name in names]))
+        same = np.empty(
+            len(self), dtype=np.dtype([(name, self.fixed.dtype[name]) for name in names])
+        )
         for name in names:
             same[name] = self.fixed[name]
         frame = pl.DataFrame(
@@ -176,7 +202,9 @@ class Records:
             },
             schema_overrides={"fixed": pl.Binary, "blob": pl.Binary},
         ).with_row_index("row")
-        net = frame.group_by("owner", "fixed", "blob", maintain_order=True).agg(pl.col("row").first(), pl.col("weight").sum())
+        net = frame.group_by("owner", "fixed", "blob", maintain_order=True).agg(
+            pl.col("row").first(), pl.col("weight").sum()
+        )
         net = net.filter(pl.col("weight") != 0)
         out = self.take(net["row"].to_numpy().astype(np.int64))
         out.fixed["weight"] = net["weight"].to_numpy()
@@ -188,11 +216,15 @@ def load(layout: Layout, packs: Sequence[tuple[bytes, bytes]]) -> Records:
     fixed = np.frombuffer(b"".join(structs for structs, _ in packs), dtype=layout.struct)
     if not layout.heaped:
         return Records(layout, fixed, None)
-    lengths = sum((fixed[f"c{i}"].astype(np.int64) for i in layout.heaped), np.zeros(len(fixed), np.int64))
+    lengths = sum(
+        (fixed[f"c{i}"].astype(np.int64) for i in layout.heaped), np.zeros(len(fixed), np.int64)
+    )
     return Records(layout, fixed, _binary(lengths, b"".join(heap for _, heap in packs)))
 
 
-def of_frame(layout: Layout, frame: pl.DataFrame, ts: pl.Series, sign: pl.Series, positions: pl.Series) -> Records:
+def of_frame(
+    layout: Layout, frame: pl.DataFrame, ts: pl.Series, sign: pl.Series, positions: pl.Series
+) -> Records:
     """The records of a batch, row by row; `ts` are physical microseconds."""
     fixed = np.zeros(frame.height, dtype=layout.struct)
     fixed["ts"], fixed["weight"] = ts.to_numpy(), sign.to_numpy()
@@ -207,7 +239,9 @@ def of_frame(layout: Layout, frame: pl.DataFrame, ts: pl.Series, sign: pl.Series
             case Kind.FLOAT:
                 floats = series.to_numpy()  # null is NaN here, and NaN is null to us
                 fixed[f"v{i}"] = valid = ~np.isnan(floats)
-                fixed[f"c{i}"] = np.where(valid, floats, 0.0) + 0.0  # −0.0 is 0.0: equal values have equal bytes
+                fixed[f"c{i}"] = (
+                    np.where(valid, floats, 0.0) + 0.0
+                )  # −0.0 is 0.0: equal values have equal bytes
             case Kind.DECIMAL:
                 fixed[f"c{i}"] = _decimal_cells(series)
             case Kind.RAW:
@@ -216,17 +250,23 @@ def of_frame(layout: Layout, frame: pl.DataFrame, ts: pl.Series, sign: pl.Series
                 heaps.append(cells)
     if not heaps:
         return Records(layout, fixed, None)
-    return Records(layout, fixed, pa.array(list(map(b"".join, zip(*heaps, strict=True))), pa.large_binary()))
+    return Records(
+        layout, fixed, pa.array(list(map(b"".join, zip(*heaps, strict=True))), pa.large_binary())
+    )
 
 
 def _raw(series: pl.Series) -> list[bytes]:
-    """Each value's msgpack bytes: equal values have equal bytes (maps: if their entries come in the same order)."""
+    """Each value's msgpack bytes: equal values have equal bytes (maps: if their entries come in the
+    same order).
+    """
     return list(map(_encode, physical(series.to_frame()).to_series().to_list()))
 
 
 def _decimal_cells(series: pl.Series) -> Cells:
     array = series.fill_null(0).to_arrow()
-    return np.frombuffer(array.buffers()[1], dtype="V16", count=len(array), offset=_DECIMAL_BYTES * array.offset)
+    return np.frombuffer(
+        array.buffers()[1], dtype="V16", count=len(array), offset=_DECIMAL_BYTES * array.offset
+    )
 
 
 def _unscaled(cells: Cells) -> Cells:
@@ -235,7 +275,9 @@ def _unscaled(cells: Cells) -> Cells:
     low = halves["low"].view(np.int64)
     if np.array_equal(halves["high"], low >> 63):
         return np.ascontiguousarray(low)
-    return np.array([int.from_bytes(cell, "little", signed=True) for cell in cells.tolist()], dtype=object)
+    return np.array(
+        [int.from_bytes(cell, "little", signed=True) for cell in cells.tolist()], dtype=object
+    )
 
 
 def _objects(items: list[bytes]) -> Cells:
@@ -248,10 +290,14 @@ def _binary(lengths: Cells, heap: bytes) -> pa.LargeBinaryArray:
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     assert offsets[-1] == len(heap), "the heap holds exactly the bytes its records name"
-    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(lengths), [None, pa.py_buffer(offsets.tobytes()), pa.py_buffer(heap)])
+    return pa.LargeBinaryArray.from_buffers(
+        pa.large_binary(), len(lengths), [None, pa.py_buffer(offsets.tobytes()), pa.py_buffer(heap)]
+    )
 
 
 def _heap(blobs: pa.LargeBinaryArray) -> bytes:
-    ends = np.frombuffer(blobs.buffers()[1], dtype=np.int64, count=len(blobs) + 1, offset=8 * blobs.offset)
+    ends = np.frombuffer(
+        blobs.buffers()[1], dtype=np.int64, count=len(blobs) + 1, offset=8 * blobs.offset
+    )
     data = blobs.buffers()[2]
     return b"" if data is None else memoryview(data)[int(ends[0]) : int(ends[-1])].tobytes()

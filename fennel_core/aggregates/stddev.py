@@ -1,4 +1,6 @@
-"""Stddev of the population: √(Σx²/n − (Σx/n)²) from exact sums, as one fraction, rounded once; so it is never negative inside the root."""
+"""Stddev of the population: √(Σx²/n − (Σx/n)²) from exact sums, as one fraction, rounded once; so
+it is never negative inside the root.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,11 @@ class Stddev(Aggregation[Partial]):
         return a[0] + b[0], a[1].plus(b[1]), exact.add(a[2], b[2])
 
     def delete(self, whole: Partial, part: Partial) -> Partial:
-        return whole[0] - part[0], whole[1].minus(part[1]), exact.add(whole[2], exact.negate(part[2]))
+        return (
+            whole[0] - part[0],
+            whole[1].minus(part[1]),
+            exact.add(whole[2], exact.negate(part[2])),
+        )
 
     def finalize(self, partial: Partial, as_of: int) -> object:  # noqa: ARG002  # the contract of Aggregation
         count, total, square = partial
@@ -41,7 +47,11 @@ class Stddev(Aggregation[Partial]):
         mantissa, exponent = total.number
         top = exact.add((square[0] * count, square[1]), (-mantissa * mantissa, 2 * exponent))
         below = (count * self._unit) ** 2
-        return exact.square_root(top[0] << top[1], below) if top[1] >= 0 else exact.square_root(top[0], below << -top[1])
+        return (
+            exact.square_root(top[0] << top[1], below)
+            if top[1] >= 0
+            else exact.square_root(top[0], below << -top[1])
+        )
 
     @property
     def empty(self) -> Partial:

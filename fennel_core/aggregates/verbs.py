@@ -1,10 +1,12 @@
 """The six verbs every aggregation has, and the events they work on.
 
-Theory. Input may be taken back, so a partial aggregate is an element of a commutative group over signed events: `update` of events with
-weight −1 is the deletion of the same events with weight +1, `merge` is addition, and the result depends on the bag of events alone. That is
-what makes tiles right: a tile is the partial of everything that was ever filed under its span, whatever the order. Where a group element
-would be too large to keep (a multiset of every value), `pack` says so by None, or keeps only its best part and `finalize` answers
-`UNKNOWN` when that part has run dry; then the reader goes back to the events themselves.
+Theory. Input may be taken back, so a partial aggregate is an element of a commutative group over
+signed events: `update` of events with weight −1 is the deletion of the same events with weight +1,
+`merge` is addition, and the result depends on the bag of events alone. That is what makes tiles
+right: a tile is the partial of everything that was ever filed under its span, whatever the order.
+Where a group element would be too large to keep (a multiset of every value), `pack` says so by
+None, or keeps only its best part and `finalize` answers `UNKNOWN` when that part has run dry; then
+the reader goes back to the events themselves.
 """
 
 from __future__ import annotations
@@ -97,7 +99,9 @@ class Aggregation(ABC, Generic[P]):
 
     @abstractmethod
     def prepare(self) -> tuple[str, ...]:
-        """The input columns whose values must be kept of every event (`records.POSITION` where order matters)."""
+        """The input columns whose values must be kept of every event (`records.POSITION` where
+        order matters).
+        """
 
     @abstractmethod
     def update(self, events: AnyEvents) -> list[P]:
@@ -113,12 +117,16 @@ class Aggregation(ABC, Generic[P]):
 
     @property
     def is_deletable(self) -> bool:
-        """Does `delete` always leave enough to finalize? If not, `finalize` may answer UNKNOWN after it."""
+        """Does `delete` always leave enough to finalize? If not, `finalize` may answer UNKNOWN
+        after it.
+        """
         return True
 
     @abstractmethod
     def finalize(self, partial: P, as_of: int) -> object:
-        """The value in the form of `vocab.keys.physical`, as of a time in microseconds; UNKNOWN where the partial does not hold enough."""
+        """The value in the form of `vocab.keys.physical`, as of a time in microseconds; UNKNOWN
+        where the partial does not hold enough.
+        """
 
     @property
     @abstractmethod

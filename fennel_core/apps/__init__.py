@@ -1,1 +1,3 @@
-"""Everything a person or a process manager starts: servers, the command line, the local platform."""
+"""Everything a person or a process manager starts: servers, the command line, the local
+platform.
+"""

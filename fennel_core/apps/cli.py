@@ -28,7 +28,8 @@ ASK_S: Final = 60.0
 @click.group(context_settings=CONTEXT)
 @click.version_option(package_name=None, version="0.1.0", prog_name="fennel-core")
 def main() -> None:
-    """Run fennel-core on this machine: a data plane for features on Kafka, Spark, RocksDB, Postgres, S3 and Airflow.
+    """Run fennel-core on this machine: a data plane for features on Kafka, Spark, RocksDB,
+    Postgres, S3 and Airflow.
 
     \b
     First steps:
@@ -37,19 +38,24 @@ def main() -> None:
       eval "$(fennel-core env)"       put the API's URL and a token into your shell
       fennel-core down                stop everything; data survives
 
-    Every setting is an environment variable FENNEL_…; `fennel-core settings` lists them with unit and reason.
+    Every setting is an environment variable FENNEL_…; `fennel-core settings` lists them with unit
+    and reason.
     """
 
 
 @main.command()
 @click.option(
-    "--only", multiple=True, metavar="PART", help="Start only this part or group (infra, fennel) and what it needs. May be repeated."
+    "--only",
+    multiple=True,
+    metavar="PART",
+    help="Start only this part or group (infra, fennel) and what it needs. May be repeated.",
 )
 def up(only: tuple[str, ...]) -> None:
     """Start the platform and wait until every part is healthy.
 
-    Runs again without harm: what runs is kept, what died is started, what was started with other settings is restarted. Everything
-    listens on loopback. A port in use, missing Java or a full disk is said before anything starts.
+    Runs again without harm: what runs is kept, what died is started, what was started with other
+    settings is restarted. Everything listens on loopback. A port in use, missing Java or a full
+    disk is said before anything starts.
     """
     from fennel_core.apps.local import platform
     from fennel_core.apps.local.host import HostError
@@ -60,7 +66,10 @@ def up(only: tuple[str, ...]) -> None:
     except HostError as error:
         _fail(str(error))
     except KeyboardInterrupt:
-        _fail("Stopped waiting. What was started goes on: `fennel-core status` shows it, `fennel-core down` stops it.")
+        _fail(
+            "Stopped waiting. What was started goes on: `fennel-core status` shows "
+            "it, `fennel-core down` stops it."
+        )
     for failure in failures:
         _explain(machine, failure)
     if failures:
@@ -71,23 +80,40 @@ def up(only: tuple[str, ...]) -> None:
         click.echo(f"The API is at {settings.query_url}.")
     if "airflow-api" in names:
         click.echo(f"Airflow is at {settings.airflow_pages} (user {settings.airflow_user}).")
-    click.echo("`fennel-core env` prints what a client needs, `fennel-core status` what runs, `fennel-core down` stops it.")
+    click.echo(
+        "`fennel-core env` prints what a client needs, `fennel-core status` what "
+        "runs, `fennel-core down` stops it."
+    )
 
 
 def _explain(machine: "Machine", failure: "Failure") -> None:
     log = machine.layout.shown(machine.layout.log(failure.part.name))
-    click.secho(f"\n{failure.part.title} did not become ready: {failure.why.rstrip('.')}.", fg="red", err=True)
+    click.secho(
+        f"\n{failure.part.title} did not become ready: {failure.why.rstrip('.')}.",
+        fg="red",
+        err=True,
+    )
     for line in failure.log_lines:
         click.echo(f"    {line}", err=True)
-    click.echo(f"  Its whole log: {log}. When it is solved, run `fennel-core up` again: parts that run are kept.", err=True)
+    click.echo(
+        f"  Its whole log: {log}. When it is solved, run `fennel-core up` again: "
+        "parts that run are kept.",
+        err=True,
+    )
 
 
 @main.command()
-@click.option("--only", multiple=True, metavar="PART", help="Stop only this part or group (infra, fennel). May be repeated.")
+@click.option(
+    "--only",
+    multiple=True,
+    metavar="PART",
+    help="Stop only this part or group (infra, fennel). May be repeated.",
+)
 def down(only: tuple[str, ...]) -> None:
     """Stop everything that `up` started, and nothing else; data survives.
 
-    Each part is asked to end, together with whatever it started, and killed only if it has not ended within FENNEL_SHUTDOWN_GRACE_S.
+    Each part is asked to end, together with whatever it started, and killed only if it has not
+    ended within FENNEL_SHUTDOWN_GRACE_S.
     """
     from fennel_core.apps.local import platform
 
@@ -124,10 +150,31 @@ def status(as_json: bool) -> None:
 
     machine, _ = _chosen(())
     rows = platform.status(machine)
-    partitions, history, alarms, drills = _partitions(machine), _history(machine), _alarms(machine), _failing_drills(machine)
+    partitions, history, alarms, drills = (
+        _partitions(machine),
+        _history(machine),
+        _alarms(machine),
+        _failing_drills(machine),
+    )
     if as_json:
-        parts = [{"part": r.part.name, "state": r.state, "why": r.why, "pid": r.pid, "port": r.part.port, "log": str(r.log)} for r in rows]
-        found = {"parts": parts, "job_partitions": partitions, "history": history, "needed_records": alarms, "failing_drills": drills}
+        parts = [
+            {
+                "part": r.part.name,
+                "state": r.state,
+                "why": r.why,
+                "pid": r.pid,
+                "port": r.part.port,
+                "log": str(r.log),
+            }
+            for r in rows
+        ]
+        found = {
+            "parts": parts,
+            "job_partitions": partitions,
+            "history": history,
+            "needed_records": alarms,
+            "failing_drills": drills,
+        }
         click.echo(json.dumps(found, indent=2))
     else:
         show.print_parts(machine.layout, rows)
@@ -150,7 +197,9 @@ def _alarms(machine: "Machine") -> list[dict[str, Any]] | None:
 
 
 def _failing_drills(machine: "Machine") -> list[dict[str, Any]] | None:
-    """What the definition server says of drills that did not agree; None while it cannot be asked."""
+    """What the definition server says of drills that did not agree; None while it cannot be
+    asked.
+    """
     return _rows(machine, f"{machine.settings.definition_url}/api/v1/operations/drills", "drills")
 
 
@@ -167,12 +216,16 @@ def _rows(machine: "Machine", url: str, name: str) -> list[dict[str, Any]] | Non
 
 
 def _history(machine: "Machine") -> dict[str, dict[str, int]] | None:
-    """Files, rows and messages behind of each topic with a history; None while its writer cannot be asked."""
+    """Files, rows and messages behind of each topic with a history; None while its writer cannot be
+    asked.
+    """
     from fennel_core.apps.local.show import history_of
 
     settings = machine.settings
     try:
-        with urllib.request.urlopen(f"http://{settings.host}:{settings.history_port}/metrics", timeout=5) as answer:  # our own URL
+        with urllib.request.urlopen(
+            f"http://{settings.host}:{settings.history_port}/metrics", timeout=5
+        ) as answer:  # our own URL
             return history_of(answer.read().decode())
     except (OSError, ValueError):
         return None
@@ -180,22 +233,37 @@ def _history(machine: "Machine") -> dict[str, dict[str, int]] | None:
 
 @main.command()
 @click.argument("name", required=False)
-@click.option("-f", "--follow", is_flag=True, help="Go on printing as lines arrive; end with Ctrl-C.")
+@click.option(
+    "-f", "--follow", is_flag=True, help="Go on printing as lines arrive; end with Ctrl-C."
+)
 @click.option("-n", "--lines", default=20, show_default=True, help="Lines to begin with.")
 def logs(name: str | None, follow: bool, lines: int) -> None:
     """Print the ends of the log files, or of one part's."""
     machine, wanted = _chosen((name,) if name else ())
-    files = [str(machine.layout.log(part.name)) for part in wanted if machine.layout.log(part.name).exists()]
+    files = [
+        str(machine.layout.log(part.name))
+        for part in wanted
+        if machine.layout.log(part.name).exists()
+    ]
     if not files:
         _fail("There is no log yet: nothing was started.")
     try:
-        sys.exit(subprocess.run(["tail", f"-n{lines}", *(["-F"] if follow else []), *files], check=False).returncode)
+        sys.exit(
+            subprocess.run(
+                ["tail", f"-n{lines}", *(["-F"] if follow else []), *files], check=False
+            ).returncode
+        )
     except KeyboardInterrupt:
         return
 
 
 @main.command()
-@click.option("--all", "everything", is_flag=True, help="Every setting the platform was started with, passwords included.")
+@click.option(
+    "--all",
+    "everything",
+    is_flag=True,
+    help="Every setting the platform was started with, passwords included.",
+)
 def env(everything: bool) -> None:
     """Print export lines with the API's URL and a token: eval "$(fennel-core env)"."""
     from fennel_core.apps.local.parts import process_env
@@ -215,7 +283,13 @@ def settings() -> None:
     from fennel_core.settings.model import ENV_PREFIX, Settings
 
     for name, field in sorted(Settings.model_fields.items()):
-        default = "(derived)" if field.default_factory else "(generated)" if isinstance(field.default, SecretStr) else field.default
+        default = (
+            "(derived)"
+            if field.default_factory
+            else "(generated)"
+            if isinstance(field.default, SecretStr)
+            else field.default
+        )
         click.secho(f"{ENV_PREFIX}{name.upper()}={'' if default is None else default}", bold=True)
         click.echo(f"    {field.description}")
 
@@ -231,15 +305,28 @@ def demo() -> None:
     from fennel_core.apps.local.parts import process_env
 
     environment = process_env(machine.settings)
-    sys.exit(subprocess.run([sys.executable, "-m", "fennel_core.apps.demo"], env={**os.environ, **environment}, check=False).returncode)
+    sys.exit(
+        subprocess.run(
+            [sys.executable, "-m", "fennel_core.apps.demo"],
+            env={**os.environ, **environment},
+            check=False,
+        ).returncode
+    )
 
 
 @main.command()
-@click.option("--every", type=click.IntRange(1), metavar="MINUTES", help="Go on, one round every so many minutes; end with Ctrl-C.")
+@click.option(
+    "--every",
+    type=click.IntRange(1),
+    metavar="MINUTES",
+    help="Go on, one round every so many minutes; end with Ctrl-C.",
+)
 def snapshot(every: int | None) -> None:
-    """Copy the state of every job partition to S3, and delete the copies and records that nobody needs any more.
+    """Copy the state of every job partition to S3, and delete the copies and records that nobody
+    needs any more.
 
-    What Airflow's DAG `snapshot` does, for platforms without it (FENNEL_ORCHESTRATOR=inline): from cron, or with --every.
+    What Airflow's DAG `snapshot` does, for platforms without it (FENNEL_ORCHESTRATOR=inline): from
+    cron, or with --every.
     """
     from fennel_core.apps import states
 
@@ -255,8 +342,20 @@ def snapshot(every: int | None) -> None:
 def _which(command: Callable[..., None]) -> Callable[..., None]:
     """The options that name job partitions."""
     for option in (
-        click.option("--partition", "partitions", type=click.IntRange(0), multiple=True, help="Only this one. May be repeated."),
-        click.option("--job", "jobs", multiple=True, metavar="ID", help="A job's id, as `status --json` shows it. May be repeated."),
+        click.option(
+            "--partition",
+            "partitions",
+            type=click.IntRange(0),
+            multiple=True,
+            help="Only this one. May be repeated.",
+        ),
+        click.option(
+            "--job",
+            "jobs",
+            multiple=True,
+            metavar="ID",
+            help="A job's id, as `status --json` shows it. May be repeated.",
+        ),
         click.option("--dataset", metavar="NAME", help="Only the jobs that work for this dataset."),
         click.option("--workspace", metavar="NAME", help="All job partitions of this workspace."),
     ):
@@ -266,30 +365,54 @@ def _which(command: Callable[..., None]) -> Callable[..., None]:
 
 @main.command()
 @_which
-@click.option("--before", type=click.IntRange(1), metavar="NUMBER", help="Start from a snapshot with a lower number than this.")
-@click.option("--dry-run", is_flag=True, help="Show which job partitions are meant, and do nothing.")
+@click.option(
+    "--before",
+    type=click.IntRange(1),
+    metavar="NUMBER",
+    help="Start from a snapshot with a lower number than this.",
+)
+@click.option(
+    "--dry-run", is_flag=True, help="Show which job partitions are meant, and do nothing."
+)
 def recover(
-    workspace: str | None, dataset: str | None, jobs: tuple[str, ...], partitions: tuple[int, ...], before: int | None, dry_run: bool
+    workspace: str | None,
+    dataset: str | None,
+    jobs: tuple[str, ...],
+    partitions: tuple[int, ...],
+    before: int | None,
+    dry_run: bool,
 ) -> None:
     """Rebuild job partitions from their newest snapshots, and wait until they have caught up.
 
-    Their owners put local state aside, restore, and replay what came after without emitting it again. Lookups are answered with 503
-    meanwhile. What Airflow's DAG `recovery` does.
+    Their owners put local state aside, restore, and replay what came after without emitting it
+    again. Lookups are answered with 503 meanwhile. What Airflow's DAG `recovery` does.
     """
     from fennel_core.apps import states
     from fennel_core.snapshots.choice import Wish
 
     settings = _chosen(())[0].settings
     try:
-        states.recover(settings, click.echo, Wish(workspace, dataset, jobs, partitions), before, dry_run=dry_run)
+        states.recover(
+            settings,
+            click.echo,
+            Wish(workspace, dataset, jobs, partitions),
+            before,
+            dry_run=dry_run,
+        )
     except states.REASONS as error:
         _fail(states.sentence(error))
 
 
 @main.command()
 @_which
-@click.option("--at-most", type=click.IntRange(1), help="So many, those first whose last drill is longest ago.")
-@click.option("--max-bytes", type=click.IntRange(1), help="Skip larger states. Default: FENNEL_DRILL_BYTES.")
+@click.option(
+    "--at-most",
+    type=click.IntRange(1),
+    help="So many, those first whose last drill is longest ago.",
+)
+@click.option(
+    "--max-bytes", type=click.IntRange(1), help="Skip larger states. Default: FENNEL_DRILL_BYTES."
+)
 def drill(
     workspace: str | None,
     dataset: str | None,
@@ -298,16 +421,20 @@ def drill(
     at_most: int | None,
     max_bytes: int | None,
 ) -> None:
-    """Try whether job partitions could be rebuilt: restore, replay and compare beside the live state, and discard.
+    """Try whether job partitions could be rebuilt: restore, replay and compare beside the live
+    state, and discard.
 
-    Without names those are drilled whose turn it is. Nothing that runs is disturbed. What Airflow's DAG `drill` does.
+    Without names those are drilled whose turn it is. Nothing that runs is disturbed. What Airflow's
+    DAG `drill` does.
     """
     from fennel_core.apps import states
     from fennel_core.snapshots.choice import Wish
 
     settings = _chosen(())[0].settings
     try:
-        states.drill(settings, click.echo, Wish(workspace, dataset, jobs, partitions), at_most, max_bytes)
+        states.drill(
+            settings, click.echo, Wish(workspace, dataset, jobs, partitions), at_most, max_bytes
+        )
     except states.REASONS as error:
         _fail(states.sentence(error))
 
@@ -331,7 +458,9 @@ def clean(yes: bool) -> None:
 
 @main.group()
 def workspace() -> None:
-    """Create, delete and list workspaces. A token names a workspace; nothing is shared between two."""
+    """Create, delete and list workspaces. A token names a workspace; nothing is shared between
+    two.
+    """
 
 
 @workspace.command("list")
@@ -361,13 +490,18 @@ def workspace_delete(name: str, yes: bool) -> None:
 
 
 def _definition(method: str, path: str, body: dict[str, str] | None = None) -> dict[str, Any]:
-    """Asks the definition server as administrator; ends the program with its sentence where it refuses."""
+    """Asks the definition server as administrator; ends the program with its sentence where it
+    refuses.
+    """
     machine, _ = _chosen(())
     request = urllib.request.Request(  # noqa: S310  # our own URL
         machine.settings.definition_url + path,
         data=json.dumps(body).encode() if body is not None else None,
         method=method,
-        headers={"Authorization": f"Bearer {machine.settings.admin_token.get_secret_value()}", "Content-Type": "application/json"},
+        headers={
+            "Authorization": f"Bearer {machine.settings.admin_token.get_secret_value()}",
+            "Content-Type": "application/json",
+        },
     )
     try:
         with urllib.request.urlopen(request, timeout=ASK_S) as answer:  # noqa: S310  # our own URL
@@ -378,7 +512,10 @@ def _definition(method: str, path: str, body: dict[str, str] | None = None) -> d
         said = error.read().decode(errors="replace").strip()
         _fail(said or f"The definition server answers {error.code}.")
     except OSError as error:
-        _fail(f"The definition server at {machine.settings.definition_url} does not answer ({error}): is the platform up?")
+        _fail(
+            f"The definition server at {machine.settings.definition_url} does not "
+            f"answer ({error}): is the platform up?"
+        )
 
 
 def _names(only: tuple[str, ...]) -> tuple[str, ...]:
@@ -386,7 +523,9 @@ def _names(only: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _chosen(names: tuple[str, ...]) -> "tuple[Machine, tuple[Part, ...]]":
-    """This machine and the parts that names mean; ends the program with one sentence where that cannot be."""
+    """This machine and the parts that names mean; ends the program with one sentence where that
+    cannot be.
+    """
     from pydantic import ValidationError
 
     from fennel_core.apps.local.decide import UnknownPartError, chosen
@@ -398,7 +537,14 @@ def _chosen(names: tuple[str, ...]) -> "tuple[Machine, tuple[Part, ...]]":
         machine = machine_here()
         return machine, chosen(table(machine), names)
     except ValidationError as error:
-        _fail("\n".join(f"FENNEL_{'_'.join(map(str, e['loc'])).upper()}: {e['msg']}" if e["loc"] else e["msg"] for e in error.errors()))
+        _fail(
+            "\n".join(
+                f"FENNEL_{'_'.join(map(str, e['loc'])).upper()}: {e['msg']}"
+                if e["loc"]
+                else e["msg"]
+                for e in error.errors()
+            )
+        )
     except (HostError, UnknownPartError) as error:
         _fail(str(error))
     except OSError as error:

@@ -1,12 +1,18 @@
-"""What a container of `docker-compose.yml` runs: one row of the same process table that `make up` starts on a machine.
+"""What a container of `docker-compose.yml` runs: one row of the same process table that `make up`
+starts on a machine.
 
-    python -m fennel_core.apps.container prepare [STEP ...]   make the keys where there are none, carry out steps, end
-    python -m fennel_core.apps.container run PART             carry out what comes before the part, then become it
-    python -m fennel_core.apps.container healthy              the health check: silent and 0, or a few words and 1
+    python -m fennel_core.apps.container prepare [STEP ...]   make the keys where there are none,
+    carry out steps, end
+    python -m fennel_core.apps.container run PART             carry out what comes before the part,
+    then become it
+    python -m fennel_core.apps.container healthy              the health check: silent and 0, or a
+    few words and 1
 
-Theory. Commands, configuration files and environments are made in one place, so that containers cannot drift from the local platform; what
-is left to the compose file is order, folders and networks. `run` replaces itself by the part, so that signals reach it. It leaves the
-part's health question in a file, because making the process table again would cost a second of processor time per question.
+Theory. Commands, configuration files and environments are made in one place, so that containers
+cannot drift from the local platform; what is left to the compose file is order, folders and
+networks. `run` replaces itself by the part, so that signals reach it. It leaves the part's health
+question in a file, because making the process table again would cost a second of processor time per
+question.
 """
 
 from __future__ import annotations

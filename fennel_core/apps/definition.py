@@ -39,17 +39,27 @@ def main() -> None:
 
 async def serve(settings: Settings) -> None:
     """Serve until a signal says stop."""
-    async with postgres.pool(settings.postgres_dsn.get_secret_value(), name="fennel-definition") as pool:
+    async with postgres.pool(
+        settings.postgres_dsn.get_secret_value(), name="fennel-definition"
+    ) as pool:
         steps = steps_over(pool, settings)
         inline = Inline(steps.run)
         orchestrator = inline if settings.orchestrator is Orchestrator.INLINE else Airflow(settings)
-        commits = CommitFlow(steps, orchestrator, lambda: CommitId(uuid.uuid4().hex), time.monotonic, settings.commit_timeout_s)
+        commits = CommitFlow(
+            steps,
+            orchestrator,
+            lambda: CommitId(uuid.uuid4().hex),
+            time.monotonic,
+            settings.commit_timeout_s,
+        )
         key_file = settings.secrets_key_file
         sealer = None if key_file is None else secrets.Sealer.from_file(key_file)
         recovery = Recovery(steps.tools, settings.reconcile_interval_s)
         watch = Watch(Retention(settings, pool), settings.needed_look_s)
         inlined = dataclasses.replace(commits, orchestrator=inline)
-        office = Office(settings, pool, commits, inlined, sealer, recovery.wake, lambda: watch.alarms)
+        office = Office(
+            settings, pool, commits, inlined, sealer, recovery.wake, lambda: watch.alarms
+        )
         drills = DrillWatch(pool, settings.needed_look_s)
         tasks = [asyncio.create_task(each.run()) for each in (recovery, watch, drills)]
         config = uvicorn.Config(

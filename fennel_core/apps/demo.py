@@ -1,4 +1,6 @@
-"""The demo: commits the fraud example with the real client, logs its sample, queries features, and shows each stage and its time."""
+"""The demo: commits the fraud example with the real client, logs its sample, queries features, and
+shows each stage and its time.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,16 @@ class DemoFailed(Exception):
 def run_demo(settings: Settings, console: Console) -> None:
     """Run the example against the platform that is up; raises DemoFailed with its last lines."""
     console.print("\n[bold]The fraud example, with the real client[/bold] (examples/fraud)")
-    command = [str(settings.executor_python), "-m", "examples.fraud.demo", settings.query_url, TOKEN]
-    with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as example:
+    command = [
+        str(settings.executor_python),
+        "-m",
+        "examples.fraud.demo",
+        settings.query_url,
+        TOKEN,
+    ]
+    with subprocess.Popen(
+        command, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as example:
         assert example.stdout is not None, "stdout is piped"
         assert example.stderr is not None, "stderr is piped"
         for line in example.stdout:
@@ -52,7 +62,13 @@ def _table(rows: Sequence[dict[str, Any]]) -> Table:
     for row in rows:
         table.add_column(str(row["cc_num"]), justify="right", overflow="fold")
     for name in [name for name in rows[0] if name != "cc_num"]:
-        table.add_row(name, *(f"{row[name]:.4f}" if isinstance(row[name], float) else str(row[name]) for row in rows))
+        table.add_row(
+            name,
+            *(
+                f"{row[name]:.4f}" if isinstance(row[name], float) else str(row[name])
+                for row in rows
+            ),
+        )
     return table
 
 
@@ -61,7 +77,10 @@ def _what_next(settings: Settings, console: Console) -> None:
     form = '{"definitions": "examples.fraud.definitions", "workspace": "demo", "branch": "main"}'
     say = partial(console.print, soft_wrap=True)
     say("\n[bold]What next[/bold]")
-    say(f"  API       {settings.query_url}   token [bold]{TOKEN}[/bold] (`dev-<name>` opens workspace `<name>`)")
+    say(
+        f"  API       {settings.query_url}   token [bold]{TOKEN}[/bold] "
+        "(`dev-<name>` opens workspace `<name>`)"
+    )
     say(f"  Airflow   {settings.airflow_pages}   user {user}, password {password}")
     say(f"            to commit from its form: Dags, commit, Trigger, e.g. {form}")
     say("  status    make status      processes, slots, job partitions, lag and last errors")
@@ -76,7 +95,9 @@ def main() -> None:
     try:
         run_demo(Settings(), console)
     except DemoFailed as failed:
-        console.print(f"[red]The demo failed.[/red] The example said last:\n{failed}", soft_wrap=True)
+        console.print(
+            f"[red]The demo failed.[/red] The example said last:\n{failed}", soft_wrap=True
+        )
         console.print("Look at `make status` and `make logs`.")
         sys.exit(1)
 

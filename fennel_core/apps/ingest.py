@@ -31,7 +31,9 @@ PROCESS = "ingest"
 BACKLOG = 2048
 REOPEN_S = 1.0
 LANES = 4
-"""Transactions under way at once: enough to hide the broker's latency, few enough for requests to meet in one."""
+"""Transactions under way at once: enough to hide the broker's latency, few enough for requests to
+meet in one.
+"""
 
 log = logs.logger(__name__)
 
@@ -48,19 +50,34 @@ async def serve(settings: Settings) -> None:
     dsn = settings.postgres_dsn.get_secret_value()
     async with (
         postgres.pool(dsn, name="fennel-ingest") as pool,
-        Executors(settings.executors_socket, time_limit_ms=settings.executor_time_limit_ms) as executors,
+        Executors(
+            settings.executors_socket, time_limit_ms=settings.executor_time_limit_ms
+        ) as executors,
     ):
         clock, directory = PostgresClock(pool), PostgresDirectory(pool)
         catalogs = Catalogs(directory)
         with ThreadPoolExecutor(LANES, thread_name_prefix="lane") as threads:
             server = await clock.server_number()
-            process = uuid.uuid4().hex  # a log may serve several installations: a server's number is unique in its own only
-            lanes = [KafkaLane(settings, f"ingest.{process}.{number}", threads) for number in range(LANES)]
+            process = (
+                uuid.uuid4().hex
+            )  # a log may serve several installations: a server's number is unique in its own only
+            lanes = [
+                KafkaLane(settings, f"ingest.{process}.{number}", threads)
+                for number in range(LANES)
+            ]
             committer = Committer(clock, lanes, server, counts.tell)
-            flow = LogFlow(catalogs, committer, executors, _secrets(settings, pool), settings.log_rows)
-            beside = [asyncio.create_task(_follow(dsn, catalogs)), *(asyncio.create_task(_opened(lane)) for lane in lanes)]
+            flow = LogFlow(
+                catalogs, committer, executors, _secrets(settings, pool), settings.log_rows
+            )
+            beside = [
+                asyncio.create_task(_follow(dsn, catalogs)),
+                *(asyncio.create_task(_opened(lane)) for lane in lanes),
+            ]
             try:
-                await _listen(_application(settings, pool, lanes, flow, EraseFlow(catalogs, directory)), settings)
+                await _listen(
+                    _application(settings, pool, lanes, flow, EraseFlow(catalogs, directory)),
+                    settings,
+                )
             finally:
                 for task in beside:
                     task.cancel()
@@ -68,7 +85,9 @@ async def serve(settings: Settings) -> None:
                 await committer.close()
 
 
-def _application(settings: Settings, pool: Pool, lanes: list[KafkaLane], flow: LogFlow, erasing: EraseFlow) -> Application:
+def _application(
+    settings: Settings, pool: Pool, lanes: list[KafkaLane], flow: LogFlow, erasing: EraseFlow
+) -> Application:
     async def workspace_of(authorization: str | None) -> WorkspaceId:
         return await tokens.workspace_of(pool, settings, authorization)
 
@@ -106,7 +125,9 @@ async def _opened(lane: KafkaLane) -> None:
 
 async def _follow(dsn: str, catalogs: Catalogs) -> None:
     """Forget what notifications say has changed."""
-    async for wakeup in postgres.listen(dsn, ("catalog", erasures.CHANNEL), name="fennel-ingest-wakeups"):
+    async for wakeup in postgres.listen(
+        dsn, ("catalog", erasures.CHANNEL), name="fennel-ingest-wakeups"
+    ):
         match wakeup:
             case Listening():
                 catalogs.forget(None)
@@ -131,7 +152,8 @@ async def _listen(app: Application, settings: Settings) -> None:
         timeout_graceful_shutdown=int(settings.shutdown_grace_s),
     )
     gc.collect()
-    gc.freeze()  # what is alive now lives as long as the process: collections need not look at it again
+    # what is alive now lives as long as the process: collections need not look at it again
+    gc.freeze()
     await uvicorn.Server(config).serve()
 
 

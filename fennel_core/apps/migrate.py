@@ -1,4 +1,6 @@
-"""`python -m fennel_core.apps.migrate`: bring the platform's database to this version's schema, before any server starts."""
+"""`python -m fennel_core.apps.migrate`: bring the platform's database to this version's schema,
+before any server starts.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ WAIT_SECONDS: Final = 30.0
 
 
 def main() -> int:
-    """Apply what is missing and print it; 1 when files and database disagree or the database cannot be reached."""
+    """Apply what is missing and print it; 1 when files and database disagree or the database cannot
+    be reached.
+    """
     dsn = Settings().postgres_dsn.get_secret_value()
     deadline = time.monotonic() + WAIT_SECONDS
     while True:

@@ -38,10 +38,14 @@ from fennel_core.vocab.ids import WorkspaceId
 PROCESS = "query"
 BACKLOG = 2048
 KEEP_ALIVE_S = 75
-"""Longer than the idle time after which common clients drop a connection themselves, so that none is closed under a request."""
+"""Longer than the idle time after which common clients drop a connection themselves, so that none
+is closed under a request.
+"""
 MICROS = 1000
 GC_THRESHOLDS = (20_000, 20, 50)
-"""Requests leave no cycles behind, so collecting after every 700 objects (the default) finds nothing and shows in the 99th percentile."""
+"""Requests leave no cycles behind, so collecting after every 700 objects (the default) finds
+nothing and shows in the 99th percentile.
+"""
 
 
 def main() -> None:
@@ -57,18 +61,27 @@ async def serve(settings: Settings) -> None:
     slots, tails, forwarder = Slots(), KafkaTails(settings), Forwarder(settings.body_limit_bytes)
     async with (
         postgres.pool(dsn, name="fennel-query") as pool,
-        Executors(settings.executors_socket, time_limit_ms=settings.executor_time_limit_ms) as executors,
+        Executors(
+            settings.executors_socket, time_limit_ms=settings.executor_time_limit_ms
+        ) as executors,
     ):
         reads = PostgresReads(pool)
         owners, views = Owners(reads), Views(reads)
         erased = Erasures(pool, views)
-        app = application(settings, pool, reads, owners, views, slots, tails, forwarder, executors, erased)
+        app = application(
+            settings, pool, reads, owners, views, slots, tails, forwarder, executors, erased
+        )
         server = asyncio.create_task(_listen(app, settings))
-        listeners = {asyncio.create_task(Wakeups(dsn, owners, views).run()), asyncio.create_task(erased.follow(dsn))}
+        listeners = {
+            asyncio.create_task(Wakeups(dsn, owners, views).run()),
+            asyncio.create_task(erased.follow(dsn)),
+        }
         try:
             ended, _ = await asyncio.wait({server, *listeners}, return_when=asyncio.FIRST_COMPLETED)
             if not server.done():
-                raise RuntimeError("a listener for notifications ended; without it answers grow old") from ended.pop().exception()
+                raise RuntimeError(
+                    "a listener for notifications ended; without it answers grow old"
+                ) from ended.pop().exception()
             await server
         finally:
             for listener in listeners:
@@ -131,7 +144,11 @@ def application(
         status=StatusReport(reads, views, workspace_of, is_admin),
         health=Health(PROCESS, {"database": database}),
         forwarder=forwarder,
-        upstreams={"log": ingest, "erase": ingest, "": Upstream("definition", settings.definition_url)},
+        upstreams={
+            "log": ingest,
+            "erase": ingest,
+            "": Upstream("definition", settings.definition_url),
+        },
         workspace_of=workspace_of,
         body_limit_bytes=settings.body_limit_bytes,
         after_erase=erased.try_reload,
@@ -139,7 +156,9 @@ def application(
 
 
 class _Server(uvicorn.Server):
-    """Stops on our loop's signals: uvicorn's own way ends the process before what it holds is closed."""
+    """Stops on our loop's signals: uvicorn's own way ends the process before what it holds is
+    closed.
+    """
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -170,7 +189,8 @@ async def _listen(app: Application, settings: Settings) -> None:
         timeout_graceful_shutdown=int(settings.shutdown_grace_s),
     )
     gc.collect()
-    gc.freeze()  # what is alive now lives as long as the process: collections need not look at it again
+    # what is alive now lives as long as the process: collections need not look at it again
+    gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
     await _Server(config).serve()
 

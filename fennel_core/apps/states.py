@@ -1,7 +1,8 @@
-"""What the commands `snapshot`, `recover` and `drill` do: the steps of Airflow's DAGs of the same names, one after the other.
+"""What the commands `snapshot`, `recover` and `drill` do: the steps of Airflow's DAGs of the same
+names, one after the other.
 
-Theory. The steps are functions of the rooms below and know nothing of Airflow; a platform without it, or a person in a hurry, calls them
-from here. They are safe to run while Airflow runs them too.
+Theory. The steps are functions of the rooms below and know nothing of Airflow; a platform without
+it, or a person in a hurry, calls them from here. They are safe to run while Airflow runs them too.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ REASONS: Final = (
 def sentence(error: BaseException) -> str:
     """Why a command failed, for people."""
     if isinstance(error, psycopg.OperationalError):
-        return f"The platform's database does not answer ({str(error).splitlines()[0]}): is the platform up?"
+        return (
+            f"The platform's database does not answer ({str(error).splitlines()[0]}): is "
+            "the platform up?"
+        )
     return str(error)
 
 
@@ -39,7 +43,9 @@ REBUILD_S: Final = 5 * 3600.0
 
 
 def snapshots(settings: Settings, tell: Tell, every_s: float | None) -> None:
-    """One round, or one every so often (s): then a round that fails is told, and the next one makes up for it."""
+    """One round, or one every so often (s): then a round that fails is told, and the next one makes
+    up for it.
+    """
     if every_s is None:
         _round(settings, tell)
         return
@@ -52,7 +58,9 @@ def snapshots(settings: Settings, tell: Tell, every_s: float | None) -> None:
         time.sleep(max(0.0, began + every_s - time.monotonic()))
 
 
-def recover(settings: Settings, tell: Tell, wish: Wish, before: int | None, *, dry_run: bool) -> None:
+def recover(
+    settings: Settings, tell: Tell, wish: Wish, before: int | None, *, dry_run: bool
+) -> None:
     found = choice.chosen(choice.known(settings), wish)
     for each in found:
         tell(f"meant: {each}")
@@ -60,7 +68,9 @@ def recover(settings: Settings, tell: Tell, wish: Wish, before: int | None, *, d
         recovery.rebuild(settings, found, tell, before=before, timeout_s=REBUILD_S)
 
 
-def drill(settings: Settings, tell: Tell, wish: Wish, at_most: int | None, max_bytes: int | None) -> None:
+def drill(
+    settings: Settings, tell: Tell, wish: Wish, at_most: int | None, max_bytes: int | None
+) -> None:
     found = drills.due(settings, wish, at_most)
     tell(f"job partitions to drill: {len(found)}")
     try:
@@ -80,7 +90,8 @@ def _round(settings: Settings, tell: Tell) -> None:
     pruned = rounds.prune_snapshots(settings)
     cuts, alarms = delete_unneeded(settings)
     tell(
-        f"slots: {len(slots)}; job partitions: {len(answers)}; snapshots removed: {pruned.snapshots}; objects removed: {pruned.objects}; "
+        f"slots: {len(slots)}; job partitions: {len(answers)}; snapshots removed: "
+        f"{pruned.snapshots}; objects removed: {pruned.objects}; "
         f"topic partitions shortened: {len(cuts)}"
     )
     for alarm in alarms:

@@ -12,7 +12,9 @@ from fennel_core.vocab.ids import AssetId, BranchName, CommitId, WorkspaceId
 
 @dataclass(slots=True)
 class Incarnations:
-    """Shared by all transactions: a number given out is gone, whatever becomes of the transaction."""
+    """Shared by all transactions: a number given out is gone, whatever becomes of the
+    transaction.
+    """
 
     first: int = 1
     last: int = 0
@@ -24,7 +26,9 @@ class Incarnations:
 
 @dataclass(slots=True)
 class MemoryBank:
-    """See `bank.store.Bank`. Dicts and frozen values only, so that `copy` is a consistent snapshot."""
+    """See `bank.store.Bank`. Dicts and frozen values only, so that `copy` is a consistent
+    snapshot.
+    """
 
     incarnations: Incarnations = field(default_factory=Incarnations)
     open_workspaces: set[WorkspaceId] = field(default_factory=set)
@@ -33,7 +37,13 @@ class MemoryBank:
     refs: set[tuple[CommitId, BranchName, AssetId]] = field(default_factory=set)
 
     def copy(self) -> MemoryBank:
-        return MemoryBank(self.incarnations, set(self.open_workspaces), dict(self.rows), set(self.reservations), set(self.refs))
+        return MemoryBank(
+            self.incarnations,
+            set(self.open_workspaces),
+            dict(self.rows),
+            set(self.reservations),
+            set(self.refs),
+        )
 
     async def lock(self, workspace: WorkspaceId) -> bool:
         return workspace in self.open_workspaces
@@ -41,9 +51,15 @@ class MemoryBank:
     async def next_incarnation(self) -> int:
         return self.incarnations.next()
 
-    async def alive(self, workspace: WorkspaceId, keys: Sequence[AssetKey]) -> dict[AssetKey, AssetId]:
+    async def alive(
+        self, workspace: WorkspaceId, keys: Sequence[AssetKey]
+    ) -> dict[AssetKey, AssetId]:
         wanted = set(keys)
-        return {a.key: a.id for a in self.rows.values() if a.workspace == workspace and a.key in wanted and a.state in ALIVE}
+        return {
+            a.key: a.id
+            for a in self.rows.values()
+            if a.workspace == workspace and a.key in wanted and a.state in ALIVE
+        }
 
     async def add(self, assets: Sequence[Asset]) -> None:
         for asset in assets:
@@ -75,21 +91,33 @@ class MemoryBank:
     async def refer(self, commit: CommitId, branch: BranchName, ids: Iterable[AssetId]) -> None:
         self.refs |= {(commit, branch, id_) for id_ in ids}
 
-    def _of(self, workspace: WorkspaceId, branch: BranchName, commit: CommitId | None) -> set[tuple[CommitId, BranchName, AssetId]]:
+    def _of(
+        self, workspace: WorkspaceId, branch: BranchName, commit: CommitId | None
+    ) -> set[tuple[CommitId, BranchName, AssetId]]:
         return {
             row
             for row in self.refs
-            if row[1] == branch and (commit is None or row[0] == commit) and self.rows[row[2]].workspace == workspace
+            if row[1] == branch
+            and (commit is None or row[0] == commit)
+            and self.rows[row[2]].workspace == workspace
         }
 
-    async def references(self, workspace: WorkspaceId, branch: BranchName, commit: CommitId | None = None) -> list[AssetId]:
+    async def references(
+        self, workspace: WorkspaceId, branch: BranchName, commit: CommitId | None = None
+    ) -> list[AssetId]:
         return sorted({id_ for _, _, id_ in self._of(workspace, branch, commit)})
 
-    async def unrefer(self, workspace: WorkspaceId, branch: BranchName, commit: CommitId | None = None) -> list[AssetId]:
+    async def unrefer(
+        self, workspace: WorkspaceId, branch: BranchName, commit: CommitId | None = None
+    ) -> list[AssetId]:
         going = self._of(workspace, branch, commit)
         self.refs -= going
         return sorted({id_ for _, _, id_ in going})
 
-    async def unheld(self, ids: Iterable[AssetId], *, but_for: BranchName | None = None) -> list[AssetId]:
-        held = {id_ for _, id_ in self.reservations} | {id_ for _, branch, id_ in self.refs if branch != but_for}
+    async def unheld(
+        self, ids: Iterable[AssetId], *, but_for: BranchName | None = None
+    ) -> list[AssetId]:
+        held = {id_ for _, id_ in self.reservations} | {
+            id_ for _, branch, id_ in self.refs if branch != but_for
+        }
         return sorted(set(ids) - held)

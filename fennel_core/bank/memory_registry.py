@@ -51,8 +51,17 @@ class MemoryRegistry:
 
     async def read(self, me: SlotId) -> Registered:
         now = self._now_ms()
-        live = tuple(sorted(name for name, (_, until) in self._slots.items() if until > now and name not in self.stopping))
-        jobs = tuple(Entry(job, desired, self._leases(job, now)) for job, (_, desired) in sorted(self._specs.items()))
+        live = tuple(
+            sorted(
+                name
+                for name, (_, until) in self._slots.items()
+                if until > now and name not in self.stopping
+            )
+        )
+        jobs = tuple(
+            Entry(job, desired, self._leases(job, now))
+            for job, (_, desired) in sorted(self._specs.items())
+        )
         return Registered(live, jobs, me in self.stopping)
 
     def _leases(self, job: JobId, now: int) -> dict[PartitionIndex, Lease]:
@@ -62,11 +71,17 @@ class MemoryRegistry:
     async def spec(self, job: JobId) -> bytes | None:
         return self._specs[job][0] if job in self._specs else None
 
-    async def claim(self, wanted: Sequence[tuple[JobPartition, Epoch]], slot: SlotId, lease_ms: Millis) -> dict[JobPartition, Epoch]:
+    async def claim(
+        self, wanted: Sequence[tuple[JobPartition, Epoch]], slot: SlotId, lease_ms: Millis
+    ) -> dict[JobPartition, Epoch]:
         now, won = self._now_ms(), {}
         for key, seen in wanted:
             row = self._rows.get(key)
-            if row is None or row.epoch != seen or (row.slot not in (None, slot) and row.until_ms > now):
+            if (
+                row is None
+                or row.epoch != seen
+                or (row.slot not in (None, slot) and row.until_ms > now)
+            ):
                 continue
             row.epoch, row.slot, row.until_ms = Epoch(seen + 1), slot, now + lease_ms
             row.report = Report("recovering", None, None)
@@ -79,7 +94,9 @@ class MemoryRegistry:
             if row is not None and row.epoch == epoch and row.slot == slot:
                 row.slot, row.until_ms, row.report = None, 0, Report("idle", None, None)
 
-    async def report(self, reports: Mapping[JobPartition, tuple[Epoch, Report]], slot: SlotId) -> None:
+    async def report(
+        self, reports: Mapping[JobPartition, tuple[Epoch, Report]], slot: SlotId
+    ) -> None:
         for key, (epoch, report) in reports.items():
             row = self._rows.get(key)
             if row is not None and row.epoch == epoch and row.slot == slot:

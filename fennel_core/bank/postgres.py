@@ -1,4 +1,6 @@
-"""The bank in Postgres. Each method is one statement over arrays, so a commit of thousands of assets costs a handful of round trips."""
+"""The bank in Postgres. Each method is one statement over arrays, so a commit of thousands of
+assets costs a handful of round trips.
+"""
 
 from __future__ import annotations
 
@@ -15,27 +17,45 @@ from fennel_core.vocab.ids import AssetId, BranchName, CommitId, Identity, Works
 
 Values = Sequence[Any] | Mapping[str, Any]
 
-# NO KEY UPDATE excludes other committers without holding up rows that only refer to the workspace (tokens, clocks).
+# NO KEY UPDATE excludes other committers without holding up rows that only refer to the workspace
+# (tokens, clocks).
 LOCK = "SELECT state FROM workspace WHERE name = %s FOR NO KEY UPDATE"
 ALIVE_OF = """
     SELECT a.kind, a.identity, a.id FROM asset a
-    JOIN unnest(%(kinds)s::text[], %(identities)s::text[]) AS w (kind, identity) USING (kind, identity)
+    JOIN unnest(%(kinds)s::text[], %(identities)s::text[]) AS w (kind, identity) USING (kind,
+        identity)
     WHERE a.workspace = %(workspace)s AND a.state = ANY(%(alive)s)
 """
 ADD = """
     INSERT INTO asset (id, workspace, kind, identity, incarnation, state, title, blueprint)
-    SELECT * FROM unnest(%s::text[], %s::text[], %s::text[], %s::text[], %s::bigint[], %s::text[], %s::text[], %s::bytea[])
+    SELECT * FROM unnest(%s::text[], %s::text[], %s::text[], %s::text[], %s::bigint[], %s::text[],
+        %s::text[], %s::bytea[])
 """
-HOLDINGS = 'SELECT id, kind, identity, state, title FROM asset WHERE id = ANY(%s::text[]) ORDER BY id COLLATE "C"'
-ASSETS = 'SELECT id, workspace, incarnation, state, blueprint FROM asset WHERE id = ANY(%s::text[]) ORDER BY id COLLATE "C"'
-RESERVE = "INSERT INTO reservation (commit_id, asset_id) SELECT %s, unnest(%s::text[]) ON CONFLICT DO NOTHING"
-REFER = "INSERT INTO asset_ref (commit_id, branch, asset_id) SELECT %s, %s, unnest(%s::text[]) ON CONFLICT DO NOTHING"
-OF_BRANCH = "asset_id IN (SELECT id FROM asset WHERE workspace = %(workspace)s) AND branch = %(branch)s"
+HOLDINGS = (
+    "SELECT id, kind, identity, state, title FROM asset WHERE id = ANY(%s::text[]) ORDER "
+    'BY id COLLATE "C"'
+)
+ASSETS = (
+    "SELECT id, workspace, incarnation, state, blueprint FROM asset WHERE id = "
+    'ANY(%s::text[]) ORDER BY id COLLATE "C"'
+)
+RESERVE = (
+    "INSERT INTO reservation (commit_id, asset_id) SELECT %s, unnest(%s::text[]) ON "
+    "CONFLICT DO NOTHING"
+)
+REFER = (
+    "INSERT INTO asset_ref (commit_id, branch, asset_id) SELECT %s, %s, "
+    "unnest(%s::text[]) ON CONFLICT DO NOTHING"
+)
+OF_BRANCH = (
+    "asset_id IN (SELECT id FROM asset WHERE workspace = %(workspace)s) AND branch = %(branch)s"
+)
 OF_VERSION = OF_BRANCH + " AND commit_id = %(commit)s"
 UNHELD = """
     SELECT w.id FROM unnest(%(ids)s::text[]) AS w (id)
     WHERE NOT EXISTS (SELECT 1 FROM reservation r WHERE r.asset_id = w.id)
-      AND NOT EXISTS (SELECT 1 FROM asset_ref r WHERE r.asset_id = w.id AND r.branch IS DISTINCT FROM %(but_for)s)
+      AND NOT EXISTS (SELECT 1 FROM asset_ref r WHERE r.asset_id = w.id AND r.branch IS DISTINCT
+          FROM %(but_for)s)
 """
 
 
@@ -59,7 +79,9 @@ class PostgresBank:
         ((number,),) = await self._rows("SELECT nextval('asset_incarnation')", ())
         return int(str(number))
 
-    async def alive(self, workspace: WorkspaceId, keys: Sequence[AssetKey]) -> dict[AssetKey, AssetId]:
+    async def alive(
+        self, workspace: WorkspaceId, keys: Sequence[AssetKey]
+    ) -> dict[AssetKey, AssetId]:
         rows = await self._rows(
             ALIVE_OF,
             {
@@ -69,7 +91,10 @@ class PostgresBank:
                 "alive": [str(s) for s in ALIVE],
             },
         )
-        return {AssetKey(AssetKind(str(kind)), Identity(str(identity))): AssetId(str(id_)) for kind, identity, id_ in rows}
+        return {
+            AssetKey(AssetKind(str(kind)), Identity(str(identity))): AssetId(str(id_))
+            for kind, identity, id_ in rows
+        }
 
     async def add(self, assets: Sequence[Asset]) -> None:
         columns = (
@@ -89,18 +114,33 @@ class PostgresBank:
 
     async def holdings(self, ids: Iterable[AssetId]) -> list[Holding]:
         return [
-            Holding(AssetId(str(id_)), AssetKey(AssetKind(str(kind)), Identity(str(identity))), AssetState(str(state)), str(title))
+            Holding(
+                AssetId(str(id_)),
+                AssetKey(AssetKind(str(kind)), Identity(str(identity))),
+                AssetState(str(state)),
+                str(title),
+            )
             for id_, kind, identity, state, title in await self._rows(HOLDINGS, (list(ids),))
         ]
 
     async def assets(self, ids: Iterable[AssetId]) -> list[Asset]:
         return [
-            Asset(AssetId(str(id_)), WorkspaceId(str(workspace)), int(str(incarnation)), AssetState(str(state)), _blueprint(blueprint))
-            for id_, workspace, incarnation, state, blueprint in await self._rows(ASSETS, (list(ids),))
+            Asset(
+                AssetId(str(id_)),
+                WorkspaceId(str(workspace)),
+                int(str(incarnation)),
+                AssetState(str(state)),
+                _blueprint(blueprint),
+            )
+            for id_, workspace, incarnation, state, blueprint in await self._rows(
+                ASSETS, (list(ids),)
+            )
         ]
 
     async def set_state(self, ids: Iterable[AssetId], state: AssetState) -> None:
-        await self._connection.execute("UPDATE asset SET state = %s WHERE id = ANY(%s::text[])", (str(state), list(ids)))
+        await self._connection.execute(
+            "UPDATE asset SET state = %s WHERE id = ANY(%s::text[])", (str(state), list(ids))
+        )
 
     async def reserve(self, commit: CommitId, ids: Iterable[AssetId]) -> None:
         await self._connection.execute(RESERVE, (commit, list(ids)))
@@ -109,22 +149,30 @@ class PostgresBank:
         return await self._ids("SELECT asset_id FROM reservation WHERE commit_id = %s", (commit,))
 
     async def unreserve(self, commit: CommitId) -> list[AssetId]:
-        return await self._ids("DELETE FROM reservation WHERE commit_id = %s RETURNING asset_id", (commit,))
+        return await self._ids(
+            "DELETE FROM reservation WHERE commit_id = %s RETURNING asset_id", (commit,)
+        )
 
     async def refer(self, commit: CommitId, branch: BranchName, ids: Iterable[AssetId]) -> None:
         await self._connection.execute(REFER, (commit, branch, list(ids)))
 
-    async def references(self, workspace: WorkspaceId, branch: BranchName, commit: CommitId | None = None) -> list[AssetId]:
+    async def references(
+        self, workspace: WorkspaceId, branch: BranchName, commit: CommitId | None = None
+    ) -> list[AssetId]:
         where = OF_BRANCH if commit is None else OF_VERSION
         values = {"workspace": workspace, "branch": branch, "commit": commit}
         return await self._ids(f"SELECT asset_id FROM asset_ref WHERE {where}", values)  # noqa: S608  # only constants are put in
 
-    async def unrefer(self, workspace: WorkspaceId, branch: BranchName, commit: CommitId | None = None) -> list[AssetId]:
+    async def unrefer(
+        self, workspace: WorkspaceId, branch: BranchName, commit: CommitId | None = None
+    ) -> list[AssetId]:
         where = OF_BRANCH if commit is None else OF_VERSION
         values = {"workspace": workspace, "branch": branch, "commit": commit}
         return await self._ids(f"DELETE FROM asset_ref WHERE {where} RETURNING asset_id", values)  # noqa: S608  # as above
 
-    async def unheld(self, ids: Iterable[AssetId], *, but_for: BranchName | None = None) -> list[AssetId]:
+    async def unheld(
+        self, ids: Iterable[AssetId], *, but_for: BranchName | None = None
+    ) -> list[AssetId]:
         return await self._ids(UNHELD, {"ids": list(ids), "but_for": but_for})
 
 

@@ -9,24 +9,37 @@ from psycopg import AsyncConnection, OperationalError
 from psycopg.rows import TupleRow
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
-from fennel_core.bank.registry import Entry, JobPartition, Registered, RegistryUnavailable, Report, Slot
+from fennel_core.bank.registry import (
+    Entry,
+    JobPartition,
+    Registered,
+    RegistryUnavailable,
+    Report,
+    Slot,
+)
 from fennel_core.schedule.lease import Lease
 from fennel_core.vocab.ids import Epoch, JobId, Millis, PartitionIndex, SlotId
 
 WAKE = "SELECT pg_notify('registry', '')"
 
 HEARTBEAT = """
-    INSERT INTO slot (id, engine, address, lease_until) VALUES (%(id)s, %(engine)s, %(address)s, now() + %(lease)s * interval '1 ms')
+    INSERT INTO slot (id, engine, address, lease_until) VALUES (%(id)s, %(engine)s, %(address)s,
+        now() + %(lease)s * interval '1 ms')
     ON CONFLICT (id) DO UPDATE SET lease_until = excluded.lease_until RETURNING (xmax = 0) AS joined
 """
-RENEW = "UPDATE job_partition SET lease_until = now() + %(lease)s * interval '1 ms' WHERE slot_id = %(id)s AND lease_until > now()"
+RENEW = (
+    "UPDATE job_partition SET lease_until = now() + %(lease)s * interval '1 ms' WHERE "
+    "slot_id = %(id)s AND lease_until > now()"
+)
 
 JOBS = """
-    SELECT j.id, j.desired, p.part, p.epoch, p.slot_id, (extract(epoch FROM p.lease_until - now()) * 1000)::bigint
+    SELECT j.id, j.desired, p.part, p.epoch, p.slot_id, (extract(epoch FROM p.lease_until - now())
+        * 1000)::bigint
     FROM job j JOIN job_partition p ON p.job_id = j.id ORDER BY j.id, p.part
 """
 CLAIM = """
-    UPDATE job_partition p SET epoch = p.epoch + 1, slot_id = %(slot)s, lease_until = now() + %(lease)s * interval '1 ms',
+    UPDATE job_partition p SET epoch = p.epoch + 1, slot_id = %(slot)s, lease_until = now() +
+        %(lease)s * interval '1 ms',
            status = 'recovering', lag = NULL, error = NULL, updated_at = now()
     FROM unnest(%(jobs)s::text[], %(parts)s::int[], %(epochs)s::bigint[]) AS w (job_id, part, epoch)
     WHERE p.job_id = w.job_id AND p.part = w.part AND p.epoch = w.epoch
@@ -34,13 +47,15 @@ CLAIM = """
     RETURNING p.job_id, p.part, p.epoch
 """
 RELEASE = """
-    UPDATE job_partition p SET slot_id = NULL, lease_until = NULL, status = 'idle', lag = NULL, updated_at = now()
+    UPDATE job_partition p SET slot_id = NULL, lease_until = NULL, status = 'idle', lag = NULL,
+        updated_at = now()
     FROM unnest(%(jobs)s::text[], %(parts)s::int[], %(epochs)s::bigint[]) AS w (job_id, part, epoch)
     WHERE p.job_id = w.job_id AND p.part = w.part AND p.epoch = w.epoch AND p.slot_id = %(slot)s
 """
 REPORT = """
     UPDATE job_partition p SET status = w.status, lag = w.lag, error = w.error, updated_at = now()
-    FROM unnest(%(jobs)s::text[], %(parts)s::int[], %(epochs)s::bigint[], %(statuses)s::text[], %(lags)s::bigint[], %(errors)s::text[])
+    FROM unnest(%(jobs)s::text[], %(parts)s::int[], %(epochs)s::bigint[], %(statuses)s::text[],
+        %(lags)s::bigint[], %(errors)s::text[])
          AS w (job_id, part, epoch, status, lag, error)
     WHERE p.job_id = w.job_id AND p.part = w.part AND p.epoch = w.epoch AND p.slot_id = %(slot)s
 """
@@ -71,10 +86,18 @@ class PostgresRegistry:
 
     async def read(self, me: SlotId) -> Registered:
         async with self._pool.connection() as connection, connection.transaction():
-            slots = await (await connection.execute("SELECT id, stopping FROM slot WHERE lease_until > now() ORDER BY id")).fetchall()
+            slots = await (
+                await connection.execute(
+                    "SELECT id, stopping FROM slot WHERE lease_until > now() ORDER BY id"
+                )
+            ).fetchall()
             rows = await (await connection.execute(JOBS)).fetchall()
         jobs = tuple(
-            Entry(JobId(job), desired, {PartitionIndex(r[2]): Lease(Epoch(r[3]), r[4], Millis(r[5] or 0)) for r in group})
+            Entry(
+                JobId(job),
+                desired,
+                {PartitionIndex(r[2]): Lease(Epoch(r[3]), r[4], Millis(r[5] or 0)) for r in group},
+            )
             for (job, desired), group in groupby(rows, key=lambda r: (r[0], r[1]))
         )
         running = tuple(SlotId(name) for name, stopping in slots if not stopping)
@@ -83,14 +106,20 @@ class PostgresRegistry:
     async def spec(self, job: JobId) -> bytes | None:
         try:
             async with self._pool.connection() as connection:
-                row = await (await connection.execute("SELECT spec FROM job WHERE id = %s", (job,))).fetchone()
+                row = await (
+                    await connection.execute("SELECT spec FROM job WHERE id = %s", (job,))
+                ).fetchone()
         except (OperationalError, PoolTimeout) as away:
             raise RegistryUnavailable(str(away)) from away
         return bytes(row[0]) if row else None
 
-    async def claim(self, wanted: Sequence[tuple[JobPartition, Epoch]], slot: SlotId, lease_ms: Millis) -> dict[JobPartition, Epoch]:
+    async def claim(
+        self, wanted: Sequence[tuple[JobPartition, Epoch]], slot: SlotId, lease_ms: Millis
+    ) -> dict[JobPartition, Epoch]:
         async with self._pool.connection() as connection, connection.transaction():
-            won = await (await connection.execute(CLAIM, {**_columns(wanted, slot), "lease": lease_ms})).fetchall()
+            won = await (
+                await connection.execute(CLAIM, {**_columns(wanted, slot), "lease": lease_ms})
+            ).fetchall()
             await connection.execute(WAKE)
         return {(JobId(job), PartitionIndex(part)): Epoch(epoch) for job, part, epoch in won}
 
@@ -99,10 +128,16 @@ class PostgresRegistry:
             await connection.execute(RELEASE, _columns(held, slot))
             await connection.execute(WAKE)
 
-    async def report(self, reports: Mapping[JobPartition, tuple[Epoch, Report]], slot: SlotId) -> None:
+    async def report(
+        self, reports: Mapping[JobPartition, tuple[Epoch, Report]], slot: SlotId
+    ) -> None:
         values = _columns([(key, epoch) for key, (epoch, _) in reports.items()], slot)
         said = [report for _, report in reports.values()]
-        values |= {"statuses": [r.status for r in said], "lags": [r.lag for r in said], "errors": [r.error for r in said]}
+        values |= {
+            "statuses": [r.status for r in said],
+            "lags": [r.lag for r in said],
+            "errors": [r.error for r in said],
+        }
         async with self._pool.connection() as connection:
             await connection.execute(REPORT, values)
 
@@ -119,7 +154,9 @@ class PostgresRegistry:
 
 async def _remove(connection: AsyncConnection[TupleRow], slot: SlotId) -> None:
     await connection.execute(
-        "UPDATE job_partition SET slot_id = NULL, lease_until = NULL, status = 'idle', lag = NULL WHERE slot_id = %s", (slot,)
+        "UPDATE job_partition SET slot_id = NULL, lease_until = NULL, status = "
+        "'idle', lag = NULL WHERE slot_id = %s",
+        (slot,),
     )
     await connection.execute("DELETE FROM slot WHERE id = %s", (slot,))
     await connection.execute(WAKE)

@@ -1,7 +1,8 @@
 """The job registry: jobs, slots and who owns which job partition.
 
-Theory. Postgres is the one clock and the one referee. Every lease is measured by the registry's own `now()`; ownership changes only by
-compare-and-set on the epoch; a slot whose own lease lapsed owns nothing. An engine asks for everything it needs in one read per poll.
+Theory. Postgres is the one clock and the one referee. Every lease is measured by the registry's own
+`now()`; ownership changes only by compare-and-set on the epoch; a slot whose own lease lapsed owns
+nothing. An engine asks for everything it needs in one read per poll.
 """
 
 from __future__ import annotations
@@ -67,7 +68,9 @@ class Registry(Protocol):
         """Canonical bytes of the job's spec; None when it is gone. Raises RegistryUnavailable."""
         ...
 
-    async def claim(self, wanted: Sequence[tuple[JobPartition, Epoch]], slot: SlotId, lease_ms: Millis) -> dict[JobPartition, Epoch]:
+    async def claim(
+        self, wanted: Sequence[tuple[JobPartition, Epoch]], slot: SlotId, lease_ms: Millis
+    ) -> dict[JobPartition, Epoch]:
         """Compare-and-set each from the epoch seen to the next one; the epochs won."""
         ...
 
@@ -75,12 +78,16 @@ class Registry(Protocol):
         """Give up leases we still hold under these epochs."""
         ...
 
-    async def report(self, reports: Mapping[JobPartition, tuple[Epoch, Report]], slot: SlotId) -> None:
+    async def report(
+        self, reports: Mapping[JobPartition, tuple[Epoch, Report]], slot: SlotId
+    ) -> None:
         """Store what runners say, for those still owned under that epoch."""
         ...
 
     async def bury(self, family: str, survivor: SlotId) -> None:
-        """Remove the slots whose ids begin with `family`, but `survivor`, and their leases: the caller knows that they are dead."""
+        """Remove the slots whose ids begin with `family`, but `survivor`, and their leases: the
+        caller knows that they are dead.
+        """
         ...
 
     async def leave(self, slot: SlotId) -> None:

@@ -1,10 +1,13 @@
-"""The asset bank: which physical thing stands for which identity, and who holds it. `memory.py` is the twin, `postgres.py` the real one.
+"""The asset bank: which physical thing stands for which identity, and who holds it. `memory.py` is
+the twin, `postgres.py` the real one.
 
-Theory. An asset is one incarnation of a blueprint; its name is never used twice, so nothing that was destroyed can be mistaken for what
-came after it. Of each (workspace, kind, identity) at most one asset is *alive* (pending, created or live) and may be shared. An asset is
-held by *references* (a branch version) and by *reservations* (a commit under way); one that nobody holds may be condemned. Everything
-here happens inside a transaction of the caller; whoever decides on what is held takes `lock` first, so that no other commit of the
-workspace can take hold of what is being let go.
+Theory. An asset is one incarnation of a blueprint; its name is never used twice, so nothing that
+was destroyed can be mistaken for what came after it. Of each (workspace, kind, identity) at most
+one asset is *alive* (pending, created or live) and may be shared. An asset is held by *references*
+(a branch version) and by *reservations* (a commit under way); one that nobody holds may be
+condemned. Everything here happens inside a transaction of the caller; whoever decides on what is
+held takes `lock` first, so that no other commit of the workspace can take hold of what is being let
+go.
 """
 
 from __future__ import annotations
@@ -64,14 +67,20 @@ class Bank(Protocol):
     """The bank inside one transaction."""
 
     async def lock(self, workspace: WorkspaceId) -> bool:
-        """Hold off every other change of what is held in the workspace until the transaction ends. True: the workspace is open."""
+        """Hold off every other change of what is held in the workspace until the transaction ends.
+        True: the workspace is open.
+        """
         ...
 
     async def next_incarnation(self) -> int:
-        """A number that was never given out and never will be again, even if this transaction fails."""
+        """A number that was never given out and never will be again, even if this transaction
+        fails.
+        """
         ...
 
-    async def alive(self, workspace: WorkspaceId, keys: Sequence[AssetKey]) -> dict[AssetKey, AssetId]:
+    async def alive(
+        self, workspace: WorkspaceId, keys: Sequence[AssetKey]
+    ) -> dict[AssetKey, AssetId]:
         """The alive asset of each of `keys` that has one."""
         ...
 
@@ -103,14 +112,24 @@ class Bank(Protocol):
         """Hold `ids` for a version of a branch; holding twice is holding once."""
         ...
 
-    async def references(self, workspace: WorkspaceId, branch: BranchName, commit: CommitId | None = None) -> list[AssetId]:
+    async def references(
+        self, workspace: WorkspaceId, branch: BranchName, commit: CommitId | None = None
+    ) -> list[AssetId]:
         """What the branch holds, in one of its versions or in all of them, by id and each once."""
         ...
 
-    async def unrefer(self, workspace: WorkspaceId, branch: BranchName, commit: CommitId | None = None) -> list[AssetId]:
-        """Let go of what the branch holds, in one of its versions or in all of them, and say what that was."""
+    async def unrefer(
+        self, workspace: WorkspaceId, branch: BranchName, commit: CommitId | None = None
+    ) -> list[AssetId]:
+        """Let go of what the branch holds, in one of its versions or in all of them, and say what
+        that was.
+        """
         ...
 
-    async def unheld(self, ids: Iterable[AssetId], *, but_for: BranchName | None = None) -> list[AssetId]:
-        """Those of `ids` that no reference and no reservation holds, by id. References of the branch `but_for` do not count."""
+    async def unheld(
+        self, ids: Iterable[AssetId], *, but_for: BranchName | None = None
+    ) -> list[AssetId]:
+        """Those of `ids` that no reference and no reservation holds, by id. References of the
+        branch `but_for` do not count.
+        """
         ...

@@ -1,7 +1,9 @@
-"""The pieces of a compiled commit while it grows: topics and jobs by key, each once, in the order they were first needed.
+"""The pieces of a compiled commit while it grows: topics and jobs by key, each once, in the order
+they were first needed.
 
-Theory. Adding is idempotent, because keys are identities: a job that a second pipeline needs is the same job. Producers are always added
-before their consumers, so insertion order is a topological order.
+Theory. Adding is idempotent, because keys are identities: a job that a second pipeline needs is the
+same job. Producers are always added before their consumers, so insertion order is a topological
+order.
 """
 
 from __future__ import annotations
@@ -39,19 +41,27 @@ class Assembly:
         content: str,
         frontier: bool = False,
     ) -> tuple[AssetKey, AssetKey | None]:
-        """The job and the topic it writes (None without `partition_by`); `content` titles the topic.
+        """The job and the topic it writes (None without `partition_by`); `content` titles the
+        topic.
 
-        `frontier`: the output carries the frontier, which makes it another topic than one that does not.
+        `frontier`: the output carries the frontier, which makes it another topic than one that does
+        not.
         """
-        assert len(set(inputs)) == len(inputs), "a job reads a topic once: its runner knows an input by its topic"
+        assert len(set(inputs)) == len(inputs), (
+            "a job reads a topic once: its runner knows an input by its topic"
+        )
         assert all(i in self.topics for i in inputs), "producers come first"
         key = identity.job(step, inputs, partition_by, salt, self.partitions, frontier=frontier)
-        output = None if partition_by is None else self.add_topic(identity.output_topic(key), content)
+        output = (
+            None if partition_by is None else self.add_topic(identity.output_topic(key), content)
+        )
         if key not in self.jobs:
             self.jobs[key] = LogicalJob(
                 key=key,
                 inputs=tuple(inputs),
-                outputs=() if output is None else (LogicalOutput(output, partition_by or (), frontier),),
+                outputs=()
+                if output is None
+                else (LogicalOutput(output, partition_by or (), frontier),),
                 step=step,
                 replaylog=self.add_topic(identity.replaylog(key), title),
                 dead_letters=self.dead_letters(),

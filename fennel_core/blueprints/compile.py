@@ -1,9 +1,12 @@
-"""Datasets → everything that must exist for them: topics, jobs, tables, and where each dataset is written and read.
+"""Datasets → everything that must exist for them: topics, jobs, tables, and where each dataset is
+written and read.
 
-Theory. Datasets come in topological order, so every input of a pipeline has its topic when the pipeline is compiled. A dataset's content
-is on one topic, partitioned by its keys; only a terminal aggregate has none, because its rows exist only in the moment they are read.
-A keyed dataset that anybody may look up has a table: the job that keeps every version for as-of reads. The compiler is a pure function of
-its arguments; it invents no name and no number, so compiling the same definitions twice gives equal values.
+Theory. Datasets come in topological order, so every input of a pipeline has its topic when the
+pipeline is compiled. A dataset's content is on one topic, partitioned by its keys; only a terminal
+aggregate has none, because its rows exist only in the moment they are read. A keyed dataset that
+anybody may look up has a table: the job that keeps every version for as-of reads. The compiler is a
+pure function of its arguments; it invents no name and no number, so compiling the same definitions
+twice gives equal values.
 """
 
 from __future__ import annotations
@@ -21,7 +24,9 @@ from fennel_core.wire.connectors import Source, WebhookEndpoint
 
 
 def compile_subjects(subjects: Sequence[Subject], partitions: int) -> Compiled:
-    """Compile validated datasets, producers before consumers. `partitions`: of every topic and job."""
+    """Compile validated datasets, producers before consumers. `partitions`: of every topic and
+    job.
+    """
     assembly = Assembly(partitions)
     contents: dict[DatasetName, Content] = {}
     datasets: list[LogicalDataset] = []
@@ -34,26 +39,50 @@ def compile_subjects(subjects: Sequence[Subject], partitions: int) -> Compiled:
             writer = None
         else:
             dataset = subject.dataset
-            result = PipelineCompiler(assembly, contents, dataset.name, dataset.version, dataset.schema, subject.pipeline).run()
+            result = PipelineCompiler(
+                assembly, contents, dataset.name, dataset.version, dataset.schema, subject.pipeline
+            ).run()
             topic, writer = result.topic, result.job
         if topic is not None:
-            contents[subject.dataset.name] = Content(topic, subject.dataset.schema, subject.dataset.schema.key_names)
+            contents[subject.dataset.name] = Content(
+                topic, subject.dataset.schema, subject.dataset.schema.key_names
+            )
         datasets.append(_view(subject, topic, _served_by(subject, topic, writer, assembly)))
-    return Compiled(tuple(assembly.topics.values()), tuple(assembly.jobs.values()), tuple(datasets), tuple(sources), partitions)
+    return Compiled(
+        tuple(assembly.topics.values()),
+        tuple(assembly.jobs.values()),
+        tuple(datasets),
+        tuple(sources),
+        partitions,
+    )
 
 
 def _sourced(subject: Subject, assembly: Assembly, sources: list[LogicalSource]) -> AssetKey:
     """The topic of a dataset that is fed from outside, with one binding per webhook endpoint."""
     dataset, partitions = subject.dataset, assembly.partitions
-    named = [(identity.source_identity(s, dataset.schema, dataset.version, partitions), s) for s in subject.sources]
-    topic = identity.source_topic([i for i, _ in named], dataset.schema, dataset.version, partitions)
+    named = [
+        (identity.source_identity(s, dataset.schema, dataset.version, partitions), s)
+        for s in subject.sources
+    ]
+    topic = identity.source_topic(
+        [i for i, _ in named], dataset.schema, dataset.version, partitions
+    )
     assembly.add_topic(topic, dataset.name)
-    sources.extend(_binding(i, s, s.table, subject, topic, assembly) for i, s in named if isinstance(s.table, WebhookEndpoint))
+    sources.extend(
+        _binding(i, s, s.table, subject, topic, assembly)
+        for i, s in named
+        if isinstance(s.table, WebhookEndpoint)
+    )
     return topic
 
 
 def _binding(
-    identity_: Identity, source: Source, table: WebhookEndpoint, subject: Subject, topic: AssetKey, assembly: Assembly
+    identity_: Identity,
+    source: Source,
+    table: WebhookEndpoint,
+    subject: Subject,
+    topic: AssetKey,
+    assembly: Assembly,
 ) -> LogicalSource:
     raw = identity.raw_topic(table.db.name, table.endpoint, assembly.partitions)
     return LogicalSource(
@@ -69,15 +98,21 @@ def _binding(
     )
 
 
-def _served_by(subject: Subject, topic: AssetKey | None, writer: AssetKey | None, assembly: Assembly) -> AssetKey | None:
-    """The job whose state answers lookups: a terminal aggregate's own, else a table if anybody may look the dataset up."""
+def _served_by(
+    subject: Subject, topic: AssetKey | None, writer: AssetKey | None, assembly: Assembly
+) -> AssetKey | None:
+    """The job whose state answers lookups: a terminal aggregate's own, else a table if anybody may
+    look the dataset up.
+    """
     if topic is None:
         return writer
     dataset = subject.dataset
     if not (dataset.schema.keyed and (subject.online or subject.offline or subject.looked_up)):
         return None
     step = spec.Table(dataset.schema)
-    job, _ = assembly.add_job(step, (topic,), None, salt=0, title=f"{dataset.name}: table", content=dataset.name)
+    job, _ = assembly.add_job(
+        step, (topic,), None, salt=0, title=f"{dataset.name}: table", content=dataset.name
+    )
     return job
 
 

@@ -1,17 +1,22 @@
-"""Identities: a Merkle hash of logic, so that equal definitions name equal assets wherever they were written.
+"""Identities: a Merkle hash of logic, so that equal definitions name equal assets wherever they
+were written.
 
-Theory. The identity of a job is the hash of what its step computes, of the version of the step's code, of its inputs' identities, of how
-its output is partitioned, and of a salt; the identity of a topic is the hash of its writer's. So content is named by how it
-was made: two pipelines with the same beginning share it, two branches with the same definition share everything, and a change anywhere
-renames exactly what lies downstream.
+Theory. The identity of a job is the hash of what its step computes, of the version of the step's
+code, of its inputs' identities, of how its output is partitioned, and of a salt; the identity of a
+topic is the hash of its writer's. So content is named by how it was made: two pipelines with the
+same beginning share it, two branches with the same definition share everything, and a change
+anywhere renames exactly what lies downstream.
 
-What is logic: types, names of columns, expressions, parameters, and user code as its author wrote it with what it includes
-(`wire.logic`; comments and the client's generated wrapper are not). What is not: owners, descriptions, tags, titles, names of datasets
-and pipelines, credentials, poll intervals and retention. A dataset's *version* is: people raise it to have things computed again, so it
-salts the dataset's last job and its user code (whose result may depend on the world outside, such as a library).
+What is logic: types, names of columns, expressions, parameters, and user code as its author wrote
+it with what it includes (`wire.logic`; comments and the client's generated wrapper are not). What
+is not: owners, descriptions, tags, titles, names of datasets and pipelines, credentials, poll
+intervals and retention. A dataset's *version* is: people raise it to have things computed again, so
+it salts the dataset's last job and its user code (whose result may depend on the world outside,
+such as a library).
 
-What would break it: hashing anything that differs between two serialisations of one definition, or leaving out anything that changes a
-result. The number of partitions is in every hash, because co-partitioned inputs must agree on it.
+What would break it: hashing anything that differs between two serialisations of one definition, or
+leaving out anything that changes a result. The number of partitions is in every hash, because
+co-partitioned inputs must agree on it.
 """
 
 from __future__ import annotations
@@ -38,12 +43,18 @@ START: Final = "earliest"
 
 def source_identity(source: Source, schema: Schema, version: int, partitions: int) -> Identity:
     """Of the rows that one source gives one dataset. Includes where the source starts."""
-    return _hash("source", source_logic(source).decode(), _logic(schema), version, partitions, START)
+    return _hash(
+        "source", source_logic(source).decode(), _logic(schema), version, partitions, START
+    )
 
 
-def source_topic(sources: Sequence[Identity], schema: Schema, version: int, partitions: int) -> AssetKey:
+def source_topic(
+    sources: Sequence[Identity], schema: Schema, version: int, partitions: int
+) -> AssetKey:
     """Of the content of a dataset that is fed from outside."""
-    return AssetKey(AssetKind.TOPIC, _hash("sourced", sorted(sources), _logic(schema), version, partitions))
+    return AssetKey(
+        AssetKind.TOPIC, _hash("sourced", sorted(sources), _logic(schema), version, partitions)
+    )
 
 
 def raw_topic(webhook: str, endpoint: str, partitions: int) -> AssetKey:
@@ -57,12 +68,28 @@ def dead_letters(partitions: int) -> AssetKey:
 
 
 def job(
-    step: StepSpec, inputs: Sequence[AssetKey], partition_by: tuple[str, ...] | None, salt: Any, partitions: int, *, frontier: bool = False
+    step: StepSpec,
+    inputs: Sequence[AssetKey],
+    partition_by: tuple[str, ...] | None,
+    salt: Any,
+    partitions: int,
+    *,
+    frontier: bool = False,
 ) -> AssetKey:
     """Of a job. `partition_by` None: it has no output."""
     parts = None if partition_by is None else list(partition_by)
     return AssetKey(
-        AssetKind.JOB, _hash("job", _logic(step), step_version(step), [i.identity for i in inputs], parts, salt, partitions, frontier)
+        AssetKind.JOB,
+        _hash(
+            "job",
+            _logic(step),
+            step_version(step),
+            [i.identity for i in inputs],
+            parts,
+            salt,
+            partitions,
+            frontier,
+        ),
     )
 
 
@@ -80,18 +107,30 @@ def code_logic(code: PyCode) -> list[Any]:
 
 
 def user_code_salt(version: int, includes: Sequence[PyCode]) -> list[Any]:
-    """What decides the result of user code besides its own text: what the pipeline lends it, and the dataset's version."""
+    """What decides the result of user code besides its own text: what the pipeline lends it, and
+    the dataset's version.
+    """
     return [version, [code_logic(include) for include in includes]]
 
 
 def _logic(value: object) -> Any:
-    """The canonical form of `value` with user code reduced to its logic and ids of operators left out."""
+    """The canonical form of `value` with user code reduced to its logic and ids of operators left
+    out.
+    """
     match value:
         case PyCode():
             return ["code", *code_logic(value)]
         case _ if isinstance(value, StatelessOp):
-            # The client makes up the ids of operands, from names among other things; what is read is in the inputs' identities.
-            return [type(value).__qualname__, {f: _logic(getattr(value, f)) for f in value.__dataclass_fields__ if f != "operand"}]
+            # The client makes up the ids of operands, from names among other things; what is read
+            # is in the inputs' identities.
+            return [
+                type(value).__qualname__,
+                {
+                    f: _logic(getattr(value, f))
+                    for f in value.__dataclass_fields__
+                    if f != "operand"
+                },
+            ]
         case tuple():
             return ["tuple", *(_logic(v) for v in value)]
         case _ if hasattr(value, "__dataclass_fields__"):

@@ -1,9 +1,11 @@
-"""Logical assets: what a commit needs, named by identity, before the bank has said which physical thing each of them is.
+"""Logical assets: what a commit needs, named by identity, before the bank has said which physical
+thing each of them is.
 
-Theory. A blueprint is a topic or a job. Its identity is a Merkle hash (`identity.py`), so two branches, two pipelines or two commits that
-want the same content name the same blueprint. `title` is for people and no part of anything's identity: the first commit that needs an
-asset names it. A `Compiled` commit is closed: whoever holds a job holds every topic it reads, writes and logs to; the planner and the
-ledger rely on that, so `Compiled` checks it when it is made.
+Theory. A blueprint is a topic or a job. Its identity is a Merkle hash (`identity.py`), so two
+branches, two pipelines or two commits that want the same content name the same blueprint. `title`
+is for people and no part of anything's identity: the first commit that needs an asset names it. A
+`Compiled` commit is closed: whoever holds a job holds every topic it reads, writes and logs to; the
+planner and the ledger rely on that, so `Compiled` checks it when it is made.
 """
 
 from __future__ import annotations
@@ -80,7 +82,9 @@ Blueprint = Topic | LogicalJob
 
 @dataclass(frozen=True, slots=True)
 class LogicalDataset:
-    """One dataset of the compiled version. `topic` None: terminal aggregate; `served_by` None: nobody may look it up."""
+    """One dataset of the compiled version. `topic` None: terminal aggregate; `served_by` None:
+    nobody may look it up.
+    """
 
     name: DatasetName
     version: int
@@ -110,7 +114,9 @@ class LogicalSource:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """Everything one branch version needs. `jobs` are in topological order: producers before consumers."""
+    """Everything one branch version needs. `jobs` are in topological order: producers before
+    consumers.
+    """
 
     topics: tuple[Topic, ...]
     jobs: tuple[LogicalJob, ...]
@@ -122,8 +128,12 @@ class Compiled:
         known = {t.key for t in self.topics}
         assert len(known) == len(self.topics), "a topic is listed once"
         assert len({j.key for j in self.jobs}) == len(self.jobs), "a job is listed once"
-        assert all(known.issuperset(job.topics) for job in self.jobs), "whoever holds a job holds its topics"
-        written = [o.topic for j in self.jobs for o in j.outputs] + list({s.topic for s in self.sources})
+        assert all(known.issuperset(job.topics) for job in self.jobs), (
+            "whoever holds a job holds its topics"
+        )
+        written = [o.topic for j in self.jobs for o in j.outputs] + list(
+            {s.topic for s in self.sources}
+        )
         assert len(set(written)) == len(written), "a topic has one writer"
 
     @property

@@ -1,17 +1,19 @@
 """One pipeline → jobs and topics.
 
-Theory. Walking the operators from the inputs on, a *flow* is what an operator would put out, not yet put anywhere. It is either *loose*, a
-union of branches, each a topic with a run of stateless native operators still to be applied, or *pending*, the one step of a job whose
-output topic is not chosen yet. Stateless operators lengthen the runs of a loose flow and so are fused for nothing; every other
-operator needs its input on a topic, partitioned the way it asks, and only then is a job made for what came before. So a topic exists only
-where state, a change of key, user code or a dataset's content needs one; a pending step writes straight into the partitioning its
-consumer wants; and user code, being a pending step of its own, is never part of another.
+Theory. Walking the operators from the inputs on, a *flow* is what an operator would put out, not
+yet put anywhere. It is either *loose*, a union of branches, each a topic with a run of stateless
+native operators still to be applied, or *pending*, the one step of a job whose output topic is not
+chosen yet. Stateless operators lengthen the runs of a loose flow and so are fused for nothing;
+every other operator needs its input on a topic, partitioned the way it asks, and only then is a job
+made for what came before. So a topic exists only where state, a change of key, user code or a
+dataset's content needs one; a pending step writes straight into the partitioning its consumer
+wants; and user code, being a pending step of its own, is never part of another.
 
-Where windows close by event time behind a join, the join tells how far event time has come (what it emits does not, see
-`engine/frontiers.py`), and every topic from there to the windows carries that.
+Where windows close by event time behind a join, the join tells how far event time has come (what it
+emits does not, see `engine/frontiers.py`), and every topic from there to the windows carries that.
 
-A flow that several operators consume is put on a topic once, so that user code runs once. A job reads each topic once, so a second
-branch over the same topic gets a copy.
+A flow that several operators consume is put on a topic once, so that user code runs once. A job
+reads each topic once, so a second branch over the same topic gets a copy.
 """
 
 from __future__ import annotations
@@ -65,7 +67,9 @@ class Loose:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A step whose job has no output topic yet. `salted`: its result may depend on more than its inputs."""
+    """A step whose job has no output topic yet. `salted`: its result may depend on more than its
+    inputs.
+    """
 
     step: spec.StepSpec
     inputs: tuple[AssetKey, ...]
@@ -81,7 +85,9 @@ Flow = Loose | Pending
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Where a dataset's content is: on a topic, or (terminal aggregates) only in the state of `job`."""
+    """Where a dataset's content is: on a topic, or (terminal aggregates) only in the state of
+    `job`.
+    """
 
     job: AssetKey
     topic: AssetKey | None
@@ -109,14 +115,18 @@ class PipelineCompiler:
         *inner, root = self.pipeline.nodes
         for node in inner:
             flow = self.flow(node, node.output)
-            if consumers[node.id] > 1 and not (isinstance(flow, Loose) and not any(b.stages for b in flow.branches)):
+            if consumers[node.id] > 1 and not (
+                isinstance(flow, Loose) and not any(b.stages for b in flow.branches)
+            ):
                 flow = _loose(self.place(flow, flow.schema.key_names))
             self.flows[node.id] = flow
         # The dataset's own schema fixes the order of columns and keys.
         return self.finish(self.flow(root, self.target))
 
     def finish(self, flow: Flow) -> Result:
-        """Put the result where the dataset lives. It carries the dataset's version, so that raising it computes this again."""
+        """Put the result where the dataset lives. It carries the dataset's version, so that raising
+        it computes this again.
+        """
         match flow:
             case Loose():
                 pending = self.fused(flow, self.target)
@@ -130,7 +140,9 @@ class PipelineCompiler:
             pending.step,
             pending.inputs,
             partition_by,
-            salt=identity.user_code_salt(self.version, self.pipeline.includes) if pending.salted else self.version,
+            salt=identity.user_code_salt(self.version, self.pipeline.includes)
+            if pending.salted
+            else self.version,
             title=f"{self.title}: {pending.noun}",
             content=self.dataset,
         )
@@ -148,17 +160,34 @@ class PipelineCompiler:
         match node.kind:
             case wire.DatasetRef(dataset):
                 return _loose(self.contents[dataset])
-            case (wire.AssignExpr() | wire.FilterExpr() | wire.Rename() | wire.Drop() | wire.Dropnull() | wire.Explode()) as op:
+            case (
+                wire.AssignExpr()
+                | wire.FilterExpr()
+                | wire.Rename()
+                | wire.Drop()
+                | wire.Dropnull()
+                | wire.Explode()
+            ) as op:
                 return self.longer(self.flows[op.operand], spec.Stage(op, output))
             case wire.Union_(operands):
                 loose = [self.loosened(self.flows[o]) for o in operands]
                 return Loose(tuple(b for flow in loose for b in flow.branches), output)
             case wire.Transform(operand, _, code):
-                return self.user_code("transform", operand, spec.UserCode("transform", code, None, self.schema_of(operand), output))
+                return self.user_code(
+                    "transform",
+                    operand,
+                    spec.UserCode("transform", code, None, self.schema_of(operand), output),
+                )
             case wire.Filter(operand, code):
-                return self.user_code("filter", operand, spec.UserCode("filter", code, None, self.schema_of(operand), output))
+                return self.user_code(
+                    "filter",
+                    operand,
+                    spec.UserCode("filter", code, None, self.schema_of(operand), output),
+                )
             case wire.Assign(operand, column, dtype, code):
-                step = spec.UserCode("assign", code, Field(column, dtype), self.schema_of(operand), output)
+                step = spec.UserCode(
+                    "assign", code, Field(column, dtype), self.schema_of(operand), output
+                )
                 return self.user_code("assign", operand, step)
             case _:
                 return self.stateful(node.kind, output)
@@ -168,20 +197,48 @@ class PipelineCompiler:
             case wire.Aggregate(operand, keys, specs, along, emit):
                 ordered = _in_order(keys, output)
                 rows = self.rows(operand)
-                step = spec.Aggregate(rows.schema, ordered, specs, along, emit is wire.Emit.FINAL, kind.terminal, output)
+                step = spec.Aggregate(
+                    rows.schema,
+                    ordered,
+                    specs,
+                    along,
+                    emit is wire.Emit.FINAL,
+                    kind.terminal,
+                    output,
+                )
                 return self.after(rows, ordered, step, "aggregate")
             case wire.First(operand, by):
                 ordered = _in_order(by, output)
-                return self.after(self.flows[operand], ordered, spec.Pick(self.schema_of(operand), ordered, True, output), "first")
+                return self.after(
+                    self.flows[operand],
+                    ordered,
+                    spec.Pick(self.schema_of(operand), ordered, True, output),
+                    "first",
+                )
             case wire.Latest(operand, by):
                 ordered = _in_order(by, output)
-                return self.after(self.flows[operand], ordered, spec.Pick(self.schema_of(operand), ordered, False, output), "latest")
+                return self.after(
+                    self.flows[operand],
+                    ordered,
+                    spec.Pick(self.schema_of(operand), ordered, False, output),
+                    "latest",
+                )
             case wire.Dedup(operand, by, window):
                 columns = by or self.schema_of(operand).value_names
-                return self.after(self.flows[operand], columns, spec.Dedup(self.schema_of(operand), columns, window, output), "dedup")
+                return self.after(
+                    self.flows[operand],
+                    columns,
+                    spec.Dedup(self.schema_of(operand), columns, window, output),
+                    "dedup",
+                )
             case wire.Changelog(operand, column, deletes):
                 schema = self.schema_of(operand)
-                return self.after(self.flows[operand], schema.key_names, spec.Changelog(schema, column, deletes, output), "changelog")
+                return self.after(
+                    self.flows[operand],
+                    schema.key_names,
+                    spec.Changelog(schema, column, deletes, output),
+                    "changelog",
+                )
             case wire.WindowOp(operand, window, by, name, specs):
                 windows = spec.Windows(self.schema_of(operand), by, name, window, output, specs)
                 return self.after(self.flows[operand], by, windows, "windows")
@@ -191,12 +248,16 @@ class PipelineCompiler:
                 raise AssertionError(f"{type(kind).__name__} is stateless")
 
     def join(self, op: wire.Join, output: Schema) -> Pending:
-        """The left side goes where the right side's keys are: partitioned by its columns in the order of the right keys."""
+        """The left side goes where the right side's keys are: partitioned by its columns in the
+        order of the right keys.
+        """
         right = self.right_content(op.right)
         pairs = {right_key: left for left, right_key in op.on}
         left_on = tuple(pairs[key] for key in right.schema.key_names)
         columns = (*right.schema.value_names, right.schema.timestamp)
-        taken = tuple(c for c in columns if c in op.fields) if op.fields else right.schema.value_names
+        taken = (
+            tuple(c for c in columns if c in op.fields) if op.fields else right.schema.value_names
+        )
         left = self.place(self.rows(op.left), left_on, unlike=right.topic)
         step = spec.Join(
             left=left.schema,
@@ -219,18 +280,30 @@ class PipelineCompiler:
         return branch.content
 
     def user_code(self, noun: str, operand: str, step: spec.UserCode) -> Pending:
-        """User code reads a topic and writes one. Versions of a key stay on one partition, in order."""
+        """User code reads a topic and writes one. Versions of a key stay on one partition, in
+        order.
+        """
         content = self.place(self.flows[operand], self.schema_of(operand).key_names)
-        return Pending(step, (content.topic,), step.output, noun, salted=True, frontier=content.frontier)
+        return Pending(
+            step, (content.topic,), step.output, noun, salted=True, frontier=content.frontier
+        )
 
     def rows(self, operand: str) -> Flow:
-        """The operand for a step that may be partitioned by anything: a keyed one as signed facts, which carry the end of each row."""
+        """The operand for a step that may be partitioned by anything: a keyed one as signed facts,
+        which carry the end of each row.
+        """
         flow = self.flows[operand]
         if not flow.schema.keyed:
             return flow
         content = self.place(flow, flow.schema.key_names)
         facts = spec.facts_of(content.schema)
-        return Pending(spec.Intervals(content.schema, facts), (content.topic,), facts, "intervals", frontier=content.frontier)
+        return Pending(
+            spec.Intervals(content.schema, facts),
+            (content.topic,),
+            facts,
+            "intervals",
+            frontier=content.frontier,
+        )
 
     def after(self, flow: Flow, partition_by: Columns, step: spec.StepSpec, noun: str) -> Pending:
         """A stateful step over its operand, which is partitioned for it."""
@@ -246,14 +319,27 @@ class PipelineCompiler:
 
     def longer(self, flow: Flow, stage: spec.Stage) -> Loose:
         loose = self.loosened(flow)
-        return Loose(tuple(Branch(b.content, (*b.stages, stage)) for b in loose.branches), stage.output)
+        return Loose(
+            tuple(Branch(b.content, (*b.stages, stage)) for b in loose.branches), stage.output
+        )
 
     def loosened(self, flow: Flow) -> Loose:
-        """The flow as branches over topics; a pending step gets its topic, by key or by position."""
+        """The flow as branches over topics; a pending step gets its topic, by key or by
+        position.
+        """
         return flow if isinstance(flow, Loose) else _loose(self.place(flow, flow.schema.key_names))
 
-    def place(self, flow: Flow, partition_by: Columns, *, unlike: AssetKey | None = None, frontier: bool = False) -> Content:
-        """The flow on a topic partitioned by these columns (none: however it is), not `unlike`, and with the frontier if asked."""
+    def place(
+        self,
+        flow: Flow,
+        partition_by: Columns,
+        *,
+        unlike: AssetKey | None = None,
+        frontier: bool = False,
+    ) -> Content:
+        """The flow on a topic partitioned by these columns (none: however it is), not `unlike`, and
+        with the frontier if asked.
+        """
         match flow:
             case Loose(branches=(Branch(content, ()),)):
                 fits = content.topic != unlike and (content.frontier or not frontier)
@@ -273,9 +359,12 @@ class PipelineCompiler:
             pending.step,
             pending.inputs,
             partition_by,
-            salt=identity.user_code_salt(self.version, self.pipeline.includes) if pending.salted else 0,
+            salt=identity.user_code_salt(self.version, self.pipeline.includes)
+            if pending.salted
+            else 0,
             title=f"{self.title}: {pending.noun}",
-            content=f"{self.title}: {pending.noun}" + (f" by {', '.join(partition_by)}" if partition_by else ""),
+            content=f"{self.title}: {pending.noun}"
+            + (f" by {', '.join(partition_by)}" if partition_by else ""),
             frontier=frontier,
         )
         assert topic is not None, "a job with a partitioning has an output"
@@ -284,12 +373,18 @@ class PipelineCompiler:
     def fused(self, flow: Loose, output: Schema) -> Pending:
         """One job for the whole run."""
         branches = self.distinct(flow.branches)
-        step = spec.Map(tuple(b.content.schema for b in branches), tuple(b.stages for b in branches), output)
+        step = spec.Map(
+            tuple(b.content.schema for b in branches), tuple(b.stages for b in branches), output
+        )
         heard = any(b.content.frontier for b in branches)
-        return Pending(step, tuple(b.content.topic for b in branches), output, "map", frontier=heard)
+        return Pending(
+            step, tuple(b.content.topic for b in branches), output, "map", frontier=heard
+        )
 
     def distinct(self, branches: Sequence[Branch]) -> list[Branch]:
-        """Branches over different topics: whatever reads a topic that stands before gets a copy of it."""
+        """Branches over different topics: whatever reads a topic that stands before gets a copy of
+        it.
+        """
         seen: set[AssetKey] = set()
         out = []
         for number, branch in enumerate(branches):
@@ -327,6 +422,8 @@ def _loose(content: Content) -> Loose:
 
 
 def _in_order(keys: Columns, output: Schema) -> Columns:
-    """Grouping keys in the order of the output's keys, which is the order of a lookup's key bytes."""
+    """Grouping keys in the order of the output's keys, which is the order of a lookup's key
+    bytes.
+    """
     assert set(keys) == set(output.key_names), "what is grouped by is the key of the result"
     return output.key_names

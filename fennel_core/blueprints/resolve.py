@@ -1,15 +1,22 @@
 """From identities to names: the jobs an engine runs and the catalog that servers load.
 
-Theory. Compilation speaks of identities, the world of names; the map between them is the plan's (or, at the commit transaction, the
-commit's reservations). Resolution is the only place where one becomes the other. A name that is missing from the map is a broken
-ledger, never a user's mistake, so it is a `KeyError` and not a message.
+Theory. Compilation speaks of identities, the world of names; the map between them is the plan's
+(or, at the commit transaction, the commit's reservations). Resolution is the only place where one
+becomes the other. A name that is missing from the map is a broken ledger, never a user's mistake,
+so it is a `KeyError` and not a message.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fennel_core.blueprints.logical import AssetKey, Compiled, LogicalDataset, LogicalJob, LogicalSource
+from fennel_core.blueprints.logical import (
+    AssetKey,
+    Compiled,
+    LogicalDataset,
+    LogicalJob,
+    LogicalSource,
+)
 from fennel_core.blueprints.spec import Catalog, DatasetView, Job, Output, SourceBinding
 from fennel_core.vocab.ids import AssetId, JobId, TopicName, WorkspaceId
 
@@ -22,7 +29,9 @@ def resolve_job(job: LogicalJob, workspace: WorkspaceId, names: Names) -> Job:
         id=JobId(names[job.key]),
         workspace=workspace,
         inputs=tuple(TopicName(names[i]) for i in job.inputs),
-        outputs=tuple(Output(TopicName(names[o.topic]), o.partition_by, o.frontier) for o in job.outputs),
+        outputs=tuple(
+            Output(TopicName(names[o.topic]), o.partition_by, o.frontier) for o in job.outputs
+        ),
         step=job.step,
         replaylog=TopicName(names[job.replaylog]),
         dead_letters=TopicName(names[job.dead_letters]),

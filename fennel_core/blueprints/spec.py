@@ -1,9 +1,9 @@
 """Jobs and catalogs: what a compiled commit asks the other rooms to run, as data.
 
-Theory. The compiler names inputs and outputs by *identity* (Merkle hash of logic and inputs); the bank maps each identity to a physical
-asset with
-an incarnation. A `Job` is the resolved form that the registry stores and an engine runs. A `Catalog` is the resolved form
-of one branch version that ingest and query servers load: where to write what arrives and where to read what is asked.
+Theory. The compiler names inputs and outputs by *identity* (Merkle hash of logic and inputs); the
+bank maps each identity to a physical asset with an incarnation. A `Job` is the resolved form that
+the registry stores and an engine runs. A `Catalog` is the resolved form of one branch version that
+ingest and query servers load: where to write what arrives and where to read what is asked.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from fennel_core.wire.connectors import Source
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Where emits of one output number go. `partition_by`: columns whose key bytes choose the partition; empty: by position."""
+    """Where emits of one output number go. `partition_by`: columns whose key bytes choose the
+    partition; empty: by position.
+    """
 
     topic: TopicName
     partition_by: tuple[str, ...]
@@ -28,7 +30,9 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Partition p reads partition p of every input topic, writes any partition of its outputs and partition p of `replaylog`."""
+    """Partition p reads partition p of every input topic, writes any partition of its outputs and
+    partition p of `replaylog`.
+    """
 
     id: JobId
     workspace: WorkspaceId
@@ -44,7 +48,9 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class DatasetView:
-    """One dataset of a branch version. `topic` is None for terminal aggregates; `served_by` is None without an index."""
+    """One dataset of a branch version. `topic` is None for terminal aggregates; `served_by` is None
+    without an index.
+    """
 
     name: DatasetName
     version: int
@@ -59,7 +65,9 @@ class DatasetView:
 
 @dataclass(frozen=True, slots=True)
 class SourceBinding:
-    """One webhook endpoint feeding one source dataset. `identity` is shared by equal definitions of several branches."""
+    """One webhook endpoint feeding one source dataset. `identity` is shared by equal definitions of
+    several branches.
+    """
 
     identity: Identity
     webhook: str
@@ -78,5 +86,7 @@ class Catalog:
     datasets: tuple[DatasetView, ...]
     sources: tuple[SourceBinding, ...]
     jobs: tuple[JobId, ...]
-    """Every job this branch version needs, inputs before consumers (a topological order): the barrier walks it."""
+    """Every job this branch version needs, inputs before consumers (a topological order): the
+    barrier walks it.
+    """
     partitions: int

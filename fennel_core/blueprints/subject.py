@@ -1,4 +1,6 @@
-"""What the compiler reads: datasets with everything that was resolved about them, producers before consumers."""
+"""What the compiler reads: datasets with everything that was resolved about them, producers before
+consumers.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Erased keys of a workspace: written by ingest, obeyed by ingest and by query servers.
 
-Theory. An erasure is permanent and goes by the dataset's name, so it holds in every branch, in every later version and for rows that are
-logged again. It names the values of the dataset's erase-key fields as key bytes (`vocab.keys`), which all rooms compute alike.
+Theory. An erasure is permanent and goes by the dataset's name, so it holds in every branch, in
+every later version and for rows that are logged again. It names the values of the dataset's
+erase-key fields as key bytes (`vocab.keys`), which all rooms compute alike.
 """
 
 from __future__ import annotations
@@ -22,29 +23,45 @@ Erased = Mapping[DatasetName, "tuple[ErasedKeys, ...]"]
 
 @dataclass(frozen=True, slots=True)
 class ErasedKeys:
-    """Erased values of one set of columns: a row is erased when the key bytes of its `columns` are among `keys`."""
+    """Erased values of one set of columns: a row is erased when the key bytes of its `columns` are
+    among `keys`.
+    """
 
     columns: tuple[str, ...]
     keys: frozenset[bytes]
 
 
-async def read(pool: Pool, workspace: WorkspaceId | None = None) -> dict[WorkspaceId, dict[DatasetName, tuple[ErasedKeys, ...]]]:
+async def read(
+    pool: Pool, workspace: WorkspaceId | None = None
+) -> dict[WorkspaceId, dict[DatasetName, tuple[ErasedKeys, ...]]]:
     """All erasures, of one workspace or of all."""
     async with pool.connection() as connection:
         cursor = await connection.execute(
-            "SELECT workspace, dataset, columns, array_agg(key) FROM erasure WHERE workspace = coalesce(%s, workspace) GROUP BY 1, 2, 3",
+            "SELECT workspace, dataset, columns, array_agg(key) FROM erasure WHERE "
+            "workspace = coalesce(%s, workspace) GROUP BY 1, 2, 3",
             (workspace,),
         )
         rows = await cursor.fetchall()
     found: dict[WorkspaceId, dict[DatasetName, tuple[ErasedKeys, ...]]] = {}
     for name, dataset, columns, keys in rows:
         of_dataset = found.setdefault(WorkspaceId(str(name)), {})
-        erased = ErasedKeys(tuple(cast(list[str], columns)), frozenset(bytes(k) for k in cast(list[bytes], keys)))
-        of_dataset[DatasetName(str(dataset))] = (*of_dataset.get(DatasetName(str(dataset)), ()), erased)
+        erased = ErasedKeys(
+            tuple(cast(list[str], columns)), frozenset(bytes(k) for k in cast(list[bytes], keys))
+        )
+        of_dataset[DatasetName(str(dataset))] = (
+            *of_dataset.get(DatasetName(str(dataset)), ()),
+            erased,
+        )
     return found
 
 
-async def add(pool: Pool, workspace: WorkspaceId, dataset: DatasetName, columns: Sequence[str], keys: Sequence[bytes]) -> None:
+async def add(
+    pool: Pool,
+    workspace: WorkspaceId,
+    dataset: DatasetName,
+    columns: Sequence[str],
+    keys: Sequence[bytes],
+) -> None:
     """Erase `keys` of `dataset` for ever; repeating it changes nothing."""
 
     async def work(connection: AsyncConnection) -> None:
@@ -53,12 +70,19 @@ async def add(pool: Pool, workspace: WorkspaceId, dataset: DatasetName, columns:
             WITH stamp AS (
                 INSERT INTO ingest_clock AS c (workspace, hlc)
                 VALUES (%(workspace)s, (extract(epoch FROM clock_timestamp()) * 1000)::bigint << 16)
-                ON CONFLICT (workspace) DO UPDATE SET hlc = greatest(c.hlc + 1, excluded.hlc) RETURNING hlc
+                ON CONFLICT (workspace) DO UPDATE SET hlc = greatest(c.hlc + 1, excluded.hlc)
+                    RETURNING hlc
             )
             INSERT INTO erasure (workspace, dataset, columns, key, hlc)
-            SELECT %(workspace)s, %(dataset)s, %(columns)s, k, stamp.hlc FROM stamp, unnest(%(keys)s::bytea[]) k
+            SELECT %(workspace)s, %(dataset)s, %(columns)s, k, stamp.hlc FROM stamp,
+                unnest(%(keys)s::bytea[]) k
             ON CONFLICT DO NOTHING""",
-            {"workspace": workspace, "dataset": dataset, "columns": list(columns), "keys": list(keys)},
+            {
+                "workspace": workspace,
+                "dataset": dataset,
+                "columns": list(columns),
+                "keys": list(keys),
+            },
         )
 
     await in_transaction(pool, work)

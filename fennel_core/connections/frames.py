@@ -1,8 +1,11 @@
-"""Length-prefixed msgpack frames over a stream socket: how query servers talk to slots (Unix sockets; TCP between hosts).
+"""Length-prefixed msgpack frames over a stream socket: how query servers talk to slots (Unix
+sockets; TCP between hosts).
 
-Theory. A frame is a 4-byte big-endian length and a msgpack array. A request is `[id, op, argument]`, an answer `[id, "ok", result]` or
-`[id, error_code, text]`; many may be under way on one connection and answers come in any order. Measured against gRPC and Arrow Flight
-this is 5–15 times less work per request (0.04 ms p50). A broken connection fails everything under way on it with `ConnectionError`.
+Theory. A frame is a 4-byte big-endian length and a msgpack array. A request is `[id, op,
+argument]`, an answer `[id, "ok", result]` or `[id, error_code, text]`; many may be under way on one
+connection and answers come in any order. Measured against gRPC and Arrow Flight this is 5–15 times
+less work per request (0.04 ms p50). A broken connection fails everything under way on it with
+`ConnectionError`.
 """
 
 from __future__ import annotations
@@ -32,7 +35,10 @@ def frame(message: object) -> bytes:
     """The bytes of one frame."""
     body = _encode(message)
     if len(body) > MAX_FRAME_BYTES:
-        raise ValueError(f"a frame of {len(body)} bytes is over the limit of {MAX_FRAME_BYTES}: split the request")
+        raise ValueError(
+            f"a frame of {len(body)} bytes is over the limit of {MAX_FRAME_BYTES}: "
+            "split the request"
+        )
     return len(body).to_bytes(_HEADER_BYTES, "big") + body
 
 
@@ -64,7 +70,9 @@ class Channel:
         return self._task.done()
 
     async def call(self, op: str, argument: object) -> Any:
-        """The result of `op`; RemoteError when the other side refuses, ConnectionError when it is gone."""
+        """The result of `op`; RemoteError when the other side refuses, ConnectionError when it is
+        gone.
+        """
         if self.closed:
             raise ConnectionError("the connection is closed")
         number = next(self._ids)
@@ -105,7 +113,9 @@ Handler = Callable[[str, Any], Awaitable[object]]
 
 
 async def serve(path: str, handler: Handler) -> asyncio.Server:
-    """Serve `handler(op, argument)` on a Unix socket; a RemoteError it raises becomes the answer. Keep the returned server referenced."""
+    """Serve `handler(op, argument)` on a Unix socket; a RemoteError it raises becomes the answer.
+    Keep the returned server referenced.
+    """
 
     async def answer(writer: asyncio.StreamWriter, number: int, op: str, argument: object) -> None:
         try:

@@ -1,6 +1,7 @@
 """How we talk to Kafka: one place for client configuration, and what it stands on.
 
-Consumers read committed records only and are assigned by hand: no consumer group holds an offset, so none can disagree with state.
+Consumers read committed records only and are assigned by hand: no consumer group holds an offset,
+so none can disagree with state.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from typing import Any, Final
 from fennel_core.settings.model import Settings
 
 FETCH_WAIT_MS: Final = 100
-"""How long the broker holds an empty fetch. It bounds how late a reader learns that it stands at the end (the barrier needs that) and
-costs an idle slot 10 requests a second: engine and broker idle at 6.3% of a core with 120 job partitions, with 50 ms at 8.6%."""
+"""How long the broker holds an empty fetch. It bounds how late a reader learns that it stands at
+the end (the barrier needs that) and costs an idle slot 10 requests a second: engine and broker idle
+at 6.3% of a core with 120 job partitions, with 50 ms at 8.6%.
+"""
 FETCH_MAX_BYTES: Final = 32 * 1024 * 1024
 QUEUE_KBYTES: Final = 65_536
 
@@ -21,7 +24,9 @@ def client_config(settings: Settings) -> dict[str, Any]:
 
 
 def consumer_config(settings: Settings, *, fetch_wait_ms: int = FETCH_WAIT_MS) -> dict[str, Any]:
-    """A consumer of committed records, assigned by hand, that says when it reaches the end of a partition."""
+    """A consumer of committed records, assigned by hand, that says when it reaches the end of a
+    partition.
+    """
     return client_config(settings) | {
         "group.id": "fennel-core",  # librdkafka wants a name; nothing is ever committed to it
         "enable.auto.commit": False,
@@ -42,7 +47,9 @@ def consumer_config(settings: Settings, *, fetch_wait_ms: int = FETCH_WAIT_MS) -
 
 
 def producer_config(settings: Settings, transactional_id: str) -> dict[str, Any]:
-    """A transactional producer that sends at once; a transaction left open by a frozen process ends after `transaction_timeout_ms`."""
+    """A transactional producer that sends at once; a transaction left open by a frozen process ends
+    after `transaction_timeout_ms`.
+    """
     return client_config(settings) | {
         "transactional.id": transactional_id,
         "transaction.timeout.ms": settings.transaction_timeout_ms,

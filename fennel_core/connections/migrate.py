@@ -1,9 +1,12 @@
-"""The schema of the platform's database, as numbered SQL files that are applied once each, in order.
+"""The schema of the platform's database, as numbered SQL files that are applied once each, in
+order.
 
-Theory. `migrations/NNNN_name.sql` are the history of the schema and are never edited after they were released: each applied file is
-remembered with its checksum, and a file that differs from what was applied stops the start-up instead of leaving two installations with
-different schemas under the same number. Each file runs in one transaction together with its bookkeeping row, so a crash applies it wholly
-or not at all, and one advisory lock makes any number of processes that start together apply it once. Why SQL and not Alembic's Python:
+Theory. `migrations/NNNN_name.sql` are the history of the schema and are never edited after they
+were released: each applied file is remembered with its checksum, and a file that differs from what
+was applied stops the start-up instead of leaving two installations with different schemas under the
+same number. Each file runs in one transaction together with its bookkeeping row, so a crash applies
+it wholly or not at all, and one advisory lock makes any number of processes that start together
+apply it once. Why SQL and not Alembic's Python:
 `docs/decisions/0005-migrations-are-numbered-sql.md`.
 """
 
@@ -58,7 +61,9 @@ class Applied:
 
 
 def read(folder: Path = FOLDER) -> tuple[Migration, ...]:
-    """The files of `folder` by number; MigrationError on a name that is not `NNNN_name.sql` or a number used twice or skipped."""
+    """The files of `folder` by number; MigrationError on a name that is not `NNNN_name.sql` or a
+    number used twice or skipped.
+    """
     found = []
     for path in sorted(folder.glob("*.sql")):
         match = _NAME.match(path.name)
@@ -68,29 +73,40 @@ def read(folder: Path = FOLDER) -> tuple[Migration, ...]:
     for expected, migration in enumerate(found, start=1):
         if migration.number != expected:
             raise MigrationError(
-                f"migration {migration.number:04d}_{migration.name} stands where {expected:04d} should: numbers start at 1 without gaps"
+                f"migration {migration.number:04d}_{migration.name} stands where "
+                f"{expected:04d} should: numbers start at 1 without gaps"
             )
     return tuple(found)
 
 
 def pending(files: Sequence[Migration], applied: Sequence[Applied]) -> tuple[Migration, ...]:
-    """Those of `files` that the database lacks, in order; MigrationError when what was applied is not a prefix of them."""
+    """Those of `files` that the database lacks, in order; MigrationError when what was applied is
+    not a prefix of them.
+    """
     for row in applied:
         if row.number > len(files):
             raise MigrationError(
-                f"the database has migration {row.number:04d}_{row.name}, which this version does not know: run the newer version"
+                f"the database has migration {row.number:04d}_{row.name}, which this "
+                "version does not know: run the newer version"
             )
         if files[row.number - 1].sha256 != row.sha256:
             raise MigrationError(
-                f"migration {row.number:04d}_{row.name} was changed after it was applied: restore it and put the change into a new file"
+                f"migration {row.number:04d}_{row.name} was changed after it was "
+                "applied: restore it and put the change into a new file"
             )
     if [row.number for row in applied] != list(range(1, len(applied) + 1)):
-        raise MigrationError("the table `migration` has a gap: somebody deleted from it; restore the row of the missing number")
+        raise MigrationError(
+            "the table `migration` has a gap: somebody deleted from it; restore the "
+            "row of the missing number"
+        )
     return tuple(files[len(applied) :])
 
 
-def apply(connection: psycopg.Connection[tuple[object, ...]], files: Sequence[Migration]) -> tuple[Migration, ...]:
-    """Apply what is missing over an autocommit connection and return it; a file's error leaves the earlier ones applied.
+def apply(
+    connection: psycopg.Connection[tuple[object, ...]], files: Sequence[Migration]
+) -> tuple[Migration, ...]:
+    """Apply what is missing over an autocommit connection and return it; a file's error leaves the
+    earlier ones applied.
 
     Waits for any other process that is applying. Raises MigrationError or the database's own error.
     """
@@ -99,8 +115,13 @@ def apply(connection: psycopg.Connection[tuple[object, ...]], files: Sequence[Mi
     connection.execute("SELECT pg_advisory_lock(%s)", (LOCK_KEY,))
     try:
         connection.execute(_BOOKKEEPING)
-        rows = connection.execute("SELECT number, name, sha256 FROM migration ORDER BY number").fetchall()
-        missing = pending(files, [Applied(int(str(number)), str(name), str(sha256)) for number, name, sha256 in rows])
+        rows = connection.execute(
+            "SELECT number, name, sha256 FROM migration ORDER BY number"
+        ).fetchall()
+        missing = pending(
+            files,
+            [Applied(int(str(number)), str(name), str(sha256)) for number, name, sha256 in rows],
+        )
         for migration in missing:
             with connection.transaction():
                 connection.execute(migration.statements.encode())

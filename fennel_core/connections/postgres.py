@@ -1,15 +1,19 @@
-"""Postgres: pools, transactions whose outcome is always learnt, and wake-ups that lose nothing that matters.
+"""Postgres: pools, transactions whose outcome is always learnt, and wake-ups that lose nothing that
+matters.
 
-Theory. Three things go wrong with a database that is reached over a socket.
-A *statement* may never end: every session sets the server's own time-outs, so a stuck lock ends as an error and not as a stuck server.
-A *COMMIT* may be answered by a broken connection, and then nobody knows whether it happened. Postgres does: each writing transaction has
-an id, and `pg_xact_status(id)` says `committed` or `aborted` for weeks. So a transaction reads its id before it commits, and an unknown
-outcome is resolved by reading on a new connection; only when no connection can be had within `RESOLVE_SECONDS` does the caller see
-`UnknownOutcome`, and must then resolve it from the rows it meant to write.
-A *notification* sent while we were not connected is lost. Therefore `listen` says `Listening` each time it starts to hear: whoever caches
-something re-reads it then, and after that each `Heard`.
+Theory. Three things go wrong with a database that is reached over a socket. A *statement* may never
+end: every session sets the server's own time-outs, so a stuck lock ends as an error and not as a
+stuck server. A *COMMIT* may be answered by a broken connection, and then nobody knows whether it
+happened. Postgres does: each writing transaction has an id, and `pg_xact_status(id)` says
+`committed` or `aborted` for weeks. So a transaction reads its id before it commits, and an unknown
+outcome is resolved by reading on a new connection; only when no connection can be had within
+`RESOLVE_SECONDS` does the caller see `UnknownOutcome`, and must then resolve it from the rows it
+meant to write. A *notification* sent while we were not connected is lost. Therefore `listen` says
+`Listening` each time it starts to hear: whoever caches something re-reads it then, and after that
+each `Heard`.
 
-Statements run in autocommit unless they are inside `in_transaction`, so a pool never holds an idle transaction (which would stop vacuum).
+Statements run in autocommit unless they are inside `in_transaction`, so a pool never holds an idle
+transaction (which would stop vacuum).
 """
 
 from __future__ import annotations
@@ -31,7 +35,9 @@ CONNECT_SECONDS: Final = 5
 RESOLVE_SECONDS: Final = 20.0
 RECONNECT_SECONDS: Final = (0.05, 0.2, 0.5, 1.0, 2.0)
 LISTEN_CHECK_SECONDS: Final = 10.0
-"""A silent listener asks the server whether it is still there this often: a cut cable sends no error."""
+"""A silent listener asks the server whether it is still there this often: a cut cable sends no
+error.
+"""
 RETRIED: Final = (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected)
 
 AsyncConnection = psycopg.AsyncConnection[tuple[object, ...]]
@@ -40,16 +46,22 @@ T = TypeVar("T")
 
 
 class UnknownOutcome(Exception):
-    """A COMMIT was sent, its answer was lost, and the server could not be asked in time: read the rows to learn whether it happened."""
+    """A COMMIT was sent, its answer was lost, and the server could not be asked in time: read the
+    rows to learn whether it happened.
+    """
 
 
 class RolledBack(Exception):
-    """The server says the transaction did not happen (its COMMIT was lost on the way): nothing was written, it may be run again."""
+    """The server says the transaction did not happen (its COMMIT was lost on the way): nothing was
+    written, it may be run again.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """From now on notifications are heard; whatever happened before may have been missed, so re-read what you keep."""
+    """From now on notifications are heard; whatever happened before may have been missed, so
+    re-read what you keep.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +76,9 @@ Wakeup = Listening | Heard
 
 
 def conninfo(dsn: str, *, name: str, statement_timeout_ms: int = STATEMENT_TIMEOUT_MS) -> str:
-    """`dsn` with the server-side time-outs (ms), a connect time-out, keep-alives and an application name that `pg_stat_activity` shows."""
+    """`dsn` with the server-side time-outs (ms), a connect time-out, keep-alives and an application
+    name that `pg_stat_activity` shows.
+    """
     options = (
         f"-c statement_timeout={statement_timeout_ms} -c lock_timeout={LOCK_TIMEOUT_MS}"
         f" -c idle_in_transaction_session_timeout={IDLE_IN_TRANSACTION_MS}"
@@ -80,8 +94,11 @@ def conninfo(dsn: str, *, name: str, statement_timeout_ms: int = STATEMENT_TIMEO
     )
 
 
-def pool(dsn: str, *, name: str, size: int = 8, statement_timeout_ms: int = STATEMENT_TIMEOUT_MS) -> Pool:
-    """A closed pool of 1 to `size` autocommit connections: `async with pool(...) as p:`, or `await p.open(wait=True)`.
+def pool(
+    dsn: str, *, name: str, size: int = 8, statement_timeout_ms: int = STATEMENT_TIMEOUT_MS
+) -> Pool:
+    """A closed pool of 1 to `size` autocommit connections: `async with pool(...) as p:`, or `await
+    p.open(wait=True)`.
 
     Waiting longer than `CONNECT_SECONDS` for a connection raises `psycopg_pool.PoolTimeout`.
     """
@@ -96,9 +113,15 @@ def pool(dsn: str, *, name: str, size: int = 8, statement_timeout_ms: int = STAT
     )
 
 
-def connect(dsn: str, *, name: str, statement_timeout_ms: int = STATEMENT_TIMEOUT_MS) -> psycopg.Connection[tuple[object, ...]]:
-    """One blocking autocommit connection, for command-line programs and Airflow tasks; use it as a context manager."""
-    return psycopg.connect(conninfo(dsn, name=name, statement_timeout_ms=statement_timeout_ms), autocommit=True)
+def connect(
+    dsn: str, *, name: str, statement_timeout_ms: int = STATEMENT_TIMEOUT_MS
+) -> psycopg.Connection[tuple[object, ...]]:
+    """One blocking autocommit connection, for command-line programs and Airflow tasks; use it as a
+    context manager.
+    """
+    return psycopg.connect(
+        conninfo(dsn, name=name, statement_timeout_ms=statement_timeout_ms), autocommit=True
+    )
 
 
 async def in_transaction(
@@ -110,9 +133,10 @@ async def in_transaction(
 ) -> T:
     """Run `work(connection)` in one transaction and return its result once the commit is certain.
 
-    `work` may run `attempts` times: deadlocks and serialization failures are rolled back and tried again, so it must do nothing that
-    cannot be repeated. Errors it raises roll back and pass through. `RolledBack`: the commit's answer was lost and the server says it
-    did not happen. `UnknownOutcome`: neither could be learnt within `resolve_seconds`.
+    `work` may run `attempts` times: deadlocks and serialization failures are rolled back and tried
+    again, so it must do nothing that cannot be repeated. Errors it raises roll back and pass
+    through. `RolledBack`: the commit's answer was lost and the server says it did not happen.
+    `UnknownOutcome`: neither could be learnt within `resolve_seconds`.
     """
     for attempt in range(1, attempts + 1):
         try:
@@ -124,7 +148,9 @@ async def in_transaction(
     raise AssertionError("attempts must be at least 1")
 
 
-async def _once(source: Pool, work: Callable[[AsyncConnection], Awaitable[T]], resolve_seconds: float) -> T:
+async def _once(
+    source: Pool, work: Callable[[AsyncConnection], Awaitable[T]], resolve_seconds: float
+) -> T:
     async with source.connection() as connection:
         await connection.execute("BEGIN")
         try:
@@ -141,19 +167,31 @@ async def _once(source: Pool, work: Callable[[AsyncConnection], Awaitable[T]], r
                 raise
         else:
             return result
-    # Here the connection is broken and given back (the pool replaces it); nothing was read from it after COMMIT was sent.
+    # Here the connection is broken and given back (the pool replaces it); nothing was read from it
+    # after COMMIT was sent.
     if transaction_id is None or await _committed(source, transaction_id, resolve_seconds):
         return result
-    raise RolledBack("the connection broke during COMMIT and the server says the transaction was rolled back: it can be run again")
+    raise RolledBack(
+        "the connection broke during COMMIT and the server says the transaction was "
+        "rolled back: it can be run again"
+    )
 
 
 def _outcome_unknown(connection: AsyncConnection, error: psycopg.OperationalError) -> bool:
-    """A refusal (deferred constraint, serialization) comes over a connection that lives on; anything else leaves the outcome open."""
-    return connection.closed or connection.broken or error.sqlstate in {"08007", "40003", "57P01", "57P02"}
+    """A refusal (deferred constraint, serialization) comes over a connection that lives on;
+    anything else leaves the outcome open.
+    """
+    return (
+        connection.closed
+        or connection.broken
+        or error.sqlstate in {"08007", "40003", "57P01", "57P02"}
+    )
 
 
 async def _transaction_id(connection: AsyncConnection) -> str | None:
-    """The transaction's id, or None when it wrote nothing (then commit and rollback are the same)."""
+    """The transaction's id, or None when it wrote nothing (then commit and rollback are the
+    same).
+    """
     cursor = await connection.execute("SELECT pg_current_xact_id_if_assigned()::text")
     row = await cursor.fetchone()
     return None if row is None or row[0] is None else str(row[0])
@@ -169,13 +207,16 @@ async def _committed(source: Pool, transaction_id: str, resolve_seconds: float) 
             return False
         if asyncio.get_running_loop().time() >= deadline:
             raise UnknownOutcome(
-                f"transaction {transaction_id}: the answer to COMMIT was lost and the server did not tell within {resolve_seconds:g} s"
+                f"transaction {transaction_id}: the answer to COMMIT was lost and "
+                f"the server did not tell within {resolve_seconds:g} s"
             )
         await asyncio.sleep(0.1)
 
 
 async def _status(source: Pool, transaction_id: str) -> str | None:
-    """`committed`, `aborted`, `in progress` (its backend has not noticed yet), or None when the server cannot be asked now."""
+    """`committed`, `aborted`, `in progress` (its backend has not noticed yet), or None when the
+    server cannot be asked now.
+    """
     try:
         async with source.connection() as connection:
             cursor = await connection.execute("SELECT pg_xact_status(%s::xid8)", (transaction_id,))
@@ -185,12 +226,18 @@ async def _status(source: Pool, transaction_id: str) -> str | None:
     return None if row is None else str(row[0])
 
 
-async def listen(dsn: str, channels: Sequence[str], *, name: str, check_seconds: float = LISTEN_CHECK_SECONDS) -> AsyncIterator[Wakeup]:
-    """Yield `Listening` after each (re)connection and `Heard` per notification, for ever; connection errors are waited out."""
+async def listen(
+    dsn: str, channels: Sequence[str], *, name: str, check_seconds: float = LISTEN_CHECK_SECONDS
+) -> AsyncIterator[Wakeup]:
+    """Yield `Listening` after each (re)connection and `Heard` per notification, for ever;
+    connection errors are waited out.
+    """
     failures = 0
     while True:
         try:
-            async with await psycopg.AsyncConnection.connect(conninfo(dsn, name=name), autocommit=True) as connection:
+            async with await psycopg.AsyncConnection.connect(
+                conninfo(dsn, name=name), autocommit=True
+            ) as connection:
                 for channel in channels:
                     await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
                 failures = 0

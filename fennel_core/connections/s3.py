@@ -1,9 +1,11 @@
 """S3: one bucket of immutable, uniquely named objects.
 
-Theory. S3-compatible stores differ in what a conditional write promises: the local one keeps `If-None-Match` under a race and breaks
-`If-Match`. So only `If-None-Match: *` is relied on: an object is written once under a name nobody else uses and never changed, and what
-points at the newest object is a row in Postgres. Two more rules come from stores that keep objects as files: a key is never a prefix
-folder of another (`c/a` and `c/a/b`), and bucket names have three letters or more.
+Theory. S3-compatible stores differ in what a conditional write promises: the local one keeps
+`If-None-Match` under a race and breaks `If-Match`. So only `If-None-Match: *` is relied on: an
+object is written once under a name nobody else uses and never changed, and what points at the
+newest object is a row in Postgres. Two more rules come from stores that keep objects as files: a
+key is never a prefix folder of another (`c/a` and `c/a/b`), and bucket names have three letters or
+more.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ class S3Settings(Protocol):
 
 
 def client(settings: S3Settings, *, connections: int = 10) -> S3Client:
-    """A thread-safe client (blocking: call it from a worker thread), with path-style addresses and bounded retries."""
+    """A thread-safe client (blocking: call it from a worker thread), with path-style addresses and
+    bounded retries.
+    """
     return boto3.client(
         "s3",
         endpoint_url=settings.s3_endpoint,
@@ -63,7 +67,9 @@ def client(settings: S3Settings, *, connections: int = 10) -> S3Client:
 
 
 def ensure_bucket(s3: S3Client, bucket: str) -> None:
-    """Make `bucket` if it is not there; ClientError when the store refuses (the name is taken, or no permission)."""
+    """Make `bucket` if it is not there; ClientError when the store refuses (the name is taken, or
+    no permission).
+    """
     try:
         s3.head_bucket(Bucket=bucket)
         return
@@ -76,16 +82,20 @@ def ensure_bucket(s3: S3Client, bucket: str) -> None:
             s3.create_bucket(Bucket=bucket)
         else:
             constraint: BucketLocationConstraintType = region  # type: ignore[assignment]  # a setting; the store checks it
-            s3.create_bucket(Bucket=bucket, CreateBucketConfiguration={"LocationConstraint": constraint})
+            s3.create_bucket(
+                Bucket=bucket, CreateBucketConfiguration={"LocationConstraint": constraint}
+            )
     except ClientError as refused:
         if refused.response.get("Error", {}).get("Code") != "BucketAlreadyOwnedByYou":
             raise
 
 
 def put_new(s3: S3Client, bucket: str, key: str, body: bytes | BinaryIO) -> bool:
-    """Write an object that must not exist yet; False when `key` is taken (then nothing was changed).
+    """Write an object that must not exist yet; False when `key` is taken (then nothing was
+    changed).
 
-    A retry after a lost answer may find its own object: names are unique per writer, so compare the content if False surprises you.
+    A retry after a lost answer may find its own object: names are unique per writer, so compare the
+    content if False surprises you.
     """
     try:
         s3.put_object(Bucket=bucket, Key=key, Body=body, IfNoneMatch="*")
@@ -121,7 +131,9 @@ def keys(s3: S3Client, bucket: str, prefix: str) -> list[str]:
 def written(s3: S3Client, bucket: str, prefix: str) -> dict[str, datetime]:
     """Every key that begins with `prefix`, and when it was written by the store's own clock."""
     pages = s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
-    return {found["Key"]: found["LastModified"] for page in pages for found in page.get("Contents", [])}
+    return {
+        found["Key"]: found["LastModified"] for page in pages for found in page.get("Contents", [])
+    }
 
 
 def delete(s3: S3Client, bucket: str, key: str) -> None:

@@ -1,9 +1,11 @@
 """Users' secrets, sealed before they reach the database.
 
-Theory. Postgres holds only Fernet tokens (AES-128-CBC and HMAC-SHA256); the key is in a file that only its owner may read, so a stolen
-database or backup opens nothing. What is sealed is the workspace, the name and the value together: a row copied to another workspace or
-name does not open there. The key file may hold several keys, one per line: the first seals, all of them open, which is how a key is
-changed (put a new line first, run `reseal`, remove the old line). Values never appear in logs or in errors.
+Theory. Postgres holds only Fernet tokens (AES-128-CBC and HMAC-SHA256); the key is in a file that
+only its owner may read, so a stolen database or backup opens nothing. What is sealed is the
+workspace, the name and the value together: a row copied to another workspace or name does not open
+there. The key file may hold several keys, one per line: the first seals, all of them open, which is
+how a key is changed (put a new line first, run `reseal`, remove the old line). Values never appear
+in logs or in errors.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ SECRET_BYTES: Final = 64 * 1024
 
 
 class SealError(Exception):
-    """A key file or a sealed secret cannot be used; the text says which and what to do, never the value."""
+    """A key file or a sealed secret cannot be used; the text says which and what to do, never the
+    value.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,39 +40,58 @@ class Sealer:
 
     @classmethod
     def from_file(cls, path: Path) -> Sealer:
-        """Read the keys at `path` (one urlsafe base64 key of 32 bytes per line); SealError if others may read it or a key is malformed."""
+        """Read the keys at `path` (one urlsafe base64 key of 32 bytes per line); SealError if
+        others may read it or a key is malformed.
+        """
         try:
             mode = stat.S_IMODE(path.stat().st_mode)
             lines = path.read_text(encoding="ascii").split()
         except (OSError, UnicodeDecodeError) as unreadable:
             raise SealError(f"the key file {path} cannot be read: {unreadable}") from unreadable
         if mode & 0o077:
-            raise SealError(f"the key file {path} has mode {mode:04o}: only its owner may read it (chmod 600)")
+            raise SealError(
+                f"the key file {path} has mode {mode:04o}: only its owner may read it (chmod 600)"
+            )
         if not lines:
-            raise SealError(f"the key file {path} is empty: restore it, without it no stored secret can be opened")
+            raise SealError(
+                f"the key file {path} is empty: restore it, without it no stored "
+                "secret can be opened"
+            )
         try:
             return cls(MultiFernet([Fernet(line) for line in lines]))
         except ValueError as malformed:
-            raise SealError(f"the key file {path} has a line that is not 32 bytes in urlsafe base64") from malformed
+            raise SealError(
+                f"the key file {path} has a line that is not 32 bytes in urlsafe base64"
+            ) from malformed
 
     def seal(self, workspace: WorkspaceId, name: str, value: str) -> bytes:
         return self._keys.encrypt(msgspec.msgpack.encode((workspace, name, value)))
 
     def open(self, workspace: WorkspaceId, name: str, sealed: bytes) -> str:
-        """The value; SealError when it was sealed with a key that is gone, or for another workspace or name."""
+        """The value; SealError when it was sealed with a key that is gone, or for another workspace
+        or name.
+        """
         try:
-            owner, title, value = msgspec.msgpack.decode(self._keys.decrypt(sealed), type=tuple[str, str, str])
+            owner, title, value = msgspec.msgpack.decode(
+                self._keys.decrypt(sealed), type=tuple[str, str, str]
+            )
         except (InvalidToken, msgspec.DecodeError) as closed:
             raise SealError(
-                f"secret `{name}` does not open: it was sealed with another key (FENNEL_SECRETS_KEY_FILE) or damaged"
+                f"secret `{name}` does not open: it was sealed with another key "
+                "(FENNEL_SECRETS_KEY_FILE) or damaged"
             ) from closed
         if (owner, title) != (workspace, name):
-            raise SealError(f"secret `{name}` was sealed for another workspace or name: somebody copied its row; set it again")
+            raise SealError(
+                f"secret `{name}` was sealed for another workspace or name: somebody "
+                "copied its row; set it again"
+            )
         return value
 
 
 def make_key_file(path: Path) -> None:
-    """Write a fresh key to `path` with mode 0600; FileExistsError if there is one (a key that is overwritten is data that is lost)."""
+    """Write a fresh key to `path` with mode 0600; FileExistsError if there is one (a key that is
+    overwritten is data that is lost).
+    """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(Fernet.generate_key() + b"\n")
@@ -77,12 +100,15 @@ def make_key_file(path: Path) -> None:
 async def put(pool: Pool, sealer: Sealer, workspace: WorkspaceId, name: str, value: str) -> None:
     """Set secret `name`, new or not; ValueError when the value is too long or the name is empty."""
     if not name or len(value.encode()) > SECRET_BYTES:
-        raise ValueError(f"secret `{name}`: a name is not empty and a value has at most {SECRET_BYTES} bytes")
+        raise ValueError(
+            f"secret `{name}`: a name is not empty and a value has at most {SECRET_BYTES} bytes"
+        )
     sealed = sealer.seal(workspace, name, value)
     async with pool.connection() as connection:
         await connection.execute(
             "INSERT INTO secret (workspace, name, sealed) VALUES (%s, %s, %s)"
-            " ON CONFLICT (workspace, name) DO UPDATE SET sealed = excluded.sealed, updated_at = now()",
+            " ON CONFLICT (workspace, name) DO UPDATE SET sealed = excluded.sealed, "
+            "updated_at = now()",
             (workspace, name, sealed),
         )
 
@@ -90,7 +116,9 @@ async def put(pool: Pool, sealer: Sealer, workspace: WorkspaceId, name: str, val
 async def get(pool: Pool, sealer: Sealer, workspace: WorkspaceId, name: str) -> str | None:
     """The value of secret `name`, or None when there is none."""
     async with pool.connection() as connection:
-        cursor = await connection.execute("SELECT sealed FROM secret WHERE workspace = %s AND name = %s", (workspace, name))
+        cursor = await connection.execute(
+            "SELECT sealed FROM secret WHERE workspace = %s AND name = %s", (workspace, name)
+        )
         row = await cursor.fetchone()
     if row is None:
         return None
@@ -101,27 +129,38 @@ async def get(pool: Pool, sealer: Sealer, workspace: WorkspaceId, name: str) -> 
 async def names(pool: Pool, workspace: WorkspaceId) -> tuple[str, ...]:
     """The names of a workspace's secrets, sorted."""
     async with pool.connection() as connection:
-        cursor = await connection.execute("SELECT name FROM secret WHERE workspace = %s ORDER BY name", (workspace,))
+        cursor = await connection.execute(
+            "SELECT name FROM secret WHERE workspace = %s ORDER BY name", (workspace,)
+        )
         return tuple(str(row[0]) for row in await cursor.fetchall())
 
 
 async def delete(pool: Pool, workspace: WorkspaceId, name: str) -> bool:
     """Remove secret `name`; False when there was none."""
     async with pool.connection() as connection:
-        cursor = await connection.execute("DELETE FROM secret WHERE workspace = %s AND name = %s", (workspace, name))
+        cursor = await connection.execute(
+            "DELETE FROM secret WHERE workspace = %s AND name = %s", (workspace, name)
+        )
     return cursor.rowcount == 1
 
 
 async def reseal(pool: Pool, sealer: Sealer) -> int:
-    """Seal every secret of every workspace with the first key, in one transaction, and return how many; then an old key may go."""
+    """Seal every secret of every workspace with the first key, in one transaction, and return how
+    many; then an old key may go.
+    """
 
     async def work(connection: AsyncConnection) -> int:
-        rows = await (await connection.execute("SELECT workspace, name, sealed FROM secret FOR UPDATE")).fetchall()
+        rows = await (
+            await connection.execute("SELECT workspace, name, sealed FROM secret FOR UPDATE")
+        ).fetchall()
         for workspace, name, sealed in rows:
             assert isinstance(sealed, bytes)
             owner, title = WorkspaceId(str(workspace)), str(name)
             again = sealer.seal(owner, title, sealer.open(owner, title, sealed))
-            await connection.execute("UPDATE secret SET sealed = %s WHERE workspace = %s AND name = %s", (again, owner, title))
+            await connection.execute(
+                "UPDATE secret SET sealed = %s WHERE workspace = %s AND name = %s",
+                (again, owner, title),
+            )
         return len(rows)
 
     return await in_transaction(pool, work)

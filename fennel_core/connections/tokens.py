@@ -1,12 +1,15 @@
 """Which workspace a bearer token opens.
 
-Theory. The token row is found by the token's SHA-256, so a guess is compared with nothing that leaks how near it was; the digests are
-compared once more in constant time. Every request asks, so answers are kept in the process: up to `FRESH_SECONDS` they are simply
-used, then one task asks Postgres again while requests go on being answered, and after `USABLE_SECONDS` nobody is answered from memory.
-So a token of a deleted workspace stops working within a second, and a busy server never waits for Postgres. Only good answers are kept:
-a new token works at once, and wrong tokens cannot fill the memory.
+Theory. The token row is found by the token's SHA-256, so a guess is compared with nothing that
+leaks how near it was; the digests are compared once more in constant time. Every request asks, so
+answers are kept in the process: up to `FRESH_SECONDS` they are simply used, then one task asks
+Postgres again while requests go on being answered, and after `USABLE_SECONDS` nobody is answered
+from memory. So a token of a deleted workspace stops working within a second, and a busy server
+never waits for Postgres. Only good answers are kept: a new token works at once, and wrong tokens
+cannot fill the memory.
 
-In development (`dev_tokens`, loopback only) the token `dev-<name>` opens workspace `<name>` and makes it at first use.
+In development (`dev_tokens`, loopback only) the token `dev-<name>` opens workspace `<name>` and
+makes it at first use.
 """
 
 from __future__ import annotations
@@ -62,11 +65,17 @@ class _Memory:
 _memories: WeakKeyDictionary[Pool, _Memory] = WeakKeyDictionary()
 
 
-async def workspace_of(pool: Pool, settings: TokenSettings, header: str | None, clock: Callable[[], float] = time.monotonic) -> WorkspaceId:
+async def workspace_of(
+    pool: Pool,
+    settings: TokenSettings,
+    header: str | None,
+    clock: Callable[[], float] = time.monotonic,
+) -> WorkspaceId:
     """The open workspace that the `Authorization` header's token names.
 
-    ApiError 401 `unauthenticated` without a bearer token, 401 `token-unknown` for one that opens nothing, 400 for a dev token with a bad
-    workspace name, 503 `database-unavailable` when Postgres cannot be asked. `clock` gives seconds that never go back.
+    ApiError 401 `unauthenticated` without a bearer token, 401 `token-unknown` for one that opens
+    nothing, 400 for a dev token with a bad workspace name, 503 `database-unavailable` when Postgres
+    cannot be asked. `clock` gives seconds that never go back.
     """
     token = bearer(header)
     digest = digest_of(token)
@@ -91,26 +100,44 @@ async def workspace_of(pool: Pool, settings: TokenSettings, header: str | None, 
 
 def bearer(header: str | None) -> str:
     """The token in an `Authorization` header; ApiError 401 when there is none."""
-    if header is None or header[: len(_SCHEME)].lower() != _SCHEME or not (token := header[len(_SCHEME) :].strip()):
-        raise ApiError(401, "unauthenticated", "no token: send the header `Authorization: Bearer <token>`")
+    if (
+        header is None
+        or header[: len(_SCHEME)].lower() != _SCHEME
+        or not (token := header[len(_SCHEME) :].strip())
+    ):
+        raise ApiError(
+            401, "unauthenticated", "no token: send the header `Authorization: Bearer <token>`"
+        )
     return token
 
 
 def require_admin(settings: TokenSettings, header: str | None) -> None:
-    """Pass only the administrator's token; ApiError 401 otherwise. An empty `admin_token` setting refuses everybody."""
+    """Pass only the administrator's token; ApiError 401 otherwise. An empty `admin_token` setting
+    refuses everybody.
+    """
     expected = settings.admin_token.get_secret_value()
     given = bearer(header)
     if not expected or not hmac.compare_digest(given.encode(), expected.encode()):
-        raise ApiError(401, "not-administrator", "this call needs the administrator's token (setting FENNEL_ADMIN_TOKEN)")
+        raise ApiError(
+            401,
+            "not-administrator",
+            "this call needs the administrator's token (setting FENNEL_ADMIN_TOKEN)",
+        )
 
 
-async def _refresh(memory: _Memory, digest: bytes, pool: Pool, settings: TokenSettings, token: str, now: float) -> None:
-    """Ask again beside the requests. `now` was read before asking, so the answer is never taken for newer than it is."""
+async def _refresh(
+    memory: _Memory, digest: bytes, pool: Pool, settings: TokenSettings, token: str, now: float
+) -> None:
+    """Ask again beside the requests. `now` was read before asking, so the answer is never taken for
+    newer than it is.
+    """
     try:
         memory.known[digest] = _Known(await _ask(pool, settings, token), now)
     except ApiError as refused:
         if refused.status == 503:
-            memory.known[digest].asking = False  # used until it is too old; the next request asks again
+            memory.known[
+                digest
+            ].asking = False  # used until it is too old; the next request asks again
         else:
             memory.known.pop(digest, None)
 
@@ -121,16 +148,23 @@ async def _ask(pool: Pool, settings: TokenSettings, token: str) -> WorkspaceId:
             return await _open_dev(pool, checked_name(token.removeprefix(DEV_PREFIX)))
         found = await _find(pool, digest_of(token))
     except (psycopg.OperationalError, PoolTimeout) as lost:
-        raise ApiError(503, "database-unavailable", "the platform's database cannot be reached now: try again") from lost
+        raise ApiError(
+            503, "database-unavailable", "the platform's database cannot be reached now: try again"
+        ) from lost
     if found is None:
-        raise ApiError(401, "token-unknown", "this token opens no workspace: it is wrong, or its workspace was deleted")
+        raise ApiError(
+            401,
+            "token-unknown",
+            "this token opens no workspace: it is wrong, or its workspace was deleted",
+        )
     return found
 
 
 async def _find(pool: Pool, digest: bytes) -> WorkspaceId | None:
     async with pool.connection() as connection:
         cursor = await connection.execute(
-            "SELECT t.digest, w.name FROM token t JOIN workspace w ON w.name = t.workspace WHERE t.digest = %s AND w.state = 'open'",
+            "SELECT t.digest, w.name FROM token t JOIN workspace w ON w.name = "
+            "t.workspace WHERE t.digest = %s AND w.state = 'open'",
             (digest,),
         )
         row = await cursor.fetchone()
@@ -141,7 +175,9 @@ async def _find(pool: Pool, digest: bytes) -> WorkspaceId | None:
 
 async def _open_dev(pool: Pool, workspace: WorkspaceId) -> WorkspaceId:
     async with pool.connection() as connection:
-        cursor = await connection.execute("SELECT state FROM workspace WHERE name = %s", (workspace,))
+        cursor = await connection.execute(
+            "SELECT state FROM workspace WHERE name = %s", (workspace,)
+        )
         row = await cursor.fetchone()
     if row is None:
 
@@ -150,5 +186,9 @@ async def _open_dev(pool: Pool, workspace: WorkspaceId) -> WorkspaceId:
 
         await in_transaction(pool, work)
     elif row[0] != "open":
-        raise ApiError(401, "token-unknown", f"workspace `{workspace}` is being deleted: its token works again when it is gone")
+        raise ApiError(
+            401,
+            "token-unknown",
+            f"workspace `{workspace}` is being deleted: its token works again when it is gone",
+        )
     return workspace

@@ -1,8 +1,9 @@
 """From the bytes of a commit to what it defines, and from that to what must exist.
 
-Theory. `check` is the whole of validation: it decodes, joins the definitions of an incremental commit with those the branch has, runs every
-pass of the graph, and answers all problems at once, so that a person fixes them in one go. `compiled` may only be asked about what
-passed. Both are functions of bytes; they touch nothing.
+Theory. `check` is the whole of validation: it decodes, joins the definitions of an incremental
+commit with those the branch has, runs every pass of the graph, and answers all problems at once, so
+that a person fixes them in one go. `compiled` may only be asked about what passed. Both are
+functions of bytes; they touch nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ from fennel_core.wire.errors import MalformedMessage, WireError
 
 @dataclass(frozen=True, slots=True)
 class Definitions:
-    """A version of a branch that passed validation. `body`: its SyncRequest, merged where it was incremental."""
+    """A version of a branch that passed validation. `body`: its SyncRequest, merged where it was
+    incremental.
+    """
 
     graph: Graph
     body: bytes
@@ -42,7 +45,9 @@ class Read:
 
 
 def check(received: Read, before: Read | None, *, incremental: bool) -> Definitions:
-    """Validate a commit against `before`, which the branch stands at (None: empty). ApiError with every problem."""
+    """Validate a commit against `before`, which the branch stands at (None: empty). ApiError with
+    every problem.
+    """
     graph, parts = build(received.request), [(received.body, received.request)]
     base = None
     if before is not None:
@@ -67,13 +72,19 @@ def read(body: bytes) -> Read:
 
 
 def refusal(problems: Sequence[Problem]) -> ApiError:
-    """All problems as one answer: a single one as it is, because the client's tests pin such texts; several as a numbered list."""
+    """All problems as one answer: a single one as it is, because the client's tests pin such texts;
+    several as a numbered list.
+    """
     texts = list(dict.fromkeys(p.text for p in problems))
     code = problems[0].code if len({p.code for p in problems}) == 1 else "definitions-invalid"
     if len(texts) == 1:
         return ApiError(500, code, texts[0])
     lines = [f"{number}. {text}" for number, text in enumerate(texts, 1)]
-    return ApiError(500, code, "\n".join([f"the commit has {len(texts)} problems and nothing was changed:", *lines]))
+    return ApiError(
+        500,
+        code,
+        "\n".join([f"the commit has {len(texts)} problems and nothing was changed:", *lines]),
+    )
 
 
 def compiled(definitions: Definitions, partitions: int) -> Compiled:
@@ -84,7 +95,9 @@ def compiled(definitions: Definitions, partitions: int) -> Compiled:
 def subjects(graph: Graph) -> list[Subject]:
     """The datasets of a valid graph, producers before consumers."""
     looked_up = {name for extractor in graph.extractors for name in extractor.datasets}
-    datasets = [dataset for name in dataset_order(graph) if (dataset := graph.dataset(name)) is not None]
+    datasets = [
+        dataset for name in dataset_order(graph) if (dataset := graph.dataset(name)) is not None
+    ]
     return [_subject(graph, dataset, dataset.name in looked_up) for dataset in datasets]
 
 
@@ -108,4 +121,6 @@ def _pipeline(graph: Graph, dataset: Dataset) -> PipelineSubject | None:
     root = graph.root_of(pipeline)
     assert root is not None, "a valid pipeline has a result"
     nodes = [Node(o.id, o.kind, outputs[o.id]) for o in graph.operators_of(pipeline)]
-    return PipelineSubject(pipeline.name, tuple(sorted(nodes, key=lambda n: n.id == root.id)), pipeline.pycode.includes)
+    return PipelineSubject(
+        pipeline.name, tuple(sorted(nodes, key=lambda n: n.id == root.id)), pipeline.pycode.includes
+    )

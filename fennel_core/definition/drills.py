@@ -1,4 +1,6 @@
-"""The definition server's look at drills that did not agree: in its log when they begin and end, and in a gauge."""
+"""The definition server's look at drills that did not agree: in its log when they begin and end,
+and in a gauge.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,10 @@ from fennel_core.telemetry.logs import logger
 from fennel_core.telemetry.metrics import gauge
 
 log = logger(__name__)
-FAILED: Final = gauge("fennel_core_drills_failed", "Job partitions whose last drill did not agree: rebuilt, they would not be the same.")
+FAILED: Final = gauge(
+    "fennel_core_drills_failed",
+    "Job partitions whose last drill did not agree: rebuilt, they would not be the same.",
+)
 
 
 class DrillWatch:

@@ -1,8 +1,10 @@
 """The HTTP status of each error code of a commit.
 
-Theory. A commit's error is stored with the commit as a code and a text, because the process that found it (an Airflow task) is not the one
-that answers. The status is a function of the code, so it need not be stored. The public client's tests pin status 500 for definitions
-that are wrong and for unknown branches, as the reference server answers them; new errors of ours use the statuses of RFC 9110.
+Theory. A commit's error is stored with the commit as a code and a text, because the process that
+found it (an Airflow task) is not the one that answers. The status is a function of the code, so it
+need not be stored. The public client's tests pin status 500 for definitions that are wrong and for
+unknown branches, as the reference server answers them; new errors of ours use the statuses of RFC
+9110.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """A commit as its client sees it: one call, one answer.
 
-Theory. The server checks the request, stores it, hands its id to the orchestrator and waits for the row. Success is told when reads have
-moved to the new version, because the client's next call expects to see it; when that takes longer than the client is kept waiting, the
-answer says so, and says the truth: after T2 the commit stands (200, reads follow), before T2 it is still under way (504). Waiting
-polls the row, and now and then asks the orchestrator whether anybody is still at work; a run that died without a word is taken back at
-once instead of at the end of its lease.
+Theory. The server checks the request, stores it, hands its id to the orchestrator and waits for the
+row. Success is told when reads have moved to the new version, because the client's next call
+expects to see it; when that takes longer than the client is kept waiting, the answer says so, and
+says the truth: after T2 the commit stands (200, reads follow), before T2 it is still under way
+(504). Waiting polls the row, and now and then asks the orchestrator whether anybody is still at
+work; a run that died without a word is taken back at once instead of at the end of its lease.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ class CommitFlow:
     timeout_seconds: float
 
     async def commit(self, request: Request) -> tuple[str, ...]:
-        """Carry a commit out and answer its summary. ApiError with everything that is wrong, or with what became of it."""
+        """Carry a commit out and answer its summary. ApiError with everything that is wrong, or
+        with what became of it.
+        """
         began = self.now()
         stored, definitions = await self.steps.check(request)
         row = await receive(self.steps.tools, request, self.new_id(), stored)
@@ -55,9 +58,20 @@ class CommitFlow:
                 row = await self._wait(row)
             finally:
                 self.steps.forget(row.id)
-            log.info("commit answered", state=str(row.state), code=row.error_code, seconds=round(self.now() - began, 3))
+            log.info(
+                "commit answered",
+                state=str(row.state),
+                code=row.error_code,
+                seconds=round(self.now() - began, 3),
+            )
         if standing:
-            row = replace(row, summary=(f"nothing to do: the branch stands at these definitions since commit `{row.id}`",))
+            row = replace(
+                row,
+                summary=(
+                    "nothing to do: the branch stands at these definitions since "
+                    f"commit `{row.id}`",
+                ),
+            )
         return self._answer(row)
 
     async def _start(self, row: Commit) -> Commit:
@@ -66,7 +80,9 @@ class CommitFlow:
             return row
         attempt = await self.steps.tools.ledger.run(lambda tx: tx.next_attempt(row.id, row.attempt))
         if attempt is None:
-            return await self._read(row.id)  # the same commit was sent twice at once, and the other one started it
+            return await self._read(
+                row.id
+            )  # the same commit was sent twice at once, and the other one started it
         try:
             await self.orchestrator.start(row.id, attempt)
         except ApiError as unavailable:
@@ -75,10 +91,16 @@ class CommitFlow:
         return await self._read(row.id)
 
     async def _wait(self, row: Commit) -> Commit:
-        """Until reads have moved or cannot, or the commit is undone, or the client has waited long enough."""
+        """Until reads have moved or cannot, or the commit is undone, or the client has waited long
+        enough.
+        """
         deadline = self.now() + self.timeout_seconds
         polls = 0
-        while row.state in (*_BEFORE, CommitState.WARMING) and not flow.is_stuck(row) and self.now() < deadline:
+        while (
+            row.state in (*_BEFORE, CommitState.WARMING)
+            and not flow.is_stuck(row)
+            and self.now() < deadline
+        ):
             await self.steps.tools.sleep(POLL_SECONDS)
             polls += 1
             try:
@@ -86,13 +108,18 @@ class CommitFlow:
                 if polls % ALIVE_EVERY == 0 and row.state in _BEFORE:
                     row = await self._look_after(row)
             except LedgerUnavailable:
-                continue  # the steps do not need us; ask again until the client has waited long enough
+                # the steps do not need us; ask again until the client has waited long enough
+                continue
         return row
 
     async def _look_after(self, row: Commit) -> Commit:
-        """While somebody is at it, keep recovery away: a run may wait long for a free worker. Take back what nobody carries on."""
+        """While somebody is at it, keep recovery away: a run may wait long for a free worker. Take
+        back what nobody carries on.
+        """
         if await self.orchestrator.alive(row.id, row.attempt):
-            await self.steps.tools.ledger.run(lambda tx: tx.lease(row.id, self.steps.tools.timings.lease_ms))
+            await self.steps.tools.ledger.run(
+                lambda tx: tx.lease(row.id, self.steps.tools.timings.lease_ms)
+            )
             return row
         row = await self._read(row.id)
         return await self.steps.undo(row.id) if row.state in _BEFORE else row
@@ -102,14 +129,21 @@ class CommitFlow:
 
     def _answer(self, row: Commit) -> tuple[str, ...]:
         if row.state in UNDONE:
-            raise commit_error(row.error_code, row.error, f"commit `{row.id}` was taken back; nothing was changed")
+            raise commit_error(
+                row.error_code, row.error, f"commit `{row.id}` was taken back; nothing was changed"
+            )
         if row.state in _BEFORE:
             raise ApiError(
                 504,
                 "commit-under-way",
-                f"commit `{row.id}` is still under way ({row.state}) after {self.timeout_seconds:g} s; send it again to go on waiting",
+                f"commit `{row.id}` is still under way ({row.state}) after "
+                f"{self.timeout_seconds:g} s; send it again to go on waiting",
             )
         lines = row.summary
         if row.state is CommitState.WARMING:
-            lines = (*lines, "! the new jobs have not caught up yet: the commit stands, reads stay on the version before until they have")
+            lines = (
+                *lines,
+                "! the new jobs have not caught up yet: the commit stands, reads "
+                "stay on the version before until they have",
+            )
         return lines

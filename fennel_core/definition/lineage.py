@@ -1,7 +1,9 @@
-"""What a branch defines, told to people and programs: properties of entities (`xray`) and what is made of what (`lineage`).
+"""What a branch defines, told to people and programs: properties of entities (`xray`) and what is
+made of what (`lineage`).
 
-Theory. Both are pure views of one version: its SyncRequest and its catalog. Lineage is a graph of named nodes (source, dataset,
-pipeline, featureset, extractor, feature) and directed edges, in the direction in which data flows.
+Theory. Both are pure views of one version: its SyncRequest and its catalog. Lineage is a graph of
+named nodes (source, dataset, pipeline, featureset, extractor, feature) and directed edges, in the
+direction in which data flows.
 """
 
 from __future__ import annotations
@@ -37,19 +39,34 @@ class Version:
         return cls(decode_sync_request(b""), Catalog(workspace, (), (), (), 0))
 
 
-def xray(version: Version, datasets: Words, featuresets: Words, properties: Words) -> dict[str, list[dict[str, Any]]]:
-    """Properties of the named entities (None: of all), only the named ones (None: all). An unknown property is left out."""
+def xray(
+    version: Version, datasets: Words, featuresets: Words, properties: Words
+) -> dict[str, list[dict[str, Any]]]:
+    """Properties of the named entities (None: of all), only the named ones (None: all). An unknown
+    property is left out.
+    """
     show_all = datasets is None and featuresets is None
     found_datasets = [d for d in version.request.datasets if show_all or d.name in (datasets or ())]
-    found_featuresets = [f for f in version.request.featuresets if show_all or f.name in (featuresets or ())]
+    found_featuresets = [
+        f for f in version.request.featuresets if show_all or f.name in (featuresets or ())
+    ]
     return {
         "datasets": [_described(DATASET, version, d, properties) for d in found_datasets],
         "featuresets": [_described(FEATURESET, version, f, properties) for f in found_featuresets],
     }
 
 
-def _described(known: Mapping[str, Callable[[Version, Any], Any]], version: Version, entity: Any, properties: Words) -> dict[str, Any]:
-    return {name: tell(version, entity) for name, tell in known.items() if properties is None or name in properties or name == "name"}
+def _described(
+    known: Mapping[str, Callable[[Version, Any], Any]],
+    version: Version,
+    entity: Any,
+    properties: Words,
+) -> dict[str, Any]:
+    return {
+        name: tell(version, entity)
+        for name, tell in known.items()
+        if properties is None or name in properties or name == "name"
+    }
 
 
 def _flags(metadata: Metadata) -> dict[str, Any]:
@@ -93,7 +110,9 @@ DATASET: Mapping[str, Callable[[Version, Any], Any]] = {
     "lineage_tags": lambda version, d: sorted(_tags_upstream(version, d.name)),
     "pycode": lambda _, d: d.pycode.core_code,
     "is_source_dataset": lambda _, d: d.is_source,
-    "sink_destination": lambda version, d: [_table_name(s.table) for s in version.request.sinks if s.dataset == d.name],
+    "sink_destination": lambda version, d: [
+        _table_name(s.table) for s in version.request.sinks if s.dataset == d.name
+    ],
     "physical": _physical,
 }
 FEATURESET: Mapping[str, Callable[[Version, Any], Any]] = {
@@ -101,7 +120,13 @@ FEATURESET: Mapping[str, Callable[[Version, Any], Any]] = {
     "metaflags": lambda _, f: _flags(f.metadata),
     "tags": lambda _, f: list(f.metadata.tags),
     "lineage_tags": lambda version, f: sorted(
-        {t for e in version.request.extractors if e.featureset == f.name for d in e.datasets for t in _tags_upstream(version, d)}
+        {
+            t
+            for e in version.request.extractors
+            if e.featureset == f.name
+            for d in e.datasets
+            for t in _tags_upstream(version, d)
+        }
         | set(f.metadata.tags)
     ),
     "pycode": lambda _, f: f.pycode.core_code,
@@ -122,7 +147,9 @@ def _tags_upstream(version: Version, name: str) -> set[str]:
 
 
 def lineage(version: Version) -> dict[str, list[dict[str, str]]]:
-    """`{"nodes": [{"id", "kind", "name"}], "edges": [{"from", "to"}]}`, each once and in a stable order."""
+    """`{"nodes": [{"id", "kind", "name"}], "edges": [{"from", "to"}]}`, each once and in a stable
+    order.
+    """
     nodes: dict[str, dict[str, str]] = {}
     edges: dict[tuple[str, str], None] = {}
 
@@ -153,7 +180,9 @@ def lineage(version: Version) -> dict[str, list[dict[str, str]]]:
 
 
 def _table_name(table: Table) -> str:
-    """How people find the thing outside: the connector's name, and what in it; never a credential."""
+    """How people find the thing outside: the connector's name, and what in it; never a
+    credential.
+    """
     if isinstance(table, WebhookEndpoint):
         return f"{table.db.name}/{table.endpoint}"
     return f"{table.db.name} ({type(table).__name__})"

@@ -1,9 +1,11 @@
 """The bytes a version stands for: what its graph holds, in the client's own protocol.
 
-Theory. Servers load a version from one SyncRequest, whether it came in one commit or grew by incremental ones. Which entities a version
-has is decided on values (`graph.build` drops deleted ones, `graph.merge_incremental` joins two); here each value of the result is traced
-back to the message it was decoded from, and those messages, untouched, make the new request. So nothing is encoded twice, and decoding
-the result gives the graph's values again, which is checked when it is made.
+Theory. Servers load a version from one SyncRequest, whether it came in one commit or grew by
+incremental ones. Which entities a version has is decided on values (`graph.build` drops deleted
+ones, `graph.merge_incremental` joins two); here each value of the result is traced back to the
+message it was decoded from, and those messages, untouched, make the new request. So nothing is
+encoded twice, and decoding the result gives the graph's values again, which is checked when it is
+made.
 """
 
 from __future__ import annotations
@@ -29,11 +31,15 @@ FIELDS = (
     ("sinks", "sinks"),
     ("expectations", "expectations"),
 )
-"""Repeated fields of the message and the tuples they are decoded into, one for one. Indices are two fields and one tuple."""
+"""Repeated fields of the message and the tuples they are decoded into, one for one. Indices are two
+fields and one tuple.
+"""
 
 
 def assemble(graph: Graph, message: str, parts: Sequence[tuple[bytes, SyncRequest]]) -> bytes:
-    """The request with exactly the entities of `graph`, each of which is a value of one of `parts` (bytes, and what they decode to)."""
+    """The request with exactly the entities of `graph`, each of which is a value of one of `parts`
+    (bytes, and what they decode to).
+    """
     messages: dict[int, Message] = {}
     for body, decoded in parts:
         received = services_pb2.SyncRequest.FromString(body)
@@ -41,14 +47,19 @@ def assemble(graph: Graph, message: str, parts: Sequence[tuple[bytes, SyncReques
             messages |= _paired(getattr(decoded, tuple_), getattr(received, field))
         online = [i for i in decoded.indices if i.side is IndexSide.ONLINE]
         offline = [i for i in decoded.indices if i.side is IndexSide.OFFLINE]
-        messages |= _paired(online, received.online_indices) | _paired(offline, received.offline_indices)
+        messages |= _paired(online, received.online_indices) | _paired(
+            offline, received.offline_indices
+        )
     out = services_pb2.SyncRequest(message=message)
     for field, tuple_ in FIELDS:
         getattr(out, field).extend(messages[id(value)] for value in getattr(graph, tuple_))
     for index in graph.indices:
-        (out.online_indices if index.side is IndexSide.ONLINE else out.offline_indices).append(messages[id(index)])  # type: ignore[arg-type]  # by side
+        side = out.online_indices if index.side is IndexSide.ONLINE else out.offline_indices
+        side.append(messages[id(index)])  # type: ignore[arg-type]  # by side
     merged = bytes(out.SerializeToString(deterministic=True))
-    assert _same(build(decode_sync_request(merged)), graph), "what is stored decodes to what was meant"
+    assert _same(build(decode_sync_request(merged)), graph), (
+        "what is stored decodes to what was meant"
+    )
     return merged
 
 

@@ -1,8 +1,11 @@
-"""Who runs the steps of a commit: Airflow, or this process. Both run the same functions (`steps.py`).
+"""Who runs the steps of a commit: Airflow, or this process. Both run the same functions
+(`steps.py`).
 
-Theory. An orchestrator is told a commit's id and nothing more; the steps read the rest from the commit's row and write their outcome there,
-so the server waits for the row and not for the orchestrator. `start` may be called again for a commit that is already under way (a
-client that repeats itself); `alive` says whether somebody is still at it, so that a run that died without a word is noticed.
+Theory. An orchestrator is told a commit's id and nothing more; the steps read the rest from the
+commit's row and write their outcome there, so the server waits for the row and not for the
+orchestrator. `start` may be called again for a commit that is already under way (a client that
+repeats itself); `alive` says whether somebody is still at it, so that a run that died without a
+word is noticed.
 """
 
 from __future__ import annotations
@@ -21,7 +24,9 @@ STEP_NAMES: Final = ("compile_commit", "create_assets", "switch", "destroy_asset
 
 class Orchestrator(Protocol):
     async def start(self, commit: CommitId, attempt: int) -> None:
-        """See that the steps of the commit run. ApiError `orchestrator-unavailable` when they certainly will not."""
+        """See that the steps of the commit run. ApiError `orchestrator-unavailable` when they
+        certainly will not.
+        """
         ...
 
     async def alive(self, commit: CommitId, attempt: int) -> bool:
@@ -38,7 +43,9 @@ class Inline:
 
     async def start(self, commit: CommitId, attempt: int) -> None:
         if commit not in self._tasks:
-            task = asyncio.create_task(self._steps(commit), name=f"commit {commit} attempt {attempt}")
+            task = asyncio.create_task(
+                self._steps(commit), name=f"commit {commit} attempt {attempt}"
+            )
             self._tasks[commit] = task
             task.add_done_callback(lambda _: self._tasks.pop(commit, None))
 
@@ -51,7 +58,8 @@ class Inline:
                 await self._run(commit)
             except ApiError as refused:
                 log.info("commit refused", code=refused.code)
-            except Exception as bug:  # a task's last line: the commit stays for recovery, the log has the reason
+            # a task's last line: the commit stays for recovery, the log has the reason
+            except Exception as bug:
                 log.error("commit failed", exc_info=bug)
 
     async def close(self) -> None:

@@ -1,9 +1,11 @@
 """Receiving a commit: stored before anything else happens, and once however often it is sent.
 
-Theory. A client that lost the answer sends the same commit again. It is recognised by a digest of everything it says, and of where it
-starts from: while the first one is under way or is what the branch stands at, the second is the first. The digest without the base
-would bring a branch back to a version it left on purpose; with the base alone, a repeated commit would be a new one, because the
-first moved the branch. So equal means: same words, and the branch is where the first found it, or where the first brought it.
+Theory. A client that lost the answer sends the same commit again. It is recognised by a digest of
+everything it says, and of where it starts from: while the first one is under way or is what the
+branch stands at, the second is the first. The digest without the base would bring a branch back to
+a version it left on purpose; with the base alone, a repeated commit would be a new one, because the
+first moved the branch. So equal means: same words, and the branch is where the first found it, or
+where the first brought it.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ class Request:
 
 def digest_of(request: Request) -> str:
     """What makes two requests the same, apart from where the branch is."""
-    options = json.dumps([request.workspace, request.branch, request.options.incremental, request.options.backfill])
+    options = json.dumps(
+        [request.workspace, request.branch, request.options.incremental, request.options.backfill]
+    )
     return hashlib.sha256(options.encode() + b"\0" + request.body).hexdigest()
 
 
@@ -42,9 +46,11 @@ def is_repeated(same: Commit, branch: Branch) -> bool:
 
 
 async def receive(tools: Tools, request: Request, new_id: CommitId, stored: bytes) -> Commit:
-    """Store the commit as `new_id`, or find the one that it repeats. ApiError when workspace or branch are not there.
+    """Store the commit as `new_id`, or find the one that it repeats. ApiError when workspace or
+    branch are not there.
 
-    `stored` is the body with what had to be recovered (`recover.py`); what was sent decides whether it is a repetition.
+    `stored` is the body with what had to be recovered (`recover.py`); what was sent decides whether
+    it is a repetition.
     """
     digest = digest_of(request)
 
@@ -55,7 +61,15 @@ async def receive(tools: Tools, request: Request, new_id: CommitId, stored: byte
             return same
         row = await tx.commit(new_id)
         if row is None:
-            row = Commit(new_id, request.workspace, request.branch, CommitState.RECEIVED, digest, request.options, branch.target)
+            row = Commit(
+                new_id,
+                request.workspace,
+                request.branch,
+                CommitState.RECEIVED,
+                digest,
+                request.options,
+                branch.target,
+            )
             await tx.add_commit(row, stored)
             await tx.lease(new_id, tools.timings.lease_ms)
         return row

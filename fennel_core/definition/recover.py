@@ -1,9 +1,10 @@
 """What the client's protocol drops of windowed groupbys, brought back before a commit is checked.
 
-Theory. `wire.window_specs` says which pipelines need it and writes a program; here the program runs, in the client's environment and in a
-process of its own, because it is the user's code: without the platform's settings in its environment, bounded in time and memory, and
-killed with everything it started. Its answer goes into the commit's bytes, so it is run once per commit, by whoever received it, and every
-later reader finds the aggregations where it looks for them.
+Theory. `wire.window_specs` says which pipelines need it and writes a program; here the program
+runs, in the client's environment and in a process of its own, because it is the user's code:
+without the platform's settings in its environment, bounded in time and memory, and killed with
+everything it started. Its answer goes into the commit's bytes, so it is run once per commit, by
+whoever received it, and every later reader finds the aggregations where it looks for them.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ WARM_PROCESS_BYTES: Final = 4 * GIB
 TOLD_CHARS: Final = 2_000
 
 RunProgram = Callable[[str], Awaitable[str]]
-"""Runs a program in the client's environment and answers what it printed; ApiError when it fails."""
+"""Runs a program in the client's environment and answers what it printed; ApiError when it
+fails.
+"""
 
 
 def client_interpreter(settings: Settings) -> RunProgram:
@@ -40,8 +43,12 @@ def client_interpreter(settings: Settings) -> RunProgram:
     return run
 
 
-async def with_window_specs(body: bytes, request: SyncRequest, standing: SyncRequest | None, run: RunProgram) -> bytes:
-    """`body` (which decodes to `request`) with the aggregations of its windowed groupbys; `body` itself when it has none to recover."""
+async def with_window_specs(
+    body: bytes, request: SyncRequest, standing: SyncRequest | None, run: RunProgram
+) -> bytes:
+    """`body` (which decodes to `request`) with the aggregations of its windowed groupbys; `body`
+    itself when it has none to recover.
+    """
     program = recovery_program(request, standing)
     if program is None:
         return body
@@ -53,8 +60,14 @@ async def with_window_specs(body: bytes, request: SyncRequest, standing: SyncReq
 
 async def _run(settings: Settings, program: str) -> str:
     limit = settings.executor_memory_limit_bytes + WARM_PROCESS_BYTES
-    bounded = f"import resource\nresource.setrlimit(resource.RLIMIT_AS, ({limit}, {limit}))\n{program}"
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("FENNEL_", "AIRFLOW_"))}
+    bounded = (
+        f"import resource\nresource.setrlimit(resource.RLIMIT_AS, ({limit}, {limit}))\n{program}"
+    )
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("FENNEL_", "AIRFLOW_"))
+    }
     process = await asyncio.create_subprocess_exec(
         str(_python(settings)),
         "-",
@@ -74,7 +87,10 @@ async def _run(settings: Settings, program: str) -> str:
             os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
     if process.returncode != 0:
-        raise _failed(err.decode(errors="replace").strip()[-TOLD_CHARS:] or f"its process ended with {process.returncode}")
+        raise _failed(
+            err.decode(errors="replace").strip()[-TOLD_CHARS:]
+            or f"its process ended with {process.returncode}"
+        )
     return out.decode(errors="replace")
 
 
@@ -87,5 +103,6 @@ def _failed(why: str) -> ApiError:
     return ApiError(
         400,
         "window-aggregations",
-        f"the aggregations of `groupby(…, window=…)` are learnt by running the pipeline function, which failed: {why}",
+        "the aggregations of `groupby(…, window=…)` are learnt by running the "
+        f"pipeline function, which failed: {why}",
     )

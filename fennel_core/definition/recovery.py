@@ -1,7 +1,8 @@
 """Recovery as a task of the server: every few seconds, and at once when something was let go of.
 
-Theory. Everything it does is decided by the ledgers (`ledger.reconcile`), so any number of servers may run it. Looking for strays lists
-every topic of the cluster, so it is done rarely. An error of one round (a database that is away) is logged and met again in the next.
+Theory. Everything it does is decided by the ledgers (`ledger.reconcile`), so any number of servers
+may run it. Looking for strays lists every topic of the cluster, so it is done rarely. An error of
+one round (a database that is away) is logged and met again in the next.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class Recovery:
                 done = await reconcile(self._tools, strays=rounds % STRAYS_EVERY == 0)
                 if done.commits or done.strays:
                     log.info("recovered", commits=list(done.commits), strays=list(done.strays))
-            except Exception as error:  # a supervisor's last line: recovery must outlive whatever it meets
+            # a supervisor's last line: recovery must outlive whatever it meets
+            except Exception as error:
                 log.error("recovery failed", exc_info=error)
             rounds += 1
             with contextlib.suppress(TimeoutError):

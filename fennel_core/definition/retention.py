@@ -1,8 +1,11 @@
-"""Deleting from Kafka what nobody needs any more, and telling when somebody needs what is nearly gone.
+"""Deleting from Kafka what nobody needs any more, and telling when somebody needs what is nearly
+gone.
 
-Theory. Facts come from four places: the bank says which topics there are, the registry who reads them, manifests where each kept snapshot
-stands, history how far it has come. They are read before Kafka's offsets and only ever move forward, so what was decided from them is never
-too bold. The look is cheap and repeated often by the definition server; deleting is a step of the DAG `snapshot`, after pruning.
+Theory. Facts come from four places: the bank says which topics there are, the registry who reads
+them, manifests where each kept snapshot stands, history how far it has come. They are read before
+Kafka's offsets and only ever move forward, so what was decided from them is never too bold. The
+look is cheap and repeated often by the definition server; deleting is a step of the DAG `snapshot`,
+after pruning.
 """
 
 from __future__ import annotations
@@ -44,9 +47,13 @@ TOPICS: Final = "SELECT id, blueprint FROM asset WHERE kind = ANY(%s) AND state 
 LOADED: Final = "SELECT job_id, part FROM bulk_load WHERE manifest IS NOT NULL"
 JOBS: Final = "SELECT id, spec FROM job WHERE desired = 'run'"
 log = logger(__name__)
-NEEDED_LOST: Final = gauge("fennel_core_needed_records_lost", "Job partitions that could not start again: records they need are gone.")
+NEEDED_LOST: Final = gauge(
+    "fennel_core_needed_records_lost",
+    "Job partitions that could not start again: records they need are gone.",
+)
 NEEDED_OLD: Final = gauge(
-    "fennel_core_needed_records_old", "Job partitions that need records which are about to be too old, and hold them back."
+    "fennel_core_needed_records_old",
+    "Job partitions that need records which are about to be too old, and hold them back.",
 )
 
 
@@ -60,7 +67,12 @@ class Seen:
     """Where history ends; None when nobody waits for it."""
 
     def alarms(self) -> list[Alarm]:
-        found = [alarm(self.logs[source], need) for source, needs in self.needs.items() if source in self.logs for need in needs]
+        found = [
+            alarm(self.logs[source], need)
+            for source, needs in self.needs.items()
+            if source in self.logs
+            for need in needs
+        ]
         return [each for each in found if each is not None]
 
     def cuts(self) -> dict[Source, Offset]:
@@ -79,13 +91,18 @@ class Retention:
 
     def __init__(self, settings: Settings, pool: Pool) -> None:
         self._settings, self._pool = settings, pool
-        self._tools = Tools(S3Objects(s3.client(settings), settings.s3_bucket), PostgresPointers(pool))
+        self._tools = Tools(
+            S3Objects(s3.client(settings), settings.s3_bucket), PostgresPointers(pool)
+        )
         self._admin = AdminClient(client_config(settings))
         self._topics = Topics(pool)
         self._positions: dict[str, Position] = {}
 
     async def look(self, now_ms: int) -> Seen:
-        jobs = {JobId(cast(str, id_)): canonical.loads(cast(bytes, spec), Job) for id_, spec in await self._rows(JOBS)}
+        jobs = {
+            JobId(cast(str, id_)): canonical.loads(cast(bytes, spec), Job)
+            for id_, spec in await self._rows(JOBS)
+        }
         needs = await self._needs(jobs)
         partitions = {job.replaylog: job.partitions for job in jobs.values()}
         partitions |= {topic: job.partitions for job in jobs.values() for topic in job.inputs}
@@ -93,8 +110,17 @@ class Retention:
         content = [topic for topic, kind in kinds.items() if kind is Kind.CONTENT]
         history: Mapping[Source, Offset] | None = None
         if self._settings.history_before_deletion:
-            history = {(topic, int(part)): end for (topic, part), end in (await PostgresHistoryFiles(self._pool).ends(content)).items()}
-        sources = [(topic, part) for topic in kinds for part in range(partitions.get(topic, self._settings.partitions))]
+            history = {
+                (topic, int(part)): end
+                for (topic, part), end in (
+                    await PostgresHistoryFiles(self._pool).ends(content)
+                ).items()
+            }
+        sources = [
+            (topic, part)
+            for topic in kinds
+            for part in range(partitions.get(topic, self._settings.partitions))
+        ]
         logs = await asyncio.to_thread(self._logs, sources, kinds, now_ms)
         return Seen(logs, needs, history)
 
@@ -104,13 +130,18 @@ class Retention:
         await asyncio.to_thread(offsets.delete_before, self._admin, cuts, TIMEOUT_S)
         return cuts
 
-    def _logs(self, sources: list[Source], kinds: Mapping[TopicName, Kind], now_ms: int) -> dict[Source, Log]:
+    def _logs(
+        self, sources: list[Source], kinds: Mapping[TopicName, Kind], now_ms: int
+    ) -> dict[Source, Log]:
         keep_ms = self._settings.kafka_retention_ms
         warn_ms = keep_ms * self._settings.needed_alarm_percent // 100
         bounds = offsets.bounds(self._admin, sources, TIMEOUT_S)
         aged = offsets.since(self._admin, sources, now_ms - keep_ms, TIMEOUT_S)
         warned = offsets.since(self._admin, sources, now_ms - warn_ms, TIMEOUT_S)
-        return {s: Log(s[0], PartitionIndex(s[1]), kinds[s[0]], *bounds[s], aged[s], warned[s]) for s in sources}
+        return {
+            s: Log(s[0], PartitionIndex(s[1]), kinds[s[0]], *bounds[s], aged[s], warned[s])
+            for s in sources
+        }
 
     async def _kinds(self, jobs: Collection[Job]) -> dict[TopicName, Kind]:
         """Every topic that the bank holds and that is deleted from here."""
@@ -120,7 +151,11 @@ class Retention:
         found = {}
         for name, _ in kept:
             topic = TopicName(cast(str, name))
-            passage = Kind.REPLAYLOG if f".{AssetKind.REPLAYLOG}." in topic or topic in replaylogs else Kind.PASSAGE
+            passage = (
+                Kind.REPLAYLOG
+                if f".{AssetKind.REPLAYLOG}." in topic or topic in replaylogs
+                else Kind.PASSAGE
+            )
             found[topic] = Kind.CONTENT if topic in content else passage
         return found
 
@@ -135,14 +170,25 @@ class Retention:
                 positions = [await self._position(pointer) for pointer in pointers]
                 for topic in (*job.inputs, job.replaylog):
                     stands = [_stand(position, topic, job.replaylog) for position in positions]
-                    need = Need(job.id, job.title, part, Offset(min(stands, default=0)), len(positions), (job.id, part) in loaded)
+                    need = Need(
+                        job.id,
+                        job.title,
+                        part,
+                        Offset(min(stands, default=0)),
+                        len(positions),
+                        (job.id, part) in loaded,
+                    )
                     if topic != job.replaylog or job.outputs:
                         found[(topic, int(part))].append(need)
-        self._positions = {manifest: position for manifest, position in self._positions.items() if manifest in kept}
+        self._positions = {
+            manifest: position for manifest, position in self._positions.items() if manifest in kept
+        }
         return {source: tuple(needs) for source, needs in found.items()}
 
     async def _position(self, pointer: Pointer) -> Position:
-        """Manifests never change, so each is read once; one that cannot be read stands at the beginning: nothing is deleted for it."""
+        """Manifests never change, so each is read once; one that cannot be read stands at the
+        beginning: nothing is deleted for it.
+        """
         known = self._positions.get(pointer.manifest)
         if known is None:
             (placed,) = await flow.positioned(self._tools, [pointer])
@@ -151,7 +197,9 @@ class Retention:
             known = self._positions[pointer.manifest] = placed.position
         return known
 
-    async def _rows(self, statement: str, values: tuple[object, ...] = ()) -> list[tuple[object, ...]]:
+    async def _rows(
+        self, statement: str, values: tuple[object, ...] = ()
+    ) -> list[tuple[object, ...]]:
         async with self._pool.connection() as connection:
             return await (await connection.execute(statement, values)).fetchall()
 
@@ -161,7 +209,9 @@ def _stand(position: Position, topic: TopicName, replaylog: TopicName) -> int:
 
 
 class Watch:
-    """The definition server's look, every `needed_look_s`: alarms in the log when they begin and end, in gauges, and for `status`."""
+    """The definition server's look, every `needed_look_s`: alarms in the log when they begin and
+    end, in gauges, and for `status`.
+    """
 
     def __init__(self, retention: Retention, interval_s: float) -> None:
         self._retention, self._interval_s = retention, interval_s
@@ -176,7 +226,14 @@ class Watch:
         before = {(each.job, each.part, each.topic, each.trouble) for each in self.alarms}
         for each in found:
             if (each.job, each.part, each.topic, each.trouble) not in before:
-                log.error("needed records", trouble=each.trouble.value, job=each.job, part=each.part, topic=each.topic, told=each.told)
+                log.error(
+                    "needed records",
+                    trouble=each.trouble.value,
+                    job=each.job,
+                    part=each.part,
+                    topic=each.topic,
+                    told=each.told,
+                )
         if self.alarms and not found:
             log.info("needed records: no trouble any more")
         self.alarms = found
@@ -185,11 +242,15 @@ class Watch:
 
 
 def delete_unneeded(settings: Settings) -> tuple[dict[Source, Offset], list[Alarm]]:
-    """Delete what nobody needs any more; what was shortened to where, and what somebody should know. For callers without an event loop."""
+    """Delete what nobody needs any more; what was shortened to where, and what somebody should
+    know. For callers without an event loop.
+    """
 
     async def done() -> tuple[dict[Source, Offset], list[Alarm]]:
         async with AsyncExitStack() as stack:
-            pool = await stack.enter_async_context(postgres.pool(settings.postgres_dsn.get_secret_value(), name="retention", size=1))
+            pool = await stack.enter_async_context(
+                postgres.pool(settings.postgres_dsn.get_secret_value(), name="retention", size=1)
+            )
             retention = Retention(settings, pool)
             seen = await retention.look(time.time_ns() // 1_000_000)
             return await retention.delete(seen), seen.alarms()

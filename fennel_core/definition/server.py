@@ -1,9 +1,11 @@
 """The control plane over HTTP: what each path means, and nothing else.
 
-Theory. A route turns a request into values, calls one function, and turns the result into JSON; who the caller is comes from the token,
-where he works from `X-FENNEL-BRANCH`. The public client calls only status 200 a success, wants JSON in every 200, and shows a plain
-text of any other answer, so errors are sentences (`telemetry.errors`). Bodies are counted while they are read: an announced length over
-the limit is refused before the first byte, an unannounced one at the byte that passes it.
+Theory. A route turns a request into values, calls one function, and turns the result into JSON; who
+the caller is comes from the token, where he works from `X-FENNEL-BRANCH`. The public client calls
+only status 200 a success, wants JSON in every 200, and shows a plain text of any other answer, so
+errors are sentences (`telemetry.errors`). Bodies are counted while they are read: an announced
+length over the limit is refused before the first byte, an unannounced one at the byte that passes
+it.
 """
 
 from __future__ import annotations
@@ -44,13 +46,17 @@ DELETE_POLL_SECONDS: Final = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Office:
-    """What the routes work with. `wake` asks recovery to look now. `sealer` None: no key file is configured."""
+    """What the routes work with. `wake` asks recovery to look now. `sealer` None: no key file is
+    configured.
+    """
 
     settings: Settings
     pool: Pool
     commits: CommitFlow
     inline: CommitFlow
-    """The same flow with its steps in this process, for callers in development mode that ask for it."""
+    """The same flow with its steps in this process, for callers in development mode that ask for
+    it.
+    """
     sealer: secrets.Sealer | None
     wake: Callable[[], None]
     alarms: Callable[[], Sequence[Alarm]] = tuple
@@ -65,14 +71,27 @@ class Caller:
 
 def application(office: Office, health: Health) -> FastAPI:
     """The definition server."""
-    app = FastAPI(title="Fennel definition server", version="1", docs_url=f"{API}/docs", redoc_url=None, openapi_url=f"{API}/openapi.json")
+    app = FastAPI(
+        title="Fennel definition server",
+        version="1",
+        docs_url=f"{API}/docs",
+        redoc_url=None,
+        openapi_url=f"{API}/openapi.json",
+    )
     errors.install(app)
     app.add_exception_handler(LedgerUnavailable, database_away)
     app.add_exception_handler(psycopg.DataError, unusable_text)
     health.mount(app)
     app.state.office = office
     app.add_middleware(Counted)
-    for router in (commit_routes, branch_routes, secret_routes, workspace_routes, operations_routes, lineage_routes):
+    for router in (
+        commit_routes,
+        branch_routes,
+        secret_routes,
+        workspace_routes,
+        operations_routes,
+        lineage_routes,
+    ):
         app.include_router(router)
     return app
 
@@ -85,12 +104,18 @@ async def database_away(request: Request, error: Exception) -> Response:
 
 async def unusable_text(request: Request, error: Exception) -> Response:
     """A value that cannot be stored, such as a text with a zero byte: nothing was done."""
-    unusable = ApiError(400, "value-unusable", f"a value of the request cannot be stored: {str(error).strip().splitlines()[0]}")
+    unusable = ApiError(
+        400,
+        "value-unusable",
+        f"a value of the request cannot be stored: {str(error).strip().splitlines()[0]}",
+    )
     return errors.response_of(unusable, as_json=errors.wants_json(request.headers.get("accept")))
 
 
 class Counted:
-    """Counts and times each request by its route's pattern, so that names of secrets or branches never become labels."""
+    """Counts and times each request by its route's pattern, so that names of secrets or branches
+    never become labels.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -113,10 +138,12 @@ class Counted:
         finally:
             route = getattr(scope.get("route"), "path", "unknown").removeprefix(f"{API}/")
             metrics.REQUESTS.labels(route, scope["method"], status).inc()
-            metrics.REQUEST_SECONDS.labels(route, scope["method"]).observe(time.perf_counter() - began)
+            metrics.REQUEST_SECONDS.labels(route, scope["method"]).observe(
+                time.perf_counter() - began
+            )
 
 
-# --- who calls, and with what -------------------------------------------------------------------------------------------
+# --- who calls, and with what ---------------------------------------------------------------------
 
 
 def office_of(request: Request) -> Office:
@@ -130,10 +157,16 @@ async def caller_of(
     authorization: Annotated[str | None, Header()] = None,
     x_fennel_branch: Annotated[str, Header()] = MAIN_BRANCH,
 ) -> Caller:
-    return Caller(await tokens.workspace_of(office.pool, office.settings, authorization), BranchName(x_fennel_branch))
+    return Caller(
+        await tokens.workspace_of(office.pool, office.settings, authorization),
+        BranchName(x_fennel_branch),
+    )
 
 
-async def administrator(office: Annotated[Office, Depends(office_of)], authorization: Annotated[str | None, Header()] = None) -> None:
+async def administrator(
+    office: Annotated[Office, Depends(office_of)],
+    authorization: Annotated[str | None, Header()] = None,
+) -> None:
     tokens.require_admin(office.settings, authorization)
 
 
@@ -144,7 +177,10 @@ TheCaller = Annotated[Caller, Depends(caller_of)]
 async def body_of(request: Request, limit_bytes: int) -> bytes:
     """The whole body; ApiError 413 as soon as it is known to be over the limit."""
     too_large = ApiError(
-        413, "body-too-large", f"the request's body is over the limit of {limit_bytes} bytes (FENNEL_BODY_LIMIT_BYTES): send less at once"
+        413,
+        "body-too-large",
+        f"the request's body is over the limit of {limit_bytes} bytes "
+        "(FENNEL_BODY_LIMIT_BYTES): send less at once",
     )
     announced = request.headers.get("content-length")
     if announced is not None and announced.isdigit() and int(announced) > limit_bytes:
@@ -182,7 +218,7 @@ def answer(value: Any) -> Response:
     return Response(msgspec.json.encode(value), headers={"content-type": "application/json"})
 
 
-# --- commits ------------------------------------------------------------------------------------------------------------
+# --- commits --------------------------------------------------------------------------------------
 
 commit_routes = APIRouter(prefix=API, tags=["commit"])
 
@@ -194,9 +230,13 @@ async def commit(
     caller: TheCaller,
     preview: Annotated[bool, Query(description="Show what would be done, and do nothing.")] = False,
     incremental: Annotated[bool, Query(description="Add to what the branch has.")] = False,
-    backfill: Annotated[bool, Query(description="May anything be computed again from existing data?")] = True,
+    backfill: Annotated[
+        bool, Query(description="May anything be computed again from existing data?")
+    ] = True,
 ) -> Response:
-    """Replace (or, incrementally, extend) what the branch defines. The body is the client's SyncRequest."""
+    """Replace (or, incrementally, extend) what the branch defines. The body is the client's
+    SyncRequest.
+    """
     body = await body_of(request, office.settings.body_limit_bytes)
     wanted = receive.Request(caller.workspace, caller.branch, body, Options(incremental, backfill))
     flow = commits_of(office, request)
@@ -206,18 +246,23 @@ async def commit(
 
 
 def commits_of(office: Office, request: Request) -> CommitFlow:
-    """Who runs the steps: as configured, or in this process when the request says so and this is a development platform."""
+    """Who runs the steps: as configured, or in this process when the request says so and this is a
+    development platform.
+    """
     asked = request.headers.get(ORCHESTRATOR_HEADER)
     if asked in (None, office.settings.orchestrator):
         return office.commits
     if asked != Orchestrator.INLINE or not office.settings.dev_tokens:
         raise ApiError(
-            400, "orchestrator", f"header `{ORCHESTRATOR_HEADER}: {asked}` is refused: leave it out, or send `inline` in development mode"
+            400,
+            "orchestrator",
+            f"header `{ORCHESTRATOR_HEADER}: {asked}` is refused: leave it out, or "
+            "send `inline` in development mode",
         )
     return office.inline
 
 
-# --- branches -----------------------------------------------------------------------------------------------------------
+# --- branches -------------------------------------------------------------------------------------
 
 branch_routes = APIRouter(prefix=API, tags=["branch"])
 
@@ -228,13 +273,18 @@ async def init(request: Request, office: TheOffice, caller: TheCaller) -> Respon
     body = await json_of(request, office)
     if BRANCH_NAME.match(caller.branch) is None:
         raise ApiError(
-            400, "branch-name", f"branch `{caller.branch}`: a name is 1 to 200 letters, digits and the characters `_`, `.`, `-` and `/`"
+            400,
+            "branch-name",
+            f"branch `{caller.branch}`: a name is 1 to 200 letters, digits and the "
+            "characters `_`, `.`, `-` and `/`",
         )
     tools = office.commits.steps.tools
     if body.get("clone_from") is None:
         await branches.init_branch(tools, caller.workspace, caller.branch)
     else:
-        await branches.clone_branch(tools, caller.workspace, caller.branch, BranchName(text_in(body, "clone_from")))
+        await branches.clone_branch(
+            tools, caller.workspace, caller.branch, BranchName(text_in(body, "clone_from"))
+        )
     return answer({"name": caller.branch})
 
 
@@ -253,7 +303,7 @@ async def list_branches(office: TheOffice, caller: TheCaller) -> Response:
     return answer({"branches": [{"name": branch.name} for branch in found]})
 
 
-# --- secrets ------------------------------------------------------------------------------------------------------------
+# --- secrets --------------------------------------------------------------------------------------
 
 secret_routes = APIRouter(prefix=f"{API}/secret", tags=["secret"])
 
@@ -261,7 +311,10 @@ secret_routes = APIRouter(prefix=f"{API}/secret", tags=["secret"])
 def sealer_of(office: Office) -> secrets.Sealer:
     if office.sealer is None:
         raise ApiError(
-            503, "secrets-unavailable", "this platform keeps no secrets: set FENNEL_SECRETS_KEY_FILE to a key file and restart the servers"
+            503,
+            "secrets-unavailable",
+            "this platform keeps no secrets: set FENNEL_SECRETS_KEY_FILE to a key "
+            "file and restart the servers",
         )
     return office.sealer
 
@@ -273,7 +326,11 @@ async def get_secret(name: str, office: TheOffice, caller: TheCaller) -> Respons
     except secrets.SealError as closed:
         raise ApiError(500, "secret-sealed", str(closed)) from closed
     if value is None:
-        raise ApiError(500, "secret-not-found", f"Failed to get user secret mapping: secret `{name}` does not exist")
+        raise ApiError(
+            500,
+            "secret-not-found",
+            f"Failed to get user secret mapping: secret `{name}` does not exist",
+        )
     return answer({"value": value})
 
 
@@ -285,7 +342,9 @@ async def add_secret(name: str, request: Request, office: TheOffice, caller: The
 
 
 @secret_routes.patch("/{name:path}")
-async def update_secret(name: str, request: Request, office: TheOffice, caller: TheCaller) -> Response:
+async def update_secret(
+    name: str, request: Request, office: TheOffice, caller: TheCaller
+) -> Response:
     """Change a secret that is there."""
     body = await json_of(request, office)
     if name not in await secrets.names(office.pool, caller.workspace):
@@ -303,7 +362,9 @@ async def delete_secret(name: str, office: TheOffice, caller: TheCaller) -> Resp
 
 async def _put_secret(name: str, body: dict[str, Any], office: Office, caller: Caller) -> None:
     try:
-        await secrets.put(office.pool, sealer_of(office), caller.workspace, name, text_in(body, "value"))
+        await secrets.put(
+            office.pool, sealer_of(office), caller.workspace, name, text_in(body, "value")
+        )
     except ValueError as unusable:
         raise ApiError(400, "secret-unusable", str(unusable)) from unusable
 
@@ -312,15 +373,24 @@ def _no_secret(name: str) -> ApiError:
     return ApiError(404, "secret-not-found", f"secret `{name}` does not exist: add it first")
 
 
-# --- workspaces ---------------------------------------------------------------------------------------------------------
+# --- workspaces -----------------------------------------------------------------------------------
 
-workspace_routes = APIRouter(prefix=f"{API}/workspaces", tags=["workspace"], dependencies=[Depends(administrator)])
+workspace_routes = APIRouter(
+    prefix=f"{API}/workspaces", tags=["workspace"], dependencies=[Depends(administrator)]
+)
 
 
 @workspace_routes.get("")
 async def list_workspaces(office: TheOffice) -> Response:
     found = await workspaces.list_all(office.pool)
-    return answer({"workspaces": [{"name": w.name, "state": w.state, "created_at": w.created_at.isoformat()} for w in found]})
+    return answer(
+        {
+            "workspaces": [
+                {"name": w.name, "state": w.state, "created_at": w.created_at.isoformat()}
+                for w in found
+            ]
+        }
+    )
 
 
 @workspace_routes.post("")
@@ -338,23 +408,33 @@ async def add_token(name: str, office: TheOffice) -> Response:
 
 @workspace_routes.delete("/{name}")
 async def delete_workspace(name: str, office: TheOffice) -> Response:
-    """Close the workspace and destroy all it has. `gone` in the answer is false while engines still let go of its jobs."""
+    """Close the workspace and destroy all it has. `gone` in the answer is false while engines still
+    let go of its jobs.
+    """
     workspace = await workspaces.mark_deleting(office.pool, name)
     tools = office.commits.steps.tools
     began = tools.now()
-    while not (gone := await branches.empty_workspace(tools, workspace)) and tools.now() - began < DELETE_SECONDS:
+    while (
+        not (gone := await branches.empty_workspace(tools, workspace))
+        and tools.now() - began < DELETE_SECONDS
+    ):
         await tools.sleep(DELETE_POLL_SECONDS)
     office.wake()
     return answer({"name": workspace, "gone": gone})
 
 
-operations_routes = APIRouter(prefix=f"{API}/operations", tags=["operations"], dependencies=[Depends(administrator)])
+operations_routes = APIRouter(
+    prefix=f"{API}/operations", tags=["operations"], dependencies=[Depends(administrator)]
+)
 
 
 @operations_routes.get("/needed")
 async def needed(office: TheOffice) -> Response:
     """Job partitions that need records which are gone, or about to be too old."""
-    found = [{"job": a.job, "part": a.part, "topic": a.topic, "trouble": a.trouble.value, "told": a.told} for a in office.alarms()]
+    found = [
+        {"job": a.job, "part": a.part, "topic": a.topic, "trouble": a.trouble.value, "told": a.told}
+        for a in office.alarms()
+    ]
     return answer({"alarms": found})
 
 
@@ -377,7 +457,7 @@ async def failing_drills(office: TheOffice) -> Response:
     return answer({"drills": found})
 
 
-# --- what is defined ----------------------------------------------------------------------------------------------------
+# --- what is defined ------------------------------------------------------------------------------
 
 lineage_routes = APIRouter(prefix=API, tags=["lineage"])
 
@@ -386,9 +466,15 @@ lineage_routes = APIRouter(prefix=API, tags=["lineage"])
 async def get_xray(
     office: TheOffice,
     caller: TheCaller,
-    datasets: Annotated[str | None, Query(description="Names, separated by commas; none: all.")] = None,
-    featuresets: Annotated[str | None, Query(description="Names, separated by commas; none: all.")] = None,
-    properties: Annotated[str | None, Query(description="Names, separated by commas; none: all.")] = None,
+    datasets: Annotated[
+        str | None, Query(description="Names, separated by commas; none: all.")
+    ] = None,
+    featuresets: Annotated[
+        str | None, Query(description="Names, separated by commas; none: all.")
+    ] = None,
+    properties: Annotated[
+        str | None, Query(description="Names, separated by commas; none: all.")
+    ] = None,
 ) -> Response:
     """What is known about the branch's datasets and featuresets."""
     version = await _version(office, caller)

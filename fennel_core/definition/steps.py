@@ -1,12 +1,16 @@
-"""The steps of a commit, as functions of its id: what Airflow's tasks call, and what the inline orchestrator runs.
+"""The steps of a commit, as functions of its id: what Airflow's tasks call, and what the inline
+orchestrator runs.
 
-Theory. Each step reads the commit's row, does what is owed there and writes its outcome back, so it may be run again, by another process,
-at any time. A step that fails leaves the commit undoing or rejected, with its error in the row, and raises the same error, so that an
-orchestrator shows where it stopped; `undo` then takes back what was made. `run` is the whole way at once.
+Theory. Each step reads the commit's row, does what is owed there and writes its outcome back, so it
+may be run again, by another process, at any time. A step that fails leaves the commit undoing or
+rejected, with its error in the row, and raises the same error, so that an orchestrator shows where
+it stopped; `undo` then takes back what was made. `run` is the whole way at once.
 
-    compile_commit → create_assets → switch → destroy_assets          undo (after a failure of the first three)
+    compile_commit → create_assets → switch → destroy_assets          undo (after a failure of the
+    first three)
 
-The plain functions at the end are for callers without an event loop: settings come from the environment.
+The plain functions at the end are for callers without an event loop: settings come from the
+environment.
 """
 
 from __future__ import annotations
@@ -35,17 +39,22 @@ from fennel_core.vocab.ids import BranchName, CommitId, Millis, WorkspaceId
 
 T = TypeVar("T")
 DESTROY_SECONDS: Final = 30.0
-"""How long a commit waits for its leavings to be destroyed (an engine lets go of a job within a lease); recovery does the rest."""
+"""How long a commit waits for its leavings to be destroyed (an engine lets go of a job within a
+lease); recovery does the rest.
+"""
 DESTROY_POLL_SECONDS: Final = 0.2
 
 
 class Steps:
-    """The steps over given tools. `partitions`: of every new topic and job. `warm_seconds`: how long to wait for new jobs.
+    """The steps over given tools. `partitions`: of every new topic and job. `warm_seconds`: how
+    long to wait for new jobs.
 
     `run_program` runs user code in the client's environment.
     """
 
-    def __init__(self, tools: Tools, run_program: RunProgram, *, partitions: int, warm_seconds: float) -> None:
+    def __init__(
+        self, tools: Tools, run_program: RunProgram, *, partitions: int, warm_seconds: float
+    ) -> None:
         self.tools = tools
         self._run_program = run_program
         self._partitions = partitions
@@ -53,7 +62,8 @@ class Steps:
         self._checked: dict[CommitId, Definitions] = {}
 
     async def check(self, request: Request) -> tuple[bytes, Definitions]:
-        """Decode and validate a commit against what its branch has; answers the body to store, and what it defines.
+        """Decode and validate a commit against what its branch has; answers the body to store, and
+        what it defines.
 
         ApiError with everything that is wrong.
         """
@@ -64,22 +74,32 @@ class Steps:
 
         return await self._check(request.body, await self.tools.ledger.run(base), request.options)
 
-    async def _check(self, body: bytes, standing: bytes | None, options: Options) -> tuple[bytes, Definitions]:
+    async def _check(
+        self, body: bytes, standing: bytes | None, options: Options
+    ) -> tuple[bytes, Definitions]:
         received = await asyncio.to_thread(read, body)
         before = None if standing is None else await asyncio.to_thread(read, standing)
-        whole = await with_window_specs(body, received.request, None if before is None else before.request, self._run_program)
+        whole = await with_window_specs(
+            body, received.request, None if before is None else before.request, self._run_program
+        )
         if whole is not body:
             received = await asyncio.to_thread(read, whole)
-        return whole, await asyncio.to_thread(check, received, before, incremental=options.incremental)
+        return whole, await asyncio.to_thread(
+            check, received, before, incremental=options.incremental
+        )
 
     async def preview(self, request: Request) -> tuple[str, ...]:
         """What the commit would do, as lines; nothing is changed."""
         _, definitions = await self.check(request)
         wanted = await asyncio.to_thread(compiled, definitions, self._partitions)
-        return await flow.preview(self.tools, request.workspace, request.branch, wanted, backfill=request.options.backfill)
+        return await flow.preview(
+            self.tools, request.workspace, request.branch, wanted, backfill=request.options.backfill
+        )
 
     def remember(self, commit: CommitId, definitions: Definitions) -> None:
-        """Spare `compile_commit` of this process the second decoding of a request that was just checked."""
+        """Spare `compile_commit` of this process the second decoding of a request that was just
+        checked.
+        """
         self._checked[commit] = definitions
 
     def forget(self, commit: CommitId) -> None:
@@ -87,7 +107,9 @@ class Steps:
         self._checked.pop(commit, None)
 
     async def compile_commit(self, commit: CommitId) -> Commit:
-        """Definitions → plan → T1. ApiError when they are wrong, with all that is wrong; the commit is then rejected."""
+        """Definitions → plan → T1. ApiError when they are wrong, with all that is wrong; the commit
+        is then rejected.
+        """
         row, body, before = await self.tools.ledger.run(lambda tx: _sources(tx, commit))
         if row.state in UNDONE:
             raise flow.undone_error(row)
@@ -112,14 +134,20 @@ class Steps:
         return await flow.switch(self.tools, commit)
 
     async def destroy_assets(self, commit: CommitId) -> Commit:
-        """Wait until the new jobs have caught up, let reads move, then destroy what nobody holds any more; bounded in time."""
+        """Wait until the new jobs have caught up, let reads move, then destroy what nobody holds
+        any more; bounded in time.
+        """
         await flow.warm(self.tools, commit, seconds=self._warm_seconds)
         return await self._destroy(commit)
 
     async def undo(self, commit: CommitId) -> Commit:
         """Take back what a failed commit made; does nothing after T2."""
         row = await self.tools.ledger.run(lambda tx: flow.row_of(tx, commit))
-        abandoned = ApiError(500, "commit-undone", f"commit `{commit}` was taken back because a step of it failed; nothing was changed")
+        abandoned = ApiError(
+            500,
+            "commit-undone",
+            f"commit `{commit}` was taken back because a step of it failed; nothing was changed",
+        )
         if row.state is CommitState.RECEIVED:
             await flow.reject(self.tools, commit, abandoned)
         elif row.state in (CommitState.RESERVED, CommitState.CREATED):
@@ -143,7 +171,10 @@ class Steps:
         while row.state in (CommitState.SERVING, CommitState.UNDOING):
             await flow.destroy(self.tools, row.workspace)
             row = await self.tools.ledger.run(lambda tx: flow.row_of(tx, commit))
-            if row.state not in (CommitState.SERVING, CommitState.UNDOING) or self.tools.now() - began >= DESTROY_SECONDS:
+            if (
+                row.state not in (CommitState.SERVING, CommitState.UNDOING)
+                or self.tools.now() - began >= DESTROY_SECONDS
+            ):
                 break
             await self.tools.sleep(DESTROY_POLL_SECONDS)
         return row
@@ -161,18 +192,27 @@ async def _sources(tx: Transaction, commit: CommitId) -> tuple[Commit, bytes, by
 
 def steps_over(pool: Pool, settings: Settings) -> Steps:
     """The steps over the real Postgres and Kafka."""
-    timings = flow.Timings(lease_ms=Millis(settings.commit_lease_ms), stray_grace_ms=Millis(settings.stray_grace_ms))
+    timings = flow.Timings(
+        lease_ms=Millis(settings.commit_lease_ms), stray_grace_ms=Millis(settings.stray_grace_ms)
+    )
     tools = Tools(PostgresLedger(pool), KafkaTopics(settings), asyncio.sleep, timings)
-    return Steps(tools, client_interpreter(settings), partitions=settings.partitions, warm_seconds=settings.warm_timeout_s)
+    return Steps(
+        tools,
+        client_interpreter(settings),
+        partitions=settings.partitions,
+        warm_seconds=settings.warm_timeout_s,
+    )
 
 
-# --- for callers without an event loop ----------------------------------------------------------------------------------
+# --- for callers without an event loop ------------------------------------------------------------
 
 
 @asynccontextmanager
 async def opened(settings: Settings) -> AsyncIterator[Steps]:
     """Steps with connections of their own."""
-    async with postgres.pool(settings.postgres_dsn.get_secret_value(), name="fennel-steps", size=2) as pool:
+    async with postgres.pool(
+        settings.postgres_dsn.get_secret_value(), name="fennel-steps", size=2
+    ) as pool:
         yield steps_over(pool, settings)
 
 
@@ -184,9 +224,15 @@ def _run(work: Callable[[Steps], Awaitable[T]]) -> T:
     return asyncio.run(main())
 
 
-def receive_commit(workspace: str, branch: str, body: bytes, *, incremental: bool = False, backfill: bool = True) -> str:
-    """Check and store a commit that did not come through the server; answers its id. ApiError when it is wrong."""
-    request = Request(WorkspaceId(workspace), BranchName(branch), body, Options(incremental, backfill))
+def receive_commit(
+    workspace: str, branch: str, body: bytes, *, incremental: bool = False, backfill: bool = True
+) -> str:
+    """Check and store a commit that did not come through the server; answers its id. ApiError when
+    it is wrong.
+    """
+    request = Request(
+        WorkspaceId(workspace), BranchName(branch), body, Options(incremental, backfill)
+    )
 
     async def work(steps: Steps) -> str:
         await _open_in_development(steps, request.workspace)
@@ -196,9 +242,13 @@ def receive_commit(workspace: str, branch: str, body: bytes, *, incremental: boo
     return _run(work)
 
 
-def preview_commit(workspace: str, branch: str, body: bytes, *, incremental: bool = False, backfill: bool = True) -> tuple[str, ...]:
+def preview_commit(
+    workspace: str, branch: str, body: bytes, *, incremental: bool = False, backfill: bool = True
+) -> tuple[str, ...]:
     """What such a commit would do, as lines."""
-    request = Request(WorkspaceId(workspace), BranchName(branch), body, Options(incremental, backfill))
+    request = Request(
+        WorkspaceId(workspace), BranchName(branch), body, Options(incremental, backfill)
+    )
 
     async def work(steps: Steps) -> tuple[str, ...]:
         await _open_in_development(steps, request.workspace)
@@ -208,7 +258,9 @@ def preview_commit(workspace: str, branch: str, body: bytes, *, incremental: boo
 
 
 async def _open_in_development(steps: Steps, workspace: WorkspaceId) -> None:
-    """Where a token `dev-<name>` would make the workspace by opening it, so does a commit that names it."""
+    """Where a token `dev-<name>` would make the workspace by opening it, so does a commit that
+    names it.
+    """
     if Settings().dev_tokens:
         await steps.tools.ledger.run(lambda tx: tx.add_workspace(workspace))
 

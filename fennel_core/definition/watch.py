@@ -11,10 +11,13 @@ log = logger(__name__)
 
 
 async def watch(look: Callable[[], Awaitable[None]], what: str, interval_s: float) -> None:
-    """For ever, `interval_s` after the end of the last look; `what` is looked at, for the log of a look that failed."""
+    """For ever, `interval_s` after the end of the last look; `what` is looked at, for the log of a
+    look that failed.
+    """
     while True:
         try:
             await look()
-        except Exception as failed:  # a supervisor's last line: the watch must outlive whatever it meets
+        # a supervisor's last line: the watch must outlive whatever it meets
+        except Exception as failed:
             log.error(f"{what} could not be looked at", exc_info=failed)
         await asyncio.sleep(interval_s)

@@ -1,10 +1,13 @@
-"""What a runner needs of the log; `kafka.py` is the real one, `memory_broker.py` its twin, one contract suite holds both to it.
+"""What a runner needs of the log; `kafka.py` is the real one, `memory_broker.py` its twin, one
+contract suite holds both to it.
 
-Theory. A runner reads committed records of its input partitions in order, and commits outputs and a marker in one transaction under a
-stable transactional id. Opening a producer fences every earlier one of that id. A failed commit has one of three meanings and each has
-its own error: `Fenced` (somebody newer owns this id: stop), `Aborted` (nothing was written: try again), `Unknown` (it may or may not have
-been written: throw the producer away, open a new one, look at the replaylog). A log loses its oldest records in time; a reader that
-still needs them is told (`Gone`), never set to where the log begins now.
+Theory. A runner reads committed records of its input partitions in order, and commits outputs and a
+marker in one transaction under a stable transactional id. Opening a producer fences every earlier
+one of that id. A failed commit has one of three meanings and each has its own error: `Fenced`
+(somebody newer owns this id: stop), `Aborted` (nothing was written: try again), `Unknown` (it may
+or may not have been written: throw the producer away, open a new one, look at the replaylog). A log
+loses its oldest records in time; a reader that still needs them is told (`Gone`), never set to
+where the log begins now.
 """
 
 from __future__ import annotations
@@ -28,7 +31,9 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Consecutive committed records of one partition. Offsets [records' first, next) hold nothing else: gaps are transaction markers."""
+    """Consecutive committed records of one partition. Offsets [records' first, next) hold nothing
+    else: gaps are transaction markers.
+    """
 
     source: TopicPartition
     records: tuple[Record, ...]
@@ -48,7 +53,9 @@ class BrokerError(Exception):
 
 
 class Fenced(BrokerError):
-    """A newer producer of this transactional id exists: whoever holds this one is no longer the owner."""
+    """A newer producer of this transactional id exists: whoever holds this one is no longer the
+    owner.
+    """
 
 
 class Aborted(BrokerError):
@@ -64,10 +71,15 @@ class Unavailable(BrokerError):
 
 
 class Gone(BrokerError):
-    """Records that are asked for are no longer in the log: trying again does not bring them back."""
+    """Records that are asked for are no longer in the log: trying again does not bring them
+    back.
+    """
 
     def __init__(self, source: TopicPartition, first: Offset, start: Offset) -> None:
-        super().__init__(f"{source[0]}[{source[1]}] begins at {start}: its records from {first} to {start - 1} are gone")
+        super().__init__(
+            f"{source[0]}[{source[1]}] begins at {start}: its records from {first} "
+            f"to {start - 1} are gone"
+        )
         self.source, self.first, self.start = source, first, start
 
 
@@ -79,7 +91,9 @@ class Beyond(BrokerError):
 
 
 def within(source: TopicPartition, position: Offset, start: Offset, end: Offset) -> None:
-    """Raise Gone or Beyond unless a reader may begin at `position` of a log that holds [start, end)."""
+    """Raise Gone or Beyond unless a reader may begin at `position` of a log that holds [start,
+    end).
+    """
     if position < start:
         raise Gone(source, position, start)
     if position > end:
@@ -88,7 +102,8 @@ def within(source: TopicPartition, position: Offset, start: Offset, end: Offset)
 
 class Producer(Protocol):
     async def commit(self, records: Sequence[Outgoing]) -> Mapping[TopicPartition, Offset]:
-        """Write all records in one transaction; the offset after the last one written to each partition. Raises as the module says.
+        """Write all records in one transaction; the offset after the last one written to each
+        partition. Raises as the module says.
 
         Nothing takes it back from here on, but readers may see it a moment later.
         """
@@ -101,14 +116,17 @@ class Subscription(Protocol):
     """A fair, buffered reader of some partitions for one runner."""
 
     async def next(self, max_bytes: int) -> Fetched:
-        """Wait for the next records of any partition (in turn), at most `max_bytes` unless one record is larger.
+        """Wait for the next records of any partition (in turn), at most `max_bytes` unless one
+        record is larger.
 
         An answer without records says only that nothing lies below its `next`. Raises Unavailable.
         """
         ...
 
     def lag(self) -> int | None:
-        """Records between what was handed out and the ends as last seen; None before the ends are known."""
+        """Records between what was handed out and the ends as last seen; None before the ends are
+        known.
+        """
         ...
 
     async def close(self) -> None: ...
@@ -124,9 +142,15 @@ class Broker(Protocol):
         ...
 
     async def producer(self, transactional_id: str) -> Producer:
-        """A producer of this id, fencing every earlier one and settling their open transactions. Raises Unavailable."""
+        """A producer of this id, fencing every earlier one and settling their open transactions.
+        Raises Unavailable.
+        """
         ...
 
-    async def read(self, source: TopicPartition, first: Offset, stop: Offset | None = None) -> list[Record]:
-        """Committed records with first <= offset < stop (None: the end as of now). Raises Gone, Unavailable."""
+    async def read(
+        self, source: TopicPartition, first: Offset, stop: Offset | None = None
+    ) -> list[Record]:
+        """Committed records with first <= offset < stop (None: the end as of now). Raises Gone,
+        Unavailable.
+        """
         ...

@@ -1,14 +1,18 @@
 """Frontiers: how far event time has come, told in-band to every partition of an output.
 
-Theory. A window closes by the largest event time of the whole input, over all keys and partitions; a consumer sees its own partition. So
-a producer whose output asks for it puts a small control record into *every* partition, in the transaction that carries the rows, whenever
-the largest event time it has written there moved. A consumer's frontier is the largest it was told. What is written once more after a
-restart is at most what was said before, and a frontier is never lowered, so nothing has to be remembered.
+Theory. A window closes by the largest event time of the whole input, over all keys and partitions;
+a consumer sees its own partition. So a producer whose output asks for it puts a small control
+record into *every* partition, in the transaction that carries the rows, whenever the largest event
+time it has written there moved. A consumer's frontier is the largest it was told. What is written
+once more after a restart is at most what was said before, and a frontier is never lowered, so
+nothing has to be remembered.
 
-A frontier must be a function of the rows that were accepted, not of the order they came in (decision record 0025). What a join emits is
-not: a row that meets its match and loses it later was emitted, one whose match was gone before it came never is. So steps that keep
-state tell the largest time they were *given*, whatever they made of it, and what one was told it passes on. Only a `Map` tells just what
-it lets through: over rows that nobody takes back that is a function of the rows, over others it hears of the rest.
+A frontier must be a function of the rows that were accepted, not of the order they came in
+(decision record 0025). What a join emits is not: a row that meets its match and loses it later was
+emitted, one whose match was gone before it came never is. So steps that keep state tell the largest
+time they were *given*, whatever they made of it, and what one was told it passes on. Only a `Map`
+tells just what it lets through: over rows that nobody takes back that is a function of the rows,
+over others it hears of the rest.
 """
 
 from __future__ import annotations
@@ -38,7 +42,9 @@ def told(records: Sequence[Record]) -> Micros | None:
 
 
 def given(job: Job, source: int, batch: pl.DataFrame) -> Micros | None:
-    """The largest event time in a batch of input `source` that counts for the frontier of the job's outputs; None if none does."""
+    """The largest event time in a batch of input `source` that counts for the frontier of the job's
+    outputs; None if none does.
+    """
     match job.step:
         case Map() | UserCode() | Table():
             return None  # what they emit says it, and what they were told
@@ -64,7 +70,9 @@ class Frontiers:
         return any(output.frontier for output in self._job.outputs)
 
     def messages(self, emits: tuple[Emit, ...], heard: Micros | None) -> list[Outgoing]:
-        """Control records that these emits and what was `heard` (given or told) call for; call it once per transaction and in order."""
+        """Control records that these emits and what was `heard` (given or told) call for; call it
+        once per transaction and in order.
+        """
         out: list[Outgoing] = []
         for number, output in enumerate(self._job.outputs):
             if not output.frontier:
@@ -74,7 +82,10 @@ class Frontiers:
             largest = max((top for top in tops if top is not None), default=None)
             if largest is not None and largest > self._said.get(number, largest - 1):
                 self._said[number] = largest
-                out += [Outgoing(output.topic, part, _encode(largest), HEADERS) for part in range(self._job.partitions)]
+                out += [
+                    Outgoing(output.topic, part, _encode(largest), HEADERS)
+                    for part in range(self._job.partitions)
+                ]
         return out
 
 

@@ -1,10 +1,12 @@
 """How a slot knows that its predecessor is dead, so that it need not wait for its lease.
 
-Theory. A lease protects against a process that cannot be seen: it may only be slow. Here it can be seen: every life of a slot on one
-machine holds a lock on the same file, and the kernel lets go of it when the process ends, however it ends. Whoever gets the lock knows that
-all who named themselves after it are dead. The name is of the lock, not of the slot: the file's identity and the machine's boot. So the
-same slot number on another machine, or in another container with its own files, is nobody's heir, and a machine that was started anew
-inherits nothing either; there the leases lapse, as they do when a predecessor is only paused.
+Theory. A lease protects against a process that cannot be seen: it may only be slow. Here it can be
+seen: every life of a slot on one machine holds a lock on the same file, and the kernel lets go of
+it when the process ends, however it ends. Whoever gets the lock knows that all who named themselves
+after it are dead. The name is of the lock, not of the slot: the file's identity and the machine's
+boot. So the same slot number on another machine, or in another container with its own files, is
+nobody's heir, and a machine that was started anew inherits nothing either; there the leases lapse,
+as they do when a predecessor is only paused.
 """
 
 from __future__ import annotations
@@ -21,14 +23,20 @@ BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Succession(AbstractContextManager["Succession"]):
-    """The lock of one slot number on this machine. `family`: how the ids of all its lives begin. `heir`: every earlier one is dead."""
+    """The lock of one slot number on this machine. `family`: how the ids of all its lives begin.
+    `heir`: every earlier one is dead.
+    """
 
     def __init__(self, file: Path, name: str) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        self._lock = os.open(file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)  # the file stays for ever: its identity is the point
+        self._lock = os.open(
+            file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600
+        )  # the file stays for ever: its identity is the point
         there = os.fstat(self._lock)
         boot = BOOT_ID.read_bytes() if BOOT_ID.exists() else b""
-        identity = blake2b(b"%d %d %s" % (there.st_dev, there.st_ino, boot), digest_size=4).hexdigest()
+        identity = blake2b(
+            b"%d %d %s" % (there.st_dev, there.st_ino, boot), digest_size=4
+        ).hexdigest()
         self.family = f"{name}-{identity}-"
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -37,5 +45,10 @@ class Succession(AbstractContextManager["Succession"]):
         else:
             self.heir = bool(boot)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         os.close(self._lock)

@@ -1,9 +1,11 @@
 """The Spark host: an engine is one PySpark application whose long-lived tasks are the slots.
 
-Theory. Spark places slots over a cluster, restarts a lost one and ships the code; the jobs themselves come and go through the registry,
-never by relaunching (closures are frozen at launch). Why not micro-batches: 40 to 130 times the latency, measured in `benchmarks/`. A
-killed slot is retried by Spark in a quarter of a second and the other slots do not notice: task failures are unlimited, there is no
-barrier stage, no speculation and no dynamic allocation. To stop, the host asks through the registry and only then cancels the Spark job.
+Theory. Spark places slots over a cluster, restarts a lost one and ships the code; the jobs
+themselves come and go through the registry, never by relaunching (closures are frozen at launch).
+Why not micro-batches: 40 to 130 times the latency, measured in `benchmarks/`. A killed slot is
+retried by Spark in a quarter of a second and the other slots do not notice: task failures are
+unlimited, there is no barrier stage, no speculation and no dynamic allocation. To stop, the host
+asks through the registry and only then cancels the Spark job.
 """
 
 from __future__ import annotations
@@ -40,10 +42,14 @@ SLOTS_GROUP: Final = "slots"
 
 
 def session(settings: Settings, engine: EngineId) -> SparkSession:
-    """The engine's Spark application: local by default, any master through `spark-submit` or SPARK_MASTER."""
+    """The engine's Spark application: local by default, any master through `spark-submit` or
+    SPARK_MASTER.
+    """
     cores = settings.engine_slots + settings.engine_spare_slots
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("SPARK_LOCAL_IP", settings.host)  # else Spark looks the machine's own name up and binds to what it finds
+    os.environ.setdefault(
+        "SPARK_LOCAL_IP", settings.host
+    )  # else Spark looks the machine's own name up and binds to what it finds
     return (
         SparkSession.builder.appName(f"fennel-{engine}")
         .master(os.environ.get("SPARK_MASTER", f"local[{cores},{TASK_FAILURES}]"))
@@ -63,56 +69,86 @@ def session(settings: Settings, engine: EngineId) -> SparkSession:
 
 def task_environment() -> dict[str, str]:
     """What our Spark tasks must find in their environment before they import anything of ours."""
-    # The hash is worked out once: walking the installed packages takes a second that every slot would pay. One thread for Polars: a slot
-    # has one core, and results must not depend on how work was divided.
+    # The hash is worked out once: walking the installed packages takes a second that every slot
+    # would pay. One thread for Polars: a slot has one core, and results must not depend on how work
+    # was divided.
     return {ENVIRONMENT_HASH: environment_hash(), "POLARS_MAX_THREADS": "1"} | {
         name: value for name, value in os.environ.items() if name.startswith("FENNEL_")
     }
 
 
-def run_slots(spark: SparkSession, settings: Settings, engine: EngineId, environment: Mapping[str, str]) -> None:
+def run_slots(
+    spark: SparkSession, settings: Settings, engine: EngineId, environment: Mapping[str, str]
+) -> None:
     """Block until every slot has ended."""
 
     def slot(number: int, _: Iterator[Any]) -> Iterator[int]:
-        # Runs in Spark's Python worker: nothing of the driver's process is here but what this closure carries.
+        # Runs in Spark's Python worker: nothing of the driver's process is here but what this
+        # closure carries.
         os.environ.update(environment)  # before anything is imported that reads it
         from fennel_core.engine.slot import run_slot
 
         try:
             asyncio.run(run_slot(Settings(), engine, number))
         except BaseException:
-            time.sleep(RETRY_PAUSE_S)  # Spark retries a failed task at once: a slot that cannot start must not spin
+            time.sleep(
+                RETRY_PAUSE_S
+            )  # Spark retries a failed task at once: a slot that cannot start must not spin
             raise
         yield number
 
     context = spark.sparkContext
     context.setJobGroup(SLOTS_GROUP, f"slots of {engine}", interruptOnCancel=False)
-    context.parallelize(range(settings.engine_slots), settings.engine_slots).mapPartitionsWithIndex(slot).count()
+    context.parallelize(range(settings.engine_slots), settings.engine_slots).mapPartitionsWithIndex(
+        slot
+    ).count()
 
 
 async def run_engine(settings: Settings, engine: EngineId) -> None:
-    """The driver: start Spark, run the slots, answer health, and stop everything in order on SIGTERM."""
+    """The driver: start Spark, run the slots, answer health, and stop everything in order on
+    SIGTERM.
+    """
     logs.configure("engine", settings.log_level, hidden=logs.secrets_of(settings))
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
-    async with postgres.pool(settings.postgres_dsn.get_secret_value(), name="engine", size=2) as pool:
+    async with postgres.pool(
+        settings.postgres_dsn.get_secret_value(), name="engine", size=2
+    ) as pool:
         async with pool.connection() as connection:
-            rows = await (await connection.execute("SELECT id FROM slot WHERE engine = %s", (engine,))).fetchall()
-        before = [str(row[0]) for row in rows]  # of a driver that was killed: their leases outlive them, and are not ours
+            rows = await (
+                await connection.execute("SELECT id FROM slot WHERE engine = %s", (engine,))
+            ).fetchall()
+        before = [
+            str(row[0]) for row in rows
+        ]  # of a driver that was killed: their leases outlive them, and are not ours
 
         async def slots_live() -> str | None:
             async with pool.connection() as connection:
-                question = "SELECT count(*) FROM slot WHERE engine = %s AND lease_until > now() AND id <> ALL(%s)"
+                question = (
+                    "SELECT count(*) FROM slot WHERE engine = %s AND lease_until > now() "
+                    "AND id <> ALL(%s)"
+                )
                 row = await (await connection.execute(question, (engine, before))).fetchone()
             live = int(str(row[0])) if row else 0
-            return None if live >= settings.engine_slots else f"{live} of {settings.engine_slots} slots are up"
+            return (
+                None
+                if live >= settings.engine_slots
+                else f"{live} of {settings.engine_slots} slots are up"
+            )
 
-        server = await Health("engine", {"slots": slots_live}).serve(settings.host, settings.engine_port)
+        server = await Health("engine", {"slots": slots_live}).serve(
+            settings.host, settings.engine_port
+        )
         spark = await asyncio.to_thread(session, settings, engine)
         environment = await asyncio.to_thread(task_environment)
-        slots = threading.Thread(target=_run_and_set, args=(spark, settings, engine, environment, loop, stop), name="slots", daemon=True)
+        slots = threading.Thread(
+            target=_run_and_set,
+            args=(spark, settings, engine, environment, loop, stop),
+            name="slots",
+            daemon=True,
+        )
         slots.start()
         bulk = asyncio.create_task(run_driver(spark.sparkContext, settings, environment, pool))
         await stop.wait()
@@ -141,6 +177,10 @@ def _run_and_set(
     try:
         run_slots(spark, settings, engine, environment)
     except JVM_GONE as ended:
-        log.error("the Spark job that holds the slots ended", engine=engine, reason=str(ended).splitlines()[0])
+        log.error(
+            "the Spark job that holds the slots ended",
+            engine=engine,
+            reason=str(ended).splitlines()[0],
+        )
     finally:
         loop.call_soon_threadsafe(stop.set)

@@ -1,11 +1,14 @@
-"""The log on Kafka (librdkafka): one shared consumer per slot, one transactional producer per runner.
+"""The log on Kafka (librdkafka): one shared consumer per slot, one transactional producer per
+runner.
 
-Theory. One consumer carries all partitions a slot reads, so an idle slot costs one long-polled fetch, not one per job. Its thread hands
-records to each runner that wants them. A runner that cannot keep up is skipped, never waited for: when it has room again the partition is
-sought back to where it stands, and the others pass over what they have seen by offset. So a slow job costs re-reading, and blocks nobody.
+Theory. One consumer carries all partitions a slot reads, so an idle slot costs one long-polled
+fetch, not one per job. Its thread hands records to each runner that wants them. A runner that
+cannot keep up is skipped, never waited for: when it has room again the partition is sought back to
+where it stands, and the others pass over what they have seen by offset. So a slow job costs
+re-reading, and blocks nobody.
 
-librdkafka has no second half of KIP-890: after a time-out or an error whose outcome is open a producer is of no use, and the caller learns
-what happened from the replaylog.
+librdkafka has no second half of KIP-890: after a time-out or an error whose outcome is open a
+producer is of no use, and the caller learns what happened from the replaylog.
 """
 
 from __future__ import annotations
@@ -26,7 +29,18 @@ from confluent_kafka.admin import AdminClient
 
 from fennel_core.connections import offsets
 from fennel_core.connections.kafka import client_config, consumer_config, producer_config
-from fennel_core.engine.broker import Aborted, Fenced, Fetched, Gone, Outgoing, Record, TopicPartition, Unavailable, Unknown, within
+from fennel_core.engine.broker import (
+    Aborted,
+    Fenced,
+    Fetched,
+    Gone,
+    Outgoing,
+    Record,
+    TopicPartition,
+    Unavailable,
+    Unknown,
+    within,
+)
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import Offset
 
@@ -48,7 +62,9 @@ class _Stream:
     records: deque[Record] = field(default_factory=deque)
     bytes: int = 0
     waits_for_seek: bool = False
-    """Records were passed over: take nothing until the consumer was sought back, or a gap would be read as a transaction marker."""
+    """Records were passed over: take nothing until the consumer was sought back, or a gap would be
+    read as a transaction marker.
+    """
     full: bool = False
     at: Offset | None = None
     """Nothing lies below this offset (end of partition seen)."""
@@ -56,7 +72,9 @@ class _Stream:
 
 
 class KafkaSubscription:
-    """See `engine.broker.Subscription`. Lives on the event loop; the feed's thread only posts to it."""
+    """See `engine.broker.Subscription`. Lives on the event loop; the feed's thread only posts to
+    it.
+    """
 
     def __init__(self, feed: Feed, positions: Mapping[TopicPartition, Offset]) -> None:
         self._feed = feed
@@ -76,7 +94,9 @@ class KafkaSubscription:
         return self._streams[source].next_wanted
 
     def offer(self, source: TopicPartition, records: Sequence[Record], end: Offset | None) -> None:
-        """Take what fits of new records of `source`; `end` is the offset the reader stands at when it reached the end."""
+        """Take what fits of new records of `source`; `end` is the offset the reader stands at when
+        it reached the end.
+        """
         stream = self._streams[source]
         for record in records:
             if record.offset < stream.next_wanted or stream.waits_for_seek:
@@ -140,7 +160,9 @@ class KafkaSubscription:
     def lag(self) -> int | None:
         if any(stream.end is None for stream in self._streams.values()):
             return None
-        return sum(max(0, (stream.end or 0) - stream.next_taken) for stream in self._streams.values())
+        return sum(
+            max(0, (stream.end or 0) - stream.next_taken) for stream in self._streams.values()
+        )
 
     async def close(self) -> None:
         self._feed.drop(self)
@@ -170,7 +192,12 @@ class Feed:
                 subscription.hold(source)
                 self.seek_back(source)
         if fresh:
-            self._commands.append(partial(self._consumer.incremental_assign, [RdTopicPartition(*s, offset=o) for s, o in fresh]))
+            self._commands.append(
+                partial(
+                    self._consumer.incremental_assign,
+                    [RdTopicPartition(*s, offset=o) for s, o in fresh],
+                )
+            )
 
     def drop(self, subscription: KafkaSubscription) -> None:
         """Stop reading for `subscription`."""
@@ -185,7 +212,9 @@ class Feed:
             self._commands.append(partial(self._consumer.incremental_unassign, unread))
 
     def seek_back(self, source: TopicPartition) -> None:
-        """Go back to the lowest offset that a reader of `source` wants; readers that wait for it go on from there."""
+        """Go back to the lowest offset that a reader of `source` wants; readers that wait for it go
+        on from there.
+        """
         readers = list(self._readers[source])
         offset = min(reader.wanted(source) for reader in readers)
 
@@ -246,7 +275,11 @@ class Feed:
 
 def _record(message: Message) -> Record:
     headers = message.headers()
-    control = next((value.decode() for name, value in headers if name == CONTROL_HEADER), None) if headers else None
+    control = (
+        next((value.decode() for name, value in headers if name == CONTROL_HEADER), None)
+        if headers
+        else None
+    )
     return Record(Offset(message.offset()), message.value(), control)
 
 
@@ -259,7 +292,9 @@ class KafkaProducer:
         self._timeout_s = timeout_s
 
     async def commit(self, records: Sequence[Outgoing]) -> Mapping[TopicPartition, Offset]:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._commit, records)
+        return await asyncio.get_running_loop().run_in_executor(
+            self._threads, self._commit, records
+        )
 
     def _commit(self, records: Sequence[Outgoing]) -> dict[TopicPartition, Offset]:
         written: dict[TopicPartition, Offset] = {}
@@ -272,12 +307,20 @@ class KafkaProducer:
             self._producer.begin_transaction()
             for record in records:
                 headers = list(record.headers)
-                self._producer.produce(record.topic, record.value, partition=record.partition, headers=headers, on_delivery=delivered)
+                self._producer.produce(
+                    record.topic,
+                    record.value,
+                    partition=record.partition,
+                    headers=headers,
+                    on_delivery=delivered,
+                )
             self._producer.commit_transaction(self._timeout_s)
         except KafkaException as failed:
             raise self._classified(failed) from failed
         except BufferError as full:
-            raise self._classified(KafkaException(KafkaError(KafkaError._QUEUE_FULL, str(full)))) from full
+            raise self._classified(
+                KafkaException(KafkaError(KafkaError._QUEUE_FULL, str(full)))
+            ) from full
         return written
 
     def _classified(self, failed: KafkaException) -> Exception:
@@ -289,11 +332,17 @@ class KafkaProducer:
         try:
             self._producer.abort_transaction(self._timeout_s)
         except KafkaException as worse:
-            return Fenced(worse.args[0].str()) if worse.args[0].code() in _FENCED else Unknown(worse.args[0].str())
+            return (
+                Fenced(worse.args[0].str())
+                if worse.args[0].code() in _FENCED
+                else Unknown(worse.args[0].str())
+            )
         return Aborted(error.str())
 
     async def close(self) -> None:
-        """Nothing is sent outside a transaction, so there is nothing to flush; the client ends when it is collected."""
+        """Nothing is sent outside a transaction, so there is nothing to flush; the client ends when
+        it is collected.
+        """
         self._producer.purge(in_queue=True, in_flight=True, blocking=False)
 
 
@@ -311,7 +360,9 @@ class KafkaBroker:
         return await self._in_thread(partial(offsets.starts, self._admin, sources, self._timeout_s))
 
     async def subscribe(self, positions: Mapping[TopicPartition, Offset]) -> KafkaSubscription:
-        bounds = await self._in_thread(partial(offsets.bounds, self._admin, list(positions), self._timeout_s))
+        bounds = await self._in_thread(
+            partial(offsets.bounds, self._admin, list(positions), self._timeout_s)
+        )
         for source, position in positions.items():
             within(source, position, *bounds[source])
         subscription = KafkaSubscription(self._feed, positions)
@@ -326,28 +377,44 @@ class KafkaBroker:
 
         return KafkaProducer(await self._in_thread(open_one), self._threads, self._timeout_s)
 
-    async def read(self, source: TopicPartition, first: Offset, stop: Offset | None = None) -> list[Record]:
+    async def read(
+        self, source: TopicPartition, first: Offset, stop: Offset | None = None
+    ) -> list[Record]:
         return await self._in_thread(partial(self._read, source, first, stop))
 
     def _read(self, source: TopicPartition, first: Offset, stop: Offset | None) -> list[Record]:
         consumer = Consumer(consumer_config(self._settings, fetch_wait_ms=1))
         records: list[Record] = []
         try:
-            end = stop if stop is not None else Offset(consumer.get_watermark_offsets(RdTopicPartition(*source), self._timeout_s)[1])
+            end = (
+                stop
+                if stop is not None
+                else Offset(
+                    consumer.get_watermark_offsets(RdTopicPartition(*source), self._timeout_s)[1]
+                )
+            )
             if first >= end:
                 return []
             consumer.assign([RdTopicPartition(*source, offset=first)])
             while True:
                 message = consumer.poll(self._timeout_s)
                 if message is None:
-                    raise Unavailable(f"no answer from the broker while reading {source[0]}[{source[1]}]")
+                    raise Unavailable(
+                        f"no answer from the broker while reading {source[0]}[{source[1]}]"
+                    )
                 error = message.error()
                 if error is None and message.offset() < end:
                     records.append(_record(message))
-                elif error is None or (error.code() == KafkaError._PARTITION_EOF and message.offset() >= end):
+                elif error is None or (
+                    error.code() == KafkaError._PARTITION_EOF and message.offset() >= end
+                ):
                     return records
                 elif error.code() == KafkaError._AUTO_OFFSET_RESET:
-                    start = Offset(consumer.get_watermark_offsets(RdTopicPartition(*source), self._timeout_s)[0])
+                    start = Offset(
+                        consumer.get_watermark_offsets(RdTopicPartition(*source), self._timeout_s)[
+                            0
+                        ]
+                    )
                     raise Gone(source, first, start)
                 elif error.code() != KafkaError._PARTITION_EOF:
                     raise KafkaException(error)
@@ -361,7 +428,9 @@ class KafkaBroker:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         except KafkaException as failed:
             error: Any = failed.args[0]
-            raise (Fenced(error.str()) if error.code() in _FENCED else Unavailable(error.str())) from failed
+            raise (
+                Fenced(error.str()) if error.code() in _FENCED else Unavailable(error.str())
+            ) from failed
 
     async def close(self) -> None:
         await asyncio.get_running_loop().run_in_executor(None, self._feed.stop)

@@ -1,4 +1,6 @@
-"""The in-memory twin of the log: transactions, fencing and the offsets that transaction markers take up."""
+"""The in-memory twin of the log: transactions, fencing and the offsets that transaction markers
+take up.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,15 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fennel_core.engine.broker import Fenced, Fetched, Gone, Outgoing, Record, TopicPartition, within
+from fennel_core.engine.broker import (
+    Fenced,
+    Fetched,
+    Gone,
+    Outgoing,
+    Record,
+    TopicPartition,
+    within,
+)
 from fennel_core.vocab.ids import Offset
 
 START = Offset(0)
@@ -40,7 +50,9 @@ class MemoryLog:
         self._generation[transactional_id] = self._generation.get(transactional_id, 0) + 1
         return self._generation[transactional_id]
 
-    def append(self, transactional_id: str, generation: int, records: Sequence[Outgoing]) -> dict[TopicPartition, Offset]:
+    def append(
+        self, transactional_id: str, generation: int, records: Sequence[Outgoing]
+    ) -> dict[TopicPartition, Offset]:
         """One transaction; Fenced when a newer producer of this id was opened."""
         if self._generation.get(transactional_id) != generation:
             raise Fenced(f"a newer producer of {transactional_id} exists")
@@ -130,7 +142,9 @@ class MemoryBroker:
     async def producer(self, transactional_id: str) -> MemoryProducer:
         return MemoryProducer(self.log, transactional_id)
 
-    async def read(self, source: TopicPartition, first: Offset, stop: Offset | None = None) -> list[Record]:
+    async def read(
+        self, source: TopicPartition, first: Offset, stop: Offset | None = None
+    ) -> list[Record]:
         log = self.log.log(source)
         end = log.end if stop is None else stop
         if first < min(log.start, end):

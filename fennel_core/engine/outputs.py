@@ -17,19 +17,35 @@ _PART = "__part"
 _ROW = "__row"
 
 
-def messages(job: Job, part: int, emits: tuple[Emit, ...], dead: tuple[DeadRows, ...]) -> list[Outgoing]:
-    """One message per output partition touched and emit, in the order of emits; rows keep their order."""
+def messages(
+    job: Job, part: int, emits: tuple[Emit, ...], dead: tuple[DeadRows, ...]
+) -> list[Outgoing]:
+    """One message per output partition touched and emit, in the order of emits; rows keep their
+    order.
+    """
     out: list[Outgoing] = []
     for emit in emits:
         output = job.outputs[emit.output]
         for target, frame in split(emit.frame, output.partition_by, job.partitions, part):
             out.append(Outgoing(output.topic, target, encode_frame(frame), (FORMAT_HEADER,)))
-    out += [Outgoing(job.dead_letters, part, encode_frame(d.frame), (FORMAT_HEADER, (REASON_HEADER, d.reason.encode()))) for d in dead]
+    out += [
+        Outgoing(
+            job.dead_letters,
+            part,
+            encode_frame(d.frame),
+            (FORMAT_HEADER, (REASON_HEADER, d.reason.encode())),
+        )
+        for d in dead
+    ]
     return out
 
 
-def split(frame: pl.DataFrame, by: tuple[str, ...], partitions: int, own: int) -> Iterator[tuple[int, pl.DataFrame]]:
-    """The non-empty parts of `frame` by partition of the key columns `by`; without a key every row stays in partition `own`."""
+def split(
+    frame: pl.DataFrame, by: tuple[str, ...], partitions: int, own: int
+) -> Iterator[tuple[int, pl.DataFrame]]:
+    """The non-empty parts of `frame` by partition of the key columns `by`; without a key every row
+    stays in partition `own`.
+    """
     if frame.is_empty():
         return
     if not by or partitions == 1:
@@ -38,8 +54,14 @@ def split(frame: pl.DataFrame, by: tuple[str, ...], partitions: int, own: int) -
     if len(frame) == 1:
         yield partition_of(key_bytes(frame, by)[0], partitions), frame
         return
-    groups = frame.select(by).with_row_index(_ROW).group_by(by, maintain_order=True).agg(pl.col(_ROW))
-    targets = pl.Series(_PART, [partition_of(key, partitions) for key in key_bytes(groups, by)], dtype=pl.Int32)
-    routed = frame.with_columns(groups.select(_ROW, targets).explode(_ROW).sort(_ROW).get_column(_PART))
+    groups = (
+        frame.select(by).with_row_index(_ROW).group_by(by, maintain_order=True).agg(pl.col(_ROW))
+    )
+    targets = pl.Series(
+        _PART, [partition_of(key, partitions) for key in key_bytes(groups, by)], dtype=pl.Int32
+    )
+    routed = frame.with_columns(
+        groups.select(_ROW, targets).explode(_ROW).sort(_ROW).get_column(_PART)
+    )
     for target in sorted(set(targets)):
         yield target, routed.filter(pl.col(_PART) == target).drop(_PART)

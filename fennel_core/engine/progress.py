@@ -1,8 +1,10 @@
-"""What a job partition's state knows about itself: how far it has come, and a hash of what it holds.
+"""What a job partition's state knows about itself: how far it has come, and a hash of what it
+holds.
 
-Theory. Offsets, replaylog position and state hash change in the same write batch as the state they describe: there is no moment at which
-they disagree. The hash is the sum, modulo 2^128, of a hash of every entry: it does not depend on order, changes by one subtraction and
-one addition per entry written, and lets a drill compare two states by comparing two numbers.
+Theory. Offsets, replaylog position and state hash change in the same write batch as the state they
+describe: there is no moment at which they disagree. The hash is the sum, modulo 2^128, of a hash of
+every entry: it does not depend on order, changes by one subtraction and one addition per entry
+written, and lets a drill compare two states by comparing two numbers.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ class StateFormatError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """`offsets`: next record to apply per input topic. `replayed`: next replaylog record to look at."""
+    """`offsets`: next record to apply per input topic. `replayed`: next replaylog record to look
+    at.
+    """
 
     iteration: int
     replayed: Offset
@@ -53,12 +57,21 @@ def load(reads: Reads) -> Progress:
         return FRESH
     state_format, iteration, replayed, offsets, state_hash = _decode(stored)
     if state_format != STATE_FORMAT:
-        raise StateFormatError(f"state format {state_format} is not {STATE_FORMAT}: run the version that wrote it")
-    return Progress(iteration, Offset(replayed), {TopicName(t): Offset(o) for t, o in offsets.items()}, int.from_bytes(state_hash, "big"))
+        raise StateFormatError(
+            f"state format {state_format} is not {STATE_FORMAT}: run the version that wrote it"
+        )
+    return Progress(
+        iteration,
+        Offset(replayed),
+        {TopicName(t): Offset(o) for t, o in offsets.items()},
+        int.from_bytes(state_hash, "big"),
+    )
 
 
 def digest(outcome: Outcome) -> bytes:
-    """A digest of the mutations of one iteration: equal exactly when the mutations are (but for collisions)."""
+    """A digest of the mutations of one iteration: equal exactly when the mutations are (but for
+    collisions).
+    """
     hashed = blake2b(digest_size=_HASH_BYTES)
     for key in sorted(outcome.puts):
         hashed.update(b"+%d,%d:" % (len(key), len(outcome.puts[key])))
@@ -71,7 +84,9 @@ def digest(outcome: Outcome) -> bytes:
 
 
 class Remembered:
-    """Reads that keep what they were answered: the state hash asks for most of what the step has just read."""
+    """Reads that keep what they were answered: the state hash asks for most of what the step has
+    just read.
+    """
 
     def __init__(self, reads: Reads) -> None:
         self._reads = reads
@@ -84,7 +99,9 @@ class Remembered:
             known.update(zip(missing, self._reads.get_many(missing), strict=True))
         return [known[key] for key in keys]
 
-    def scan(self, start: bytes, stop: bytes, *, reverse: bool = False, limit: int | None = None) -> list[tuple[bytes, bytes]]:
+    def scan(
+        self, start: bytes, stop: bytes, *, reverse: bool = False, limit: int | None = None
+    ) -> list[tuple[bytes, bytes]]:
         return self._reads.scan(start, stop, reverse=reverse, limit=limit)
 
 
@@ -109,7 +126,9 @@ def entries(reads: Reads) -> Iterator[tuple[bytes, bytes]]:
 
 
 def hash_of(reads: Reads) -> int:
-    """The state hash by what is there, for comparison with the one that was kept. Reads everything."""
+    """The state hash by what is there, for comparison with the one that was kept. Reads
+    everything.
+    """
     return sum(_entry(key, value) for key, value in entries(reads)) % _MODULUS
 
 
@@ -120,8 +139,12 @@ def batch(after: Progress, outcome: Outcome) -> WriteBatch:
 
 def _stored(progress: Progress) -> bytes:
     hashed = progress.state_hash.to_bytes(_HASH_BYTES, "big")
-    return _encode([STATE_FORMAT, progress.iteration, progress.replayed, dict(progress.offsets), hashed])
+    return _encode(
+        [STATE_FORMAT, progress.iteration, progress.replayed, dict(progress.offsets), hashed]
+    )
 
 
 def _entry(key: bytes, value: bytes) -> int:
-    return int.from_bytes(blake2b(len(key).to_bytes(4, "big") + key + value, digest_size=_HASH_BYTES).digest(), "big")
+    return int.from_bytes(
+        blake2b(len(key).to_bytes(4, "big") + key + value, digest_size=_HASH_BYTES).digest(), "big"
+    )

@@ -1,14 +1,17 @@
 """The Job Runner: one job partition, from fencing to the end of its ownership.
 
-Theory. Start: fence every earlier owner (open the producer), say so in the replaylog (epoch marker), read the replaylog to its end,
-replay what the state has not applied (same step, same ranges, no output, digests compared), then run live. An iteration reads one batch
-of one input, runs the pure step, commits outputs and marker in one Kafka transaction, and only then applies mutations, offsets and
-replaylog position to state in one write batch. Die at any point: either the transaction did not commit and nothing happened, or it did
-and replay applies it. A job partition that begins over long history is computed by a batch first (`bulk`) and published here, chunk by
-chunk, in the same way.
+Theory. Start: fence every earlier owner (open the producer), say so in the replaylog (epoch
+marker), read the replaylog to its end, replay what the state has not applied (same step, same
+ranges, no output, digests compared), then run live. An iteration reads one batch of one input, runs
+the pure step, commits outputs and marker in one Kafka transaction, and only then applies mutations,
+offsets and replaylog position to state in one write batch. Die at any point: either the transaction
+did not commit and nothing happened, or it did and replay applies it. A job partition that begins
+over long history is computed by a batch first (`bulk`) and published here, chunk by chunk, in the
+same way.
 
-A job without outputs has nothing to make atomic: its state is a function of the offsets it holds, so it writes no transaction at all
-(decision record 0003). Clock, threads, broker and store are arguments: the simulation runs this class.
+A job without outputs has nothing to make atomic: its state is a function of the offsets it holds,
+so it writes no transaction at all (decision record 0003). Clock, threads, broker and store are
+arguments: the simulation runs this class.
 """
 
 from __future__ import annotations
@@ -23,7 +26,16 @@ import polars as pl
 
 from fennel_core.blueprints.spec import Job
 from fennel_core.engine import progress as progress_of_state
-from fennel_core.engine.broker import Aborted, Beyond, Broker, Fetched, Gone, Outgoing, Producer, Record
+from fennel_core.engine.broker import (
+    Aborted,
+    Beyond,
+    Broker,
+    Fetched,
+    Gone,
+    Outgoing,
+    Producer,
+    Record,
+)
 from fennel_core.engine.bulk.lane import Lane, RowsGone
 from fennel_core.engine.bulk.staged import Chunk, Load, LoadDamaged, begun, input_of, name_of
 from fennel_core.engine.frontiers import Frontiers, given, told
@@ -39,25 +51,35 @@ from fennel_core.vocab.versions import decode
 
 T = TypeVar("T")
 COMMIT_ATTEMPTS = 3
-"""A transaction that was aborted wrote nothing: it is tried again this often before the runner is restarted."""
+"""A transaction that was aborted wrote nothing: it is tried again this often before the runner is
+restarted.
+"""
 
 
 class Pool(Protocol):
-    """Where CPU work runs: a thread in production, the simulation's own order of events in tests."""
+    """Where CPU work runs: a thread in production, the simulation's own order of events in
+    tests.
+    """
 
     async def run(self, work: Callable[[], T]) -> T: ...
 
 
 class Unusable(Exception):
-    """This state must not be used again: an older copy of it, or the log alone, has to take its place."""
+    """This state must not be used again: an older copy of it, or the log alone, has to take its
+    place.
+    """
 
 
 class ReplayMismatch(Unusable):
-    """Replay did not reproduce what the marker says: state or code is not what it was. The partition must be rebuilt, never go on."""
+    """Replay did not reproduce what the marker says: state or code is not what it was. The
+    partition must be rebuilt, never go on.
+    """
 
 
 class StrangeState(Unusable):
-    """The state has seen more of the log than there is: it stems from another log, or the log lost its end."""
+    """The state has seen more of the log than there is: it stems from another log, or the log lost
+    its end.
+    """
 
 
 class Condemned(Unusable):
@@ -74,7 +96,9 @@ class Ordered(Condemned):
 
 
 class Missing(Exception):
-    """The log no longer has records that this state needs: the job partition can neither go on nor skip them."""
+    """The log no longer has records that this state needs: the job partition can neither go on nor
+    skip them.
+    """
 
 
 class Superseded(Exception):
@@ -90,7 +114,9 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a job partition computes. `apply` is pure; `prepare` runs user code first where the job has any."""
+    """What a job partition computes. `apply` is pure; `prepare` runs user code first where the job
+    has any.
+    """
 
     step: Step | None
     """None where the job only runs user code."""
@@ -109,11 +135,15 @@ class Made:
     state_hash: int
     outgoing: tuple[Outgoing, ...]
     heard: Micros | None
-    """How far event time has come, by what the iteration was given and told; for the frontier of outputs that carry one."""
+    """How far event time has come, by what the iteration was given and told; for the frontier of
+    outputs that carry one.
+    """
 
 
 class Runner:
-    """One ownership of one job partition. `run` returns never; it ends by cancellation or by raising."""
+    """One ownership of one job partition. `run` returns never; it ends by cancellation or by
+    raising.
+    """
 
     def __init__(
         self,
@@ -131,7 +161,13 @@ class Runner:
         self.job, self.part, self.epoch = job, part, epoch
         self._lane = lane
         self.status = "recovering"
-        self._work, self._hangar, self._broker, self._pool, self._limits = work, hangar, broker, pool, limits
+        self._work, self._hangar, self._broker, self._pool, self._limits = (
+            work,
+            hangar,
+            broker,
+            pool,
+            limits,
+        )
         self._producer: Producer | None = None
         self._frontiers = Frontiers(job)
         self._progress: Progress = progress_of_state.FRESH
@@ -169,19 +205,29 @@ class Runner:
         return any(self._applied.get(topic, 0) < offset for topic, offset in targets.items())
 
     def moved(self) -> Coroutine[None, None, object]:
-        """To be awaited: returns when `applied` or `status` has changed since this call, even if it is awaited later."""
+        """To be awaited: returns when `applied` or `status` has changed since this call, even if it
+        is awaited later.
+        """
         return self._moved.wait()
 
     def settle(self) -> Progress:
-        """Write down how far the inputs have been passed, also over what needed no iteration; the progress then.
+        """Write down how far the inputs have been passed, also over what needed no iteration; the
+        progress then.
 
-        Transaction markers and control records that nobody here listens to are not worth a write each, but whoever deletes what is behind
-        us must not wait for them. Nothing of interest lies between, so no marker on the replaylog is owed.
+        Transaction markers and control records that nobody here listens to are not worth a write
+        each, but whoever deletes what is behind us must not wait for them. Nothing of interest lies
+        between, so no marker on the replaylog is owed.
         """
-        passed = {topic: offset for topic, offset in self._applied.items() if offset > self._progress.offsets.get(topic, 0)}
+        passed = {
+            topic: offset
+            for topic, offset in self._applied.items()
+            if offset > self._progress.offsets.get(topic, 0)
+        }
         if passed and self.status == "running":
             known = self._progress
-            self._progress = self._store(known.iteration, Outcome(), known.state_hash, passed, known.replayed)
+            self._progress = self._store(
+                known.iteration, Outcome(), known.state_hash, passed, known.replayed
+            )
         return self._progress
 
     def condemn(self, why: str) -> None:
@@ -193,31 +239,41 @@ class Runner:
     async def run(self) -> None:
         """Fence, recover, then iterate until cancelled.
 
-        Raises Fenced, Superseded and Unknown; Unusable when the state must be rebuilt; Missing when the log no longer has what it needs;
-        and what the step raises.
+        Raises Fenced, Superseded and Unknown; Unusable when the state must be rebuilt; Missing when
+        the log no longer has what it needs; and what the step raises.
         """
         self._task = asyncio.current_task()
         try:
             await self._run()
         except asyncio.CancelledError:
-            if self._condemned is not None and self._task is not None and self._task.uncancel() == 0:
+            if (
+                self._condemned is not None
+                and self._task is not None
+                and self._task.uncancel() == 0
+            ):
                 raise Condemned(self._condemned) from None
             raise
         except Gone as gone:
             raise Missing(
-                f"{self.job.title} ({self.job.id}[{self.part}]) stands before the beginning of its log: {gone}. Nothing is skipped. "
-                f"No snapshot of it stands at {gone.start} or later: commit its dataset under a new version"
+                f"{self.job.title} ({self.job.id}[{self.part}]) stands before the "
+                f"beginning of its log: {gone}. Nothing is skipped. "
+                f"No snapshot of it stands at {gone.start} or later: commit its "
+                "dataset under a new version"
             ) from gone
         except Beyond as beyond:
-            raise StrangeState(f"{self.job.id}[{self.part}] holds state of another log: {beyond}") from beyond
+            raise StrangeState(
+                f"{self.job.id}[{self.part}] holds state of another log: {beyond}"
+            ) from beyond
         finally:
             self._task = None
 
     async def rehearse(self, until: Progress) -> Progress:
-        """Bring a copy of the state to where `until` stands, as a recovery would; the progress then.
+        """Bring a copy of the state to where `until` stands, as a recovery would; the progress
+        then.
 
-        In place of `run`, for a state that is not the partition's own: nobody is fenced and nothing is written to the log. Raises what a
-        recovery would: Unusable, Missing, LoadDamaged, and the broker's errors.
+        In place of `run`, for a state that is not the partition's own: nobody is fenced and nothing
+        is written to the log. Raises what a recovery would: Unusable, Missing, LoadDamaged, and the
+        broker's errors.
         """
         self._progress = progress_of_state.load(self._hangar)
         try:
@@ -226,29 +282,44 @@ class Runner:
             else:
                 await self._read_until(until.offsets)
         except Gone as gone:
-            raise Missing(f"{self.job.title} ({self.job.id}[{self.part}]) could not be recovered from there: {gone}") from gone
+            raise Missing(
+                f"{self.job.title} ({self.job.id}[{self.part}]) could not be "
+                f"recovered from there: {gone}"
+            ) from gone
         return self._progress
 
     async def _read_until(self, ends: Mapping[TopicName, Offset]) -> None:
-        """Without outputs there are no markers: the state is a function of the offsets, whatever the batches (decision 0003)."""
+        """Without outputs there are no markers: the state is a function of the offsets, whatever
+        the batches (decision 0003).
+        """
         for topic, following in ends.items():
             if (name := name_of(topic)) is not None:
                 assert self._lane is not None, "a load was published through a lane"
                 load = await self._lane.load(name)
                 for number in range(self._progress.offsets.get(topic, 0), following):
                     await self._publish(load, number, await self._lane.chunk(load, number))
-        wanted = {topic: ends[topic] for topic in self.job.inputs if ends.get(topic, 0) > self._progress.offsets.get(topic, 0)}
+        wanted = {
+            topic: ends[topic]
+            for topic in self.job.inputs
+            if ends.get(topic, 0) > self._progress.offsets.get(topic, 0)
+        }
         if not wanted:
             return
         self._applied = {topic: self._progress.offsets.get(topic, Offset(0)) for topic in wanted}
-        subscription = await self._broker.subscribe({(topic, self.part): offset for topic, offset in self._applied.items()})
+        subscription = await self._broker.subscribe(
+            {(topic, self.part): offset for topic, offset in self._applied.items()}
+        )
         try:
             while self.behind(wanted):
                 fetched = await subscription.next(self._limits.iteration_bytes)
                 topic = fetched.source[0]
-                records = tuple(record for record in fetched.records if record.offset < wanted[topic])
+                records = tuple(
+                    record for record in fetched.records if record.offset < wanted[topic]
+                )
                 if records:
-                    await self._iterate(Fetched(fetched.source, records, min(fetched.next, wanted[topic])))
+                    await self._iterate(
+                        Fetched(fetched.source, records, min(fetched.next, wanted[topic]))
+                    )
                 self._applied[topic] = fetched.next
         finally:
             await subscription.close()
@@ -273,7 +344,9 @@ class Runner:
         if self._progress.replayed > end:
             raise Beyond((self.job.replaylog, self.part), self._progress.replayed, end)
         await self._replay_until(end)
-        self._progress = self._store(self._progress.iteration, Outcome(), self._progress.state_hash, {}, end)
+        self._progress = self._store(
+            self._progress.iteration, Outcome(), self._progress.state_hash, {}, end
+        )
 
     async def _replay_until(self, end: Offset) -> None:
         log = await self._broker.read((self.job.replaylog, self.part), self._progress.replayed, end)
@@ -284,9 +357,13 @@ class Runner:
                 await self._replay(marker, Offset(offset + 1))
 
     def _refuse_later_than_ours(self, highest: Epoch) -> None:
-        """Opening the producer fenced whoever has it, also an owner that came after us; they will open theirs anew."""
+        """Opening the producer fenced whoever has it, also an owner that came after us; they will
+        open theirs anew.
+        """
         if highest > self.epoch:
-            raise Superseded(f"epoch {highest} is at the end of the replaylog, ours is {self.epoch}")
+            raise Superseded(
+                f"epoch {highest} is at the end of the replaylog, ours is {self.epoch}"
+            )
 
     async def _replay(self, marker: IterationMarker, replayed: Offset) -> None:
         """Apply what an earlier owner committed and did not apply; emits nothing."""
@@ -294,22 +371,32 @@ class Runner:
         name = name_of(marker.ranges[0].topic)
         if marker.digest != made.digest and name is not None:
             assert self._lane is not None, "a load was published through a lane"
-            made = await self._of_chunk(await self._lane.chunk(await self._lane.load(name), marker.ranges[0].first))
+            made = await self._of_chunk(
+                await self._lane.chunk(await self._lane.load(name), marker.ranges[0].first)
+            )
         elif marker.digest != made.digest:
             for covered in marker.ranges:
-                records = await self._broker.read((covered.topic, self.part), covered.first, covered.next)
+                records = await self._broker.read(
+                    (covered.topic, self.part), covered.first, covered.next
+                )
                 made = await self._work_out(self.job.inputs.index(covered.topic), tuple(records))
         if made.digest != marker.digest:
             raise ReplayMismatch(
-                f"iteration {marker.iteration} replayed to other mutations than it made (step version {marker.step_version} then, "
-                f"{self._work.version} now; environment {marker.environment} then, {self._limits.environment} now): "
+                f"iteration {marker.iteration} replayed to other mutations than it "
+                f"made (step version {marker.step_version} then, "
+                f"{self._work.version} now; environment {marker.environment} then, "
+                f"{self._limits.environment} now): "
                 "this state is given up for an older snapshot"
             )
         offsets = {covered.topic: covered.next for covered in marker.ranges}
-        self._progress = self._store(marker.iteration, made.outcome, made.state_hash, offsets, replayed)
+        self._progress = self._store(
+            marker.iteration, made.outcome, made.state_hash, offsets, replayed
+        )
 
     async def _load(self) -> None:
-        """Publish what a batch has computed over history, if there is enough of it or the log lacks it; then none of it is read live."""
+        """Publish what a batch has computed over history, if there is enough of it or the log lacks
+        it; then none of it is read live.
+        """
         offsets = self._progress.offsets
         if self._lane is None or any(topic in offsets for topic in self.job.inputs):
             return
@@ -320,7 +407,10 @@ class Runner:
             starts = await self._broker.starts([(topic, self.part) for topic in self.job.inputs])
             begins = {topic: start for (topic, _), start in starts.items()}
             try:
-                asked, following = await self._lane.wanted(self.job, PartitionIndex(self.part), begins), Offset(0)
+                asked, following = (
+                    await self._lane.wanted(self.job, PartitionIndex(self.part), begins),
+                    Offset(0),
+                )
             except RowsGone as lost:
                 raise Missing(str(lost)) from lost
             if asked is None:
@@ -328,7 +418,10 @@ class Runner:
             load = asked
         made_by = (load.step_version, load.state_format)
         if made_by != (self._work.version, progress_of_state.STATE_FORMAT):
-            raise LoadDamaged(f"load {load.name} was of step version and state format {made_by}: commit its dataset under a new version")
+            raise LoadDamaged(
+                f"load {load.name} was of step version and state format {made_by}: "
+                "commit its dataset under a new version"
+            )
         self.status = "loading"
         self._announce()
         for number in range(following, len(load.pieces)):
@@ -338,21 +431,29 @@ class Runner:
         made = await self._of_chunk(chunk)
         covered = [Range(input_of(load.name), Offset(number), Offset(number + 1))]
         if number + 1 == len(load.pieces):
-            covered += [Range(TopicName(topic), Offset(0), Offset(end)) for topic, end in load.ends.items()]
+            covered += [
+                Range(TopicName(topic), Offset(0), Offset(end)) for topic, end in load.ends.items()
+            ]
         replayed = self._progress.replayed
         if self._producer is not None:
             replayed = await self._commit(self._producer, made, tuple(covered))
         offsets = {each.topic: each.next for each in covered}
-        self._progress = self._store(self._progress.iteration + 1, made.outcome, made.state_hash, offsets, replayed)
+        self._progress = self._store(
+            self._progress.iteration + 1, made.outcome, made.state_hash, offsets, replayed
+        )
 
     async def _of_chunk(self, chunk: Chunk) -> Made:
-        made = await self._pool.run(partial(self._made, self._hangar, Outcome(puts=chunk.puts), None))
+        made = await self._pool.run(
+            partial(self._made, self._hangar, Outcome(puts=chunk.puts), None)
+        )
         return replace(made, outgoing=chunk.outgoing)
 
     async def _live(self) -> None:
         offsets = {topic: self._progress.offsets.get(topic, Offset(0)) for topic in self.job.inputs}
         self._applied = dict(offsets)
-        subscription = await self._broker.subscribe({(topic, self.part): offset for topic, offset in offsets.items()})
+        subscription = await self._broker.subscribe(
+            {(topic, self.part): offset for topic, offset in offsets.items()}
+        )
         self._lag = subscription.lag
         self.status = "running"
         self._announce()
@@ -372,40 +473,69 @@ class Runner:
     async def _iterate(self, fetched: Fetched) -> None:
         topic = fetched.source[0]
         first = self._progress.offsets.get(topic, Offset(0))
-        assert fetched.records[0].offset >= first, f"record {fetched.records[0].offset} of {topic} was applied before (next is {first})"
-        if self._work.advances is None and not self._frontiers.wanted and all(record.control is not None for record in fetched.records):
+        assert fetched.records[0].offset >= first, (
+            f"record {fetched.records[0].offset} of {topic} was applied before (next is {first})"
+        )
+        if (
+            self._work.advances is None
+            and not self._frontiers.wanted
+            and all(record.control is not None for record in fetched.records)
+        ):
             return  # control records that nobody here listens to, nor behind us
         made = await self._work_out(self.job.inputs.index(topic), fetched.records)
-        assert self._producer is not None or not made.outgoing, "a job without outputs emits nothing"
+        assert self._producer is not None or not made.outgoing, (
+            "a job without outputs emits nothing"
+        )
         replayed = self._progress.replayed
         if self._producer is not None:
-            replayed = await self._commit(self._producer, made, (Range(topic, first, fetched.next),))
+            replayed = await self._commit(
+                self._producer, made, (Range(topic, first, fetched.next),)
+            )
         iteration = self._progress.iteration + 1
-        self._progress = self._store(iteration, made.outcome, made.state_hash, {topic: fetched.next}, replayed)
+        self._progress = self._store(
+            iteration, made.outcome, made.state_hash, {topic: fetched.next}, replayed
+        )
 
     async def _work_out(self, source: int, records: tuple[Record, ...]) -> Made:
-        """One trip to the worker thread for everything there is to compute: each further one would wait its turn behind other runners."""
+        """One trip to the worker thread for everything there is to compute: each further one would
+        wait its turn behind other runners.
+        """
         data = [record for record in records if record.control is None]
         frontier = told(records)
         if self._work.prepare is not None:
-            outcome = await self._work.prepare(await self._pool.run(partial(_frame, data))) if data else Outcome()
+            outcome = (
+                await self._work.prepare(await self._pool.run(partial(_frame, data)))
+                if data
+                else Outcome()
+            )
             return await self._pool.run(partial(self._made, self._hangar, outcome, frontier))
         return await self._pool.run(partial(self._computed, source, data, frontier))
 
     def _computed(self, source: int, data: Sequence[Record], frontier: Micros | None) -> Made:
         reads = progress_of_state.Remembered(self._hangar)
         batch = _frame(data) if data else None
-        heard = [frontier, given(self.job, source, batch) if batch is not None and self._frontiers.wanted else None]
+        heard = [
+            frontier,
+            given(self.job, source, batch)
+            if batch is not None and self._frontiers.wanted
+            else None,
+        ]
         outcome = self._step(reads, source, batch, frontier)
-        return self._made(reads, outcome, max((time for time in heard if time is not None), default=None))
+        return self._made(
+            reads, outcome, max((time for time in heard if time is not None), default=None)
+        )
 
     def _made(self, reads: Reads, outcome: Outcome, heard: Micros | None) -> Made:
         state_hash = progress_of_state.rehashed(reads, self._progress.state_hash, outcome)
         outgoing = messages(self.job, self.part, outcome.emits, outcome.dead)
-        digest = progress_of_state.digest(outcome) if self.job.outputs else b""  # without outputs there is no marker to put it into
+        digest = (
+            progress_of_state.digest(outcome) if self.job.outputs else b""
+        )  # without outputs there is no marker to put it into
         return Made(outcome, digest, state_hash, tuple(outgoing), heard)
 
-    def _step(self, reads: Reads, source: int, batch: pl.DataFrame | None, frontier: Micros | None) -> Outcome:
+    def _step(
+        self, reads: Reads, source: int, batch: pl.DataFrame | None, frontier: Micros | None
+    ) -> Outcome:
         step = self._work.step
         assert step is not None, "a job has a step or runs user code"
         outcome = Outcome() if batch is None else step.apply(reads, source, batch)
@@ -418,8 +548,20 @@ class Runner:
     async def _commit(self, producer: Producer, made: Made, covered: tuple[Range, ...]) -> Offset:
         iteration = self._progress.iteration + 1
         state_format = progress_of_state.STATE_FORMAT
-        marker = IterationMarker(self.epoch, iteration, covered, self._work.version, state_format, self._limits.environment, made.digest)
-        outgoing = [*made.outgoing, *self._frontiers.messages(made.outcome.emits, made.heard), self._to_replaylog(marker)]
+        marker = IterationMarker(
+            self.epoch,
+            iteration,
+            covered,
+            self._work.version,
+            state_format,
+            self._limits.environment,
+            made.digest,
+        )
+        outgoing = [
+            *made.outgoing,
+            *self._frontiers.messages(made.outcome.emits, made.heard),
+            self._to_replaylog(marker),
+        ]
         for attempt in range(1, COMMIT_ATTEMPTS + 1):
             try:
                 return (await producer.commit(outgoing))[(self.job.replaylog, self.part)]
@@ -428,8 +570,17 @@ class Runner:
                     raise
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    def _store(self, iteration: int, outcome: Outcome, state_hash: int, offsets: Mapping[TopicName, Offset], replayed: Offset) -> Progress:
-        """Apply an iteration to state. It runs on the thread that also serves lookups: they never see half of it."""
+    def _store(
+        self,
+        iteration: int,
+        outcome: Outcome,
+        state_hash: int,
+        offsets: Mapping[TopicName, Offset],
+        replayed: Offset,
+    ) -> Progress:
+        """Apply an iteration to state. It runs on the thread that also serves lookups: they never
+        see half of it.
+        """
         after = Progress(iteration, replayed, {**self._progress.offsets, **offsets}, state_hash)
         self._hangar.write(progress_of_state.batch(after, outcome))
         return after
@@ -444,7 +595,9 @@ class Runner:
 
 def _then(first: Outcome, second: Outcome) -> Outcome:
     """One outcome for two that were made one over the other."""
-    puts = {key: value for key, value in first.puts.items() if key not in second.deletes} | dict(second.puts)
+    puts = {key: value for key, value in first.puts.items() if key not in second.deletes} | dict(
+        second.puts
+    )
     deletes = (first.deletes - second.puts.keys()) | second.deletes
     return Outcome(puts, deletes, first.emits + second.emits, first.dead + second.dead)
 

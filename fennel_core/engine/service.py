@@ -1,8 +1,10 @@
-"""What a slot answers: lookups from the state it owns, how far its job partitions have come, and waiting for them to get further.
+"""What a slot answers: lookups from the state it owns, how far its job partitions have come, and
+waiting for them to get further.
 
-Theory. Everything runs on the slot's event loop, which also applies write batches, so an answer never sees half an iteration. A slot
-whose lease has ended on the monotonic clock answers nothing: another may own its partitions by now. Requests name what they want by (job,
-partition) and every refusal has a code: `moved` (ask the owner anew), `parked` (the job failed; the text says how).
+Theory. Everything runs on the slot's event loop, which also applies write batches, so an answer
+never sees half an iteration. A slot whose lease has ended on the monotonic clock answers nothing:
+another may own its partitions by now. Requests name what they want by (job, partition) and every
+refusal has a code: `moved` (ask the owner anew), `parked` (the job failed; the text says how).
 """
 
 from __future__ import annotations
@@ -49,20 +51,33 @@ class SlotService:
             case "wait":
                 return await self._wait(argument["items"], argument["timeout_ms"])
             case "scan":
-                return self._scan(argument["job"], argument["part"], argument["as_of"], argument["limit"])
+                return self._scan(
+                    argument["job"], argument["part"], argument["as_of"], argument["limit"]
+                )
             case "states":
-                return [self._state(JobId(job), PartitionIndex(part)) for job, part in argument["items"]]
+                return [
+                    self._state(JobId(job), PartitionIndex(part)) for job, part in argument["items"]
+                ]
             case "rebuild":
                 why = Ordered(argument["why"], argument["before"])
-                return [await self._supervisor.rebuild((JobId(job), PartitionIndex(part)), why) for job, part in argument["items"]]
+                return [
+                    await self._supervisor.rebuild((JobId(job), PartitionIndex(part)), why)
+                    for job, part in argument["items"]
+                ]
             case "snapshot":
-                return [[job, part, *await self._snapshot(job, part)] for job, part in argument["items"]]
+                return [
+                    [job, part, *await self._snapshot(job, part)] for job, part in argument["items"]
+                ]
             case "drill":
                 ((job, part),) = argument["items"]
                 finding = await self._drill(job, part, argument["max_bytes"])
                 return [finding.verdict, finding.told, finding.live_hash, finding.drilled_hash]
             case _:
-                raise RemoteError("unknown-op", f"a slot does not know `{op}`: query server and engine are of different versions")
+                raise RemoteError(
+                    "unknown-op",
+                    f"a slot does not know `{op}`: query server and engine are of "
+                    "different versions",
+                )
 
     def _runner(self, job: str, part: int) -> Runner:
         hosted = self._supervisor.hosted.get((JobId(job), PartitionIndex(part)))
@@ -81,12 +96,23 @@ class SlotService:
             return None
         report = hosted.report()
         seen = 0 if hosted.runner is None else sum(hosted.runner.applied.values())
-        return State(hosted.epoch, report.status, report.lag, report.error, seen, self._snapshots.origin(job, part))
+        return State(
+            hosted.epoch,
+            report.status,
+            report.lag,
+            report.error,
+            seen,
+            self._snapshots.origin(job, part),
+        )
 
-    def _lookup(self, job: str, part: int, keys: Sequence[bytes], as_of: int | Sequence[int]) -> list[bytes | None]:
+    def _lookup(
+        self, job: str, part: int, keys: Sequence[bytes], as_of: int | Sequence[int]
+    ) -> list[bytes | None]:
         runner = self._runner(job, part)
         step = cast(Served, runner.step)
-        times = [Micros(as_of)] * len(keys) if isinstance(as_of, int) else [Micros(t) for t in as_of]
+        times = (
+            [Micros(as_of)] * len(keys) if isinstance(as_of, int) else [Micros(t) for t in as_of]
+        )
         with _condemned_if_damaged(runner):
             return step.lookup(runner.hangar, keys, times)
 
@@ -96,7 +122,8 @@ class SlotService:
             return cast(Scans, runner.step).rows(runner.hangar, Micros(as_of), limit)
 
     async def _snapshot(self, job: str, part: int) -> tuple[str, str, int]:
-        """What came of it, a text and the bytes uploaded: `taken` and `unchanged` with the manifest's key, else why there is none.
+        """What came of it, a text and the bytes uploaded: `taken` and `unchanged` with the
+        manifest's key, else why there is none.
 
         It never raises.
         """
@@ -126,7 +153,9 @@ class SlotService:
         except (StoreError, OSError) as failed:
             return Finding(Verdict.UNKNOWN, str(failed))
 
-    async def _wait(self, items: Sequence[tuple[str, int, dict[str, int]]], timeout_ms: int) -> list[Item]:
+    async def _wait(
+        self, items: Sequence[tuple[str, int, dict[str, int]]], timeout_ms: int
+    ) -> list[Item]:
         """The items that are still behind at the deadline."""
 
         async def behind(job: str, part: int, targets: dict[str, int]) -> Item | None:
@@ -145,9 +174,13 @@ class SlotService:
 
 @contextmanager
 def _condemned_if_damaged(runner: Runner) -> Iterator[None]:
-    """A reader that meets a damaged block has the state rebuilt: the writer may not meet it for days."""
+    """A reader that meets a damaged block has the state rebuilt: the writer may not meet it for
+    days.
+    """
     try:
         yield
     except HangarDamaged as damaged:
         runner.condemn(str(damaged))
-        raise RemoteError("moved", f"{runner.job.id}[{runner.part}] is rebuilt: its local state is damaged") from damaged
+        raise RemoteError(
+            "moved", f"{runner.job.id}[{runner.part}] is rebuilt: its local state is damaged"
+        ) from damaged

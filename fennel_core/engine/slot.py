@@ -1,8 +1,9 @@
 """A slot: one process, one event loop, one supervisor; what a long-lived Spark task runs.
 
-Theory. Everything a slot needs is in the settings it is handed, so the same function runs under Spark, or alone in a test. The slot ends
-when the registry says so (the host asked), when its host process is gone, or when it is cancelled; it then hands its leases back, so that
-others go on at once.
+Theory. Everything a slot needs is in the settings it is handed, so the same function runs under
+Spark, or alone in a test. The slot ends when the registry says so (the host asked), when its host
+process is gone, or when it is cancelled; it then hands its leases back, so that others go on at
+once.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ from fennel_core.vocab.ids import EngineId, Millis, SlotId, WorkspaceId
 
 PARENT_CHECK_S: Final = 0.5
 SWITCH_S: Final = 0.0005
-"""How long the worker thread may keep the interpreter from the event loop, which serves lookups; Python's default is ten times that."""
+"""How long the worker thread may keep the interpreter from the event loop, which serves lookups;
+Python's default is ten times that.
+"""
 log = structlog.get_logger(__name__)
 
 
@@ -65,24 +68,35 @@ async def run_slot(settings: Settings, engine: EngineId, number: int) -> None:
     address.parent.mkdir(parents=True, exist_ok=True)
     address.unlink(missing_ok=True)
     with Succession(address.with_suffix(".lock"), f"{engine}-{number}") as succession:
-        # A name that no earlier life of this slot had: leases of a dead process are given back or lapse, they are never taken for ours.
+        # A name that no earlier life of this slot had: leases of a dead process are given back or
+        # lapse, they are never taken for ours.
         name = SlotId(f"{succession.family}{os.getpid()}-{time.time_ns() // 1_000_000:x}")
         await _run(settings, Slot(name, engine, str(address.resolve())), number, succession)
 
 
 async def _run(settings: Settings, slot: Slot, number: int, succession: Succession) -> None:
     dsn = settings.postgres_dsn.get_secret_value()
-    async with postgres.pool(dsn, name=f"slot-{number}", size=4) as pool, Executors(settings.executors_socket) as executors:
+    async with (
+        postgres.pool(dsn, name=f"slot-{number}", size=4) as pool,
+        Executors(settings.executors_socket) as executors,
+    ):
         registry = PostgresRegistry(pool)
         if succession.heir:
-            # Registered first: else a neighbour, woken by the burial, claims what is ours, and a restore that it begins is thrown away.
+            # Registered first: else a neighbour, woken by the burial, claims what is ours, and a
+            # restore that it begins is thrown away.
             await registry.heartbeat(slot, Millis(settings.lease_ms))
             await registry.bury(succession.family, slot.id)
         broker = KafkaBroker(settings)
-        sealer = secrets.Sealer.from_file(settings.secrets_key_file) if settings.secrets_key_file else None
+        sealer = (
+            secrets.Sealer.from_file(settings.secrets_key_file)
+            if settings.secrets_key_file
+            else None
+        )
 
         def callbacks(workspace: WorkspaceId) -> Callbacks:
-            return Callbacks(secret=partial(secrets.get, pool, sealer, workspace) if sealer else None)
+            return Callbacks(
+                secret=partial(secrets.get, pool, sealer, workspace) if sealer else None
+            )
 
         stores = RocksStores(settings.state_dir, settings.state_cache_bytes)
         limits = Limits(settings.iteration_bytes, environment_hash())
@@ -90,11 +104,22 @@ async def _run(settings: Settings, slot: Slot, number: int, succession: Successi
         objects, clock = S3Objects(s3.client(settings), settings.s3_bucket), SystemClock()
         kept = Tools(objects, PostgresPointers(pool))
         snapshots = Snapshots(kept, settings.state_dir, threads, lambda: uuid.uuid4().hex)
-        lane = BulkLane(PostgresHistoryFiles(pool), Loads(pool), objects, settings.bulk_from_rows, clock.sleep)
-        workshop = SlotWorkshop(registry, broker, stores, snapshots, executors, callbacks, limits, threads, lane)
-        supervisor = Supervisor(slot, registry, workshop, clock, Millis(settings.lease_ms), settings.supervisor_poll_ms)
-        server = await frames.serve(slot.address, SlotService(supervisor, snapshots, Drills(settings, kept, threads)))
-        helpers = [asyncio.create_task(_wake(dsn, supervisor)), asyncio.create_task(_stop_with_host(supervisor))]
+        lane = BulkLane(
+            PostgresHistoryFiles(pool), Loads(pool), objects, settings.bulk_from_rows, clock.sleep
+        )
+        workshop = SlotWorkshop(
+            registry, broker, stores, snapshots, executors, callbacks, limits, threads, lane
+        )
+        supervisor = Supervisor(
+            slot, registry, workshop, clock, Millis(settings.lease_ms), settings.supervisor_poll_ms
+        )
+        server = await frames.serve(
+            slot.address, SlotService(supervisor, snapshots, Drills(settings, kept, threads))
+        )
+        helpers = [
+            asyncio.create_task(_wake(dsn, supervisor)),
+            asyncio.create_task(_stop_with_host(supervisor)),
+        ]
         log.info("slot is up", slot=slot.id, address=slot.address)
         try:
             await supervisor.run()
@@ -113,7 +138,9 @@ async def _wake(dsn: str, supervisor: Supervisor) -> None:
 
 
 async def _stop_with_host(supervisor: Supervisor) -> None:
-    """Spark's worker daemon is our parent: when it is gone, so is the engine, and an orphan must not go on."""
+    """Spark's worker daemon is our parent: when it is gone, so is the engine, and an orphan must
+    not go on.
+    """
     parent = os.getppid()
     while os.getppid() == parent:  # noqa: ASYNC110  # the death of a parent can only be polled
         await asyncio.sleep(PARENT_CHECK_S)

@@ -1,14 +1,19 @@
-"""A slot's side of snapshots: copies of what its runners hold, and state for partitions that come here without any.
+"""A slot's side of snapshots: copies of what its runners hold, and state for partitions that come
+here without any.
 
-Theory. The checkpoint is made on the slot's worker thread, where stores are also opened and closed, so a store never goes away under it;
-lookups and write batches go on beside it. The position is read before: what the copy holds is that or more. Uploads run on other threads,
-one job partition at a time, so that a round of snapshots costs a slot little at any moment. A copy's folder carries its owner's epoch:
-slots of one machine share the disk, and one that lost the job partition while it copied must not remove its successor's copy under it (half
-a copy could be pointed at as a whole one).
+Theory. The checkpoint is made on the slot's worker thread, where stores are also opened and closed,
+so a store never goes away under it; lookups and write batches go on beside it. The position is read
+before: what the copy holds is that or more. Uploads run on other threads, one job partition at a
+time, so that a round of snapshots costs a slot little at any moment. A copy's folder carries its
+owner's epoch: slots of one machine share the disk, and one that lost the job partition while it
+copied must not remove its successor's copy under it (half a copy could be pointed at as a whole
+one).
 
-Coming: a partition may find local state here from its last life, or from a time long ago when this slot owned it, or a damaged one. What
-it starts from is one thing as a whole, local state or one snapshot, never a mixture; what is replaced is put aside, not deleted. A
-restored folder gets its real name when it is complete: a process that dies before leaves nothing that could be taken for state.
+Coming: a partition may find local state here from its last life, or from a time long ago when this
+slot owned it, or a damaged one. What it starts from is one thing as a whole, local state or one
+snapshot, never a mixture; what is replaced is put aside, not deleted. A restored folder gets its
+real name when it is complete: a process that dies before leaves nothing that could be taken for
+state.
 """
 
 from __future__ import annotations
@@ -53,31 +58,41 @@ class Origin(Enum):
 
 
 class Snapshots:
-    """`root` is the folder of local state, `<root>/<job>/<part>`; `unique` gives a name that nobody had before."""
+    """`root` is the folder of local state, `<root>/<job>/<part>`; `unique` gives a name that nobody
+    had before.
+    """
 
     def __init__(self, tools: Tools, root: Path, pool: Pool, unique: Callable[[], str]) -> None:
         self._tools, self._root, self._pool, self._unique = tools, root, pool, unique
         self._one_at_a_time = asyncio.Lock()
         self._sums: dict[Place, Checksums] = {}
         self._origins: dict[Place, int | Origin] = {}
-        """What each local state was made from: the number of a snapshot, or where there was none."""
+        """What each local state was made from: the number of a snapshot, or where there was
+        none.
+        """
         self._passed_over: dict[Place, set[int | Origin]] = {}
         self._blamed: dict[Place, set[int]] = {}
         """Snapshots whose state was damaged once."""
         self._doomed: dict[Place, str] = {}
         """Local states that the next opening puts aside, and why."""
         self._before: dict[Place, int] = {}
-        """Numbers of snapshots from which on a person does not want any that exist when the partition is next opened."""
+        """Numbers of snapshots from which on a person does not want any that exist when the
+        partition is next opened.
+        """
 
     async def take(self, runner: Runner) -> Taken | Unchanged | Outrun:
-        """Copy a running runner's state. StoreError, HangarClosed (it stopped meanwhile) and OSError pass through."""
+        """Copy a running runner's state. StoreError, HangarClosed (it stopped meanwhile) and
+        OSError pass through.
+        """
         job, part = runner.job.id, PartitionIndex(runner.part)
         folder = self._root / job / f"checkpoint-{part}-{runner.epoch}"
 
         def copied() -> Path:
             for left in folder.parent.glob(f"checkpoint-{part}-*"):
                 if int(left.name.rpartition("-")[2]) <= runner.epoch:
-                    shutil.rmtree(left, ignore_errors=True)  # of a process that died, or that may no longer point at what it copies
+                    shutil.rmtree(
+                        left, ignore_errors=True
+                    )  # of a process that died, or that may no longer point at what it copies
             runner.hangar.checkpoint(folder)
             return folder
 
@@ -85,20 +100,41 @@ class Snapshots:
             subject = Subject(job, part, runner.epoch, STATE_FORMAT, _position(runner.settle()))
             sums = self._sums.setdefault((job, part), Checksums())
             try:
-                passed = [number for number in self._passed_over.get((job, part), ()) if not isinstance(number, Origin)]
-                made = await flow.take(self._tools, subject, lambda: self._pool.run(copied), self._unique(), sums, passed)
+                passed = [
+                    number
+                    for number in self._passed_over.get((job, part), ())
+                    if not isinstance(number, Origin)
+                ]
+                made = await flow.take(
+                    self._tools,
+                    subject,
+                    lambda: self._pool.run(copied),
+                    self._unique(),
+                    sums,
+                    passed,
+                )
             finally:
-                await asyncio.shield(self._pool.run(lambda: shutil.rmtree(folder, ignore_errors=True)))
+                await asyncio.shield(
+                    self._pool.run(lambda: shutil.rmtree(folder, ignore_errors=True))
+                )
         if isinstance(made, Taken):
-            log.info("snapshot taken", job=job, part=part, snapshot=made.manifest, files=made.files, uploaded_bytes=made.uploaded_bytes)
+            log.info(
+                "snapshot taken",
+                job=job,
+                part=part,
+                snapshot=made.manifest,
+                files=made.files,
+                uploaded_bytes=made.uploaded_bytes,
+            )
         return made
 
     def distrust(self, job: JobId, part: PartitionIndex, why: Exception) -> None:
         """Start from something else next time: the local state proved unusable.
 
-        A snapshot whose replay led there is passed over as long as this process lives. Damage and an order to rebuild say nothing about
-        the snapshot that the state came from: its files were as they were written. Damage that comes back with the same snapshot does:
-        the files were damaged before they were copied.
+        A snapshot whose replay led there is passed over as long as this process lives. Damage and
+        an order to rebuild say nothing about the snapshot that the state came from: its files were
+        as they were written. Damage that comes back with the same snapshot does: the files were
+        damaged before they were copied.
         """
         place = (job, part)
         self._doomed[place] = str(why)
@@ -130,17 +166,25 @@ class Snapshots:
                 return f"snapshot #{number}"
 
     async def open(self, job: JobId, part: PartitionIndex, epoch: Epoch, opener: Opener) -> Hangar:
-        """The state to start from: what is here or the newest snapshot, whichever has seen more; if it is damaged, the next best.
+        """The state to start from: what is here or the newest snapshot, whichever has seen more; if
+        it is damaged, the next best.
 
-        StoreError and OSError pass through. NothingLeft when even replay from the log's beginning went wrong before.
+        StoreError and OSError pass through. NothingLeft when even replay from the log's beginning
+        went wrong before.
         """
         place = (job, part)
         if (why := self._doomed.get(place)) is not None:
             await self._put_aside(place, why)
-            self._doomed.pop(place, None)  # not before: who is cancelled meanwhile must find it doomed still
+            self._doomed.pop(
+                place, None
+            )  # not before: who is cancelled meanwhile must find it doomed still
             self._origins.pop(place, None)
         if (before := self._before.get(place)) is not None:
-            later = {pointer.number for pointer in await self._tools.pointers.of(job, part) if pointer.number >= before}
+            later = {
+                pointer.number
+                for pointer in await self._tools.pointers.of(job, part)
+                if pointer.number >= before
+            }
             self._passed_over.setdefault(place, set()).update(later)
             self._before.pop(place, None)
         best = None
@@ -149,14 +193,24 @@ class Snapshots:
         return best
 
     async def _best(self, place: Place, epoch: Epoch, opener: Opener) -> Hangar | None:
-        """One try at `open`; None when it chose a snapshot of what cannot be opened, which is passed over from then on."""
+        """One try at `open`; None when it chose a snapshot of what cannot be opened, which is
+        passed over from then on.
+        """
         job, part = place
-        pointers = [p for p in await self._tools.pointers.of(job, part) if p.number not in self._passed_over.get(place, ())]
+        pointers = [
+            p
+            for p in await self._tools.pointers.of(job, part)
+            if p.number not in self._passed_over.get(place, ())
+        ]
         local = await self._local(place, opener)
         try:
             if local is not None:
                 pointers = await flow.positioned(self._tools, pointers)
-            restored = await self._restored(place, epoch, decide.better(None if local is None else _position(local[1]), pointers))
+            restored = await self._restored(
+                place,
+                epoch,
+                decide.better(None if local is None else _position(local[1]), pointers),
+            )
         except BaseException:
             if local is not None:
                 await asyncio.shield(self._pool.run(local[0].close))
@@ -167,26 +221,41 @@ class Snapshots:
         if restored is not None:
             if local is not None:
                 await asyncio.shield(self._pool.run(local[0].close))
-                await self._put_aside(place, f"the snapshot {restored.pointer.manifest} has seen more")
+                await self._put_aside(
+                    place, f"the snapshot {restored.pointer.manifest} has seen more"
+                )
             return await self._in_place(place, epoch, opener, restored, local is not None)
         if Origin.NOTHING in self._passed_over.get(place, ()):
             raise NothingLeft(
-                f"{job}[{part}] cannot be rebuilt: replay from every snapshot and from the log's beginning came to other results than were "
-                "written (another version of the platform or of its libraries?). Under the version that wrote it, "
-                f"`fennel-core recover --job {job}` (DAG recovery) tries all of them again; else commit its dataset under a new version"
+                f"{job}[{part}] cannot be rebuilt: replay from every snapshot and "
+                "from the log's beginning came to other results than were "
+                "written (another version of the platform or of its libraries?). "
+                "Under the version that wrote it, "
+                f"`fennel-core recover --job {job}` (DAG recovery) tries all of them "
+                "again; else commit its dataset under a new version"
             )
         self._origins[place] = Origin.NOTHING
         return (await self._opened(place, opener))[0]
 
-    async def _in_place(self, place: Place, epoch: Epoch, opener: Opener, restored: Restored, replaced: bool) -> Hangar | None:
-        """The restored folder as local state. A snapshot of damaged files gives its place back to what it `replaced`."""
+    async def _in_place(
+        self, place: Place, epoch: Epoch, opener: Opener, restored: Restored, replaced: bool
+    ) -> Hangar | None:
+        """The restored folder as local state. A snapshot of damaged files gives its place back to
+        what it `replaced`.
+        """
         folder = self._folder(place)
         await asyncio.to_thread(self._coming(place, epoch).rename, folder)
         self._origins[place] = restored.pointer.number
         try:
             opened = await self._opened(place, opener)
         except (HangarDamaged, StateFormatError) as wrong:
-            log.error("snapshot is passed over", job=place[0], part=place[1], snapshot=restored.pointer.manifest, reason=str(wrong))
+            log.error(
+                "snapshot is passed over",
+                job=place[0],
+                part=place[1],
+                snapshot=restored.pointer.manifest,
+                reason=str(wrong),
+            )
             self._passed_over.setdefault(place, set()).add(restored.pointer.number)
             self._origins.pop(place)
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
@@ -196,7 +265,9 @@ class Snapshots:
         _tell_restored(restored)
         return opened[0]
 
-    async def _restored(self, place: Place, epoch: Epoch, pointers: Sequence[Pointer]) -> Restored | None:
+    async def _restored(
+        self, place: Place, epoch: Epoch, pointers: Sequence[Pointer]
+    ) -> Restored | None:
         """The first of these snapshots that is whole, in the folder `_coming`."""
         if not pointers:
             return None
@@ -219,7 +290,9 @@ class Snapshots:
             return None
 
     async def _opened(self, place: Place, opener: Opener) -> tuple[Hangar, Progress]:
-        """The store in the folder, and how far it has come. A cancelled caller leaves none open: the next owner could not open it."""
+        """The store in the folder, and how far it has come. A cancelled caller leaves none open:
+        the next owner could not open it.
+        """
 
         def opened() -> tuple[Hangar, Progress]:
             hangar = opener(*place)
@@ -237,12 +310,20 @@ class Snapshots:
             raise
 
     async def _put_aside(self, place: Place, why: str) -> None:
-        """Keep it for whoever wants to know what happened, in the place of what was put aside before."""
+        """Keep it for whoever wants to know what happened, in the place of what was put aside
+        before.
+        """
         folder, aside = self._folder(place), self._aside(place)
         if await asyncio.to_thread(folder.exists):
             await asyncio.to_thread(shutil.rmtree, aside, ignore_errors=True)
             await asyncio.to_thread(folder.rename, aside)
-            log.error("local state is not used", job=place[0], part=place[1], kept_as=str(aside), reason=why)
+            log.error(
+                "local state is not used",
+                job=place[0],
+                part=place[1],
+                kept_as=str(aside),
+                reason=why,
+            )
 
     def _folder(self, place: Place) -> Path:
         return self._root / place[0] / str(place[1])

@@ -1,10 +1,12 @@
 """The Job Supervisor of one slot: keeps running exactly the job partitions that this slot owns.
 
-Theory. It polls the registry (and is woken by it), decides per job partition with the pure rules of `schedule`, and makes what runs equal
-to what was decided. Leases are renewed by a task of their own, so that a long poll cannot lose them. A lease is trusted only until its
-end on this process's monotonic clock, counted from before the renewal was asked for. Whatever ends a runner is either a loss of ownership
-(drop it; claim again if it is still ours), a passing fault (start again under the same epoch) or a failure of the job (park it with its
-error, try again with back-off): a job that fails blocks nobody.
+Theory. It polls the registry (and is woken by it), decides per job partition with the pure rules of
+`schedule`, and makes what runs equal to what was decided. Leases are renewed by a task of their
+own, so that a long poll cannot lose them. A lease is trusted only until its end on this process's
+monotonic clock, counted from before the renewal was asked for. Whatever ends a runner is either a
+loss of ownership (drop it; claim again if it is still ours), a passing fault (start again under the
+same epoch) or a failure of the job (park it with its error, try again with back-off): a job that
+fails blocks nobody.
 """
 
 from __future__ import annotations
@@ -16,7 +18,14 @@ from typing import Final, Protocol
 
 import structlog
 
-from fennel_core.bank.registry import JobPartition, Registered, Registry, RegistryUnavailable, Report, Slot
+from fennel_core.bank.registry import (
+    JobPartition,
+    Registered,
+    Registry,
+    RegistryUnavailable,
+    Report,
+    Slot,
+)
 from fennel_core.engine.broker import BrokerError, Fenced
 from fennel_core.engine.runner import Runner, Superseded, Unusable
 from fennel_core.hangar.store import HangarDamaged
@@ -44,7 +53,9 @@ class Workshop(Protocol):
     """Makes runners and keeps their stores."""
 
     async def make(self, job: JobId, part: PartitionIndex, epoch: Epoch) -> Runner | None:
-        """A runner over the job partition's state; None when the registry no longer knows the job."""
+        """A runner over the job partition's state; None when the registry no longer knows the
+        job.
+        """
         ...
 
     def distrust(self, job: JobId, part: PartitionIndex, why: Exception) -> None:
@@ -78,7 +89,9 @@ class Hosted:
 
     @property
     def parked(self) -> str | None:
-        """Why it failed last: that stays the news while it is tried again, until it gets further than recovering."""
+        """Why it failed last: that stays the news while it is tried again, until it gets further
+        than recovering.
+        """
         return self.error if self.runner is None or self.runner.status == "recovering" else None
 
     def report(self) -> Report:
@@ -102,7 +115,9 @@ class Supervisor:
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     _lease_until_ms: int = 0
     _changing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """What is hosted follows one decision at a time: a rebuild must not start again what a turn has just given up."""
+    """What is hosted follows one decision at a time: a rebuild must not start again what a turn has
+    just given up.
+    """
 
     def lease_is_live(self) -> bool:
         """May this slot still answer reads?"""
@@ -122,7 +137,8 @@ class Supervisor:
             await self.shut_down()
 
     async def rebuild(self, key: JobPartition, why: Exception) -> Epoch | None:
-        """Have a job partition of ours start again at once, and not from its local state; its epoch, None when it is not ours.
+        """Have a job partition of ours start again at once, and not from its local state; its
+        epoch, None when it is not ours.
 
         It does not matter whether it runs, recovers or is parked: its back-off ends too.
         """
@@ -143,7 +159,9 @@ class Supervisor:
 
     async def tick(self) -> None:
         """Read the registry once and act on it."""
-        stored = self.workshop.stored()  # before the read: what is on disk now and unknown then, is nobody's
+        stored = (
+            self.workshop.stored()
+        )  # before the read: what is on disk now and unknown then, is nobody's
         seen = await self.registry.read(self.slot.id)
         if seen.stopping:
             self.stop.set()
@@ -154,17 +172,26 @@ class Supervisor:
             await self.workshop.forget(job)
 
     async def _act(
-        self, wanted: list[tuple[JobPartition, Epoch]], leaving: list[JobPartition], held: list[tuple[JobPartition, Epoch]]
+        self,
+        wanted: list[tuple[JobPartition, Epoch]],
+        leaving: list[JobPartition],
+        held: list[tuple[JobPartition, Epoch]],
     ) -> None:
         await asyncio.gather(*(self._stop(key) for key in leaving))
         if held:
             await self.registry.release(held, self.slot.id)
         if wanted:
-            for key, epoch in (await self.registry.claim(wanted, self.slot.id, self.lease_ms)).items():
+            for key, epoch in (
+                await self.registry.claim(wanted, self.slot.id, self.lease_ms)
+            ).items():
                 await self._stop(key)
                 self._start(key, epoch)
 
-    def _decisions(self, seen: Registered) -> tuple[list[tuple[JobPartition, Epoch]], list[JobPartition], list[tuple[JobPartition, Epoch]]]:
+    def _decisions(
+        self, seen: Registered
+    ) -> tuple[
+        list[tuple[JobPartition, Epoch]], list[JobPartition], list[tuple[JobPartition, Epoch]]
+    ]:
         """What to claim, what to stop, and which leases to give up then."""
         wanted: list[tuple[JobPartition, Epoch]] = []
         held: list[tuple[JobPartition, Epoch]] = []
@@ -229,7 +256,8 @@ class Supervisor:
         try:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
-                # `asyncio.wait_for` of Python 3.11, with which connection pools wait, may lose a cancellation that meets its result.
+                # `asyncio.wait_for` of Python 3.11, with which connection pools wait, may lose a
+                # cancellation that meets its result.
                 raise asyncio.CancelledError
             await runner.run()
         except (Unusable, HangarDamaged) as wrong:
@@ -250,22 +278,33 @@ class Supervisor:
         await self.registry.heartbeat(self.slot, self.lease_ms)
         if self.clock.monotonic_ms() >= self._lease_until_ms:
             for hosted in self.hosted.values():
-                hosted.lost = True  # in between another may have claimed it: nothing of it is answered until it is claimed anew
+                # in between another may have claimed it: nothing of it is answered until it is
+                # claimed anew
+                hosted.lost = True
             self.wake.set()
         self._lease_until_ms = asked + self.lease_ms
 
     async def _reports(self) -> None:
         while True:
             await self._guarded(self._report)
-            settled = all(h.reported is not None and h.reported.status == "running" and h.reported.lag == 0 for h in self.hosted.values())
+            settled = all(
+                h.reported is not None and h.reported.status == "running" and h.reported.lag == 0
+                for h in self.hosted.values()
+            )
             await self.clock.sleep(self.poll_ms // 2 if settled else SETTLING_MS)
 
     async def _report(self) -> None:
-        changed = {key: (h.epoch, report) for key, h in self.hosted.items() if (report := h.report()) != h.reported}
+        changed = {
+            key: (h.epoch, report)
+            for key, h in self.hosted.items()
+            if (report := h.report()) != h.reported
+        }
         if not changed:
             return
         for key in changed:
-            self.hosted[key].reported = None  # until the registry has answered, it may hold the one or the other
+            self.hosted[
+                key
+            ].reported = None  # until the registry has answered, it may hold the one or the other
         await self.registry.report(changed, self.slot.id)
         for key, (epoch, report) in changed.items():
             hosted = self.hosted.get(key)
@@ -273,7 +312,9 @@ class Supervisor:
                 hosted.reported = report
 
     async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
-        """The registry may be away for a while: runners go on (fencing protects the log), reads stop when the lease ends."""
+        """The registry may be away for a while: runners go on (fencing protects the log), reads
+        stop when the lease ends.
+        """
         try:
             await work()
         except Exception:  # the supervisor's last line: log, and try again at the next turn
@@ -282,7 +323,10 @@ class Supervisor:
     async def _pause(self) -> None:
         """Until woken, stopped, or the poll's time."""
         async with asyncio.TaskGroup() as group:
-            waits = [group.create_task(wait) for wait in (_set(self.wake), _set(self.stop), self.clock.sleep(self.poll_ms))]
+            waits = [
+                group.create_task(wait)
+                for wait in (_set(self.wake), _set(self.stop), self.clock.sleep(self.poll_ms))
+            ]
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             for wait in waits:
                 wait.cancel()

@@ -1,9 +1,11 @@
-"""Jobs that run user code: the frame goes to an executor, what comes back becomes signed versions again.
+"""Jobs that run user code: the frame goes to an executor, what comes back becomes signed versions
+again.
 
-Theory. User code is never fused into a stateful step: its output is a topic, so replay never runs it. A row on which the code raises is
-found by halving the batch and goes to the dead letters with the reason; the rest goes on. A crash, a time-out or a failed import says
-nothing about any row, so it is raised and parks the job. On a keyed dataset a row that a filter rejects becomes a tombstone, so that the
-key disappears.
+Theory. User code is never fused into a stateful step: its output is a topic, so replay never runs
+it. A row on which the code raises is found by halving the batch and goes to the dead letters with
+the reason; the rest goes on. A crash, a time-out or a failed import says nothing about any row, so
+it is raised and parks the job. On a keyed dataset a row that a filter rejects becomes a tombstone,
+so that the key disappears.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ async def apply(run: Run, spec: UserCode, entity: str, batch: pl.DataFrame) -> O
     return Outcome(emits=emits, dead=tuple(dead))
 
 
-async def _good(run: Run, call: ExecutorCall, rows: pl.DataFrame, spec: UserCode) -> tuple[list[pl.DataFrame], list[DeadRows]]:
+async def _good(
+    run: Run, call: ExecutorCall, rows: pl.DataFrame, spec: UserCode
+) -> tuple[list[pl.DataFrame], list[DeadRows]]:
     if rows.is_empty():
         return [], []
     try:
@@ -73,7 +77,11 @@ def _rows(call: ExecutorCall, spec: UserCode, rows: pl.DataFrame, answer: pa.Tab
             kept = rows[made.get_column(ROW)]
             if not spec.output.keyed:
                 return kept
-            refused = rows.with_row_index(ROW).filter(~pl.col(ROW).is_in(made.get_column(ROW).implode())).drop(ROW)
+            refused = (
+                rows.with_row_index(ROW)
+                .filter(~pl.col(ROW).is_in(made.get_column(ROW).implode()))
+                .drop(ROW)
+            )
             return pl.concat([kept, _tombstones(spec, refused)], how="vertical")
         case Assign(column=column):
             return rows.with_columns(made.get_column(column.name)).select(*spec.output.names, *META)

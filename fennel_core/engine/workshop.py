@@ -1,4 +1,6 @@
-"""Makes runners for a supervisor: from the registry's spec, the operators' steps, local state (or a snapshot of it) and the log."""
+"""Makes runners for a supervisor: from the registry's spec, the operators' steps, local state (or a
+snapshot of it) and the log.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ SecretOf = Callable[[WorkspaceId], Callbacks]
 
 
 class ThreadPool:
-    """One worker thread: a slot has one core, and one thread at a time keeps Polars' results in order."""
+    """One worker thread: a slot has one core, and one thread at a time keeps Polars' results in
+    order.
+    """
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="step")
@@ -75,8 +79,19 @@ class SlotWorkshop:
         pool: Pool,
         lane: Lane,
     ) -> None:
-        self._registry, self._broker, self._stores, self._limits, self._pool = registry, broker, stores, limits, pool
-        self._snapshots, self._executors, self._callbacks, self._lane = snapshots, executors, callbacks, lane
+        self._registry, self._broker, self._stores, self._limits, self._pool = (
+            registry,
+            broker,
+            stores,
+            limits,
+            pool,
+        )
+        self._snapshots, self._executors, self._callbacks, self._lane = (
+            snapshots,
+            executors,
+            callbacks,
+            lane,
+        )
         self._specs: dict[JobId, Job] = {}
 
     async def make(self, job: JobId, part: PartitionIndex, epoch: Epoch) -> Runner | None:
@@ -87,9 +102,16 @@ class SlotWorkshop:
                 return None
             spec = self._specs[job] = canonical.loads(stored, Job)
         step = None if isinstance(spec.step, UserCode) else build(spec.step)
-        work = Work(step, None if step is None else advancing(step), step_version(spec.step), self._prepare(spec))
+        work = Work(
+            step,
+            None if step is None else advancing(step),
+            step_version(spec.step),
+            self._prepare(spec),
+        )
         hangar = await self._snapshots.open(job, part, epoch, self._stores.open)
-        return Runner(spec, part, epoch, work, hangar, self._broker, self._pool, self._limits, self._lane)
+        return Runner(
+            spec, part, epoch, work, hangar, self._broker, self._pool, self._limits, self._lane
+        )
 
     def _prepare(self, job: Job) -> Callable[[pl.DataFrame], Awaitable[Outcome]] | None:
         step = job.step
@@ -106,8 +128,9 @@ class SlotWorkshop:
         self._snapshots.distrust(job, part, why)
 
     async def close(self, runner: Runner) -> None:
-        # Who waits for this may be told to stop meanwhile, and work that has not begun would go with him: the store would stay open in this
-        # process, and the next owner find its lock held for as long as anything knows the runner.
+        # Who waits for this may be told to stop meanwhile, and work that has not begun would go
+        # with him: the store would stay open in this process, and the next owner find its lock held
+        # for as long as anything knows the runner.
         await asyncio.shield(self._pool.run(runner.hangar.close))
 
     def stored(self) -> set[JobId]:

@@ -1,1 +1,3 @@
-"""Executors: user code runs in processes of the client's own environment, never inside the platform."""
+"""Executors: user code runs in processes of the client's own environment, never inside the
+platform.
+"""

@@ -1,9 +1,10 @@
 """What can be asked of an executor, as values, and how each looks in a frame's header.
 
-Theory. Declared types travel with every call as a compact JSON description, so the executor environment needs nothing of the platform: it
-makes pandas columns of these types before user code runs and casts what comes back to them. The description keeps the checks (between,
-oneof, regex) because an assigned column and a feature are checked where they are made. Code travels as its hash; the worker asks for the
-text when it does not know it.
+Theory. Declared types travel with every call as a compact JSON description, so the executor
+environment needs nothing of the platform: it makes pandas columns of these types before user code
+runs and casts what comes back to them. The description keeps the checks (between, oneof, regex)
+because an assigned column and a feature are checked where they are made. Code travels as its hash;
+the worker asks for the text when it does not know it.
 """
 
 from __future__ import annotations
@@ -19,12 +20,15 @@ from fennel_core.vocab.dtypes import Dtype, Field
 from fennel_core.wire.pycode import PyCode
 
 RAW = "j"
-"""Description of an undeclared payload column: each value is JSON text and becomes the Python value it stands for."""
+"""Description of an undeclared payload column: each value is JSON text and becomes the Python value
+it stands for.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Transform:
-    """A frame to a frame with as many rows. Answer: the columns `output` and `__row`, the input row each row came from.
+    """A frame to a frame with as many rows. Answer: the columns `output` and `__row`, the input row
+    each row came from.
 
     `entity` names the place for error messages, e.g. `Dataset.pipeline`.
     """
@@ -37,7 +41,8 @@ class Transform:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Rows to keep; a pipeline's filter or a source's `where`. Answer: the one column `__row`, ascending as user code left them.
+    """Rows to keep; a pipeline's filter or a source's `where`. Answer: the one column `__row`,
+    ascending as user code left them.
 
     `raw` are columns of the table that have no declared type: large_string, JSON text per value.
     """
@@ -50,9 +55,11 @@ class Filter:
 
 @dataclass(frozen=True, slots=True)
 class Assign:
-    """One new column; a pipeline's assign or a source's preproc. Answer: the one column `column.name`, row for row.
+    """One new column; a pipeline's assign or a source's preproc. Answer: the one column
+    `column.name`, row for row.
 
-    `checked`: the column must already be of its declared type, as in pipelines; a preproc's is only cast, as logged data is.
+    `checked`: the column must already be of its declared type, as in pipelines; a preproc's is only
+    cast, as logged data is.
     """
 
     code: PyCode
@@ -65,7 +72,8 @@ class Assign:
 
 @dataclass(frozen=True, slots=True)
 class Extract:
-    """A Python extractor. The table has `__ts` and the `inputs` in order; `inputs` and `outputs` carry full names `Featureset.feature`.
+    """A Python extractor. The table has `__ts` and the `inputs` in order; `inputs` and `outputs`
+    carry full names `Featureset.feature`.
 
     Answer: the columns `outputs`, row for row. `datasets`: the names it may look up.
     """
@@ -85,7 +93,9 @@ class Warm:
     code: PyCode
     entity: str
     module: str | None = None
-    """Name the code's module is registered under while it loads: `Featureset.extractor` for extractors."""
+    """Name the code's module is registered under while it loads: `Featureset.extractor` for
+    extractors.
+    """
 
 
 ExecutorCall = Transform | Filter | Assign | Extract | Warm
@@ -140,7 +150,9 @@ def describe_fields(fields: tuple[Field, ...]) -> list[list[Any]]:
 
 @lru_cache(maxsize=4096)
 def code_text(code: PyCode, *, glued: bool) -> str:
-    """The module to execute. Extractors are glued to their imports without a line between, as the client does it."""
+    """The module to execute. Extractors are glued to their imports without a line between, as the
+    client does it.
+    """
     return code.imports + code.generated_code if glued else code.module_text
 
 
@@ -172,16 +184,39 @@ def header_of(call: ExecutorCall) -> bytes:
 
 def _header(call: ExecutorCall) -> dict[str, Any]:
     module = module_of(call)
-    out: dict[str, Any] = {"code": code_hash(call.code, module), "entry": call.code.entry_point, "module": module}
+    out: dict[str, Any] = {
+        "code": code_hash(call.code, module),
+        "entry": call.code.entry_point,
+        "module": module,
+    }
     match call:
         case Transform(input=given, output=output):
-            return out | {"kind": "transform", "input": describe_fields(given), "output": describe_fields(output)}
+            return out | {
+                "kind": "transform",
+                "input": describe_fields(given),
+                "output": describe_fields(output),
+            }
         case Filter(input=given, raw=raw):
-            return out | {"kind": "filter", "input": [*describe_fields(given), *([name, RAW] for name in raw)]}
+            return out | {
+                "kind": "filter",
+                "input": [*describe_fields(given), *([name, RAW] for name in raw)],
+            }
         case Assign(input=given, column=column, raw=raw, checked=checked, entity=entity):
             columns = [*describe_fields(given), *([name, RAW] for name in raw)]
-            return out | {"kind": "assign", "input": columns, "output": describe_fields((column,)), "checked": checked, "entity": entity}
-        case Extract(featureset=featureset, extractor=extractor, inputs=given, outputs=outputs, datasets=datasets):
+            return out | {
+                "kind": "assign",
+                "input": columns,
+                "output": describe_fields((column,)),
+                "checked": checked,
+                "entity": entity,
+            }
+        case Extract(
+            featureset=featureset,
+            extractor=extractor,
+            inputs=given,
+            outputs=outputs,
+            datasets=datasets,
+        ):
             return out | {
                 "kind": "extract",
                 "featureset": featureset,

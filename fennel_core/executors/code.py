@@ -1,8 +1,10 @@
 """Loading user code: text → a function, cached by the text's hash (executor environment).
 
-Theory. The text is a module that re-creates the dataset or featureset class and ends in the function to call. It is executed once per
-process; the client's classes find the marker `__fennel_gen_code__` through `sys.modules`, so an extractor's module is registered under
-`Featureset.extractor` before it runs. A failed load is not cached: the next commit may bring what was missing.
+Theory. The text is a module that re-creates the dataset or featureset class and ends in the
+function to call. It is executed once per process; the client's classes find the marker
+`__fennel_gen_code__` through `sys.modules`, so an extractor's module is registered under
+`Featureset.extractor` before it runs. A failed load is not cached: the next commit may bring what
+was missing.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ class Code:
         if module is not None:
             sys.modules[module] = created
         try:
-            module_code = compile(text, USER_FILE, "exec", dont_inherit=True)  # this file's `from __future__` is not user code's
+            module_code = compile(
+                text, USER_FILE, "exec", dont_inherit=True
+            )  # this file's `from __future__` is not user code's
             exec(module_code, created.__dict__)  # noqa: S102 - running user code is what this process is for
         except (Exception, SystemExit) as error:
             raise LoadFailed(message_of(error), trace_of(error, text)) from error
@@ -80,4 +84,6 @@ def trace_of(error: BaseException, text: str) -> str:
         for f in frames[first:]
     ]
     head = ["Traceback (most recent call last):\n"] if shown else []
-    return "".join([*head, *traceback.format_list(shown), *traceback.format_exception_only(type(error), error)])
+    return "".join(
+        [*head, *traceback.format_list(shown), *traceback.format_exception_only(type(error), error)]
+    )

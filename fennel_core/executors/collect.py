@@ -1,12 +1,16 @@
-"""From a module of definitions to a commit's bytes: `python -m fennel_core.executors.collect`, run in the client's environment.
+"""From a module of definitions to a commit's bytes: `python -m fennel_core.executors.collect`, run
+in the client's environment.
 
-Theory. Definitions are Python that only the client library understands, so they are run where it lives, in a process that ends
-afterwards. What counts as defined is what a person would pass to `commit`: every dataset and featureset that is an attribute of the
-module, or of one of its submodules that loading it has imported. A script's `if __name__ == "__main__":` part is not run, so a file that
-commits by itself can be given as it is. The request is made by the client's own function: it is byte for byte what `Client.commit` sends.
+Theory. Definitions are Python that only the client library understands, so they are run where it
+lives, in a process that ends afterwards. What counts as defined is what a person would pass to
+`commit`: every dataset and featureset that is an attribute of the module, or of one of its
+submodules that loading it has imported. A script's `if __name__ == "__main__":` part is not run, so
+a file that commits by itself can be given as it is. The request is made by the client's own
+function: it is byte for byte what `Client.commit` sends.
 
-Arguments: module name or path, environment ("" for none), message. The request is written to the file descriptor given last; whatever the
-user's code prints goes to standard error. Exit code 3: the definitions are wrong, and standard error ends with the reason.
+Arguments: module name or path, environment ("" for none), message. The request is written to the
+file descriptor given last; whatever the user's code prints goes to standard error. Exit code 3: the
+definitions are wrong, and standard error ends with the reason.
 """
 
 from __future__ import annotations
@@ -28,14 +32,18 @@ class Wrong(Exception):
 
 
 def load(definitions: str) -> ModuleType:
-    """Import a module by name, a `.py` file, or a folder (as a package, by its `__init__.py`, or as all the `.py` files in it)."""
+    """Import a module by name, a `.py` file, or a folder (as a package, by its `__init__.py`, or as
+    all the `.py` files in it).
+    """
     path = Path(definitions)
     if not (path.suffix == ".py" or os.sep in definitions or path.is_dir()):
         sys.path.insert(0, os.getcwd())
         return importlib.import_module(definitions)
     path = path.resolve()
     if not path.exists():
-        raise Wrong(f"there is no file or folder {definitions} (relative paths start at {os.getcwd()})")
+        raise Wrong(
+            f"there is no file or folder {definitions} (relative paths start at {os.getcwd()})"
+        )
     if path.is_file() or (path / "__init__.py").exists():
         sys.path.insert(0, str(path.parent))
         return importlib.import_module(path.stem if path.is_file() else path.name)
@@ -50,9 +58,19 @@ def load(definitions: str) -> ModuleType:
 
 
 def defined(module: ModuleType, kinds: tuple[type, ...]) -> list[Any]:
-    """Instances of `kinds` in the module and its imported submodules, each once, in the order of the modules' own names."""
-    inside = [each for name, each in sorted(sys.modules.items()) if name.startswith(f"{module.__name__}.") and each is not None]
-    gathered = [each for each in vars(module).values() if isinstance(each, ModuleType)] if module.__name__ == "definitions" else []
+    """Instances of `kinds` in the module and its imported submodules, each once, in the order of
+    the modules' own names.
+    """
+    inside = [
+        each
+        for name, each in sorted(sys.modules.items())
+        if name.startswith(f"{module.__name__}.") and each is not None
+    ]
+    gathered = (
+        [each for each in vars(module).values() if isinstance(each, ModuleType)]
+        if module.__name__ == "definitions"
+        else []
+    )
     found: dict[str, Any] = {}
     for place in (module, *inside, *gathered):
         for value in vars(place).values():
@@ -60,9 +78,15 @@ def defined(module: ModuleType, kinds: tuple[type, ...]) -> list[Any]:
                 continue
             name = value._name  # type: ignore[attr-defined]  # the client's own name of a dataset or featureset
             if found.setdefault(name, value) is not value:
-                raise Wrong(f"`{name}` is defined twice (second time in {place.__name__}): a name stands for one dataset or featureset")
+                raise Wrong(
+                    f"`{name}` is defined twice (second time in {place.__name__}): a "
+                    "name stands for one dataset or featureset"
+                )
     if not found:
-        raise Wrong(f"{module.__name__} defines no dataset and no featureset: give the module or file that holds them")
+        raise Wrong(
+            f"{module.__name__} defines no dataset and no featureset: give the "
+            "module or file that holds them"
+        )
     return list(found.values())
 
 

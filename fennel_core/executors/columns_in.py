@@ -1,9 +1,11 @@
-"""Arrow columns of declared types → the pandas columns user code was written for (executor environment).
+"""Arrow columns of declared types → the pandas columns user code was written for (executor
+environment).
 
-Theory. What a column looks like depends on its declared type only, never on its values: nullable extension dtypes for int, float, str and
-bool; `datetime64[ns, UTC]`; Arrow-backed dates and decimals; plain Python lists and dicts for everything nested; `pd.NA` for null. These
-are the dtypes the client's own test server hands out, so code that passes there runs here. One row must cost well under a millisecond, so
-arrays are wrapped rather than converted wherever a buffer allows.
+Theory. What a column looks like depends on its declared type only, never on its values: nullable
+extension dtypes for int, float, str and bool; `datetime64[ns, UTC]`; Arrow-backed dates and
+decimals; plain Python lists and dicts for everything nested; `pd.NA` for null. These are the dtypes
+the client's own test server hands out, so code that passes there runs here. One row must cost well
+under a millisecond, so arrays are wrapped rather than converted wherever a buffer allows.
 """
 
 from __future__ import annotations
@@ -44,8 +46,12 @@ def optional(description: Description) -> bool:
     return description == "n" or (isinstance(description, list) and description[0] == "optional")
 
 
-def series(column: pa.ChunkedArray, description: Description, name: str, *, hashable: bool = False) -> pd.Series:
-    """The column as user code sees it. `hashable`: dicts become frozendicts, as extractors get them."""
+def series(
+    column: pa.ChunkedArray, description: Description, name: str, *, hashable: bool = False
+) -> pd.Series:
+    """The column as user code sees it. `hashable`: dicts become frozendicts, as extractors get
+    them.
+    """
     array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     if isinstance(array, pa.ChunkedArray):  # an empty column combines to no chunk
         array = pa.array([], column.type)
@@ -53,7 +59,9 @@ def series(column: pa.ChunkedArray, description: Description, name: str, *, hash
 
 
 def frame(table: pa.Table, fields: list[list[Any]]) -> pd.DataFrame:
-    """The table's columns `fields` (`[[name, description], …]`) as one frame with the index 0..n-1."""
+    """The table's columns `fields` (`[[name, description], …]`) as one frame with the index
+    0..n-1.
+    """
     columns = {name: series(table.column(name), description, name) for name, description in fields}
     return pd.DataFrame(columns, index=pd.RangeIndex(len(table)), copy=False)
 
@@ -117,7 +125,9 @@ def _objects(values: list[Any]) -> Any:
 
 
 def _python(description: Description, hashable: bool) -> Callable[[Any], Any]:
-    """How one nested value of pyarrow becomes the Python value user code expects; null is `pd.NA`."""
+    """How one nested value of pyarrow becomes the Python value user code expects; null is
+    `pd.NA`.
+    """
     kind = base(description)
     match kind:
         case "t":
@@ -131,7 +141,9 @@ def _python(description: Description, hashable: bool) -> Callable[[Any], Any]:
         case ["struct", _, fields]:
             parts = [(name, _python(of, False)) for name, of in fields]
             make = frozendict if hashable else dict
-            return lambda v: pd.NA if v is None else make((name, part(v[name])) for name, part in parts)
+            return lambda v: (
+                pd.NA if v is None else make((name, part(v[name])) for name, part in parts)
+            )
         case _:
             return _same
 

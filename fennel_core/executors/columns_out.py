@@ -1,8 +1,10 @@
-"""What user code returned → Arrow columns of declared types in the platform's layout (executor environment).
+"""What user code returned → Arrow columns of declared types in the platform's layout (executor
+environment).
 
-Theory. A column that already has the dtype its declaration asks for is wrapped; anything else goes through the client's own cast and its
-own schema check, so that leniency and error texts are exactly those a user met in the client's test server. The layout on the wire is the
-platform's: large strings and lists, microseconds, maps as lists of key and value.
+Theory. A column that already has the dtype its declaration asks for is wrapped; anything else goes
+through the client's own cast and its own schema check, so that leniency and error texts are exactly
+those a user met in the client's test server. The layout on the wire is the platform's: large
+strings and lists, microseconds, maps as lists of key and value.
 """
 
 from __future__ import annotations
@@ -67,9 +69,14 @@ def check(columns: pd.DataFrame, fields: list[list[Any]], entity: str) -> list[V
     """What the client's schema check says against `columns`; empty when all is well."""
     if all(name in columns and _agrees(columns[name], description) for name, description in fields):
         return []
-    protos = [schema_proto.Field(name=name, dtype=_proto(json.dumps(description))) for name, description in fields]
+    protos = [
+        schema_proto.Field(name=name, dtype=_proto(json.dumps(description)))
+        for name, description in fields
+    ]
     problems: list[ValueError] = data_schema_check(
-        schema_proto.DSSchema(values=schema_proto.Schema(fields=protos)), columns.reset_index(), entity
+        schema_proto.DSSchema(values=schema_proto.Schema(fields=protos)),
+        columns.reset_index(),
+        entity,
     )
     return problems
 
@@ -77,11 +84,15 @@ def check(columns: pd.DataFrame, fields: list[list[Any]], entity: str) -> list[V
 def check_column(columns: pd.DataFrame, name: str, description: Description, entity: str) -> None:
     """Raise what the client's check of one assigned column raises."""
     if not _agrees(columns[name], description):
-        validate_field_in_df(schema_proto.Field(name=name, dtype=_proto(json.dumps(description))), columns, entity)
+        validate_field_in_df(
+            schema_proto.Field(name=name, dtype=_proto(json.dumps(description))), columns, entity
+        )
 
 
 def to_arrow(series: pd.Series, description: Description) -> pa.Array:
-    """The column in the platform's layout. Raises what the client's cast raises for values that do not fit the declaration."""
+    """The column in the platform's layout. Raises what the client's cast raises for values that do
+    not fit the declaration.
+    """
     quick = _wrapped(series, base(description))
     if quick is not None:
         if quick.null_count and not optional(description):
@@ -104,12 +115,21 @@ def to_arrow(series: pd.Series, description: Description) -> pa.Array:
 
 def cast_text(name: str, description: Description, error: Exception) -> str:
     """The client's text for a column that does not fit its declaration."""
-    return f"Failed to cast column2 `{name}` of type `{_type_name(description)}` to arrow dtype. Error: {error}"
+    return (
+        f"Failed to cast column2 `{name}` of type `{_type_name(description)}` to arrow "
+        f"dtype. Error: {error}"
+    )
 
 
 def _agrees(series: pd.Series, description: Description) -> bool:
-    """Is the column beyond doubt what the declaration asks for? (False only means: ask the client's check.)"""
-    kind = description[1] if isinstance(description, list) and description[0] == "optional" else description
+    """Is the column beyond doubt what the declaration asks for? (False only means: ask the client's
+    check.)
+    """
+    kind = (
+        description[1]
+        if isinstance(description, list) and description[0] == "optional"
+        else description
+    )
     dtype = series.dtype
     match kind:
         case "i":
@@ -144,7 +164,9 @@ def _wrapped(series: pd.Series, kind: Description) -> pa.Array | None:
             per_micro = {"ns": 1000, "us": 1}.get(dtype.unit)
             if per_micro is None:
                 return None
-            return pa.array(np.floor_divide(values, per_micro), pa.int64(), mask=values == _NAT).view(layout("t"))
+            return pa.array(
+                np.floor_divide(values, per_micro), pa.int64(), mask=values == _NAT
+            ).view(layout("t"))
         case _:
             return None
 
@@ -173,7 +195,11 @@ def _relaid(value: Any, description: Description) -> Any:
         case ["struct", _, fields]:
             return {name: _relaid(value[name], of) for name, of in fields}
         case "t":
-            return round((value - _EPOCH) / dt.timedelta(microseconds=1)) if isinstance(value, dt.datetime) else value
+            return (
+                round((value - _EPOCH) / dt.timedelta(microseconds=1))
+                if isinstance(value, dt.datetime)
+                else value
+            )
         case _:
             return value
 
@@ -239,12 +265,24 @@ def _make_proto(description: Description) -> Any:
             return data_type(regex_type=schema_proto.RegexType(pattern=pattern))
         case ["between", of, low, high, strict_min, strict_max]:
             inner = _make_proto(of)
-            bounds = [schema_proto.Value(int=v) if of == "i" else schema_proto.Value(float=v) for v in (low, high)]
+            bounds = [
+                schema_proto.Value(int=v) if of == "i" else schema_proto.Value(float=v)
+                for v in (low, high)
+            ]
             return data_type(
-                between_type=schema_proto.Between(dtype=inner, min=bounds[0], max=bounds[1], strict_min=strict_min, strict_max=strict_max)
+                between_type=schema_proto.Between(
+                    dtype=inner,
+                    min=bounds[0],
+                    max=bounds[1],
+                    strict_min=strict_min,
+                    strict_max=strict_max,
+                )
             )
         case ["oneof", of, options]:
-            values = [schema_proto.Value(int=v) if of == "i" else schema_proto.Value(string=v) for v in options]
+            values = [
+                schema_proto.Value(int=v) if of == "i" else schema_proto.Value(string=v)
+                for v in options
+            ]
             return data_type(one_of_type=schema_proto.OneOf(of=_make_proto(of), options=values))
         case unknown:
             raise NotDeclared(f"the description {unknown!r} is not known here")

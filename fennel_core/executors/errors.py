@@ -1,8 +1,10 @@
-"""What can go wrong when user code runs: one tree, so that a caller decides once what each branch means for it.
+"""What can go wrong when user code runs: one tree, so that a caller decides once what each branch
+means for it.
 
-Theory. `UserCodeError` is the code's own doing on these rows: poison rows go to the dead letters, a query answers with the text. The rest
-says that the code could not be run to its end whatever the rows: the caller parks the job or fails the request, and may try again.
-`code` is stable; `str(error)` is the whole text for the person who wrote the code.
+Theory. `UserCodeError` is the code's own doing on these rows: poison rows go to the dead letters, a
+query answers with the text. The rest says that the code could not be run to its end whatever the
+rows: the caller parks the job or fails the request, and may try again. `code` is stable;
+`str(error)` is the whole text for the person who wrote the code.
 """
 
 from __future__ import annotations
@@ -10,11 +12,21 @@ from __future__ import annotations
 from typing import assert_never
 
 from fennel_core.executors import protocol
-from fennel_core.executors.calls import Assign, ExecutorCall, Extract, Filter, Transform, Warm, entity_of
+from fennel_core.executors.calls import (
+    Assign,
+    ExecutorCall,
+    Extract,
+    Filter,
+    Transform,
+    Warm,
+    entity_of,
+)
 
 
 class ExecutorError(Exception):
-    """User code did not give a result. `entity` is the place of the code, `code` the stable name of what happened."""
+    """User code did not give a result. `entity` is the place of the code, `code` the stable name of
+    what happened.
+    """
 
     code = "executor"
 
@@ -24,7 +36,9 @@ class ExecutorError(Exception):
 
 
 class UserCodeError(ExecutorError):
-    """The code raised, or returned what its declaration does not allow. `message` is the bare message, `traceback` that of the code."""
+    """The code raised, or returned what its declaration does not allow. `message` is the bare
+    message, `traceback` that of the code.
+    """
 
     code = "user-code"
 
@@ -63,22 +77,37 @@ class ExecutorOutOfMemory(ExecutorError):
 
 
 class ExecutorUnavailable(ExecutorError):
-    """No executor answered: not started, restarting, or all busy for longer than the call may take. Try again."""
+    """No executor answered: not started, restarting, or all busy for longer than the call may take.
+    Try again.
+    """
 
     code = "executor-unavailable"
 
 
 def raised_text(call: ExecutorCall, message: str) -> str:
-    """The text for code that raised `message`; pinned by the client's tests (semantics of the mock)."""
+    """The text for code that raised `message`; pinned by the client's tests (semantics of the
+    mock).
+    """
     match call:
         case Transform(code=code, entity=entity):
-            return f"Error in transform function `{_function(code.core_code)}` for pipeline `{entity}`, {message}"
+            return (
+                f"Error in transform function `{_function(code.core_code)}` for pipeline "
+                f"`{entity}`, {message}"
+            )
         case Filter(code=code, entity=entity):
-            return f"Error in filter function `{_function(code.core_code)}` for pipeline `{entity}`, {message}"
+            return (
+                f"Error in filter function `{_function(code.core_code)}` for pipeline "
+                f"`{entity}`, {message}"
+            )
         case Assign(column=column, entity=entity):
-            return f"Error in assign node for column `{column.name}` for pipeline `{entity}`, {message}"
+            return (
+                f"Error in assign node for column `{column.name}` for pipeline "
+                f"`{entity}`, {message}"
+            )
         case Extract(featureset=featureset, extractor=extractor):
-            return f"Extractor `{extractor}` in `{featureset}` failed to run with error: {message}. "
+            return (
+                f"Extractor `{extractor}` in `{featureset}` failed to run with error: {message}. "
+            )
         case Warm(entity=entity):
             return f"Error while loading the code of `{entity}`: {message}"
         case unreachable:
@@ -95,13 +124,19 @@ def failure(call: ExecutorCall, reason: str, message: str, traceback: str) -> Ex
             text = message if isinstance(call, Extract) else raised_text(call, message)
             return UserCodeError(text, entity, message, traceback)
         case protocol.IMPORT:
-            return ImportFailed(f"Error while executing code for {entity}: {message}", entity, traceback)
+            return ImportFailed(
+                f"Error while executing code for {entity}: {message}", entity, traceback
+            )
         case protocol.MEMORY:
-            return ExecutorOutOfMemory(f"the code of `{entity}` ran out of memory: {message}", entity)
+            return ExecutorOutOfMemory(
+                f"the code of `{entity}` ran out of memory: {message}", entity
+            )
         case protocol.TIMEOUT:
             return ExecutorTimeout(f"the code of `{entity}` was stopped: {message}", entity)
         case protocol.CRASHED:
-            return ExecutorCrashed(f"the process that ran the code of `{entity}` died: {message}", entity)
+            return ExecutorCrashed(
+                f"the process that ran the code of `{entity}` died: {message}", entity
+            )
         case protocol.BUSY:
             return ExecutorUnavailable(f"the code of `{entity}` was not run: {message}", entity)
         case _:

@@ -1,12 +1,16 @@
-"""The executors' host: `python -m fennel_core.executors.host`, run by the Python of the client's environment.
+"""The executors' host: `python -m fennel_core.executors.host`, run by the Python of the client's
+environment.
 
-Theory. One parent, which never runs user code, forks worker processes from its own warm, frozen heap and hands each waiting connection to
-an idle one. Connections are queued in the order their frames came and stay open between calls. The parent reads only a frame's prefix; it
-enforces the wall-time limit by SIGKILL, notices deaths by process descriptors and answers in a dead worker's place with the reason, so one
-call fails and the next one finds a fresh process. Code that one worker had to load is passed on to the others while they are idle and to
-every new one, which is what keeps recycling off the request path.
+Theory. One parent, which never runs user code, forks worker processes from its own warm, frozen
+heap and hands each waiting connection to an idle one. Connections are queued in the order their
+frames came and stay open between calls. The parent reads only a frame's prefix; it enforces the
+wall-time limit by SIGKILL, notices deaths by process descriptors and answers in a dead worker's
+place with the reason, so one call fails and the next one finds a fresh process. Code that one
+worker had to load is passed on to the others while they are idle and to every new one, which is
+what keeps recycling off the request path.
 
-Environment: FENNEL_EXECUTORS_SOCKET (path), FENNEL_EXECUTOR_PROCESSES, FENNEL_EXECUTOR_TIME_LIMIT_MS, FENNEL_EXECUTOR_MEMORY_LIMIT_BYTES,
+Environment: FENNEL_EXECUTORS_SOCKET (path), FENNEL_EXECUTOR_PROCESSES,
+FENNEL_EXECUTOR_TIME_LIMIT_MS, FENNEL_EXECUTOR_MEMORY_LIMIT_BYTES,
 FENNEL_EXECUTOR_CALLS_PER_PROCESS. Linux only (epoll, process descriptors).
 """
 
@@ -32,7 +36,15 @@ import pyarrow as pa
 
 from fennel_core.executors import protocol, worker
 from fennel_core.executors.warmup import exercise
-from fennel_core.executors.worker import CONTROL, DONE, KNOWN, LOAD, RUN, WorkerLimits, control_message
+from fennel_core.executors.worker import (
+    CONTROL,
+    DONE,
+    KNOWN,
+    LOAD,
+    RUN,
+    WorkerLimits,
+    control_message,
+)
 
 log = logging.getLogger("fennel.executors")
 KNOWN_CODES = 512
@@ -41,7 +53,9 @@ BACKLOG = 256
 RETIRED = "it has served its time"
 CONTROL_CHUNK_BYTES = 1 << 16
 CRASH_PAUSE_S = 0.1
-"""A worker that dies younger than this is replaced only after a pause: a process that cannot even start must not spin."""
+"""A worker that dies younger than this is replaced only after a pause: a process that cannot even
+start must not spin.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +88,9 @@ class Connection:
 
 @dataclass(eq=False, slots=True)
 class Process:
-    """A worker as the host sees it. `connection` is set while it runs a call, `loading` while it loads code; idle otherwise."""
+    """A worker as the host sees it. `connection` is set while it runs a call, `loading` while it
+    loads code; idle otherwise.
+    """
 
     pid: int
     pid_descriptor: int
@@ -155,12 +171,16 @@ class Host:
     def _connection_event(self, connection: Connection, events: int) -> None:
         if connection.worker is not None:
             if events & (select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR):
-                if not connection.worker.answering[0]:  # else it is done, and finds nobody to answer
+                if not connection.worker.answering[
+                    0
+                ]:  # else it is done, and finds nobody to answer
                     self._kill(connection.worker, "the caller went away")
                 self._close(connection)
             return
         try:
-            prefix = connection.sock.recv(protocol.PREFIX.size, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            prefix = connection.sock.recv(
+                protocol.PREFIX.size, socket.MSG_PEEK | socket.MSG_DONTWAIT
+            )
             if len(prefix) < protocol.PREFIX.size:
                 self._close(connection)  # the end of the stream, or nobody we know
                 return
@@ -172,7 +192,9 @@ class Host:
             self._answer(connection, protocol.REFUSED, str(wrong))
             self._close(connection)
             return
-        connection.limit_ms = min(limit_ms or self._settings.time_limit_ms, self._settings.time_limit_ms)
+        connection.limit_ms = min(
+            limit_ms or self._settings.time_limit_ms, self._settings.time_limit_ms
+        )
         connection.waiting_until = time.monotonic() + connection.limit_ms / 1000
         self._epoll.modify(connection.sock, select.EPOLLRDHUP)
         self._queue.append(connection)
@@ -256,18 +278,33 @@ class Host:
     def _enforce(self, now: float) -> None:
         for process in set(self._processes.values()):
             if process.deadline is not None and now >= process.deadline:
-                limit_ms = process.connection.limit_ms if process.connection is not None else self._settings.time_limit_ms
+                limit_ms = (
+                    process.connection.limit_ms
+                    if process.connection is not None
+                    else self._settings.time_limit_ms
+                )
                 self._kill(process, f"it ran longer than its limit of {limit_ms} ms")
-        while self._queue and self._queue[0].waiting_until is not None and now >= self._queue[0].waiting_until:
+        while (
+            self._queue
+            and self._queue[0].waiting_until is not None
+            and now >= self._queue[0].waiting_until
+        ):
             connection = self._queue.popleft()
-            self._answer(connection, protocol.BUSY, f"no executor became free within {connection.limit_ms} ms")
+            self._answer(
+                connection,
+                protocol.BUSY,
+                f"no executor became free within {connection.limit_ms} ms",
+            )
             self._close(connection)
 
     def _kill(self, process: Process, cause: str) -> None:
         process.cause, process.deadline, process.dying = process.cause or cause, None, True
         if process in self._idle:
             self._idle.remove(process)
-        for kill in (os.killpg, os.kill):  # the group holds what user code started; it may not exist yet
+        for kill in (
+            os.killpg,
+            os.kill,
+        ):  # the group holds what user code started; it may not exist yet
             try:
                 kill(process.pid, signal.SIGKILL)
             except ProcessLookupError:
@@ -285,7 +322,9 @@ class Host:
         if process in self._idle:
             self._idle.remove(process)
         if process.loading is not None:
-            self._known.pop(process.loading, None)  # code that kills a worker while it loads must not kill every new one
+            self._known.pop(
+                process.loading, None
+            )  # code that kills a worker while it loads must not kill every new one
         connection = process.connection
         if connection is not None and connection.sock.fileno() in self._connections:
             connection.worker = None
@@ -339,7 +378,9 @@ class Host:
     def _become_worker(self, theirs: socket.socket, ours: socket.socket, answering: Any) -> None:
         code = 1
         try:
-            limits = WorkerLimits(self._settings.memory_limit_bytes, self._settings.calls_per_process)
+            limits = WorkerLimits(
+                self._settings.memory_limit_bytes, self._settings.calls_per_process
+            )
             worker.enter(theirs, answering, limits, lambda: self._close_inherited(ours))
             code = 0
         finally:
@@ -347,7 +388,9 @@ class Host:
             os._exit(code)
 
     def _close_inherited(self, ours: socket.socket) -> None:
-        """Drop every descriptor that is the parent's, so that a connection ends when the parent closes it."""
+        """Drop every descriptor that is the parent's, so that a connection ends when the parent
+        closes it.
+        """
         signal.set_wakeup_fd(-1)
         ours.close()
         for sock in (self._wake, self._woken):
@@ -385,7 +428,9 @@ def listen(path: Path) -> socket.socket:
 
 
 def warm_up() -> None:
-    """Run each conversion once, so that workers are born with everything imported and cached, then take it out of the collector's sight."""
+    """Run each conversion once, so that workers are born with everything imported and cached, then
+    take it out of the collector's sight.
+    """
     exercise()
     pa.set_cpu_count(1)
     gc.collect()

@@ -1,8 +1,9 @@
 """The kinds of user code and how each is called (executor environment).
 
-Theory. One function per kind: input frame → call → what came back, checked and cast to its declaration. Only exceptions out of the call
-itself are user code's (`UserRaised`); a wrong result is `NotDeclared`. Rows that a transform or filter drops or reorders are followed by
-the frame's index, 0..n-1 going in, so the platform can carry each row's position along.
+Theory. One function per kind: input frame → call → what came back, checked and cast to its
+declaration. Only exceptions out of the call itself are user code's (`UserRaised`); a wrong result
+is `NotDeclared`. Rows that a transform or filter drops or reorders are followed by the frame's
+index, 0..n-1 going in, so the platform can carry each row's position along.
 """
 
 from __future__ import annotations
@@ -17,7 +18,14 @@ import pyarrow as pa
 from fennel_core.executors import protocol
 from fennel_core.executors.code import message_of
 from fennel_core.executors.columns_in import frame, series
-from fennel_core.executors.columns_out import NotDeclared, cast_text, check, check_column, layout, to_arrow
+from fennel_core.executors.columns_out import (
+    NotDeclared,
+    cast_text,
+    check,
+    check_column,
+    layout,
+    to_arrow,
+)
 
 
 class UserRaised(Exception):
@@ -48,11 +56,16 @@ def transform(function: Function, header: dict[str, Any], table: pa.Table) -> pa
     if out is None:
         raise NotDeclared("the transform function returned None")
     if not isinstance(out, pd.DataFrame):
-        raise NotDeclared(f"the transform function returned a `{type(out).__name__}`, expected a pandas dataframe")
+        raise NotDeclared(
+            f"the transform function returned a `{type(out).__name__}`, expected a pandas dataframe"
+        )
     expected = [name for name, _ in header["output"]]
     got = [str(c) for c in out.columns]
     if set(got) != set(expected) and (set(got) != set(names) or not set(expected) <= set(got)):
-        raise NotDeclared(f"the output schema does not match. Got output columns: {got}. Expected output columns: {expected}")
+        raise NotDeclared(
+            f"the output schema does not match. Got output columns: {got}. Expected "
+            f"output columns: {expected}"
+        )
     rows = _origin(out, len(table))
     columns = [_cast(out[name], name, description) for name, description in header["output"]]
     return pa.table([*columns, pa.array(rows, pa.int64())], names=[*expected, protocol.ROW])
@@ -62,12 +75,16 @@ def keep(function: Function, header: dict[str, Any], table: pa.Table) -> pa.Tabl
     """Frame → `__row`, the rows that are left."""
     out = _call(function, frame(table, header["input"]))
     if not isinstance(out, pd.DataFrame):
-        raise NotDeclared(f"the filter function returned a `{type(out).__name__}`, expected a mask over the rows")
+        raise NotDeclared(
+            f"the filter function returned a `{type(out).__name__}`, expected a mask over the rows"
+        )
     return pa.table([pa.array(_origin(out, len(table)), pa.int64())], names=[protocol.ROW])
 
 
 def assign(function: Function, header: dict[str, Any], table: pa.Table) -> pa.Table:
-    """Frame → the one new column. A pipeline's column is checked as the client checks it; a preproc's is only cast, as at the door."""
+    """Frame → the one new column. A pipeline's column is checked as the client checks it; a
+    preproc's is only cast, as at the door.
+    """
     ((name, description),) = header["output"]
     out = _call(function, frame(table, header["input"]))
     if not isinstance(out, pd.DataFrame) or name not in out or len(out) != len(table):
@@ -84,25 +101,41 @@ def extract(function: Function, header: dict[str, Any], table: pa.Table) -> pa.T
     """Timestamps and inputs → features."""
     extractor = header["extractor"]
     # By place: one feature may be given twice, under one name.
-    inputs = [series(table.column(i), d, name, hashable=True) for i, (name, d) in enumerate(header["input"], start=1)]
+    inputs = [
+        series(table.column(i), d, name, hashable=True)
+        for i, (name, d) in enumerate(header["input"], start=1)
+    ]
     out = _call(function, series(table.column(0), "t", "timestamp"), *inputs)
     if isinstance(out, pd.Series):
         columns = pd.DataFrame({out.name: out.array}, copy=False)
     elif isinstance(out, pd.DataFrame):
         columns = out
     else:
-        raise NotDeclared(f"Extractor `{extractor}` returned invalid type `{type(out)}`, expected a pandas series or dataframe")
+        raise NotDeclared(
+            f"Extractor `{extractor}` returned invalid type `{type(out)}`, expected "
+            "a pandas series or dataframe"
+        )
     if len(columns):
         problems = check(columns, header["output"], extractor)
         if problems:
-            raise NotDeclared(f"Extractor `{extractor}` returned invalid schema for data: {problems}")
+            raise NotDeclared(
+                f"Extractor `{extractor}` returned invalid schema for data: {problems}"
+            )
     names = [name for name, _ in header["output"]]
     if len(columns) != len(table):
         first = header["input"][0][0] if header["input"] else protocol.TS
-        raise NotDeclared(f"Number of values in feature {names[0]} is {len(columns)}, but {len(table)} in feature {first}. ")
+        raise NotDeclared(
+            f"Number of values in feature {names[0]} is {len(columns)}, but "
+            f"{len(table)} in feature {first}. "
+        )
     if not len(columns):
-        return pa.table([pa.array([], layout(description)) for _, description in header["output"]], names=names)
-    return pa.table([_cast(columns[name], name, description) for name, description in header["output"]], names=names)
+        return pa.table(
+            [pa.array([], layout(description)) for _, description in header["output"]], names=names
+        )
+    return pa.table(
+        [_cast(columns[name], name, description) for name, description in header["output"]],
+        names=names,
+    )
 
 
 KINDS: dict[str, Callable[[Function, dict[str, Any], pa.Table], pa.Table]] = {
@@ -116,12 +149,21 @@ KINDS: dict[str, Callable[[Function, dict[str, Any], pa.Table], pa.Table]] = {
 def _cast(column: pd.Series, name: str, description: Any) -> pa.Array:
     try:
         return to_arrow(column, description)
-    except (ValueError, TypeError, ArithmeticError, AttributeError, KeyError, pa.ArrowException) as error:
+    except (
+        ValueError,
+        TypeError,
+        ArithmeticError,
+        AttributeError,
+        KeyError,
+        pa.ArrowException,
+    ) as error:
         raise NotDeclared(cast_text(name, description, error)) from error
 
 
 def _origin(out: pd.DataFrame, rows: int) -> Any:
-    """The input row of each output row: by index label while the index is still the one that went in, else by place."""
+    """The input row of each output row: by index label while the index is still the one that went
+    in, else by place.
+    """
     labels = out.index.to_numpy()
     if labels.dtype.kind in "iu" and len(labels) <= rows:
         known = np.unique(labels)
@@ -129,4 +171,7 @@ def _origin(out: pd.DataFrame, rows: int) -> Any:
             return labels
     if len(out) == rows:
         return np.arange(rows)
-    raise NotDeclared(f"the function changed the number of rows from {rows} to {len(out)} and gave them a new index: keep the index")
+    raise NotDeclared(
+        f"the function changed the number of rows from {rows} to {len(out)} and gave "
+        "them a new index: keep the index"
+    )

@@ -1,7 +1,8 @@
 """How the executors' host is started: the command line and environment that settings stand for.
 
-Theory. The host runs in the client's environment, which has none of the platform's packages, so it cannot read `Settings`; whoever starts
-it (the local launcher, a container's entry point) passes the few values it needs through the environment.
+Theory. The host runs in the client's environment, which has none of the platform's packages, so it
+cannot read `Settings`; whoever starts it (the local launcher, a container's entry point) passes the
+few values it needs through the environment.
 """
 
 from __future__ import annotations
@@ -14,7 +15,12 @@ from fennel_core.settings.model import Settings
 
 PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 """Folder that holds the package: the client's environment finds it there."""
-SINGLE_THREADED = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "ARROW_DEFAULT_MEMORY_POOL": "system"}
+SINGLE_THREADED = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+}
 """One call uses one core; and threads of a library do not survive a fork."""
 
 
@@ -24,7 +30,9 @@ def command(settings: Settings) -> list[str]:
 
 
 def environment(settings: Settings, inherited: Mapping[str, str]) -> dict[str, str]:
-    """The host's environment. Nothing of the platform's own settings is passed on: user code must not see its passwords."""
+    """The host's environment. Nothing of the platform's own settings is passed on: user code must
+    not see its passwords.
+    """
     kept = {name: value for name, value in inherited.items() if not name.startswith("FENNEL_")}
     return (
         kept

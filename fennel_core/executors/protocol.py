@@ -1,11 +1,14 @@
 """The frames between the platform and an executor process, and the names both sides use in them.
 
-Theory. User code needs the client's environment (its pandas, numpy and pyarrow pins), so it runs in other processes and each call crosses a
-Unix socket. A frame is a fixed prefix (version, header length, payload length, time limit), a JSON header and an Arrow IPC stream. One
-connection carries one call at a time: a call frame, then any number of question and reply frames (user code looks a dataset up, asks for a
-secret; the worker asks for the code's text), then one answer. The host reads only the prefix; payloads go straight to the worker.
+Theory. User code needs the client's environment (its pandas, numpy and pyarrow pins), so it runs in
+other processes and each call crosses a Unix socket. A frame is a fixed prefix (version, header
+length, payload length, time limit), a JSON header and an Arrow IPC stream. One connection carries
+one call at a time: a call frame, then any number of question and reply frames (user code looks a
+dataset up, asks for a secret; the worker asks for the code's text), then one answer. The host reads
+only the prefix; payloads go straight to the worker.
 
-Both environments import this module, so it uses the standard library only. A change of the frame raises `VERSION`.
+Both environments import this module, so it uses the standard library only. A change of the frame
+raises `VERSION`.
 """
 
 from __future__ import annotations
@@ -52,15 +55,23 @@ def pack(header: bytes, payload: bytes = b"", time_limit_ms: int = 0) -> bytes:
     """The bytes of one frame."""
     assert len(header) <= MAX_HEADER_BYTES, "the header of a frame is small"
     if len(payload) > MAX_PAYLOAD_BYTES:
-        raise ProtocolError(f"a payload of {len(payload)} bytes is over the limit of {MAX_PAYLOAD_BYTES}: send fewer rows")
+        raise ProtocolError(
+            f"a payload of {len(payload)} bytes is over the limit of "
+            f"{MAX_PAYLOAD_BYTES}: send fewer rows"
+        )
     return PREFIX.pack(VERSION, len(header), len(payload), time_limit_ms) + header + payload
 
 
 def unpack_prefix(prefix: bytes) -> tuple[int, int, int]:
-    """(header bytes, payload bytes, time limit in ms); `ProtocolError` when the prefix is not ours."""
+    """(header bytes, payload bytes, time limit in ms); `ProtocolError` when the prefix is not
+    ours.
+    """
     version, header_bytes, payload_bytes, time_limit_ms = PREFIX.unpack(prefix)
     if version != VERSION:
-        raise ProtocolError(f"frame version {version} is not {VERSION}: platform and executors must be of one release")
+        raise ProtocolError(
+            f"frame version {version} is not {VERSION}: platform and executors must "
+            "be of one release"
+        )
     if header_bytes > MAX_HEADER_BYTES or payload_bytes > MAX_PAYLOAD_BYTES:
         raise ProtocolError(f"a frame of {header_bytes} + {payload_bytes} bytes is over the limit")
     return header_bytes, payload_bytes, time_limit_ms

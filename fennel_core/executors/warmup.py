@@ -1,7 +1,8 @@
 """One pass through every conversion before the first fork (executor environment).
 
-Theory. A worker is a fork of the host; whatever the host has imported, compiled and cached it is born with. What is exercised here is what
-the first call would otherwise pay for: pandas' lazily imported parts, pyarrow's kernels, the modules generated code imports.
+Theory. A worker is a fork of the host; whatever the host has imported, compiled and cached it is
+born with. What is exercised here is what the first call would otherwise pay for: pandas' lazily
+imported parts, pyarrow's kernels, the modules generated code imports.
 """
 
 from __future__ import annotations
@@ -63,12 +64,27 @@ SAMPLES: tuple[tuple[str, Any, list[Any]], ...] = (
 def exercise() -> None:
     """Call every kind once with every type."""
     fields = [[name, description] for name, description, _ in SAMPLES]
-    table = pa.table([pa.array(values, layout(description)) for _, description, values in SAMPLES], names=[n for n, _, _ in SAMPLES])
-    header = {"input": fields, "output": fields, "entity": "warm-up", "checked": True, "extractor": "warm-up"}
+    table = pa.table(
+        [pa.array(values, layout(description)) for _, description, values in SAMPLES],
+        names=[n for n, _, _ in SAMPLES],
+    )
+    header = {
+        "input": fields,
+        "output": fields,
+        "entity": "warm-up",
+        "checked": True,
+        "extractor": "warm-up",
+    }
     transform(lambda frame: frame, header, table)
     keep(lambda frame: frame[frame["i"] > 0], header, table)
-    assign(lambda frame: frame.assign(i=lambda x: x["i"] + 1), header | {"output": [["i", "i"]]}, table)
+    assign(
+        lambda frame: frame.assign(i=lambda x: x["i"] + 1), header | {"output": [["i", "i"]]}, table
+    )
     timed = table.add_column(0, protocol.TS, pa.array([_AT], pa.timestamp("us", tz="UTC")))
     extract(lambda _, *given: pd.concat(given, axis=1), header, timed)
-    extract(lambda _, *given: pd.Series(given[0] * 2, name="i"), header | {"output": [["i", "i"]]}, timed)
+    extract(
+        lambda _, *given: pd.Series(given[0] * 2, name="i"),
+        header | {"output": [["i", "i"]]},
+        timed,
+    )
     Code().load("warm-up", "import pandas as pd\ndef f(): return pd", "f", None)

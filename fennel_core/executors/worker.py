@@ -1,9 +1,11 @@
-"""One executor process: takes connections from the host and runs one call at a time (executor environment).
+"""One executor process: takes connections from the host and runs one call at a time (executor
+environment).
 
-Theory. The host hands over a connection that has a frame waiting (its descriptor travels over the control socket). The worker reads the
-call, asks for the code's text if it does not know it, runs it, answers on the connection and reports `done`. It never outlives the host and
-never touches another worker's connection. Before the first byte of an answer it raises a flag the host can see, so that after a death the
-host knows whether it may still answer in the worker's place.
+Theory. The host hands over a connection that has a frame waiting (its descriptor travels over the
+control socket). The worker reads the call, asks for the code's text if it does not know it, runs
+it, answers on the connection and reports `done`. It never outlives the host and never touches
+another worker's connection. Before the first byte of an answer it raises a flag the host can see,
+so that after a death the host knows whether it may still answer in the worker's place.
 """
 
 from __future__ import annotations
@@ -81,7 +83,9 @@ class Call:
         self._lock = threading.Lock()  # user code may ask from several threads
 
     def receive(self) -> tuple[dict[str, Any], bytes]:
-        header_bytes, payload_bytes, _ = protocol.unpack_prefix(receive_exactly(self._sock, protocol.PREFIX.size))
+        header_bytes, payload_bytes, _ = protocol.unpack_prefix(
+            receive_exactly(self._sock, protocol.PREFIX.size)
+        )
         header = json.loads(receive_exactly(self._sock, header_bytes))
         return header, receive_exactly(self._sock, payload_bytes)
 
@@ -111,7 +115,9 @@ class Worker:
         self._calls = 0
         self._retire_at_bytes = address_space_bytes() + limits.memory_bytes // 2
         fennel.datasets.datasets.dataset_lookup = self._lookup
-        fennel.lib.secrets.get = self._secret  # the attribute is the inner module, the one user code reaches
+        fennel.lib.secrets.get = (
+            self._secret
+        )  # the attribute is the inner module, the one user code reaches
 
     def run(self) -> None:
         """Serve until the host closes the control socket."""
@@ -144,10 +150,13 @@ class Worker:
             try:
                 self._code.load(known["code"], known["text"], known["entry"], known["module"])
             except LoadFailed:
-                return  # it loaded in another worker; the call that needs it here will say why it does not
+                # it loaded in another worker; the call that needs it here will say why it does not
+                return
 
     def _serve(self, sock: socket.socket) -> bytes | None:
-        """Run the call that waits on the connection and answer it; the new code to tell the host of, if any."""
+        """Run the call that waits on the connection and answer it; the new code to tell the host
+        of, if any.
+        """
         call = Call(sock)
         self._call = call
         known: bytes | None = None
@@ -163,49 +172,81 @@ class Worker:
             self._call = None
         return known
 
-    def _answer(self, call: Call, header: dict[str, Any], payload: bytes) -> tuple[bytes | None, dict[str, Any], bytes]:
+    def _answer(
+        self, call: Call, header: dict[str, Any], payload: bytes
+    ) -> tuple[bytes | None, dict[str, Any], bytes]:
         known = None
         try:
             if header["code"] not in self._code:
                 known = self._load(call, header)
             if header["kind"] == "warm":
                 return known, {"op": "answer"}, b""
-            out = KINDS[header["kind"]](self._code.function(header["code"]), header, pa.ipc.open_stream(payload).read_all())
+            out = KINDS[header["kind"]](
+                self._code.function(header["code"]), header, pa.ipc.open_stream(payload).read_all()
+            )
             return known, {"op": "answer"}, ipc_bytes(out)
         except LoadFailed as failed:
             return known, failure(protocol.IMPORT, str(failed), failed.trace), b""
         except UserRaised as raised:
             if isinstance(raised.cause, Gone | ConnectionError):
                 raise raised.cause from raised
-            return known, failure(protocol.RAISED, str(raised), self._code.trace(header["code"], raised.cause)), b""
+            return (
+                known,
+                failure(
+                    protocol.RAISED, str(raised), self._code.trace(header["code"], raised.cause)
+                ),
+                b"",
+            )
         except NotDeclared as wrong:
             return known, failure(protocol.INVALID, str(wrong), ""), b""
         except MemoryError as error:
             self._calls = self._limits.calls  # what is left of the process is not to be trusted
             limit = self._limits.memory_bytes
-            return known, failure(protocol.MEMORY, f"{message_of(error)} (the limit of a call is {limit} bytes)", ""), b""
+            return (
+                known,
+                failure(
+                    protocol.MEMORY,
+                    f"{message_of(error)} (the limit of a call is {limit} bytes)",
+                    "",
+                ),
+                b"",
+            )
 
     def _load(self, call: Call, header: dict[str, Any]) -> bytes:
         reply, _ = call.ask({"op": "code", "code": header["code"]})
         self._code.load(header["code"], reply["text"], header["entry"], header["module"])
-        return json.dumps({"code": header["code"], "text": reply["text"], "entry": header["entry"], "module": header["module"]}).encode()
+        return json.dumps(
+            {
+                "code": header["code"],
+                "text": reply["text"],
+                "entry": header["entry"],
+                "module": header["module"],
+            }
+        ).encode()
 
-    def _lookup(self, cls_name: str, ts: pd.Series, fields: list[str], keys: pd.DataFrame) -> tuple[pd.DataFrame, pd.Series]:
+    def _lookup(
+        self, cls_name: str, ts: pd.Series, fields: list[str], keys: pd.DataFrame
+    ) -> tuple[pd.DataFrame, pd.Series]:
         """What `Dataset.lookup` calls."""
         call = self._asking()
         allowed = self._header.get("datasets", [])
         if self._header.get("kind") == "extract" and cls_name not in allowed:
             raise ValueError(
-                f"Extractor `{self._header['extractor']}` is not allowed to access dataset `{cls_name}`, enabled datasets are {allowed}. "
+                f"Extractor `{self._header['extractor']}` is not allowed to access "
+                f"dataset `{cls_name}`, enabled datasets are {allowed}. "
                 f"Use `depends_on` param in @extractor to specify dataset dependencies."
             )
         columns = [key_array(keys[name]) for name in keys.columns]
         at = pa.array(pd.to_datetime(ts, utc=True)).cast(pa.timestamp("us", tz="UTC"), safe=False)
         asked = pa.table([*columns, at], names=[*map(str, keys.columns), protocol.TS])
-        reply, data = call.ask({"op": "lookup", "dataset": cls_name, "fields": list(fields)}, ipc_bytes(asked))
+        reply, data = call.ask(
+            {"op": "lookup", "dataset": cls_name, "fields": list(fields)}, ipc_bytes(asked)
+        )
         table = pa.ipc.open_stream(data).read_all()
         found = frame(table, reply["fields"])
-        return found, pd.Series(table.column(protocol.FOUND).to_numpy(zero_copy_only=False).astype(bool))
+        return found, pd.Series(
+            table.column(protocol.FOUND).to_numpy(zero_copy_only=False).astype(bool)
+        )
 
     def _secret(self, name: str) -> str | None:
         """What `secrets.get` calls."""
@@ -217,7 +258,10 @@ class Worker:
 
     def _asking(self) -> Call:
         if self._call is None:
-            raise ValueError("datasets and secrets can only be read while a call runs, not while its code is loaded")
+            raise ValueError(
+                "datasets and secrets can only be read while a call runs, not while "
+                "its code is loaded"
+            )
         return self._call
 
 
@@ -236,7 +280,9 @@ def ipc_bytes(table: pa.Table) -> bytes:
 
 
 def key_array(column: pd.Series) -> pa.Array:
-    """A key column as Arrow infers it; structs and frozen dicts become plain dicts first. The platform casts it to the key's type."""
+    """A key column as Arrow infers it; structs and frozen dicts become plain dicts first. The
+    platform casts it to the key's type.
+    """
     if column.dtype == object:
         plain = [_plain(v) for v in column]
         return pa.array(plain, from_pandas=True)
@@ -260,7 +306,9 @@ def address_space_bytes() -> int:
         return int(statm.read().split()[0]) * PAGE_BYTES
 
 
-def enter(control: socket.socket, answering: Any, limits: WorkerLimits, close: Callable[[], None]) -> None:
+def enter(
+    control: socket.socket, answering: Any, limits: WorkerLimits, close: Callable[[], None]
+) -> None:
     """Become a worker: called in a freshly forked process, never returns."""
     close()
     os.setpgid(0, 0)  # so that the host can kill what user code starts along with it

@@ -1,9 +1,10 @@
 """From an expression to a Polars expression: one walk, one small function per family.
 
-Theory. The type of every node is known (`infer`), so the walk only chooses Polars functions and lays operands out for them. What a row
-can fail at is collected on the way as checks. A failing branch of a case that a row does not take does not fail the row: the client's
-evaluator, which works on whole batches, is stricter here, but a guard such as `when(x == "").then(null).otherwise(parse(x))` is what such
-an expression means.
+Theory. The type of every node is known (`infer`), so the walk only chooses Polars functions and
+lays operands out for them. What a row can fail at is collected on the way as checks. A failing
+branch of a case that a row does not take does not fail the row: the client's evaluator, which works
+on whole batches, is stricter here, but a guard such as `when(x ==
+"").then(null).otherwise(parse(x))` is what such an expression means.
 """
 
 from __future__ import annotations
@@ -27,14 +28,17 @@ from fennel_core.wire import expr as wire
 from fennel_core.wire.expr import ListFold
 
 STAGE_PREFIX = "\0stage "
-"""Names of stages: the expression itself, so that equal ones share a stage; no column of the client can start with a NUL."""
+"""Names of stages: the expression itself, so that equal ones share a stage; no column of the client
+can start with a NUL.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
     """`now` is the expression of the time of a row; None where an expression may not ask for it.
 
-    `staged`: may the term refer to stages, which whoever runs it computes first? A lone Polars expression may not.
+    `staged`: may the term refer to stages, which whoever runs it computes first? A lone Polars
+    expression may not.
     """
 
     scope: Scope
@@ -42,7 +46,9 @@ class Compiler:
     staged: bool = False
 
     def term(self, expr: wire.Expr) -> Term:
-        """The term of `expr`; raises ExpressionError where it is ill typed. What names nothing is computed here and now."""
+        """The term of `expr`; raises ExpressionError where it is ill typed. What names nothing is
+        computed here and now.
+        """
         result = type_in(self.scope, expr)
         if isinstance(expr, wire.Literal | wire.DatetimeLiteral) or names_anything(expr):
             return self._term(expr, result)
@@ -81,14 +87,20 @@ class Compiler:
             case wire.DictFn(operand, op):
                 return self._dict(self.term(operand), op, result)
             case wire.MakeStruct(struct, fields):
-                return structs.make_struct(struct, tuple((name, self.term(value)) for name, value in fields))
+                return structs.make_struct(
+                    struct, tuple((name, self.term(value)) for name, value in fields)
+                )
             case wire.Zip(struct, fields):
-                return lists.zip_lists(struct, tuple((name, self.term(value)) for name, value in fields), result)
+                return lists.zip_lists(
+                    struct, tuple((name, self.term(value)) for name, value in fields), result
+                )
             case wire.Repeat(operand, count):
                 return lists.repeat(self.term(operand), self.term(count), result)
             case wire.StringFn(operand, op):
                 stage = f"{STAGE_PREFIX}{expr!r}" if self.staged else None
-                return strings.string(op, self.term(operand), self._second_text(op), result, stage=stage)
+                return strings.string(
+                    op, self.term(operand), self._second_text(op), result, stage=stage
+                )
             case wire.DateTimeFn(operand, op):
                 other = self.term(op.other) if isinstance(op, wire.Since) else None
                 return datetimes.date_time(op, self.term(operand), other, result)
@@ -100,11 +112,15 @@ class Compiler:
     def _now(self) -> pl.Expr:
         if self.now is None:
             raise ExpressionError(
-                "now-missing", "now() has no meaning here: only features know the time of a query. Use the timestamp column."
+                "now-missing",
+                "now() has no meaning here: only features know the time of a query. "
+                "Use the timestamp column.",
             )
         return self.now.cast(polars_type(Timestamp()))
 
-    def _case(self, branches: tuple[wire.WhenThen, ...], otherwise: wire.Expr | None, result: Dtype) -> Term:
+    def _case(
+        self, branches: tuple[wire.WhenThen, ...], otherwise: wire.Expr | None, result: Dtype
+    ) -> Term:
         values: list[tuple[pl.Expr, pl.Expr]] = []
         checks: list[Check] = []
         open_: pl.Expr = pl.lit(value=True)
@@ -139,12 +155,19 @@ class Compiler:
             case wire.ListFilter(var, predicate):
                 return lists.keep(operand, self._inside(var, element).term(predicate), result)
             case wire.ListMap(var, body):
-                return lists.transform(operand, self._inside(var, element).term(body), result, constant=var not in variables(body))
+                return lists.transform(
+                    operand,
+                    self._inside(var, element).term(body),
+                    result,
+                    constant=var not in variables(body),
+                )
             case unreachable:
                 assert_never(unreachable)
 
     def _inside(self, var: str, element: Dtype) -> Compiler:
-        return Compiler(self.scope.inside(var, element), self.now)  # a stage has one row per row, not per member
+        return Compiler(
+            self.scope.inside(var, element), self.now
+        )  # a stage has one row per row, not per member
 
     def _dict(self, operand: Term, op: wire.DictOp, result: Dtype) -> Term:
         match op:
@@ -154,14 +177,23 @@ class Compiler:
                 return structs.dict_contains(operand, self.term(key), result)
             case wire.DictGet(key, default):
                 return structs.dict_get(
-                    operand, self.term(key), _constant_text(key), None if default is None else self.term(default), result
+                    operand,
+                    self.term(key),
+                    _constant_text(key),
+                    None if default is None else self.term(default),
+                    result,
                 )
             case unreachable:
                 assert_never(unreachable)
 
     def _second_text(self, op: wire.StringOp) -> Term | None:
         match op:
-            case wire.StringContains(other) | wire.StartsWith(other) | wire.EndsWith(other) | wire.Concat(other):
+            case (
+                wire.StringContains(other)
+                | wire.StartsWith(other)
+                | wire.EndsWith(other)
+                | wire.Concat(other)
+            ):
                 return self.term(other)
             case _:
                 return None

@@ -1,9 +1,10 @@
 """Run compiled expressions over a frame: columns added, and the rows that could not be evaluated.
 
-Theory. Compilation is separate from running, because a job compiles once and runs for every batch. A `Program` holds, per column, the
-value and the checks; a run computes all of them in one pass over the *input* frame (no expression sees another's result, as with the
-client's assign), and a null in a column that is not Optional is one more check, the last. `attempt` answers for every row, `evaluate` for
-all or none.
+Theory. Compilation is separate from running, because a job compiles once and runs for every batch.
+A `Program` holds, per column, the value and the checks; a run computes all of them in one pass over
+the *input* frame (no expression sees another's result, as with the client's assign), and a null in
+a column that is not Optional is one more check, the last. `attempt` answers for every row,
+`evaluate` for all or none.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ from fennel_core.wire.expr import Expr
 CHECK_PREFIX = "\0check"
 """Names of the flags during a run; no column of the client can start with a NUL."""
 MAX_CULPRIT_CHARS = 200
-"""Characters of a culprit kept in a failure: enough to find it, too few to fill a dead-letter table with one document."""
+"""Characters of a culprit kept in a failure: enough to find it, too few to fill a dead-letter table
+with one document.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,9 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """All rows of a run. `failed` is a Boolean series over the frame; `failures` holds each failed row's first reason, in row order."""
+    """All rows of a run. `failed` is a Boolean series over the frame; `failures` holds each failed
+    row's first reason, in row order.
+    """
 
     frame: pl.DataFrame
     failed: pl.Series
@@ -54,23 +59,41 @@ class Program:
     columns: tuple[Column, ...]
 
     def attempt(self, frame: pl.DataFrame) -> Evaluation:
-        """`frame` with the columns added or replaced, and which rows failed; the cells of a failed row mean nothing."""
+        """`frame` with the columns added or replaced, and which rows failed; the cells of a failed
+        row mean nothing.
+        """
         checks = [(column, check) for column in self.columns for check in column.checks]
         flags = {f"{CHECK_PREFIX}{i}": check.failed for i, (_, check) in enumerate(checks)}
-        stages = {stage.name: stage.value for _, check in checks if (stage := check.stage) is not None}
+        stages = {
+            stage.name: stage.value for _, check in checks if (stage := check.stage) is not None
+        }
         staged = frame
         for name, value in stages.items():
             staged = staged.with_columns(value.alias(name))
-        wide = staged.lazy().with_columns(**{c.name: c.value for c in self.columns}, **flags).collect()
+        wide = (
+            staged.lazy().with_columns(**{c.name: c.value for c in self.columns}, **flags).collect()
+        )
         raised = [(c, check, wide[flag]) for flag, (c, check) in zip(flags, checks, strict=True)]
-        verdicts = [(c, check, flag.fill_null(value=False)) for c, check, flag in raised if flag.any()]
+        verdicts = [
+            (c, check, flag.fill_null(value=False)) for c, check, flag in raised if flag.any()
+        ]
         extra = flags.keys() | stages.keys()
         result = wide[[name for name in wide.columns if name not in extra]] if extra else wide
         nulls = dict(zip(result.columns, result.null_count().row(0), strict=True))
-        verdicts += [(c, _null_check(c), result[c.name].is_null()) for c in self.columns if nulls[c.name] and not is_optional(c.dtype)]
+        verdicts += [
+            (c, _null_check(c), result[c.name].is_null())
+            for c in self.columns
+            if nulls[c.name] and not is_optional(c.dtype)
+        ]
         if not verdicts:
-            return Evaluation(result, pl.Series("failed", [False], dtype=pl.Boolean).new_from_index(0, frame.height), ())
-        return Evaluation(result, _any_of([flag for _, _, flag in verdicts]), _failures(staged, verdicts))
+            return Evaluation(
+                result,
+                pl.Series("failed", [False], dtype=pl.Boolean).new_from_index(0, frame.height),
+                (),
+            )
+        return Evaluation(
+            result, _any_of([flag for _, _, flag in verdicts]), _failures(staged, verdicts)
+        )
 
     def evaluate(self, frame: pl.DataFrame) -> pl.DataFrame:
         """`frame` with the columns added or replaced; raises EvaluationError if any row fails."""
@@ -84,7 +107,9 @@ Verdict = tuple[Column, Check, pl.Series]
 
 
 def _null_check(column: Column) -> Check:
-    return Check(column.value.is_null(), pl.lit(None, dtype=pl.String), "null-value", NULL_IN_NON_OPTIONAL)
+    return Check(
+        column.value.is_null(), pl.lit(None, dtype=pl.String), "null-value", NULL_IN_NON_OPTIONAL
+    )
 
 
 def _any_of(flags: list[pl.Series]) -> pl.Series:
@@ -92,11 +117,17 @@ def _any_of(flags: list[pl.Series]) -> pl.Series:
 
 
 def _failures(frame: pl.DataFrame, verdicts: list[Verdict]) -> tuple[RowFailure, ...]:
-    """Each failed row's first reason: checks in the order of evaluation, so a null that a failed check left behind is not the reason."""
+    """Each failed row's first reason: checks in the order of evaluation, so a null that a failed
+    check left behind is not the reason.
+    """
     reasons: dict[int, RowFailure] = {}
     for column, check, flag in verdicts:
         rows = [row for row in flag.arg_true().to_list() if row not in reasons]
-        culprits = frame[rows].with_columns(check.culprit.alias(CHECK_PREFIX))[CHECK_PREFIX].to_list() if rows else []
+        culprits = (
+            frame[rows].with_columns(check.culprit.alias(CHECK_PREFIX))[CHECK_PREFIX].to_list()
+            if rows
+            else []
+        )
         for row, culprit in zip(rows, culprits, strict=True):
             value = None if culprit is None else str(culprit)[:MAX_CULPRIT_CHARS]
             reasons[row] = RowFailure(column.name, row, check.code, check.text, value)
@@ -104,17 +135,30 @@ def _failures(frame: pl.DataFrame, verdicts: list[Verdict]) -> tuple[RowFailure,
 
 
 def compile_expr(expr: Expr, schema: Mapping[str, Dtype], *, now: pl.Expr | None = None) -> pl.Expr:
-    """`expr` over frames of `schema`, in the layout of its inferred type; null where a row fails (`compile_columns` tells them apart)."""
+    """`expr` over frames of `schema`, in the layout of its inferred type; null where a row fails
+    (`compile_columns` tells them apart).
+    """
     return _column("value", Compiler(Scope(schema), now).term(expr), None).value
 
 
-def compile_columns(exprs: Mapping[str, tuple[Expr, Dtype]], schema: Mapping[str, Dtype], *, now: pl.Expr | None = None) -> Program:
-    """A program that adds or replaces the named columns, each laid out as the declared type that its expression must fit.
+def compile_columns(
+    exprs: Mapping[str, tuple[Expr, Dtype]],
+    schema: Mapping[str, Dtype],
+    *,
+    now: pl.Expr | None = None,
+) -> Program:
+    """A program that adds or replaces the named columns, each laid out as the declared type that
+    its expression must fit.
 
-    Raises ExpressionError for the first expression that is ill typed or does not fit its declaration.
+    Raises ExpressionError for the first expression that is ill typed or does not fit its
+    declaration.
     """
     compiler = Compiler(Scope(schema), now, staged=True)
-    return Program(tuple(_column(name, compiler.term(expr), declared) for name, (expr, declared) in exprs.items()))
+    return Program(
+        tuple(
+            _column(name, compiler.term(expr), declared) for name, (expr, declared) in exprs.items()
+        )
+    )
 
 
 def _column(name: str, term: Term, declared: Dtype | None) -> Column:
@@ -122,18 +166,31 @@ def _column(name: str, term: Term, declared: Dtype | None) -> Column:
         expect_declared(term.dtype, declared)
     dtype = term.dtype if declared is None else declared
     value = term.to(dtype)
-    return Column(name, value.fill_nan(None) if polars_type(dtype) == pl.Float64 else value, dtype, term.checks)
+    return Column(
+        name,
+        value.fill_nan(None) if polars_type(dtype) == pl.Float64 else value,
+        dtype,
+        term.checks,
+    )
 
 
 def attempt(
-    frame: pl.DataFrame, exprs: Mapping[str, tuple[Expr, Dtype]], schema: Mapping[str, Dtype], now: pl.Expr | None = None
+    frame: pl.DataFrame,
+    exprs: Mapping[str, tuple[Expr, Dtype]],
+    schema: Mapping[str, Dtype],
+    now: pl.Expr | None = None,
 ) -> Evaluation:
     """Compile and run once; jobs that run often keep the `Program` of `compile_columns` instead."""
     return compile_columns(exprs, schema, now=now).attempt(frame)
 
 
 def evaluate(
-    frame: pl.DataFrame, exprs: Mapping[str, tuple[Expr, Dtype]], schema: Mapping[str, Dtype], now: pl.Expr | None = None
+    frame: pl.DataFrame,
+    exprs: Mapping[str, tuple[Expr, Dtype]],
+    schema: Mapping[str, Dtype],
+    now: pl.Expr | None = None,
 ) -> pl.DataFrame:
-    """Compile and run once for all rows or none: raises EvaluationError (column, first bad row, value, mask of failed rows)."""
+    """Compile and run once for all rows or none: raises EvaluationError (column, first bad row,
+    value, mask of failed rows).
+    """
     return compile_columns(exprs, schema, now=now).evaluate(frame)

@@ -1,9 +1,11 @@
 """The type of an expression: section by section the rules of the client's language.
 
-Theory. Types decide everything that can be decided before a row exists, so that evaluation has only data errors left. The rules are those
-of the client's own compiler (observed, not invented): a definition that the client accepts is accepted here with the same type. Null
-travels: a result is Optional as soon as an operand that it depends on is, except where the function ends nulls (`isnull`, `fillnull`) or
-starts them (`list.at`, `list.min`, `dict.get`, `json_extract`, a case without otherwise).
+Theory. Types decide everything that can be decided before a row exists, so that evaluation has only
+data errors left. The rules are those of the client's own compiler (observed, not invented): a
+definition that the client accepts is accepted here with the same type. Null travels: a result is
+Optional as soon as an operand that it depends on is, except where the function ends nulls
+(`isnull`, `fillnull`) or starts them (`list.at`, `list.min`, `dict.get`, `json_extract`, a case
+without otherwise).
 """
 
 from __future__ import annotations
@@ -13,7 +15,12 @@ from typing import assert_never
 
 from fennel_core.expressions.errors import ExpressionError
 from fennel_core.expressions.literals import datetime_value, literal_type
-from fennel_core.expressions.patterns import check_path, check_pattern, check_reading_pattern, check_zone
+from fennel_core.expressions.patterns import (
+    check_path,
+    check_pattern,
+    check_reading_pattern,
+    check_zone,
+)
 from fennel_core.expressions.scope import Scope
 from fennel_core.expressions.types import common, fits, numeric, optional_if, required, unchecked
 from fennel_core.vocab.dtypes import (
@@ -42,7 +49,9 @@ EPOCH_UNITS = (TimeUnit.SECOND, TimeUnit.MILLISECOND, TimeUnit.MICROSECOND)
 
 
 def infer(expr: wire.Expr, schema: Mapping[str, Dtype]) -> Dtype:
-    """The type of `expr` over rows of `schema`; raises ExpressionError where the expression does not fit it."""
+    """The type of `expr` over rows of `schema`; raises ExpressionError where the expression does
+    not fit it.
+    """
     return type_in(Scope(schema), expr)
 
 
@@ -83,7 +92,9 @@ def type_in(scope: Scope, expr: wire.Expr) -> Dtype:
             _struct_fields(struct, {name: type_in(scope, value) for name, value in fields})
             return struct
         case wire.Zip(struct, fields):
-            _struct_fields(struct, {name: _zipped(name, type_in(scope, value)) for name, value in fields})
+            _struct_fields(
+                struct, {name: _zipped(name, type_in(scope, value)) for name, value in fields}
+            )
             return List(struct)
         case wire.Repeat(operand, count):
             expect_int("repeat", type_in(scope, count))
@@ -98,14 +109,18 @@ def type_in(scope: Scope, expr: wire.Expr) -> Dtype:
             assert_never(unreachable)
 
 
-# --- core -------------------------------------------------------------------------------------------------------------
+# --- core -----------------------------------------------------------------------------------------
 
 
 def expect_number(what: str, dtype: Dtype, null: Int | Float = Int()) -> Int | Float:  # noqa: B008  a frozen value
     """The number type of an operand; a bare null counts as `null`."""
     match numeric(dtype):
         case None:
-            raise ExpressionError("not-a-number", f"`{what}` needs a number (int or float), but was given {show(dtype)}. Convert it first.")
+            raise ExpressionError(
+                "not-a-number",
+                f"`{what}` needs a number (int or float), but was given "
+                f"{show(dtype)}. Convert it first.",
+            )
         case Null():
             return null
         case number:
@@ -114,23 +129,33 @@ def expect_number(what: str, dtype: Dtype, null: Int | Float = Int()) -> Int | F
 
 def expect_bool(what: str, dtype: Dtype) -> None:
     if not isinstance(required(dtype), Bool | Null):
-        raise ExpressionError("not-a-bool", f"`{what}` needs a bool, but was given {show(dtype)}. Compare it with something first.")
+        raise ExpressionError(
+            "not-a-bool",
+            f"`{what}` needs a bool, but was given {show(dtype)}. Compare it with something first.",
+        )
 
 
 def expect_str(what: str, dtype: Dtype) -> None:
     if not isinstance(required(unchecked(dtype)), Str | Null):
-        raise ExpressionError("not-a-string", f"`{what}` needs a str, but was given {show(dtype)}. Convert it first.")
+        raise ExpressionError(
+            "not-a-string", f"`{what}` needs a str, but was given {show(dtype)}. Convert it first."
+        )
 
 
 def expect_datetime(what: str, dtype: Dtype) -> None:
     if not isinstance(required(dtype), Timestamp | Null):
-        raise ExpressionError("not-a-datetime", f"`{what}` needs a datetime, but was given {show(dtype)}. Parse or convert it first.")
+        raise ExpressionError(
+            "not-a-datetime",
+            f"`{what}` needs a datetime, but was given {show(dtype)}. Parse or convert it first.",
+        )
 
 
 def expect_int(what: str, dtype: Dtype) -> None:
     if not isinstance(unchecked(dtype), Int):
         raise ExpressionError(
-            "not-an-int", f"`{what}` needs a non-optional int, but was given {show(dtype)}. Use fillnull, floor or round."
+            "not-an-int",
+            f"`{what}` needs a non-optional int, but was given {show(dtype)}. Use "
+            "fillnull, floor or round.",
         )
 
 
@@ -174,7 +199,8 @@ def _expect_common(what: str, left: Dtype, right: Dtype) -> Dtype:
     if meet is None:
         raise ExpressionError(
             "types-incompatible",
-            f"both sides of `{what}` must have one type, but they are {show(left)} and {show(right)}. Convert one of them.",
+            f"both sides of `{what}` must have one type, but they are {show(left)} "
+            f"and {show(right)}. Convert one of them.",
         )
     return meet
 
@@ -187,14 +213,20 @@ def _case(scope: Scope, case: wire.Case) -> Dtype:
     result = type_in(scope, case.branches[0].then)
     for branch in case.branches[1:]:
         result = _expect_common("then", result, type_in(scope, branch.then))
-    return optional(result) if case.otherwise is None else _expect_common("otherwise", result, type_in(scope, case.otherwise))
+    return (
+        optional(result)
+        if case.otherwise is None
+        else _expect_common("otherwise", result, type_in(scope, case.otherwise))
+    )
 
 
 def _fill_null(operand: Dtype, fill: Dtype) -> Dtype:
-    return fill if isinstance(operand, Null) else _expect_common("fillnull", required(operand), fill)
+    return (
+        fill if isinstance(operand, Null) else _expect_common("fillnull", required(operand), fill)
+    )
 
 
-# --- numbers ----------------------------------------------------------------------------------------------------------
+# --- numbers --------------------------------------------------------------------------------------
 
 
 def _math(scope: Scope, operand: Dtype, op: wire.MathOp) -> Dtype:
@@ -205,17 +237,32 @@ def _math(scope: Scope, operand: Dtype, op: wire.MathOp) -> Dtype:
             result: Dtype = Int()
         case MathUnary.TO_STRING:
             result = Str()
-        case MathUnary.SQRT | MathUnary.SIN | MathUnary.COS | MathUnary.TAN | MathUnary.ASIN | MathUnary.ACOS | MathUnary.ATAN | wire.Log():
+        case (
+            MathUnary.SQRT
+            | MathUnary.SIN
+            | MathUnary.COS
+            | MathUnary.TAN
+            | MathUnary.ASIN
+            | MathUnary.ACOS
+            | MathUnary.ATAN
+            | wire.Log()
+        ):
             result = Float()
         case MathUnary.IS_NAN | MathUnary.IS_INFINITE:
             result = Bool()
         case wire.Round(precision):
             if precision < 0:
-                raise ExpressionError("bad-precision", f"`round` to {precision} decimal places is not possible. Use 0 or more.")
+                raise ExpressionError(
+                    "bad-precision",
+                    f"`round` to {precision} decimal places is not possible. Use 0 or more.",
+                )
             result = Float() if precision else Int()
         case wire.Pow(exponent):
             power = type_in(scope, exponent)
-            sides = (expect_number("pow", operand, null=Float()), expect_number("pow", power, null=Float()))
+            sides = (
+                expect_number("pow", operand, null=Float()),
+                expect_number("pow", power, null=Float()),
+            )
             return optional_if(Float() if Float() in sides else Int(), operand, power)
         case unreachable:
             assert_never(unreachable)
@@ -223,7 +270,7 @@ def _math(scope: Scope, operand: Dtype, op: wire.MathOp) -> Dtype:
     return optional_if(result, operand)
 
 
-# --- lists ------------------------------------------------------------------------------------------------------------
+# --- lists ----------------------------------------------------------------------------------------
 
 
 def element_of(what: str, dtype: Dtype) -> Dtype:
@@ -234,7 +281,11 @@ def element_of(what: str, dtype: Dtype) -> Dtype:
         case Embedding():
             return Float()
         case _:
-            raise ExpressionError("not-a-list", f"`list.{what}` needs a list, but was given {show(dtype)}. Use it on a list column.")
+            raise ExpressionError(
+                "not-a-list",
+                f"`list.{what}` needs a list, but was given {show(dtype)}. Use it on "
+                "a list column.",
+            )
 
 
 def _list(scope: Scope, operand: Dtype, op: wire.ListOp) -> Dtype:
@@ -250,7 +301,8 @@ def _list(scope: Scope, operand: Dtype, op: wire.ListOp) -> Dtype:
             if not fits(wanted, element):
                 raise ExpressionError(
                     "types-incompatible",
-                    f"`list.contains` on a list of {show(element)} cannot look for {show(wanted)}. Convert the item.",
+                    f"`list.contains` on a list of {show(element)} cannot look for "
+                    f"{show(wanted)}. Convert the item.",
                 )
             return optional_if(Bool(), operand, element)
         case wire.ListFilter(var, predicate):
@@ -259,11 +311,14 @@ def _list(scope: Scope, operand: Dtype, op: wire.ListOp) -> Dtype:
             if not isinstance(verdict, Bool):
                 raise ExpressionError(
                     "not-a-bool",
-                    f"the predicate of `list.filter` must be bool, but is {show(verdict)}. Use fillnull to decide about nulls.",
+                    "the predicate of `list.filter` must be bool, but is "
+                    f"{show(verdict)}. Use fillnull to decide about nulls.",
                 )
             return optional_if(List(element), operand)
         case wire.ListMap(var, body):
-            return optional_if(List(type_in(scope.inside(var, element_of("map", operand)), body)), operand)
+            return optional_if(
+                List(type_in(scope.inside(var, element_of("map", operand)), body)), operand
+            )
         case unreachable:
             assert_never(unreachable)
 
@@ -288,7 +343,7 @@ def _list_fold(op: ListFold, operand: Dtype, element: Dtype) -> Dtype:
             assert_never(unreachable)
 
 
-# --- structs and dicts ------------------------------------------------------------------------------------------------
+# --- structs and dicts ----------------------------------------------------------------------------
 
 
 def _struct_get(operand: Dtype, field: str) -> Dtype:
@@ -296,10 +351,16 @@ def _struct_get(operand: Dtype, field: str) -> Dtype:
         case Struct(name, fields):
             found = next((f.dtype for f in fields if f.name == field), None)
         case _:
-            raise ExpressionError("not-a-struct", f"`struct.get` needs a struct, but was given {show(operand)}. Use it on a struct column.")
+            raise ExpressionError(
+                "not-a-struct",
+                f"`struct.get` needs a struct, but was given {show(operand)}. Use it "
+                "on a struct column.",
+            )
     if found is None:
         raise ExpressionError(
-            "unknown-struct-field", f"struct {name} has no field `{field}`. Use one of: {', '.join(f'`{f.name}`' for f in fields)}."
+            "unknown-struct-field",
+            f"struct {name} has no field `{field}`. Use one of: "
+            f"{', '.join(f'`{f.name}`' for f in fields)}.",
         )
     return optional_if(found, operand)
 
@@ -309,20 +370,24 @@ def _struct_fields(struct: Struct, given: Mapping[str, Dtype]) -> None:
     if wanted.keys() != given.keys():
         raise ExpressionError(
             "struct-fields",
-            f"struct {struct.name} has the fields {', '.join(wanted)}, but was given {', '.join(given)}. Give every field exactly once.",
+            f"struct {struct.name} has the fields {', '.join(wanted)}, but was given "
+            f"{', '.join(given)}. Give every field exactly once.",
         )
     for name, dtype in given.items():
         if not fits(dtype, wanted[name]):
             raise ExpressionError(
                 "types-incompatible",
-                f"field `{name}` of struct {struct.name} is {show(wanted[name])}, but was given {show(dtype)}. Convert the value.",
+                f"field `{name}` of struct {struct.name} is {show(wanted[name])}, "
+                f"but was given {show(dtype)}. Convert the value.",
             )
 
 
 def _zipped(name: str, dtype: Dtype) -> Dtype:
     if not isinstance(dtype, List):
         raise ExpressionError(
-            "not-a-list", f"field `{name}` of a zip must be a non-optional list, but is {show(dtype)}. Use fillnull with []."
+            "not-a-list",
+            f"field `{name}` of a zip must be a non-optional list, but is "
+            f"{show(dtype)}. Use fillnull with [].",
         )
     return dtype.of
 
@@ -332,7 +397,11 @@ def _dict(scope: Scope, operand: Dtype, op: wire.DictOp) -> Dtype:
         case Map(value):
             pass
         case _:
-            raise ExpressionError("not-a-dict", f"`dict` functions need a dict, but were given {show(operand)}. Use them on a dict column.")
+            raise ExpressionError(
+                "not-a-dict",
+                f"`dict` functions need a dict, but were given {show(operand)}. Use "
+                "them on a dict column.",
+            )
     match op:
         case wire.DictLen():
             return optional_if(Int(), operand)
@@ -348,14 +417,15 @@ def _dict(scope: Scope, operand: Dtype, op: wire.DictOp) -> Dtype:
             if not fits(fallback, optional(value)):
                 raise ExpressionError(
                     "types-incompatible",
-                    f"the default of `dict.get` must be {show(value)} like the values, but is {show(fallback)}. Convert it.",
+                    f"the default of `dict.get` must be {show(value)} like the "
+                    f"values, but is {show(fallback)}. Convert it.",
                 )
             return optional_if(value, operand, fallback)
         case unreachable:
             assert_never(unreachable)
 
 
-# --- strings ----------------------------------------------------------------------------------------------------------
+# --- strings --------------------------------------------------------------------------------------
 
 
 def _string(scope: Scope, operand: Dtype, op: wire.StringOp) -> Dtype:
@@ -401,13 +471,15 @@ def _expect_parsable(dtype: Dtype) -> None:
                 _expect_parsable(field.dtype)
         case Map() | Bytes() | Embedding() | Null():
             raise ExpressionError(
-                "unsupported-parse", f"`str.parse` cannot read {show(dtype)}. Parse into a struct or a list, or use json_extract."
+                "unsupported-parse",
+                f"`str.parse` cannot read {show(dtype)}. Parse into a struct or a "
+                "list, or use json_extract.",
             )
         case _:
             return
 
 
-# --- datetimes --------------------------------------------------------------------------------------------------------
+# --- datetimes ------------------------------------------------------------------------------------
 
 
 def _datetime(scope: Scope, operand: Dtype, op: wire.DateTimeOp) -> Dtype:
@@ -438,22 +510,39 @@ def _datetime(scope: Scope, operand: Dtype, op: wire.DateTimeOp) -> Dtype:
 def _expect_length(unit: TimeUnit) -> None:
     if unit is TimeUnit.MONTH:
         raise ExpressionError(
-            "bad-unit", "a month has no fixed length, so no distance is measured in it. Use day, week or year (365 days)."
+            "bad-unit",
+            "a month has no fixed length, so no distance is measured in it. Use day, "
+            "week or year (365 days).",
         )
 
 
 def _from_epoch(operand: Dtype, unit: TimeUnit) -> Dtype:
     if not isinstance(required(unchecked(operand)), Int | Null):
-        raise ExpressionError("not-an-int", f"`from_epoch` needs an int, but was given {show(operand)}. Use floor or round.")
+        raise ExpressionError(
+            "not-an-int",
+            f"`from_epoch` needs an int, but was given {show(operand)}. Use floor or round.",
+        )
     if unit not in EPOCH_UNITS:
         raise ExpressionError(
-            "bad-unit", f"`from_epoch` does not count in {unit.value}s. Use one of: {', '.join(u.value for u in EPOCH_UNITS)}."
+            "bad-unit",
+            f"`from_epoch` does not count in {unit.value}s. Use one of: "
+            f"{', '.join(u.value for u in EPOCH_UNITS)}.",
         )
     return optional_if(Timestamp(), operand)
 
 
 def expect_declared(inferred: Dtype, declared: Dtype) -> None:
-    """Raise unless a value of type `inferred` may be stored in a column declared as `declared` (the client's `astype`)."""
+    """Raise unless a value of type `inferred` may be stored in a column declared as `declared` (the
+    client's `astype`).
+    """
     if not fits(inferred, declared):
-        hint = "Use fillnull, or declare it Optional." if is_optional(inferred) and not is_optional(declared) else "Change one of them."
-        raise ExpressionError("declared-type", f"the expression is of type {show(inferred)}, but {show(declared)} was declared. {hint}")
+        hint = (
+            "Use fillnull, or declare it Optional."
+            if is_optional(inferred) and not is_optional(declared)
+            else "Change one of them."
+        )
+        raise ExpressionError(
+            "declared-type",
+            f"the expression is of type {show(inferred)}, but {show(declared)} was "
+            f"declared. {hint}",
+        )

@@ -1,11 +1,12 @@
 """JSON text to typed values: what `str.parse` and literals share.
 
-Theory. Reading is strict in two stages. First the text must be JSON as RFC 8259 has it (no NaN, no trailing commas); of repeated names
-the first counts, as in the client's reader. Then each value is fitted to its type: `decode` answers None where it does not fit, and None
-is a failure wherever the type is not Optional. That is how the client's evaluator behaves, and it makes `Optional[T]` the way to tolerate
-odd input. Numbers bend as there: a fraction is cut off for an int, a bool counts 0 or 1, a string takes numbers and bools in their
-shortest notation. One deviation: where the client reads a scalar as a list of one, or anything as a struct of nulls, it does not fit
-here.
+Theory. Reading is strict in two stages. First the text must be JSON as RFC 8259 has it (no NaN, no
+trailing commas); of repeated names the first counts, as in the client's reader. Then each value is
+fitted to its type: `decode` answers None where it does not fit, and None is a failure wherever the
+type is not Optional. That is how the client's evaluator behaves, and it makes `Optional[T]` the way
+to tolerate odd input. Numbers bend as there: a fraction is cut off for an int, a bool counts 0 or
+1, a string takes numbers and bools in their shortest notation. One deviation: where the client
+reads a scalar as a list of one, or anything as a struct of nulls, it does not fit here.
 """
 
 from __future__ import annotations
@@ -42,7 +43,19 @@ from fennel_core.vocab.dtypes import (
 )
 
 Json = bool | int | float | str | list["Json"] | dict[str, "Json"] | None
-Value = bool | int | float | str | bytes | datetime | date | PyDecimal | list["Value"] | dict[str, "Value"] | None
+Value = (
+    bool
+    | int
+    | float
+    | str
+    | bytes
+    | datetime
+    | date
+    | PyDecimal
+    | list["Value"]
+    | dict[str, "Value"]
+    | None
+)
 """A value as Polars takes it for one cell: maps are lists of key/value dicts."""
 
 INT64_MIN, INT64_MAX, UINT64_MAX = -(2**63), 2**63 - 1, 2**64 - 1
@@ -76,7 +89,9 @@ READER = json.JSONDecoder(parse_constant=_refuse, object_pairs_hook=_first_of_ea
 
 
 def decode(value: Json, dtype: Dtype) -> Value:
-    """`value` as a `dtype`, None where it does not fit; raises UnfitError where a part that is not Optional does not fit."""
+    """`value` as a `dtype`, None where it does not fit; raises UnfitError where a part that is not
+    Optional does not fit.
+    """
     inner = dtype.of if isinstance(dtype, Optional) else dtype
     fitted = None if value is None else _fit(value, inner)
     if fitted is None and not is_optional(dtype):
@@ -115,7 +130,9 @@ def _fit(value: Json, dtype: Dtype) -> Value:
 
 
 def _expect_number(value: int | float) -> None:
-    """Numbers are those that the client's reader knows: ints of a 64-bit word, signed or not, and finite floats."""
+    """Numbers are those that the client's reader knows: ints of a 64-bit word, signed or not, and
+    finite floats.
+    """
     if isinstance(value, float):
         if math.isinf(value):
             raise UnfitError("the number is beyond the range of a float")

@@ -1,8 +1,9 @@
 """Lists: the `.list` functions, lambdas, zip and repeat over Polars expressions.
 
-Theory. A list of nulls is a list of unknowns: sum, mean, min, max and `all` of it are unknown as soon as one member is, `any` and
-`contains` only while no member settles the question. An empty list has sum 0, satisfies `all`, and has no mean, min or max. Lambdas run
-once over the members of all rows. Equality inside `contains` is structural.
+Theory. A list of nulls is a list of unknowns: sum, mean, min, max and `all` of it are unknown as
+soon as one member is, `any` and `contains` only while no member settles the question. An empty list
+has sum 0, satisfies `all`, and has no mean, min or max. Lambdas run once over the members of all
+rows. Equality inside `contains` is structural.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from fennel_core.vocab.dtypes import Dtype, Int, List, Struct
 from fennel_core.wire.expr import ListFold
 
 MAX_REPEAT = 10_000
-"""Members of a list made by `repeat`: a wild count in every row of a batch must not take the memory of a slot."""
+"""Members of a list made by `repeat`: a wild count in every row of a batch must not take the memory
+of a slot.
+"""
 
 
 def has_null(lists: pl.Expr) -> pl.Expr:
@@ -43,7 +46,12 @@ def fold(op: ListFold, operand: Term, result: Dtype) -> Term:
         case ListFold.ALL:
             value = _known(lists, lists.list.all())
         case ListFold.ANY:
-            value = pl.when(lists.list.any()).then(statement=True).when(~has_null(lists)).then(statement=False)
+            value = (
+                pl.when(lists.list.any())
+                .then(statement=True)
+                .when(~has_null(lists))
+                .then(statement=False)
+            )
         case unreachable:
             assert_never(unreachable)
     return Term(value, result, operand.checks)
@@ -56,14 +64,21 @@ def _known(lists: pl.Expr, value: pl.Expr) -> pl.Expr:
 
 def get(operand: Term, index: Term, result: Dtype) -> Term:
     """The member at `index`, counted from the end if negative; null beyond either end."""
-    return Term(operand.value.list.get(index.to(Int()), null_on_oob=True), result, checks_of(operand, index))
+    return Term(
+        operand.value.list.get(index.to(Int()), null_on_oob=True), result, checks_of(operand, index)
+    )
 
 
 def contains(operand: Term, element: Dtype, item: Term, result: Dtype) -> Term:
     lists, wanted = operand.value, item.to(element)
     found = lists.list.contains(wanted, nulls_equal=False)
     unknown = (lists.list.len() > 0) & (has_null(lists) | wanted.is_null())
-    value = pl.when(found).then(statement=True).when(lists.is_not_null() & ~unknown).then(statement=False)
+    value = (
+        pl.when(found)
+        .then(statement=True)
+        .when(lists.is_not_null() & ~unknown)
+        .then(statement=False)
+    )
     return Term(value, result, checks_of(operand, item))
 
 
@@ -71,16 +86,24 @@ def keep(operand: Term, predicate: Term, result: Dtype) -> Term:
     """`list.filter`: the members for which `predicate`, a term over `pl.element()`, is true."""
     lists = operand.value
     kept = lists.list.eval(pl.element().filter(predicate.value))
-    return Term(kept, result, (*operand.checks, *(check.over_elements(lists) for check in predicate.checks)))
+    return Term(
+        kept, result, (*operand.checks, *(check.over_elements(lists) for check in predicate.checks))
+    )
 
 
 def transform(operand: Term, body: Term, result: Dtype, *, constant: bool) -> Term:
-    """`list.map`: `body`, a term over `pl.element()`, for every member. A `constant` body does not name the member, so it is repeated."""
+    """`list.map`: `body`, a term over `pl.element()`, for every member. A `constant` body does not
+    name the member, so it is repeated.
+    """
     lists = operand.value
     if constant:
         checks = (*operand.checks, *(check.guarded(lists.list.len() > 0) for check in body.checks))
         return Term(body.value.repeat_by(lists.list.len()), result, checks)
-    return Term(lists.list.eval(body.value), result, (*operand.checks, *(check.over_elements(lists) for check in body.checks)))
+    return Term(
+        lists.list.eval(body.value),
+        result,
+        (*operand.checks, *(check.over_elements(lists) for check in body.checks)),
+    )
 
 
 def repeat(operand: Term, count: Term, result: Dtype) -> Term:
@@ -88,7 +111,12 @@ def repeat(operand: Term, count: Term, result: Dtype) -> Term:
     bad = ~times.is_between(0, MAX_REPEAT)
     checks = (
         *checks_of(operand, count),
-        Check(bad, times, "bad-count", f"`repeat` needs a count from 0 to {MAX_REPEAT}. Clamp it first."),
+        Check(
+            bad,
+            times,
+            "bad-count",
+            f"`repeat` needs a count from 0 to {MAX_REPEAT}. Clamp it first.",
+        ),
     )
     return Term(operand.value.repeat_by(pl.when(~bad).then(times)), result, checks)
 
@@ -98,15 +126,21 @@ def zip_lists(struct: Struct, fields: tuple[tuple[str, Term], ...], result: Dtyp
     wanted = {f.name: f.dtype for f in struct.fields}
     laid_out = [term.to(List(wanted[name])).alias(name) for name, term in fields]
     dtype = polars_type(result)
-    zipped = pl.struct(laid_out).map_batches(lambda rows: _zip(rows, dtype), return_dtype=dtype, is_elementwise=True)
+    zipped = pl.struct(laid_out).map_batches(
+        lambda rows: _zip(rows, dtype), return_dtype=dtype, is_elementwise=True
+    )
     return Term(zipped, result, checks_of(*(term for _, term in fields)))
 
 
 def _zip(rows: pl.Series, dtype: pl.DataType) -> pl.Series:
-    """Cut all lists of a row to one length, zip their flattened members, and cut the result at the same offsets."""
+    """Cut all lists of a row to one length, zip their flattened members, and cut the result at the
+    same offsets.
+    """
     lists = rows.struct.unnest()
     lengths = lists.select(pl.min_horizontal(pl.all().list.len()).alias("n"))["n"].cast(pl.Int64)
-    members = lists.select(pl.all().list.head(pl.lit(lengths))).select(pl.all().explode(empty_as_null=False, keep_nulls=False))
+    members = lists.select(pl.all().list.head(pl.lit(lengths))).select(
+        pl.all().explode(empty_as_null=False, keep_nulls=False)
+    )
     offsets = pa.array([0, *lengths.cum_sum()], type=pa.int64())
     values = members.to_struct("").to_arrow()
     return pl.Series(rows.name, pa.LargeListArray.from_arrays(offsets, values), dtype=dtype)

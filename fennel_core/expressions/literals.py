@@ -1,10 +1,11 @@
 """Constants: JSON text of a type, and wall-clock readings in a zone.
 
-Theory. A literal is decided once, when the expression is compiled, so a bad one is the author's error and never a row's. Unlike the
-reader of `str.parse`, this one is the client's own `lit`: types must agree to the letter (no float for an int), and what JSON cannot
-spell comes as text: datetimes and dates in ISO form (without an offset: UTC), decimals, bytes in base64; a bare number for a datetime
-counts whatever unit fits. A datetime that its zone never showed (the hour skipped in spring) or showed twice (in autumn) is refused:
-there is no right guess.
+Theory. A literal is decided once, when the expression is compiled, so a bad one is the author's
+error and never a row's. Unlike the reader of `str.parse`, this one is the client's own `lit`: types
+must agree to the letter (no float for an int), and what JSON cannot spell comes as text: datetimes
+and dates in ISO form (without an offset: UTC), decimals, bytes in base64; a bare number for a
+datetime counts whatever unit fits. A datetime that its zone never showed (the hour skipped in
+spring) or showed twice (in autumn) is refused: there is no right guess.
 """
 
 from __future__ import annotations
@@ -41,13 +42,17 @@ from fennel_core.vocab.dtypes import (
 from fennel_core.wire.expr import DatetimeLiteral, Literal
 
 UNITS_US = (1_000_000, 1_000, 1)
-"""A bare number is seconds, or else milliseconds, or else microseconds: the first in which it lies within `EPOCH_SPAN_US`."""
+"""A bare number is seconds, or else milliseconds, or else microseconds: the first in which it lies
+within `EPOCH_SPAN_US`.
+"""
 EPOCH_SPAN_US = 2**63 // 1_000
 """About 292 years: what the client's nanosecond timestamps can hold."""
 
 
 def literal_type(literal: Literal) -> Dtype:
-    """The type of a constant: null has none of its own, and a value is never Optional nor bounded."""
+    """The type of a constant: null has none of its own, and a value is never Optional nor
+    bounded.
+    """
     return Null() if constant(literal) is None else unchecked(required(literal.dtype))
 
 
@@ -64,7 +69,9 @@ def constant(literal: Literal) -> Value:
         return None if isinstance(dtype, Null) and value is None else _value(value, dtype)
     except UnfitError as error:
         raise ExpressionError(
-            "bad-literal", f"`{literal.json}` is no literal of type {show(dtype)}: {error}. Give a value of that type."
+            "bad-literal",
+            f"`{literal.json}` is no literal of type {show(dtype)}: {error}. Give a "
+            "value of that type.",
         ) from None
 
 
@@ -73,15 +80,29 @@ def datetime_value(literal: DatetimeLiteral) -> pl.Expr:
     zone = check_zone(literal.timezone)
     try:
         reading = datetime(  # noqa: DTZ001  the zone is applied below, by the same rules as in strptime
-            literal.year, literal.month, literal.day, literal.hour, literal.minute, literal.second, literal.microsecond
+            literal.year,
+            literal.month,
+            literal.day,
+            literal.hour,
+            literal.minute,
+            literal.second,
+            literal.microsecond,
         )
     except ValueError as error:
-        raise ExpressionError("bad-literal", f"there is no such date and time: {error}. Correct the literal.") from None
+        raise ExpressionError(
+            "bad-literal", f"there is no such date and time: {error}. Correct the literal."
+        ) from None
     local = pl.Series([reading], dtype=pl.Datetime("us"))
-    instant = local.dt.replace_time_zone(zone, ambiguous="null", non_existent="null").dt.convert_time_zone("UTC").item()
+    instant = (
+        local.dt.replace_time_zone(zone, ambiguous="null", non_existent="null")
+        .dt.convert_time_zone("UTC")
+        .item()
+    )
     if instant is None:
         raise ExpressionError(
-            "bad-literal", f"{reading} was shown by the clocks of {zone} never or twice. Give the time in UTC or another hour."
+            "bad-literal",
+            f"{reading} was shown by the clocks of {zone} never or twice. Give the "
+            "time in UTC or another hour.",
         )
     return pl.lit(instant, dtype=polars_type(Timestamp()))
 
@@ -120,7 +141,11 @@ def _value(value: Json, dtype: Dtype) -> Value:
 
 def _int(value: Json) -> int:
     try:
-        whole = int(value) if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool)) else None
+        whole = (
+            int(value)
+            if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool))
+            else None
+        )
     except ValueError:
         whole = None
     if whole is None or not INT64_MIN <= whole <= INT64_MAX:

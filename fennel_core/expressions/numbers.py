@@ -1,9 +1,11 @@
 """Arithmetic, comparison, logic and the `.num` functions over Polars expressions.
 
-Theory. Ints are 64 bits and wrap; `/` is always a float's; `//` and `%` follow the divisor's sign; an int divided by zero is null, a
-float is infinite or NaN. Logic is Kleene's. NaN equals itself and is larger than every number (Polars' total order). Rounding is half
-away from zero. An int is never NaN nor infinite, not even when it is null. The client's evaluator sends ints through a float in abs,
-ceil, floor and round, and so loses digits beyond 2^53. Here an int stays an int: the one place where its answer is plainly an accident.
+Theory. Ints are 64 bits and wrap; `/` is always a float's; `//` and `%` follow the divisor's sign;
+an int divided by zero is null, a float is infinite or NaN. Logic is Kleene's. NaN equals itself and
+is larger than every number (Polars' total order). Rounding is half away from zero. An int is never
+NaN nor infinite, not even when it is null. The client's evaluator sends ints through a float in
+abs, ceil, floor and round, and so loses digits beyond 2^53. Here an int stays an int: the one place
+where its answer is plainly an accident.
 """
 
 from __future__ import annotations
@@ -70,7 +72,14 @@ def binary(op: BinaryOp, left: Term, right: Term, result: Dtype) -> Term:
             side = common(left.dtype, right.dtype)
             assert side is not None, "the types were checked before"
             return Term(COMPARISON[op](left.to(side), right.to(side)), result, checks)
-        case BinaryOp.ADD | BinaryOp.SUB | BinaryOp.MUL | BinaryOp.DIV | BinaryOp.MOD | BinaryOp.FLOOR_DIV:
+        case (
+            BinaryOp.ADD
+            | BinaryOp.SUB
+            | BinaryOp.MUL
+            | BinaryOp.DIV
+            | BinaryOp.MOD
+            | BinaryOp.FLOOR_DIV
+        ):
             return Term(ARITHMETIC[op](left.to(result), right.to(result)), result, checks)
         case unreachable:
             assert_never(unreachable)
@@ -83,19 +92,37 @@ def math(op: MathOp, operand: Term, exponent: Term | None, result: Dtype) -> Ter
         case MathUnary.ABS:
             return Term(operand.to(result).abs(), result, operand.checks)
         case MathUnary.CEIL:
-            return operand if whole else Term(_to_int(operand.to(Float()).ceil()), result, operand.checks)
+            return (
+                operand
+                if whole
+                else Term(_to_int(operand.to(Float()).ceil()), result, operand.checks)
+            )
         case MathUnary.FLOOR:
-            return operand if whole else Term(_to_int(operand.to(Float()).floor()), result, operand.checks)
+            return (
+                operand
+                if whole
+                else Term(_to_int(operand.to(Float()).floor()), result, operand.checks)
+            )
         case Round(precision):
             if precision == 0:
-                return operand if whole else Term(_to_int(_round(operand, 0)), result, operand.checks)
+                return (
+                    operand if whole else Term(_to_int(_round(operand, 0)), result, operand.checks)
+                )
             return Term(_round(operand, precision), result, operand.checks)
         case MathUnary.TO_STRING:
             return Term(_to_string(operand), result, operand.checks)
         case MathUnary.IS_NAN:
-            return Term(pl.lit(value=False) if whole else operand.to(Float()).is_nan(), result, operand.checks)
+            return Term(
+                pl.lit(value=False) if whole else operand.to(Float()).is_nan(),
+                result,
+                operand.checks,
+            )
         case MathUnary.IS_INFINITE:
-            return Term(pl.lit(value=False) if whole else operand.to(Float()).is_infinite(), result, operand.checks)
+            return Term(
+                pl.lit(value=False) if whole else operand.to(Float()).is_infinite(),
+                result,
+                operand.checks,
+            )
         case Log(base):
             return Term(operand.to(Float()).log(base), result, operand.checks)
         case Pow():
@@ -117,7 +144,11 @@ def _round(operand: Term, precision: int) -> pl.Expr:
 def _to_string(operand: Term) -> pl.Expr:
     """The shortest digits that read back as the same number; exponents carry no plus sign."""
     text = operand.value.cast(pl.String)
-    return text if polars_type(operand.dtype) == pl.Int64 else text.str.replace("e+", "e", literal=True)
+    return (
+        text
+        if polars_type(operand.dtype) == pl.Int64
+        else text.str.replace("e+", "e", literal=True)
+    )
 
 
 def _power(base: Term, exponent: Term, result: Dtype) -> Term:
@@ -126,5 +157,10 @@ def _power(base: Term, exponent: Term, result: Dtype) -> Term:
         return Term(base.to(Float()).pow(exponent.to(Float())), result, checks)
     power = exponent.to(Int())
     bad = ~power.is_between(0, MAX_INT_POWER)
-    check = Check(bad, power, "bad-exponent", "an int has no negative int power, nor one this large. Make base or exponent a float.")
+    check = Check(
+        bad,
+        power,
+        "bad-exponent",
+        "an int has no negative int power, nor one this large. Make base or exponent a float.",
+    )
     return Term(base.to(Int()).pow(pl.when(~bad).then(power)), result, (*checks, check))

@@ -1,7 +1,8 @@
 """Which columns and lambda variables an expression names.
 
-Theory. An expression is a finite tree of frozen dataclasses, so one generic walk over their fields finds every name, and a node added to
-the language later is found too. Planners use it to fetch only needed columns; `compile` uses it to tell a constant lambda body.
+Theory. An expression is a finite tree of frozen dataclasses, so one generic walk over their fields
+finds every name, and a node added to the language later is found too. Planners use it to fetch only
+needed columns; `compile` uses it to tell a constant lambda body.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from fennel_core.wire.expr import Expr, Now, Ref, Var
 
 
 def references(expr: Expr) -> frozenset[str]:
-    """The columns that `expr` reads; inside a source's preproc these are payload fields, inside an extractor features."""
+    """The columns that `expr` reads; inside a source's preproc these are payload fields, inside an
+    extractor features.
+    """
     return frozenset(node.name for node in _nodes(expr) if isinstance(node, Ref))
 
 

@@ -1,7 +1,9 @@
-"""What names mean at one point of an expression: the columns of the schema and, inside a lambda, the one element variable.
+"""What names mean at one point of an expression: the columns of the schema and, inside a lambda,
+the one element variable.
 
-Theory. The language has no closures: the body of `list.filter` and `list.map` sees the element and constants, never a column, and lambdas
-do not nest. That is what lets a lambda run over the flattened elements of all rows at once. `Scope` makes the rule a value.
+Theory. The language has no closures: the body of `list.filter` and `list.map` sees the element and
+constants, never a column, and lambdas do not nest. That is what lets a lambda run over the
+flattened elements of all rows at once. `Scope` makes the rule a value.
 """
 
 from __future__ import annotations
@@ -22,25 +24,38 @@ class Scope:
         if self.element is not None:
             raise ExpressionError(
                 "column-in-lambda",
-                f"column `{name}` is used inside a list lambda, which only sees its variable `{self.element[0]}` and constants. "
+                f"column `{name}` is used inside a list lambda, which only sees its "
+                f"variable `{self.element[0]}` and constants. "
                 "Zip the column into the list first, or compute with it outside.",
             )
         try:
             return self.schema[name]
         except KeyError:
             raise ExpressionError(
-                "unknown-column", f"column `{name}` is not in the schema. Use one of: {', '.join(f'`{n}`' for n in self.schema)}."
+                "unknown-column",
+                f"column `{name}` is not in the schema. Use one of: "
+                f"{', '.join(f'`{n}`' for n in self.schema)}.",
             ) from None
 
     def now(self) -> Dtype:
         if self.element is not None:
-            raise ExpressionError("now-in-lambda", "now() is used inside a list lambda, which only sees its variable. Use it outside.")
+            raise ExpressionError(
+                "now-in-lambda",
+                "now() is used inside a list lambda, which only sees its variable. Use it outside.",
+            )
         return Timestamp()
 
     def variable(self, name: str) -> Dtype:
         if self.element is None or self.element[0] != name:
-            bound = f"only `{self.element[0]}` is bound here" if self.element else "no list lambda encloses it"
-            raise ExpressionError("unknown-variable", f"variable `{name}` is not bound: {bound}. Use the variable that the lambda names.")
+            bound = (
+                f"only `{self.element[0]}` is bound here"
+                if self.element
+                else "no list lambda encloses it"
+            )
+            raise ExpressionError(
+                "unknown-variable",
+                f"variable `{name}` is not bound: {bound}. Use the variable that the lambda names.",
+            )
         return self.element[1]
 
     def inside(self, variable: str, element: Dtype) -> Scope:
@@ -48,7 +63,8 @@ class Scope:
         if self.element is not None:
             raise ExpressionError(
                 "nested-lambda",
-                f"a list lambda over `{variable}` stands inside the lambda over `{self.element[0]}`. Lambdas do not nest: "
+                f"a list lambda over `{variable}` stands inside the lambda over "
+                f"`{self.element[0]}`. Lambdas do not nest: "
                 "compute the inner list in an earlier expression.",
             )
         return Scope(self.schema, (variable, element))

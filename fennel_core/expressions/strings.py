@@ -1,8 +1,9 @@
 """The `.str` functions over Polars expressions.
 
-Theory. Text is counted and cut in Unicode code points, needles are literal, null makes null. Two functions read text and can fail:
-`strptime` (a pattern, a zone for text that carries no offset) and `parse` (strict JSON of a type). A row whose text cannot be read fails;
-a null text is a null. `json_extract` never fails: what is not there, is null or is no JSON is null.
+Theory. Text is counted and cut in Unicode code points, needles are literal, null makes null. Two
+functions read text and can fail: `strptime` (a pattern, a zone for text that carries no offset) and
+`parse` (strict JSON of a type). A row whose text cannot be read fails; a null text is a null.
+`json_extract` never fails: what is not there, is null or is no JSON is null.
 """
 
 from __future__ import annotations
@@ -13,7 +14,12 @@ import polars as pl
 
 from fennel_core.expressions import json_text
 from fennel_core.expressions.json_text import UnfitError, Value
-from fennel_core.expressions.patterns import check_path, check_reading_pattern, check_zone, reads_offset
+from fennel_core.expressions.patterns import (
+    check_path,
+    check_reading_pattern,
+    check_zone,
+    reads_offset,
+)
 from fennel_core.expressions.terms import Check, Stage, Term, checks_of
 from fennel_core.expressions.types import FIRST_US, LAST_US, polars_type
 from fennel_core.vocab.dtypes import Dtype, Str
@@ -31,8 +37,12 @@ from fennel_core.wire.expr import (
 )
 
 
-def string(op: StringOp, operand: Term, other: Term | None, result: Dtype, *, stage: str | None) -> Term:
-    """A `.str` function; `other` is the term of its second text, `stage` the column for what is dear; None where there is none."""
+def string(
+    op: StringOp, operand: Term, other: Term | None, result: Dtype, *, stage: str | None
+) -> Term:
+    """A `.str` function; `other` is the term of its second text, `stage` the column for what is
+    dear; None where there is none.
+    """
     text = operand.to(Str())
     match op:
         case StringUnary.LEN:
@@ -42,7 +52,14 @@ def string(op: StringOp, operand: Term, other: Term | None, result: Dtype, *, st
         case StringUnary.TO_UPPER:
             return Term(text.str.to_uppercase(), result, operand.checks)
         case StringUnary.TO_INT:
-            return _readable(operand, text, text.str.to_integer(strict=False), result, "bad-int", "this text is no int. Clean it first.")
+            return _readable(
+                operand,
+                text,
+                text.str.to_integer(strict=False),
+                result,
+                "bad-int",
+                "this text is no int. Clean it first.",
+            )
         case StringContains() | StartsWith() | EndsWith() | Concat():
             assert other is not None, "the function has a second text"
             return Term(_pair(op, text, other.to(Str())), result, checks_of(operand, other))
@@ -58,7 +75,9 @@ def string(op: StringOp, operand: Term, other: Term | None, result: Dtype, *, st
             assert_never(unreachable)
 
 
-def _pair(op: StringContains | StartsWith | EndsWith | Concat, text: pl.Expr, other: pl.Expr) -> pl.Expr:
+def _pair(
+    op: StringContains | StartsWith | EndsWith | Concat, text: pl.Expr, other: pl.Expr
+) -> pl.Expr:
     match op:
         case StringContains():
             return text.str.contains(other, literal=True)
@@ -72,7 +91,9 @@ def _pair(op: StringContains | StartsWith | EndsWith | Concat, text: pl.Expr, ot
             assert_never(unreachable)
 
 
-def _readable(operand: Term, text: pl.Expr, value: pl.Expr, result: Dtype, code: str, sentence: str) -> Term:
+def _readable(
+    operand: Term, text: pl.Expr, value: pl.Expr, result: Dtype, code: str, sentence: str
+) -> Term:
     """A value read from text: rows whose text is there but could not be read fail."""
     unread = Check(text.is_not_null() & value.is_null(), text, code, sentence)
     return Term(value, result, (*operand.checks, unread))
@@ -84,13 +105,20 @@ def _strptime(op: Strptime, operand: Term, text: pl.Expr, result: Dtype) -> Term
         instant = text.str.to_datetime(pattern, time_unit="us", time_zone="UTC", strict=False)
     else:
         local = text.str.to_datetime(pattern, time_unit="us", strict=False)
-        instant = local.dt.replace_time_zone(zone, ambiguous="null", non_existent="null").dt.convert_time_zone("UTC")
+        instant = local.dt.replace_time_zone(
+            zone, ambiguous="null", non_existent="null"
+        ).dt.convert_time_zone("UTC")
     instant = pl.when(instant.to_physical().is_between(FIRST_US, LAST_US)).then(instant)
-    sentence = f"this text is no datetime of pattern `{op.format}` in {zone}. Clean it, or filter such rows out first."
+    sentence = (
+        f"this text is no datetime of pattern `{op.format}` in {zone}. Clean it, or "
+        "filter such rows out first."
+    )
     return _readable(operand, text, instant, result, "bad-datetime", sentence)
 
 
-def _json_decode(operand: Term, text: pl.Expr, dtype: Dtype, result: Dtype, stage: str | None) -> Term:
+def _json_decode(
+    operand: Term, text: pl.Expr, dtype: Dtype, result: Dtype, stage: str | None
+) -> Term:
     cell = pl.Struct({"ok": pl.Boolean, "value": polars_type(dtype)})
 
     def decode(texts: pl.Series) -> pl.Series:
@@ -98,7 +126,10 @@ def _json_decode(operand: Term, text: pl.Expr, dtype: Dtype, result: Dtype, stag
 
     walk = text.map_batches(decode, return_dtype=cell, is_elementwise=True)
     cells = walk if stage is None else pl.col(stage)
-    sentence = "this text is not JSON of the type that `parse` was given. Clean it, or make the type Optional."
+    sentence = (
+        "this text is not JSON of the type that `parse` was given. Clean it, or make the "
+        "type Optional."
+    )
     needs = None if stage is None else Stage(stage, walk)
     failed = Check(~cells.struct.field("ok"), text, "bad-json", sentence, needs)
     return Term(cells.struct.field("value"), result, (*operand.checks, failed))
@@ -106,6 +137,9 @@ def _json_decode(operand: Term, text: pl.Expr, dtype: Dtype, result: Dtype, stag
 
 def _decoded(text: str | None, dtype: Dtype) -> dict[str, Value]:
     try:
-        return {"ok": True, "value": None if text is None else json_text.decode(json_text.read(text), dtype)}
+        return {
+            "ok": True,
+            "value": None if text is None else json_text.decode(json_text.read(text), dtype),
+        }
     except UnfitError:
         return {"ok": False, "value": None}

@@ -1,7 +1,8 @@
 """Structs and dicts over Polars expressions.
 
-Theory. A struct is a Polars struct; a dict is a list of key/value entries with text keys, the later of two equal keys never seen. A null
-struct has null fields. A missing key and a null dict have the default, or null where none was given; the length of a null dict is null.
+Theory. A struct is a Polars struct; a dict is a list of key/value entries with text keys, the later
+of two equal keys never seen. A null struct has null fields. A missing key and a null dict have the
+default, or null where none was given; the length of a null dict is null.
 """
 
 from __future__ import annotations
@@ -29,29 +30,53 @@ def dict_len(operand: Term, result: Dtype) -> Term:
     return Term(operand.value.list.len().cast(pl.Int64), result, operand.checks)
 
 
-def dict_get(operand: Term, key: Term, constant_key: str | None, default: Term | None, result: Dtype) -> Term:
-    """The value under `key`; `constant_key` is the key's text where every row asks for the same one, which needs no walk over rows."""
+def dict_get(
+    operand: Term, key: Term, constant_key: str | None, default: Term | None, result: Dtype
+) -> Term:
+    """The value under `key`; `constant_key` is the key's text where every row asks for the same
+    one, which needs no walk over rows.
+    """
     checks = checks_of(operand, key) if default is None else checks_of(operand, key, default)
     found = _entry(operand.value, key.to(Str()), constant_key, polars_type(result))
-    return Term(found if default is None else pl.coalesce(found, default.to(result)), result, checks)
+    return Term(
+        found if default is None else pl.coalesce(found, default.to(result)), result, checks
+    )
 
 
 def dict_contains(operand: Term, key: Term, result: Dtype) -> Term:
     keys = operand.value.list.eval(ENTRY_KEY)
     wanted = key.to(Str())
-    return Term(pl.when(wanted.is_not_null()).then(keys.list.contains(wanted)), result, checks_of(operand, key))
+    return Term(
+        pl.when(wanted.is_not_null()).then(keys.list.contains(wanted)),
+        result,
+        checks_of(operand, key),
+    )
 
 
 def _entry(entries: pl.Expr, key: pl.Expr, constant_key: str | None, dtype: pl.DataType) -> pl.Expr:
     if constant_key is not None:
-        return entries.list.eval(pl.element().struct.field(VALUE).filter(ENTRY_KEY.eq(constant_key))).list.first()
+        return entries.list.eval(
+            pl.element().struct.field(VALUE).filter(ENTRY_KEY.eq(constant_key))
+        ).list.first()
     rows = pl.struct(entries.alias(ENTRIES), key.alias(WANTED))
-    return rows.map_batches(lambda pairs: _look_up(pairs, dtype), return_dtype=dtype, is_elementwise=True)
+    return rows.map_batches(
+        lambda pairs: _look_up(pairs, dtype), return_dtype=dtype, is_elementwise=True
+    )
 
 
 def _look_up(pairs: pl.Series, dtype: pl.DataType) -> pl.Series:
-    """One key per row is beyond Polars' list functions, whose bodies see no other column: walk the entries."""
+    """One key per row is beyond Polars' list functions, whose bodies see no other column: walk the
+    entries.
+    """
     flat = pairs.struct.unnest().with_row_index("row").explode(ENTRIES).unnest(ENTRIES)
-    hits = flat.filter(pl.col(KEY) == pl.col(WANTED)).unique("row", keep="first", maintain_order=True).select("row", VALUE)
+    hits = (
+        flat.filter(pl.col(KEY) == pl.col(WANTED))
+        .unique("row", keep="first", maintain_order=True)
+        .select("row", VALUE)
+    )
     rows = pl.DataFrame({"row": pl.int_range(pairs.len(), dtype=pl.get_index_type(), eager=True)})
-    return rows.join(hits, on="row", how="left", maintain_order="left")[VALUE].cast(dtype).alias(pairs.name)
+    return (
+        rows.join(hits, on="row", how="left", maintain_order="left")[VALUE]
+        .cast(dtype)
+        .alias(pairs.name)
+    )

@@ -1,10 +1,13 @@
-"""The type lattice of expressions: which types meet, which type may stand for another, and how a type is laid out in Polars.
+"""The type lattice of expressions: which types meet, which type may stand for another, and how a
+type is laid out in Polars.
 
-Theory. The language has few conversions, all of them silent and total: an int may stand for a float, a `T` for an `Optional[T]`, null for
-any optional, and a checked type (between, oneof, regex) for its base. Everything else must be equal. `common` is the least type both
-sides convert to (comparison, fillnull, case); `fits` says whether a value of one type may be stored as another (`astype`, struct fields,
-list members). Lists and dicts are invariant: a `List[int]` is no `List[float]`. Where the client's evaluator is stricter by accident (it
-rejects regex against str, and a struct against its optional), this lattice is more generous.
+Theory. The language has few conversions, all of them silent and total: an int may stand for a
+float, a `T` for an `Optional[T]`, null for any optional, and a checked type (between, oneof, regex)
+for its base. Everything else must be equal. `common` is the least type both sides convert to
+(comparison, fillnull, case); `fits` says whether a value of one type may be stored as another
+(`astype`, struct fields, list members). Lists and dicts are invariant: a `List[int]` is no
+`List[float]`. Where the client's evaluator is stricter by accident (it rejects regex against str,
+and a struct against its optional), this lattice is more generous.
 """
 
 from __future__ import annotations
@@ -39,13 +42,17 @@ from fennel_core.vocab.dtypes import (
 
 TIMESTAMP = pl.Datetime("us", "UTC")
 FIRST_US, LAST_US = -62_135_596_800_000_000, 253_402_300_799_999_999
-"""The years 1 to 9999 in microseconds from 1970: what every part of the system can hold. Polars panics on calendars far beyond."""
+"""The years 1 to 9999 in microseconds from 1970: what every part of the system can hold. Polars
+panics on calendars far beyond.
+"""
 KEY, VALUE = "key", "value"
 """Field names of a map's entries."""
 
 
 def polars_type(dtype: Dtype) -> pl.DataType:
-    """The Polars type a value of `dtype` has in a frame; the Arrow twin is `vocab.dtypes.arrow_type`."""
+    """The Polars type a value of `dtype` has in a frame; the Arrow twin is
+    `vocab.dtypes.arrow_type`.
+    """
     match dtype:
         case Optional(of) | Between(of=of) | OneOf(of=of):
             return polars_type(of)
@@ -85,7 +92,9 @@ def required(dtype: Dtype) -> Dtype:
 
 
 def unchecked(dtype: Dtype) -> Dtype:
-    """The dtype without the door's checks, Optional kept: what an operator returns for a between, a oneof or a regex."""
+    """The dtype without the door's checks, Optional kept: what an operator returns for a between, a
+    oneof or a regex.
+    """
     match dtype:
         case Optional(of):
             return optional(unchecked(of))
@@ -98,12 +107,16 @@ def unchecked(dtype: Dtype) -> Dtype:
 
 
 def optional_if(dtype: Dtype, *operands: Dtype) -> Dtype:
-    """`dtype`, optional when any of `operands` is: how null travels through nearly every function."""
+    """`dtype`, optional when any of `operands` is: how null travels through nearly every
+    function.
+    """
     return optional(dtype) if any(is_optional(o) for o in operands) else dtype
 
 
 def numeric(dtype: Dtype) -> Int | Float | Null | None:
-    """The number type an arithmetic operator sees; None if it sees none. A bounded int is no number for the client, a bounded float is."""
+    """The number type an arithmetic operator sees; None if it sees none. A bounded int is no number
+    for the client, a bounded float is.
+    """
     match required(dtype):
         case Int() | Float() | Null() as number:
             return number
@@ -138,7 +151,8 @@ def same(left: Dtype, right: Dtype) -> bool:
             return same(a, b)
         case Struct(_, a_fields), Struct(_, b_fields):
             return len(a_fields) == len(b_fields) and all(
-                a.name == b.name and same(a.dtype, b.dtype) for a, b in zip(a_fields, b_fields, strict=True)
+                a.name == b.name and same(a.dtype, b.dtype)
+                for a, b in zip(a_fields, b_fields, strict=True)
             )
         case _:
             return unchecked(left) == unchecked(right)
@@ -155,7 +169,8 @@ def fits(dtype: Dtype, target: Dtype) -> bool:
             return True
         case Struct(_, fields), Struct(_, wanted):
             return len(fields) == len(wanted) and all(
-                have.name == want.name and fits(have.dtype, want.dtype) for have, want in zip(fields, wanted, strict=True)
+                have.name == want.name and fits(have.dtype, want.dtype)
+                for have, want in zip(fields, wanted, strict=True)
             )
         case have, want:
             return same(have, want)

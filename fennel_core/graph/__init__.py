@@ -1,1 +1,3 @@
-"""The entity graph of a commit: entities, typed edges, derived schemas, and the passes that decide whether it may be committed."""
+"""The entity graph of a commit: entities, typed edges, derived schemas, and the passes that decide
+whether it may be committed.
+"""

@@ -1,10 +1,12 @@
 """Entities and the edges between them.
 
-Theory. A commit is a flat list of entities that name each other. `build` turns it into a `Graph`: deleted entities are gone with
-everything that hangs on them, operators of pipelines that the environment de-selected are gone too (the client sends them all the same),
-and every name can be asked for. A graph may still be wrong: names may dangle, pipelines may loop. The passes say so; until they are
-silent, only the functions that return None or an empty tuple for what is missing may be used. Names are unique per kind; where a commit
-repeats one, the first wins here and `unique_names` complains.
+Theory. A commit is a flat list of entities that name each other. `build` turns it into a `Graph`:
+deleted entities are gone with everything that hangs on them, operators of pipelines that the
+environment de-selected are gone too (the client sends them all the same), and every name can be
+asked for. A graph may still be wrong: names may dangle, pipelines may loop. The passes say so;
+until they are silent, only the functions that return None or an empty tuple for what is missing may
+be used. Names are unique per kind; where a commit repeats one, the first wins here and
+`unique_names` complains.
 """
 
 from __future__ import annotations
@@ -64,7 +66,9 @@ class EdgeKind(Enum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Node:
-    """An entity by kind and name: `Dataset`, `Dataset.pipeline`, `Featureset.feature`, `Featureset.extractor`."""
+    """An entity by kind and name: `Dataset`, `Dataset.pipeline`, `Featureset.feature`,
+    `Featureset.extractor`.
+    """
 
     kind: NodeKind
     name: str
@@ -79,7 +83,9 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Retired:
-    """Entities that the commit names as deleted: they are not in the graph, but nobody may say that they were forgotten."""
+    """Entities that the commit names as deleted: they are not in the graph, but nobody may say that
+    they were forgotten.
+    """
 
     datasets: tuple[DatasetName, ...] = ()
     featuresets: tuple[FeaturesetName, ...] = ()
@@ -88,7 +94,9 @@ class Retired:
 
 @dataclass(frozen=True)
 class Graph:
-    """What one commit defines, after deleted and de-selected entities are gone. Tuples keep the order of the commit."""
+    """What one commit defines, after deleted and de-selected entities are gone. Tuples keep the
+    order of the commit.
+    """
 
     datasets: tuple[Dataset, ...] = ()
     pipelines: tuple[Pipeline, ...] = ()
@@ -103,7 +111,7 @@ class Graph:
     expectations: tuple[ExpectationSuite, ...] = ()
     retired: Retired = Retired()
 
-    # --- one entity by name -------------------------------------------------------------------------------------------
+    # --- one entity by name -----------------------------------------------------------------------
 
     def dataset(self, name: str) -> Dataset | None:
         return self._datasets.get(name)
@@ -118,7 +126,7 @@ class Graph:
         """The extractor that computes the feature; None when it can only be given."""
         return self._extractor_of.get(ref)
 
-    # --- what hangs on an entity --------------------------------------------------------------------------------------
+    # --- what hangs on an entity ------------------------------------------------------------------
 
     def pipelines_of(self, dataset: str) -> tuple[Pipeline, ...]:
         return self._pipelines_of.get(dataset, ())
@@ -129,7 +137,9 @@ class Graph:
 
     def root_of(self, pipeline: Pipeline) -> Operator | None:
         """The operator whose output is the dataset."""
-        return next((operator for operator in self.operators_of(pipeline) if operator.is_root), None)
+        return next(
+            (operator for operator in self.operators_of(pipeline) if operator.is_root), None
+        )
 
     def readers_of(self, dataset: str) -> tuple[Pipeline, ...]:
         """The pipelines that read a dataset."""
@@ -153,7 +163,7 @@ class Graph:
     def extractors_of(self, featureset: str) -> tuple[Extractor, ...]:
         return self._extractors_of.get(featureset, ())
 
-    # --- edges --------------------------------------------------------------------------------------------------------
+    # --- edges ------------------------------------------------------------------------------------
 
     @cached_property
     def edges(self) -> tuple[Edge, ...]:
@@ -167,15 +177,25 @@ class Graph:
             out += [Edge(EdgeKind.READS, dataset_node(name), node) for name in pipeline.inputs]
             out.append(Edge(EdgeKind.COMPUTES, node, dataset_node(pipeline.dataset)))
         for number, sink in enumerate(self.sinks):
-            out.append(Edge(EdgeKind.DRAINS, dataset_node(sink.dataset), Node(NodeKind.SINK, f"{sink.dataset}#{number}")))
+            out.append(
+                Edge(
+                    EdgeKind.DRAINS,
+                    dataset_node(sink.dataset),
+                    Node(NodeKind.SINK, f"{sink.dataset}#{number}"),
+                )
+            )
         for extractor in self.extractors:
             node = Node(NodeKind.EXTRACTOR, extractor.fqn)
-            out += [Edge(EdgeKind.LOOKED_UP, dataset_node(name), node) for name in extractor.datasets]
+            out += [
+                Edge(EdgeKind.LOOKED_UP, dataset_node(name), node) for name in extractor.datasets
+            ]
             out += [Edge(EdgeKind.INPUT, feature_node(ref), node) for ref in extractor.inputs]
-            out += [Edge(EdgeKind.EXTRACTS, node, feature_node(ref)) for ref in extractor.output_refs]
+            out += [
+                Edge(EdgeKind.EXTRACTS, node, feature_node(ref)) for ref in extractor.output_refs
+            ]
         return tuple(out)
 
-    # --- indexes over the tuples, built once --------------------------------------------------------------------------
+    # --- indexes over the tuples, built once ------------------------------------------------------
 
     @cached_property
     def _datasets(self) -> Mapping[str, Dataset]:
@@ -245,7 +265,7 @@ def _grouped(items: Iterable[V], key: Callable[[V], K]) -> Mapping[K, tuple[V, .
     return MappingProxyType({name: tuple(group) for name, group in found.items()})
 
 
-# --- building ---------------------------------------------------------------------------------------------------------
+# --- building -------------------------------------------------------------------------------------
 
 
 def build(request: SyncRequest) -> Graph:
@@ -253,14 +273,20 @@ def build(request: SyncRequest) -> Graph:
     gone = {d.name for d in request.datasets if d.metadata.deleted}
     gone_sets = {f.name for f in request.featuresets if f.metadata.deleted}
     hidden = {f.ref for f in request.features if f.metadata.deleted}
-    pipelines = tuple(p for p in request.pipelines if p.dataset not in gone and not p.metadata.deleted)
+    pipelines = tuple(
+        p for p in request.pipelines if p.dataset not in gone and not p.metadata.deleted
+    )
     selected = {(p.dataset, p.version, p.name) for p in pipelines}
     return Graph(
         datasets=tuple(d for d in request.datasets if d.name not in gone),
         pipelines=pipelines,
-        operators=tuple(o for o in request.operators if (o.dataset, o.version, o.pipeline) in selected),
+        operators=tuple(
+            o for o in request.operators if (o.dataset, o.version, o.pipeline) in selected
+        ),
         featuresets=tuple(f for f in request.featuresets if f.name not in gone_sets),
-        features=tuple(f for f in request.features if f.ref not in hidden and f.ref.featureset not in gone_sets),
+        features=tuple(
+            f for f in request.features if f.ref not in hidden and f.ref.featureset not in gone_sets
+        ),
         extractors=tuple(x for x in request.extractors if _lives(x, gone_sets, hidden)),
         sources=tuple(s for s in request.sources if s.dataset not in gone),
         databases=request.databases,
@@ -283,28 +309,45 @@ def _lives(extractor: Extractor, gone_sets: set[FeaturesetName], hidden: set[Fea
 
 
 def merge_incremental(before: Graph, after: Graph) -> Graph:
-    """The graph of an incremental commit: what `after` defines replaces what `before` had of the same name; the rest stays.
+    """The graph of an incremental commit: what `after` defines replaces what `before` had of the
+    same name; the rest stays.
 
-    A dataset is replaced with its pipelines, operators, sources, sinks, indices and expectations; a featureset with its features and
-    extractors. What `after` names as deleted goes. Replaced datasets and featuresets keep their place, new ones follow.
+    A dataset is replaced with its pipelines, operators, sources, sinks, indices and expectations; a
+    featureset with its features and extractors. What `after` names as deleted goes. Replaced
+    datasets and featuresets keep their place, new ones follow.
     """
     datasets = {d.name for d in after.datasets}.union(after.retired.datasets)
     featuresets = {f.name for f in after.featuresets}.union(after.retired.featuresets)
     names = {db.name for db in after.databases}
     return Graph(
-        datasets=_replaced((d for d in before.datasets if d.name not in after.retired.datasets), after.datasets, lambda d: d.name),
+        datasets=_replaced(
+            (d for d in before.datasets if d.name not in after.retired.datasets),
+            after.datasets,
+            lambda d: d.name,
+        ),
         featuresets=_replaced(
-            (f for f in before.featuresets if f.name not in after.retired.featuresets), after.featuresets, lambda f: f.name
+            (f for f in before.featuresets if f.name not in after.retired.featuresets),
+            after.featuresets,
+            lambda f: f.name,
         ),
         pipelines=(*(p for p in before.pipelines if p.dataset not in datasets), *after.pipelines),
         operators=(*(o for o in before.operators if o.dataset not in datasets), *after.operators),
-        features=(*(f for f in before.features if f.ref.featureset not in featuresets), *after.features),
-        extractors=(*(x for x in before.extractors if x.featureset not in featuresets), *after.extractors),
+        features=(
+            *(f for f in before.features if f.ref.featureset not in featuresets),
+            *after.features,
+        ),
+        extractors=(
+            *(x for x in before.extractors if x.featureset not in featuresets),
+            *after.extractors,
+        ),
         sources=(*(s for s in before.sources if s.dataset not in datasets), *after.sources),
         databases=(*(db for db in before.databases if db.name not in names), *after.databases),
         sinks=(*(s for s in before.sinks if s.dataset not in datasets), *after.sinks),
         indices=(*(i for i in before.indices if i.dataset not in datasets), *after.indices),
-        expectations=(*(e for e in before.expectations if e.entity not in datasets), *after.expectations),
+        expectations=(
+            *(e for e in before.expectations if e.entity not in datasets),
+            *after.expectations,
+        ),
         retired=after.retired,
     )
 
@@ -322,6 +365,10 @@ def _replaced(before: Iterable[V], after: Iterable[V], key: Callable[[V], K]) ->
 
 
 def unite(graph: Graph) -> SyncRequest:
-    """The graph as a request again, for rooms that take one; `build` of it is the graph without `retired`."""
-    parts = {field.name: getattr(graph, field.name) for field in fields(graph) if field.name != "retired"}
+    """The graph as a request again, for rooms that take one; `build` of it is the graph without
+    `retired`.
+    """
+    parts = {
+        field.name: getattr(graph, field.name) for field in fields(graph) if field.name != "retired"
+    }
     return SyncRequest(**parts, message="")

@@ -1,7 +1,9 @@
-"""Orders of the graph: datasets before what is computed from them, and the extractors a query has to run.
+"""Orders of the graph: datasets before what is computed from them, and the extractors a query has
+to run.
 
-Theory. Both questions are a depth-first walk against the arrows. The order is deterministic: inputs first, ties as in the commit, so that
-equal graphs give equal plans. A given feature is a leaf, even where an extractor could compute it: the caller's value wins.
+Theory. Both questions are a depth-first walk against the arrows. The order is deterministic: inputs
+first, ties as in the commit, so that equal graphs give equal plans. A given feature is a leaf, even
+where an extractor could compute it: the caller's value wins.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ N = TypeVar("N", bound=Hashable)
 
 
 class Cycle(Exception):
-    """`path` leads from a node back to itself, along the arrows; its first and last node are the same."""
+    """`path` leads from a node back to itself, along the arrows; its first and last node are the
+    same.
+    """
 
     def __init__(self, path: tuple[object, ...]) -> None:
         super().__init__(" -> ".join(map(str, path)))
@@ -43,16 +47,23 @@ def inputs_first(nodes: Iterable[N], inputs_of: Callable[[N], Iterable[N]]) -> t
 
 
 def dataset_order(graph: Graph) -> tuple[DatasetName, ...]:
-    """The names of the datasets, inputs first; names that are read but not defined are left out. Raises `Cycle`."""
+    """The names of the datasets, inputs first; names that are read but not defined are left out.
+    Raises `Cycle`.
+    """
 
     def inputs_of(name: DatasetName) -> Iterable[DatasetName]:
-        return [i for pipeline in graph.pipelines_of(name) for i in pipeline.inputs if graph.dataset(i)]
+        return [
+            i for pipeline in graph.pipelines_of(name) for i in pipeline.inputs if graph.dataset(i)
+        ]
 
     return inputs_first([dataset.name for dataset in graph.datasets], inputs_of)
 
 
-def resolve(graph: Graph, inputs: Iterable[FeatureRef], outputs: Iterable[FeatureRef]) -> tuple[Extractor, ...] | Problem:
-    """The extractors that compute `outputs` from `inputs`, each after those whose features it needs; none for features that are given.
+def resolve(
+    graph: Graph, inputs: Iterable[FeatureRef], outputs: Iterable[FeatureRef]
+) -> tuple[Extractor, ...] | Problem:
+    """The extractors that compute `outputs` from `inputs`, each after those whose features it
+    needs; none for features that are given.
 
     A Problem when a feature is neither given nor computable, is unknown, or needs itself.
     """
@@ -80,6 +91,14 @@ def resolve(graph: Graph, inputs: Iterable[FeatureRef], outputs: Iterable[Featur
     if missing:
         unknown = next((ref for ref in missing if graph.feature(ref) is None), None)
         if unknown is not None:
-            return Problem("feature-unknown", unknown.fqn, f"Feature `{unknown.fqn}` is not committed on this branch.")
-        return Problem("feature-provider", missing[0].fqn, f"No extractor found for feature `{missing[0].fqn}`.")
+            return Problem(
+                "feature-unknown",
+                unknown.fqn,
+                f"Feature `{unknown.fqn}` is not committed on this branch.",
+            )
+        return Problem(
+            "feature-provider",
+            missing[0].fqn,
+            f"No extractor found for feature `{missing[0].fqn}`.",
+        )
     return order

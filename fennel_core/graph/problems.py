@@ -1,4 +1,6 @@
-"""What validation finds: a stable code for programs, the entity at fault, and a sentence that says what to do."""
+"""What validation finds: a stable code for programs, the entity at fault, and a sentence that says
+what to do.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """`code` never changes its meaning; `entity` is the full name (`Dataset`, `Dataset.pipeline`, `Featureset.feature`)."""
+    """`code` never changes its meaning; `entity` is the full name (`Dataset`, `Dataset.pipeline`,
+    `Featureset.feature`).
+    """
 
     code: str
     entity: str

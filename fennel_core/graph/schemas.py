@@ -1,10 +1,12 @@
 """The schema of every operator's output, derived from its inputs.
 
-Theory. The client checks schemas when a class is defined; the platform derives them again, because it stores and computes by them and a
-request can come from anywhere. One function per kind of operator: schemas in, schema out, `SchemaError` when the operator cannot stand on
-its input. Maps of the protocol have no order, so columns that come from one (`transform`, `assign`) are in name order: rooms select
-columns by name. Two schemas agree when names, key split, timestamp and *stored* types agree: `between`, `oneof` and `regex` restrict what
-enters through the door and are not carried through operators by the client either.
+Theory. The client checks schemas when a class is defined; the platform derives them again, because
+it stores and computes by them and a request can come from anywhere. One function per kind of
+operator: schemas in, schema out, `SchemaError` when the operator cannot stand on its input. Maps of
+the protocol have no order, so columns that come from one (`transform`, `assign`) are in name order:
+rooms select columns by name. Two schemas agree when names, key split, timestamp and *stored* types
+agree: `between`, `oneof` and `regex` restrict what enters through the door and are not carried
+through operators by the client either.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from fennel_core.vocab.schema import Schema
 from fennel_core.wire import operators as o
 from fennel_core.wire.entities import Pipeline
 
-WINDOW_TYPE = dtypes.Struct("Window", (Field("begin", dtypes.Timestamp()), Field("end", dtypes.Timestamp())))
+WINDOW_TYPE = dtypes.Struct(
+    "Window", (Field("begin", dtypes.Timestamp()), Field("end", dtypes.Timestamp()))
+)
 """The type of the key that a windowed groupby adds."""
 NUMERIC = (dtypes.Int, dtypes.Float, dtypes.Decimal)
 ORDERED = (*NUMERIC, dtypes.Date, dtypes.Timestamp)
@@ -31,7 +35,9 @@ class SchemaError(ValueError):
 
 
 def stored(dtype: Dtype) -> Dtype:
-    """The dtype without restrictions at any depth and without names of structs: what two agreeing columns have in common."""
+    """The dtype without restrictions at any depth and without names of structs: what two agreeing
+    columns have in common.
+    """
     match dtype:
         case dtypes.Optional(of):
             return dtypes.Optional(stored(of))
@@ -55,21 +61,26 @@ def required(dtype: Dtype) -> Dtype:
 def derive_pipeline(graph: Graph, pipeline: Pipeline) -> Mapping[str, Schema]:
     """The schema of every operator of the pipeline, by operator id.
 
-    Raises `SchemaError` at the first operator that cannot stand on its input or reads what is not there; the passes for references
-    and cycles should be silent before this is asked.
+    Raises `SchemaError` at the first operator that cannot stand on its input or reads what is not
+    there; the passes for references and cycles should be silent before this is asked.
     """
     known: dict[str, Schema] = {}
     for operator in graph.operators_of(pipeline):
         try:
             inputs = [known[operand] for operand in operator.inputs]
         except KeyError as error:
-            raise SchemaError(f"an operator reads `{error.args[0]}`, which comes later or not at all in its pipeline") from error
+            raise SchemaError(
+                f"an operator reads `{error.args[0]}`, which comes later or not at "
+                "all in its pipeline"
+            ) from error
         known[operator.id] = derive(graph, operator.kind, inputs)
     return known
 
 
 def derive(graph: Graph, kind: o.OperatorKind, inputs: Sequence[Schema]) -> Schema:
-    """The schema of one operator's output from those of its inputs (in the order of `operand_ids`). Raises `SchemaError`."""
+    """The schema of one operator's output from those of its inputs (in the order of `operand_ids`).
+    Raises `SchemaError`.
+    """
     match kind:
         case o.DatasetRef(dataset=name):
             dataset = graph.dataset(name)
@@ -91,7 +102,17 @@ def derive(graph: Graph, kind: o.OperatorKind, inputs: Sequence[Schema]) -> Sche
 
 
 def _by_columns(
-    kind: o.Transform | o.Rename | o.Drop | o.Explode | o.Dedup | o.First | o.Latest | o.Assign | o.AssignExpr | o.Dropnull | o.Changelog,
+    kind: o.Transform
+    | o.Rename
+    | o.Drop
+    | o.Explode
+    | o.Dedup
+    | o.First
+    | o.Latest
+    | o.Assign
+    | o.AssignExpr
+    | o.Dropnull
+    | o.Changelog,
     schema: Schema,
 ) -> Schema:
     match kind:
@@ -122,13 +143,15 @@ def _by_columns(
             assert_never(unreachable)
 
 
-# --- expectations -----------------------------------------------------------------------------------------------------
+# --- expectations ---------------------------------------------------------------------------------
 
 
 def _field(name: str, schema: Schema, what: str) -> Field:
     field = schema.field(name)
     if field is None:
-        raise SchemaError(f"`{what}` uses column `{name}`, but its input has only {list(schema.names)}")
+        raise SchemaError(
+            f"`{what}` uses column `{name}`, but its input has only {list(schema.names)}"
+        )
     return field
 
 
@@ -142,21 +165,29 @@ def _expect_values(names: Sequence[str], schema: Schema, what: str) -> None:
     for name in names:
         if name not in schema.value_names:
             values = list(schema.value_names)
-            raise SchemaError(f"Field `{name}` is a key or timestamp field in schema of {what} node input. Value fields are: {values}")
+            raise SchemaError(
+                f"Field `{name}` is a key or timestamp field in schema of {what} "
+                f"node input. Value fields are: {values}"
+            )
 
 
 def _expect_keyless(schema: Schema, what: str) -> None:
     if schema.keyed:
-        raise SchemaError(f"{what} over keyed datasets is not defined. Found dataset with keys `{list(schema.key_names)}`")
+        raise SchemaError(
+            f"{what} over keyed datasets is not defined. Found dataset with keys "
+            f"`{list(schema.key_names)}`"
+        )
 
 
 def _expect_new(names: Sequence[str], schema: Schema, what: str) -> None:
     for name in names:
         if schema.field(name) is not None:
-            raise SchemaError(f"Column name collision. `{name}` already exists in schema of the input of {what}")
+            raise SchemaError(
+                f"Column name collision. `{name}` already exists in schema of the input of {what}"
+            )
 
 
-# --- columns ----------------------------------------------------------------------------------------------------------
+# --- columns --------------------------------------------------------------------------------------
 
 
 def _transform(kind: o.Transform, schema: Schema) -> Schema:
@@ -167,11 +198,18 @@ def _transform(kind: o.Transform, schema: Schema) -> Schema:
         if key.name not in declared:
             raise SchemaError(f"Key field {key.name} must be present in schema of transform node")
         if stored(declared[key.name]) != stored(key.dtype):
-            raise SchemaError(f"Key field {key.name} has type {show(key.dtype)} before the transform but {show(declared[key.name])} after")
+            raise SchemaError(
+                f"Key field {key.name} has type {show(key.dtype)} before the "
+                f"transform but {show(declared[key.name])} after"
+            )
     if schema.timestamp not in declared:
-        raise SchemaError(f"Timestamp field {schema.timestamp} must be present in schema of transform node")
+        raise SchemaError(
+            f"Timestamp field {schema.timestamp} must be present in schema of transform node"
+        )
     held = {*schema.key_names, schema.timestamp}
-    return replace(schema, values=tuple(Field(name, dtype) for name, dtype in kind.schema if name not in held))
+    return replace(
+        schema, values=tuple(Field(name, dtype) for name, dtype in kind.schema if name not in held)
+    )
 
 
 def _rename(names: Mapping[str, str], schema: Schema) -> Schema:
@@ -179,12 +217,16 @@ def _rename(names: Mapping[str, str], schema: Schema) -> Schema:
     kept = set(schema.names) - set(names)
     for new in names.values():
         if new in kept or list(names.values()).count(new) > 1:
-            raise SchemaError(f"Field `{new}` already exists in schema of rename node input; choose another name")
+            raise SchemaError(
+                f"Field `{new}` already exists in schema of rename node input; choose another name"
+            )
 
     def renamed(fields: tuple[Field, ...]) -> tuple[Field, ...]:
         return tuple(Field(names.get(f.name, f.name), f.dtype) for f in fields)
 
-    return Schema(renamed(schema.keys), renamed(schema.values), names.get(schema.timestamp, schema.timestamp))
+    return Schema(
+        renamed(schema.keys), renamed(schema.values), names.get(schema.timestamp, schema.timestamp)
+    )
 
 
 def _drop(columns: Sequence[str], schema: Schema) -> Schema:
@@ -201,7 +243,10 @@ def _explode(columns: Sequence[str], schema: Schema) -> Schema:
             return field
         inner = base(field.dtype)
         if not isinstance(inner, dtypes.List):
-            raise SchemaError(f"Cannot explode column `{field.name}` of type `{show(field.dtype)}`, explode expects columns of List type")
+            raise SchemaError(
+                f"Cannot explode column `{field.name}` of type "
+                f"`{show(field.dtype)}`, explode expects columns of List type"
+            )
         return Field(field.name, optional(inner.of))
 
     return replace(schema, values=tuple(exploded(f) for f in schema.values))
@@ -215,9 +260,14 @@ def _keyed_by(by: Sequence[str], schema: Schema) -> Schema:
 def _assign(columns: Mapping[str, Dtype], schema: Schema) -> Schema:
     for name in columns:
         if name in schema.key_names or name == schema.timestamp:
-            raise SchemaError(f"Field `{name}` is a key or timestamp field and cannot be assigned; assign another column")
+            raise SchemaError(
+                f"Field `{name}` is a key or timestamp field and cannot be assigned; "
+                "assign another column"
+            )
     changed = tuple(Field(f.name, columns.get(f.name, f.dtype)) for f in schema.values)
-    added = tuple(Field(name, dtype) for name, dtype in columns.items() if name not in schema.value_names)
+    added = tuple(
+        Field(name, dtype) for name, dtype in columns.items() if name not in schema.value_names
+    )
     return replace(schema, values=changed + added)
 
 
@@ -226,18 +276,30 @@ def _dropnull(columns: Sequence[str], schema: Schema) -> Schema:
     for name in columns:
         dtype = _field(name, schema, "dropnull").dtype
         if not is_optional(dtype):
-            raise SchemaError(f"invalid dropnull column `{name}`: its type `{show(dtype)}` is not Optional; leave it out")
-    return replace(schema, values=tuple(Field(f.name, required(f.dtype)) if f.name in columns else f for f in schema.values))
+            raise SchemaError(
+                f"invalid dropnull column `{name}`: its type `{show(dtype)}` is not "
+                "Optional; leave it out"
+            )
+    return replace(
+        schema,
+        values=tuple(
+            Field(f.name, required(f.dtype)) if f.name in columns else f for f in schema.values
+        ),
+    )
 
 
 def _changelog(column: str, schema: Schema) -> Schema:
     if not schema.keyed:
-        raise SchemaError("Changelog operation is allowed only on keyed datasets. Its input has no keys")
+        raise SchemaError(
+            "Changelog operation is allowed only on keyed datasets. Its input has no keys"
+        )
     _expect_new((column,), schema, "changelog")
-    return Schema((), (*schema.keys, *schema.values, Field(column, dtypes.Bool())), schema.timestamp)
+    return Schema(
+        (), (*schema.keys, *schema.values, Field(column, dtypes.Bool())), schema.timestamp
+    )
 
 
-# --- several inputs ---------------------------------------------------------------------------------------------------
+# --- several inputs -------------------------------------------------------------------------------
 
 
 def _union(inputs: Sequence[Schema]) -> Schema:
@@ -245,7 +307,10 @@ def _union(inputs: Sequence[Schema]) -> Schema:
         raise SchemaError("a union needs at least one input")
     for schema in inputs:
         if schema.keyed:
-            raise SchemaError(f"Union over keyed datasets is currently not supported. Found dataset with keys `{list(schema.key_names)}`")
+            raise SchemaError(
+                "Union over keyed datasets is currently not supported. Found "
+                f"dataset with keys `{list(schema.key_names)}`"
+            )
         problem = disagreement(inputs[0], schema)
         if problem:
             raise SchemaError(f"the inputs of a union must have one schema: {problem}")
@@ -255,18 +320,29 @@ def _union(inputs: Sequence[Schema]) -> Schema:
 def _join(kind: o.Join, left: Schema, right: Schema) -> Schema:
     columns = dict(kind.on)
     if set(columns.values()) != set(right.key_names) or not right.keyed:
-        raise SchemaError(f"Join fields `{sorted(columns.values())}` are not the keys `{list(right.key_names)}` of the right dataset")
+        raise SchemaError(
+            f"Join fields `{sorted(columns.values())}` are not the keys "
+            f"`{list(right.key_names)}` of the right dataset"
+        )
     for mine, theirs in columns.items():
         have, want = _field(mine, left, "join").dtype, _field(theirs, right, "join").dtype
         if is_optional(have):
-            raise SchemaError(f"Fields used in a join operator must not be optional in left schema, found `{mine}` of type `{show(have)}`")
+            raise SchemaError(
+                "Fields used in a join operator must not be optional in left "
+                f"schema, found `{mine}` of type `{show(have)}`"
+            )
         if stored(have) != stored(want):
             pair = f"`{mine}: {show(have)}` meets a key `{theirs}: {show(want)}`"
-            raise SchemaError(f"the join on {pair}; cast one side, or join on a field of the same type")
+            raise SchemaError(
+                f"the join on {pair}; cast one side, or join on a field of the same type"
+            )
     allowed = (*right.value_names, right.timestamp)
     for name in kind.fields:
         if name not in allowed:
-            raise SchemaError(f"fields member `{name}` not present in allowed fields {list(allowed)} of right input")
+            raise SchemaError(
+                f"fields member `{name}` not present in allowed fields "
+                f"{list(allowed)} of right input"
+            )
     taken = [f for f in right.values if not kind.fields or f.name in kind.fields]
     if right.timestamp in kind.fields:
         taken.append(Field(right.timestamp, dtypes.Timestamp()))
@@ -276,14 +352,19 @@ def _join(kind: o.Join, left: Schema, right: Schema) -> Schema:
     return replace(left, values=(*left.values, *taken))
 
 
-# --- aggregation ------------------------------------------------------------------------------------------------------
+# --- aggregation ----------------------------------------------------------------------------------
 
 
 def _aggregate(kind: o.Aggregate, schema: Schema) -> Schema:
     if not kind.specs:
         raise SchemaError("aggregate operator expects at least one aggregation operation")
-    if kind.along is not None and base(_field(kind.along, schema, "along").dtype) != dtypes.Timestamp():
-        raise SchemaError(f"error with along kwarg of aggregate operator: `{kind.along}` is not of type datetime")
+    if (
+        kind.along is not None
+        and base(_field(kind.along, schema, "along").dtype) != dtypes.Timestamp()
+    ):
+        raise SchemaError(
+            f"error with along kwarg of aggregate operator: `{kind.along}` is not of type datetime"
+        )
     if kind.along is not None and kind.emit is o.Emit.FINAL:
         raise SchemaError("'along' param can not be used with emit=\"final\" strategy")
     _expect_windows(kind, schema)
@@ -293,42 +374,67 @@ def _aggregate(kind: o.Aggregate, schema: Schema) -> Schema:
 def _window(kind: o.WindowOp, schema: Schema) -> Schema:
     if schema.keyed:
         keys = list(schema.key_names)
-        raise SchemaError(f"Using 'window' param in groupby on keyed dataset is not allowed. Found dataset with keys `{keys}`")
+        raise SchemaError(
+            "Using 'window' param in groupby on keyed dataset is not allowed. Found "
+            f"dataset with keys `{keys}`"
+        )
     if not isinstance(kind.window, o.Tumbling | o.Hopping | o.Session):
         raise SchemaError("the window of a groupby must be Tumbling, Hopping or Session")
     return _aggregated(kind.by, (Field(kind.field, WINDOW_TYPE),), kind.specs, schema)
 
 
-def _aggregated(by: Sequence[str], more: tuple[Field, ...], specs: Sequence[o.Spec], schema: Schema) -> Schema:
+def _aggregated(
+    by: Sequence[str], more: tuple[Field, ...], specs: Sequence[o.Spec], schema: Schema
+) -> Schema:
     keys = (*(_field(name, schema, "groupby") for name in by), *more)
     values = tuple(Field(spec.name, spec_dtype(spec, schema)) for spec in specs)
     names = [f.name for f in (*keys, *values)] + [schema.timestamp]
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
-        raise SchemaError(f"columns {repeated} appear twice in the output of an aggregation; give each output its own name")
+        raise SchemaError(
+            f"columns {repeated} appear twice in the output of an aggregation; give "
+            "each output its own name"
+        )
     return Schema(keys, values, schema.timestamp)
 
 
 def _expect_windows(kind: o.Aggregate, schema: Schema) -> None:
     windows = [spec.window for spec in kind.specs]
     if any(isinstance(window, o.Session) for window in windows):
-        raise SchemaError("Session windows go into `groupby(…, window=Session(…))`, not into a single aggregation")
+        raise SchemaError(
+            "Session windows go into `groupby(…, window=Session(…))`, not into a single aggregation"
+        )
     if len({o.is_discrete(window) for window in windows}) > 1:
         raise SchemaError(
-            "Windows in all specs have to be either discrete (Hopping/Tumbling/Session) or non-discrete (Continuous/Forever) not both"
+            "Windows in all specs have to be either discrete "
+            "(Hopping/Tumbling/Session) or non-discrete (Continuous/Forever) not both"
         )
-    lookbacks = {window.lookback_us for window in windows if isinstance(window, o.Tumbling | o.Hopping | o.ForeverHopping)}
+    lookbacks = {
+        window.lookback_us
+        for window in windows
+        if isinstance(window, o.Tumbling | o.Hopping | o.ForeverHopping)
+    }
     if len(lookbacks) > 1:
-        raise SchemaError(f"Windows in all specs must have same lookback found {sorted(us // 1_000_000 for us in lookbacks)} seconds")
-    if schema.keyed and kind.along is None and any(isinstance(window, o.Tumbling | o.Hopping) for window in windows):
         raise SchemaError(
-            "invalid aggregate: tumbling and hopping windows can not be used to aggregate keyed datasets; "
+            "Windows in all specs must have same lookback found "
+            f"{sorted(us // 1_000_000 for us in lookbacks)} seconds"
+        )
+    if (
+        schema.keyed
+        and kind.along is None
+        and any(isinstance(window, o.Tumbling | o.Hopping) for window in windows)
+    ):
+        raise SchemaError(
+            "invalid aggregate: tumbling and hopping windows can not be used to "
+            "aggregate keyed datasets; "
             "maybe try using a 'forever hopping' window or 'along' parameter?"
         )
 
 
 def spec_dtype(spec: o.Spec, schema: Schema) -> Dtype:
-    """The type of an aggregation's output over rows of `schema`. Raises `SchemaError` when it cannot be applied to its column."""
+    """The type of an aggregation's output over rows of `schema`. Raises `SchemaError` when it
+    cannot be applied to its column.
+    """
     match spec:
         case o.Count(of=of, unique=unique, dropnull=dropnull):
             if of is not None:
@@ -339,7 +445,11 @@ def spec_dtype(spec: o.Spec, schema: Schema) -> Dtype:
             return dtypes.Int()
         case o.Sum(of=of):
             return required(_of_type(NUMERIC, of, schema, "sum"))
-        case o.Average(of=of, default=default) | o.Stddev(of=of, default=default) | o.Quantile(of=of, default=default):
+        case (
+            o.Average(of=of, default=default)
+            | o.Stddev(of=of, default=default)
+            | o.Quantile(of=of, default=default)
+        ):
             _of_type(NUMERIC, of, schema, type(spec).__name__.lower())
             return dtypes.Float() if default is not None else dtypes.Optional(dtypes.Float())
         case o.ExpDecay(of=of):
@@ -365,18 +475,25 @@ def _of_type(accepted: tuple[type, ...], of: str, schema: Schema, what: str) -> 
     dtype = _field(of, schema, what).dtype
     if not isinstance(base(dtype), accepted):
         words = ", ".join(kind.__name__.lower() for kind in accepted)
-        raise SchemaError(f"Cannot take {what} of field `{of}` of type `{show(dtype)}`; it needs one of {words}")
+        raise SchemaError(
+            f"Cannot take {what} of field `{of}` of type `{show(dtype)}`; it needs one of {words}"
+        )
     return dtype
 
 
 def _expect_dropnull(dropnull: bool, of: str, dtype: Dtype, what: str) -> None:
     if dropnull and not is_optional(dtype):
-        raise SchemaError(f"Cannot use {what} with dropnull for field `{of}` of type `{show(dtype)}`, as it is not optional.")
+        raise SchemaError(
+            f"Cannot use {what} with dropnull for field `{of}` of type "
+            f"`{show(dtype)}`, as it is not optional."
+        )
 
 
 def _expect_hashable(of: str, dtype: Dtype, what: str) -> None:
     if not _hashable(dtype):
-        raise SchemaError(f"Cannot use {what} for field `{of}` of type `{show(dtype)}`, as it is not hashable")
+        raise SchemaError(
+            f"Cannot use {what} for field `{of}` of type `{show(dtype)}`, as it is not hashable"
+        )
 
 
 def _hashable(dtype: Dtype) -> bool:
@@ -389,14 +506,19 @@ def _hashable(dtype: Dtype) -> bool:
             return True
 
 
-# --- agreement --------------------------------------------------------------------------------------------------------
+# --- agreement ------------------------------------------------------------------------------------
 
 
 def disagreement(ours: Schema, theirs: Schema) -> str | None:
-    """The first way in which two schemas differ, as a sentence about `ours` against `theirs`; None when they agree."""
+    """The first way in which two schemas differ, as a sentence about `ours` against `theirs`; None
+    when they agree.
+    """
     if ours.timestamp != theirs.timestamp:
         return f"the timestamp field is `{ours.timestamp}`, but `{theirs.timestamp}` is declared"
-    for part, mine, other in (("key", ours.keys, theirs.keys), ("value", ours.values, theirs.values)):
+    for part, mine, other in (
+        ("key", ours.keys, theirs.keys),
+        ("value", ours.values, theirs.values),
+    ):
         have, want = {f.name: f.dtype for f in mine}, {f.name: f.dtype for f in other}
         for name in want:
             if name not in have:
@@ -405,5 +527,8 @@ def disagreement(ours: Schema, theirs: Schema) -> str | None:
             if name not in want:
                 return f"{part} field `{name}: {show(dtype)}` is not declared"
             if stored(dtype) != stored(want[name]):
-                return f"{part} field `{name}` has type `{show(dtype)}`, but `{show(want[name])}` is declared"
+                return (
+                    f"{part} field `{name}` has type `{show(dtype)}`, but "
+                    f"`{show(want[name])}` is declared"
+                )
     return None

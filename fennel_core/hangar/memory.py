@@ -29,7 +29,9 @@ class MemoryHangar:
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         return [self._values.get(key) for key in keys]
 
-    def scan(self, start: bytes, stop: bytes, *, reverse: bool = False, limit: int | None = None) -> list[tuple[bytes, bytes]]:
+    def scan(
+        self, start: bytes, stop: bytes, *, reverse: bool = False, limit: int | None = None
+    ) -> list[tuple[bytes, bytes]]:
         keys = self._keys[bisect_left(self._keys, start) : bisect_left(self._keys, stop)]
         if reverse:
             keys.reverse()

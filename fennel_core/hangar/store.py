@@ -1,8 +1,10 @@
-"""The contract of Hangar; `memory.py` is its twin, `rocks.py` the real one, one suite holds both to it.
+"""The contract of Hangar; `memory.py` is its twin, `rocks.py` the real one, one suite holds both to
+it.
 
-Theory. A job partition's state changes by one atomic write batch per iteration, which also carries the offsets it stands for. Its owner
-applies batches and serves lookups on one thread (the slot's event loop), so a lookup of several reads sees the state between two
-iterations, never a part of one, without a snapshot per lookup. Keys are ordered bytes.
+Theory. A job partition's state changes by one atomic write batch per iteration, which also carries
+the offsets it stands for. Its owner applies batches and serves lookups on one thread (the slot's
+event loop), so a lookup of several reads sees the state between two iterations, never a part of
+one, without a snapshot per lookup. Keys are ordered bytes.
 """
 
 from __future__ import annotations
@@ -30,24 +32,34 @@ class WriteBatch:
 
 
 class Reads(Protocol):
-    """Read access to state. It raises HangarDamaged rather than answer with less than was written."""
+    """Read access to state. It raises HangarDamaged rather than answer with less than was
+    written.
+    """
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """The value of each key, None where there is none."""
         ...
 
-    def scan(self, start: bytes, stop: bytes, *, reverse: bool = False, limit: int | None = None) -> list[tuple[bytes, bytes]]:
-        """Entries with start <= key < stop, ascending (descending with `reverse`), at most `limit` of them."""
+    def scan(
+        self, start: bytes, stop: bytes, *, reverse: bool = False, limit: int | None = None
+    ) -> list[tuple[bytes, bytes]]:
+        """Entries with start <= key < stop, ascending (descending with `reverse`), at most `limit`
+        of them.
+        """
         ...
 
 
 class Hangar(Reads, Protocol):
     def write(self, batch: WriteBatch) -> None:
-        """Apply the batch atomically and durably enough to survive the process (not the machine)."""
+        """Apply the batch atomically and durably enough to survive the process (not the
+        machine).
+        """
         ...
 
     def checkpoint(self, target: Path) -> None:
-        """A complete, openable copy of the state in the new directory `target` (hard links where possible); HangarClosed after `close`."""
+        """A complete, openable copy of the state in the new directory `target` (hard links where
+        possible); HangarClosed after `close`.
+        """
         ...
 
     def close(self) -> None: ...

@@ -3,11 +3,14 @@
     from fennel_core.history.datasource import FennelDataSource
 
     spark.dataSource.register(FennelDataSource)
-    rides = spark.read.format("fennel").option("dataset", "Rides").option("token", token).option("as_of", "2026-05-01T12:00:00Z").load()
+    rides = spark.read.format("fennel").option("dataset", "Rides").option("token",
+    token).option("as_of", "2026-05-01T12:00:00Z").load()
 
-Theory. A dataset is its history (files on S3) and its topic's tail (records that are committed and not in history yet); where one ends and
-the other begins is decided once, when the read is planned, so the rows of a read are those committed by then, whatever moves meanwhile.
-A topic's partition holds all versions of its keys, so each is a partition of the DataFrame and needs nothing of the others.
+Theory. A dataset is its history (files on S3) and its topic's tail (records that are committed and
+not in history yet); where one ends and the other begins is decided once, when the read is planned,
+so the rows of a read are those committed by then, whatever moves meanwhile. A topic's partition
+holds all versions of its keys, so each is a partition of the DataFrame and needs nothing of the
+others.
 """
 
 from __future__ import annotations
@@ -50,13 +53,16 @@ EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 MICRO: Final = timedelta(microseconds=1)
 BATCH_ROWS: Final = 10_000
 SERVING: Final = """
-    SELECT b.name, c.catalog FROM workspace w LEFT JOIN branch b ON b.workspace = w.name LEFT JOIN commit c ON c.id = b.serving
+    SELECT b.name, c.catalog FROM workspace w LEFT JOIN branch b ON b.workspace = w.name LEFT JOIN
+        commit c ON c.id = b.serving
     WHERE w.name = %s AND w.state = 'open'
 """
 
 
 class ReadError(Exception):
-    """The read cannot be done as asked; the text says what to change, and ends with a stable code."""
+    """The read cannot be done as asked; the text says what to change, and ends with a stable
+    code.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +78,9 @@ class Asked:
 
 @dataclass
 class Part(InputPartition):  # type: ignore[misc]  # pyspark is not typed for strict checking
-    """One partition of the dataset's topic: its files in order, then the tail [tail_first, tail_end)."""
+    """One partition of the dataset's topic: its files in order, then the tail [tail_first,
+    tail_end).
+    """
 
     place: TopicPart
     files: tuple[HistoryFile, ...]
@@ -84,16 +92,23 @@ def asked(options: Mapping[str, str], now: datetime) -> Asked:
     """What the options ask for. ReadError."""
     unknown = sorted(set(options) - {*OPTIONS, "path"})
     if unknown:
-        raise ReadError(f"there is no option `{unknown[0]}`: there are {', '.join(OPTIONS)} [read-option]")
+        raise ReadError(
+            f"there is no option `{unknown[0]}`: there are {', '.join(OPTIONS)} [read-option]"
+        )
     if not options.get("dataset"):
         raise ReadError('no dataset: add .option("dataset", "<name>") [read-option]')
     if not options.get("token") and not options.get("workspace"):
-        raise ReadError('no workspace: add .option("token", "<your token>"), or .option("workspace", "<name>") [read-option]')
+        raise ReadError(
+            'no workspace: add .option("token", "<your token>"), or '
+            '.option("workspace", "<name>") [read-option]'
+        )
     text = options.get("as_of")
     try:
         at = now if text is None else datetime.fromisoformat(text)
     except ValueError as wrong:
-        raise ReadError(f'as_of `{text}` is no ISO 8601 time: write it like "2026-05-01T12:00:00Z" [read-as-of]') from wrong
+        raise ReadError(
+            f'as_of `{text}` is no ISO 8601 time: write it like "2026-05-01T12:00:00Z" [read-as-of]'
+        ) from wrong
     at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
     branch = options.get("branch") or MAIN_BRANCH
     return Asked(
@@ -105,7 +120,9 @@ def asked(options: Mapping[str, str], now: datetime) -> Asked:
     )
 
 
-async def dataset_of(pool: Pool, settings: Settings, want: Asked) -> tuple[WorkspaceId, DatasetView]:
+async def dataset_of(
+    pool: Pool, settings: Settings, want: Asked
+) -> tuple[WorkspaceId, DatasetView]:
     """The workspace and the dataset as its branch serves it now. ReadError."""
     workspace = want.workspace
     if want.token is not None:
@@ -114,34 +131,52 @@ async def dataset_of(pool: Pool, settings: Settings, want: Asked) -> tuple[Works
         except ApiError as refused:
             raise ReadError(f"{refused.text} [{refused.code}]") from refused
         if want.workspace not in (None, workspace):
-            raise ReadError(f"the token opens workspace `{workspace}`, not `{want.workspace}`: leave out one of the two [read-workspace]")
+            raise ReadError(
+                f"the token opens workspace `{workspace}`, not `{want.workspace}`: "
+                "leave out one of the two [read-workspace]"
+            )
     async with pool.connection() as connection:
         rows = await (await connection.execute(SERVING, (workspace,))).fetchall()
     if not rows:
-        raise ReadError(f"there is no workspace `{workspace}`: `fennel-core workspace list` names those there are [read-workspace]")
+        raise ReadError(
+            f"there is no workspace `{workspace}`: `fennel-core workspace list` "
+            "names those there are [read-workspace]"
+        )
     catalogs = {str(name): data for name, data in rows if name is not None}
     if want.branch not in catalogs:
-        raise ReadError(f"there is no branch `{want.branch}` in `{workspace}`; there are {_listed(catalogs)} [read-branch]")
+        raise ReadError(
+            f"there is no branch `{want.branch}` in `{workspace}`; there are "
+            f"{_listed(catalogs)} [read-branch]"
+        )
     data = catalogs[want.branch]
     if not isinstance(data, bytes):
         raise ReadError(
-            f"branch `{want.branch}` serves nothing yet: commit to it first, or wait until its commit has caught up [read-branch]"
+            f"branch `{want.branch}` serves nothing yet: commit to it first, or wait "
+            "until its commit has caught up [read-branch]"
         )
     views = {view.name: view for view in canonical.loads(data, Catalog).datasets}
     view = views.get(want.dataset)
     if view is None:
-        raise ReadError(f"there is no dataset `{want.dataset}` in branch `{want.branch}`; there are {_listed(views)} [read-dataset]")
+        raise ReadError(
+            f"there is no dataset `{want.dataset}` in branch `{want.branch}`; there "
+            f"are {_listed(views)} [read-dataset]"
+        )
     if view.topic is None:
         raise ReadError(
-            f"`{want.dataset}` is a terminal aggregate: it is assembled when it is asked for and has no rows. Read the dataset it is"
+            f"`{want.dataset}` is a terminal aggregate: it is assembled when it is "
+            "asked for and has no rows. Read the dataset it is"
             " computed from, or look it up [read-dataset]"
         )
     return WorkspaceId(str(workspace)), view
 
 
-async def planned(settings: Settings, want: Asked) -> tuple[DatasetView, tuple[ErasedKeys, ...], list[Part]]:
+async def planned(
+    settings: Settings, want: Asked
+) -> tuple[DatasetView, tuple[ErasedKeys, ...], list[Part]]:
     """The dataset, its erased keys, and what there is to read now. ReadError."""
-    async with postgres.pool(settings.postgres_dsn.get_secret_value(), name="fennel-read", size=1) as pool:
+    async with postgres.pool(
+        settings.postgres_dsn.get_secret_value(), name="fennel-read", size=1
+    ) as pool:
         workspace, view = await dataset_of(pool, settings, want)
         assert view.topic is not None, "dataset_of sees to it"
         banned = await erasures.read(pool, workspace)
@@ -152,7 +187,9 @@ async def planned(settings: Settings, want: Asked) -> tuple[DatasetView, tuple[E
         for place, bound in sorted(bounds.items()):
             files = await rows.files(*place, upto=bound.end)
             covered = files[-1].next_offset if files else Offset(0)
-            useful = tuple(file for file in files if file.min_ts is not None and file.min_ts <= want.as_of)
+            useful = tuple(
+                file for file in files if file.min_ts is not None and file.min_ts <= want.as_of
+            )
             parts.append(Part(place, useful, max(covered, bound.first), bound.end))
     return view, erased, parts
 
@@ -162,14 +199,24 @@ class FennelReader(DataSourceReader):  # type: ignore[misc]  # pyspark is not ty
 
     def __init__(self, settings: Settings, want: Asked, schema: StructType) -> None:
         view, self._erased, self._parts = _run(settings, want)
-        self._settings, self._as_of, self._dataset, self._schema = settings, want.as_of, view.schema, schema
+        self._settings, self._as_of, self._dataset, self._schema = (
+            settings,
+            want.as_of,
+            view.schema,
+            schema,
+        )
 
     def partitions(self) -> Sequence[InputPartition]:
         return self._parts
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Part), "a partition of ours"
-        rows = asof.content(versions(self._settings, partition, self._dataset), self._dataset, self._as_of, self._erased)
+        rows = asof.content(
+            versions(self._settings, partition, self._dataset),
+            self._dataset,
+            self._as_of,
+            self._erased,
+        )
         table = rows.to_arrow().cast(to_arrow_schema(self._schema, timezone="UTC"))
         yield from table.to_batches(max_chunksize=BATCH_ROWS)
 
@@ -177,8 +224,9 @@ class FennelReader(DataSourceReader):  # type: ignore[misc]  # pyspark is not ty
 class FennelDataSource(DataSource):  # type: ignore[misc]  # as above
     """Register once per Spark session: `spark.dataSource.register(FennelDataSource)`.
 
-    Options: `dataset` (required); `token`, or `workspace` (whoever has the platform's settings may read all); `branch` (main); `as_of`, ISO
-    8601, UTC unless it says otherwise, inclusive (now); `env_file`, the settings as `fennel-core env --all` writes them (the environment).
+    Options: `dataset` (required); `token`, or `workspace` (whoever has the platform's settings may
+    read all); `branch` (main); `as_of`, ISO 8601, UTC unless it says otherwise, inclusive (now);
+    `env_file`, the settings as `fennel-core env --all` writes them (the environment).
     """
 
     @classmethod
@@ -198,21 +246,40 @@ class FennelDataSource(DataSource):  # type: ignore[misc]  # as above
         try:
             settings = Settings(_env_file=file)
         except ValidationError as wrong:
-            raise ReadError(f"the platform's settings cannot be used: {wrong} [read-settings]") from wrong
+            raise ReadError(
+                f"the platform's settings cannot be used: {wrong} [read-settings]"
+            ) from wrong
         return settings, asked(dict(self.options), datetime.now(UTC))
 
 
 def versions(settings: Settings, part: Part, schema: Schema) -> pl.DataFrame:
-    """Every version of a partition up to where the read was planned, with the columns of `vocab.versions`."""
+    """Every version of a partition up to where the read was planned, with the columns of
+    `vocab.versions`.
+    """
     columns = [*schema.names, *META]
     client = s3.client(settings)
-    frames = [pl.DataFrame(schema={**frame_columns(schema), "__pos": pl.Binary(), "__sign": pl.Int8(), "__gone": pl.Boolean()})]
+    frames = [
+        pl.DataFrame(
+            schema={
+                **frame_columns(schema),
+                "__pos": pl.Binary(),
+                "__sign": pl.Int8(),
+                "__gone": pl.Boolean(),
+            }
+        )
+    ]
     for file in part.files:
         body = s3.get(client, settings.s3_bucket, file.object_key)
         if body is None:
-            raise ReadError(f"{file.object_key} is missing from bucket `{settings.s3_bucket}`: history is damaged [read-object]")
+            raise ReadError(
+                f"{file.object_key} is missing from bucket `{settings.s3_bucket}`: "
+                "history is damaged [read-object]"
+            )
         frames.append(parquet.read(body, columns))
-    frames += [decode(message.value).select(columns) for message in Log(settings).tail(part.place, part.tail_first, part.tail_end)]
+    frames += [
+        decode(message.value).select(columns)
+        for message in Log(settings).tail(part.place, part.tail_first, part.tail_end)
+    ]
     return pl.concat(frames)
 
 
@@ -220,7 +287,10 @@ def _run(settings: Settings, want: Asked) -> tuple[DatasetView, tuple[ErasedKeys
     try:
         return asyncio.run(planned(settings, want))
     except (psycopg.OperationalError, PoolTimeout) as away:
-        raise ReadError(f"the platform's database cannot be reached ({away}): is FENNEL_POSTGRES_DSN right? [read-settings]") from away
+        raise ReadError(
+            f"the platform's database cannot be reached ({away}): is "
+            "FENNEL_POSTGRES_DSN right? [read-settings]"
+        ) from away
 
 
 def spark_schema(schema: Schema) -> StructType:

@@ -1,8 +1,11 @@
-"""What is decided about history without touching anything: which partitions to roll now, how to cut them into files, what to delete.
+"""What is decided about history without touching anything: which partitions to roll now, how to cut
+them into files, what to delete.
 
-Theory. Small files cost every later reader, late files cost nothing (what is not in history is read from the topic). So a partition waits
-until it has enough for a file worth writing, or has waited long enough. Within a batch a file ends where it is full, and the last one where
-the batch ends: then control records and transaction markers at the end are covered too, and a partition that stands still is not behind.
+Theory. Small files cost every later reader, late files cost nothing (what is not in history is read
+from the topic). So a partition waits until it has enough for a file worth writing, or has waited
+long enough. Within a batch a file ends where it is full, and the last one where the batch ends:
+then control records and transaction markers at the end are covered too, and a partition that stands
+still is not behind.
 """
 
 from __future__ import annotations
@@ -17,7 +20,9 @@ from fennel_core.vocab.ids import Offset
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`enough_records`: messages that are worth a file; `wait_s`: a partition with fewer waits this long at most."""
+    """`enough_records`: messages that are worth a file; `wait_s`: a partition with fewer waits this
+    long at most.
+    """
 
     enough_records: int
     wait_s: float
@@ -25,7 +30,9 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What history lacks of a partition: records of [start, end), there since `since_s` (monotonic)."""
+    """What history lacks of a partition: records of [start, end), there since `since_s`
+    (monotonic).
+    """
 
     start: Offset
     end: Offset
@@ -37,7 +44,10 @@ class Backlog:
 
 
 def backlogs(
-    starts: Mapping[TopicPart, Offset], ends: Mapping[TopicPart, Offset], before: Mapping[TopicPart, Backlog], now_s: float
+    starts: Mapping[TopicPart, Offset],
+    ends: Mapping[TopicPart, Offset],
+    before: Mapping[TopicPart, Backlog],
+    now_s: float,
 ) -> dict[TopicPart, Backlog]:
     """The partitions that are behind. One that has not moved since `before` keeps its age."""
     found = {}
@@ -45,13 +55,19 @@ def backlogs(
         start = starts.get(place, Offset(0))
         if start < end:
             known = before.get(place)
-            found[place] = Backlog(start, end, known.since_s if known is not None and known.start == start else now_s)
+            found[place] = Backlog(
+                start, end, known.since_s if known is not None and known.start == start else now_s
+            )
     return found
 
 
 def due(behind: Mapping[TopicPart, Backlog], rule: Rule, now_s: float) -> dict[TopicPart, Backlog]:
     """Those to be rolled now."""
-    return {place: each for place, each in behind.items() if each.records >= rule.enough_records or now_s - each.since_s >= rule.wait_s}
+    return {
+        place: each
+        for place, each in behind.items()
+        if each.records >= rule.enough_records or now_s - each.since_s >= rule.wait_s
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +90,17 @@ class Cut:
 
 
 def cuts(
-    messages: Iterable[Message], floors: Mapping[TopicPart, Offset], ends: Mapping[TopicPart, Offset], file_bytes: int
+    messages: Iterable[Message],
+    floors: Mapping[TopicPart, Offset],
+    ends: Mapping[TopicPart, Offset],
+    file_bytes: int,
 ) -> Iterator[Cut]:
     """A batch as files. Lazy: no more than one file's messages are held.
 
-    `messages`: the data records that some offset ranges hold, each partition's side by side and in order; `floors`: where each partition's
-    rows end (0 when absent), so what lies below is there already; `ends`: where each partition's range ends. A range without data records
-    makes no file: the next one that has some begins at the floor.
+    `messages`: the data records that some offset ranges hold, each partition's side by side and in
+    order; `floors`: where each partition's rows end (0 when absent), so what lies below is there
+    already; `ends`: where each partition's range ends. A range without data records makes no file:
+    the next one that has some begins at the floor.
     """
     held: list[tuple[Offset, bytes]] = []
     place: TopicPart | None = None
@@ -105,6 +125,10 @@ def cuts(
         yield Cut(place, first, ends[place], tuple(held))
 
 
-def strays(written: Mapping[str, datetime], named: Collection[str], grace: timedelta, now: datetime) -> list[str]:
-    """Keys of objects that no row names and that no writer can be about to name, by when they were written."""
+def strays(
+    written: Mapping[str, datetime], named: Collection[str], grace: timedelta, now: datetime
+) -> list[str]:
+    """Keys of objects that no row names and that no writer can be about to name, by when they were
+    written.
+    """
     return [key for key, at in written.items() if key not in named and at < now - grace]

@@ -1,8 +1,9 @@
 """The history writer's rounds: look, decide, roll, add; and late deletion.
 
-Theory. A round asks which topics there are, where their rows end and where they end, picks the partitions that are due and has them
-rolled. It keeps nothing that matters: what is remembered between rounds (how long a partition has waited, that nothing but control records
-lies behind its rows) only saves work and may be lost at any time.
+Theory. A round asks which topics there are, where their rows end and where they end, picks the
+partitions that are due and has them rolled. It keeps nothing that matters: what is remembered
+between rounds (how long a partition has waited, that nothing but control records lies behind its
+rows) only saves work and may be lost at any time.
 """
 
 from __future__ import annotations
@@ -41,18 +42,26 @@ class Objects(Protocol):
 
 
 class Roller(Protocol):
-    """Rolls partitions from `Backlog.start` to their ends or further, batch by batch, into `rows`. StoreError or RollFailed."""
+    """Rolls partitions from `Backlog.start` to their ends or further, batch by batch, into `rows`.
+    StoreError or RollFailed.
+    """
 
-    async def roll(self, due: Mapping[TopicPart, Backlog], layouts: Mapping[TopicName, TopicLayout], rows: Rows) -> None: ...
+    async def roll(
+        self, due: Mapping[TopicPart, Backlog], layouts: Mapping[TopicName, TopicLayout], rows: Rows
+    ) -> None: ...
 
 
 class RollFailed(Exception):
-    """A query ended with an error; what it added by then stays, and the next round goes on from there."""
+    """A query ended with an error; what it added by then stays, and the next round goes on from
+    there.
+    """
 
 
 @dataclass
 class Rows:
-    """The rows as a roller sees them. `covered`: below these offsets every data record has its row; it grows with each batch."""
+    """The rows as a roller sees them. `covered`: below these offsets every data record has its row;
+    it grows with each batch.
+    """
 
     files: HistoryFiles
     covered: dict[TopicPart, Offset]
@@ -64,13 +73,18 @@ class Rows:
         return {place: end for place, end in ends.items() if place in set(places)}
 
     async def publish(self, files: Sequence[HistoryFile], ends: Mapping[TopicPart, Offset]) -> None:
-        """Add the rows of a batch whose ranges end at `ends`, in order of offsets. RollFailed when another writer was faster.
+        """Add the rows of a batch whose ranges end at `ends`, in order of offsets. RollFailed when
+        another writer was faster.
 
-        Then the roller must end: its next batch would begin where this one ended, and the rows may end before that.
+        Then the roller must end: its next batch would begin where this one ended, and the rows may
+        end before that.
         """
         for file in files:
             if not await self.files.add(file):
-                raise RollFailed(f"another writer was faster at {file.topic}[{file.part}]: {file.object_key} is left over")
+                raise RollFailed(
+                    f"another writer was faster at {file.topic}[{file.part}]: "
+                    f"{file.object_key} is left over"
+                )
             self.added_files += 1
             self.added_rows += file.row_count
         self.covered.update(ends)
@@ -78,7 +92,9 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Rolled:
-    """What a round did, what history holds after it, and what is left: messages behind, by topic that shall have a history."""
+    """What a round did, what history holds after it, and what is left: messages behind, by topic
+    that shall have a history.
+    """
 
     files: int
     rows: int
@@ -113,18 +129,30 @@ class Writer:
             lag[topic] += backlog.records
         return Rolled(rows.added_files, rows.added_rows, await self.files.totals(), lag)
 
-    async def _look(self, layouts: Mapping[TopicName, TopicLayout], now_s: float) -> Mapping[TopicPart, Bounds]:
+    async def _look(
+        self, layouts: Mapping[TopicName, TopicLayout], now_s: float
+    ) -> Mapping[TopicPart, Bounds]:
         """Bring `_behind` up to date."""
         ends = await self.files.ends(list(layouts))
         bounds = await asyncio.to_thread(self.bounds, list(layouts))
-        self._covered = {place: offset for place, offset in self._covered.items() if place in bounds}
+        self._covered = {
+            place: offset for place, offset in self._covered.items() if place in bounds
+        }
         starts = {}
         for place, bound in bounds.items():
             end = ends.get(place, Offset(0))
             if bound.first > end and self._covered.get(place, end) < bound.first:
-                log.error("records were gone before they came into history", topic=place[0], part=place[1], first=end, next=bound.first)
+                log.error(
+                    "records were gone before they came into history",
+                    topic=place[0],
+                    part=place[1],
+                    first=end,
+                    next=bound.first,
+                )
             starts[place] = max(end, bound.first, self._covered.get(place, end))
-        self._behind = backlogs(starts, {place: bound.end for place, bound in bounds.items()}, self._behind, now_s)
+        self._behind = backlogs(
+            starts, {place: bound.end for place, bound in bounds.items()}, self._behind, now_s
+        )
         return bounds
 
 
@@ -134,13 +162,21 @@ class Pruned:
     objects: int
 
 
-async def prune(files: HistoryFiles, topics: WantedTopics, objects: Objects, grace: timedelta) -> Pruned:
-    """Forget topics that the bank has not known for `grace`, and delete objects older than `grace` that no row names.
+async def prune(
+    files: HistoryFiles, topics: WantedTopics, objects: Objects, grace: timedelta
+) -> Pruned:
+    """Forget topics that the bank has not known for `grace`, and delete objects older than `grace`
+    that no row names.
 
-    Rows go first: an object without a row is found by listing, a row without its object would be a hole in what history says it holds.
+    Rows go first: an object without a row is found by listing, a row without its object would be a
+    hole in what history says it holds.
     """
     now = await files.now()
-    gone = [topic for topic, since in (await files.orphans(await topics.alive())).items() if since < now - grace]
+    gone = [
+        topic
+        for topic, since in (await files.orphans(await topics.alive())).items()
+        if since < now - grace
+    ]
     if gone:
         await files.remove(gone)
         log.info("history of deleted topics is forgotten", topics=gone)

@@ -1,9 +1,10 @@
 """The history writer as a process: rounds for ever, health, metrics, deletion now and then.
 
-Theory. It is a part of its own and not a guest in the engine's Spark application: the engine retries tasks without end and never reuses a
-Python worker, which suits slots and would make every batch pay for new interpreters; and whatever a large batch does to its JVM, the slots
-must not notice. A round that fails is told in the log and on `/readyz` and is tried again; a JVM that has ended ends the process, and
-whoever keeps parts running starts it again.
+Theory. It is a part of its own and not a guest in the engine's Spark application: the engine
+retries tasks without end and never reuses a Python worker, which suits slots and would make every
+batch pay for new interpreters; and whatever a large batch does to its JVM, the slots must not
+notice. A round that fails is told in the log and on `/readyz` and is tried again; a JVM that has
+ended ends the process, and whoever keeps parts running starts it again.
 """
 
 from __future__ import annotations
@@ -32,15 +33,25 @@ from fennel_core.vocab.ids import TopicName
 
 PROCESS: Final = "history"
 FAILURES_TOLD: Final = 3
-"""So many failed rounds in a row are what a restart of Kafka or Postgres takes; more of them are a state that people should see."""
+"""So many failed rounds in a row are what a restart of Kafka or Postgres takes; more of them are a
+state that people should see.
+"""
 NOTHING: Final = Totals(0, 0, 0)
 log = structlog.get_logger(__name__)
 
 FILES = metrics.gauge("fennel_history_files", "Files that hold a topic's history.", ("topic",))
 ROWS = metrics.gauge("fennel_history_rows", "Rows in a topic's history.", ("topic",))
-LAG = metrics.gauge("fennel_history_lag_records", "Messages of a topic that are not in history yet.", ("topic",))
-ROUNDS = metrics.counter("fennel_history_rounds", "Rounds of the history writer by outcome: `done` or `failed`.", ("outcome",))
-ROUND_SECONDS = metrics.histogram("fennel_history_round_seconds", "Time of one round of the history writer.")
+LAG = metrics.gauge(
+    "fennel_history_lag_records", "Messages of a topic that are not in history yet.", ("topic",)
+)
+ROUNDS = metrics.counter(
+    "fennel_history_rounds",
+    "Rounds of the history writer by outcome: `done` or `failed`.",
+    ("outcome",),
+)
+ROUND_SECONDS = metrics.histogram(
+    "fennel_history_round_seconds", "Time of one round of the history writer."
+)
 
 
 class _State:
@@ -68,13 +79,20 @@ class _State:
             LAG.labels(topic).set(rolled.lag.get(topic, 0))
         self._topics = topics
         if rolled.files:
-            log.info("history has grown", files=rolled.files, rows=rolled.rows, lag=sum(rolled.lag.values()))
+            log.info(
+                "history has grown",
+                files=rolled.files,
+                rows=rolled.rows,
+                lag=sum(rolled.lag.values()),
+            )
 
     def failed(self, reason: str) -> None:
         self._failures += 1
         self._problem = reason
         ROUNDS.labels("failed").inc()
-        log.error("a round of history failed; it is tried again", failures=self._failures, reason=reason)
+        log.error(
+            "a round of history failed; it is tried again", failures=self._failures, reason=reason
+        )
 
 
 async def run_history(settings: Settings) -> None:
@@ -85,7 +103,9 @@ async def run_history(settings: Settings) -> None:
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
     state, roller = _State(), SparkRoller(settings)
-    async with postgres.pool(settings.postgres_dsn.get_secret_value(), name=PROCESS, size=2) as pool:
+    async with postgres.pool(
+        settings.postgres_dsn.get_secret_value(), name=PROCESS, size=2
+    ) as pool:
         files, topics = PostgresHistoryFiles(pool), Topics(pool)
         rule = Rule(settings.history_file_records, settings.history_wait_s)
         writer = Writer(files, topics, Log(settings).bounds, roller, rule, time.monotonic)
@@ -101,8 +121,13 @@ async def run_history(settings: Settings) -> None:
                 except StoreError as away:
                     log.warning("history could not be pruned; it is tried later", reason=str(away))
 
-        server = await Health(PROCESS, {"rounds": state.check}).serve(settings.host, settings.history_port)
-        tasks = [asyncio.create_task(_rounds(writer, state, settings.history_trigger_s)), asyncio.create_task(pruning())]
+        server = await Health(PROCESS, {"rounds": state.check}).serve(
+            settings.host, settings.history_port
+        )
+        tasks = [
+            asyncio.create_task(_rounds(writer, state, settings.history_trigger_s)),
+            asyncio.create_task(pruning()),
+        ]
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait([*tasks, stopping], return_when=asyncio.FIRST_COMPLETED)
         log.info("history is stopping")

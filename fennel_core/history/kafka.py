@@ -1,7 +1,7 @@
 """What Kafka says of topics, and their tails: records that are committed and not in history yet.
 
-Theory. The end of a partition is its last stable offset: below it every record is committed, aborted (and never handed out) or a marker,
-and none of that ever changes.
+Theory. The end of a partition is its last stable offset: below it every record is committed,
+aborted (and never handed out) or a marker, and none of that ever changes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ class Bounds:
 
 
 class Log:
-    """Blocking; call it from a worker thread. Every method raises StoreError when the broker cannot be asked."""
+    """Blocking; call it from a worker thread. Every method raises StoreError when the broker cannot
+    be asked.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -45,27 +47,43 @@ class Log:
             known = self._admin.list_topics(timeout=ANSWER_SECONDS).topics
         except KafkaException as away:
             raise StoreError(f"Kafka: {away}") from away
-        places = [TopicPartition(topic, part) for topic in topics if topic in known for part in known[topic].partitions]
-        first, end = self._offsets(places, OffsetSpec.earliest()), self._offsets(places, OffsetSpec.latest())
+        places = [
+            TopicPartition(topic, part)
+            for topic in topics
+            if topic in known
+            for part in known[topic].partitions
+        ]
+        first, end = (
+            self._offsets(places, OffsetSpec.earliest()),
+            self._offsets(places, OffsetSpec.latest()),
+        )
         return {place: Bounds(first[place], end[place]) for place in end if place in first}
 
     def _offsets(self, places: list[TopicPartition], spec: OffsetSpec) -> dict[TopicPart, Offset]:
         if not places:
             return {}
         futures = self._admin.list_offsets(
-            dict.fromkeys(places, spec), isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=ANSWER_SECONDS
+            dict.fromkeys(places, spec),
+            isolation_level=IsolationLevel.READ_COMMITTED,
+            request_timeout=ANSWER_SECONDS,
         )
         found = {}
         for place, future in futures.items():
             try:
-                found[TopicName(place.topic), PartitionIndex(place.partition)] = Offset(future.result().offset)
+                found[TopicName(place.topic), PartitionIndex(place.partition)] = Offset(
+                    future.result().offset
+                )
             except KafkaException as failed:
-                if failed.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:  # deleted meanwhile: absent
+                if (
+                    failed.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART
+                ):  # deleted meanwhile: absent
                     raise StoreError(f"Kafka: {failed}") from failed
         return found
 
     def tail(self, place: TopicPart, first: Offset, end: Offset) -> Iterator[Message]:
-        """The data records of [first, end); `end` was a last stable offset, so they are all there."""
+        """The data records of [first, end); `end` was a last stable offset, so they are all
+        there.
+        """
         if first >= end:
             return
         topic, part = place

@@ -18,28 +18,46 @@ class MemoryHistoryFiles:
         self._orphans: dict[TopicName, datetime] = {}
 
     async def ends(self, topics: Collection[TopicName]) -> Mapping[TopicPart, Offset]:
-        return {place: rows[-1].next_offset for place, rows in self._rows.items() if place[0] in topics}
+        return {
+            place: rows[-1].next_offset for place, rows in self._rows.items() if place[0] in topics
+        }
 
-    async def files(self, topic: TopicName, part: PartitionIndex, upto: Offset | None = None) -> tuple[HistoryFile, ...]:
-        return tuple(row for row in self._rows.get((topic, part), ()) if upto is None or row.first_offset < upto)
+    async def files(
+        self, topic: TopicName, part: PartitionIndex, upto: Offset | None = None
+    ) -> tuple[HistoryFile, ...]:
+        return tuple(
+            row
+            for row in self._rows.get((topic, part), ())
+            if upto is None or row.first_offset < upto
+        )
 
     async def add(self, file: HistoryFile) -> bool:
         rows = self._rows.get((file.topic, file.part), [])
         if file in rows:
             return True
-        taken = any(row.object_key == file.object_key for others in self._rows.values() for row in others)
+        taken = any(
+            row.object_key == file.object_key for others in self._rows.values() for row in others
+        )
         if taken or file.first_offset != (rows[-1].next_offset if rows else 0):
             return False
         self._rows[file.topic, file.part] = [*rows, file]
         return True
 
     async def keys(self, topic: TopicName) -> frozenset[str]:
-        return frozenset(row.object_key for place, rows in self._rows.items() if place[0] == topic for row in rows)
+        return frozenset(
+            row.object_key
+            for place, rows in self._rows.items()
+            if place[0] == topic
+            for row in rows
+        )
 
     async def totals(self) -> Mapping[TopicName, Totals]:
         files = [file for rows in self._rows.values() for file in rows]
         mine = {topic: [file for file in files if file.topic == topic] for topic, _ in self._rows}
-        return {t: Totals(len(of), sum(f.row_count for f in of), sum(f.size_bytes for f in of)) for t, of in mine.items()}
+        return {
+            t: Totals(len(of), sum(f.row_count for f in of), sum(f.size_bytes for f in of))
+            for t, of in mine.items()
+        }
 
     async def orphans(self, alive: Collection[TopicName]) -> Mapping[TopicName, datetime]:
         found = {topic for topic, _ in self._rows} - set(alive)
@@ -51,4 +69,6 @@ class MemoryHistoryFiles:
 
     async def remove(self, topics: Sequence[TopicName]) -> None:
         self._rows = {place: rows for place, rows in self._rows.items() if place[0] not in topics}
-        self._orphans = {topic: since for topic, since in self._orphans.items() if topic not in topics}
+        self._orphans = {
+            topic: since for topic, since in self._orphans.items() if topic not in topics
+        }

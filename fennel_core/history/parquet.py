@@ -1,13 +1,14 @@
 """A file of history: the batches of an offset range as one Parquet object.
 
-Theory. The columns are those of the topic's batches as they are (`vocab.versions`: the dataset's columns, then position, sign, tombstone),
-and two of ours:
+Theory. The columns are those of the topic's batches as they are (`vocab.versions`: the dataset's
+columns, then position, sign, tombstone), and two of ours:
 
     __offset  int64   Kafka offset of the message that carried the row
     __group   int32   key group of the row's key (`vocab.keys`), 0 where rows have no key
 
-Rows are sorted by (__group, __offset) and keep their order within a message. So a reader that owns some key groups finds its rows side by
-side and in the order they were written, and sorting by `__offset` alone (stably) gives back the topic key by key.
+Rows are sorted by (__group, __offset) and keep their order within a message. So a reader that owns
+some key groups finds its rows side by side and in the order they were written, and sorting by
+`__offset` alone (stably) gives back the topic key by key.
 """
 
 from __future__ import annotations
@@ -25,15 +26,22 @@ from fennel_core.vocab.versions import decode
 OFFSET: Final = "__offset"
 GROUP: Final = "__group"
 ROW_GROUP_ROWS: Final = 65_536
-"""Rows per row group: small enough that a reader of one key group skips most of a large file by its statistics."""
+"""Rows per row group: small enough that a reader of one key group skips most of a large file by its
+statistics.
+"""
 ZSTD_LEVEL: Final = 3
 _ROW: Final = "__row"
 
 
 def gather(messages: Sequence[tuple[Offset, bytes]], keys: tuple[str, ...]) -> pl.DataFrame:
-    """Data messages of one partition, in order of offsets, as the rows of a file. `keys`: the columns whose bytes chose the partition."""
+    """Data messages of one partition, in order of offsets, as the rows of a file. `keys`: the
+    columns whose bytes chose the partition.
+    """
     assert messages, "a file has at least one message"
-    frames = [decode(value).with_columns(pl.lit(offset, pl.Int64).alias(OFFSET)) for offset, value in messages]
+    frames = [
+        decode(value).with_columns(pl.lit(offset, pl.Int64).alias(OFFSET))
+        for offset, value in messages
+    ]
     frame = pl.concat(frames)
     return frame.with_columns(_groups(frame, keys)).sort(GROUP, OFFSET, maintain_order=True)
 
@@ -42,7 +50,13 @@ def write(frame: pl.DataFrame) -> bytes:
     """The object of a file."""
     assert {OFFSET, GROUP} <= set(frame.columns), "a file's frame comes from `gather`"
     sink = io.BytesIO()
-    frame.write_parquet(sink, compression="zstd", compression_level=ZSTD_LEVEL, row_group_size=ROW_GROUP_ROWS, statistics=True)
+    frame.write_parquet(
+        sink,
+        compression="zstd",
+        compression_level=ZSTD_LEVEL,
+        row_group_size=ROW_GROUP_ROWS,
+        statistics=True,
+    )
     return sink.getvalue()
 
 
@@ -55,6 +69,11 @@ def _groups(frame: pl.DataFrame, keys: tuple[str, ...]) -> pl.Series:
     """The key group of each row; computed once per distinct key."""
     if not keys or frame.is_empty():
         return pl.repeat(0, frame.height, dtype=pl.Int32, eager=True).alias(GROUP)
-    distinct = frame.select(keys).with_row_index(_ROW).group_by(keys, maintain_order=True).agg(pl.col(_ROW))
+    distinct = (
+        frame.select(keys)
+        .with_row_index(_ROW)
+        .group_by(keys, maintain_order=True)
+        .agg(pl.col(_ROW))
+    )
     groups = pl.Series(GROUP, [key_group(key) for key in key_bytes(distinct, keys)], dtype=pl.Int32)
     return distinct.select(_ROW, groups).explode(_ROW).sort(_ROW).get_column(GROUP)

@@ -1,7 +1,8 @@
 """History's rows in Postgres (migration 0006).
 
-Theory. Adding is one statement: the row goes in if its first offset is the largest next offset so far. Two writers that race for the same
-place meet in the primary key, and one of them adds nothing; a writer that is behind finds another end.
+Theory. Adding is one statement: the row goes in if its first offset is the largest next offset so
+far. Two writers that race for the same place meet in the primary key, and one of them adds nothing;
+a writer that is behind finds another end.
 """
 
 from __future__ import annotations
@@ -19,27 +20,37 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 from fennel_core.history.store import HistoryFile, StoreError, TopicPart, Totals
 from fennel_core.vocab.ids import Micros, Offset, PartitionIndex, TopicName
 
-COLUMNS = "topic, part, first_offset, next_offset, object_key, row_count, size_bytes, min_ts, max_ts"
+COLUMNS = (
+    "topic, part, first_offset, next_offset, object_key, row_count, size_bytes, min_ts, max_ts"
+)
 ADD = f"""
     INSERT INTO history_file ({COLUMNS})
-    SELECT %(topic)s, %(part)s, %(first_offset)s, %(next_offset)s, %(object_key)s, %(row_count)s, %(size_bytes)s, %(min_ts)s, %(max_ts)s
-    WHERE %(first_offset)s = (SELECT coalesce(max(next_offset), 0) FROM history_file WHERE topic = %(topic)s AND part = %(part)s)
+    SELECT %(topic)s, %(part)s, %(first_offset)s, %(next_offset)s, %(object_key)s, %(row_count)s,
+        %(size_bytes)s, %(min_ts)s, %(max_ts)s
+    WHERE %(first_offset)s = (SELECT coalesce(max(next_offset), 0) FROM history_file WHERE topic =
+        %(topic)s AND part = %(part)s)
     ON CONFLICT DO NOTHING RETURNING true
 """  # noqa: S608  # a constant
 COUNTED = """
     SELECT true FROM history_file
-    WHERE topic = %(topic)s AND part = %(part)s AND first_offset = %(first_offset)s AND next_offset = %(next_offset)s
+    WHERE topic = %(topic)s AND part = %(part)s AND first_offset = %(first_offset)s AND next_offset
+        = %(next_offset)s
       AND object_key = %(object_key)s
 """
 FILES = f"""
     SELECT {COLUMNS} FROM history_file
-    WHERE topic = %(topic)s AND part = %(part)s AND first_offset < coalesce(%(upto)s::bigint, next_offset) ORDER BY first_offset
+    WHERE topic = %(topic)s AND part = %(part)s AND first_offset < coalesce(%(upto)s::bigint,
+        next_offset) ORDER BY first_offset
 """  # noqa: S608  # a constant
-ENDS = "SELECT topic, part, max(next_offset) FROM history_file WHERE topic = ANY(%s) GROUP BY topic, part"
+ENDS = (
+    "SELECT topic, part, max(next_offset) FROM history_file WHERE topic = ANY(%s) GROUP "
+    "BY topic, part"
+)
 TOTALS = "SELECT topic, count(*), sum(row_count), sum(size_bytes) FROM history_file GROUP BY topic"
 BACK = "DELETE FROM history_orphan WHERE topic = ANY(%s)"
 NEW_ORPHANS = """
-    INSERT INTO history_orphan (topic) SELECT DISTINCT topic FROM history_file WHERE topic <> ALL(%s) ON CONFLICT DO NOTHING
+    INSERT INTO history_orphan (topic) SELECT DISTINCT topic FROM history_file WHERE topic <>
+        ALL(%s) ON CONFLICT DO NOTHING
 """
 
 
@@ -54,9 +65,13 @@ class PostgresHistoryFiles:
             rows = await (await connection.execute(ENDS, (list(topics),))).fetchall()
         return {(TopicName(topic), PartitionIndex(part)): Offset(end) for topic, part, end in rows}
 
-    async def files(self, topic: TopicName, part: PartitionIndex, upto: Offset | None = None) -> tuple[HistoryFile, ...]:
+    async def files(
+        self, topic: TopicName, part: PartitionIndex, upto: Offset | None = None
+    ) -> tuple[HistoryFile, ...]:
         async with self._connection() as connection:
-            rows = await (await connection.execute(FILES, {"topic": topic, "part": part, "upto": upto})).fetchall()
+            rows = await (
+                await connection.execute(FILES, {"topic": topic, "part": part, "upto": upto})
+            ).fetchall()
         return tuple(_file(row) for row in rows)
 
     async def add(self, file: HistoryFile) -> bool:
@@ -67,19 +82,28 @@ class PostgresHistoryFiles:
 
     async def keys(self, topic: TopicName) -> frozenset[str]:
         async with self._connection() as connection:
-            rows = await (await connection.execute("SELECT object_key FROM history_file WHERE topic = %s", (topic,))).fetchall()
+            rows = await (
+                await connection.execute(
+                    "SELECT object_key FROM history_file WHERE topic = %s", (topic,)
+                )
+            ).fetchall()
         return frozenset(key for (key,) in rows)
 
     async def totals(self) -> Mapping[TopicName, Totals]:
         async with self._connection() as connection:
             rows = await (await connection.execute(TOTALS)).fetchall()
-        return {TopicName(topic): Totals(int(files), int(count), int(size)) for topic, files, count, size in rows}
+        return {
+            TopicName(topic): Totals(int(files), int(count), int(size))
+            for topic, files, count, size in rows
+        }
 
     async def orphans(self, alive: Collection[TopicName]) -> Mapping[TopicName, datetime]:
         async with self._connection() as connection, connection.transaction():
             await connection.execute(BACK, (list(alive),))
             await connection.execute(NEW_ORPHANS, (list(alive),))
-            rows = await (await connection.execute("SELECT topic, seen_at FROM history_orphan")).fetchall()
+            rows = await (
+                await connection.execute("SELECT topic, seen_at FROM history_orphan")
+            ).fetchall()
         return {TopicName(topic): since for topic, since in rows}
 
     async def now(self) -> datetime:
@@ -91,7 +115,9 @@ class PostgresHistoryFiles:
 
     async def remove(self, topics: Sequence[TopicName]) -> None:
         async with self._connection() as connection, connection.transaction():
-            await connection.execute("DELETE FROM history_file WHERE topic = ANY(%s)", (list(topics),))
+            await connection.execute(
+                "DELETE FROM history_file WHERE topic = ANY(%s)", (list(topics),)
+            )
             await connection.execute(BACK, (list(topics),))
 
     @asynccontextmanager

@@ -1,8 +1,8 @@
 """From a cut to an object: what a Python worker of Spark does with its partition's part of a batch.
 
-Theory. A worker decodes, sorts, writes Parquet and uploads; it never touches the database. What it uploaded is a proposal, told to the
-driver, which adds the rows. So however often Spark repeats a task, each attempt leaves objects of its own names, and only one of them is
-ever named by a row.
+Theory. A worker decodes, sorts, writes Parquet and uploads; it never touches the database. What it
+uploaded is a proposal, told to the driver, which adds the rows. So however often Spark repeats a
+task, each attempt leaves objects of its own names, and only one of them is ever named by a row.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ PROPOSED: Final = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class TopicLayout:
-    """What a file of a topic needs to know: the columns whose bytes choose the partition (none: no key), and the event time's column."""
+    """What a file of a topic needs to know: the columns whose bytes choose the partition (none: no
+    key), and the event time's column.
+    """
 
     keys: tuple[str, ...]
     timestamp: str
@@ -69,7 +71,9 @@ def topic_of(key: str) -> TopicName:
 
 
 def roll(messages: Iterable[Message], plan: Plan, put: Put) -> Iterator[HistoryFile]:
-    """Upload the data records of a batch, file by file; lazy, so that one file at a time is in memory."""
+    """Upload the data records of a batch, file by file; lazy, so that one file at a time is in
+    memory.
+    """
     for cut in cuts(messages, plan.floors, plan.ends, plan.file_bytes):
         yield _uploaded(cut, plan.layouts[cut.place[0]], put)
 
@@ -80,7 +84,10 @@ def _uploaded(cut: Cut, layout: TopicLayout, put: Put) -> HistoryFile:
     body = parquet.write(frame)
     key = f"{folder(topic)}{part}/{cut.first:020d}-{uuid.uuid4().hex}.parquet"
     put(key, body)
-    times = frame.select(least=pl.col(layout.timestamp).min().to_physical(), largest=pl.col(layout.timestamp).max().to_physical())
+    times = frame.select(
+        least=pl.col(layout.timestamp).min().to_physical(),
+        largest=pl.col(layout.timestamp).max().to_physical(),
+    )
     least, largest = times.row(0)
     bounds = (None, None) if least is None else (Micros(least), Micros(largest))
     return HistoryFile(topic, part, cut.first, cut.following, key, frame.height, len(body), *bounds)
@@ -89,7 +96,9 @@ def _uploaded(cut: Cut, layout: TopicLayout, put: Put) -> HistoryFile:
 def messages_of(batches: Iterable[pa.RecordBatch]) -> Iterator[Message]:
     """Rows of Spark's Kafka source (topic, partition, offset, value) as messages."""
     for batch in batches:
-        columns = [batch.column(name).to_pylist() for name in ("topic", "partition", "offset", "value")]
+        columns = [
+            batch.column(name).to_pylist() for name in ("topic", "partition", "offset", "value")
+        ]
         for topic, part, offset, value in zip(*columns, strict=True):
             yield Message((TopicName(topic), PartitionIndex(part)), Offset(offset), value)
 
@@ -97,7 +106,9 @@ def messages_of(batches: Iterable[pa.RecordBatch]) -> Iterator[Message]:
 def told(files: Iterable[HistoryFile]) -> Iterator[pa.RecordBatch]:
     """Files as rows for the driver, each as soon as it is uploaded."""
     for file in files:
-        yield pa.RecordBatch.from_pylist([{name: getattr(file, name) for name in PROPOSED.names}], schema=PROPOSED)
+        yield pa.RecordBatch.from_pylist(
+            [{name: getattr(file, name) for name in PROPOSED.names}], schema=PROPOSED
+        )
 
 
 def proposed(table: pa.Table) -> list[HistoryFile]:

@@ -1,13 +1,16 @@
 """Spark: one Structured Streaming query per round, from where the rows end to where the topics end.
 
-Theory. Spark's connector gives each (topic, partition) with something to read a task of its own; Python workers decode, write and upload;
-the driver adds the rows. Where a query starts is told by the rows and never by its checkpoint: each query has a new, empty one, which lives
-as long as the query and serves only to divide a large backlog into batches and to say where each of them ends. So the checkpoint cannot
-disagree with the rows, and topics come and go between queries without anybody's doing. What a batch covers again (a repeated or overtaken
-one) is trimmed by its floors, read anew for each batch.
+Theory. Spark's connector gives each (topic, partition) with something to read a task of its own;
+Python workers decode, write and upload; the driver adds the rows. Where a query starts is told by
+the rows and never by its checkpoint: each query has a new, empty one, which lives as long as the
+query and serves only to divide a large backlog into batches and to say where each of them ends. So
+the checkpoint cannot disagree with the rows, and topics come and go between queries without
+anybody's doing. What a batch covers again (a repeated or overtaken one) is trimmed by its floors,
+read anew for each batch.
 
-The Parquet is written by the workers with Polars and boto3, as everywhere else in the platform: a writer of Spark's own would need a
-second set of S3 settings and jars, names its files itself, and commits by renaming, which is another truth beside the rows.
+The Parquet is written by the workers with Polars and boto3, as everywhere else in the platform: a
+writer of Spark's own would need a second set of S3 settings and jars, names its files itself, and
+commits by renaming, which is another truth beside the rows.
 """
 
 from __future__ import annotations
@@ -41,14 +44,21 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from mypy_boto3_s3 import S3Client
 
-CONNECTOR_JARS: Final = ("spark-sql-kafka-*", "spark-token-provider-kafka-*", "kafka-clients-*", "commons-pool2-*")
+CONNECTOR_JARS: Final = (
+    "spark-sql-kafka-*",
+    "spark-token-provider-kafka-*",
+    "kafka-clients-*",
+    "commons-pool2-*",
+)
 DRIVER_MEMORY: Final = "512m"
 """The least Spark starts with; what it does not need it gives back."""
 TASK_ATTEMPTS: Final = 2
 """A worker that was killed is tried again here; whatever else fails, the next round does over."""
 ARROW_MESSAGES: Final = 64
 ARROW_BYTES: Final = 32 * MIB
-"""A worker is handed so many messages at once, which bounds its memory and the JVM's beside one file's messages."""
+"""A worker is handed so many messages at once, which bounds its memory and the JVM's beside one
+file's messages.
+"""
 SCHEMA: Final = (
     "topic string, part int, first_offset bigint, next_offset bigint, object_key string,"
     " row_count bigint, size_bytes bigint, min_ts bigint, max_ts bigint"
@@ -70,13 +80,17 @@ class JvmGone(Exception):
 
 
 class SparkRoller:
-    """See `history.flow.Roller`. Spark starts with the first partition that is due: a platform without rows has no JVM for them."""
+    """See `history.flow.Roller`. Spark starts with the first partition that is due: a platform
+    without rows has no JVM for them.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._spark: SparkSession | None = None
 
-    async def roll(self, due: Mapping[TopicPart, Backlog], layouts: Mapping[TopicName, TopicLayout], rows: Rows) -> None:
+    async def roll(
+        self, due: Mapping[TopicPart, Backlog], layouts: Mapping[TopicName, TopicLayout], rows: Rows
+    ) -> None:
         loop = asyncio.get_running_loop()
 
         def floors(places: list[TopicPart]) -> Mapping[TopicPart, Offset]:
@@ -87,10 +101,18 @@ class SparkRoller:
 
         await asyncio.to_thread(self._run, due, layouts, floors, publish)
 
-    def _run(self, due: Mapping[TopicPart, Backlog], layouts: Mapping[TopicName, TopicLayout], floors: Floors, publish: Publish) -> None:
+    def _run(
+        self,
+        due: Mapping[TopicPart, Backlog],
+        layouts: Mapping[TopicName, TopicLayout],
+        floors: Floors,
+        publish: Publish,
+    ) -> None:
         try:
             if self._spark is None:
-                shutil.rmtree(checkpoints(self._settings), ignore_errors=True)  # of queries that died with their process
+                shutil.rmtree(
+                    checkpoints(self._settings), ignore_errors=True
+                )  # of queries that died with their process
                 self._spark = session(self._settings)
             run_query(self._spark, self._settings, due, layouts, floors, publish)
         except PySparkException as failed:
@@ -99,31 +121,52 @@ class SparkRoller:
             raise JvmGone(str(gone)) from gone
 
     def stop(self) -> None:
-        """End Spark; a query under way fails, and what it did not add is done by the next process."""
+        """End Spark; a query under way fails, and what it did not add is done by the next
+        process.
+        """
         if self._spark is not None:
-            with contextlib.suppress(*JVM_GONE):  # it may have gone before us: the same signal may have reached both
+            with contextlib.suppress(
+                *JVM_GONE
+            ):  # it may have gone before us: the same signal may have reached both
                 self._spark.stop()
             self._spark = None
 
 
 def _first_lines(failed: PySparkException) -> str:
     """What went wrong, without the frames of the JVM."""
-    lines = [line for line in str(failed).splitlines() if line.strip() and not line.lstrip().startswith("at ")]
+    lines = [
+        line
+        for line in str(failed).splitlines()
+        if line.strip() and not line.lstrip().startswith("at ")
+    ]
     return "\n".join(lines[:ERROR_LINES])
 
 
 def session(settings: Settings) -> SparkSession:
-    """The history writer's Spark application: local by default, any master through `spark-submit` or SPARK_MASTER."""
-    jars = [str(path) for pattern in CONNECTOR_JARS for path in sorted((settings.jars_dir / "spark").glob(f"{pattern}.jar"))]
+    """The history writer's Spark application: local by default, any master through `spark-submit`
+    or SPARK_MASTER.
+    """
+    jars = [
+        str(path)
+        for pattern in CONNECTOR_JARS
+        for path in sorted((settings.jars_dir / "spark").glob(f"{pattern}.jar"))
+    ]
     assert len(jars) >= len(CONNECTOR_JARS), "Spark's Kafka connector is missing: run `make jars`"
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("SPARK_LOCAL_IP", settings.host)  # else Spark looks the machine's own name up and binds to what it finds
+    os.environ.setdefault(
+        "SPARK_LOCAL_IP", settings.host
+    )  # else Spark looks the machine's own name up and binds to what it finds
     return (
         SparkSession.builder.appName("fennel-history")
-        .master(os.environ.get("SPARK_MASTER", f"local[{settings.history_workers},{TASK_ATTEMPTS}]"))
+        .master(
+            os.environ.get("SPARK_MASTER", f"local[{settings.history_workers},{TASK_ATTEMPTS}]")
+        )
         .config("spark.jars", ",".join(jars))
         .config("spark.driver.memory", DRIVER_MEMORY)
-        .config("spark.driver.extraJavaOptions", "-XX:+UseSerialGC -XX:MinHeapFreeRatio=10 -XX:MaxHeapFreeRatio=30")
+        .config(
+            "spark.driver.extraJavaOptions",
+            "-XX:+UseSerialGC -XX:MinHeapFreeRatio=10 -XX:MaxHeapFreeRatio=30",
+        )
         .config("spark.driver.bindAddress", settings.host)
         .config("spark.driver.host", settings.host)
         .config("spark.executorEnv.POLARS_MAX_THREADS", 1)  # a task has one core
@@ -150,13 +193,17 @@ def run_query(
     floors: Floors,
     publish: Publish,
 ) -> None:
-    """Roll the partitions `due`; block until their rows are added. Raises what pyspark raises; what was added by then stays."""
+    """Roll the partitions `due`; block until their rows are added. Raises what pyspark raises; what
+    was added by then stays.
+    """
     checkpoint = checkpoints(settings) / uuid.uuid4().hex
 
     def batch(frame: DataFrame, number: int) -> None:
         ends = batch_ends(checkpoint, number)
         plan = Plan(floors(list(ends)), ends, layouts, settings.history_file_bytes)
-        rolled = frame.select("topic", "partition", "offset", "value").mapInArrow(worker_task(settings, plan), SCHEMA)
+        rolled = frame.select("topic", "partition", "offset", "value").mapInArrow(
+            worker_task(settings, plan), SCHEMA
+        )
         publish(proposed(rolled.toArrow()), ends)
 
     try:
@@ -172,8 +219,12 @@ def run_query(
         shutil.rmtree(checkpoint, ignore_errors=True)
 
 
-def _messages(spark: SparkSession, settings: Settings, due: Mapping[TopicPart, Backlog]) -> DataFrame:
-    """The data records of the partitions `due` as a stream: committed ones only, without control records."""
+def _messages(
+    spark: SparkSession, settings: Settings, due: Mapping[TopicPart, Backlog]
+) -> DataFrame:
+    """The data records of the partitions `due` as a stream: committed ones only, without control
+    records.
+    """
     parts: dict[str, list[int]] = {}
     starts: dict[str, dict[str, int]] = {}
     for (topic, part), backlog in due.items():
@@ -194,14 +245,24 @@ def _messages(spark: SparkSession, settings: Settings, due: Mapping[TopicPart, B
 
 
 def batch_ends(checkpoint: Path, number: int) -> dict[TopicPart, Offset]:
-    """Where the ranges of a batch end: Spark writes this into the checkpoint before it runs the batch."""
+    """Where the ranges of a batch end: Spark writes this into the checkpoint before it runs the
+    batch.
+    """
     version, _, source = (checkpoint / "offsets" / str(number)).read_text().splitlines()
-    assert version == OFFSETS_VERSION, f"this Spark writes its offsets as {version}, and {OFFSETS_VERSION} is read here"
+    assert version == OFFSETS_VERSION, (
+        f"this Spark writes its offsets as {version}, and {OFFSETS_VERSION} is read here"
+    )
     ends = json.loads(source)
-    return {(TopicName(topic), PartitionIndex(int(part))): Offset(end) for topic, of in ends.items() for part, end in of.items()}
+    return {
+        (TopicName(topic), PartitionIndex(int(part))): Offset(end)
+        for topic, of in ends.items()
+        for part, end in of.items()
+    }
 
 
-def worker_task(settings: Settings, plan: Plan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def worker_task(
+    settings: Settings, plan: Plan
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """What the workers run over their part of a batch; it needs nothing of the driver's process."""
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -211,7 +272,9 @@ def worker_task(settings: Settings, plan: Plan) -> Callable[[Iterator[pa.RecordB
 
 
 def _put(settings: Settings, key: str, body: bytes) -> None:
-    s3.put_new(_client(settings), settings.s3_bucket, key, body)  # "taken" is an own attempt whose answer was lost: names are unique
+    s3.put_new(
+        _client(settings), settings.s3_bucket, key, body
+    )  # "taken" is an own attempt whose answer was lost: names are unique
 
 
 @lru_cache(maxsize=1)

@@ -1,7 +1,9 @@
-"""Which topics have a history: those the branches' datasets are on, and the inputs of terminal aggregates, which have no topic.
+"""Which topics have a history: those the branches' datasets are on, and the inputs of terminal
+aggregates, which have no topic.
 
-Theory. The bank and the catalogs say so, not Kafka: a topic of rows on their way to another partition is nobody's content. Catalogs and
-job specifications never change once written, so each is decoded once.
+Theory. The bank and the catalogs say so, not Kafka: a topic of rows on their way to another
+partition is nobody's content. Catalogs and job specifications never change once written, so each is
+decoded once.
 """
 
 from __future__ import annotations
@@ -24,7 +26,10 @@ CATALOGS: Final = """
     SELECT DISTINCT c.id, CASE WHEN c.id = ANY(%(known)s) THEN NULL ELSE c.catalog END
     FROM branch b JOIN commit c ON c.id IN (b.target, b.serving) WHERE c.catalog IS NOT NULL
 """
-JOBS: Final = "SELECT id, CASE WHEN id = ANY(%(known)s) THEN NULL ELSE spec END FROM job WHERE desired = 'run'"
+JOBS: Final = (
+    "SELECT id, CASE WHEN id = ANY(%(known)s) THEN NULL ELSE spec END FROM job WHERE "
+    "desired = 'run'"
+)
 ALIVE: Final = "SELECT id FROM asset WHERE kind = 'topic' AND state NOT IN ('condemned', 'gone')"
 
 Layouts = Mapping[TopicName, TopicLayout]
@@ -33,7 +38,11 @@ Layouts = Mapping[TopicName, TopicLayout]
 def of_catalog(catalog: Catalog) -> dict[TopicName, TopicLayout]:
     """The topics of a branch version's datasets."""
     views = [view for view in catalog.datasets if view.topic is not None]
-    return {view.topic: TopicLayout(view.schema.key_names, view.schema.timestamp) for view in views if view.topic is not None}
+    return {
+        view.topic: TopicLayout(view.schema.key_names, view.schema.timestamp)
+        for view in views
+        if view.topic is not None
+    }
 
 
 def of_job(job: Job) -> dict[TopicName, TopicLayout]:
@@ -54,15 +63,22 @@ class Topics:
         self._jobs: dict[str, Layouts] = {}
 
     async def wanted(self) -> dict[TopicName, TopicLayout]:
-        """Every topic that shall have a history now. Where a topic is both, it is laid out as its dataset is."""
+        """Every topic that shall have a history now. Where a topic is both, it is laid out as its
+        dataset is.
+        """
         catalogs = await self._rows(CATALOGS, {"known": list(self._catalogs)})
         self._catalogs = {
-            str(commit): self._catalogs[str(commit)] if data is None else of_catalog(canonical.loads(cast(bytes, data), Catalog))
+            str(commit): self._catalogs[str(commit)]
+            if data is None
+            else of_catalog(canonical.loads(cast(bytes, data), Catalog))
             for commit, data in catalogs
         }
         jobs = await self._rows(JOBS, {"known": list(self._jobs)})
         self._jobs = {
-            str(job): self._jobs[str(job)] if data is None else of_job(canonical.loads(cast(bytes, data), Job)) for job, data in jobs
+            str(job): self._jobs[str(job)]
+            if data is None
+            else of_job(canonical.loads(cast(bytes, data), Job))
+            for job, data in jobs
         }
         found: dict[TopicName, TopicLayout] = {}
         for layouts in (*self._jobs.values(), *self._catalogs.values()):

@@ -1,10 +1,11 @@
 """From admitted rows to messages: positions, lateness, partitions.
 
-Theory. All requests of one transaction share its stamp; their rows are numbered through, so a position is unique and follows the order of
-requests. A row has the same number in every dataset it feeds. Keyed rows go to the partition of their key bytes, as everybody who
-looks them up computes it; keyless rows have no place to be, so a whole request goes to one partition, the next one of its turn, which keeps
-messages few. The endpoint's raw topic gets each request as it came, with the position of its first row, so that a row there and its typed
-twin can be told to be the same.
+Theory. All requests of one transaction share its stamp; their rows are numbered through, so a
+position is unique and follows the order of requests. A row has the same number in every dataset it
+feeds. Keyed rows go to the partition of their key bytes, as everybody who looks them up computes
+it; keyless rows have no place to be, so a whole request goes to one partition, the next one of its
+turn, which keeps messages few. The endpoint's raw topic gets each request as it came, with the
+position of its first row, so that a row there and its typed twin can be told to be the same.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """One request, ready to be stamped. `count` rows were logged; `turn` chooses the partition of what has no key."""
+    """One request, ready to be stamped. `count` rows were logged; `turn` chooses the partition of
+    what has no key.
+    """
 
     version: CatalogVersion
     body: bytes
@@ -90,7 +93,9 @@ class Transaction:
 
 
 def transaction(requests: Sequence[Prepared], begun: Begun, server: int) -> Transaction:
-    """Everything that one transaction writes for `requests`, in their order, and what it changes of the sources."""
+    """Everything that one transaction writes for `requests`, in their order, and what it changes of
+    the sources.
+    """
     messages: list[Message] = []
     taken: dict[Identity, list[tuple[int, pl.DataFrame]]] = {}
     feeds: dict[Identity, Feed] = {}
@@ -108,14 +113,24 @@ def transaction(requests: Sequence[Prepared], begun: Begun, server: int) -> Tran
                 discarded.append(late)
             if len(frame.frame):
                 feeds[binding.identity] = entry.feed
-                taken.setdefault(binding.identity, []).append((request.turn, _versions(frame, binding.schema, positions)))
+                taken.setdefault(binding.identity, []).append(
+                    (request.turn, _versions(frame, binding.schema, positions))
+                )
     accepted = []
     for identity, parts in taken.items():
         feed = feeds[identity]
         messages += _typed_messages(feed, parts)
         accepted.append(_accepted(feed.binding, [part for _, part in parts]))
-    dead = tuple((feed.binding, len(aside.payload)) for request in requests for feed, aside in request.dead)
-    return Transaction(tuple(messages), _advances(begun, requests, accepted, discarded), tuple(discarded), tuple(accepted), dead)
+    dead = tuple(
+        (feed.binding, len(aside.payload)) for request in requests for feed, aside in request.dead
+    )
+    return Transaction(
+        tuple(messages),
+        _advances(begun, requests, accepted, discarded),
+        tuple(discarded),
+        tuple(accepted),
+        dead,
+    )
 
 
 def _accepted(binding: SourceBinding, parts: Sequence[pl.DataFrame]) -> Accepted:
@@ -124,7 +139,9 @@ def _accepted(binding: SourceBinding, parts: Sequence[pl.DataFrame]) -> Accepted
 
 
 def _in_time(rows: Rows, binding: SourceBinding, begun: Begun) -> tuple[Rows, Discarded | None]:
-    """Without late rows, and without all of them when the source has ended (nobody counts those: they are no rows of the source)."""
+    """Without late rows, and without all of them when the source has ended (nobody counts those:
+    they are no rows of the source).
+    """
     progress = begun.progress.get(binding.identity, Progress())
     if has_ended(progress, binding.source, begun.now_us):
         return Rows(rows.frame.clear(), rows.numbers[:0]), None
@@ -136,20 +153,34 @@ def _in_time(rows: Rows, binding: SourceBinding, begun: Begun) -> tuple[Rows, Di
         return rows, None
     keep = times >= oldest
     late = times.filter(~keep)
-    return Rows(rows.frame.filter(keep), rows.numbers[keep.to_numpy()]), Discarded(binding, len(late), Micros(late[-1]))
+    return Rows(rows.frame.filter(keep), rows.numbers[keep.to_numpy()]), Discarded(
+        binding, len(late), Micros(late[-1])
+    )
 
 
 def _versions(rows: Rows, schema: Schema, positions: pa.Array) -> pl.DataFrame:
-    own = positions if len(rows.numbers) == len(positions) else positions.take(pa.array(rows.numbers))
+    own = (
+        positions if len(rows.numbers) == len(positions) else positions.take(pa.array(rows.numbers))
+    )
     count = len(rows.numbers)
     assert rows.frame.columns == list(schema.names), "rows come in the order of the schema"
-    return rows.frame.hstack([pl.Series(POS, own, dtype=pl.Binary), ADDED.new_from_index(0, count), PRESENT.new_from_index(0, count)])
+    return rows.frame.hstack(
+        [
+            pl.Series(POS, own, dtype=pl.Binary),
+            ADDED.new_from_index(0, count),
+            PRESENT.new_from_index(0, count),
+        ]
+    )
 
 
 def _typed_messages(feed: Feed, parts: Sequence[tuple[int, pl.DataFrame]]) -> Iterator[Message]:
     topic, keys = feed.binding.topic, feed.binding.schema.key_names
     if keys:
-        frame = parts[0][1] if len(parts) == 1 else pl.concat([part for _, part in parts], how="vertical")
+        frame = (
+            parts[0][1]
+            if len(parts) == 1
+            else pl.concat([part for _, part in parts], how="vertical")
+        )
         for partition, share in split(frame, keys, feed.partitions):
             yield Message(topic, partition, encode_frame(share), (FORMAT_HEADER,))
         return
@@ -158,17 +189,24 @@ def _typed_messages(feed: Feed, parts: Sequence[tuple[int, pl.DataFrame]]) -> It
         shares.setdefault(turn % feed.partitions, []).append(part)
     for partition, frames in shares.items():
         yield Message(
-            topic, partition, encode_frame(frames[0] if len(frames) == 1 else pl.concat(frames, how="vertical")), (FORMAT_HEADER,)
+            topic,
+            partition,
+            encode_frame(frames[0] if len(frames) == 1 else pl.concat(frames, how="vertical")),
+            (FORMAT_HEADER,),
         )
 
 
-def split(frame: pl.DataFrame, keys: Sequence[str], partitions: int) -> Iterator[tuple[int, pl.DataFrame]]:
+def split(
+    frame: pl.DataFrame, keys: Sequence[str], partitions: int
+) -> Iterator[tuple[int, pl.DataFrame]]:
     """The non-empty parts of `frame` by the partition of its key; rows keep their order."""
     if len(frame) == 1 or partitions == 1:
         yield partition_of(key_bytes(frame[:1], keys)[0], partitions), frame
         return
     hashes = np.fromiter(map(crc32, key_bytes(frame, keys)), dtype=np.int64, count=len(frame))
-    targets = hashes % KEY_GROUPS * partitions // KEY_GROUPS  # as vocab.keys.partition_of, for a whole column
+    targets = (
+        hashes % KEY_GROUPS * partitions // KEY_GROUPS
+    )  # as vocab.keys.partition_of, for a whole column
     for target in np.unique(targets).tolist():
         yield target, frame.filter(pl.Series(targets == target))
 
@@ -178,22 +216,43 @@ def _raw_messages(request: Prepared, positions: pa.Array) -> Iterator[Message]:
     for topic, partitions in request.raw:
         yield Message(topic, request.turn % partitions, request.body, (RAW_FORMAT_HEADER, *where))
     for feed, dead in request.dead:
-        rows = [dict(zip(dead.payload.columns, values, strict=True)) for values in zip(*dead.payload.columns.values(), strict=True)]
+        rows = [
+            dict(zip(dead.payload.columns, values, strict=True))
+            for values in zip(*dead.payload.columns.values(), strict=True)
+        ]
         texts = [msgspec.json.encode(row).decode() for row in rows]
-        frame = pl.DataFrame({DEAD_COLUMNS[0]: [feed.binding.dataset] * len(texts), DEAD_COLUMNS[1]: texts})
+        frame = pl.DataFrame(
+            {DEAD_COLUMNS[0]: [feed.binding.dataset] * len(texts), DEAD_COLUMNS[1]: texts}
+        )
         own = pl.Series(POS, positions.take(pa.array(dead.payload.numbers)), dtype=pl.Binary)
         headers = (FORMAT_HEADER, (REASON_HEADER, dead.reason.encode()))
-        yield Message(feed.binding.dead_letters, request.turn % feed.partitions, encode_frame(frame.with_columns(own)), headers)
+        yield Message(
+            feed.binding.dead_letters,
+            request.turn % feed.partitions,
+            encode_frame(frame.with_columns(own)),
+            headers,
+        )
 
 
 def _advances(
-    begun: Begun, requests: Sequence[Prepared], accepted: Sequence[Accepted], discarded: Sequence[Discarded]
+    begun: Begun,
+    requests: Sequence[Prepared],
+    accepted: Sequence[Accepted],
+    discarded: Sequence[Discarded],
 ) -> tuple[Advance, ...]:
     """What has to be recorded of each source; nothing for one that did not move."""
-    bindings = {e.feed.binding.identity: e.feed.binding for request in requests for e in request.entries}
+    bindings = {
+        e.feed.binding.identity: e.feed.binding for request in requests for e in request.entries
+    }
     latest = {a.binding.identity: a.latest_us for a in accepted}
     dropped: dict[Identity, int] = {}
     for late in discarded:
         dropped[late.binding.identity] = dropped.get(late.binding.identity, 0) + late.rows
-    advances = [Advance(identity, latest.get(identity), dropped.get(identity, 0)) for identity in bindings]
-    return tuple(a for a in advances if changes(begun.progress.get(a.identity, Progress()), a, bindings[a.identity].source))
+    advances = [
+        Advance(identity, latest.get(identity), dropped.get(identity, 0)) for identity in bindings
+    ]
+    return tuple(
+        a
+        for a in advances
+        if changes(begun.progress.get(a.identity, Progress()), a, bindings[a.identity].source)
+    )

@@ -1,8 +1,10 @@
 """Which datasets an endpoint feeds, over all branches of a workspace.
 
-Theory. `log` goes to every branch that names the endpoint, and equal definitions of several branches have one identity and one topic, so
-they are written once. What is in memory may be old for a moment (a notification takes its time); the stamp of each transaction carries the
-version that was current when it was taken, so rows prepared under an older one are prepared again (`store.Begun.version`).
+Theory. `log` goes to every branch that names the endpoint, and equal definitions of several
+branches have one identity and one topic, so they are written once. What is in memory may be old for
+a moment (a notification takes its time); the stamp of each transaction carries the version that was
+current when it was taken, so rows prepared under an older one are prepared again
+(`store.Begun.version`).
 """
 
 from __future__ import annotations
@@ -42,17 +44,36 @@ class Directions:
 
 
 def directions(branches: Branches) -> Directions:
-    """The feeds of all branches, equal identities joined; in the order of branches and of their catalogs."""
+    """The feeds of all branches, equal identities joined; in the order of branches and of their
+    catalogs.
+    """
     found: dict[Endpoint, dict[Identity, Feed]] = {}
     for branch in branches.branches:
         for binding in branch.catalog.sources:
             feeds = found.setdefault((binding.webhook, binding.endpoint), {})
             known = feeds.get(binding.identity)
-            names = known.branches | {branch.branch} if known is not None else frozenset({branch.branch})
+            names = (
+                known.branches | {branch.branch}
+                if known is not None
+                else frozenset({branch.branch})
+            )
             erased = tuple(branches.erased.get(binding.dataset, ()))
-            feeds[binding.identity] = Feed(known.binding if known is not None else binding, branch.catalog.partitions, names, erased)
-    datasets = {(branch.branch, view.name): view for branch in branches.branches for view in branch.catalog.datasets}
-    return Directions(branches.version, {endpoint: tuple(feeds.values()) for endpoint, feeds in found.items()}, datasets)
+            feeds[binding.identity] = Feed(
+                known.binding if known is not None else binding,
+                branch.catalog.partitions,
+                names,
+                erased,
+            )
+    datasets = {
+        (branch.branch, view.name): view
+        for branch in branches.branches
+        for view in branch.catalog.datasets
+    }
+    return Directions(
+        branches.version,
+        {endpoint: tuple(feeds.values()) for endpoint, feeds in found.items()},
+        datasets,
+    )
 
 
 class Catalogs:
@@ -70,7 +91,9 @@ class Catalogs:
         return found if found is not None else await self.reload(workspace)
 
     async def reload(self, workspace: WorkspaceId) -> Directions:
-        """Directions that were read after this call began: a reading that was already under way does not count."""
+        """Directions that were read after this call began: a reading that was already under way
+        does not count.
+        """
         under_way = self._reading.get(workspace)
         if under_way is not None:
             await asyncio.wait([under_way])
@@ -81,7 +104,9 @@ class Catalogs:
         return await asyncio.shield(following)
 
     def forget(self, workspace: WorkspaceId | None) -> None:
-        """Read a workspace (None: every one) anew when it next logs: something changed, or may have."""
+        """Read a workspace (None: every one) anew when it next logs: something changed, or may
+        have.
+        """
         if workspace is None:
             self._known.clear()
         else:

@@ -1,10 +1,11 @@
 """Group commit: requests that arrive while every lane is busy share the next transaction.
 
-Theory. A Kafka transaction costs milliseconds whatever it carries, so each lane takes all that waits for one workspace at once. Lanes run
-beside each other; acknowledgements of one workspace are given in the order of stamps, so the order in which clients hear of their rows
-agrees with the rows' positions. What a transaction accepted is recorded after it committed and before anybody is told, so a request that is
-sent after an answer is judged by it. If that record cannot be written the rows are in all the same: the next request is judged a little
-more leniently.
+Theory. A Kafka transaction costs milliseconds whatever it carries, so each lane takes all that
+waits for one workspace at once. Lanes run beside each other; acknowledgements of one workspace are
+given in the order of stamps, so the order in which clients hear of their rows agrees with the rows'
+positions. What a transaction accepted is recorded after it committed and before anybody is told, so
+a request that is sent after an answer is judged by it. If that record cannot be written the rows
+are in all the same: the next request is judged a little more leniently.
 """
 
 from __future__ import annotations
@@ -43,13 +44,21 @@ class _Queue:
     stamping: asyncio.Lock = field(default_factory=asyncio.Lock)
     last: asyncio.Future[None] | None = None
     lanes: int = 0
-    """Lanes at work for it: it is forgotten only when there is none, or a newer queue would not know of their order."""
+    """Lanes at work for it: it is forgotten only when there is none, or a newer queue would not
+    know of their order.
+    """
 
 
 class Committer:
     """Runs the lanes. `told` hears of every transaction that committed (for metrics)."""
 
-    def __init__(self, clock: Clock, lanes: Sequence[Lane], server: int, told: Callable[[Transaction], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        lanes: Sequence[Lane],
+        server: int,
+        told: Callable[[Transaction], None] = lambda _: None,
+    ) -> None:
         self._clock = clock
         self._server = server
         self._told = told
@@ -58,7 +67,8 @@ class Committer:
         self._tasks = [asyncio.create_task(self._serve(lane)) for lane in lanes]
 
     async def submit(self, workspace: WorkspaceId, request: Prepared) -> None:
-        """Return when the request is written. Raises `Stale`, `Away`, `NotWritten`, `OutcomeUnknown`.
+        """Return when the request is written. Raises `Stale`, `Away`, `NotWritten`,
+        `OutcomeUnknown`.
 
         A caller that goes away does not take its request back: it may already be under way.
         """
@@ -102,7 +112,9 @@ class Committer:
             group.append(queue.waiting.popleft())
         return group
 
-    async def _run(self, lane: Lane, workspace: WorkspaceId, queue: _Queue, group: list[_Waiting]) -> None:
+    async def _run(
+        self, lane: Lane, workspace: WorkspaceId, queue: _Queue, group: list[_Waiting]
+    ) -> None:
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         before: asyncio.Future[None] | None = None
         failure: Exception | None = OutcomeUnknown("the server is stopping")
@@ -117,7 +129,8 @@ class Committer:
             failure = None
         except (Away, NotWritten, OutcomeUnknown) as failed:
             failure = failed
-        except Exception as unforeseen:  # BLE001: a supervisor's last line: the lane lives on and its callers are answered
+        # BLE001: a supervisor's last line: the lane lives on and its callers are answered
+        except Exception as unforeseen:
             log.error("a transaction failed in a way nobody expected", exc_info=unforeseen)
             failure = unforeseen
         finally:
@@ -127,7 +140,9 @@ class Committer:
                 _finish(waiting.done, failure)
             ended.set_result(None)
 
-    async def _write(self, lane: Lane, workspace: WorkspaceId, requests: Sequence[Prepared], begun: Begun) -> None:
+    async def _write(
+        self, lane: Lane, workspace: WorkspaceId, requests: Sequence[Prepared], begun: Begun
+    ) -> None:
         made = transaction(requests, begun, self._server)
         if made.messages:
             await lane.commit(made.messages)
@@ -135,12 +150,17 @@ class Committer:
             try:
                 await self._clock.accepted(workspace, made.advances)
             except Away as away:
-                log.warning("what was accepted could not be recorded; lateness is judged more leniently", reason=str(away))
+                log.warning(
+                    "what was accepted could not be recorded; lateness is judged more leniently",
+                    reason=str(away),
+                )
         self._told(made)
 
 
 def _current(group: list[_Waiting], begun: Begun) -> list[_Waiting]:
-    """Those that were prepared under the current definitions; the others are told to prepare again."""
+    """Those that were prepared under the current definitions; the others are told to prepare
+    again.
+    """
     for waiting in group:
         if waiting.request.version != begun.version:
             waiting.done.set_exception(Stale())

@@ -1,4 +1,6 @@
-"""What a committed transaction adds to the metrics, under the names of Fennel's public documentation."""
+"""What a committed transaction adds to the metrics, under the names of Fennel's public
+documentation.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,16 @@ def tell(made: Transaction) -> None:
     """Count what entered and what was too late."""
     for entered in made.accepted:
         name, dataset = _source(entered.binding), entered.binding.dataset
-        metrics.SOURCE_DATASET_ROWS.labels(name, dataset, FORMAT, "msgs_processed").inc(entered.rows)
-        metrics.SOURCE_DATASET.labels(name, dataset, "event_timestamp_seconds").set(entered.latest_us / MICROS)
+        metrics.SOURCE_DATASET_ROWS.labels(name, dataset, FORMAT, "msgs_processed").inc(
+            entered.rows
+        )
+        metrics.SOURCE_DATASET.labels(name, dataset, "event_timestamp_seconds").set(
+            entered.latest_us / MICROS
+        )
     for binding, rows in made.dead:
-        metrics.SOURCE_DATASET_ROWS.labels(_source(binding), binding.dataset, FORMAT, "schema_error").inc(rows)
+        metrics.SOURCE_DATASET_ROWS.labels(
+            _source(binding), binding.dataset, FORMAT, "schema_error"
+        ).inc(rows)
     for late in made.discarded:
         name, dataset = _source(late.binding), late.binding.dataset
         metrics.DISCARDED_ROWS.labels(name, dataset).inc(late.rows)
@@ -26,7 +34,9 @@ def tell(made: Transaction) -> None:
 
 def refused(binding: SourceBinding, rows: int) -> None:
     """Count the rows of a request that was refused."""
-    metrics.SOURCE_DATASET_ROWS.labels(_source(binding), binding.dataset, FORMAT, "schema_error").inc(rows)
+    metrics.SOURCE_DATASET_ROWS.labels(
+        _source(binding), binding.dataset, FORMAT, "schema_error"
+    ).inc(rows)
 
 
 def _source(binding: SourceBinding) -> str:

@@ -1,9 +1,11 @@
-"""The door: JSON columns in, typed rows of one source dataset out, or a refusal that says which column, row and value.
+"""The door: JSON columns in, typed rows of one source dataset out, or a refusal that says which
+column, row and value.
 
-Theory. preproc → where → cast, in this order, before anything is acknowledged; then `since`/`until` and the sample. Expressions run here,
-user code in the executors. Values that preproc makes pass the same cast as logged ones. A request is all or nothing for the branch that
-logs it (`admit`); for other branches that name the endpoint the bad rows are set aside and the rest goes in (`admit_some`), so that a
-colleague's pipeline never breaks somebody's logging.
+Theory. preproc → where → cast, in this order, before anything is acknowledged; then `since`/`until`
+and the sample. Expressions run here, user code in the executors. Values that preproc makes pass the
+same cast as logged ones. A request is all or nothing for the branch that logs it (`admit`); for
+other branches that name the endpoint the bad rows are set aside and the rest goes in
+(`admit_some`), so that a colleague's pipeline never breaks somebody's logging.
 """
 
 from __future__ import annotations
@@ -28,7 +30,13 @@ from fennel_core.executors.calls import Assign, ExecutorCall, Filter
 from fennel_core.executors.client import Callbacks
 from fennel_core.executors.errors import ExecutorError, ExecutorUnavailable, UserCodeError
 from fennel_core.executors.protocol import ROW
-from fennel_core.expressions import EvaluationError, ExpressionError, compile_columns, infer, references
+from fennel_core.expressions import (
+    EvaluationError,
+    ExpressionError,
+    compile_columns,
+    infer,
+    references,
+)
 from fennel_core.ingest.decide import not_erased, sampled, within_bounds
 from fennel_core.ingest.payload import Payload, descend
 from fennel_core.vocab import dtypes
@@ -41,7 +49,9 @@ from fennel_core.wire.json_codec import decode_column, decode_table, encode_colu
 
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 ATTEMPTS = 64
-"""Searches for bad rows of another branch: after these the rest of the request is set aside as a whole."""
+"""Searches for bad rows of another branch: after these the rest of the request is set aside as a
+whole.
+"""
 _json = msgspec.json.Encoder().encode
 ROWS_IN_LOOP = 2_000
 """Larger requests are typed in a thread, so that small ones need not wait for them."""
@@ -53,12 +63,19 @@ class Runs(Protocol):
     """The part of `executors.client.Executors` the door uses."""
 
     async def run(
-        self, call: ExecutorCall, rows: pa.Table | pl.DataFrame | None, *, callbacks: Callbacks, timeout_ms: int | None = None
+        self,
+        call: ExecutorCall,
+        rows: pa.Table | pl.DataFrame | None,
+        *,
+        callbacks: Callbacks,
+        timeout_ms: int | None = None,
     ) -> pa.Table: ...
 
 
 class Refused(ApiError):
-    """Rows that may not enter; `numbers` are theirs within the request, None when it is not known which they are."""
+    """Rows that may not enter; `numbers` are theirs within the request, None when it is not known
+    which they are.
+    """
 
     def __init__(self, text: str, numbers: npt.NDArray[np.int64] | None) -> None:
         super().__init__(500, "rows-refused", text)
@@ -88,20 +105,28 @@ class Door:
         self._executors = executors
         self._callbacks = Callbacks(secret=secret)
 
-    async def admit(self, binding: SourceBinding, payload: Payload, erased: tuple[ErasedKeys, ...] = ()) -> Rows:
-        """The rows of `payload` that the source takes. Raises `Refused` when any of them cannot be taken."""
+    async def admit(
+        self, binding: SourceBinding, payload: Payload, erased: tuple[ErasedKeys, ...] = ()
+    ) -> Rows:
+        """The rows of `payload` that the source takes. Raises `Refused` when any of them cannot be
+        taken.
+        """
         for field, step in binding.source.preproc:
             payload = payload.having(field, await self._made(binding, payload, field, step))
         if binding.source.where is not None:
             payload = payload.take(await self._kept(binding, payload, binding.source.where))
         try:
             if len(payload) > ROWS_IN_LOOP:
-                table = await asyncio.to_thread(decode_table, payload.columns, binding.schema, binding.dataset)
+                table = await asyncio.to_thread(
+                    decode_table, payload.columns, binding.schema, binding.dataset
+                )
             else:
                 table = decode_table(payload.columns, binding.schema, binding.dataset)
         except RejectedRows as rejected:
             places = _places(rejected)
-            raise Refused(str(rejected), None if places is None else payload.numbers[places]) from rejected
+            raise Refused(
+                str(rejected), None if places is None else payload.numbers[places]
+            ) from rejected
         frame = pl.from_arrow(table)
         assert isinstance(frame, pl.DataFrame), "a table becomes a frame"
         return _selected(Rows(frame, payload.numbers), binding, erased)
@@ -133,33 +158,47 @@ class Door:
                 dead.append(Dead(failed.text, part))
         return good, dead
 
-    async def _made(self, binding: SourceBinding, payload: Payload, field: str, step: PreProc) -> list[Any]:
+    async def _made(
+        self, binding: SourceBinding, payload: Payload, field: str, step: PreProc
+    ) -> list[Any]:
         """The JSON values that preproc gives `field`."""
         match step:
             case FromPayload(path):
                 values = descend(payload, path)
                 if values is None:
-                    raise _preproc_refusal(binding, payload, f"Referenced column {path} not found in dataframe")
+                    raise _preproc_refusal(
+                        binding, payload, f"Referenced column {path} not found in dataframe"
+                    )
                 return values
             case Constant(value, dtype):
                 # An epoch would be guessed a unit: text says exactly what it is.
-                exact = (EPOCH + dt.timedelta(microseconds=int(value))).isoformat() if isinstance(dtype, dtypes.Timestamp) else value
+                exact = (
+                    (EPOCH + dt.timedelta(microseconds=int(value))).isoformat()
+                    if isinstance(dtype, dtypes.Timestamp)
+                    else value
+                )
                 return [exact] * len(payload)
             case EvalExpr(expr, extra):
                 schema = _preproc_schema(binding, extra)
-                made, inferred = self._evaluated(binding, payload, expr, schema, f"Error in assign preproc for field `{field}`")
+                made, inferred = self._evaluated(
+                    binding, payload, expr, schema, f"Error in assign preproc for field `{field}`"
+                )
                 return _json_values(made, inferred)
             case EvalCode(pycode, extra):
                 declared = binding.schema.field(field)
                 assert declared is not None, "the compiler has checked that preproc fields exist"
                 frame, given, raw = _code_inputs(binding, payload, _preproc_schema(binding, extra))
                 call = Assign(pycode, binding.dataset, given, declared, raw, checked=False)
-                answer = await self._run(binding, payload, call, frame, f"Error in assign preproc for field `{field}`")
+                answer = await self._run(
+                    binding, payload, call, frame, f"Error in assign preproc for field `{field}`"
+                )
                 return _json_values(answer.column(field), declared.dtype)
             case unreachable:
                 assert_never(unreachable)
 
-    async def _kept(self, binding: SourceBinding, payload: Payload, where: EvalExpr | EvalCode) -> npt.NDArray[np.int64]:
+    async def _kept(
+        self, binding: SourceBinding, payload: Payload, where: EvalExpr | EvalCode
+    ) -> npt.NDArray[np.int64]:
         """The places that `where` keeps."""
         schema = {f.name: f.dtype for f in (*binding.schema.fields, *where.schema)}
         match where:
@@ -168,35 +207,65 @@ class Door:
                 return np.flatnonzero(mask.fill_null(value=False).to_numpy())
             case EvalCode(pycode, _):
                 frame, given, raw = _code_inputs(binding, payload, schema)
-                answer = await self._run(binding, payload, Filter(pycode, binding.dataset, given, raw), frame, "Error using where")
+                answer = await self._run(
+                    binding,
+                    payload,
+                    Filter(pycode, binding.dataset, given, raw),
+                    frame,
+                    "Error using where",
+                )
                 return np.sort(answer.column(ROW).to_numpy())
             case unreachable:
                 assert_never(unreachable)
 
     def _evaluated(
-        self, binding: SourceBinding, payload: Payload, expr: Expr, schema: Mapping[str, Dtype], what: str
+        self,
+        binding: SourceBinding,
+        payload: Payload,
+        expr: Expr,
+        schema: Mapping[str, Dtype],
+        what: str,
     ) -> tuple[pl.Series, Dtype]:
         wanted = {name: dtype for name, dtype in schema.items() if name in references(expr)}
         frame, fields = _typed(binding, payload, wanted)
         known = tuple((f.name, f.dtype) for f in fields)
         try:
             program, dtype = _program(expr, known)
-            return program.evaluate(frame if frame.width else pl.DataFrame({"": payload.numbers})).get_column(_VALUE), dtype
+            return program.evaluate(
+                frame if frame.width else pl.DataFrame({"": payload.numbers})
+            ).get_column(_VALUE), dtype
         except ExpressionError as wrong:
-            raise _refusal(binding, payload, f"{what} for dataset `{binding.dataset}`: {wrong}") from wrong
+            raise _refusal(
+                binding, payload, f"{what} for dataset `{binding.dataset}`: {wrong}"
+            ) from wrong
         except EvaluationError as failed:
             places = failed.failed.arg_true().to_list()
-            raise _refusal(binding, payload, f"{what} for dataset `{binding.dataset}`: {failed}", places) from failed
+            raise _refusal(
+                binding, payload, f"{what} for dataset `{binding.dataset}`: {failed}", places
+            ) from failed
 
-    async def _run(self, binding: SourceBinding, payload: Payload, call: ExecutorCall, frame: pl.DataFrame, what: str) -> pa.Table:
+    async def _run(
+        self,
+        binding: SourceBinding,
+        payload: Payload,
+        call: ExecutorCall,
+        frame: pl.DataFrame,
+        what: str,
+    ) -> pa.Table:
         try:
             return await self._executors.run(call, frame, callbacks=self._callbacks)
         except UserCodeError as raised:
-            raise _refusal(binding, payload, f"{what} for dataset `{binding.dataset}`: {raised.message}") from raised
+            raise _refusal(
+                binding, payload, f"{what} for dataset `{binding.dataset}`: {raised.message}"
+            ) from raised
         except ExecutorUnavailable as away:
-            raise ApiError(UNAVAILABLE, away.code, f"{away}: nothing was logged, try again") from away
+            raise ApiError(
+                UNAVAILABLE, away.code, f"{away}: nothing was logged, try again"
+            ) from away
         except ExecutorError as failed:
-            raise ApiError(500, failed.code, f"{what} for dataset `{binding.dataset}`: {failed}") from failed
+            raise ApiError(
+                500, failed.code, f"{what} for dataset `{binding.dataset}`: {failed}"
+            ) from failed
 
 
 @lru_cache(maxsize=1024)
@@ -207,18 +276,30 @@ def _program(expr: Expr, schema: tuple[tuple[str, Dtype], ...]) -> tuple[Any, Dt
 
 
 def _preproc_schema(binding: SourceBinding, extra: tuple[Field, ...]) -> dict[str, Dtype]:
-    """Types of payload columns for a preproc: the dataset's fields that no preproc makes, and what the preproc declares."""
+    """Types of payload columns for a preproc: the dataset's fields that no preproc makes, and what
+    the preproc declares.
+    """
     made = {name for name, _ in binding.source.preproc}
-    return {f.name: f.dtype for f in binding.schema.fields if f.name not in made} | {f.name: f.dtype for f in extra}
+    return {f.name: f.dtype for f in binding.schema.fields if f.name not in made} | {
+        f.name: f.dtype for f in extra
+    }
 
 
-def _typed(binding: SourceBinding, payload: Payload, wanted: Mapping[str, Dtype]) -> tuple[pl.DataFrame, tuple[Field, ...]]:
-    """The wanted columns, typed. One that has nulls is Optional here, whatever it is declared: `where` and preproc may deal with them."""
+def _typed(
+    binding: SourceBinding, payload: Payload, wanted: Mapping[str, Dtype]
+) -> tuple[pl.DataFrame, tuple[Field, ...]]:
+    """The wanted columns, typed. One that has nulls is Optional here, whatever it is declared:
+    `where` and preproc may deal with them.
+    """
     columns: dict[str, pa.Array] = {}
     fields = []
     for name, dtype in wanted.items():
         if name not in payload.columns:
-            raise _preproc_refusal(binding, payload, f"Field `{name}` is read by the source's code, but not found in dataframe.")
+            raise _preproc_refusal(
+                binding,
+                payload,
+                f"Field `{name}` is read by the source's code, but not found in dataframe.",
+            )
         try:
             array = decode_column(payload.columns[name], dtypes.Optional(dtypes.base(dtype)), name)
         except BadColumn as bad:
@@ -234,16 +315,23 @@ def _code_inputs(
     binding: SourceBinding, payload: Payload, schema: Mapping[str, Dtype]
 ) -> tuple[pl.DataFrame, tuple[Field, ...], tuple[str, ...]]:
     """The whole payload for user code: declared columns typed, the others as JSON text."""
-    frame, fields = _typed(binding, payload, {name: dtype for name, dtype in schema.items() if name in payload.columns})
+    frame, fields = _typed(
+        binding, payload, {name: dtype for name, dtype in schema.items() if name in payload.columns}
+    )
     raw = tuple(name for name in payload.columns if name not in schema)
-    texts = [pl.Series(name, [_json(value).decode() for value in payload.columns[name]], dtype=pl.String) for name in raw]
+    texts = [
+        pl.Series(name, [_json(value).decode() for value in payload.columns[name]], dtype=pl.String)
+        for name in raw
+    ]
     return frame.with_columns(texts) if frame.width else pl.DataFrame(texts), fields, raw
 
 
 def _json_values(values: pl.Series | pa.ChunkedArray, dtype: Dtype) -> list[Any]:
     """Typed values as a client would have logged them."""
     if isinstance(dtypes.base(dtype), dtypes.Bytes):
-        raw: list[bytes | None] = values.to_list() if isinstance(values, pl.Series) else values.to_pylist()
+        raw: list[bytes | None] = (
+            values.to_list() if isinstance(values, pl.Series) else values.to_pylist()
+        )
         return [None if v is None else v.decode() for v in raw]
     return encode_column(values, dtype)
 
@@ -251,10 +339,19 @@ def _json_values(values: pl.Series | pa.ChunkedArray, dtype: Dtype) -> list[Any]
 def _selected(rows: Rows, binding: SourceBinding, erased: tuple[ErasedKeys, ...]) -> Rows:
     """Without the rows outside `since` and `until`, outside the sample, or with an erased key."""
     source = binding.source
-    if source.since_us is None and source.until_us is None and source.sampling is None and not erased:
+    if (
+        source.since_us is None
+        and source.until_us is None
+        and source.sampling is None
+        and not erased
+    ):
         return rows
     times = rows.frame.get_column(binding.schema.timestamp).to_physical()
-    selections = (within_bounds(times, source), sampled(rows.frame, source.sampling), not_erased(rows.frame, erased))
+    selections = (
+        within_bounds(times, source),
+        sampled(rows.frame, source.sampling),
+        not_erased(rows.frame, erased),
+    )
     masks = [m for m in selections if m is not None]
     if not masks:
         return rows
@@ -263,11 +360,17 @@ def _selected(rows: Rows, binding: SourceBinding, erased: tuple[ErasedKeys, ...]
 
 
 def _split(payload: Payload, refused: Refused) -> tuple[Payload, Payload] | None:
-    """(bad, good) when it is known which rows are bad, else two halves; None when there is nothing to split."""
+    """(bad, good) when it is known which rows are bad, else two halves; None when there is nothing
+    to split.
+    """
     places = np.arange(len(payload))
     if refused.numbers is not None:
         bad = np.isin(payload.numbers, refused.numbers)
-        return None if bad.all() or not bad.any() else (payload.take(places[bad]), payload.take(places[~bad]))
+        return (
+            None
+            if bad.all() or not bad.any()
+            else (payload.take(places[bad]), payload.take(places[~bad]))
+        )
     middle = len(payload) // 2
     return None if middle == 0 else (payload.take(places[:middle]), payload.take(places[middle:]))
 
@@ -282,10 +385,14 @@ def _places(rejected: RejectedRows) -> list[int] | None:
     return places or None
 
 
-def _refusal(binding: SourceBinding, payload: Payload, text: str, places: Sequence[int] | None = None) -> Refused:
+def _refusal(
+    binding: SourceBinding, payload: Payload, text: str, places: Sequence[int] | None = None
+) -> Refused:
     where = f"Schema validation failed during data insertion to `{binding.dataset}`: {text}"
     return Refused(where, None if places is None else payload.numbers[list(places)])
 
 
 def _preproc_refusal(binding: SourceBinding, payload: Payload, text: str) -> Refused:
-    return _refusal(binding, payload, f"Error using pre_proc for dataset `{binding.dataset}`: {text}")
+    return _refusal(
+        binding, payload, f"Error using pre_proc for dataset `{binding.dataset}`: {text}"
+    )

@@ -1,9 +1,10 @@
 """`erase`: keys of a dataset that are hidden at once and never taken again.
 
-Theory. An erasure is a row in Postgres (`connections.erasures`) and obeyed from then on by everybody who takes or shows rows: ingest drops
-rows of the dataset with such a key at the door, because the version in each transaction's stamp covers erasures too; query servers answer
-as if there were none. It holds for the dataset's name in every branch. What had been computed from the rows elsewhere stays until those
-datasets are erased themselves.
+Theory. An erasure is a row in Postgres (`connections.erasures`) and obeyed from then on by
+everybody who takes or shows rows: ingest drops rows of the dataset with such a key at the door,
+because the version in each transaction's stamp covers erasures too; query servers answer as if
+there were none. It holds for the dataset's name in every branch. What had been computed from the
+rows elsewhere stays until those datasets are erased themselves.
 """
 
 from __future__ import annotations
@@ -41,16 +42,21 @@ class EraseFlow:
         self._catalogs = catalogs
         self._directory = directory
 
-    async def erase(self, workspace: WorkspaceId, branch: BranchName, dataset: DatasetName, body: bytes) -> int:
+    async def erase(
+        self, workspace: WorkspaceId, branch: BranchName, dataset: DatasetName, body: bytes
+    ) -> int:
         """Erase the keys in `body`, for ever; how many they are.
 
-        ApiError: 400 malformed, 404 unknown dataset, 500 keys that are not exactly the dataset's erase keys, 503 when nothing can be
-        written.
+        ApiError: 400 malformed, 404 unknown dataset, 500 keys that are not exactly the dataset's
+        erase keys, 503 when nothing can be written.
         """
         try:
             asked = _decode(body).erase_keys
         except (msgspec.ValidationError, msgspec.DecodeError) as wrong:
-            text = f'the body of erase is malformed: {wrong}; send {{"erase_keys": [{{field: value}}]}} as JSON'
+            text = (
+                f'the body of erase is malformed: {wrong}; send {{"erase_keys": '
+                "[{field: value}]} as JSON"
+            )
             raise ApiError(400, "erase-malformed", text) from wrong
         try:
             view = (await self._catalogs.reload(workspace)).datasets.get((branch, dataset))
@@ -61,12 +67,16 @@ class EraseFlow:
                 await self._directory.erase(workspace, dataset, view.erase_keys, keys)
                 self._catalogs.forget(workspace)
         except Away as away:
-            raise ApiError(503, "ingest-unavailable", f"nothing was erased: {away}: try again") from away
+            raise ApiError(
+                503, "ingest-unavailable", f"nothing was erased: {away}: try again"
+            ) from away
         return len(keys)
 
 
 def erased_keys(view: DatasetView, asked: Sequence[Mapping[str, Any]]) -> list[bytes]:
-    """The distinct key bytes of the dataset's erase-key fields; ApiError 500, in the client's words, when `asked` does not fit them."""
+    """The distinct key bytes of the dataset's erase-key fields; ApiError 500, in the client's
+    words, when `asked` does not fit them.
+    """
     names = set(view.schema.names)
     for each in asked:
         for name in each:

@@ -1,9 +1,10 @@
 """`log` from body to acknowledgement.
 
-Theory. Read the body, find every dataset of every branch that the endpoint feeds, type the rows for each distinct definition once, write
-all of it in one transaction, answer. The caller's branch decides the answer: rows that do not fit there refuse the whole request; rows that
-do not fit a definition only other branches have are set aside there. A request whose definitions changed under it is prepared again, so a
-client that was told its commit is done logs under it.
+Theory. Read the body, find every dataset of every branch that the endpoint feeds, type the rows for
+each distinct definition once, write all of it in one transaction, answer. The caller's branch
+decides the answer: rows that do not fit there refuse the whole request; rows that do not fit a
+definition only other branches have are set aside there. A request whose definitions changed under
+it is prepared again, so a client that was told its commit is done logs under it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import BranchName, WorkspaceId
 
 PREPARATIONS = 5
-"""Definitions that change under a request this often in a row are changing faster than anybody can log."""
+"""Definitions that change under a request this often in a row are changing faster than anybody can
+log.
+"""
 
 ReadSecret = Callable[[WorkspaceId, str], Awaitable[str | None]]
 
@@ -36,7 +39,14 @@ class Logged:
 class LogFlow:
     """Use from one event loop."""
 
-    def __init__(self, catalogs: Catalogs, committer: Committer, executors: Runs, secret: ReadSecret, rows_limit: int) -> None:
+    def __init__(
+        self,
+        catalogs: Catalogs,
+        committer: Committer,
+        executors: Runs,
+        secret: ReadSecret,
+        rows_limit: int,
+    ) -> None:
         self._catalogs = catalogs
         self._committer = committer
         self._executors = executors
@@ -47,8 +57,8 @@ class LogFlow:
     async def log(self, workspace: WorkspaceId, branch: BranchName, body: bytes) -> Logged:
         """Write the rows of `body`; they are durable when this returns.
 
-        ApiError: 400 malformed, 404 unknown endpoint, 413 too many rows, 500 rows that do not fit (column, row, value), 503 when the
-        platform cannot write now or cannot say whether it did.
+        ApiError: 400 malformed, 404 unknown endpoint, 413 too many rows, 500 rows that do not fit
+        (column, row, value), 503 when the platform cannot write now or cannot say whether it did.
         """
         request, payload = read_body(body, self._rows_limit)
         turn = next(self._turns)
@@ -58,7 +68,9 @@ class LogFlow:
                 if not len(payload):
                     return Logged(0)
                 try:
-                    prepared = await self._prepared(workspace, branch, body, payload, turn, version, feeds)
+                    prepared = await self._prepared(
+                        workspace, branch, body, payload, turn, version, feeds
+                    )
                     await self._committer.submit(workspace, prepared)
                 except Stale:
                     await self._catalogs.reload(workspace)
@@ -69,18 +81,31 @@ class LogFlow:
                     continue  # refused under definitions that somebody has replaced meanwhile
                 return Logged(len(payload))
         except Away as away:
-            raise ApiError(503, "ingest-unavailable", f"nothing was logged: {away}: try again") from away
+            raise ApiError(
+                503, "ingest-unavailable", f"nothing was logged: {away}: try again"
+            ) from away
         except NotWritten as refused:
-            raise ApiError(503, "log-not-written", f"nothing was logged, the log refused the write ({refused}): try again") from refused
+            raise ApiError(
+                503,
+                "log-not-written",
+                f"nothing was logged, the log refused the write ({refused}): try again",
+            ) from refused
         except OutcomeUnknown as unknown:
             text = (
-                f"the log did not say whether the rows were written ({unknown}): they are all in or none is. Sending them again is safe "
+                f"the log did not say whether the rows were written ({unknown}): "
+                "they are all in or none is. Sending them again is safe "
                 "for a keyed dataset; for a keyless one look first, or they may be in twice"
             )
             raise ApiError(503, "log-outcome-unknown", text) from unknown
-        raise ApiError(503, "definitions-moving", "nothing was logged: the branches' definitions kept changing meanwhile: try again")
+        raise ApiError(
+            503,
+            "definitions-moving",
+            "nothing was logged: the branches' definitions kept changing meanwhile: try again",
+        )
 
-    async def _feeds(self, workspace: WorkspaceId, request: LogBody) -> tuple[CatalogVersion, tuple[Feed, ...]]:
+    async def _feeds(
+        self, workspace: WorkspaceId, request: LogBody
+    ) -> tuple[CatalogVersion, tuple[Feed, ...]]:
         endpoint = (request.webhook, request.endpoint)
         found = await self._catalogs.get(workspace)
         if endpoint not in found.feeds:
@@ -108,10 +133,14 @@ class LogFlow:
             entries += [Entry(feed, part) for part in rows]
             dead += [(feed, part) for part in aside]
         raw = {feed.binding.raw_topic: feed.partitions for feed in feeds}
-        return Prepared(version, body, len(payload), turn, tuple(raw.items()), tuple(entries), tuple(dead))
+        return Prepared(
+            version, body, len(payload), turn, tuple(raw.items()), tuple(entries), tuple(dead)
+        )
 
 
-async def _admitted(door: Door, feed: Feed, payload: Payload, branch: BranchName) -> tuple[list[Rows], list[Dead]]:
+async def _admitted(
+    door: Door, feed: Feed, payload: Payload, branch: BranchName
+) -> tuple[list[Rows], list[Dead]]:
     if branch in feed.branches:
         try:
             return [await door.admit(feed.binding, payload, feed.erased)], []

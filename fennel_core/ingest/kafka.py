@@ -1,9 +1,10 @@
 """Lanes on Kafka: transactional producers, one transaction at a time each.
 
-Theory. librdkafka has no second half of KIP-890: after a time-out or an error whose outcome is open a producer must be thrown away. A new
-one with the same transactional id fences the old one, whose open transaction is then aborted by the broker, so the rows are either all
-there or not at all; only the caller cannot be told which, and is answered so. Ids are a process's own, so nobody else ever fences it; what
-a dead process left open ends after `transaction.timeout.ms`.
+Theory. librdkafka has no second half of KIP-890: after a time-out or an error whose outcome is open
+a producer must be thrown away. A new one with the same transactional id fences the old one, whose
+open transaction is then aborted by the broker, so the rows are either all there or not at all; only
+the caller cannot be told which, and is answered so. Ids are a process's own, so nobody else ever
+fences it; what a dead process left open ends after `transaction.timeout.ms`.
 """
 
 from __future__ import annotations
@@ -20,19 +21,27 @@ from fennel_core.ingest.store import Away, Message, NotWritten, OutcomeUnknown
 from fennel_core.settings.model import Settings
 
 NEW_TOPIC_MS = 2_000
-"""How long a topic the broker does not know is waited for: commits make topics before anybody hears of them."""
+"""How long a topic the broker does not know is waited for: commits make topics before anybody hears
+of them.
+"""
 
 
 class KafkaLane:
-    """See `store.Lane`. The producer is made at the first commit, and anew after an error whose outcome is open."""
+    """See `store.Lane`. The producer is made at the first commit, and anew after an error whose
+    outcome is open.
+    """
 
-    def __init__(self, settings: Settings, transactional_id: str, threads: ThreadPoolExecutor) -> None:
+    def __init__(
+        self, settings: Settings, transactional_id: str, threads: ThreadPoolExecutor
+    ) -> None:
         self._settings = settings
         self._id = transactional_id
         self._threads = threads
         self._timeout_s = settings.transaction_timeout_ms / 1000
         self._producer: Producer | None = None
-        self._turn = threading.Lock()  # two producers of one id, made at once, would fence each other
+        self._turn = (
+            threading.Lock()
+        )  # two producers of one id, made at once, would fence each other
         self.problem: str | None = "not opened yet"
         """Why the lane has no producer; None when it has one."""
 
@@ -49,7 +58,10 @@ class KafkaLane:
 
     def _opened(self) -> Producer:
         if self._producer is None:
-            producer = Producer(producer_config(self._settings, self._id) | {"topic.metadata.propagation.max.ms": NEW_TOPIC_MS})
+            producer = Producer(
+                producer_config(self._settings, self._id)
+                | {"topic.metadata.propagation.max.ms": NEW_TOPIC_MS}
+            )
             try:
                 producer.init_transactions(self._timeout_s)
             except KafkaException as failed:
@@ -72,14 +84,19 @@ class KafkaLane:
                     message.value,
                     partition=message.partition,
                     headers=list(message.headers),
-                    on_delivery=lambda error, _: refused.append(error) if error is not None else None,
+                    on_delivery=lambda error, _: (
+                        refused.append(error) if error is not None else None
+                    ),
                 )
             missing = producer.flush(self._timeout_s)
         except (KafkaException, BufferError) as failed:
             raise self._not_written(producer, _text(failed)) from failed
         if missing or refused:
             raise self._not_written(
-                producer, refused[0].str() if refused else f"{missing} messages were not taken in {self._timeout_s:g} s"
+                producer,
+                refused[0].str()
+                if refused
+                else f"{missing} messages were not taken in {self._timeout_s:g} s",
             )
         try:
             producer.commit_transaction(self._timeout_s)
@@ -95,7 +112,9 @@ class KafkaLane:
         return NotWritten(text)
 
     def _drop(self, producer: Producer) -> None:
-        """Have nothing more to do with it: the next producer of this id fences it, and the broker aborts what it left open."""
+        """Have nothing more to do with it: the next producer of this id fences it, and the broker
+        aborts what it left open.
+        """
         self._producer = None
         producer.purge(in_queue=True, in_flight=True, blocking=False)
 

@@ -1,8 +1,9 @@
 """The body of a `log` request: which endpoint, and columns of JSON values.
 
-Theory. The body is read once, strictly; the bare tokens `NaN` and `Infinity`, which pandas can write and JSON does not have, are understood
-in a second reading, so that only a body that has them pays for it. A row's number within the request is its identity from here on: rows
-that are filtered out leave the others' numbers alone, and positions are made from them.
+Theory. The body is read once, strictly; the bare tokens `NaN` and `Infinity`, which pandas can
+write and JSON does not have, are understood in a second reading, so that only a body that has them
+pays for it. A row's number within the request is its identity from here on: rows that are filtered
+out leave the others' numbers alone, and positions are made from them.
 """
 
 from __future__ import annotations
@@ -46,7 +47,10 @@ class Payload:
     def take(self, keep: npt.NDArray[np.int64]) -> Payload:
         """The rows at the places `keep`."""
         places = keep.tolist()
-        return Payload({name: [values[i] for i in places] for name, values in self.columns.items()}, self.numbers[keep])
+        return Payload(
+            {name: [values[i] for i in places] for name, values in self.columns.items()},
+            self.numbers[keep],
+        )
 
     def having(self, column: str, values: Sequence[Any]) -> Payload:
         """With `column` added or replaced."""
@@ -55,7 +59,9 @@ class Payload:
 
 
 def read_body(body: bytes, rows_limit: int) -> tuple[LogBody, Payload]:
-    """The request in `body`. ApiError 400 when it is malformed, 413 when it has more than `rows_limit` rows."""
+    """The request in `body`. ApiError 400 when it is malformed, 413 when it has more than
+    `rows_limit` rows.
+    """
     try:
         request = _decode(body)
     except msgspec.ValidationError as wrong:
@@ -67,7 +73,11 @@ def read_body(body: bytes, rows_limit: int) -> tuple[LogBody, Payload]:
         raise _malformed(f"the columns of `data` must be equally long, but have {lengths} values")
     rows = next(iter(lengths.values()), 0)
     if rows > rows_limit:
-        raise ApiError(413, "too-many-rows", f"a log request may carry {rows_limit} rows, this one has {rows}: split it")
+        raise ApiError(
+            413,
+            "too-many-rows",
+            f"a log request may carry {rows_limit} rows, this one has {rows}: split it",
+        )
     return request, Payload(request.data, np.arange(rows, dtype=np.int64))
 
 
@@ -84,7 +94,9 @@ def _malformed(reason: str) -> ApiError:
 
 
 def descend(payload: Payload, path: str) -> list[Any] | None:
-    """The values at `A` or `A[B][C]`, null where an object is missing on the way; None when there is no column `A`."""
+    """The values at `A` or `A[B][C]`, null where an object is missing on the way; None when there
+    is no column `A`.
+    """
     if path in payload.columns:
         return list(payload.columns[path])
     column, bracket, _ = path.partition("[")

@@ -1,8 +1,9 @@
 """The clock and the directory of catalogs in Postgres.
 
-Theory. `begin` is one statement and one row lock, held for its own length only. Its commit is not waited for on disk
-(`synchronous_commit` off for that transaction): after a crash of Postgres the lost stamps lie within its last half second, and the wall
-clock has passed them by the time it is up again. The same holds for progress, where a lost write only makes the next request more lenient.
+Theory. `begin` is one statement and one row lock, held for its own length only. Its commit is not
+waited for on disk (`synchronous_commit` off for that transaction): after a crash of Postgres the
+lost stamps lie within its last half second, and the wall clock has passed them by the time it is up
+again. The same holds for progress, where a lost write only makes the next request more lenient.
 """
 
 from __future__ import annotations
@@ -28,36 +29,44 @@ _BEGIN: LiteralString = """
     WITH quick AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true)),
     stamp AS (
         INSERT INTO ingest_clock AS c (workspace, hlc)
-        SELECT %(workspace)s, (extract(epoch FROM clock_timestamp()) * 1000)::bigint << 16 FROM quick
+        SELECT %(workspace)s, (extract(epoch FROM clock_timestamp()) * 1000)::bigint << 16 FROM
+            quick
         ON CONFLICT (workspace) DO UPDATE SET hlc = greatest(c.hlc + 1, excluded.hlc)
         RETURNING hlc
     )
     SELECT (SELECT hlc FROM stamp),
         (extract(epoch FROM clock_timestamp()) * 1000000)::bigint,
-        (SELECT coalesce(string_agg(b.number || ':' || coalesce(b.target, ''), ',' ORDER BY b.number), '')
+        (SELECT coalesce(string_agg(b.number || ':' || coalesce(b.target, ''), ',' ORDER BY
+            b.number), '')
          FROM branch b WHERE b.workspace = %(workspace)s)
         || '#' || (SELECT coalesce(max(e.id), 0) FROM erasure e WHERE e.workspace = %(workspace)s),
         (SELECT coalesce(jsonb_agg(jsonb_build_array(s.identity, s.watermark_us, s.latest_us,
-                                                     (extract(epoch FROM s.last_rows_at) * 1000000)::bigint)), '[]')
+                                                     (extract(epoch FROM s.last_rows_at) *
+                                                         1000000)::bigint)), '[]')
          FROM source_clock s WHERE s.workspace = %(workspace)s AND s.identity = ANY(%(sources)s))"""
 
 _ACCEPTED: LiteralString = """
     WITH quick AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true))
     INSERT INTO source_clock AS s (workspace, identity, latest_us, last_rows_at, discarded)
-    SELECT %(workspace)s, a.identity, a.latest_us, CASE WHEN a.latest_us IS NULL THEN NULL ELSE clock_timestamp() END, a.discarded
-    FROM quick, unnest(%(identities)s::text[], %(latest)s::bigint[], %(discarded)s::bigint[]) AS a (identity, latest_us, discarded)
+    SELECT %(workspace)s, a.identity, a.latest_us, CASE WHEN a.latest_us IS NULL THEN NULL ELSE
+        clock_timestamp() END, a.discarded
+    FROM quick, unnest(%(identities)s::text[], %(latest)s::bigint[], %(discarded)s::bigint[]) AS a
+        (identity, latest_us, discarded)
     ON CONFLICT (workspace, identity) DO UPDATE SET
-        watermark_us = CASE WHEN excluded.latest_us IS NULL THEN s.watermark_us ELSE s.latest_us END,
+        watermark_us = CASE WHEN excluded.latest_us IS NULL THEN s.watermark_us ELSE s.latest_us
+            END,
         latest_us = greatest(s.latest_us, excluded.latest_us),
         last_rows_at = coalesce(excluded.last_rows_at, s.last_rows_at),
         discarded = s.discarded + excluded.discarded"""
 
 _BRANCHES: LiteralString = """
     SELECT b.name, c.id, CASE WHEN c.id = ANY(%(known)s) THEN NULL ELSE c.catalog END,
-        (SELECT coalesce(string_agg(v.number || ':' || coalesce(v.target, ''), ',' ORDER BY v.number), '')
+        (SELECT coalesce(string_agg(v.number || ':' || coalesce(v.target, ''), ',' ORDER BY
+            v.number), '')
          FROM branch v WHERE v.workspace = %(workspace)s)
         || '#' || (SELECT coalesce(max(e.id), 0) FROM erasure e WHERE e.workspace = %(workspace)s)
-    FROM (SELECT 1) one LEFT JOIN branch b ON b.workspace = %(workspace)s LEFT JOIN commit c ON c.id = b.target
+    FROM (SELECT 1) one LEFT JOIN branch b ON b.workspace = %(workspace)s LEFT JOIN commit c ON
+        c.id = b.target
     ORDER BY b.number"""
 """The same text of versions as `_BEGIN` makes: they are compared."""
 
@@ -73,7 +82,9 @@ class PostgresClock:
         hlc, now_us, version, progress = rows[0]
         known = {
             Identity(str(identity)): Progress(watermark, latest, last)
-            for identity, watermark, latest, last in cast(list[tuple[str, Micros | None, Micros | None, Micros | None]], progress)
+            for identity, watermark, latest, last in cast(
+                list[tuple[str, Micros | None, Micros | None, Micros | None]], progress
+            )
         }
         return Begun(Hlc(cast(int, hlc)), Micros(cast(int, now_us)), str(version), known)
 
@@ -88,7 +99,9 @@ class PostgresClock:
 
     async def server_number(self) -> int:
         """A number for this process in positions; none of the last 65,535 processes had it."""
-        return cast(int, (await _rows(self._pool, "SELECT nextval('ingest_server_number')", {}))[0][0])
+        return cast(
+            int, (await _rows(self._pool, "SELECT nextval('ingest_server_number')", {}))[0][0]
+        )
 
 
 class PostgresDirectory:
@@ -104,13 +117,24 @@ class PostgresDirectory:
             if name is None or commit is None:
                 continue  # no branches at all, or one that has no commit yet
             number = CommitId(str(commit))
-            catalog = known[number] if encoded is None else canonical.loads(bytes(cast(bytes, encoded)), Catalog)
+            catalog = (
+                known[number]
+                if encoded is None
+                else canonical.loads(bytes(cast(bytes, encoded)), Catalog)
+            )
             found.append(BranchCatalog(BranchName(str(name)), number, catalog))
-        # After the version: an erasure that comes in between makes rows be prepared once more; the other way round it would be missed.
+        # After the version: an erasure that comes in between makes rows be prepared once more; the
+        # other way round it would be missed.
         erased = (await _away(erasures.read(self._pool, workspace))).get(workspace, {})
         return Branches(str(rows[0][3]), tuple(found), erased)
 
-    async def erase(self, workspace: WorkspaceId, dataset: DatasetName, columns: Sequence[str], keys: Sequence[bytes]) -> None:
+    async def erase(
+        self,
+        workspace: WorkspaceId,
+        dataset: DatasetName,
+        columns: Sequence[str],
+        keys: Sequence[bytes],
+    ) -> None:
         await _away(erasures.add(self._pool, workspace, dataset, columns, keys))
 
 
@@ -121,7 +145,9 @@ async def _away(work: Awaitable[T]) -> T:
         raise Away(f"the platform's database cannot be reached now: {lost}") from lost
 
 
-async def _rows(pool: Pool, statement: LiteralString, values: Mapping[str, object]) -> list[tuple[object, ...]]:
+async def _rows(
+    pool: Pool, statement: LiteralString, values: Mapping[str, object]
+) -> list[tuple[object, ...]]:
     async def ask() -> list[tuple[object, ...]]:
         async with pool.connection() as connection:
             cursor = await connection.execute(statement, values)

@@ -1,8 +1,9 @@
 """The ingest server's HTTP: one hot route in raw ASGI, `erase`, and health.
 
-Theory. A body is refused by its announced length before a byte of it is read, and by its real length before it is kept. A client that sends
-`Expect: 100-continue` (curl does, above 1 MiB) is told to go on as soon as the first part is asked for, and not at all when it is refused.
-Errors are written in the one form of `telemetry.errors`.
+Theory. A body is refused by its announced length before a byte of it is read, and by its real
+length before it is kept. A client that sends `Expect: 100-continue` (curl does, above 1 MiB) is
+told to go on as soon as the first part is asked for, and not at all when it is refused. Errors are
+written in the one form of `telemetry.errors`.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ class Disconnected(Exception):
 
 
 class Application:
-    """ASGI 3. `workspace_of` opens the workspace of an `Authorization` header or raises ApiError 401."""
+    """ASGI 3. `workspace_of` opens the workspace of an `Authorization` header or raises ApiError
+    401.
+    """
 
     def __init__(
         self,
@@ -71,26 +74,44 @@ class Application:
         except ApiError as refused:
             status = refused.status
             await self._refuse(send, refused, headers)
-        except Exception as unforeseen:  # BLE001: a supervisor's last line: the caller is answered, the log has the details
+        # BLE001: a supervisor's last line: the caller is answered, the log has the details
+        except Exception as unforeseen:
             status = INTERNAL.status
             log.error("request failed", path=path, exc_info=unforeseen)
             await self._refuse(send, INTERNAL, headers)
         label = path if path == LOG_PATH else "erase" if ERASE_PATH.fullmatch(path) else "other"
         metrics.REQUESTS.labels(label, scope["method"], str(status)).inc()
-        metrics.REQUEST_SECONDS.labels(label, scope["method"]).observe(time.perf_counter() - started)
+        metrics.REQUEST_SECONDS.labels(label, scope["method"]).observe(
+            time.perf_counter() - started
+        )
 
-    async def _answer(self, path: str, method: str, headers: dict[bytes, bytes], receive: Receive) -> bytes:
+    async def _answer(
+        self, path: str, method: str, headers: dict[bytes, bytes], receive: Receive
+    ) -> bytes:
         erase = ERASE_PATH.fullmatch(path)
         if path != LOG_PATH and erase is None:
-            raise ApiError(404, "not-found", f"this server has no `{path}`; it serves POST {LOG_PATH} and /api/v1/dataset/<name>/erase")
+            raise ApiError(
+                404,
+                "not-found",
+                f"this server has no `{path}`; it serves POST {LOG_PATH} and "
+                "/api/v1/dataset/<name>/erase",
+            )
         if method != "POST":
             raise ApiError(405, "method-not-allowed", f"use POST {path}")
         authorization = headers.get(b"authorization")
-        workspace = await self._workspace_of(None if authorization is None else authorization.decode("latin-1"))
-        branch = BranchName(headers[BRANCH_HEADER].decode("latin-1")) if BRANCH_HEADER in headers else MAIN_BRANCH
+        workspace = await self._workspace_of(
+            None if authorization is None else authorization.decode("latin-1")
+        )
+        branch = (
+            BranchName(headers[BRANCH_HEADER].decode("latin-1"))
+            if BRANCH_HEADER in headers
+            else MAIN_BRANCH
+        )
         body = await self._body(headers, receive)
         if erase is not None:
-            erased = await self._erasing.erase(workspace, branch, DatasetName(unquote(erase[1])), body)
+            erased = await self._erasing.erase(
+                workspace, branch, DatasetName(unquote(erase[1])), body
+            )
             return msgspec.json.encode({"erased": erased})
         logged = await self._flow.log(workspace, branch, body)
         return msgspec.json.encode({"rows": logged.rows})
@@ -114,11 +135,17 @@ class Application:
                 return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _too_large(self) -> ApiError:
-        return ApiError(413, "body-too-large", f"a body may have {self._body_limit_bytes} bytes: log fewer rows at a time")
+        return ApiError(
+            413,
+            "body-too-large",
+            f"a body may have {self._body_limit_bytes} bytes: log fewer rows at a time",
+        )
 
     async def _refuse(self, send: Send, error: ApiError, headers: dict[bytes, bytes]) -> None:
         accept = headers.get(b"accept")
-        await send_error(send, error, as_json=wants_json(None if accept is None else accept.decode("latin-1")))
+        await send_error(
+            send, error, as_json=wants_json(None if accept is None else accept.decode("latin-1"))
+        )
 
 
 async def _send_json(send: Send, body: bytes) -> None:

@@ -1,8 +1,10 @@
-"""What ingest needs of the world, and the in-memory twins. `postgres.py` is the real clock and directory, `kafka.py` the real lane.
+"""What ingest needs of the world, and the in-memory twins. `postgres.py` is the real clock and
+directory, `kafka.py` the real lane.
 
-Theory. One statement opens a transaction: it takes the workspace's next stamp (so stamps are causal over all servers: whoever was
-acknowledged before a request was sent has the smaller one), reads how far each source has come, and says which version of the catalogs
-was current at that moment. So rows are never written under definitions that an earlier commit has replaced.
+Theory. One statement opens a transaction: it takes the workspace's next stamp (so stamps are causal
+over all servers: whoever was acknowledged before a request was sent has the smaller one), reads how
+far each source has come, and says which version of the catalogs was current at that moment. So rows
+are never written under definitions that an earlier commit has replaced.
 """
 
 from __future__ import annotations
@@ -14,7 +16,15 @@ from typing import Protocol
 from fennel_core.blueprints.spec import Catalog
 from fennel_core.connections.erasures import Erased, ErasedKeys
 from fennel_core.ingest.decide import Advance, Progress, advanced
-from fennel_core.vocab.ids import BranchName, CommitId, DatasetName, Identity, Micros, TopicName, WorkspaceId
+from fennel_core.vocab.ids import (
+    BranchName,
+    CommitId,
+    DatasetName,
+    Identity,
+    Micros,
+    TopicName,
+    WorkspaceId,
+)
 from fennel_core.vocab.position import Hlc, next_hlc
 
 CatalogVersion = str
@@ -23,7 +33,9 @@ CatalogVersion = str
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """One transaction's stamp and what was true when it was taken. `now_us`: the database's clock."""
+    """One transaction's stamp and what was true when it was taken. `now_us`: the database's
+    clock.
+    """
 
     hlc: Hlc
     now_us: Micros
@@ -62,10 +74,18 @@ class Branches:
 
 class Directory(Protocol):
     async def read(self, workspace: WorkspaceId, known: Mapping[CommitId, Catalog]) -> Branches:
-        """The workspace's branches; catalogs of commits in `known` are not read again. Raises `Away`."""
+        """The workspace's branches; catalogs of commits in `known` are not read again. Raises
+        `Away`.
+        """
         ...
 
-    async def erase(self, workspace: WorkspaceId, dataset: DatasetName, columns: Sequence[str], keys: Sequence[bytes]) -> None:
+    async def erase(
+        self,
+        workspace: WorkspaceId,
+        dataset: DatasetName,
+        columns: Sequence[str],
+        keys: Sequence[bytes],
+    ) -> None:
         """Never take rows of `dataset` with these key bytes of `columns` again. Raises `Away`."""
         ...
 
@@ -94,11 +114,13 @@ class Lane(Protocol):
     """One transactional producer: one transaction at a time."""
 
     async def commit(self, messages: Sequence[Message]) -> None:
-        """Write all or nothing. Raises `NotWritten`, `OutcomeUnknown`, `Away`; the lane stays usable after each."""
+        """Write all or nothing. Raises `NotWritten`, `OutcomeUnknown`, `Away`; the lane stays
+        usable after each.
+        """
         ...
 
 
-# --- twins ------------------------------------------------------------------------------------------------------------
+# --- twins ----------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -109,17 +131,35 @@ class MemoryDirectory:
         del known
         return self.workspaces.get(workspace, Branches("", ()))
 
-    async def erase(self, workspace: WorkspaceId, dataset: DatasetName, columns: Sequence[str], keys: Sequence[bytes]) -> None:
+    async def erase(
+        self,
+        workspace: WorkspaceId,
+        dataset: DatasetName,
+        columns: Sequence[str],
+        keys: Sequence[bytes],
+    ) -> None:
         found = self.workspaces.get(workspace, Branches("", ()))
-        if all(set(keys) <= e.keys for e in found.erased.get(dataset, ()) if e.columns == tuple(columns)) and dataset in found.erased:
+        if (
+            all(
+                set(keys) <= e.keys
+                for e in found.erased.get(dataset, ())
+                if e.columns == tuple(columns)
+            )
+            and dataset in found.erased
+        ):
             return
-        erased = {**found.erased, dataset: (*found.erased.get(dataset, ()), ErasedKeys(tuple(columns), frozenset(keys)))}
+        erased = {
+            **found.erased,
+            dataset: (*found.erased.get(dataset, ()), ErasedKeys(tuple(columns), frozenset(keys))),
+        }
         self.workspaces[workspace] = Branches(f"{found.version}#", found.branches, erased)
 
 
 @dataclass(slots=True)
 class MemoryClock:
-    """The clock of any number of servers of one process, beside their directory. `now_us` is the database's clock, and may go backwards."""
+    """The clock of any number of servers of one process, beside their directory. `now_us` is the
+    database's clock, and may go backwards.
+    """
 
     now_us: Callable[[], Micros]
     directory: MemoryDirectory = field(default_factory=MemoryDirectory)
@@ -129,21 +169,33 @@ class MemoryClock:
 
     async def begin(self, workspace: WorkspaceId, sources: Collection[Identity]) -> Begun:
         now_us = self.now_us()
-        stamp = self.stamps[workspace] = next_hlc(self.stamps.get(workspace, Hlc(0)), now_us // 1000)
-        known = {identity: self.sources[workspace, identity] for identity in sources if (workspace, identity) in self.sources}
+        stamp = self.stamps[workspace] = next_hlc(
+            self.stamps.get(workspace, Hlc(0)), now_us // 1000
+        )
+        known = {
+            identity: self.sources[workspace, identity]
+            for identity in sources
+            if (workspace, identity) in self.sources
+        }
         version = self.directory.workspaces.get(workspace, Branches("", ())).version
         return Begun(stamp, now_us, version, known)
 
     async def accepted(self, workspace: WorkspaceId, advances: Sequence[Advance]) -> None:
         for advance in advances:
             key = (workspace, advance.identity)
-            self.sources[key] = advanced(self.sources.get(key, Progress()), advance.latest_us, self.now_us())
-            self.discarded[advance.identity] = self.discarded.get(advance.identity, 0) + advance.discarded
+            self.sources[key] = advanced(
+                self.sources.get(key, Progress()), advance.latest_us, self.now_us()
+            )
+            self.discarded[advance.identity] = (
+                self.discarded.get(advance.identity, 0) + advance.discarded
+            )
 
 
 @dataclass(slots=True)
 class MemoryLane:
-    """Appends to a log shared by lanes: per (topic, partition), the values in the order of commits."""
+    """Appends to a log shared by lanes: per (topic, partition), the values in the order of
+    commits.
+    """
 
     log: dict[tuple[TopicName, int], list[Message]]
 

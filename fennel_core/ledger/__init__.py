@@ -1,1 +1,3 @@
-"""Two ledgers around one transaction: how a commit's assets come to be and cease to be, whatever crashes on the way."""
+"""Two ledgers around one transaction: how a commit's assets come to be and cease to be, whatever
+crashes on the way.
+"""

@@ -1,7 +1,8 @@
 """Branches and workspaces as the ledgers see them: holders of assets that come and go.
 
-Theory. A clone is a branch that points at the same versions and holds the same assets; from then on its commits are its own. Deleting a
-branch, or a whole workspace, is letting go: what nobody else holds goes through the destruction ledger like the leavings of a commit.
+Theory. A clone is a branch that points at the same versions and holds the same assets; from then on
+its commits are its own. Deleting a branch, or a whole workspace, is letting go: what nobody else
+holds goes through the destruction ledger like the leavings of a commit.
 """
 
 from __future__ import annotations
@@ -26,14 +27,20 @@ async def init_branch(tools: Tools, workspace: WorkspaceId, name: BranchName) ->
     await tools.ledger.run(work)
 
 
-async def clone_branch(tools: Tools, workspace: WorkspaceId, name: BranchName, source: BranchName) -> None:
-    """A new branch with the definitions and the data of `source`; ApiError when the name is taken or the source is not there."""
+async def clone_branch(
+    tools: Tools, workspace: WorkspaceId, name: BranchName, source: BranchName
+) -> None:
+    """A new branch with the definitions and the data of `source`; ApiError when the name is taken
+    or the source is not there.
+    """
 
     async def work(tx: Transaction) -> None:
         await _open(tx, workspace)
         original = await tx.branch(workspace, source)
         if original is None:
-            raise ApiError(500, "branch-not-found", f"can not clone from branch `{source}`: does not exist")
+            raise ApiError(
+                500, "branch-not-found", f"can not clone from branch `{source}`: does not exist"
+            )
         if not await tx.add_branch(Branch(workspace, name, original.target, original.serving)):
             raise _taken(name)
         for version in {original.target, original.serving} - {None}:
@@ -44,7 +51,9 @@ async def clone_branch(tools: Tools, workspace: WorkspaceId, name: BranchName, s
 
 
 async def delete_branch(tools: Tools, workspace: WorkspaceId, name: BranchName) -> None:
-    """Let go of everything the branch holds, and of the branch. ApiError for `main` and for a branch that is not there."""
+    """Let go of everything the branch holds, and of the branch. ApiError for `main` and for a
+    branch that is not there.
+    """
     if name == MAIN_BRANCH:
         raise ApiError(400, "branch-main", "Cannot delete the main branch.")
 
@@ -70,7 +79,9 @@ async def empty_workspace(tools: Tools, workspace: WorkspaceId) -> bool:
     async def remove(tx: Transaction) -> bool:
         if await tx.bank.lock(workspace):
             return False
-        waiting = await tx.entries(Which.DESTRUCTION, workspace=workspace) or await tx.open_commits(workspace)
+        waiting = await tx.entries(Which.DESTRUCTION, workspace=workspace) or await tx.open_commits(
+            workspace
+        )
         if waiting or await tx.registered(workspace):
             return False
         await tx.remove_workspace(workspace)
@@ -83,14 +94,20 @@ async def empty_workspace(tools: Tools, workspace: WorkspaceId) -> bool:
 
 async def _give_up(tx: Transaction, id_: CommitId) -> None:
     row = await locked(tx, id_)
-    closed = ApiError(404, "workspace-not-found", f"workspace `{row.workspace}` was deleted while the commit was under way")
+    closed = ApiError(
+        404,
+        "workspace-not-found",
+        f"workspace `{row.workspace}` was deleted while the commit was under way",
+    )
     if COMMIT.allows(row.state, CommitEvent.ABANDON):
         await move(tx, row, CommitEvent.ABANDON, error=closed.text, code=closed.code)
     elif COMMIT.allows(row.state, CommitEvent.FAIL):
         await give_up(tx, row, closed)
 
 
-async def _drop(tx: Transaction, workspace: WorkspaceId, names: Iterable[BranchName], commit: CommitId | None) -> None:
+async def _drop(
+    tx: Transaction, workspace: WorkspaceId, names: Iterable[BranchName], commit: CommitId | None
+) -> None:
     """The caller has the workspace's lock."""
     let_go: list[AssetId] = []
     for name in names:
@@ -102,7 +119,11 @@ async def _drop(tx: Transaction, workspace: WorkspaceId, names: Iterable[BranchN
 
 async def _open(tx: Transaction, workspace: WorkspaceId) -> None:
     if not await tx.bank.lock(workspace):
-        raise ApiError(404, "workspace-not-found", f"workspace `{workspace}` does not exist or is being deleted")
+        raise ApiError(
+            404,
+            "workspace-not-found",
+            f"workspace `{workspace}` does not exist or is being deleted",
+        )
 
 
 def _taken(name: BranchName) -> ApiError:

@@ -1,4 +1,6 @@
-"""What the ledgers decide, without touching anything: whether new jobs are warm, and what recovery owes a commit."""
+"""What the ledgers decide, without touching anything: whether new jobs are warm, and what recovery
+owes a commit.
+"""
 
 from __future__ import annotations
 
@@ -40,21 +42,27 @@ Warmth = Warm | Catching | Stuck
 
 
 def caught_up(progress: Iterable[Progress]) -> frozenset[JobPart]:
-    """Partitions that stand at the ends of their inputs now. Having stood there once since the switch is enough to be warm, because
-    the ends of that moment were passed; under load a lag of exactly 0 is seen only now and then."""
+    """Partitions that stand at the ends of their inputs now. Having stood there once since the
+    switch is enough to be warm, because the ends of that moment were passed; under load a lag of
+    exactly 0 is seen only now and then.
+    """
     return frozenset((p.job, p.part) for p in progress if p.status == RUNNING and p.lag == 0)
 
 
 def over_data(jobs: Iterable[LogicalJob], new: Collection[AssetKey]) -> frozenset[AssetKey]:
-    """Those of `jobs` that have something to catch up with: an input that is not `new`, or that such a job writes.
+    """Those of `jobs` that have something to catch up with: an input that is not `new`, or that
+    such a job writes.
 
-    The others read topics that did not exist before the commit, so what they have not read yet nobody has written yet.
+    The others read topics that did not exist before the commit, so what they have not read yet
+    nobody has written yet.
     """
     left = {job.key: job for job in jobs}
     found: set[AssetKey] = set()
     written: set[AssetKey] = set()
     while True:
-        more = [job for job in left.values() if any(i not in new or i in written for i in job.inputs)]
+        more = [
+            job for job in left.values() if any(i not in new or i in written for i in job.inputs)
+        ]
         if not more:
             return frozenset(found)
         for job in more:
@@ -63,16 +71,24 @@ def over_data(jobs: Iterable[LogicalJob], new: Collection[AssetKey]) -> frozense
             written |= {o.topic for o in job.outputs}
 
 
-def warmth(progress: Collection[Progress], before: frozenset[JobPart], must: Collection[JobId]) -> Warmth:
-    """Judge new jobs by what their engines report and by which of them were seen caught up `before`.
+def warmth(
+    progress: Collection[Progress], before: frozenset[JobPart], must: Collection[JobId]
+) -> Warmth:
+    """Judge new jobs by what their engines report and by which of them were seen caught up
+    `before`.
 
-    Reads may not move before the jobs in `must` have caught up. A parked one among them is told before any that is on its way.
+    Reads may not move before the jobs in `must` have caught up. A parked one among them is told
+    before any that is on its way.
     """
     done = before | caught_up(progress)
     behind = frozenset((p.job, p.part) for p in progress) - done
     if not behind:
         return Warm()
-    parked = {p.job: p.error or "no error was reported" for p in progress if p.status == PARKED and (p.job, p.part) in behind}
+    parked = {
+        p.job: p.error or "no error was reported"
+        for p in progress
+        if p.status == PARKED and (p.job, p.part) in behind
+    }
     bound = any(job in must for job, _ in behind)
     if parked and (not bound or any(job in must for job in parked)):
         return Stuck(tuple(sorted(parked.items())), bound)
@@ -86,7 +102,9 @@ class Abandon:
 
 @dataclass(frozen=True, slots=True)
 class Undo:
-    """Before the commit point, whoever asked has been told nothing or an error: take everything back."""
+    """Before the commit point, whoever asked has been told nothing or an error: take everything
+    back.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,5 +136,10 @@ def owed(state: CommitState) -> Owed:
             return FinishWarm()
         case CommitState.UNDOING | CommitState.SERVING:
             return Destroy()
-        case CommitState.SUPERSEDED | CommitState.FINISHED | CommitState.REJECTED | CommitState.ROLLED_BACK:
+        case (
+            CommitState.SUPERSEDED
+            | CommitState.FINISHED
+            | CommitState.REJECTED
+            | CommitState.ROLLED_BACK
+        ):
             return Rest()

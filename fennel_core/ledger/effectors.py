@@ -1,8 +1,10 @@
-"""The hands of the ledgers: what makes and unmakes topics. `kafka.py` is the real one, `MemoryTopics` its twin.
+"""The hands of the ledgers: what makes and unmakes topics. `kafka.py` is the real one,
+`MemoryTopics` its twin.
 
-Theory. Making a topic that exists and unmaking one that does not are successes, because every step may be run again. An answer is per
-topic: one refusal condemns its commit but says nothing about the others. `Unreachable` means that nothing is known about any of them;
-the caller tries again. Jobs need no hands: a job is a row of the registry, made by the commit transaction itself.
+Theory. Making a topic that exists and unmaking one that does not are successes, because every step
+may be run again. An answer is per topic: one refusal condemns its commit but says nothing about the
+others. `Unreachable` means that nothing is known about any of them; the caller tries again. Jobs
+need no hands: a job is a row of the registry, made by the commit transaction itself.
 """
 
 from __future__ import annotations

@@ -1,10 +1,13 @@
-"""A commit's way through the ledgers: T1 → create → T2 → warm → destroy, and back from any point before T2.
+"""A commit's way through the ledgers: T1 → create → T2 → warm → destroy, and back from any point
+before T2.
 
-Theory. T2 is the only commit point. Before it, whatever exists is held by reservations, and dropping those condemns exactly what nobody
-else holds; after it, references hold the new version, and the old one stays held until reads have left it. Each function below is one
-step; it reads the state it finds, does nothing where the step is done, and may be run by two processes at once: every change of a row
-happens under the workspace's lock and along the life-cycle tables. What happens outside transactions (making and unmaking topics) is
-idempotent, and is written down only after it is true. So a crash at any point leaves a state that these same functions finish.
+Theory. T2 is the only commit point. Before it, whatever exists is held by reservations, and
+dropping those condemns exactly what nobody else holds; after it, references hold the new version,
+and the old one stays held until reads have left it. Each function below is one step; it reads the
+state it finds, does nothing where the step is done, and may be run by two processes at once: every
+change of a row happens under the workspace's lock and along the life-cycle tables. What happens
+outside transactions (making and unmaking topics) is idempotent, and is written down only after it
+is true. So a crash at any point leaves a state that these same functions finish.
 """
 
 from __future__ import annotations
@@ -19,14 +22,40 @@ from fennel_core.bank.store import Asset, AssetState, Holding
 from fennel_core.blueprints.logical import AssetKind, Compiled, LogicalJob
 from fennel_core.blueprints.plan import BankFacts, Plan, diff, plan, recomputed
 from fennel_core.blueprints.resolve import resolve_catalog, resolve_job
-from fennel_core.ledger.decide import Catching, JobPart, Stuck, Warm, Warmth, caught_up, over_data, warmth
+from fennel_core.ledger.decide import (
+    Catching,
+    JobPart,
+    Stuck,
+    Warm,
+    Warmth,
+    caught_up,
+    over_data,
+    warmth,
+)
 from fennel_core.ledger.effectors import NewTopic, Topics, Unreachable
-from fennel_core.ledger.lifecycle import ASSET, COMMIT, ENTRY, UNDONE, AssetEvent, CommitEvent, CommitState, EntryEvent
+from fennel_core.ledger.lifecycle import (
+    ASSET,
+    COMMIT,
+    ENTRY,
+    UNDONE,
+    AssetEvent,
+    CommitEvent,
+    CommitState,
+    EntryEvent,
+)
 from fennel_core.ledger.store import Branch, Commit, Entry, Ledger, Transaction, Which
 from fennel_core.ledger.tell import Deed, tell
 from fennel_core.vocab import canonical
 from fennel_core.vocab.errors import ApiError
-from fennel_core.vocab.ids import AssetId, BranchName, CommitId, JobId, Millis, TopicName, WorkspaceId
+from fennel_core.vocab.ids import (
+    AssetId,
+    BranchName,
+    CommitId,
+    JobId,
+    Millis,
+    TopicName,
+    WorkspaceId,
+)
 
 LEASE_MS: Final = Millis(60_000)
 STRAY_GRACE_MS: Final = Millis(3_600_000)
@@ -34,20 +63,26 @@ STRAY_GRACE_MS: Final = Millis(3_600_000)
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """`lease_ms`: while somebody works on a commit, recovery leaves it alone for this long after the last sign of life."""
+    """`lease_ms`: while somebody works on a commit, recovery leaves it alone for this long after
+    the last sign of life.
+    """
 
     lease_ms: Millis = LEASE_MS
     create_attempts: int = 5
     retry_seconds: float = 0.5
     warm_poll_seconds: float = 0.05
     first_warm_seconds: float = 1.0
-    """How long jobs that have nothing to catch up with are waited for: their absence makes no answer wrong, and commits should be quick."""
+    """How long jobs that have nothing to catch up with are waited for: their absence makes no
+    answer wrong, and commits should be quick.
+    """
     stray_grace_ms: Millis = STRAY_GRACE_MS
 
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What every step works with. `sleep` waits that many seconds, `now` gives seconds that never go back."""
+    """What every step works with. `sleep` waits that many seconds, `now` gives seconds that never
+    go back.
+    """
 
     ledger: Ledger
     topics: Topics
@@ -56,10 +91,17 @@ class Tools:
     now: Callable[[], float] = time.monotonic
 
 
-# --- moves along the tables ---------------------------------------------------------------------------------------------
+# --- moves along the tables -----------------------------------------------------------------------
 
 
-async def move(tx: Transaction, row: Commit, event: CommitEvent, *, error: str | None = None, code: str | None = None) -> None:
+async def move(
+    tx: Transaction,
+    row: Commit,
+    event: CommitEvent,
+    *,
+    error: str | None = None,
+    code: str | None = None,
+) -> None:
     state = COMMIT.then(row.state, event)
     if state is not row.state:
         await tx.set_state(row.id, state, error=error, error_code=code)
@@ -75,7 +117,9 @@ async def _advance(tx: Transaction, holdings: Iterable[Holding], event: AssetEve
         await tx.bank.set_state(ids, state)
 
 
-async def _mark(tx: Transaction, entries: Iterable[Entry], event: EntryEvent, error: str | None = None) -> None:
+async def _mark(
+    tx: Transaction, entries: Iterable[Entry], event: EntryEvent, error: str | None = None
+) -> None:
     by_state: dict[str, list[Entry]] = {}
     for entry in entries:
         by_state.setdefault(ENTRY.then(entry.state, event), []).append(entry)
@@ -83,8 +127,12 @@ async def _mark(tx: Transaction, entries: Iterable[Entry], event: EntryEvent, er
         await tx.mark([e.id for e in same], ENTRY.then(same[0].state, event), error)
 
 
-async def condemn(tx: Transaction, workspace: WorkspaceId, commit: CommitId | None, let_go: Iterable[AssetId]) -> None:
-    """Put those of `let_go` that nobody holds into the destruction ledger. The caller has the workspace's lock."""
+async def condemn(
+    tx: Transaction, workspace: WorkspaceId, commit: CommitId | None, let_go: Iterable[AssetId]
+) -> None:
+    """Put those of `let_go` that nobody holds into the destruction ledger. The caller has the
+    workspace's lock.
+    """
     doomed = await tx.bank.holdings(await tx.bank.unheld(let_go))
     alive = [h for h in doomed if h.state not in (AssetState.CONDEMNED, AssetState.GONE)]
     await _advance(tx, [h for h in alive if h.state is AssetState.LIVE], AssetEvent.RELEASED)
@@ -102,17 +150,21 @@ async def row_of(tx: Transaction, id_: CommitId) -> Commit:
 
 
 async def locked(tx: Transaction, id_: CommitId) -> Commit:
-    """The row, read under its workspace's lock: nobody else changes it, or anything that is held there, until the transaction ends."""
+    """The row, read under its workspace's lock: nobody else changes it, or anything that is held
+    there, until the transaction ends.
+    """
     await tx.bank.lock((await row_of(tx, id_)).workspace)
     return await row_of(tx, id_)
 
 
 def undone_error(row: Commit) -> ApiError:
     """The error that a commit which did not happen left in its row."""
-    return ApiError(500, row.error_code or "commit-undone", row.error or f"commit `{row.id}` was taken back")
+    return ApiError(
+        500, row.error_code or "commit-undone", row.error or f"commit `{row.id}` was taken back"
+    )
 
 
-# --- T1 -----------------------------------------------------------------------------------------------------------------
+# --- T1 -------------------------------------------------------------------------------------------
 
 
 async def facts_of(tx: Transaction, branch: Branch, compiled: Compiled) -> BankFacts:
@@ -131,7 +183,11 @@ async def facts_of(tx: Transaction, branch: Branch, compiled: Compiled) -> BankF
 async def open_branch(tx: Transaction, workspace: WorkspaceId, name: BranchName) -> Branch:
     """The branch, under its workspace's lock; ApiError when either is not there."""
     if not await tx.bank.lock(workspace):
-        raise ApiError(404, "workspace-not-found", f"workspace `{workspace}` does not exist or is being deleted")
+        raise ApiError(
+            404,
+            "workspace-not-found",
+            f"workspace `{workspace}` does not exist or is being deleted",
+        )
     branch = await tx.branch(workspace, name)
     if branch is None:
         raise ApiError(500, "branch-not-found", f"branch `{name}` does not exist")
@@ -150,7 +206,9 @@ def _check_backfill(made: Plan, compiled: Compiled) -> None:
         )
 
 
-async def preview(tools: Tools, workspace: WorkspaceId, name: BranchName, compiled: Compiled, *, backfill: bool) -> tuple[str, ...]:
+async def preview(
+    tools: Tools, workspace: WorkspaceId, name: BranchName, compiled: Compiled, *, backfill: bool
+) -> tuple[str, ...]:
     """The plan's diff, with nothing changed."""
 
     async def work(tx: Transaction) -> Plan:
@@ -164,7 +222,9 @@ async def preview(tools: Tools, workspace: WorkspaceId, name: BranchName, compil
 
 
 async def reserve(tools: Tools, id_: CommitId, compiled: Compiled, merged: bytes) -> Commit:
-    """T1: plan under the lock, add what is to be created, hold everything. Raises ApiError, and then nothing has happened."""
+    """T1: plan under the lock, add what is to be created, hold everything. Raises ApiError, and
+    then nothing has happened.
+    """
 
     async def work(tx: Transaction) -> Commit:
         row = await locked(tx, id_)
@@ -177,7 +237,12 @@ async def reserve(tools: Tools, id_: CommitId, compiled: Compiled, merged: bytes
         made = plan(facts, compiled.blueprints)
         if not row.options.backfill:
             _check_backfill(made, compiled)
-        await tx.bank.add([Asset(p.id, row.workspace, facts.incarnation, AssetState.PENDING, p.blueprint) for p in made.create])
+        await tx.bank.add(
+            [
+                Asset(p.id, row.workspace, facts.incarnation, AssetState.PENDING, p.blueprint)
+                for p in made.create
+            ]
+        )
         wanted = [p.id for p in made.wanted]
         await tx.bank.reserve(id_, wanted)
         pending = [h.id for h in await tx.bank.holdings(wanted) if h.state is AssetState.PENDING]
@@ -195,7 +260,8 @@ def _check_base(row: Commit, branch: Branch) -> None:
         raise ApiError(
             409,
             "commit-base-moved",
-            f"another commit of branch `{row.branch}` finished while this one was under way: look at what it changed and commit again",
+            f"another commit of branch `{row.branch}` finished while this one was "
+            "under way: look at what it changed and commit again",
         )
 
 
@@ -210,16 +276,20 @@ async def reject(tools: Tools, id_: CommitId, error: ApiError) -> None:
     await tools.ledger.run(work)
 
 
-# --- create -------------------------------------------------------------------------------------------------------------
+# --- create ---------------------------------------------------------------------------------------
 
 
 async def create(tools: Tools, id_: CommitId) -> Commit:
-    """Make every asset of the creation ledger, and mark each after it exists. Raises ApiError when one is refused: undo comes next."""
+    """Make every asset of the creation ledger, and mark each after it exists. Raises ApiError when
+    one is refused: undo comes next.
+    """
     unreachable = ""
     for attempt in range(tools.timings.create_attempts):
         if attempt:
             await tools.sleep(tools.timings.retry_seconds * attempt)
-        row, pending = await tools.ledger.run(partial(_pending, id_=id_, lease_ms=tools.timings.lease_ms))
+        row, pending = await tools.ledger.run(
+            partial(_pending, id_=id_, lease_ms=tools.timings.lease_ms)
+        )
         if row.state in UNDONE:
             raise undone_error(row)
         if row.state is not CommitState.RESERVED:
@@ -234,12 +304,18 @@ async def create(tools: Tools, id_: CommitId) -> Commit:
             continue
         why = {AssetId(name): str(text) for name, text in refused.items()}
         took = tools.now() - began
-        row = await tools.ledger.run(partial(_created, id_=id_, attempted=[a.id for a in pending], refused=why))
+        row = await tools.ledger.run(
+            partial(_created, id_=id_, attempted=[a.id for a in pending], refused=why)
+        )
         tell(Deed.CREATE, made, took, why)
         if row.state in UNDONE:
             raise undone_error(row)
         return row
-    error = ApiError(503, "kafka-unavailable", f"Kafka did not answer while topics were created, so nothing was changed: {unreachable}")
+    error = ApiError(
+        503,
+        "kafka-unavailable",
+        f"Kafka did not answer while topics were created, so nothing was changed: {unreachable}",
+    )
     await fail(tools, id_, error)
     raise error
 
@@ -247,25 +323,37 @@ async def create(tools: Tools, id_: CommitId) -> Commit:
 async def _pending(tx: Transaction, id_: CommitId, lease_ms: Millis) -> tuple[Commit, list[Asset]]:
     row = await row_of(tx, id_)
     await tx.lease(id_, lease_ms)
-    entries = await tx.entries(Which.CREATION, commit=id_) if row.state is CommitState.RESERVED else []
+    entries = (
+        await tx.entries(Which.CREATION, commit=id_) if row.state is CommitState.RESERVED else []
+    )
     return row, await tx.bank.assets(e.asset for e in entries)
 
 
-async def _created(tx: Transaction, id_: CommitId, attempted: Sequence[AssetId], refused: dict[AssetId, str]) -> Commit:
+async def _created(
+    tx: Transaction, id_: CommitId, attempted: Sequence[AssetId], refused: dict[AssetId, str]
+) -> Commit:
     """Write down what exists now, and what was refused; then the commit is created or undoing."""
     row = await locked(tx, id_)
     if row.state is not CommitState.RESERVED:
         return row
     holdings = await tx.bank.holdings(attempted)
-    # A commit that shares a pending asset may have seen it refused meanwhile; it is lost for this commit too.
-    lost = {h.id: refused.get(h.id, "its creation failed for another commit") for h in holdings if h.state is AssetState.FAILED} | refused
-    # Only what is still pending moves: a commit that shares the asset may have brought it further already.
+    # A commit that shares a pending asset may have seen it refused meanwhile; it is lost for this
+    # commit too.
+    lost = {
+        h.id: refused.get(h.id, "its creation failed for another commit")
+        for h in holdings
+        if h.state is AssetState.FAILED
+    } | refused
+    # Only what is still pending moves: a commit that shares the asset may have brought it further
+    # already.
     pending = [h for h in holdings if h.state is AssetState.PENDING]
     await _advance(tx, [h for h in pending if h.id not in lost], AssetEvent.CREATE_OK)
     await _advance(tx, [h for h in pending if h.id in refused], AssetEvent.CREATE_FAILED)
     entries = await tx.entries(Which.CREATION, commit=id_)
     tried = set(attempted)
-    await _mark(tx, [e for e in entries if e.asset in tried and e.asset not in lost], EntryEvent.DONE)
+    await _mark(
+        tx, [e for e in entries if e.asset in tried and e.asset not in lost], EntryEvent.DONE
+    )
     for entry in entries:
         if entry.asset in lost:
             await _mark(tx, [entry], EntryEvent.FAILED, lost[entry.asset])
@@ -279,11 +367,13 @@ async def _created(tx: Transaction, id_: CommitId, attempted: Sequence[AssetId],
     return await row_of(tx, id_)
 
 
-# --- T2 -----------------------------------------------------------------------------------------------------------------
+# --- T2 -------------------------------------------------------------------------------------------
 
 
 async def switch(tools: Tools, id_: CommitId) -> Commit:
-    """T2: from here on the new definition exists. Raises ApiError when the branch moved or went: undo comes next."""
+    """T2: from here on the new definition exists. Raises ApiError when the branch moved or went:
+    undo comes next.
+    """
 
     async def work(tx: Transaction) -> tuple[Commit, list[Asset]]:
         row = await locked(tx, id_)
@@ -309,7 +399,11 @@ async def switch(tools: Tools, id_: CommitId) -> Commit:
     if row.state in UNDONE:
         raise undone_error(row)
     if row.state in (CommitState.RECEIVED, CommitState.RESERVED):
-        raise ApiError(409, "commit-out-of-order", f"commit `{id_}` is {row.state}: compile and create come before switch")
+        raise ApiError(
+            409,
+            "commit-out-of-order",
+            f"commit `{id_}` is {row.state}: compile and create come before switch",
+        )
     tell(Deed.REGISTER, jobs, tools.now() - began)
     return row
 
@@ -318,23 +412,35 @@ async def _take_hold(tx: Transaction, row: Commit) -> list[Asset]:
     """Reservations become references, assets live, jobs registered; answers the new jobs."""
     held = await tx.bank.holdings(await tx.bank.reserved(row.id))
     names = {h.key: h.id for h in held}
-    new_jobs = await tx.bank.assets(h.id for h in held if h.key.kind is AssetKind.JOB and h.state is AssetState.CREATED)
+    new_jobs = await tx.bank.assets(
+        h.id for h in held if h.key.kind is AssetKind.JOB and h.state is AssetState.CREATED
+    )
     await _advance(tx, held, AssetEvent.SWITCHED)
-    await tx.add_jobs([resolve_job(a.blueprint, row.workspace, names) for a in new_jobs if isinstance(a.blueprint, LogicalJob)])
+    await tx.add_jobs(
+        [
+            resolve_job(a.blueprint, row.workspace, names)
+            for a in new_jobs
+            if isinstance(a.blueprint, LogicalJob)
+        ]
+    )
     await tx.bank.refer(row.id, row.branch, [h.id for h in held])
     await tx.bank.unreserve(row.id)
     return new_jobs
 
 
 async def _leave_target(tx: Transaction, branch: Branch) -> list[AssetId]:
-    """The branch leaves a target that it never served: nobody will read that version here any more."""
+    """The branch leaves a target that it never served: nobody will read that version here any
+    more.
+    """
     if branch.target is None or branch.target == branch.serving:
         return []
     return await tx.bank.unrefer(branch.workspace, branch.name, branch.target)
 
 
 async def supersede(tx: Transaction, workspace: WorkspaceId) -> None:
-    """Warming commits that are no branch's target any more need not become warm. The caller has the workspace's lock."""
+    """Warming commits that are no branch's target any more need not become warm. The caller has the
+    workspace's lock.
+    """
     targets = {b.target for b in await tx.branches(workspace)}
     for id_ in await tx.open_commits(workspace):
         row = await row_of(tx, id_)
@@ -342,7 +448,7 @@ async def supersede(tx: Transaction, workspace: WorkspaceId) -> None:
             await move(tx, row, CommitEvent.SUPERSEDE)
 
 
-# --- warm ---------------------------------------------------------------------------------------------------------------
+# --- warm -----------------------------------------------------------------------------------------
 
 
 _PARKED: Final = "! job `"
@@ -358,10 +464,12 @@ class Waiting:
 
 
 async def warm(tools: Tools, id_: CommitId, *, seconds: float) -> Warmth:
-    """Wait until the new jobs have caught up, then let reads move; gives up after `seconds`, and leaves the rest to recovery.
+    """Wait until the new jobs have caught up, then let reads move; gives up after `seconds`, and
+    leaves the rest to recovery.
 
-    Jobs with nothing to catch up with (over topics that are as new as they, or in a branch that serves nothing yet) are waited for a
-    moment only: their engines will be there soon, and nobody reads anything yet that they hold.
+    Jobs with nothing to catch up with (over topics that are as new as they, or in a branch that
+    serves nothing yet) are waited for a moment only: their engines will be there soon, and nobody
+    reads anything yet that they hold.
     """
     waiting = await tools.ledger.run(lambda tx: _waiting(tx, id_))
     before: frozenset[JobPart] = frozenset()
@@ -420,20 +528,31 @@ async def _waiting(tx: Transaction, id_: CommitId) -> Waiting:
     for branch in await tx.branches(row.workspace):
         if branch.target == id_ and branch.serving != id_:
             mine = set(await tx.bank.references(branch.workspace, branch.name, id_))
-            served = set(await tx.bank.references(branch.workspace, branch.name, branch.serving)) if branch.serving else set()
+            served = (
+                set(await tx.bank.references(branch.workspace, branch.name, branch.serving))
+                if branch.serving
+                else set()
+            )
             new |= mine - served
             bound |= mine - served if branch.serving else set()
     assets = await tx.bank.assets(new)
     jobs = {a.key: JobId(a.id) for a in assets if a.key.kind is AssetKind.JOB}
     made_here = {e.asset for e in await tx.entries(Which.CREATION, commit=id_, only_open=False)}
     new_keys = {a.key for a in assets if a.id in made_here}
-    must = over_data([a.blueprint for a in assets if isinstance(a.blueprint, LogicalJob) and a.id in bound], new_keys)
+    must = over_data(
+        [a.blueprint for a in assets if isinstance(a.blueprint, LogicalJob) and a.id in bound],
+        new_keys,
+    )
     return Waiting(tuple(sorted(jobs.values())), frozenset(jobs[key] for key in must))
 
 
 def is_stuck(row: Commit) -> bool:
-    """Does the commit stand while reads cannot move, because of a parked job that its summary tells of?"""
-    return row.state is CommitState.WARMING and any(line.startswith(_PARKED) for line in row.summary)
+    """Does the commit stand while reads cannot move, because of a parked job that its summary tells
+    of?
+    """
+    return row.state is CommitState.WARMING and any(
+        line.startswith(_PARKED) for line in row.summary
+    )
 
 
 async def _tell_parked(tx: Transaction, id_: CommitId, errors: Sequence[tuple[JobId, str]]) -> None:
@@ -459,11 +578,13 @@ async def _serve(tx: Transaction, id_: CommitId) -> None:
     await condemn(tx, row.workspace, id_, let_go)
 
 
-# --- destroy and undo ---------------------------------------------------------------------------------------------------
+# --- destroy and undo -----------------------------------------------------------------------------
 
 
 async def fail(tools: Tools, id_: CommitId, error: ApiError) -> None:
-    """Give up a commit before T2: its reservations go, and what nobody else holds is condemned. Nothing else has happened."""
+    """Give up a commit before T2: its reservations go, and what nobody else holds is condemned.
+    Nothing else has happened.
+    """
 
     async def work(tx: Transaction) -> None:
         row = await locked(tx, id_)
@@ -476,12 +597,15 @@ async def fail(tools: Tools, id_: CommitId, error: ApiError) -> None:
 async def give_up(tx: Transaction, row: Commit, error: ApiError) -> None:
     """As `fail`, inside a transaction that has the workspace's lock."""
     await move(tx, row, CommitEvent.FAIL, error=error.text, code=error.code)
-    await _mark(tx, await tx.entries(Which.CREATION, commit=row.id, only_open=False), EntryEvent.CANCELLED)
+    await _mark(
+        tx, await tx.entries(Which.CREATION, commit=row.id, only_open=False), EntryEvent.CANCELLED
+    )
     await condemn(tx, row.workspace, row.id, await tx.bank.unreserve(row.id))
 
 
 async def destroy(tools: Tools, workspace: WorkspaceId) -> int:
-    """One round of the workspace's destruction ledger: jobs first, topics when no condemned job can write to them any more.
+    """One round of the workspace's destruction ledger: jobs first, topics when no condemned job can
+    write to them any more.
 
     Answers how many entries are still open. Settles the commits that waited for it.
     """
@@ -502,8 +626,12 @@ async def destroy(tools: Tools, workspace: WorkspaceId) -> int:
     return await tools.ledger.run(lambda tx: _settle(tx, workspace))
 
 
-async def _destroy_jobs(tx: Transaction, workspace: WorkspaceId) -> tuple[list[Holding], list[Holding], list[Entry]]:
-    """Stop condemned jobs; answers those that have stopped now, the topics that may go, and all open entries."""
+async def _destroy_jobs(
+    tx: Transaction, workspace: WorkspaceId
+) -> tuple[list[Holding], list[Holding], list[Entry]]:
+    """Stop condemned jobs; answers those that have stopped now, the topics that may go, and all
+    open entries.
+    """
     await tx.bank.lock(workspace)
     entries = await tx.entries(Which.DESTRUCTION, workspace=workspace)
     if not entries:
@@ -526,7 +654,9 @@ async def _gone(tx: Transaction, entries: Sequence[Entry], holdings: Sequence[Ho
     await _advance(tx, holdings, AssetEvent.DESTROYED)
 
 
-async def _destroyed(tx: Transaction, workspace: WorkspaceId, topics: Sequence[AssetId], refused: dict[AssetId, str]) -> None:
+async def _destroyed(
+    tx: Transaction, workspace: WorkspaceId, topics: Sequence[AssetId], refused: dict[AssetId, str]
+) -> None:
     await tx.bank.lock(workspace)
     entries = await tx.entries(Which.DESTRUCTION, workspace=workspace)
     await _gone(tx, entries, [h for h in await tx.bank.holdings(topics) if h.id not in refused])
@@ -536,7 +666,9 @@ async def _destroyed(tx: Transaction, workspace: WorkspaceId, topics: Sequence[A
 
 
 async def _settle(tx: Transaction, workspace: WorkspaceId) -> int:
-    """Commits whose old things are all gone are finished, those whose new things are all gone are rolled back."""
+    """Commits whose old things are all gone are finished, those whose new things are all gone are
+    rolled back.
+    """
     await tx.bank.lock(workspace)
     left = await tx.entries(Which.DESTRUCTION, workspace=workspace)
     waited_for = {e.commit for e in left}

@@ -1,8 +1,9 @@
 """Topics in Kafka, through the admin client.
 
-Theory. The admin client answers with futures of its own threads, so calls run in a worker thread. A batch is one request: brokers make
-hundreds of topics in one controller round. Retention counts the time of ingest, never event time, so brokers stamp the messages.
-What jobs read is never shortened by the broker, which does not know who needs it.
+Theory. The admin client answers with futures of its own threads, so calls run in a worker thread. A
+batch is one request: brokers make hundreds of topics in one controller round. Retention counts the
+time of ingest, never event time, so brokers stamp the messages. What jobs read is never shortened
+by the broker, which does not know who needs it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ BATCH: Final = 200
 """Topics per request: bounds what one controller round holds up."""
 FOR_EVER: Final = "-1"
 _NEEDED: Final = frozenset({AssetKind.TOPIC, AssetKind.REPLAYLOG})
-"""Jobs read these: they are shortened by who needs them (definition/retention.py), not by the broker."""
+"""Jobs read these: they are shortened by who needs them (definition/retention.py), not by the
+broker.
+"""
 _UNKNOWN_OUTCOME: Final = frozenset(
     {
         KafkaError._TIMED_OUT,
@@ -71,11 +74,16 @@ class KafkaTopics:
         for start in range(0, len(topics), BATCH):
             wanted = [
                 KafkaTopic(
-                    t.name, num_partitions=t.partitions, replication_factor=self._settings.kafka_replication, config=self._config(t.kind)
+                    t.name,
+                    num_partitions=t.partitions,
+                    replication_factor=self._settings.kafka_replication,
+                    config=self._config(t.kind),
                 )
                 for t in topics[start : start + BATCH]
             ]
-            futures = self._client().create_topics(wanted, operation_timeout=REQUEST_SECONDS, request_timeout=ANSWER_SECONDS)
+            futures = self._client().create_topics(
+                wanted, operation_timeout=REQUEST_SECONDS, request_timeout=ANSWER_SECONDS
+            )
             refused |= _gather(futures, fine=KafkaError.TOPIC_ALREADY_EXISTS)
         return refused
 
@@ -86,7 +94,9 @@ class KafkaTopics:
         refused: dict[TopicName, Refused] = {}
         for start in range(0, len(names), BATCH):
             futures = self._client().delete_topics(
-                list(names[start : start + BATCH]), operation_timeout=REQUEST_SECONDS, request_timeout=ANSWER_SECONDS
+                list(names[start : start + BATCH]),
+                operation_timeout=REQUEST_SECONDS,
+                request_timeout=ANSWER_SECONDS,
             )
             refused |= _gather(futures, fine=KafkaError.UNKNOWN_TOPIC_OR_PART)
         return refused
@@ -102,7 +112,9 @@ class KafkaTopics:
 
 
 def _gather(futures: Mapping[str, Any], *, fine: int) -> dict[TopicName, Refused]:
-    """Wait for every answer of a batch before judging any: an unknown outcome of one topic leaves the batch to be tried again."""
+    """Wait for every answer of a batch before judging any: an unknown outcome of one topic leaves
+    the batch to be tried again.
+    """
     refused: dict[TopicName, Refused] = {}
     unknown: list[str] = []
     for name, error in _errors(futures):

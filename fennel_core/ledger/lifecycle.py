@@ -1,29 +1,49 @@
-"""Life cycles of commits, ledger entries and assets: state × event → state. A cell that is not in a table is an error, never a no-op.
+"""Life cycles of commits, ledger entries and assets: state × event → state. A cell that is not in a
+table is an error, never a no-op.
 
 Commit (architecture, section 3: T1, create, T2, warm, destroy)
-                 reserve   reject    abandon    create_ok  fail      switch   supersede   serve    destroyed  undone
-  received       reserved  rejected  rejected   –          –         –        –           –        –          –
-  reserved       (same)    –         –          created    undoing   –        –           –        –          –
-  created        –         –         –          (same)     undoing   warming  –           –        –          –
-  undoing        –         –         –          –          (same)    –        –           –        –          rolled_back
-  warming        –         –         –          –          –         (same)   superseded  serving  –          –
-  serving        –         –         –          –          –         –        –           (same)   finished   –
-  superseded     –         –         –          –          –         –        (same)      –        –          –
-  finished       –         –         –          –          –         –        –           –        (same)     –
-  rejected       –         (same)    (same)     –          –         –        –           –        –          –
-  rolled_back    –         –         –          –          –         –        –           –        –          (same)
+                 reserve   reject    abandon    create_ok  fail      switch   supersede   serve
+                 destroyed  undone
+  received       reserved  rejected  rejected   –          –         –        –           –        –
+  –
+  reserved       (same)    –         –          created    undoing   –        –           –        –
+  –
+  created        –         –         –          (same)     undoing   warming  –           –        –
+  –
+  undoing        –         –         –          –          (same)    –        –           –        –
+  rolled_back
+  warming        –         –         –          –          –         (same)   superseded  serving  –
+  –
+  serving        –         –         –          –          –         –        –           (same)
+  finished   –
+  superseded     –         –         –          –          –         –        (same)      –        –
+  –
+  finished       –         –         –          –          –         –        –           –
+  (same)     –
+  rejected       –         (same)    (same)     –          –         –        –           –        –
+  –
+  rolled_back    –         –         –          –          –         –        –           –        –
+  (same)
 
 Ledger entry                                      Asset
-               done     failed   cancelled                        create_ok  create_failed  switched  undone     released   destroyed
-  pending      done     failed   cancelled          pending       created    failed         –         condemned  –          –
-  failed       done     (same)   cancelled          created       (same)     –              live      condemned  –          –
-  done         (same)   –        cancelled          failed        –          (same)         –         condemned  –          –
-  cancelled    –        –        (same)             live          –          –              (same)    –          condemned  –
-                                                    condemned     –          –              –         (same)     (same)     gone
-                                                    gone          –          –              –         –          –          (same)
+               done     failed   cancelled                        create_ok  create_failed  switched
+               undone     released   destroyed
+  pending      done     failed   cancelled          pending       created    failed         –
+  condemned  –          –
+  failed       done     (same)   cancelled          created       (same)     –              live
+  condemned  –          –
+  done         (same)   –        cancelled          failed        –          (same)         –
+  condemned  –          –
+  cancelled    –        –        (same)             live          –          –              (same)
+  –          condemned  –
+                                                    condemned     –          –              –
+                                                    (same)     (same)     gone
+                                                    gone          –          –              –
+                                                    –          –          (same)
 
-A destruction entry that failed is tried again until it is done. A pending asset is condemned and not forgotten when its commit is undone,
-because the attempt to create it may still succeed behind our back.
+A destruction entry that failed is tried again until it is done. A pending asset is condemned and
+not forgotten when its commit is undone, because the attempt to create it may still succeed behind
+our back.
 """
 
 from __future__ import annotations
@@ -84,7 +104,9 @@ class AssetEvent(StrEnum):
 
 
 class ForbiddenMove(Exception):
-    """An event that the table does not allow in this state: the caller's picture of the world is wrong."""
+    """An event that the table does not allow in this state: the caller's picture of the world is
+    wrong.
+    """
 
     code = "ledger-forbidden-move"
 
@@ -104,7 +126,10 @@ class LifeCycle(Generic[S, E]):
         try:
             return self.moves[state, event]
         except KeyError:
-            raise ForbiddenMove(f"a {self.noun} that is {state} cannot take the event {event} [{ForbiddenMove.code}]") from None
+            raise ForbiddenMove(
+                f"a {self.noun} that is {state} cannot take the event {event} "
+                f"[{ForbiddenMove.code}]"
+            ) from None
 
     def allows(self, state: S, event: E) -> bool:
         return (state, event) in self.moves

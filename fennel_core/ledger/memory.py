@@ -1,4 +1,6 @@
-"""The ledgers in memory: one world, copied by each transaction and put back when it succeeds. The clock is an argument."""
+"""The ledgers in memory: one world, copied by each transaction and put back when it succeeds. The
+clock is an argument.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,15 @@ from fennel_core.blueprints.plan import incarnation_of
 from fennel_core.blueprints.spec import Job
 from fennel_core.ledger.lifecycle import OPEN_ENTRIES, SETTLED, UNDONE, CommitState, EntryState
 from fennel_core.ledger.store import Branch, Commit, Entry, Progress, Transaction, Which
-from fennel_core.vocab.ids import MAIN_BRANCH, AssetId, BranchName, CommitId, JobId, Millis, WorkspaceId
+from fennel_core.vocab.ids import (
+    MAIN_BRANCH,
+    AssetId,
+    BranchName,
+    CommitId,
+    JobId,
+    Millis,
+    WorkspaceId,
+)
 
 T = TypeVar("T")
 
@@ -75,7 +85,9 @@ class MemoryTransaction:
         self.closing.discard(workspace)
         gone = {id_ for id_, c in self.commits.items() if c.workspace == workspace}
         self.commits = {id_: c for id_, c in self.commits.items() if id_ not in gone}
-        self.branch_rows = {key: b for key, b in self.branch_rows.items() if b.workspace != workspace}
+        self.branch_rows = {
+            key: b for key, b in self.branch_rows.items() if b.workspace != workspace
+        }
         self.entry_rows = {id_: e for id_, e in self.entry_rows.items() if e.workspace != workspace}
         self.bank.rows = {id_: a for id_, a in self.bank.rows.items() if a.workspace != workspace}
 
@@ -90,16 +102,23 @@ class MemoryTransaction:
     async def commit(self, id_: CommitId) -> Commit | None:
         return self.commits.get(id_)
 
-    async def same_commit(self, workspace: WorkspaceId, branch: BranchName, digest: str) -> Commit | None:
+    async def same_commit(
+        self, workspace: WorkspaceId, branch: BranchName, digest: str
+    ) -> Commit | None:
         same = [
             c
             for c in self.commits.values()
-            if (c.workspace, c.branch, c.digest) == (workspace, branch, digest) and c.state not in UNDONE | {CommitState.SUPERSEDED}
+            if (c.workspace, c.branch, c.digest) == (workspace, branch, digest)
+            and c.state not in UNDONE | {CommitState.SUPERSEDED}
         ]
         return same[-1] if same else None
 
     async def open_commits(self, workspace: WorkspaceId | None = None) -> list[CommitId]:
-        return [c.id for c in self.commits.values() if c.state not in SETTLED and workspace in (None, c.workspace)]
+        return [
+            c.id
+            for c in self.commits.values()
+            if c.state not in SETTLED and workspace in (None, c.workspace)
+        ]
 
     async def lease(self, id_: CommitId, ms: Millis) -> bool:
         if id_ not in self.commits:
@@ -119,11 +138,20 @@ class MemoryTransaction:
     async def catalog(self, id_: CommitId) -> bytes | None:
         return self.blobs.get((id_, "catalog"))
 
-    async def set_compiled(self, id_: CommitId, merged: bytes, catalog: bytes, summary: Sequence[str]) -> None:
+    async def set_compiled(
+        self, id_: CommitId, merged: bytes, catalog: bytes, summary: Sequence[str]
+    ) -> None:
         self.blobs[id_, "merged"], self.blobs[id_, "catalog"] = merged, catalog
         self.commits[id_] = replace(self.commits[id_], summary=tuple(summary))
 
-    async def set_state(self, id_: CommitId, state: CommitState, *, error: str | None = None, error_code: str | None = None) -> None:
+    async def set_state(
+        self,
+        id_: CommitId,
+        state: CommitState,
+        *,
+        error: str | None = None,
+        error_code: str | None = None,
+    ) -> None:
         row = self.commits[id_]
         if row.error is None:
             row = replace(row, error=error, error_code=error_code)
@@ -159,13 +187,26 @@ class MemoryTransaction:
     async def remove_branch(self, workspace: WorkspaceId, name: BranchName) -> None:
         self.branch_rows.pop((workspace, name), None)
 
-    async def add_entries(self, ledger: Which, workspace: WorkspaceId, commit: CommitId | None, assets: Iterable[AssetId]) -> None:
+    async def add_entries(
+        self,
+        ledger: Which,
+        workspace: WorkspaceId,
+        commit: CommitId | None,
+        assets: Iterable[AssetId],
+    ) -> None:
         for asset in assets:
             id_ = len(self.entry_rows) + 1
-            self.entry_rows[id_] = Entry(id_, ledger, workspace, commit, asset, EntryState.PENDING, 0, None)
+            self.entry_rows[id_] = Entry(
+                id_, ledger, workspace, commit, asset, EntryState.PENDING, 0, None
+            )
 
     async def entries(
-        self, ledger: Which, *, commit: CommitId | None = None, workspace: WorkspaceId | None = None, only_open: bool = True
+        self,
+        ledger: Which,
+        *,
+        commit: CommitId | None = None,
+        workspace: WorkspaceId | None = None,
+        only_open: bool = True,
     ) -> list[Entry]:
         return [
             e
@@ -179,13 +220,18 @@ class MemoryTransaction:
     async def mark(self, ids: Iterable[int], state: EntryState, error: str | None = None) -> None:
         for id_ in ids:
             entry = self.entry_rows[id_]
-            self.entry_rows[id_] = replace(entry, state=state, error=error, attempts=entry.attempts + 1)
+            self.entry_rows[id_] = replace(
+                entry, state=state, error=error, attempts=entry.attempts + 1
+            )
 
     async def add_jobs(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
             if job.id not in self.jobs:
                 self.jobs[job.id] = Registered(job)
-                self.parts |= {(job.id, part): Progress(job.id, part, "idle", None, None) for part in range(job.partitions)}
+                self.parts |= {
+                    (job.id, part): Progress(job.id, part, "idle", None, None)
+                    for part in range(job.partitions)
+                }
 
     async def progress(self, jobs: Iterable[JobId]) -> list[Progress]:
         wanted = set(jobs)

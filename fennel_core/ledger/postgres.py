@@ -1,4 +1,6 @@
-"""The ledgers in Postgres. `connections.postgres.in_transaction` makes every outcome certain before `run` answers."""
+"""The ledgers in Postgres. `connections.postgres.in_transaction` makes every outcome certain before
+`run` answers.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,24 @@ from fennel_core.bank.postgres import PostgresBank
 from fennel_core.blueprints.plan import incarnation_of
 from fennel_core.blueprints.spec import Job
 from fennel_core.connections import workspaces
-from fennel_core.connections.postgres import AsyncConnection, Pool, RolledBack, UnknownOutcome, in_transaction
+from fennel_core.connections.postgres import (
+    AsyncConnection,
+    Pool,
+    RolledBack,
+    UnknownOutcome,
+    in_transaction,
+)
 from fennel_core.ledger.lifecycle import OPEN_ENTRIES, SETTLED, UNDONE, CommitState, EntryState
-from fennel_core.ledger.store import Branch, Commit, Entry, LedgerUnavailable, Options, Progress, Transaction, Which
+from fennel_core.ledger.store import (
+    Branch,
+    Commit,
+    Entry,
+    LedgerUnavailable,
+    Options,
+    Progress,
+    Transaction,
+    Which,
+)
 from fennel_core.vocab import canonical
 from fennel_core.vocab.ids import AssetId, BranchName, CommitId, JobId, Millis, WorkspaceId
 
@@ -24,20 +41,24 @@ LOST_COMMITS: Final = 3
 """How often a transaction is run again whose COMMIT was lost and certainly did not happen."""
 
 COMMIT_COLUMNS = """
-    id, workspace, branch, state, digest, options->>'incremental' = 'true', options->>'backfill' = 'true',
+    id, workspace, branch, state, digest, options->>'incremental' = 'true', options->>'backfill' =
+        'true',
     base, array(SELECT jsonb_array_elements_text(summary)), error, error_code, attempt
 """
 ADD_COMMIT = """
     INSERT INTO commit (id, workspace, branch, state, digest, request, options, base)
-    VALUES (%s, %s, %s, %s, %s, %s, jsonb_build_object('incremental', %s::boolean, 'backfill', %s::boolean), %s)
+    VALUES (%s, %s, %s, %s, %s, %s, jsonb_build_object('incremental', %s::boolean, 'backfill',
+        %s::boolean), %s)
 """
 COMMIT = f"SELECT {COMMIT_COLUMNS} FROM commit WHERE id = %s"  # noqa: S608  # a constant
 SAME = f"""
-    SELECT {COMMIT_COLUMNS} FROM commit WHERE workspace = %s AND branch = %s AND digest = %s AND state <> ALL(%s)
+    SELECT {COMMIT_COLUMNS} FROM commit WHERE workspace = %s AND branch = %s AND digest = %s AND
+        state <> ALL(%s)
     ORDER BY created_at DESC LIMIT 1
 """  # noqa: S608  # a constant
 OPEN = (
-    "SELECT id FROM commit WHERE finished_at IS NULL AND (%(workspace)s::text IS NULL OR workspace = %(workspace)s) ORDER BY created_at, id"
+    "SELECT id FROM commit WHERE finished_at IS NULL AND (%(workspace)s::text IS NULL OR "
+    "workspace = %(workspace)s) ORDER BY created_at, id"
 )
 LEASE = "UPDATE commit SET lease_until = now() + %s * interval '1 ms' WHERE id = %s"
 SET_STATE = """
@@ -48,25 +69,38 @@ SET_STATE = """
     WHERE id = %(id)s
 """
 ADD_ENTRIES = """
-    INSERT INTO ledger_entry (ledger, workspace, commit_id, asset_id, state) SELECT %s, %s, %s, unnest(%s::text[]), 'pending'
+    INSERT INTO ledger_entry (ledger, workspace, commit_id, asset_id, state) SELECT %s, %s, %s,
+        unnest(%s::text[]), 'pending'
 """
 ENTRIES = """
     SELECT id, ledger, workspace, commit_id, asset_id, state, attempts, error FROM ledger_entry
     WHERE ledger = %(ledger)s AND (%(commit)s::text IS NULL OR commit_id = %(commit)s)
-      AND (%(workspace)s::text IS NULL OR workspace = %(workspace)s) AND (NOT %(open)s OR state = ANY(%(states)s))
+      AND (%(workspace)s::text IS NULL OR workspace = %(workspace)s) AND (NOT %(open)s OR state =
+          ANY(%(states)s))
     ORDER BY id
 """
-MARK = "UPDATE ledger_entry SET state = %s, error = %s, attempts = attempts + 1, updated_at = now() WHERE id = ANY(%s::bigint[])"
-ADD_JOBS = "INSERT INTO job (id, workspace, spec) SELECT * FROM unnest(%s::text[], %s::text[], %s::bytea[]) ON CONFLICT DO NOTHING"
+MARK = (
+    "UPDATE ledger_entry SET state = %s, error = %s, attempts = attempts + 1, updated_at "
+    "= now() WHERE id = ANY(%s::bigint[])"
+)
+ADD_JOBS = (
+    "INSERT INTO job (id, workspace, spec) SELECT * FROM unnest(%s::text[], %s::text[], "
+    "%s::bytea[]) ON CONFLICT DO NOTHING"
+)
 ADD_PARTS = """
-    INSERT INTO job_partition (job_id, part) SELECT j.id, p FROM unnest(%s::text[], %s::int[]) AS j (id, partitions),
+    INSERT INTO job_partition (job_id, part) SELECT j.id, p FROM unnest(%s::text[], %s::int[]) AS j
+        (id, partitions),
         generate_series(0, j.partitions - 1) AS p ON CONFLICT DO NOTHING
 """
 REMOVE_STOPPED = """
     DELETE FROM job WHERE id = ANY(%(ids)s::text[]) AND desired = 'gone'
-        AND NOT EXISTS (SELECT 1 FROM job_partition p WHERE p.job_id = job.id AND p.slot_id IS NOT NULL AND p.lease_until > now())
+        AND NOT EXISTS (SELECT 1 FROM job_partition p WHERE p.job_id = job.id AND p.slot_id IS NOT
+            NULL AND p.lease_until > now())
 """
-STILL_THERE = "SELECT w.id FROM unnest(%(ids)s::text[]) AS w (id) WHERE NOT EXISTS (SELECT 1 FROM job j WHERE j.id = w.id)"
+STILL_THERE = (
+    "SELECT w.id FROM unnest(%(ids)s::text[]) AS w (id) WHERE NOT EXISTS (SELECT 1 FROM "
+    "job j WHERE j.id = w.id)"
+)
 UNACCOUNTED = """
     SELECT w.id FROM unnest(%s::text[], %s::bigint[]) AS w (id, incarnation), pg_sequences s
     WHERE s.schemaname = current_schema() AND s.sequencename = 'asset_incarnation'
@@ -105,28 +139,43 @@ class PostgresTransaction:
         return await workspaces.ensure(self._connection, workspace)
 
     async def close_workspace(self, workspace: WorkspaceId) -> bool:
-        return await self._do("UPDATE workspace SET state = 'deleting' WHERE name = %s", (workspace,)) == 1
+        return (
+            await self._do("UPDATE workspace SET state = 'deleting' WHERE name = %s", (workspace,))
+            == 1
+        )
 
     async def remove_workspace(self, workspace: WorkspaceId) -> None:
         for statement in REMOVE_WORKSPACE:
             await self._do(statement, {"w": workspace})
 
     async def workspaces(self, *, closing: bool) -> list[WorkspaceId]:
-        rows = await self._rows("SELECT name FROM workspace WHERE state = %s ORDER BY name", ("deleting" if closing else "open",))
+        rows = await self._rows(
+            "SELECT name FROM workspace WHERE state = %s ORDER BY name",
+            ("deleting" if closing else "open",),
+        )
         return [WorkspaceId(name) for (name,) in rows]
 
     # --- commits
 
     async def add_commit(self, commit: Commit, request: bytes) -> None:
         options = commit.options
-        values = (commit.id, commit.workspace, commit.branch, str(commit.state), commit.digest, request)
+        values = (
+            commit.id,
+            commit.workspace,
+            commit.branch,
+            str(commit.state),
+            commit.digest,
+            request,
+        )
         await self._do(ADD_COMMIT, (*values, options.incremental, options.backfill, commit.base))
 
     async def commit(self, id_: CommitId) -> Commit | None:
         rows = await self._rows(COMMIT, (id_,))
         return _commit(rows[0]) if rows else None
 
-    async def same_commit(self, workspace: WorkspaceId, branch: BranchName, digest: str) -> Commit | None:
+    async def same_commit(
+        self, workspace: WorkspaceId, branch: BranchName, digest: str
+    ) -> Commit | None:
         dead = [str(s) for s in UNDONE | {CommitState.SUPERSEDED}]
         rows = await self._rows(SAME, (workspace, branch, digest, dead))
         return _commit(rows[0]) if rows else None
@@ -138,7 +187,10 @@ class PostgresTransaction:
         return await self._do(LEASE, (ms, id_)) == 1
 
     async def take_lapsed(self, id_: CommitId, ms: Millis) -> bool:
-        return await self._do(LEASE + " AND (lease_until IS NULL OR lease_until <= now())", (ms, id_)) == 1
+        return (
+            await self._do(LEASE + " AND (lease_until IS NULL OR lease_until <= now())", (ms, id_))
+            == 1
+        )
 
     async def _blob(self, column: str, id_: CommitId) -> bytes | None:
         rows = await self._rows(f"SELECT {column} FROM commit WHERE id = %s", (id_,))  # noqa: S608  # column is one of ours
@@ -155,40 +207,80 @@ class PostgresTransaction:
     async def catalog(self, id_: CommitId) -> bytes | None:
         return await self._blob("catalog", id_)
 
-    async def set_compiled(self, id_: CommitId, merged: bytes, catalog: bytes, summary: Sequence[str]) -> None:
-        query = "UPDATE commit SET merged = %s, catalog = %s, summary = to_jsonb(%s::text[]) WHERE id = %s"
+    async def set_compiled(
+        self, id_: CommitId, merged: bytes, catalog: bytes, summary: Sequence[str]
+    ) -> None:
+        query = (
+            "UPDATE commit SET merged = %s, catalog = %s, summary = to_jsonb(%s::text[]) "
+            "WHERE id = %s"
+        )
         await self._do(query, (merged, catalog, list(summary), id_))
 
-    async def set_state(self, id_: CommitId, state: CommitState, *, error: str | None = None, error_code: str | None = None) -> None:
+    async def set_state(
+        self,
+        id_: CommitId,
+        state: CommitState,
+        *,
+        error: str | None = None,
+        error_code: str | None = None,
+    ) -> None:
         settled = [str(s) for s in SETTLED]
-        await self._do(SET_STATE, {"id": id_, "state": str(state), "error": error, "code": error_code, "settled": settled})
+        await self._do(
+            SET_STATE,
+            {
+                "id": id_,
+                "state": str(state),
+                "error": error,
+                "code": error_code,
+                "settled": settled,
+            },
+        )
 
     async def add_summary(self, id_: CommitId, lines: Sequence[str]) -> None:
-        await self._do("UPDATE commit SET summary = summary || to_jsonb(%s::text[]) WHERE id = %s", (list(lines), id_))
+        await self._do(
+            "UPDATE commit SET summary = summary || to_jsonb(%s::text[]) WHERE id = %s",
+            (list(lines), id_),
+        )
 
     async def next_attempt(self, id_: CommitId, seen: int) -> int | None:
-        query = "UPDATE commit SET attempt = attempt + 1 WHERE id = %s AND attempt = %s RETURNING attempt"
+        query = (
+            "UPDATE commit SET attempt = attempt + 1 WHERE id = %s AND attempt = %s "
+            "RETURNING attempt"
+        )
         rows = await self._rows(query, (id_, seen))
         return int(rows[0][0]) if rows else None
 
     # --- branches
 
     async def add_branch(self, branch: Branch) -> bool:
-        query = "INSERT INTO branch (workspace, name, target, serving) VALUES (%s, %s, %s, %s) ON CONFLICT DO NOTHING"
-        return await self._do(query, (branch.workspace, branch.name, branch.target, branch.serving)) == 1
+        query = (
+            "INSERT INTO branch (workspace, name, target, serving) VALUES (%s, %s, %s, "
+            "%s) ON CONFLICT DO NOTHING"
+        )
+        return (
+            await self._do(query, (branch.workspace, branch.name, branch.target, branch.serving))
+            == 1
+        )
 
     async def branch(self, workspace: WorkspaceId, name: BranchName) -> Branch | None:
-        query = "SELECT workspace, name, target, serving FROM branch WHERE workspace = %s AND name = %s"
+        query = (
+            "SELECT workspace, name, target, serving FROM branch WHERE workspace = %s AND name = %s"
+        )
         rows = await self._rows(query, (workspace, name))
         return Branch(*rows[0]) if rows else None
 
     async def branches(self, workspace: WorkspaceId) -> list[Branch]:
-        query = "SELECT workspace, name, target, serving FROM branch WHERE workspace = %s ORDER BY number"
+        query = (
+            "SELECT workspace, name, target, serving FROM branch WHERE workspace = %s "
+            "ORDER BY number"
+        )
         return [Branch(*row) for row in await self._rows(query, (workspace,))]
 
     async def put_branch(self, branch: Branch) -> None:
         query = "UPDATE branch SET target = %s, serving = %s WHERE workspace = %s AND name = %s"
-        changed = await self._do(query, (branch.target, branch.serving, branch.workspace, branch.name))
+        changed = await self._do(
+            query, (branch.target, branch.serving, branch.workspace, branch.name)
+        )
         assert changed == 1, "a branch that moves exists"
 
     async def remove_branch(self, workspace: WorkspaceId, name: BranchName) -> None:
@@ -196,15 +288,34 @@ class PostgresTransaction:
 
     # --- ledgers
 
-    async def add_entries(self, ledger: Which, workspace: WorkspaceId, commit: CommitId | None, assets: Iterable[AssetId]) -> None:
+    async def add_entries(
+        self,
+        ledger: Which,
+        workspace: WorkspaceId,
+        commit: CommitId | None,
+        assets: Iterable[AssetId],
+    ) -> None:
         await self._do(ADD_ENTRIES, (str(ledger), workspace, commit, list(assets)))
 
     async def entries(
-        self, ledger: Which, *, commit: CommitId | None = None, workspace: WorkspaceId | None = None, only_open: bool = True
+        self,
+        ledger: Which,
+        *,
+        commit: CommitId | None = None,
+        workspace: WorkspaceId | None = None,
+        only_open: bool = True,
     ) -> list[Entry]:
-        values = {"ledger": str(ledger), "commit": commit, "workspace": workspace, "open": only_open}
+        values = {
+            "ledger": str(ledger),
+            "commit": commit,
+            "workspace": workspace,
+            "open": only_open,
+        }
         rows = await self._rows(ENTRIES, {**values, "states": [str(s) for s in OPEN_ENTRIES]})
-        return [Entry(id_, Which(led), ws, c, a, EntryState(state), n, error) for id_, led, ws, c, a, state, n, error in rows]
+        return [
+            Entry(id_, Which(led), ws, c, a, EntryState(state), n, error)
+            for id_, led, ws, c, a, state, n, error in rows
+        ]
 
     async def mark(self, ids: Iterable[int], state: EntryState, error: str | None = None) -> None:
         await self._do(MARK, (str(state), error, list(ids)))
@@ -213,18 +324,36 @@ class PostgresTransaction:
 
     async def add_jobs(self, jobs: Sequence[Job]) -> None:
         if jobs:
-            await self._do(ADD_JOBS, ([j.id for j in jobs], [j.workspace for j in jobs], [canonical.dumps(j) for j in jobs]))
+            await self._do(
+                ADD_JOBS,
+                (
+                    [j.id for j in jobs],
+                    [j.workspace for j in jobs],
+                    [canonical.dumps(j) for j in jobs],
+                ),
+            )
             await self._do(ADD_PARTS, ([j.id for j in jobs], [j.partitions for j in jobs]))
 
     async def progress(self, jobs: Iterable[JobId]) -> list[Progress]:
-        query = "SELECT job_id, part, status, lag, error FROM job_partition WHERE job_id = ANY(%s::text[]) ORDER BY job_id, part"
+        query = (
+            "SELECT job_id, part, status, lag, error FROM job_partition WHERE job_id = "
+            "ANY(%s::text[]) ORDER BY job_id, part"
+        )
         return [Progress(*row) for row in await self._rows(query, (list(jobs),))]
 
     async def registered(self, workspace: WorkspaceId) -> list[JobId]:
-        return [JobId(id_) for (id_,) in await self._rows("SELECT id FROM job WHERE workspace = %s ORDER BY id", (workspace,))]
+        return [
+            JobId(id_)
+            for (id_,) in await self._rows(
+                "SELECT id FROM job WHERE workspace = %s ORDER BY id", (workspace,)
+            )
+        ]
 
     async def retire(self, jobs: Iterable[JobId]) -> None:
-        await self._do("UPDATE job SET desired = 'gone' WHERE id = ANY(%s::text[]) AND desired <> 'gone'", (list(jobs),))
+        await self._do(
+            "UPDATE job SET desired = 'gone' WHERE id = ANY(%s::text[]) AND desired <> 'gone'",
+            (list(jobs),),
+        )
 
     async def remove_stopped(self, jobs: Iterable[JobId]) -> list[JobId]:
         values = {"ids": list(jobs)}
@@ -235,13 +364,17 @@ class PostgresTransaction:
 
     async def unaccounted(self, ids: Iterable[AssetId]) -> list[AssetId]:
         candidates = list(ids)
-        rows = await self._rows(UNACCOUNTED, (candidates, [incarnation_of(id_) for id_ in candidates]))
+        rows = await self._rows(
+            UNACCOUNTED, (candidates, [incarnation_of(id_) for id_ in candidates])
+        )
         return sorted(AssetId(id_) for (id_,) in rows)
 
     async def strays(self, seen: Iterable[str], grace_ms: Millis) -> list[str]:
         topics = list(seen)
         await self._do("DELETE FROM stray WHERE topic <> ALL(%s::text[])", (topics,))
-        await self._do("INSERT INTO stray (topic) SELECT unnest(%s::text[]) ON CONFLICT DO NOTHING", (topics,))
+        await self._do(
+            "INSERT INTO stray (topic) SELECT unnest(%s::text[]) ON CONFLICT DO NOTHING", (topics,)
+        )
         query = "SELECT topic FROM stray WHERE seen_at <= now() - %s * interval '1 ms'"
         return sorted(topic for (topic,) in await self._rows(query, (grace_ms,)))
 
@@ -260,14 +393,42 @@ class PostgresLedger:
         for _ in range(LOST_COMMITS):
             try:
                 return await in_transaction(self._pool, inside)
-            except RolledBack as again:  # it certainly did not happen, and `work` reads before it writes
+            # it certainly did not happen, and `work` reads before it writes
+            except RolledBack as again:
                 lost = again
             except (psycopg.OperationalError, PoolTimeout, UnknownOutcome) as unavailable:
                 raise LedgerUnavailable(f"the platform's database: {unavailable}") from unavailable
-        raise LedgerUnavailable("the platform's database lost the same transaction again and again") from lost
+        raise LedgerUnavailable(
+            "the platform's database lost the same transaction again and again"
+        ) from lost
 
 
 def _commit(row: tuple[Any, ...]) -> Commit:
-    id_, workspace, branch, state, digest, incremental, backfill, base, summary, error, code, attempt = row
+    (
+        id_,
+        workspace,
+        branch,
+        state,
+        digest,
+        incremental,
+        backfill,
+        base,
+        summary,
+        error,
+        code,
+        attempt,
+    ) = row
     options = Options(incremental, backfill)
-    return Commit(id_, workspace, branch, CommitState(state), digest, options, base, tuple(summary), error, code, attempt)
+    return Commit(
+        id_,
+        workspace,
+        branch,
+        CommitState(state),
+        digest,
+        options,
+        base,
+        tuple(summary),
+        error,
+        code,
+        attempt,
+    )

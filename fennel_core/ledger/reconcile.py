@@ -1,10 +1,13 @@
-"""Whatever a crash left, finished: commits whose worker is gone, ledgers with open entries, workspaces to empty, strays.
+"""Whatever a crash left, finished: commits whose worker is gone, ledgers with open entries,
+workspaces to empty, strays.
 
-Theory. Nothing here knows more than the ledgers say. A commit is touched only when its lease has lapsed, so recovery and a living worker
-rarely meet; when they do (a process that was paused for a minute), the steps are the same functions, safe to run twice. A stray is a
-topic named like one of ours that the bank does not account for: a create that was paused and came back after its commit was undone.
-It is destroyed when it has been seen without interruption for a grace period, so that nothing is taken from a commit whose
-bookkeeping is late. Names that this installation never gave out are left alone: somebody else may share the Kafka.
+Theory. Nothing here knows more than the ledgers say. A commit is touched only when its lease has
+lapsed, so recovery and a living worker rarely meet; when they do (a process that was paused for a
+minute), the steps are the same functions, safe to run twice. A stray is a topic named like one of
+ours that the bank does not account for: a create that was paused and came back after its commit was
+undone. It is destroyed when it has been seen without interruption for a grace period, so that
+nothing is taken from a commit whose bookkeeping is late. Names that this installation never gave
+out are left alone: somebody else may share the Kafka.
 """
 
 from __future__ import annotations
@@ -27,15 +30,21 @@ from fennel_core.vocab.ids import AssetId, CommitId, Millis, TopicName
 log = logger(__name__)
 OURS: Final = re.compile(r"^[a-z0-9-]{1,63}\.(" + "|".join(AssetKind) + r")\.[0-9a-f]{32}\.[0-9]+$")
 _AT_ONCE: Final = Millis(0)
-"""A lease that lapses immediately: recovery has done its part for now and waits for others (an engine, Kafka)."""
+"""A lease that lapses immediately: recovery has done its part for now and waits for others (an
+engine, Kafka).
+"""
 ABANDONED: Final = ApiError(
-    503, "commit-abandoned", "the commit was not finished because its server stopped; nothing was changed, commit again"
+    503,
+    "commit-abandoned",
+    "the commit was not finished because its server stopped; nothing was changed, commit again",
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Reconciled:
-    """What one round did. `open_entries`: destructions that still wait, for instance for an engine to let go of a job."""
+    """What one round did. `open_entries`: destructions that still wait, for instance for an engine
+    to let go of a job.
+    """
 
     commits: tuple[CommitId, ...]
     open_entries: int
@@ -47,12 +56,20 @@ class Reconciled:
 
 
 async def reconcile(tools: Tools, *, strays: bool = True) -> Reconciled:
-    """One round. Run it every few seconds, in as many processes as you like; looking for `strays` lists every topic, so do it rarely."""
-    touched = [id_ for id_ in await tools.ledger.run(lambda tx: tx.open_commits()) if await _finish(tools, id_)]
+    """One round. Run it every few seconds, in as many processes as you like; looking for `strays`
+    lists every topic, so do it rarely.
+    """
+    touched = [
+        id_
+        for id_ in await tools.ledger.run(lambda tx: tx.open_commits())
+        if await _finish(tools, id_)
+    ]
     for workspace in await tools.ledger.run(lambda tx: tx.workspaces(closing=True)):
         await empty_workspace(tools, workspace)
     left = 0
-    for workspace in sorted({e.workspace for e in await tools.ledger.run(lambda tx: tx.entries(Which.DESTRUCTION))}):
+    for workspace in sorted(
+        {e.workspace for e in await tools.ledger.run(lambda tx: tx.entries(Which.DESTRUCTION))}
+    ):
         left += await destroy(tools, workspace)
     return Reconciled(tuple(touched), left, await _destroy_strays(tools) if strays else ())
 
@@ -85,7 +102,14 @@ async def _finish(tools: Tools, id_: CommitId) -> bool:
     after = await tools.ledger.run(lambda tx: tx.commit(id_))
     if after is None or after.state is row.state:
         return False
-    log.info("commit recovered", commit=id_, workspace=row.workspace, branch=row.branch, before=str(row.state), after=str(after.state))
+    log.info(
+        "commit recovered",
+        commit=id_,
+        workspace=row.workspace,
+        branch=row.branch,
+        before=str(row.state),
+        after=str(after.state),
+    )
     return True
 
 

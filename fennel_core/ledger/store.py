@@ -1,8 +1,10 @@
-"""What the ledgers remember, as a transaction over it. `memory.py` is the twin, `postgres.py` the real one, one suite holds both to it.
+"""What the ledgers remember, as a transaction over it. `memory.py` is the twin, `postgres.py` the
+real one, one suite holds both to it.
 
-Theory. A commit, its entries, the branch pointers, the job registry and the bank change together or not at all, so there is one transaction
-type with the bank inside it. `Ledger.run(work)` runs `work(transaction)` and answers only when the outcome is certain; `work` may be
-run again, so it begins by reading the state it is about to change and does nothing where that has been done already.
+Theory. A commit, its entries, the branch pointers, the job registry and the bank change together or
+not at all, so there is one transaction type with the bank inside it. `Ledger.run(work)` runs
+`work(transaction)` and answers only when the outcome is certain; `work` may be run again, so it
+begins by reading the state it is about to change and does nothing where that has been done already.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a commit is meant. `backfill` False refuses to compute anything again from data that exists."""
+    """How a commit is meant. `backfill` False refuses to compute anything again from data that
+    exists.
+    """
 
     incremental: bool = False
     backfill: bool = True
@@ -30,7 +34,9 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """A commit row without its large columns. `base`: the branch's target when the commit was received."""
+    """A commit row without its large columns. `base`: the branch's target when the commit was
+    received.
+    """
 
     id: CommitId
     workspace: WorkspaceId
@@ -62,7 +68,9 @@ class Which(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line of a ledger. `commit` None: a destruction that no commit waits for (a deleted branch or workspace)."""
+    """One line of a ledger. `commit` None: a destruction that no commit waits for (a deleted branch
+    or workspace).
+    """
 
     id: int
     ledger: Which
@@ -111,8 +119,12 @@ class Transaction(Protocol):
 
     async def commit(self, id_: CommitId) -> Commit | None: ...
 
-    async def same_commit(self, workspace: WorkspaceId, branch: BranchName, digest: str) -> Commit | None:
-        """The newest commit of the branch with this digest that is under way or stands, if there is one."""
+    async def same_commit(
+        self, workspace: WorkspaceId, branch: BranchName, digest: str
+    ) -> Commit | None:
+        """The newest commit of the branch with this digest that is under way or stands, if there is
+        one.
+        """
         ...
 
     async def open_commits(self, workspace: WorkspaceId | None = None) -> list[CommitId]:
@@ -120,7 +132,9 @@ class Transaction(Protocol):
         ...
 
     async def lease(self, id_: CommitId, ms: Millis) -> bool:
-        """Take or prolong the commit's lease unconditionally; False when there is no such commit."""
+        """Take or prolong the commit's lease unconditionally; False when there is no such
+        commit.
+        """
         ...
 
     async def take_lapsed(self, id_: CommitId, ms: Millis) -> bool:
@@ -133,16 +147,29 @@ class Transaction(Protocol):
 
     async def catalog(self, id_: CommitId) -> bytes | None: ...
 
-    async def set_compiled(self, id_: CommitId, merged: bytes, catalog: bytes, summary: Sequence[str]) -> None: ...
+    async def set_compiled(
+        self, id_: CommitId, merged: bytes, catalog: bytes, summary: Sequence[str]
+    ) -> None: ...
 
-    async def set_state(self, id_: CommitId, state: CommitState, *, error: str | None = None, error_code: str | None = None) -> None:
-        """Move; an error is added only where there is none yet. A settled commit gets its end time."""
+    async def set_state(
+        self,
+        id_: CommitId,
+        state: CommitState,
+        *,
+        error: str | None = None,
+        error_code: str | None = None,
+    ) -> None:
+        """Move; an error is added only where there is none yet. A settled commit gets its end
+        time.
+        """
         ...
 
     async def add_summary(self, id_: CommitId, lines: Sequence[str]) -> None: ...
 
     async def next_attempt(self, id_: CommitId, seen: int) -> int | None:
-        """Count one more hand-over to the orchestrator after `seen` of them, and say which it is; None when somebody else was first."""
+        """Count one more hand-over to the orchestrator after `seen` of them, and say which it is;
+        None when somebody else was first.
+        """
         ...
 
     # --- branches
@@ -163,10 +190,21 @@ class Transaction(Protocol):
 
     # --- ledgers
 
-    async def add_entries(self, ledger: Which, workspace: WorkspaceId, commit: CommitId | None, assets: Iterable[AssetId]) -> None: ...
+    async def add_entries(
+        self,
+        ledger: Which,
+        workspace: WorkspaceId,
+        commit: CommitId | None,
+        assets: Iterable[AssetId],
+    ) -> None: ...
 
     async def entries(
-        self, ledger: Which, *, commit: CommitId | None = None, workspace: WorkspaceId | None = None, only_open: bool = True
+        self,
+        ledger: Which,
+        *,
+        commit: CommitId | None = None,
+        workspace: WorkspaceId | None = None,
+        only_open: bool = True,
     ) -> list[Entry]:
         """By id; of one commit, of one workspace, or all."""
         ...
@@ -190,27 +228,36 @@ class Transaction(Protocol):
         ...
 
     async def remove_stopped(self, jobs: Iterable[JobId]) -> list[JobId]:
-        """Remove those retired jobs of which no partition is under a live lease; says which of `jobs` are not registered now."""
+        """Remove those retired jobs of which no partition is under a live lease; says which of
+        `jobs` are not registered now.
+        """
         ...
 
     # --- strays
 
     async def unaccounted(self, ids: Iterable[AssetId]) -> list[AssetId]:
-        """Those of `ids` whose incarnation this installation gave out, but that the bank knows only as gone, or not at all."""
+        """Those of `ids` whose incarnation this installation gave out, but that the bank knows only
+        as gone, or not at all.
+        """
         ...
 
     async def strays(self, seen: Iterable[str], grace_ms: Millis) -> list[str]:
-        """Remember exactly `seen` as strays; answers those that have been strays for `grace_ms` or longer."""
+        """Remember exactly `seen` as strays; answers those that have been strays for `grace_ms` or
+        longer.
+        """
         ...
 
 
 class LedgerUnavailable(Exception):
-    """The store could not be reached, or did not say in time whether the transaction happened: run the step again to learn it."""
+    """The store could not be reached, or did not say in time whether the transaction happened: run
+    the step again to learn it.
+    """
 
 
 class Ledger(Protocol):
     async def run(self, work: Callable[[Transaction], Awaitable[T]]) -> T:
-        """Run `work` in one transaction and return its result when the commit is certain; its errors roll back and pass through.
+        """Run `work` in one transaction and return its result when the commit is certain; its
+        errors roll back and pass through.
 
         Raises `LedgerUnavailable`.
         """

@@ -1,7 +1,9 @@
-"""What the ledgers did, one log line per asset: `ledger step` with what was done, to what, and how long that took.
+"""What the ledgers did, one log line per asset: `ledger step` with what was done, to what, and how
+long that took.
 
-Theory. A line is written after the deed and its bookkeeping are both true, never before, so that nobody reads of a thing that a
-rolled-back transaction took away again. Topics are made and unmade by one request for all of them: each line carries its whole time.
+Theory. A line is written after the deed and its bookkeeping are both true, never before, so that
+nobody reads of a thing that a rolled-back transaction took away again. Topics are made and unmade
+by one request for all of them: each line carries its whole time.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ log = logger(__name__)
 
 
 class Deed(StrEnum):
-    """What happens to an asset. A job is registered by T2 and stopped by its engines; everything else is a topic."""
+    """What happens to an asset. A job is registered by T2 and stopped by its engines; everything
+    else is a topic.
+    """
 
     CREATE = "create"
     REGISTER = "register"
@@ -25,12 +29,23 @@ class Deed(StrEnum):
     DESTROY = "destroy"
 
 
-def tell(deed: Deed, things: Iterable[Asset | Holding], seconds: float, refused: Mapping[AssetId, str] | None = None) -> None:
+def tell(
+    deed: Deed,
+    things: Iterable[Asset | Holding],
+    seconds: float,
+    refused: Mapping[AssetId, str] | None = None,
+) -> None:
     """One line for each of `things`; those in `refused` were not done, and the line says why."""
     for each in things:
         title = each.blueprint.title if isinstance(each, Asset) else each.title
         why = (refused or {}).get(each.id)
-        said = {"action": str(deed), "kind": str(each.key.kind), "title": title, "ms": round(seconds * 1000, 1), "asset": each.id}
+        said = {
+            "action": str(deed),
+            "kind": str(each.key.kind),
+            "title": title,
+            "ms": round(seconds * 1000, 1),
+            "asset": each.id,
+        }
         if why is None:
             log.info("ledger step", **said)
         else:

@@ -61,7 +61,11 @@ def build(spec: StepSpec) -> Step:
         case Intervals():
             return IntervalsStep(spec)
         case Windows(window=window):
-            return SessionWindowsStep(spec) if isinstance(window, Session) else HoppingWindowsStep(spec)
+            return (
+                SessionWindowsStep(spec)
+                if isinstance(window, Session)
+                else HoppingWindowsStep(spec)
+            )
         case UserCode():
             raise TypeError("user code is run by the engine through an executor, not by a step")
         case unreachable:
@@ -74,13 +78,17 @@ def served(step: Step) -> Served | None:
 
 
 def advancing(step: Step) -> Advances | None:
-    """The side of a step that wants to be told the frontier of its input, None where it has none."""
+    """The side of a step that wants to be told the frontier of its input, None where it has
+    none.
+    """
     return step if isinstance(step, MomentStep | SessionWindowsStep) else None
 
 
 def by_order(step: Step) -> bool:
-    """Are the bytes of its state a function of the order of its rows, however they are cut into batches?
+    """Are the bytes of its state a function of the order of its rows, however they are cut into
+    batches?
 
-    Not where a batch files its rows' beginnings and then their ends: there only what is answered is.
+    Not where a batch files its rows' beginnings and then their ends: there only what is answered
+    is.
     """
     return not isinstance(step, FactsAggregateStep)

@@ -1,11 +1,13 @@
-"""What a batch changes in an ordered bag of rows per key, with the neighbours that the change may touch.
+"""What a batch changes in an ordered bag of rows per key, with the neighbours that the change may
+touch.
 
-Theory. Many operators decide about a row by looking at the next one of its key: dedup keeps a row if the next one is in another group, a
-version lives until the next one. A batch then changes the decision about the rows it brings or takes and about those just before them.
-So for every key of the batch the *neighbourhood* is read: all rows between the first and the last touched timestamp, the last row before
-them, and the rows at the next timestamp after them. `before` and `after` hold it without and with the batch; what is emitted is the
-difference of what the operator makes of the two. Rows at the next timestamp only serve as neighbours (`edge`): their own successors are
-not known.
+Theory. Many operators decide about a row by looking at the next one of its key: dedup keeps a row
+if the next one is in another group, a version lives until the next one. A batch then changes the
+decision about the rows it brings or takes and about those just before them. So for every key of the
+batch the *neighbourhood* is read: all rows between the first and the last touched timestamp, the
+last row before them, and the rows at the next timestamp after them. `before` and `after` hold it
+without and with the batch; what is emitted is the difference of what the operator makes of the two.
+Rows at the next timestamp only serve as neighbours (`edge`): their own successors are not known.
 """
 
 from __future__ import annotations
@@ -14,11 +16,26 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from fennel_core.operators.rows import MAX_TIME, encode_rows, ordered_keys, prefixes, settle, time_bytes, time_of, with_tombstones
+from fennel_core.operators.rows import (
+    MAX_TIME,
+    encode_rows,
+    ordered_keys,
+    prefixes,
+    settle,
+    time_bytes,
+    time_of,
+    with_tombstones,
+)
 from fennel_core.operators.step import Reads
 from fennel_core.vocab.versions import GONE, POS, SIGN
 
-COLUMNS = {"key": pl.Int64(), "ts": pl.Int64(), POS: pl.Binary(), "row": pl.Binary(), "edge": pl.Boolean()}
+COLUMNS = {
+    "key": pl.Int64(),
+    "ts": pl.Int64(),
+    POS: pl.Binary(),
+    "row": pl.Binary(),
+    "edge": pl.Boolean(),
+}
 SMALL = 16
 """Rows up to which comparing them one by one is faster than a join."""
 Entry = tuple[bytes, bytes]
@@ -26,7 +43,9 @@ Entry = tuple[bytes, bytes]
 
 @dataclass(frozen=True, slots=True)
 class Neighbourhood:
-    """`before` and `after`: COLUMNS, sorted by key, then (timestamp, position); `key` numbers the keys of the batch."""
+    """`before` and `after`: COLUMNS, sorted by key, then (timestamp, position); `key` numbers the
+    keys of the batch.
+    """
 
     before: pl.DataFrame
     after: pl.DataFrame
@@ -35,18 +54,36 @@ class Neighbourhood:
 
 
 def neighbourhood(
-    reads: Reads, tag: bytes, keys: list[bytes], times: pl.Series, batch: pl.DataFrame, kept: tuple[str, ...]
+    reads: Reads,
+    tag: bytes,
+    keys: list[bytes],
+    times: pl.Series,
+    batch: pl.DataFrame,
+    kept: tuple[str, ...],
 ) -> Neighbourhood:
-    """File a batch under `keys`, ordered by `times` and position; rows at rest hold the columns `kept`."""
+    """File a batch under `keys`, ordered by `times` and position; rows at rest hold the columns
+    `kept`.
+    """
     places = ordered_keys(tag, keys, times, batch[POS])
-    puts, deletes = settle(reads, places, with_tombstones(encode_rows(batch, kept), batch[GONE]), batch[SIGN])
-    touched = pl.DataFrame({"name": keys, "ts": times, "place": places}, schema_overrides={"name": pl.Binary, "place": pl.Binary})
+    puts, deletes = settle(
+        reads, places, with_tombstones(encode_rows(batch, kept), batch[GONE]), batch[SIGN]
+    )
+    touched = pl.DataFrame(
+        {"name": keys, "ts": times, "place": places},
+        schema_overrides={"name": pl.Binary, "place": pl.Binary},
+    )
     spans = touched.group_by("name", maintain_order=True).agg(
-        low=pl.col("ts").min(), high=pl.col("ts").max(), places=pl.col("place").unique(maintain_order=True)
+        low=pl.col("ts").min(),
+        high=pl.col("ts").max(),
+        places=pl.col("place").unique(maintain_order=True),
     )
     before: list[tuple[int, int, bytes, bytes, bool]] = []
     after: list[tuple[int, int, bytes, bytes, bool]] = []
-    named = zip(spans.select("low", "high", "places").rows(), prefixes(tag, spans["name"].to_list()), strict=True)
+    named = zip(
+        spans.select("low", "high", "places").rows(),
+        prefixes(tag, spans["name"].to_list()),
+        strict=True,
+    )
     for number, ((low, high, here), prefix) in enumerate(named):
         inside, above = _around(reads, prefix, low, high)
         new = {place: row for place, row in inside if place not in deletes}
@@ -55,7 +92,10 @@ def neighbourhood(
         before += _flat(number, len(prefix), inside, edge=False) + edge
         after += _flat(number, len(prefix), sorted(new.items()), edge=False) + edge
     return Neighbourhood(
-        pl.DataFrame(before, schema=COLUMNS, orient="row"), pl.DataFrame(after, schema=COLUMNS, orient="row"), puts, deletes
+        pl.DataFrame(before, schema=COLUMNS, orient="row"),
+        pl.DataFrame(after, schema=COLUMNS, orient="row"),
+        puts,
+        deletes,
     )
 
 
@@ -85,5 +125,9 @@ def _around(reads: Reads, prefix: bytes, low: int, high: int) -> tuple[list[Entr
     return inside, above
 
 
-def _flat(number: int, length: int, entries: list[Entry], *, edge: bool) -> list[tuple[int, int, bytes, bytes, bool]]:
-    return [(number, time_of(place, length), place[length + 8 :], row, edge) for place, row in entries]
+def _flat(
+    number: int, length: int, entries: list[Entry], *, edge: bool
+) -> list[tuple[int, int, bytes, bytes, bool]]:
+    return [
+        (number, time_of(place, length), place[length + 8 :], row, edge) for place, row in entries
+    ]

@@ -1,9 +1,11 @@
 """Rows at rest in a job's state: their ordered keys and their bytes.
 
-Theory. State orders the versions of one key by `(timestamp, position)`, because every question an operator asks is "the latest version
-at or before …" or "all versions between …": one seek or one range scan. So a state key is `state_prefix(tag, key)`, then the timestamp
-as eight big-endian bytes with the sign bit flipped (so that bytes compare as the numbers do), then the position. A row at rest is a
-msgpack array of physical values (`vocab.keys.physical`), a tombstone is msgpack nil. Encoding and decoding run as C-level maps over rows.
+Theory. State orders the versions of one key by `(timestamp, position)`, because every question an
+operator asks is "the latest version at or before …" or "all versions between …": one seek or one
+range scan. So a state key is `state_prefix(tag, key)`, then the timestamp as eight big-endian bytes
+with the sign bit flipped (so that bytes compare as the numbers do), then the position. A row at
+rest is a msgpack array of physical values (`vocab.keys.physical`), a tombstone is msgpack nil.
+Encoding and decoding run as C-level maps over rows.
 """
 
 from __future__ import annotations
@@ -51,7 +53,9 @@ def time_of(state_key: bytes, prefix_length: int) -> int:
 def prefixes(tag: bytes, keys: Sequence[bytes]) -> list[bytes]:
     """`state_prefix(tag, key)` of many keys at once."""
     assert len(tag) == 1, "a table tag is one byte"
-    groups = [_pack_groups[crc32(key) % KEY_GROUPS] for key in keys] if len(keys) < 2 else _groups(keys)
+    groups = (
+        [_pack_groups[crc32(key) % KEY_GROUPS] for key in keys] if len(keys) < 2 else _groups(keys)
+    )
     return list(map(b"".join, zip(groups, repeat(tag), keys, strict=False)))
 
 
@@ -60,32 +64,47 @@ def _groups(keys: Sequence[bytes]) -> list[bytes]:
     return list(map(_pack_groups.__getitem__, codes.to_list()))
 
 
-def ordered_keys(tag: bytes, keys: Sequence[bytes], times: pl.Series, positions: pl.Series) -> list[bytes]:
-    """State keys of versions: one per row of `keys`, `times` (physical microseconds) and `positions`."""
+def ordered_keys(
+    tag: bytes, keys: Sequence[bytes], times: pl.Series, positions: pl.Series
+) -> list[bytes]:
+    """State keys of versions: one per row of `keys`, `times` (physical microseconds) and
+    `positions`.
+    """
     unsigned = times.to_numpy().view(np.uint64) ^ np.uint64(-MIN_TIME)
     raw_times = unsigned.astype(">u8").view("V8").tolist()
-    return list(map(b"".join, zip(prefixes(tag, keys), raw_times, positions.to_list(), strict=True)))
+    return list(
+        map(b"".join, zip(prefixes(tag, keys), raw_times, positions.to_list(), strict=True))
+    )
 
 
-def settle(reads: Reads, places: Sequence[bytes], rows: Sequence[bytes], signs: pl.Series) -> tuple[dict[bytes, bytes], frozenset[bytes]]:
+def settle(
+    reads: Reads, places: Sequence[bytes], rows: Sequence[bytes], signs: pl.Series
+) -> tuple[dict[bytes, bytes], frozenset[bytes]]:
     """Puts and deletes for signed versions, one per row: state key, bytes at rest, sign.
 
-    A place holds one version, so `+new` replaces whatever is there, and `−old` takes out only what it names: the order of the two within
-    or across batches does not matter.
+    A place holds one version, so `+new` replaces whatever is there, and `−old` takes out only what
+    it names: the order of the two within or across batches does not matter.
     """
     if signs.min() == 1:
         return dict(zip(places, rows, strict=True)), frozenset()
-    net = pl.DataFrame({"place": places, "row": rows, "sign": signs}, schema_overrides={"place": pl.Binary, "row": pl.Binary})
+    net = pl.DataFrame(
+        {"place": places, "row": rows, "sign": signs},
+        schema_overrides={"place": pl.Binary, "row": pl.Binary},
+    )
     net = net.group_by("place", "row", maintain_order=True).agg(pl.col("sign").cast(pl.Int64).sum())
     added, taken = net.filter(pl.col("sign") > 0), net.filter(pl.col("sign") < 0)
     puts = dict(zip(added["place"].to_list(), added["row"].to_list(), strict=True))
     gone = [(place, row) for place, row in taken.select("place", "row").rows() if place not in puts]
     held = reads.get_many([place for place, _ in gone])
-    return puts, frozenset(place for (place, row), now in zip(gone, held, strict=True) if now == row)
+    return puts, frozenset(
+        place for (place, row), now in zip(gone, held, strict=True) if now == row
+    )
 
 
 def encode_rows(frame: pl.DataFrame, names: Sequence[str]) -> list[bytes]:
-    """Each row as the msgpack array of the physical values of some columns (of none: the empty array)."""
+    """Each row as the msgpack array of the physical values of some columns (of none: the empty
+    array).
+    """
     if not names:
         return [_NOTHING] * frame.height
     return list(map(encode, physical(frame[list(names)]).rows()))
@@ -95,11 +114,17 @@ def with_tombstones(rows: list[bytes], gone: pl.Series) -> list[bytes]:
     """The rows at rest, those marked in `gone` as tombstones."""
     if not gone.any():
         return rows
-    return pl.select(pl.when(gone).then(pl.lit(TOMBSTONE)).otherwise(pl.Series(rows, dtype=pl.Binary))).to_series().to_list()
+    return (
+        pl.select(pl.when(gone).then(pl.lit(TOMBSTONE)).otherwise(pl.Series(rows, dtype=pl.Binary)))
+        .to_series()
+        .to_list()
+    )
 
 
 def decode_rows(rows: Sequence[bytes], columns: Mapping[str, pl.DataType]) -> pl.DataFrame:
-    """The inverse of `encode_rows`: rows (never tombstones) as a frame with the given columns (without columns it has no height)."""
+    """The inverse of `encode_rows`: rows (never tombstones) as a frame with the given columns
+    (without columns it has no height).
+    """
     values = decode(b"\xdd" + len(rows).to_bytes(4, "big") + b"".join(rows))
     stored = {name: _stored(dtype) for name, dtype in columns.items()}
     return logical(pl.DataFrame(values, schema=stored, orient="row"), columns)
@@ -125,15 +150,21 @@ def output_names(schema: Schema) -> tuple[str, ...]:
 
 
 def logical(frame: pl.DataFrame, columns: Mapping[str, pl.DataType]) -> pl.DataFrame:
-    """Undo `vocab.keys.physical`: integers back to temporals, text back to decimals, at any depth."""
-    return frame.select(_logical(pl.col(name), dtype).alias(name) for name, dtype in columns.items())
+    """Undo `vocab.keys.physical`: integers back to temporals, text back to decimals, at any
+    depth.
+    """
+    return frame.select(
+        _logical(pl.col(name), dtype).alias(name) for name, dtype in columns.items()
+    )
 
 
 def _logical(column: pl.Expr, dtype: pl.DataType) -> pl.Expr:
     if isinstance(dtype, pl.List) and _stored(dtype) != dtype:
         return column.list.eval(_logical(pl.element(), _inner(dtype)))
     if isinstance(dtype, pl.Struct) and _stored(dtype) != dtype:
-        fields = [_logical(column.struct.field(name), inner).alias(name) for name, inner in _fields(dtype)]
+        fields = [
+            _logical(column.struct.field(name), inner).alias(name) for name, inner in _fields(dtype)
+        ]
         return pl.when(column.is_not_null()).then(pl.struct(fields))
     return column.cast(dtype) if _stored(dtype) != dtype else column
 

@@ -1,13 +1,13 @@
 """The step: how any job turns one batch of one input into changes of state and output.
 
-Theory. A step is a pure function of (state, input index, batch): no clock, no IO but reads of its own state, no randomness. So the live
-lane, replay
-after a crash, the bulk lane and the simulator run the same code and reach the same bytes. A step may be handed any split and
-interleaving of its inputs; the law is that the integral of its outputs depends only on the set of versions it was handed. Everything it
-reads of state it reads through `Reads`; everything it changes it returns.
+Theory. A step is a pure function of (state, input index, batch): no clock, no IO but reads of its
+own state, no randomness. So the live lane, replay after a crash, the bulk lane and the simulator
+run the same code and reach the same bytes. A step may be handed any split and interleaving of its
+inputs; the law is that the integral of its outputs depends only on the set of versions it was
+handed. Everything it reads of state it reads through `Reads`; everything it changes it returns.
 
-State keys are `vocab.keys.state_prefix(tag, key) + suffix`; each step owns its one-byte table tags. Keys starting with 0xff belong to the
-runner (offsets, hashes).
+State keys are `vocab.keys.state_prefix(tag, key) + suffix`; each step owns its one-byte table tags.
+Keys starting with 0xff belong to the runner (offsets, hashes).
 """
 
 from __future__ import annotations
@@ -26,12 +26,16 @@ class Reads(Protocol):
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]: ...
 
-    def scan(self, start: bytes, stop: bytes, *, reverse: bool = False, limit: int | None = None) -> list[tuple[bytes, bytes]]: ...
+    def scan(
+        self, start: bytes, stop: bytes, *, reverse: bool = False, limit: int | None = None
+    ) -> list[tuple[bytes, bytes]]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Emit:
-    """Signed versions (columns of the output's schema + vocab.versions.META) for output number `output` of the job."""
+    """Signed versions (columns of the output's schema + vocab.versions.META) for output number
+    `output` of the job.
+    """
 
     output: int
     frame: pl.DataFrame
@@ -39,7 +43,9 @@ class Emit:
 
 @dataclass(frozen=True, slots=True)
 class DeadRows:
-    """Rows that cannot be processed: they leave the law's set and go to the dead-letter topic with the reason."""
+    """Rows that cannot be processed: they leave the law's set and go to the dead-letter topic with
+    the reason.
+    """
 
     reason: str
     frame: pl.DataFrame
@@ -64,18 +70,25 @@ class Step(Protocol):
 class Served(Protocol):
     """A step whose state answers lookups."""
 
-    def lookup(self, reads: Reads, keys: Sequence[bytes], as_of: Sequence[Micros]) -> list[bytes | None]:
+    def lookup(
+        self, reads: Reads, keys: Sequence[bytes], as_of: Sequence[Micros]
+    ) -> list[bytes | None]:
         """The row of each key as of each time (inclusive), None where there is none.
 
-        A row is the msgpack array `[timestamp, value, …]`: event time in microseconds, then the value fields in schema order in the form of
-        `vocab.keys.physical` (temporals as integers, decimals as text, structs as maps by field name, dicts as arrays of {key, value}).
+        A row is the msgpack array `[timestamp, value, …]`: event time in microseconds, then the
+        value fields in schema order in the form of `vocab.keys.physical` (temporals as integers,
+        decimals as text, structs as maps by field name, dicts as arrays of {key, value}).
         """
         ...
 
 
 class Advances(Protocol):
-    """A step with windows that close by event time. It also raises its frontier by itself, to the largest event time of each batch."""
+    """A step with windows that close by event time. It also raises its frontier by itself, to the
+    largest event time of each batch.
+    """
 
     def advance(self, reads: Reads, frontier: Micros) -> Outcome:
-        """Emit what becomes visible now that the largest event time accepted from the whole input is `frontier` (never lowered)."""
+        """Emit what becomes visible now that the largest event time accepted from the whole input
+        is `frontier` (never lowered).
+        """
         ...

@@ -1,1 +1,3 @@
-"""Physical plans of queries: from (features given, features wanted) to the steps that compute them, as frozen data. Pure."""
+"""Physical plans of queries: from (features given, features wanted) to the steps that compute them,
+as frozen data. Pure.
+"""

@@ -6,7 +6,17 @@ from collections.abc import Iterator
 from typing import assert_never
 
 from fennel_core.expressions.references import references
-from fennel_core.plans.steps import Alias, Expression, ListLookup, Local, Lookup, Plan, PythonExtractor, Read, Remote
+from fennel_core.plans.steps import (
+    Alias,
+    Expression,
+    ListLookup,
+    Local,
+    Lookup,
+    Plan,
+    PythonExtractor,
+    Read,
+    Remote,
+)
 from fennel_core.vocab.dtypes import show
 
 
@@ -30,7 +40,10 @@ def _local(step: Local) -> str:
         case Alias(source, output, default_json):
             return f"{output.ref.fqn} = {source.fqn}{_or(default_json)}"
         case Expression(expr, _, output):
-            return f"{output.ref.fqn} = expression of {', '.join(sorted(references(expr))) or 'nothing'}"
+            return (
+                f"{output.ref.fqn} = expression of "
+                f"{', '.join(sorted(references(expr))) or 'nothing'}"
+            )
         case unreachable:
             assert_never(unreachable)
 
@@ -40,11 +53,17 @@ def _remote(step: Remote) -> str:
         case Lookup(dataset, keys, reads):
             return f"{dataset}[{', '.join(k.fqn for k in keys)}] -> {', '.join(map(_read, reads))}"
         case ListLookup(dataset, keys, reads):
-            return f"{dataset}[each of {', '.join(k.fqn for k in keys)}] -> {', '.join(map(_read, reads))}"
+            return (
+                f"{dataset}[each of {', '.join(k.fqn for k in keys)}] -> "
+                f"{', '.join(map(_read, reads))}"
+            )
         case PythonExtractor():
             given = ", ".join(i.ref.fqn for i in step.inputs)
             using = f" using {', '.join(step.datasets)}" if step.datasets else ""
-            return f"{step.featureset}.{step.name}({given}){using} -> {', '.join(o.ref.fqn for o in step.outputs)}"
+            return (
+                f"{step.featureset}.{step.name}({given}){using} -> "
+                f"{', '.join(o.ref.fqn for o in step.outputs)}"
+            )
         case unreachable:
             assert_never(unreachable)
 

@@ -1,6 +1,7 @@
 """The one error tree of planning: a query that no plan can answer.
 
-`code` is stable and machine-readable; the text is what the client shows, and shipped tests pin some of them word for word.
+`code` is stable and machine-readable; the text is what the client shows, and shipped tests pin some
+of them word for word.
 """
 
 from __future__ import annotations

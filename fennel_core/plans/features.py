@@ -1,7 +1,9 @@
-"""What one version of a branch can compute: features, the extractor that provides each, and the datasets lookups read.
+"""What one version of a branch can compute: features, the extractor that provides each, and the
+datasets lookups read.
 
-Theory. A commit is a flat list; a planner asks by name. The index is made once per branch version and never changes. Entities that
-their author flagged as deleted are not there: asking for one is asking for an unknown name.
+Theory. A commit is a flat list; a planner asks by name. The index is made once per branch version
+and never changes. Entities that their author flagged as deleted are not there: asking for one is
+asking for an unknown name.
 """
 
 from __future__ import annotations
@@ -27,7 +29,11 @@ class FeatureIndex:
     def of(cls, request: SyncRequest) -> FeatureIndex:
         """The index of a merged commit."""
         featuresets = {f.name for f in request.featuresets if not f.metadata.deleted}
-        features = {f.ref: f for f in request.features if f.ref.featureset in featuresets and not f.metadata.deleted}
+        features = {
+            f.ref: f
+            for f in request.features
+            if f.ref.featureset in featuresets and not f.metadata.deleted
+        }
         providers = {
             ref: extractor
             for extractor in request.extractors
@@ -46,7 +52,8 @@ class FeatureIndex:
         )
 
     def expand(self, outputs: tuple[str, ...]) -> tuple[FeatureRef, ...]:
-        """The features that `outputs` (names of features or featuresets) ask for, in order, each once.
+        """The features that `outputs` (names of features or featuresets) ask for, in order, each
+        once.
 
         UnknownName for a name that is neither.
         """
@@ -57,7 +64,9 @@ class FeatureIndex:
             elif name in self.featuresets:
                 found.update(dict.fromkeys(self.featuresets[FeaturesetName(name)]))
             else:
-                raise UnknownName(f"featureset `{name}` not found: commit it to this branch, or correct the name")
+                raise UnknownName(
+                    f"featureset `{name}` not found: commit it to this branch, or correct the name"
+                )
         return tuple(found)
 
 

@@ -1,12 +1,13 @@
 """What a lookup answers for a key that is not there.
 
-Theory. A dataset that ends in an aggregation holds, for a key it never saw, the aggregation of nothing: zero for counts and sums, an
-empty list, the declared default for averages and the like. The reference server answers so (with `found` false), and the engine
-cannot: it keeps nothing about such a key. For every other dataset each value is null. Values are in the physical form of rows
+Theory. A dataset that ends in an aggregation holds, for a key it never saw, the aggregation of
+nothing: zero for counts and sums, an empty list, the declared default for averages and the like.
+The reference server answers so (with `found` false), and the engine cannot: it keeps nothing about
+such a key. For every other dataset each value is null. Values are in the physical form of rows
 (`operators.step.Served`): temporals as integers, decimals as text.
 
-A lookup *feature* with a default of its own prefers that to zero or an empty list, but not to an aggregation's declared default,
-which is the more specific of the two.
+A lookup *feature* with a default of its own prefers that to zero or an empty list, but not to an
+aggregation's declared default, which is the more specific of the two.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ Physical = int | float | str | tuple[()] | None
 
 @dataclass(frozen=True, slots=True)
 class Empty:
-    """The value of one field of an absent key. `declared`: the definition names it, so it wins over a feature's default."""
+    """The value of one field of an absent key. `declared`: the definition names it, so it wins over
+    a feature's default.
+    """
 
     value: Physical
     declared: bool
@@ -41,13 +44,17 @@ def absent_rows(request: SyncRequest) -> Mapping[DatasetName, tuple[Empty, ...]]
     specs = {
         op.dataset: {spec.name: spec for spec in op.kind.specs}
         for op in request.operators
-        if op.is_root and isinstance(op.kind, ops.Aggregate) and pipelines.get(op.dataset) == op.pipeline
+        if op.is_root
+        and isinstance(op.kind, ops.Aggregate)
+        and pipelines.get(op.dataset) == op.pipeline
     }
     return {d.name: _absent(d, specs.get(d.name, {})) for d in request.datasets}
 
 
 def _absent(dataset: Dataset, specs: Mapping[str, ops.Spec]) -> tuple[Empty, ...]:
-    return tuple(_empty(specs[f.name], f.dtype) if f.name in specs else NULL for f in dataset.schema.values)
+    return tuple(
+        _empty(specs[f.name], f.dtype) if f.name in specs else NULL for f in dataset.schema.values
+    )
 
 
 def _empty(spec: ops.Spec, dtype: Dtype) -> Empty:

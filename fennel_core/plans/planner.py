@@ -1,9 +1,11 @@
-"""The planner: walk back from the wanted features to the given ones, then lay the extractors found into levels.
+"""The planner: walk back from the wanted features to the given ones, then lay the extractors found
+into levels.
 
-Theory. A given feature is never computed, even if it could be, and the walk stops there. What remains is a DAG of extractors. The *stage*
-of a feature is the level in which it can first be read: 0 for given ones; for a computed one the largest stage of its inputs, plus one
-if computing it leaves the process. Every rule here is a function of (index, inputs, outputs) alone, so a plan may be cached as
-long as the branch version lives.
+Theory. A given feature is never computed, even if it could be, and the walk stops there. What
+remains is a DAG of extractors. The *stage* of a feature is the level in which it can first be read:
+0 for given ones; for a computed one the largest stage of its inputs, plus one if computing it
+leaves the process. Every rule here is a function of (index, inputs, outputs) alone, so a plan may
+be cached as long as the branch version lives.
 """
 
 from __future__ import annotations
@@ -14,7 +16,19 @@ from typing import assert_never
 from fennel_core.plans.errors import CyclicFeatures, MissingProvider, UnservedDataset
 from fennel_core.plans.features import FeatureIndex, parse_ref
 from fennel_core.plans.rename import rename_refs
-from fennel_core.plans.steps import Alias, Expression, Level, ListLookup, Local, Lookup, Plan, PythonExtractor, Read, Remote, Typed
+from fennel_core.plans.steps import (
+    Alias,
+    Expression,
+    Level,
+    ListLookup,
+    Local,
+    Lookup,
+    Plan,
+    PythonExtractor,
+    Read,
+    Remote,
+    Typed,
+)
 from fennel_core.wire import entities as wire
 from fennel_core.wire.entities import Extractor, FeatureRef
 
@@ -25,7 +39,8 @@ NO_DEFAULT = "null"
 def make_plan(index: FeatureIndex, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> Plan:
     """The plan that computes `outputs` (feature or featureset names) from `inputs` (feature names).
 
-    Raises `PlanError`: an unknown name, a feature without provider, a cycle, or a lookup into a dataset that is not there.
+    Raises `PlanError`: an unknown name, a feature without provider, a cycle, or a lookup into a
+    dataset that is not there.
     """
     given = tuple(dict.fromkeys(parse_ref(name) for name in inputs))
     wanted = index.expand(outputs)
@@ -71,7 +86,9 @@ class _Walk:
                 raise CyclicFeatures(f"Cyclic dependency found for {ref.fqn}")
             under_way.add(extractor.fqn)
             stack.append((ref, True))
-            stack.extend((needed, False) for needed in reversed(extractor.inputs) if needed not in self.stage)
+            stack.extend(
+                (needed, False) for needed in reversed(extractor.inputs) if needed not in self.stage
+            )
 
     def _take(self, ref: FeatureRef) -> None:
         if ref not in self.index.features:
@@ -123,7 +140,9 @@ def _fuse(steps: list[Remote]) -> tuple[Remote, ...]:
             case Lookup(dataset, keys, reads) | ListLookup(dataset, keys, reads):
                 place = (type(step), dataset, keys)
                 same = fused.get(place)
-                assert same is None or isinstance(same, Lookup | ListLookup), "a lookup shares its place only with lookups"
+                assert same is None or isinstance(same, Lookup | ListLookup), (
+                    "a lookup shares its place only with lookups"
+                )
                 fused[place] = step if same is None else replace(same, reads=same.reads + reads)
             case PythonExtractor():
                 fused[(step.featureset, step.name)] = step
@@ -140,7 +159,9 @@ def _step(index: FeatureIndex, extractor: Extractor) -> Local | Remote:
                 featureset=extractor.featureset,
                 code=code,
                 inputs=tuple(_typed(index, ref) for ref in extractor.inputs),
-                outputs=tuple(_typed(index, ref) for ref in extractor.output_refs if ref in index.features),
+                outputs=tuple(
+                    _typed(index, ref) for ref in extractor.output_refs if ref in index.features
+                ),
                 datasets=extractor.datasets,
             )
         case wire.Lookup():
@@ -148,7 +169,9 @@ def _step(index: FeatureIndex, extractor: Extractor) -> Local | Remote:
         case wire.ListLookup():
             return _lookup(index, extractor, extractor.kind)
         case wire.Alias(default_json):
-            return Alias(_only_input(extractor), _only_output(index, extractor), _default(default_json))
+            return Alias(
+                _only_input(extractor), _only_output(index, extractor), _default(default_json)
+            )
         case wire.ExprExtractor(expr):
             inputs = tuple(_typed(index, ref) for ref in extractor.inputs)
             full = rename_refs(expr, {i.ref.name: i.ref.fqn for i in inputs})
@@ -157,13 +180,16 @@ def _step(index: FeatureIndex, extractor: Extractor) -> Local | Remote:
             assert_never(unreachable)
 
 
-def _lookup(index: FeatureIndex, extractor: Extractor, kind: wire.Lookup | wire.ListLookup) -> Lookup | ListLookup:
+def _lookup(
+    index: FeatureIndex, extractor: Extractor, kind: wire.Lookup | wire.ListLookup
+) -> Lookup | ListLookup:
     dataset = index.datasets.get(kind.dataset)
     if dataset is None:
         raise UnservedDataset(f"Dataset `{kind.dataset}` not found, please ensure it is synced.")
     if len(dataset.schema.keys) != len(extractor.inputs) or not extractor.inputs:
         raise UnservedDataset(
-            f"extractor `{extractor.fqn}` looks up `{kind.dataset}` by {len(extractor.inputs)} features, but it has "
+            f"extractor `{extractor.fqn}` looks up `{kind.dataset}` by "
+            f"{len(extractor.inputs)} features, but it has "
             f"{len(dataset.schema.keys)} key fields: {', '.join(dataset.schema.key_names)}"
         )
     if dataset.schema.field(kind.field.name) is None:

@@ -1,10 +1,11 @@
 """Physical plans as frozen values.
 
-Theory. A plan is a list of levels. A level first evaluates its local steps in order (aliases and expressions: no IO), then sends all its
-remote steps (lookups and Python extractors) out together; the next level begins when all of them have answered. A feature is computed
-in the earliest level in which its inputs are there, so the number of levels is the largest number of *remote* steps on any path:
-the round trips that no planner could avoid. Lookups of one level that share dataset, key features and kind are one step with
-several reads, because they are one row fetched once.
+Theory. A plan is a list of levels. A level first evaluates its local steps in order (aliases and
+expressions: no IO), then sends all its remote steps (lookups and Python extractors) out together;
+the next level begins when all of them have answered. A feature is computed in the earliest level in
+which its inputs are there, so the number of levels is the largest number of *remote* steps on any
+path: the round trips that no planner could avoid. Lookups of one level that share dataset, key
+features and kind are one step with several reads, because they are one row fetched once.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ class Typed:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """One value field of the fetched row becomes `output`; `default_json` (JSON text) fills nulls, None leaves them."""
+    """One value field of the fetched row becomes `output`; `default_json` (JSON text) fills nulls,
+    None leaves them.
+    """
 
     field: str
     output: Typed
@@ -37,7 +40,9 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """Fetch the row of `dataset` under each row's key: the features `keys`, in the order of the dataset's key fields."""
+    """Fetch the row of `dataset` under each row's key: the features `keys`, in the order of the
+    dataset's key fields.
+    """
 
     dataset: DatasetName
     keys: tuple[FeatureRef, ...]
@@ -75,7 +80,8 @@ class Expression:
 class PythonExtractor:
     """User code over `inputs` in order; it provides `outputs` and may look up `datasets`.
 
-    `outputs` are all features of the extractor; those that were given, or that nobody asked for, are computed and dropped.
+    `outputs` are all features of the extractor; those that were given, or that nobody asked for,
+    are computed and dropped.
     """
 
     name: str
@@ -98,7 +104,9 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`inputs` are the given features the plan really reads, `outputs` what the answer holds, in the order asked for."""
+    """`inputs` are the given features the plan really reads, `outputs` what the answer holds, in
+    the order asked for.
+    """
 
     inputs: tuple[Typed, ...]
     levels: tuple[Level, ...]

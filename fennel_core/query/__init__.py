@@ -1,1 +1,3 @@
-"""Query servers: plans run against slots and executors, lookups, inspect and the barrier; also the front door of the API."""
+"""Query servers: plans run against slots and executors, lookups, inspect and the barrier; also the
+front door of the API.
+"""

@@ -1,6 +1,8 @@
-"""What the hot routes need of HTTP, and no more: a request is a scope and a receive, an answer two messages.
+"""What the hot routes need of HTTP, and no more: a request is a scope and a receive, an answer two
+messages.
 
-Theory. A web framework costs as much per request as a lookup does. Everything here works on the raw ASGI values.
+Theory. A web framework costs as much per request as a lookup does. Everything here works on the raw
+ASGI values.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ _JSON = (b"content-type", b"application/json")
 
 
 class Disconnected(Exception):
-    """The client went away before its request was complete, or the server behind us before its answer was."""
+    """The client went away before its request was complete, or the server behind us before its
+    answer was.
+    """
 
 
 def header(scope: Scope, name: bytes) -> str | None:
@@ -32,7 +36,9 @@ def header(scope: Scope, name: bytes) -> str | None:
 
 
 def body_limit(scope: Scope, limit_bytes: int) -> int | None:
-    """The announced length of the body, None when it is not announced; BodyTooLarge when it is over the limit."""
+    """The announced length of the body, None when it is not announced; BodyTooLarge when it is over
+    the limit.
+    """
     announced = header(scope, b"content-length")
     if announced is None:
         return None

@@ -1,13 +1,16 @@
 """The barrier: return when everything logged before the call has reached every lookup.
 
-Theory. Take the ends of the branch's source topics when the call arrives. A job partition has seen them once its applied position (after
-the state was written) has passed them; by then what it made of them stands on its output topics, so the ends of those are the targets of
-the jobs that read them, and so on to the end of the graph. Jobs are taken in layers: a layer waits for all its partitions at once, one
-request per owner slot, and the ends of all its input topics are read in one call.
+Theory. Take the ends of the branch's source topics when the call arrives. A job partition has seen
+them once its applied position (after the state was written) has passed them; by then what it made
+of them stands on its output topics, so the ends of those are the targets of the jobs that read
+them, and so on to the end of the graph. Jobs are taken in layers: a layer waits for all its
+partitions at once, one request per owner slot, and the ends of all its input topics are read in one
+call.
 
-Ends are high watermarks, not last stable offsets: the broker acknowledges a commit before its markers are written, so for a moment the
-stable end does not cover rows that a client already knows to be accepted. Positions move past markers and aborted records, so a high
-watermark is always reached. A parked job answers at once with its error.
+Ends are high watermarks, not last stable offsets: the broker acknowledges a commit before its
+markers are written, so for a moment the stable end does not cover rows that a client already knows
+to be accepted. Positions move past markers and aborted records, so a high watermark is always
+reached. A parked job answers at once with its error.
 """
 
 from __future__ import annotations
@@ -46,7 +49,9 @@ class Jobs(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What one job partition must have applied: the offset after the last record, per input topic."""
+    """What one job partition must have applied: the offset after the last record, per input
+    topic.
+    """
 
     partition: Partition
     title: str
@@ -57,11 +62,15 @@ class Target:
 
 
 def layers(jobs: Sequence[Job]) -> list[list[Job]]:
-    """Jobs (inputs before consumers) in layers: a job stands in the first layer after all jobs that write what it reads."""
+    """Jobs (inputs before consumers) in layers: a job stands in the first layer after all jobs that
+    write what it reads.
+    """
     depth: dict[JobId, int] = {}
     written: dict[TopicName, int] = {}
     for job in jobs:
-        depth[job.id] = max((written[topic] + 1 for topic in job.inputs if topic in written), default=0)
+        depth[job.id] = max(
+            (written[topic] + 1 for topic in job.inputs if topic in written), default=0
+        )
         for output in job.outputs:
             written[output.topic] = max(written.get(output.topic, 0), depth[job.id])
     out: list[list[Job]] = [[] for _ in range(1 + max(depth.values(), default=-1))]
@@ -81,7 +90,9 @@ def targets(layer: Sequence[Job], ends: Ends) -> list[Target]:
     found = []
     for job in layer:
         for part in range(job.partitions):
-            offsets = {str(topic): ends[topic, part] for topic in job.inputs if ends[topic, part] > 0}
+            offsets = {
+                str(topic): ends[topic, part] for topic in job.inputs if ends[topic, part] > 0
+            }
             if offsets:
                 found.append(Target((job.id, part), job.title, offsets))
     return found
@@ -96,7 +107,8 @@ class Barrier:
         self._specs: dict[JobId, Job] = {}
 
     async def wait(self, catalog: Catalog, timeout_s: float) -> None:
-        """Return when all rows accepted before this call are applied by every job of the branch version.
+        """Return when all rows accepted before this call are applied by every job of the branch
+        version.
 
         Raises `ParkedJob`, `BarrierTimeout` (naming job, partition and lag) or `StaleView`.
         """
@@ -104,7 +116,12 @@ class Barrier:
         sources = source_partitions(catalog)
         ends, jobs = await asyncio.gather(self._topics.ends(sources), self._specs_of(catalog.jobs))
         for layer in layers(jobs):
-            inputs = {(topic, part) for job in layer for topic in job.inputs for part in range(job.partitions)}
+            inputs = {
+                (topic, part)
+                for job in layer
+                for topic in job.inputs
+                for part in range(job.partitions)
+            }
             unknown = [place for place in inputs if place not in ends]
             if unknown:
                 ends = {**ends, **await self._topics.ends(unknown)}
@@ -141,8 +158,12 @@ class Barrier:
                 await self._owners.refresh(epoch)
                 await asyncio.sleep(NO_OWNER_PAUSE_S)
 
-    async def _ask(self, address: str, group: list[Target], left_s: float) -> tuple[list[Target], bool]:
-        """Those of `group` that must be asked for again, and whether that is because their owner is not there."""
+    async def _ask(
+        self, address: str, group: list[Target], left_s: float
+    ) -> tuple[list[Target], bool]:
+        """Those of `group` that must be asked for again, and whether that is because their owner is
+        not there.
+        """
         slice_ms = max(1, min(WAIT_SLICE_MS, int(left_s * 1000)))
         argument = {"items": [target.item() for target in group], "timeout_ms": slice_ms}
         try:
@@ -177,7 +198,8 @@ class Barrier:
         behind = await self._behind(target)
         lag = "its position is not known" if behind is None else f"{behind} records behind"
         return (
-            f"after {timeout_s:g} s job `{target.title}` ({job}) partition {part} is not done: {lag}; {others} partitions of its layer wait"
+            f"after {timeout_s:g} s job `{target.title}` ({job}) partition {part} is not "
+            f"done: {lag}; {others} partitions of its layer wait"
         )
 
     async def _behind(self, target: Target) -> int | None:
@@ -186,7 +208,11 @@ class Barrier:
             return None
         try:
             async with asyncio.timeout(1):
-                [applied] = await self._slots.call(address, "positions", {"items": [[*target.partition]]})
+                [applied] = await self._slots.call(
+                    address, "positions", {"items": [[*target.partition]]}
+                )
         except (OSError, TimeoutError, RemoteError):
             return None
-        return sum(max(0, offset - int(applied.get(topic, 0))) for topic, offset in target.offsets.items())
+        return sum(
+            max(0, offset - int(applied.get(topic, 0))) for topic, offset in target.offsets.items()
+        )

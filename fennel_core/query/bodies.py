@@ -1,7 +1,8 @@
 """JSON bodies of the read path.
 
-Theory. Structure is checked by one pass of C code while it is read. Python's own JSON reader is the second choice, because the client
-writes bare `NaN` tokens, which strict JSON does not have. Values inside are not touched here: their declared types decide (`values.py`).
+Theory. Structure is checked by one pass of C code while it is read. Python's own JSON reader is the
+second choice, because the client writes bare `NaN` tokens, which strict JSON does not have. Values
+inside are not touched here: their declared types decide (`values.py`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ class QueryBody(msgspec.Struct, frozen=True, gc=False):
 
 
 class LookupBody(msgspec.Struct, frozen=True, gc=False):
-    """The body of `/dataset/{name}/lookup`. No `fields`: all of them; no `timestamps`: as of now."""
+    """The body of `/dataset/{name}/lookup`. No `fields`: all of them; no `timestamps`: as of
+    now.
+    """
 
     keys: list[dict[str, Any]]
     fields: list[str] | None = None
@@ -54,7 +57,9 @@ SURROGATE = b"\\ud"
 
 
 def parse(body: bytes, kind: type[Body]) -> Body:
-    """The request in `body`; bare `NaN` and `Infinity` are accepted. BadRequest says which part is wrong."""
+    """The request in `body`; bare `NaN` and `Infinity` are accepted. BadRequest says which part is
+    wrong.
+    """
     try:
         found: Body = _decoders[kind](body)
     except msgspec.ValidationError as error:
@@ -68,7 +73,9 @@ def _parse_slowly(body: bytes, kind: type[Body]) -> Body:
     try:
         found = json.loads(body)
         if SURROGATE in body.lower():
-            dump(found)  # Python reads half of a surrogate pair as text; nothing after this could write it
+            dump(
+                found
+            )  # Python reads half of a surrogate pair as text; nothing after this could write it
         return msgspec.convert(found, kind)
     except msgspec.ValidationError as error:
         raise BadRequest(f"the body is not what this call takes: {error}") from error
@@ -77,11 +84,16 @@ def _parse_slowly(body: bytes, kind: type[Body]) -> Body:
 
 
 def query_body(body: bytes, limit_rows: int) -> QueryBody:
-    """The body of `/query`. BadRequest names the part that is wrong; TooManyRows above the limit."""
+    """The body of `/query`. BadRequest names the part that is wrong; TooManyRows above the
+    limit.
+    """
     found = parse(body, QueryBody)
     lengths = set(map(len, found.data.values()))
     if len(lengths) > 1:
-        raise BadRequest(f"the columns of `data` must be of one length, but have {', '.join(map(str, sorted(lengths)))} values")
+        raise BadRequest(
+            "the columns of `data` must be of one length, but have "
+            f"{', '.join(map(str, sorted(lengths)))} values"
+        )
     if found.rows > limit_rows:
         raise TooManyRows(found.rows, limit_rows)
     return found
@@ -93,19 +105,32 @@ def lookup_body(body: bytes, limit_rows: int) -> LookupBody:
     if len(found.keys) > limit_rows:
         raise TooManyRows(len(found.keys), limit_rows)
     if found.timestamps and len(found.timestamps) != len(found.keys):
-        raise BadRequest(f"`timestamps` must be a list as long as `keys`: it has {len(found.timestamps)} for {len(found.keys)}")
+        raise BadRequest(
+            "`timestamps` must be a list as long as `keys`: it has "
+            f"{len(found.timestamps)} for {len(found.keys)}"
+        )
     return found
 
 
 def key_columns(keys: list[dict[str, Any]], fields: Sequence[Field], dataset: str) -> list[Column]:
-    """The key columns of a lookup in the dataset's order; BadLookup when a key object has other fields than the dataset's key."""
+    """The key columns of a lookup in the dataset's order; BadLookup when a key object has other
+    fields than the dataset's key.
+    """
     sizes = set(map(len, keys)) - {len(fields)}
     if sizes:
-        raise BadLookup(f"Dataset {dataset} has {len(fields)} key fields, but {sizes.pop()} key fields were provided.")
+        raise BadLookup(
+            f"Dataset {dataset} has {len(fields)} key fields, but {sizes.pop()} key "
+            "fields were provided."
+        )
     try:
-        return [given_column(list(map(itemgetter(field.name), keys)), field.dtype, field.name) for field in fields]
+        return [
+            given_column(list(map(itemgetter(field.name), keys)), field.dtype, field.name)
+            for field in fields
+        ]
     except KeyError as missing:
-        raise BadLookup(f"Missing key {missing.args[0]} in the lookup call for dataset `{dataset}`") from missing
+        raise BadLookup(
+            f"Missing key {missing.args[0]} in the lookup call for dataset `{dataset}`"
+        ) from missing
 
 
 def timestamp_column(values: list[Any]) -> Sequence[int]:

@@ -1,9 +1,10 @@
 """A column of a query, in whichever of two forms its readers need.
 
-Theory. Rows come from slots as msgpack and go to clients as JSON: between the two a list of *physical* values (temporals as integers,
-decimals as text, see `operators.step.Served`) is all that is needed, and for one row it is ten times cheaper than any frame. Expressions
-and user code need a typed Polars series. So a column holds one of the forms and makes the other when somebody asks. Both are
-whole-column operations of C code: nothing here runs Python per row.
+Theory. Rows come from slots as msgpack and go to clients as JSON: between the two a list of
+*physical* values (temporals as integers, decimals as text, see `operators.step.Served`) is all that
+is needed, and for one row it is ten times cheaper than any frame. Expressions and user code need a
+typed Polars series. So a column holds one of the forms and makes the other when somebody asks. Both
+are whole-column operations of C code: nothing here runs Python per row.
 """
 
 from __future__ import annotations
@@ -21,11 +22,15 @@ LOGICAL_TIME = pl.Datetime("us", "UTC")
 
 
 class Column:
-    """One feature or field: values of `dtype`, one per row of the query. Never changed once made."""
+    """One feature or field: values of `dtype`, one per row of the query. Never changed once
+    made.
+    """
 
     __slots__ = ("_series", "_values", "dtype")
 
-    def __init__(self, dtype: Dtype, values: Sequence[object] | None = None, series: pl.Series | None = None) -> None:
+    def __init__(
+        self, dtype: Dtype, values: Sequence[object] | None = None, series: pl.Series | None = None
+    ) -> None:
         assert values is not None or series is not None, "a column has a form"
         self.dtype = dtype
         self._values = values
@@ -42,7 +47,9 @@ class Column:
         if self._values is None:
             assert self._series is not None, "a column has a form"
             physical, logical = physical_type(self.dtype), logical_type(self.dtype)
-            self._values = (self._series if physical == logical else self._series.cast(physical)).to_list()
+            self._values = (
+                self._series if physical == logical else self._series.cast(physical)
+            ).to_list()
         return self._values
 
     @property
@@ -56,7 +63,9 @@ class Column:
         return self._series
 
     def filled(self, fill: object, dtype: Dtype) -> Column:
-        """With the physical value `fill` for null (None leaves nulls), as a column of `dtype`, which has the same layout."""
+        """With the physical value `fill` for null (None leaves nulls), as a column of `dtype`,
+        which has the same layout.
+        """
         if fill is None or None not in self.values:
             return self if dtype == self.dtype else Column(dtype, self._values, self._series)
         return Column(dtype, fill_nulls(self.values, fill))
@@ -117,7 +126,14 @@ def _shape(dtype: Dtype, of: Callable[[Dtype], pl.DataType]) -> pl.DataType:
             return pl.List(pl.Struct({"key": pl.String(), "value": of(value)}))
         case dtypes.Struct(_, fields):
             return pl.Struct({f.name: of(f.dtype) for f in fields})
-        case dtypes.Timestamp() | dtypes.Date() | dtypes.Decimal() | dtypes.Optional() | dtypes.Between() | dtypes.OneOf():
+        case (
+            dtypes.Timestamp()
+            | dtypes.Date()
+            | dtypes.Decimal()
+            | dtypes.Optional()
+            | dtypes.Between()
+            | dtypes.OneOf()
+        ):
             raise AssertionError("these are handled before the shape")
         case unreachable:
             assert_never(unreachable)

@@ -1,8 +1,10 @@
-"""Lookups of whole datasets: the public call, and the one that user code makes from inside an extractor.
+"""Lookups of whole datasets: the public call, and the one that user code makes from inside an
+extractor.
 
-Theory. Both are the same question with different doors. A key is echoed, every other column comes from the row or is null (for an
-aggregation: what it gives for nothing, see `plans.missing`), and `found` says which. Without timestamps the answer is as of one
-clock reading and needs an online index; with them each key has its own moment and the index must be an offline one.
+Theory. Both are the same question with different doors. A key is echoed, every other column comes
+from the row or is null (for an aggregation: what it gives for nothing, see `plans.missing`), and
+`found` says which. Without timestamps the answer is as of one clock reading and needs an online
+index; with them each key has its own moment and the index must be an offline one.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ class Answer:
 
 
 def chosen_fields(schema: Schema, names: Sequence[str]) -> tuple[str, ...]:
-    """The columns to answer: `names`, or all of them when there are none; UnknownField for one the dataset does not have."""
+    """The columns to answer: `names`, or all of them when there are none; UnknownField for one the
+    dataset does not have.
+    """
     unknown = next((name for name in names if name not in schema.names), None)
     if unknown is not None:
         raise UnknownField(unknown)
@@ -50,15 +54,31 @@ def serving_check(table: Table, *, as_of: bool) -> None:
         raise BadLookup(f"Please define an online index on dataset : {name}")
 
 
-async def look_up(lookups: Lookups, table: Table, keys: Sequence[Column], names: tuple[str, ...], as_of: int | Sequence[int]) -> Answer:
-    """The rows of `table` under `keys` (columns in key order), as of one moment or one per key (microseconds)."""
+async def look_up(
+    lookups: Lookups,
+    table: Table,
+    keys: Sequence[Column],
+    names: tuple[str, ...],
+    as_of: int | Sequence[int],
+) -> Answer:
+    """The rows of `table` under `keys` (columns in key order), as of one moment or one per key
+    (microseconds).
+    """
     schema = table.view.schema
-    values = [key_values(column, field.dtype) for column, field in zip(keys, schema.keys, strict=True)]
+    values = [
+        key_values(column, field.dtype) for column, field in zip(keys, schema.keys, strict=True)
+    ]
     [rows] = await lookups.fetch([Want(table.job(), table.partitions, key_bytes(values), as_of)])
-    echoed = {field.name: (field, Column(field.dtype, column)) for field, column in zip(schema.keys, values, strict=True)}
+    echoed = {
+        field.name: (field, Column(field.dtype, column))
+        for field, column in zip(schema.keys, values, strict=True)
+    }
     read = transpose(rows, table.absent_row) if rows else [()] * (1 + len(schema.values))
     for field, column in zip(schema.values, read[1:], strict=True):
-        echoed[field.name] = (Field(field.name, optional(field.dtype)), Column(optional(field.dtype), column))
+        echoed[field.name] = (
+            Field(field.name, optional(field.dtype)),
+            Column(optional(field.dtype), column),
+        )
     moment = optional(Timestamp())
     echoed[schema.timestamp] = (Field(schema.timestamp, moment), Column(moment, read[0]))
     return Answer(tuple(echoed[name] for name in names), [row is not None for row in rows])
@@ -73,7 +93,9 @@ class ExtractorLookups:
         self._now_us = now_us
 
     async def __call__(self, asked: Asked) -> Found:
-        """See `executors.client.Callbacks.lookup`; what user code asked wrongly is a `LookupRefused`."""
+        """See `executors.client.Callbacks.lookup`; what user code asked wrongly is a
+        `LookupRefused`.
+        """
         table = self._tables.get(DatasetName(asked.dataset))
         if table is None:
             raise LookupRefused(f"Dataset `{asked.dataset}` not found, please ensure it is synced.")
@@ -86,13 +108,24 @@ class ExtractorLookups:
         answer = await look_up(self._lookups, table, keys, names, self._moments(asked))
         frame = pl.DataFrame([column.series.alias(field.name) for field, column in answer.columns])
         fields = tuple(field for field, _ in answer.columns)
-        return Found(frame.to_arrow(compat_level=pl.CompatLevel.oldest()), fields, pa.array(answer.found, pa.bool_()))
+        return Found(
+            frame.to_arrow(compat_level=pl.CompatLevel.oldest()),
+            fields,
+            pa.array(answer.found, pa.bool_()),
+        )
 
     def _moments(self, asked: Asked) -> int | list[int]:
-        """The moments asked for, none later than the query's own: rows of the future are invisible to it."""
+        """The moments asked for, none later than the query's own: rows of the future are invisible
+        to it.
+        """
         at = pl.from_arrow(asked.at)
         assert isinstance(at, pl.Series), "an array becomes a series"
-        micros = at.cast(LOGICAL_TIME).to_physical().fill_null(self._now_us).clip(upper_bound=self._now_us)
+        micros = (
+            at.cast(LOGICAL_TIME)
+            .to_physical()
+            .fill_null(self._now_us)
+            .clip(upper_bound=self._now_us)
+        )
         if micros.is_empty() or micros.min() == self._now_us:
             return self._now_us
         return micros.to_list()
@@ -101,7 +134,8 @@ class ExtractorLookups:
 def _key_columns(asked: Asked, schema: Schema) -> list[Column]:
     if asked.keys.num_columns != len(schema.keys):
         raise BadLookup(
-            f"Dataset {asked.dataset} has {len(schema.keys)} key fields, but {asked.keys.num_columns} key fields were provided."
+            f"Dataset {asked.dataset} has {len(schema.keys)} key fields, but "
+            f"{asked.keys.num_columns} key fields were provided."
         )
     frame = pl.from_arrow(asked.keys)
     assert isinstance(frame, pl.DataFrame), "a table becomes a frame"

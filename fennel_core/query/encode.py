@@ -1,10 +1,12 @@
 """Columns into the JSON that the client reads, by declared type.
 
-Theory. The client casts what it gets by the feature's or field's declared type, and some forms it cannot cast (integers for datetimes) or
-casts wrongly (mixed fractions of seconds in one column). So each type has one form: datetimes as fixed-width ISO text with offset,
-dates as ISO text, decimals as numbers (a lookup hands them to its caller as they are), bytes as base64, dicts as objects: the protocol's
-codec makes them of typed columns. Two short cuts skip it: a column whose physical values already have that form goes out as it is, and
-a handful of temporals is rendered directly, because setting a conversion up costs more than doing it.
+Theory. The client casts what it gets by the feature's or field's declared type, and some forms it
+cannot cast (integers for datetimes) or casts wrongly (mixed fractions of seconds in one column). So
+each type has one form: datetimes as fixed-width ISO text with offset, dates as ISO text, decimals
+as numbers (a lookup hands them to its caller as they are), bytes as base64, dicts as objects: the
+protocol's codec makes them of typed columns. Two short cuts skip it: a column whose physical values
+already have that form goes out as it is, and a handful of temporals is rendered directly, because
+setting a conversion up costs more than doing it.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ Encoder = Callable[[Column], Sequence[object]]
 
 
 def json_values(column: Column) -> Sequence[object]:
-    """One JSON-ready value per row (bytes may be among them: the encoder writes them as base64, as the reference server does)."""
+    """One JSON-ready value per row (bytes may be among them: the encoder writes them as base64, as
+    the reference server does).
+    """
     return encoder_of(column.dtype)(column)
 
 
@@ -58,7 +62,9 @@ def _through_codec(column: Column) -> Sequence[object]:
 
 
 def _floats(column: Column) -> Sequence[object]:
-    """Of a type that may not be null: JSON has no NaN and no infinity, the client reads their names."""
+    """Of a type that may not be null: JSON has no NaN and no infinity, the client reads their
+    names.
+    """
     values: Sequence[Any] = column.values
     if isfinite(sum(filter(None, values))):
         return values

@@ -1,8 +1,9 @@
 """Erased keys, as reads obey them: whatever the slots still hold, such a key is not there.
 
-Theory. An erasure goes by workspace and dataset name (`connections.erasures`), a lookup by job; the views in memory say which dataset a job
-serves, and every lookup comes from a view. All erasures are kept in memory and read anew when a notification says so, when the listener
-(re)connects, and before an `erase` that was passed on is answered. Nobody who has not erased anything pays for any of it.
+Theory. An erasure goes by workspace and dataset name (`connections.erasures`), a lookup by job; the
+views in memory say which dataset a job serves, and every lookup comes from a view. All erasures are
+kept in memory and read anew when a notification says so, when the listener (re)connects, and before
+an `erase` that was passed on is answered. Nobody who has not erased anything pays for any of it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ _encode = msgspec.msgpack.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Erased keys of one table: `places` are the erase keys' places in its key, None when they are the whole key in order."""
+    """Erased keys of one table: `places` are the erase keys' places in its key, None when they are
+    the whole key in order.
+    """
 
     places: tuple[int, ...] | None
     keys: frozenset[bytes]
@@ -42,12 +45,18 @@ class Rule:
 
 
 def rules(table: Table, erased: Sequence[ErasedKeys]) -> tuple[Rule, ...]:
-    """What hides keys of `table`; an erasure by columns that are no keys of this version says nothing here."""
+    """What hides keys of `table`; an erasure by columns that are no keys of this version says
+    nothing here.
+    """
     names = table.view.schema.key_names
     found = []
     for each in erased:
         if set(each.columns) <= set(names):
-            places = None if each.columns == names else tuple(names.index(column) for column in each.columns)
+            places = (
+                None
+                if each.columns == names
+                else tuple(names.index(column) for column in each.columns)
+            )
             found.append(Rule(places, each.keys))
     return tuple(found)
 
@@ -85,7 +94,11 @@ class Erasures:
         found = self._rules.get(job)
         if found is None:
             found = self._rules[job] = self._of(job)
-        return [place for place, key in enumerate(keys) if any(rule.hides(key) for rule in found)] if found else []
+        return (
+            [place for place, key in enumerate(keys) if any(rule.hides(key) for rule in found)]
+            if found
+            else []
+        )
 
     def _of(self, job: JobId) -> tuple[Rule, ...]:
         found: dict[DatasetName, tuple[Rule, ...]] = {}

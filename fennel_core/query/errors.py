@@ -1,4 +1,6 @@
-"""The one error tree of the read path: what the client sees as status, stable code and a text that says what to do."""
+"""The one error tree of the read path: what the client sees as status, stable code and a text that
+says what to do.
+"""
 
 from __future__ import annotations
 
@@ -111,11 +113,15 @@ class Moving(QueryError):
 
     def __init__(self, partition: tuple[JobId, int], why: str) -> None:
         job, part = partition
-        super().__init__(f"partition {part} of job `{job}` is not served at the moment: {why}. Try again")
+        super().__init__(
+            f"partition {part} of job `{job}` is not served at the moment: {why}. Try again"
+        )
 
 
 class StaleView(QueryError):
-    """The branch version in memory names a job that is gone: the view is read again and the request repeated."""
+    """The branch version in memory names a job that is gone: the view is read again and the request
+    repeated.
+    """
 
     CODE = "view-stale"
 
@@ -139,7 +145,9 @@ class BodyTooLarge(QueryError):
     CODE = "body-too-large"
 
     def __init__(self, limit_bytes: int) -> None:
-        super().__init__(f"the request body is over the limit of {limit_bytes} bytes: send it in smaller parts")
+        super().__init__(
+            f"the request body is over the limit of {limit_bytes} bytes: send it in smaller parts"
+        )
 
 
 class TooManyRows(QueryError):
@@ -147,7 +155,9 @@ class TooManyRows(QueryError):
     CODE = "too-many-rows"
 
     def __init__(self, rows: int, limit: int) -> None:
-        super().__init__(f"{rows} rows are over the limit of {limit} for one request: send them in smaller parts")
+        super().__init__(
+            f"{rows} rows are over the limit of {limit} for one request: send them in smaller parts"
+        )
 
 
 class UpstreamUnavailable(QueryError):
@@ -177,7 +187,10 @@ class MissingInput(QueryError):
     CODE = "query-input-missing"
 
     def __init__(self, feature: str) -> None:
-        super().__init__(f"the input feature `{feature}` has no column in `data`: add it, or take it out of `inputs`")
+        super().__init__(
+            f"the input feature `{feature}` has no column in `data`: add it, or take "
+            "it out of `inputs`"
+        )
 
 
 class OtherRelease(QueryError):

@@ -1,9 +1,10 @@
 """Running a program: the levels of a plan, one after the other, over columns.
 
-Theory. A query has one clock reading; every lookup of it is as of that reading, so rows stamped in the future are invisible and all
-features of an answer belong to one moment. A level's lookups leave together (one frame per owner slot) and beside its extractors. Keys
-that occur several times in a request are asked for once. For the common request of one row no frame is ever made: a row is decoded
-into a list and its places are the answers.
+Theory. A query has one clock reading; every lookup of it is as of that reading, so rows stamped in
+the future are invisible and all features of an answer belong to one moment. A level's lookups leave
+together (one frame per owner slot) and beside its extractors. Keys that occur several times in a
+request are asked for once. For the common request of one row no frame is ever made: a row is
+decoded into a list and its places are the answers.
 """
 
 from __future__ import annotations
@@ -24,7 +25,14 @@ from fennel_core.query.columns import LOGICAL_TIME, Column, logical_type
 from fennel_core.query.errors import BadValue, ExtractorFailed, ExtractorUnavailable
 from fennel_core.query.formulas import Formulas
 from fennel_core.query.lookups import Lookups, Rows, Want, transpose
-from fennel_core.query.program import BoundAlias, BoundExtractor, BoundLevel, BoundLookup, Program, Registers
+from fennel_core.query.program import (
+    BoundAlias,
+    BoundExtractor,
+    BoundLevel,
+    BoundLookup,
+    Program,
+    Registers,
+)
 from fennel_core.vocab.dtypes import Dtype, base
 
 _encode_key = msgspec.msgpack.Encoder().encode
@@ -51,7 +59,9 @@ class Flow:
         self._executors = executors
 
     async def run(self, program: Program, request: Request, callbacks: Callbacks) -> list[Column]:
-        """The columns of `program.outputs`, each with `request.rows` values. Raises `QueryError`."""
+        """The columns of `program.outputs`, each with `request.rows` values. Raises
+        `QueryError`.
+        """
         registers: list[Column | None] = [None] * program.registers
         for name, _, place in program.inputs:
             registers[place] = request.given[name]
@@ -60,7 +70,9 @@ class Flow:
             await self._level(level, filled, request, callbacks)
         return [filled[place] for _, _, place in program.outputs]
 
-    async def _level(self, level: BoundLevel, registers: Registers, request: Request, callbacks: Callbacks) -> None:
+    async def _level(
+        self, level: BoundLevel, registers: Registers, request: Request, callbacks: Callbacks
+    ) -> None:
         for step in level.local:
             match step:
                 case BoundAlias(source, out, dtype, fill):
@@ -68,28 +80,45 @@ class Flow:
                 case Formulas():
                     step.run(registers, request.rows, request.now_us)
         if level.lookups and level.extractors:
-            beside = (self._extract(step, registers, request, callbacks) for step in level.extractors)
+            beside = (
+                self._extract(step, registers, request, callbacks) for step in level.extractors
+            )
             await asyncio.gather(self._look_up(level.lookups, registers, request), *beside)
         elif level.lookups:
             await self._look_up(level.lookups, registers, request)
         elif level.extractors:
-            await asyncio.gather(*(self._extract(step, registers, request, callbacks) for step in level.extractors))
+            await asyncio.gather(
+                *(self._extract(step, registers, request, callbacks) for step in level.extractors)
+            )
 
-    async def _look_up(self, steps: tuple[BoundLookup, ...], registers: Registers, request: Request) -> None:
+    async def _look_up(
+        self, steps: tuple[BoundLookup, ...], registers: Registers, request: Request
+    ) -> None:
         of_group: dict[int, _Asking] = {}
         for step in steps:
             if step.group not in of_group:
                 of_group[step.group] = _Asking.of(step, registers)
         asked = [of_group[step.group] for step in steps]
-        wants = [Want(step.job, step.partitions, each.keys, request.now_us) for step, each in zip(steps, asked, strict=True)]
+        wants = [
+            Want(step.job, step.partitions, each.keys, request.now_us)
+            for step, each in zip(steps, asked, strict=True)
+        ]
         for step, each, rows in zip(steps, asked, await self._lookups.fetch(wants), strict=True):
             each.answer(step, rows, registers)
 
-    async def _extract(self, step: BoundExtractor, registers: Registers, request: Request, callbacks: Callbacks) -> None:
-        now = pl.Series([request.now_us], dtype=pl.Int64).cast(LOGICAL_TIME).new_from_index(0, request.rows)
+    async def _extract(
+        self, step: BoundExtractor, registers: Registers, request: Request, callbacks: Callbacks
+    ) -> None:
+        now = (
+            pl.Series([request.now_us], dtype=pl.Int64)
+            .cast(LOGICAL_TIME)
+            .new_from_index(0, request.rows)
+        )
         columns = [now, *(registers[i].series for i in step.inputs)]
         arrays = [column.to_arrow(compat_level=pl.CompatLevel.oldest()) for column in columns]
-        rows = pa.Table.from_arrays(arrays, [TS, *(field.name for field in step.call.inputs)])  # an input may come twice
+        rows = pa.Table.from_arrays(
+            arrays, [TS, *(field.name for field in step.call.inputs)]
+        )  # an input may come twice
         try:
             table = await self._executors.run(step.call, rows, callbacks=callbacks)
         except ExecutorUnavailable as busy:
@@ -108,7 +137,8 @@ class Flow:
 class _Asking:
     """The distinct keys of one lookup.
 
-    `places` says which key each row (or list element) has, None when they are the keys in order; `lengths` are those of listed rows.
+    `places` says which key each row (or list element) has, None when they are the keys in order;
+    `lengths` are those of listed rows.
     """
 
     keys: list[bytes]
@@ -121,7 +151,10 @@ class _Asking:
             columns, lengths = _flatten(step, registers)
         else:
             lengths = None
-            columns = [key_values(registers[i], dtype) for i, dtype in zip(step.keys, step.key_types, strict=True)]
+            columns = [
+                key_values(registers[i], dtype)
+                for i, dtype in zip(step.keys, step.key_types, strict=True)
+            ]
         keys = key_bytes(columns)
         distinct = dict.fromkeys(keys)
         if len(distinct) == len(keys):
@@ -150,17 +183,23 @@ class _Asking:
 
 
 def key_values(column: Column, dtype: Dtype) -> Sequence[object]:
-    """A key column's physical values as the key field `dtype` has them: key bytes must agree with those that ingest wrote."""
+    """A key column's physical values as the key field `dtype` has them: key bytes must agree with
+    those that ingest wrote.
+    """
     if column.dtype == dtype or base(column.dtype) == base(dtype):
         return column.values
     try:
         return Column(dtype, series=column.series.cast(logical_type(dtype))).values
     except pl.exceptions.PolarsError as error:
-        raise BadValue(f"a key of type {column.dtype} cannot be looked up as {dtype}: {error}") from error
+        raise BadValue(
+            f"a key of type {column.dtype} cannot be looked up as {dtype}: {error}"
+        ) from error
 
 
 def key_bytes(columns: Sequence[Sequence[object]]) -> list[bytes]:
-    """Key bytes of rows given as physical columns in key order (the form of `vocab.keys.key_bytes`)."""
+    """Key bytes of rows given as physical columns in key order (the form of
+    `vocab.keys.key_bytes`).
+    """
     return list(map(_encode_key, zip(*columns, strict=True)))
 
 
@@ -169,13 +208,16 @@ def _flatten(step: BoundLookup, registers: Registers) -> tuple[list[Sequence[obj
     lists = [registers[i].values for i in step.keys]
     for name, column in zip(step.names, lists, strict=True):
         if None in column:
-            raise BadValue(f"Input feature `{name}` is not of type list,found `None` of type `{type(None)}`")
+            raise BadValue(
+                f"Input feature `{name}` is not of type list,found `None` of type `{type(None)}`"
+            )
     lengths: list[list[int]] = [list(map(len, column)) for column in lists]  # type: ignore[arg-type]  # lists, by the check above
     for name, other in zip(step.names, lengths, strict=True):
         if other != lengths[0]:
             row = next(i for i, (a, b) in enumerate(zip(other, lengths[0], strict=True)) if a != b)
             raise BadValue(
-                f"All input features must have the same length, found {other[row]} for feature {name} "
+                f"All input features must have the same length, found {other[row]} "
+                f"for feature {name} "
                 f"and {lengths[0][row]} for feature {step.names[0]}"
             )
     return [list(chain.from_iterable(column)) for column in lists], lengths[0]  # type: ignore[arg-type]  # as above

@@ -1,8 +1,8 @@
 """Expression features: as many as possible in one call of the engine.
 
-Theory. One evaluation costs some tens of microseconds whatever it evaluates, so expressions of a level that do not read one another
-are evaluated together, over one frame with full feature names as columns. Compilation (types, Polars expressions) belongs to the plan and
-is done once.
+Theory. One evaluation costs some tens of microseconds whatever it evaluates, so expressions of a
+level that do not read one another are evaluated together, over one frame with full feature names as
+columns. Compilation (types, Polars expressions) belongs to the plan and is done once.
 """
 
 from __future__ import annotations
@@ -36,12 +36,20 @@ class Formulas:
     reads_clock: bool
 
     @classmethod
-    def of(cls, expressions: tuple[Expression, ...], register: Callable[[FeatureRef], int]) -> Formulas:
-        """Compile `expressions`; BadExpression when one does not fit its features' types (a commit checks the same)."""
+    def of(
+        cls, expressions: tuple[Expression, ...], register: Callable[[FeatureRef], int]
+    ) -> Formulas:
+        """Compile `expressions`; BadExpression when one does not fit its features' types (a commit
+        checks the same).
+        """
         schema = {i.ref.fqn: i.dtype for e in expressions for i in e.inputs}
         inputs = {i.ref.fqn: register(i.ref) for e in expressions for i in e.inputs}
         try:
-            compiled = compile_columns({e.output.ref.fqn: (e.expr, e.output.dtype) for e in expressions}, schema, now=pl.col(NOW))
+            compiled = compile_columns(
+                {e.output.ref.fqn: (e.expr, e.output.dtype) for e in expressions},
+                schema,
+                now=pl.col(NOW),
+            )
         except ExpressionError as refused:
             names = ", ".join(f"`{e.output.ref.fqn}`" for e in expressions)
             raise BadExpression(f"the expression of feature {names}: {refused}") from refused
@@ -53,7 +61,9 @@ class Formulas:
         )
 
     def run(self, registers: list[Column], rows: int, now_us: int) -> None:
-        """Evaluate over the registers' columns; BadValue names the feature, row and value that has no result."""
+        """Evaluate over the registers' columns; BadValue names the feature, row and value that has
+        no result.
+        """
         columns = [registers[place].series.alias(name) for name, place in self.inputs]
         if self.reads_clock or not columns:
             moment = pl.Series(NOW, [now_us], dtype=pl.Int64).cast(LOGICAL_TIME)
@@ -67,7 +77,9 @@ class Formulas:
 
 
 def group_expressions(local: tuple[Local, ...]) -> Iterator[Alias | tuple[Expression, ...]]:
-    """The steps in an order that respects who reads whom, neighbours that do not read one another in one tuple."""
+    """The steps in an order that respects who reads whom, neighbours that do not read one another
+    in one tuple.
+    """
     group: list[Expression] = []
     made: set[FeatureRef] = set()
     for step in _by_depth(local):
@@ -88,7 +100,9 @@ def group_expressions(local: tuple[Local, ...]) -> Iterator[Alias | tuple[Expres
 
 
 def _by_depth(local: tuple[Local, ...]) -> list[Local]:
-    """By depth of dependency, stable: what waits for nothing comes first, so groups are as large as they can be."""
+    """By depth of dependency, stable: what waits for nothing comes first, so groups are as large as
+    they can be.
+    """
     depth: dict[FeatureRef, int] = {}
     for step in local:
         read = [step.source] if isinstance(step, Alias) else [i.ref for i in step.inputs]

@@ -1,8 +1,9 @@
 """Inspect: the last rows of a dataset, for people.
 
-Theory. A dataset's rows stand on its topic as signed versions; the newest positions are the newest rows. A version that a later message
-takes back is not a row, and a tombstone has no values to show. A terminal aggregate has no topic: its rows are assembled by the
-slots that hold it, as of now, and the newest by event time are shown. `tail_rows` decides, the rest fetches.
+Theory. A dataset's rows stand on its topic as signed versions; the newest positions are the newest
+rows. A version that a later message takes back is not a row, and a tombstone has no values to show.
+A terminal aggregate has no topic: its rows are assembled by the slots that hold it, as of now, and
+the newest by event time are shown. `tail_rows` decides, the rest fetches.
 """
 
 from __future__ import annotations
@@ -49,10 +50,14 @@ class Inspector:
             frame = await self._tails.tail(table.view.topic, table.partitions, rows)
             return frame_columns(schema, None if frame is None else tail_rows(frame, schema, rows))
         job = table.job()
-        parts = await asyncio.gather(*(self._scan(job, part, rows, now_us) for part in range(table.partitions)))
+        parts = await asyncio.gather(
+            *(self._scan(job, part, rows, now_us) for part in range(table.partitions))
+        )
         return scanned_columns(schema, [pair for part in parts for pair in part], rows)
 
-    async def _scan(self, job: JobId, part: int, rows: int, now_us: int) -> Sequence[tuple[bytes, bytes]]:
+    async def _scan(
+        self, job: JobId, part: int, rows: int, now_us: int
+    ) -> Sequence[tuple[bytes, bytes]]:
         deadline = asyncio.get_running_loop().time() + self._timeout_s
         why = "it has no owner yet"
         while asyncio.get_running_loop().time() < deadline:
@@ -62,7 +67,9 @@ class Inspector:
                 try:
                     async with asyncio.timeout_at(deadline):
                         found: list[tuple[bytes, bytes]] = await self._slots.call(
-                            address, "scan", {"job": job, "part": part, "as_of": now_us, "limit": rows}
+                            address,
+                            "scan",
+                            {"job": job, "part": part, "as_of": now_us, "limit": rows},
                         )
                     return found
                 except RemoteError as refused:
@@ -89,11 +96,18 @@ def _retried(refused: RemoteError) -> str:
 
 
 def tail_rows(frame: pl.DataFrame, schema: Schema, rows: int) -> pl.DataFrame:
-    """The last `rows` live rows of signed versions, by position: what was taken back and what is a tombstone is left out."""
+    """The last `rows` live rows of signed versions, by position: what was taken back and what is a
+    tombstone is left out.
+    """
     version = [POS, *schema.key_names]
     live = frame.with_columns(pl.col(SIGN).cast(pl.Int64).sum().over(version).alias(_LIVE))
     kept = live.filter((pl.col(SIGN) > 0) & (pl.col(_LIVE) > 0) & ~pl.col(GONE))
-    return kept.unique(version, keep="last", maintain_order=True).sort(POS).tail(rows).select(schema.names)
+    return (
+        kept.unique(version, keep="last", maintain_order=True)
+        .sort(POS)
+        .tail(rows)
+        .select(schema.names)
+    )
 
 
 def frame_columns(schema: Schema, frame: pl.DataFrame | None) -> list[tuple[Field, Column]]:
@@ -103,16 +117,26 @@ def frame_columns(schema: Schema, frame: pl.DataFrame | None) -> list[tuple[Fiel
     return [(field, Column(field.dtype, series=frame[field.name])) for field in schema.fields]
 
 
-def scanned_columns(schema: Schema, pairs: Sequence[tuple[bytes, bytes]], rows: int) -> list[tuple[Field, Column]]:
+def scanned_columns(
+    schema: Schema, pairs: Sequence[tuple[bytes, bytes]], rows: int
+) -> list[tuple[Field, Column]]:
     """The columns of (key, row) pairs as slots list them, the `rows` newest, oldest first."""
     if not pairs:
         return frame_columns(schema, None)
-    decoded: list[tuple[Any, ...]] = [(*_decode_list(row), *_decode_list(key)) for key, row in pairs]
+    decoded: list[tuple[Any, ...]] = [
+        (*_decode_list(row), *_decode_list(key)) for key, row in pairs
+    ]
     decoded.sort(key=itemgetter(0))
     columns = list(zip(*decoded[-rows:], strict=True))
     values = 1 + len(schema.values)
     return [
-        *((field, Column(field.dtype, column)) for field, column in zip(schema.keys, columns[values:], strict=True)),
-        *((field, Column(field.dtype, column)) for field, column in zip(schema.values, columns[1:values], strict=True)),
+        *(
+            (field, Column(field.dtype, column))
+            for field, column in zip(schema.keys, columns[values:], strict=True)
+        ),
+        *(
+            (field, Column(field.dtype, column))
+            for field, column in zip(schema.values, columns[1:values], strict=True)
+        ),
         (Field(schema.timestamp, Timestamp()), Column(Timestamp(), columns[0])),
     ]

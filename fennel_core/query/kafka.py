@@ -1,4 +1,6 @@
-"""What the read path asks of Kafka: ends of topics for the barrier, the tail of a topic for inspect."""
+"""What the read path asks of Kafka: ends of topics for the barrier, the tail of a topic for
+inspect.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +24,26 @@ from fennel_core.vocab.ids import TopicName
 
 REQUEST_S = 10.0
 FIRST_STEP = 16
-"""Messages per partition that inspect reads first; more, four times as many each time, only while rows are missing."""
+"""Messages per partition that inspect reads first; more, four times as many each time, only while
+rows are missing.
+"""
 POLL_S = 0.2
 FETCH_WAIT_MS = 5
 """A person waits for the answer, once: an empty fetch is not held."""
 RETRY_PAUSE_S = 0.02
 LIBRARY_LOG = logging.getLogger("librdkafka")
-"""The library's own lines take the road of all others; left alone it writes to standard error as it likes."""
+"""The library's own lines take the road of all others; left alone it writes to standard error as it
+likes.
+"""
 LATEST = OffsetSpec.latest()
-GONE = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._NOENT, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION})
+GONE = frozenset(
+    {
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._NOENT,
+        KafkaError._UNKNOWN_TOPIC,
+        KafkaError._UNKNOWN_PARTITION,
+    }
+)
 ELECTING = frozenset({KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE})
 """Answers about a topic that was made a moment ago, or whose leader is moving."""
 
@@ -41,7 +54,9 @@ class KafkaEnds:
     def __init__(self, settings: Settings) -> None:
         self._admin = AdminClient(client_config(settings), logger=LIBRARY_LOG)
 
-    async def ends(self, partitions: Sequence[barrier.TopicPartition]) -> Mapping[barrier.TopicPartition, int]:
+    async def ends(
+        self, partitions: Sequence[barrier.TopicPartition]
+    ) -> Mapping[barrier.TopicPartition, int]:
         """The high watermark of each partition, all in one request per broker.
 
         BrokerUnavailable when Kafka cannot say, StaleView when a topic is gone.
@@ -53,18 +68,28 @@ class KafkaEnds:
         while True:
             try:
                 answers = self._admin.list_offsets(asked, request_timeout=REQUEST_S)
-                found = await asyncio.gather(*(asyncio.wrap_future(answer) for answer in answers.values()))
+                found = await asyncio.gather(
+                    *(asyncio.wrap_future(answer) for answer in answers.values())
+                )
             except KafkaException as failed:
                 code = failed.args[0].code()
                 if code in GONE:
                     raise StaleView(f"a topic of this branch version is gone: {failed}") from failed
                 if code in STALE_EPOCH:
                     await asyncio.to_thread(self._admin.list_topics, timeout=REQUEST_S)
-                if code not in ELECTING | STALE_EPOCH or asyncio.get_running_loop().time() > deadline:
-                    raise BrokerUnavailable(f"Kafka cannot say where the topics end: {failed}") from failed
+                if (
+                    code not in ELECTING | STALE_EPOCH
+                    or asyncio.get_running_loop().time() > deadline
+                ):
+                    raise BrokerUnavailable(
+                        f"Kafka cannot say where the topics end: {failed}"
+                    ) from failed
                 await asyncio.sleep(RETRY_PAUSE_S)
             else:
-                return {(TopicName(tp.topic), tp.partition): int(end.offset) for tp, end in zip(answers, found, strict=True)}
+                return {
+                    (TopicName(tp.topic), tp.partition): int(end.offset)
+                    for tp, end in zip(answers, found, strict=True)
+                }
 
 
 class KafkaTails:
@@ -76,11 +101,15 @@ class KafkaTails:
         self._consumer: Consumer | None = None
 
     async def tail(self, topic: TopicName, partitions: int, rows: int) -> pl.DataFrame | None:
-        """At least the last `rows` committed versions of `topic` (all, if there are fewer), unordered; None when it is empty."""
+        """At least the last `rows` committed versions of `topic` (all, if there are fewer),
+        unordered; None when it is empty.
+        """
         try:
             return await asyncio.to_thread(self._tail, topic, partitions, rows)
         except KafkaException as failed:
-            raise BrokerUnavailable(f"Kafka does not give the rows of `{topic}`: {failed}") from failed
+            raise BrokerUnavailable(
+                f"Kafka does not give the rows of `{topic}`: {failed}"
+            ) from failed
 
     def close(self) -> None:
         with self._one_at_a_time:
@@ -91,8 +120,13 @@ class KafkaTails:
     def _tail(self, topic: TopicName, partitions: int, rows: int) -> pl.DataFrame | None:
         with self._one_at_a_time:
             if self._consumer is None:
-                self._consumer = Consumer(consumer_config(self._settings, fetch_wait_ms=FETCH_WAIT_MS), logger=LIBRARY_LOG)
-            ends = [self._consumer.get_watermark_offsets(TopicPartition(topic, part), timeout=REQUEST_S) for part in range(partitions)]
+                self._consumer = Consumer(
+                    consumer_config(self._settings, fetch_wait_ms=FETCH_WAIT_MS), logger=LIBRARY_LOG
+                )
+            ends = [
+                self._consumer.get_watermark_offsets(TopicPartition(topic, part), timeout=REQUEST_S)
+                for part in range(partitions)
+            ]
             step = FIRST_STEP
             while True:
                 starts = [max(low, high - step) for low, high in ends]
@@ -102,19 +136,34 @@ class KafkaTails:
                     return pl.concat(frames) if frames else None
                 step *= 4
 
-    def _read(self, topic: TopicName, starts: Sequence[int], stops: Sequence[int]) -> list[pl.DataFrame]:
+    def _read(
+        self, topic: TopicName, starts: Sequence[int], stops: Sequence[int]
+    ) -> list[pl.DataFrame]:
         assert self._consumer is not None, "made by the caller"
-        open_parts = {part for part, (start, stop) in enumerate(zip(starts, stops, strict=True)) if start < stop}
+        open_parts = {
+            part
+            for part, (start, stop) in enumerate(zip(starts, stops, strict=True))
+            if start < stop
+        }
         frames: list[pl.DataFrame] = []
         if not open_parts:
             return frames
-        self._consumer.assign([TopicPartition(topic, part, starts[part]) for part in sorted(open_parts)])
+        self._consumer.assign(
+            [TopicPartition(topic, part, starts[part]) for part in sorted(open_parts)]
+        )
         try:
             stop_at = time.monotonic() + REQUEST_S
             while open_parts:
                 if time.monotonic() > stop_at:
-                    raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"{topic} was not read to its end in {REQUEST_S:g} s"))
-                message = self._consumer.poll(POLL_S)  # one at a time: `consume` waits for its whole time-out
+                    raise KafkaException(
+                        KafkaError(
+                            KafkaError._TIMED_OUT,
+                            f"{topic} was not read to its end in {REQUEST_S:g} s",
+                        )
+                    )
+                message = self._consumer.poll(
+                    POLL_S
+                )  # one at a time: `consume` waits for its whole time-out
                 if message is None:
                     continue
                 part, error = message.partition(), message.error()
@@ -125,7 +174,9 @@ class KafkaTails:
                     continue
                 if message.offset() + 1 >= stops[part]:
                     open_parts.discard(part)
-                if message.value() is not None and versions.FORMAT_HEADER in (message.headers() or ()):
+                if message.value() is not None and versions.FORMAT_HEADER in (
+                    message.headers() or ()
+                ):
                     frames.append(versions.decode(message.value()))
         finally:
             self._consumer.unassign()

@@ -1,10 +1,12 @@
 """Lookups: keys to rows, in one request per owner slot.
 
-Theory. A key's bytes say its partition, the partition's owner serves it from its state. All keys of all datasets that one level of a
-plan needs are grouped by owner and sent at once; each slot gets one frame. What a slot refuses because the partition moved, or
-cannot answer because the connection broke, is asked again at the owner the registry names by then, until the deadline: moves
-are seconds at most, and nothing here caches a value, so an answer is never older than the question. Rows come back as
-msgpack arrays and are turned into columns by C code (`join`, one decode, `zip`), never row by row.
+Theory. A key's bytes say its partition, the partition's owner serves it from its state. All keys of
+all datasets that one level of a plan needs are grouped by owner and sent at once; each slot gets
+one frame. What a slot refuses because the partition moved, or cannot answer because the connection
+broke, is asked again at the owner the registry names by then, until the deadline: moves are seconds
+at most, and nothing here caches a value, so an answer is never older than the question. Rows come
+back as msgpack arrays and are turned into columns by C code (`join`, one decode, `zip`), never row
+by row.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from fennel_core.vocab.ids import JobId
 from fennel_core.vocab.keys import partition_of
 
 RETRY_PAUSE_S = 0.02
-"""Between two askings for a partition that has no live owner: a take-over needs some tens of milliseconds."""
+"""Between two askings for a partition that has no live owner: a take-over needs some tens of
+milliseconds.
+"""
 
 Rows = list[bytes | None]
 _decode_rows = msgspec.msgpack.Decoder().decode
@@ -55,7 +59,9 @@ class _Piece:
 
 
 class Lookups:
-    """`timeout_s` bounds the search for the owner of a moved partition; `hidden` gives the places of erased keys among a job's keys."""
+    """`timeout_s` bounds the search for the owner of a moved partition; `hidden` gives the places
+    of erased keys among a job's keys.
+    """
 
     def __init__(
         self,
@@ -72,7 +78,8 @@ class Lookups:
     async def fetch(self, wants: Sequence[Want]) -> list[Rows]:
         """For each want one row (msgpack `[ts, value, …]`) or None per key.
 
-        Raises `ParkedJob` with the job's error, `Moving` when the deadline passes, `StaleView` when a job is gone.
+        Raises `ParkedJob` with the job's error, `Moving` when the deadline passes, `StaleView` when
+        a job is gone.
         """
         answers: list[Rows] = [[None] * len(want.keys) for want in wants]
         open_pieces = _pieces(wants)
@@ -88,12 +95,19 @@ class Lookups:
                 return answers
             if asyncio.get_running_loop().time() >= deadline:
                 raise Moving(failed[0].partition, failed[0].failure)
-            known = {piece.partition: address for piece, address in zip(open_pieces, asked, strict=True)}
+            known = {
+                piece.partition: address for piece, address in zip(open_pieces, asked, strict=True)
+            }
             open_pieces = failed
             await self._owners.refresh(epoch)
             self._refuse_parked(open_pieces)
-            if all(self._owners.address(piece.partition) == known[piece.partition] for piece in open_pieces):
-                await asyncio.sleep(RETRY_PAUSE_S)  # nobody has taken over yet, or the owner is still recovering
+            if all(
+                self._owners.address(piece.partition) == known[piece.partition]
+                for piece in open_pieces
+            ):
+                await asyncio.sleep(
+                    RETRY_PAUSE_S
+                )  # nobody has taken over yet, or the owner is still recovering
 
     def _refuse_parked(self, pieces: Sequence[_Piece]) -> None:
         for piece in pieces:
@@ -101,7 +115,13 @@ class Lookups:
             if parked is not None and self._owners.address(piece.partition) is None:
                 raise ParkedJob.of(piece.partition, parked.error)
 
-    async def _ask(self, pieces: list[_Piece], addresses: list[str | None], answers: list[Rows], deadline: float) -> list[_Piece]:
+    async def _ask(
+        self,
+        pieces: list[_Piece],
+        addresses: list[str | None],
+        answers: list[Rows],
+        deadline: float,
+    ) -> list[_Piece]:
         """Ask every owner at once; the pieces that must be asked again."""
         by_owner: dict[str, list[_Piece]] = {}
         again: list[_Piece] = []
@@ -114,19 +134,28 @@ class Lookups:
             address, group = by_owner.popitem()
             again += await self._ask_one(address, group, answers, deadline)
         elif by_owner:
-            asked = (self._ask_one(address, group, answers, deadline) for address, group in by_owner.items())
+            asked = (
+                self._ask_one(address, group, answers, deadline)
+                for address, group in by_owner.items()
+            )
             for failed in await asyncio.gather(*asked):
                 again += failed
         return again
 
-    async def _ask_one(self, address: str, pieces: list[_Piece], answers: list[Rows], deadline: float) -> list[_Piece]:
+    async def _ask_one(
+        self, address: str, pieces: list[_Piece], answers: list[Rows], deadline: float
+    ) -> list[_Piece]:
         try:
             async with asyncio.timeout_at(deadline):
-                results = await self._slots.call(address, "lookup", {"items": [piece.item() for piece in pieces]})
+                results = await self._slots.call(
+                    address, "lookup", {"items": [piece.item() for piece in pieces]}
+                )
         except RemoteError as refused:
             return self._refused(pieces, refused)
         except (OSError, TimeoutError) as lost:
-            return _failed(pieces, f"its owner at {address} does not answer: {str(lost) or 'time is up'}")
+            return _failed(
+                pieces, f"its owner at {address} does not answer: {str(lost) or 'time is up'}"
+            )
         assert len(results) == len(pieces), "a slot answers every item"
         for piece, rows in zip(pieces, results, strict=True):
             _place(answers[piece.want], piece.places, rows)
@@ -160,7 +189,9 @@ def _place(answer: Rows, places: Sequence[int], rows: Sequence[bytes | None]) ->
 
 
 def _pieces(wants: Sequence[Want]) -> list[_Piece]:
-    """The wants by partition. Wants of one level mostly share their keys (one list): those are divided once."""
+    """The wants by partition. Wants of one level mostly share their keys (one list): those are
+    divided once.
+    """
     pieces: list[_Piece] = []
     shares_of: dict[tuple[int, int], list[_Share]] = {}
     for number, want in enumerate(wants):
@@ -169,7 +200,11 @@ def _pieces(wants: Sequence[Want]) -> list[_Piece]:
         if shares is None:
             shares = shares_of[shared] = _divide(want.keys, want.partitions)
         for part, places, keys in shares:
-            as_of = want.as_of if isinstance(want.as_of, int) else [want.as_of[place] for place in places]
+            as_of = (
+                want.as_of
+                if isinstance(want.as_of, int)
+                else [want.as_of[place] for place in places]
+            )
             pieces.append(_Piece(number, (want.job, part), places, keys, as_of))
     return pieces
 
@@ -193,7 +228,9 @@ def row_bytes(values: Sequence[object]) -> bytes:
 
 
 def transpose(rows: Rows, absent: bytes) -> list[tuple[object, ...]]:
-    """Columns of `rows` (timestamp first), `absent` standing in for missing ones. There must be a row."""
+    """Columns of `rows` (timestamp first), `absent` standing in for missing ones. There must be a
+    row.
+    """
     present = rows if None not in rows else [absent if row is None else row for row in rows]
     header = b"\xdd" + len(rows).to_bytes(4, "big")
     return list(zip(*_decode_rows(header + b"".join(present)), strict=True))  # type: ignore[arg-type]  # no None is left

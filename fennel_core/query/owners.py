@@ -1,8 +1,9 @@
 """Who owns a job partition: a cache of the registry that is always allowed to be wrong.
 
-Theory. Ownership changes rarely and is checked by the slot itself (a slot that is not the owner answers `moved`), so a stale entry costs
-one more round trip and never a wrong answer. The cache is read again when the registry says so (NOTIFY), when a slot says
-`moved`, and when one cannot be reached. Readers that find the cache stale at the same time share one read.
+Theory. Ownership changes rarely and is checked by the slot itself (a slot that is not the owner
+answers `moved`), so a stale entry costs one more round trip and never a wrong answer. The cache is
+read again when the registry says so (NOTIFY), when a slot says `moved`, and when one cannot be
+reached. Readers that find the cache stale at the same time share one read.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ class OwnershipSource(Protocol):
 
 
 class Owners:
-    """The cache. `epoch` counts readings: a caller that failed under one epoch asks for a later one."""
+    """The cache. `epoch` counts readings: a caller that failed under one epoch asks for a later
+    one.
+    """
 
     def __init__(self, source: OwnershipSource) -> None:
         self._source = source

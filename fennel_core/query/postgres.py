@@ -1,4 +1,6 @@
-"""What the read path reads from Postgres: serving versions, owners, jobs, and the state of the platform for `/status`."""
+"""What the read path reads from Postgres: serving versions, owners, jobs, and the state of the
+platform for `/status`.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,16 @@ SERVING = "SELECT serving FROM branch WHERE workspace = %s AND name = %s"
 VERSION = "SELECT coalesce(merged, request), catalog FROM commit WHERE id = %s"
 OWNERS = """
     SELECT p.job_id, p.part, s.address, p.status, p.error
-    FROM job_partition p LEFT JOIN slot s ON s.id = p.slot_id AND s.lease_until > now() AND p.lease_until > now()
+    FROM job_partition p LEFT JOIN slot s ON s.id = p.slot_id AND s.lease_until > now() AND
+        p.lease_until > now()
     WHERE s.address IS NOT NULL OR p.status = 'parked'
 """
 JOBS = "SELECT spec FROM job WHERE id = ANY(%s)"
 PARTITIONS = """
-    SELECT p.job_id, p.part, p.epoch, p.slot_id, p.status, p.lag, p.error, extract(epoch FROM now() - p.updated_at)::float8
-    FROM job_partition p JOIN job j ON j.id = p.job_id WHERE j.workspace = coalesce(%s, j.workspace) ORDER BY p.job_id, p.part
+    SELECT p.job_id, p.part, p.epoch, p.slot_id, p.status, p.lag, p.error, extract(epoch FROM now()
+        - p.updated_at)::float8
+    FROM job_partition p JOIN job j ON j.id = p.job_id WHERE j.workspace = coalesce(%s,
+        j.workspace) ORDER BY p.job_id, p.part
 """
 TITLES = "SELECT id, title FROM asset WHERE kind = 'job' AND workspace = coalesce(%s, workspace)"
 SLOTS = """
@@ -67,7 +72,9 @@ class PostgresReads:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
 
-    async def read_serving(self, key: BranchKey, known: CommitId | None) -> Serving | CommitId | None:
+    async def read_serving(
+        self, key: BranchKey, known: CommitId | None
+    ) -> Serving | CommitId | None:
         """See `view.ServingSource.read`."""
         rows = await self._rows(SERVING, key)
         if not rows:
@@ -81,7 +88,11 @@ class PostgresReads:
         [(request, catalog)] = await self._rows(VERSION, (commit,))
         assert isinstance(request, bytes), "a commit keeps the request as received"
         assert isinstance(catalog, bytes), "a commit that serves has a catalog"
-        return Serving(commit, decode_sync_request(request), _loaded(catalog, Catalog, f"the catalog of commit `{commit}`"))
+        return Serving(
+            commit,
+            decode_sync_request(request),
+            _loaded(catalog, Catalog, f"the catalog of commit `{commit}`"),
+        )
 
     async def read_owners(self) -> Ownership:
         """One consistent read of who owns what; partitions without a live owner are absent."""
@@ -108,7 +119,10 @@ class PostgresReads:
         """Job partitions of one workspace, or of all."""
         titles = {str(job): str(title) for job, title in await self._rows(TITLES, (workspace,))}
         rows = await self._rows(PARTITIONS, (workspace,))
-        return [PartitionState(str(job), titles.get(str(job), str(job)), *rest) for job, *rest in rows]  # type: ignore[arg-type]  # as selected
+        return [
+            PartitionState(str(job), titles.get(str(job), str(job)), *rest)  # type: ignore[arg-type]  # as selected
+            for job, *rest in rows
+        ]
 
     async def read_slots(self) -> list[SlotState]:
         return [SlotState(*row) for row in await self._rows(SLOTS, ())]  # type: ignore[arg-type]  # as selected
@@ -118,7 +132,9 @@ class PostgresReads:
             async with self._pool.connection() as connection:
                 return await (await connection.execute(statement, values)).fetchall()
         except (psycopg.OperationalError, PoolTimeout) as lost:
-            raise DatabaseUnavailable("the platform's database cannot be reached now: try again") from lost
+            raise DatabaseUnavailable(
+                "the platform's database cannot be reached now: try again"
+            ) from lost
 
 
 T = TypeVar("T")
@@ -128,4 +144,7 @@ def _loaded(data: bytes, expected: type[T], what: str) -> T:
     try:
         return canonical.loads(data, expected)
     except (TypeError, ValueError, KeyError, AttributeError, ImportError) as unknown:
-        raise OtherRelease(f"{what} was written by another release ({unknown}): run servers of one release, or commit again") from unknown
+        raise OtherRelease(
+            f"{what} was written by another release ({unknown}): run servers of one "
+            "release, or commit again"
+        ) from unknown

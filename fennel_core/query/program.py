@@ -1,8 +1,10 @@
-"""A plan bound to one branch version: names resolved to registers, jobs, places in rows and executor calls.
+"""A plan bound to one branch version: names resolved to registers, jobs, places in rows and
+executor calls.
 
-Theory. Whatever about a query depends only on (branch version, inputs, outputs) is worked out once and cached with the plan, because the
-hot path has a few hundred microseconds in all. Features become numbers (registers of a flat list), fields become places in the
-rows that slots send, defaults become physical values. Everything here is immutable and shared by all requests.
+Theory. Whatever about a query depends only on (branch version, inputs, outputs) is worked out once
+and cached with the plan, because the hot path has a few hundred microseconds in all. Features
+become numbers (registers of a flat list), fields become places in the rows that slots send,
+defaults become physical values. Everything here is immutable and shared by all requests.
 """
 
 from __future__ import annotations
@@ -40,13 +42,18 @@ class Table:
 
     @property
     def absent_row(self) -> bytes:
-        """The row that stands in for a missing one in the public lookup: every aggregation of nothing."""
+        """The row that stands in for a missing one in the public lookup: every aggregation of
+        nothing.
+        """
         return row_bytes([empty.value for empty in self.absent])
 
     def job(self) -> JobId:
         """The job that serves lookups; BadLookup when none does."""
         if not self.view.schema.keyed:
-            raise BadLookup(f"Dataset {self.view.name} does not have any key fields. Cannot perform lookup operation on it.")
+            raise BadLookup(
+                f"Dataset {self.view.name} does not have any key fields. Cannot "
+                "perform lookup operation on it."
+            )
         if self.view.served_by is None:
             raise BadLookup(f"Please define an index on dataset : {self.view.name} for loookup")
         return self.view.served_by
@@ -61,7 +68,9 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class BoundRead:
-    """Place `place` of the row goes to register `out`; `fill` stands in for null (None: nulls stay)."""
+    """Place `place` of the row goes to register `out`; `fill` stands in for null (None: nulls
+    stay).
+    """
 
     place: int
     out: int
@@ -71,9 +80,11 @@ class BoundRead:
 
 @dataclass(frozen=True, slots=True)
 class BoundLookup:
-    """`listed`: the key registers hold lists; `names` are the key features' short names, for messages.
+    """`listed`: the key registers hold lists; `names` are the key features' short names, for
+    messages.
 
-    Lookups of a plan with the same `group` have the same keys of the same types: what is made of them serves all.
+    Lookups of a plan with the same `group` have the same keys of the same types: what is made of
+    them serves all.
     """
 
     job: JobId
@@ -116,7 +127,9 @@ class BoundLevel:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """`inputs` name the given columns to read, with the register of each; `outputs` the columns of the answer and how each is encoded."""
+    """`inputs` name the given columns to read, with the register of each; `outputs` the columns of
+    the answer and how each is encoded.
+    """
 
     inputs: tuple[tuple[str, Dtype, int], ...]
     levels: tuple[BoundLevel, ...]
@@ -128,7 +141,9 @@ Registers = list[Column]
 
 
 def bind(plan: Plan, tables: Mapping[DatasetName, Table]) -> Program:
-    """The program of a plan. BadLookup or UnknownDataset when a dataset that it looks up is not served."""
+    """The program of a plan. BadLookup or UnknownDataset when a dataset that it looks up is not
+    served.
+    """
     return _Binder(tables).bind(plan)
 
 
@@ -143,7 +158,9 @@ class _Binder:
         self._given = frozenset(i.ref for i in plan.inputs)
         inputs = tuple((i.ref.fqn, i.dtype, self._register(i.ref)) for i in plan.inputs)
         levels = tuple(self._level(level) for level in plan.levels)
-        outputs = tuple((o.ref.fqn, encoder_of(o.dtype), self._register(o.ref)) for o in plan.outputs)
+        outputs = tuple(
+            (o.ref.fqn, encoder_of(o.dtype), self._register(o.ref)) for o in plan.outputs
+        )
         return Program(inputs, levels, outputs, len(self._registers))
 
     def _register(self, ref: FeatureRef) -> int:
@@ -167,7 +184,9 @@ class _Binder:
         match part:
             case steps.Alias(source, output, default_json):
                 fill = default_value(default_json, output.dtype)
-                return BoundAlias(self._register(source), self._register(output.ref), output.dtype, fill)
+                return BoundAlias(
+                    self._register(source), self._register(output.ref), output.dtype, fill
+                )
             case expressions:
                 return Formulas.of(expressions, self._register)
 
@@ -191,7 +210,9 @@ class _Binder:
             group=self._groups.setdefault((step.keys, key_types, listed), len(self._groups)),
         )
 
-    def _read(self, read: steps.Read, table: Table, names: tuple[str, ...], *, listed: bool) -> BoundRead:
+    def _read(
+        self, read: steps.Read, table: Table, names: tuple[str, ...], *, listed: bool
+    ) -> BoundRead:
         output = read.output
         element = _element(output) if listed else output.dtype
         fill = default_value(read.default_json, element)
@@ -199,7 +220,10 @@ class _Binder:
             return BoundRead(TIMESTAMP_PLACE, self._register(output.ref), output.dtype, fill)
         number = names.index(read.field) if read.field in names else None
         if number is None:
-            raise BadLookup(f"Field: {read.field} is a key of dataset `{table.view.name}`: a feature cannot look it up")
+            raise BadLookup(
+                f"Field: {read.field} is a key of dataset `{table.view.name}`: a "
+                "feature cannot look it up"
+            )
         empty = table.absent[number]
         if fill is None and not empty.declared:
             fill = empty.value
@@ -214,7 +238,11 @@ class _Binder:
             outputs=_fields(step.outputs),
             datasets=tuple(step.datasets),
         )
-        keep = tuple((place, self._register(out.ref)) for place, out in enumerate(step.outputs) if out.ref not in self._given)
+        keep = tuple(
+            (place, self._register(out.ref))
+            for place, out in enumerate(step.outputs)
+            if out.ref not in self._given
+        )
         return BoundExtractor(call, tuple(self._register(i.ref) for i in step.inputs), keep)
 
 

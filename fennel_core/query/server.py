@@ -1,8 +1,10 @@
 """The API's front door as one raw ASGI application.
 
-Theory. The hot routes (`/query`, lookups) are matched by hand and answered here; everything else under `/api/v1` is passed on. Errors are
-raised anywhere below as `ApiError` and written in one place. After a control call that succeeded was passed on, the branch is read anew
-*before* the answer goes back, so a client reads its own commit on this server; other servers hear of it by notification.
+Theory. The hot routes (`/query`, lookups) are matched by hand and answered here; everything else
+under `/api/v1` is passed on. Errors are raised anywhere below as `ApiError` and written in one
+place. After a control call that succeeded was passed on, the branch is read anew *before* the
+answer goes back, so a client reads its own commit on this server; other servers hear of it by
+notification.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ WorkspaceOf = Callable[[str | None], Awaitable[WorkspaceId]]
 
 
 class Application:
-    """`upstreams` maps the first word after `/api/v1/` to a server; `""` is the one for all other words."""
+    """`upstreams` maps the first word after `/api/v1/` to a server; `""` is the one for all other
+    words.
+    """
 
     def __init__(
         self,
@@ -87,7 +91,8 @@ class Application:
             await send_error(send, refused, as_json=wants_json(header(scope, b"accept")))
         except Disconnected:
             status = 499
-        except Exception as bug:  # the last line: whatever it is, the client gets an answer and the log the reason
+        # the last line: whatever it is, the client gets an answer and the log the reason
+        except Exception as bug:
             status = 500
             log.error("request failed", path=path, exc_info=bug)
             await send_error(send, INTERNAL)
@@ -116,7 +121,9 @@ class Application:
                 await send_json(send, await self._service.lookup(key, unquote(name), body))
             case ("GET", "dataset", name, "inspect"):
                 rows = _count(scope, "n", INSPECT_ROWS)
-                await send_json(send, await self._service.inspect(await self._key(scope), unquote(name), rows))
+                await send_json(
+                    send, await self._service.inspect(await self._key(scope), unquote(name), rows)
+                )
             case ("POST", "barrier"):
                 key = await self._key(scope)
                 body = await read_body(scope, receive, self._limit_bytes)
@@ -166,7 +173,21 @@ def _label(path: str) -> str:
 MOVES_A_BRANCH = frozenset({"commit", "init", "delete"})
 """Control calls after which the caller must read its own write."""
 _KNOWN = frozenset(
-    {"query", "barrier", "status", "commit", "log", "init", "delete", "branch", "secret", "workspaces", "lineage", "xray", "query_offline"}
+    {
+        "query",
+        "barrier",
+        "status",
+        "commit",
+        "log",
+        "init",
+        "delete",
+        "branch",
+        "secret",
+        "workspaces",
+        "lineage",
+        "xray",
+        "query_offline",
+    }
 )
 
 

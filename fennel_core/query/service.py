@@ -1,8 +1,10 @@
-"""The calls a query server answers itself, free of HTTP: a workspace, a branch and a decoded body in, JSON bytes out.
+"""The calls a query server answers itself, free of HTTP: a workspace, a branch and a decoded body
+in, JSON bytes out.
 
-Theory. Every call works on one view from beginning to end. A view may be behind Postgres by as long as a notification takes, so a call
-that is refused for what the view does not know (a branch, a dataset, a feature, a job that is gone) is repeated once on the view read
-anew, and only then refused. Nothing else is ever repeated here.
+Theory. Every call works on one view from beginning to end. A view may be behind Postgres by as long
+as a notification takes, so a call that is refused for what the view does not know (a branch, a
+dataset, a feature, a job that is gone) is repeated once on the view read anew, and only then
+refused. Nothing else is ever repeated here.
 """
 
 from __future__ import annotations
@@ -17,7 +19,14 @@ from prometheus_client import Counter, Histogram
 
 from fennel_core.executors.client import Callbacks, Executors
 from fennel_core.query.barrier import Barrier
-from fennel_core.query.bodies import QueryBody, dump, key_columns, lookup_body, query_body, timestamp_column
+from fennel_core.query.bodies import (
+    QueryBody,
+    dump,
+    key_columns,
+    lookup_body,
+    query_body,
+    timestamp_column,
+)
 from fennel_core.query.datasets import ExtractorLookups, chosen_fields, look_up, serving_check
 from fennel_core.query.encode import json_values
 from fennel_core.query.errors import (
@@ -109,10 +118,17 @@ class QueryService:
             given[name] = given_column(values, dtype, name)
         request = Request(given, asked.rows, self._now_us())
         columns = await self._flow.run(program, request, self._callbacks(key, view, request.now_us))
-        return dump({name: encode(column) for (name, encode, _), column in zip(program.outputs, columns, strict=True)})
+        return dump(
+            {
+                name: encode(column)
+                for (name, encode, _), column in zip(program.outputs, columns, strict=True)
+            }
+        )
 
     def _workflow(self, name: str | None) -> str:
-        """The workflow as a label: the first hundred names a process hears of, the rest together."""
+        """The workflow as a label: the first hundred names a process hears of, the rest
+        together.
+        """
         if not name:
             return DEFAULT_WORKFLOW
         if len(self._workflows) < WORKFLOWS_TOLD_APART:
@@ -130,7 +146,12 @@ class QueryService:
             keys = key_columns(asked.keys, table.view.schema.keys, dataset)
             as_of = timestamp_column(asked.timestamps) if asked.timestamps else self._now_us()
             found = await look_up(self._lookups, table, keys, names, as_of)
-            return dump({"data": {field.name: json_values(column) for field, column in found.columns}, "found": found.found})
+            return dump(
+                {
+                    "data": {field.name: json_values(column) for field, column in found.columns},
+                    "found": found.found,
+                }
+            )
 
         return await self._on_view(key, answer)
 
@@ -156,7 +177,10 @@ class QueryService:
 
     def _callbacks(self, key: BranchKey, view: View, now_us: int) -> Callbacks:
         workspace = key[0]
-        return Callbacks(lookup=ExtractorLookups(self._lookups, view.tables, now_us), secret=lambda name: self._secret(workspace, name))
+        return Callbacks(
+            lookup=ExtractorLookups(self._lookups, view.tables, now_us),
+            secret=lambda name: self._secret(workspace, name),
+        )
 
     async def _on_view(self, key: BranchKey, answer: Callable[[View], Awaitable[T]]) -> T:
         view = await self._views.get(key)

@@ -1,8 +1,10 @@
-"""Connections to the lookup services of slots: one per address, opened when first needed, replaced when broken.
+"""Connections to the lookup services of slots: one per address, opened when first needed, replaced
+when broken.
 
-Theory. Many requests share one connection (`connections.frames` matches answers to calls), so a query server needs as many
-connections as there are slots. A broken one fails the calls on it with `ConnectionError` and is forgotten; whoever asks next opens a
-new one. Two tasks that need the same address at once wait for one opening.
+Theory. Many requests share one connection (`connections.frames` matches answers to calls), so a
+query server needs as many connections as there are slots. A broken one fails the calls on it with
+`ConnectionError` and is forgotten; whoever asks next opens a new one. Two tasks that need the same
+address at once wait for one opening.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ class Slots:
         self._opening: dict[str, asyncio.Task[Channel]] = {}
 
     async def call(self, address: str, op: str, argument: object) -> Any:
-        """The slot's answer. `RemoteError` when it refuses, `ConnectionError` or another `OSError` when it cannot be reached."""
+        """The slot's answer. `RemoteError` when it refuses, `ConnectionError` or another `OSError`
+        when it cannot be reached.
+        """
         channel = self._open.get(address)
         if channel is None or channel.closed:
             channel = await self._connect(address)

@@ -1,7 +1,9 @@
-"""What runs where, for people and for `fennel-core status`: slots, and every job partition with its owner, lag and error.
+"""What runs where, for people and for `fennel-core status`: slots, and every job partition with its
+owner, lag and error.
 
-Theory. A workspace's token sees its own partitions; the administrator's sees all. Everything is read from the registry at once, so the
-report is as true as the runners' last reports are young, and it says how young they are.
+Theory. A workspace's token sees its own partitions; the administrator's sees all. Everything is
+read from the registry at once, so the report is as true as the runners' last reports are young, and
+it says how young they are.
 """
 
 from __future__ import annotations
@@ -19,7 +21,13 @@ WorkspaceOf = Callable[[str | None], Awaitable[WorkspaceId]]
 class StatusReport:
     """`is_admin` says whether an `Authorization` header carries the administrator's token."""
 
-    def __init__(self, reads: PostgresReads, views: Views, workspace_of: WorkspaceOf, is_admin: Callable[[str | None], bool]) -> None:
+    def __init__(
+        self,
+        reads: PostgresReads,
+        views: Views,
+        workspace_of: WorkspaceOf,
+        is_admin: Callable[[str | None], bool],
+    ) -> None:
         self._reads = reads
         self._views = views
         self._workspace_of = workspace_of
@@ -27,7 +35,9 @@ class StatusReport:
 
     async def report(self, authorization: str | None) -> bytes:
         """The JSON of `GET /status`. ApiError 401 for a token that is neither."""
-        workspace = None if self._is_admin(authorization) else await self._workspace_of(authorization)
+        workspace = (
+            None if self._is_admin(authorization) else await self._workspace_of(authorization)
+        )
         partitions = await self._reads.read_partitions(workspace)
         slots = await self._reads.read_slots()
         branches = [
@@ -38,7 +48,14 @@ class StatusReport:
         return dump(
             {
                 "slots": [
-                    {"slot": s.id, "engine": s.engine, "address": s.address, "lease_ms": s.lease_ms, "alive": s.lease_ms > 0} for s in slots
+                    {
+                        "slot": s.id,
+                        "engine": s.engine,
+                        "address": s.address,
+                        "lease_ms": s.lease_ms,
+                        "alive": s.lease_ms > 0,
+                    }
+                    for s in slots
                 ],
                 "job_partitions": [_partition(p) for p in partitions],
                 "views": branches,

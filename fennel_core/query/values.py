@@ -1,9 +1,11 @@
 """JSON values by declared type: whole columns of requests, and the defaults of definitions.
 
-Theory. Columns of requests are mostly of types that JSON has, so their Python types are looked at all at once (`set(map(type, values))`, C
-code) and a list that fits is taken as it is; everything else goes through the protocol's codec, which knows what pandas writes. A type's
-own checks (between, oneof, regex) are not applied to what is asked *with*: a value that breaks them finds nothing. Defaults are JSON
-text of `str` of whatever is not JSON, which the same codec reads; they are read once per plan.
+Theory. Columns of requests are mostly of types that JSON has, so their Python types are looked at
+all at once (`set(map(type, values))`, C code) and a list that fits is taken as it is; everything
+else goes through the protocol's codec, which knows what pandas writes. A type's own checks
+(between, oneof, regex) are not applied to what is asked *with*: a value that breaks them finds
+nothing. Defaults are JSON text of `str` of whatever is not JSON, which the same codec reads; they
+are read once per plan.
 """
 
 from __future__ import annotations
@@ -23,11 +25,18 @@ from fennel_core.wire.errors import WireError
 from fennel_core.wire.json_codec import decode_column
 
 INT64_MAX = 2**63 - 1
-_PLAIN: dict[type[object], type[object]] = {dtypes.Int: int, dtypes.Float: float, dtypes.Str: str, dtypes.Bool: bool}
+_PLAIN: dict[type[object], type[object]] = {
+    dtypes.Int: int,
+    dtypes.Float: float,
+    dtypes.Str: str,
+    dtypes.Bool: bool,
+}
 
 
 def given_column(values: Sequence[Any], dtype: Dtype, name: str) -> Column:
-    """A column of a request as values of `dtype`. BadValue names the column, the row and the value that cannot be cast."""
+    """A column of a request as values of `dtype`. BadValue names the column, the row and the value
+    that cannot be cast.
+    """
     bare = dtypes.base(dtype)
     plain = _PLAIN.get(type(bare))
     if plain is not None:
@@ -37,19 +46,25 @@ def given_column(values: Sequence[Any], dtype: Dtype, name: str) -> Column:
         if kinds <= {plain} and _fits(values, plain):
             return Column(dtype, values)
     try:
-        return Column(dtype, series=_decoded(values, optional(bare) if is_optional(dtype) else bare, name))
+        return Column(
+            dtype, series=_decoded(values, optional(bare) if is_optional(dtype) else bare, name)
+        )
     except WireError as error:
         raise BadValue(str(error)) from error
 
 
 def default_value(default_json: str | None, dtype: Dtype) -> object:
-    """The physical value of a default; None when there is none. BadValue when the text is not a value of `dtype`."""
+    """The physical value of a default; None when there is none. BadValue when the text is not a
+    value of `dtype`.
+    """
     if default_json is None:
         return None
     try:
         series = _decoded([json.loads(default_json)], optional(dtypes.base(dtype)), "default")
     except (WireError, ValueError) as error:
-        raise BadValue(f"the default {default_json} is not a value of type {dtypes.show(dtype)}: {error}") from error
+        raise BadValue(
+            f"the default {default_json} is not a value of type {dtypes.show(dtype)}: {error}"
+        ) from error
     return Column(dtype, series=series).values[0]
 
 

@@ -1,10 +1,11 @@
 """One version of a branch as queries see it, and the cache of those versions.
 
-Theory. A view is made from the commit that `branch.serving` points at: its merged definitions, its catalog of physical names, and
-programs made from them when first asked for. Nothing in it changes, so a request works with one view from beginning to end and can
-never mix two versions. Views are replaced, not updated: when Postgres says a branch moved, after this server has passed on a control
-call, and, so that a lost notification costs a round trip and never a wrong refusal, before a request is refused for a name the view
-does not know.
+Theory. A view is made from the commit that `branch.serving` points at: its merged definitions, its
+catalog of physical names, and programs made from them when first asked for. Nothing in it changes,
+so a request works with one view from beginning to end and can never mix two versions. Views are
+replaced, not updated: when Postgres says a branch moved, after this server has passed on a control
+call, and, so that a lost notification costs a round trip and never a wrong refusal, before a
+request is refused for a name the view does not know.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from fennel_core.vocab.ids import BranchName, CommitId, DatasetName, WorkspaceId
 from fennel_core.wire.entities import SyncRequest
 
 PROGRAMS_KEPT = 1000
-"""Programs per view; each is some kilobytes, and a service asks a handful of different questions."""
+"""Programs per view; each is some kilobytes, and a service asks a handful of different
+questions.
+"""
 VIEWS_KEPT = 1000
 
 Asked = tuple[tuple[str, ...], tuple[str, ...]]
@@ -43,8 +46,12 @@ class Serving:
 
 
 class ServingSource(Protocol):
-    async def read_serving(self, key: BranchKey, known: CommitId | None) -> Serving | CommitId | None:
-        """The branch's serving version; just its id when that is `known`; None when nothing was committed. `UnknownBranch` raises."""
+    async def read_serving(
+        self, key: BranchKey, known: CommitId | None
+    ) -> Serving | CommitId | None:
+        """The branch's serving version; just its id when that is `known`; None when nothing was
+        committed. `UnknownBranch` raises.
+        """
         ...
 
 
@@ -62,11 +69,16 @@ class View:
             return cls(None, None, FeatureIndex({}, {}, {}, {}), {})
         absent = absent_rows(serving.request)
         catalog = serving.catalog
-        tables = {view.name: Table(view, catalog.partitions, absent.get(view.name, ())) for view in catalog.datasets}
+        tables = {
+            view.name: Table(view, catalog.partitions, absent.get(view.name, ()))
+            for view in catalog.datasets
+        }
         return cls(serving.commit, catalog, FeatureIndex.of(serving.request), tables)
 
     def program(self, asked: Asked) -> Program:
-        """The program that answers `asked`, made once. Raises `BadQuery` or another `QueryError` when there is none."""
+        """The program that answers `asked`, made once. Raises `BadQuery` or another `QueryError`
+        when there is none.
+        """
         found = self._programs.get(asked)
         if found is not None:
             self._programs.move_to_end(asked)
@@ -109,13 +121,19 @@ class Views:
         return await asyncio.shield(following)
 
     async def refresh(self, key: BranchKey) -> None:
-        """Reload the branch if anybody has asked for it before; a branch that is gone is forgotten."""
+        """Reload the branch if anybody has asked for it before; a branch that is gone is
+        forgotten.
+        """
         if key in self._views:
             await self._reload_or_forget(key)
 
     async def refresh_all(self) -> None:
-        """Reload every branch in memory: notifications may have been missed. The first failure is raised after all have been tried."""
-        tried = await asyncio.gather(*map(self._reload_or_forget, list(self._views)), return_exceptions=True)
+        """Reload every branch in memory: notifications may have been missed. The first failure is
+        raised after all have been tried.
+        """
+        tried = await asyncio.gather(
+            *map(self._reload_or_forget, list(self._views)), return_exceptions=True
+        )
         failure = next((result for result in tried if result is not None), None)
         if failure is not None:
             raise failure
@@ -132,7 +150,9 @@ class Views:
     async def _load(self, key: BranchKey) -> View:
         before = self._views.get(key)
         try:
-            serving = await self._source.read_serving(key, before.commit if before is not None else None)
+            serving = await self._source.read_serving(
+                key, before.commit if before is not None else None
+            )
         except UnknownBranch:
             self._views.pop(key, None)
             raise

@@ -1,8 +1,9 @@
 """Notifications from Postgres: what in memory has to be read anew.
 
-Theory. A notification is a hint, never the only way to learn something: the caches are re-read when the listener (re)connects, because
-what was said before was not heard, and callers re-read them whenever they are refused. Notifications about owners come in bursts
-(one statement per slot and beat), so a reading that is under way when one arrives is followed by exactly one more.
+Theory. A notification is a hint, never the only way to learn something: the caches are re-read when
+the listener (re)connects, because what was said before was not heard, and callers re-read them
+whenever they are refused. Notifications about owners come in bursts (one statement per slot and
+beat), so a reading that is under way when one arrives is followed by exactly one more.
 """
 
 from __future__ import annotations
@@ -46,17 +47,21 @@ class Wakeups:
             self._owners_moved.clear()
             try:
                 await self._owners.refresh(self._owners.epoch)
-            except Exception as failed:  # the last line: callers read again when they need to, the listener must live
+            # the last line: callers read again when they need to, the listener must live
+            except Exception as failed:
                 log.error("owners could not be read", exc_info=failed)
 
     async def _try_views(self, key: BranchKey | None) -> None:
         try:
             await (self._views.refresh_all() if key is None else self._views.refresh(key))
-        except Exception as failed:  # the last line: one branch that cannot be read must not make the others old
+        # the last line: one branch that cannot be read must not make the others old
+        except Exception as failed:
             log.error("a branch could not be read", branch=key, exc_info=failed)
 
 
 def branch_key(payload: str) -> BranchKey:
-    """The branch a notification names: `<workspace>/<branch>`; branch names may hold slashes, workspace names cannot."""
+    """The branch a notification names: `<workspace>/<branch>`; branch names may hold slashes,
+    workspace names cannot.
+    """
     workspace, _, branch = payload.partition("/")
     return WorkspaceId(workspace), BranchName(branch)

@@ -1,11 +1,13 @@
 """Markers: what each iteration of a job partition did, as a message on its replaylog.
 
-Theory. A marker commits in the same Kafka transaction as the outputs it stands for. So a committed marker says: the outputs of exactly
-these input ranges exist. After a crash the state is behind the replaylog by at most the iterations it had not applied; replay runs the
-same step over the same ranges, emits nothing, and must arrive at the same digest of mutations. An epoch marker opens each ownership; a
-reader that finds a higher epoch than its own is a zombie.
+Theory. A marker commits in the same Kafka transaction as the outputs it stands for. So a committed
+marker says: the outputs of exactly these input ranges exist. After a crash the state is behind the
+replaylog by at most the iterations it had not applied; replay runs the same step over the same
+ranges, emits nothing, and must arrive at the same digest of mutations. An epoch marker opens each
+ownership; a reader that finds a higher epoch than its own is a zombie.
 
-Bytes: msgpack array `[FORMAT, kind, epoch, iteration, ranges, step_version, state_format, environment, digest]`.
+Bytes: msgpack array `[FORMAT, kind, epoch, iteration, ranges, step_version, state_format,
+environment, digest]`.
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ class IterationMarker:
     step_version: int
     state_format: int
     environment: str
-    """Hash of the platform's pinned environment: explains a digest that differs after an upgrade."""
+    """Hash of the platform's pinned environment: explains a digest that differs after an
+    upgrade.
+    """
     digest: bytes
     """Of the mutations this iteration made to state."""
 
@@ -77,10 +81,13 @@ def decode(value: bytes) -> Marker:
     fields = _decode(value)
     if fields[0] != FORMAT:
         raise MarkerFormatError(
-            f"replaylog marker format {fields[0]} is not {FORMAT}: run the version that wrote it, or rebuild the job partition"
+            f"replaylog marker format {fields[0]} is not {FORMAT}: run the version "
+            "that wrote it, or rebuild the job partition"
         )
     if fields[1] == _EPOCH:
         return EpochMarker(Epoch(fields[2]))
     epoch, iteration, ranges, step_version, state_format, environment, digest = fields[2:]
     parsed = tuple(Range(TopicName(t), Offset(a), Offset(b)) for t, a, b in ranges)
-    return IterationMarker(Epoch(epoch), iteration, parsed, step_version, state_format, environment, digest)
+    return IterationMarker(
+        Epoch(epoch), iteration, parsed, step_version, state_format, environment, digest
+    )

@@ -1,8 +1,9 @@
 """When may a slot run a job partition?
 
-Theory. Ownership is a row (epoch, slot, lease end) that changes only by compare-and-set. A slot that holds a live lease may fence and
-run; every other slot must not touch Kafka. Epochs grow with every claim, also of the same slot, so a process that was paused for a minute
-can never be mistaken for the current owner. Getting this wrong lets a stale process overwrite a newer one's work.
+Theory. Ownership is a row (epoch, slot, lease end) that changes only by compare-and-set. A slot
+that holds a live lease may fence and run; every other slot must not touch Kafka. Epochs grow with
+every claim, also of the same slot, so a process that was paused for a minute can never be mistaken
+for the current owner. Getting this wrong lets a stale process overwrite a newer one's work.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from fennel_core.vocab.ids import Epoch, Millis, SlotId
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """`remaining_ms` as the registry's own clock measured it when the row was read; not above zero means lapsed."""
+    """`remaining_ms` as the registry's own clock measured it when the row was read; not above zero
+    means lapsed.
+    """
 
     epoch: Epoch
     slot: SlotId | None
@@ -41,7 +44,9 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class HandOver:
-    """Stop what runs of it, then give the lease of this epoch up: it is ours and we are not preferred."""
+    """Stop what runs of it, then give the lease of this epoch up: it is ours and we are not
+    preferred.
+    """
 
     epoch: Epoch
 
@@ -57,9 +62,10 @@ Decision = Keep | Claim | HandOver | Leave
 def decide(me: SlotId, lease: Lease, running: Epoch | None, preferred: SlotId | None) -> Decision:
     """Say what slot `me` does about a job partition.
 
-    `running` is the epoch under which this slot runs it now, None when it does not. A row that names us under an epoch we do not run was
-    written by an earlier life of this slot (or by a lost answer): it is claimed anew, never resumed. Where we are not preferred it is given
-    up even if nothing of it runs: our heartbeats would keep it from everybody else for as long as we live.
+    `running` is the epoch under which this slot runs it now, None when it does not. A row that
+    names us under an epoch we do not run was written by an earlier life of this slot (or by a lost
+    answer): it is claimed anew, never resumed. Where we are not preferred it is given up even if
+    nothing of it runs: our heartbeats would keep it from everybody else for as long as we live.
     """
     ours = lease.live and lease.slot == me
     if ours and running == lease.epoch and preferred in (me, None):

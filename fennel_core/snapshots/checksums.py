@@ -1,8 +1,9 @@
 """Checksums of a checkpoint's files, worked out once per file.
 
-Theory. A checkpoint hard-links the store's data files, which never change once they are written: a file of the same inode, size and time
-of change is the same file, so only what is new since the last snapshot is read. Files that are still written to (the manifest, the current
-write-ahead log) are copied into the checkpoint and have a new inode each time.
+Theory. A checkpoint hard-links the store's data files, which never change once they are written: a
+file of the same inode, size and time of change is the same file, so only what is new since the last
+snapshot is read. Files that are still written to (the manifest, the current write-ahead log) are
+copied into the checkpoint and have a new inode each time.
 """
 
 from __future__ import annotations

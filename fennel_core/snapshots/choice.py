@@ -1,7 +1,8 @@
 """Which job partitions somebody means: by workspace and dataset, or by job, and by partition.
 
-Theory. People know datasets, the platform knows jobs; a job's title begins with its dataset. Whoever names something that is not there is
-told what there is, in the same sentence: that is quicker than a manual.
+Theory. People know datasets, the platform knows jobs; a job's title begins with its dataset.
+Whoever names something that is not there is told what there is, in the same sentence: that is
+quicker than a manual.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from fennel_core.vocab.ids import JobId, PartitionIndex
 NAMED_AT_MOST: Final = 30
 """Names in one sentence: beyond that nobody reads them."""
 KNOWN: Final = """
-    SELECT j.id, p.part, j.workspace, a.title FROM job j JOIN job_partition p ON p.job_id = j.id JOIN asset a ON a.id = j.id
+    SELECT j.id, p.part, j.workspace, a.title FROM job j JOIN job_partition p ON p.job_id = j.id
+        JOIN asset a ON a.id = j.id
     WHERE j.desired = 'run' ORDER BY j.id, p.part
 """
 
@@ -40,7 +42,9 @@ class Named:
 
     @property
     def dataset(self) -> str:
-        """The dataset that the job works for: `Order` of `Order: table` and of `Order.by_user: aggregate`."""
+        """The dataset that the job works for: `Order` of `Order: table` and of `Order.by_user:
+        aggregate`.
+        """
         return self.title.partition(":")[0].partition(".")[0]
 
     def __str__(self) -> str:
@@ -49,7 +53,9 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What somebody names. `parts` empty: all. Without `jobs` a workspace is needed; without `dataset` all of it is meant."""
+    """What somebody names. `parts` empty: all. Without `jobs` a workspace is needed; without
+    `dataset` all of it is meant.
+    """
 
     workspace: str | None = None
     dataset: str | None = None
@@ -60,7 +66,11 @@ class Wish:
 def chosen(known: Sequence[Named], wish: Wish) -> list[Named]:
     """The job partitions that are meant; ApiError with what there is where a name leads nowhere."""
     if not wish.jobs and not wish.workspace:
-        raise ApiError(400, "form-incomplete", "name a workspace (and a dataset of it), or job ids: they say what is meant")
+        raise ApiError(
+            400,
+            "form-incomplete",
+            "name a workspace (and a dataset of it), or job ids: they say what is meant",
+        )
     found = list(known)
     if wish.workspace:
         found = _those(found, [wish.workspace], "workspace", lambda each: each.workspace)
@@ -71,7 +81,11 @@ def chosen(known: Sequence[Named], wish: Wish) -> list[Named]:
     if wish.parts:
         there = sorted({each.part for each in found})
         if strangers := sorted(set(wish.parts) - set(there)):
-            raise ApiError(404, "partition-not-found", f"there is no partition {strangers[0]}: there are {there[0]} to {there[-1]}")
+            raise ApiError(
+                404,
+                "partition-not-found",
+                f"there is no partition {strangers[0]}: there are {there[0]} to {there[-1]}",
+            )
         found = [each for each in found if each.part in wish.parts]
     return found
 
@@ -80,14 +94,21 @@ def known(settings: Settings) -> list[Named]:
     """Every job partition there is, by job."""
     with postgres.connect(settings.postgres_dsn.get_secret_value(), name="snapshots") as connection:
         rows = connection.execute(KNOWN).fetchall()
-    return [Named(JobId(str(job)), PartitionIndex(cast(int, part)), str(workspace), str(title)) for job, part, workspace, title in rows]
+    return [
+        Named(JobId(str(job)), PartitionIndex(cast(int, part)), str(workspace), str(title))
+        for job, part, workspace, title in rows
+    ]
 
 
-def _those(known: Sequence[Named], names: Collection[str], noun: str, of: Callable[[Named], str]) -> list[Named]:
+def _those(
+    known: Sequence[Named], names: Collection[str], noun: str, of: Callable[[Named], str]
+) -> list[Named]:
     there = {of(each): each for each in known}
     for name in names:
         if name not in there:
-            raise ApiError(404, "nothing-of-that-name", f"there is no {noun} `{name}`: {_listed(name, there)}")
+            raise ApiError(
+                404, "nothing-of-that-name", f"there is no {noun} `{name}`: {_listed(name, there)}"
+            )
     return [each for each in known if of(each) in names]
 
 

@@ -1,9 +1,11 @@
-"""What is decided about snapshots without touching anything: what to upload, what to keep, what may be deleted.
+"""What is decided about snapshots without touching anything: what to upload, what to keep, what may
+be deleted.
 
-Theory. Deleting is the only dangerous act here, so it is late twice. A snapshot counts as kept until it has been beyond the newest `keep`
-for a whole grace period: somebody may have begun to restore from it just before. An object goes only when no kept snapshot names it and it
-is older than the grace period: it may belong to a snapshot whose manifest is not written yet. An uploader reuses only objects that the
-newest snapshot names, which is always among the kept.
+Theory. Deleting is the only dangerous act here, so it is late twice. A snapshot counts as kept
+until it has been beyond the newest `keep` for a whole grace period: somebody may have begun to
+restore from it just before. An object goes only when no kept snapshot names it and it is older than
+the grace period: it may belong to a snapshot whose manifest is not written yet. An uploader reuses
+only objects that the newest snapshot names, which is always among the kept.
 """
 
 from __future__ import annotations
@@ -42,11 +44,20 @@ class Pruning:
 def uploads(files: Sequence[Local], newest: Manifest | None) -> Uploads:
     """Which of `files` must be uploaded, given the newest snapshot of the same job partition.
 
-    Equal contents are recognized by checksum, never by name: a store that was restored may give an old name to a new content.
+    Equal contents are recognized by checksum, never by name: a store that was restored may give an
+    old name to a new content.
     """
-    known = {} if newest is None else {(file.size_bytes, file.sha256): file.object for file in newest.files}
+    known = (
+        {}
+        if newest is None
+        else {(file.size_bytes, file.sha256): file.object for file in newest.files}
+    )
     contents = [(file, known.get((file.size_bytes, file.sha256))) for file in files]
-    reused = tuple(File(file.name, file.size_bytes, file.sha256, found) for file, found in contents if found is not None)
+    reused = tuple(
+        File(file.name, file.size_bytes, file.sha256, found)
+        for file, found in contents
+        if found is not None
+    )
     return Uploads(reused, tuple(file for file, found in contents if found is None))
 
 
@@ -57,14 +68,18 @@ def unchanged(newest: Manifest | None, state_format: int, position: Position) ->
 
 def covers(one: Position, other: Position) -> bool:
     """Has a state at `one` seen everything that a state at `other` has?"""
-    return one.replayed >= other.replayed and all(one.offsets.get(topic, 0) >= offset for topic, offset in other.offsets.items())
+    return one.replayed >= other.replayed and all(
+        one.offsets.get(topic, 0) >= offset for topic, offset in other.offsets.items()
+    )
 
 
 def better(local: Position | None, pointers: Sequence[Pointer]) -> tuple[Pointer, ...]:
-    """The snapshots to try before local state at `local` (None: there is none), in the order of `pointers`, newest first.
+    """The snapshots to try before local state at `local` (None: there is none), in the order of
+    `pointers`, newest first.
 
-    A snapshot that has seen something the local state has not is better: the log may have been deleted behind the snapshot. States of
-    several inputs may each have seen something that the other has not; then too the snapshot wins, and the two are never mixed.
+    A snapshot that has seen something the local state has not is better: the log may have been
+    deleted behind the snapshot. States of several inputs may each have seen something that the
+    other has not; then too the snapshot wins, and the two are never mixed.
     """
     if local is None:
         return tuple(pointers)
@@ -72,13 +87,21 @@ def better(local: Position | None, pointers: Sequence[Pointer]) -> tuple[Pointer
 
 
 def pruning(pointers: Sequence[Pointer], keep: int, grace: timedelta, now: datetime) -> Pruning:
-    """Which snapshots of one job partition stay; `pointers` newest first. One is surplus since the one `keep` places newer exists."""
+    """Which snapshots of one job partition stay; `pointers` newest first. One is surplus since the
+    one `keep` places newer exists.
+    """
     assert keep >= 1, "the newest snapshot always stays"
     assert list(pointers) == sorted(pointers, key=lambda pointer: -pointer.number), "newest first"
-    surplus = [pointer for place, pointer in enumerate(pointers) if place >= keep and pointers[place - keep].taken_at < now - grace]
+    surplus = [
+        pointer
+        for place, pointer in enumerate(pointers)
+        if place >= keep and pointers[place - keep].taken_at < now - grace
+    ]
     return Pruning(tuple(p for p in pointers if p not in surplus), tuple(surplus))
 
 
-def garbage(stored: Sequence[Stored], named: Collection[str], grace: timedelta, now: datetime) -> list[str]:
+def garbage(
+    stored: Sequence[Stored], named: Collection[str], grace: timedelta, now: datetime
+) -> list[str]:
     """Keys of the objects that no kept snapshot names and that nobody can be about to name."""
     return [each.key for each in stored if each.key not in named and each.written_at < now - grace]

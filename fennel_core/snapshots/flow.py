@@ -1,8 +1,9 @@
 """Taking, restoring and pruning snapshots, over any bucket and any pointer rows.
 
-Theory. Order is what makes this safe. Taking: contents, then the manifest, then the pointer: whatever a pointer leads to is complete.
-Pruning: the pointer, then the contents. Restoring goes from the newest snapshot to the oldest until one passes every check; state is never
-built from a part of one. Keys are `snapshots/<job>/<part>/<epoch>-<unique>/...`: no two writers ever share one.
+Theory. Order is what makes this safe. Taking: contents, then the manifest, then the pointer:
+whatever a pointer leads to is complete. Pruning: the pointer, then the contents. Restoring goes
+from the newest snapshot to the oldest until one passes every check; state is never built from a
+part of one. Keys are `snapshots/<job>/<part>/<epoch>-<unique>/...`: no two writers ever share one.
 """
 
 from __future__ import annotations
@@ -19,18 +20,30 @@ import structlog
 
 from fennel_core.snapshots import decide
 from fennel_core.snapshots.checksums import Checksums
-from fennel_core.snapshots.manifest import FORMAT, File, Manifest, ManifestError, Position, decode, encode
+from fennel_core.snapshots.manifest import (
+    FORMAT,
+    File,
+    Manifest,
+    ManifestError,
+    Position,
+    decode,
+    encode,
+)
 from fennel_core.snapshots.store import Objects, Place, Pointer, Pointers, Stored, StoreError
 from fennel_core.vocab.ids import Epoch, JobId, PartitionIndex
 
 PREFIX: Final = "snapshots"
 AT_ONCE: Final = 4
-"""Objects on their way at one time: enough to hide the store's latency, few enough to leave a slot its core."""
+"""Objects on their way at one time: enough to hide the store's latency, few enough to leave a slot
+its core.
+"""
 log = structlog.get_logger(__name__)
 
 
 class Damaged(Exception):
-    """A snapshot that cannot be used: something is missing, is not what was written, or is of another format."""
+    """A snapshot that cannot be used: something is missing, is not what was written, or is of
+    another format.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +80,9 @@ class Unchanged:
 
 @dataclass(frozen=True, slots=True)
 class Outrun:
-    """Another owner has the job partition now: what was uploaded is nobody's, and pruning removes it."""
+    """Another owner has the job partition now: what was uploaded is nobody's, and pruning removes
+    it.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +105,12 @@ async def take(
     sums: Checksums | None = None,
     distrusted: Collection[int] = (),
 ) -> Taken | Unchanged | Outrun:
-    """Copy a state to the bucket, if it changed. `checkpoint` makes a folder of files that nobody changes. StoreError passes through.
+    """Copy a state to the bucket, if it changed. `checkpoint` makes a folder of files that nobody
+    changes. StoreError passes through.
 
-    `sums` remembers checksums from one snapshot of the same folder to the next. `distrusted`: numbers of snapshots to which this state is
-    the answer: where the newest is one of them, the state is copied as a whole, even if it stands where that stands.
+    `sums` remembers checksums from one snapshot of the same folder to the next. `distrusted`:
+    numbers of snapshots to which this state is the answer: where the newest is one of them, the
+    state is copied as a whole, even if it stands where that stands.
     """
     newest = await _newest(tools, subject.job, subject.part, distrusted)
     if newest is not None and decide.unchanged(newest[1], subject.state_format, subject.position):
@@ -102,10 +119,23 @@ async def take(
     local = await asyncio.to_thread((sums or Checksums()).of_folder, folder)
     plan = decide.uploads(local, None if newest is None else newest[1])
     base = f"{_base(subject.job, subject.part)}{subject.epoch:010d}-{unique}"
-    fresh = [File(file.name, file.size_bytes, file.sha256, f"{base}/files/{file.name}") for file in plan.fresh]
+    fresh = [
+        File(file.name, file.size_bytes, file.sha256, f"{base}/files/{file.name}")
+        for file in plan.fresh
+    ]
     await _all(tools.objects.upload(file.object, folder / file.name) for file in fresh)
     files = tuple(sorted([*plan.reused, *fresh], key=lambda file: file.name))
-    body = encode(Manifest(FORMAT, subject.job, subject.part, subject.epoch, subject.state_format, subject.position, files))
+    body = encode(
+        Manifest(
+            FORMAT,
+            subject.job,
+            subject.part,
+            subject.epoch,
+            subject.state_format,
+            subject.position,
+            files,
+        )
+    )
     key = f"{base}/manifest.json"
     await tools.objects.put(key, body)
     if not await tools.pointers.add(subject.job, subject.part, subject.epoch, key, _sha256(body)):
@@ -113,46 +143,69 @@ async def take(
     return Taken(key, len(files), len(fresh), sum(file.size_bytes for file in fresh))
 
 
-async def restore(tools: Tools, pointers: Sequence[Pointer], state_format: int, target: Path) -> Restored | None:
-    """Fill the new folder `target` from the first of `pointers` that passes every check; None without one (`target` may hold rubbish).
+async def restore(
+    tools: Tools, pointers: Sequence[Pointer], state_format: int, target: Path
+) -> Restored | None:
+    """Fill the new folder `target` from the first of `pointers` that passes every check; None
+    without one (`target` may hold rubbish).
 
-    StoreError passes through: a bucket that is away says nothing about snapshots, and an older one would mean more replay for nothing.
+    StoreError passes through: a bucket that is away says nothing about snapshots, and an older one
+    would mean more replay for nothing.
     """
     for pointer in pointers:
         try:
             return Restored(pointer, await fetched(tools, pointer, state_format, target))
         except Damaged as damaged:
-            log.error("snapshot cannot be used", job=pointer.job, part=pointer.part, snapshot=pointer.manifest, error=str(damaged))
+            log.error(
+                "snapshot cannot be used",
+                job=pointer.job,
+                part=pointer.part,
+                snapshot=pointer.manifest,
+                error=str(damaged),
+            )
     return None
 
 
 async def fetched(tools: Tools, pointer: Pointer, state_format: int, target: Path) -> Manifest:
-    """Fill the folder `target` from one snapshot. Damaged when it is not whole; StoreError passes through."""
+    """Fill the folder `target` from one snapshot. Damaged when it is not whole; StoreError passes
+    through.
+    """
     manifest = await _manifest(tools.objects, pointer)
     if manifest.state_format != state_format:
-        raise Damaged(f"its state format is {manifest.state_format}, this version reads {state_format}")
+        raise Damaged(
+            f"its state format is {manifest.state_format}, this version reads {state_format}"
+        )
     await _download(tools.objects, manifest, target)
     return manifest
 
 
 async def positioned(tools: Tools, pointers: Sequence[Pointer]) -> list[Pointer]:
-    """`pointers`, of which the newest says where it stands, if that can be learnt: its manifest may be damaged, or the bucket away."""
+    """`pointers`, of which the newest says where it stands, if that can be learnt: its manifest may
+    be damaged, or the bucket away.
+    """
     if not pointers or pointers[0].position is not None:
         return list(pointers)
     try:
         manifest = await _manifest(tools.objects, pointers[0])
     except (Damaged, StoreError) as unknown:
-        log.warning("it is not known where the newest snapshot stands", snapshot=pointers[0].manifest, error=str(unknown))
+        log.warning(
+            "it is not known where the newest snapshot stands",
+            snapshot=pointers[0].manifest,
+            error=str(unknown),
+        )
         return list(pointers)
     return [replace(pointers[0], position=manifest.position), *pointers[1:]]
 
 
 async def prune(tools: Tools, keep: int, grace: timedelta) -> Pruned:
-    """Delete what nobody needs: snapshots beyond the newest `keep`, those of jobs that are gone, and objects that no snapshot names.
+    """Delete what nobody needs: snapshots beyond the newest `keep`, those of jobs that are gone,
+    and objects that no snapshot names.
 
-    The whole bucket is looked at, so what was uploaded for a snapshot that never got its pointer goes too, whatever became of its job.
+    The whole bucket is looked at, so what was uploaded for a snapshot that never got its pointer
+    goes too, whatever became of its job.
     """
-    # Listed before the pointers are read: what is listed then and named by a later snapshot is reused from a kept one.
+    # Listed before the pointers are read: what is listed then and named by a later snapshot is
+    # reused from a kept one.
     stored: dict[Place, list[Stored]] = {place: [] for place in await tools.pointers.places()}
     for each in await tools.objects.stored(f"{PREFIX}/"):
         if (place := _place(each.key)) is not None:
@@ -167,7 +220,9 @@ async def prune(tools: Tools, keep: int, grace: timedelta) -> Pruned:
     return Pruned(sum(each.snapshots for each in done), sum(each.objects for each in done))
 
 
-async def _prune(tools: Tools, place: Place, stored: Sequence[Stored], keep: int, grace: timedelta, now: datetime) -> Pruned:
+async def _prune(
+    tools: Tools, place: Place, stored: Sequence[Stored], keep: int, grace: timedelta, now: datetime
+) -> Pruned:
     plan = decide.pruning(await tools.pointers.of(*place), keep, grace, now)
     await tools.pointers.remove(plan.surplus)
     named: set[str] = set()
@@ -176,7 +231,11 @@ async def _prune(tools: Tools, place: Place, stored: Sequence[Stored], keep: int
             manifest = await _manifest(tools.objects, pointer)
         except Damaged as damaged:
             # What it names is unknown, so nothing goes until it is surplus itself.
-            log.error("snapshot is damaged, nothing of its partition is deleted", snapshot=pointer.manifest, error=str(damaged))
+            log.error(
+                "snapshot is damaged, nothing of its partition is deleted",
+                snapshot=pointer.manifest,
+                error=str(damaged),
+            )
             return Pruned(len(plan.surplus), 0)
         named |= {pointer.manifest, *(file.object for file in manifest.files)}
     unnamed = decide.garbage(stored, named, grace, now)
@@ -184,8 +243,12 @@ async def _prune(tools: Tools, place: Place, stored: Sequence[Stored], keep: int
     return Pruned(len(plan.surplus), len(unnamed))
 
 
-async def _clear(tools: Tools, place: Place, stored: Sequence[Stored], grace: timedelta, now: datetime) -> Pruned:
-    """Nothing of a job that is gone is needed; its pointers go last: they say what is not deleted yet."""
+async def _clear(
+    tools: Tools, place: Place, stored: Sequence[Stored], grace: timedelta, now: datetime
+) -> Pruned:
+    """Nothing of a job that is gone is needed; its pointers go last: they say what is not deleted
+    yet.
+    """
     unnamed = decide.garbage(stored, (), grace, now)
     await tools.objects.remove(unnamed)
     if len(unnamed) < len(stored):
@@ -195,19 +258,31 @@ async def _clear(tools: Tools, place: Place, stored: Sequence[Stored], grace: ti
     return Pruned(len(pointers), len(unnamed))
 
 
-async def _newest(tools: Tools, job: JobId, part: PartitionIndex, distrusted: Collection[int]) -> tuple[Pointer, Manifest] | None:
-    """The newest snapshot, if it can be built upon: a damaged one is answered with a complete new one."""
+async def _newest(
+    tools: Tools, job: JobId, part: PartitionIndex, distrusted: Collection[int]
+) -> tuple[Pointer, Manifest] | None:
+    """The newest snapshot, if it can be built upon: a damaged one is answered with a complete new
+    one.
+    """
     pointers = await tools.pointers.of(job, part)
     if not pointers or pointers[0].number in distrusted:
         return None
     try:
         manifest = await _manifest(tools.objects, pointers[0])
     except Damaged as damaged:
-        log.error("snapshot is damaged, the next one is complete", snapshot=pointers[0].manifest, error=str(damaged))
+        log.error(
+            "snapshot is damaged, the next one is complete",
+            snapshot=pointers[0].manifest,
+            error=str(damaged),
+        )
         return None
     stored = {each.key for each in await tools.objects.stored(_base(job, part))}
     if missing := sorted({file.object for file in manifest.files} - stored):
-        log.error("snapshot is damaged, the next one is complete", snapshot=pointers[0].manifest, error=f"{missing[0]} is missing")
+        log.error(
+            "snapshot is damaged, the next one is complete",
+            snapshot=pointers[0].manifest,
+            error=f"{missing[0]} is missing",
+        )
         return None
     return pointers[0], manifest
 
@@ -243,7 +318,9 @@ async def _download(objects: Objects, manifest: Manifest, target: Path) -> None:
 
 
 async def _all(works: Iterable[Awaitable[None]]) -> None:
-    """Do all, a few at a time; when any failed, say why only after every other has ended: nobody writes on behind the caller's back."""
+    """Do all, a few at a time; when any failed, say why only after every other has ended: nobody
+    writes on behind the caller's back.
+    """
     gate = asyncio.Semaphore(AT_ONCE)
 
     async def gated(work: Awaitable[None]) -> None:

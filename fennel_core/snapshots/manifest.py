@@ -1,9 +1,11 @@
 """A manifest: everything one snapshot consists of, as one immutable object.
 
-Theory. A snapshot is a list of files whose contents are objects of their own. Most files of a log-structured store never change, so a new
-manifest mostly names objects that an older one named already: that is what makes snapshots incremental. Sizes and checksums make a damaged
-object visible before any state is built from it. The position is a lower bound: the state holds at least everything below it, so nothing
-below it is needed again; how far exactly the state has come is written in the state itself.
+Theory. A snapshot is a list of files whose contents are objects of their own. Most files of a
+log-structured store never change, so a new manifest mostly names objects that an older one named
+already: that is what makes snapshots incremental. Sizes and checksums make a damaged object visible
+before any state is built from it. The position is a lower bound: the state holds at least
+everything below it, so nothing below it is needed again; how far exactly the state has come is
+written in the state itself.
 
 Bytes: JSON, because a person with nothing but an S3 client must be able to read it.
 """
@@ -38,7 +40,9 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """`offsets`: next record to apply per input topic. `replayed`: next replaylog record to look at. Both at least."""
+    """`offsets`: next record to apply per input topic. `replayed`: next replaylog record to look
+    at. Both at least.
+    """
 
     iteration: int
     replayed: Offset
@@ -79,8 +83,12 @@ def decode(body: bytes) -> Manifest:
 
 def _checked(manifest: Manifest) -> None:
     if manifest.format != FORMAT:
-        raise ManifestError(f"manifest format {manifest.format} is not {FORMAT}: run the version that wrote it")
+        raise ManifestError(
+            f"manifest format {manifest.format} is not {FORMAT}: run the version that wrote it"
+        )
     names = [file.name for file in manifest.files]
     strays = [name for name in names if "/" in name or name in {"", ".", ".."}]
     if strays or len(set(names)) != len(names):
-        raise ManifestError(f"files of a manifest need plain, distinct names; these are not: {strays or names}")
+        raise ManifestError(
+            f"files of a manifest need plain, distinct names; these are not: {strays or names}"
+        )

@@ -40,7 +40,11 @@ class MemoryObjects:
         return hashlib.sha256(body).hexdigest()
 
     async def stored(self, prefix: str) -> list[Stored]:
-        return [Stored(key, self._written[key]) for key in sorted(self.contents) if key.startswith(prefix)]
+        return [
+            Stored(key, self._written[key])
+            for key in sorted(self.contents)
+            if key.startswith(prefix)
+        ]
 
     async def remove(self, keys: Sequence[str]) -> None:
         for key in keys:
@@ -48,7 +52,9 @@ class MemoryObjects:
 
 
 class MemoryPointers:
-    """See `snapshots.store.Pointers`. `epochs` holds the owner of every job partition, as the registry would."""
+    """See `snapshots.store.Pointers`. `epochs` holds the owner of every job partition, as the
+    registry would.
+    """
 
     def __init__(self, now: Callable[[], datetime], epochs: dict[Place, Epoch]) -> None:
         self._now = now
@@ -56,7 +62,9 @@ class MemoryPointers:
         self._rows: list[Pointer] = []
         self._number = 0
 
-    async def add(self, job: JobId, part: PartitionIndex, epoch: Epoch, manifest: str, sha256: str) -> bool:
+    async def add(
+        self, job: JobId, part: PartitionIndex, epoch: Epoch, manifest: str, sha256: str
+    ) -> bool:
         if self.epochs.get((job, part)) != epoch:
             return False
         self._number += 1

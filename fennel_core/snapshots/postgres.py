@@ -1,7 +1,8 @@
 """Pointer rows in Postgres (migration 0005).
 
-Theory. A pointer is added under a lock on the job partition's row, and only while that row carries the writer's epoch: a claim by somebody
-else comes before it (then nothing is added) or after it (then the snapshot was the owner's).
+Theory. A pointer is added under a lock on the job partition's row, and only while that row carries
+the writer's epoch: a claim by somebody else comes before it (then nothing is added) or after it
+(then the snapshot was the owner's).
 """
 
 from __future__ import annotations
@@ -20,13 +21,16 @@ from fennel_core.vocab.ids import Epoch, JobId, PartitionIndex
 
 ADD = """
     WITH owner AS (
-        SELECT job_id, part, epoch FROM job_partition WHERE job_id = %(job)s AND part = %(part)s AND epoch = %(epoch)s FOR UPDATE
+        SELECT job_id, part, epoch FROM job_partition WHERE job_id = %(job)s AND part = %(part)s
+            AND epoch = %(epoch)s FOR UPDATE
     )
-    INSERT INTO snapshot (job_id, part, epoch, manifest, sha256) SELECT job_id, part, epoch, %(manifest)s, %(sha256)s FROM owner
+    INSERT INTO snapshot (job_id, part, epoch, manifest, sha256) SELECT job_id, part, epoch,
+        %(manifest)s, %(sha256)s FROM owner
     RETURNING number
 """
 OF = """
-    SELECT job_id, part, number, epoch, manifest, sha256, taken_at FROM snapshot WHERE job_id = %s AND part = %s ORDER BY number DESC
+    SELECT job_id, part, number, epoch, manifest, sha256, taken_at FROM snapshot WHERE job_id = %s
+        AND part = %s ORDER BY number DESC
 """
 
 
@@ -36,7 +40,9 @@ class PostgresPointers:
     def __init__(self, pool: AsyncConnectionPool[AsyncConnection[TupleRow]]) -> None:
         self._pool = pool
 
-    async def add(self, job: JobId, part: PartitionIndex, epoch: Epoch, manifest: str, sha256: str) -> bool:
+    async def add(
+        self, job: JobId, part: PartitionIndex, epoch: Epoch, manifest: str, sha256: str
+    ) -> bool:
         values = {"job": job, "part": part, "epoch": epoch, "manifest": manifest, "sha256": sha256}
         async with self._connection() as connection:
             return await (await connection.execute(ADD, values)).fetchone() is not None
@@ -44,16 +50,26 @@ class PostgresPointers:
     async def of(self, job: JobId, part: PartitionIndex) -> list[Pointer]:
         async with self._connection() as connection:
             rows = await (await connection.execute(OF, (job, part))).fetchall()
-        return [Pointer(JobId(r[0]), PartitionIndex(r[1]), r[2], Epoch(r[3]), r[4], r[5], r[6]) for r in rows]
+        return [
+            Pointer(JobId(r[0]), PartitionIndex(r[1]), r[2], Epoch(r[3]), r[4], r[5], r[6])
+            for r in rows
+        ]
 
     async def places(self) -> list[Place]:
         async with self._connection() as connection:
-            rows = await (await connection.execute("SELECT DISTINCT job_id, part FROM snapshot ORDER BY job_id, part")).fetchall()
+            rows = await (
+                await connection.execute(
+                    "SELECT DISTINCT job_id, part FROM snapshot ORDER BY job_id, part"
+                )
+            ).fetchall()
         return [(JobId(job), PartitionIndex(part)) for job, part in rows]
 
     async def jobs(self) -> set[JobId]:
         async with self._connection() as connection:
-            return {JobId(job) for (job,) in await (await connection.execute("SELECT id FROM job")).fetchall()}
+            return {
+                JobId(job)
+                for (job,) in await (await connection.execute("SELECT id FROM job")).fetchall()
+            }
 
     async def now(self) -> datetime:
         async with self._connection() as connection:
@@ -64,7 +80,10 @@ class PostgresPointers:
 
     async def remove(self, pointers: Sequence[Pointer]) -> None:
         async with self._connection() as connection:
-            await connection.execute("DELETE FROM snapshot WHERE number = ANY(%s)", ([pointer.number for pointer in pointers],))
+            await connection.execute(
+                "DELETE FROM snapshot WHERE number = ANY(%s)",
+                ([pointer.number for pointer in pointers],),
+            )
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[AsyncConnection[TupleRow]]:

@@ -1,10 +1,13 @@
-"""Rebuilding job partitions on a person's order: each owner puts its local state aside, and we watch until all have caught up.
+"""Rebuilding job partitions on a person's order: each owner puts its local state aside, and we
+watch until all have caught up.
 
-Theory. Only the owner of a job partition can rebuild it, so an order is a request to a slot, and whether it was carried out is read from
-that slot's own answers, never from the registry, which may be a moment behind. An order counts for one ownership: when the owner has
-changed before the rebuilt state has caught up, the new one may have begun from a local state of its own, so it is ordered again. Caught up
-means: everything that stood in the inputs when the rebuilt state began to run live has been applied. A parked partition is tried again by
-its slot, so only one that stays parked is a failure.
+Theory. Only the owner of a job partition can rebuild it, so an order is a request to a slot, and
+whether it was carried out is read from that slot's own answers, never from the registry, which may
+be a moment behind. An order counts for one ownership: when the owner has changed before the rebuilt
+state has caught up, the new one may have begun from a local state of its own, so it is ordered
+again. Caught up means: everything that stood in the inputs when the rebuilt state began to run live
+has been applied. A parked partition is tried again by its slot, so only one that stays parked is a
+failure.
 """
 
 from __future__ import annotations
@@ -23,7 +26,9 @@ from fennel_core.snapshots.choice import Named
 POLL_S: Final = 0.25
 TOLD_EVERY_S: Final = 10.0
 TROUBLE_S: Final = 45.0
-"""Parked, or without an owner that answers, this long in a row is a failure: leases have lapsed, a slot has tried half a dozen times."""
+"""Parked, or without an owner that answers, this long in a row is a failure: leases have lapsed, a
+slot has tried half a dozen times.
+"""
 OWNERS: Final = """
     SELECT p.job_id, p.part, s.address FROM job_partition p JOIN slot s ON s.id = p.slot_id
     WHERE s.lease_until > now() AND p.job_id = ANY(%s::text[])
@@ -35,7 +40,9 @@ class NotRebuilt(Exception):
 
 
 class State(NamedTuple):
-    """What a slot says of one of its job partitions. `seen`: sum of the next offsets of its inputs; `origin`: what it was made from."""
+    """What a slot says of one of its job partitions. `seen`: sum of the next offsets of its inputs;
+    `origin`: what it was made from.
+    """
 
     epoch: int
     status: str
@@ -77,7 +84,9 @@ class Watched:
 
 @dataclass(slots=True)
 class Recovery:
-    """One rebuilding. `before`: only from snapshots with lower numbers; None: from any. `tell` is given lines for people."""
+    """One rebuilding. `before`: only from snapshots with lower numbers; None: from any. `tell` is
+    given lines for people.
+    """
 
     slots: Slots
     tell: Callable[[str], None]
@@ -95,7 +104,10 @@ class Recovery:
             await self._look(open_)
             self._give_up_on_lost(open_, late=self.now_s() - began > timeout_s)
             await self.sleep(POLL_S)
-        self.tell(f"{len(self.watched)} job partitions rebuilt and caught up in {self.now_s() - began:.1f} s")
+        self.tell(
+            f"{len(self.watched)} job partitions rebuilt and caught up in "
+            f"{self.now_s() - began:.1f} s"
+        )
 
     async def _look(self, open_: Sequence[Watched]) -> None:
         owners = await self.slots.owners(sorted({each.named.job for each in open_}))
@@ -114,16 +126,28 @@ class Recovery:
                     each.trouble = f"its slot at {address} does not answer: {lost}"
 
     async def _ask(self, address: str, theirs: Sequence[Watched]) -> None:
-        answers = await self.slots.call(address, "states", {"items": [list(each.named.place) for each in theirs]})
+        answers = await self.slots.call(
+            address, "states", {"items": [list(each.named.place) for each in theirs]}
+        )
         states = [None if answer is None else State(*answer) for answer in answers]
         for each, state in zip(theirs, states, strict=True):
             if state is not None and each.ordered == state.epoch:
                 self._seen(each, state)
-        fresh = [each for each, state in zip(theirs, states, strict=True) if state is not None and each.ordered != state.epoch]
+        fresh = [
+            each
+            for each, state in zip(theirs, states, strict=True)
+            if state is not None and each.ordered != state.epoch
+        ]
         if not fresh:
             return
-        order = {"items": [list(each.named.place) for each in fresh], "why": self.why, "before": self.before}
-        for each, epoch in zip(fresh, await self.slots.call(address, "rebuild", order), strict=True):
+        order = {
+            "items": [list(each.named.place) for each in fresh],
+            "why": self.why,
+            "before": self.before,
+        }
+        for each, epoch in zip(
+            fresh, await self.slots.call(address, "rebuild", order), strict=True
+        ):
             again = "" if each.ordered is None else " again: it has another owner now"
             each.ordered, each.goal = epoch, None
             if epoch is not None:
@@ -142,7 +166,11 @@ class Recovery:
         if each.goal is None:
             each.goal = state.seen + state.lag
         each.done = state.seen >= each.goal
-        self._say(each, f"{'caught up' if each.done else 'running'}, from {state.origin}", f", {state.lag} records behind")
+        self._say(
+            each,
+            f"{'caught up' if each.done else 'running'}, from {state.origin}",
+            f", {state.lag} records behind",
+        )
 
     def _give_up_on_lost(self, open_: Sequence[Watched], *, late: bool) -> None:
         now = self.now_s()
@@ -153,7 +181,9 @@ class Recovery:
                 each.trouble = f"it has not caught up in time; last seen: {each.said or 'nothing'}"
         if lost:
             named = "; ".join(f"{each.named}: {each.trouble}" for each in lost)
-            raise NotRebuilt(f"{len(lost)} of {len(self.watched)} job partitions were not rebuilt: {named}")
+            raise NotRebuilt(
+                f"{len(lost)} of {len(self.watched)} job partitions were not rebuilt: {named}"
+            )
 
     def _say(self, each: Watched, said: str, also: str = "") -> None:
         """Once when it changes, and every now and then."""
@@ -173,7 +203,10 @@ class LiveSlots:
             with postgres.connect(self._dsn, name="snapshots") as connection:
                 return connection.execute(OWNERS, (list(jobs),)).fetchall()
 
-        return {(str(job), cast(int, part)): str(address) for job, part, address in await asyncio.to_thread(read)}
+        return {
+            (str(job), cast(int, part)): str(address)
+            for job, part, address in await asyncio.to_thread(read)
+        }
 
     async def call(self, address: str, op: str, argument: object) -> Any:
         channel = await Channel.open(address)
@@ -183,7 +216,23 @@ class LiveSlots:
             await channel.close()
 
 
-def rebuild(settings: Settings, wanted: Sequence[Named], tell: Callable[[str], None], *, before: int | None, timeout_s: float) -> None:
-    """Rebuild job partitions and wait until they have caught up; NotRebuilt names those that have not, and why."""
-    recovery = Recovery(LiveSlots(settings), tell, time.monotonic, asyncio.sleep, "an order to rebuild it (recovery)", before)
+def rebuild(
+    settings: Settings,
+    wanted: Sequence[Named],
+    tell: Callable[[str], None],
+    *,
+    before: int | None,
+    timeout_s: float,
+) -> None:
+    """Rebuild job partitions and wait until they have caught up; NotRebuilt names those that have
+    not, and why.
+    """
+    recovery = Recovery(
+        LiveSlots(settings),
+        tell,
+        time.monotonic,
+        asyncio.sleep,
+        "an order to rebuild it (recovery)",
+        before,
+    )
     asyncio.run(recovery.run(wanted, timeout_s))

@@ -1,10 +1,11 @@
 """How far a log may be deleted, and who needs what lies near its beginning.
 
-Theory. A log's records go by age, but never past the oldest position that somebody may have to start from: that of any kept snapshot of any
-job partition that reads it, not only of the newest, because the newest may turn out to be damaged. A partition without a snapshot needs
-everything. So Kafka's own deletion by age is off for these topics and deleting is an act of ours that asks first; what stands in its way is
-told while it is a nuisance, not when it is a loss. A replaylog has no age: it goes as soon as no kept snapshot needs it. Snapshots are
-pruned late, so this is late too.
+Theory. A log's records go by age, but never past the oldest position that somebody may have to
+start from: that of any kept snapshot of any job partition that reads it, not only of the newest,
+because the newest may turn out to be damaged. A partition without a snapshot needs everything. So
+Kafka's own deletion by age is off for these topics and deleting is an act of ours that asks first;
+what stands in its way is told while it is a nuisance, not when it is a loss. A replaylog has no
+age: it goes as soon as no kept snapshot needs it. Snapshots are pruned late, so this is late too.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from fennel_core.vocab.ids import JobId, Offset, PartitionIndex, TopicName
 
 
 class Kind(StrEnum):
-    """What decides how far a log may go. `CONTENT`: age, and how far history has it; `PASSAGE`: rows on their way, age alone."""
+    """What decides how far a log may go. `CONTENT`: age, and how far history has it; `PASSAGE`:
+    rows on their way, age alone.
+    """
 
     CONTENT = "content"
     PASSAGE = "passage"
@@ -33,7 +36,9 @@ class Trouble(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """One partition of a topic. `aged`: the first record younger than the retention; `warned`: than the age at which somebody is told."""
+    """One partition of a topic. `aged`: the first record younger than the retention; `warned`: than
+    the age at which somebody is told.
+    """
 
     topic: TopicName
     part: PartitionIndex
@@ -46,7 +51,9 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What one job partition may have to read again: everything from `offset` on. `title`: of the job, for people."""
+    """What one job partition may have to read again: everything from `offset` on. `title`: of the
+    job, for people.
+    """
 
     job: JobId
     title: str
@@ -69,7 +76,9 @@ class Alarm:
 
 
 def cut(log: Log, needs: Sequence[Need], history: Offset | None) -> Offset:
-    """Below which offset `log` may be deleted now; its start when nothing may. `history`: where that ends, None: do not wait for it."""
+    """Below which offset `log` may be deleted now; its start when nothing may. `history`: where
+    that ends, None: do not wait for it.
+    """
     bounds = [log.end, *(need.offset for need in needs)]
     if log.kind is not Kind.REPLAYLOG:
         bounds.append(log.aged)
@@ -81,11 +90,14 @@ def cut(log: Log, needs: Sequence[Need], history: Offset | None) -> Offset:
 
 
 def alarm(log: Log, need: Need) -> Alarm | None:
-    """What somebody should be told about this need. A replaylog holds records of any age without harm while snapshots are taken."""
+    """What somebody should be told about this need. A replaylog holds records of any age without
+    harm while snapshots are taken.
+    """
     where = f"{need.title} ({need.job}[{need.part}])"
     if need.offset < log.start and not (need.loaded and need.snapshots == 0):
         told = (
-            f"{where} would need records {need.offset} to {log.start - 1} of {log.topic}[{log.part}] to start again, and they are gone: "
+            f"{where} would need records {need.offset} to {log.start - 1} of "
+            f"{log.topic}[{log.part}] to start again, and they are gone: "
             "take a snapshot while it runs (`fennel-core snapshot`, DAG snapshot)"
         )
         return Alarm(need.job, need.part, log.topic, Trouble.LOST, told)
@@ -93,7 +105,8 @@ def alarm(log: Log, need: Need) -> Alarm | None:
         held = max(need.offset, log.start)
         why = "it has no snapshot" if need.snapshots == 0 else "its oldest kept snapshot is old"
         told = (
-            f"{where} holds back {log.topic}[{log.part}] at {held} (it ends at {log.end}): {why}; does the DAG snapshot, or "
+            f"{where} holds back {log.topic}[{log.part}] at {held} (it ends at "
+            f"{log.end}): {why}; does the DAG snapshot, or "
             "`fennel-core snapshot --every 10`, run?"
         )
         return Alarm(need.job, need.part, log.topic, Trouble.OLD, told)

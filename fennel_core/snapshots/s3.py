@@ -1,7 +1,7 @@
 """The objects of snapshots in an S3 bucket.
 
-Theory. boto3 blocks, so each call runs on a thread. A put that is answered with "taken" may have met its own first attempt whose answer
-was lost, so the content decides.
+Theory. boto3 blocks, so each call runs on a thread. A put that is answered with "taken" may have
+met its own first attempt whose answer was lost, so the content decides.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ T = TypeVar("T")
 log = structlog.get_logger(__name__)
 CHUNK_BYTES: Final = 1024 * 1024
 DOWNLOAD_ATTEMPTS: Final = 3
-"""The client tries a request again by itself, but not one that breaks off while its content is read."""
+"""The client tries a request again by itself, but not one that breaks off while its content is
+read.
+"""
 
 
 class S3Objects:
@@ -47,7 +49,9 @@ class S3Objects:
             with path.open("rb") as body:
                 return s3.put_new(self._client, self._bucket, key, body)
 
-        if not await _on_thread(sent) and await self.get(key) != await asyncio.to_thread(path.read_bytes):
+        if not await _on_thread(sent) and await self.get(key) != await asyncio.to_thread(
+            path.read_bytes
+        ):
             raise StoreError(f"{key} is taken by another content")
 
     async def download(self, key: str, path: Path) -> str | None:
@@ -71,8 +75,14 @@ class S3Objects:
 
     async def stored(self, prefix: str) -> list[Stored]:
         def listed() -> list[Stored]:
-            pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix)
-            return [Stored(found["Key"], found["LastModified"]) for page in pages for found in page.get("Contents", [])]
+            pages = self._client.get_paginator("list_objects_v2").paginate(
+                Bucket=self._bucket, Prefix=prefix
+            )
+            return [
+                Stored(found["Key"], found["LastModified"])
+                for page in pages
+                for found in page.get("Contents", [])
+            ]
 
         return sorted(await _on_thread(listed), key=lambda stored: stored.key)
 

@@ -1,8 +1,10 @@
-"""What snapshots need of the outside: a bucket of immutable objects and pointer rows that only the current owner may add.
+"""What snapshots need of the outside: a bucket of immutable objects and pointer rows that only the
+current owner may add.
 
-Theory. S3 keeps contents under names that are written once; which snapshot is the newest is a row in the database, because only there can
-"if I am still the owner" and "add it" be one act. A process that lost its job partition may upload as long as it likes: nothing points
-there. Pointers outlive their job's row: they say which objects are left to delete.
+Theory. S3 keeps contents under names that are written once; which snapshot is the newest is a row
+in the database, because only there can "if I am still the owner" and "add it" be one act. A process
+that lost its job partition may upload as long as it likes: nothing points there. Pointers outlive
+their job's row: they say which objects are left to delete.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ Place = tuple[JobId, PartitionIndex]
 
 
 class StoreError(Exception):
-    """The bucket or the database could not be asked, or refused: nothing is known to have happened, and trying again is right."""
+    """The bucket or the database could not be asked, or refused: nothing is known to have happened,
+    and trying again is right.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,9 @@ class Objects(Protocol):
     """Immutable objects by key. Every method raises StoreError when the bucket cannot be used."""
 
     async def put(self, key: str, body: bytes) -> None:
-        """Write an object; StoreError when `key` is taken by another content, which is left as it is."""
+        """Write an object; StoreError when `key` is taken by another content, which is left as it
+        is.
+        """
         ...
 
     async def get(self, key: str) -> bytes | None:
@@ -64,7 +70,9 @@ class Objects(Protocol):
         ...
 
     async def download(self, key: str, path: Path) -> str | None:
-        """Fill the file `path`; the SHA-256 of what was written to it (hex), None where there is no such object."""
+        """Fill the file `path`; the SHA-256 of what was written to it (hex), None where there is no
+        such object.
+        """
         ...
 
     async def stored(self, prefix: str) -> list[Stored]:
@@ -79,8 +87,12 @@ class Objects(Protocol):
 class Pointers(Protocol):
     """Pointer rows. Every method raises StoreError when the database cannot be used."""
 
-    async def add(self, job: JobId, part: PartitionIndex, epoch: Epoch, manifest: str, sha256: str) -> bool:
-        """Point at a finished snapshot; False, and nothing done, when `epoch` does not own the job partition any more."""
+    async def add(
+        self, job: JobId, part: PartitionIndex, epoch: Epoch, manifest: str, sha256: str
+    ) -> bool:
+        """Point at a finished snapshot; False, and nothing done, when `epoch` does not own the job
+        partition any more.
+        """
         ...
 
     async def of(self, job: JobId, part: PartitionIndex) -> list[Pointer]:

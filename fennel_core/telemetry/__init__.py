@@ -1,1 +1,3 @@
-"""What people and machines learn about a running process: logs, metrics, traces, health, and errors as they look on the wire."""
+"""What people and machines learn about a running process: logs, metrics, traces, health, and errors
+as they look on the wire.
+"""

@@ -1,12 +1,14 @@
 """Logs: one JSON object per line, with the ids of the work under way and without anybody's secret.
 
-Theory. A line is found by its ids: whoever starts a piece of work binds them once (`with bound(commit=..., job=..., part=...)`) and every
-line below carries them, over `await` and into `asyncio.to_thread`, because they live in context variables. Libraries log through the
-standard module; their lines take the same road and get the same shape.
+Theory. A line is found by its ids: whoever starts a piece of work binds them once (`with
+bound(commit=..., job=..., part=...)`) and every line below carries them, over `await` and into
+`asyncio.to_thread`, because they live in context variables. Libraries log through the standard
+module; their lines take the same road and get the same shape.
 
-Redaction is the last step before the text is made, so nothing passes by it: values under telling keys are replaced whole, and known
-secret values, passwords in URLs and bearer tokens are replaced wherever they stand in any text, tracebacks included. `hide` teaches it a
-value (a process hides its own settings' secrets at start).
+Redaction is the last step before the text is made, so nothing passes by it: values under telling
+keys are replaced whole, and known secret values, passwords in URLs and bearer tokens are replaced
+wherever they stand in any text, tracebacks included. `hide` teaches it a value (a process hides its
+own settings' secrets at start).
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ STARS: Final = "***"
 HIDDEN_MIN: Final = 6
 """Shorter values are not hunted for in text: `dev` or `1` would star out half of every line."""
 _TELLING: Final = re.compile(
-    r"(^|_)(password|passwd|secret|token|authorization|cookie|api_?key|secret_key|dsn|credential)s?$", re.IGNORECASE
+    r"(^|_)(password|passwd|secret|token|authorization|cookie|api_?key|secret_key|dsn|credential)s?$",
+    re.IGNORECASE,
 )
 _URL_PASSWORD: Final = re.compile(r"(?<=://)([^\s:/@]*):([^\s/@]+)@")
 _BEARER: Final = re.compile(r"\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{4,}", re.IGNORECASE)
@@ -39,8 +42,12 @@ _hunted: re.Pattern[str] | None = None
 Logger = structlog.stdlib.BoundLogger
 
 
-def configure(process: str, level: str = "INFO", *, hidden: Iterable[str] = (), stream: TextIO | None = None) -> None:
-    """Send every log line of this process to `stream` (default: standard error) as JSON, from `level` upwards."""
+def configure(
+    process: str, level: str = "INFO", *, hidden: Iterable[str] = (), stream: TextIO | None = None
+) -> None:
+    """Send every log line of this process to `stream` (default: standard error) as JSON, from
+    `level` upwards.
+    """
     hide(*hidden)
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -68,7 +75,12 @@ def configure(process: str, level: str = "INFO", *, hidden: Iterable[str] = (), 
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, _process_name(process), redact, _as_json],
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                _process_name(process),
+                redact,
+                _as_json,
+            ],
         )
     )
     root = logging.getLogger()
@@ -86,13 +98,19 @@ def logger(name: str) -> Logger:
 
 @contextmanager
 def bound(**ids: object) -> Iterator[None]:
-    """Add `ids` (commit, job, part, workspace, branch, request, ...) to every line logged inside; None values are left out."""
-    with structlog.contextvars.bound_contextvars(**{name: value for name, value in ids.items() if value is not None}):
+    """Add `ids` (commit, job, part, workspace, branch, request, ...) to every line logged inside;
+    None values are left out.
+    """
+    with structlog.contextvars.bound_contextvars(
+        **{name: value for name, value in ids.items() if value is not None}
+    ):
         yield
 
 
 def hide(*values: str) -> None:
-    """From now on star these values out wherever they appear; values shorter than `HIDDEN_MIN` are ignored."""
+    """From now on star these values out wherever they appear; values shorter than `HIDDEN_MIN` are
+    ignored.
+    """
     global _hunted
     new = {value for value in values if len(value) >= HIDDEN_MIN} - _hidden
     if new:
@@ -116,7 +134,10 @@ def redact_text(text: str) -> str:
 
 def redact(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
     """A structlog processor: the event with every secret starred out."""
-    return {name: STARS if _TELLING.search(name) else _redact_value(value) for name, value in event.items()}
+    return {
+        name: STARS if _TELLING.search(name) else _redact_value(value)
+        for name, value in event.items()
+    }
 
 
 def _redact_value(value: Any) -> Any:
@@ -128,7 +149,10 @@ def _redact_value(value: Any) -> Any:
         case SecretStr():
             return STARS
         case Mapping():
-            return {str(name): STARS if _TELLING.search(str(name)) else _redact_value(each) for name, each in value.items()}
+            return {
+                str(name): STARS if _TELLING.search(str(name)) else _redact_value(each)
+                for name, each in value.items()
+            }
         case list() | tuple() | set() | frozenset():
             return [_redact_value(each) for each in value]
         case _:
@@ -144,13 +168,19 @@ def _add_trace(_logger: WrappedLogger, _method: str, event: EventDict) -> EventD
 
 def _process_name(process: str) -> Processor:
     def add(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-        return {"time": event.pop("time", None), "level": event.pop("level", None), "process": process, **event}
+        return {
+            "time": event.pop("time", None),
+            "level": event.pop("level", None),
+            "process": process,
+            **event,
+        }
 
     return add
 
 
 def _as_json(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
-    # Everything was made plain by `redact`; an integer beyond 64 bits is the one thing orjson refuses, and becomes text.
+    # Everything was made plain by `redact`; an integer beyond 64 bits is the one thing orjson
+    # refuses, and becomes text.
     try:
         return orjson.dumps(event).decode()
     except TypeError:

@@ -1,11 +1,14 @@
-"""Metrics: the names of Fennel's public documentation, so that existing dashboards and alerts keep working.
+"""Metrics: the names of Fennel's public documentation, so that existing dashboards and alerts keep
+working.
 
-Theory. One registry per process, rendered in Prometheus' text format 0.0.4 by `render`. The documented names of counters do not end in
-`_total`, which the Prometheus library insists on adding: `render` takes it off again for exactly those names. Labels have bounded values
-only (names of entities, small enumerations), never keys, users or requests.
+Theory. One registry per process, rendered in Prometheus' text format 0.0.4 by `render`. The
+documented names of counters do not end in `_total`, which the Prometheus library insists on adding:
+`render` takes it off again for exactly those names. Labels have bounded values only (names of
+entities, small enumerations), never keys, users or requests.
 
-A program of several processes (the engine: a Spark driver and its slots) sets `PROMETHEUS_MULTIPROC_DIR` to an empty folder of its own
-before this module is imported; each process then writes there, and whichever serves `/metrics` renders all of them.
+A program of several processes (the engine: a Spark driver and its slots) sets
+`PROMETHEUS_MULTIPROC_DIR` to an empty folder of its own before this module is imported; each
+process then writes there, and whichever serves `/metrics` renders all of them.
 """
 
 from __future__ import annotations
@@ -33,7 +36,9 @@ READ_BUCKETS_SECONDS: Final = (
     *(0.0005, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.0075, 0.01),
     *(0.02, 0.035, 0.05, 0.1, 0.2, 0.5, 1.0, 2.5, 5.0, 10.0),
 )
-"""Dense where the targets of the read path are (0.6 ms, 1.5 ms, 5 ms), so that a percentile read off them means something."""
+"""Dense where the targets of the read path are (0.6 ms, 1.5 ms, 5 ms), so that a percentile read
+off them means something.
+"""
 
 REGISTRY: Final = CollectorRegistry()
 disable_created_metrics()  # type: ignore[no-untyped-call]  # the library's function has no annotations
@@ -44,19 +49,30 @@ if MULTIPROCESS_VARIABLE not in os.environ:
 _exact_names: set[str] = set()
 
 
-def counter(name: str, documentation: str, labels: Sequence[str] = (), *, exact_name: bool = False) -> Counter:
-    """A counter in the process's registry; `exact_name` renders it without the `_total` that the library adds."""
+def counter(
+    name: str, documentation: str, labels: Sequence[str] = (), *, exact_name: bool = False
+) -> Counter:
+    """A counter in the process's registry; `exact_name` renders it without the `_total` that the
+    library adds.
+    """
     if exact_name:
         _exact_names.add(name)
     return Counter(name, documentation, labels, registry=REGISTRY)
 
 
 def gauge(name: str, documentation: str, labels: Sequence[str] = ()) -> Gauge:
-    """A gauge in the process's registry; over several processes the value that was set last counts."""
+    """A gauge in the process's registry; over several processes the value that was set last
+    counts.
+    """
     return Gauge(name, documentation, labels, registry=REGISTRY, multiprocess_mode="mostrecent")
 
 
-def histogram(name: str, documentation: str, labels: Sequence[str] = (), buckets: Sequence[float] = READ_BUCKETS_SECONDS) -> Histogram:
+def histogram(
+    name: str,
+    documentation: str,
+    labels: Sequence[str] = (),
+    buckets: Sequence[float] = READ_BUCKETS_SECONDS,
+) -> Histogram:
     """A histogram in the process's registry, its buckets in the metric's unit."""
     return Histogram(name, documentation, labels, registry=REGISTRY, buckets=buckets)
 
@@ -80,7 +96,8 @@ def forget_process(pid: int) -> None:
 # Write path.
 SOURCE_DATASET = gauge(
     "fennel_source_dataset_metrics",
-    "State of the way from a source into its dataset: `backlog` rows received and not yet applied, `event_timestamp_seconds` of the last.",
+    "State of the way from a source into its dataset: `backlog` rows received and "
+    "not yet applied, `event_timestamp_seconds` of the last.",
     ("source_name", "dataset_name", "metric"),
 )
 SOURCE_DATASET_ROWS = counter(
@@ -91,7 +108,8 @@ SOURCE_DATASET_ROWS = counter(
 )
 PIPELINE = gauge(
     "fennel_pipeline_metrics",
-    "State of a pipeline: `backlog` records not yet processed, `event_timestamp_seconds` of the last, `error` rows that its code refused.",
+    "State of a pipeline: `backlog` records not yet processed, "
+    "`event_timestamp_seconds` of the last, `error` rows that its code refused.",
     ("pipeline_name", "dataset_name", "metric"),
 )
 EXPECTATION = counter(
@@ -113,10 +131,22 @@ DISCARDED_TIMESTAMP = gauge(
 )
 
 # Read path and control plane.
-REQUESTS = counter("fennel_request_counter", "Requests answered, by route and status.", ("path", "method", "status"), exact_name=True)
-REQUEST_SECONDS = histogram("fennel_request_latency_seconds", "Time from a request's arrival to its answer, by route.", ("path", "method"))
+REQUESTS = counter(
+    "fennel_request_counter",
+    "Requests answered, by route and status.",
+    ("path", "method", "status"),
+    exact_name=True,
+)
+REQUEST_SECONDS = histogram(
+    "fennel_request_latency_seconds",
+    "Time from a request's arrival to its answer, by route.",
+    ("path", "method"),
+)
 EXTRACT_FEATURES = counter(
-    "fennel_extract_features_counter", "Rows for which features were asked, by workflow.", ("workflow",), exact_name=True
+    "fennel_extract_features_counter",
+    "Rows for which features were asked, by workflow.",
+    ("workflow",),
+    exact_name=True,
 )
 EXTRACT_FEATURES_ERRORS = counter(
     "fennel_extract_features_error_counter",
@@ -124,4 +154,8 @@ EXTRACT_FEATURES_ERRORS = counter(
     ("workflow", "code"),
     exact_name=True,
 )
-EXTRACT_FEATURES_SECONDS = histogram("extract_features_latency_seconds", "Time to answer one feature request, by workflow.", ("workflow",))
+EXTRACT_FEATURES_SECONDS = histogram(
+    "extract_features_latency_seconds",
+    "Time to answer one feature request, by workflow.",
+    ("workflow",),
+)

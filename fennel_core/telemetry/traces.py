@@ -1,8 +1,9 @@
 """Traces, when somebody asked for them.
 
-Theory. Without a collector's address nothing is made: `span` is an empty context then, cheap enough for the query path. With one, spans
-go out in batches from a thread of their own over OTLP/HTTP, and a collector that is away loses spans, never requests. A trace crosses
-processes by the W3C `traceparent` header: `outgoing()` on the way out, `incoming(headers)` on the way in.
+Theory. Without a collector's address nothing is made: `span` is an empty context then, cheap enough
+for the query path. With one, spans go out in batches from a thread of their own over OTLP/HTTP, and
+a collector that is away loses spans, never requests. A trace crosses processes by the W3C
+`traceparent` header: `outgoing()` on the way out, `incoming(headers)` on the way in.
 """
 
 from __future__ import annotations
@@ -22,8 +23,12 @@ _OFF: Final = nullcontext(None)
 _provider: TracerProvider | None = None
 
 
-def configure(process: str, otlp_endpoint: str | None, *, exporter: SpanExporter | None = None) -> None:
-    """Send spans of this process to `otlp_endpoint` (`http://host:4318`), or none when it is None. `exporter` replaces the sender."""
+def configure(
+    process: str, otlp_endpoint: str | None, *, exporter: SpanExporter | None = None
+) -> None:
+    """Send spans of this process to `otlp_endpoint` (`http://host:4318`), or none when it is None.
+    `exporter` replaces the sender.
+    """
     global _provider
     if otlp_endpoint is None and exporter is None:
         return
@@ -41,8 +46,12 @@ def shut_down() -> None:
         _provider = None
 
 
-def span(name: str, **attributes: str | int | float | bool) -> AbstractContextManager[trace.Span | None]:
-    """Time a piece of work as a child of the current span; an exception that leaves it is recorded on it."""
+def span(
+    name: str, **attributes: str | int | float | bool
+) -> AbstractContextManager[trace.Span | None]:
+    """Time a piece of work as a child of the current span; an exception that leaves it is recorded
+    on it.
+    """
     if _provider is None:
         return _OFF
     return _provider.get_tracer(_TRACER_NAME).start_as_current_span(name, attributes=attributes)

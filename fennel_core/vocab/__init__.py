@@ -1,1 +1,3 @@
-"""The words every room shares: ids, time, data types, schemas, positions and keys. Pure values; nothing here touches the world."""
+"""The words every room shares: ids, time, data types, schemas, positions and keys. Pure values;
+nothing here touches the world.
+"""

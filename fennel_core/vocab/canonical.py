@@ -1,8 +1,10 @@
-"""One canonical text for every frozen value: what is stored in the registry, hashed into identities and compared by tests.
+"""One canonical text for every frozen value: what is stored in the registry, hashed into identities
+and compared by tests.
 
-Theory. A frozen dataclass becomes `["room.Class", {field: value, …}]`, a tuple `["tuple", …]`, an enum `["enum", "room.Class", name]`,
-bytes `["bytes", hex]`; JSON with sorted keys makes the bytes unique. Decoding imports only classes of this package, so a registry row
-can never name foreign code. Renaming a class that is at rest needs a migration.
+Theory. A frozen dataclass becomes `["room.Class", {field: value, …}]`, a tuple `["tuple", …]`, an
+enum `["enum", "room.Class", name]`, bytes `["bytes", hex]`; JSON with sorted keys makes the bytes
+unique. Decoding imports only classes of this package, so a registry row can never name foreign
+code. Renaming a class that is at rest needs a migration.
 """
 
 from __future__ import annotations
@@ -32,8 +34,14 @@ def to_data(value: object) -> Any:
     if isinstance(value, frozenset):
         return ["set", *sorted((to_data(v) for v in value), key=json.dumps)]
     if dataclasses.is_dataclass(value):
-        return [_name(type(value)), {f.name: to_data(getattr(value, f.name)) for f in dataclasses.fields(value)}]
-    raise TypeError(f"{type(value).__qualname__} has no canonical form: use frozen dataclasses, tuples, enums, bytes and scalars")
+        return [
+            _name(type(value)),
+            {f.name: to_data(getattr(value, f.name)) for f in dataclasses.fields(value)},
+        ]
+    raise TypeError(
+        f"{type(value).__qualname__} has no canonical form: use frozen dataclasses, "
+        "tuples, enums, bytes and scalars"
+    )
 
 
 def from_data(data: Any) -> Any:
@@ -66,7 +74,9 @@ def loads(data: bytes | str, expected: type[T]) -> T:
 
 
 def digest(value: object) -> str:
-    """128 bits of SHA-256 over the canonical bytes, as hex: equal exactly when the values are equal."""
+    """128 bits of SHA-256 over the canonical bytes, as hex: equal exactly when the values are
+    equal.
+    """
     return hashlib.sha256(dumps(value)).hexdigest()[:32]
 
 
@@ -78,6 +88,9 @@ def _name(cls: type) -> str:
 def _resolve(name: str) -> type:
     module, _, cls = name.rpartition(".")
     found = getattr(importlib.import_module(f"{PACKAGE}.{module}"), cls)
-    if not (isinstance(found, type) and (dataclasses.is_dataclass(found) or issubclass(found, enum.Enum))):
+    if not (
+        isinstance(found, type)
+        and (dataclasses.is_dataclass(found) or issubclass(found, enum.Enum))
+    ):
         raise TypeError(f"{name} is not a value class")
     return found

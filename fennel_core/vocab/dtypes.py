@@ -1,9 +1,10 @@
 """Data types of the client's language and how each is laid out in Arrow.
 
-Theory. A dtype is a closed union of frozen values. `arrow_type` fixes one physical layout per dtype for topics, state and lookups:
-timestamps are microseconds in UTC, decimals are decimal128(28, scale), maps are lists of (key, value) structs because Polars has no map.
-`Optional` changes nullability only; `Between`, `OneOf` and `Regex` are checked at the door and stored as their base type.
-Changing a layout here breaks bytes at rest, so it needs a new state-format version.
+Theory. A dtype is a closed union of frozen values. `arrow_type` fixes one physical layout per dtype
+for topics, state and lookups: timestamps are microseconds in UTC, decimals are decimal128(28,
+scale), maps are lists of (key, value) structs because Polars has no map. `Optional` changes
+nullability only; `Between`, `OneOf` and `Regex` are checked at the door and stored as their base
+type. Changing a layout here breaks bytes at rest, so it needs a new state-format version.
 """
 
 from __future__ import annotations
@@ -139,7 +140,9 @@ TIMESTAMP_ARROW = pa.timestamp("us", tz="UTC")
 
 
 def base(dtype: Dtype) -> Dtype:
-    """The dtype a value is stored as: without Optional and without the door's checks (between, oneof, regex)."""
+    """The dtype a value is stored as: without Optional and without the door's checks (between,
+    oneof, regex).
+    """
     match dtype:
         case Optional(of) | Between(of=of) | OneOf(of=of):
             return base(of)
@@ -187,7 +190,9 @@ def arrow_type(dtype: Dtype) -> pa.DataType:
         case List(of):
             return pa.large_list(arrow_type(of))
         case Map(value):
-            return pa.large_list(pa.struct([("key", pa.large_string()), ("value", arrow_type(value))]))
+            return pa.large_list(
+                pa.struct([("key", pa.large_string()), ("value", arrow_type(value))])
+            )
         case Struct(_, fields):
             return pa.struct([(f.name, arrow_type(f.dtype)) for f in fields])
         case unreachable:

@@ -1,14 +1,17 @@
 """The error a caller of our servers sees, as a value.
 
-Theory. The client raises whatever is not status 200 with the body as its text, and people act on that text; programs act on the code,
-which never changes once released. Any room may raise one; only the servers (`telemetry/errors.py`) know how it is written on the wire.
+Theory. The client raises whatever is not status 200 with the body as its text, and people act on
+that text; programs act on the code, which never changes once released. Any room may raise one; only
+the servers (`telemetry/errors.py`) know how it is written on the wire.
 """
 
 from __future__ import annotations
 
 
 class ApiError(Exception):
-    """`status` is the HTTP status, `code` is stable and lower-case-with-dashes, `text` says what was wrong and what to do."""
+    """`status` is the HTTP status, `code` is stable and lower-case-with-dashes, `text` says what
+    was wrong and what to do.
+    """
 
     def __init__(self, status: int, code: str, text: str) -> None:
         if not 400 <= status <= 599:

@@ -1,4 +1,6 @@
-"""Ids that must never be mixed up: one NewType per noun, so the type checker tells a job from an asset."""
+"""Ids that must never be mixed up: one NewType per noun, so the type checker tells a job from an
+asset.
+"""
 
 from typing import NewType
 

@@ -1,10 +1,10 @@
 """Positions: the total order of accepted rows.
 
-Theory. A position is bytes compared left to right: 8 bytes of hybrid logical clock (48 bits of milliseconds, 16 bits of counter), 2
-of server id, 4 of row number; a union appends the branch and an explode the element (4 bytes each), so a derived row's position stays
-unique and
-keeps its input's order. It breaks ties of event time everywhere, so content never depends on arrival. The format is at rest on
-topics and in state: changing it needs a new format version.
+Theory. A position is bytes compared left to right: 8 bytes of hybrid logical clock (48 bits of
+milliseconds, 16 bits of counter), 2 of server id, 4 of row number; a union appends the branch and
+an explode the element (4 bytes each), so a derived row's position stays unique and keeps its
+input's order. It breaks ties of event time everywhere, so content never depends on arrival. The
+format is at rest on topics and in state: changing it needs a new format version.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ _LAYOUT = np.dtype([("hlc", ">u8"), ("server", ">u2"), ("row", ">u4")])
 
 
 def next_hlc(last: Hlc, now_ms: int) -> Hlc:
-    """The stamp after `last` when the wall clock reads `now_ms`: never backwards, whatever the wall clock does."""
+    """The stamp after `last` when the wall clock reads `now_ms`: never backwards, whatever the wall
+    clock does.
+    """
     return Hlc(max(last + 1, now_ms << COUNTER_BITS))
 
 
@@ -38,7 +40,11 @@ def stamp(hlc: Hlc, server: int, rows: int, first_row: int = 0) -> pa.Array:
 
 
 def extend(positions: pa.Array, elements: pa.Array) -> pa.Array:
-    """Each position with a 4-byte element appended (the branch of a union, the element of an explode)."""
+    """Each position with a 4-byte element appended (the branch of a union, the element of an
+    explode).
+    """
     raw = np.asarray(elements, dtype=">u4").tobytes()
-    suffix = pa.Array.from_buffers(pa.binary(4), len(elements), [None, pa.py_buffer(raw)]).cast(pa.large_binary())
+    suffix = pa.Array.from_buffers(pa.binary(4), len(elements), [None, pa.py_buffer(raw)]).cast(
+        pa.large_binary()
+    )
     return pc.binary_join_element_wise(positions, suffix, pa.scalar(b"", pa.large_binary()))

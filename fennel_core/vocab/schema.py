@@ -1,6 +1,7 @@
 """A dataset's schema: key fields, value fields and the one timestamp field.
 
-Column order is fixed: keys, then values, then the timestamp. Every batch, topic and state row of a dataset uses it.
+Column order is fixed: keys, then values, then the timestamp. Every batch, topic and state row of a
+dataset uses it.
 """
 
 from __future__ import annotations

@@ -1,15 +1,17 @@
 """What travels on topics: batches of signed versions.
 
-Theory. A keyless dataset is a bag of events; a keyed dataset is a bag of versions `(key, timestamp, position) → row | tombstone`. A version
-lives until the next one of its key, so its end is derived and never stored. A topic carries signed versions: +1 adds one, −1 takes back
-exactly
-one that was added before. A batch has the dataset's columns (keys, values, timestamp) and then three of ours:
+Theory. A keyless dataset is a bag of events; a keyed dataset is a bag of versions `(key, timestamp,
+position) → row | tombstone`. A version lives until the next one of its key, so its end is derived
+and never stored. A topic carries signed versions: +1 adds one, −1 takes back exactly one that was
+added before. A batch has the dataset's columns (keys, values, timestamp) and then three of ours:
 
     __pos   large_binary   position (vocab.position): breaks ties of event time, unique per row
     __sign  int8           +1 or −1
-    __gone  bool           a tombstone: the key is absent from this version's time on; its value columns are null
+    __gone  bool           a tombstone: the key is absent from this version's time on; its value
+    columns are null
 
-One Kafka message is one Arrow IPC stream with one record batch, zstd-compressed from `COMPRESS_FROM_ROWS` rows on.
+One Kafka message is one Arrow IPC stream with one record batch, zstd-compressed from
+`COMPRESS_FROM_ROWS` rows on.
 """
 
 from __future__ import annotations
@@ -26,7 +28,11 @@ POS = "__pos"
 SIGN = "__sign"
 GONE = "__gone"
 META = (POS, SIGN, GONE)
-META_FIELDS = (pa.field(POS, pa.large_binary()), pa.field(SIGN, pa.int8()), pa.field(GONE, pa.bool_()))
+META_FIELDS = (
+    pa.field(POS, pa.large_binary()),
+    pa.field(SIGN, pa.int8()),
+    pa.field(GONE, pa.bool_()),
+)
 COMPRESS_FROM_ROWS = 64
 FORMAT_HEADER = ("f", b"1")
 """Header of every data message: the batch format's version."""
@@ -49,16 +55,22 @@ def encode(batch: pa.Table) -> bytes:
     """The message value of a batch."""
     codec = "zstd" if len(batch) >= COMPRESS_FROM_ROWS else None
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression=codec)) as writer:
+    with pa.ipc.new_stream(
+        sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression=codec)
+    ) as writer:
         writer.write_table(batch)
     value: bytes = sink.getvalue().to_pybytes()
     return value
 
 
 def encode_frame(frame: pl.DataFrame) -> bytes:
-    """The message value of a batch held by Polars (a third of the cost of `encode` for small batches)."""
+    """The message value of a batch held by Polars (a third of the cost of `encode` for small
+    batches).
+    """
     sink = io.BytesIO()
-    codec: Literal["zstd", "uncompressed"] = "zstd" if len(frame) >= COMPRESS_FROM_ROWS else "uncompressed"
+    codec: Literal["zstd", "uncompressed"] = (
+        "zstd" if len(frame) >= COMPRESS_FROM_ROWS else "uncompressed"
+    )
     frame.write_ipc_stream(sink, compression=codec, compat_level=pl.CompatLevel.oldest())
     return sink.getvalue()
 

@@ -1,10 +1,11 @@
 """External databases, the tables in them, and the sources and sinks that use them.
 
-Theory. A connector is two values: the database (how to reach it) and the table (what to read or write in it); each kind of table
-holds its own kind of database, so that a mismatch cannot be built. A credential is either written out or a reference to a secret;
-it never appears in a `repr` and is no part of a definition's logic (rotating a password changes nothing that was computed).
-An empty host means: look the connector up by its name among those configured on the platform. Times are `Micros`, durations integer
-microseconds.
+Theory. A connector is two values: the database (how to reach it) and the table (what to read or
+write in it); each kind of table holds its own kind of database, so that a mismatch cannot be built.
+A credential is either written out or a reference to a secret; it never appears in a `repr` and is
+no part of a definition's logic (rotating a password changes nothing that was computed). An empty
+host means: look the connector up by its name among those configured on the platform. Times are
+`Micros`, durations integer microseconds.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from fennel_core.vocab.ids import DatasetName, Micros
 from fennel_core.wire.expr import Expr
 from fennel_core.wire.pycode import PyCode
 
-# --- credentials ------------------------------------------------------------------------------------------------------
+# --- credentials ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class Login:
     password: Credential | None
 
 
-# --- databases --------------------------------------------------------------------------------------------------------
+# --- databases ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,15 +158,31 @@ class Http:
 
 @dataclass(frozen=True, slots=True)
 class NamedReference:
-    """A connector that is configured on the platform and only named in the definition; `kind` is the protocol's word for it."""
+    """A connector that is configured on the platform and only named in the definition; `kind` is
+    the protocol's word for it.
+    """
 
     name: str
     kind: str
 
 
-Database = Webhook | MySQL | Postgres | S3 | BigQuery | Snowflake | Kafka | Kinesis | Redshift | Mongo | PubSub | Http | NamedReference
+Database = (
+    Webhook
+    | MySQL
+    | Postgres
+    | S3
+    | BigQuery
+    | Snowflake
+    | Kafka
+    | Kinesis
+    | Redshift
+    | Mongo
+    | PubSub
+    | Http
+    | NamedReference
+)
 
-# --- record formats ---------------------------------------------------------------------------------------------------
+# --- record formats -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +220,7 @@ class ProtobufFormat:
 
 RecordFormat = JsonFormat | AvroFormat | ProtobufFormat
 
-# --- tables -----------------------------------------------------------------------------------------------------------
+# --- tables ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +244,9 @@ class PostgresTable:
 
 @dataclass(frozen=True, slots=True)
 class S3Table:
-    """Objects under `prefix` whose key matches the pattern `suffix`; `format` is csv, json, parquet, hudi or delta."""
+    """Objects under `prefix` whose key matches the pattern `suffix`; `format` is csv, json,
+    parquet, hudi or delta.
+    """
 
     db: S3 | NamedReference
     bucket: str
@@ -338,7 +357,7 @@ class Cdc(Enum):
     DELETE = "delete"
 
 
-# --- sources ----------------------------------------------------------------------------------------------------------
+# --- sources --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,7 +369,9 @@ class FromPayload:
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """The same value for every row; a timestamp is given in epoch microseconds. `dtype` keeps 1, 1.0 and True apart."""
+    """The same value for every row; a timestamp is given in epoch microseconds. `dtype` keeps 1,
+    1.0 and True apart.
+    """
 
     value: str | bool | int | float
     dtype: Str | Bool | Int | Float | Timestamp
@@ -358,7 +379,9 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class EvalExpr:
-    """An expression over the dataset's fields (without preprocessed ones) and the extra payload columns of `schema`."""
+    """An expression over the dataset's fields (without preprocessed ones) and the extra payload
+    columns of `schema`.
+    """
 
     expr: Expr
     schema: tuple[Field, ...]
@@ -366,7 +389,9 @@ class EvalExpr:
 
 @dataclass(frozen=True, slots=True)
 class EvalCode:
-    """User code that assigns the field from the whole frame; `schema` types extra payload columns."""
+    """User code that assigns the field from the whole frame; `schema` types extra payload
+    columns.
+    """
 
     pycode: PyCode
     schema: tuple[Field, ...]
@@ -385,7 +410,9 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a dataset's rows come from. Rows pass `preproc` (sorted by field), then `where`, then the cast to the schema."""
+    """Where a dataset's rows come from. Rows pass `preproc` (sorted by field), then `where`, then
+    the cast to the schema.
+    """
 
     dataset: DatasetName
     version: int
@@ -404,7 +431,7 @@ class Source:
     sampling: Sampling | None
 
 
-# --- sinks ------------------------------------------------------------------------------------------------------------
+# --- sinks ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

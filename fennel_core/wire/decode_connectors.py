@@ -7,7 +7,13 @@ from typing import TypeVar
 from google.protobuf.message import Message
 
 from fennel_core.wire import connectors as c
-from fennel_core.wire.decode_datatypes import chosen, decode_duration_us, decode_moment_us, known, unknown
+from fennel_core.wire.decode_datatypes import (
+    chosen,
+    decode_duration_us,
+    decode_moment_us,
+    known,
+    unknown,
+)
 from fennel_core.wire.errors import UnsupportedValue
 from fennel_core.wire.gen import connector_pb2 as pb
 from fennel_core.wire.gen import http_auth_pb2, kinesis_pb2, schema_registry_pb2, secret_pb2
@@ -17,27 +23,33 @@ DB = TypeVar("DB", bound=c.Database)
 REFERENCE_KINDS = {number: name.lower() for name, number in pb.Reference.ExtDBType.items()}
 
 
-# --- credentials ------------------------------------------------------------------------------------------------------
+# --- credentials ----------------------------------------------------------------------------------
 
 
 def _credential(message: Message, plain: str, secret: str) -> c.Credential | None:
     """The credential in the sibling fields `plain` and `secret`; empty text counts as none."""
     if message.HasField(secret):
         ref: secret_pb2.SecretRef = getattr(message, secret)
-        return c.SecretRef(ref.secret_arn, ref.role_arn if ref.HasField("role_arn") else None, tuple(ref.path))
+        return c.SecretRef(
+            ref.secret_arn, ref.role_arn if ref.HasField("role_arn") else None, tuple(ref.path)
+        )
     text: str = getattr(message, plain)
     return c.PlainSecret(text) if text else None
 
 
 def _login(message: Message, user: str = "user", user_secret: str = "username_secret") -> c.Login:  # noqa: S107 - field names, not secrets
-    return c.Login(_credential(message, user, user_secret), _credential(message, "password", "password_secret"))
+    return c.Login(
+        _credential(message, user, user_secret), _credential(message, "password", "password_secret")
+    )
 
 
-# --- databases --------------------------------------------------------------------------------------------------------
+# --- databases ------------------------------------------------------------------------------------
 
 
 def decode_database(message: pb.ExtDatabase) -> c.Database:
-    """Decode how an external database is reached. Raises `UnsupportedValue` for a kind this platform does not know."""
+    """Decode how an external database is reached. Raises `UnsupportedValue` for a kind this
+    platform does not know.
+    """
     name = message.name
     match chosen(message, "variant"):
         case "webhook":
@@ -49,7 +61,12 @@ def decode_database(message: pb.ExtDatabase) -> c.Database:
             p = message.postgres
             return c.Postgres(name, p.host, p.port, p.database, p.jdbc_params, _login(p))
         case "reference":
-            return c.NamedReference(name, known(REFERENCE_KINDS, message.reference.dbtype, message.reference, "database type"))
+            return c.NamedReference(
+                name,
+                known(
+                    REFERENCE_KINDS, message.reference.dbtype, message.reference, "database type"
+                ),
+            )
         case "kafka":
             return _kafka(name, message.kafka)
         case "redshift":
@@ -74,15 +91,26 @@ def _cloud_database(message: pb.ExtDatabase, kind: str) -> c.Database:
             return c.S3(name, s.role_arn if s.HasField("role_arn") else None, login)
         case "bigquery":
             b = message.bigquery
-            return c.BigQuery(name, b.project_id, b.dataset_id, _credential(b, "service_account_key", "service_account_key_secret"))
+            return c.BigQuery(
+                name,
+                b.project_id,
+                b.dataset_id,
+                _credential(b, "service_account_key", "service_account_key_secret"),
+            )
         case "snowflake":
             f = message.snowflake
-            return c.Snowflake(name, f.account, f.database, f.schema, f.warehouse, f.role, _login(f))
+            return c.Snowflake(
+                name, f.account, f.database, f.schema, f.warehouse, f.role, _login(f)
+            )
         case "kinesis":
             return c.Kinesis(name, message.kinesis.role_arn)
         case "pubsub":
             u = message.pubsub
-            return c.PubSub(name, u.project_id, _credential(u, "service_account_key", "service_account_key_secret"))
+            return c.PubSub(
+                name,
+                u.project_id,
+                _credential(u, "service_account_key", "service_account_key_secret"),
+            )
         case other:
             raise unknown(message, other)
 
@@ -117,24 +145,36 @@ def _redshift(name: str, message: pb.Redshift) -> c.Redshift:
 
 
 def _http(name: str, message: pb.Http) -> c.Http:
-    ca_cert = _credential(message.ca_cert, "secret", "secret_ref") if message.HasField("ca_cert") else None
+    ca_cert = (
+        _credential(message.ca_cert, "secret", "secret_ref")
+        if message.HasField("ca_cert")
+        else None
+    )
     return c.Http(name, _credential(message, "host", "host_secret"), message.healthz, ca_cert)
 
 
-# --- tables -----------------------------------------------------------------------------------------------------------
+# --- tables ---------------------------------------------------------------------------------------
 
 
 def decode_table(message: pb.ExtTable) -> c.Table:
-    """Decode what is read or written. Raises `UnsupportedValue` when its database is of another kind than the table."""
+    """Decode what is read or written. Raises `UnsupportedValue` when its database is of another
+    kind than the table.
+    """
     match chosen(message, "variant"):
         case "endpoint":
             e = message.endpoint
             return c.WebhookEndpoint(_exactly(c.Webhook, e.db), e.endpoint)
         case "mysql_table":
-            return c.MySQLTable(_db(c.MySQL, message.mysql_table.db), message.mysql_table.table_name)
+            return c.MySQLTable(
+                _db(c.MySQL, message.mysql_table.db), message.mysql_table.table_name
+            )
         case "pg_table":
             p = message.pg_table
-            return c.PostgresTable(_db(c.Postgres, p.db), p.table_name, p.slot_name if p.HasField("slot_name") else None)
+            return c.PostgresTable(
+                _db(c.Postgres, p.db),
+                p.table_name,
+                p.slot_name if p.HasField("slot_name") else None,
+            )
         case "s3_table":
             return _s3_table(message.s3_table)
         case "kafka_topic":
@@ -150,7 +190,9 @@ def decode_table(message: pb.ExtTable) -> c.Table:
         case "http_path":
             h = message.http_path
             headers = tuple((name, h.headers[name]) for name in sorted(h.headers))
-            return c.HttpPath(_db(c.Http, h.db), h.endpoint, h.limit if h.HasField("limit") else None, headers)
+            return c.HttpPath(
+                _db(c.Http, h.db), h.endpoint, h.limit if h.HasField("limit") else None, headers
+            )
         case other:
             return _warehouse_table(message, other)
 
@@ -158,13 +200,21 @@ def decode_table(message: pb.ExtTable) -> c.Table:
 def _warehouse_table(message: pb.ExtTable, kind: str) -> c.Table:
     match kind:
         case "snowflake_table":
-            return c.SnowflakeTable(_db(c.Snowflake, message.snowflake_table.db), message.snowflake_table.table_name)
+            return c.SnowflakeTable(
+                _db(c.Snowflake, message.snowflake_table.db), message.snowflake_table.table_name
+            )
         case "bigquery_table":
-            return c.BigQueryTable(_db(c.BigQuery, message.bigquery_table.db), message.bigquery_table.table_name)
+            return c.BigQueryTable(
+                _db(c.BigQuery, message.bigquery_table.db), message.bigquery_table.table_name
+            )
         case "redshift_table":
-            return c.RedshiftTable(_db(c.Redshift, message.redshift_table.db), message.redshift_table.table_name)
+            return c.RedshiftTable(
+                _db(c.Redshift, message.redshift_table.db), message.redshift_table.table_name
+            )
         case "mongo_collection":
-            return c.MongoCollection(_db(c.Mongo, message.mongo_collection.db), message.mongo_collection.collection_name)
+            return c.MongoCollection(
+                _db(c.Mongo, message.mongo_collection.db), message.mongo_collection.collection_name
+            )
         case other:
             raise unknown(message, other)
 
@@ -173,7 +223,10 @@ def _exactly(expected: type[DB], message: pb.ExtDatabase) -> DB:
     database = decode_database(message)
     if not isinstance(database, expected):
         got, needed = type(database).__name__, expected.__name__
-        raise UnsupportedValue(f"connector `{message.name}` is a {got}, but its table needs a {needed}; use one connector for both")
+        raise UnsupportedValue(
+            f"connector `{message.name}` is a {got}, but its table needs a {needed}; "
+            "use one connector for both"
+        )
     return database
 
 
@@ -210,7 +263,9 @@ def _kafka_format(message: pb.KafkaFormat) -> c.RecordFormat:
 
 def _registry(message: schema_registry_pb2.SchemaRegistry) -> c.SchemaRegistry:
     if message.registry_provider != schema_registry_pb2.RegistryProvider.CONFLUENT:
-        raise UnsupportedValue(f"schema registry provider {message.registry_provider} is unknown; use `confluent`")
+        raise UnsupportedValue(
+            f"schema registry provider {message.registry_provider} is unknown; use `confluent`"
+        )
     return c.SchemaRegistry(message.url, _http_auth(message.auth))
 
 
@@ -240,4 +295,7 @@ def _init_position(message: pb.KinesisStream) -> c.InitPosition:
         case kinesis_pb2.InitPosition.AT_TIMESTAMP:
             return c.FromTimestamp(decode_moment_us(message.init_timestamp))
         case other:
-            raise UnsupportedValue(f"init position {other} of a Kinesis stream is unknown; use latest, trim_horizon or a timestamp")
+            raise UnsupportedValue(
+                f"init position {other} of a Kinesis stream is unknown; use latest, "
+                "trim_horizon or a timestamp"
+            )

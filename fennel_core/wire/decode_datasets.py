@@ -1,10 +1,18 @@
-"""Datasets, pipelines, indices and expectations of the protocol, decoded into `fennel_core.wire.entities`."""
+"""Datasets, pipelines, indices and expectations of the protocol, decoded into
+`fennel_core.wire.entities`.
+"""
 
 from __future__ import annotations
 
 from fennel_core.vocab.ids import DatasetName
 from fennel_core.wire import entities as en
-from fennel_core.wire.decode_datatypes import chosen, decode_duration_us, decode_schema, known, unknown
+from fennel_core.wire.decode_datatypes import (
+    chosen,
+    decode_duration_us,
+    decode_schema,
+    known,
+    unknown,
+)
 from fennel_core.wire.decode_pycode import decode_metadata, decode_pycode
 from fennel_core.wire.errors import UnsupportedValue
 from fennel_core.wire.gen import dataset_pb2, expectations_pb2, index_pb2
@@ -21,7 +29,9 @@ def decode_dataset(message: dataset_pb2.CoreDataset) -> en.Dataset:
     schema = decode_schema(message.dsschema)
     stray = sorted(set(message.dsschema.erase_keys) - set(schema.key_names))
     if stray:
-        raise UnsupportedValue(f"erase keys {stray} are not key fields; mark only key fields with `erase_key=True`")
+        raise UnsupportedValue(
+            f"erase keys {stray} are not key fields; mark only key fields with `erase_key=True`"
+        )
     return en.Dataset(
         name=DatasetName(message.name),
         version=message.version,
@@ -31,7 +41,10 @@ def decode_dataset(message: dataset_pb2.CoreDataset) -> en.Dataset:
         is_source=message.is_source_dataset,
         pycode=decode_pycode(message.pycode),
         metadata=decode_metadata(message.metadata),
-        field_metadata=tuple((name, decode_metadata(message.field_metadata[name])) for name in sorted(message.field_metadata)),
+        field_metadata=tuple(
+            (name, decode_metadata(message.field_metadata[name]))
+            for name in sorted(message.field_metadata)
+        ),
     )
 
 
@@ -49,19 +62,31 @@ def decode_pipeline(message: dataset_pb2.Pipeline) -> en.Pipeline:
 
 def decode_online_index(message: index_pb2.OnlineIndex) -> en.Index:
     """Decode an index for lookups as of now."""
-    return en.Index(DatasetName(message.ds_name), message.ds_version, en.IndexSide.ONLINE, _index_duration_us(message.duration))
+    return en.Index(
+        DatasetName(message.ds_name),
+        message.ds_version,
+        en.IndexSide.ONLINE,
+        _index_duration_us(message.duration),
+    )
 
 
 def decode_offline_index(message: index_pb2.OfflineIndex) -> en.Index:
     """Decode an index for lookups as of a moment in the past."""
-    return en.Index(DatasetName(message.ds_name), message.ds_version, en.IndexSide.OFFLINE, _index_duration_us(message.duration))
+    return en.Index(
+        DatasetName(message.ds_name),
+        message.ds_version,
+        en.IndexSide.OFFLINE,
+        _index_duration_us(message.duration),
+    )
 
 
 def _index_duration_us(message: index_pb2.IndexDuration) -> int | None:
     match chosen(message, "variant"):
         case "forever":
             if message.forever != FOREVER:
-                raise UnsupportedValue(f"an index duration of `{message.forever}` is unknown; use `forever`")
+                raise UnsupportedValue(
+                    f"an index duration of `{message.forever}` is unknown; use `forever`"
+                )
             return None
         case "duration":
             return decode_duration_us(message.duration)
@@ -77,6 +102,9 @@ def decode_expectations(message: expectations_pb2.Expectations) -> en.Expectatio
         entity_kind=known(EXPECTED_OF, message.e_type, message, "entity type"),
         entity_version=message.entity_version,
         version=message.version,
-        expectations=tuple(en.Expectation(item.expectation_type, item.expectation_kwargs) for item in message.expectations),
+        expectations=tuple(
+            en.Expectation(item.expectation_type, item.expectation_kwargs)
+            for item in message.expectations
+        ),
         metadata=decode_metadata(message.metadata),
     )

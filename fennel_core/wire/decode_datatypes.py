@@ -26,30 +26,44 @@ MICROS_PER_SECOND = 1_000_000
 def chosen(message: Message, oneof: str) -> str:
     """The member of `oneof` that is set in `message`.
 
-    Raises `UnsupportedValue` when none is: the client is newer than this platform, or the message is incomplete.
+    Raises `UnsupportedValue` when none is: the client is newer than this platform, or the message
+    is incomplete.
     """
     name: str | None = message.WhichOneof(oneof)
     if name is None:
         kind = message.DESCRIPTOR.name
-        raise UnsupportedValue(f"a `{kind}` message says nothing about its {oneof}; commit with the client version this platform supports")
+        raise UnsupportedValue(
+            f"a `{kind}` message says nothing about its {oneof}; commit with the "
+            "client version this platform supports"
+        )
     return name
 
 
 def unknown(message: Message, part: str) -> UnsupportedValue:
     """The error for a member of a choice this platform does not know."""
-    return UnsupportedValue(f"`{part}` of a `{message.DESCRIPTOR.name}` message is not supported; remove it from the definition")
+    return UnsupportedValue(
+        f"`{part}` of a `{message.DESCRIPTOR.name}` message is not supported; remove "
+        "it from the definition"
+    )
 
 
 def known(table: Mapping[K, V], key: K, message: Message, part: str) -> V:
-    """`table[key]`, or the error for an enum member or operation this platform does not know (enums of the protocol are open)."""
+    """`table[key]`, or the error for an enum member or operation this platform does not know (enums
+    of the protocol are open).
+    """
     if key not in table:
         kind = message.DESCRIPTOR.name
-        raise UnsupportedValue(f"{part} {key} of a `{kind}` message is unknown; commit with the client version this platform supports")
+        raise UnsupportedValue(
+            f"{part} {key} of a `{kind}` message is unknown; commit with the client "
+            "version this platform supports"
+        )
     return table[key]
 
 
 def decode_duration_us(duration: Duration) -> int:
-    """Microseconds. The protocol counts nanoseconds; the client never sends any, and a rest below a microsecond is dropped."""
+    """Microseconds. The protocol counts nanoseconds; the client never sends any, and a rest below a
+    microsecond is dropped.
+    """
     return duration.seconds * MICROS_PER_SECOND + duration.nanos // 1000
 
 
@@ -59,7 +73,9 @@ def decode_moment_us(moment: TimestampProto) -> Micros:
 
 
 def decode_dtype(message: schema_pb2.DataType) -> Dtype:
-    """Decode one data type. Raises `UnsupportedValue` for a type, scale or size the platform cannot store."""
+    """Decode one data type. Raises `UnsupportedValue` for a type, scale or size the platform cannot
+    store.
+    """
     match chosen(message, "dtype"):
         case "int_type":
             return dtypes.Int()
@@ -113,13 +129,20 @@ def decode_fields(fields: Iterable[schema_pb2.Field]) -> tuple[Field, ...]:
 def decode_schema(message: schema_pb2.DSSchema) -> Schema:
     """Decode a dataset's schema. Raises `UnsupportedValue` when it has no timestamp field."""
     if message.timestamp in ("", "None"):
-        raise UnsupportedValue("the schema has no timestamp field; give the dataset exactly one `datetime` field that is the timestamp")
-    return Schema(decode_fields(message.keys.fields), decode_fields(message.values.fields), message.timestamp)
+        raise UnsupportedValue(
+            "the schema has no timestamp field; give the dataset exactly one "
+            "`datetime` field that is the timestamp"
+        )
+    return Schema(
+        decode_fields(message.keys.fields), decode_fields(message.values.fields), message.timestamp
+    )
 
 
 def _decimal(scale: int) -> dtypes.Decimal:
     if not 1 <= scale <= DECIMAL_PRECISION:
-        raise UnsupportedValue(f"Decimal[{scale}] cannot be stored; choose a scale from 1 to {DECIMAL_PRECISION}")
+        raise UnsupportedValue(
+            f"Decimal[{scale}] cannot be stored; choose a scale from 1 to {DECIMAL_PRECISION}"
+        )
     return dtypes.Decimal(scale)
 
 

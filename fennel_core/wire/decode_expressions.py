@@ -63,7 +63,9 @@ MATH_UNARIES = {member.value: member for member in e.MathUnary}
 
 
 def decode_expr(message: pb.Expr) -> Expr:
-    """Decode one expression. Raises `UnsupportedValue` for a node, operation or unit this platform does not know."""
+    """Decode one expression. Raises `UnsupportedValue` for a node, operation or unit this platform
+    does not know.
+    """
     match chosen(message, "node"):
         case "ref":
             return e.Ref(message.ref.name)
@@ -76,7 +78,10 @@ def decode_expr(message: pb.Expr) -> Expr:
         case "now":
             return e.Now()
         case "unary":
-            return e.Unary(known(UNARY, message.unary.op, message.unary, "op"), decode_expr(message.unary.operand))
+            return e.Unary(
+                known(UNARY, message.unary.op, message.unary, "op"),
+                decode_expr(message.unary.operand),
+            )
         case "binary":
             op = known(BINARY, message.binary.op, message.binary, "op")
             return e.Binary(op, decode_expr(message.binary.left), decode_expr(message.binary.right))
@@ -85,7 +90,9 @@ def decode_expr(message: pb.Expr) -> Expr:
         case "isnull":
             return e.IsNull(decode_expr(message.isnull.operand))
         case "fillnull":
-            return e.FillNull(decode_expr(message.fillnull.operand), decode_expr(message.fillnull.fill))
+            return e.FillNull(
+                decode_expr(message.fillnull.operand), decode_expr(message.fillnull.fill)
+            )
         case other:
             return _function(message, other)
 
@@ -102,13 +109,22 @@ def _function(message: pb.Expr, node: str) -> Expr:
         case "dict_fn":
             return e.DictFn(decode_expr(message.dict_fn.dict), _dict_op(message.dict_fn.fn))
         case "string_fn":
-            return e.StringFn(decode_expr(message.string_fn.string), _string_op(message.string_fn.fn))
+            return e.StringFn(
+                decode_expr(message.string_fn.string), _string_op(message.string_fn.fn)
+            )
         case "datetime_fn":
-            return e.DateTimeFn(decode_expr(message.datetime_fn.datetime), _datetime_op(message.datetime_fn.fn))
+            return e.DateTimeFn(
+                decode_expr(message.datetime_fn.datetime), _datetime_op(message.datetime_fn.fn)
+            )
         case "from_epoch":
-            return e.FromEpoch(decode_expr(message.from_epoch.duration), _unit(message.from_epoch.unit, message.from_epoch))
+            return e.FromEpoch(
+                decode_expr(message.from_epoch.duration),
+                _unit(message.from_epoch.unit, message.from_epoch),
+            )
         case "make_struct":
-            return e.MakeStruct(decode_struct(message.make_struct.struct_type), _struct_parts(message.make_struct))
+            return e.MakeStruct(
+                decode_struct(message.make_struct.struct_type), _struct_parts(message.make_struct)
+            )
         case "zip":
             return e.Zip(decode_struct(message.zip.struct_type), _struct_parts(message.zip))
         case "repeat":
@@ -139,16 +155,25 @@ def _datetime_literal(message: pb.DatetimeLiteral) -> e.DatetimeLiteral:
 
 
 def _case(message: pb.Case) -> e.Case:
-    branches = tuple(e.WhenThen(decode_expr(branch.when), decode_expr(branch.then)) for branch in message.when_then)
-    return e.Case(branches, decode_expr(message.otherwise) if message.HasField("otherwise") else None)
+    branches = tuple(
+        e.WhenThen(decode_expr(branch.when), decode_expr(branch.then))
+        for branch in message.when_then
+    )
+    return e.Case(
+        branches, decode_expr(message.otherwise) if message.HasField("otherwise") else None
+    )
 
 
 def _struct_parts(message: pb.MakeStruct | pb.Zip) -> tuple[tuple[str, Expr], ...]:
     declared = [field.name for field in message.struct_type.fields]
     surplus = sorted(set(message.fields) - set(declared))
     if surplus:
-        raise UnsupportedValue(f"struct `{message.struct_type.name}` has no field {surplus}; its fields are {declared}")
-    return tuple((name, decode_expr(message.fields[name])) for name in declared if name in message.fields)
+        raise UnsupportedValue(
+            f"struct `{message.struct_type.name}` has no field {surplus}; its fields are {declared}"
+        )
+    return tuple(
+        (name, decode_expr(message.fields[name])) for name in declared if name in message.fields
+    )
 
 
 def _list_op(message: pb.ListOp) -> e.ListOp:
@@ -182,7 +207,11 @@ def _dict_op(message: pb.DictOp) -> e.DictOp:
         case "len":
             return e.DictLen()
         case "get":
-            default = decode_expr(message.get.default_value) if message.get.HasField("default_value") else None
+            default = (
+                decode_expr(message.get.default_value)
+                if message.get.HasField("default_value")
+                else None
+            )
             return e.DictGet(decode_expr(message.get.field), default)
         case "contains":
             return e.DictContains(decode_expr(message.contains.element))
@@ -215,7 +244,9 @@ def _string_op(message: pb.StringOp) -> e.StringOp:
 def _datetime_op(message: pb.DateTimeOp) -> e.DateTimeOp:
     match chosen(message, "fn_type"):
         case "since":
-            return e.Since(decode_expr(message.since.other), _unit(message.since.unit, message.since))
+            return e.Since(
+                decode_expr(message.since.other), _unit(message.since.unit, message.since)
+            )
         case "since_epoch":
             return e.SinceEpoch(_unit(message.since_epoch.unit, message.since_epoch))
         case "strftime":

@@ -1,4 +1,6 @@
-"""Featuresets, features and extractors of the protocol, decoded into `fennel_core.wire.entities`."""
+"""Featuresets, features and extractors of the protocol, decoded into
+`fennel_core.wire.entities`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,11 @@ NO_DEFAULT = ("", "null")
 
 def decode_featureset(message: pb.CoreFeatureset) -> en.Featureset:
     """Decode a featureset; its features and extractors travel on their own."""
-    return en.Featureset(FeaturesetName(message.name), decode_pycode(message.pycode), decode_metadata(message.metadata))
+    return en.Featureset(
+        FeaturesetName(message.name),
+        decode_pycode(message.pycode),
+        decode_metadata(message.metadata),
+    )
 
 
 def decode_feature(message: pb.Feature) -> en.Feature:
@@ -27,7 +33,10 @@ def decode_feature(message: pb.Feature) -> en.Feature:
 
 def decode_extractor(message: pb.Extractor) -> en.Extractor:
     """Decode one extractor. Raises `UnsupportedValue` when it lacks what its type needs."""
-    inputs = tuple(en.FeatureRef(FeaturesetName(item.feature.feature_set_name), item.feature.name) for item in message.inputs)
+    inputs = tuple(
+        en.FeatureRef(FeaturesetName(item.feature.feature_set_name), item.feature.name)
+        for item in message.inputs
+    )
     return en.Extractor(
         name=message.name,
         featureset=FeaturesetName(message.feature_set_name),
@@ -45,17 +54,26 @@ def _kind(message: pb.Extractor) -> en.ExtractorKind:
         case pb.ExtractorType.PY_FUNC:
             return en.PyFunc(decode_pycode(message.pycode))
         case pb.ExtractorType.LOOKUP:
-            return en.Lookup(_looked_up(message), _field(message), _default(message.field_info.default_value))
+            return en.Lookup(
+                _looked_up(message), _field(message), _default(message.field_info.default_value)
+            )
         case pb.ExtractorType.LIST_LOOKUP:
-            return en.ListLookup(_looked_up(message), _field(message), _default(message.field_info.default_value))
+            return en.ListLookup(
+                _looked_up(message), _field(message), _default(message.field_info.default_value)
+            )
         case pb.ExtractorType.ALIAS:
             if len(message.inputs) != 1:
-                raise UnsupportedValue(f"an alias has exactly one input feature, not {len(message.inputs)}")
+                raise UnsupportedValue(
+                    f"an alias has exactly one input feature, not {len(message.inputs)}"
+                )
             return en.Alias(_default(message.alias_info.default_value))
         case pb.ExtractorType.EXPR:
             return en.ExprExtractor(decode_expr(message.expr))
         case other:
-            raise UnsupportedValue(f"extractor type {other} is unknown; commit with the client version this platform supports")
+            raise UnsupportedValue(
+                f"extractor type {other} is unknown; commit with the client version "
+                "this platform supports"
+            )
 
 
 def _looked_up(message: pb.Extractor) -> DatasetName:

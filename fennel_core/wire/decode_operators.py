@@ -1,4 +1,6 @@
-"""Operators, aggregation specs and windows of the protocol, decoded into `fennel_core.wire.operators`."""
+"""Operators, aggregation specs and windows of the protocol, decoded into
+`fennel_core.wire.operators`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,14 @@ from dataclasses import replace
 
 from fennel_core.vocab.ids import DatasetName
 from fennel_core.wire import operators as o
-from fennel_core.wire.decode_datatypes import MICROS_PER_SECOND, chosen, decode_dtype, decode_duration_us, known, unknown
+from fennel_core.wire.decode_datatypes import (
+    MICROS_PER_SECOND,
+    chosen,
+    decode_dtype,
+    decode_duration_us,
+    known,
+    unknown,
+)
 from fennel_core.wire.decode_expressions import decode_expr
 from fennel_core.wire.decode_pycode import decode_pycode
 from fennel_core.wire.errors import UnsupportedValue
@@ -26,7 +35,8 @@ def decode_window(message: window_pb2.Window) -> o.Window:
             return o.Sliding(_positive(decode_duration_us(message.sliding.duration), "duration"))
         case "tumbling":
             return o.Tumbling(
-                _positive(decode_duration_us(message.tumbling.duration), "duration"), decode_duration_us(message.tumbling.lookback)
+                _positive(decode_duration_us(message.tumbling.duration), "duration"),
+                decode_duration_us(message.tumbling.lookback),
             )
         case "hopping":
             return o.Hopping(
@@ -47,11 +57,15 @@ def decode_window(message: window_pb2.Window) -> o.Window:
 
 def _positive(micros: int, what: str) -> int:
     if micros <= 0:
-        raise UnsupportedValue(f"the {what} of a window is {micros} microseconds; it must be longer than nothing")
+        raise UnsupportedValue(
+            f"the {what} of a window is {micros} microseconds; it must be longer than nothing"
+        )
     return micros
 
 
-def _default(message: spec_pb2.Average | spec_pb2.Min | spec_pb2.Max | spec_pb2.Stddev) -> float | None:
+def _default(
+    message: spec_pb2.Average | spec_pb2.Min | spec_pb2.Max | spec_pb2.Stddev,
+) -> float | None:
     return None if message.default_null else message.default
 
 
@@ -66,7 +80,9 @@ def decode_spec(message: spec_pb2.PreSpec) -> o.Spec:
             return o.Average(a.name, decode_window(a.window), a.of, _default(a))
         case "count":
             c = message.count
-            return o.Count(c.name, decode_window(c.window), c.of or None, c.unique, c.approx, c.dropnull)
+            return o.Count(
+                c.name, decode_window(c.window), c.of or None, c.unique, c.approx, c.dropnull
+            )
         case "last_k":
             k = message.last_k
             return o.LastK(k.name, decode_window(k.window), k.of, k.limit, k.dedup, k.dropnull)
@@ -87,7 +103,14 @@ def decode_spec(message: spec_pb2.PreSpec) -> o.Spec:
             return o.Distinct(u.name, decode_window(u.window), u.of, u.dropnull)
         case "quantile":
             q = message.quantile
-            return o.Quantile(q.name, decode_window(q.window), q.of, q.quantile, q.default if q.HasField("default") else None, q.approx)
+            return o.Quantile(
+                q.name,
+                decode_window(q.window),
+                q.of,
+                q.quantile,
+                q.default if q.HasField("default") else None,
+                q.approx,
+            )
         case "exp_decay":
             x = message.exp_decay
             half_life_us = _positive(x.half_life_seconds * MICROS_PER_SECOND, "half life")
@@ -123,7 +146,9 @@ def _kind(message: pb.Operator) -> o.OperatorKind:
         case "transform" | "filter" | "assign" as name:
             return _python_kind(message, name)
         case "filter_expr":
-            return o.FilterExpr(message.filter_expr.operand_id, decode_expr(message.filter_expr.expr))
+            return o.FilterExpr(
+                message.filter_expr.operand_id, decode_expr(message.filter_expr.expr)
+            )
         case "assign_expr":
             return _assign_expr(message.assign_expr)
         case name:
@@ -140,21 +165,29 @@ def _python_kind(message: pb.Operator, name: str) -> o.OperatorKind:
             return o.Filter(message.filter.operand_id, decode_pycode(message.filter.pycode))
         case _:
             a = message.assign
-            return o.Assign(a.operand_id, a.column_name, decode_dtype(a.output_type), decode_pycode(a.pycode))
+            return o.Assign(
+                a.operand_id, a.column_name, decode_dtype(a.output_type), decode_pycode(a.pycode)
+            )
 
 
 def _column_kind(message: pb.Operator, name: str) -> o.OperatorKind:
     match name:
         case "rename":
             r = message.rename
-            return o.Rename(r.operand_id, tuple((old, r.column_map[old]) for old in sorted(r.column_map)))
+            return o.Rename(
+                r.operand_id, tuple((old, r.column_map[old]) for old in sorted(r.column_map))
+            )
         case "drop":
             return o.Drop(message.drop.operand_id, tuple(message.drop.dropcols))
         case "explode":
             return o.Explode(message.explode.operand_id, tuple(message.explode.columns))
         case "dedup":
             d = message.dedup
-            return o.Dedup(d.operand_id, tuple(d.columns), decode_window(d.window_type) if d.HasField("window_type") else None)
+            return o.Dedup(
+                d.operand_id,
+                tuple(d.columns),
+                decode_window(d.window_type) if d.HasField("window_type") else None,
+            )
         case "first":
             return o.First(message.first.operand_id, tuple(message.first.by))
         case "latest":
@@ -184,8 +217,12 @@ def _join(message: pb.Join) -> o.Join:
         right=message.rhs_dsref_operand_id,
         on=tuple((left, message.on[left]) for left in sorted(message.on)),
         how=known(HOWS, message.how, message, "join kind"),
-        within_low_us=decode_duration_us(message.within_low) if message.HasField("within_low") else None,
-        within_high_us=decode_duration_us(message.within_high) if message.HasField("within_high") else 0,
+        within_low_us=decode_duration_us(message.within_low)
+        if message.HasField("within_low")
+        else None,
+        within_high_us=decode_duration_us(message.within_high)
+        if message.HasField("within_high")
+        else 0,
         fields=tuple(message.rhs_fields),
     )
 
@@ -193,20 +230,34 @@ def _join(message: pb.Join) -> o.Join:
 def _window_op(operator: pb.Operator) -> o.WindowOp:
     message = operator.window
     if message.HasField("summary"):
-        raise UnsupportedValue("a summary on a windowed groupby is not supported; aggregate the window instead")
-    kind = o.WindowOp(message.operand_id, decode_window(message.window_type), tuple(message.by), message.field)
+        raise UnsupportedValue(
+            "a summary on a windowed groupby is not supported; aggregate the window instead"
+        )
+    kind = o.WindowOp(
+        message.operand_id, decode_window(message.window_type), tuple(message.by), message.field
+    )
     addition = recovered_pb2.OperatorAddition.FromString(operator.SerializeToString())
     if not addition.HasField("window"):
         return kind
     emit = known(EMITS, addition.window.emit, addition.window, "emit strategy")
-    return replace(kind, specs=tuple(decode_spec(spec) for spec in addition.window.specs), emit=emit, recovered=True)
+    return replace(
+        kind,
+        specs=tuple(decode_spec(spec) for spec in addition.window.specs),
+        emit=emit,
+        recovered=True,
+    )
 
 
 def _assign_expr(message: pb.AssignExpr) -> o.AssignExpr:
     untyped = sorted(set(message.exprs) - set(message.output_types))
     if untyped:
-        raise UnsupportedValue(f"assigned columns {untyped} have no type; end their expressions with `.astype(…)`")
+        raise UnsupportedValue(
+            f"assigned columns {untyped} have no type; end their expressions with `.astype(…)`"
+        )
     return o.AssignExpr(
         message.operand_id,
-        tuple((column, decode_expr(message.exprs[column]), decode_dtype(message.output_types[column])) for column in sorted(message.exprs)),
+        tuple(
+            (column, decode_expr(message.exprs[column]), decode_dtype(message.output_types[column]))
+            for column in sorted(message.exprs)
+        ),
     )

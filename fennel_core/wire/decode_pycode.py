@@ -7,7 +7,10 @@ from fennel_core.wire.entities import Metadata
 from fennel_core.wire.gen import metadata_pb2, pycode_pb2
 from fennel_core.wire.pycode import PyCode, RefKind
 
-REF_KINDS = {pycode_pb2.RefType.Dataset: RefKind.DATASET, pycode_pb2.RefType.Featureset: RefKind.FEATURESET}
+REF_KINDS = {
+    pycode_pb2.RefType.Dataset: RefKind.DATASET,
+    pycode_pb2.RefType.Featureset: RefKind.FEATURESET,
+}
 
 
 def decode_pycode(message: pycode_pb2.PyCode) -> PyCode:
@@ -20,7 +23,8 @@ def decode_pycode(message: pycode_pb2.PyCode) -> PyCode:
         imports=message.imports,
         includes=tuple(decode_pycode(include) for include in message.includes),
         ref_includes=tuple(
-            (name, known(REF_KINDS, message.ref_includes[name], message, "reference kind")) for name in sorted(message.ref_includes)
+            (name, known(REF_KINDS, message.ref_includes[name], message, "reference kind"))
+            for name in sorted(message.ref_includes)
         ),
     )
 

@@ -6,7 +6,14 @@ from fennel_core.vocab.dtypes import Bool, Float, Int, Str, Timestamp
 from fennel_core.vocab.ids import DatasetName
 from fennel_core.wire import connectors as c
 from fennel_core.wire.decode_connectors import decode_table
-from fennel_core.wire.decode_datatypes import chosen, decode_duration_us, decode_fields, decode_moment_us, known, unknown
+from fennel_core.wire.decode_datatypes import (
+    chosen,
+    decode_duration_us,
+    decode_fields,
+    decode_moment_us,
+    known,
+    unknown,
+)
 from fennel_core.wire.decode_expressions import decode_expr
 from fennel_core.wire.decode_pycode import decode_pycode
 from fennel_core.wire.errors import UnsupportedValue
@@ -23,7 +30,9 @@ CDCS = {
 
 
 def decode_source(message: pb.Source) -> c.Source:
-    """Decode one source of one dataset. Raises `UnsupportedValue` when a part of it makes no sense to this platform."""
+    """Decode one source of one dataset. Raises `UnsupportedValue` when a part of it makes no sense
+    to this platform.
+    """
     return c.Source(
         dataset=DatasetName(message.dataset),
         version=message.ds_version,
@@ -33,11 +42,15 @@ def decode_source(message: pb.Source) -> c.Source:
         every_us=decode_duration_us(message.every) if message.HasField("every") else None,
         cursor=(message.cursor or None) if message.HasField("cursor") else None,
         timestamp_field=message.timestamp_field or None,
-        since_us=decode_moment_us(message.starting_from) if message.HasField("starting_from") else None,
+        since_us=decode_moment_us(message.starting_from)
+        if message.HasField("starting_from")
+        else None,
         until_us=decode_moment_us(message.until) if message.HasField("until") else None,
         bounded=message.bounded,
         idleness_us=decode_duration_us(message.idleness) if message.HasField("idleness") else None,
-        preproc=tuple((field, _preproc(message.pre_proc[field])) for field in sorted(message.pre_proc)),
+        preproc=tuple(
+            (field, _preproc(message.pre_proc[field])) for field in sorted(message.pre_proc)
+        ),
         where=_where(message),
         sampling=_sampling(message),
     )

@@ -1,7 +1,9 @@
-"""Everything a commit defines, as frozen values: datasets, pipelines, featuresets, extractors, indices, expectations.
+"""Everything a commit defines, as frozen values: datasets, pipelines, featuresets, extractors,
+indices, expectations.
 
-Theory. A commit is a flat list of entities that name each other; this module keeps exactly that shape (`SyncRequest`), and the
-`graph` room resolves the names. `Metadata` (owner, description, tags, flags) is never part of an entity's logic.
+Theory. A commit is a flat list of entities that name each other; this module keeps exactly that
+shape (`SyncRequest`), and the `graph` room resolves the names. `Metadata` (owner, description,
+tags, flags) is never part of an entity's logic.
 """
 
 from __future__ import annotations
@@ -27,12 +29,14 @@ class Metadata:
     deleted: bool
 
 
-# --- datasets ---------------------------------------------------------------------------------------------------------
+# --- datasets -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """`is_source` says that the class carries a source decorator at all, even one that another environment selects."""
+    """`is_source` says that the class carries a source decorator at all, even one that another
+    environment selects.
+    """
 
     name: DatasetName
     version: int
@@ -95,7 +99,7 @@ class ExpectationSuite:
     metadata: Metadata
 
 
-# --- featuresets ------------------------------------------------------------------------------------------------------
+# --- featuresets ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -126,7 +130,9 @@ class Feature:
 
 @dataclass(frozen=True, slots=True)
 class PyFunc:
-    """User code called with the timestamps and the inputs in order; it may look up the extractor's `datasets`."""
+    """User code called with the timestamps and the inputs in order; it may look up the extractor's
+    `datasets`.
+    """
 
     pycode: PyCode
 
@@ -154,7 +160,9 @@ class ListLookup:
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """The value of the one input. `default_json` fills nulls: JSON text, None when there is no default."""
+    """The value of the one input. `default_json` fills nulls: JSON text, None when there is no
+    default.
+    """
 
     default_json: str | None
 
@@ -171,7 +179,9 @@ ExtractorKind = PyFunc | Lookup | ListLookup | Alias | ExprExtractor
 
 @dataclass(frozen=True, slots=True)
 class Extractor:
-    """Computes `outputs` (short names of features of `featureset`) from `inputs`. Its name is unique within the featureset."""
+    """Computes `outputs` (short names of features of `featureset`) from `inputs`. Its name is
+    unique within the featureset.
+    """
 
     name: str
     featureset: FeaturesetName
@@ -191,12 +201,14 @@ class Extractor:
         return tuple(FeatureRef(self.featureset, name) for name in self.outputs)
 
 
-# --- the whole --------------------------------------------------------------------------------------------------------
+# --- the whole ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class SyncRequest:
-    """A decoded commit, in the order the client sent it. Operators of pipelines that `env` de-selected are still here."""
+    """A decoded commit, in the order the client sent it. Operators of pipelines that `env`
+    de-selected are still here.
+    """
 
     datasets: tuple[Dataset, ...]
     pipelines: tuple[Pipeline, ...]

@@ -1,4 +1,6 @@
-"""The one error tree of this boundary. A code never changes its meaning; the text says what was wrong and what to do."""
+"""The one error tree of this boundary. A code never changes its meaning; the text says what was
+wrong and what to do.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,8 @@ class BadValue:
 class BadColumn(WireError):
     """A column of a `log` or `query` body with values that do not fit its type.
 
-    `bad` are the offending values in row order, `rows` the length of the column. `str(error)` names the column, the first value and its
-    row, and counts the others.
+    `bad` are the offending values in row order, `rows` the length of the column. `str(error)` names
+    the column, the first value and its row, and counts the others.
     """
 
     code = "wire-bad-column"
@@ -75,7 +77,9 @@ class MissingColumn(WireError):
 
 
 class RejectedRows(WireError):
-    """A batch of rows that cannot enter a dataset; nothing of it was kept. `causes` has one error per column at fault."""
+    """A batch of rows that cannot enter a dataset; nothing of it was kept. `causes` has one error
+    per column at fault.
+    """
 
     code = "wire-rejected-rows"
 

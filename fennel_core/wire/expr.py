@@ -1,9 +1,10 @@
 """The client's expressions as a closed union of frozen values.
 
-Theory. An expression arrives as a protobuf tree whose every node is a `oneof`. Here each node is one dataclass, so that a compiler
-can match on it to `assert_never` and an expression can be hashed, compared and used as a cache key. Function nodes (`ListFn`,
-`MathFn`, …) hold an operand and an operation of their own small union; operations without parameters are members of an enum.
-Maps of the protocol have no order: their entries are put into the order of the struct they build.
+Theory. An expression arrives as a protobuf tree whose every node is a `oneof`. Here each node is
+one dataclass, so that a compiler can match on it to `assert_never` and an expression can be hashed,
+compared and used as a cache key. Function nodes (`ListFn`, `MathFn`, …) hold an operand and an
+operation of their own small union; operations without parameters are members of an enum. Maps of
+the protocol have no order: their entries are put into the order of the struct they build.
 """
 
 from __future__ import annotations
@@ -48,19 +49,23 @@ class TimeUnit(Enum):
     YEAR = "year"
 
 
-# --- leaves -----------------------------------------------------------------------------------------------------------
+# --- leaves ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """A column (operators), a feature (extractors) or a payload field (source preproc and where)."""
+    """A column (operators), a feature (extractors) or a payload field (source preproc and
+    where).
+    """
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """A constant as JSON text of type `dtype`. Decimals and dates are JSON strings of `str(value)`; `null` has dtype `Null`."""
+    """A constant as JSON text of type `dtype`. Decimals and dates are JSON strings of `str(value)`;
+    `null` has dtype `Null`.
+    """
 
     json: str
     dtype: Dtype
@@ -82,17 +87,21 @@ class DatetimeLiteral:
 
 @dataclass(frozen=True, slots=True)
 class Var:
-    """The element of the list in the nearest enclosing `ListFilter` or `ListMap` that binds `name`."""
+    """The element of the list in the nearest enclosing `ListFilter` or `ListMap` that binds
+    `name`.
+    """
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Now:
-    """The time of the row in a query (online: one clock reading, offline: the row's own timestamp)."""
+    """The time of the row in a query (online: one clock reading, offline: the row's own
+    timestamp).
+    """
 
 
-# --- core -------------------------------------------------------------------------------------------------------------
+# --- core -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +125,9 @@ class WhenThen:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """The first branch whose `when` is true; `otherwise` is None when the client gave none (the result is then Optional)."""
+    """The first branch whose `when` is true; `otherwise` is None when the client gave none (the
+    result is then Optional).
+    """
 
     branches: tuple[WhenThen, ...]
     otherwise: Expr | None
@@ -133,7 +144,7 @@ class FillNull:
     fill: Expr
 
 
-# --- lists ------------------------------------------------------------------------------------------------------------
+# --- lists ----------------------------------------------------------------------------------------
 
 
 class ListFold(Enum):
@@ -180,7 +191,7 @@ class ListFn:
     op: ListOp
 
 
-# --- numbers ----------------------------------------------------------------------------------------------------------
+# --- numbers --------------------------------------------------------------------------------------
 
 
 class MathUnary(Enum):
@@ -227,7 +238,7 @@ class MathFn:
     op: MathOp
 
 
-# --- structs and dicts ------------------------------------------------------------------------------------------------
+# --- structs and dicts ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +284,9 @@ class MakeStruct:
 
 @dataclass(frozen=True, slots=True)
 class Zip:
-    """A list of structs from parallel lists, as long as the shortest of them; fields in the struct's order."""
+    """A list of structs from parallel lists, as long as the shortest of them; fields in the
+    struct's order.
+    """
 
     struct: Struct
     fields: tuple[tuple[str, Expr], ...]
@@ -287,7 +300,7 @@ class Repeat:
     count: Expr
 
 
-# --- strings ----------------------------------------------------------------------------------------------------------
+# --- strings --------------------------------------------------------------------------------------
 
 
 class StringUnary(Enum):
@@ -344,7 +357,17 @@ class JsonExtract:
     path: str
 
 
-StringOp = StringUnary | StringContains | StartsWith | EndsWith | Concat | Strptime | JsonDecode | Split | JsonExtract
+StringOp = (
+    StringUnary
+    | StringContains
+    | StartsWith
+    | EndsWith
+    | Concat
+    | Strptime
+    | JsonDecode
+    | Split
+    | JsonExtract
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,7 +376,7 @@ class StringFn:
     op: StringOp
 
 
-# --- datetimes --------------------------------------------------------------------------------------------------------
+# --- datetimes ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,11 @@
 """JSON values of one scalar type into Arrow, a whole column at a time.
 
-Theory. A body of `log` or `query` was made by pandas: timestamps are epoch numbers of some unit or ISO text, integers may be integral
-floats, decimals are floats, bytes are text. For each dtype there is a *fast* way that Arrow or numpy does in C and that either converts
-every value or declines, and a *slow* way, one value at a time, taken only by columns of mixed or wrong values, which finds every
-offender. Both ways give the same result for a value: what a value becomes must never depend on its neighbours.
+Theory. A body of `log` or `query` was made by pandas: timestamps are epoch numbers of some unit or
+ISO text, integers may be integral floats, decimals are floats, bytes are text. For each dtype there
+is a *fast* way that Arrow or numpy does in C and that either converts every value or declines, and
+a *slow* way, one value at a time, taken only by columns of mixed or wrong values, which finds every
+offender. Both ways give the same result for a value: what a value becomes must never depend on its
+neighbours.
 """
 
 from __future__ import annotations
@@ -23,8 +25,9 @@ from fennel_core.vocab import dtypes
 from fennel_core.vocab.dtypes import TIMESTAMP_ARROW, arrow_type
 from fennel_core.wire.errors import BadValue
 
-# Epoch numbers are read as seconds if that lies within the range of nanosecond timestamps (1677 to 2262), else as milliseconds, else as
-# microseconds, else as nanoseconds. The client's own reader decides the same way, value by value.
+# Epoch numbers are read as seconds if that lies within the range of nanosecond timestamps (1677 to
+# 2262), else as milliseconds, else as microseconds, else as nanoseconds. The client's own reader
+# decides the same way, value by value.
 LARGEST_SECONDS = 9_223_372_036
 LARGEST_MILLIS = 9_223_372_036_854
 LARGEST_MICROS = 9_223_372_036_854_775
@@ -37,16 +40,30 @@ FEWEST_EPOCH_DIGITS = 9
 
 INTEGER_TEXT = re.compile(r"[+-]?[0-9]+")
 LONGEST_INT64_TEXT = 40
-"""Characters of an integer text that are looked at: int64 needs 20, and leading zeros are no error."""
+"""Characters of an integer text that are looked at: int64 needs 20, and leading zeros are no
+error.
+"""
 YEAR = re.compile(r"(?<![0-9])[0-9]{4}(?![0-9])")
-"""A text without a year would be completed from today's date, and nothing in here may depend on a clock."""
+"""A text without a year would be completed from today's date, and nothing in here may depend on a
+clock.
+"""
 TRUTHS = {"true": True, "false": False, "1": True, "0": False}
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 FIRST_DAY = (dt.date.min - EPOCH.date()).days
 LAST_DAY = (dt.date.max - EPOCH.date()).days
 CONTEXT = decimal.Context(prec=dtypes.DECIMAL_PRECISION + 2, rounding=decimal.ROUND_HALF_UP)
 
-Flat = dtypes.Int | dtypes.Float | dtypes.Str | dtypes.Bool | dtypes.Bytes | dtypes.Timestamp | dtypes.Date | dtypes.Decimal | dtypes.Null
+Flat = (
+    dtypes.Int
+    | dtypes.Float
+    | dtypes.Str
+    | dtypes.Bool
+    | dtypes.Bytes
+    | dtypes.Timestamp
+    | dtypes.Date
+    | dtypes.Decimal
+    | dtypes.Null
+)
 
 
 class _Unfit(ValueError):
@@ -54,7 +71,9 @@ class _Unfit(ValueError):
 
 
 def cast_flat(values: Sequence[Any], dtype: Flat) -> tuple[pa.Array, list[BadValue]]:
-    """Cast `values` (null is None or NaN) to the Arrow layout of `dtype`; offenders are null in the array and listed, in row order."""
+    """Cast `values` (null is None or NaN) to the Arrow layout of `dtype`; offenders are null in the
+    array and listed, in row order.
+    """
     try:
         array = _fast(values, dtype)
     except (pa.ArrowException, OverflowError, TypeError, UnicodeEncodeError):
@@ -70,7 +89,7 @@ def show_value(value: object) -> str:
     return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 1] + "…"
 
 
-# --- the fast way -----------------------------------------------------------------------------------------------------
+# --- the fast way ---------------------------------------------------------------------------------
 
 
 def _kinds(values: Sequence[Any]) -> set[type]:
@@ -78,13 +97,17 @@ def _kinds(values: Sequence[Any]) -> set[type]:
 
 
 def _fast(values: Sequence[Any], dtype: Flat) -> pa.Array | None:
-    """The whole column in C, or None when it has to be looked at value by value. Arrow's errors mean the same as None."""
+    """The whole column in C, or None when it has to be looked at value by value. Arrow's errors
+    mean the same as None.
+    """
     kinds = _kinds(values)
     match dtype:
         case dtypes.Int():
             return _fast_int(values, kinds)
         case dtypes.Float():
-            return pa.array(values, pa.float64(), from_pandas=True) if kinds <= {int, float} else None
+            return (
+                pa.array(values, pa.float64(), from_pandas=True) if kinds <= {int, float} else None
+            )
         case dtypes.Str():
             return pa.array(values, pa.large_string()) if kinds <= {str} else None
         case dtypes.Bool():
@@ -124,7 +147,9 @@ def _fast_timestamp(values: Sequence[Any], kinds: set[type]) -> pa.Array | None:
         zoned = next(value for value in values if value is not None)[-6:]
         if zoned.endswith(("Z", "z")) or (len(zoned) == 6 and zoned[0] in "+-" and zoned[3] == ":"):
             return texts.cast(TIMESTAMP_ARROW)
-        return texts.cast(pa.timestamp("us")).cast(pa.int64()).cast(TIMESTAMP_ARROW)  # naive text is UTC
+        return (
+            texts.cast(pa.timestamp("us")).cast(pa.int64()).cast(TIMESTAMP_ARROW)
+        )  # naive text is UTC
     return pa.nulls(len(values), TIMESTAMP_ARROW) if not kinds else None
 
 
@@ -136,14 +161,20 @@ def _timestamps_of_epochs(epochs: pa.Array) -> pa.Array:
     micros = np.where(
         size <= LARGEST_SECONDS,
         numbers * 1_000_000,
-        np.where(size <= LARGEST_MILLIS, numbers * 1000, np.where(size <= LARGEST_MICROS, numbers, numbers // 1000)),
+        np.where(
+            size <= LARGEST_MILLIS,
+            numbers * 1000,
+            np.where(size <= LARGEST_MICROS, numbers, numbers // 1000),
+        ),
     )
     return pa.array(micros, pa.int64(), mask=missing).cast(TIMESTAMP_ARROW)
 
 
 def _fast_date(values: Sequence[Any], kinds: set[type]) -> pa.Array | None:
     if kinds == {int}:
-        days = pc.floor(pc.divide(pa.array(values, pa.int64()).cast(pa.float64()), float(MILLIS_PER_DAY)))
+        days = pc.floor(
+            pc.divide(pa.array(values, pa.int64()).cast(pa.float64()), float(MILLIS_PER_DAY))
+        )
         ends = pc.min_max(days)
         if ends["min"].as_py() < FIRST_DAY or ends["max"].as_py() > LAST_DAY:
             return None
@@ -162,7 +193,7 @@ def _fast_decimal(values: Sequence[Any], kinds: set[type], scale: int) -> pa.Arr
     return None
 
 
-# --- the slow way -----------------------------------------------------------------------------------------------------
+# --- the slow way ---------------------------------------------------------------------------------
 
 
 def _slow(values: Sequence[Any], dtype: Flat) -> tuple[pa.Array, list[BadValue]]:
@@ -206,7 +237,9 @@ def _caster(dtype: Flat) -> Callable[[Any], Any]:
 
 
 def _wrong_type(expected: str, value: object) -> _Unfit:
-    return _Unfit(f"Expected type {expected}, got {type(value).__name__} for value {show_value(value)}")
+    return _Unfit(
+        f"Expected type {expected}, got {type(value).__name__} for value {show_value(value)}"
+    )
 
 
 def _unparsable(value: object) -> _Unfit:
@@ -308,7 +341,9 @@ def _bytes(value: object) -> bytes:
 
 
 def timestamp_us(value: object) -> int:
-    """Microseconds since the epoch of a number of any unit, a text, or a `datetime` (naive is UTC)."""
+    """Microseconds since the epoch of a number of any unit, a text, or a `datetime` (naive is
+    UTC).
+    """
     match value:
         case bool():
             raise _wrong_type("datetime", value)
@@ -366,7 +401,9 @@ def _free_text_us(text: str) -> int:
 
 
 def _unknown_format(text: str) -> _Unfit:
-    return _Unfit(f"Unknown datetime string format, unable to parse: {show_value(text)}, at position {{row}}")
+    return _Unfit(
+        f"Unknown datetime string format, unable to parse: {show_value(text)}, at position {{row}}"
+    )
 
 
 def _date(value: object) -> dt.date:
@@ -414,11 +451,16 @@ def _decimal(value: object, scale: int) -> decimal.Decimal:
 def _decimal_of_float(value: float, scale: int) -> decimal.Decimal:
     """Rounded exactly as the fast way rounds a whole column of floats."""
     try:
-        rounded: decimal.Decimal = pa.array([value], pa.float64()).cast(arrow_type(dtypes.Decimal(scale)))[0].as_py()
+        rounded: decimal.Decimal = (
+            pa.array([value], pa.float64()).cast(arrow_type(dtypes.Decimal(scale)))[0].as_py()
+        )
     except pa.ArrowException as error:
         raise _too_large(value, scale) from error
     return rounded
 
 
 def _too_large(value: object, scale: int) -> _Unfit:
-    return _Unfit(f"Value {show_value(value)} does not fit the {dtypes.DECIMAL_PRECISION} digits of Decimal[{scale}]")
+    return _Unfit(
+        f"Value {show_value(value)} does not fit the {dtypes.DECIMAL_PRECISION} "
+        f"digits of Decimal[{scale}]"
+    )

@@ -1,9 +1,11 @@
 """JSON bodies to typed columns and back: the codec of `log`, `query`, `lookup` and `inspect`.
 
-Theory. The declared type decides how a JSON value is read, never the value alone. Nested types are decoded column by column too: a
-list column is its lengths and one long child column, a struct column is one child column per field, and only the flat leaves are cast
-(`json_casts`). An offender deep inside is reported at its outer row. Nothing is half accepted: a column decodes whole or raises
-`BadColumn` with all its offenders. Error texts follow the client's own, which its users know; the row is added where it helps.
+Theory. The declared type decides how a JSON value is read, never the value alone. Nested types are
+decoded column by column too: a list column is its lengths and one long child column, a struct
+column is one child column per field, and only the flat leaves are cast (`json_casts`). An offender
+deep inside is reported at its outer row. Nothing is half accepted: a column decodes whole or raises
+`BadColumn` with all its offenders. Error texts follow the client's own, which its users know; the
+row is added where it helps.
 """
 
 from __future__ import annotations
@@ -22,7 +24,15 @@ import pyarrow.compute as pc
 from fennel_core.vocab import dtypes
 from fennel_core.vocab.dtypes import Dtype, Field, arrow_type
 from fennel_core.vocab.schema import Schema
-from fennel_core.wire.errors import BadColumn, BadValue, ForbiddenValues, MissingColumn, RejectedRows, UncastableColumn, WireError
+from fennel_core.wire.errors import (
+    BadColumn,
+    BadValue,
+    ForbiddenValues,
+    MissingColumn,
+    RejectedRows,
+    UncastableColumn,
+    WireError,
+)
 from fennel_core.wire.json_casts import cast_flat, show_value
 from fennel_core.wire.json_encode import encode_column
 
@@ -35,8 +45,8 @@ ROWS_SHOWN = 5
 def decode_column(values: Sequence[Any], dtype: Dtype, column: str) -> pa.Array:
     """Decode the JSON `values` of one column to the Arrow layout of `dtype`.
 
-    Raises `UncastableColumn` when values cannot be cast or are null without permission, and otherwise `ForbiddenValues` when they break
-    the type's own check.
+    Raises `UncastableColumn` when values cannot be cast or are null without permission, and
+    otherwise `ForbiddenValues` when they break the type's own check.
     """
     array, bad = _decode(values, dtype, False)
     if bad:
@@ -45,13 +55,16 @@ def decode_column(values: Sequence[Any], dtype: Dtype, column: str) -> pa.Array:
 
 
 def decode_table(columns: Mapping[str, Sequence[Any]], schema: Schema, dataset: str) -> pa.Table:
-    """Decode the columnar body of a `log` to rows of `dataset`, in the order of its schema; columns it does not declare are ignored.
+    """Decode the columnar body of a `log` to rows of `dataset`, in the order of its schema; columns
+    it does not declare are ignored.
 
     Raises `RejectedRows` with every column at fault. Columns of different lengths are refused.
     """
     lengths = {name: len(columns[name]) for name in schema.names if name in columns}
     if len(set(lengths.values())) > 1:
-        raise RejectedRows(f"the columns of a body must be equally long, but have {lengths} values", ())
+        raise RejectedRows(
+            f"the columns of a body must be equally long, but have {lengths} values", ()
+        )
     arrays: list[pa.Array] = []
     causes: list[WireError] = []
     for field in schema.fields:
@@ -68,7 +81,9 @@ def _present(columns: Mapping[str, Sequence[Any]], field: Field, schema: Schema)
     is_timestamp = field.name == schema.timestamp
     if field.name not in columns:
         what = "Timestamp column" if is_timestamp else "Field"
-        raise MissingColumn(f"{what} `{field.name}` not found in dataframe while logging to dataset")
+        raise MissingColumn(
+            f"{what} `{field.name}` not found in dataframe while logging to dataset"
+        )
     try:
         return decode_column(columns[field.name], field.dtype, field.name)
     except UncastableColumn as error:
@@ -76,12 +91,17 @@ def _present(columns: Mapping[str, Sequence[Any]], field: Field, schema: Schema)
             raise
         reason = _reasons(error.bad, error.rows)
         raise UncastableColumn(
-            field.name, error.bad, error.rows, f"Failed to cast data logged to timestamp column {field.name}: {reason}"
+            field.name,
+            error.bad,
+            error.rows,
+            f"Failed to cast data logged to timestamp column {field.name}: {reason}",
         ) from error
 
 
 def _rejection(dataset: str, causes: Sequence[WireError]) -> str:
-    """The text for the whole batch: casts first; checks only when every cast went well, as a list, since the client shows them so."""
+    """The text for the whole batch: casts first; checks only when every cast went well, as a list,
+    since the client shows them so.
+    """
     prefix = f"Schema validation failed during data insertion to `{dataset}`"
     casts = [str(cause) for cause in causes if not isinstance(cause, ForbiddenValues)]
     if casts:
@@ -89,7 +109,7 @@ def _rejection(dataset: str, causes: Sequence[WireError]) -> str:
     return f"{prefix} [{', '.join(repr(ValueError(str(cause))) for cause in causes)}]"
 
 
-# --- decoding by type -------------------------------------------------------------------------------------------------
+# --- decoding by type -----------------------------------------------------------------------------
 
 Decoded = tuple[pa.Array, list[BadValue]]
 Nested = dtypes.List | dtypes.Embedding | dtypes.Map | dtypes.Struct
@@ -117,7 +137,9 @@ def _decode(values: Sequence[Any], dtype: Dtype, optional: bool) -> Decoded:
             return array, bad
 
 
-def _with_nulls(bad: Sequence[BadValue], values: Sequence[Any], null_rows: Sequence[int]) -> list[BadValue]:
+def _with_nulls(
+    bad: Sequence[BadValue], values: Sequence[Any], null_rows: Sequence[int]
+) -> list[BadValue]:
     known = {b.row for b in bad}
     nulls = [BadValue(row, values[row], NULL_TEXT) for row in null_rows if row not in known]
     return sorted([*bad, *nulls], key=lambda b: b.row)
@@ -147,8 +169,13 @@ def _nested(values: Sequence[Any], dtype: Nested) -> Decoded:
         case dtypes.Embedding(size):
             array, bad = _list(values, dtypes.Float(), "list")
             known = {b.row for b in bad}
-            wrong = [row for row, value in enumerate(values) if row not in known and len(value) != size]
-            reasons = [BadValue(r, values[r], f"Expected embedding of size {size}, got {len(values[r])}") for r in wrong]
+            wrong = [
+                row for row, value in enumerate(values) if row not in known and len(value) != size
+            ]
+            reasons = [
+                BadValue(r, values[r], f"Expected embedding of size {size}, got {len(values[r])}")
+                for r in wrong
+            ]
             return array, sorted([*bad, *reasons], key=lambda b: b.row)
         case dtypes.Map(value):
             return _map(values, value)
@@ -177,9 +204,15 @@ def _map(values: Sequence[Any], of: Dtype) -> Decoded:
     """A map is an object, or the list of its [key, value] pairs."""
     pairs = [list(value.items()) if isinstance(value, dict) else value for value in values]
     wrong = [
-        BadValue(row, values[row], f"Expected type dict/list[tuple], got {type(values[row]).__name__} for value {show_value(values[row])}")
+        BadValue(
+            row,
+            values[row],
+            f"Expected type dict/list[tuple], got {type(values[row]).__name__} for "
+            f"value {show_value(values[row])}",
+        )
         for row, value in enumerate(pairs)
-        if not isinstance(value, list) or not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in value)
+        if not isinstance(value, list)
+        or not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in value)
     ]
     layout = arrow_type(dtypes.Map(of))
     if wrong:
@@ -189,7 +222,9 @@ def _map(values: Sequence[Any], of: Dtype) -> Decoded:
     keys, bad_keys = _decode([key for key, _ in entries], dtypes.Str(), False)
     items, bad_items = _decode([item for _, item in entries], of, False)
     child = pa.StructArray.from_arrays([keys, items], ["key", "value"])
-    return pa.LargeListArray.from_arrays(pa.array(offsets), child), _at_parents([*bad_keys, *bad_items], offsets)
+    return pa.LargeListArray.from_arrays(pa.array(offsets), child), _at_parents(
+        [*bad_keys, *bad_items], offsets
+    )
 
 
 def _struct(values: Sequence[Any], dtype: dtypes.Struct) -> Decoded:
@@ -201,25 +236,37 @@ def _struct(values: Sequence[Any], dtype: dtypes.Struct) -> Decoded:
     for field in dtype.fields:
         child, unfit = _decode([value.get(field.name) for value in values], field.dtype, False)
         children.append(child)
-        bad += [replace(b, reason=f"field `{field.name}` of `{dtype.name}`: {b.reason}") for b in unfit]
+        bad += [
+            replace(b, reason=f"field `{field.name}` of `{dtype.name}`: {b.reason}") for b in unfit
+        ]
     layout = arrow_type(dtype)
     if not children:
         return pa.array([{} for _ in values], layout), bad
-    return pa.StructArray.from_arrays(children, fields=list(layout)), sorted(bad, key=lambda b: b.row)
+    return pa.StructArray.from_arrays(children, fields=list(layout)), sorted(
+        bad, key=lambda b: b.row
+    )
 
 
 def _not_of(values: Sequence[Any], accepted: tuple[type, ...], word: str) -> list[BadValue]:
     if set(map(type, values)) <= set(accepted):
         return []
     return [
-        BadValue(row, value, f"Expected type {word}, got {type(value).__name__} for value {show_value(value)}")
+        BadValue(
+            row,
+            value,
+            f"Expected type {word}, got {type(value).__name__} for value {show_value(value)}",
+        )
         for row, value in enumerate(values)
         if not isinstance(value, accepted)
     ]
 
 
-def _at_parents(bad: Sequence[BadValue], offsets: np.ndarray[Any, np.dtype[np.int64]]) -> list[BadValue]:
-    """Offenders among children, moved to the row of their parent (the first one when a parent has several)."""
+def _at_parents(
+    bad: Sequence[BadValue], offsets: np.ndarray[Any, np.dtype[np.int64]]
+) -> list[BadValue]:
+    """Offenders among children, moved to the row of their parent (the first one when a parent has
+    several).
+    """
     rows = np.searchsorted(offsets, [b.row for b in bad], side="right") - 1
     first: dict[int, BadValue] = {}
     for row, b in zip(rows.tolist(), bad, strict=True):
@@ -227,13 +274,15 @@ def _at_parents(bad: Sequence[BadValue], offsets: np.ndarray[Any, np.dtype[np.in
     return [first[row] for row in sorted(first)]
 
 
-# --- checks of restricted types ---------------------------------------------------------------------------------------
+# --- checks of restricted types -------------------------------------------------------------------
 
 Check = Callable[[pa.Array], tuple[pa.Array, Callable[[Any], str]]]
 
 
 def _checked(decoded: Decoded, check: Check) -> Decoded:
-    """Add the offenders of `check`, which says per value whether it is allowed (null is) and why not."""
+    """Add the offenders of `check`, which says per value whether it is allowed (null is) and why
+    not.
+    """
     array, bad = decoded
     allowed, reason = check(array)
     if pc.all(allowed).as_py() is not False:
@@ -245,10 +294,17 @@ def _checked(decoded: Decoded, check: Check) -> Decoded:
 
 def _within(dtype: dtypes.Between) -> Check:
     def check(array: pa.Array) -> tuple[pa.Array, Callable[[Any], str]]:
-        above = pc.greater(array, dtype.min) if dtype.strict_min else pc.greater_equal(array, dtype.min)
+        above = (
+            pc.greater(array, dtype.min) if dtype.strict_min else pc.greater_equal(array, dtype.min)
+        )
         below = pc.less(array, dtype.max) if dtype.strict_max else pc.less_equal(array, dtype.max)
-        bounds = f"{'(' if dtype.strict_min else '['}{dtype.min}, {dtype.max}{')' if dtype.strict_max else ']'}"
-        return pc.and_(above, below), lambda value: f"Value {value} is out of bounds for between type, bounds are {bounds}"
+        bounds = (
+            f"{'(' if dtype.strict_min else '['}{dtype.min}, "
+            f"{dtype.max}{')' if dtype.strict_max else ']'}"
+        )
+        return pc.and_(
+            above, below
+        ), lambda value: f"Value {value} is out of bounds for between type, bounds are {bounds}"
 
     return check
 
@@ -265,39 +321,61 @@ def _matching(pattern: str) -> Check:
     def check(array: pa.Array) -> tuple[pa.Array, Callable[[Any], str]]:
         begins = re.compile(pattern).match  # a prefix is enough, as in the client
         distinct = array.dictionary_encode()
-        verdicts = pa.array([begins(text) is not None for text in distinct.dictionary.to_pylist()], pa.bool_())
-        return verdicts.take(distinct.indices), lambda value: f"Value {show_value(value)} does not match regex {pattern}"
+        verdicts = pa.array(
+            [begins(text) is not None for text in distinct.dictionary.to_pylist()], pa.bool_()
+        )
+        return verdicts.take(
+            distinct.indices
+        ), lambda value: f"Value {show_value(value)} does not match regex {pattern}"
 
     return check
 
 
-# --- error texts ------------------------------------------------------------------------------------------------------
+# --- error texts ----------------------------------------------------------------------------------
 
 
 def _error(values: Sequence[Any], dtype: Dtype, column: str, bad: Sequence[BadValue]) -> BadColumn:
     casts = [b for b in bad if not b.forbidden]
     if casts:
-        text = f"Failed to cast data logged to column `{column}` of type `{_logged(dtype)}`: {_cast_reason(values, dtype, casts)}"
+        text = (
+            f"Failed to cast data logged to column `{column}` of type "
+            f"`{_logged(dtype)}`: {_cast_reason(values, dtype, casts)}"
+        )
         return UncastableColumn(column, casts, len(values), text)
     text = f"Field `{column}` is of type {_word(dtype)}, but {_reasons(bad, len(values))}."
     return ForbiddenValues(column, bad, len(values), text)
 
 
 def _cast_reason(values: Sequence[Any], dtype: Dtype, bad: Sequence[BadValue]) -> str:
-    """The client's tests pin what its library says of a numeric column that begins with unparsable text and goes on with integers."""
+    """The client's tests pin what its library says of a numeric column that begins with unparsable
+    text and goes on with integers.
+    """
     kinds = [type(value) for value in values if value is not None]
-    if isinstance(dtypes.base(dtype), dtypes.Int) and kinds[:1] == [str] and int in kinds and isinstance(bad[0].value, str):
+    if (
+        isinstance(dtypes.base(dtype), dtypes.Int)
+        and kinds[:1] == [str]
+        and int in kinds
+        and isinstance(bad[0].value, str)
+    ):
         return "Expected bytes, got a 'int' object"
     return _reasons(bad, len(values))
 
 
 def _reasons(bad: Sequence[BadValue], rows: int) -> str:
-    """The first reason, and where: a column of one row needs no number, several offenders are counted and the first few named."""
+    """The first reason, and where: a column of one row needs no number, several offenders are
+    counted and the first few named.
+    """
     first = bad[0]
     if len(bad) > 1:
-        shown = ", ".join(str(b.row) for b in bad[:ROWS_SHOWN]) + (", …" if len(bad) > ROWS_SHOWN else "")
+        shown = ", ".join(str(b.row) for b in bad[:ROWS_SHOWN]) + (
+            ", …" if len(bad) > ROWS_SHOWN else ""
+        )
         return f"{first.reason} (rows {shown}; {len(bad)} of {rows})"
-    return first.reason if rows == 1 or first.reason.endswith(f"at position {first.row}") else f"{first.reason} (row {first.row})"
+    return (
+        first.reason
+        if rows == 1 or first.reason.endswith(f"at position {first.row}")
+        else f"{first.reason} (row {first.row})"
+    )
 
 
 def _logged(dtype: Dtype) -> str:

@@ -1,9 +1,10 @@
 """Typed columns to the JSON values that the client's readers accept.
 
-Theory. The client parses a datetime column with one format for all rows, so timestamps are fixed-width with an explicit offset; a date is
-ISO text; a decimal is a number, because not every path of the client parses text; bytes are base64; a map and a struct are objects; NaN
-and the infinities have no JSON and are null. Leaves are rendered a column at a time; only lists, maps and structs are put together in
-Python, row by row.
+Theory. The client parses a datetime column with one format for all rows, so timestamps are
+fixed-width with an explicit offset; a date is ISO text; a decimal is a number, because not every
+path of the client parses text; bytes are base64; a map and a struct are objects; NaN and the
+infinities have no JSON and are null. Leaves are rendered a column at a time; only lists, maps and
+structs are put together in Python, row by row.
 """
 
 from __future__ import annotations
@@ -24,11 +25,15 @@ EXACT_IN_FLOAT = 2**53
 
 
 def encode_column(column: pl.Series | pa.Array | pa.ChunkedArray, dtype: Dtype) -> list[Any]:
-    """The JSON values of a column in the Arrow or Polars layout of `dtype`, one per row; null is None."""
+    """The JSON values of a column in the Arrow or Polars layout of `dtype`, one per row; null is
+    None.
+    """
     array = column.to_arrow() if isinstance(column, pl.Series) else column
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
-    return _encode(array if array.type == arrow_type(dtype) else array.cast(arrow_type(dtype)), dtype)
+    return _encode(
+        array if array.type == arrow_type(dtype) else array.cast(arrow_type(dtype)), dtype
+    )
 
 
 def _encode(array: pa.Array, dtype: Dtype) -> list[Any]:
@@ -36,7 +41,11 @@ def _encode(array: pa.Array, dtype: Dtype) -> list[Any]:
         case dtypes.Int() | dtypes.Str() | dtypes.Bool() | dtypes.Null():
             return _plain(array)
         case dtypes.Float():
-            return _plain(array) if _finite(array) else _plain(pc.if_else(pc.is_finite(array), array, None))
+            return (
+                _plain(array)
+                if _finite(array)
+                else _plain(pc.if_else(pc.is_finite(array), array, None))
+            )
         case dtypes.Timestamp():
             return _series(array).dt.strftime(TIMESTAMP_TEXT).to_list()
         case dtypes.Date():
@@ -86,13 +95,19 @@ def _children(array: pa.Array) -> pa.Array:
 
 def _bounds(array: pa.Array) -> tuple[list[int], list[bool] | None]:
     offsets = array.offsets.to_numpy()
-    return (offsets - offsets[0]).tolist(), array.is_valid().to_pylist() if array.null_count else None
+    return (
+        offsets - offsets[0]
+    ).tolist(), array.is_valid().to_pylist() if array.null_count else None
 
 
 def _lists(array: pa.Array, children: list[Any]) -> list[list[Any] | None]:
     at, valid = _bounds(array)
     rows: list[list[Any] | None] = [children[at[i] : at[i + 1]] for i in range(len(array))]
-    return rows if valid is None else [row if ok else None for row, ok in zip(rows, valid, strict=True)]
+    return (
+        rows
+        if valid is None
+        else [row if ok else None for row, ok in zip(rows, valid, strict=True)]
+    )
 
 
 def _maps(array: pa.Array, value: Dtype) -> list[dict[str, Any] | None]:
@@ -101,15 +116,22 @@ def _maps(array: pa.Array, value: Dtype) -> list[dict[str, Any] | None]:
     values = _encode(entries.field("value"), value)
     at, valid = _bounds(array)
     rows: list[dict[str, Any] | None] = [
-        dict(zip(keys[at[i] : at[i + 1]], values[at[i] : at[i + 1]], strict=True)) for i in range(len(array))
+        dict(zip(keys[at[i] : at[i + 1]], values[at[i] : at[i + 1]], strict=True))
+        for i in range(len(array))
     ]
-    return rows if valid is None else [row if ok else None for row, ok in zip(rows, valid, strict=True)]
+    return (
+        rows
+        if valid is None
+        else [row if ok else None for row, ok in zip(rows, valid, strict=True)]
+    )
 
 
 def _structs(array: pa.Array, fields: tuple[dtypes.Field, ...]) -> list[dict[str, Any] | None]:
     names = [field.name for field in fields]
     columns = [_encode(array.field(field.name), field.dtype) for field in fields]
-    rows: list[dict[str, Any] | None] = [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+    rows: list[dict[str, Any] | None] = [
+        dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)
+    ]
     if not fields:
         rows = [{} for _ in range(len(array))]
     if not array.null_count:

@@ -1,10 +1,13 @@
-"""The logic of an entity as canonical bytes: equal bytes mean that nothing it computes can have changed.
+"""The logic of an entity as canonical bytes: equal bytes mean that nothing it computes can have
+changed.
 
-Theory. Identities of assets and the question "did this definition change?" both need one answer to "what does it compute?". So each entity
-is written out without what does not matter to that: metadata, credentials and other ways to reach a database, poll intervals, ids that
-the client makes up. User code is compared by its *logical* text: the bare function as its author wrote it, put through Python's own
-parser (comments, blank lines, quotes and docstrings vanish), without the client's decorators (what they say arrives as fields), together
-with everything it includes. Bytes are JSON with sorted keys; a dataclass is its class name and fields. The normal form is that of this
+Theory. Identities of assets and the question "did this definition change?" both need one answer to
+"what does it compute?". So each entity is written out without what does not matter to that:
+metadata, credentials and other ways to reach a database, poll intervals, ids that the client makes
+up. User code is compared by its *logical* text: the bare function as its author wrote it, put
+through Python's own parser (comments, blank lines, quotes and docstrings vanish), without the
+client's decorators (what they say arrives as fields), together with everything it includes. Bytes
+are JSON with sorted keys; a dataclass is its class name and fields. The normal form is that of this
 Python version's parser: a new Python may need a migration of stored identities.
 """
 
@@ -21,26 +24,57 @@ from functools import lru_cache
 from typing import Any
 
 from fennel_core.wire.connectors import Login, PlainSecret, SecretRef, Sink, Source, Webhook
-from fennel_core.wire.entities import Dataset, ExpectationSuite, Extractor, Feature, Index, Metadata, Pipeline, PyFunc
+from fennel_core.wire.entities import (
+    Dataset,
+    ExpectationSuite,
+    Extractor,
+    Feature,
+    Index,
+    Metadata,
+    Pipeline,
+    PyFunc,
+)
 from fennel_core.wire.operators import Assign, Filter, Operator, OperatorKind, Transform, WindowOp
 from fennel_core.wire.pycode import PyCode
 
-CLIENT_DECORATORS = frozenset({"extractor", "featureset", "dataset", "inputs", "outputs", "includes", "meta", "pipeline", "expectations"})
+CLIENT_DECORATORS = frozenset(
+    {
+        "extractor",
+        "featureset",
+        "dataset",
+        "inputs",
+        "outputs",
+        "includes",
+        "meta",
+        "pipeline",
+        "expectations",
+    }
+)
 OPERAND_FIELDS = frozenset({"operand", "operands", "left", "right"})
 """Ids of inputs."""
 UNSPOKEN_FIELDS = OPERAND_FIELDS | {"recovered"}
 
 
-# --- entities ---------------------------------------------------------------------------------------------------------
+# --- entities -------------------------------------------------------------------------------------
 
 
 def dataset_logic(dataset: Dataset) -> bytes:
-    """What a dataset promises: schema, erase keys and retention. Its name and version are not logic; nor is its class's text."""
-    return _bytes({"schema": dataset.schema, "erase": sorted(dataset.erase_keys), "history_us": dataset.history_us})
+    """What a dataset promises: schema, erase keys and retention. Its name and version are not
+    logic; nor is its class's text.
+    """
+    return _bytes(
+        {
+            "schema": dataset.schema,
+            "erase": sorted(dataset.erase_keys),
+            "history_us": dataset.history_us,
+        }
+    )
 
 
 def source_logic(source: Source) -> bytes:
-    """Which rows a source yields: table, cdc, bounds, preprocessing, filter and sample, but not how often it is polled."""
+    """Which rows a source yields: table, cdc, bounds, preprocessing, filter and sample, but not how
+    often it is polled.
+    """
     return _bytes({**_fields(source), "every_us": None, "dataset": None, "version": None})
 
 
@@ -52,11 +86,15 @@ def sink_logic(sink: Sink) -> bytes:
 def operator_logic(operator: Operator, pipeline: Pipeline | None = None) -> bytes:
     """What an operator does to its inputs, whichever they are: operand ids are left out.
 
-    User code of an operator may call what its pipeline includes, so give the `pipeline`. The aggregation specs of a windowed groupby do
-    not travel; until they are recovered, the text of the pipeline stands for them.
+    User code of an operator may call what its pipeline includes, so give the `pipeline`. The
+    aggregation specs of a windowed groupby do not travel; until they are recovered, the text of the
+    pipeline stands for them.
     """
     kind = operator.kind
-    body: dict[str, Any] = {"kind": type(kind).__name__, "fields": {n: v for n, v in _fields(kind).items() if n not in UNSPOKEN_FIELDS}}
+    body: dict[str, Any] = {
+        "kind": type(kind).__name__,
+        "fields": {n: v for n, v in _fields(kind).items() if n not in UNSPOKEN_FIELDS},
+    }
     if pipeline is not None and isinstance(kind, Transform | Filter | Assign):
         body["includes"] = [_code(include) for include in pipeline.pycode.includes]
     if pipeline is not None and isinstance(kind, WindowOp) and not kind.recovered:
@@ -65,9 +103,11 @@ def operator_logic(operator: Operator, pipeline: Pipeline | None = None) -> byte
 
 
 def pipeline_logic(pipeline: Pipeline, operators: Iterable[Operator]) -> bytes:
-    """What a pipeline computes from its input datasets: a Merkle hash of its operators from the root down. Its name is not logic.
+    """What a pipeline computes from its input datasets: a Merkle hash of its operators from the
+    root down. Its name is not logic.
 
-    `operators` are those of the pipeline, inputs before what reads them; an operand that has not come before raises `KeyError`.
+    `operators` are those of the pipeline, inputs before what reads them; an operand that has not
+    come before raises `KeyError`.
     """
     digests: dict[str, str] = {}
     roots: list[str] = []
@@ -86,10 +126,17 @@ def feature_logic(feature: Feature) -> bytes:
 
 
 def extractor_logic(extractor: Extractor) -> bytes:
-    """What an extractor computes and from what. Its name and version are not logic; inputs keep their order only for user code."""
+    """What an extractor computes and from what. Its name and version are not logic; inputs keep
+    their order only for user code.
+    """
     ordered = isinstance(extractor.kind, PyFunc)
     inputs = extractor.inputs if ordered else tuple(sorted(extractor.inputs))
-    parts = {"inputs": inputs, "outputs": extractor.outputs, "datasets": sorted(extractor.datasets), "kind": extractor.kind}
+    parts = {
+        "inputs": inputs,
+        "outputs": extractor.outputs,
+        "datasets": sorted(extractor.datasets),
+        "kind": extractor.kind,
+    }
     return _bytes(parts)
 
 
@@ -103,14 +150,16 @@ def expectations_logic(suite: ExpectationSuite) -> bytes:
     return _bytes({"expectations": suite.expectations})
 
 
-# --- code -------------------------------------------------------------------------------------------------------------
+# --- code -----------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=4096)
 def logical_code(text: str) -> str:
-    """`text` without what Python does not execute: comments, layout, docstrings, and the client's decorators of its first definition.
+    """`text` without what Python does not execute: comments, layout, docstrings, and the client's
+    decorators of its first definition.
 
-    Text that is no Python by itself (a lambda cut out of a longer line) is compared without layout only.
+    Text that is no Python by itself (a lambda cut out of a longer line) is compared without layout
+    only.
     """
     dedented = textwrap.dedent(text).strip()
     for attempt in (dedented, f"({dedented})"):
@@ -125,19 +174,27 @@ def logical_code(text: str) -> str:
 class _Undocumented(ast.NodeTransformer):
     """Removes docstrings everywhere and the client's decorators."""
 
-    def _strip(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module) -> ast.AST:
+    def _strip(
+        self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module
+    ) -> ast.AST:
         self.generic_visit(node)
         if node.body and _is_text(node.body[0]):
             node.body = node.body[1:] or ([] if isinstance(node, ast.Module) else [ast.Pass()])
         if not isinstance(node, ast.Module):
-            node.decorator_list = [d for d in node.decorator_list if _decorator_name(d) not in CLIENT_DECORATORS]
+            node.decorator_list = [
+                d for d in node.decorator_list if _decorator_name(d) not in CLIENT_DECORATORS
+            ]
         return node
 
     visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = visit_Module = _strip
 
 
 def _is_text(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant) and isinstance(statement.value.value, str)
+    return (
+        isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(statement.value.value, str)
+    )
 
 
 def _decorator_name(decorator: ast.expr) -> str | None:
@@ -146,11 +203,16 @@ def _decorator_name(decorator: ast.expr) -> str | None:
 
 
 def _code(pycode: PyCode) -> Any:
-    """The function and what it includes; the entry point is a name the client makes up from the text."""
-    return {"code": logical_code(pycode.core_code), "includes": [_code(include) for include in pycode.includes]}
+    """The function and what it includes; the entry point is a name the client makes up from the
+    text.
+    """
+    return {
+        "code": logical_code(pycode.core_code),
+        "includes": [_code(include) for include in pycode.includes],
+    }
 
 
-# --- canonical bytes --------------------------------------------------------------------------------------------------
+# --- canonical bytes ------------------------------------------------------------------------------
 
 
 def _fields(value: Source | Sink | OperatorKind) -> dict[str, Any]:
@@ -180,6 +242,12 @@ def _plain(value: Any) -> Any:
         case tuple() | list():
             return [_plain(item) for item in value]
         case _ if is_dataclass(value):
-            return [type(value).__name__, {field.name: _plain(getattr(value, field.name)) for field in fields(value)}]
+            return [
+                type(value).__name__,
+                {field.name: _plain(getattr(value, field.name)) for field in fields(value)},
+            ]
         case _:
-            raise TypeError(f"{type(value).__qualname__} has no logic: use frozen dataclasses, tuples, enums and scalars")
+            raise TypeError(
+                f"{type(value).__qualname__} has no logic: use frozen dataclasses, "
+                "tuples, enums and scalars"
+            )

@@ -1,9 +1,11 @@
 """Pipelines as values: operators, aggregation specs and windows.
 
-Theory. A pipeline is a small DAG of operators that ends in the one marked `is_root`. An operator names its inputs by id; ids are
-unique only within one pipeline (a dataset reference uses the dataset's name as its id), so the key is (dataset, version, pipeline,
-id). What an operator does is its `kind`, a closed union. Durations are integer microseconds. Maps of the protocol (`on`,
-`renames`, assigned columns) have no order on the wire and are sorted by name here, so that equal pipelines are equal values.
+Theory. A pipeline is a small DAG of operators that ends in the one marked `is_root`. An operator
+names its inputs by id; ids are unique only within one pipeline (a dataset reference uses the
+dataset's name as its id), so the key is (dataset, version, pipeline, id). What an operator does is
+its `kind`, a closed union. Durations are integer microseconds. Maps of the protocol (`on`,
+`renames`, assigned columns) have no order on the wire and are sorted by name here, so that equal
+pipelines are equal values.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from fennel_core.vocab.ids import DatasetName
 from fennel_core.wire.expr import Expr
 from fennel_core.wire.pycode import PyCode
 
-# --- windows ----------------------------------------------------------------------------------------------------------
+# --- windows --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +64,15 @@ Window = Forever | Sliding | Tumbling | Hopping | ForeverHopping | Session
 
 
 def is_discrete(window: Window) -> bool:
-    """Does the window close at fixed moments (tumbling, hopping, session) rather than move with the reader?"""
+    """Does the window close at fixed moments (tumbling, hopping, session) rather than move with the
+    reader?
+    """
     return not isinstance(window, Forever | Sliding)
 
 
-# --- aggregation specs ------------------------------------------------------------------------------------------------
-# `name` is the output column, `of` the input column. `default` None means the output is Optional and null when empty.
+# --- aggregation specs ----------------------------------------------------------------------------
+# `name` is the output column, `of` the input column. `default` None means the output is Optional
+# and null when empty.
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +124,9 @@ class FirstK:
 
 @dataclass(frozen=True, slots=True)
 class Min:
-    """`default` in the unit of the wire: datetimes are epoch microseconds, dates days since 1970, decimals floats."""
+    """`default` in the unit of the wire: datetimes are epoch microseconds, dates days since 1970,
+    decimals floats.
+    """
 
     name: str
     window: Window
@@ -186,7 +193,7 @@ class JoinHow(Enum):
     INNER = "inner"
 
 
-# --- operator kinds ---------------------------------------------------------------------------------------------------
+# --- operator kinds -------------------------------------------------------------------------------
 # `operand` (or `left`, `right`, `operands`) are ids of operators of the same pipeline.
 
 
@@ -207,16 +214,23 @@ class Aggregate:
     def terminal(self) -> bool:
         """Is the result only assembled at read time, so that no operator or pipeline may follow?
 
-        True for windows that move with the reader under eager emission, and for any exponential decay.
+        True for windows that move with the reader under eager emission, and for any exponential
+        decay.
         """
         if any(isinstance(spec, ExpDecay) for spec in self.specs):
             return True
-        return bool(self.specs) and self.emit is Emit.EAGER and all(not is_discrete(spec.window) for spec in self.specs)
+        return (
+            bool(self.specs)
+            and self.emit is Emit.EAGER
+            and all(not is_discrete(spec.window) for spec in self.specs)
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """`on` pairs (left column, right key). `within_low_us` None is "forever"; `fields` empty is all values of the right side."""
+    """`on` pairs (left column, right key). `within_low_us` None is "forever"; `fields` empty is all
+    values of the right side.
+    """
 
     left: str
     right: str
@@ -304,7 +318,9 @@ class Assign:
 
 @dataclass(frozen=True, slots=True)
 class AssignExpr:
-    """Entries (column, expression, type), sorted by column; every expression sees the input's columns."""
+    """Entries (column, expression, type), sorted by column; every expression sees the input's
+    columns.
+    """
 
     operand: str
     columns: tuple[tuple[str, Expr, Dtype], ...]
@@ -329,8 +345,9 @@ class Changelog:
 class WindowOp:
     """`groupby(*by, window=…)`: one row per key and window, the window itself as key `field`.
 
-    The client's protocol drops the aggregation specs and the emit strategy of this operator. `wire.window_specs` brings them back by
-    running the pipeline function; until it has (`recovered`), `specs` is empty and `emit` eager.
+    The client's protocol drops the aggregation specs and the emit strategy of this operator.
+    `wire.window_specs` brings them back by running the pipeline function; until it has
+    (`recovered`), `specs` is empty and `emit` eager.
     """
 
     operand: str

@@ -1,8 +1,8 @@
 """User code as it travels: text and the name to call.
 
-`generated_code` after `imports` is a whole module whose `entry_point` is called. `core_code` is the bare function as its author
-wrote it and `includes` the code it was declared to need: these two, not the generated wrapper, say whether the logic changed
-(`fennel_core.wire.logic`).
+`generated_code` after `imports` is a whole module whose `entry_point` is called. `core_code` is the
+bare function as its author wrote it and `includes` the code it was declared to need: these two, not
+the generated wrapper, say whether the logic changed (`fennel_core.wire.logic`).
 """
 
 from __future__ import annotations

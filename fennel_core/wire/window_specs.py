@@ -1,11 +1,14 @@
-"""Aggregations of windowed groupbys, which the client's protocol drops, brought back by running the pipeline function.
+"""Aggregations of windowed groupbys, which the client's protocol drops, brought back by running the
+pipeline function.
 
-Theory. `groupby(…, window=W).aggregate(x=Sum(…))` arrives as a `WindowOp` without its specs. The pipeline's text does arrive, and so does
-that of its input datasets: run in the client's own environment, the function returns the operator tree, in which the specs still are.
-This module is the pure part: it says which pipelines need it, writes the program, and puts what the program prints into the bytes of
-the commit, inside the operator it belongs to, where decoding finds it and readers of the client's protocol skip it. Somebody who may
-start processes runs the program (it is user code). The tree is walked in the order in which the client serialises it, so the n-th
-windowed groupby of the tree is the n-th `WindowOp` of the pipeline.
+Theory. `groupby(…, window=W).aggregate(x=Sum(…))` arrives as a `WindowOp` without its specs. The
+pipeline's text does arrive, and so does that of its input datasets: run in the client's own
+environment, the function returns the operator tree, in which the specs still are. This module is
+the pure part: it says which pipelines need it, writes the program, and puts what the program prints
+into the bytes of the commit, inside the operator it belongs to, where decoding finds it and readers
+of the client's protocol skip it. Somebody who may start processes runs the program (it is user
+code). The tree is walked in the order in which the client serialises it, so the n-th windowed
+groupby of the tree is the n-th `WindowOp` of the pipeline.
 """
 
 from __future__ import annotations
@@ -64,12 +67,14 @@ print(json.dumps(answer))
 '''
 
 
-def pipelines_to_recover(request: SyncRequest, standing: SyncRequest | None = None) -> tuple[Pipeline, ...]:
+def pipelines_to_recover(
+    request: SyncRequest, standing: SyncRequest | None = None
+) -> tuple[Pipeline, ...]:
     """The pipelines of `request` whose windowed groupbys may have aggregations that did not travel.
 
-    A pipeline that ends in its only windowed groupby and whose dataset has no value fields cannot have any. A pipeline that reads a
-    dataset which is neither in the request nor `standing` on the branch cannot be run; it is left out, and validation says what it
-    misses.
+    A pipeline that ends in its only windowed groupby and whose dataset has no value fields cannot
+    have any. A pipeline that reads a dataset which is neither in the request nor `standing` on the
+    branch cannot be run; it is left out, and validation says what it misses.
     """
     datasets = _datasets(request, standing)
     found = []
@@ -78,7 +83,9 @@ def pipelines_to_recover(request: SyncRequest, standing: SyncRequest | None = No
         mine = [o for o in request.operators if (o.dataset, o.version, o.pipeline) == owner]
         bare = [o for o in mine if isinstance(o.kind, WindowOp) and not o.kind.recovered]
         dataset = datasets.get(pipeline.dataset)
-        keys_only = len(bare) == 1 and bare[0].is_root and dataset is not None and not dataset.schema.values
+        keys_only = (
+            len(bare) == 1 and bare[0].is_root and dataset is not None and not dataset.schema.values
+        )
         if bare and not keys_only and all(name in datasets for name in pipeline.inputs):
             found.append(pipeline)
     return tuple(found)
@@ -93,12 +100,20 @@ def recovery_program(request: SyncRequest, standing: SyncRequest | None = None) 
     if not pipelines:
         return None
     datasets = _datasets(request, standing)
-    parts = [[_module_text(p, [datasets[name] for name in p.inputs]), p.pycode.entry_point, list(p.inputs)] for p in pipelines]
+    parts = [
+        [
+            _module_text(p, [datasets[name] for name in p.inputs]),
+            p.pycode.entry_point,
+            list(p.inputs),
+        ]
+        for p in pipelines
+    ]
     return f"PIPELINES = {json.dumps(parts)!r}\n{PROGRAM}"
 
 
 def with_recovered(body: bytes, pipelines: Iterable[Pipeline], printed: str) -> bytes:
-    """The commit's bytes with the specs and emit strategies that the program `printed` for `pipelines` (those of the same request).
+    """The commit's bytes with the specs and emit strategies that the program `printed` for
+    `pipelines` (those of the same request).
 
     Raises `UnsupportedValue` when the answer does not fit the pipelines.
     """
@@ -109,17 +124,28 @@ def with_recovered(body: bytes, pipelines: Iterable[Pipeline], printed: str) -> 
             for operator, one in zip(_windows(message, pipeline), found, strict=True):
                 operator.MergeFromString(_addition(one).SerializeToString())
     except (ValueError, IndexError, KeyError, TypeError, DecodeError, binascii.Error) as error:
-        raise UnsupportedValue(f"the aggregations of a windowed groupby could not be recovered: {error}") from error
+        raise UnsupportedValue(
+            f"the aggregations of a windowed groupby could not be recovered: {error}"
+        ) from error
     return bytes(message.SerializeToString(deterministic=True))
 
 
 def _datasets(request: SyncRequest, standing: SyncRequest | None) -> Mapping[DatasetName, Dataset]:
-    return {dataset.name: dataset for part in (standing, request) if part is not None for dataset in part.datasets}
+    return {
+        dataset.name: dataset
+        for part in (standing, request)
+        if part is not None
+        for dataset in part.datasets
+    }
 
 
 def _windows(message: services_pb2.SyncRequest, pipeline: Pipeline) -> list[dataset_pb2.Operator]:
     owner = (pipeline.dataset, pipeline.version, pipeline.name)
-    return [o for o in message.operators if (o.dataset_name, o.ds_version, o.pipeline_name) == owner and o.HasField("window")]
+    return [
+        o
+        for o in message.operators
+        if (o.dataset_name, o.ds_version, o.pipeline_name) == owner and o.HasField("window")
+    ]
 
 
 def _addition(one: Mapping[str, object]) -> recovered_pb2.OperatorAddition:
@@ -135,4 +161,6 @@ def _addition(one: Mapping[str, object]) -> recovered_pb2.OperatorAddition:
 
 def _module_text(pipeline: Pipeline, inputs: Iterable[Dataset]) -> str:
     classes = [dataset.pycode.generated_code for dataset in inputs]
-    return "\n".join([pipeline.pycode.imports, *classes, textwrap.dedent(pipeline.pycode.generated_code)])
+    return "\n".join(
+        [pipeline.pycode.imports, *classes, textwrap.dedent(pipeline.pycode.generated_code)]
+    )

@@ -1,8 +1,10 @@
 """What the DAG files share: each DAG's settings, and the trigger form of `commit` as JSON schemas.
 
-Theory. A `Param`'s schema does two things: Airflow checks every trigger against it (a wrong value answers 400 and nothing starts), and the
-form in the UI is drawn from it. The definition server triggers the same DAG with nothing but `commit_id`, for a request that it has already
-stored; a person fills the rest. Which of the two it is can only be seen from both fields together, so the first task checks that.
+Theory. A `Param`'s schema does two things: Airflow checks every trigger against it (a wrong value
+answers 400 and nothing starts), and the form in the UI is drawn from it. The definition server
+triggers the same DAG with nothing but `commit_id`, for a request that it has already stored; a
+person fills the rest. Which of the two it is can only be seen from both fields together, so the
+first task checks that.
 
 This module is imported by every DAG file and so by every task: nothing heavy may be imported here.
 """
@@ -22,7 +24,9 @@ RECONCILE_SCHEDULE: Final = "*/5 * * * *"
 """How long at most a commit whose process died stays unfinished, beyond its lease."""
 
 SNAPSHOT_MINUTES: Final = int(os.environ.get("FENNEL_SNAPSHOT_MINUTES") or 10)
-"""`Settings.snapshot_minutes`, read by hand: the model is too heavy for what every task imports. A test holds the two together."""
+"""`Settings.snapshot_minutes`, read by hand: the model is too heavy for what every task imports. A
+test holds the two together.
+"""
 
 DRILL_SCHEDULE: Final = os.environ.get("FENNEL_DRILL_SCHEDULE", "0 3 * * *").strip() or None
 """`Settings.drill_schedule`, likewise."""
@@ -36,7 +40,8 @@ COMMIT_PARAMS: Final = {
         type=["null", "string"],
         minLength=1,
         title="Definitions",
-        description="Module (shop.features) or path (/srv/shop/features.py, or a folder) whose datasets and featuresets are committed. "
+        description="Module (shop.features) or path (/srv/shop/features.py, or a folder) whose "
+        "datasets and featuresets are committed. "
         "Relative paths start at the platform's folder. Loaded in the client's environment.",
         examples=["examples.fraud", "examples/fraud"],
     ),
@@ -45,7 +50,8 @@ COMMIT_PARAMS: Final = {
         type=["null", "string"],
         pattern="^[a-z0-9-]{1,63}$",
         title="Workspace",
-        description="The one that the token of your client opens: dev-alice opens alice, and makes it where development tokens are on.",
+        description="The one that the token of your client opens: dev-alice opens alice, and "
+        "makes it where development tokens are on.",
     ),
     "branch": Param(
         "main",
@@ -54,19 +60,31 @@ COMMIT_PARAMS: Final = {
         title="Branch",
         description="The branch that moves to these definitions. It must exist.",
     ),
-    "message": Param(None, type=["null", "string"], maxLength=10_000, title="Message", description="What changes and why."),
+    "message": Param(
+        None,
+        type=["null", "string"],
+        maxLength=10_000,
+        title="Message",
+        description="What changes and why.",
+    ),
     "env": Param(
         None,
         type=["null", "string"],
         title="Environment",
         description="Keep only what is meant for this environment.",
     ),
-    "preview": Param(False, type="boolean", title="Preview", description="Show what would be done, and do nothing."),
+    "preview": Param(
+        False,
+        type="boolean",
+        title="Preview",
+        description="Show what would be done, and do nothing.",
+    ),
     "incremental": Param(
         False,
         type="boolean",
         title="Incremental",
-        description="Add to what the branch has and change what is named here. Otherwise the definitions replace the branch's.",
+        description="Add to what the branch has and change what is named here. Otherwise the "
+        "definitions replace the branch's.",
     ),
     "backfill": Param(
         True,
@@ -78,7 +96,8 @@ COMMIT_PARAMS: Final = {
         None,
         type=["null", "string"],
         title="Commit id",
-        description="A stored commit to carry out. Leave it empty: the definition server fills it in, and then nothing else is read.",
+        description="A stored commit to carry out. Leave it empty: the definition server fills "
+        "it in, and then nothing else is read.",
         section=_SERVER,
     ),
 }
@@ -91,13 +110,20 @@ WHICH_PARAMS: Final = {
         title="Workspace",
         description="All of its job partitions, or those of one dataset.",
     ),
-    "dataset": Param(None, type=["null", "string"], minLength=1, title="Dataset", description="Only the jobs that work for this one."),
+    "dataset": Param(
+        None,
+        type=["null", "string"],
+        minLength=1,
+        title="Dataset",
+        description="Only the jobs that work for this one.",
+    ),
     "jobs": Param(
         [],
         type="array",
         items={"type": "string"},
         title="Job ids",
-        description="In place of a workspace: ids as `fennel-core status --json` shows them, one per line.",
+        description="In place of a workspace: ids as `fennel-core status --json` shows them, one "
+        "per line.",
     ),
     "partitions": Param(
         [],
@@ -113,9 +139,15 @@ RECOVERY_PARAMS: Final = WHICH_PARAMS | {
         type=["null", "integer"],
         minimum=1,
         title="Older than snapshot",
-        description="Start from a snapshot with a lower number than this: a drill names the numbers it found bad.",
+        description="Start from a snapshot with a lower number than this: a drill names the "
+        "numbers it found bad.",
     ),
-    "dry_run": Param(False, type="boolean", title="Dry run", description="Show which job partitions are meant, and do nothing."),
+    "dry_run": Param(
+        False,
+        type="boolean",
+        title="Dry run",
+        description="Show which job partitions are meant, and do nothing.",
+    ),
 }
 DRILL_PARAMS: Final = WHICH_PARAMS | {
     "at_most": Param(
@@ -123,7 +155,8 @@ DRILL_PARAMS: Final = WHICH_PARAMS | {
         type=["null", "integer"],
         minimum=1,
         title="At most",
-        description="So many job partitions, those first whose last drill is longest ago. None: all that are named above, and "
+        description="So many job partitions, those first whose last drill is longest ago. None: "
+        "all that are named above, and "
         "FENNEL_DRILL_PARTITIONS of all there are where nothing is named.",
     ),
     "max_bytes": Param(
@@ -136,10 +169,17 @@ DRILL_PARAMS: Final = WHICH_PARAMS | {
 }
 
 TRIED_AGAIN: Final = {"retries": 3, "retry_delay": timedelta(seconds=3)}
-"""A task that was killed, found the database away, or could not reach Airflow's own API is run again: steps may be run twice. Three times
-outlasts a restart of the api-server, without which a task fails before it begins. What is wrong with a commit is told at once, without."""
+"""A task that was killed, found the database away, or could not reach Airflow's own API is run
+again: steps may be run twice. Three times outlasts a restart of the api-server, without which a
+task fails before it begins. What is wrong with a commit is told at once, without.
+"""
 
-EVERY: Final[dict[str, Any]] = {"catchup": False, "is_paused_upon_creation": False, "default_args": TRIED_AGAIN, "tags": TAGS}
+EVERY: Final[dict[str, Any]] = {
+    "catchup": False,
+    "is_paused_upon_creation": False,
+    "default_args": TRIED_AGAIN,
+    "tags": TAGS,
+}
 """What all of our DAGs are alike in."""
 
 COMMIT: Final[dict[str, Any]] = {

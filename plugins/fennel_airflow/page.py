@@ -1,8 +1,9 @@
 """The page behind the menu entry: recent commits, and one commit with its ledgers and jobs.
 
-Theory. It is a read-only view of the platform's database, rendered on the server, for people who may already see runs of the `commit` DAG:
-Airflow itself decides that, from its own login, on every request. Nothing a user wrote is trusted: the template engine escapes every value,
-and the answer forbids scripts, foreign content and foreign frames.
+Theory. It is a read-only view of the platform's database, rendered on the server, for people who
+may already see runs of the `commit` DAG: Airflow itself decides that, from its own login, on every
+request. Nothing a user wrote is trusted: the template engine escapes every value, and the answer
+forbids scripts, foreign content and foreign frames.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ DAG_ID: Final = "commit"
 PAGE_ROWS: Final = 50
 STATEMENT_TIMEOUT_MS: Final = 3_000
 HEADERS: Final = {
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'self'; base-uri 'none'",
+    "Content-Security-Policy": (
+        "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'self'; base-uri 'none'"
+    ),
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
 }
@@ -36,20 +39,25 @@ HEADERS: Final = {
 Row = Mapping[str, Any]
 
 COMMITS: Final = """
-SELECT c.id, c.workspace, c.branch, c.state, c.summary, c.error, c.error_code, c.created_at, c.finished_at, c.attempt,
+SELECT c.id, c.workspace, c.branch, c.state, c.summary, c.error, c.error_code, c.created_at,
+    c.finished_at, c.attempt,
        b.target = c.id AS is_target, b.serving = c.id AS is_serving
 FROM commit c LEFT JOIN branch b ON b.workspace = c.workspace AND b.name = c.branch
-WHERE (%(workspace)s::text IS NULL OR c.workspace = %(workspace)s) AND (%(before)s::timestamptz IS NULL OR c.created_at < %(before)s)
+WHERE (%(workspace)s::text IS NULL OR c.workspace = %(workspace)s) AND (%(before)s::timestamptz IS
+    NULL OR c.created_at < %(before)s)
 ORDER BY c.created_at DESC LIMIT %(rows)s
 """
 COMMIT: Final = """
-SELECT c.id, c.workspace, c.branch, c.state, c.summary, c.error, c.error_code, c.created_at, c.finished_at, c.attempt, c.options, c.base,
+SELECT c.id, c.workspace, c.branch, c.state, c.summary, c.error, c.error_code, c.created_at,
+    c.finished_at, c.attempt, c.options, c.base,
        b.target = c.id AS is_target, b.serving = c.id AS is_serving
-FROM commit c LEFT JOIN branch b ON b.workspace = c.workspace AND b.name = c.branch WHERE c.id = %(commit)s
+FROM commit c LEFT JOIN branch b ON b.workspace = c.workspace AND b.name = c.branch WHERE c.id =
+    %(commit)s
 """
 ENTRIES: Final = """
 SELECT e.ledger, e.state, e.attempts, e.error, e.updated_at, e.asset_id, a.kind, a.title
-FROM ledger_entry e JOIN asset a ON a.id = e.asset_id WHERE e.commit_id = %(commit)s ORDER BY e.ledger, e.id
+FROM ledger_entry e JOIN asset a ON a.id = e.asset_id WHERE e.commit_id = %(commit)s ORDER BY
+    e.ledger, e.id
 """
 JOBS: Final = """
 SELECT p.job_id, a.title, p.part, p.status, p.lag, p.error, p.slot_id
@@ -59,19 +67,37 @@ WHERE r.commit_id = %(commit)s ORDER BY p.status = 'running', p.job_id, p.part L
 
 
 def application() -> FastAPI:
-    """The sub-application that Airflow mounts; every route asks Airflow whether the user may see runs of the commit DAG."""
+    """The sub-application that Airflow mounts; every route asks Airflow whether the user may see
+    runs of the commit DAG.
+    """
     guard = Depends(requires_access_dag("GET", DagAccessEntity.RUN, param_dag_id=DAG_ID))
-    app = FastAPI(title="Fennel commits", dependencies=[guard], docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(
+        title="Fennel commits",
+        dependencies=[guard],
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+    )
     folder = Path(__file__).parent / "templates"
-    templates = jinja2.Environment(loader=jinja2.FileSystemLoader(folder), autoescape=True, undefined=jinja2.StrictUndefined)
-    dsn = conninfo(Settings().postgres_dsn.get_secret_value(), name="fennel-airflow-page", statement_timeout_ms=STATEMENT_TIMEOUT_MS)
+    templates = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    dsn = conninfo(
+        Settings().postgres_dsn.get_secret_value(),
+        name="fennel-airflow-page",
+        statement_timeout_ms=STATEMENT_TIMEOUT_MS,
+    )
 
     def page(template: str, **values: object) -> HTMLResponse:
         return HTMLResponse(templates.get_template(template).render(**values), headers=HEADERS)
 
     @app.get("/commits")
-    def commits(workspace: str | None = Query(None, max_length=63), before: datetime | None = None) -> HTMLResponse:
-        rows = _read(dsn, COMMITS, {"workspace": workspace or None, "before": before, "rows": PAGE_ROWS + 1})
+    def commits(
+        workspace: str | None = Query(None, max_length=63), before: datetime | None = None
+    ) -> HTMLResponse:
+        rows = _read(
+            dsn, COMMITS, {"workspace": workspace or None, "before": before, "rows": PAGE_ROWS + 1}
+        )
         older = rows[PAGE_ROWS - 1]["created_at"].isoformat() if len(rows) > PAGE_ROWS else None
         shown = [{**row, "run": run_link(row)} for row in rows[:PAGE_ROWS]]
         query = f"&workspace={quote(workspace)}" if workspace else ""
@@ -90,18 +116,28 @@ def application() -> FastAPI:
             raise HTTPException(404, f"there is no commit {commit_id}")
         entries = _read(dsn, ENTRIES, {"commit": commit_id})
         jobs = _read(dsn, JOBS, {"commit": commit_id})
-        return page("commit.html", commit={**rows[0], "run": run_link(rows[0])}, entries=entries, jobs=jobs)
+        return page(
+            "commit.html", commit={**rows[0], "run": run_link(rows[0])}, entries=entries, jobs=jobs
+        )
 
     return app
 
 
 def run_link(row: Row) -> str | None:
-    """Where Airflow shows the commit's newest run, when the definition server started it (`commit-<id>-<attempt>`)."""
-    return f"/dags/{DAG_ID}/runs/{quote(run_id(str(row['id']), int(row['attempt'])))}" if row["attempt"] else None
+    """Where Airflow shows the commit's newest run, when the definition server started it
+    (`commit-<id>-<attempt>`).
+    """
+    return (
+        f"/dags/{DAG_ID}/runs/{quote(run_id(str(row['id']), int(row['attempt'])))}"
+        if row["attempt"]
+        else None
+    )
 
 
 def run_id(commit_id: str, attempt: int) -> str:
-    """The name of the DAG run that carries a commit out for the `attempt`th time; Airflow refuses a second run of a name."""
+    """The name of the DAG run that carries a commit out for the `attempt`th time; Airflow refuses a
+    second run of a name.
+    """
     return f"commit-{commit_id}-{attempt}"
 
 

@@ -1,11 +1,13 @@
-"""From a task to `fennel_core`: open the platform, run one step, tell what the ledgers say then. Imported inside tasks only.
+"""From a task to `fennel_core`: open the platform, run one step, tell what the ledgers say then.
+Imported inside tasks only.
 
-What is wrong with a commit is an `ApiError` whose text is for people: the task fails with exactly that text, on top of its log, because it
-is what somebody who looks at a red task wants to read, and then what to do next. `AirflowFailException` also spares it retries, which would
-not change the answer. A database, a bucket or a slot that is away fails the task as itself: retries are for that.
+What is wrong with a commit is an `ApiError` whose text is for people: the task fails with exactly
+that text, on top of its log, because it is what somebody who looks at a red task wants to read, and
+then what to do next. `AirflowFailException` also spares it retries, which would not change the
+answer. A database, a bucket or a slot that is away fails the task as itself: retries are for that.
 
-To find what was done in a log: `ledger step` (one line per asset, with `action`, `kind`, `title`, `ms`), `plan:`, `commit recovered`,
-`snapshot #`, `meant:`, `caught up`, `what to do:`.
+To find what was done in a log: `ledger step` (one line per asset, with `action`, `kind`, `title`,
+`ms`), `plan:`, `commit recovered`, `snapshot #`, `meant:`, `caught up`, `what to do:`.
 """
 
 from __future__ import annotations
@@ -46,16 +48,26 @@ STEPS: Mapping[str, Ask] = {
 }
 STATUS = "`fennel-core status` shows what runs, `fennel-core logs PART` what it said"
 NEXT: Mapping[str, str] = {
-    "workspace-not-found": "make it with `fennel-core workspace create NAME`, or in development open it once with the token dev-NAME",
-    "workspace-name": "choose a name of a-z, 0-9 and `-`; `fennel-core workspace list` shows those there are",
-    "branch-not-found": "make it from the client (`client.init_branch`, `client.clone_branch`), or choose `main`",
+    "workspace-not-found": (
+        "make it with `fennel-core workspace create NAME`, or in development open it "
+        "once with the token dev-NAME"
+    ),
+    "workspace-name": (
+        "choose a name of a-z, 0-9 and `-`; `fennel-core workspace list` shows those there are"
+    ),
+    "branch-not-found": (
+        "make it from the client (`client.init_branch`, `client.clone_branch`), or choose `main`"
+    ),
     "commit-not-found": "leave the field `Commit id` empty; only the definition server fills it in",
     "kafka-unavailable": f"{STATUS}; when Kafka answers again, commit again",
     "asset-not-created": "the reason is the broker's own; when it is dealt with, commit again",
     "commit-abandoned": "commit again",
 }
 """What somebody does about an error, by its code, where its text does not say so."""
-AFTER_REBUILD = f"{STATUS}; deal with the reason and run `recovery` again, or let it start from an older snapshot (`Older than snapshot`)"
+AFTER_REBUILD = (
+    f"{STATUS}; deal with the reason and run `recovery` again, or let it start from an "
+    "older snapshot (`Older than snapshot`)"
+)
 REBUILD_S = 5 * 3600.0
 """Less than the run's own limit, so that what is late is named."""
 NOTHING_LEFT = (CommitState.FINISHED, CommitState.SUPERSEDED)
@@ -65,15 +77,25 @@ def previewed(params: Mapping[str, Any]) -> None:
     """Log the plan of the form's definitions; nothing is stored."""
     workspace, branch, body = _told(lambda: _submission(params))
     incremental, backfill = params["incremental"], params["backfill"]
-    for line in _told(lambda: definition.preview_commit(workspace, branch, body, incremental=incremental, backfill=backfill)):
+    for line in _told(
+        lambda: definition.preview_commit(
+            workspace, branch, body, incremental=incremental, backfill=backfill
+        )
+    ):
         log.info("%s", line)
 
 
 def submitted(params: Mapping[str, Any]) -> str:
-    """Store the form's definitions as a commit and return its id: from there on it is like any other."""
+    """Store the form's definitions as a commit and return its id: from there on it is like any
+    other.
+    """
     workspace, branch, body = _told(lambda: _submission(params))
     incremental, backfill = params["incremental"], params["backfill"]
-    commit_id = _told(lambda: definition.receive_commit(workspace, branch, body, incremental=incremental, backfill=backfill))
+    commit_id = _told(
+        lambda: definition.receive_commit(
+            workspace, branch, body, incremental=incremental, backfill=backfill
+        )
+    )
     log.info("stored as commit %s of branch %s in workspace %s", commit_id, branch, workspace)
     return commit_id
 
@@ -95,14 +117,20 @@ def reconciled() -> None:
     """Finish whatever a crash left behind."""
     done = _told(definition.reconcile_all)
     log.info("commits moved on: %s", ", ".join(done.commits) or "none")
-    log.info("destructions still open: %d%s", done.open_entries, " (they wait for an engine or for Kafka)" if done.open_entries else "")
+    log.info(
+        "destructions still open: %d%s",
+        done.open_entries,
+        " (they wait for an engine or for Kafka)" if done.open_entries else "",
+    )
     log.info("strays removed (topics that no ledger knows): %s", ", ".join(done.strays) or "none")
 
 
 def slots() -> list[str]:
     """Addresses of the slots that own something."""
     found = rounds.owning_slots(Settings())
-    log.info("slots that own something: %s", ", ".join(found) or f"none, so nothing is copied; {STATUS}")
+    log.info(
+        "slots that own something: %s", ", ".join(found) or f"none, so nothing is copied; {STATUS}"
+    )
     return found
 
 
@@ -111,9 +139,21 @@ def snapshotted(address: str) -> None:
     answers = _told(lambda: rounds.snapshot_slot(Settings(), address))
     for each in answers:
         log.info("%s", each)
-    outcomes = ", ".join(f"{count} {code}" for code, count in sorted(Counter(each.code for each in answers).items()))
-    sent, newest = sum(each.uploaded_bytes for each in answers), max((each.number or 0 for each in answers), default=0)
-    log.info("slot %s: %d job partitions: %s; %d bytes uploaded; newest snapshot #%d", address, len(answers), outcomes, sent, newest)
+    outcomes = ", ".join(
+        f"{count} {code}" for code, count in sorted(Counter(each.code for each in answers).items())
+    )
+    sent, newest = (
+        sum(each.uploaded_bytes for each in answers),
+        max((each.number or 0 for each in answers), default=0),
+    )
+    log.info(
+        "slot %s: %d job partitions: %s; %d bytes uploaded; newest snapshot #%d",
+        address,
+        len(answers),
+        outcomes,
+        sent,
+        newest,
+    )
     _told(lambda: rounds.refuse_failures(answers))
 
 
@@ -136,16 +176,26 @@ def rebuilt(params: Mapping[str, Any]) -> None:
     """Rebuild what the form means, and wait until it has caught up."""
     found = _told(lambda: choice.chosen(choice.known(Settings()), _wish(params)))
     tell = partial(log.info, "%s")
-    _told(lambda: recovery.rebuild(Settings(), found, tell, before=params["before"], timeout_s=REBUILD_S))
+    _told(
+        lambda: recovery.rebuild(
+            Settings(), found, tell, before=params["before"], timeout_s=REBUILD_S
+        )
+    )
 
 
 def drilled(params: Mapping[str, Any]) -> None:
-    """Drill what the form names, or what is due; the task fails where a partition does not agree."""
+    """Drill what the form names, or what is due; the task fails where a partition does not
+    agree.
+    """
     settings, wish = Settings(), _wish(params)
     found = _told(lambda: drills.due(settings, wish, params["at_most"]))
     log.info("job partitions to drill: %d", len(found))
     tell = partial(log.info, "%s")
-    _told(lambda: drills.drill(settings, found, tell, max_bytes=params["max_bytes"] or settings.drill_bytes))
+    _told(
+        lambda: drills.drill(
+            settings, found, tell, max_bytes=params["max_bytes"] or settings.drill_bytes
+        )
+    )
 
 
 def shortened() -> None:
@@ -159,7 +209,12 @@ def shortened() -> None:
 
 
 def _wish(params: Mapping[str, Any]) -> Wish:
-    return Wish(params["workspace"], params["dataset"], tuple(params["jobs"] or ()), tuple(params["partitions"] or ()))
+    return Wish(
+        params["workspace"],
+        params["dataset"],
+        tuple(params["jobs"] or ()),
+        tuple(params["partitions"] or ()),
+    )
 
 
 def _told(work: Callable[[], T]) -> T:
@@ -177,11 +232,25 @@ def _told(work: Callable[[], T]) -> T:
         raise AirflowFailException(str(error)) from None
     except (recovery.NotRebuilt, drills.DrillFailed) as stuck:
         log.error("%s", stuck)
-        log.error("what to do: %s", AFTER_REBUILD if isinstance(stuck, recovery.NotRebuilt) else drills.AFTER_DRILL)
+        log.error(
+            "what to do: %s",
+            AFTER_REBUILD if isinstance(stuck, recovery.NotRebuilt) else drills.AFTER_DRILL,
+        )
         raise AirflowFailException(str(stuck)) from None
-    except (LedgerUnavailable, StoreError, rounds.RoundFailed, drills.DrillUnknown, OSError, RemoteError) as away:
+    except (
+        LedgerUnavailable,
+        StoreError,
+        rounds.RoundFailed,
+        drills.DrillUnknown,
+        OSError,
+        RemoteError,
+    ) as away:
         log.error("%s", away)
-        log.error("what to do: %s; what was begun is finished or taken back by `reconcile`, or by the next run", STATUS)
+        log.error(
+            "what to do: %s; what was begun is finished or taken back by "
+            "`reconcile`, or by the next run",
+            STATUS,
+        )
         raise
 
 
@@ -208,24 +277,42 @@ async def _ledgers(tx: Transaction, commit_id: CommitId) -> list[str]:
     row = await tx.commit(commit_id)
     if row is None:
         return [f"commit {commit_id} does not exist"]
-    entries = [each for which in Which for each in await tx.entries(which, commit=commit_id, only_open=False)]
-    titles = {each.id: each.title for each in await tx.bank.holdings({entry.asset for entry in entries})}
-    return [f"commit {row.id} of {row.workspace}/{row.branch} is {row.state}", *(_line(entry, titles) for entry in entries)]
+    entries = [
+        each
+        for which in Which
+        for each in await tx.entries(which, commit=commit_id, only_open=False)
+    ]
+    titles = {
+        each.id: each.title for each in await tx.bank.holdings({entry.asset for entry in entries})
+    }
+    return [
+        f"commit {row.id} of {row.workspace}/{row.branch} is {row.state}",
+        *(_line(entry, titles) for entry in entries),
+    ]
 
 
 def _line(entry: Entry, titles: Mapping[AssetId, str]) -> str:
     kind = entry.asset.split(".")[1]
     tail = f" after {entry.attempts} attempts: {entry.error}" if entry.error else ""
-    return f"{entry.ledger} ledger: {entry.state} {kind} {titles.get(entry.asset, '')} ({entry.asset}){tail}"
+    return (
+        f"{entry.ledger} ledger: {entry.state} {kind} {titles.get(entry.asset, '')} "
+        f"({entry.asset}){tail}"
+    )
 
 
 def _submission(params: Mapping[str, Any]) -> tuple[str, str, bytes]:
     """Workspace, branch and the SyncRequest's bytes of the form's definitions."""
     missing = [name for name in ("definitions", "workspace") if not params[name]]
     if missing:
-        raise ApiError(400, "form-incomplete", f"fill in {' and '.join(missing)}: they say what is committed, and where")
+        raise ApiError(
+            400,
+            "form-incomplete",
+            f"fill in {' and '.join(missing)}: they say what is committed, and where",
+        )
     workspace = checked_name(params["workspace"])
-    body, printed = asyncio.run(read(Settings(), params["definitions"], env=params["env"], message=params["message"] or ""))
+    body, printed = asyncio.run(
+        read(Settings(), params["definitions"], env=params["env"], message=params["message"] or "")
+    )
     for line in redact_text(printed).splitlines():
         log.info("the definitions' own output: %s", line)
     return workspace, params["branch"], body

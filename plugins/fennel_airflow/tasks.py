@@ -1,10 +1,13 @@
-"""The tasks of the DAGs: each is one step of `fennel_core.definition.steps` or of `fennel_core.snapshots`, made visible.
+"""The tasks of the DAGs: each is one step of `fennel_core.definition.steps` or of
+`fennel_core.snapshots`, made visible.
 
-Theory. The steps are idempotent and remember everything in the platform's own database, so a task that Airflow runs twice does no harm,
-and a run that dies is finished by `reconcile`. Between tasks travels one value, the commit's id, which `compile` pushes as soon as the
-commit is stored: `undo` must find it even when `compile` fails later.
+Theory. The steps are idempotent and remember everything in the platform's own database, so a task
+that Airflow runs twice does no harm, and a run that dies is finished by `reconcile`. Between tasks
+travels one value, the commit's id, which `compile` pushes as soon as the commit is stored: `undo`
+must find it even when `compile` fails later.
 
-Nothing of `fennel_core` is imported at the top: this file is imported by every task and by the DAG processor.
+Nothing of `fennel_core` is imported at the top: this file is imported by every task and by the DAG
+processor.
 """
 
 from __future__ import annotations
@@ -19,7 +22,9 @@ COMMIT_ID: Final = "commit_id"
 
 @task(task_id=COMPILE)
 def compile_definitions() -> None:
-    """Read and check the definitions, plan, and reserve every asset; a preview only shows the plan."""
+    """Read and check the definitions, plan, and reserve every asset; a preview only shows the
+    plan.
+    """
     from fennel_airflow.run import compiled, previewed, submitted
 
     context = get_current_context()
@@ -53,7 +58,9 @@ def switch() -> None:
 
 @task
 def destroy_assets() -> None:
-    """Wait until the new jobs have caught up, move the reads, and destroy what nobody needs any more."""
+    """Wait until the new jobs have caught up, move the reads, and destroy what nobody needs any
+    more.
+    """
     from fennel_airflow.run import step
 
     step("destroy_assets", _commit_id())
@@ -128,7 +135,9 @@ def rebuild_partitions() -> None:
 
 @task
 def drill_partitions() -> None:
-    """Drill the job partitions that the form names, or those whose turn it is, one after the other."""
+    """Drill the job partitions that the form names, or those whose turn it is, one after the
+    other.
+    """
     from fennel_airflow.run import drilled
 
     drilled(get_current_context()["params"])

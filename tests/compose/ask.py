@@ -1,4 +1,6 @@
-"""Run by the client's Python: what CardRisk says of some cards, as one JSON list. `ask.py URL TOKEN CARD...`"""
+"""Run by the client's Python: what CardRisk says of some cards, as one JSON list. `ask.py URL TOKEN
+CARD...`
+"""
 
 import sys
 
@@ -9,6 +11,8 @@ from examples.fraud.definitions import CardRisk
 
 url, token, *cards = sys.argv[1:]
 wanted = pd.DataFrame({"CardRisk.cc_num": [int(card) for card in cards]})
-found = Client(url, token).query(inputs=[CardRisk.cc_num], outputs=[CardRisk], input_dataframe=wanted)
+found = Client(url, token).query(
+    inputs=[CardRisk.cc_num], outputs=[CardRisk], input_dataframe=wanted
+)
 found.columns = [name.split(".", 1)[1] for name in found.columns]
 sys.stdout.write(found.to_json(orient="records"))

@@ -1,7 +1,9 @@
-"""Base images made on this machine, where the public ones cannot be pulled: plain Debian, from the mirror that apt uses here.
+"""Base images made on this machine, where the public ones cannot be pulled: plain Debian, from the
+mirror that apt uses here.
 
-`base` is Debian's smallest set of packages: the Dockerfile installs Python and Java itself. `builder` adds what this machine's network asks
-of pip, Maven and apt; it is the first stage of the build only, so none of that reaches an image that runs.
+`base` is Debian's smallest set of packages: the Dockerfile installs Python and Java itself.
+`builder` adds what this machine's network asks of pip, Maven and apt; it is the first stage of the
+build only, so none of that reaches an image that runs.
 """
 
 from __future__ import annotations
@@ -37,7 +39,14 @@ def _import_debian(name: str, env: dict[str, str]) -> None:
     print(f"making {name}: Debian {SUITE}", flush=True)
     with tempfile.TemporaryDirectory(prefix="fennel-debian-", dir="/var/tmp") as folder:
         done = subprocess.run(
-            ["debootstrap", "--variant=minbase", "--include=ca-certificates", SUITE, folder, _mirror()],
+            [
+                "debootstrap",
+                "--variant=minbase",
+                "--include=ca-certificates",
+                SUITE,
+                folder,
+                _mirror(),
+            ],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -45,16 +54,37 @@ def _import_debian(name: str, env: dict[str, str]) -> None:
         )
         if done.returncode != 0:
             raise Unable(f"debootstrap could not make Debian: {done.stdout[-2000:]}")
-        with subprocess.Popen(["tar", "-C", folder, "--one-file-system", "-c", "."], stdout=subprocess.PIPE) as tar:
-            subprocess.run(["docker", "import", "-", name], stdin=tar.stdout, stdout=subprocess.DEVNULL, env=env, check=True)
+        with subprocess.Popen(
+            ["tar", "-C", folder, "--one-file-system", "-c", "."], stdout=subprocess.PIPE
+        ) as tar:
+            subprocess.run(
+                ["docker", "import", "-", name],
+                stdin=tar.stdout,
+                stdout=subprocess.DEVNULL,
+                env=env,
+                check=True,
+            )
 
 
 def _mirror() -> str:
     """Where this machine's apt finds Debian itself (not its updates or security fixes)."""
-    lines = run("apt-get", "indextargets", "--format", "$(CODENAME) $(ORIGIN) $(SITE)", "Created-By: Packages").splitlines()
-    found = [site for codename, origin, site in (line.split(" ", 2) for line in lines) if (codename, origin) == (SUITE, "Debian")]
+    lines = run(
+        "apt-get",
+        "indextargets",
+        "--format",
+        "$(CODENAME) $(ORIGIN) $(SITE)",
+        "Created-By: Packages",
+    ).splitlines()
+    found = [
+        site
+        for codename, origin, site in (line.split(" ", 2) for line in lines)
+        if (codename, origin) == (SUITE, "Debian")
+    ]
     if not found:
-        raise Unable(f"apt knows no Debian {SUITE} on this machine, from which the base could be made (run apt-get update first).")
+        raise Unable(
+            f"apt knows no Debian {SUITE} on this machine, from which the base could "
+            "be made (run apt-get update first)."
+        )
     return found[0]
 
 
@@ -63,9 +93,17 @@ def _build_builder(base: str, name: str, env: dict[str, str]) -> None:
     with tempfile.TemporaryDirectory(prefix="fennel-builder-") as folder:
         inside = Path(folder, "root")
         _copy(CERTIFICATES, inside / "usr/local/share/ca-certificates")
-        _copy(next((path.expanduser() for path in PIP if path.expanduser().exists()), PIP[0]), inside / "etc/pip.conf")
+        _copy(
+            next((path.expanduser() for path in PIP if path.expanduser().exists()), PIP[0]),
+            inside / "etc/pip.conf",
+        )
         _copy(MAVEN.expanduser(), inside / "root" / ".m2" / "settings.xml")
-        proxies = [f"ENV {each}={os.environ[each]}" for name in PROXIES for each in (name, name.upper()) if os.environ.get(each)]
+        proxies = [
+            f"ENV {each}={os.environ[each]}"
+            for name in PROXIES
+            for each in (name, name.upper())
+            if os.environ.get(each)
+        ]
         lines = [f"FROM {base}", "COPY root /", "RUN update-ca-certificates", *proxies]
         Path(folder, "Dockerfile").write_text("\n".join(lines) + "\n")
         run("docker", "build", "-q", "-t", name, folder, env=env)

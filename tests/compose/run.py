@@ -1,8 +1,9 @@
 """`make compose-test`: docker-compose.yml for real, from empty images to removed volumes.
 
-Makes base images (bases.py), builds, brings everything up, runs the fraud example from this machine through the published port, looks for
-the commit in Airflow, takes a snapshot, kills a part, takes everything down and up again, asks the same question again, and removes what
-it made. Prints what it saw. `--keep` leaves images and the engine's data for a faster next run.
+Makes base images (bases.py), builds, brings everything up, runs the fraud example from this machine
+through the published port, looks for the commit in Airflow, takes a snapshot, kills a part, takes
+everything down and up again, asks the same question again, and removes what it made. Prints what it
+saw. `--keep` leaves images and the engine's data for a faster next run.
 """
 
 from __future__ import annotations
@@ -63,7 +64,10 @@ class Stack:
 
     def __init__(self, env: dict[str, str]) -> None:
         self.query_port, self.airflow_port = free_port(), free_port()
-        ports = {"FENNEL_QUERY_PORT": str(self.query_port), "FENNEL_AIRFLOW_PORT": str(self.airflow_port)}
+        ports = {
+            "FENNEL_QUERY_PORT": str(self.query_port),
+            "FENNEL_AIRFLOW_PORT": str(self.airflow_port),
+        }
         self.env = env | ports
         self.url = f"http://127.0.0.1:{self.query_port}"
         self.words = [*compose_program(), "-p", PREFIX, "-f", str(ROOT / "docker-compose.yml")]
@@ -79,13 +83,27 @@ class Stack:
 
     def refusal(self, *words: str) -> str:
         """What a command that must fail says."""
-        done = subprocess.run([*self.words, *words], env=self.env, cwd=ROOT, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [*self.words, *words],
+            env=self.env,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert done.returncode != 0, f"compose {' '.join(words)} should have failed: {done.stdout}"
         return done.stdout + done.stderr
 
     def containers(self) -> dict[str, dict[str, Any]]:
         """Service → what the engine knows of its container, ended ones included."""
-        ids = run("docker", "ps", "-aq", "--filter", f"label=com.docker.compose.project={PREFIX}", env=self.env).split()
+        ids = run(
+            "docker",
+            "ps",
+            "-aq",
+            "--filter",
+            f"label=com.docker.compose.project={PREFIX}",
+            env=self.env,
+        ).split()
         known = json.loads(run("docker", "inspect", *ids, env=self.env)) if ids else []
         return {each["Config"]["Labels"]["com.docker.compose.service"]: each for each in known}
 
@@ -102,11 +120,24 @@ class Stack:
     def tell_what_is_wrong(self) -> None:
         for service, container in self.containers().items():
             state = container["State"]
-            healthy = state.get("Health", {}).get("Status", "healthy") == "healthy" and state["ExitCode"] == 0
+            healthy = (
+                state.get("Health", {}).get("Status", "healthy") == "healthy"
+                and state["ExitCode"] == 0
+            )
             if not healthy:
-                print(f"--- {service}: {state['Status']}, exit code {state['ExitCode']}, restarts {container['RestartCount']}")
-                print("\n".join(str(each.get("Output", "")).strip() for each in state.get("Health", {}).get("Log", [])[-2:]))
-                subprocess.run(["docker", "logs", "--tail", "40", container["Id"]], env=self.env, check=False)
+                print(
+                    f"--- {service}: {state['Status']}, exit code "
+                    f"{state['ExitCode']}, restarts {container['RestartCount']}"
+                )
+                print(
+                    "\n".join(
+                        str(each.get("Output", "")).strip()
+                        for each in state.get("Health", {}).get("Log", [])[-2:]
+                    )
+                )
+                subprocess.run(
+                    ["docker", "logs", "--tail", "40", container["Id"]], env=self.env, check=False
+                )
 
     def up(self) -> None:
         self.compose("up", "-d")
@@ -118,14 +149,22 @@ class Airflow:
 
     def __init__(self, stack: Stack) -> None:
         self._url = f"http://127.0.0.1:{stack.airflow_port}"
-        password = stack.answer("exec", "-T", "airflow-api", "cat", "/data/secrets/airflow_password").strip()
+        password = stack.answer(
+            "exec", "-T", "airflow-api", "cat", "/data/secrets/airflow_password"
+        ).strip()
         self._token: str | None = None
-        self._token = self.call("POST", "/auth/token", {"username": "admin", "password": password})["access_token"]
+        self._token = self.call("POST", "/auth/token", {"username": "admin", "password": password})[
+            "access_token"
+        ]
 
     def call(self, method: str, path: str, body: object = None) -> Any:
-        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self._token}"} if self._token else {})
+        headers = {"Content-Type": "application/json"} | (
+            {"Authorization": f"Bearer {self._token}"} if self._token else {}
+        )
         data = json.dumps(body).encode() if body is not None else None
-        request = urllib.request.Request(self._url + path, data=data, method=method, headers=headers)
+        request = urllib.request.Request(
+            self._url + path, data=data, method=method, headers=headers
+        )
         with urllib.request.urlopen(request, timeout=60) as answer:
             return json.loads(answer.read())
 
@@ -135,36 +174,52 @@ class Airflow:
 
     def run_to_its_end(self, dag: str) -> dict[str, Any]:
         run_id = f"compose-test-{uuid.uuid4().hex[:8]}"
-        self.call("POST", f"/api/v2/dags/{dag}/dagRuns", {"dag_run_id": run_id, "logical_date": None})
+        self.call(
+            "POST", f"/api/v2/dags/{dag}/dagRuns", {"dag_run_id": run_id, "logical_date": None}
+        )
 
         def mine() -> dict[str, Any]:
             return next(each for each in self.runs(dag) if each["dag_run_id"] == run_id)
 
-        until(lambda: None if mine()["state"] in {"success", "failed"} else mine()["state"], RUN_S, f"the end of {dag}")
+        until(
+            lambda: None if mine()["state"] in {"success", "failed"} else mine()["state"],
+            RUN_S,
+            f"the end of {dag}",
+        )
         return mine()
 
     def log(self, dag: str, run_id: str, task: str) -> str:
-        lines = self.call("GET", f"/api/v2/dags/{dag}/dagRuns/{run_id}/taskInstances/{task}/logs/1")["content"]
+        lines = self.call(
+            "GET", f"/api/v2/dags/{dag}/dagRuns/{run_id}/taskInstances/{task}/logs/1"
+        )["content"]
         return "\n".join(str(each.get("event")) for each in lines)
 
 
 def demo(stack: Stack) -> list[dict[str, Any]]:
     """The fraud example from this machine, with the real client; its features."""
     done = subprocess.run(
-        [str(CLIENT_PYTHON), "-m", "examples.fraud.demo", stack.url, TOKEN], cwd=ROOT, capture_output=True, text=True, check=False
+        [str(CLIENT_PYTHON), "-m", "examples.fraud.demo", stack.url, TOKEN],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     events = [json.loads(line) for line in done.stdout.splitlines()]
     for event in events:
         if "end" in event:
             print(f"    {event['end']}: {event['seconds'] * 1000:.0f} ms")
     assert done.returncode == 0, done.stderr[-2000:]
-    features: list[dict[str, Any]] = next(event["features"] for event in events if "features" in event)
+    features: list[dict[str, Any]] = next(
+        event["features"] for event in events if "features" in event
+    )
     assert any(row["transactions"] > 0 and row["score"] > 0 for row in features), features
     return features
 
 
 def ask(stack: Stack, cards: list[int]) -> list[dict[str, Any]]:
-    """The features of cards; asked again while the answer is 503, as it is until the engine's partitions have resumed after a start."""
+    """The features of cards; asked again while the answer is 503, as it is until the engine's
+    partitions have resumed after a start.
+    """
     words = [str(CLIENT_PYTHON), "-m", "tests.compose.ask", stack.url, TOKEN, *map(str, cards)]
     env, deadline = {**stack.env, "PYTHONPATH": str(ROOT)}, time.monotonic() + RUN_S
     while True:
@@ -178,20 +233,41 @@ def ask(stack: Stack, cards: list[int]) -> list[dict[str, Any]]:
 
 def lasting(features: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What time alone does not change: counts of the last day and what follows from them go."""
-    return [{name: value for name, value in row.items() if name not in {"transactions_1d", "score"}} for row in features]
+    return [
+        {name: value for name, value in row.items() if name not in {"transactions_1d", "score"}}
+        for row in features
+    ]
 
 
 def look_at_doors(stack: Stack) -> None:
-    """Published on loopback only; user code sees neither keys nor neighbours; development tokens end where loopback ends."""
+    """Published on loopback only; user code sees neither keys nor neighbours; development tokens
+    end where loopback ends.
+    """
     for service, container in stack.containers().items():
-        bindings = [each["HostIp"] for found in (container["NetworkSettings"]["Ports"] or {}).values() for each in found or []]
+        bindings = [
+            each["HostIp"]
+            for found in (container["NetworkSettings"]["Ports"] or {}).values()
+            for each in found or []
+        ]
         assert set(bindings) <= {"127.0.0.1"}, (service, bindings)
-    inside = "import os, socket; print(sorted(os.listdir('/data'))); socket.create_connection(('{}', {}), 3)"
+    inside = (
+        "import os, socket; print(sorted(os.listdir('/data'))); "
+        "socket.create_connection(('{}', {}), 3)"
+    )
     for name, port in (("kafka", 7411), ("postgres", 7410), ("query", stack.query_port)):
         said = stack.refusal("exec", "-T", "executors", "python", "-c", inside.format(name, port))
         assert "['executors']" in said, said
         assert "socket.gaierror" in said, said
-    words = ["run", "--rm", "--no-deps", "-e", "FENNEL_PUBLISHED_HOST=0.0.0.0", "-e", "FENNEL_DEV_TOKENS=true", "query"]
+    words = [
+        "run",
+        "--rm",
+        "--no-deps",
+        "-e",
+        "FENNEL_PUBLISHED_HOST=0.0.0.0",
+        "-e",
+        "FENNEL_DEV_TOKENS=true",
+        "query",
+    ]
     assert "is not loopback" in stack.refusal(*words)
 
 
@@ -199,7 +275,9 @@ def look_at_airflow(stack: Stack) -> None:
     airflow = Airflow(stack)
     commits = airflow.runs("commit")
     assert [each["state"] for each in commits] == ["success"], commits
-    assert "create topic" in airflow.log("commit", commits[0]["dag_run_id"], "compile"), "the api-server reads the scheduler's log files"
+    assert "create topic" in airflow.log("commit", commits[0]["dag_run_id"], "compile"), (
+        "the api-server reads the scheduler's log files"
+    )
     snapshot = airflow.run_to_its_end("snapshot")
     assert snapshot["state"] == "success", snapshot
 
@@ -207,14 +285,34 @@ def look_at_airflow(stack: Stack) -> None:
 def kill_the_query_server(stack: Stack) -> None:
     """The process under the container's init; nobody asks compose for anything."""
     child = "int(open('/proc/1/task/1/children').read().split()[0])"
-    subprocess.run([*stack.words, "exec", "-T", "query", "python", "-c", f"import os; os.kill({child}, 9)"], env=stack.env, check=False)
-    until(lambda: None if stack.containers()["query"]["RestartCount"] == 1 else "not started again", HEALTHY_S, "a restart")
+    subprocess.run(
+        [*stack.words, "exec", "-T", "query", "python", "-c", f"import os; os.kill({child}, 9)"],
+        env=stack.env,
+        check=False,
+    )
+    until(
+        lambda: None if stack.containers()["query"]["RestartCount"] == 1 else "not started again",
+        HEALTHY_S,
+        "a restart",
+    )
     until(stack.unwell, HEALTHY_S, "everything healthy")
 
 
 def tell_sizes(stack: Stack) -> None:
-    print(run("docker", "stats", "--no-stream", "--format", "    {{.Name}}\t{{.MemUsage}}\t{{.CPUPerc}}", env=stack.env), end="")
-    images = run("docker", "images", "--format", "{{.ID}} {{.Size}} {{.Repository}}", env=stack.env).splitlines()
+    print(
+        run(
+            "docker",
+            "stats",
+            "--no-stream",
+            "--format",
+            "    {{.Name}}\t{{.MemUsage}}\t{{.CPUPerc}}",
+            env=stack.env,
+        ),
+        end="",
+    )
+    images = run(
+        "docker", "images", "--format", "{{.ID}} {{.Size}} {{.Repository}}", env=stack.env
+    ).splitlines()
     print("\n".join(f"    image {line}" for line in sorted(images)))
     print(run("docker", "system", "df", env=stack.env))
 
@@ -223,7 +321,16 @@ def remove(stack: Stack, *, images: bool) -> None:
     stack.compose("down", "--volumes", "--remove-orphans", *(["--rmi", "all"] if images else []))
     for kind in ("container", "volume", "network"):
         words = ("--all",) if kind == "container" else ()
-        left = run("docker", kind, "ls", "-q", *words, "--filter", f"label=com.docker.compose.project={PREFIX}", env=stack.env).split()
+        left = run(
+            "docker",
+            kind,
+            "ls",
+            "-q",
+            *words,
+            "--filter",
+            f"label=com.docker.compose.project={PREFIX}",
+            env=stack.env,
+        ).split()
         assert left == [], f"{kind}s are left: {left}"
 
 
@@ -253,7 +360,9 @@ def everything(env: dict[str, str], *, keep: bool) -> None:
             stack.up()
         with stage("the same features after the restart, without a commit"):
             assert lasting(ask(stack, cards)) == lasting(features)
-            assert [each["state"] for each in Airflow(stack).runs("commit")] == ["success"], "Airflow remembers its run"
+            assert [each["state"] for each in Airflow(stack).runs("commit")] == ["success"], (
+                "Airflow remembers its run"
+            )
     except (AssertionError, Unable):
         stack.tell_what_is_wrong()
         raise
@@ -266,9 +375,15 @@ def everything(env: dict[str, str], *, keep: bool) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--keep", action="store_true", help="leave images and the engine's data for a faster next run")
+    parser.add_argument(
+        "--keep",
+        action="store_true",
+        help="leave images and the engine's data for a faster next run",
+    )
     chosen = parser.parse_args()
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(REMOVED_VARIABLES)}
+    clean = {
+        name: value for name, value in os.environ.items() if not name.startswith(REMOVED_VARIABLES)
+    }
     began = time.monotonic()
     try:
         with docker_engine(WORK / "docker", keep=chosen.keep) as found:

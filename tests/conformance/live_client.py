@@ -1,18 +1,24 @@
-"""A pytest plugin for the *client's* environment: its shipped tests run against a live platform instead of the mock.
+"""A pytest plugin for the *client's* environment: its shipped tests run against a live platform
+instead of the mock.
 
-Loaded with `-p live_client`. Every `@mock` test looks the name `MockClient` up when it runs; here that name is a thin subclass of the
-client's own HTTP client. What it adds is only what those tests need and a user of the real client does not:
+Loaded with `-p live_client`. Every `@mock` test looks the name `MockClient` up when it runs; here
+that name is a thin subclass of the client's own HTTP client. What it adds is only what those tests
+need and a user of the real client does not:
 
 - each instance opens a workspace of its own (`dev-…` token), deleted after the test;
 - answers can be read as `response.status_code` and `response.json()`;
-- `sleep()` is the barrier, and a read after a log waits for it, because with the mock a log is visible at once;
+- `sleep()` is the barrier, and a read after a log waits for it, because with the mock a log is
+  visible at once;
 - `Dataset.lookup` outside of queries goes over HTTP, `get_dataset_df` is `inspect` without a limit;
-- a dataset that a test feeds with `fennel.testing.log` gets the mock's internal webhook as a source, for the length of the commit;
-- `is_integration_client()` is True: the tests then expect a server's texts and values; those of mock_values.txt expect the mock's, each
+- a dataset that a test feeds with `fennel.testing.log` gets the mock's internal webhook as a
+  source, for the length of the commit;
+- `is_integration_client()` is True: the tests then expect a server's texts and values; those of
+  mock_values.txt expect the mock's, each
   with its reason there;
 - `log` hands a refusal back as an answer, as the tests of a live server want it.
 
-A line per test goes to the file FENNEL_CONFORMANCE_REPORT: outcome, seconds, and how many commits, logs and reads it made over HTTP.
+A line per test goes to the file FENNEL_CONFORMANCE_REPORT: outcome, seconds, and how many commits,
+logs and reads it made over HTTP.
 """
 
 from __future__ import annotations
@@ -91,13 +97,19 @@ class LiveClient(Client):
     def get_dataset_df(self, dataset_name: str) -> pd.DataFrame:
         return self.inspect(self._known.get(dataset_name, dataset_name), n=EVERYTHING)
 
-    def _dataset_lookup(self, name: str, ts: pd.Series, fields: list[str], keys: pd.DataFrame) -> tuple[pd.DataFrame, pd.Series]:
-        found, known = self.lookup(name, keys.reset_index(drop=True), fields, ts.reset_index(drop=True))
+    def _dataset_lookup(
+        self, name: str, ts: pd.Series, fields: list[str], keys: pd.DataFrame
+    ) -> tuple[pd.DataFrame, pd.Series]:
+        found, known = self.lookup(
+            name, keys.reset_index(drop=True), fields, ts.reset_index(drop=True)
+        )
         return (found.to_frame() if isinstance(found, pd.Series) else found), known
 
     # The same calls, counted, with answers as the tests read them.
 
-    def commit(self, message: str, datasets: Any = None, featuresets: Any = None, **options: Any) -> Answer:  # type: ignore[override]
+    def commit(
+        self, message: str, datasets: Any = None, featuresets: Any = None, **options: Any
+    ) -> Answer:  # type: ignore[override]
         self.calls["commits"] += 1
         fed = _with_internal_sources(datasets or [])
         try:
@@ -130,7 +142,10 @@ class LiveClient(Client):
 
     def lookup(self, dataset: Any, keys: pd.DataFrame, *args: Any, **kwargs: Any) -> Any:
         self._before_read()
-        sent = pd.DataFrame({column: [_as_json(value) for value in keys[column]] for column in keys.columns}, dtype=object)
+        sent = pd.DataFrame(
+            {column: [_as_json(value) for value in keys[column]] for column in keys.columns},
+            dtype=object,
+        )
         return super().lookup(self._typed(dataset), sent, *args, **kwargs)
 
     def inspect(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
@@ -138,7 +153,9 @@ class LiveClient(Client):
         return super().inspect(self._typed(dataset), *args, **kwargs)
 
     def _typed(self, dataset: Any) -> Any:
-        """A dataset given by name, with its types where it was committed here: the mock knows them, the HTTP client does not."""
+        """A dataset given by name, with its types where it was committed here: the mock knows them,
+        the HTTP client does not.
+        """
         return self._known.get(dataset, dataset) if isinstance(dataset, str) else dataset
 
     def erase(self, *args: Any, **kwargs: Any) -> Answer:
@@ -178,7 +195,9 @@ class LiveClient(Client):
 
     def _request(self, method: str, path: str, body: Any) -> requests.Response:
         headers = {"Authorization": f"Bearer {self.token}", "X-FENNEL-BRANCH": self._branch}
-        return requests.request(method, f"{URL}/api/v1{path}", json=body, headers=headers, timeout=TIMEOUT_S + 10)
+        return requests.request(
+            method, f"{URL}/api/v1{path}", json=body, headers=headers, timeout=TIMEOUT_S + 10
+        )
 
 
 def _as_json(value: Any) -> Any:
@@ -195,17 +214,23 @@ def _as_json(value: Any) -> Any:
 def _as_answer(response: requests.Response) -> Answer:
     if response.status_code != 200:
         raise Exception(f"Server returned: {response.status_code}, {response.text}")
-    return Answer(status_code=response.status_code, headers=dict(response.headers), body=response.json())
+    return Answer(
+        status_code=response.status_code, headers=dict(response.headers), body=response.json()
+    )
 
 
 def _with_internal_sources(datasets: list[Any]) -> list[tuple[Any, list[Any]]]:
-    """Give every dataset without a source and pipelines the mock's internal webhook; what each had before."""
+    """Give every dataset without a source and pipelines the mock's internal webhook; what each had
+    before.
+    """
     before = []
     for dataset in datasets:
         sources = getattr(dataset, connectors.SOURCE_FIELD, [])
         if dataset.num_pipelines() == 0 and (not sources or _is_fed_directly()):
             before.append((dataset, copy.copy(sources)))
-            setattr(dataset, connectors.SOURCE_FIELD, [*sources, internal_webhook_endpoint(dataset)])
+            setattr(
+                dataset, connectors.SOURCE_FIELD, [*sources, internal_webhook_endpoint(dataset)]
+            )
     return before
 
 
@@ -228,17 +253,24 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: Any) -> Any:
     yield
     for client in LiveClient.opened:
         gone = requests.delete(
-            f"{URL}/api/v1/workspaces/{client.workspace}", headers={"Authorization": f"Bearer {ADMIN}"}, timeout=TIMEOUT_S
+            f"{URL}/api/v1/workspaces/{client.workspace}",
+            headers={"Authorization": f"Bearer {ADMIN}"},
+            timeout=TIMEOUT_S,
         )
         if gone.status_code not in (200, 404):
-            raise RuntimeError(f"workspace {client.workspace} was not deleted: {gone.status_code} {gone.text}")
+            raise RuntimeError(
+                f"workspace {client.workspace} was not deleted: {gone.status_code} {gone.text}"
+            )
 
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Any:
     report = (yield).get_result()
     if REPORT and (call.when == "call" or (call.when == "setup" and report.outcome != "passed")):
-        calls = {name: sum(client.calls[name] for client in LiveClient.opened) for name in ("commits", "logs", "reads")}
+        calls = {
+            name: sum(client.calls[name] for client in LiveClient.opened)
+            for name in ("commits", "logs", "reads")
+        }
         why = str(call.excinfo.value)[:500] if call.excinfo else None
         line = {
             "test": item.nodeid,

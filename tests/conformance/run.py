@@ -1,7 +1,9 @@
-"""Run the client's own shipped tests against the live platform: `python -m tests.conformance.run [--ratchet] [--airflow] [test …]`.
+"""Run the client's own shipped tests against the live platform: `python -m tests.conformance.run
+[--ratchet] [--airflow] [test …]`.
 
-Writes `.fennel/conformance/report.jsonl` (one line per test) and prints `N passed, M failed`. With `--ratchet` only the tests of
-ratchet.txt run and all must pass; `--update` rewrites ratchet.txt from what passed with at least one commit and one read.
+Writes `.fennel/conformance/report.jsonl` (one line per test) and prints `N passed, M failed`. With
+`--ratchet` only the tests of ratchet.txt run and all must pass; `--update` rewrites ratchet.txt
+from what passed with at least one commit and one read.
 """
 
 from __future__ import annotations
@@ -47,8 +49,15 @@ def listed(file: Path) -> list[str]:
 
 def environment() -> dict[str, str]:
     """The platform's addresses and tokens, as `fennel-core env --all` prints them."""
-    said = subprocess.run([sys.executable, "-m", "fennel_core.apps.cli", "env", "--all"], capture_output=True, text=True, check=True).stdout
-    pairs = (shlex.split(line.removeprefix("export "))[0].partition("=") for line in said.splitlines())
+    said = subprocess.run(
+        [sys.executable, "-m", "fennel_core.apps.cli", "env", "--all"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    pairs = (
+        shlex.split(line.removeprefix("export "))[0].partition("=") for line in said.splitlines()
+    )
     return {name: value for name, _, value in pairs}
 
 
@@ -64,43 +73,97 @@ def run(tests: list[str], orchestrator: str, report: Path) -> list[Result]:
         "FENNEL_CONFORMANCE_ORCHESTRATOR": orchestrator,
         "PYTHONPATH": str(HERE),
     }
-    # The suite must not read this project's own pytest settings, and finds its data relative to the folder that holds `fennel`.
+    # The suite must not read this project's own pytest settings, and finds its data relative to the
+    # folder that holds `fennel`.
     command = [str(python), "-m", "pytest", "-c", str(HERE / "client.ini"), "--rootdir", str(site)]
-    command += ["-q", "-p", "live_client", "-p", "no:cacheprovider", "--tb=short", "--no-header", "-rN", "-W", "ignore"]
+    command += [
+        "-q",
+        "-p",
+        "live_client",
+        "-p",
+        "no:cacheprovider",
+        "--tb=short",
+        "--no-header",
+        "-rN",
+        "-W",
+        "ignore",
+    ]
     command += tests or [PACKAGE]
     log = report.with_suffix(".log")
     with log.open("w") as out:
-        subprocess.run(command, cwd=site, env={**os.environ, **variables, **ours}, stdout=out, stderr=subprocess.STDOUT, check=False)
+        subprocess.run(
+            command,
+            cwd=site,
+            env={**os.environ, **variables, **ours},
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
     return [Result(**json.loads(line)) for line in report.read_text().splitlines()]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("tests", nargs="*", help="node ids inside the client's package; default: all of it")
-    parser.add_argument("--ratchet", action="store_true", help="only the tests of ratchet.txt, all of which must pass")
-    parser.add_argument("--airflow", action="store_true", help="only the tests of airflow.txt, committing through Airflow's DAG")
+    parser.add_argument(
+        "tests", nargs="*", help="node ids inside the client's package; default: all of it"
+    )
+    parser.add_argument(
+        "--ratchet",
+        action="store_true",
+        help="only the tests of ratchet.txt, all of which must pass",
+    )
+    parser.add_argument(
+        "--airflow",
+        action="store_true",
+        help="only the tests of airflow.txt, committing through Airflow's DAG",
+    )
     parser.add_argument("--update", action="store_true", help="rewrite ratchet.txt from this run")
     options = parser.parse_args()
-    tests = listed(AIRFLOW) if options.airflow else listed(RATCHET) if options.ratchet else options.tests
-    report = PROJECT / ".fennel" / "conformance" / ("airflow.jsonl" if options.airflow else "report.jsonl")
+    tests = (
+        listed(AIRFLOW)
+        if options.airflow
+        else listed(RATCHET)
+        if options.ratchet
+        else options.tests
+    )
+    report = (
+        PROJECT
+        / ".fennel"
+        / "conformance"
+        / ("airflow.jsonl" if options.airflow else "report.jsonl")
+    )
     orchestrator = "airflow" if options.airflow else "inline"
     results = run(tests, orchestrator, report)
     failed = [r for r in results if r.outcome == "failed"]
     if failed and len(failed) <= SECOND_TRIES and (options.ratchet or options.airflow):
-        # Some of these tests race a real clock. A second failure is a failure; a first one is told, so that it is not lost.
-        again = {r.test: r for r in run([r.test for r in failed], orchestrator, report.with_name("second-try.jsonl"))}
+        # Some of these tests race a real clock. A second failure is a failure; a first one is told,
+        # so that it is not lost.
+        again = {
+            r.test: r
+            for r in run(
+                [r.test for r in failed], orchestrator, report.with_name("second-try.jsonl")
+            )
+        }
         for first in failed:
             print(f"FAILED AT FIRST {first.test}: {(first.why or '').splitlines()[:1]}")
         results = [again.get(r.test, r) for r in results]
         failed = [r for r in results if r.outcome == "failed"]
     for result in failed:
-        print(f"FAILED {result.test}: {(result.why or '').splitlines()[0][:200] if result.why else ''}")
+        print(
+            f"FAILED {result.test}: "
+            f"{(result.why or '').splitlines()[0][:200] if result.why else ''}"
+        )
     passed = [r for r in results if r.outcome == "passed"]
     counted = sorted(r.test for r in results if r.counts)
-    print(f"{len(counted)} of the passed tests made at least one commit and one read; report: {report}")
+    print(
+        f"{len(counted)} of the passed tests made at least one commit and one read; "
+        f"report: {report}"
+    )
     if options.update:
         RATCHET.write_text(
-            "# Tests of the client's own suite that pass here; CI fails when one stops passing.\n" + "\n".join(counted) + "\n"
+            "# Tests of the client's own suite that pass here; CI fails when one stops passing.\n"
+            + "\n".join(counted)
+            + "\n"
         )
     print(f"{len(passed)} passed, {len(failed)} failed")
     return 1 if (failed and (options.ratchet or options.airflow)) or not results else 0

@@ -1,4 +1,6 @@
-"""Airflow with a database of its own for these tests: it must be configured before its first import, so it is done here, at import."""
+"""Airflow with a database of its own for these tests: it must be configured before its first
+import, so it is done here, at import.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ __all__ = ["airflow_home", "database", "empty_database", "postgres_server"]
 ROOT = Path(__file__).parents[2]
 _folder = tempfile.TemporaryDirectory(prefix="fennel-airflow-")
 HOME = Path(_folder.name)
-(HOME / "passwords.json").write_text(json.dumps({"admin": "admin-password", "guest": "guest-password"}))
+(HOME / "passwords.json").write_text(
+    json.dumps({"admin": "admin-password", "guest": "guest-password"})
+)
 OPTIONS = {
     "AIRFLOW_HOME": str(HOME),
     "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{HOME}/airflow.db",
@@ -38,5 +42,10 @@ if "airflow" not in sys.modules:
 @pytest.fixture(scope="session")
 def airflow_home() -> Path:
     """The folder of an Airflow whose database is ready."""
-    subprocess.run([sys.executable, "-m", "airflow", "db", "migrate"], check=True, capture_output=True, env={**os.environ, **OPTIONS})
+    subprocess.run(
+        [sys.executable, "-m", "airflow", "db", "migrate"],
+        check=True,
+        capture_output=True,
+        env={**os.environ, **OPTIONS},
+    )
     return HOME

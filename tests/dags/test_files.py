@@ -1,4 +1,6 @@
-"""DAG files are tables of contents: short, quick to import, without errors, and of the promised shape."""
+"""DAG files are tables of contents: short, quick to import, without errors, and of the promised
+shape.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,19 @@ import pytest
 from tests.dags.conftest import OPTIONS, ROOT
 
 FILES = sorted((ROOT / "dags").glob("*.py"))
-HEAVY = ("fennel_core", "pandas", "numpy", "pyarrow", "polars", "pyspark", "confluent_kafka", "boto3", "psycopg", "fastapi", "asyncpg")
+HEAVY = (
+    "fennel_core",
+    "pandas",
+    "numpy",
+    "pyarrow",
+    "polars",
+    "pyspark",
+    "confluent_kafka",
+    "boto3",
+    "psycopg",
+    "fastapi",
+    "asyncpg",
+)
 LOOK = """
 import importlib.util, json, sys
 spec = importlib.util.spec_from_file_location("dag_file", sys.argv[1])
@@ -25,7 +39,13 @@ dags = [each for each in gc.get_objects() if type(each) is DAG]
 print(json.dumps({
     "modules": sorted({name.split(".")[0] for name in sys.modules}),
     "dags": {dag.dag_id: {
-        "tasks": {task.task_id: {"down": sorted(task.downstream_task_ids), "rule": task.trigger_rule.value} for task in dag.tasks},
+        "tasks": {
+            task.task_id: {
+                "down": sorted(task.downstream_task_ids),
+                "rule": task.trigger_rule.value,
+            }
+            for task in dag.tasks
+        },
         "catchup": dag.catchup, "tags": sorted(dag.tags),
     } for dag in dags},
 }))
@@ -34,7 +54,9 @@ print(json.dumps({
 
 def _python(script: str, *arguments: str) -> str:
     words = [sys.executable, "-c", script, *arguments]
-    ran = subprocess.run(words, env={"PATH": "/usr/bin:/bin", **OPTIONS}, capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        words, env={"PATH": "/usr/bin:/bin", **OPTIONS}, capture_output=True, text=True, check=False
+    )
     assert ran.returncode == 0, ran.stderr
     return ran.stdout
 
@@ -59,18 +81,24 @@ def test_a_dag_file_is_a_table_of_contents(file: Path) -> None:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_a_dag_file_imports_without_errors_and_without_anything_heavy(file: Path, looks: dict[str, dict[str, Any]]) -> None:
+def test_a_dag_file_imports_without_errors_and_without_anything_heavy(
+    file: Path, looks: dict[str, dict[str, Any]]
+) -> None:
     assert set(looks[file.stem]["dags"]) == {file.stem}, "one DAG per file, named like it"
     assert set(HEAVY) & set(looks[file.stem]["modules"]) == set(), "every task would pay for it"
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_no_dag_catches_up_on_the_past_and_every_one_carries_the_tag(file: Path, looks: dict[str, dict[str, Any]]) -> None:
+def test_no_dag_catches_up_on_the_past_and_every_one_carries_the_tag(
+    file: Path, looks: dict[str, dict[str, Any]]
+) -> None:
     dag = looks[file.stem]["dags"][file.stem]
     assert (dag["catchup"], "fennel" in dag["tags"]) == (False, True)
 
 
-def test_commit_is_four_steps_in_order_and_any_of_the_first_three_leads_to_undo(looks: dict[str, dict[str, Any]]) -> None:
+def test_commit_is_four_steps_in_order_and_any_of_the_first_three_leads_to_undo(
+    looks: dict[str, dict[str, Any]],
+) -> None:
     tasks = looks["commit"]["dags"]["commit"]["tasks"]
     assert {name: task["down"] for name, task in tasks.items()} == {
         "compile": ["create_assets", "undo"],
@@ -88,7 +116,8 @@ def test_airflow_takes_plugin_py_for_a_plugin_and_nothing_else_below_the_folder(
         "import sys\n"
         "from airflow import plugins_manager\n"
         "assert not plugins_manager.get_import_errors()\n"
-        "print(*(each['source'] for each in plugins_manager.get_plugin_info() if each['name'] == 'fennel'), 'tasks' in sys.modules)"
+        "print(*(each['source'] for each in plugins_manager.get_plugin_info() if "
+        "each['name'] == 'fennel'), 'tasks' in sys.modules)"
     )
     assert _python(script).splitlines()[-1] == "$PLUGINS_FOLDER/fennel_airflow/plugin.py False"
 
@@ -104,17 +133,31 @@ if kind != "task":
     Job()
 if kind == "changed":
     sys.modules["fennel_airflow"].as_of_ns = 0
-if kind in ("task", "changed", "forked"):  # tasks have listeners of their own, made from a second copy of the plugin
+# tasks have listeners of their own, made from a second copy of the plugin
+if kind in ("task", "changed", "forked"):
     from airflow.sdk.listener import get_listener_manager as listeners_of_tasks
     listeners_of_tasks().hook.on_starting(component=object())
-ours = [name for name, module in sys.modules.items() if module and name.startswith("fennel_core") and ".wire." not in name]
+ours = [
+    name
+    for name, module in sys.modules.items()
+    if module and name.startswith("fennel_core") and ".wire." not in name
+]
 print(kind, bool(ours))
 """
 
 
 @pytest.mark.parametrize(
     ("kind", "imported"),
-    [("scheduler", True), ("forked", True), ("changed", False), ("broken", False), ("other", False), ("task", False)],
+    [
+        ("scheduler", True),
+        ("forked", True),
+        ("changed", False),
+        ("broken", False),
+        ("other", False),
+        ("task", False),
+    ],
 )
-def test_tasks_inherit_the_platform_from_the_scheduler_unless_it_changed_or_could_not_be_imported(kind: str, imported: bool) -> None:
+def test_tasks_inherit_the_platform_from_the_scheduler_unless_it_changed_or_could_not_be_imported(
+    kind: str, imported: bool
+) -> None:
     assert _python(START, kind).splitlines()[-1] == f"{kind} {imported}"

@@ -1,4 +1,6 @@
-"""The page of commits shows itself to those who may see the DAG's runs, and shows what users wrote as text."""
+"""The page of commits shows itself to those who may see the DAG's runs, and shows what users wrote
+as text.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ EVIL = "<script>alert('x')</script>"
 
 
 @pytest.fixture
-def client(airflow_home: Path, database: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
+def client(
+    airflow_home: Path, database: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[TestClient]:
     from airflow.api_fastapi.app import init_auth_manager
     from fennel_airflow.page import application
 
@@ -28,23 +32,43 @@ def client(airflow_home: Path, database: str, monkeypatch: pytest.MonkeyPatch) -
         for number in range(60):
             connection.execute(
                 "INSERT INTO commit"
-                " (id, workspace, branch, state, digest, request, options, error, error_code, attempt, created_at, summary)"
-                " VALUES (%s, %s, 'main', 'rejected', '', '', '{}', %s, 'join-key-type', 2, %s, '[\"+ topic Orders\"]')",
-                (f"c{number:02d}", "bank" if number == 3 else "shop", EVIL, datetime(2026, 1, 1, tzinfo=UTC) + timedelta(minutes=number)),
+                " (id, workspace, branch, state, digest, request, options, error, "
+                "error_code, attempt, created_at, summary)"
+                " VALUES (%s, %s, 'main', 'rejected', '', '', '{}', %s, "
+                "'join-key-type', 2, %s, '[\"+ topic Orders\"]')",
+                (
+                    f"c{number:02d}",
+                    "bank" if number == 3 else "shop",
+                    EVIL,
+                    datetime(2026, 1, 1, tzinfo=UTC) + timedelta(minutes=number),
+                ),
             )
-        connection.execute("INSERT INTO branch (workspace, name, target, serving) VALUES ('shop', 'main', 'c59', 'c58')")
         connection.execute(
-            "INSERT INTO asset (id, workspace, kind, identity, incarnation, state, title, blueprint)"
+            "INSERT INTO branch (workspace, name, target, serving) VALUES ('shop', "
+            "'main', 'c59', 'c58')"
+        )
+        connection.execute(
+            "INSERT INTO asset (id, workspace, kind, identity, incarnation, state, "
+            "title, blueprint)"
             " VALUES ('shop.job.x.1', 'shop', 'job', 'x', 1, 'live', 'Orders by user', '')"
         )
         connection.execute(
-            "INSERT INTO ledger_entry (ledger, workspace, commit_id, asset_id, state, attempts, error)"
+            "INSERT INTO ledger_entry (ledger, workspace, commit_id, asset_id, "
+            "state, attempts, error)"
             " VALUES ('creation', 'shop', 'c59', 'shop.job.x.1', 'failed', 3, %s)",
             (EVIL,),
         )
-        connection.execute("INSERT INTO asset_ref (commit_id, branch, asset_id) VALUES ('c59', 'main', 'shop.job.x.1')")
-        connection.execute("INSERT INTO job (id, workspace, spec) VALUES ('shop.job.x.1', 'shop', '')")
-        connection.execute("INSERT INTO job_partition (job_id, part, status, error) VALUES ('shop.job.x.1', 0, 'parked', 'ValueError: no')")
+        connection.execute(
+            "INSERT INTO asset_ref (commit_id, branch, asset_id) VALUES ('c59', "
+            "'main', 'shop.job.x.1')"
+        )
+        connection.execute(
+            "INSERT INTO job (id, workspace, spec) VALUES ('shop.job.x.1', 'shop', '')"
+        )
+        connection.execute(
+            "INSERT INTO job_partition (job_id, part, status, error) VALUES "
+            "('shop.job.x.1', 0, 'parked', 'ValueError: no')"
+        )
     with TestClient(application()) as opened:
         yield opened
 
@@ -55,7 +79,9 @@ def login(client: TestClient) -> Login:
     from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
 
     def header(role: str | None) -> dict[str, str]:
-        token = get_auth_manager().generate_jwt(SimpleAuthManagerUser(username="somebody", role=role))
+        token = get_auth_manager().generate_jwt(
+            SimpleAuthManagerUser(username="somebody", role=role)
+        )
         return {"Authorization": f"Bearer {token}"}
 
     return header
@@ -69,11 +95,15 @@ def test_nobody_sees_anything_without_a_login(client: TestClient, path: str) -> 
 
 
 @pytest.mark.parametrize(("role", "status"), [("viewer", 200), ("admin", 200), (None, 403)])
-def test_airflow_says_who_may_see_it(client: TestClient, login: Login, role: str | None, status: int) -> None:
+def test_airflow_says_who_may_see_it(
+    client: TestClient, login: Login, role: str | None, status: int
+) -> None:
     assert client.get("/commits", headers=login(role)).status_code == status
 
 
-def test_the_newest_commits_come_first_with_links_and_older_ones_behind_a_link(client: TestClient, login: Login) -> None:
+def test_the_newest_commits_come_first_with_links_and_older_ones_behind_a_link(
+    client: TestClient, login: Login
+) -> None:
     first = client.get("/commits", headers=login("viewer")).text
     assert first.index("c59") < first.index("c58") < first.index("c10")
     assert "c09" not in first
@@ -88,15 +118,27 @@ def test_the_newest_commits_come_first_with_links_and_older_ones_behind_a_link(c
     assert "c04" not in only
 
 
-def test_one_commit_shows_its_plan_its_ledgers_and_its_parked_jobs(client: TestClient, login: Login) -> None:
+def test_one_commit_shows_its_plan_its_ledgers_and_its_parked_jobs(
+    client: TestClient, login: Login
+) -> None:
     page = client.get("/commits/c59", headers=login("viewer")).text
-    for told in ("+ topic Orders", "Orders by user", "shop.job.x.1", "failed", "ValueError: no", "its writes are here", "[join-key-type]"):
+    for told in (
+        "+ topic Orders",
+        "Orders by user",
+        "shop.job.x.1",
+        "failed",
+        "ValueError: no",
+        "its writes are here",
+        "[join-key-type]",
+    ):
         assert told in page, told
     assert client.get("/commits/none", headers=login("viewer")).status_code == 404
 
 
 @pytest.mark.parametrize("path", ["/commits", "/commits/c59", "/commits?workspace=%3Cscript%3E"])
-def test_what_users_wrote_is_text_and_the_page_runs_no_scripts(client: TestClient, login: Login, path: str) -> None:
+def test_what_users_wrote_is_text_and_the_page_runs_no_scripts(
+    client: TestClient, login: Login, path: str
+) -> None:
     answer = client.get(path, headers=login("viewer"))
     assert "<script>" not in answer.text
     policy = answer.headers["content-security-policy"]

@@ -1,4 +1,6 @@
-"""The trigger form's schemas accept what a person and the definition server send, and nothing else."""
+"""The trigger form's schemas accept what a person and the definition server send, and nothing
+else.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,14 @@ def test_the_definition_server_sends_the_commits_id_alone() -> None:
 
 
 def test_a_person_fills_in_the_rest() -> None:
-    conf = {"definitions": "examples/fraud", "workspace": "shop", "branch": "feature/x", "message": "more", "env": "prod", "preview": True}
+    conf = {
+        "definitions": "examples/fraud",
+        "workspace": "shop",
+        "branch": "feature/x",
+        "message": "more",
+        "env": "prod",
+        "preview": True,
+    }
     params = _validated(conf)
     assert {name: params[name] for name in conf} == conf
     assert (params["incremental"], params["backfill"], params["commit_id"]) == (False, True, None)
@@ -52,14 +61,36 @@ def test_a_wrong_value_is_refused_before_anything_starts(conf: dict[str, Any]) -
 
 
 def test_the_form_of_a_rebuilding_can_be_sent_empty_and_every_field_can_be_left_out() -> None:
-    empty = {"workspace": None, "dataset": None, "jobs": [], "partitions": [], "before": None, "dry_run": False}
+    empty = {
+        "workspace": None,
+        "dataset": None,
+        "jobs": [],
+        "partitions": [],
+        "before": None,
+        "dry_run": False,
+    }
     assert _validated({}, RECOVERY_PARAMS) == empty
-    filled = {"workspace": "shop", "dataset": "Order", "jobs": ["shop.job.a.1"], "partitions": [0, 3], "before": 7, "dry_run": True}
+    filled = {
+        "workspace": "shop",
+        "dataset": "Order",
+        "jobs": ["shop.job.a.1"],
+        "partitions": [0, 3],
+        "before": 7,
+        "dry_run": True,
+    }
     assert _validated(filled, RECOVERY_PARAMS) == filled
 
 
 @pytest.mark.parametrize(
-    "conf", [{"partitions": [-1]}, {"partitions": 3}, {"jobs": "a"}, {"before": 0}, {"workspace": "Shop"}, {"dataset": ""}]
+    "conf",
+    [
+        {"partitions": [-1]},
+        {"partitions": 3},
+        {"jobs": "a"},
+        {"before": 0},
+        {"workspace": "Shop"},
+        {"dataset": ""},
+    ],
 )
 def test_a_wrong_value_of_a_rebuilding_is_refused(conf: dict[str, Any]) -> None:
     with pytest.raises(ParamValidationError):

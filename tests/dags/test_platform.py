@@ -1,4 +1,6 @@
-"""The commit DAG on the running platform: triggered over REST as the form does, and by the definition server for a client."""
+"""The commit DAG on the running platform: triggered over REST as the form does, and by the
+definition server for a client.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,11 @@ def airflow(platform: None) -> Airflow:
 def workspace(platform: None) -> Iterator[tuple[str, str]]:
     """The name and token of a workspace that is deleted afterwards."""
     settings = Settings()
-    url, admin, name = f"{settings.query_url}/api/v1/workspaces", settings.admin_token.get_secret_value(), f"t-{uuid.uuid4().hex[:10]}"
+    url, admin, name = (
+        f"{settings.query_url}/api/v1/workspaces",
+        settings.admin_token.get_secret_value(),
+        f"t-{uuid.uuid4().hex[:10]}",
+    )
     status, made = call("POST", url, {"name": name}, admin)
     assert status == 200, made
     yield name, made["token"]
@@ -47,7 +53,9 @@ def workspace(platform: None) -> Iterator[tuple[str, str]]:
 
 def _commits(workspace: str) -> list[tuple[Any, ...]]:
     with psycopg.connect(Settings().postgres_dsn.get_secret_value()) as connection:
-        return connection.execute("SELECT id, state FROM commit WHERE workspace = %s ORDER BY created_at", (workspace,)).fetchall()
+        return connection.execute(
+            "SELECT id, state FROM commit WHERE workspace = %s ORDER BY created_at", (workspace,)
+        ).fetchall()
 
 
 def test_definitions_from_the_form_are_previewed_and_committed_and_the_tasks_tell_it(
@@ -75,30 +83,46 @@ def test_definitions_from_the_form_are_previewed_and_committed_and_the_tasks_tel
     assert "creation ledger: pending" in airflow.log(run["dag_run_id"], "compile")
     assert "creation ledger: done" in airflow.log(run["dag_run_id"], "create_assets")
 
-    assert airflow.run(**conf)["tasks"]["create_assets"] == "skipped", "the same definitions again: nothing is left to do"
+    assert airflow.run(**conf)["tasks"]["create_assets"] == "skipped", (
+        "the same definitions again: nothing is left to do"
+    )
     assert len(_commits(name)) == 1
 
 
 @pytest.mark.parametrize(
     ("code", "text"),
-    [(SHOP.replace("amount: float", "amount: float = nowhere"), "name 'nowhere' is not defined"), ("x = 1", "defines no dataset")],
+    [
+        (SHOP.replace("amount: float", "amount: float = nowhere"), "name 'nowhere' is not defined"),
+        ("x = 1", "defines no dataset"),
+    ],
 )
 def test_wrong_definitions_fail_the_first_task_with_the_reason_and_leave_nothing(
     airflow: Airflow, workspace: tuple[str, str], tmp_path: Path, code: str, text: str
 ) -> None:
     (tmp_path / "shop.py").write_text(code)
     run = airflow.run(definitions=str(tmp_path / "shop.py"), workspace=workspace[0])
-    assert (run["state"], run["tasks"]["compile"], run["tasks"]["undo"]) == ("failed", "failed", "skipped")
+    assert (run["state"], run["tasks"]["compile"], run["tasks"]["undo"]) == (
+        "failed",
+        "failed",
+        "skipped",
+    )
     assert text in airflow.log(run["dag_run_id"], "compile")
     assert _commits(workspace[0]) == []
 
 
-async def test_a_clients_commit_is_a_run_of_the_same_dag(airflow: Airflow, workspace: tuple[str, str], tmp_path: Path) -> None:
+async def test_a_clients_commit_is_a_run_of_the_same_dag(
+    airflow: Airflow, workspace: tuple[str, str], tmp_path: Path
+) -> None:
     name, token = workspace
     (tmp_path / "shop.py").write_text(SHOP)
     settings = Settings()
     body, _ = await read(settings, str(tmp_path / "shop.py"), env=None, message="by a client")
-    status, answer = call("POST", f"{settings.query_url}/api/v1/commit?preview=false&incremental=false&backfill=true", body, token)
+    status, answer = call(
+        "POST",
+        f"{settings.query_url}/api/v1/commit?preview=false&incremental=false&backfill=true",
+        body,
+        token,
+    )
     assert status == 200, answer
     [(commit_id, _)] = _commits(name)
     assert airflow.end_of(f"commit-{commit_id}-1")["state"] == "success"

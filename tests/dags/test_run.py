@@ -1,4 +1,6 @@
-"""The commit DAG, run by Airflow itself on a database of its own, with steps that only say they were called."""
+"""The commit DAG, run by Airflow itself on a database of its own, with steps that only say they
+were called.
+"""
 
 from __future__ import annotations
 
@@ -47,12 +49,14 @@ def result_of(conf, failing):
     for entry in ("step", "submitted", "compiled", "previewed"):
         setattr(fake, entry, getattr(steps, entry))
     run = dag.test(run_conf=conf)
-    return {"run": str(run.state), "tasks": {t.task_id: str(t.state) for t in run.get_task_instances()}, "calls": steps.calls}
+    tasks = {t.task_id: str(t.state) for t in run.get_task_instances()}
+    return {"run": str(run.state), "tasks": tasks, "calls": steps.calls}
 
 results = {}
 for name, (conf, failing) in json.loads(sys.argv[2]).items():
     reader, writer = os.pipe()
-    if os.fork() == 0:  # a run writes its own values into the DAG's parameters, so each has the DAG to itself
+    # a run writes its own values into the DAG's parameters, so each has the DAG to itself
+    if os.fork() == 0:
         try:
             os.write(writer, json.dumps(result_of(conf, failing)).encode())
         finally:
@@ -77,7 +81,14 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.fixture(scope="module")
 def results(airflow_home: Path) -> dict[str, dict[str, Any]]:
     words = [sys.executable, "-c", RUN, str(ROOT / "dags" / "commit.py"), json.dumps(CASES)]
-    ran = subprocess.run(words, env={"PATH": "/usr/bin:/bin", **OPTIONS}, cwd=airflow_home, capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        words,
+        env={"PATH": "/usr/bin:/bin", **OPTIONS},
+        cwd=airflow_home,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert ran.returncode == 0, ran.stderr[-3000:]
     found: dict[str, dict[str, Any]] = json.loads(ran.stdout.splitlines()[-1])
     return found
@@ -85,21 +96,39 @@ def results(airflow_home: Path) -> dict[str, dict[str, Any]]:
 
 def test_a_stored_commit_passes_through_the_four_steps(results: dict[str, dict[str, Any]]) -> None:
     result = results["stored"]
-    assert result["calls"] == [["compile", "c1"], ["create_assets", "c1"], ["switch", "c1"], ["destroy_assets", "c1"]]
+    assert result["calls"] == [
+        ["compile", "c1"],
+        ["create_assets", "c1"],
+        ["switch", "c1"],
+        ["destroy_assets", "c1"],
+    ]
     assert (result["run"], result["tasks"]["undo"]) == ("success", "skipped")
 
 
-def test_definitions_from_the_form_are_stored_first_and_then_treated_alike(results: dict[str, dict[str, Any]]) -> None:
+def test_definitions_from_the_form_are_stored_first_and_then_treated_alike(
+    results: dict[str, dict[str, Any]],
+) -> None:
     result = results["form"]
     assert result["calls"][0] == ["submitted", "shop"]
-    assert [name for name, id_ in result["calls"][1:] if id_ == "made-here"] == ["compile", "create_assets", "switch", "destroy_assets"]
+    assert [name for name, id_ in result["calls"][1:] if id_ == "made-here"] == [
+        "compile",
+        "create_assets",
+        "switch",
+        "destroy_assets",
+    ]
 
 
 @pytest.mark.parametrize("failing", ["compile", "create_assets"])
-def test_a_step_that_fails_before_the_switch_is_undone_in_sight(results: dict[str, dict[str, Any]], failing: str) -> None:
+def test_a_step_that_fails_before_the_switch_is_undone_in_sight(
+    results: dict[str, dict[str, Any]], failing: str
+) -> None:
     result = results[failing]
     assert result["calls"][-2:] == [[failing, "c1"], ["undo", "c1"]]
-    assert (result["run"], result["tasks"]["undo"], result["tasks"][failing]) == ("failed", "success", "failed")
+    assert (result["run"], result["tasks"]["undo"], result["tasks"][failing]) == (
+        "failed",
+        "success",
+        "failed",
+    )
 
 
 def test_after_the_switch_nothing_is_undone(results: dict[str, dict[str, Any]]) -> None:
@@ -109,7 +138,11 @@ def test_after_the_switch_nothing_is_undone(results: dict[str, dict[str, Any]]) 
 
 def test_a_commit_that_was_never_stored_needs_no_undo(results: dict[str, dict[str, Any]]) -> None:
     result = results["not stored"]
-    assert (result["run"], result["tasks"]["compile"], result["tasks"]["undo"]) == ("failed", "failed", "skipped")
+    assert (result["run"], result["tasks"]["compile"], result["tasks"]["undo"]) == (
+        "failed",
+        "failed",
+        "skipped",
+    )
 
 
 def test_a_preview_shows_the_plan_and_does_nothing_else(results: dict[str, dict[str, Any]]) -> None:

@@ -1,4 +1,6 @@
-"""`make sim WORLD=engine SEEDS=300`: many seeds of a simulated world; stops at the first that breaks a law and says how to see it again."""
+"""`make sim WORLD=engine SEEDS=300`: many seeds of a simulated world; stops at the first that
+breaks a law and says how to see it again.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,11 @@ def main() -> int:
     parser.add_argument("--world", choices=["engine"], default="engine")
     parser.add_argument("--seeds", type=int, default=300, help="how many")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--coverage", action="store_true", help="say which share of the lines under test these seeds reach")
+    parser.add_argument(
+        "--coverage",
+        action="store_true",
+        help="say which share of the lines under test these seeds reach",
+    )
     parser.add_argument("--story", action="store_true", help="tell what happened in each run")
     asked = parser.parse_args()
     os.environ.setdefault("POLARS_MAX_THREADS", "1")  # before Polars is imported
@@ -43,7 +49,10 @@ def run(asked: argparse.Namespace, simulate: Callable[[int], World]) -> int:
             world = simulate(seed)
         except Exception as broken:  # noqa: BLE001  # whatever it is, it is this run's result
             traceback.print_exception(broken)
-            print(f"seed {seed} fails: python -m tests.sim.run --world {asked.world} --first {seed} --seeds 1 --story")
+            print(
+                f"seed {seed} fails: python -m tests.sim.run --world {asked.world} "
+                f"--first {seed} --seeds 1 --story"
+            )
             return 1
         if asked.story:
             print(f"seed {seed}", *world.story, sep="\n")

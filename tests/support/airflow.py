@@ -16,10 +16,14 @@ FINISHED_SECONDS: Final = 180.0
 
 def call(method: str, url: str, body: object = None, token: str | None = None) -> tuple[int, Any]:
     """Status and JSON, or text where it is refused."""
-    headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {token}"} if token else {})
+    headers = {"content-type": "application/json"} | (
+        {"authorization": f"Bearer {token}"} if token else {}
+    )
     data = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, data, headers, method=method), timeout=FINISHED_SECONDS) as answer:
+        with urllib.request.urlopen(
+            urllib.request.Request(url, data, headers, method=method), timeout=FINISHED_SECONDS
+        ) as answer:
             return answer.status, json.loads(answer.read() or b"null")
     except urllib.error.HTTPError as refused:
         return refused.code, refused.read().decode()
@@ -34,48 +38,79 @@ class Airflow:
 
     def run(self, dag: str = "commit", **conf: object) -> dict[str, Any]:
         """Trigger a DAG and wait for its end."""
-        status, run = call("POST", f"{self.url}/dags/{dag}/dagRuns", {"logical_date": None, "conf": conf}, self.token)
+        status, run = call(
+            "POST",
+            f"{self.url}/dags/{dag}/dagRuns",
+            {"logical_date": None, "conf": conf},
+            self.token,
+        )
         assert status == 200, run
         return self.end_of(run["dag_run_id"], dag)
 
     def end_of(self, run_id: str, dag: str = "commit") -> dict[str, Any]:
-        """The run when it has ended, with the states of its tasks; of a mapped task the state of its last instance."""
+        """The run when it has ended, with the states of its tasks; of a mapped task the state of
+        its last instance.
+        """
         deadline = time.monotonic() + FINISHED_SECONDS
         while time.monotonic() < deadline:
             status, run = call("GET", f"{self.url}/dags/{dag}/dagRuns/{run_id}", None, self.token)
             if status == 200 and run["state"] in ("success", "failed"):
-                _, tasks = call("GET", f"{self.url}/dags/{dag}/dagRuns/{run_id}/taskInstances", None, self.token)
-                return {**run, "tasks": {each["task_id"]: each["state"] for each in tasks["task_instances"]}}
+                _, tasks = call(
+                    "GET", f"{self.url}/dags/{dag}/dagRuns/{run_id}/taskInstances", None, self.token
+                )
+                return {
+                    **run,
+                    "tasks": {each["task_id"]: each["state"] for each in tasks["task_instances"]},
+                }
             time.sleep(0.2)
         raise AssertionError(f"{run_id} did not end: {run}")
 
     def runs(self, dag: str) -> list[dict[str, Any]]:
         """The newest runs of a DAG, newest first."""
-        _, found = call("GET", f"{self.url}/dags/{dag}/dagRuns?order_by=-run_after&limit=20", None, self.token)
+        _, found = call(
+            "GET", f"{self.url}/dags/{dag}/dagRuns?order_by=-run_after&limit=20", None, self.token
+        )
         runs: list[dict[str, Any]] = found["dag_runs"]
         return runs
 
     def instances(self, run_id: str, task: str, dag: str) -> list[int]:
         """The indexes of a mapped task's instances."""
-        _, found = call("GET", f"{self.url}/dags/{dag}/dagRuns/{run_id}/taskInstances", None, self.token)
+        _, found = call(
+            "GET", f"{self.url}/dags/{dag}/dagRuns/{run_id}/taskInstances", None, self.token
+        )
         return [each["map_index"] for each in found["task_instances"] if each["task_id"] == task]
 
     def cancel(self, run_id: str, dag: str = "commit") -> None:
-        """Mark a run as failed, as a person does in the UI: what runs of it is killed, and nothing of it starts any more."""
-        status, said = call("PATCH", f"{self.url}/dags/{dag}/dagRuns/{run_id}", {"state": "failed"}, self.token)
+        """Mark a run as failed, as a person does in the UI: what runs of it is killed, and nothing
+        of it starts any more.
+        """
+        status, said = call(
+            "PATCH", f"{self.url}/dags/{dag}/dagRuns/{run_id}", {"state": "failed"}, self.token
+        )
         assert status == 200, said
 
-    def lines(self, run_id: str, task: str, dag: str = "commit", *, attempt: int = 1, mapped: int = -1) -> list[dict[str, Any]]:
+    def lines(
+        self, run_id: str, task: str, dag: str = "commit", *, attempt: int = 1, mapped: int = -1
+    ) -> list[dict[str, Any]]:
         """A task's log: `event` and whatever else each line carries."""
-        path = f"{self.url}/dags/{dag}/dagRuns/{run_id}/taskInstances/{task}/logs/{attempt}?map_index={mapped}"
+        instance = f"{self.url}/dags/{dag}/dagRuns/{run_id}/taskInstances/{task}"
+        path = f"{instance}/logs/{attempt}?map_index={mapped}"
         _, log = call("GET", path, None, self.token)
         return [each for each in log["content"] if isinstance(each, dict)]
 
-    def log(self, run_id: str, task: str, dag: str = "commit", *, attempt: int = 1, mapped: int = -1) -> str:
-        return "\n".join(str(each.get("event")) for each in self.lines(run_id, task, dag, attempt=attempt, mapped=mapped))
+    def log(
+        self, run_id: str, task: str, dag: str = "commit", *, attempt: int = 1, mapped: int = -1
+    ) -> str:
+        return "\n".join(
+            str(each.get("event"))
+            for each in self.lines(run_id, task, dag, attempt=attempt, mapped=mapped)
+        )
 
 
 def log_in(settings: Settings) -> Airflow:
-    login = {"username": settings.airflow_user, "password": settings.airflow_password.get_secret_value()}
+    login = {
+        "username": settings.airflow_user,
+        "password": settings.airflow_password.get_secret_value(),
+    }
     _, answer = call("POST", f"{settings.airflow_url}/auth/token", login)
     return Airflow(f"{settings.airflow_url}/api/v2", answer["access_token"])

@@ -1,4 +1,6 @@
-"""A definition server without a network: memory twins, an engine that obeys, and commits of the real client as bytes."""
+"""A definition server without a network: memory twins, an engine that obeys, and commits of the
+real client as bytes.
+"""
 
 from __future__ import annotations
 
@@ -34,29 +36,52 @@ def changed(body: bytes, change: Callable[[services_pb2.SyncRequest], None]) -> 
     return bytes(message.SerializeToString(deterministic=True))
 
 
-def request(body: bytes, branch: BranchName = MAIN_BRANCH, *, incremental: bool = False, backfill: bool = True) -> Request:
+def request(
+    body: bytes,
+    branch: BranchName = MAIN_BRANCH,
+    *,
+    incremental: bool = False,
+    backfill: bool = True,
+) -> Request:
     return Request(SHOP, branch, body, Options(incremental, backfill))
 
 
 class Office:
     """The flow of commits over a `World`; time passes only when somebody sleeps."""
 
-    def __init__(self, world: World, orchestrate: Callable[[Callable[[CommitId], Awaitable[None]]], Orchestrator] = Inline) -> None:
+    def __init__(
+        self,
+        world: World,
+        orchestrate: Callable[[Callable[[CommitId], Awaitable[None]]], Orchestrator] = Inline,
+    ) -> None:
         self.world = world
-        self.steps = Steps(replace(world.tools(), sleep=self.sleep), client_interpreter(Settings()), partitions=2, warm_seconds=5)
+        self.steps = Steps(
+            replace(world.tools(), sleep=self.sleep),
+            client_interpreter(Settings()),
+            partitions=2,
+            warm_seconds=5,
+        )
         numbers = itertools.count(1)
         self.orchestrator = orchestrate(self.steps.run)
         self.flow = CommitFlow(
-            self.steps, self.orchestrator, lambda: CommitId(f"c{next(numbers)}"), lambda: world.now_ms / 1000, timeout_seconds=20
+            self.steps,
+            self.orchestrator,
+            lambda: CommitId(f"c{next(numbers)}"),
+            lambda: world.now_ms / 1000,
+            timeout_seconds=20,
         )
 
     async def sleep(self, seconds: float) -> None:
-        """The world's time, and a moment of ours: compiling happens in a thread, which knows nothing of the world's clock."""
+        """The world's time, and a moment of ours: compiling happens in a thread, which knows
+        nothing of the world's clock.
+        """
         await self.world.sleep(seconds)
         await asyncio.sleep(0.002)
 
     @classmethod
-    async def open(cls, orchestrate: Callable[[Callable[[CommitId], Awaitable[None]]], Orchestrator] = Inline) -> Office:
+    async def open(
+        cls, orchestrate: Callable[[Callable[[CommitId], Awaitable[None]]], Orchestrator] = Inline
+    ) -> Office:
         world = World()
         await world.open()
         return cls(world, orchestrate)

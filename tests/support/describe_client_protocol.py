@@ -1,4 +1,6 @@
-"""Print every message, field and enum of the installed client's protocol as JSON. Run by the client's own interpreter."""
+"""Print every message, field and enum of the installed client's protocol as JSON. Run by the
+client's own interpreter.
+"""
 
 import importlib
 import json
@@ -33,7 +35,9 @@ def walk(prefix: str, message, out: dict) -> None:
 
 
 def describe(package: str) -> dict:
-    """Map the full name of each message to its fields, and of each enum to its values, for all `*_pb2` modules of `package`."""
+    """Map the full name of each message to its fields, and of each enum to its values, for all
+    `*_pb2` modules of `package`.
+    """
     out: dict = {}
     for info in pkgutil.iter_modules(importlib.import_module(package).__path__):
         if not info.name.endswith("_pb2"):

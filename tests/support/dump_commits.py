@@ -1,8 +1,10 @@
-"""Write the commit of every module in `client_definitions` as bytes, exactly as the client would send it.
+"""Write the commit of every module in `client_definitions` as bytes, exactly as the client would
+send it.
 
     .venv-executor/bin/python tests/support/dump_commits.py tests/golden/wire
 
-Run by the client's interpreter. Serialisation is deterministic, so unchanged definitions give unchanged files.
+Run by the client's interpreter. Serialisation is deterministic, so unchanged definitions give
+unchanged files.
 """
 
 import importlib

@@ -1,4 +1,6 @@
-"""A real executors' host for tests, in the client's environment: `pytest_plugins = ["tests.support.executors"]` or import the fixtures."""
+"""A real executors' host for tests, in the client's environment: `pytest_plugins =
+["tests.support.executors"]` or import the fixtures.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,17 @@ READY_WITHIN_S = 30.0
 
 @contextmanager
 def running_host(folder: Path, **limits: int) -> Iterator[Path]:
-    """Start a host under `folder` and stop it afterwards; the path of its socket. `limits` are settings, e.g. `executor_processes=1`."""
+    """Start a host under `folder` and stop it afterwards; the path of its socket. `limits` are
+    settings, e.g. `executor_processes=1`.
+    """
     settings = Settings(data_dir=folder, run_dir=folder, executor_python=CLIENT_PYTHON, **limits)  # type: ignore[arg-type]  # fields by name
     with (folder / "executors.log").open("wb") as log:
-        process = subprocess.Popen(launch.command(settings), env=launch.environment(settings, os.environ), stdout=log, stderr=log)
+        process = subprocess.Popen(
+            launch.command(settings),
+            env=launch.environment(settings, os.environ),
+            stdout=log,
+            stderr=log,
+        )
         try:
             deadline = time.monotonic() + READY_WITHIN_S
             while not settings.executors_socket.exists():
@@ -41,11 +50,16 @@ def running_host(folder: Path, **limits: int) -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def executors_socket() -> Iterator[Path]:
     """The socket of a host with two processes, shared by the session."""
-    with tempfile.TemporaryDirectory(prefix="fennel-ex-") as folder, running_host(Path(folder), executor_processes=2) as socket:
+    with (
+        tempfile.TemporaryDirectory(prefix="fennel-ex-") as folder,
+        running_host(Path(folder), executor_processes=2) as socket,
+    ):
         yield socket
 
 
 def written_by_the_client(definitions: Path, target: Path) -> bytes:
-    """Run a module of client definitions with the client's interpreter: the bytes of the commit it writes."""
+    """Run a module of client definitions with the client's interpreter: the bytes of the commit it
+    writes.
+    """
     subprocess.run([str(CLIENT_PYTHON), str(definitions), str(target)], check=True)
     return target.read_bytes()

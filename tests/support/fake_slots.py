@@ -1,4 +1,6 @@
-"""Slots without an engine: rows in a dictionary behind the real frames, with the misbehaviour a test asks for."""
+"""Slots without an engine: rows in a dictionary behind the real frames, with the misbehaviour a
+test asks for.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ encode = msgspec.msgpack.encode
 
 
 class FakeSlot:
-    """Serves versions `(key, ts_us, values)` of jobs, as of a time. `misbehave(op, item)` may raise a RemoteError."""
+    """Serves versions `(key, ts_us, values)` of jobs, as of a time. `misbehave(op, item)` may raise
+    a RemoteError.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = str(path)
@@ -43,14 +47,21 @@ class FakeSlot:
         self.requests.append((op, argument))
         if op == "scan":
             self.misbehave(op, [argument["job"], argument["part"]])
-            rows = [(key, self._row(job, key, argument["as_of"])) for job, key in self.versions if job == argument["job"]]
+            rows = [
+                (key, self._row(job, key, argument["as_of"]))
+                for job, key in self.versions
+                if job == argument["job"]
+            ]
             return [[key, row] for key, row in rows if row is not None][: argument["limit"]]
         items = argument["items"]
         for item in items:
             self.misbehave(op, item)
         match op:
             case "lookup":
-                return [[self._row(job, key, at) for key, at in _moments(keys, as_of)] for job, _, keys, as_of in items]
+                return [
+                    [self._row(job, key, at) for key, at in _moments(keys, as_of)]
+                    for job, _, keys, as_of in items
+                ]
             case "positions":
                 return [self.applied.get((job, part), {}) for job, part in items]
             case "wait":
@@ -71,7 +82,10 @@ class FakeSlot:
         return [
             [job, part]
             for job, part, wanted in items
-            if any(self.applied.get((job, part), {}).get(topic, 0) < offset for topic, offset in wanted.items())
+            if any(
+                self.applied.get((job, part), {}).get(topic, 0) < offset
+                for topic, offset in wanted.items()
+            )
         ]
 
     def _row(self, job: str, key: bytes, as_of: int) -> bytes | None:
@@ -83,7 +97,11 @@ class FakeSlot:
 
 
 def _moments(keys: Sequence[bytes], as_of: int | Sequence[int]) -> list[tuple[bytes, int]]:
-    return [(key, as_of) for key in keys] if isinstance(as_of, int) else list(zip(keys, as_of, strict=True))
+    return (
+        [(key, as_of) for key in keys]
+        if isinstance(as_of, int)
+        else list(zip(keys, as_of, strict=True))
+    )
 
 
 class FakeRegistry:

@@ -1,4 +1,6 @@
-"""Featuresets and datasets as values, made without the client: short enough to read inside a test."""
+"""Featuresets and datasets as values, made without the client: short enough to read inside a
+test.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +31,24 @@ def ref(name: str) -> FeatureRef:
 
 
 def dataset(name: str, keys: dict[str, Dtype], values: dict[str, Dtype]) -> Dataset:
-    schema = Schema(tuple(Field(n, t) for n, t in keys.items()), tuple(Field(n, t) for n, t in values.items()), "ts")
+    schema = Schema(
+        tuple(Field(n, t) for n, t in keys.items()),
+        tuple(Field(n, t) for n, t in values.items()),
+        "ts",
+    )
     return Dataset(DatasetName(name), 1, schema, (), 0, False, CODE, META, ())
 
 
-def extractor(output: str, kind: ExtractorKind, *inputs: str, datasets: tuple[str, ...] = (), also: tuple[str, ...] = ()) -> Extractor:
-    """The extractor of `output` (full name), and of the short names `also` in the same featureset."""
+def extractor(
+    output: str,
+    kind: ExtractorKind,
+    *inputs: str,
+    datasets: tuple[str, ...] = (),
+    also: tuple[str, ...] = (),
+) -> Extractor:
+    """The extractor of `output` (full name), and of the short names `also` in the same
+    featureset.
+    """
     out = ref(output)
     return Extractor(
         name=f"_{out.name}",
@@ -48,16 +62,24 @@ def extractor(output: str, kind: ExtractorKind, *inputs: str, datasets: tuple[st
     )
 
 
-def lookup(dataset_name: str, field: str, dtype: Dtype | None = None, default: str | None = None) -> Lookup:
+def lookup(
+    dataset_name: str, field: str, dtype: Dtype | None = None, default: str | None = None
+) -> Lookup:
     return Lookup(DatasetName(dataset_name), Field(field, dtype or Int()), default)
 
 
-def list_lookup(dataset_name: str, field: str, dtype: Dtype | None = None, default: str | None = None) -> ListLookup:
+def list_lookup(
+    dataset_name: str, field: str, dtype: Dtype | None = None, default: str | None = None
+) -> ListLookup:
     return ListLookup(DatasetName(dataset_name), Field(field, dtype or Int()), default)
 
 
-def request(features: dict[str, Dtype], extractors: list[Extractor], datasets: list[Dataset] | None = None) -> SyncRequest:
-    """A merged commit with these features; featuresets appear in the order of their first feature."""
+def request(
+    features: dict[str, Dtype], extractors: list[Extractor], datasets: list[Dataset] | None = None
+) -> SyncRequest:
+    """A merged commit with these features; featuresets appear in the order of their first
+    feature.
+    """
     names = dict.fromkeys(name.partition(".")[0] for name in features)
     return SyncRequest(
         datasets=tuple(datasets or ()),

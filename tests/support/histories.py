@@ -1,4 +1,6 @@
-"""Histories of signed versions for the laws: any rows, in any order, taken back and replaced, split anywhere into batches."""
+"""Histories of signed versions for the laws: any rows, in any order, taken back and replaced, split
+anywhere into batches.
+"""
 
 from __future__ import annotations
 
@@ -42,8 +44,15 @@ class History:
 
 
 @st.composite
-def histories(draw: Any, *contents: st.SearchStrategy[dict[str, Any]], max_rows: int = 12, retract: bool = True) -> History:
-    """One history over one input per strategy in `contents`; a content dict may hold `__gone` (False when absent)."""
+def histories(
+    draw: Any,
+    *contents: st.SearchStrategy[dict[str, Any]],
+    max_rows: int = 12,
+    retract: bool = True,
+) -> History:
+    """One history over one input per strategy in `contents`; a content dict may hold `__gone`
+    (False when absent).
+    """
     slots: list[list[tuple[int, dict[str, Any]]]] = []
     for source, content in enumerate(contents):
         size = draw(st.integers(0, max_rows))
@@ -53,14 +62,20 @@ def histories(draw: Any, *contents: st.SearchStrategy[dict[str, Any]], max_rows:
     words: list[list[Change]] = []
     for slot, rank in zip(slots, ranks, strict=True):
         pos = b"\x01" + rank.to_bytes(13, "big")
-        said = [Change(s, sign, {"__gone": False, **row, "__pos": pos}) for s, row in slot for sign in (1, -1)]
+        said = [
+            Change(s, sign, {"__gone": False, **row, "__pos": pos})
+            for s, row in slot
+            for sign in (1, -1)
+        ]
         words.append(said[:1] if not retract else said[: draw(st.integers(1, len(said)))])
     turns = draw(st.permutations([i for i, said in enumerate(words) for _ in said]))
     cursors = [iter(said) for said in words]
     batches: list[list[Change]] = [[]]
     for slot_index in turns:
         change = next(cursors[slot_index])
-        if batches[-1] and (batches[-1][-1].source != change.source or draw(st.integers(0, 3)) == 0):
+        if batches[-1] and (
+            batches[-1][-1].source != change.source or draw(st.integers(0, 3)) == 0
+        ):
             batches.append([])
         batches[-1].append(change)
     return History([batch for batch in batches if batch])
@@ -74,13 +89,22 @@ def as_frame(schema: Schema, changes: list[Change]) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=plain, orient="row").cast(columns)  # type: ignore[arg-type]  # a mapping of names is accepted
 
 
-def run(step: Step, history: History, *schemas: Schema, canonical: bool = True) -> tuple[MemoryHangar, list[pl.DataFrame]]:
-    """Apply every batch; the state at the end and the frames emitted on output 0. `canonical`: state does not depend on the split."""
+def run(
+    step: Step, history: History, *schemas: Schema, canonical: bool = True
+) -> tuple[MemoryHangar, list[pl.DataFrame]]:
+    """Apply every batch; the state at the end and the frames emitted on output 0. `canonical`:
+    state does not depend on the split.
+    """
     state, emitted = _applied(step, history.batches, schemas)
     if not canonical:
         return state, emitted
-    longer = [[c for batch in neighbours for c in batch] for _, neighbours in groupby(history.batches, key=lambda batch: batch[0].source)]
-    assert entries(state) == entries(_applied(step, longer, schemas)[0]), "state is a function of the order of rows, however they are split"
+    longer = [
+        [c for batch in neighbours for c in batch]
+        for _, neighbours in groupby(history.batches, key=lambda batch: batch[0].source)
+    ]
+    assert entries(state) == entries(_applied(step, longer, schemas)[0]), (
+        "state is a function of the order of rows, however they are split"
+    )
     return state, emitted
 
 
@@ -89,7 +113,9 @@ def entries(state: MemoryHangar) -> list[tuple[bytes, bytes]]:
     return state.scan(b"", b"\xff" * 8)
 
 
-def _applied(step: Step, batches: list[list[Change]], schemas: tuple[Schema, ...]) -> tuple[MemoryHangar, list[pl.DataFrame]]:
+def _applied(
+    step: Step, batches: list[list[Change]], schemas: tuple[Schema, ...]
+) -> tuple[MemoryHangar, list[pl.DataFrame]]:
     state, emitted = MemoryHangar(), []
     for batch in batches:
         source = batch[0].source
@@ -100,7 +126,9 @@ def _applied(step: Step, batches: list[list[Change]], schemas: tuple[Schema, ...
 
 
 def integral(frames: list[pl.DataFrame]) -> list[dict[str, Any]]:
-    """The bag that signed versions add up to (timestamps as microseconds); a negative count anywhere fails."""
+    """The bag that signed versions add up to (timestamps as microseconds); a negative count
+    anywhere fails.
+    """
     counts: dict[str, int] = {}
     rows: dict[str, dict[str, Any]] = {}
     for frame in frames:

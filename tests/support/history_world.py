@@ -1,4 +1,6 @@
-"""A world in memory for the laws of history: a log with gaps and control records, a bucket, and rollers that may die anywhere."""
+"""A world in memory for the laws of history: a log with gaps and control records, a bucket, and
+rollers that may die anywhere.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,11 @@ class Died(Exception):
 def batch(first: int, rows: int) -> bytes:
     """The value of a message of `rows` rows numbered from `first`."""
     numbers = list(range(first, first + rows))
-    columns = {"k": [n % 5 for n in numbers], "at": numbers, "__pos": [n.to_bytes(14, "big") for n in numbers]}
+    columns = {
+        "k": [n % 5 for n in numbers],
+        "at": numbers,
+        "__pos": [n.to_bytes(14, "big") for n in numbers],
+    }
     types = {"k": pl.Int64, "at": pl.Datetime("us", "UTC"), "__pos": pl.Binary}
     frame = pl.DataFrame(columns, schema=types).with_columns(
         pl.lit(1, pl.Int8).alias("__sign"),
@@ -38,7 +44,9 @@ def batch(first: int, rows: int) -> bytes:
 
 @dataclass
 class MemoryLog:
-    """One topic: per partition its records by offset (None: a control record or marker, which nobody is handed) and where it ends."""
+    """One topic: per partition its records by offset (None: a control record or marker, which
+    nobody is handed) and where it ends.
+    """
 
     records: dict[TopicPart, list[bytes | None]] = field(default_factory=dict)
     written: int = 0
@@ -51,7 +59,11 @@ class MemoryLog:
             self.written += size or 0
 
     def bounds(self, topics: Sequence[TopicName]) -> dict[TopicPart, Bounds]:
-        return {place: Bounds(Offset(0), Offset(len(here))) for place, here in self.records.items() if place[0] in topics}
+        return {
+            place: Bounds(Offset(0), Offset(len(here)))
+            for place, here in self.records.items()
+            if place[0] in topics
+        }
 
     def read(self, place: TopicPart, first: int, end: int) -> Iterator[Message]:
         for offset, value in enumerate(self.records[place][first:end], first):
@@ -61,9 +73,11 @@ class MemoryLog:
 
 @dataclass
 class MemoryRoller:
-    """See `history.flow.Roller`: batches of at most `batch_records` messages over all partitions, as Spark divides a backlog.
+    """See `history.flow.Roller`: batches of at most `batch_records` messages over all partitions,
+    as Spark divides a backlog.
 
-    `fate` counts down at every step that a process may not survive: an upload, a row, the end of a batch.
+    `fate` counts down at every step that a process may not survive: an upload, a row, the end of a
+    batch.
     """
 
     log: MemoryLog
@@ -76,7 +90,9 @@ class MemoryRoller:
         if next(self.fate, False):
             raise Died
 
-    async def roll(self, due: Mapping[TopicPart, Backlog], layouts: Mapping[TopicName, TopicLayout], rows: Rows) -> None:
+    async def roll(
+        self, due: Mapping[TopicPart, Backlog], layouts: Mapping[TopicName, TopicLayout], rows: Rows
+    ) -> None:
         at = {place: backlog.start for place, backlog in due.items()}
         goal = {place: Offset(len(self.log.records[place])) for place in due}
         while at != goal:
@@ -85,9 +101,15 @@ class MemoryRoller:
                 ends[place] = Offset(min(goal[place], at[place] + room))
                 room -= ends[place] - at[place]
             plan = Plan(await rows.floors(list(ends)), ends, layouts, self.file_bytes)
-            messages = (message for place in ends for message in self.log.read(place, at[place], ends[place]))
+            messages = (
+                message
+                for place in ends
+                for message in self.log.read(place, at[place], ends[place])
+            )
             proposed = list(roll(messages, plan, self._put))
-            for file in sorted(proposed, key=lambda file: (file.topic, file.part, file.first_offset)):
+            for file in sorted(
+                proposed, key=lambda file: (file.topic, file.part, file.first_offset)
+            ):
                 self._step()
                 await rows.publish([file], {})
             await rows.publish([], ends)
@@ -100,8 +122,12 @@ class MemoryRoller:
         self.objects[key] = body
 
 
-async def content(files: HistoryFiles, objects: Mapping[str, bytes], place: TopicPart) -> list[tuple[int, bytes]]:
-    """(offset, position) of every row of a partition's history in order; AssertionError when its files leave a gap."""
+async def content(
+    files: HistoryFiles, objects: Mapping[str, bytes], place: TopicPart
+) -> list[tuple[int, bytes]]:
+    """(offset, position) of every row of a partition's history in order; AssertionError when its
+    files leave a gap.
+    """
     end, found = 0, []
     for file in await files.files(*place):
         assert file.first_offset == end

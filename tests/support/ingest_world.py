@@ -1,4 +1,6 @@
-"""A small world for ingest without Postgres or Kafka: bindings, catalogs, lanes that dawdle and fail."""
+"""A small world for ingest without Postgres or Kafka: bindings, catalogs, lanes that dawdle and
+fail.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,26 @@ from fennel_core.ingest.batches import RAW_FORMAT_HEADER
 from fennel_core.ingest.catalogs import Catalogs
 from fennel_core.ingest.committer import Committer
 from fennel_core.ingest.flow import LogFlow
-from fennel_core.ingest.store import Begun, BranchCatalog, Branches, Lane, MemoryClock, MemoryDirectory, MemoryLane, Message
+from fennel_core.ingest.store import (
+    Begun,
+    BranchCatalog,
+    Branches,
+    Lane,
+    MemoryClock,
+    MemoryDirectory,
+    MemoryLane,
+    Message,
+)
 from fennel_core.vocab.dtypes import Field, Float, Int, Str
-from fennel_core.vocab.ids import BranchName, CommitId, DatasetName, Identity, Micros, TopicName, WorkspaceId
+from fennel_core.vocab.ids import (
+    BranchName,
+    CommitId,
+    DatasetName,
+    Identity,
+    Micros,
+    TopicName,
+    WorkspaceId,
+)
 from fennel_core.vocab.schema import Schema
 from fennel_core.vocab.versions import decode
 from fennel_core.wire.connectors import Cdc, Source, Webhook, WebhookEndpoint
@@ -54,7 +73,11 @@ def source(dataset: str = "Users", endpoint: str = "e", **changes: object) -> So
 
 
 def binding(
-    schema: Schema = KEYED, dataset: str = "Users", identity: str = "", endpoint: str = "e", of: Source | None = None
+    schema: Schema = KEYED,
+    dataset: str = "Users",
+    identity: str = "",
+    endpoint: str = "e",
+    of: Source | None = None,
 ) -> SourceBinding:
     name = identity or dataset.lower()
     return SourceBinding(
@@ -75,7 +98,10 @@ def catalog(*bindings: SourceBinding) -> Catalog:
 
 
 def branches(version: str = "", **catalogs: Catalog) -> Branches:
-    found = tuple(BranchCatalog(BranchName(name), CommitId(f"{name}{version}"), each) for name, each in catalogs.items())
+    found = tuple(
+        BranchCatalog(BranchName(name), CommitId(f"{name}{version}"), each)
+        for name, each in catalogs.items()
+    )
     return Branches(version, found)
 
 
@@ -87,14 +113,21 @@ class NoExecutors:
     """There is no user code here."""
 
     async def run(
-        self, call: ExecutorCall, rows: pa.Table | pl.DataFrame | None, *, callbacks: Callbacks, timeout_ms: int | None = None
+        self,
+        call: ExecutorCall,
+        rows: pa.Table | pl.DataFrame | None,
+        *,
+        callbacks: Callbacks,
+        timeout_ms: int | None = None,
     ) -> pa.Table:
         raise AssertionError("no user code was expected to run")
 
 
 @dataclass
 class ScriptedLane:
-    """A memory lane that takes `turns()` turns of the loop before it commits, and raises what `fails()` gives."""
+    """A memory lane that takes `turns()` turns of the loop before it commits, and raises what
+    `fails()` gives.
+    """
 
     log: dict[tuple[TopicName, int], list[Message]]
     turns: Callable[[], int] = lambda: 0
@@ -112,7 +145,9 @@ class ScriptedLane:
 
 @dataclass(slots=True)
 class DawdlingClock(MemoryClock):
-    """A clock whose question and answer take `turns()` turns of the loop each, as a database's do."""
+    """A clock whose question and answer take `turns()` turns of the loop each, as a database's
+    do.
+    """
 
     turns: Callable[[], int] = lambda: 0
 
@@ -141,7 +176,9 @@ class World:
         erased = self.directory.workspaces.get(WORKSPACE, branches()).erased
         self.directory.workspaces[WORKSPACE] = replace(branches(version, **catalogs), erased=erased)
 
-    def server(self, lanes: Sequence[Lane] | None = None, executors: object | None = None) -> LogFlow:
+    def server(
+        self, lanes: Sequence[Lane] | None = None, executors: object | None = None
+    ) -> LogFlow:
         committer = Committer(self.clock, lanes or [ScriptedLane(self.log)], len(self.committers))
         self.committers.append(committer)
 
@@ -156,7 +193,12 @@ class World:
             await committer.close()
 
     def messages(self, topic: str) -> list[tuple[int, Message]]:
-        return [(partition, m) for (name, partition), found in sorted(self.log.items()) if name == topic for m in found]
+        return [
+            (partition, m)
+            for (name, partition), found in sorted(self.log.items())
+            if name == topic
+            for m in found
+        ]
 
     def rows(self, topic: str) -> list[dict]:
         """All rows on a typed topic, with their partition."""

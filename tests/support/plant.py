@@ -1,8 +1,10 @@
-"""A whole data plane in one process: real ingest servers, real runners of every job that a commit compiles to, real lookups.
+"""A whole data plane in one process: real ingest servers, real runners of every job that a commit
+compiles to, real lookups.
 
-Theory. Log, stores and registry are the twins; everything between the body of a `log` and the body of a lookup's answer is production
-code. Time is virtual and every choice comes from one seed: how batches are cut, which input a runner reads next, which topics are held back
-for how long, and which runners die and replay. So a law over it is a law over all orders of delivery.
+Theory. Log, stores and registry are the twins; everything between the body of a `log` and the body
+of a lookup's answer is production code. Time is virtual and every choice comes from one seed: how
+batches are cut, which input a runner reads next, which topics are held back for how long, and which
+runners die and replay. So a law over it is a law over all orders of delivery.
 """
 
 from __future__ import annotations
@@ -38,7 +40,15 @@ from fennel_core.query.lookups import Lookups
 from fennel_core.query.owners import Owners, Ownership
 from fennel_core.query.service import Bounds, QueryService
 from fennel_core.query.view import BranchKey, Serving, Views
-from fennel_core.vocab.ids import BranchName, CommitId, Epoch, JobId, Micros, PartitionIndex, WorkspaceId
+from fennel_core.vocab.ids import (
+    BranchName,
+    CommitId,
+    Epoch,
+    JobId,
+    Micros,
+    PartitionIndex,
+    WorkspaceId,
+)
 from fennel_core.wire.entities import SyncRequest
 from tests.sim.engine.log import ModelLog
 from tests.sim.engine.parts import Dice, Process, ProcessPool, SimBroker
@@ -74,15 +84,22 @@ class Blueprint:
 
 @cache
 def blueprint(subject: str) -> Blueprint:
-    """The commit recorded as `tests/golden/wire/<subject>.binpb`, as the definition server would make it."""
+    """The commit recorded as `tests/golden/wire/<subject>.binpb`, as the definition server would
+    make it.
+    """
     read = definitions.read((GOLDEN / f"{subject}.binpb").read_bytes())
     compiled = definitions.compiled(definitions.check(read, None, incremental=False), PARTITIONS)
     names = plan(BankFacts(WORKSPACE, 1), compiled.blueprints).ids()
     jobs = tuple(resolve_job(job, WORKSPACE, names) for job in compiled.jobs)
-    return Blueprint(read.request, resolve_catalog(compiled, WORKSPACE, names), jobs, {job.id: build(job.step) for job in jobs})
+    return Blueprint(
+        read.request,
+        resolve_catalog(compiled, WORKSPACE, names),
+        jobs,
+        {job.id: build(job.step) for job in jobs},
+    )
 
 
-# --- ingest -----------------------------------------------------------------------------------------------------------
+# --- ingest ---------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -99,7 +116,7 @@ class ModelLane:
         self.log.end(transaction, "committed")
 
 
-# --- lookups ----------------------------------------------------------------------------------------------------------
+# --- lookups --------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -111,7 +128,9 @@ class InProcess:
     async def call(self, address: str, op: str, argument: object) -> Any:
         assert address == "slot", "there is one slot"
         return msgspec.msgpack.decode(
-            msgspec.msgpack.encode(await self.service(op, msgspec.msgpack.decode(msgspec.msgpack.encode(argument))))
+            msgspec.msgpack.encode(
+                await self.service(op, msgspec.msgpack.decode(msgspec.msgpack.encode(argument)))
+            )
         )
 
 
@@ -134,24 +153,36 @@ class Branch:
 
     made: Blueprint
 
-    async def read_serving(self, key: BranchKey, known: CommitId | None) -> Serving | CommitId | None:
+    async def read_serving(
+        self, key: BranchKey, known: CommitId | None
+    ) -> Serving | CommitId | None:
         return Serving(CommitId("c1"), self.made.request, self.made.catalog)
 
 
-# --- the plant --------------------------------------------------------------------------------------------------------
+# --- the plant ------------------------------------------------------------------------------------
 
 
 class Plant:
-    """`datasets`: those that are made; only jobs behind them run. Use inside `tests.sim.engine.virtual.run`."""
+    """`datasets`: those that are made; only jobs behind them run. Use inside
+    `tests.sim.engine.virtual.run`.
+    """
 
-    def __init__(self, subject: str, datasets: Sequence[str], seed: int, skews_us: Sequence[int], now_us: int) -> None:
+    def __init__(
+        self, subject: str, datasets: Sequence[str], seed: int, skews_us: Sequence[int], now_us: int
+    ) -> None:
         self.made = blueprint(subject)
         self.random = random.Random(seed)
         self.log = ModelLog(FAR_FUTURE_MS)
-        self._broker = SimBroker(Process(Dice(self.random, 0.0, held_s=(0.0, 0.0, 0.0, 0.5, 3.0))), self.log)
+        self._broker = SimBroker(
+            Process(Dice(self.random, 0.0, held_s=(0.0, 0.0, 0.0, 0.5, 3.0))), self.log
+        )
         self._pool = ProcessPool(Process(Dice(self.random, 0.0)))
         self._jobs = {job.id: job for job in self.made.behind(datasets)}
-        self._stores = {(job.id, part): MemoryHangar() for job in self._jobs.values() for part in range(job.partitions)}
+        self._stores = {
+            (job.id, part): MemoryHangar()
+            for job in self._jobs.values()
+            for part in range(job.partitions)
+        }
         self._epochs = dict.fromkeys(self._stores, 0)
         self._tasks: dict[tuple[JobId, int], asyncio.Task[None]] = {}
         self._slot = Slot()
@@ -162,8 +193,12 @@ class Plant:
             self._start(key)
 
     def _ingest(self, skews_us: Sequence[int], now_us: int) -> list[LogFlow]:
-        """One server per skew; the stamps are the database's, whose clock each of them happens to meet skewed."""
-        directory = MemoryDirectory({WORKSPACE: Branches("1", (BranchCatalog(MAIN, CommitId("c1"), self.made.catalog),))})
+        """One server per skew; the stamps are the database's, whose clock each of them happens to
+        meet skewed.
+        """
+        directory = MemoryDirectory(
+            {WORKSPACE: Branches("1", (BranchCatalog(MAIN, CommitId("c1"), self.made.catalog),))}
+        )
         clock = MemoryClock(lambda: Micros(now_us), directory)
         made = []
         for number, skew_us in enumerate(skews_us):
@@ -172,7 +207,9 @@ class Plant:
                 return Micros(now_us + skew_us)
 
             own = MemoryClock(skewed, directory, clock.stamps, clock.sources, clock.discarded)
-            committer = Committer(own, [ModelLane(self.log, f"ingest-{number}-{lane}") for lane in range(2)], number)
+            committer = Committer(
+                own, [ModelLane(self.log, f"ingest-{number}-{lane}") for lane in range(2)], number
+            )
             self._committers.append(committer)
             made.append(LogFlow(Catalogs(directory), committer, NoExecutors(), _no_secret, 10_000))
         return made
@@ -181,7 +218,16 @@ class Plant:
         service = SlotService(self._slot, None, None)  # type: ignore[arg-type]  # stand-ins; nobody asks for snapshots or drills here
         lookups = Lookups(InProcess(service), Owners(self._slot), 30.0)  # type: ignore[arg-type]  # the one method that is called
         absent: Any = None
-        return QueryService(Views(Branch(self.made)), lookups, absent, absent, absent, _no_secret, lambda: now_us, Bounds(1000, 5.0))
+        return QueryService(
+            Views(Branch(self.made)),
+            lookups,
+            absent,
+            absent,
+            absent,
+            _no_secret,
+            lambda: now_us,
+            Bounds(1000, 5.0),
+        )
 
     # --- runners
 
@@ -190,7 +236,16 @@ class Plant:
         self._epochs[key] += 1
         step = self.made.steps[job.id]
         work = Work(step, advancing(step), step_version(job.step), None)
-        runner = Runner(job, part, Epoch(self._epochs[key]), work, self._stores[key], self._broker, self._pool, LIMITS)
+        runner = Runner(
+            job,
+            part,
+            Epoch(self._epochs[key]),
+            work,
+            self._stores[key],
+            self._broker,
+            self._pool,
+            LIMITS,
+        )
         self._slot.hosted[(job.id, PartitionIndex(part))] = Hosted(Epoch(1), runner=runner)
         self._tasks[key] = asyncio.create_task(runner.run(), name=f"{job.title}[{part}]")
 
@@ -209,19 +264,30 @@ class Plant:
         body = json.dumps({"webhook": "door", "endpoint": endpoint, "data": columns}).encode()
         await self.servers[server].log(WORKSPACE, MAIN, body)
 
-    async def lookup(self, dataset: str, keys: Sequence[Mapping[str, Any]], at: Sequence[float] | None) -> list[dict[str, Any] | None]:
+    async def lookup(
+        self, dataset: str, keys: Sequence[Mapping[str, Any]], at: Sequence[float] | None
+    ) -> list[dict[str, Any] | None]:
         """The row of each key as of each second (None: as of now), None where there is none."""
         body: dict[str, Any] = {"keys": keys}
         if at is not None:
             body["timestamps"] = at
-        answer = json.loads(await self._query.lookup((WORKSPACE, MAIN), dataset, json.dumps(body).encode()))
+        answer = json.loads(
+            await self._query.lookup((WORKSPACE, MAIN), dataset, json.dumps(body).encode())
+        )
         names = list(answer["data"])
-        rows = [dict(zip(names, values, strict=True)) for values in zip(*answer["data"].values(), strict=True)]
+        rows = [
+            dict(zip(names, values, strict=True))
+            for values in zip(*answer["data"].values(), strict=True)
+        ]
         return [row if there else None for row, there in zip(rows, answer["found"], strict=True)]
 
-    async def query(self, inputs: Sequence[str], outputs: Sequence[str], data: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+    async def query(
+        self, inputs: Sequence[str], outputs: Sequence[str], data: Mapping[str, Sequence[Any]]
+    ) -> dict[str, list[Any]]:
         body = {"inputs": inputs, "outputs": outputs, "data": data}
-        found: dict[str, list[Any]] = json.loads(await self._query.query((WORKSPACE, MAIN), json.dumps(body).encode()))
+        found: dict[str, list[Any]] = json.loads(
+            await self._query.query((WORKSPACE, MAIN), json.dumps(body).encode())
+        )
         return found
 
     # --- waiting
@@ -240,7 +306,9 @@ class Plant:
         for (job, part), hosting in self._slot.hosted.items():
             runner = hosting.runner
             assert runner is not None, "a plant's runners are always there"
-            targets = {topic: self.log.stable_end((topic, part)) for topic in self._jobs[job].inputs}
+            targets = {
+                topic: self.log.stable_end((topic, part)) for topic in self._jobs[job].inputs
+            }
             if runner.status != "running" or runner.behind(targets):
                 return True
         return False

@@ -1,7 +1,9 @@
-"""A real Postgres for tests: the platform's own when `FENNEL_TEST_POSTGRES_DSN` names one, else a private one in a temporary folder.
+"""A real Postgres for tests: the platform's own when `FENNEL_TEST_POSTGRES_DSN` names one, else a
+private one in a temporary folder.
 
-Each test that asks for `database` gets a database of its own, migrated and dropped afterwards, so tests never see each other.
-Use it with `pytest_plugins = ["tests.support.postgres"]` or by importing the fixtures into a conftest.
+Each test that asks for `database` gets a database of its own, migrated and dropped afterwards, so
+tests never see each other. Use it with `pytest_plugins = ["tests.support.postgres"]` or by
+importing the fixtures into a conftest.
 """
 
 from __future__ import annotations
@@ -44,19 +46,55 @@ def postgres_server() -> Iterator[str]:
         return
     folder = Path(tempfile.mkdtemp(prefix="fennel-pg-"))
     binaries, data, port = _binaries(), folder / "data", _free_port()
-    # initdb refuses to run as root; a user namespace gives it another uid without needing one on the machine.
-    prefix = ["unshare", "--user", "--map-user=1000", "--map-group=1000"] if os.getuid() == 0 else []
+    # initdb refuses to run as root; a user namespace gives it another uid without needing one on
+    # the machine.
+    prefix = (
+        ["unshare", "--user", "--map-user=1000", "--map-group=1000"] if os.getuid() == 0 else []
+    )
     run = {"check": True, "stdout": subprocess.DEVNULL}
     try:
         subprocess.run(
-            [*prefix, str(binaries / "initdb"), "-D", str(data), "-U", "fennel", "-A", "trust", "--no-sync", "-E", "UTF8"], **run
+            [
+                *prefix,
+                str(binaries / "initdb"),
+                "-D",
+                str(data),
+                "-U",
+                "fennel",
+                "-A",
+                "trust",
+                "--no-sync",
+                "-E",
+                "UTF8",
+            ],
+            **run,
         )
-        flags = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories='' -c fsync=off -c max_connections=100"
-        subprocess.run([*prefix, str(binaries / "pg_ctl"), "-D", str(data), "-w", "-o", flags, "-l", str(folder / "log"), "start"], **run)
+        flags = (
+            f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories='' -c "
+            "fsync=off -c max_connections=100"
+        )
+        subprocess.run(
+            [
+                *prefix,
+                str(binaries / "pg_ctl"),
+                "-D",
+                str(data),
+                "-w",
+                "-o",
+                flags,
+                "-l",
+                str(folder / "log"),
+                "start",
+            ],
+            **run,
+        )
         try:
             yield f"postgresql://fennel@127.0.0.1:{port}/postgres"
         finally:
-            subprocess.run([*prefix, str(binaries / "pg_ctl"), "-D", str(data), "-m", "immediate", "stop"], **run)
+            subprocess.run(
+                [*prefix, str(binaries / "pg_ctl"), "-D", str(data), "-m", "immediate", "stop"],
+                **run,
+            )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -66,7 +104,11 @@ def empty_database(postgres_server: str) -> Iterator[str]:
     """The connection string of a new, empty database."""
     name = f"test_{uuid.uuid4().hex[:12]}"
     with psycopg.connect(postgres_server, autocommit=True) as server:
-        server.execute(sql.SQL("CREATE DATABASE {} TEMPLATE template0 ENCODING 'UTF8'").format(sql.Identifier(name)))
+        server.execute(
+            sql.SQL("CREATE DATABASE {} TEMPLATE template0 ENCODING 'UTF8'").format(
+                sql.Identifier(name)
+            )
+        )
     try:
         yield make_conninfo(postgres_server, dbname=name)
     finally:

@@ -1,4 +1,6 @@
-"""A whole query server over fakes: real HTTP, real frames, versions of branches and topic ends in memory."""
+"""A whole query server over fakes: real HTTP, real frames, versions of branches and topic ends in
+memory.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,12 @@ BODY_LIMIT = 64 * 1024
 
 
 def table_view(
-    dataset: Dataset, *, online: bool = True, offline: bool = True, topic: str | None = None, served: bool = True
+    dataset: Dataset,
+    *,
+    online: bool = True,
+    offline: bool = True,
+    topic: str | None = None,
+    served: bool = True,
 ) -> DatasetView:
     return DatasetView(
         name=dataset.name,
@@ -64,11 +71,19 @@ class FakePlatform:
     serving_reads: int = 0
     end_reads: list[Sequence[TopicPartition]] = field(default_factory=list)
 
-    def serve(self, request: SyncRequest, views: Sequence[DatasetView], branch: str = "main", commit: str = "c1") -> None:
+    def serve(
+        self,
+        request: SyncRequest,
+        views: Sequence[DatasetView],
+        branch: str = "main",
+        commit: str = "c1",
+    ) -> None:
         catalog = Catalog(WORKSPACE, tuple(views), (), (), PARTITIONS)
         self.branches[branch] = Serving(CommitId(commit), request, catalog)
 
-    async def read_serving(self, key: BranchKey, known: CommitId | None) -> Serving | CommitId | None:
+    async def read_serving(
+        self, key: BranchKey, known: CommitId | None
+    ) -> Serving | CommitId | None:
         self.serving_reads += 1
         if key[1] not in self.branches:
             raise UnknownBranch(key[1])
@@ -88,12 +103,16 @@ class FakePlatform:
 
 @dataclass
 class Upstreams:
-    """The servers behind the front door: they record what they get and answer what the test sets."""
+    """The servers behind the front door: they record what they get and answer what the test
+    sets.
+    """
 
     seen: list[tuple[str, str, dict[str, str], bytes]] = field(default_factory=list)
     status: int = 200
     body: bytes = b'{"ok": true}'
-    headers: dict[str, str] = field(default_factory=lambda: {"X-Fennel-Special": "Yes", "Content-Type": "application/json"})
+    headers: dict[str, str] = field(
+        default_factory=lambda: {"X-Fennel-Special": "Yes", "Content-Type": "application/json"}
+    )
     hook: Any = None
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -115,14 +134,22 @@ class World:
     views: Views
     clock: list[int]
 
-    async def post(self, path: str, body: Any = None, *, branch: str | None = None, data: bytes | None = None) -> tuple[int, Any]:
-        headers = {"Authorization": "Bearer t"} | ({} if branch is None else {"X-FENNEL-BRANCH": branch})
+    async def post(
+        self, path: str, body: Any = None, *, branch: str | None = None, data: bytes | None = None
+    ) -> tuple[int, Any]:
+        headers = {"Authorization": "Bearer t"} | (
+            {} if branch is None else {"X-FENNEL-BRANCH": branch}
+        )
         arguments: dict[str, Any] = {"data": data} if data is not None else {"json": body}
-        async with self.client.post(f"{self.url}/api/v1/{path}", headers=headers, **arguments) as answer:
+        async with self.client.post(
+            f"{self.url}/api/v1/{path}", headers=headers, **arguments
+        ) as answer:
             return answer.status, await _content(answer)
 
     async def get(self, path: str, *, branch: str | None = None) -> tuple[int, Any]:
-        headers = {"Authorization": "Bearer t"} | ({} if branch is None else {"X-FENNEL-BRANCH": branch})
+        headers = {"Authorization": "Bearer t"} | (
+            {} if branch is None else {"X-FENNEL-BRANCH": branch}
+        )
         async with self.client.get(f"{self.url}/{path}", headers=headers) as answer:
             return answer.status, await _content(answer)
 
@@ -133,7 +160,9 @@ async def _content(answer: aiohttp.ClientResponse) -> Any:
 
 async def workspace_of(authorization: str | None) -> WorkspaceId:
     if authorization != "Bearer t":
-        raise ApiError(401, "unauthenticated", "no token: send the header `Authorization: Bearer <token>`")
+        raise ApiError(
+            401, "unauthenticated", "no token: send the header `Authorization: Bearer <token>`"
+        )
     return WORKSPACE
 
 
@@ -163,11 +192,16 @@ async def running_world(folder: Path) -> AsyncIterator[World]:
         status=None,  # type: ignore[arg-type]  # needs Postgres
         health=Health("query", {}),
         forwarder=forwarder,
-        upstreams={"log": Upstream("ingest", f"{address}/ingest"), "": Upstream("definition", f"{address}/definition")},
+        upstreams={
+            "log": Upstream("ingest", f"{address}/ingest"),
+            "": Upstream("definition", f"{address}/definition"),
+        },
         workspace_of=workspace_of,
         body_limit_bytes=BODY_LIMIT,
     )
-    config = uvicorn.Config(app, port=0, http="httptools", ws="none", lifespan="off", access_log=False, log_config=None)
+    config = uvicorn.Config(
+        app, port=0, http="httptools", ws="none", lifespan="off", access_log=False, log_config=None
+    )
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve())
     while not server.started:

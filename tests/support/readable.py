@@ -1,4 +1,6 @@
-"""Frozen values as text a person can read and diff: one line where it fits, else one field per line."""
+"""Frozen values as text a person can read and diff: one line where it fits, else one field per
+line.
+"""
 
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -10,7 +12,9 @@ WIDTH = 120
 
 
 def readable(value: object, indent: int = 0) -> str:
-    """Render `value`; user code is cut to its entry point and its own text, metadata to what is set."""
+    """Render `value`; user code is cut to its entry point and its own text, metadata to what is
+    set.
+    """
     flat = _flat(value)
     if len(flat) + indent <= WIDTH and "\n" not in flat:
         return flat
@@ -18,18 +22,29 @@ def readable(value: object, indent: int = 0) -> str:
     if isinstance(value, PyCode):
         code = "\n".join(f"{inner}| {line}" for line in value.core_code.rstrip().split("\n"))
         includes = [include.entry_point for include in value.includes]
-        return f"PyCode({value.entry_point}, includes={includes}, refs={[name for name, _ in value.ref_includes]}\n{code}\n{pad})"
+        return (
+            f"PyCode({value.entry_point}, includes={includes}, "
+            f"refs={[name for name, _ in value.ref_includes]}\n{code}\n{pad})"
+        )
     if isinstance(value, tuple):
-        return "(\n" + "".join(f"{inner}{readable(item, indent + 2)}\n" for item in value) + f"{pad})"
+        return (
+            "(\n" + "".join(f"{inner}{readable(item, indent + 2)}\n" for item in value) + f"{pad})"
+        )
     if is_dataclass(value):
-        parts = "".join(f"{inner}{name}={readable(item, indent + 2)}\n" for name, item in _set_fields(value))
+        parts = "".join(
+            f"{inner}{name}={readable(item, indent + 2)}\n" for name, item in _set_fields(value)
+        )
         return f"{type(value).__name__}(\n{parts}{pad})"
     return flat
 
 
 def _set_fields(value: object) -> list[tuple[str, object]]:
     pairs = [(f.name, getattr(value, f.name)) for f in fields(value)]
-    return [(name, item) for name, item in pairs if item is not None and item is not False and item != () and item != ""]
+    return [
+        (name, item)
+        for name, item in pairs
+        if item is not None and item is not False and item != () and item != ""
+    ]
 
 
 def _flat(value: object) -> str:
@@ -42,5 +57,9 @@ def _flat(value: object) -> str:
     if isinstance(value, tuple):
         return "(" + ", ".join(_flat(item) for item in value) + ")"
     if is_dataclass(value):
-        return f"{type(value).__name__}(" + ", ".join(f"{name}={_flat(item)}" for name, item in _set_fields(value)) + ")"
+        return (
+            f"{type(value).__name__}("
+            + ", ".join(f"{name}={_flat(item)}" for name, item in _set_fields(value))
+            + ")"
+        )
     return repr(value)

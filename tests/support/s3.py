@@ -1,4 +1,6 @@
-"""A real S3 endpoint for tests: the one `FENNEL_TEST_S3_ENDPOINT` names, else a private s3proxy on a temporary folder."""
+"""A real S3 endpoint for tests: the one `FENNEL_TEST_S3_ENDPOINT` names, else a private s3proxy on
+a temporary folder.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,16 @@ def s3_server() -> Iterator[S3Server]:
         "jclouds.credential": "unused",
     }
     (folder / "conf").write_text("".join(f"{name}={value}\n" for name, value in values.items()))
-    words = ["java", "-Xmx128m", "-XX:+UseSerialGC", "-DLOG_LEVEL=warn", "-jar", str(jar), "--properties", str(folder / "conf")]
+    words = [
+        "java",
+        "-Xmx128m",
+        "-XX:+UseSerialGC",
+        "-DLOG_LEVEL=warn",
+        "-jar",
+        str(jar),
+        "--properties",
+        str(folder / "conf"),
+    ]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT)
     try:

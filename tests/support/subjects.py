@@ -1,4 +1,6 @@
-"""Datasets and pipelines made by hand, for the compiler's tests: short words for what the client's definitions say at length."""
+"""Datasets and pipelines made by hand, for the compiler's tests: short words for what the client's
+definitions say at length.
+"""
 
 from __future__ import annotations
 
@@ -32,26 +34,67 @@ def code(text: str, *includes: PyCode) -> PyCode:
 
 
 def dataset(name: str, shape: Schema, version: int = 1, **changes: object) -> entities.Dataset:
-    made = entities.Dataset(DatasetName(name), version, shape, (), 0, True, code(f"class {name}: ..."), NOTHING, ())
+    made = entities.Dataset(
+        DatasetName(name), version, shape, (), 0, True, code(f"class {name}: ..."), NOTHING, ()
+    )
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
 def webhook(endpoint: str, **changes: object) -> connectors.Source:
     table = connectors.WebhookEndpoint(connectors.Webhook("hook", 7), endpoint)
     made = connectors.Source(
-        DatasetName("?"), 1, table, connectors.Cdc.APPEND, 14, None, None, None, None, None, False, None, (), None, None
+        DatasetName("?"),
+        1,
+        table,
+        connectors.Cdc.APPEND,
+        14,
+        None,
+        None,
+        None,
+        None,
+        None,
+        False,
+        None,
+        (),
+        None,
+        None,
     )
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
-def sourced(name: str, shape: Schema, *, version: int = 1, source: connectors.Source | None = None, **flags: bool) -> Subject:
+def sourced(
+    name: str,
+    shape: Schema,
+    *,
+    version: int = 1,
+    source: connectors.Source | None = None,
+    **flags: bool,
+) -> Subject:
     sources = (source or webhook(name),)
-    return Subject(dataset(name, shape, version), sources, None, **{"online": False, "offline": False, "looked_up": False, **flags})
+    return Subject(
+        dataset(name, shape, version),
+        sources,
+        None,
+        **{"online": False, "offline": False, "looked_up": False, **flags},
+    )
 
 
-def derived(name: str, shape: Schema, nodes: Sequence[Node], *, version: int = 1, pipeline: str = "p", **flags: bool) -> Subject:
+def derived(
+    name: str,
+    shape: Schema,
+    nodes: Sequence[Node],
+    *,
+    version: int = 1,
+    pipeline: str = "p",
+    **flags: bool,
+) -> Subject:
     found = PipelineSubject(pipeline, tuple(nodes))
-    return Subject(dataset(name, shape, version), (), found, **{"online": False, "offline": False, "looked_up": False, **flags})
+    return Subject(
+        dataset(name, shape, version),
+        (),
+        found,
+        **{"online": False, "offline": False, "looked_up": False, **flags},
+    )
 
 
 def node(id_: str, kind: OperatorKind, output: Schema) -> Node:

@@ -1,8 +1,17 @@
-"""Small compiled commits made by hand: a word per dataset, so that a test reads as a set of words."""
+"""Small compiled commits made by hand: a word per dataset, so that a test reads as a set of
+words.
+"""
 
 from __future__ import annotations
 
-from fennel_core.blueprints.logical import AssetKey, AssetKind, Compiled, LogicalDataset, LogicalJob, Topic
+from fennel_core.blueprints.logical import (
+    AssetKey,
+    AssetKind,
+    Compiled,
+    LogicalDataset,
+    LogicalJob,
+    Topic,
+)
 from fennel_core.operators import spec
 from fennel_core.vocab import canonical
 from fennel_core.vocab.dtypes import Field, Int, Str
@@ -17,7 +26,9 @@ def key(kind: AssetKind, *words: str) -> AssetKey:
 
 
 def toy(*words: str, partitions: int = 2) -> Compiled:
-    """A keyed dataset with a table job per word, without one for words that end in `-`; equal words are equal assets."""
+    """A keyed dataset with a table job per word, without one for words that end in `-`; equal words
+    are equal assets.
+    """
     dead = Topic(key(AssetKind.DEAD, "dead"), partitions, "dead letters")
     topics, jobs, datasets = [dead], [], []
     for text in words:
@@ -25,11 +36,28 @@ def toy(*words: str, partitions: int = 2) -> Compiled:
         content = Topic(key(AssetKind.TOPIC, word), partitions, word)
         if text != word:
             topics.append(content)
-            datasets.append(LogicalDataset(DatasetName(word), 1, SCHEMA, content.key, None, False, False, (), True))
+            datasets.append(
+                LogicalDataset(
+                    DatasetName(word), 1, SCHEMA, content.key, None, False, False, (), True
+                )
+            )
             continue
         log = Topic(key(AssetKind.REPLAYLOG, word), partitions, word)
-        job = LogicalJob(key(AssetKind.JOB, word), (content.key,), (), spec.Table(SCHEMA), log.key, dead.key, partitions, f"{word}: table")
+        job = LogicalJob(
+            key(AssetKind.JOB, word),
+            (content.key,),
+            (),
+            spec.Table(SCHEMA),
+            log.key,
+            dead.key,
+            partitions,
+            f"{word}: table",
+        )
         topics += [content, log]
         jobs.append(job)
-        datasets.append(LogicalDataset(DatasetName(word), 1, SCHEMA, content.key, job.key, True, False, (), True))
+        datasets.append(
+            LogicalDataset(
+                DatasetName(word), 1, SCHEMA, content.key, job.key, True, False, (), True
+            )
+        )
     return Compiled(tuple(topics), tuple(jobs), tuple(datasets), (), partitions)

@@ -1,4 +1,6 @@
-"""The layer contract can fail: a copy of the rooms with one import that points the wrong way is refused."""
+"""The layer contract can fail: a copy of the rooms with one import that points the wrong way is
+refused.
+"""
 
 import configparser
 import re
@@ -28,10 +30,19 @@ def lint(folder: Path, importer: str, imported: str) -> subprocess.CompletedProc
         (folder / "fennel_core" / room).mkdir(parents=True)
         (folder / "fennel_core" / room / "__init__.py").touch()
     (folder / "fennel_core" / "__init__.py").touch()
-    (folder / "fennel_core" / importer / "__init__.py").write_text(f"import fennel_core.{imported}\n")
+    (folder / "fennel_core" / importer / "__init__.py").write_text(
+        f"import fennel_core.{imported}\n"
+    )
     shutil.copy(CONTRACT, folder)
     command = [str(Path(sys.executable).parent / "lint-imports"), "--no-cache"]
-    return subprocess.run(command, cwd=folder, env={"PYTHONPATH": str(folder), "PATH": ""}, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env={"PYTHONPATH": str(folder), "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def test_every_room_stands_in_one_layer() -> None:
@@ -47,8 +58,13 @@ def test_an_import_downwards_is_kept(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize(("importer", "imported"), [("vocab", "apps"), ("graph", "blueprints"), ("hangar", "bank"), ("engine", "query")])
-def test_an_import_upwards_or_sideways_is_refused(tmp_path: Path, importer: str, imported: str) -> None:
+@pytest.mark.parametrize(
+    ("importer", "imported"),
+    [("vocab", "apps"), ("graph", "blueprints"), ("hangar", "bank"), ("engine", "query")],
+)
+def test_an_import_upwards_or_sideways_is_refused(
+    tmp_path: Path, importer: str, imported: str
+) -> None:
     done = lint(tmp_path, importer, imported)
     assert done.returncode == 1
     assert f"fennel_core.{importer} is not allowed to import fennel_core.{imported}" in done.stdout

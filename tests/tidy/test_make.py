@@ -5,12 +5,28 @@ import subprocess
 
 from tests.tidy.tree import ROOT
 
-PROMISED = {"help", "env", "jars", "demo", "up", "down", "status", "logs", "lint", "test", "conformance", "compose-test", "clean"}
+PROMISED = {
+    "help",
+    "env",
+    "jars",
+    "demo",
+    "up",
+    "down",
+    "status",
+    "logs",
+    "lint",
+    "test",
+    "conformance",
+    "compose-test",
+    "clean",
+}
 
 
 def test_help_lists_every_target_that_people_are_promised() -> None:
     text = (ROOT / "Makefile").read_text()
-    shown = subprocess.run(["make", "-s", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    shown = subprocess.run(
+        ["make", "-s", "help"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     listed = set(re.findall(r"^  make ([\w-]+) +\S", shown, re.M))
     targets = set(re.findall(r"^([\w-]+):", text, re.M))
     phony = set(" ".join(re.findall(r"^\.PHONY: (.*)$", text, re.M)).split())

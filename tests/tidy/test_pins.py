@@ -16,11 +16,19 @@ def test_pyspark_is_the_one_that_agrees_with_its_client_package() -> None:
 
 
 def test_each_direct_requirement_is_in_its_lock() -> None:
-    for inputs, lock in ((("platform.in", "dev.in"), "platform.lock"), (("executor.in",), "executor.lock")):
+    for inputs, lock in (
+        (("platform.in", "dev.in"), "platform.lock"),
+        (("executor.in",), "executor.lock"),
+    ):
         locked = {
-            line.split("==")[0] for line in (ROOT / "requirements" / lock).read_text().splitlines() if "==" in line and line[0].isalpha()
+            line.split("==")[0]
+            for line in (ROOT / "requirements" / lock).read_text().splitlines()
+            if "==" in line and line[0].isalpha()
         }
         for name in inputs:
-            wanted = [line.split("==")[0].split("[")[0].strip() for line in (ROOT / "requirements" / name).read_text().splitlines()]
+            wanted = [
+                line.split("==")[0].split("[")[0].strip()
+                for line in (ROOT / "requirements" / name).read_text().splitlines()
+            ]
             missing = {w.lower().replace("_", "-") for w in wanted if w and w[0].isalpha()} - locked
             assert missing == set(), f"{missing} stand in {name} and not in {lock}: run make lock"

@@ -8,7 +8,17 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 CODE_FOLDERS = ("fennel_core", "plugins", "dags", "tests", "benchmarks", "examples")
 GENERATED = ROOT / "fennel_core" / "wire" / "gen"
-PURE_ROOMS = ("vocab", "wire", "expressions", "aggregates", "graph", "operators", "blueprints", "plans", "schedule")
+PURE_ROOMS = (
+    "vocab",
+    "wire",
+    "expressions",
+    "aggregates",
+    "graph",
+    "operators",
+    "blueprints",
+    "plans",
+    "schedule",
+)
 
 
 @dataclass(frozen=True, slots=True)

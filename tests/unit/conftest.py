@@ -1,4 +1,6 @@
-"""Unit tests see none of a platform's environment, whatever ran before them or was exported by whoever runs them."""
+"""Unit tests see none of a platform's environment, whatever ran before them or was exported by
+whoever runs them.
+"""
 
 from __future__ import annotations
 
@@ -10,5 +12,9 @@ import pytest
 @pytest.fixture(autouse=True)
 def no_platform(monkeypatch: pytest.MonkeyPatch) -> None:
     """Settings are their defaults."""
-    for name in [name for name in os.environ if name.startswith("FENNEL_") and not name.startswith("FENNEL_TEST_")]:
+    for name in [
+        name
+        for name in os.environ
+        if name.startswith("FENNEL_") and not name.startswith("FENNEL_TEST_")
+    ]:
         monkeypatch.delenv(name)

@@ -1,7 +1,8 @@
-"""Airflow's three processes, configured wholly by environment variables: no generated file to drift, no import of Airflow here.
+"""Airflow's three processes, configured wholly by environment variables: no generated file to
+drift, no import of Airflow here.
 
-The timings are measured ones: `scheduler_idle_sleep_time` and `min_heartbeat_interval` at their defaults make a commit wait seconds
-between its tasks.
+The timings are measured ones: `scheduler_idle_sleep_time` and `min_heartbeat_interval` at their
+defaults make a commit wait seconds between its tasks.
 """
 
 import importlib.metadata
@@ -21,10 +22,14 @@ from fennel_core.apps.local.layout import Layout
 from fennel_core.settings.model import Settings
 
 PARALLELISM: Final = 8
-"""Worker processes forked ahead; each waits up to `min_heartbeat_interval` after a task, so a chain needs several."""
+"""Worker processes forked ahead; each waits up to `min_heartbeat_interval` after a task, so a chain
+needs several.
+"""
 
 SILENT_TASK_S: Final = 30
-"""A task whose worker says nothing for this long is dead. Workers report every second; Airflow's own 300 s would keep a commit waiting."""
+"""A task whose worker says nothing for this long is dead. Workers report every second; Airflow's
+own 300 s would keep a commit waiting.
+"""
 
 WARM_S: Final = 180.0
 """Four seconds on an idle machine, more than a minute where twenty others want its cores."""
@@ -75,12 +80,21 @@ def env(settings: Settings, layout: Layout, keys: Keys) -> Mapping[str, str]:
         ("logging", "colored_console_log"): False,
         ("usage_data_collection", "enabled"): False,
     }
-    variables = {f"AIRFLOW__{section.upper()}__{name.upper()}": str(value) for (section, name), value in options.items()}
-    return {**variables, "AIRFLOW_HOME": home(layout), "PYTHONPATH": f"{layout.root}:{layout.root / 'plugins'}", "NO_COLOR": "1"}
+    variables = {
+        f"AIRFLOW__{section.upper()}__{name.upper()}": str(value)
+        for (section, name), value in options.items()
+    }
+    return {
+        **variables,
+        "AIRFLOW_HOME": home(layout),
+        "PYTHONPATH": f"{layout.root}:{layout.root / 'plugins'}",
+        "NO_COLOR": "1",
+    }
 
 
 def migrate(settings: Settings, layout: Layout, keys: Keys) -> None:
-    """Brings the database to this version of Airflow and writes the login. Raises HostError with Airflow's last lines.
+    """Brings the database to this version of Airflow and writes the login. Raises HostError with
+    Airflow's last lines.
 
     A stamp in the data folder skips the migration, which takes ten seconds even with nothing to do.
     """
@@ -88,7 +102,9 @@ def migrate(settings: Settings, layout: Layout, keys: Keys) -> None:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     passwords = passwords_file(layout)
     logins = json.dumps({settings.airflow_user: keys.airflow_password})
-    if not passwords.exists() or passwords.read_text() != logins:  # containers share it: one that starts must not empty what another reads
+    if (
+        not passwords.exists() or passwords.read_text() != logins
+    ):  # containers share it: one that starts must not empty what another reads
         passwords.touch(mode=0o600)
         passwords.write_text(logins)
     version = importlib.metadata.version("apache-airflow")
@@ -97,15 +113,27 @@ def migrate(settings: Settings, layout: Layout, keys: Keys) -> None:
         return
     with layout.log("airflow-migrate").open("wb") as log:
         words = [sys.executable, "-m", "airflow", "db", "migrate"]
-        done = subprocess.run(words, env={**os.environ, **env(settings, layout, keys)}, stdout=log, stderr=subprocess.STDOUT, check=False)
+        done = subprocess.run(
+            words,
+            env={**os.environ, **env(settings, layout, keys)},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
     if done.returncode != 0:
-        lines = layout.log("airflow-migrate").read_text(errors="replace").strip().splitlines() or ["it said nothing"]
-        raise HostError(f"Airflow could not migrate its database ({lines[-1]}): see {layout.shown(layout.log('airflow-migrate'))}")
+        lines = layout.log("airflow-migrate").read_text(errors="replace").strip().splitlines() or [
+            "it said nothing"
+        ]
+        raise HostError(
+            f"Airflow could not migrate its database ({lines[-1]}): see "
+            f"{layout.shown(layout.log('airflow-migrate'))}"
+        )
     stamp.write_text(version)
 
 
 def warm(settings: Settings) -> None:
-    """Makes the api-server build the API its tasks talk to, which it otherwise does at the first task: seconds of the first commit.
+    """Makes the api-server build the API its tasks talk to, which it otherwise does at the first
+    task: seconds of the first commit.
 
     Raises HostError if that API does not answer.
     """

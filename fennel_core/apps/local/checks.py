@@ -1,4 +1,6 @@
-"""What can be known to go wrong before anything is started, each as one sentence that says what to do."""
+"""What can be known to go wrong before anything is started, each as one sentence that says what to
+do.
+"""
 
 import re
 import shutil
@@ -15,26 +17,40 @@ from fennel_core.apps.local.parts import FENNEL, Part, Port
 from fennel_core.settings.model import MIB, Settings
 
 DISK_NEEDED_BYTES: Final = 1024 * MIB
-"""Kafka, Postgres and RocksDB all stop badly on a full disk; one GiB is a day of the demo's data and logs."""
+"""Kafka, Postgres and RocksDB all stop badly on a full disk; one GiB is a day of the demo's data
+and logs.
+"""
 JAVA_NEEDED: Final = 17
 
 
-def complaints(settings: Settings, layout: Layout, host: Host, starting: Sequence[Part]) -> tuple[str, ...]:
+def complaints(
+    settings: Settings, layout: Layout, host: Host, starting: Sequence[Part]
+) -> tuple[str, ...]:
     """Everything that stands in the way of starting these parts; empty if nothing does."""
     return (
         *_containers_only(settings),
         *_disk(layout.data),
         *_java(host),
         *_jars(layout),
-        *(_executor_environment(settings, layout) if any(part.group == FENNEL for part in starting) else ()),
-        *(sentence for part in starting for port in part.ports for sentence in _port(part, port, settings.host)),
+        *(
+            _executor_environment(settings, layout)
+            if any(part.group == FENNEL for part in starting)
+            else ()
+        ),
+        *(
+            sentence
+            for part in starting
+            for port in part.ports
+            for sentence in _port(part, port, settings.host)
+        ),
     )
 
 
 def _containers_only(settings: Settings) -> Iterable[str]:
     if settings.published_host is not None or settings.reach_by_name:
         yield (
-            "FENNEL_PUBLISHED_HOST and FENNEL_REACH_BY_NAME describe containers, and here parts run on the machine itself: unset them, "
+            "FENNEL_PUBLISHED_HOST and FENNEL_REACH_BY_NAME describe containers, and "
+            "here parts run on the machine itself: unset them, "
             "and set FENNEL_HOST if others shall reach it."
         )
 
@@ -43,17 +59,23 @@ def _disk(folder: Path) -> Iterable[str]:
     free = shutil.disk_usage(folder).free
     if free < DISK_NEEDED_BYTES:
         yield (
-            f"The disk that holds {folder} has {free // MIB} MiB free and at least {DISK_NEEDED_BYTES // MIB} MiB are needed: "
+            f"The disk that holds {folder} has {free // MIB} MiB free and at least "
+            f"{DISK_NEEDED_BYTES // MIB} MiB are needed: "
             "free some space, or set FENNEL_DATA_DIR to another disk."
         )
 
 
 def _java(host: Host) -> Iterable[str]:
-    said = subprocess.run([host.java, "-version"], capture_output=True, text=True, check=False).stderr
+    said = subprocess.run(
+        [host.java, "-version"], capture_output=True, text=True, check=False
+    ).stderr
     found = re.search(r'version "(\d+)', said)
     if found is None or int(found.group(1)) < JAVA_NEEDED:
         version = found.group(1) if found else "unknown"
-        yield f"Java {JAVA_NEEDED} or newer is needed and {host.java} is version {version}: run `make system`, or set JAVA_HOME."
+        yield (
+            f"Java {JAVA_NEEDED} or newer is needed and {host.java} is version "
+            f"{version}: run `make system`, or set JAVA_HOME."
+        )
 
 
 def _jars(layout: Layout) -> Iterable[str]:
@@ -72,7 +94,10 @@ def _port(part: Part, port: Port, host: str) -> Iterable[str]:
         return
     owner = _owner(port.number)
     by = f"by pid {owner[0]} ({owner[1]})" if owner else "by another program"
-    yield f"Port {port.number}, which {part.title} wants, is in use {by}: stop that, or set {port.variable} to a free port."
+    yield (
+        f"Port {port.number}, which {part.title} wants, is in use {by}: stop that, or "
+        f"set {port.variable} to a free port."
+    )
 
 
 def is_free(host: str, port: int) -> bool:

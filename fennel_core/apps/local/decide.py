@@ -4,7 +4,8 @@
 |---|---|---|
 | not running | anything | start |
 | running | the same command, environment and ports | keep |
-| running | another command, environment or port | restart, so that a changed setting never half applies |
+| running | another command, environment or port | restart, so that a changed setting never half
+applies |
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,19 +39,24 @@ def decide(part: Part, running: Running | None) -> Decision:
 
 
 def chosen(parts: Sequence[Part], names: Sequence[str]) -> tuple[Part, ...]:
-    """The parts that names and groups (`infra`, `fennel`) mean, in the table's order; all of them for no name.
+    """The parts that names and groups (`infra`, `fennel`) mean, in the table's order; all of them
+    for no name.
 
     Raises UnknownPartError.
     """
     known = {part.name for part in parts} | {INFRA, FENNEL}
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise UnknownPartError(f"There is no part called {', '.join(unknown)}; there are {', '.join(sorted(known))}.")
+        raise UnknownPartError(
+            f"There is no part called {', '.join(unknown)}; there are {', '.join(sorted(known))}."
+        )
     return tuple(part for part in parts if not names or part.name in names or part.group in names)
 
 
 def with_needs(parts: Sequence[Part], wanted: Sequence[Part]) -> tuple[Part, ...]:
-    """What must run so that the wanted parts can: themselves and, transitively, what they need; in the table's order."""
+    """What must run so that the wanted parts can: themselves and, transitively, what they need; in
+    the table's order.
+    """
     by_name: Mapping[str, Part] = {part.name: part for part in parts}
     needed: set[str] = set()
     open_names = [part.name for part in wanted]
@@ -63,7 +69,9 @@ def with_needs(parts: Sequence[Part], wanted: Sequence[Part]) -> tuple[Part, ...
 
 
 def stopping_waves(parts: Sequence[Part]) -> tuple[tuple[Part, ...], ...]:
-    """Groups to stop one after another: nobody is stopped before those who need it. Each part stands in exactly one."""
+    """Groups to stop one after another: nobody is stopped before those who need it. Each part
+    stands in exactly one.
+    """
     left = list(parts)
     waves = []
     while left:

@@ -1,6 +1,7 @@
 """When is a part ready? Each kind of answer is a value; asking is one function.
 
-A port that is open proves little (a JVM listens before it serves), so where a part speaks a protocol the check speaks it too.
+A port that is open proves little (a JVM listens before it serves), so where a part speaks a
+protocol the check speaks it too.
 """
 
 import http.client
@@ -58,9 +59,11 @@ class KafkaAnswers:
 
 @dataclass(frozen=True, slots=True)
 class AirflowReports:
-    """Airflow's health page tells of a component's heart: the scheduler and the dag-processor have no port of their own.
+    """Airflow's health page tells of a component's heart: the scheduler and the dag-processor have
+    no port of their own.
 
-    The page calls a component healthy for half a minute after its last beat, so only a beat since its process began counts.
+    The page calls a component healthy for half a minute after its last beat, so only a beat since
+    its process began counts.
     """
 
     url: str
@@ -75,11 +78,21 @@ class Beats:
     every_s: float
 
 
-Health = Beats | HttpAnswers | HttpSpeaks | SocketAnswers | PostgresAnswers | KafkaAnswers | AirflowReports
+Health = (
+    Beats
+    | HttpAnswers
+    | HttpSpeaks
+    | SocketAnswers
+    | PostgresAnswers
+    | KafkaAnswers
+    | AirflowReports
+)
 
 
 def to_json(health: Health) -> str:
-    """For who asks later and elsewhere, without making the process table again. Secret where the question is."""
+    """For who asks later and elsewhere, without making the process table again. Secret where the
+    question is.
+    """
     return json.dumps({"kind": type(health).__name__, **asdict(health)}, default=str)
 
 
@@ -94,7 +107,9 @@ def from_json(text: str) -> Health:
 
 
 def ask(health: Health, began: datetime) -> str | None:
-    """None if healthy, else what is wrong in a few words. `began`: start of the process. Waits seconds at most; raises nothing."""
+    """None if healthy, else what is wrong in a few words. `began`: start of the process. Waits
+    seconds at most; raises nothing.
+    """
     match health:
         case Beats(path, every_s):
             return _ask_beat(path, every_s, began)
@@ -166,7 +181,9 @@ def _ask_kafka(bootstrap: str) -> str | None:
 
     host, _, port = bootstrap.rpartition(":")
     try:
-        socket.create_connection((host, int(port)), timeout=ASK_S).close()  # librdkafka waits out its timeout on a closed port
+        socket.create_connection(
+            (host, int(port)), timeout=ASK_S
+        ).close()  # librdkafka waits out its timeout on a closed port
         AdminClient({"bootstrap.servers": bootstrap, "log_level": 0}).list_topics(timeout=ASK_S)
     except OSError as error:
         return error.strerror or str(error)
@@ -183,4 +200,8 @@ def _ask_airflow(url: str, component: str, began: datetime) -> str | None:
     beat = said.get(f"latest_{component}_heartbeat")
     if beat is None or datetime.fromisoformat(beat) < began:
         return f"the {component} has not reported since it started"
-    return None if said.get("status") == "healthy" else f"Airflow calls its {component} {said.get('status')}"
+    return (
+        None
+        if said.get("status") == "healthy"
+        else f"Airflow calls its {component} {said.get('status')}"
+    )

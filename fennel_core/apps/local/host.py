@@ -14,7 +14,9 @@ class HostError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """`java`: its command. `unprivileged`: command prefix under which Postgres may run. `owner_uid`: who must own its files."""
+    """`java`: its command. `unprivileged`: command prefix under which Postgres may run.
+    `owner_uid`: who must own its files.
+    """
 
     java: str
     unprivileged: tuple[str, ...]
@@ -25,7 +27,8 @@ def look_around() -> Host:
     """Raises HostError."""
     if not _has_name(os.getuid()):
         raise HostError(
-            f"Postgres, Spark and Airflow all ask for the user's name, and uid {os.getuid()} has none in /etc/passwd: use one that has."
+            "Postgres, Spark and Airflow all ask for the user's name, and uid "
+            f"{os.getuid()} has none in /etc/passwd: use one that has."
         )
     prefix, owner = _unprivileged()
     return Host(java=_java(), unprivileged=prefix, owner_uid=owner)
@@ -46,12 +49,24 @@ def _unprivileged() -> tuple[tuple[str, ...], int]:
     other = _somebody()
     # In a user namespace of its own it sees another uid, while its files stay ours.
     namespace = ("unshare", "--user", f"--map-user={other.pw_uid}", f"--map-group={other.pw_gid}")
-    if shutil.which("unshare") and subprocess.run([*namespace, "true"], capture_output=True, check=False).returncode == 0:
+    if (
+        shutil.which("unshare")
+        and subprocess.run([*namespace, "true"], capture_output=True, check=False).returncode == 0
+    ):
         return namespace, os.getuid()
     if shutil.which("setpriv") is None:
-        raise HostError("Postgres refuses to run as root, and neither `unshare` nor `setpriv` can help: use an ordinary user.")
-    # Where user namespaces are blocked, as in many containers: another uid, for whom the files must then be reachable.
-    return ("setpriv", f"--reuid={other.pw_uid}", f"--regid={other.pw_gid}", "--clear-groups"), other.pw_uid
+        raise HostError(
+            "Postgres refuses to run as root, and neither `unshare` nor `setpriv` "
+            "can help: use an ordinary user."
+        )
+    # Where user namespaces are blocked, as in many containers: another uid, for whom the files must
+    # then be reachable.
+    return (
+        "setpriv",
+        f"--reuid={other.pw_uid}",
+        f"--regid={other.pw_gid}",
+        "--clear-groups",
+    ), other.pw_uid
 
 
 def _has_name(uid: int) -> bool:
@@ -63,9 +78,14 @@ def _has_name(uid: int) -> bool:
 
 
 def _somebody() -> pwd.struct_passwd:
-    """A user without rights that exists everywhere, Postgres's own before others. Raises HostError."""
+    """A user without rights that exists everywhere, Postgres's own before others. Raises
+    HostError.
+    """
     by_name = {entry.pw_name: entry for entry in pwd.getpwall() if entry.pw_uid != 0}
     for name in ("postgres", "daemon", "nobody"):
         if name in by_name:
             return by_name[name]
-    raise HostError("Postgres refuses to run as root, and this machine has no user `postgres`, `daemon` or `nobody`: use an ordinary user.")
+    raise HostError(
+        "Postgres refuses to run as root, and this machine has no user `postgres`, "
+        "`daemon` or `nobody`: use an ordinary user."
+    )

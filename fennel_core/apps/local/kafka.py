@@ -1,4 +1,6 @@
-"""Kafka from Maven's jars: one node that is broker and controller (KRaft), with transactions working on a single replica."""
+"""Kafka from Maven's jars: one node that is broker and controller (KRaft), with transactions
+working on a single replica.
+"""
 
 import subprocess
 from collections.abc import Mapping
@@ -42,7 +44,8 @@ def properties(settings: Settings, layout: Layout) -> Mapping[str, str]:
         "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
         "log.dirs": str(layout.data / "kafka" / "logs"),
         "num.partitions": str(settings.partitions),
-        "auto.create.topics.enable": "false",  # a topic that nobody made on purpose is an error to see, not to hide
+        # a topic that nobody made on purpose is an error to see, not to hide
+        "auto.create.topics.enable": "false",
         "default.replication.factor": "1",
         "offsets.topic.replication.factor": "1",
         "offsets.topic.num.partitions": "1",
@@ -65,14 +68,29 @@ def properties(settings: Settings, layout: Layout) -> Mapping[str, str]:
 
 
 def format_storage(settings: Settings, layout: Layout, keys: Keys, host: Host) -> None:
-    """Writes the configuration and formats the log folder once. Raises HostError with the tool's last line."""
+    """Writes the configuration and formats the log folder once. Raises HostError with the tool's
+    last line.
+    """
     folder = layout.data / "kafka"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     file = folder / "server.properties"
-    file.write_text("".join(f"{name}={value}\n" for name, value in properties(settings, layout).items()))
+    file.write_text(
+        "".join(f"{name}={value}\n" for name, value in properties(settings, layout).items())
+    )
     if (folder / "logs" / "meta.properties").exists():
         return
-    words = [*_java(layout, host), "kafka.tools.StorageTool", "format", "-t", keys.kafka_cluster_id, "-c", str(file)]
+    words = [
+        *_java(layout, host),
+        "kafka.tools.StorageTool",
+        "format",
+        "-t",
+        keys.kafka_cluster_id,
+        "-c",
+        str(file),
+    ]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise HostError(f"Kafka could not format {folder}: {(done.stderr or done.stdout).strip().splitlines()[-1]}")
+        raise HostError(
+            f"Kafka could not format {folder}: "
+            f"{(done.stderr or done.stdout).strip().splitlines()[-1]}"
+        )

@@ -1,7 +1,8 @@
-"""Passwords and keys of the local platform, generated once and kept in files that only their owner may read.
+"""Passwords and keys of the local platform, generated once and kept in files that only their owner
+may read.
 
-They are made at random on each machine, never shipped: two installations share nothing. A lost file means lost access to the data
-that it protects, which is why `clean` removes both together.
+They are made at random on each machine, never shipped: two installations share nothing. A lost file
+means lost access to the data that it protects, which is why `clean` removes both together.
 """
 
 import base64
@@ -28,7 +29,9 @@ class Keys:
 
 
 def ensure_keys(folder: Path) -> Keys:
-    """Reads each key, making those that do not exist yet. Raises OSError if the folder cannot be written."""
+    """Reads each key, making those that do not exist yet. Raises OSError if the folder cannot be
+    written.
+    """
     return Keys(**{field.name: _ensure(folder / field.name) for field in fields(Keys)})
 
 
@@ -37,7 +40,9 @@ def _ensure(path: Path) -> str:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         value = path.read_text().strip()
-        assert value, f"{path} is empty: remove it together with the data it protects (fennel-core clean)"
+        assert value, (
+            f"{path} is empty: remove it together with the data it protects (fennel-core clean)"
+        )
         return value
     value = _generate(path.name)
     with os.fdopen(descriptor, "w") as file:

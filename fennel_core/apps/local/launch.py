@@ -1,7 +1,9 @@
-"""Starts parts in parallel, each as soon as what it needs is ready, and waits until all are healthy.
+"""Starts parts in parallel, each as soon as what it needs is ready, and waits until all are
+healthy.
 
-One thread per part, because starting is waiting: on a file, a port, a process. A step that several parts name is carried out once.
-Nothing is stopped when one part fails: what runs is kept for the next try, and the failure tells where to look.
+One thread per part, because starting is waiting: on a file, a port, a process. A step that several
+parts name is carried out once. Nothing is stopped when one part fails: what runs is kept for the
+next try, and the failure tells where to look.
 """
 
 import os
@@ -26,15 +28,21 @@ from fennel_core.settings.model import MIB
 ASK_EVERY_S: Final = 0.2
 LOG_KEPT_BYTES: Final = 20 * MIB
 LAST_LINES: Final = 15
-NOT_INHERITED: Final = frozenset({"PYTHONDONTWRITEBYTECODE", "PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV"})
+NOT_INHERITED: Final = frozenset(
+    {"PYTHONDONTWRITEBYTECODE", "PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV"}
+)
 """Without bytecode files each of Airflow's processes compiles a thousand modules at every start."""
 OURS: Final = ("FENNEL_", "AIRFLOW__")
-"""A part gets these from its row alone: Kafka and the executors have no business with passwords that stand in somebody's shell."""
+"""A part gets these from its row alone: Kafka and the executors have no business with passwords
+that stand in somebody's shell.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A part that did not become ready. `log_lines`: the end of what it said since it was started."""
+    """A part that did not become ready. `log_lines`: the end of what it said since it was
+    started.
+    """
 
     part: Part
     why: str
@@ -52,7 +60,8 @@ class Launch:
     _given_up: threading.Event = field(default_factory=threading.Event)
 
     def run(self, parts: Sequence[Part]) -> tuple[Failure, ...]:
-        """Blocks until each part is ready, failed or skipped. The parts must include what they need.
+        """Blocks until each part is ready, failed or skipped. The parts must include what they
+        need.
 
         On KeyboardInterrupt what was started goes on, each with its record.
         """
@@ -64,11 +73,14 @@ class Launch:
             try:
                 wait(outcomes.values())
             except KeyboardInterrupt:
-                self._given_up.set()  # or leaving the pool would wait for what nobody waits for any more
+                # or leaving the pool would wait for what nobody waits for any more
+                self._given_up.set()
                 raise
         return tuple(failures)
 
-    def _bring_up(self, part: Part, outcomes: Mapping[str, "Future[State]"], failures: list[Failure]) -> None:
+    def _bring_up(
+        self, part: Part, outcomes: Mapping[str, "Future[State]"], failures: list[Failure]
+    ) -> None:
         outcome: State = Failed("the launcher itself failed")
         log_start = 0
         try:
@@ -90,7 +102,9 @@ class Launch:
         finally:
             self.display.show(part, outcome)
             if isinstance(outcome, Failed):
-                failures.append(Failure(part, outcome.why, last_lines(self.machine.layout, part, log_start)))
+                failures.append(
+                    Failure(part, outcome.why, last_lines(self.machine.layout, part, log_start))
+                )
             outcomes[part.name].set_result(outcome)
 
     def _start_and_wait(self, part: Part) -> State:
@@ -137,7 +151,9 @@ class Launch:
                 start_new_session=True,
             )
         # Written before anything else: a part without a record could not be stopped.
-        processes.write_record(layout.pids / part.name, processes.describe(process.pid, part.digest, part.port))
+        processes.write_record(
+            layout.pids / part.name, processes.describe(process.pid, part.digest, part.port)
+        )
 
     def _wait_until_healthy(self, part: Part, began: float) -> str | None:
         record = processes.read_record(self.machine.layout.pids / part.name)
@@ -154,7 +170,9 @@ class Launch:
                 return "nobody waits for it any more"
 
     def _once(self, part: Part, step: Step) -> None:
-        """Carries out a step, or waits for the part that is already at it; whoever comes second gets the same error."""
+        """Carries out a step, or waits for the part that is already at it; whoever comes second
+        gets the same error.
+        """
         self.display.show(part, Working(step.value))
         with self._lock:
             mine = step not in self._steps
@@ -171,7 +189,11 @@ class Launch:
 
 def environment_of(part: Part) -> dict[str, str]:
     """Its row's variables, and of ours what is nobody's setting."""
-    inherited = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED and not name.startswith(OURS)}
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in NOT_INHERITED and not name.startswith(OURS)
+    }
     return inherited | dict(part.env)
 
 
@@ -187,11 +209,15 @@ def rotate(layout: Layout, part: Part) -> None:
 
 
 def last_lines(layout: Layout, part: Part, start: int) -> tuple[str, ...]:
-    """The last lines a part wrote behind byte `start` of its log, without the frames of Java's stack traces, which say little."""
+    """The last lines a part wrote behind byte `start` of its log, without the frames of Java's
+    stack traces, which say little.
+    """
     path = layout.log(part.name)
     if not path.exists():
         return ()
     with path.open("rb") as file:
         file.seek(start)
         lines = file.read().decode(errors="replace").splitlines()
-    return tuple([line for line in lines if line.strip() and not line.startswith("\tat ")][-LAST_LINES:])
+    return tuple(
+        [line for line in lines if line.strip() and not line.startswith("\tat ")][-LAST_LINES:]
+    )

@@ -1,4 +1,6 @@
-"""Where things are: the checkout, and the data folder with logs, pid files, generated secrets, jars and each part's own data."""
+"""Where things are: the checkout, and the data folder with logs, pid files, generated secrets, jars
+and each part's own data.
+"""
 
 import hashlib
 import os
@@ -38,7 +40,9 @@ class Layout:
 
     @property
     def jars(self) -> Path:
-        """Beside the environments, not inside the data: wiping data must not mean downloading again."""
+        """Beside the environments, not inside the data: wiping data must not mean downloading
+        again.
+        """
         return self.root / ".fennel" / "jars"
 
     @property
@@ -48,7 +52,9 @@ class Layout:
 
     @property
     def run(self) -> Path:
-        """Unix sockets: `<data>/run`, or a private folder under the system's temporary one if that path is too long for a socket."""
+        """Unix sockets: `<data>/run`, or a private folder under the system's temporary one if that
+        path is too long for a socket.
+        """
         near = self.data / "run"
         if len(os.fsencode(near)) + 1 + SOCKET_NAME_BYTES <= SOCKET_PATH_BYTES:
             return near
@@ -66,6 +72,8 @@ class Layout:
             self.secrets.chmod(0o700)
 
     def shown(self, path: Path) -> str:
-        """A path as people like to read it: relative to the working directory where that is shorter."""
+        """A path as people like to read it: relative to the working directory where that is
+        shorter.
+        """
         relative = os.path.relpath(path)
         return relative if len(relative) < len(str(path)) else str(path)

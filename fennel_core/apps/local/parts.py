@@ -1,7 +1,8 @@
 """The process table: every part of the platform as a row of data.
 
-A row says what to run, with which environment, how to know that it is ready, what it needs, and which variable moves its port. The
-functions here only build values; what must happen before or after a start is named by a `Step` and carried out by `steps.py`.
+A row says what to run, with which environment, how to know that it is ready, what it needs, and
+which variable moves its port. The functions here only build values; what must happen before or
+after a start is named by a `Step` and carried out by `steps.py`.
 """
 
 import hashlib
@@ -44,7 +45,9 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One process of the platform. `ready_s`: how long it may take until its health check passes, s."""
+    """One process of the platform. `ready_s`: how long it may take until its health check passes,
+    s.
+    """
 
     name: str
     title: str
@@ -66,8 +69,12 @@ class Part:
 
     @property
     def digest(self) -> str:
-        """Changes when the part would be started differently. Some read their ports from a file that is written at each start."""
-        text = json.dumps([self.command, sorted(self.env.items()), [port.number for port in self.ports]])
+        """Changes when the part would be started differently. Some read their ports from a file
+        that is written at each start.
+        """
+        text = json.dumps(
+            [self.command, sorted(self.env.items()), [port.number for port in self.ports]]
+        )
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -79,7 +86,9 @@ def process_env(settings: Settings) -> dict[str, str]:
         if value is None:
             continue
         plain = value.get_secret_value() if hasattr(value, "get_secret_value") else value
-        values[f"{ENV_PREFIX}{name.upper()}"] = str(plain.value if isinstance(plain, StrEnum) else plain)
+        values[f"{ENV_PREFIX}{name.upper()}"] = str(
+            plain.value if isinstance(plain, StrEnum) else plain
+        )
     return values
 
 
@@ -92,13 +101,17 @@ def table(machine: Machine) -> tuple[Part, ...]:
 
 
 def _watch(machine: Machine) -> Part:
-    """Its environment is all that a part may depend on, so that it starts parts exactly as `up` does."""
+    """Its environment is all that a part may depend on, so that it starts parts exactly as `up`
+    does.
+    """
     return Part(
         name=WATCH,
         title="Watch (restarts)",
         group=WATCH,
         command=(sys.executable, "-m", "fennel_core.apps.local.watch"),
-        env=MappingProxyType({**process_env(machine.settings), "PYTHONPATH": str(machine.layout.root)}),
+        env=MappingProxyType(
+            {**process_env(machine.settings), "PYTHONPATH": str(machine.layout.root)}
+        ),
         health=Beats(machine.layout.run / "watch.beat", every_s=1.0),
     )
 
@@ -116,7 +129,8 @@ def _stores(machine: Machine) -> tuple[Part, ...]:
             ports=(Port(settings.postgres_port, "FENNEL_POSTGRES_PORT"),),
             before=(Step.MAKE_POSTGRES_CLUSTER,),
             after=(Step.MAKE_DATABASES,),
-            stop_signal=signal.SIGINT,  # "fast": roll back and end, instead of waiting for every client to leave
+            # "fast": roll back and end, instead of waiting for every client to leave
+            stop_signal=signal.SIGINT,
         ),
         Part(
             name="kafka",
@@ -125,7 +139,10 @@ def _stores(machine: Machine) -> tuple[Part, ...]:
             command=kafka.command(layout, host),
             env=MappingProxyType({}),
             health=KafkaAnswers(settings.kafka_bootstrap),
-            ports=(Port(settings.kafka_port, "FENNEL_KAFKA_PORT"), Port(settings.kafka_controller_port, "FENNEL_KAFKA_CONTROLLER_PORT")),
+            ports=(
+                Port(settings.kafka_port, "FENNEL_KAFKA_PORT"),
+                Port(settings.kafka_controller_port, "FENNEL_KAFKA_CONTROLLER_PORT"),
+            ),
             before=(Step.FORMAT_KAFKA,),
         ),
         Part(
@@ -164,7 +181,8 @@ def _airflow(machine: Machine) -> tuple[Part, ...]:
             name="airflow-scheduler",
             title="Airflow scheduler",
             group=INFRA,
-            # Its log server would listen on every address; the api-server reads the log files themselves.
+            # Its log server would listen on every address; the api-server reads the log files
+            # themselves.
             command=(*program, "scheduler", "--skip-serve-logs"),
             env=env,
             health=AirflowReports(settings.airflow_url, "scheduler"),
@@ -205,7 +223,11 @@ def _servers(machine: Machine) -> tuple[Part, ...]:
         _Server("ingest", "Ingest server", settings.ingest_port),
         _Server("engine", "Engine (Spark)", settings.engine_port, ready_s=180),
         _Server("query", "Query server (API)", settings.query_port, needs=("postgres",)),
-        *((_Server("history", "History writer", settings.history_port),) if settings.history else ()),
+        *(
+            (_Server("history", "History writer", settings.history_port),)
+            if settings.history
+            else ()
+        ),
     )
     rows = [
         Part(

@@ -1,7 +1,9 @@
-"""The local platform as a whole: `up`, `down`, `status` and `wipe`, for the command line and for tests.
+"""The local platform as a whole: `up`, `down`, `status` and `wipe`, for the command line and for
+tests.
 
-`up` runs every part on this machine, so it decides every address itself from the ports; other settings come from `FENNEL_*`. What it
-decided is written to `<data>/env`, from which anybody can make the same `Settings`.
+`up` runs every part on this machine, so it decides every address itself from the ports; other
+settings come from `FENNEL_*`. What it decided is written to `<data>/env`, from which anybody can
+make the same `Settings`.
 """
 
 import fcntl
@@ -36,7 +38,9 @@ def machine_here() -> Machine:
     layout = Layout(root=ROOT, data=(ROOT / asked.data_dir).resolve())
     layout.make()
     keys = ensure_keys(layout.secrets)
-    return Machine(settings=local_settings(asked, layout, keys), layout=layout, keys=keys, host=look_around())
+    return Machine(
+        settings=local_settings(asked, layout, keys), layout=layout, keys=keys, host=look_around()
+    )
 
 
 def local_settings(asked: Settings, layout: Layout, keys: Keys) -> Settings:
@@ -55,7 +59,8 @@ def local_settings(asked: Settings, layout: Layout, keys: Keys) -> Settings:
             "run_dir": layout.run,
             "jars_dir": layout.jars,
             "executor_python": ROOT / asked.executor_python,
-            "dev_tokens": asked.dev_tokens or ("dev_tokens" not in asked.model_fields_set and asked.only_on_loopback),
+            "dev_tokens": asked.dev_tokens
+            or ("dev_tokens" not in asked.model_fields_set and asked.only_on_loopback),
         }
     )
 
@@ -116,17 +121,25 @@ class Stopped:
 
 
 def down(machine: Machine, wanted: Sequence[Part]) -> tuple[Stopped, ...]:
-    """Stops what `up` started among the wanted parts, those who need others first; touches no other process."""
+    """Stops what `up` started among the wanted parts, those who need others first; touches no other
+    process.
+    """
     layout = machine.layout
     known = {part.name for part in table(machine)}
     with only_one(layout):
         stopped: list[Stopped] = []
         if len(wanted) == len(known):
             # Rows of an earlier table, as Airflow's after a change to the inline orchestrator.
-            others = [path.name for path in sorted(layout.pids.iterdir()) if path.name not in known and not path.suffix]
+            others = [
+                path.name
+                for path in sorted(layout.pids.iterdir())
+                if path.name not in known and not path.suffix
+            ]
             stopped += _stop_all(machine, dict.fromkeys(others, signal.SIGTERM))
         # The watch goes first: it would start the others again.
-        stopped += _stop_all(machine, {part.name: part.stop_signal for part in wanted if part.name == WATCH})
+        stopped += _stop_all(
+            machine, {part.name: part.stop_signal for part in wanted if part.name == WATCH}
+        )
         for wave in stopping_waves([part for part in wanted if part.name != WATCH]):
             stopped += _stop_all(machine, {part.name: part.stop_signal for part in wave})
     return tuple(stopped)
@@ -137,7 +150,11 @@ def _stop_all(machine: Machine, signals: Mapping[str, signal.Signals]) -> list[S
         path = machine.layout.pids / name
         record = processes.read_record(path)
         there = record is not None and bool(processes.members(record))
-        gently = processes.stop(record, signals[name], machine.settings.shutdown_grace_s) if record is not None else True
+        gently = (
+            processes.stop(record, signals[name], machine.settings.shutdown_grace_s)
+            if record is not None
+            else True
+        )
         path.unlink(missing_ok=True)
         return Stopped(name, gently) if there else None
 
@@ -147,7 +164,9 @@ def _stop_all(machine: Machine, signals: Mapping[str, signal.Signals]) -> list[S
 
 @dataclass(frozen=True, slots=True)
 class PartStatus:
-    """One row of `status`. `state`: ready, starting, died or stopped; `why` says more where it is not ready."""
+    """One row of `status`. `state`: ready, starting, died or stopped; `why` says more where it is
+    not ready.
+    """
 
     part: Part
     state: str
@@ -171,14 +190,32 @@ def _status_of(layout: Layout, part: Part) -> PartStatus:
     if record is None:
         return PartStatus(part, "stopped", "", None, None, None, log)
     if not processes.is_alive(record):
-        return PartStatus(part, "died", f"`fennel-core up` starts it again; see {layout.shown(log)}", None, None, None, log)
+        return PartStatus(
+            part,
+            "died",
+            f"`fennel-core up` starts it again; see {layout.shown(log)}",
+            None,
+            None,
+            None,
+            log,
+        )
     why = ask(part.health, processes.began_at(record))
     state = "ready" if why is None else "not ready"
-    return PartStatus(part, state, why or "", record.pid, processes.age_s(record), processes.memory_bytes(record), log)
+    return PartStatus(
+        part,
+        state,
+        why or "",
+        record.pid,
+        processes.age_s(record),
+        processes.memory_bytes(record),
+        log,
+    )
 
 
 def wipe(machine: Machine) -> None:
-    """Deletes data, logs and generated secrets; nothing may run. The installers' tools and the jars stay."""
+    """Deletes data, logs and generated secrets; nothing may run. The installers' tools and the jars
+    stay.
+    """
     keep = {"jars", "tools"} if machine.layout.data == ROOT / ".fennel" else set()
     for path in machine.layout.data.iterdir():
         if path.name in keep:

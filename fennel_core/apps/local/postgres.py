@@ -1,7 +1,8 @@
-"""Postgres from the wheel that carries its binaries, run over TCP with passwords; its own Python interface is not used.
+"""Postgres from the wheel that carries its binaries, run over TCP with passwords; its own Python
+interface is not used.
 
-That interface would add a system user when run as root. We run `initdb` and `postgres` ourselves, under a prefix that takes root away
-where we are root (`host.py`).
+That interface would add a system user when run as root. We run `initdb` and `postgres` ourselves,
+under a prefix that takes root away where we are root (`host.py`).
 """
 
 import importlib.util
@@ -53,7 +54,13 @@ def command(settings: Settings, layout: Layout, host: Host) -> tuple[str, ...]:
         "log_line_prefix": "%m [%p] %d ",
     }
     flags = [flag for name, value in options.items() for flag in ("-c", f"{name}={value}")]
-    return (*host.unprivileged, str(binaries() / "postgres"), "-D", str(data_folder(layout)), *flags)
+    return (
+        *host.unprivileged,
+        str(binaries() / "postgres"),
+        "-D",
+        str(data_folder(layout)),
+        *flags,
+    )
 
 
 def dsn(settings: Settings, keys: Keys, database: str = DATABASE) -> str:
@@ -91,17 +98,28 @@ def make_cluster(layout: Layout, keys: Keys, host: Host) -> None:
         "--auth=scram-sha-256",
         f"--pwfile={password_file}",
     ]
-    words += ["--encoding=UTF8", "--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8", "--no-instructions"]
+    words += [
+        "--encoding=UTF8",
+        "--locale=C",
+        "--locale-provider=builtin",
+        "--builtin-locale=C.UTF-8",
+        "--no-instructions",
+    ]
     try:
         done = subprocess.run(words, capture_output=True, text=True, check=False, cwd="/")
     finally:
         password_file.unlink()
     if done.returncode != 0:
-        raise HostError(f"Postgres could not make its data folder {folder}: {(done.stderr or done.stdout).strip().splitlines()[-1]}")
+        raise HostError(
+            f"Postgres could not make its data folder {folder}: "
+            f"{(done.stderr or done.stdout).strip().splitlines()[-1]}"
+        )
 
 
 def admit(settings: Settings, layout: Layout, host: Host) -> None:
-    """Writes who may connect, always with a password: this machine, and the neighbours on its networks only if it binds beyond loopback."""
+    """Writes who may connect, always with a password: this machine, and the neighbours on its
+    networks only if it binds beyond loopback.
+    """
     places = ["127.0.0.1/32", "::1/128", *(() if settings.host in LOOPBACK else ("samenet",))]
     file = data_folder(layout) / "pg_hba.conf"
     file.write_text("".join(f"host all all {place} scram-sha-256\n" for place in places))
@@ -110,7 +128,13 @@ def admit(settings: Settings, layout: Layout, host: Host) -> None:
 
 def _assert_reachable(folder: Path, host: Host) -> None:
     for path in (folder, binaries()):
-        if host.unprivileged and subprocess.run([*host.unprivileged, "test", "-x", str(path)], check=False).returncode != 0:
+        if (
+            host.unprivileged
+            and subprocess.run(
+                [*host.unprivileged, "test", "-x", str(path)], check=False
+            ).returncode
+            != 0
+        ):
             raise HostError(
                 f"Postgres refuses to run as root, and without root it cannot reach {path}: "
                 "move the checkout to a folder that others may enter, or run as an ordinary user."
@@ -118,18 +142,24 @@ def _assert_reachable(folder: Path, host: Host) -> None:
 
 
 def make_databases(settings: Settings, keys: Keys) -> None:
-    """The platform's database, and Airflow's with a role of its own. Raises HostError if the password is not the one of the data."""
+    """The platform's database, and Airflow's with a role of its own. Raises HostError if the
+    password is not the one of the data.
+    """
     try:
         with psycopg.connect(dsn(settings, keys, "postgres"), autocommit=True) as connection:
             _ensure_database(connection, DATABASE, USER)
             _ensure_role(connection, AIRFLOW_USER, keys.airflow_database_password)
             _ensure_database(connection, AIRFLOW_DATABASE, AIRFLOW_USER)
     except psycopg.Error as error:
-        raise HostError(f"Postgres runs but refuses our databases ({str(error).strip().splitlines()[-1]})") from error
+        raise HostError(
+            f"Postgres runs but refuses our databases ({str(error).strip().splitlines()[-1]})"
+        ) from error
 
 
 def migrate(settings: Settings) -> None:
-    """Brings the platform's schema to this version. Raises HostError where files and database disagree."""
+    """Brings the platform's schema to this version. Raises HostError where files and database
+    disagree.
+    """
     try:
         with connect(settings.postgres_dsn.get_secret_value(), name="fennel-up") as connection:
             migrations.apply(connection, migrations.read())
@@ -138,11 +168,25 @@ def migrate(settings: Settings) -> None:
 
 
 def _ensure_database(connection: psycopg.Connection, name: str, owner: str) -> None:
-    if connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [name]).fetchone() is None:
-        connection.execute(sql.SQL("CREATE DATABASE {} OWNER {}").format(sql.Identifier(name), sql.Identifier(owner)))
+    if (
+        connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [name]).fetchone()
+        is None
+    ):
+        connection.execute(
+            sql.SQL("CREATE DATABASE {} OWNER {}").format(
+                sql.Identifier(name), sql.Identifier(owner)
+            )
+        )
 
 
 def _ensure_role(connection: psycopg.Connection, name: str, password: str) -> None:
-    exists = connection.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", [name]).fetchone() is not None
+    exists = (
+        connection.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", [name]).fetchone()
+        is not None
+    )
     verb = sql.SQL("ALTER" if exists else "CREATE")
-    connection.execute(sql.SQL("{} ROLE {} LOGIN PASSWORD {}").format(verb, sql.Identifier(name), sql.Literal(password)))
+    connection.execute(
+        sql.SQL("{} ROLE {} LOGIN PASSWORD {}").format(
+            verb, sql.Identifier(name), sql.Literal(password)
+        )
+    )

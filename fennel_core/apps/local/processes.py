@@ -1,9 +1,10 @@
 """Processes we started, and how to be sure that it is them.
 
-Theory. A pid alone names nothing: it is given to another program once ours has ended. A pid together with the kernel's start time of
-the process names one process until the next boot, and the boot has an id. Each part leads a session of its own; whatever it starts
-stays in that session (also programs that change their process group, as Spark's Python daemon does), so a session's members are what
-has to be stopped. Linux only: this reads /proc.
+Theory. A pid alone names nothing: it is given to another program once ours has ended. A pid
+together with the kernel's start time of the process names one process until the next boot, and the
+boot has an id. Each part leads a session of its own; whatever it starts stays in that session (also
+programs that change their process group, as Spark's Python daemon does), so a session's members are
+what has to be stopped. Linux only: this reads /proc.
 """
 
 import json
@@ -24,7 +25,9 @@ TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """What a pid file holds: who was started, when by the kernel's clock, with which command and environment (as a digest)."""
+    """What a pid file holds: who was started, when by the kernel's clock, with which command and
+    environment (as a digest).
+    """
 
     pid: int
     start_ticks: int
@@ -55,7 +58,12 @@ def read_stat(pid: int) -> Stat | None:
         return None
     # The name in brackets may hold spaces and brackets; fields count from behind its last one.
     values = text.rpartition(")")[2].split()
-    return Stat(state=values[0], session=int(values[3]), start_ticks=int(values[19]), rss_bytes=int(values[21]) * PAGE_BYTES)
+    return Stat(
+        state=values[0],
+        session=int(values[3]),
+        start_ticks=int(values[19]),
+        rss_bytes=int(values[21]) * PAGE_BYTES,
+    )
 
 
 def describe(pid: int, digest: str, port: int | None) -> Started:
@@ -63,7 +71,9 @@ def describe(pid: int, digest: str, port: int | None) -> Started:
     stat = read_stat(pid)
     if stat is None:
         raise ProcessLookupError(pid)
-    return Started(pid=pid, start_ticks=stat.start_ticks, boot_id=boot_id(), digest=digest, port=port)
+    return Started(
+        pid=pid, start_ticks=stat.start_ticks, boot_id=boot_id(), digest=digest, port=port
+    )
 
 
 def write_record(path: Path, started: Started) -> None:
@@ -83,7 +93,9 @@ def read_record(path: Path) -> Started | None:
 
 
 def is_alive(started: Started) -> bool:
-    """Whether exactly this process still runs; a zombie does not, another program with its pid is not it."""
+    """Whether exactly this process still runs; a zombie does not, another program with its pid is
+    not it.
+    """
     if started.boot_id != boot_id():
         return False
     stat = read_stat(started.pid)
@@ -93,7 +105,8 @@ def is_alive(started: Started) -> bool:
 def members(started: Started) -> tuple[int, ...]:
     """Pids of the session it led, itself included; empty if its pid has gone to another program.
 
-    The kernel gives no pid away while a session bears its number, so living members without their leader are still ours.
+    The kernel gives no pid away while a session bears its number, so living members without their
+    leader are still ours.
     """
     if started.boot_id != boot_id():
         return ()
@@ -103,13 +116,18 @@ def members(started: Started) -> tuple[int, ...]:
     found = []
     for entry in PROC.iterdir():
         if entry.name.isdigit() and (stat := read_stat(int(entry.name))) is not None:
-            ours = stat.session == started.pid and stat.start_ticks >= started.start_ticks and stat.state not in "ZX"
+            ours = (
+                stat.session == started.pid
+                and stat.start_ticks >= started.start_ticks
+                and stat.state not in "ZX"
+            )
             found += [int(entry.name)] if ours else []
     return tuple(found)
 
 
 def memory_bytes(started: Started) -> int:
-    """Memory of the session, bytes: each process's proportional share, so that pages of forked children count once in all.
+    """Memory of the session, bytes: each process's proportional share, so that pages of forked
+    children count once in all.
 
     Resident memory stands in where the kernel does not tell us shares.
     """
@@ -139,9 +157,11 @@ def began_at(started: Started) -> datetime:
 
 
 def stop(started: Started, gentle: signal.Signals, grace_s: float) -> bool:
-    """Asks the leader to end, then its whole session, then kills what is left. True if nobody had to be killed.
+    """Asks the leader to end, then its whole session, then kills what is left. True if nobody had
+    to be killed.
 
-    The leader is asked alone first: it knows best how to end its children. What outlives it is asked as well.
+    The leader is asked alone first: it knows best how to end its children. What outlives it is
+    asked as well.
     """
     deadline = time.monotonic() + grace_s
     if is_alive(started):

@@ -1,4 +1,6 @@
-"""What people see while parts start: a table that renews itself on a terminal, a line per change anywhere else."""
+"""What people see while parts start: a table that renews itself on a terminal, a line per change
+anywhere else.
+"""
 
 import sys
 import threading
@@ -77,7 +79,12 @@ class Display(Protocol):
 
     def show(self, part: Part, state: State) -> None: ...
     def __enter__(self) -> Self: ...
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
 
 
 def display_for(parts: Sequence[Part], layout: Layout) -> Display:
@@ -98,14 +105,21 @@ class PlainLines:
         with self.lock:
             elapsed = time.monotonic() - self.began
             print(
-                f"{elapsed:6.1f} s  {part.title:<22} {where:<10} {in_words(state):<34} {self.layout.shown(self.layout.log(part.name))}",
+                f"{elapsed:6.1f} s  {part.title:<22} {where:<10} "
+                f"{in_words(state):<34} "
+                f"{self.layout.shown(self.layout.log(part.name))}",
                 flush=True,
             )
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         return
 
 
@@ -147,7 +161,12 @@ class LiveTable:
         self._live.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._live.stop()
 
 

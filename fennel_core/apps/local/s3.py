@@ -1,4 +1,6 @@
-"""S3 on a folder, by s3proxy. Buckets are made through the protocol, so that any other S3 may take its place."""
+"""S3 on a folder, by s3proxy. Buckets are made through the protocol, so that any other S3 may take
+its place.
+"""
 
 from typing import Final
 
@@ -6,13 +8,28 @@ from fennel_core.apps.local.host import Host, HostError
 from fennel_core.apps.local.layout import Layout
 from fennel_core.settings.model import Settings
 
-JVM: Final = ("-Xms32m", "-Xmx512m", "-XX:+UseSerialGC", "-Djava.awt.headless=true", "-DLOG_LEVEL=warn")
-"""It holds a whole signed request in memory, twice while it arrives: two slots that send four files of 16 MiB each must fit, and more."""
+JVM: Final = (
+    "-Xms32m",
+    "-Xmx512m",
+    "-XX:+UseSerialGC",
+    "-Djava.awt.headless=true",
+    "-DLOG_LEVEL=warn",
+)
+"""It holds a whole signed request in memory, twice while it arrives: two slots that send four files
+of 16 MiB each must fit, and more.
+"""
 
 
 def command(layout: Layout, host: Host) -> tuple[str, ...]:
     jar = layout.jars / "s3" / "s3proxy-4.1.0-jar-with-dependencies.jar"
-    return (host.java, *JVM, "-jar", str(jar), "--properties", str(layout.data / "s3" / "s3proxy.conf"))
+    return (
+        host.java,
+        *JVM,
+        "-jar",
+        str(jar),
+        "--properties",
+        str(layout.data / "s3" / "s3proxy.conf"),
+    )
 
 
 def configure(settings: Settings, layout: Layout) -> None:
@@ -27,7 +44,8 @@ def configure(settings: Settings, layout: Layout) -> None:
         "s3proxy.credential": settings.s3_secret_key.get_secret_value(),
         "jclouds.provider": "filesystem-nio2",
         "jclouds.filesystem.basedir": str(objects),
-        "jclouds.identity": "unused",  # asked for by its library even where there is nothing to log in to
+        # asked for by its library even where there is nothing to log in to
+        "jclouds.identity": "unused",
         "jclouds.credential": "unused",
     }
     file = folder / "s3proxy.conf"
@@ -48,7 +66,11 @@ def make_bucket(settings: Settings) -> None:
         aws_secret_access_key=settings.s3_secret_key.get_secret_value(),
     )
     try:
-        if settings.s3_bucket not in {bucket["Name"] for bucket in client.list_buckets()["Buckets"]}:
+        if settings.s3_bucket not in {
+            bucket["Name"] for bucket in client.list_buckets()["Buckets"]
+        }:
             client.create_bucket(Bucket=settings.s3_bucket)
     except (BotoCoreError, ClientError) as error:
-        raise HostError(f"S3 runs but the bucket {settings.s3_bucket} cannot be made ({error})") from error
+        raise HostError(
+            f"S3 runs but the bucket {settings.s3_bucket} cannot be made ({error})"
+        ) from error

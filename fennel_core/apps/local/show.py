@@ -1,7 +1,8 @@
 """`status` as people read it: the parts of the platform, then its job partitions.
 
-A demo has two dozen job partitions and is shown whole. A platform with hundreds is counted by workspace, and only those partitions are
-shown one by one that somebody should look at; `status --json` has them all.
+A demo has two dozen job partitions and is shown whole. A platform with hundreds is counted by
+workspace, and only those partitions are shown one by one that somebody should look at; `status
+--json` has them all.
 """
 
 import shutil
@@ -30,7 +31,9 @@ Alarm = dict[str, Any]
 
 
 def _console() -> Console:
-    return Console(width=max(shutil.get_terminal_size((COLUMNS_OF_A_FILE, 40)).columns, LEAST_COLUMNS))
+    return Console(
+        width=max(shutil.get_terminal_size((COLUMNS_OF_A_FILE, 40)).columns, LEAST_COLUMNS)
+    )
 
 
 def print_parts(layout: Layout, rows: Sequence[PartStatus]) -> None:
@@ -42,7 +45,15 @@ def print_parts(layout: Layout, rows: Sequence[PartStatus]) -> None:
         since = f"{row.age_s:.0f} s" if row.age_s is not None else ""
         memory = f"{row.memory_bytes / 2**20:.0f} MB" if row.memory_bytes is not None else ""
         state = f"[{colours.get(row.state, 'red')}]{row.state}[/]"
-        table.add_row(row.part.title, state, str(row.part.port or "–"), str(row.pid or ""), since, memory, layout.shown(row.log))
+        table.add_row(
+            row.part.title,
+            state,
+            str(row.part.port or "–"),
+            str(row.pid or ""),
+            since,
+            memory,
+            layout.shown(row.log),
+        )
     console = _console()
     console.print(table)
     for row in rows:
@@ -69,15 +80,21 @@ def print_partitions(partitions: Sequence[Partition] | None) -> None:
 
 
 def print_alarms(alarms: Sequence[Alarm] | None) -> None:
-    """Records that job partitions need and that are gone, or about to be too old; nothing where there are none."""
+    """Records that job partitions need and that are gone, or about to be too old; nothing where
+    there are none.
+    """
     for row in alarms or ():
-        _console().print(f"Needed records ({row['trouble']}): {row['told']}", style="red", highlight=False)
+        _console().print(
+            f"Needed records ({row['trouble']}): {row['told']}", style="red", highlight=False
+        )
 
 
 def print_drills(drills: Sequence[Alarm] | None) -> None:
     """Job partitions whose last drill did not agree; nothing where there are none."""
     for row in drills or ():
-        _console().print(f"Drill of {row['drilled_at']}: {row['told']}", style="red", highlight=False)
+        _console().print(
+            f"Drill of {row['drilled_at']}: {row['told']}", style="red", highlight=False
+        )
 
 
 def needs_a_look(row: Partition) -> bool:
@@ -123,12 +140,16 @@ def history_of(metrics: str) -> dict[str, dict[str, int]]:
         for sample in family.samples:
             name = sample.name.removeprefix("fennel_history_")
             if name in HISTORY and "topic" in sample.labels:
-                found.setdefault(sample.labels["topic"], dict.fromkeys(HISTORY, 0))[name] = int(sample.value)
+                found.setdefault(sample.labels["topic"], dict.fromkeys(HISTORY, 0))[name] = int(
+                    sample.value
+                )
     return found
 
 
 def print_history(topics: Mapping[str, Mapping[str, int]] | None) -> None:
-    """`None`: the history writer could not be asked. More than `SHOWN_WHOLE` topics are summed by workspace."""
+    """`None`: the history writer could not be asked. More than `SHOWN_WHOLE` topics are summed by
+    workspace.
+    """
     console = _console()
     console.print()
     if topics is None:
@@ -139,8 +160,16 @@ def print_history(topics: Mapping[str, Mapping[str, int]] | None) -> None:
     for topic, told in topics.items():
         rows.setdefault(topic if whole else topic.partition(".")[0], Counter()).update(told)
     table = Table(box=None, pad_edge=False)
-    for name in ("topic with history" if whole else "workspace", "files", "rows", "messages behind"):
-        table.add_column(name, justify="right" if rows and name in {"files", "rows", "messages behind"} else "left")
+    for name in (
+        "topic with history" if whole else "workspace",
+        "files",
+        "rows",
+        "messages behind",
+    ):
+        table.add_column(
+            name,
+            justify="right" if rows and name in {"files", "rows", "messages behind"} else "left",
+        )
     for name, sums in sorted(rows.items()):
         table.add_row(name, *(str(sums[each]) for each in HISTORY))
     console.print(table if rows else "History: no dataset has a topic.")

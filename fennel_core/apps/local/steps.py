@@ -1,4 +1,6 @@
-"""What must be done around a start, by name, so that the process table stays data; each step is idempotent."""
+"""What must be done around a start, by name, so that the process table stays data; each step is
+idempotent.
+"""
 
 from dataclasses import dataclass
 from enum import StrEnum

@@ -1,9 +1,11 @@
-"""`python -m fennel_core.apps.local.watch`: starts a part again when it has ended without being asked to.
+"""`python -m fennel_core.apps.local.watch`: starts a part again when it has ended without being
+asked to.
 
-Theory. A part that `up` started has a record; `down` removes it. So a record without its process means a crash, and nothing else does.
-A part that ends again and again soon after its start is broken rather than unlucky: the pauses double, and after a few tries it is
-left as it is for a person to look at (`status` shows it as died, `up` tries again). Whoever starts or stops parts holds the platform's
-lock; while somebody does, the watch only looks on.
+Theory. A part that `up` started has a record; `down` removes it. So a record without its process
+means a crash, and nothing else does. A part that ends again and again soon after its start is
+broken rather than unlucky: the pauses double, and after a few tries it is left as it is for a
+person to look at (`status` shows it as died, `up` tries again). Whoever starts or stops parts holds
+the platform's lock; while somebody does, the watch only looks on.
 """
 
 import os
@@ -33,14 +35,18 @@ TRIES: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Crashes:
-    """What the watch remembers of a part: crashes in a row, the last of them, and when it may be started again (monotonic, s)."""
+    """What the watch remembers of a part: crashes in a row, the last of them, and when it may be
+    started again (monotonic, s).
+    """
 
     in_a_row: int
     record: processes.Started
     again_at_s: float
 
 
-def after_crash(before: Crashes | None, record: processes.Started, now_s: float, lived_s: float) -> Crashes:
+def after_crash(
+    before: Crashes | None, record: processes.Started, now_s: float, lived_s: float
+) -> Crashes:
     """The memory after one more crash. Pure."""
     in_a_row = 1 if before is None or lived_s >= STEADY_S else before.in_a_row + 1
     pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (in_a_row - 1))
@@ -86,7 +92,10 @@ class Watch:
 
     def _tell(self, part: Part, crashes: Crashes) -> None:
         if gave_up(crashes):
-            self._display.show(part, Failed(f"ended {crashes.in_a_row} times in a row: it is left for you to look at"))
+            self._display.show(
+                part,
+                Failed(f"ended {crashes.in_a_row} times in a row: it is left for you to look at"),
+            )
         else:
             self._display.show(part, Working("ended unasked"))
 

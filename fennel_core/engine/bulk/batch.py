@@ -1,11 +1,13 @@
 """The batch: a share of a load, computed by the step that the live lane runs.
 
-Theory. A step may be handed any split and order of its inputs, and its state keys begin with the key group. So key groups can be computed
-apart from each other, by as many tasks as there are cores, each with a scratch store; state of different groups is put side by side.
-Rows come in the order of their offsets, the last input first (the table before the rows that are joined to it: less to take back).
-A stateless step does not even need groups: its shares are runs of files.
+Theory. A step may be handed any split and order of its inputs, and its state keys begin with the
+key group. So key groups can be computed apart from each other, by as many tasks as there are cores,
+each with a scratch store; state of different groups is put side by side. Rows come in the order of
+their offsets, the last input first (the table before the rows that are joined to it: less to take
+back). A stateless step does not even need groups: its shares are runs of files.
 
-What is staged comes in chunks of bounded size: outputs first, as they are made, then the state in the order of its keys.
+What is staged comes in chunks of bounded size: outputs first, as they are made, then the state in
+the order of its keys.
 """
 
 from __future__ import annotations
@@ -44,13 +46,22 @@ class Share:
 
     def groups(self) -> tuple[int, int]:
         """The key groups [first, stop) of this share."""
-        return self.number * KEY_GROUPS // self.shares, (self.number + 1) * KEY_GROUPS // self.shares
+        return self.number * KEY_GROUPS // self.shares, (
+            self.number + 1
+        ) * KEY_GROUPS // self.shares
 
 
 def compute(
-    job: Job, part: PartitionIndex, share: Share, files: Sequence[Sequence[str]], fetch: Callable[[str], pl.DataFrame], scratch: Hangar
+    job: Job,
+    part: PartitionIndex,
+    share: Share,
+    files: Sequence[Sequence[str]],
+    fetch: Callable[[str], pl.DataFrame],
+    scratch: Hangar,
 ) -> Iterator[Chunk]:
-    """The chunks of a share. `files[i]`: keys of input i's files in order of offsets; `fetch` reads one; `scratch` is empty."""
+    """The chunks of a share. `files[i]`: keys of input i's files in order of offsets; `fetch` reads
+    one; `scratch` is empty.
+    """
     step = build(job.step)
     waiting: list[Outgoing] = []
     size = 0
@@ -69,16 +80,24 @@ def compute(
     yield from _entries(scratch)
 
 
-def _batches(job: Job, share: Share, files: Sequence[str], fetch: Callable[[str], pl.DataFrame]) -> Iterator[pl.DataFrame]:
+def _batches(
+    job: Job, share: Share, files: Sequence[str], fetch: Callable[[str], pl.DataFrame]
+) -> Iterator[pl.DataFrame]:
     stateless = isinstance(job.step, Map)
     first, stop = share.groups()
     if stateless:
-        files = files[share.number * len(files) // share.shares : (share.number + 1) * len(files) // share.shares]
+        files = files[
+            share.number * len(files) // share.shares : (share.number + 1)
+            * len(files)
+            // share.shares
+        ]
     for key in files:
         rows = fetch(key)
         if not stateless and share.shares > 1:
             rows = rows.filter(pl.col(GROUP).is_between(first, stop, closed="left"))
-        yield from rows.sort(OFFSET, maintain_order=True).drop(OFFSET, GROUP).iter_slices(BATCH_ROWS)
+        yield from (
+            rows.sort(OFFSET, maintain_order=True).drop(OFFSET, GROUP).iter_slices(BATCH_ROWS)
+        )
 
 
 def _entries(scratch: Hangar) -> Iterator[Chunk]:

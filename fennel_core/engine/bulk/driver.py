@@ -1,8 +1,10 @@
-"""The driver's side of the bulk lane: take up what owners ask for, run it as Spark tasks beside the slots, stage it.
+"""The driver's side of the bulk lane: take up what owners ask for, run it as Spark tasks beside the
+slots, stage it.
 
-Theory. One Spark task per share, on the slots kept spare for side jobs. A task reads history, runs the step over a scratch store and
-uploads chunks under names of this attempt; the manifest is written last and the row points at it, so a task that Spark runs twice, or a
-driver that dies, leaves objects that nobody names and that go with the job.
+Theory. One Spark task per share, on the slots kept spare for side jobs. A task reads history, runs
+the step over a scratch store and uploads chunks under names of this attempt; the manifest is
+written last and the row points at it, so a task that Spark runs twice, or a driver that dies,
+leaves objects that nobody names and that go with the job.
 """
 
 from __future__ import annotations
@@ -62,7 +64,9 @@ class Task:
     prefix: str
 
 
-async def run_driver(context: SparkContext, settings: Settings, environment: Mapping[str, str], pool: Pool) -> None:
+async def run_driver(
+    context: SparkContext, settings: Settings, environment: Mapping[str, str], pool: Pool
+) -> None:
     """Serve the bulk lane until cancelled."""
     loads = Loads(pool)
     driver = Driver(context, settings, environment, pool, loads)
@@ -90,8 +94,20 @@ async def run_driver(context: SparkContext, settings: Settings, environment: Map
 
 
 class Driver:
-    def __init__(self, context: SparkContext, settings: Settings, environment: Mapping[str, str], pool: Pool, loads: Loads) -> None:
-        self._context, self._settings, self._environment, self._loads = context, settings, dict(environment), loads
+    def __init__(
+        self,
+        context: SparkContext,
+        settings: Settings,
+        environment: Mapping[str, str],
+        pool: Pool,
+        loads: Loads,
+    ) -> None:
+        self._context, self._settings, self._environment, self._loads = (
+            context,
+            settings,
+            dict(environment),
+            loads,
+        )
         self._registry, self._files = PostgresRegistry(pool), PostgresHistoryFiles(pool)
         self._objects = S3Objects(s3.client(settings), settings.s3_bucket)
 
@@ -101,14 +117,18 @@ class Driver:
         try:
             await self._compute(job, part)
         except PASSING as away:
-            log.warning("a bulk load is left to the next claim", job=job, part=part, error=str(away))
+            log.warning(
+                "a bulk load is left to the next claim", job=job, part=part, error=str(away)
+            )
         finally:
             keeping.cancel()
 
     async def tidy(self) -> None:
         """Remove what was staged for jobs that are gone."""
         for job in await self._loads.left_over():
-            await self._objects.remove([stored.key for stored in await self._objects.stored(f"{OBJECTS}/{job}/")])
+            await self._objects.remove(
+                [stored.key for stored in await self._objects.stored(f"{OBJECTS}/{job}/")]
+            )
             await self._loads.forget(job)
 
     async def _keep(self, place: Place) -> None:
@@ -128,7 +148,10 @@ class Driver:
         prefix = folder(job.id, part, uuid.uuid4().hex)
         shares = max(1, self._settings.engine_spare_slots // job.partitions)
         files = tuple(tuple(file.object_key for file in files if file.row_count) for files in found)
-        tasks = [Task(stored, part, Share(number, shares), files, f"{prefix}/{number}") for number in range(shares)]
+        tasks = [
+            Task(stored, part, Share(number, shares), files, f"{prefix}/{number}")
+            for number in range(shares)
+        ]
         rows = sum(file.row_count for files in found for file in files)
         log.info("bulk load begins", job=job.id, part=part, rows=rows, tasks=shares)
         try:
@@ -136,14 +159,33 @@ class Driver:
         except Py4JError as failed:
             reason = str(failed).strip().splitlines()
             log.error("bulk load failed", job=job.id, part=part, error=str(failed))
-            await self._loads.failed(job.id, part, next((line for line in reversed(reason) if "Error" in line), reason[0]))
+            await self._loads.failed(
+                job.id,
+                part,
+                next((line for line in reversed(reason) if "Error" in line), reason[0]),
+            )
             return
-        ends = {topic: files[-1].next_offset for topic, files in zip(job.inputs, found, strict=True) if files}
+        ends = {
+            topic: files[-1].next_offset
+            for topic, files in zip(job.inputs, found, strict=True)
+            if files
+        }
         name = f"{prefix}/manifest"
-        load = Load(name, job.id, part, step_version(job.step), STATE_FORMAT, rows, {str(t): int(o) for t, o in ends.items()}, pieces)
+        load = Load(
+            name,
+            job.id,
+            part,
+            step_version(job.step),
+            STATE_FORMAT,
+            rows,
+            {str(t): int(o) for t, o in ends.items()},
+            pieces,
+        )
         await self._objects.put(name, manifest_bytes(load))
         await self._loads.staged(job.id, part, name)
-        log.info("bulk load staged", job=job.id, part=part, rows=rows, chunks=len(pieces), manifest=name)
+        log.info(
+            "bulk load staged", job=job.id, part=part, rows=rows, chunks=len(pieces), manifest=name
+        )
 
     def _run(self, tasks: list[Task]) -> list[Piece]:
         """All pieces in the order of tasks and chunks. Blocks."""
@@ -179,7 +221,9 @@ def stage(settings: Settings, task: Task) -> Iterator[tuple[str, str]]:
     hangar = RocksHangar(scratch / "state", Cache(SCRATCH_CACHE_BYTES))
     try:
         job = canonical.loads(task.spec, Job)
-        for number, chunk in enumerate(compute(job, PartitionIndex(task.part), task.share, task.files, fetch, hangar)):
+        for number, chunk in enumerate(
+            compute(job, PartitionIndex(task.part), task.share, task.files, fetch, hangar)
+        ):
             body, key = chunk_bytes(chunk.outgoing, chunk.puts), f"{task.prefix}-{number}"
             s3.put_new(client, settings.s3_bucket, key, body)
             yield key, digest(body)

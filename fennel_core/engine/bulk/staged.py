@@ -1,12 +1,14 @@
 """What a batch stages and an owner publishes: chunks of outputs and state, named by one manifest.
 
-Theory. A load is a pure function of a job, a partition and ranges of its inputs in history: whoever computes it gets the same, so it needs
-no owner. To its job partition a load is one more input: `load:<manifest>` whose records are the chunks 0, 1, …. The owner publishes a chunk
-like any iteration (outputs and marker in one transaction, then mutations and the next chunk's number in one write batch); the last chunk
-also moves the offsets of the real inputs to where history ended. So a crash in the middle, a new owner and replay need no rules of
-their own.
+Theory. A load is a pure function of a job, a partition and ranges of its inputs in history: whoever
+computes it gets the same, so it needs no owner. To its job partition a load is one more input:
+`load:<manifest>` whose records are the chunks 0, 1, …. The owner publishes a chunk like any
+iteration (outputs and marker in one transaction, then mutations and the next chunk's number in one
+write batch); the last chunk also moves the offsets of the real inputs to where history ended. So a
+crash in the middle, a new owner and replay need no rules of their own.
 
-Objects: `bulk/<job>/<part>/<name>/manifest` (JSON) and `…/<number>` (a chunk: zstd over msgpack `[FORMAT, outputs, entries]`).
+Objects: `bulk/<job>/<part>/<name>/manifest` (JSON) and `…/<number>` (a chunk: zstd over msgpack
+`[FORMAT, outputs, entries]`).
 """
 
 from __future__ import annotations
@@ -51,7 +53,9 @@ class Piece:
 
 
 class Load(msgspec.Struct, frozen=True):
-    """A finished load. `ends`: the next offset of each input topic after it; `name`: the key of its manifest."""
+    """A finished load. `ends`: the next offset of each input topic after it; `name`: the key of its
+    manifest.
+    """
 
     name: str
     job: str
@@ -80,8 +84,17 @@ def name_of(topic: TopicName) -> str | None:
 
 
 def begun(offsets: Mapping[TopicName, Offset]) -> tuple[str, Offset] | None:
-    """The load that a job partition's offsets tell of and the next chunk of it, None where there is none."""
-    return next(((name, offset) for topic, offset in offsets.items() if (name := name_of(topic)) is not None), None)
+    """The load that a job partition's offsets tell of and the next chunk of it, None where there is
+    none.
+    """
+    return next(
+        (
+            (name, offset)
+            for topic, offset in offsets.items()
+            if (name := name_of(topic)) is not None
+        ),
+        None,
+    )
 
 
 def manifest_bytes(load: Load) -> bytes:
@@ -95,13 +108,19 @@ def manifest_of(body: bytes) -> Load:
     except msgspec.MsgspecError as damaged:
         raise LoadDamaged(f"a load's manifest cannot be read: {damaged}") from damaged
     if load.format != FORMAT:
-        raise LoadDamaged(f"load {load.name} has format {load.format}, not {FORMAT}: run the version that staged it")
+        raise LoadDamaged(
+            f"load {load.name} has format {load.format}, not {FORMAT}: run the "
+            "version that staged it"
+        )
     return load
 
 
 def chunk_bytes(outgoing: Sequence[Outgoing], puts: Mapping[bytes, bytes]) -> bytes:
     """The object of a chunk."""
-    messages = [[o.topic, o.partition, o.value, [[name, value] for name, value in o.headers]] for o in outgoing]
+    messages = [
+        [o.topic, o.partition, o.value, [[name, value] for name, value in o.headers]]
+        for o in outgoing
+    ]
     body = _encode([FORMAT, messages, list(puts.items())])
     return len(body).to_bytes(8, "big") + bytes(_CODEC.compress(body, asbytes=True))
 
@@ -109,11 +128,19 @@ def chunk_bytes(outgoing: Sequence[Outgoing], puts: Mapping[bytes, bytes]) -> by
 def chunk_of(piece: Piece, body: bytes | None) -> Chunk:
     """The chunk in an object; LoadDamaged when it is not there or not what was staged."""
     if body is None or digest(body) != piece.sha256:
-        raise LoadDamaged(f"chunk {piece.key} is {'gone' if body is None else 'damaged'}: commit its dataset under a new version")
-    whole: bytes = _CODEC.decompress(body[8:], decompressed_size=int.from_bytes(body[:8], "big"), asbytes=True)
+        raise LoadDamaged(
+            f"chunk {piece.key} is {'gone' if body is None else 'damaged'}: commit "
+            "its dataset under a new version"
+        )
+    whole: bytes = _CODEC.decompress(
+        body[8:], decompressed_size=int.from_bytes(body[:8], "big"), asbytes=True
+    )
     fields: list[Any] = _decode(whole)
     assert fields[0] == FORMAT, "a manifest of this format names chunks of this format"
-    outgoing = [Outgoing(TopicName(t), part, value, tuple((n, bytes(v)) for n, v in headers)) for t, part, value, headers in fields[1]]
+    outgoing = [
+        Outgoing(TopicName(t), part, value, tuple((n, bytes(v)) for n, v in headers))
+        for t, part, value, headers in fields[1]
+    ]
     return Chunk(tuple(outgoing), dict(fields[2]))
 
 

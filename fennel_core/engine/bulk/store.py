@@ -1,4 +1,6 @@
-"""What the bulk lane remembers between an owner that asks for a load and the driver that has it computed."""
+"""What the bulk lane remembers between an owner that asks for a load and the driver that has it
+computed.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,17 @@ from fennel_core.vocab.ids import JobId, PartitionIndex
 
 CHANNEL: Final = "bulk"
 CLAIM_SECONDS: Final = 60
-"""After this long without a sign from its driver a load is computed once more; the first of two counts."""
+"""After this long without a sign from its driver a load is computed once more; the first of two
+counts.
+"""
 Place = tuple[JobId, PartitionIndex]
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """How a load stands: `wanted`, `running`, `staged` (then `manifest` is its key), `failed` or `refused` (then `error` says why)."""
+    """How a load stands: `wanted`, `running`, `staged` (then `manifest` is its key), `failed` or
+    `refused` (then `error` says why).
+    """
 
     state: str
     manifest: str | None
@@ -30,7 +36,9 @@ class Asked:
 
 
 class Loads:
-    """Rows of `bulk_load`. Every method raises RegistryUnavailable when Postgres cannot be asked."""
+    """Rows of `bulk_load`. Every method raises RegistryUnavailable when Postgres cannot be
+    asked.
+    """
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -43,12 +51,16 @@ class Loads:
         except (psycopg.Error, PoolTimeout) as failed:
             raise RegistryUnavailable(f"bulk loads: {failed}") from failed
 
-    async def ask(self, job: JobId, part: PartitionIndex, rows: int, *, again: bool = False) -> None:
+    async def ask(
+        self, job: JobId, part: PartitionIndex, rows: int, *, again: bool = False
+    ) -> None:
         """Ask for a load, unless it was asked for before; `again`: also if that came to nothing."""
         async with self._connection() as connection:
             statement = """
-                INSERT INTO bulk_load AS l (job_id, part, row_count) VALUES (%s, %s, %s) ON CONFLICT (job_id, part) DO UPDATE
-                SET state = 'wanted', row_count = excluded.row_count, error = NULL, updated_at = now()
+                INSERT INTO bulk_load AS l (job_id, part, row_count) VALUES (%s, %s, %s) ON
+                    CONFLICT (job_id, part) DO UPDATE
+                SET state = 'wanted', row_count = excluded.row_count, error = NULL, updated_at =
+                    now()
                 WHERE %s AND l.state IN ('failed', 'refused')
             """
             await connection.execute(statement, (job, part, rows, again))
@@ -56,25 +68,36 @@ class Loads:
 
     async def asked(self, job: JobId, part: PartitionIndex) -> Asked | None:
         async with self._connection() as connection:
-            question = "SELECT state, manifest, error FROM bulk_load WHERE job_id = %s AND part = %s"
+            question = (
+                "SELECT state, manifest, error FROM bulk_load WHERE job_id = %s AND part = %s"
+            )
             row = await (await connection.execute(question, (job, part))).fetchone()
         if row is None:
             return None
         state, manifest, error = row
-        return Asked(str(state), None if manifest is None else str(manifest), None if error is None else str(error))
+        return Asked(
+            str(state),
+            None if manifest is None else str(manifest),
+            None if error is None else str(error),
+        )
 
     async def refuse(self, job: JobId, part: PartitionIndex) -> None:
         """Nobody took it up: whoever asked goes on without."""
         async with self._connection() as connection:
-            statement = "UPDATE bulk_load SET state = 'refused', updated_at = now() WHERE job_id = %s AND part = %s AND state = 'wanted'"
+            statement = (
+                "UPDATE bulk_load SET state = 'refused', updated_at = now() WHERE job_id "
+                "= %s AND part = %s AND state = 'wanted'"
+            )
             await connection.execute(statement, (job, part))
 
     async def claim(self) -> list[Place]:
         """Take up everything that is wanted, or whose driver died."""
         async with self._connection() as connection:
             statement = """
-                UPDATE bulk_load SET state = 'running', claimed_until = now() + make_interval(secs => %s), updated_at = now()
-                WHERE state = 'wanted' OR (state = 'running' AND claimed_until < now()) RETURNING job_id, part
+                UPDATE bulk_load SET state = 'running', claimed_until = now() + make_interval(secs
+                    => %s), updated_at = now()
+                WHERE state = 'wanted' OR (state = 'running' AND claimed_until < now()) RETURNING
+                    job_id, part
             """
             rows = await (await connection.execute(statement, (CLAIM_SECONDS,))).fetchall()
         return [(JobId(str(job)), PartitionIndex(int(str(part)))) for job, part in rows]
@@ -95,7 +118,9 @@ class Loads:
     async def failed(self, job: JobId, part: PartitionIndex, error: str) -> None:
         await self._finish(job, part, "failed", None, error)
 
-    async def _finish(self, job: JobId, part: PartitionIndex, state: str, manifest: str | None, error: str | None) -> None:
+    async def _finish(
+        self, job: JobId, part: PartitionIndex, state: str, manifest: str | None, error: str | None
+    ) -> None:
         async with self._connection() as connection:
             statement = """
                 UPDATE bulk_load SET state = %s, manifest = %s, error = %s, updated_at = now()
@@ -106,7 +131,10 @@ class Loads:
     async def left_over(self) -> set[JobId]:
         """Jobs that are gone and still have loads."""
         async with self._connection() as connection:
-            question = "SELECT DISTINCT job_id FROM bulk_load l WHERE NOT EXISTS (SELECT FROM job WHERE id = l.job_id)"
+            question = (
+                "SELECT DISTINCT job_id FROM bulk_load l WHERE NOT EXISTS (SELECT FROM "
+                "job WHERE id = l.job_id)"
+            )
             rows = await (await connection.execute(question)).fetchall()
         return {JobId(str(job)) for (job,) in rows}
 

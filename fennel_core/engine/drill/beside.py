@@ -1,9 +1,11 @@
-"""Drills beside a running slot: a copy of the live state is made in it, everything else is done by a process of its own, and slowly.
+"""Drills beside a running slot: a copy of the live state is made in it, everything else is done by
+a process of its own, and slowly.
 
-Theory. A drill reads a whole state and works out what a recovery would: seconds of a core, in Python, beside a runner that has to answer
-within milliseconds. So the slot only makes the copy (hard links), as it does for a snapshot, and a child process of the lowest priority
-does the rest. It has no producer and fences nobody; its scratch is below the job's folder and goes with it, whoever dies. When its slot
-dies the child ends too. One drill at a time: a slot has one disk.
+Theory. A drill reads a whole state and works out what a recovery would: seconds of a core, in
+Python, beside a runner that has to answer within milliseconds. So the slot only makes the copy
+(hard links), as it does for a snapshot, and a child process of the lowest priority does the rest.
+It has no producer and fences nobody; its scratch is below the job's folder and goes with it,
+whoever dies. When its slot dies the child ends too. One drill at a time: a slot has one disk.
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ LIVE, SCRATCH = "live", "restored"
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What the child is handed: `folder` holds the copy of the live state and takes the snapshot."""
+    """What the child is handed: `folder` holds the copy of the live state and takes the
+    snapshot.
+    """
 
     settings: Settings
     job: Job
@@ -73,22 +77,37 @@ class Drills:
         self._one_at_a_time = asyncio.Lock()
 
     async def run(self, runner: Runner, max_bytes: int) -> Finding:
-        """Drill the job partition of a running runner; a state of more than `max_bytes` is skipped. StoreError, HangarClosed and OSError
-        pass through."""
+        """Drill the job partition of a running runner; a state of more than `max_bytes` is skipped.
+        StoreError, HangarClosed and OSError pass through.
+        """
         job, part = runner.job, PartitionIndex(runner.part)
         folder = self._settings.state_dir / job.id / f"drill-{part}-{runner.epoch}"
         async with self._one_at_a_time:
-            pointers = await self._tools.pointers.of(job.id, part)  # before the copy is made: what it holds is that or more
+            pointers = await self._tools.pointers.of(
+                job.id, part
+            )  # before the copy is made: what it holds is that or more
             if not pointers:
-                return Finding(Verdict.SKIPPED, "it has no snapshot yet (`fennel-core snapshot`, DAG snapshot)")
+                return Finding(
+                    Verdict.SKIPPED, "it has no snapshot yet (`fennel-core snapshot`, DAG snapshot)"
+                )
             try:
-                size_bytes = await self._pool.run(partial(_copied, runner.hangar, folder, runner.epoch))
+                size_bytes = await self._pool.run(
+                    partial(_copied, runner.hangar, folder, runner.epoch)
+                )
                 if size_bytes > max_bytes:
-                    return Finding(Verdict.SKIPPED, f"its state is {size_bytes} bytes, more than a drill may read now ({max_bytes})")
-                return await _in_child(Task(self._settings, job, part, runner.epoch, pointers[0], folder))
+                    return Finding(
+                        Verdict.SKIPPED,
+                        f"its state is {size_bytes} bytes, more than a drill may "
+                        f"read now ({max_bytes})",
+                    )
+                return await _in_child(
+                    Task(self._settings, job, part, runner.epoch, pointers[0], folder)
+                )
             except HangarDamaged as damaged:
                 runner.condemn(str(damaged))
-                return Finding(Verdict.DAMAGED, f"the live state cannot be read, it is rebuilt: {damaged}")
+                return Finding(
+                    Verdict.DAMAGED, f"the live state cannot be read, it is rebuilt: {damaged}"
+                )
             finally:
                 await asyncio.shield(asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True))
 
@@ -98,21 +117,29 @@ def _copied(hangar: Hangar, folder: Path, epoch: int) -> int:
     part = folder.name.split("-")[1]
     for left in folder.parent.glob(f"drill-{part}-*"):
         if int(left.name.rpartition("-")[2]) <= epoch:
-            shutil.rmtree(left, ignore_errors=True)  # of a process that died, or of an owner before us
+            shutil.rmtree(
+                left, ignore_errors=True
+            )  # of a process that died, or of an owner before us
     hangar.checkpoint(folder / LIVE)
     return sum(path.stat().st_size for path in (folder / LIVE).iterdir())
 
 
 async def _in_child(task: Task) -> Finding:
     words = [sys.executable, "-m", __name__]
-    child = await asyncio.create_subprocess_exec(*words, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE)
+    child = await asyncio.create_subprocess_exec(
+        *words, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
     try:
         said, _ = await child.communicate(pickle.dumps(task))
     finally:
         if child.returncode is None:
             child.kill()
     if not said:
-        return Finding(Verdict.UNKNOWN, f"the drill's process ended with {child.returncode} and without an answer: see the engine's log")
+        return Finding(
+            Verdict.UNKNOWN,
+            f"the drill's process ended with {child.returncode} and without an "
+            "answer: see the engine's log",
+        )
     finding = pickle.loads(said)  # noqa: S301  # from a child of our own, over its pipe
     assert isinstance(finding, Finding)
     return finding
@@ -120,15 +147,25 @@ async def _in_child(task: Task) -> Finding:
 
 async def _carried_out(task: Task) -> Finding:
     settings = task.settings
-    async with postgres.pool(settings.postgres_dsn.get_secret_value(), name="drill", size=1) as pool:
+    async with postgres.pool(
+        settings.postgres_dsn.get_secret_value(), name="drill", size=1
+    ) as pool:
         broker = KafkaBroker(settings)
         try:
-            tools = Tools(S3Objects(s3.client(settings), settings.s3_bucket), PostgresPointers(pool))
+            tools = Tools(
+                S3Objects(s3.client(settings), settings.s3_bucket), PostgresPointers(pool)
+            )
 
             async def sleep(ms: int) -> None:
                 await asyncio.sleep(ms / 1000)
 
-            lane = BulkLane(PostgresHistoryFiles(pool), Loads(pool), tools.objects, settings.bulk_from_rows, sleep)
+            lane = BulkLane(
+                PostgresHistoryFiles(pool),
+                Loads(pool),
+                tools.objects,
+                settings.bulk_from_rows,
+                sleep,
+            )
             limits = Limits(settings.iteration_bytes, environment_hash())
             threads, cache = ThreadPool(), Cache(CACHE_BYTES)
 
@@ -136,11 +173,23 @@ async def _carried_out(task: Task) -> Finding:
                 return RocksHangar(path, cache)
 
             def runner_over(hangar: Hangar) -> Runner:
-                return Runner(task.job, task.part, task.epoch, work_of(task.job), hangar, broker, threads, limits, lane)
+                return Runner(
+                    task.job,
+                    task.part,
+                    task.epoch,
+                    work_of(task.job),
+                    hangar,
+                    broker,
+                    threads,
+                    limits,
+                    lane,
+                )
 
             live = opener(task.folder / LIVE)
             try:
-                return await drilled(tools, task.pointer, live, task.folder / SCRATCH, opener, runner_over)
+                return await drilled(
+                    tools, task.pointer, live, task.folder / SCRATCH, opener, runner_over
+                )
             finally:
                 live.close()
         finally:
@@ -148,13 +197,20 @@ async def _carried_out(task: Task) -> Finding:
 
 
 def work_of(job: Job) -> Work:
-    """What a rehearsal computes: user code is never run, and where it is all there is, there is no state to replay."""
+    """What a rehearsal computes: user code is never run, and where it is all there is, there is no
+    state to replay.
+    """
 
     async def refuse(_: pl.DataFrame) -> Outcome:
         raise ReplayMismatch("a job of user code keeps no state, and its marker speaks of some")
 
     step = None if isinstance(job.step, UserCode) else build(job.step)
-    return Work(step, None if step is None else advancing(step), step_version(job.step), refuse if step is None else None)
+    return Work(
+        step,
+        None if step is None else advancing(step),
+        step_version(job.step),
+        refuse if step is None else None,
+    )
 
 
 def main() -> None:

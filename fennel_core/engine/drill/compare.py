@@ -1,10 +1,13 @@
-"""The drill itself: a copy of the live state against its newest snapshot, replayed to where the copy stands.
+"""The drill itself: a copy of the live state against its newest snapshot, replayed to where the
+copy stands.
 
-Theory. Every state carries a hash of itself that was kept entry by entry as it was written (`engine.progress`). Three questions follow,
-each with a number for an answer. Does the live state hold what was written to it? Does the snapshot? And does the snapshot, with what came
-after it replayed as a recovery would replay it, come to the same state? A copy of the live state was made by one act and carries its own
-position, so the two are compared at the same position without anything being stopped. Where the layout of a state depends on how rows
-were cut into batches (and no marker tells how they were), what it answers is compared in place of its bytes.
+Theory. Every state carries a hash of itself that was kept entry by entry as it was written
+(`engine.progress`). Three questions follow, each with a number for an answer. Does the live state
+hold what was written to it? Does the snapshot? And does the snapshot, with what came after it
+replayed as a recovery would replay it, come to the same state? A copy of the live state was made by
+one act and carries its own position, so the two are compared at the same position without anything
+being stopped. Where the layout of a state depends on how rows were cut into batches (and no marker
+tells how they were), what it answers is compared in place of its bytes.
 """
 
 from __future__ import annotations
@@ -37,9 +40,15 @@ Opener = Callable[[Path], Hangar]
 
 
 async def drilled(
-    tools: Tools, pointer: Pointer, live: Reads, scratch: Path, opener: Opener, runner_over: Callable[[Hangar], Runner]
+    tools: Tools,
+    pointer: Pointer,
+    live: Reads,
+    scratch: Path,
+    opener: Opener,
+    runner_over: Callable[[Hangar], Runner],
 ) -> Finding:
-    """What a drill finds. `live`: a copy that nobody writes; `scratch`: a new folder for the snapshot; `runner_over`: one that rehearses.
+    """What a drill finds. `live`: a copy that nobody writes; `scratch`: a new folder for the
+    snapshot; `runner_over`: one that rehearses.
 
     StoreError and BrokerError pass through: they say nothing about the state.
     """
@@ -49,7 +58,10 @@ async def drilled(
     except (HangarDamaged, StateFormatError) as wrong:
         return Finding(Verdict.DAMAGED, f"the live state cannot be read: {wrong}")
     if held != known.state_hash:
-        told = "the live state holds other entries than were written to it (the second hash was kept as they were written)"
+        told = (
+            "the live state holds other entries than were written to it (the second hash "
+            "was kept as they were written)"
+        )
         return Finding(Verdict.DIFFERS, told, _hex(held), _hex(known.state_hash))
     name = f"snapshot #{pointer.number}"
     try:
@@ -65,10 +77,19 @@ async def drilled(
         restored.close()
 
 
-async def _rehearsed(name: str, live: Reads, known: Progress, restored: Hangar, runner_over: Callable[[Hangar], Runner]) -> Finding:
+async def _rehearsed(
+    name: str,
+    live: Reads,
+    known: Progress,
+    restored: Hangar,
+    runner_over: Callable[[Hangar], Runner],
+) -> Finding:
     begun, held = progress.load(restored), progress.hash_of(restored)
     if held != begun.state_hash:
-        told = f"{name} holds other entries than were written to the state it copied (the first hash was kept as they were written)"
+        told = (
+            f"{name} holds other entries than were written to the state it copied (the "
+            "first hash was kept as they were written)"
+        )
         return Finding(Verdict.DAMAGED, told, _hex(begun.state_hash), _hex(held))
     if not decide.covers(_position(known), _position(begun)):
         return Finding(Verdict.SKIPPED, f"the live state has not come as far as {name} yet")
@@ -77,22 +98,43 @@ async def _rehearsed(name: str, live: Reads, known: Progress, restored: Hangar, 
         reached = await runner.rehearse(known)
     except Unusable as wrong:
         stopped = progress.load(restored)
-        return Finding(Verdict.DIFFERS, f"{name} cannot be replayed: {wrong}", _hex(known.state_hash), _hex(stopped.state_hash))
+        return Finding(
+            Verdict.DIFFERS,
+            f"{name} cannot be replayed: {wrong}",
+            _hex(known.state_hash),
+            _hex(stopped.state_hash),
+        )
     except (Missing, LoadDamaged) as gone:
-        return Finding(Verdict.LOST, f"{name} cannot be replayed to where the live state stands: {gone}")
+        return Finding(
+            Verdict.LOST, f"{name} cannot be replayed to where the live state stands: {gone}"
+        )
     ours, theirs = _hex(known.state_hash), _hex(reached.state_hash)
-    if ours != theirs and not runner.job.outputs and runner.step is not None and not by_order(runner.step):
+    if (
+        ours != theirs
+        and not runner.job.outputs
+        and runner.step is not None
+        and not by_order(runner.step)
+    ):
         ours, theirs = (_answers(runner.step, reads) for reads in (live, restored))
-    both = f"{name} and {sum(reached.offsets.values()) - sum(begun.offsets.values())} records after it"
+    both = (
+        f"{name} and {sum(reached.offsets.values()) - sum(begun.offsets.values())} records after it"
+    )
     if ours == theirs:
         return Finding(Verdict.AGREES, f"{both} come to the live state", ours, theirs)
-    return Finding(Verdict.DIFFERS, f"{both} come to another state: {_difference(live, restored)}", ours, theirs)
+    return Finding(
+        Verdict.DIFFERS,
+        f"{both} come to another state: {_difference(live, restored)}",
+        ours,
+        theirs,
+    )
 
 
 def _answers(step: Any, reads: Reads) -> str:
-    """A digest of what is served: of every key its row after every event, and before each of its last changes.
+    """A digest of what is served: of every key its row after every event, and before each of its
+    last changes.
 
-    A row carries the time of the last change at or before the moment asked for, and stands until the next one: so one walks back in time.
+    A row carries the time of the last change at or before the moment asked for, and stands until
+    the next one: so one walks back in time.
     """
     found = hashlib.blake2b(digest_size=16)
     rows = step.rows(reads, FAR, 2**31)
@@ -117,7 +159,9 @@ def _difference(live: Reads, restored: Reads) -> str:
     return f"{differing} entries differ, the first at key {first.hex()}"
 
 
-def _differing(one: Iterator[tuple[bytes, bytes]], other: Iterator[tuple[bytes, bytes]]) -> Iterator[bytes]:
+def _differing(
+    one: Iterator[tuple[bytes, bytes]], other: Iterator[tuple[bytes, bytes]]
+) -> Iterator[bytes]:
     """Keys of one sorted stream whose entry is not the other's, and the other way round."""
     left, right = next(one, None), next(other, None)
     while left is not None or right is not None:

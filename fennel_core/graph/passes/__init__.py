@@ -1,8 +1,9 @@
 """The passes of validation, in the order in which a person wants to read their findings.
 
-Every pass is one file with one function `(graph, before) -> Iterator[Problem]`. `graph` is what the branch will hold, `before` what it
-holds now (None for a branch without commits). A pass reports what it alone looks at: where a name dangles, only `resolve_references`
-speaks, and the passes that would need the missing entity stay silent about it.
+Every pass is one file with one function `(graph, before) -> Iterator[Problem]`. `graph` is what the
+branch will hold, `before` what it holds now (None for a branch without commits). A pass reports
+what it alone looks at: where a name dangles, only `resolve_references` speaks, and the passes that
+would need the missing entity stay silent about it.
 """
 
 from __future__ import annotations
@@ -49,8 +50,11 @@ INCREMENTAL_RULES: tuple[Pass, ...] = (keep_features,)
 """What holds only for incremental commits: a full commit may leave anything out."""
 
 
-def validate(graph: Graph, before: Graph | None, *, incremental: bool = False) -> tuple[Problem, ...]:
-    """Every problem of the commit that turns `before` into `graph`; an empty tuple when it may be committed.
+def validate(
+    graph: Graph, before: Graph | None, *, incremental: bool = False
+) -> tuple[Problem, ...]:
+    """Every problem of the commit that turns `before` into `graph`; an empty tuple when it may be
+    committed.
 
     For an incremental commit `graph` is `merge_incremental(before, build(request))`.
     """

@@ -1,4 +1,6 @@
-"""Nothing is computed from itself: neither a dataset through pipelines nor a feature through extractors."""
+"""Nothing is computed from itself: neither a dataset through pipelines nor a feature through
+extractors.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ def forbid_cycles(graph: Graph, before: Graph | None) -> Iterator[Problem]:
     except Cycle as cycle:
         path = " -> ".join(map(str, cycle.path))
         yield Problem(
-            "dataset-cycle", str(cycle.path[0]), f"Cyclic dependency found for datasets {path}; break it by a source or another dataset"
+            "dataset-cycle",
+            str(cycle.path[0]),
+            f"Cyclic dependency found for datasets {path}; break it by a source or another dataset",
         )
 
     def providers(extractor: Extractor) -> list[Extractor]:
@@ -29,4 +33,6 @@ def forbid_cycles(graph: Graph, before: Graph | None) -> Iterator[Problem]:
         inputs_first(graph.extractors, providers)
     except Cycle as cycle:
         names = [x.fqn for x in cycle.path if isinstance(x, Extractor)]
-        yield Problem("feature-cycle", names[0], f"Cyclic dependency found for {' -> '.join(names)}")
+        yield Problem(
+            "feature-cycle", names[0], f"Cyclic dependency found for {' -> '.join(names)}"
+        )

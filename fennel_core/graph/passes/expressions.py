@@ -1,4 +1,6 @@
-"""Every expression has the type that its place asks for: a filter is a bool, an assigned column fits its declared type."""
+"""Every expression has the type that its place asks for: a filter is a bool, an assigned column
+fits its declared type.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from fennel_core.wire.operators import AssignExpr, FilterExpr
 
 
 def check_expressions(graph: Graph, before: Graph | None) -> Iterator[Problem]:
-    """Yield one problem per expression of a pipeline, a source or an extractor that has no type or the wrong one."""
+    """Yield one problem per expression of a pipeline, a source or an extractor that has no type or
+    the wrong one.
+    """
     del before
     for pipeline in graph.pipelines:
         if is_complete(graph, pipeline):
@@ -48,7 +52,11 @@ def _condition(expr: Expr, columns: Mapping[str, Dtype]) -> str | None:
         found = infer(expr, columns)
     except ExpressionError as error:
         return str(error)
-    return None if found == Bool() else f"Filter expression must return type bool, found {show(found)}."
+    return (
+        None
+        if found == Bool()
+        else f"Filter expression must return type bool, found {show(found)}."
+    )
 
 
 def _pipeline(graph: Graph, pipeline: Pipeline) -> Iterator[Problem]:
@@ -67,23 +75,38 @@ def _pipeline(graph: Graph, pipeline: Pipeline) -> Iterator[Problem]:
             for column, expr, dtype in operator.kind.columns:
                 text = _declared(expr, dtype, columns)
                 if text:
-                    yield Problem("expression", name, f"pipeline `{name}`: column `{column}`: {text}")
+                    yield Problem(
+                        "expression", name, f"pipeline `{name}`: column `{column}`: {text}"
+                    )
 
 
 def _source(dataset: Dataset, source: Source) -> Iterator[Problem]:
-    """Expressions of a source see the dataset's fields that preproc does not make, and the payload columns they declare."""
+    """Expressions of a source see the dataset's fields that preproc does not make, and the payload
+    columns they declare.
+    """
     made = {field for field, _ in source.preproc}
     fields = {name: dtype for name, dtype in _types(dataset.schema).items() if name not in made}
     for field, value in source.preproc:
         target = dataset.schema.field(field)
         if isinstance(value, EvalExpr) and target is not None:
-            text = _declared(value.expr, target.dtype, {**fields, **{f.name: f.dtype for f in value.schema}})
+            text = _declared(
+                value.expr, target.dtype, {**fields, **{f.name: f.dtype for f in value.schema}}
+            )
             if text:
-                yield Problem("expression", dataset.name, f"Dataset `{dataset.name}`: preproc of `{field}`: {text}")
+                yield Problem(
+                    "expression",
+                    dataset.name,
+                    f"Dataset `{dataset.name}`: preproc of `{field}`: {text}",
+                )
     if isinstance(source.where, EvalExpr):
-        text = _condition(source.where.expr, {**_types(dataset.schema), **{f.name: f.dtype for f in source.where.schema}})
+        text = _condition(
+            source.where.expr,
+            {**_types(dataset.schema), **{f.name: f.dtype for f in source.where.schema}},
+        )
         if text:
-            yield Problem("expression", dataset.name, f"Dataset `{dataset.name}`: where of its source: {text}")
+            yield Problem(
+                "expression", dataset.name, f"Dataset `{dataset.name}`: where of its source: {text}"
+            )
 
 
 def _extractor(graph: Graph, extractor: Extractor) -> Iterator[Problem]:
@@ -92,7 +115,9 @@ def _extractor(graph: Graph, extractor: Extractor) -> Iterator[Problem]:
     output = graph.feature(FeatureRef(extractor.featureset, extractor.outputs[0]))
     if output is None or any(graph.feature(ref) is None for ref in extractor.inputs):
         return  # `resolve_references` has said so
-    columns = {feature.ref.name: feature.dtype for feature in graph.features_of(extractor.featureset)}
+    columns = {
+        feature.ref.name: feature.dtype for feature in graph.features_of(extractor.featureset)
+    }
     text = _declared(extractor.kind.expr, output.dtype, columns)
     if text:
         yield Problem("expression", output.ref.fqn, f"feature `{output.ref.fqn}`: {text}")

@@ -17,7 +17,8 @@ def one_extractor_per_feature(graph: Graph, before: Graph | None) -> Iterator[Pr
         for ref in extractor.output_refs:
             if ref in provided:
                 text = (
-                    f"Feature `{ref.name}` is extracted by multiple extractors including `{extractor.name}` "
+                    f"Feature `{ref.name}` is extracted by multiple extractors "
+                    f"including `{extractor.name}` "
                     f"in featureset `{extractor.featureset}`."
                 )
                 yield Problem("several-extractors", ref.fqn, text)

@@ -1,4 +1,6 @@
-"""Fields of a dataset can be stored: names are unique and not the platform's own, and keys are never null."""
+"""Fields of a dataset can be stored: names are unique and not the platform's own, and keys are
+never null.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,21 @@ def check_fields(graph: Graph, before: Graph | None) -> Iterator[Problem]:
     for dataset in graph.datasets:
         for name, count in Counter(dataset.schema.names).items():
             if count > 1:
-                yield Problem("duplicate-field", dataset.name, f"Dataset `{dataset.name}` has field `{name}` more than once; rename one")
+                yield Problem(
+                    "duplicate-field",
+                    dataset.name,
+                    f"Dataset `{dataset.name}` has field `{name}` more than once; rename one",
+                )
             if name in META:
-                text = f"Dataset `{dataset.name}`: the name `{name}` is used by the platform itself; rename the field"
+                text = (
+                    f"Dataset `{dataset.name}`: the name `{name}` is used by the "
+                    "platform itself; rename the field"
+                )
                 yield Problem("reserved-field", dataset.name, text)
         for key in dataset.schema.keys:
             if is_optional(key.dtype):
-                text = f"Key {key.name} in dataset {dataset.name} cannot be Optional; it is `{show(key.dtype)}`"
+                text = (
+                    f"Key {key.name} in dataset {dataset.name} cannot be Optional; it is "
+                    f"`{show(key.dtype)}`"
+                )
                 yield Problem("optional-key", dataset.name, text)

@@ -13,5 +13,8 @@ def indices_need_keys(graph: Graph, before: Graph | None) -> Iterator[Problem]:
     del before
     for dataset in graph.datasets:
         if graph.indices_of(dataset.name) and not dataset.schema.keyed:
-            text = f"Index is only applicable for datasets with keyed fields. Found zero key fields for dataset : `{dataset.name}`."
+            text = (
+                "Index is only applicable for datasets with keyed fields. Found zero "
+                f"key fields for dataset : `{dataset.name}`."
+            )
             yield Problem("index-keys", dataset.name, text)

@@ -1,4 +1,6 @@
-"""A lookup can be answered: its dataset has an index, the field exists, and the inputs are the keys."""
+"""A lookup can be answered: its dataset has an index, the field exists, and the inputs are the
+keys.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from fennel_core.vocab.dtypes import Dtype, show
 from fennel_core.wire.entities import Dataset, Extractor, ListLookup, Lookup
 
 READ_AS_EACH_OTHER = {dtypes.Int, dtypes.Str}
-"""Shipped projects give an `int` key from a feature declared `str`: numbers and their decimal text are read as each other."""
+"""Shipped projects give an `int` key from a feature declared `str`: numbers and their decimal text
+are read as each other.
+"""
 
 
 def check_lookups(graph: Graph, before: Graph | None) -> Iterator[Problem]:
@@ -25,7 +29,10 @@ def check_lookups(graph: Graph, before: Graph | None) -> Iterator[Problem]:
         if dataset is None:
             continue
         if not graph.indices_of(dataset.name):
-            text = f"Please define an index on dataset : {dataset.name}; feature extractor `{extractor.fqn}` looks it up"
+            text = (
+                f"Please define an index on dataset : {dataset.name}; feature extractor "
+                f"`{extractor.fqn}` looks it up"
+            )
             yield Problem("lookup-index", extractor.fqn, text)
         yield from _field(dataset, extractor, extractor.kind)
         yield from _keys(graph, dataset, extractor)
@@ -35,11 +42,15 @@ def _field(dataset: Dataset, extractor: Extractor, kind: Lookup | ListLookup) ->
     field = dataset.schema.field(kind.field.name)
     if field is None:
         yield Problem(
-            "lookup-field", extractor.fqn, f"Field: {kind.field.name} not in dataset `{dataset.name}`; `{extractor.fqn}` looks it up"
+            "lookup-field",
+            extractor.fqn,
+            f"Field: {kind.field.name} not in dataset `{dataset.name}`; "
+            f"`{extractor.fqn}` looks it up",
         )
     elif stored(required(field.dtype)) != stored(required(kind.field.dtype)):
         text = (
-            f"extractor `{extractor.fqn}` looks up `{dataset.name}.{field.name}` as `{show(kind.field.dtype)}`, "
+            f"extractor `{extractor.fqn}` looks up `{dataset.name}.{field.name}` as "
+            f"`{show(kind.field.dtype)}`, "
             f"but it is `{show(field.dtype)}`; commit featureset and dataset together"
         )
         yield Problem("lookup-type", extractor.fqn, text)
@@ -49,16 +60,20 @@ def _keys(graph: Graph, dataset: Dataset, extractor: Extractor) -> Iterator[Prob
     keys = dataset.schema.keys
     if len(extractor.inputs) != len(keys):
         text = (
-            f"extractor `{extractor.fqn}` gives {len(extractor.inputs)} features as the key of `{dataset.name}`, "
+            f"extractor `{extractor.fqn}` gives {len(extractor.inputs)} features as "
+            f"the key of `{dataset.name}`, "
             f"which has the key fields {list(dataset.schema.key_names)}"
         )
         yield Problem("lookup-keys", extractor.fqn, text)
         return
     for ref, key in zip(extractor.inputs, keys, strict=True):
         feature = graph.feature(ref)
-        if feature is not None and not _is_key(feature.dtype, key.dtype, isinstance(extractor.kind, ListLookup)):
+        if feature is not None and not _is_key(
+            feature.dtype, key.dtype, isinstance(extractor.kind, ListLookup)
+        ):
             text = (
-                f"extractor `{extractor.fqn}` gives `{ref.fqn}: {show(feature.dtype)}` as key `{key.name}: {show(key.dtype)}` "
+                f"extractor `{extractor.fqn}` gives `{ref.fqn}: "
+                f"{show(feature.dtype)}` as key `{key.name}: {show(key.dtype)}` "
                 f"of `{dataset.name}`; use a feature of that type"
             )
             yield Problem("lookup-keys", extractor.fqn, text)
@@ -68,4 +83,7 @@ def _is_key(given: Dtype, key: Dtype, listed: bool) -> bool:
     value = required(given)
     if listed and isinstance(value, dtypes.List):
         value = required(value.of)
-    return stored(value) == stored(key) or {type(stored(value)), type(stored(key))} == READ_AS_EACH_OTHER
+    return (
+        stored(value) == stored(key)
+        or {type(stored(value)), type(stored(key))} == READ_AS_EACH_OTHER
+    )

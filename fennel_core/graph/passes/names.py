@@ -1,4 +1,6 @@
-"""Names are unique: a dataset or featureset is committed once, and so is a feature, an extractor or a pipeline within its owner."""
+"""Names are unique: a dataset or featureset is committed once, and so is a feature, an extractor or
+a pipeline within its owner.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Every name leads somewhere: inputs of pipelines and operators, datasets and features of extractors, owners of sources and indices."""
+"""Every name leads somewhere: inputs of pipelines and operators, datasets and features of
+extractors, owners of sources and indices.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from fennel_core.wire.operators import DatasetRef
 
 
 def resolve_references(graph: Graph, before: Graph | None) -> Iterator[Problem]:
-    """Yield one problem per name that leads nowhere, with the texts that users of the client know."""
+    """Yield one problem per name that leads nowhere, with the texts that users of the client
+    know.
+    """
     del before
     for pipeline in graph.pipelines:
         yield from _pipeline(graph, pipeline)
@@ -25,13 +29,20 @@ def resolve_references(graph: Graph, before: Graph | None) -> Iterator[Problem]:
     ):
         for name in dict.fromkeys(owners):
             if graph.dataset(name) is None:
-                yield Problem("dataset-missing", name, f"Dataset `{name}` not found in sync call, but a {what} belongs to it")
+                yield Problem(
+                    "dataset-missing",
+                    name,
+                    f"Dataset `{name}` not found in sync call, but a {what} belongs to it",
+                )
 
 
 def _pipeline(graph: Graph, pipeline: Pipeline) -> Iterator[Problem]:
     operators = graph.operators_of(pipeline)
     title = f"{pipeline.dataset}@v{pipeline.version}.{pipeline.name}"
-    read = [*pipeline.inputs, *(o.kind.dataset for o in operators if isinstance(o.kind, DatasetRef))]
+    read = [
+        *pipeline.inputs,
+        *(o.kind.dataset for o in operators if isinstance(o.kind, DatasetRef)),
+    ]
     for name in dict.fromkeys(read):
         if graph.dataset(name) is None:
             yield _not_found(name, title)
@@ -39,10 +50,19 @@ def _pipeline(graph: Graph, pipeline: Pipeline) -> Iterator[Problem]:
     for operator in operators:
         for operand in operator.inputs:
             if operand not in ids:
-                yield Problem("operand-missing", title, f"pipeline `{title}` reads operator `{operand}`, which it does not have")
+                yield Problem(
+                    "operand-missing",
+                    title,
+                    f"pipeline `{title}` reads operator `{operand}`, which it does not have",
+                )
     roots = sum(operator.is_root for operator in operators)
     if roots != 1:
-        yield Problem("pipeline-root", title, f"pipeline `{title}` must end in exactly one operator, but {roots} are marked as its end")
+        yield Problem(
+            "pipeline-root",
+            title,
+            f"pipeline `{title}` must end in exactly one operator, but {roots} are "
+            "marked as its end",
+        )
 
 
 def _extractor(graph: Graph, extractor: Extractor) -> Iterator[Problem]:
@@ -51,7 +71,9 @@ def _extractor(graph: Graph, extractor: Extractor) -> Iterator[Problem]:
             yield _not_found(name, extractor.fqn)
     if graph.featureset(extractor.featureset) is None:
         yield Problem(
-            "featureset-missing", extractor.fqn, f"Featureset `{extractor.featureset}` of extractor `{extractor.fqn}` is not committed"
+            "featureset-missing",
+            extractor.fqn,
+            f"Featureset `{extractor.featureset}` of extractor `{extractor.fqn}` is not committed",
         )
         return
     for ref in dict.fromkeys(extractor.inputs):
@@ -61,18 +83,27 @@ def _extractor(graph: Graph, extractor: Extractor) -> Iterator[Problem]:
             yield Problem(
                 "featureset-missing",
                 extractor.fqn,
-                f"Featureset `{ref.featureset}` is required by `{extractor.featureset}` but is not present in the sync call. "
+                f"Featureset `{ref.featureset}` is required by "
+                f"`{extractor.featureset}` but is not present in the sync call. "
                 "Please ensure that all featuresets are present in the sync call.",
             )
         else:
-            text = f"Extractor `{extractor.fqn}` has an input feature `{ref.fqn}` that does not exist; add it to `{ref.featureset}`"
+            text = (
+                f"Extractor `{extractor.fqn}` has an input feature `{ref.fqn}` that does "
+                f"not exist; add it to `{ref.featureset}`"
+            )
             yield Problem("feature-missing", extractor.fqn, text)
     for ref in extractor.output_refs:
         if graph.feature(ref) is None and ref not in graph.retired.features:
-            text = f"Extractor `{extractor.fqn}` has an output feature `{ref.fqn}` that does not exist; add it to `{ref.featureset}`"
+            text = (
+                f"Extractor `{extractor.fqn}` has an output feature `{ref.fqn}` that "
+                f"does not exist; add it to `{ref.featureset}`"
+            )
             yield Problem("feature-missing", extractor.fqn, text)
 
 
 def _not_found(dataset: str, pipeline: str) -> Problem:
-    text = f"Dataset {dataset} not found in the graph while creating inedges for pipeline {pipeline}"
+    text = (
+        f"Dataset {dataset} not found in the graph while creating inedges for pipeline {pipeline}"
+    )
     return Problem("dataset-missing", pipeline, text)

@@ -1,4 +1,6 @@
-"""Every operator can stand on its input, and what a pipeline yields is what its dataset declares."""
+"""Every operator can stand on its input, and what a pipeline yields is what its dataset
+declares.
+"""
 
 from __future__ import annotations
 
@@ -27,19 +29,27 @@ def check_operator_schemas(graph: Graph, before: Graph | None) -> Iterator[Probl
             continue
         if isinstance(root.kind, WindowOp) and not root.kind.recovered and dataset.schema.values:
             text = (
-                f"{where} aggregates inside `groupby(…, window=…)`, and the client does not send these aggregations; "
-                "end the windowed groupby with an empty `.aggregate()` and aggregate its rows by key and window after it"
+                f"{where} aggregates inside `groupby(…, window=…)`, and the client "
+                "does not send these aggregations; "
+                "end the windowed groupby with an empty `.aggregate()` and aggregate "
+                "its rows by key and window after it"
             )
             yield Problem("window-aggregations", name, text)
             continue
         difference = disagreement(derived, dataset.schema)
         if difference is not None:
-            yield Problem("pipeline-schema", name, f"{where} does not yield the declared schema: {difference}")
+            yield Problem(
+                "pipeline-schema", name, f"{where} does not yield the declared schema: {difference}"
+            )
 
 
 def is_complete(graph: Graph, pipeline: Pipeline) -> bool:
-    """Do all names inside the pipeline lead somewhere? (If not, `resolve_references` has said so.)"""
+    """Do all names inside the pipeline lead somewhere? (If not, `resolve_references` has said
+    so.)
+    """
     operators = graph.operators_of(pipeline)
     ids = {operator.id for operator in operators}
     datasets = [o.kind.dataset for o in operators if isinstance(o.kind, DatasetRef)]
-    return all(graph.dataset(name) for name in datasets) and all(i in ids for o in operators for i in o.inputs)
+    return all(graph.dataset(name) for name in datasets) and all(
+        i in ids for o in operators for i in o.inputs
+    )

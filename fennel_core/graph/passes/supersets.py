@@ -1,4 +1,6 @@
-"""An incremental commit takes no feature away silently: what a featureset had, it still has, or names as deleted."""
+"""An incremental commit takes no feature away silently: what a featureset had, it still has, or
+names as deleted.
+"""
 
 from __future__ import annotations
 

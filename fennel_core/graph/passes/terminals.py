@@ -11,26 +11,34 @@ from fennel_core.wire.operators import Aggregate, Operator
 
 
 def terminals_are_last(graph: Graph, before: Graph | None) -> Iterator[Problem]:
-    """Yield one problem per operator after a terminal aggregation, and per pipeline that reads a terminal dataset."""
+    """Yield one problem per operator after a terminal aggregation, and per pipeline that reads a
+    terminal dataset.
+    """
     del before
     for pipeline in graph.pipelines:
         terminal = {o.id for o in graph.operators_of(pipeline) if _is_terminal(o)}
         for operator in graph.operators_of(pipeline):
             if terminal.intersection(operator.inputs):
                 kind = type(operator.kind).__name__.rstrip("_")
-                text = f"Cannot add node '{kind}' after a terminal node in pipeline : `{pipeline.name}`."
+                text = (
+                    f"Cannot add node '{kind}' after a terminal node in pipeline : "
+                    f"`{pipeline.name}`."
+                )
                 yield Problem("after-terminal", f"{pipeline.dataset}.{pipeline.name}", text)
         for name in dict.fromkeys(pipeline.inputs):
             if is_terminal_dataset(graph, name):
                 text = (
-                    f"pipeline `{pipeline.dataset}.{pipeline.name}` cannot have terminal dataset `{name}` as input; "
+                    f"pipeline `{pipeline.dataset}.{pipeline.name}` cannot have "
+                    f"terminal dataset `{name}` as input; "
                     "aggregate with discrete windows or read its inputs instead"
                 )
                 yield Problem("terminal-input", f"{pipeline.dataset}.{pipeline.name}", text)
 
 
 def is_terminal_dataset(graph: Graph, name: str) -> bool:
-    """Does the dataset end in a terminal aggregation, so that it has no rows of its own to pass on?"""
+    """Does the dataset end in a terminal aggregation, so that it has no rows of its own to pass
+    on?
+    """
     return any(_ends_terminal(graph, pipeline) for pipeline in graph.pipelines_of(name))
 
 

@@ -1,7 +1,9 @@
-"""A definition that changed needs a higher version, so that nobody resets data or changes a served value by accident.
+"""A definition that changed needs a higher version, so that nobody resets data or changes a served
+value by accident.
 
-Logic is compared without comments, layout and metadata (`fennel_core.wire.logic`). A dataset's logic here is its schema, its sources and
-its pipeline; what its inputs are made of is theirs to answer for.
+Logic is compared without comments, layout and metadata (`fennel_core.wire.logic`). A dataset's
+logic here is its schema, its sources and its pipeline; what its inputs are made of is theirs to
+answer for.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ from fennel_core.wire.entities import Dataset, Extractor, PyFunc
 from fennel_core.wire.logic import dataset_logic, extractor_logic, pipeline_logic, source_logic
 
 MOCK_WEBHOOK = "_internal_fennel_webhook"
-"""The client's mock hangs this source on every dataset it sees, so it may turn up in a later real commit of the same process: nobody's
-change."""
+"""The client's mock hangs this source on every dataset it sees, so it may turn up in a later real
+commit of the same process: nobody's change.
+"""
 
 
 def require_new_version_on_change(graph: Graph, before: Graph | None) -> Iterator[Problem]:
@@ -31,7 +34,8 @@ def require_new_version_on_change(graph: Graph, before: Graph | None) -> Iterato
         changed = _difference(before, old, graph, dataset)
         if changed:
             text = (
-                f"please increment dataset version of `{dataset.name}`: {changed} changed, but its version is {dataset.version} "
+                f"please increment dataset version of `{dataset.name}`: {changed} "
+                f"changed, but its version is {dataset.version} "
                 f"and was {old.version}"
             )
             yield Problem("dataset-version", dataset.name, text)
@@ -40,7 +44,9 @@ def require_new_version_on_change(graph: Graph, before: Graph | None) -> Iterato
 
 
 def _difference(before: Graph, old: Dataset, after: Graph, new: Dataset) -> str | None:
-    """The first part of a dataset's logic that differs. Equal values, the common case, need no look at their logic."""
+    """The first part of a dataset's logic that differs. Equal values, the common case, need no look
+    at their logic.
+    """
     if _parts(before, old) == _parts(after, new):
         return None
     if dataset_logic(old) != dataset_logic(new):
@@ -53,7 +59,9 @@ def _difference(before: Graph, old: Dataset, after: Graph, new: Dataset) -> str 
 
 
 def _sources(graph: Graph, dataset: str) -> list[bytes]:
-    return sorted(source_logic(source) for source in graph.sources_of(dataset) if not _is_of_the_mock(source))
+    return sorted(
+        source_logic(source) for source in graph.sources_of(dataset) if not _is_of_the_mock(source)
+    )
 
 
 def _is_of_the_mock(source: Source) -> bool:
@@ -62,7 +70,12 @@ def _is_of_the_mock(source: Source) -> bool:
 
 def _parts(graph: Graph, dataset: Dataset) -> tuple[object, ...]:
     pipelines = graph.pipelines_of(dataset.name)
-    return (dataset, graph.sources_of(dataset.name), pipelines, tuple(graph.operators_of(pipeline) for pipeline in pipelines))
+    return (
+        dataset,
+        graph.sources_of(dataset.name),
+        pipelines,
+        tuple(graph.operators_of(pipeline) for pipeline in pipelines),
+    )
 
 
 def _schema_difference(old: Dataset, new: Dataset) -> str:
@@ -85,11 +98,23 @@ def _pipelines(graph: Graph, dataset: str) -> list[bytes]:
 
 
 def _extractor(before: Graph, extractor: Extractor) -> Iterator[Problem]:
-    """User code is versioned by its author; lookups, aliases and expressions are made by the client and have no version to raise."""
+    """User code is versioned by its author; lookups, aliases and expressions are made by the client
+    and have no version to raise.
+    """
     if not isinstance(extractor.kind, PyFunc):
         return
-    old = next((x for x in before.extractors_of(extractor.featureset) if x.name == extractor.name), None)
-    if old is None or old == extractor or extractor.version > old.version or extractor_logic(old) == extractor_logic(extractor):
+    old = next(
+        (x for x in before.extractors_of(extractor.featureset) if x.name == extractor.name), None
+    )
+    if (
+        old is None
+        or old == extractor
+        or extractor.version > old.version
+        or extractor_logic(old) == extractor_logic(extractor)
+    ):
         return
-    text = f"please increment the version of extractor `{extractor.fqn}`: it changed, but its version is {extractor.version} as before"
+    text = (
+        f"please increment the version of extractor `{extractor.fqn}`: it changed, but "
+        f"its version is {extractor.version} as before"
+    )
     yield Problem("extractor-version", extractor.fqn, text)

@@ -1,8 +1,8 @@
 """Values of aggregations over ranges of time, assembled from tiles.
 
-Theory. The ends of all ranges asked of one key cut time into intervals; tiles answer with one partial per interval and aggregation; a range
-is a run of neighbouring intervals, and partials add up. Where a tile no longer holds enough (UNKNOWN), the item is read again from its
-events.
+Theory. The ends of all ranges asked of one key cut time into intervals; tiles answer with one
+partial per interval and aggregation; a range is a run of neighbouring intervals, and partials add
+up. Where a tile no longer holds enough (UNKNOWN), the item is read again from its events.
 """
 
 from __future__ import annotations
@@ -24,20 +24,39 @@ Range = tuple[int, int]
 class Assembler:
     """`wanted[j]` is the number of the aggregation whose value over range j is asked."""
 
-    def __init__(self, tiles: Tiles, aggregations: Sequence[Aggregation[Any]], wanted: Sequence[int]) -> None:
+    def __init__(
+        self, tiles: Tiles, aggregations: Sequence[Aggregation[Any]], wanted: Sequence[int]
+    ) -> None:
         self._tiles = tiles
         self._aggregations = tuple(aggregations)
         self._whole = tuple(aggregation.exhaustive() for aggregation in aggregations)
         self._wanted = tuple(wanted)
 
-    def values(self, reads: Reads, keys: Sequence[bytes], ranges: Sequence[Sequence[Range]], as_of: Sequence[int]) -> list[list[object]]:
-        """Per item, the values of the wanted aggregations over its ranges (one range each, low <= high)."""
+    def values(
+        self,
+        reads: Reads,
+        keys: Sequence[bytes],
+        ranges: Sequence[Sequence[Range]],
+        as_of: Sequence[int],
+    ) -> list[list[object]]:
+        """Per item, the values of the wanted aggregations over its ranges (one range each, low <=
+        high).
+        """
         if len(keys) > CHUNK_ITEMS:
-            parts = (slice(start, start + CHUNK_ITEMS) for start in range(0, len(keys), CHUNK_ITEMS))
-            return [values for part in parts for values in self.values(reads, keys[part], ranges[part], as_of[part])]
+            parts = (
+                slice(start, start + CHUNK_ITEMS) for start in range(0, len(keys), CHUNK_ITEMS)
+            )
+            return [
+                values
+                for part in parts
+                for values in self.values(reads, keys[part], ranges[part], as_of[part])
+            ]
         cuts = [sorted({end for span in spans for end in span}) for spans in ranges]
         width = max(map(len, cuts), default=0)
-        asked = [Asked(key, (*ends, *ends[-1:] * (width - len(ends)))) for key, ends in zip(keys, cuts, strict=True)]
+        asked = [
+            Asked(key, (*ends, *ends[-1:] * (width - len(ends))))
+            for key, ends in zip(keys, cuts, strict=True)
+        ]
         out: list[list[object]] = []
         unknown: list[int] = []
         for i, intervals in enumerate(self._tiles.read(reads, asked)):
@@ -53,11 +72,24 @@ class Assembler:
         return out
 
     def _item(
-        self, aggregations: Sequence[Aggregation[Any]], intervals: list[Partials], cuts: list[int], ranges: Sequence[Range], as_of: int
+        self,
+        aggregations: Sequence[Aggregation[Any]],
+        intervals: list[Partials],
+        cuts: list[int],
+        ranges: Sequence[Range],
+        as_of: int,
     ) -> list[object]:
-        """An event at the cut itself lies in the interval that ends there; so a range starts with the interval after its low end."""
+        """An event at the cut itself lies in the interval that ends there; so a range starts with
+        the interval after its low end.
+        """
         found = []
         for j, (low, high) in zip(self._wanted, ranges, strict=True):
-            inside = (partials[j] for partials in intervals[cuts.index(low) + 1 : cuts.index(high) + 1])
-            found.append(aggregations[j].finalize(reduce(aggregations[j].merge, inside, aggregations[j].empty), as_of))
+            inside = (
+                partials[j] for partials in intervals[cuts.index(low) + 1 : cuts.index(high) + 1]
+            )
+            found.append(
+                aggregations[j].finalize(
+                    reduce(aggregations[j].merge, inside, aggregations[j].empty), as_of
+                )
+            )
         return found

@@ -1,4 +1,6 @@
-"""Aggregate into a keyed dataset: a version of the result at every time at which it changes (`moments.py`, `timeline.py`)."""
+"""Aggregate into a keyed dataset: a version of the result at every time at which it changes
+(`moments.py`, `timeline.py`).
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ class EmittedAggregateStep(RowMomentStep):
         tiles = Tiles(filing.layout, aggregations)
         assembler = Assembler(tiles, aggregations, range(len(aggregations)))
         self._windows = [one.window for one in spec.specs]
-        results = Results(assembled(assembler), [one.name for one in spec.specs], spec.keys, spec.output, None)
+        results = Results(
+            assembled(assembler), [one.name for one in spec.specs], spec.keys, spec.output, None
+        )
         super().__init__(filing, tiles, results, lookback_us(self._windows))
 
     def changes(self, ts: Ints) -> Changes:

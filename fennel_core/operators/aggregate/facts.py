@@ -1,13 +1,15 @@
 """Aggregate over a keyed dataset, which arrives as signed facts: rows with a beginning and an end.
 
-Theory. A row counts from its beginning until it is succeeded or leaves the window, whichever is first:
-`from <= q < min(to, from + d + 1 s)`. So for each window a row is filed twice, once with its weight when it begins to count and once
-with the opposite weight when it ceases to; the value as of q is the aggregate of everything filed at or before q. Each window has
-tiles of its own, since rows leave at different times. All of these times are changes of the result; they are filed apart, with the row's
-own sign, for the timestamp of the answer. A key is found from its first change on, even when all its rows have ended.
+Theory. A row counts from its beginning until it is succeeded or leaves the window, whichever is
+first: `from <= q < min(to, from + d + 1 s)`. So for each window a row is filed twice, once with its
+weight when it begins to count and once with the opposite weight when it ceases to; the value as of
+q is the aggregate of everything filed at or before q. Each window has tiles of its own, since rows
+leave at different times. All of these times are changes of the result; they are filed apart, with
+the row's own sign, for the timestamp of the answer. A key is found from its first change on, even
+when all its rows have ended.
 
-State: tags 0x80 + 2i and 0x81 + 2i: tiles of the i-th distinct window of the specs. Assembled at read time, also tags `a`, `n`: tiles
-of the times of changes. Emitted, also what `moments.py` keeps.
+State: tags 0x80 + 2i and 0x81 + 2i: tiles of the i-th distinct window of the specs. Assembled at
+read time, also tags `a`, `n`: tiles of the times of changes. Emitted, also what `moments.py` keeps.
 """
 
 from __future__ import annotations
@@ -23,7 +25,13 @@ from fennel_core.aggregates.make import make
 from fennel_core.aggregates.verbs import Aggregation
 from fennel_core.operators.aggregate.assemble import Assembler
 from fennel_core.operators.aggregate.filing import Filing
-from fennel_core.operators.aggregate.moments import Absorbed, Moment, MomentStep, reach_of, reasons_of
+from fennel_core.operators.aggregate.moments import (
+    Absorbed,
+    Moment,
+    MomentStep,
+    reach_of,
+    reasons_of,
+)
 from fennel_core.operators.aggregate.results import Derived, Results
 from fennel_core.operators.aggregate.step import SECOND_US, rows_of
 from fennel_core.operators.aggregate.tiles import NODES, ROOTS, Tiles
@@ -41,7 +49,9 @@ _FIRST_TAG = 0x80
 
 
 class Lives:
-    """Tiles of one kind of window: rows filed when they begin and cease to count in it, and the columns that are read from them."""
+    """Tiles of one kind of window: rows filed when they begin and cease to count in it, and the
+    columns that are read from them.
+    """
 
     def __init__(self, spec: Aggregate, window: wire.Window, number: int) -> None:
         specs = [one for one in spec.specs if one.window == window]
@@ -53,9 +63,15 @@ class Lives:
         self._assembler = Assembler(self._tiles, aggregations, range(len(aggregations)))
 
     def changes(self, batch: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """The batch at the times when its rows begin to count, and at those when they cease to (column `_AT`)."""
-        counting = batch.with_columns(self._begin.alias(_AT)).filter(pl.col(TO).is_null() | (pl.col(_AT) < pl.col(TO)))
-        return counting, counting.with_columns(self._end.alias(_AT)).filter(pl.col(_AT).is_not_null())
+        """The batch at the times when its rows begin to count, and at those when they cease to
+        (column `_AT`).
+        """
+        counting = batch.with_columns(self._begin.alias(_AT)).filter(
+            pl.col(TO).is_null() | (pl.col(_AT) < pl.col(TO))
+        )
+        return counting, counting.with_columns(self._end.alias(_AT)).filter(
+            pl.col(_AT).is_not_null()
+        )
 
     def add(self, reads: Reads, begun: pl.DataFrame, ended: pl.DataFrame) -> dict[bytes, bytes]:
         both = pl.concat([begun, ended.with_columns(-pl.col(SIGN))])
@@ -64,15 +80,22 @@ class Lives:
         filed = self._filing.file(both)
         return self._tiles.add(reads, filed.keys, filed.records, filed.starts)
 
-    def values(self, reads: Reads, keys: Sequence[bytes], as_of: Sequence[int]) -> list[list[object]]:
-        return self._assembler.values(reads, keys, [((MIN_TIME, moment),) * len(self.names) for moment in as_of], as_of)
+    def values(
+        self, reads: Reads, keys: Sequence[bytes], as_of: Sequence[int]
+    ) -> list[list[object]]:
+        return self._assembler.values(
+            reads, keys, [((MIN_TIME, moment),) * len(self.names) for moment in as_of], as_of
+        )
 
 
 def lives_of(spec: Aggregate) -> list[Lives]:
     """One per distinct window, in the order of the specs."""
     for one in spec.specs:
         if isinstance(one, wire.ExpDecay):
-            raise ValueError("an exponentially decayed sum over a keyed dataset is not defined: aggregate its changelog instead")
+            raise ValueError(
+                "an exponentially decayed sum over a keyed dataset is not defined: "
+                "aggregate its changelog instead"
+            )
     windows = dict.fromkeys(one.window for one in spec.specs)
     return [Lives(spec, window, number) for number, window in enumerate(windows)]
 
@@ -107,14 +130,18 @@ class FactsAggregateStep:
         puts.update(self._clock.add(reads, filed.keys, filed.records, filed.starts))
         return Outcome(puts=puts)
 
-    def lookup(self, reads: Reads, keys: Sequence[bytes], as_of: Sequence[Micros]) -> list[bytes | None]:
+    def lookup(
+        self, reads: Reads, keys: Sequence[bytes], as_of: Sequence[Micros]
+    ) -> list[bytes | None]:
         ranges = [((MIN_TIME, moment),) for moment in as_of]
         clocks = self._clock_assembler.values(reads, keys, ranges, as_of)
         found = [lives.values(reads, keys, as_of) for lives in self._lives]
         out: list[bytes | None] = []
         for (changed,), *parts in zip(clocks, *found, strict=True):
             values = [value for part in parts for value in part]
-            out.append(None if changed is None else encode([changed, *(values[i] for i in self._order)]))
+            out.append(
+                None if changed is None else encode([changed, *(values[i] for i in self._order)])
+            )
         return out
 
     def rows(self, reads: Reads, as_of: Micros, limit: int) -> list[tuple[bytes, bytes]]:
@@ -123,7 +150,9 @@ class FactsAggregateStep:
 
 
 class EmittedFactsStep(MomentStep):
-    """The step of a `spec.Aggregate` whose input has facts and that is not terminal: a version whenever a row begins or ceases to count."""
+    """The step of a `spec.Aggregate` whose input has facts and that is not terminal: a version
+    whenever a row begins or ceases to count.
+    """
 
     def __init__(self, spec: Aggregate) -> None:
         assert not spec.terminal, "see FactsAggregateStep"
@@ -131,7 +160,10 @@ class EmittedFactsStep(MomentStep):
         self._lives = lives_of(spec)
         self._filing = Filing(spec.input, spec.keys, _AT, ())
         names = [name for lives in self._lives for name in lives.names]
-        super().__init__(Results(self._values, names, spec.keys, spec.output, None), lookback_us([one.window for one in spec.specs]))
+        super().__init__(
+            Results(self._values, names, spec.keys, spec.output, None),
+            lookback_us([one.window for one in spec.specs]),
+        )
 
     def absorb(self, reads: Reads, batch: pl.DataFrame) -> Absorbed:
         puts: dict[bytes, bytes] = {}
@@ -147,7 +179,12 @@ class EmittedFactsStep(MomentStep):
             return Absorbed(puts, {}, [], frontier)
         filed = self._filing.file(every)
         ts = filed.records.ts
-        return Absorbed(puts, reasons_of(filed, np.arange(len(ts)), ts), reach_of(filed, (ts, np.full(len(ts), MAX_TIME - 1))), frontier)
+        return Absorbed(
+            puts,
+            reasons_of(filed, np.arange(len(ts)), ts),
+            reach_of(filed, (ts, np.full(len(ts), MAX_TIME - 1))),
+            frontier,
+        )
 
     def derived(self, moment: Moment) -> Derived:
         key, time = moment
@@ -165,12 +202,17 @@ def _life(window: wire.Window, time: pl.Expr) -> tuple[pl.Expr, pl.Expr]:
         case wire.Forever():
             return time, pl.col(TO)
         case wire.Sliding(duration_us):
-            return time, pl.min_horizontal(TO, time + pl.duration(microseconds=duration_us + SECOND_US))
+            return time, pl.min_horizontal(
+                TO, time + pl.duration(microseconds=duration_us + SECOND_US)
+            )
         case wire.ForeverHopping(stride_us):
             following = time.cast(pl.Int64).floordiv(stride_us).add(1).mul(stride_us)
             return following.cast(pl.Datetime("us", "UTC")), pl.col(TO)
         case wire.Tumbling() | wire.Hopping() | wire.Session():
-            raise ValueError(f"{window} is not defined over a keyed dataset: aggregate its changelog, or along another column")
+            raise ValueError(
+                f"{window} is not defined over a keyed dataset: aggregate its "
+                "changelog, or along another column"
+            )
         case unreachable:
             assert_never(unreachable)
 

@@ -32,7 +32,13 @@ class Filed:
 class Filing:
     """`along`: the column whose time counts in place of the timestamp."""
 
-    def __init__(self, schema: Schema, keys: tuple[str, ...], along: str | None, aggregations: Sequence[Aggregation[Any]]) -> None:
+    def __init__(
+        self,
+        schema: Schema,
+        keys: tuple[str, ...],
+        along: str | None,
+        aggregations: Sequence[Aggregation[Any]],
+    ) -> None:
         assert not schema.keyed, "a keyed input reaches an aggregation as signed facts"
         self._keys = keys
         self._time = along or schema.timestamp
@@ -41,17 +47,32 @@ class Filing:
     def file(self, batch: pl.DataFrame) -> Filed:
         if batch.height == 1:
             return Filed(key_bytes(batch, self._keys), self._records(batch), _FIRST)
-        groups = batch.select(self._keys).with_row_index(_ROW).group_by(self._keys, maintain_order=True).agg(_ROW)
+        groups = (
+            batch.select(self._keys)
+            .with_row_index(_ROW)
+            .group_by(self._keys, maintain_order=True)
+            .agg(_ROW)
+        )
         rows = groups[_ROW].explode(empty_as_null=False).to_numpy().astype(np.int64)
         lengths = groups[_ROW].list.len().to_numpy().astype(np.int64)
-        return Filed(key_bytes(groups, self._keys), self._records(batch).take(rows), np.cumsum(lengths) - lengths)
+        return Filed(
+            key_bytes(groups, self._keys),
+            self._records(batch).take(rows),
+            np.cumsum(lengths) - lengths,
+        )
 
     def _records(self, batch: pl.DataFrame) -> Records:
-        return of_frame(self.layout, batch, batch[self._time].cast(pl.Int64), batch[SIGN], batch[POS])
+        return of_frame(
+            self.layout, batch, batch[self._time].cast(pl.Int64), batch[SIGN], batch[POS]
+        )
 
 
 def _layout(schema: Schema, aggregations: Sequence[Aggregation[Any]]) -> Layout:
-    names = sorted({name for aggregation in aggregations for name in aggregation.prepare()} - {POSITION})
+    names = sorted(
+        {name for aggregation in aggregations for name in aggregation.prepare()} - {POSITION}
+    )
     fields = [schema.field(name) for name in names]
     columns = tuple((field.name, kind_of(field.dtype)) for field in fields if field is not None)
-    return Layout(columns, ordered=any(POSITION in aggregation.prepare() for aggregation in aggregations))
+    return Layout(
+        columns, ordered=any(POSITION in aggregation.prepare() for aggregation in aggregations)
+    )

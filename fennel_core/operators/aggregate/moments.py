@@ -1,17 +1,23 @@
-"""Moments: when the results of a key change, how many reasons there are for it, and which of them may be seen.
+"""Moments: when the results of a key change, how many reasons there are for it, and which of them
+may be seen.
 
-Theory. The result of a key is a function of time, and its windows say at which times rows make it change. Those *moments* are kept per key
-with the number of reasons for each (rows × windows, retractions subtract), so a moment exists exactly as long as something changes there.
-A batch affects the moments inside the reach of its rows; at each of them the result is assembled from the tiles before and after the
-batch, and `−old +new` is emitted where they differ. So what has been emitted is always the recompute over the rows known so far.
+Theory. The result of a key is a function of time, and its windows say at which times rows make it
+change. Those *moments* are kept per key with the number of reasons for each (rows × windows,
+retractions subtract), so a moment exists exactly as long as something changes there. A batch
+affects the moments inside the reach of its rows; at each of them the result is assembled from the
+tiles before and after the batch, and `−old +new` is emitted where they differ. So what has been
+emitted is always the recompute over the rows known so far.
 
-Windows that close do so by event time: a moment is visible once it is at or before the *frontier* − lookback, the frontier being the
-largest event time accepted from the whole input. The step raises its frontier to the largest event time of each batch (that is part of
-the input, so never too far) and whenever it is told (`advance`); moments that become visible are found on the agenda, so nothing waits
-for a clock. Windows that move with the reader have no frontier: their expiries are emitted ahead, as versions in the future.
+Windows that close do so by event time: a moment is visible once it is at or before the *frontier* −
+lookback, the frontier being the largest event time accepted from the whole input. The step raises
+its frontier to the largest event time of each batch (that is part of the input, so never too far)
+and whenever it is told (`advance`); moments that become visible are found on the agenda, so nothing
+waits for a clock. Windows that move with the reader have no frontier: their expiries are emitted
+ahead, as versions in the future.
 
-State: tiles (`tiles.py`), and tag `m`: key, moment → number of reasons (msgpack); tag `g`: moment, key → nothing, for moments that are
-not visible yet (the agenda); tag `f` of key group 0: the frontier and a time before which nothing is on the agenda (msgpack).
+State: tiles (`tiles.py`), and tag `m`: key, moment → number of reasons (msgpack); tag `g`: moment,
+key → nothing, for moments that are not visible yet (the agenda); tag `f` of key group 0: the
+frontier and a time before which nothing is on the agenda (msgpack).
 """
 
 from __future__ import annotations
@@ -60,7 +66,9 @@ Reach = tuple[bytes, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Absorbed:
-    """What a batch does to the tiles and to moments. `reasons`: how their number changes; `latest`: its largest event time, if any."""
+    """What a batch does to the tiles and to moments. `reasons`: how their number changes; `latest`:
+    its largest event time, if any.
+    """
 
     puts: dict[bytes, bytes]
     reasons: dict[Moment, int]
@@ -88,27 +96,43 @@ class MomentStep(ABC):
         absorbed = self.absorb(reads, batch)
         reasons, after = absorbed.reasons, Overlay(reads, absorbed.puts)
         visible = self._visible(reads)
-        counts = dict(zip(reasons, map(_count, reads.get_many(list(map(_place, reasons)))), strict=True))
+        counts = dict(
+            zip(reasons, map(_count, reads.get_many(list(map(_place, reasons)))), strict=True)
+        )
         for moment, change in reasons.items():
             self._record(after, moment, counts[moment] + change, visible=moment[1] <= visible)
-        affected = [m for m in _moments(reads, absorbed.reach) if m[1] <= visible and m not in counts]
+        affected = [
+            m for m in _moments(reads, absorbed.reach) if m[1] <= visible and m not in counts
+        ]
         now = [m for m in counts if m[1] <= visible]
         held = [m for m in now if counts[m]]
         kept = [m for m in now if counts[m] + reasons[m]]
         frames = self._difference(reads, held + affected, after, kept + affected)
         opened = self._raise(reads, after, absorbed.latest)
-        return Outcome(puts=after.puts, deletes=frozenset(after.deletes), emits=emits(frames, self._difference(reads, [], after, opened)))
+        return Outcome(
+            puts=after.puts,
+            deletes=frozenset(after.deletes),
+            emits=emits(frames, self._difference(reads, [], after, opened)),
+        )
 
     def advance(self, reads: Reads, frontier: Micros) -> Outcome:
-        """Emit what the frontier of the whole input (its largest accepted event time) makes visible."""
+        """Emit what the frontier of the whole input (its largest accepted event time) makes
+        visible.
+        """
         after = Overlay(reads, {})
         opened = self._raise(reads, after, frontier)
-        return Outcome(after.puts, frozenset(after.deletes), emits(self._difference(reads, [], after, opened)))
+        return Outcome(
+            after.puts, frozenset(after.deletes), emits(self._difference(reads, [], after, opened))
+        )
 
-    def _difference(self, before: Reads, old: Sequence[Moment], after: Reads, new: Sequence[Moment]) -> list[pl.DataFrame]:
-        return self._results.difference(before, list(map(self.derived, old)), after, list(map(self.derived, new)))
+    def _difference(
+        self, before: Reads, old: Sequence[Moment], after: Reads, new: Sequence[Moment]
+    ) -> list[pl.DataFrame]:
+        return self._results.difference(
+            before, list(map(self.derived, old)), after, list(map(self.derived, new))
+        )
 
-    # --- moments ------------------------------------------------------------------------------------------------------
+    # --- moments ----------------------------------------------------------------------------------
 
     def _record(self, after: Overlay, moment: Moment, count: int, *, visible: bool) -> None:
         """Keep the number of reasons for a moment, and whether it waits for the frontier."""
@@ -122,14 +146,16 @@ class MomentStep(ABC):
             for place in [_place(moment), *waiting]:
                 after.delete(place)
 
-    # --- the frontier -------------------------------------------------------------------------------------------------
+    # --- the frontier -----------------------------------------------------------------------------
 
     def _visible(self, reads: Reads) -> int:
         """The last moment that may be seen."""
         return MAX_TIME if self._lookback_us is None else _horizon(reads)[0] - self._lookback_us
 
     def _raise(self, reads: Reads, after: Overlay, told: Micros | None) -> list[Moment]:
-        """Raise the frontier; the moments that become visible, taken off the agenda. Walks the agenda only if something on it is due."""
+        """Raise the frontier; the moments that become visible, taken off the agenda. Walks the
+        agenda only if something on it is due.
+        """
         if self._lookback_us is None:
             return []
         known, earliest = _horizon(reads)
@@ -138,7 +164,11 @@ class MomentStep(ABC):
         earliest = min([earliest, *(time_of(place, PREFIX) for place in fresh)])
         visible, due = frontier - self._lookback_us, set[bytes]()
         if earliest <= visible:
-            waiting = fresh | {place for place in _agenda(reads, MIN_TIME, visible, None) if place not in after.deletes}
+            waiting = fresh | {
+                place
+                for place in _agenda(reads, MIN_TIME, visible, None)
+                if place not in after.deletes
+            }
             due = {place for place in waiting if time_of(place, PREFIX) <= visible}
             later = [*(waiting - due), *_agenda(reads, visible + 1, MAX_TIME - 1, 1)]
             earliest = min((time_of(place, PREFIX) for place in later), default=MAX_TIME)
@@ -159,7 +189,9 @@ def _horizon(reads: Reads) -> tuple[int, int]:
 
 
 def _agenda(reads: Reads, first: int, last: int, limit: int | None) -> list[bytes]:
-    """What waits for a time from `first` to `last`; at most `limit` of each key group, the earliest."""
+    """What waits for a time from `first` to `last`; at most `limit` of each key group, the
+    earliest.
+    """
     found: list[bytes] = []
     for group in range(KEY_GROUPS):
         prefix = group.to_bytes(2, "big") + AGENDA
@@ -171,7 +203,9 @@ def _agenda(reads: Reads, first: int, last: int, limit: int | None) -> list[byte
 class RowMomentStep(MomentStep):
     """Moments made by rows, each of which counts in windows around its own time."""
 
-    def __init__(self, filing: Filing, tiles: Tiles, results: Results, lookback_us: int | None) -> None:
+    def __init__(
+        self, filing: Filing, tiles: Tiles, results: Results, lookback_us: int | None
+    ) -> None:
         super().__init__(results, lookback_us)
         self._filing, self._tiles = filing, tiles
 
@@ -181,7 +215,9 @@ class RowMomentStep(MomentStep):
 
     @abstractmethod
     def reach(self, ts: Ints) -> tuple[Ints, Ints] | None:
-        """First and last moment at which rows at `ts` can change a result; None if they only do at the moments they make."""
+        """First and last moment at which rows at `ts` can change a result; None if they only do at
+        the moments they make.
+        """
 
     def absorb(self, reads: Reads, batch: pl.DataFrame) -> Absorbed:
         filed = self._filing.file(batch)
@@ -201,14 +237,19 @@ def reach_of(filed: Filed, reached: tuple[Ints, Ints] | None) -> list[Reach]:
     if reached is None:
         return []
     first, last = reached
-    lows, highs = np.minimum.reduceat(first, filed.starts).tolist(), np.maximum.reduceat(last, filed.starts).tolist()
+    lows, highs = (
+        np.minimum.reduceat(first, filed.starts).tolist(),
+        np.maximum.reduceat(last, filed.starts).tolist(),
+    )
     return list(zip(filed.keys, lows, highs, strict=True))
 
 
 def _moments(reads: Reads, reach: Sequence[Reach]) -> list[Moment]:
     """Moments that are there, inside the reach."""
     found: list[Moment] = []
-    for (key, low, high), prefix in zip(reach, prefixes(MOMENTS, [key for key, _, _ in reach]), strict=True):
+    for (key, low, high), prefix in zip(
+        reach, prefixes(MOMENTS, [key for key, _, _ in reach]), strict=True
+    ):
         entries = reads.scan(prefix + time_bytes(low), prefix + time_bytes(high + 1))
         found += [(key, time_of(place, len(prefix))) for place, _ in entries]
     return found
@@ -217,7 +258,9 @@ def _moments(reads: Reads, reach: Sequence[Reach]) -> list[Moment]:
 def reasons_of(filed: Filed, rows: Ints, times: Ints) -> dict[Moment, int]:
     """How the number of reasons changes when row `rows[i]` makes a moment at `times[i]`."""
     owners = np.repeat(np.arange(len(filed.keys)), np.diff(filed.starts, append=len(filed.records)))
-    counted = pl.DataFrame({"owner": owners[rows], "time": times, "weight": filed.records.weight[rows]})
+    counted = pl.DataFrame(
+        {"owner": owners[rows], "time": times, "weight": filed.records.weight[rows]}
+    )
     net = counted.group_by("owner", "time", maintain_order=True).agg(pl.col("weight").sum())
     return {(filed.keys[owner], time): weight for owner, time, weight in net.rows()}
 

@@ -25,10 +25,17 @@ class Overlay:
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         held = self._below.get_many(keys)
-        return [self.puts.get(key, None if key in self.deletes else old) for key, old in zip(keys, held, strict=True)]
+        return [
+            self.puts.get(key, None if key in self.deletes else old)
+            for key, old in zip(keys, held, strict=True)
+        ]
 
-    def scan(self, start: bytes, stop: bytes, *, reverse: bool = False, limit: int | None = None) -> list[tuple[bytes, bytes]]:
+    def scan(
+        self, start: bytes, stop: bytes, *, reverse: bool = False, limit: int | None = None
+    ) -> list[tuple[bytes, bytes]]:
         """Walks all changes: for the few scans that need them."""
-        found = {key: value for key, value in self._below.scan(start, stop) if key not in self.deletes}
+        found = {
+            key: value for key, value in self._below.scan(start, stop) if key not in self.deletes
+        }
         found.update((key, value) for key, value in self.puts.items() if start <= key < stop)
         return sorted(found.items(), reverse=reverse)[:limit]

@@ -1,8 +1,9 @@
 """Versions of derived rows: computed before and after a batch, and emitted where they differ.
 
-Theory. A derived row is named by its key, its time and, for `groupby(window=…)`, its window; its values are aggregations over ranges of its
-key's events. Asked of the state before and after a batch, the two answers tell what to take back and what to say. A version's position is
-a function of its key alone: there is one version per key and time, and different keys never share a position.
+Theory. A derived row is named by its key, its time and, for `groupby(window=…)`, its window; its
+values are aggregations over ranges of its key's events. Asked of the state before and after a
+batch, the two answers tell what to take back and what to say. A version's position is a function of
+its key alone: there is one version per key and time, and different keys never share a position.
 """
 
 from __future__ import annotations
@@ -39,22 +40,40 @@ ValuesOf = Callable[[Reads, Sequence[Derived]], list[list[object]]]
 
 def assembled(assembler: Assembler) -> ValuesOf:
     """Values over the ranges of each row."""
-    return lambda reads, rows: assembler.values(reads, [r.key for r in rows], [r.ranges for r in rows], [r.time for r in rows])
+    return lambda reads, rows: assembler.values(
+        reads, [r.key for r in rows], [r.ranges for r in rows], [r.time for r in rows]
+    )
 
 
 class Results:
-    """`names`: output columns of the assembled values, in their order. `window_field`: the key column that holds the window, if any."""
+    """`names`: output columns of the assembled values, in their order. `window_field`: the key
+    column that holds the window, if any.
+    """
 
-    def __init__(self, values: ValuesOf, names: Sequence[str], keys: tuple[str, ...], output: Schema, window_field: str | None) -> None:
+    def __init__(
+        self,
+        values: ValuesOf,
+        names: Sequence[str],
+        keys: tuple[str, ...],
+        output: Schema,
+        window_field: str | None,
+    ) -> None:
         self._values_of = values
         self._order = [list(names).index(name) for name in output.value_names]
         self._window_field = window_field
         self._keys = columns_of(output, keys)
-        self._values = columns_of(output, (output.timestamp, *([window_field] if window_field else []), *output.value_names))
+        self._values = columns_of(
+            output,
+            (output.timestamp, *([window_field] if window_field else []), *output.value_names),
+        )
         self._names = output_names(output)
 
-    def difference(self, before: Reads, old: Sequence[Derived], after: Reads, new: Sequence[Derived]) -> list[pl.DataFrame]:
-        """Frames that take back `old` as of `before` and say `new` as of `after`, without what is in both."""
+    def difference(
+        self, before: Reads, old: Sequence[Derived], after: Reads, new: Sequence[Derived]
+    ) -> list[pl.DataFrame]:
+        """Frames that take back `old` as of `before` and say `new` as of `after`, without what is
+        in both.
+        """
         was = dict(zip(old, self._rows(before, old), strict=True))
         becomes = dict(zip(new, self._rows(after, new), strict=True))
         gone = [(row, data) for row, data in was.items() if becomes.get(row) != data]
@@ -70,9 +89,14 @@ class Results:
 
     def _frame(self, rows: Sequence[tuple[Derived, bytes]], sign: int) -> pl.DataFrame:
         keys = [row.key for row, _ in rows]
-        frame = pl.concat([decode_rows(keys, self._keys), decode_rows([data for _, data in rows], self._values)], how="horizontal")
+        frame = pl.concat(
+            [decode_rows(keys, self._keys), decode_rows([data for _, data in rows], self._values)],
+            how="horizontal",
+        )
         positions = pl.Series(POS, [_position(row) for row, _ in rows], dtype=pl.Binary)
-        return frame.with_columns(positions, pl.lit(sign, pl.Int8).alias(SIGN), pl.lit(value=False).alias(GONE)).select(self._names)
+        return frame.with_columns(
+            positions, pl.lit(sign, pl.Int8).alias(SIGN), pl.lit(value=False).alias(GONE)
+        ).select(self._names)
 
 
 def emits(*parts: list[pl.DataFrame]) -> tuple[Emit, ...]:

@@ -1,24 +1,29 @@
-"""Tiles: all events of one key as a tree of time spans, each with the partial aggregates of its parts.
+"""Tiles: all events of one key as a tree of time spans, each with the partial aggregates of its
+parts.
 
-Theory. A node is a log of records (`aggregates.records`, in any order) and, per child span that has events, one packed partial per
-aggregation. The root spans all time; children of level i are aligned spans of 2^SHIFTS[i] µs: 102 days, 6 days, 10 hours, 36 minutes, … .
-Writing appends to the root's log and decodes nothing. A log over `LOG_RECORDS` moves on: its records are filed under their child spans,
-the children's partials are updated, the records are appended to the children's logs, and so on down. So an event is somewhere on the path
-from the root to its span, everything below a node is in its parent's partial of it, and a key with few events is one value. Spans of the
-last level are not divided by time any more (their events may all have one timestamp): a log of over `BLOCK_RECORDS` is put aside as it
-is, as a numbered child that spans what its parent does.
+Theory. A node is a log of records (`aggregates.records`, in any order) and, per child span that has
+events, one packed partial per aggregation. The root spans all time; children of level i are aligned
+spans of 2^SHIFTS[i] µs: 102 days, 6 days, 10 hours, 36 minutes, … . Writing appends to the root's
+log and decodes nothing. A log over `LOG_RECORDS` moves on: its records are filed under their child
+spans, the children's partials are updated, the records are appended to the children's logs, and so
+on down. So an event is somewhere on the path from the root to its span, everything below a node is
+in its parent's partial of it, and a key with few events is one value. Spans of the last level are
+not divided by time any more (their events may all have one timestamp): a log of over
+`BLOCK_RECORDS` is put aside as it is, as a numbered child that spans what its parent does.
 
-Reading asks for disjoint intervals of time: a child inside one interval counts by its partial, one that an edge crosses is opened, one
-beyond the end is not looked at. That touches one node per level and edge. A partial that is missing (too large to keep) means: open the
-child.
+Reading asks for disjoint intervals of time: a child inside one interval counts by its partial, one
+that an edge crosses is opened, one beyond the end is not looked at. That touches one node per level
+and edge. A partial that is missing (too large to keep) means: open the child.
 
-Work is done for all keys of a batch at once, level by level: NumPy over records, Python per touched child. What moves is always a block of
-exactly one record more than a log may hold, so the bytes of a tree are a function of the order of its key's records and not of the batches
-they came in: the live lane and the bulk lane arrive at the same state hash.
+Work is done for all keys of a batch at once, level by level: NumPy over records, Python per touched
+child. What moves is always a block of exactly one record more than a log may hold, so the bytes of
+a tree are a function of the order of its key's records and not of the batches they came in: the
+live lane and the bulk lane arrive at the same state hash.
 
-State: tag `a`: key → root node; tag `n`: key, level, number of the span (8 bytes, ordered), for a block also its number → node. Node:
-count of records and length of the partials (4 bytes each, big-endian), partials (msgpack map: child number → packed partials, nil where
-missing), structs, heap.
+State: tag `a`: key → root node; tag `n`: key, level, number of the span (8 bytes, ordered), for a
+block also its number → node. Node: count of records and length of the partials (4 bytes each,
+big-endian), partials (msgpack map: child number → packed partials, nil where missing), structs,
+heap.
 """
 
 from __future__ import annotations
@@ -44,7 +49,9 @@ ROOTS = b"a"
 NODES = b"n"
 SHIFTS = (43, 39, 35, 31, 27, 23, 19, 15)
 LOG_RECORDS = 256
-"""Records a log may hold before it moves on: the events a reader scans at an edge, and the bytes a batch rewrites per key it touches."""
+"""Records a log may hold before it moves on: the events a reader scans at an edge, and the bytes a
+batch rewrites per key it touches.
+"""
 BLOCK_RECORDS = 2048
 """Records a log of the last level may hold before it is put aside."""
 
@@ -73,7 +80,9 @@ class Node:
         return cls(count, stored[_HEAD.size : records], stored[records:heap], stored[heap:])
 
     def stored(self) -> bytes:
-        return b"".join((_HEAD.pack(self.count, len(self.partials)), self.partials, self.structs, self.heap))
+        return b"".join(
+            (_HEAD.pack(self.count, len(self.partials)), self.partials, self.structs, self.heap)
+        )
 
 
 EMPTY = Node(0, _NO_PARTIALS, b"", b"")
@@ -81,25 +90,36 @@ EMPTY = Node(0, _NO_PARTIALS, b"", b"")
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One key at one time: `cuts` are the ends (inclusive) of its intervals, ascending; events after the last are not wanted."""
+    """One key at one time: `cuts` are the ends (inclusive) of its intervals, ascending; events
+    after the last are not wanted.
+    """
 
     key: bytes
     cuts: tuple[int, ...]
 
 
 class Tiles:
-    """The tree of every key, under the table tags `tags`. `aggregations` must not change while state written with them lives."""
+    """The tree of every key, under the table tags `tags`. `aggregations` must not change while
+    state written with them lives.
+    """
 
-    def __init__(self, layout: Layout, aggregations: Sequence[Aggregation[Any]], tags: tuple[bytes, bytes] = (ROOTS, NODES)) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        aggregations: Sequence[Aggregation[Any]],
+        tags: tuple[bytes, bytes] = (ROOTS, NODES),
+    ) -> None:
         self._layout = layout
         self._roots, self._nodes = tags
         self._aggregations = tuple(aggregations)
         self._whole = tuple(aggregation.exhaustive() for aggregation in aggregations)
         self._size = layout.struct.itemsize
 
-    # --- writing ------------------------------------------------------------------------------------------------------
+    # --- writing ----------------------------------------------------------------------------------
 
-    def add(self, reads: Reads, keys: Sequence[bytes], records: Records, starts: Ints) -> dict[bytes, bytes]:
+    def add(
+        self, reads: Reads, keys: Sequence[bytes], records: Records, starts: Ints
+    ) -> dict[bytes, bytes]:
         """Puts that add `records`, which belong to `keys[i]` from `starts[i]` on."""
         puts: dict[bytes, bytes] = {}
         places = prefixes(self._roots, keys)
@@ -109,15 +129,25 @@ class Tiles:
             if not full:
                 return puts
             numbers = [i for i, _ in full]
-            places, owners, records, starts = self._move([places[i] for i in numbers], [owners[i] for i in numbers], full, level, puts)
+            places, owners, records, starts = self._move(
+                [places[i] for i in numbers], [owners[i] for i in numbers], full, level, puts
+            )
         for i, node in self._append(reads, places, records, starts, puts, BLOCK_RECORDS):
             self._put_aside(places[i], node, puts)
         return puts
 
     def _append(
-        self, reads: Reads, places: list[bytes], records: Records, starts: Ints, puts: dict[bytes, bytes], limit: int
+        self,
+        reads: Reads,
+        places: list[bytes],
+        records: Records,
+        starts: Ints,
+        puts: dict[bytes, bytes],
+        limit: int,
     ) -> list[tuple[int, Node]]:
-        """Append each segment to its node's log; nodes whose log is now longer than `limit` come back unwritten."""
+        """Append each segment to its node's log; nodes whose log is now longer than `limit` come
+        back unwritten.
+        """
         edges = [*starts.tolist(), len(records)]
         added = records.slices(edges[:-1], edges[1:])
         held = reads.get_many(places)
@@ -133,23 +163,49 @@ class Tiles:
         return full
 
     def _move(
-        self, places: list[bytes], owners: list[bytes], full: list[tuple[int, Node]], level: int, puts: dict[bytes, bytes]
+        self,
+        places: list[bytes],
+        owners: list[bytes],
+        full: list[tuple[int, Node]],
+        level: int,
+        puts: dict[bytes, bytes],
     ) -> tuple[list[bytes], list[bytes], Records, Ints]:
-        """Move what is full of the logs on to children: the children's places, owners, records and where each one's begin."""
+        """Move what is full of the logs on to children: the children's places, owners, records and
+        where each one's begin.
+        """
         records = load(self._layout, [(node.structs, node.heap) for _, node in full])
         cut = _cut([node.count for _, node in full], LOG_RECORDS + 1)
         rests = records.slices(cut.stays.tolist(), cut.ends.tolist())
-        records, blocks = _without_cancelled(records.take(np.flatnonzero(cut.blocks >= 0)), cut.blocks[cut.blocks >= 0])
+        records, blocks = _without_cancelled(
+            records.take(np.flatnonzero(cut.blocks >= 0)), cut.blocks[cut.blocks >= 0]
+        )
         parents, children = cut.node_of(blocks), records.ts >> SHIFTS[level]
         order = np.lexsort((blocks, children, parents))
-        records, parents, children, blocks = records.take(order), parents[order], children[order], blocks[order]
+        records, parents, children, blocks = (
+            records.take(order),
+            parents[order],
+            children[order],
+            blocks[order],
+        )
         pieces = _starts(parents, children, blocks)
         events = Events.of(records, pieces)
-        updates = list(zip(*(aggregation.update(events) for aggregation in self._aggregations), strict=True)) if len(pieces) else []
+        updates = (
+            list(
+                zip(
+                    *(aggregation.update(events) for aggregation in self._aggregations), strict=True
+                )
+            )
+            if len(pieces)
+            else []
+        )
         summaries = [_decode(node.partials) for _, node in full]
-        for parent, child, partials in zip(parents[pieces].tolist(), children[pieces].tolist(), updates, strict=True):
+        for parent, child, partials in zip(
+            parents[pieces].tolist(), children[pieces].tolist(), updates, strict=True
+        ):
             summaries[parent][child] = self._merged(summaries[parent].get(child), partials)
-        for place, summary, rest, count in zip(places, summaries, rests, (cut.ends - cut.stays).tolist(), strict=True):
+        for place, summary, rest, count in zip(
+            places, summaries, rests, (cut.ends - cut.stays).tolist(), strict=True
+        ):
             puts[place] = Node(count, _encode(dict(sorted(summary.items()))), *rest).stored()
         starts = _starts(parents, children)
         below = list(zip(parents[starts].tolist(), children[starts].tolist(), strict=True))
@@ -163,7 +219,9 @@ class Tiles:
         edges = [*range(0, node.count + 1, length), node.count]
         packs = records.slices(edges[:-1], edges[1:])
         events = Events.of(records.take(np.arange(edges[-2])), np.array(edges[:-2], dtype=np.int64))
-        updates = zip(*(aggregation.update(events) for aggregation in self._aggregations), strict=True)
+        updates = zip(
+            *(aggregation.update(events) for aggregation in self._aggregations), strict=True
+        )
         summary = _decode(node.partials)
         for pack, partials in zip(packs, updates, strict=False):
             number = len(summary)
@@ -173,37 +231,50 @@ class Tiles:
 
     def _merged(self, packed: list[Any] | None, partials: Sequence[Any]) -> list[Any]:
         if packed is None:
-            return [a.pack(partial) for a, partial in zip(self._aggregations, partials, strict=True)]
+            return [
+                a.pack(partial) for a, partial in zip(self._aggregations, partials, strict=True)
+            ]
         return [
             None if old is None else a.pack(a.merge(a.unpack(old), new))
             for a, old, new in zip(self._aggregations, packed, partials, strict=True)
         ]
 
-    # --- reading ------------------------------------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------
 
-    def read(self, reads: Reads, asked: Sequence[Asked], *, exhaustive: bool = False) -> list[list[Partials]]:
-        """Per item and interval, one partial per aggregation. `exhaustive` reads every event: nothing comes out UNKNOWN."""
+    def read(
+        self, reads: Reads, asked: Sequence[Asked], *, exhaustive: bool = False
+    ) -> list[list[Partials]]:
+        """Per item and interval, one partial per aggregation. `exhaustive` reads every event:
+        nothing comes out UNKNOWN.
+        """
         aggregations = self._whole if exhaustive else self._aggregations
         totals = [[[a.empty for a in aggregations] for _ in item.cuts] for item in asked]
         logs: list[tuple[int, Node]] = []
         wanted = list(enumerate(prefixes(self._roots, [item.key for item in asked])))
         for level in range(len(SHIFTS) + 2):
             opened: list[tuple[int, bytes, int]] = []
-            for (i, place), stored in zip(wanted, reads.get_many([place for _, place in wanted]), strict=True):
+            for (i, place), stored in zip(
+                wanted, reads.get_many([place for _, place in wanted]), strict=True
+            ):
                 if stored is None:
                     continue
                 node = Node.parse(stored, self._size)
                 if node.count:
                     logs.append((i, node))
                 if node.partials != _NO_PARTIALS:
-                    spans = [(child, *_span(place, level, child), packed) for child, packed in _decode(node.partials).items()]
+                    spans = [
+                        (child, *_span(place, level, child), packed)
+                        for child, packed in _decode(node.partials).items()
+                    ]
                     numbers = self._use(spans, asked[i].cuts, totals[i], exhaustive=exhaustive)
                     opened += [(i, place, number) for number in numbers]
             if not opened:
                 break
             items = [i for i, _, _ in opened]
             if level < len(SHIFTS):
-                places = self._child_places([asked[i].key for i in items], level, [number for *_, number in opened])
+                places = self._child_places(
+                    [asked[i].key for i in items], level, [number for *_, number in opened]
+                )
             else:
                 places = [_block_place(place, number) for _, place, number in opened]
             wanted = list(zip(items, places, strict=True))
@@ -211,9 +282,16 @@ class Tiles:
         return totals
 
     def _use(
-        self, children: list[tuple[int, int, int, list[Any]]], cuts: tuple[int, ...], totals: list[Partials], *, exhaustive: bool
+        self,
+        children: list[tuple[int, int, int, list[Any]]],
+        cuts: tuple[int, ...],
+        totals: list[Partials],
+        *,
+        exhaustive: bool,
     ) -> list[int]:
-        """Add the partials of children (number, first and last time, partials) in one interval; the numbers of those to be opened."""
+        """Add the partials of children (number, first and last time, partials) in one interval; the
+        numbers of those to be opened.
+        """
         opened: list[int] = []
         for child, first, last, packed in children:
             interval = _interval(cuts, first)
@@ -228,7 +306,11 @@ class Tiles:
         return opened
 
     def _use_logs(
-        self, logs: list[tuple[int, Node]], asked: Sequence[Asked], totals: list[list[Partials]], aggregations: Sequence[Aggregation[Any]]
+        self,
+        logs: list[tuple[int, Node]],
+        asked: Sequence[Asked],
+        totals: list[list[Partials]],
+        aggregations: Sequence[Aggregation[Any]],
     ) -> None:
         if sum(node.count for _, node in logs) <= MAX_EVENTS:
             self._use_few(logs, asked, totals, aggregations)
@@ -238,7 +320,9 @@ class Tiles:
         counts = [node.count for _, node in logs]
         interval = (records.ts[:, None] > np.repeat(cuts, counts, axis=0)).sum(axis=1)
         width = cuts.shape[1]
-        segment = np.repeat(np.array([i for i, _ in logs], dtype=np.int64), counts) * width + interval
+        segment = (
+            np.repeat(np.array([i for i, _ in logs], dtype=np.int64), counts) * width + interval
+        )
         order = np.flatnonzero(interval < width)
         order = order[np.argsort(segment[order], kind="stable")]
         if len(order) == 0:
@@ -253,7 +337,11 @@ class Tiles:
                 total[j] = aggregation.merge(total[j], new[j])
 
     def _use_few(
-        self, logs: list[tuple[int, Node]], asked: Sequence[Asked], totals: list[list[Partials]], aggregations: Sequence[Aggregation[Any]]
+        self,
+        logs: list[tuple[int, Node]],
+        asked: Sequence[Asked],
+        totals: list[list[Partials]],
+        aggregations: Sequence[Aggregation[Any]],
     ) -> None:
         for i, group in groupby(sorted(logs, key=itemgetter(0)), key=itemgetter(0)):
             events = parse(self._layout, [(node.structs, node.heap) for _, node in group])
@@ -265,7 +353,10 @@ class Tiles:
 
     def _child_places(self, keys: list[bytes], level: int, children: list[int]) -> list[bytes]:
         mark = bytes([level + 1])
-        return [prefix + mark + time_bytes(child) for prefix, child in zip(prefixes(self._nodes, keys), children, strict=True)]
+        return [
+            prefix + mark + time_bytes(child)
+            for prefix, child in zip(prefixes(self._nodes, keys), children, strict=True)
+        ]
 
 
 def _span(place: bytes, level: int, child: int) -> tuple[int, int]:
@@ -288,7 +379,9 @@ def _interval(cuts: tuple[int, ...], moment: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """Logs, one after the other, cut into blocks. `blocks`: the block of each record, −1 where it stays; `stays` and `ends`: per log."""
+    """Logs, one after the other, cut into blocks. `blocks`: the block of each record, −1 where it
+    stays; `stays` and `ends`: per log.
+    """
 
     blocks: Ints
     firsts: Ints
@@ -313,7 +406,9 @@ def _cut(counts: Sequence[int], length: int) -> _Cut:
 
 
 def _without_cancelled(records: Records, blocks: Ints) -> tuple[Records, Ints]:
-    """Blocks in which something is taken back hold every event once, or not at all; the others stay as they are."""
+    """Blocks in which something is taken back hold every event once, or not at all; the others stay
+    as they are.
+    """
     taking = np.unique(blocks[records.weight < 0])
     if len(taking) == 0:
         return records, blocks

@@ -2,14 +2,21 @@
 
 Theory (client semantics 4.3). A window type says three things about a row at t and a reader at q:
 
-                        changes at                                 covers at q                    reaches
-    forever             t                                          t <= q                         t … ∞
-    sliding d           t and t + d + 1 s                          q − d − 1 s < t <= q           t … t + d + 1 s
-    hopping d, s        every multiple E of s with t < E <= t + d,  E − d <= t < E                first E … last E + s
-      (tumbling: s = d) and one s later, when the row has left     for E = the last multiple of s at or before q
-    forever hopping s   the next multiple of s after t             t < E, E as above              that multiple … ∞
+                        changes at                                 covers at q
+                        reaches
+    forever             t                                          t <= q                         t
+    … ∞
+    sliding d           t and t + d + 1 s                          q − d − 1 s < t <= q           t
+    … t + d + 1 s
+    hopping d, s        every multiple E of s with t < E <= t + d,  E − d <= t < E
+    first E … last E + s
+      (tumbling: s = d) and one s later, when the row has left     for E = the last multiple of s at
+      or before q
+    forever hopping s   the next multiple of s after t             t < E, E as above
+    that multiple … ∞
 
-A row of the result stands at every time at which one of its columns changes; all columns are read at that time.
+A row of the result stands at every time at which one of its columns changes; all columns are read
+at that time.
 """
 
 from __future__ import annotations
@@ -40,7 +47,9 @@ def changes(windows: Sequence[wire.Window], ts: Ints) -> Changes:
     """All changes made by rows at `ts`; a pair comes once for every window it comes from."""
     every = np.arange(len(ts))
     parts = [_changes(window, every, ts) for window in windows]
-    return Changes(np.concatenate([p.rows for p in parts]), np.concatenate([p.times for p in parts]))
+    return Changes(
+        np.concatenate([p.rows for p in parts]), np.concatenate([p.times for p in parts])
+    )
 
 
 def _changes(window: wire.Window, every: Ints, ts: Ints) -> Changes:
@@ -48,14 +57,19 @@ def _changes(window: wire.Window, every: Ints, ts: Ints) -> Changes:
         case wire.Forever():
             return Changes(every, ts)
         case wire.Sliding(duration_us):
-            return Changes(np.concatenate([every, every]), np.concatenate([ts, ts + duration_us + SECOND_US]))
+            return Changes(
+                np.concatenate([every, every]), np.concatenate([ts, ts + duration_us + SECOND_US])
+            )
         case wire.ForeverHopping(stride_us):
             return Changes(every, _end(ts, stride_us))
         case wire.Tumbling() | wire.Hopping():
             ends = containing(window, ts)
             last = _hopping(window)[0] + ts
             stride = _hopping(window)[1]
-            return Changes(np.concatenate([ends.rows, every]), np.concatenate([ends.times, last // stride * stride + stride]))
+            return Changes(
+                np.concatenate([ends.rows, every]),
+                np.concatenate([ends.times, last // stride * stride + stride]),
+            )
         case wire.Session():
             raise ValueError("sessions are windows of groupby(window=…), not of an aggregation")
         case unreachable:
@@ -65,7 +79,9 @@ def _changes(window: wire.Window, every: Ints, ts: Ints) -> Changes:
 def reach(windows: Sequence[wire.Window], ts: Ints) -> tuple[Ints, Ints]:
     """First and last time at which rows at `ts` can make any difference."""
     spans = [_reach(window, ts) for window in windows]
-    return np.minimum.reduce([first for first, _ in spans]), np.maximum.reduce([last for _, last in spans])
+    return np.minimum.reduce([first for first, _ in spans]), np.maximum.reduce(
+        [last for _, last in spans]
+    )
 
 
 def _reach(window: wire.Window, ts: Ints) -> tuple[Ints, Ints]:
@@ -106,8 +122,14 @@ def covered(window: wire.Window, moment: int) -> Range:
 
 
 def lookback_us(windows: Sequence[wire.Window]) -> int | None:
-    """How long after its end a window stays open; None if the windows never close but move with the reader."""
-    found = {w.lookback_us for w in windows if isinstance(w, wire.Tumbling | wire.Hopping | wire.ForeverHopping)}
+    """How long after its end a window stays open; None if the windows never close but move with the
+    reader.
+    """
+    found = {
+        w.lookback_us
+        for w in windows
+        if isinstance(w, wire.Tumbling | wire.Hopping | wire.ForeverHopping)
+    }
     if not found:
         return None
     assert len(found) == 1, "all windows of one aggregation have the same lookback"

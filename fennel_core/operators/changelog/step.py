@@ -1,9 +1,11 @@
 """Changelog: one event per insert and one per delete of a keyed dataset.
 
-Theory. Of the versions of a key only the last of each timestamp ever lives. A version that is a row is an insert at its time; the row
-before it, if it was one, is deleted at the same time, with its old values. So an update at t is delete(old) and insert(new) at t, and what
-a version says depends on its predecessor alone; a batch changes the events of the versions it touches and of those at the next timestamp
-(`neighbours.py`). Positions are the version's, extended by 0 for the delete and 1 for the insert.
+Theory. Of the versions of a key only the last of each timestamp ever lives. A version that is a row
+is an insert at its time; the row before it, if it was one, is deleted at the same time, with its
+old values. So an update at t is delete(old) and insert(new) at t, and what a version says depends
+on its predecessor alone; a batch changes the events of the versions it touches and of those at the
+next timestamp (`neighbours.py`). Positions are the version's, extended by 0 for the delete and 1
+for the insert.
 
 State: tag `c`: ordered key of the version → all columns, or a tombstone.
 """
@@ -38,8 +40,14 @@ class ChangelogStep:
         keys = key_bytes(batch, self._spec.input.key_names)
         around = neighbourhood(reads, VERSIONS, keys, times, batch, self._spec.input.names)
         gone, come = difference(_events(around.before), _events(around.after))
-        frames = [self._frame(events, sign) for events, sign in ((gone, -1), (come, 1)) if events.height]
-        return Outcome(puts=around.puts, deletes=around.deletes, emits=(Emit(0, pl.concat(frames)),) if frames else ())
+        frames = [
+            self._frame(events, sign) for events, sign in ((gone, -1), (come, 1)) if events.height
+        ]
+        return Outcome(
+            puts=around.puts,
+            deletes=around.deletes,
+            emits=(Emit(0, pl.concat(frames)),) if frames else (),
+        )
 
     def _frame(self, events: pl.DataFrame, sign: int) -> pl.DataFrame:
         kind = events["delete"] if self._spec.deletes else ~events["delete"]
@@ -57,12 +65,20 @@ class ChangelogStep:
 
 
 def _events(versions: pl.DataFrame) -> pl.DataFrame:
-    """Deletes and inserts of every version whose predecessor is known, i.e. of all but each key's first."""
-    last_of_time = pl.col("key").ne_missing(pl.col("key").shift(-1)) | (pl.col("ts") != pl.col("ts").shift(-1))
+    """Deletes and inserts of every version whose predecessor is known, i.e. of all but each key's
+    first.
+    """
+    last_of_time = pl.col("key").ne_missing(pl.col("key").shift(-1)) | (
+        pl.col("ts") != pl.col("ts").shift(-1)
+    )
     living = versions.filter(last_of_time).with_columns(
         old=pl.when(pl.col("key") == pl.col("key").shift(1)).then(pl.col("row").shift(1)),
     )
     row = pl.col("row") != TOMBSTONE
-    inserts = living.filter(row).select("ts", pl.col(POS) + pl.lit(_INSERT), "row", delete=pl.lit(value=False))
-    deletes = living.filter(pl.col("old") != TOMBSTONE).select("ts", pl.col(POS) + pl.lit(_DELETE), row="old", delete=pl.lit(value=True))
+    inserts = living.filter(row).select(
+        "ts", pl.col(POS) + pl.lit(_INSERT), "row", delete=pl.lit(value=False)
+    )
+    deletes = living.filter(pl.col("old") != TOMBSTONE).select(
+        "ts", pl.col(POS) + pl.lit(_DELETE), row="old", delete=pl.lit(value=True)
+    )
     return pl.concat([deletes, inserts])

@@ -1,9 +1,11 @@
 """Dedup: keeps the last row, by (timestamp, position), of every group of duplicates.
 
-Theory. Rows with equal `by` are duplicates when they share the timestamp; with a tumbling window, the window ⌊t/d⌋; with a session window,
-when no pause of `gap` or longer lies between them. In every case a row is kept exactly if the next row of its key is not in its group, so
-a batch changes the fate of the rows it touches and of those just before them (`neighbours.py`); for a session too, because a new row
-decides only about its predecessor and itself. Windows are in whole seconds, as in the client.
+Theory. Rows with equal `by` are duplicates when they share the timestamp; with a tumbling window,
+the window ⌊t/d⌋; with a session window, when no pause of `gap` or longer lies between them. In
+every case a row is kept exactly if the next row of its key is not in its group, so a batch changes
+the fate of the rows it touches and of those just before them (`neighbours.py`); for a session too,
+because a new row decides only about its predecessor and itself. Windows are in whole seconds, as in
+the client.
 
 State: tag `d`: ordered key of the row under `by` → all columns.
 """
@@ -38,10 +40,16 @@ class DedupStep:
     def apply(self, reads: Reads, source: int, batch: pl.DataFrame) -> Outcome:
         assert source == 0, "a dedup has one input"
         times = batch[self._spec.input.timestamp].to_physical()
-        around = neighbourhood(reads, ROWS, key_bytes(batch, self._spec.by), times, batch, self._spec.input.names)
+        around = neighbourhood(
+            reads, ROWS, key_bytes(batch, self._spec.by), times, batch, self._spec.input.names
+        )
         gone, come = difference(self._kept(around.before), self._kept(around.after))
         frames = [self._frame(rows, sign) for rows, sign in ((gone, -1), (come, 1)) if rows.height]
-        return Outcome(puts=around.puts, deletes=around.deletes, emits=(Emit(0, pl.concat(frames)),) if frames else ())
+        return Outcome(
+            puts=around.puts,
+            deletes=around.deletes,
+            emits=(Emit(0, pl.concat(frames)),) if frames else (),
+        )
 
     def _kept(self, rows: pl.DataFrame) -> pl.DataFrame:
         last = pl.col("key").ne_missing(pl.col("key").shift(-1)) | self._apart
@@ -49,7 +57,9 @@ class DedupStep:
 
     def _frame(self, rows: pl.DataFrame, sign: int) -> pl.DataFrame:
         meta = (rows[POS], pl.lit(sign, pl.Int8).alias(SIGN), pl.lit(value=False).alias(GONE))
-        return decode_rows(rows["row"].to_list(), self._columns).with_columns(meta).select(self._names)
+        return (
+            decode_rows(rows["row"].to_list(), self._columns).with_columns(meta).select(self._names)
+        )
 
 
 def _apart(window: wire.Window | None) -> pl.Expr:
@@ -60,7 +70,9 @@ def _apart(window: wire.Window | None) -> pl.Expr:
             return here != following
         case wire.Tumbling(duration_us=duration):
             seconds = duration // SECOND_US
-            return here.floordiv(SECOND_US).floordiv(seconds) != following.floordiv(SECOND_US).floordiv(seconds)
+            return here.floordiv(SECOND_US).floordiv(seconds) != following.floordiv(
+                SECOND_US
+            ).floordiv(seconds)
         case wire.Session(gap_us=gap):
             return following - here >= gap
         case wire.Forever() | wire.Sliding() | wire.Hopping() | wire.ForeverHopping():

@@ -1,9 +1,11 @@
 """Intervals: a keyed dataset as signed facts `±(row, from, to)`.
 
-Theory. On a topic that is partitioned by its key the end of a version is derived: it is the next version of the key. Partitioned by
-anything else, that next version may be on another partition, so the end must travel with the row. Of the versions of a key only the last
-of each timestamp lives; a row lives until the next of those, a tombstone gives no fact. A batch changes the facts of the versions it
-touches and of those just before them (`neighbours.py`), so a late upsert alters just the span it cuts.
+Theory. On a topic that is partitioned by its key the end of a version is derived: it is the next
+version of the key. Partitioned by anything else, that next version may be on another partition, so
+the end must travel with the row. Of the versions of a key only the last of each timestamp lives; a
+row lives until the next of those, a tombstone gives no fact. A batch changes the facts of the
+versions it touches and of those just before them (`neighbours.py`), so a late upsert alters just
+the span it cuts.
 
 State: tag `i`: ordered key of the version → all columns, or a tombstone.
 """
@@ -37,17 +39,31 @@ class IntervalsStep:
         keys = key_bytes(batch, self._spec.input.key_names)
         around = neighbourhood(reads, VERSIONS, keys, times, batch, self._spec.input.names)
         gone, come = difference(_facts(around.before), _facts(around.after))
-        frames = [self._frame(facts, sign) for facts, sign in ((gone, -1), (come, 1)) if facts.height]
-        return Outcome(puts=around.puts, deletes=around.deletes, emits=(Emit(0, pl.concat(frames)),) if frames else ())
+        frames = [
+            self._frame(facts, sign) for facts, sign in ((gone, -1), (come, 1)) if facts.height
+        ]
+        return Outcome(
+            puts=around.puts,
+            deletes=around.deletes,
+            emits=(Emit(0, pl.concat(frames)),) if frames else (),
+        )
 
     def _frame(self, facts: pl.DataFrame, sign: int) -> pl.DataFrame:
         end = facts["to"].cast(pl.Datetime("us", "UTC")).alias(TO)
         meta = (facts[POS], pl.lit(sign, pl.Int8).alias(SIGN), pl.lit(value=False).alias(GONE))
-        return decode_rows(facts["row"].to_list(), self._columns).with_columns(end, *meta).select(self._names)
+        return (
+            decode_rows(facts["row"].to_list(), self._columns)
+            .with_columns(end, *meta)
+            .select(self._names)
+        )
 
 
 def _facts(versions: pl.DataFrame) -> pl.DataFrame:
     """Rows that live, with their end; of those at the edge the end is not known here."""
-    last_of_time = pl.col("key").ne_missing(pl.col("key").shift(-1)) | (pl.col("ts") != pl.col("ts").shift(-1))
-    living = versions.filter(last_of_time).with_columns(to=pl.when(pl.col("key") == pl.col("key").shift(-1)).then(pl.col("ts").shift(-1)))
+    last_of_time = pl.col("key").ne_missing(pl.col("key").shift(-1)) | (
+        pl.col("ts") != pl.col("ts").shift(-1)
+    )
+    living = versions.filter(last_of_time).with_columns(
+        to=pl.when(pl.col("key") == pl.col("key").shift(-1)).then(pl.col("ts").shift(-1))
+    )
     return living.filter((pl.col("row") != TOMBSTONE) & ~pl.col("edge")).select(POS, "row", "to")

@@ -1,15 +1,19 @@
 """Table–table join: a keyed left side, as signed facts, against the versions of the right.
 
-Theory. The result is keyed like the left side and has a version for every overlap of a left row's life with a right version's: a left fact
-`[from, to)` is cut where the right side of its join key changes, and each *piece* has the right version in force. With no right version in
-force, a left join says nulls and an inner join says nothing. Pieces become versions: one at the piece's beginning with the left row's
-position, and a tombstone at its end, unless another piece of the fact follows there. The tombstone's position is the left row's with a zero
-byte before it: less than any row's, so that where another left row of the key takes over at that time, it wins.
+Theory. The result is keyed like the left side and has a version for every overlap of a left row's
+life with a right version's: a left fact `[from, to)` is cut where the right side of its join key
+changes, and each *piece* has the right version in force. With no right version in force, a left
+join says nulls and an inner join says nothing. Pieces become versions: one at the piece's beginning
+with the left row's position, and a tombstone at its end, unless another piece of the fact follows
+there. The tombstone's position is the left row's with a zero byte before it: less than any row's,
+so that where another left row of the key takes over at that time, it wins.
 
-A batch changes the pieces of the facts it brings or takes, and of those facts whose life meets `[ts, next)` for a right version it touches.
-`within` bounds the age of an event's match; a left row that lives has none, so it is not used here.
+A batch changes the pieces of the facts it brings or takes, and of those facts whose life meets
+`[ts, next)` for a right version it touches. `within` bounds the age of an event's match; a left row
+that lives has none, so it is not used here.
 
-State: tag `l`: join key, beginning, position → `[to, row…]` of a left fact; tag `r`: as in `step.py`.
+State: tag `l`: join key, beginning, position → `[to, row…]` of a left fact; tag `r`: as in
+`step.py`.
 """
 
 from __future__ import annotations
@@ -46,7 +50,9 @@ RIGHT = b"r"
 Fact = tuple[int, int | None, bytes, bytes]
 """Beginning, end, position and bytes of a left row."""
 Piece = tuple[int, bytes, bytes, bytes | None, bool]
-"""Time, position, bytes of the left row and of the right version (None: there is none), is it a tombstone."""
+"""Time, position, bytes of the left row and of the right version (None: there is none), is it a
+tombstone.
+"""
 
 
 class TableJoinStep:
@@ -69,23 +75,44 @@ class TableJoinStep:
         keys = key_bytes(batch, self._spec.left_on)
         times = batch[self._spec.left.timestamp].to_physical()
         rows = encode_rows(batch, (TO, *self._row))
-        puts, deletes = settle(reads, ordered_keys(LEFT, keys, times, batch[POS]), rows, batch[SIGN])
+        puts, deletes = settle(
+            reads, ordered_keys(LEFT, keys, times, batch[POS]), rows, batch[SIGN]
+        )
         plain = encode_rows(batch, self._row)
-        facts = zip(times.to_list(), batch[TO].to_physical().to_list(), batch[POS].to_list(), plain, strict=True)
+        facts = zip(
+            times.to_list(),
+            batch[TO].to_physical().to_list(),
+            batch[POS].to_list(),
+            plain,
+            strict=True,
+        )
         pieces: list[tuple[Piece, int]] = []
-        for fact, prefix, sign in zip(facts, prefixes(RIGHT, keys), batch[SIGN].to_list(), strict=True):
-            pieces += [(piece, sign) for piece in self._pieces(fact, _in_force(reads, prefix, fact[0], fact[1]))]
+        for fact, prefix, sign in zip(
+            facts, prefixes(RIGHT, keys), batch[SIGN].to_list(), strict=True
+        ):
+            pieces += [
+                (piece, sign)
+                for piece in self._pieces(fact, _in_force(reads, prefix, fact[0], fact[1]))
+            ]
         return Outcome(puts=puts, deletes=deletes, emits=self._emit(pieces))
 
     def _right(self, reads: Reads, batch: pl.DataFrame) -> Outcome:
         keys = key_bytes(batch, self._spec.right.key_names)
-        places = ordered_keys(RIGHT, keys, batch[self._spec.right.timestamp].to_physical(), batch[POS])
+        places = ordered_keys(
+            RIGHT, keys, batch[self._spec.right.timestamp].to_physical(), batch[POS]
+        )
         rows = with_tombstones(encode_rows(batch, self._spec.right_values), batch[GONE])
         puts, deletes = settle(reads, places, rows, batch[SIGN])
-        touched = pl.DataFrame({"name": keys, "place": places}).group_by("name", maintain_order=True).agg("place")
+        touched = (
+            pl.DataFrame({"name": keys, "place": places})
+            .group_by("name", maintain_order=True)
+            .agg("place")
+        )
         names = touched["name"].to_list()
         pieces: list[tuple[Piece, int]] = []
-        per_key = zip(touched["place"].to_list(), prefixes(RIGHT, names), prefixes(LEFT, names), strict=True)
+        per_key = zip(
+            touched["place"].to_list(), prefixes(RIGHT, names), prefixes(LEFT, names), strict=True
+        )
         for here, prefix, left_prefix in per_key:
             old = reads.scan(prefix, prefix + time_bytes(MAX_TIME))
             new = {place: row for place, row in old if place not in deletes}
@@ -99,7 +126,9 @@ class TableJoinStep:
         return Outcome(puts=puts, deletes=deletes, emits=self._emit(pieces))
 
     def _pieces(self, fact: Fact, right: Sequence[tuple[int, bytes]]) -> list[Piece]:
-        """The versions that a fact makes; `right` holds at least the right versions in force during its life, in order of time."""
+        """The versions that a fact makes; `right` holds at least the right versions in force during
+        its life, in order of time.
+        """
         begin, end, pos, row = fact
         if end is not None and end <= begin:
             return []
@@ -123,7 +152,11 @@ class TableJoinStep:
 
     def _emit(self, pieces: list[tuple[Piece, int]]) -> tuple[Emit, ...]:
         """Takes back before it says."""
-        parts = [frame for sign in (-1, 1) if (frame := self._frame([p for p, s in pieces if s == sign], sign)) is not None]
+        parts = [
+            frame
+            for sign in (-1, 1)
+            if (frame := self._frame([p for p, s in pieces if s == sign], sign)) is not None
+        ]
         return (Emit(0, pl.concat(parts)),) if parts else ()
 
     def _frame(self, pieces: list[Piece], sign: int) -> pl.DataFrame | None:
@@ -132,10 +165,15 @@ class TableJoinStep:
         left = decode_rows([row for _, _, row, _, _ in pieces], self._left_columns)
         distinct = list(dict.fromkeys(right for _, _, _, right, _ in pieces if right is not None))
         number = {right: i for i, right in enumerate(distinct)}
-        met = pl.Series([None if right is None else number[right] for _, _, _, right, _ in pieces], dtype=pl.UInt32)
+        met = pl.Series(
+            [None if right is None else number[right] for _, _, _, right, _ in pieces],
+            dtype=pl.UInt32,
+        )
         right = decode_rows(distinct, self._right_columns).select(pl.all().gather(met))
         gone = pl.Series(GONE, [tombstone for *_, tombstone in pieces])
-        times = pl.Series([time for time, *_ in pieces], dtype=pl.Int64).cast(pl.Datetime("us", "UTC"))
+        times = pl.Series([time for time, *_ in pieces], dtype=pl.Int64).cast(
+            pl.Datetime("us", "UTC")
+        )
         frame = pl.concat([left, right], how="horizontal").with_columns(
             times.alias(self._spec.output.timestamp),
             pl.Series(POS, [pos for _, pos, *_ in pieces], dtype=pl.Binary),
@@ -150,7 +188,9 @@ def _in_force(reads: Reads, prefix: bytes, begin: int, end: int | None) -> list[
     """Right versions in force at some time in [begin, end)."""
     start = prefix + time_bytes(begin + 1)
     entries = reads.scan(prefix, start, reverse=True, limit=1)
-    entries += reads.scan(start, prefix + time_bytes(MAX_TIME if end is None else max(end, begin + 1)))
+    entries += reads.scan(
+        start, prefix + time_bytes(MAX_TIME if end is None else max(end, begin + 1))
+    )
     return _living(len(prefix), entries)
 
 

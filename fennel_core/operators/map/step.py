@@ -1,10 +1,12 @@
 """Map: a run of stateless native operators over signed versions, one per branch of a union.
 
-Theory. A stateless operator is a function f of one row, so `+v` becomes `+f(v)` and `−v` becomes `−f(v)`: nothing needs to be remembered.
-What leaves no row behind depends on the dataset: a keyless row that a filter refuses is no event; a keyed one still ends its
-predecessor, so it becomes a tombstone at the same time and position. A row on which an expression fails leaves the law's set: it
-goes to the dead letters (once, when it is added; its retraction meets the same failure and just disappears). The position is extended
-by the branch of a union and by the element of an explode, so that it stays unique. Rows keep their order.
+Theory. A stateless operator is a function f of one row, so `+v` becomes `+f(v)` and `−v` becomes
+`−f(v)`: nothing needs to be remembered. What leaves no row behind depends on the dataset: a keyless
+row that a filter refuses is no event; a keyed one still ends its predecessor, so it becomes a
+tombstone at the same time and position. A row on which an expression fails leaves the law's set: it
+goes to the dead letters (once, when it is added; its retraction meets the same failure and just
+disappears). The position is extended by the branch of a union and by the element of an explode, so
+that it stays unique. Rows keep their order.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ KEEP = "\0keep"
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """Rows on their way through the stages. `absent` are tombstones: their keys, timestamp and meta columns."""
+    """Rows on their way through the stages. `absent` are tombstones: their keys, timestamp and meta
+    columns.
+    """
 
     live: pl.DataFrame
     absent: pl.DataFrame
@@ -49,26 +53,44 @@ class MapStep:
 
     def __init__(self, spec: Map) -> None:
         assert len(spec.inputs) == len(spec.branches), "one input per branch"
-        self._branches = tuple(_compile(schema, stages) for schema, stages in zip(spec.inputs, spec.branches, strict=True))
-        self._skeletons = tuple([*schema.key_names, schema.timestamp, *META, ROW] for schema in spec.inputs)
+        self._branches = tuple(
+            _compile(schema, stages)
+            for schema, stages in zip(spec.inputs, spec.branches, strict=True)
+        )
+        self._skeletons = tuple(
+            [*schema.key_names, schema.timestamp, *META, ROW] for schema in spec.inputs
+        )
         self._names = list(output_names(spec.output))
-        self._absent = [pl.lit(None, dtype).alias(name) for name, dtype in columns_of(spec.output, spec.output.value_names).items()]
+        self._absent = [
+            pl.lit(None, dtype).alias(name)
+            for name, dtype in columns_of(spec.output, spec.output.value_names).items()
+        ]
 
     def apply(self, reads: Reads, source: int, batch: pl.DataFrame) -> Outcome:  # noqa: ARG002  # the contract of Step
         rows = batch.with_row_index(ROW)
         gone = rows[GONE]
         skeleton = rows[self._skeletons[source]]
-        flow = Flow(rows.filter(~gone), skeleton.filter(gone)) if gone.any() else Flow(rows, skeleton.clear())
+        flow = (
+            Flow(rows.filter(~gone), skeleton.filter(gone))
+            if gone.any()
+            else Flow(rows, skeleton.clear())
+        )
         for run in self._branches[source]:
             flow = run(flow)
         out = flow.live
         if flow.absent.height:
-            tombstones = flow.absent.with_columns(*self._absent, pl.lit(True).alias(GONE)).select(*self._names, ROW)
-            out = pl.concat([out.select(*self._names, ROW), tombstones]).sort(ROW, maintain_order=True)
+            tombstones = flow.absent.with_columns(*self._absent, pl.lit(True).alias(GONE)).select(
+                *self._names, ROW
+            )
+            out = pl.concat([out.select(*self._names, ROW), tombstones]).sort(
+                ROW, maintain_order=True
+            )
         out = out[self._names]
         if len(self._branches) > 1:
             out = _extended(out, pl.repeat(source, out.height, dtype=pl.UInt32, eager=True))
-        return Outcome(emits=(Emit(0, out),) if out.height else (), dead=_dead(batch, flow.failures))
+        return Outcome(
+            emits=(Emit(0, out),) if out.height else (), dead=_dead(batch, flow.failures)
+        )
 
 
 def _compile(schema: Schema, stages: Sequence[Stage]) -> tuple[Run, ...]:
@@ -83,17 +105,33 @@ def _run(schema: Schema, stage: Stage) -> Run:
     names = [*stage.output.names, *META, ROW]
     match stage.op:
         case wire.AssignExpr(columns=columns):
-            return _assign(compile_columns({name: (expr, dtype) for name, expr, dtype in columns}, _types(schema)), names)
+            return _assign(
+                compile_columns(
+                    {name: (expr, dtype) for name, expr, dtype in columns}, _types(schema)
+                ),
+                names,
+            )
         case wire.FilterExpr(expr=expr):
-            return _filter(compile_columns({KEEP: (expr, Optional(Bool()))}, _types(schema)), schema.keyed)
+            return _filter(
+                compile_columns({KEEP: (expr, Optional(Bool()))}, _types(schema)), schema.keyed
+            )
         case wire.Rename(columns=pairs):
             renames = dict(pairs)
-            return lambda flow: Flow(flow.live.rename(renames)[names], flow.absent.rename(renames, strict=False), flow.failures)
+            return lambda flow: Flow(
+                flow.live.rename(renames)[names],
+                flow.absent.rename(renames, strict=False),
+                flow.failures,
+            )
         case wire.Drop():
             return lambda flow: Flow(flow.live[names], flow.absent, flow.failures)
         case wire.Dropnull(columns=columns):
             checked = columns or tuple(f.name for f in schema.values if is_optional(f.dtype))
-            return lambda flow: _split(flow, flow.live, pl.all_horizontal(pl.col(c).is_not_null() for c in checked), schema.keyed)
+            return lambda flow: _split(
+                flow,
+                flow.live,
+                pl.all_horizontal(pl.col(c).is_not_null() for c in checked),
+                schema.keyed,
+            )
         case wire.Explode(columns=columns):
             assert not schema.keyed, "only a keyless dataset can be exploded"
             return lambda flow: _explode(flow, columns)
@@ -116,9 +154,13 @@ def _filter(program: Program, keyed: bool) -> Run:
         rows = _survivors(evaluation)
         names = [name for name in rows.columns if name != KEEP]
         if rows[KEEP].all(ignore_nulls=False):
-            return Flow(rows[names], flow.absent, flow.failures + _of_input_rows(flow.live, evaluation))
+            return Flow(
+                rows[names], flow.absent, flow.failures + _of_input_rows(flow.live, evaluation)
+            )
         kept = _split(flow, rows, pl.col(KEEP).fill_null(value=False), keyed)
-        return Flow(kept.live[names], kept.absent, flow.failures + _of_input_rows(flow.live, evaluation))
+        return Flow(
+            kept.live[names], kept.absent, flow.failures + _of_input_rows(flow.live, evaluation)
+        )
 
     return run
 
@@ -128,19 +170,37 @@ def _split(flow: Flow, rows: pl.DataFrame, keep: pl.Expr, keyed: bool) -> Flow:
     kept = rows.filter(keep)
     if not keyed or kept.height == rows.height:
         return Flow(kept, flow.absent, flow.failures)
-    return Flow(kept, pl.concat([flow.absent, rows.filter(~keep).select(flow.absent.columns)]), flow.failures)
+    return Flow(
+        kept,
+        pl.concat([flow.absent, rows.filter(~keep).select(flow.absent.columns)]),
+        flow.failures,
+    )
 
 
 def _explode(flow: Flow, columns: tuple[str, ...]) -> Flow:
-    """One row per element, null for an empty or absent list; lists of one row must agree in length."""
+    """One row per element, null for an empty or absent list; lists of one row must agree in
+    length.
+    """
     lengths = [pl.col(c).list.len().fill_null(1).clip(lower_bound=1) for c in columns]
-    uneven = flow.live.select(pl.any_horizontal(pl.lit(False), *(length != lengths[0] for length in lengths[1:]))).to_series()
+    uneven = flow.live.select(
+        pl.any_horizontal(pl.lit(False), *(length != lengths[0] for length in lengths[1:]))
+    ).to_series()
     failures = flow.failures
     if uneven.any():
-        text = f"the lists of {', '.join(f'`{c}`' for c in columns)} have different lengths: give each the same number of elements."
+        text = (
+            f"the lists of {', '.join(f'`{c}`' for c in columns)} have different "
+            "lengths: give each the same number of elements."
+        )
         bad = flow.live.filter(uneven)
-        failures += tuple(RowFailure(columns[0], row, "explode-lengths", text, None) for row in bad[ROW].to_list())
-    filled = [pl.when(pl.col(c).list.len() > 0).then(c).otherwise(pl.lit(pl.Series(c, [[None]], flow.live.schema[c]))) for c in columns]
+        failures += tuple(
+            RowFailure(columns[0], row, "explode-lengths", text, None) for row in bad[ROW].to_list()
+        )
+    filled = [
+        pl.when(pl.col(c).list.len() > 0)
+        .then(c)
+        .otherwise(pl.lit(pl.Series(c, [[None]], flow.live.schema[c])))
+        for c in columns
+    ]
     rows = flow.live.filter(~uneven).with_columns(filled).with_row_index(KEEP).explode(columns)
     elements = rows.select(pl.int_range(pl.len(), dtype=pl.UInt32).over(KEEP)).to_series()
     return Flow(_extended(rows.drop(KEEP), elements), flow.absent, failures)
@@ -148,7 +208,9 @@ def _explode(flow: Flow, columns: tuple[str, ...]) -> Flow:
 
 def _extended(rows: pl.DataFrame, elements: pl.Series) -> pl.DataFrame:
     positions = rows[POS].to_arrow().cast(pa.large_binary())
-    return rows.with_columns(pl.Series(POS, extend(positions, elements.to_arrow()), dtype=pl.Binary))
+    return rows.with_columns(
+        pl.Series(POS, extend(positions, elements.to_arrow()), dtype=pl.Binary)
+    )
 
 
 def _survivors(evaluation: Evaluation) -> pl.DataFrame:
@@ -160,11 +222,16 @@ def _of_input_rows(frame: pl.DataFrame, evaluation: Evaluation) -> tuple[RowFail
     if not evaluation.failures:
         return ()
     numbers = frame[ROW].gather([f.row for f in evaluation.failures]).to_list()
-    return tuple(RowFailure(f.column, n, f.code, f.text, f.value) for f, n in zip(evaluation.failures, numbers, strict=True))
+    return tuple(
+        RowFailure(f.column, n, f.code, f.text, f.value)
+        for f, n in zip(evaluation.failures, numbers, strict=True)
+    )
 
 
 def _dead(batch: pl.DataFrame, failures: tuple[RowFailure, ...]) -> tuple[DeadRows, ...]:
-    """Input rows by reason; a row that failed more than once (exploded) is dead once, a retraction not at all."""
+    """Input rows by reason; a row that failed more than once (exploded) is dead once, a retraction
+    not at all.
+    """
     reasons: dict[str, list[int]] = {}
     signs = batch[SIGN].to_list() if failures else []
     told: set[int] = set()

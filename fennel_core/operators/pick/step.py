@@ -1,8 +1,9 @@
 """Pick: the first or the latest row of each key.
 
-Theory. `latest` remembers nothing: every row is a version of its key, and a version lives until the next one, so the latest row as of any
-time is what a keyed dataset means anyway. `first` has one version per key, the least by `(timestamp, position)`; an earlier late row
-replaces it, and when it is taken back the next one takes its place, so all rows are kept in order and the least is one seek.
+Theory. `latest` remembers nothing: every row is a version of its key, and a version lives until the
+next one, so the latest row as of any time is what a keyed dataset means anyway. `first` has one
+version per key, the least by `(timestamp, position)`; an earlier late row replaces it, and when it
+is taken back the next one takes its place, so all rows are kept in order and the least is one seek.
 
 State (first only): tag `f`: ordered key of the row under its group → all columns of the input.
 """
@@ -53,12 +54,22 @@ class FirstStep:
     def apply(self, reads: Reads, source: int, batch: pl.DataFrame) -> Outcome:
         assert source == 0, "a pick has one input"
         keys = key_bytes(batch, self._spec.keys)
-        places = ordered_keys(ROWS, keys, batch[self._spec.input.timestamp].to_physical(), batch[POS])
-        puts, deletes = settle(reads, places, encode_rows(batch, self._spec.input.names), batch[SIGN])
-        added = pl.DataFrame({"name": keys, "place": places}).group_by("name", maintain_order=True).agg("place")
+        places = ordered_keys(
+            ROWS, keys, batch[self._spec.input.timestamp].to_physical(), batch[POS]
+        )
+        puts, deletes = settle(
+            reads, places, encode_rows(batch, self._spec.input.names), batch[SIGN]
+        )
+        added = (
+            pl.DataFrame({"name": keys, "place": places})
+            .group_by("name", maintain_order=True)
+            .agg("place")
+        )
         old: list[tuple[bytes, bytes]] = []
         new: list[tuple[bytes, bytes]] = []
-        for prefix, here in zip(prefixes(ROWS, added["name"].to_list()), added["place"].to_list(), strict=True):
+        for prefix, here in zip(
+            prefixes(ROWS, added["name"].to_list()), added["place"].to_list(), strict=True
+        ):
             taken = sum(place in deletes for place in here)
             held = reads.scan(prefix, prefix + time_bytes(MAX_TIME), limit=taken + 1)
             left = [entry for entry in held if entry[0] not in deletes and entry[0] not in puts]
@@ -68,9 +79,13 @@ class FirstStep:
                 old += [(held[0][0][len(prefix) + 8 :], held[0][1])] if held else []
                 new += [(first[0][len(prefix) + 8 :], first[1])] if first else []
         frames = [self._frame(entries, sign) for entries, sign in ((old, -1), (new, 1)) if entries]
-        return Outcome(puts=puts, deletes=deletes, emits=(Emit(0, pl.concat(frames)),) if frames else ())
+        return Outcome(
+            puts=puts, deletes=deletes, emits=(Emit(0, pl.concat(frames)),) if frames else ()
+        )
 
     def _frame(self, entries: list[tuple[bytes, bytes]], sign: int) -> pl.DataFrame:
         rows = decode_rows([row for _, row in entries], self._columns)
         positions = pl.Series(POS, [pos for pos, _ in entries], dtype=pl.Binary)
-        return rows.with_columns(positions, pl.lit(sign, pl.Int8).alias(SIGN), pl.lit(value=False).alias(GONE)).select(self._names)
+        return rows.with_columns(
+            positions, pl.lit(sign, pl.Int8).alias(SIGN), pl.lit(value=False).alias(GONE)
+        ).select(self._names)

@@ -1,12 +1,13 @@
 """Table: keeps every version of a keyed dataset.
 
-Theory. A version lives until the next one of its key, so its end is derived: the row of a key as of time q is the version with the
-largest `(timestamp, position)` at or before q, and that is one reverse seek. A late row needs no special case: it takes its place in
-the order and every question is answered as if it had come in time. `−` takes its version out. There is at most one version per
+Theory. A version lives until the next one of its key, so its end is derived: the row of a key as of
+time q is the version with the largest `(timestamp, position)` at or before q, and that is one
+reverse seek. A late row needs no special case: it takes its place in the order and every question
+is answered as if it had come in time. `−` takes its version out. There is at most one version per
 `(key, timestamp, position)`, so `−old +new` at the same place replaces (`rows.settle`).
 
-State: tag `v`: ordered key of the version → `[timestamp, values…]` or a tombstone. The bytes are what a lookup answers: they pass through
-untouched.
+State: tag `v`: ordered key of the version → `[timestamp, values…]` or a tombstone. The bytes are
+what a lookup answers: they pass through untouched.
 """
 
 from __future__ import annotations
@@ -15,7 +16,15 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from fennel_core.operators.rows import TOMBSTONE, encode_rows, ordered_keys, prefixes, settle, time_bytes, with_tombstones
+from fennel_core.operators.rows import (
+    TOMBSTONE,
+    encode_rows,
+    ordered_keys,
+    prefixes,
+    settle,
+    time_bytes,
+    with_tombstones,
+)
 from fennel_core.operators.spec import Table
 from fennel_core.operators.step import Outcome, Reads
 from fennel_core.vocab.ids import Micros
@@ -44,8 +53,12 @@ class TableStep:
         puts, deletes = settle(reads, places, rows, batch[SIGN])
         return Outcome(puts=puts, deletes=deletes)
 
-    def lookup(self, reads: Reads, keys: Sequence[bytes], as_of: Sequence[Micros]) -> list[bytes | None]:
-        """One reverse seek per key: the latest version at or before its time, None when that is a tombstone or there is none."""
+    def lookup(
+        self, reads: Reads, keys: Sequence[bytes], as_of: Sequence[Micros]
+    ) -> list[bytes | None]:
+        """One reverse seek per key: the latest version at or before its time, None when that is a
+        tombstone or there is none.
+        """
         found: list[bytes | None] = []
         for prefix, moment in zip(prefixes(VERSIONS, keys), as_of, strict=True):
             latest = reads.scan(prefix, prefix + time_bytes(moment + 1), reverse=True, limit=1)

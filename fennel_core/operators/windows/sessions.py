@@ -1,12 +1,15 @@
 """Session windows as keys: one row per key and session, at the session's end.
 
-Theory. Rows of a key belong to one session while no pause longer than `gap` lies between them (client semantics 4.3: `ts <= last + gap`). A
-session is visible at once, though it may still grow: then its row is taken back and another said, because its end, and so its key, has
-changed. A batch can only change the sessions that its rows touch or come near: the region from the session before the first row, if it is
-within `gap`, to the end of the session after the last. Both before and after the batch, pauses longer than `gap` enclose the region, so
-sessions are found inside it from the times of its rows alone. A session ends one microsecond after its last row.
+Theory. Rows of a key belong to one session while no pause longer than `gap` lies between them
+(client semantics 4.3: `ts <= last + gap`). A session is visible at once, though it may still grow:
+then its row is taken back and another said, because its end, and so its key, has changed. A batch
+can only change the sessions that its rows touch or come near: the region from the session before
+the first row, if it is within `gap`, to the end of the session after the last. Both before and
+after the batch, pauses longer than `gap` enclose the region, so sessions are found inside it from
+the times of its rows alone. A session ends one microsecond after its last row.
 
-State: tiles (`aggregate/tiles.py`), and tag `t`: key, time → number of rows (msgpack); tag `s`: key, begin of a session → its last time.
+State: tiles (`aggregate/tiles.py`), and tag `t`: key, time → number of rows (msgpack); tag `s`:
+key, begin of a session → its last time.
 """
 
 from __future__ import annotations
@@ -40,22 +43,38 @@ class SessionWindowsStep:
     """The step of `spec.Windows` over session windows."""
 
     def __init__(self, spec: Windows) -> None:
-        assert isinstance(spec.window, wire.Session), "tumbling and hopping windows have a step of their own"
+        assert isinstance(spec.window, wire.Session), (
+            "tumbling and hopping windows have a step of their own"
+        )
         self._gap_us = spec.window.gap_us
         aggregations = [Count(None), *(make(one, spec.input) for one in spec.specs)]
         self._count = len(aggregations)
         self._filing = Filing(spec.input, spec.by, None, aggregations)
         self._tiles = Tiles(self._filing.layout, aggregations)
         assembler = Assembler(self._tiles, aggregations, range(self._count))
-        self._results = Results(assembled(assembler), ["", *(one.name for one in spec.specs)], spec.by, spec.output, spec.field)
+        self._results = Results(
+            assembled(assembler),
+            ["", *(one.name for one in spec.specs)],
+            spec.by,
+            spec.output,
+            spec.field,
+        )
 
     def apply(self, reads: Reads, source: int, batch: pl.DataFrame) -> Outcome:
         assert source == 0, "windows have one input"
         filed = self._filing.file(batch)
-        after = Overlay(reads, dict(self._tiles.add(reads, filed.keys, filed.records, filed.starts)))
+        after = Overlay(
+            reads, dict(self._tiles.add(reads, filed.keys, filed.records, filed.starts))
+        )
         old: list[Derived] = []
         new: list[Derived] = []
-        places = zip(filed.keys, _net(filed), prefixes(TIMES, filed.keys), prefixes(SESSIONS, filed.keys), strict=True)
+        places = zip(
+            filed.keys,
+            _net(filed),
+            prefixes(TIMES, filed.keys),
+            prefixes(SESSIONS, filed.keys),
+            strict=True,
+        )
         for key, change, times, sessions in places:
             was, becomes = self._resolve(reads, after, change, times, sessions)
             old += [self._derived(key, session) for session in was]
@@ -97,14 +116,22 @@ class SessionWindowsStep:
         start = first
         if before and int(decode(before[0][1])) >= first - self._gap_us:
             start = time_of(before[0][0], len(sessions))
-        following = reads.scan(sessions, sessions + time_bytes(last + self._gap_us + 1), reverse=True, limit=1)
+        following = reads.scan(
+            sessions, sessions + time_bytes(last + self._gap_us + 1), reverse=True, limit=1
+        )
         return start, max(last, int(decode(following[0][1]))) if following else last
 
     def _sessions(self, times: Sequence[int]) -> list[Session]:
         if not times:
             return []
         pauses = [(a, b) for a, b in pairwise(times) if b - a > self._gap_us]
-        return list(zip([times[0], *(b for _, b in pauses)], [*(a for a, _ in pauses), times[-1]], strict=True))
+        return list(
+            zip(
+                [times[0], *(b for _, b in pauses)],
+                [*(a for a, _ in pauses), times[-1]],
+                strict=True,
+            )
+        )
 
     def _derived(self, key: bytes, session: Session) -> Derived:
         begin, last = session
@@ -116,6 +143,8 @@ def _net(filed: Filed) -> list[dict[int, int]]:
     owners = np.repeat(np.arange(len(filed.keys)), np.diff(filed.starts, append=len(filed.records)))
     rows = pl.DataFrame({"owner": owners, "time": filed.records.ts, "weight": filed.records.weight})
     out: list[dict[int, int]] = [{} for _ in filed.keys]
-    for owner, time, weight in rows.group_by("owner", "time", maintain_order=True).agg(pl.col("weight").sum()).rows():
+    for owner, time, weight in (
+        rows.group_by("owner", "time", maintain_order=True).agg(pl.col("weight").sum()).rows()
+    ):
         out[owner][time] = weight
     return out

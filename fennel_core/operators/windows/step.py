@@ -1,9 +1,11 @@
-"""Tumbling and hopping windows as keys: one row per key and window that contains a row, at the window's end, once it has closed.
+"""Tumbling and hopping windows as keys: one row per key and window that contains a row, at the
+window's end, once it has closed.
 
-Theory. A window with end E is a moment of its key (`aggregate/moments.py`) whose reasons are the rows it contains; it never reaches beyond
-itself. So a row makes the moments of the windows it lies in, and the result at each is assembled over that window. With aggregations the
-client also counts the first empty window after a filled one (its shipped tests average over such rows), so the moment one stride later is
-made as well; without, only windows that contain a row are rows.
+Theory. A window with end E is a moment of its key (`aggregate/moments.py`) whose reasons are the
+rows it contains; it never reaches beyond itself. So a row makes the moments of the windows it lies
+in, and the result at each is assembled over that window. With aggregations the client also counts
+the first empty window after a filled one (its shipped tests average over such rows), so the moment
+one stride later is made as well; without, only windows that contain a row are rows.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ class HoppingWindowsStep(RowMomentStep):
     """The step of `spec.Windows` over tumbling and hopping windows."""
 
     def __init__(self, spec: Windows) -> None:
-        assert isinstance(spec.window, wire.Tumbling | wire.Hopping), "sessions have a step of their own"
+        assert isinstance(spec.window, wire.Tumbling | wire.Hopping), (
+            "sessions have a step of their own"
+        )
         self._window = spec.window
         self._with_empty = bool(spec.specs)
         aggregations = [Count(None), *(make(one, spec.input) for one in spec.specs)]
@@ -34,7 +38,13 @@ class HoppingWindowsStep(RowMomentStep):
         self._count = len(aggregations)
         # The first value, the number of rows, is no column: no column is called by the empty name.
         assembler = Assembler(tiles, aggregations, range(self._count))
-        results = Results(assembled(assembler), ["", *(one.name for one in spec.specs)], spec.by, spec.output, spec.field)
+        results = Results(
+            assembled(assembler),
+            ["", *(one.name for one in spec.specs)],
+            spec.by,
+            spec.output,
+            spec.field,
+        )
         super().__init__(filing, tiles, results, spec.window.lookback_us)
 
     def changes(self, ts: Ints) -> Changes:
@@ -46,4 +56,6 @@ class HoppingWindowsStep(RowMomentStep):
     def derived(self, moment: Moment) -> Derived:
         key, end = moment
         inside = (end - self._window.duration_us - 1, end - 1)
-        return Derived(key, end, (inside,) * self._count, window=(end - self._window.duration_us, end))
+        return Derived(
+            key, end, (inside,) * self._count, window=(end - self._window.duration_us, end)
+        )

@@ -17,7 +17,9 @@ __all__ = ["database", "empty_database", "postgres_server"]
 
 @pytest.fixture(params=["memory", "postgres"])
 async def ledger(request: pytest.FixtureRequest) -> AsyncIterator[Ledger]:
-    """A ledger with the open workspaces `shop` and `other`; the bank is reached through its transactions."""
+    """A ledger with the open workspaces `shop` and `other`; the bank is reached through its
+    transactions.
+    """
     if request.param == "memory":
         made: Ledger = MemoryLedger(lambda: 0)
         await open_both(made)

@@ -19,11 +19,24 @@ COMMIT, LATER = CommitId("c1"), CommitId("c2")
 FEATURE = BranchName("feature")
 
 
-def assets(*words: str, workspace: WorkspaceId = SHOP, incarnation: int = 1, state: AssetState = AssetState.LIVE) -> list[Asset]:
+def assets(
+    *words: str,
+    workspace: WorkspaceId = SHOP,
+    incarnation: int = 1,
+    state: AssetState = AssetState.LIVE,
+) -> list[Asset]:
     def asset(blueprint: Blueprint) -> Asset:
-        return Asset(asset_id(workspace, blueprint.key, incarnation), workspace, incarnation, state, blueprint)
+        return Asset(
+            asset_id(workspace, blueprint.key, incarnation),
+            workspace,
+            incarnation,
+            state,
+            blueprint,
+        )
 
-    return [asset(b) for b in toy(*words).blueprints if b.key.kind in (AssetKind.TOPIC, AssetKind.JOB)]
+    return [
+        asset(b) for b in toy(*words).blueprints if b.key.kind in (AssetKind.TOPIC, AssetKind.JOB)
+    ]
 
 
 def ids(of: list[Asset]) -> list[AssetId]:
@@ -32,10 +45,14 @@ def ids(of: list[Asset]) -> list[AssetId]:
 
 async def with_commits(tx: Transaction) -> None:
     for id_ in (COMMIT, LATER):
-        await tx.add_commit(Commit(id_, SHOP, MAIN_BRANCH, CommitState.RECEIVED, id_, Options(), None), b"")
+        await tx.add_commit(
+            Commit(id_, SHOP, MAIN_BRANCH, CommitState.RECEIVED, id_, Options(), None), b""
+        )
 
 
-async def test_an_asset_comes_back_with_its_blueprint_exactly_as_it_was_put_in(ledger: Ledger) -> None:
+async def test_an_asset_comes_back_with_its_blueprint_exactly_as_it_was_put_in(
+    ledger: Ledger,
+) -> None:
     made = assets("orders", "users")
     await ledger.run(lambda tx: tx.bank.add(made))
     found = await ledger.run(lambda tx: tx.bank.assets([*ids(made), AssetId("unknown")]))
@@ -52,11 +69,15 @@ async def test_only_pending_created_and_live_assets_may_be_shared_and_only_withi
     await ledger.run(lambda tx: tx.bank.add([topic, job]))
     alive = state in ("pending", "created", "live")
     wanted = [topic.key, job.key, key(AssetKind.TOPIC, "nobody")]
-    assert await ledger.run(lambda tx: tx.bank.alive(SHOP, wanted)) == ({topic.key: topic.id, job.key: job.id} if alive else {})
+    assert await ledger.run(lambda tx: tx.bank.alive(SHOP, wanted)) == (
+        {topic.key: topic.id, job.key: job.id} if alive else {}
+    )
     assert await ledger.run(lambda tx: tx.bank.alive(OTHER, wanted)) == {}
 
 
-async def test_a_second_alive_asset_of_one_identity_is_refused_and_allowed_once_the_first_is_condemned(ledger: Ledger) -> None:
+async def test_a_second_live_asset_of_one_identity_is_refused_until_the_first_is_condemned(
+    ledger: Ledger,
+) -> None:
     first, second = assets("orders", incarnation=1), assets("orders", incarnation=2)
     await ledger.run(lambda tx: tx.bank.add(first))
     with pytest.raises(AliveTwice):
@@ -64,10 +85,14 @@ async def test_a_second_alive_asset_of_one_identity_is_refused_and_allowed_once_
     await ledger.run(lambda tx: tx.bank.set_state(ids(first), AssetState.CONDEMNED))
     await ledger.run(lambda tx: tx.bank.add(second))
     await ledger.run(lambda tx: tx.bank.add(assets("orders", workspace=OTHER)))
-    assert await ledger.run(lambda tx: tx.bank.alive(SHOP, [second[0].key])) == {second[0].key: second[0].id}
+    assert await ledger.run(lambda tx: tx.bank.alive(SHOP, [second[0].key])) == {
+        second[0].key: second[0].id
+    }
 
 
-async def test_incarnations_never_repeat_even_when_the_transaction_that_took_one_fails(ledger: Ledger) -> None:
+async def test_incarnations_never_repeat_even_when_the_transaction_that_took_one_fails(
+    ledger: Ledger,
+) -> None:
     taken: list[int] = []
 
     async def fails(tx: Transaction) -> None:
@@ -94,7 +119,9 @@ async def test_what_is_reserved_or_referred_to_is_held_and_the_rest_is_not(ledge
 
     await ledger.run(setup)
     assert await ledger.run(lambda tx: tx.bank.unheld(every)) == ids(cities)
-    assert await ledger.run(lambda tx: tx.bank.unheld(every, but_for=MAIN_BRANCH)) == ids([*users, *cities])
+    assert await ledger.run(lambda tx: tx.bank.unheld(every, but_for=MAIN_BRANCH)) == ids(
+        [*users, *cities]
+    )
     assert await ledger.run(lambda tx: tx.bank.reserved(COMMIT)) == ids(orders)
     assert await ledger.run(lambda tx: tx.bank.unreserve(COMMIT)) == ids(orders)
     assert await ledger.run(lambda tx: tx.bank.unreserve(COMMIT)) == []
@@ -119,7 +146,9 @@ async def test_references_are_counted_per_version_and_branch(ledger: Ledger) -> 
     assert await ledger.run(lambda tx: tx.bank.unrefer(SHOP, MAIN_BRANCH, COMMIT)) == ids(orders)
     assert await ledger.run(lambda tx: tx.bank.references(SHOP, MAIN_BRANCH)) == both
     assert await ledger.run(lambda tx: tx.bank.unrefer(SHOP, MAIN_BRANCH)) == both
-    assert await ledger.run(lambda tx: tx.bank.unheld(both)) == ids(users), "the other branch still holds the rest"
+    assert await ledger.run(lambda tx: tx.bank.unheld(both)) == ids(users), (
+        "the other branch still holds the rest"
+    )
 
 
 async def test_an_error_takes_back_everything_the_transaction_did(ledger: Ledger) -> None:
@@ -134,7 +163,9 @@ async def test_an_error_takes_back_everything_the_transaction_did(ledger: Ledger
     assert await ledger.run(lambda tx: tx.bank.holdings(ids(made))) == []
 
 
-async def test_the_lock_lets_one_transaction_of_a_workspace_decide_at_a_time(ledger: Ledger) -> None:
+async def test_the_lock_lets_one_transaction_of_a_workspace_decide_at_a_time(
+    ledger: Ledger,
+) -> None:
     inside = 0
 
     async def work(tx: Transaction) -> bool:
@@ -149,7 +180,12 @@ async def test_the_lock_lets_one_transaction_of_a_workspace_decide_at_a_time(led
     assert await asyncio.gather(*(ledger.run(work) for _ in range(4))) == [True] * 4
 
 
-async def test_the_lock_tells_an_open_workspace_from_a_closed_or_unknown_one(ledger: Ledger) -> None:
+async def test_the_lock_tells_an_open_workspace_from_a_closed_or_unknown_one(
+    ledger: Ledger,
+) -> None:
     await ledger.run(lambda tx: tx.close_workspace(OTHER))
-    found = [await ledger.run(lambda tx, w=w: tx.bank.lock(w)) for w in (SHOP, OTHER, WorkspaceId("nobody"))]  # type: ignore[misc]
+    found = [
+        await ledger.run(lambda tx, w=w: tx.bank.lock(w))
+        for w in (SHOP, OTHER, WorkspaceId("nobody"))
+    ]  # type: ignore[misc]
     assert found == [True, False, False]

@@ -1,4 +1,6 @@
-"""One suite for the registry's twin and for Postgres: ownership changes only by compare-and-set, under one clock."""
+"""One suite for the registry's twin and for Postgres: ownership changes only by compare-and-set,
+under one clock.
+"""
 
 from __future__ import annotations
 
@@ -53,8 +55,14 @@ async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
     dsn: str = request.getfixturevalue("database")
     async with postgres.pool(dsn, name="test", size=2) as pool:
         async with pool.connection() as connection:
-            await connection.execute("INSERT INTO job (id, workspace, spec) VALUES (%s, 'w', 'spec')", (JOB,))
-            await connection.execute("INSERT INTO job_partition (job_id, part) SELECT %s, p FROM generate_series(0, 1) p", (JOB,))
+            await connection.execute(
+                "INSERT INTO job (id, workspace, spec) VALUES (%s, 'w', 'spec')", (JOB,)
+            )
+            await connection.execute(
+                "INSERT INTO job_partition (job_id, part) SELECT %s, p FROM "
+                "generate_series(0, 1) p",
+                (JOB,),
+            )
 
         async def condemn_row() -> None:
             async with pool.connection() as connection:
@@ -62,11 +70,20 @@ async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
 
         async def stored_row() -> tuple[str, str | None]:
             async with pool.connection() as connection:
-                row = await (await connection.execute("SELECT status, error FROM job_partition WHERE part = 0")).fetchone()
+                row = await (
+                    await connection.execute(
+                        "SELECT status, error FROM job_partition WHERE part = 0"
+                    )
+                ).fetchone()
             assert row is not None
             return str(row[0]), None if row[1] is None else str(row[1])
 
-        yield World(PostgresRegistry(pool), lambda: asyncio.sleep((LEASE + 100) / 1000), condemn_row, stored_row)
+        yield World(
+            PostgresRegistry(pool),
+            lambda: asyncio.sleep((LEASE + 100) / 1000),
+            condemn_row,
+            stored_row,
+        )
 
 
 async def test_a_slot_is_seen_until_its_lease_ends(world: World) -> None:
@@ -80,7 +97,9 @@ async def test_a_claim_is_won_once_per_epoch_seen(world: World) -> None:
     wanted = [(FIRST, NEVER), (SECOND, NEVER)]
     assert await world.registry.claim(wanted, A.id, LEASE) == {FIRST: 1, SECOND: 1}
     assert await world.registry.claim(wanted, B.id, LEASE) == {}
-    assert await world.registry.claim([(FIRST, Epoch(1))], B.id, LEASE) == {}, "a live lease of another slot holds"
+    assert await world.registry.claim([(FIRST, Epoch(1))], B.id, LEASE) == {}, (
+        "a live lease of another slot holds"
+    )
 
 
 async def test_a_lapsed_lease_can_be_claimed_and_the_epoch_grows(world: World) -> None:
@@ -122,8 +141,13 @@ async def test_leaving_gives_everything_back(world: World) -> None:
     assert [lease.live for lease in seen.jobs[0].leases.values()] == [False, False]
 
 
-async def test_burying_gives_back_what_the_dead_of_a_family_held_and_nothing_else(world: World) -> None:
-    dead, heir, other = (Slot(SlotId(name), EngineId("engine"), "run/0.sock") for name in ("e-0-x-1", "e-0-x-2", "e-0-xy-1"))
+async def test_burying_gives_back_what_the_dead_of_a_family_held_and_nothing_else(
+    world: World,
+) -> None:
+    dead, heir, other = (
+        Slot(SlotId(name), EngineId("engine"), "run/0.sock")
+        for name in ("e-0-x-1", "e-0-x-2", "e-0-xy-1")
+    )
     for slot in (dead, heir, other):
         await world.registry.heartbeat(slot, LEASE)
     await world.registry.claim([(FIRST, NEVER)], dead.id, LEASE)

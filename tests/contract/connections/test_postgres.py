@@ -1,4 +1,6 @@
-"""A transaction's outcome is always learnt, and a listener never misses that it missed something."""
+"""A transaction's outcome is always learnt, and a listener never misses that it missed
+something.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +29,18 @@ from fennel_core.connections.postgres import (
 async def open_pool(database: str) -> AsyncIterator[Pool]:
     async with pool(database, name="test", size=3) as opened:
         async with opened.connection() as connection:
-            await connection.execute("CREATE TABLE t (n int PRIMARY KEY DEFERRABLE INITIALLY DEFERRED)")
+            await connection.execute(
+                "CREATE TABLE t (n int PRIMARY KEY DEFERRABLE INITIALLY DEFERRED)"
+            )
         yield opened
 
 
 async def _rows(opened: Pool) -> list[int]:
     async with opened.connection() as connection:
-        return sorted(int(str(row[0])) for row in await (await connection.execute("SELECT n FROM t")).fetchall())
+        return sorted(
+            int(str(row[0]))
+            for row in await (await connection.execute("SELECT n FROM t")).fetchall()
+        )
 
 
 async def _insert(connection: AsyncConnection) -> str:
@@ -56,7 +63,9 @@ async def test_an_error_of_the_work_rolls_back_and_passes_through(open_pool: Poo
     assert await _rows(open_pool) == []
 
 
-async def test_a_commit_that_the_server_refuses_is_an_error_and_not_an_unknown_outcome(open_pool: Pool) -> None:
+async def test_a_commit_that_the_server_refuses_is_an_error_and_not_an_unknown_outcome(
+    open_pool: Pool,
+) -> None:
     async def work(connection: AsyncConnection) -> None:
         await _insert(connection)
         await _insert(connection)  # the constraint is deferred: only COMMIT notices
@@ -84,18 +93,25 @@ async def test_a_deadlock_is_rolled_back_and_run_again(open_pool: Pool) -> None:
 
     await asyncio.gather(swap(1, 2), swap(2, 1))
     async with open_pool.connection() as connection:
-        assert await (await connection.execute("SELECT hits FROM t ORDER BY n")).fetchall() == [(2,), (2,)]
+        assert await (await connection.execute("SELECT hits FROM t ORDER BY n")).fetchall() == [
+            (2,),
+            (2,),
+        ]
     assert runs == 3
 
 
 class _CommitBreaks:
-    """Stands between the transaction and its connection: the answer to COMMIT is lost after it was (or before it could be) carried out."""
+    """Stands between the transaction and its connection: the answer to COMMIT is lost after it was
+    (or before it could be) carried out.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, carried_out: bool) -> None:
         real = psycopg.AsyncConnection.execute
         self.broken = 0
 
-        async def execute(connection: AsyncConnection, query: object, *args: object, **more: object) -> object:
+        async def execute(
+            connection: AsyncConnection, query: object, *args: object, **more: object
+        ) -> object:
             if query == "COMMIT" and not self.broken:
                 self.broken += 1
                 if carried_out:
@@ -107,20 +123,26 @@ class _CommitBreaks:
         monkeypatch.setattr(psycopg.AsyncConnection, "execute", execute)
 
 
-async def test_a_lost_answer_to_a_commit_that_happened_is_a_success(open_pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_lost_answer_to_a_commit_that_happened_is_a_success(
+    open_pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     breaks = _CommitBreaks(monkeypatch, carried_out=True)
     assert await in_transaction(open_pool, _insert) == "done"
     assert (breaks.broken, await _rows(open_pool)) == (1, [1])
 
 
-async def test_a_commit_that_never_arrived_is_told_apart(open_pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_commit_that_never_arrived_is_told_apart(
+    open_pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     breaks = _CommitBreaks(monkeypatch, carried_out=False)
     with pytest.raises(RolledBack):
         await in_transaction(open_pool, _insert)
     assert (breaks.broken, await _rows(open_pool)) == (1, [])
 
 
-async def test_a_commit_nobody_can_be_asked_about_is_an_unknown_outcome(open_pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_commit_nobody_can_be_asked_about_is_an_unknown_outcome(
+    open_pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _CommitBreaks(monkeypatch, carried_out=True)
 
     async def silent(source: Pool, transaction_id: str) -> None:
@@ -131,7 +153,9 @@ async def test_a_commit_nobody_can_be_asked_about_is_an_unknown_outcome(open_poo
         await in_transaction(open_pool, _insert, resolve_seconds=0.2)
 
 
-async def test_a_backend_killed_at_work_is_a_plain_error_and_leaves_nothing(open_pool: Pool) -> None:
+async def test_a_backend_killed_at_work_is_a_plain_error_and_leaves_nothing(
+    open_pool: Pool,
+) -> None:
     async def work(connection: AsyncConnection) -> None:
         await _insert(connection)
         async with open_pool.connection() as other:
@@ -144,19 +168,29 @@ async def test_a_backend_killed_at_work_is_a_plain_error_and_leaves_nothing(open
 
 
 async def test_a_statement_that_never_ends_is_ended_by_the_server(database: str) -> None:
-    async with pool(database, name="test", statement_timeout_ms=50) as opened, opened.connection() as connection:
+    async with (
+        pool(database, name="test", statement_timeout_ms=50) as opened,
+        opened.connection() as connection,
+    ):
         with pytest.raises(psycopg.errors.QueryCanceled):
             await connection.execute("SELECT pg_sleep(5)")
 
 
-async def test_a_listener_hears_and_says_so_when_it_may_have_missed_something(open_pool: Pool, database: str) -> None:
+async def test_a_listener_hears_and_says_so_when_it_may_have_missed_something(
+    open_pool: Pool, database: str
+) -> None:
     async with aclosing(listen(database, ["registry", "catalog"], name="test-listener")) as wakeups:
         assert await anext(wakeups) == Listening()
         async with open_pool.connection() as connection:
             await connection.execute("INSERT INTO workspace (name) VALUES ('shop')")
             await connection.execute("INSERT INTO branch (workspace, name) VALUES ('shop', 'main')")
             assert await asyncio.wait_for(anext(wakeups), 5) == Heard("catalog", "shop/main")
-            await connection.execute("INSERT INTO job (id, workspace, spec) VALUES ('j', 'shop', '')")
+            await connection.execute(
+                "INSERT INTO job (id, workspace, spec) VALUES ('j', 'shop', '')"
+            )
             assert await asyncio.wait_for(anext(wakeups), 5) == Heard("registry", "")
-            await connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'test-listener'")
+            await connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE "
+                "application_name = 'test-listener'"
+            )
         assert await asyncio.wait_for(anext(wakeups), 5) == Listening()

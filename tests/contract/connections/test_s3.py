@@ -49,7 +49,10 @@ def test_of_many_writers_at_once_exactly_one_wins(store: tuple[S3Client, str]) -
             if s3.put_new(client, bucket, key, str(number).encode() * 1000):
                 won.append(number)
 
-        writers = [threading.Thread(target=write, args=(n, f"race/{attempt}", won, barrier)) for n in range(8)]
+        writers = [
+            threading.Thread(target=write, args=(n, f"race/{attempt}", won, barrier))
+            for n in range(8)
+        ]
         for writer in writers:
             writer.start()
         for writer in writers:
@@ -69,7 +72,9 @@ def test_keys_are_listed_by_prefix_and_removed(store: tuple[S3Client, str]) -> N
     assert s3.get(client, bucket, "p/1") is None
 
 
-def test_wrong_credentials_are_an_error_and_not_a_missing_object(store: tuple[S3Client, str], s3_server: S3Server) -> None:
+def test_wrong_credentials_are_an_error_and_not_a_missing_object(
+    store: tuple[S3Client, str], s3_server: S3Server
+) -> None:
     stranger = s3.client(replace(s3_server, s3_secret_key=SecretStr("wrong")))
     with pytest.raises(ClientError):
         s3.get(stranger, store[1], "a/1")

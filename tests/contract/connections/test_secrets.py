@@ -57,12 +57,17 @@ async def test_a_row_copied_to_another_workspace_or_name_does_not_open(
     sealer = secrets.Sealer.from_file(key_file)
     await secrets.put(open_pool, sealer, SHOP, "k", "value")
     async with open_pool.connection() as connection:
-        await connection.execute("INSERT INTO secret (workspace, name, sealed) SELECT %s, %s, sealed FROM secret", (workspace, name))
+        await connection.execute(
+            "INSERT INTO secret (workspace, name, sealed) SELECT %s, %s, sealed FROM secret",
+            (workspace, name),
+        )
     with pytest.raises(secrets.SealError, match="copied"):
         await secrets.get(open_pool, sealer, workspace, name)
 
 
-async def test_a_key_is_changed_without_losing_a_secret(open_pool: Pool, key_file: Path, tmp_path: Path) -> None:
+async def test_a_key_is_changed_without_losing_a_secret(
+    open_pool: Pool, key_file: Path, tmp_path: Path
+) -> None:
     await secrets.put(open_pool, secrets.Sealer.from_file(key_file), SHOP, "k", "value")
     secrets.make_key_file(tmp_path / "new")
     old, new = key_file.read_text(), (tmp_path / "new").read_text()
@@ -70,7 +75,10 @@ async def test_a_key_is_changed_without_losing_a_secret(open_pool: Pool, key_fil
         await secrets.get(open_pool, secrets.Sealer.from_file(tmp_path / "new"), SHOP, "k")
     key_file.write_text(new + old)
     assert await secrets.reseal(open_pool, secrets.Sealer.from_file(key_file)) == 1
-    assert await secrets.get(open_pool, secrets.Sealer.from_file(tmp_path / "new"), SHOP, "k") == "value"
+    assert (
+        await secrets.get(open_pool, secrets.Sealer.from_file(tmp_path / "new"), SHOP, "k")
+        == "value"
+    )
 
 
 def test_a_key_file_that_others_may_read_is_refused(key_file: Path) -> None:
@@ -80,7 +88,9 @@ def test_a_key_file_that_others_may_read_is_refused(key_file: Path) -> None:
         secrets.Sealer.from_file(key_file)
 
 
-@pytest.mark.parametrize(("content", "text"), [("", "empty"), ("short", "32 bytes"), (None, "cannot be read")])
+@pytest.mark.parametrize(
+    ("content", "text"), [("", "empty"), ("short", "32 bytes"), (None, "cannot be read")]
+)
 def test_a_key_file_that_is_no_key_says_so(tmp_path: Path, content: str | None, text: str) -> None:
     path = tmp_path / "key"
     if content is not None:

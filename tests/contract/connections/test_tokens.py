@@ -1,4 +1,6 @@
-"""Tokens open exactly their workspace, at once when new and for less than a second after the end."""
+"""Tokens open exactly their workspace, at once when new and for less than a second after the
+end.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ async def open_pool(database: str) -> AsyncIterator[Pool]:
         yield opened
 
 
-async def _refusal(opened: Pool, rules: Rules, header: str | None, clock: Clock | None = None) -> ApiError:
+async def _refusal(
+    opened: Pool, rules: Rules, header: str | None, clock: Clock | None = None
+) -> ApiError:
     with pytest.raises(ApiError) as caught:
         await tokens.workspace_of(opened, rules, header, clock or Clock())
     return caught.value
@@ -47,7 +51,9 @@ async def test_a_token_opens_its_workspace_which_was_made_with_branch_main(open_
     assert await tokens.workspace_of(open_pool, Rules(), f"Bearer {token}") == "shop"
     assert await tokens.workspace_of(open_pool, Rules(), f"bearer  {token} ") == "shop"
     async with open_pool.connection() as connection:
-        rows = await (await connection.execute("SELECT name, target FROM branch WHERE workspace = 'shop'")).fetchall()
+        rows = await (
+            await connection.execute("SELECT name, target FROM branch WHERE workspace = 'shop'")
+        ).fetchall()
     assert rows == [("main", None)]
 
 
@@ -57,7 +63,9 @@ async def test_no_bearer_token_is_refused_before_the_database_is_asked(header: s
     assert (await _refusal(closed, Rules(), header)).code == "unauthenticated"
 
 
-async def test_a_wrong_token_opens_nothing_and_is_not_remembered_when_it_becomes_right(open_pool: Pool) -> None:
+async def test_a_wrong_token_opens_nothing_and_is_not_remembered_when_it_becomes_right(
+    open_pool: Pool,
+) -> None:
     refused = await _refusal(open_pool, Rules(), "Bearer not-yet")
     assert (refused.status, refused.code) == (401, "token-unknown")
     await workspaces.create(open_pool, "late", lambda: "not-yet")
@@ -85,20 +93,28 @@ async def test_a_busy_server_learns_of_the_end_beside_its_requests(open_pool: Po
     await tokens.workspace_of(open_pool, Rules(), header, clock)
     await workspaces.mark_deleting(open_pool, "shop")
     clock.now += tokens.FRESH_SECONDS + 0.1
-    assert await tokens.workspace_of(open_pool, Rules(), header, clock) == "shop", "answered from memory while it asks"
+    assert await tokens.workspace_of(open_pool, Rules(), header, clock) == "shop", (
+        "answered from memory while it asks"
+    )
     await asyncio.sleep(0.2)
     assert (await _refusal(open_pool, Rules(), header, clock)).code == "token-unknown"
 
 
 async def test_a_dev_token_makes_its_workspace_once_however_many_ask(open_pool: Pool) -> None:
     rules = Rules(dev_tokens=True)
-    found = await asyncio.gather(*(tokens.workspace_of(open_pool, rules, "Bearer dev-alice") for _ in range(8)))
+    found = await asyncio.gather(
+        *(tokens.workspace_of(open_pool, rules, "Bearer dev-alice") for _ in range(8))
+    )
     assert set(found) == {"alice"}
     assert [each.name for each in await workspaces.list_all(open_pool)] == ["alice"]
 
 
-@pytest.mark.parametrize("rules", [Rules(dev_tokens=False), Rules(dev_tokens=True, only_on_loopback=False)])
-async def test_a_dev_token_opens_nothing_when_off_or_not_on_loopback(open_pool: Pool, rules: Rules) -> None:
+@pytest.mark.parametrize(
+    "rules", [Rules(dev_tokens=False), Rules(dev_tokens=True, only_on_loopback=False)]
+)
+async def test_a_dev_token_opens_nothing_when_off_or_not_on_loopback(
+    open_pool: Pool, rules: Rules
+) -> None:
     assert (await _refusal(open_pool, rules, "Bearer dev-alice")).code == "token-unknown"
     assert await workspaces.list_all(open_pool) == ()
 
@@ -131,7 +147,9 @@ async def test_tokens_can_be_rotated(open_pool: Pool) -> None:
     assert await tokens.workspace_of(open_pool, Rules(), f"Bearer {first}", Clock()) == "shop"
     assert await workspaces.revoke_others(open_pool, "shop", second) == 1
     assert await tokens.workspace_of(open_pool, Rules(), f"Bearer {second}", Clock()) == "shop"
-    assert (await _refusal(open_pool, Rules(), f"Bearer {first}", Clock(200.0))).code == "token-unknown"
+    assert (
+        await _refusal(open_pool, Rules(), f"Bearer {first}", Clock(200.0))
+    ).code == "token-unknown"
 
 
 async def test_an_unreachable_database_is_told_apart_from_a_wrong_token(open_pool: Pool) -> None:
@@ -140,7 +158,10 @@ async def test_an_unreachable_database_is_told_apart_from_a_wrong_token(open_poo
     assert (refused.status, refused.code) == (503, "database-unavailable")
 
 
-@pytest.mark.parametrize(("expected", "given", "passes"), [("s3cret", "s3cret", True), ("s3cret", "s3cre", False), ("", "anything", False)])
+@pytest.mark.parametrize(
+    ("expected", "given", "passes"),
+    [("s3cret", "s3cret", True), ("s3cret", "s3cre", False), ("", "anything", False)],
+)
 def test_only_the_administrators_token_passes(expected: str, given: str, passes: bool) -> None:
     rules = Rules(admin_token=SecretStr(expected))
     if passes:

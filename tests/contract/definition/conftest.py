@@ -37,19 +37,33 @@ def topics() -> MemoryTopics:
 
 
 @pytest.fixture
-async def client(database: str, topics: MemoryTopics, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:  # the fixture
+async def client(
+    database: str, topics: MemoryTopics, tmp_path: Path
+) -> AsyncIterator[httpx.AsyncClient]:  # the fixture
     """A caller of the workspace `shop`, on branch `main` unless it says otherwise."""
     key = tmp_path / "key"
     secrets.make_key_file(key)
     settings = Settings(dev_tokens=True, admin_token=SecretStr(ADMIN), body_limit_bytes=200_000)
     async with pool(database, name="test", size=6) as connections:
-        tools = Tools(PostgresLedger(connections), topics, asyncio.sleep, Timings(first_warm_seconds=0.0))
+        tools = Tools(
+            PostgresLedger(connections), topics, asyncio.sleep, Timings(first_warm_seconds=0.0)
+        )
         steps = Steps(tools, client_interpreter(settings), partitions=2, warm_seconds=0.0)
         orchestrator = Inline(steps.run)
-        flow = CommitFlow(steps, orchestrator, lambda: CommitId(uuid.uuid4().hex), time.monotonic, timeout_seconds=10)
-        office = Office(settings, connections, flow, flow, secrets.Sealer.from_file(key), wake=lambda: None)
+        flow = CommitFlow(
+            steps,
+            orchestrator,
+            lambda: CommitId(uuid.uuid4().hex),
+            time.monotonic,
+            timeout_seconds=10,
+        )
+        office = Office(
+            settings, connections, flow, flow, secrets.Sealer.from_file(key), wake=lambda: None
+        )
         transport = httpx.ASGITransport(application(office, Health("test", {})))
         headers = {"Authorization": "Bearer dev-shop"}
-        async with httpx.AsyncClient(transport=transport, base_url="http://test", headers=headers) as caller:
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://test", headers=headers
+        ) as caller:
             yield caller
         await orchestrator.close()

@@ -1,4 +1,6 @@
-"""What each path of the definition server answers: statuses, texts and bodies as the public client and its tests expect them."""
+"""What each path of the definition server answers: statuses, texts and bodies as the public client
+and its tests expect them.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def on(branch: str) -> dict[str, str]:
     return {"X-FENNEL-BRANCH": branch}
 
 
-async def post(client: httpx.AsyncClient, path: str, branch: str = "main", **options: object) -> httpx.Response:
+async def post(
+    client: httpx.AsyncClient, path: str, branch: str = "main", **options: object
+) -> httpx.Response:
     return await client.post(f"{API}{path}", headers=on(branch), **options)  # type: ignore[arg-type]
 
 
@@ -30,15 +34,19 @@ async def branches(client: httpx.AsyncClient) -> list[str]:
 
 def is_error(response: httpx.Response, status: int, text: str, code: str | None = None) -> None:
     assert (response.status_code, response.text) == (status, text)
-    assert response.headers["content-type"].startswith("text/plain"), "the client shows the body of a plain text as it is"
+    assert response.headers["content-type"].startswith("text/plain"), (
+        "the client shows the body of a plain text as it is"
+    )
     if code is not None:
         assert response.headers["x-fennel-error-code"] == code
 
 
-async def test_a_commit_answers_lines_to_print_as_json_with_exactly_the_content_type_the_client_looks_for(
+async def test_a_commit_returns_its_lines_as_json_with_the_content_type_the_client_checks(
     client: httpx.AsyncClient,
 ) -> None:
-    response = await post(client, "/commit?preview=false&incremental=false&backfill=true", content=FEATURES)
+    response = await post(
+        client, "/commit?preview=false&incremental=false&backfill=true", content=FEATURES
+    )
     assert response.status_code == 200
     assert response.headers["content-type"] == "application/json"
     assert (b"content-type", b"application/json") in response.headers.raw
@@ -52,9 +60,16 @@ async def test_a_preview_changes_nothing(client: httpx.AsyncClient, topics: Memo
     assert (await client.get(f"{API}/xray")).json() == {"datasets": [], "featuresets": []}
 
 
-async def test_bytes_that_are_no_commit_are_400_and_too_many_are_413(client: httpx.AsyncClient, topics: MemoryTopics) -> None:
+async def test_bytes_that_are_no_commit_are_400_and_too_many_are_413(
+    client: httpx.AsyncClient, topics: MemoryTopics
+) -> None:
     malformed = await post(client, "/commit", content=b"garbage")
-    is_error(malformed, 400, "the body is not a commit of the Fennel client; send the bytes of a SyncRequest", "commit-malformed")
+    is_error(
+        malformed,
+        400,
+        "the body is not a commit of the Fennel client; send the bytes of a SyncRequest",
+        "commit-malformed",
+    )
 
     async def unannounced() -> AsyncIterator[bytes]:
         for _ in range(30):
@@ -67,29 +82,50 @@ async def test_bytes_that_are_no_commit_are_400_and_too_many_are_413(client: htt
     assert not topics.there
 
 
-async def test_init_makes_an_empty_branch_and_refuses_a_name_that_is_taken_or_odd(client: httpx.AsyncClient) -> None:
+async def test_init_makes_an_empty_branch_and_refuses_a_name_that_is_taken_or_odd(
+    client: httpx.AsyncClient,
+) -> None:
     assert await branches(client) == ["main"]
     assert (await post(client, "/init", "test-branch", json={})).status_code == 200
     assert (await post(client, "/init", "a/b_c.d-e")).status_code == 200
     is_error(
-        await post(client, "/init", "test-branch", json={}), 500, "can not create branch `test-branch`: already exists", "branch-exists"
+        await post(client, "/init", "test-branch", json={}),
+        500,
+        "can not create branch `test-branch`: already exists",
+        "branch-exists",
     )
-    is_error(await post(client, "/init", "main", json={"clone_from": "main"}), 500, "can not create branch `main`: already exists")
-    assert (await post(client, "/init", "no spaces", json={})).headers["x-fennel-error-code"] == "branch-name"
+    is_error(
+        await post(client, "/init", "main", json={"clone_from": "main"}),
+        500,
+        "can not create branch `main`: already exists",
+    )
+    assert (await post(client, "/init", "no spaces", json={})).headers[
+        "x-fennel-error-code"
+    ] == "branch-name"
     assert await branches(client) == ["main", "test-branch", "a/b_c.d-e"]
 
 
-async def test_a_clone_has_what_its_source_has_and_is_its_own_afterwards(client: httpx.AsyncClient, topics: MemoryTopics) -> None:
+async def test_a_clone_has_what_its_source_has_and_is_its_own_afterwards(
+    client: httpx.AsyncClient, topics: MemoryTopics
+) -> None:
     await post(client, "/commit", content=FEATURES)
     made = set(topics.there)
     assert (await post(client, "/init", "copy", json={"clone_from": "main"})).status_code == 200
     assert set(topics.there) == made, "a clone is more references, no copies"
-    assert (await client.get(f"{API}/xray", headers=on("copy"))).json() == (await client.get(f"{API}/xray")).json()
+    assert (await client.get(f"{API}/xray", headers=on("copy"))).json() == (
+        await client.get(f"{API}/xray")
+    ).json()
     await post(client, "/commit", "main", content=recorded("expressions"))
-    names = {d["name"] for d in (await client.get(f"{API}/xray", headers=on("copy"))).json()["datasets"]}
+    names = {
+        d["name"] for d in (await client.get(f"{API}/xray", headers=on("copy"))).json()["datasets"]
+    }
     assert names == {"Profiles", "Items"}
     assert made < set(topics.there), "what the clone holds stays"
-    is_error(await post(client, "/init", "x", json={"clone_from": "random"}), 500, "can not clone from branch `random`: does not exist")
+    is_error(
+        await post(client, "/init", "x", json={"clone_from": "random"}),
+        500,
+        "can not clone from branch `random`: does not exist",
+    )
 
 
 async def test_a_deleted_branch_is_gone_and_main_stays(client: httpx.AsyncClient) -> None:
@@ -99,11 +135,15 @@ async def test_a_deleted_branch_is_gone_and_main_stays(client: httpx.AsyncClient
     is_error(await post(client, "/delete", "test-branch", json={}), 500, gone, "branch-not-found")
     is_error(await post(client, "/commit", "test-branch", content=FEATURES), 500, gone)
     is_error(await client.get(f"{API}/xray", headers=on("test-branch")), 500, gone)
-    is_error(await post(client, "/delete", json={}), 400, "Cannot delete the main branch.", "branch-main")
+    is_error(
+        await post(client, "/delete", json={}), 400, "Cannot delete the main branch.", "branch-main"
+    )
     assert await branches(client) == ["main"]
 
 
-async def test_secrets_are_set_read_changed_and_removed_under_names_with_dots(client: httpx.AsyncClient) -> None:
+async def test_secrets_are_set_read_changed_and_removed_under_names_with_dots(
+    client: httpx.AsyncClient,
+) -> None:
     path = f"{API}/secret/chat.openai.com"
     missing = "Failed to get user secret mapping: secret `chat.openai.com` does not exist"
     is_error(await client.get(path), 500, missing, "secret-not-found")
@@ -113,7 +153,9 @@ async def test_secrets_are_set_read_changed_and_removed_under_names_with_dots(cl
     assert (await client.get(path, headers=on("some other branch"))).json() == {"value": "two"}
     assert (await client.patch(path, json={"value": "three"})).json() == {}
     assert (await client.get(path)).json() == {"value": "three"}
-    assert (await client.get(path, headers={"Authorization": "Bearer dev-else"})).status_code == 500, "each workspace has its own"
+    assert (
+        await client.get(path, headers={"Authorization": "Bearer dev-else"})
+    ).status_code == 500, "each workspace has its own"
     assert (await client.request("DELETE", path, json={})).json() == {}
     is_error(await client.get(path), 500, missing)
     assert (await client.request("DELETE", path, json={})).status_code == 404
@@ -122,28 +164,46 @@ async def test_secrets_are_set_read_changed_and_removed_under_names_with_dots(cl
 @pytest.mark.parametrize("body", [b"{", b"[]", b'{"value": 3}', b"{}"])
 async def test_a_secret_without_a_text_is_refused(client: httpx.AsyncClient, body: bytes) -> None:
     response = await client.post(f"{API}/secret/name", content=body)
-    assert (response.status_code, response.headers["x-fennel-error-code"]) == (400, "json-malformed")
+    assert (response.status_code, response.headers["x-fennel-error-code"]) == (
+        400,
+        "json-malformed",
+    )
 
 
-async def test_nobody_without_a_token_gets_in_and_only_the_administrator_sees_workspaces(client: httpx.AsyncClient) -> None:
+async def test_nobody_without_a_token_gets_in_and_only_the_administrator_sees_workspaces(
+    client: httpx.AsyncClient,
+) -> None:
     for path in ("/branch/list", "/xray", "/lineage", "/secret/x"):
         assert (await client.get(f"{API}{path}", headers={"Authorization": ""})).status_code == 401
-        assert (await client.get(f"{API}{path}", headers={"Authorization": "Bearer wrong"})).status_code == 401
+        assert (
+            await client.get(f"{API}{path}", headers={"Authorization": "Bearer wrong"})
+        ).status_code == 401
     assert (await client.get(f"{API}/workspaces")).status_code == 401
     assert (await client.get(f"{API}/workspaces", headers=AS_ADMIN)).status_code == 200
 
 
-async def test_a_workspace_lives_from_its_token_to_its_deletion_and_leaves_nothing(client: httpx.AsyncClient, topics: MemoryTopics) -> None:
+async def test_a_workspace_lives_from_its_token_to_its_deletion_and_leaves_nothing(
+    client: httpx.AsyncClient, topics: MemoryTopics
+) -> None:
     made = await client.post(f"{API}/workspaces", json={"name": "mill"}, headers=AS_ADMIN)
     token = {"Authorization": f"Bearer {made.json()['token']}"}
     assert (await client.post(f"{API}/commit", content=FEATURES, headers=token)).status_code == 200
     await post(client, "/commit", content=FEATURES)
     assert {name.split(".")[0] for name in topics.there} == {"mill", "shop"}
     more = await client.post(f"{API}/workspaces/mill/tokens", headers=AS_ADMIN)
-    assert (await client.get(f"{API}/branch/list", headers={"Authorization": f"Bearer {more.json()['token']}"})).status_code == 200
+    assert (
+        await client.get(
+            f"{API}/branch/list", headers={"Authorization": f"Bearer {more.json()['token']}"}
+        )
+    ).status_code == 200
 
-    assert (await client.post(f"{API}/workspaces", json={"name": "mill"}, headers=AS_ADMIN)).status_code == 409
-    assert (await client.delete(f"{API}/workspaces/mill", headers=AS_ADMIN)).json() == {"name": "mill", "gone": True}
+    assert (
+        await client.post(f"{API}/workspaces", json={"name": "mill"}, headers=AS_ADMIN)
+    ).status_code == 409
+    assert (await client.delete(f"{API}/workspaces/mill", headers=AS_ADMIN)).json() == {
+        "name": "mill",
+        "gone": True,
+    }
     assert {name.split(".")[0] for name in topics.there} == {"shop"}
     listed = (await client.get(f"{API}/workspaces", headers=AS_ADMIN)).json()["workspaces"]
     assert [w["name"] for w in listed] == ["shop"]
@@ -156,7 +216,9 @@ async def test_unknown_paths_are_404_and_wrong_options_are_told(client: httpx.As
     assert (await post(client, "/commit?preview=maybe", content=FEATURES)).status_code == 422
 
 
-async def test_requests_are_counted_by_route_and_never_by_the_names_in_them(client: httpx.AsyncClient) -> None:
+async def test_requests_are_counted_by_route_and_never_by_the_names_in_them(
+    client: httpx.AsyncClient,
+) -> None:
     await client.post(f"{API}/secret/my-very-own-name", json={"value": "x"})
     await client.get(f"{API}/nothing-there")
     text = (await client.get("/metrics")).text
@@ -170,14 +232,19 @@ async def test_a_text_that_cannot_be_stored_is_refused_in_words(client: httpx.As
         await client.post(f"{API}/secret/na%00me", json={"value": "x"}),
         await post(client, "/init", "new", json={"clone_from": "ma\x00in"}),
     ):
-        assert (response.status_code, response.headers["x-fennel-error-code"]) == (400, "value-unusable")
+        assert (response.status_code, response.headers["x-fennel-error-code"]) == (
+            400,
+            "value-unusable",
+        )
 
 
 async def test_xray_tells_what_was_asked_for(client: httpx.AsyncClient) -> None:
     await post(client, "/commit", content=FEATURES)
     everything = (await client.get(f"{API}/xray")).json()
     assert [d["name"] for d in everything["datasets"]] == ["Profiles", "Items"]
-    (one,) = (await client.get(f"{API}/xray?datasets=Items&properties=version,is_source_dataset")).json()["datasets"]
+    (one,) = (
+        await client.get(f"{API}/xray?datasets=Items&properties=version,is_source_dataset")
+    ).json()["datasets"]
     assert one == {"name": "Items", "version": 1, "is_source_dataset": True}
     some = (await client.get(f"{API}/xray?featuresets=Request,UserFeatures&properties=name")).json()
     assert some == {"datasets": [], "featuresets": [{"name": "Request"}, {"name": "UserFeatures"}]}

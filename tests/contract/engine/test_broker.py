@@ -1,4 +1,6 @@
-"""One suite for the log's twin, for the simulation's model of the log and for Kafka: what a runner may rely on."""
+"""One suite for the log's twin, for the simulation's model of the log and for Kafka: what a runner
+may rely on.
+"""
 
 import asyncio
 import random
@@ -10,7 +12,17 @@ from confluent_kafka import TopicPartition as RdTopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from fennel_core.connections.kafka import client_config
-from fennel_core.engine.broker import Beyond, Broker, Fenced, Fetched, Gone, Outgoing, Producer, Subscription, TopicPartition
+from fennel_core.engine.broker import (
+    Beyond,
+    Broker,
+    Fenced,
+    Fetched,
+    Gone,
+    Outgoing,
+    Producer,
+    Subscription,
+    TopicPartition,
+)
 from fennel_core.engine.kafka import KafkaBroker
 from fennel_core.engine.memory_broker import MemoryBroker, MemoryLog
 from fennel_core.settings.model import Settings
@@ -68,7 +80,9 @@ async def take(subscription: Subscription, count: int) -> list[Fetched]:
 
 
 async def commit(broker: Broker, producer: Producer, *records: Outgoing) -> Offset:
-    """Commit, and wait until readers see it: Kafka acknowledges a transaction a moment before its marker stands in the log."""
+    """Commit, and wait until readers see it: Kafka acknowledges a transaction a moment before its
+    marker stands in the log.
+    """
     (source, end), *others = (await producer.commit(records)).items()
     assert not others, "one partition at a time"
     await broker.read(source, Offset(end - 1), end)
@@ -80,7 +94,9 @@ async def write(broker: Broker, topic: TopicName, *texts: bytes, partition: int 
     return await commit(broker, producer, *(Outgoing(topic, partition, text) for text in texts))
 
 
-async def test_records_come_in_order_from_the_position_asked_for(broker: Broker, topic: TopicName) -> None:
+async def test_records_come_in_order_from_the_position_asked_for(
+    broker: Broker, topic: TopicName
+) -> None:
     await write(broker, topic, b"a", b"b", b"c")
     subscription = await broker.subscribe({at(topic): Offset(1)})
     assert values(await take(subscription, 2)) == [b"b", b"c"]
@@ -93,7 +109,9 @@ async def test_records_written_after_subscribing_arrive(broker: Broker, topic: T
     assert sorted(values(await take(subscription, 2))) == [b"a", b"b"]
 
 
-async def test_a_reader_learns_that_it_has_passed_the_transaction_marker(broker: Broker, topic: TopicName) -> None:
+async def test_a_reader_learns_that_it_has_passed_the_transaction_marker(
+    broker: Broker, topic: TopicName
+) -> None:
     end = await write(broker, topic, b"a")
     subscription = await broker.subscribe({at(topic): START})
     async with asyncio.timeout(20):
@@ -104,7 +122,9 @@ async def test_a_reader_learns_that_it_has_passed_the_transaction_marker(broker:
     assert subscription.lag() == 0
 
 
-async def test_two_readers_of_one_partition_at_different_positions_both_get_everything(broker: Broker, topic: TopicName) -> None:
+async def test_two_readers_of_one_partition_at_different_positions_both_get_everything(
+    broker: Broker, topic: TopicName
+) -> None:
     await write(broker, topic, b"a", b"b")
     early = await broker.subscribe({at(topic): START})
     assert values(await take(early, 2)) == [b"a", b"b"]
@@ -114,7 +134,9 @@ async def test_two_readers_of_one_partition_at_different_positions_both_get_ever
     assert values(await take(early, 1)) == [b"c"]
 
 
-async def test_a_closed_reader_does_not_disturb_the_others(broker: Broker, topic: TopicName) -> None:
+async def test_a_closed_reader_does_not_disturb_the_others(
+    broker: Broker, topic: TopicName
+) -> None:
     first, second = [await broker.subscribe({at(topic): START}) for _ in range(2)]
     await first.close()
     await write(broker, topic, b"a")
@@ -123,7 +145,9 @@ async def test_a_closed_reader_does_not_disturb_the_others(broker: Broker, topic
     assert values(await take(again, 1)) == [b"a"]
 
 
-async def test_a_slow_reader_loses_nothing_and_stops_nobody(broker: Broker, topic: TopicName, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_reader_loses_nothing_and_stops_nobody(
+    broker: Broker, topic: TopicName, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("fennel_core.engine.kafka.BUFFER_BYTES", 2_000)
     slow, fast = [await broker.subscribe({at(topic): START}) for _ in range(2)]
     sent = [b"%04d" % n + b"x" * 200 for n in range(300)]
@@ -154,8 +178,13 @@ async def test_a_range_can_be_read_again(broker: Broker, topic: TopicName) -> No
 
 async def test_control_records_are_told_from_data(broker: Broker, topic: TopicName) -> None:
     producer = await broker.producer(f"{topic}-control")
-    await commit(broker, producer, Outgoing(topic, 0, b"7", (("c", b"frontier"),)), Outgoing(topic, 0, b"a"))
-    assert [(r.value, r.control) for r in await broker.read(at(topic), START)] == [(b"7", "frontier"), (b"a", None)]
+    await commit(
+        broker, producer, Outgoing(topic, 0, b"7", (("c", b"frontier"),)), Outgoing(topic, 0, b"a")
+    )
+    assert [(r.value, r.control) for r in await broker.read(at(topic), START)] == [
+        (b"7", "frontier"),
+        (b"a", None),
+    ]
 
 
 async def forget(broker: Broker, topic: TopicName, start: int) -> None:
@@ -168,7 +197,9 @@ async def forget(broker: Broker, topic: TopicName, start: int) -> None:
         await asyncio.to_thread(deleted.result, 10)
 
 
-async def test_a_reader_that_needs_records_which_are_gone_is_told_and_never_set_forward(broker: Broker, topic: TopicName) -> None:
+async def test_a_reader_that_needs_records_which_are_gone_is_told_and_never_set_forward(
+    broker: Broker, topic: TopicName
+) -> None:
     end = await write(broker, topic, b"a", b"b", b"c", b"d")
     await forget(broker, topic, 2)
     assert await broker.starts([at(topic), at(topic, 1)]) == {at(topic): 2, at(topic, 1): 0}
@@ -182,7 +213,9 @@ async def test_a_reader_that_needs_records_which_are_gone_is_told_and_never_set_
     assert [r.value for r in await broker.read(at(topic), Offset(2), end)] == [b"c", b"d"]
 
 
-async def test_a_position_beyond_the_end_is_of_another_log(broker: Broker, topic: TopicName) -> None:
+async def test_a_position_beyond_the_end_is_of_another_log(
+    broker: Broker, topic: TopicName
+) -> None:
     end = await write(broker, topic, b"a")
     with pytest.raises(Beyond):
         await broker.subscribe({at(topic): Offset(end + 7)})

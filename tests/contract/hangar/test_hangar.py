@@ -51,7 +51,9 @@ def test_getting_no_keys_gives_no_values(hangar: Hangar) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 18, 200, 5000])
-def test_scans_are_half_open_in_both_directions_whatever_the_chunking(hangar: Hangar, count: int) -> None:
+def test_scans_are_half_open_in_both_directions_whatever_the_chunking(
+    hangar: Hangar, count: int
+) -> None:
     fill(hangar, count + 10)
     start, stop = b"k%05d" % 3, b"k%05d" % (3 + count)
     expected = [(b"k%05d" % i, b"v%d" % i) for i in range(3, 3 + count)]
@@ -68,7 +70,9 @@ def test_a_scan_stops_at_its_limit(hangar: Hangar, limit: int) -> None:
     assert [k for k, _ in backward] == [b"k%05d" % i for i in range(300)][::-1][:limit]
 
 
-def test_a_checkpoint_opens_as_the_state_it_was_taken_from(hangar: Hangar, opener: Open, tmp_path: Path) -> None:
+def test_a_checkpoint_opens_as_the_state_it_was_taken_from(
+    hangar: Hangar, opener: Open, tmp_path: Path
+) -> None:
     fill(hangar, 50)
     hangar.checkpoint(tmp_path / "checkpoint")
     hangar.write(WriteBatch({b"later": b"x"}))
@@ -93,7 +97,9 @@ def test_reopening_rocks_finds_everything_and_keeps_its_cache(tmp_path: Path) ->
     again = RocksHangar(tmp_path / "state", cache)
     before = cache.get_usage()
     assert len(again.scan(b"k", b"l")) == 1000
-    assert cache.get_usage() > before, "reads of a reopened database must go through the shared cache"
+    assert cache.get_usage() > before, (
+        "reads of a reopened database must go through the shared cache"
+    )
     again.close()
 
 
@@ -109,7 +115,9 @@ def data_file(state: Path) -> Path:
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_a_damaged_block_is_never_taken_for_the_end_of_the_data(tmp_path: Path, reverse: bool) -> None:
+def test_a_damaged_block_is_never_taken_for_the_end_of_the_data(
+    tmp_path: Path, reverse: bool
+) -> None:
     store = open_rocks(tmp_path / "state")
     fill(store, 20_000)
     store.checkpoint(tmp_path / "flushed")
@@ -124,7 +132,9 @@ def test_a_damaged_block_is_never_taken_for_the_end_of_the_data(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("lost", ["*.sst", "CURRENT", "MANIFEST-*"])
-def test_a_store_that_lost_a_file_is_not_opened_and_never_as_an_empty_one(tmp_path: Path, lost: str) -> None:
+def test_a_store_that_lost_a_file_is_not_opened_and_never_as_an_empty_one(
+    tmp_path: Path, lost: str
+) -> None:
     store = open_rocks(tmp_path / "state")
     fill(store, 1000)
     store.checkpoint(tmp_path / "flushed")
@@ -143,11 +153,23 @@ def test_a_store_that_somebody_else_holds_is_not_called_damaged(tmp_path: Path) 
     store.close()
 
 
-operations = st.lists(st.tuples(st.sampled_from(["put", "delete"]), st.binary(min_size=1, max_size=3), st.binary(max_size=3)), max_size=30)
+operations = st.lists(
+    st.tuples(
+        st.sampled_from(["put", "delete"]), st.binary(min_size=1, max_size=3), st.binary(max_size=3)
+    ),
+    max_size=30,
+)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(writes=st.lists(operations, max_size=4), start=st.binary(max_size=2), stop=st.binary(max_size=2), reverse=st.booleans())
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    writes=st.lists(operations, max_size=4),
+    start=st.binary(max_size=2),
+    stop=st.binary(max_size=2),
+    reverse=st.booleans(),
+)
 def test_rocks_equals_its_twin(
     tmp_path_factory: pytest.TempPathFactory,
     writes: list[list[tuple[str, bytes, bytes]]],
@@ -166,13 +188,18 @@ def test_rocks_equals_its_twin(
     rocks.close()
 
 
-@given(prefix=st.binary(min_size=1, max_size=4).filter(lambda p: p.strip(b"\xff")), rest=st.binary(max_size=4))
+@given(
+    prefix=st.binary(min_size=1, max_size=4).filter(lambda p: p.strip(b"\xff")),
+    rest=st.binary(max_size=4),
+)
 def test_after_bounds_exactly_what_starts_with_the_prefix(prefix: bytes, rest: bytes) -> None:
     assert prefix <= prefix + rest < after(prefix)
     assert not after(prefix).startswith(prefix)
 
 
-def test_no_file_of_a_large_state_is_much_larger_than_what_stores_are_made_for(tmp_path: Path) -> None:
+def test_no_file_of_a_large_state_is_much_larger_than_what_stores_are_made_for(
+    tmp_path: Path,
+) -> None:
     store = open_rocks(tmp_path / "state")
     for _ in range(16):
         store.write(WriteBatch({os.urandom(8): os.urandom(10_000) for _ in range(500)}))

@@ -12,24 +12,38 @@ TOPIC, OTHER = TopicName("w.topic.abc.1"), TopicName("w.topic.def.2")
 NUMBERS = itertools.count()
 
 
-def file(first: int, following: int, *, topic: TopicName = TOPIC, part: int = 0, key: str | None = None, rows: int = 3) -> HistoryFile:
+def file(
+    first: int,
+    following: int,
+    *,
+    topic: TopicName = TOPIC,
+    part: int = 0,
+    key: str | None = None,
+    rows: int = 3,
+) -> HistoryFile:
     name = key if key is not None else f"history/{topic}/{part}/{first}-{next(NUMBERS)}"
     times = (Micros(5), Micros(9)) if rows else (None, None)
-    return HistoryFile(topic, PartitionIndex(part), Offset(first), Offset(following), name, rows, 100, *times)
+    return HistoryFile(
+        topic, PartitionIndex(part), Offset(first), Offset(following), name, rows, 100, *times
+    )
 
 
 async def test_rows_are_added_only_where_the_rows_so_far_end(files: HistoryFiles) -> None:
     assert not await files.add(file(4, 9)), "offsets 0 to 4 are missing"
     assert await files.add(file(0, 4))
     for first, following in ((0, 4), (0, 9), (3, 9), (5, 9)):
-        assert not await files.add(file(first, following)), f"[{first}, {following}) overlaps or leaves a gap"
+        assert not await files.add(file(first, following)), (
+            f"[{first}, {following}) overlaps or leaves a gap"
+        )
     assert await files.add(file(4, 9, rows=0))
     assert await files.add(file(0, 2, part=1))
     assert await files.ends([TOPIC, OTHER]) == {(TOPIC, 0): 9, (TOPIC, 1): 2}
     assert await files.ends([OTHER]) == {}
 
 
-async def test_a_file_that_is_counted_may_be_added_again_and_counts_once(files: HistoryFiles) -> None:
+async def test_a_file_that_is_counted_may_be_added_again_and_counts_once(
+    files: HistoryFiles,
+) -> None:
     first, second = file(0, 4), file(4, 6)
     assert await files.add(first)
     assert await files.add(second)
@@ -43,7 +57,9 @@ async def test_an_object_is_named_by_one_row(files: HistoryFiles) -> None:
     assert not await files.add(file(0, 4, key="k", part=1))
 
 
-async def test_files_come_in_order_of_offsets_up_to_where_they_are_wanted(files: HistoryFiles) -> None:
+async def test_files_come_in_order_of_offsets_up_to_where_they_are_wanted(
+    files: HistoryFiles,
+) -> None:
     added = [file(0, 4), file(4, 7, rows=0), file(7, 20)]
     for each in added:
         assert await files.add(each)
@@ -58,10 +74,18 @@ async def test_of_writers_that_race_for_the_same_place_one_wins(files: HistoryFi
     for start in range(0, 50, 10):
         racing = [file(start, start + 10) for _ in range(8)]
         assert sum(await asyncio.gather(*(files.add(each) for each in racing))) == 1
-    assert [each.first_offset for each in await files.files(TOPIC, PartitionIndex(0))] == [0, 10, 20, 30, 40]
+    assert [each.first_offset for each in await files.files(TOPIC, PartitionIndex(0))] == [
+        0,
+        10,
+        20,
+        30,
+        40,
+    ]
 
 
-async def test_a_topic_is_an_orphan_since_it_was_first_missed_and_no_more_when_it_is_back(files: HistoryFiles) -> None:
+async def test_a_topic_is_an_orphan_since_it_was_first_missed_and_no_more_when_it_is_back(
+    files: HistoryFiles,
+) -> None:
     for topic in (TOPIC, OTHER):
         await files.add(file(0, 4, topic=topic))
     before = await files.now()
@@ -82,13 +106,21 @@ async def test_removing_a_topic_forgets_its_rows_and_nothing_else(files: History
     assert await files.keys(TOPIC) == {mine.object_key}
     await files.remove([TOPIC])
     assert set(await files.totals()) == {OTHER}
-    assert (await files.keys(TOPIC), await files.files(TOPIC, PartitionIndex(0))) == (frozenset(), ())
+    assert (await files.keys(TOPIC), await files.files(TOPIC, PartitionIndex(0))) == (
+        frozenset(),
+        (),
+    )
     assert set(await files.orphans([])) == {OTHER}
     assert await files.files(OTHER, PartitionIndex(0)) == (theirs,)
 
 
 async def test_totals_add_up_what_each_topic_holds(files: HistoryFiles) -> None:
     assert await files.totals() == {}
-    for each in (file(0, 4), file(4, 9, rows=0), file(0, 2, part=1), file(0, 1, topic=OTHER, rows=7)):
+    for each in (
+        file(0, 4),
+        file(4, 9, rows=0),
+        file(0, 2, part=1),
+        file(0, 1, topic=OTHER, rows=7),
+    ):
         assert await files.add(each)
     assert await files.totals() == {TOPIC: Totals(3, 6, 300), OTHER: Totals(1, 7, 100)}

@@ -14,7 +14,15 @@ from fennel_core.blueprints.spec import Catalog
 from fennel_core.connections import postgres
 from fennel_core.ingest.decide import Advance, Progress
 from fennel_core.ingest.postgres import PostgresClock, PostgresDirectory
-from fennel_core.ingest.store import Away, BranchCatalog, Branches, Clock, Directory, MemoryClock, MemoryDirectory
+from fennel_core.ingest.store import (
+    Away,
+    BranchCatalog,
+    Branches,
+    Clock,
+    Directory,
+    MemoryClock,
+    MemoryDirectory,
+)
 from fennel_core.vocab.ids import BranchName, CommitId, DatasetName, Identity, Micros, WorkspaceId
 from tests.support.ingest_rows import open_workspace, point_branch
 from tests.support.ingest_world import WORKSPACE, binding, catalog
@@ -78,7 +86,9 @@ async def test_the_newest_time_counts_for_lateness_from_the_second_advance_on(be
     await bench.clock.accepted(WORKSPACE, [Advance(USERS, Micros(100), 0)])
     first = (await bench.clock.begin(WORKSPACE, (USERS, ORDERS))).progress
     assert (first[USERS].watermark_us, first[USERS].latest_us, set(first)) == (None, 100, {USERS})
-    await bench.clock.accepted(WORKSPACE, [Advance(USERS, Micros(40), 2), Advance(ORDERS, Micros(7), 0)])
+    await bench.clock.accepted(
+        WORKSPACE, [Advance(USERS, Micros(40), 2), Advance(ORDERS, Micros(7), 0)]
+    )
     second = (await bench.clock.begin(WORKSPACE, (USERS, ORDERS))).progress
     assert (second[USERS].watermark_us, second[USERS].latest_us) == (100, 100)
     assert (second[ORDERS].watermark_us, second[ORDERS].latest_us) == (None, 7)
@@ -94,7 +104,9 @@ async def test_dropped_rows_are_counted_and_move_nothing(bench: Bench) -> None:
         discarded = bench.clock.discarded[USERS]
     else:
         async with bench.pool.connection() as connection:
-            discarded = (await (await connection.execute("SELECT discarded FROM source_clock")).fetchone())[0]
+            discarded = (
+                await (await connection.execute("SELECT discarded FROM source_clock")).fetchone()
+            )[0]
     assert discarded == 7
 
 
@@ -122,7 +134,10 @@ async def test_branches_come_oldest_first_with_their_catalogs(bench: Bench) -> N
     await bench.point("empty", "c3", None)
     await bench.point("main", "c4", two)
     found = (await bench.directory.read(WORKSPACE, {CommitId("c2"): two})).branches
-    assert [(b.branch, b.commit, b.catalog) for b in found] == [("main", "c4", two), ("dev", "c2", two)]
+    assert [(b.branch, b.commit, b.catalog) for b in found] == [
+        ("main", "c4", two),
+        ("dev", "c2", two),
+    ]
 
 
 async def test_the_stamp_carries_the_version_that_the_directory_reads(bench: Bench) -> None:
@@ -135,7 +150,9 @@ async def test_the_stamp_carries_the_version_that_the_directory_reads(bench: Ben
     assert (await bench.directory.read(WORKSPACE, {})).version == moved
 
 
-async def test_an_erasure_is_read_with_a_new_version_and_repeating_it_changes_nothing(bench: Bench) -> None:
+async def test_an_erasure_is_read_with_a_new_version_and_repeating_it_changes_nothing(
+    bench: Bench,
+) -> None:
     await bench.point("main", "c1", catalog(binding()))
     before = await bench.directory.read(WORKSPACE, {})
     await bench.directory.erase(WORKSPACE, DatasetName("Users"), ("user",), [b"a", b"b"])

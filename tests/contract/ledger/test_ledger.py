@@ -1,4 +1,6 @@
-"""What every ledger remembers, in memory and in Postgres, and a whole history of commits run on each."""
+"""What every ledger remembers, in memory and in Postgres, and a whole history of commits run on
+each.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,15 @@ from fennel_core.ledger.effectors import MemoryTopics
 from fennel_core.ledger.lifecycle import CommitState, EntryState
 from fennel_core.ledger.postgres import PostgresLedger
 from fennel_core.ledger.reconcile import reconcile
-from fennel_core.ledger.store import Branch, Commit, Ledger, LedgerUnavailable, Options, Transaction, Which
+from fennel_core.ledger.store import (
+    Branch,
+    Commit,
+    Ledger,
+    LedgerUnavailable,
+    Options,
+    Transaction,
+    Which,
+)
 from fennel_core.vocab import canonical
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import MAIN_BRANCH, BranchName, CommitId, Millis, WorkspaceId
@@ -26,7 +36,13 @@ FEATURE = BranchName("feature")
 FIRST, SECOND, THIRD = CommitId("c1"), CommitId("c2"), CommitId("c3")
 
 
-def commit(id_: CommitId, *, digest: str = "d", options: Options | None = None, base: CommitId | None = None) -> Commit:
+def commit(
+    id_: CommitId,
+    *,
+    digest: str = "d",
+    options: Options | None = None,
+    base: CommitId | None = None,
+) -> Commit:
     return Commit(id_, SHOP, MAIN_BRANCH, CommitState.RECEIVED, digest, options or Options(), base)
 
 
@@ -54,17 +70,28 @@ async def test_compiled_parts_summary_errors_and_attempts_are_kept(ledger: Ledge
         await tx.add_summary(FIRST, ["! three"])
         await tx.set_state(FIRST, CommitState.UNDOING, error="first error", error_code="one")
         await tx.set_state(FIRST, CommitState.ROLLED_BACK, error="later error", error_code="two")
-        return [await tx.next_attempt(FIRST, 0), await tx.next_attempt(FIRST, 0), await tx.next_attempt(FIRST, 1)]
+        return [
+            await tx.next_attempt(FIRST, 0),
+            await tx.next_attempt(FIRST, 0),
+            await tx.next_attempt(FIRST, 1),
+        ]
 
     assert await ledger.run(work) == [1, None, 2]
     row = await ledger.run(lambda tx: tx.commit(FIRST))
     assert row is not None
-    assert (row.summary, row.error, row.error_code, row.attempt) == (("+ one", "+ two", "! three"), "first error", "one", 2)
+    assert (row.summary, row.error, row.error_code, row.attempt) == (
+        ("+ one", "+ two", "! three"),
+        "first error",
+        "one",
+        2,
+    )
     assert await ledger.run(lambda tx: tx.merged(FIRST)) == b"merged"
     assert await ledger.run(lambda tx: tx.catalog(FIRST)) == b"catalog"
 
 
-async def test_the_same_commit_is_found_by_its_digest_unless_it_did_not_happen(ledger: Ledger) -> None:
+async def test_the_same_commit_is_found_by_its_digest_unless_it_did_not_happen(
+    ledger: Ledger,
+) -> None:
     await add(ledger, commit(FIRST), commit(SECOND), commit(THIRD, digest="other"))
 
     async def found() -> CommitId | None:
@@ -104,24 +131,36 @@ async def test_branches_are_listed_in_order_of_creation_and_main_is_first(ledger
     await ledger.run(lambda tx: tx.put_branch(Branch(SHOP, names[1], FIRST, None)))
     await ledger.run(lambda tx: tx.remove_branch(SHOP, names[0]))
     listed = await ledger.run(lambda tx: tx.branches(SHOP))
-    assert listed == [Branch(SHOP, MAIN_BRANCH, None, None), Branch(SHOP, names[1], FIRST, None), Branch(SHOP, names[2], None, None)]
+    assert listed == [
+        Branch(SHOP, MAIN_BRANCH, None, None),
+        Branch(SHOP, names[1], FIRST, None),
+        Branch(SHOP, names[2], None, None),
+    ]
     assert await ledger.run(lambda tx: tx.branch(SHOP, names[1])) == listed[1]
     assert await ledger.run(lambda tx: tx.branch(SHOP, names[0])) is None
 
 
-async def test_strays_count_from_when_they_were_first_seen_without_interruption(ledger: Ledger) -> None:
+async def test_strays_count_from_when_they_were_first_seen_without_interruption(
+    ledger: Ledger,
+) -> None:
     hour = Millis(3_600_000)
     assert await ledger.run(lambda tx: tx.strays(["a", "b"], hour)) == []
     assert await ledger.run(lambda tx: tx.strays(["b", "c"], Millis(0))) == ["b", "c"]
     assert await ledger.run(lambda tx: tx.strays([], Millis(0))) == []
 
 
-async def test_only_names_that_were_given_out_here_and_are_gone_or_unknown_are_unaccounted_for(ledger: Ledger) -> None:
+async def test_only_names_that_were_given_out_here_and_are_gone_or_unknown_are_unaccounted_for(
+    ledger: Ledger,
+) -> None:
     first = await ledger.run(lambda tx: tx.bank.next_incarnation())
     (blueprint, *_) = toy("orders").blueprints
-    there, unknown, elsewhere, later = (asset_id(SHOP, blueprint.key, first + n) for n in (0, 1, -1, 2))
+    there, unknown, elsewhere, later = (
+        asset_id(SHOP, blueprint.key, first + n) for n in (0, 1, -1, 2)
+    )
     await ledger.run(lambda tx: tx.bank.next_incarnation())
-    await ledger.run(lambda tx: tx.bank.add([Asset(there, SHOP, first, AssetState.LIVE, blueprint)]))
+    await ledger.run(
+        lambda tx: tx.bank.add([Asset(there, SHOP, first, AssetState.LIVE, blueprint)])
+    )
     every = [there, unknown, elsewhere, later]
     assert await ledger.run(lambda tx: tx.unaccounted(every)) == [unknown]
     await ledger.run(lambda tx: tx.bank.set_state([there], AssetState.GONE))
@@ -139,7 +178,9 @@ class Worker:
 
     def __init__(self, ledger: Ledger) -> None:
         self.topics = MemoryTopics()
-        self.tools = flow.Tools(ledger, self.topics, asyncio.sleep, flow.Timings(stray_grace_ms=Millis(0)))
+        self.tools = flow.Tools(
+            ledger, self.topics, asyncio.sleep, flow.Timings(stray_grace_ms=Millis(0))
+        )
         self.ledger = ledger
 
     async def run(self, id_: CommitId, *words: str, warm_seconds: float = 0.0) -> None:
@@ -161,7 +202,9 @@ class Worker:
 async def test_a_whole_history_of_a_workspace(ledger: Ledger) -> None:
     worker = Worker(ledger)
     await worker.run(FIRST, "orders", "users", "cities-")
-    assert await worker.state(FIRST) == "finished", "nothing was served before, so nothing waits for engines"
+    assert await worker.state(FIRST) == "finished", (
+        "nothing was served before, so nothing waits for engines"
+    )
     catalog = canonical.loads(await ledger.run(lambda tx: tx.catalog(FIRST)) or b"", Catalog)
     jobs = await ledger.run(lambda tx: tx.registered(SHOP))
     assert sorted(catalog.jobs) == jobs
@@ -169,7 +212,9 @@ async def test_a_whole_history_of_a_workspace(ledger: Ledger) -> None:
 
     await branches.clone_branch(worker.tools, SHOP, FEATURE, MAIN_BRANCH)
     await worker.run(SECOND, "users", "cities")
-    assert await worker.state(SECOND) == "warming", "no engine runs the new job over existing data, so the old version is still served"
+    assert await worker.state(SECOND) == "warming", (
+        "no engine runs the new job over existing data, so the old version is still served"
+    )
     main = await ledger.run(lambda tx: tx.branch(SHOP, MAIN_BRANCH))
     assert main == Branch(SHOP, MAIN_BRANCH, SECOND, FIRST)
 
@@ -177,12 +222,16 @@ async def test_a_whole_history_of_a_workspace(ledger: Ledger) -> None:
     assert await worker.state(SECOND) == "superseded"
     assert await worker.state(THIRD) == "finished", "its only job was there before"
     assert {n.split(".")[1] for n in worker.topics.there} == {"topic", "replaylog", "dead"}
-    assert len(await ledger.run(lambda tx: tx.registered(SHOP))) == 2, "the clone holds `orders`; the table of `cities` is gone"
+    assert len(await ledger.run(lambda tx: tx.registered(SHOP))) == 2, (
+        "the clone holds `orders`; the table of `cities` is gone"
+    )
 
     await branches.delete_branch(worker.tools, SHOP, FEATURE)
     assert (await reconcile(worker.tools)).open_entries == 0
     assert len(await ledger.run(lambda tx: tx.registered(SHOP))) == 1
-    entries = await ledger.run(lambda tx: tx.entries(Which.DESTRUCTION, workspace=SHOP, only_open=False))
+    entries = await ledger.run(
+        lambda tx: tx.entries(Which.DESTRUCTION, workspace=SHOP, only_open=False)
+    )
     assert {e.state for e in entries} == {EntryState.DONE}
 
     await ledger.run(lambda tx: tx.close_workspace(SHOP))
@@ -195,7 +244,9 @@ async def test_a_whole_history_of_a_workspace(ledger: Ledger) -> None:
     assert await ledger.run(lambda tx: tx.add_workspace(SHOP)), "the name is free again"
 
 
-async def test_commits_at_once_on_one_branch_leave_one_winner_and_a_clear_loser(ledger: Ledger) -> None:
+async def test_commits_at_once_on_one_branch_leave_one_winner_and_a_clear_loser(
+    ledger: Ledger,
+) -> None:
     worker = Worker(ledger)
     await add(ledger, commit(FIRST, digest="1"), commit(SECOND, digest="2"))
 
@@ -208,6 +259,9 @@ async def test_commits_at_once_on_one_branch_leave_one_winner_and_a_clear_loser(
             return error.code
         return "committed"
 
-    assert sorted(await asyncio.gather(whole(FIRST, "a"), whole(SECOND, "b"))) == ["commit-base-moved", "committed"]
+    assert sorted(await asyncio.gather(whole(FIRST, "a"), whole(SECOND, "b"))) == [
+        "commit-base-moved",
+        "committed",
+    ]
     await flow.destroy(worker.tools, SHOP)
     assert len(worker.topics.there) == 5, "two datasets with a log each, and the dead letters"

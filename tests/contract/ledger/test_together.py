@@ -1,4 +1,6 @@
-"""Many commits, clones, deletions and recoveries at once over one store: everybody is answered, and the world comes to rest clean."""
+"""Many commits, clones, deletions and recoveries at once over one store: everybody is answered, and
+the world comes to rest clean.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,17 @@ WORDS = ("orders", "users", "cities", "totals", "rates")
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_whatever_happens_at_once_ends_with_exactly_what_is_held(ledger: Ledger, seed: int) -> None:
+async def test_whatever_happens_at_once_ends_with_exactly_what_is_held(
+    ledger: Ledger, seed: int
+) -> None:
     rng = random.Random(seed)
     topics = MemoryTopics()
-    tools = flow.Tools(ledger, topics, asyncio.sleep, flow.Timings(first_warm_seconds=0.0, stray_grace_ms=Millis(0)))
+    tools = flow.Tools(
+        ledger,
+        topics,
+        asyncio.sleep,
+        flow.Timings(first_warm_seconds=0.0, stray_grace_ms=Millis(0)),
+    )
 
     async def commit(number: int) -> None:
         branch, words = rng.choice(BRANCHES), rng.sample(WORDS, rng.randrange(4))
@@ -36,7 +45,9 @@ async def test_whatever_happens_at_once_ends_with_exactly_what_is_held(ledger: L
         async def receive(tx: Transaction) -> None:
             row = await tx.branch(SHOP, branch)
             base = row.target if row else None
-            await tx.add_commit(Commit(id_, SHOP, branch, CommitState.RECEIVED, id_, Options(), base), b"")
+            await tx.add_commit(
+                Commit(id_, SHOP, branch, CommitState.RECEIVED, id_, Options(), base), b""
+            )
 
         await ledger.run(receive)
         try:
@@ -59,7 +70,11 @@ async def test_whatever_happens_at_once_ends_with_exactly_what_is_held(ledger: L
                 await branches.delete_branch(tools, SHOP, name)
 
     for round_ in range(3):
-        acts = [commit(10 * round_ + n) for n in range(6)] + [other() for _ in range(3)] + [recover(tools)]
+        acts = (
+            [commit(10 * round_ + n) for n in range(6)]
+            + [other() for _ in range(3)]
+            + [recover(tools)]
+        )
         rng.shuffle(acts)
         async with asyncio.timeout(60):
             await asyncio.gather(*acts)
@@ -72,7 +87,9 @@ async def recover(tools: flow.Tools) -> None:
 
 
 async def rest(tools: flow.Tools) -> None:
-    """Leases lapse and recovery runs until nothing moves; no engine runs, so every job is stopped the moment it is retired."""
+    """Leases lapse and recovery runs until nothing moves; no engine runs, so every job is stopped
+    the moment it is retired.
+    """
     for _ in range(20):
         for id_ in await tools.ledger.run(lambda tx: tx.open_commits()):
             await tools.ledger.run(lambda tx, id_=id_: tx.lease(id_, Millis(0)))  # type: ignore[misc]  # bound now
@@ -83,14 +100,22 @@ async def rest(tools: flow.Tools) -> None:
 
 async def check(ledger: Ledger, topics: MemoryTopics) -> None:
     held: set[AssetId] = set()
-    rows = [row for n in range(30) if (row := await ledger.run(lambda tx, n=n: tx.commit(CommitId(f"c{n}")))) is not None]  # type: ignore[misc]
+    rows = [
+        row
+        for n in range(30)
+        if (row := await ledger.run(lambda tx, n=n: tx.commit(CommitId(f"c{n}")))) is not None
+    ]  # type: ignore[misc]
     assert any(row.state in COMMITTED for row in rows)
     assert len([r for r in rows if r.branch == MAIN_BRANCH and r.state in COMMITTED]) == len(
         {r.base for r in rows if r.branch == MAIN_BRANCH and r.state in COMMITTED}
     )
     for branch in await ledger.run(lambda tx: tx.branches(SHOP)):
         for version in {branch.target, branch.serving} - {None}:
-            held |= set(await ledger.run(lambda tx, b=branch, v=version: tx.bank.references(SHOP, b.name, v)))  # type: ignore[misc]
+            held |= set(
+                await ledger.run(
+                    lambda tx, b=branch, v=version: tx.bank.references(SHOP, b.name, v)
+                )
+            )  # type: ignore[misc]
         every = await ledger.run(lambda tx, b=branch: tx.bank.references(SHOP, b.name))  # type: ignore[misc]
         assert set(every) <= held, "a branch holds its versions and nothing else"
     holdings = await ledger.run(lambda tx: tx.bank.holdings(held))
@@ -99,5 +124,6 @@ async def check(ledger: Ledger, topics: MemoryTopics) -> None:
     assert set(topics.there) == held - jobs
     assert set(await ledger.run(lambda tx: tx.registered(SHOP))) == jobs
     assert not await ledger.run(lambda tx: tx.entries(Which.DESTRUCTION))
-    # A commit whose new jobs nobody runs stays warming: that is the engines' business and not the ledgers'.
+    # A commit whose new jobs nobody runs stays warming: that is the engines' business and not the
+    # ledgers'.
     assert {row.state for row in rows} <= SETTLED | {CommitState.WARMING}

@@ -30,7 +30,9 @@ def prefix() -> Iterator[str]:
 
 
 async def listed(topics: Topics, prefix: str, expected: set[TopicName]) -> set[TopicName]:
-    """What there is under the prefix, once the broker's metadata has caught up with `expected` (or not, after a while)."""
+    """What there is under the prefix, once the broker's metadata has caught up with `expected` (or
+    not, after a while).
+    """
     deadline = time.monotonic() + 10
     while True:
         found = {name for name in await topics.names() if name.startswith(prefix)}
@@ -42,7 +44,9 @@ def wanted(prefix: str, *kinds: AssetKind) -> list[NewTopic]:
     return [NewTopic(TopicName(f"{prefix}.{kind}.{i}"), kind, 2) for i, kind in enumerate(kinds)]
 
 
-async def test_topics_are_made_and_unmade_and_doing_either_twice_is_fine(topics: Topics, prefix: str) -> None:
+async def test_topics_are_made_and_unmade_and_doing_either_twice_is_fine(
+    topics: Topics, prefix: str
+) -> None:
     new = wanted(prefix, AssetKind.TOPIC, AssetKind.RAW, AssetKind.REPLAYLOG, AssetKind.DEAD)
     names = {t.name for t in new}
     assert await topics.create(new[:2]) == {}
@@ -59,7 +63,9 @@ async def test_nothing_to_do_is_fine(topics: Topics) -> None:
 
 
 @pytest.mark.platform
-async def test_one_refusal_is_told_and_says_nothing_about_the_others(infra: object, prefix: str) -> None:
+async def test_one_refusal_is_told_and_says_nothing_about_the_others(
+    infra: object, prefix: str
+) -> None:
     topics = KafkaTopics(Settings())
     (good,) = wanted(prefix, AssetKind.TOPIC)
     bad = NewTopic(TopicName(f"{prefix}.not a name"), AssetKind.TOPIC, 2)
@@ -69,7 +75,9 @@ async def test_one_refusal_is_told_and_says_nothing_about_the_others(infra: obje
     await topics.delete([good.name])
 
 
-async def test_a_broker_that_is_away_is_unreachable_and_not_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_broker_that_is_away_is_unreachable_and_not_a_refusal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("fennel_core.ledger.kafka.REQUEST_SECONDS", 0.5)
     monkeypatch.setattr("fennel_core.ledger.kafka.ANSWER_SECONDS", 0.6)
     away = KafkaTopics(Settings(kafka_bootstrap="127.0.0.1:1"))

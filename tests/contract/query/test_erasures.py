@@ -17,7 +17,9 @@ from fennel_core.vocab.schema import Schema
 
 WORKSPACE, USERS, JOB = WorkspaceId("w"), DatasetName("Users"), JobId("w.job.users.1")
 ANN, BOB = msgspec.msgpack.encode(["ann"]), msgspec.msgpack.encode(["bob"])
-VIEW = DatasetView(USERS, 1, Schema((Field("user", Str()),), (), "at"), None, JOB, True, True, ("user",), True)
+VIEW = DatasetView(
+    USERS, 1, Schema((Field("user", Str()),), (), "at"), None, JOB, True, True, ("user",), True
+)
 
 
 class OneView:
@@ -25,7 +27,9 @@ class OneView:
         return {(WORKSPACE, MAIN_BRANCH): View(None, None, None, {USERS: Table(VIEW, 4, ())})}  # type: ignore[arg-type]  # only its tables are asked for
 
 
-async def test_an_erasure_is_obeyed_as_soon_as_it_is_read_and_everywhere_when_it_is_heard_of(database: str) -> None:
+async def test_an_erasure_is_obeyed_as_soon_as_it_is_read_and_everywhere_when_it_is_heard_of(
+    database: str,
+) -> None:
     async with postgres.pool(database, name="test") as pool:
         async with pool.connection() as connection:
             await connection.execute("INSERT INTO workspace (name) VALUES (%s)", (WORKSPACE,))

@@ -35,7 +35,17 @@ def request_bytes(message: str) -> bytes:
 
 
 def job(name: str) -> Job:
-    return Job(JobId(name), W, (TopicName("t"),), (), Table(USERS.schema), TopicName("r"), TopicName("d"), 2, f"title of {name}")
+    return Job(
+        JobId(name),
+        W,
+        (TopicName("t"),),
+        (),
+        Table(USERS.schema),
+        TopicName("r"),
+        TopicName("d"),
+        2,
+        f"title of {name}",
+    )
 
 
 class Database:
@@ -51,27 +61,38 @@ class Database:
     async def commit(self, id_: str, branch: str = "main") -> None:
         catalog = canonical.dumps(Catalog(W, (), (), (), 4))
         await self.do(
-            "INSERT INTO commit (id, workspace, branch, state, digest, request, options, merged, catalog)"
+            "INSERT INTO commit (id, workspace, branch, state, digest, request, "
+            "options, merged, catalog)"
             " VALUES (%s, 'w', %s, 'live', %s, %s, '{}', %s, %s)",
             *(id_, branch, id_, request_bytes("as sent"), request_bytes(id_), catalog),
         )
-        await self.do("UPDATE branch SET serving = %s WHERE workspace = 'w' AND name = %s", id_, branch)
+        await self.do(
+            "UPDATE branch SET serving = %s WHERE workspace = 'w' AND name = %s", id_, branch
+        )
 
     async def slot(self, name: str, lease_s: int = 10) -> None:
         await self.do(
-            "INSERT INTO slot (id, engine, address, lease_until) VALUES (%s, 'e', %s, now() + %s * interval '1 s')",
+            "INSERT INTO slot (id, engine, address, lease_until) VALUES (%s, 'e', "
+            "%s, now() + %s * interval '1 s')",
             name,
             f"/{name}",
             lease_s,
         )
 
     async def job(self, name: str) -> None:
-        await self.do("INSERT INTO job (id, workspace, spec) VALUES (%s, 'w', %s)", name, canonical.dumps(job(name)))
-        await self.do("INSERT INTO job_partition (job_id, part) VALUES (%s, 0), (%s, 1)", name, name)
+        await self.do(
+            "INSERT INTO job (id, workspace, spec) VALUES (%s, 'w', %s)",
+            name,
+            canonical.dumps(job(name)),
+        )
+        await self.do(
+            "INSERT INTO job_partition (job_id, part) VALUES (%s, 0), (%s, 1)", name, name
+        )
 
     async def own(self, name: str, part: int, slot: str, lease_s: int = 10) -> None:
         await self.do(
-            "UPDATE job_partition SET slot_id = %s, lease_until = now() + %s * interval '1 s' WHERE job_id = %s AND part = %s",
+            "UPDATE job_partition SET slot_id = %s, lease_until = now() + %s * "
+            "interval '1 s' WHERE job_id = %s AND part = %s",
             *(slot, lease_s, name, part),
         )
 
@@ -92,7 +113,9 @@ async def test_a_branch_serves_the_commit_it_points_at(db: Database) -> None:
     serving = await reads.read_serving(MAIN, None)
     assert isinstance(serving, Serving)
     assert (serving.commit, serving.request.message, serving.catalog.partitions) == ("c1", "c1", 4)
-    assert await reads.read_serving(MAIN, serving.commit) == "c1", "a known version is not read again"
+    assert await reads.read_serving(MAIN, serving.commit) == "c1", (
+        "a known version is not read again"
+    )
 
 
 async def test_a_branch_that_is_not_there_is_refused(db: Database) -> None:
@@ -110,7 +133,9 @@ async def test_only_live_leases_own_and_parked_partitions_say_why(db: Database) 
     await db.own("a", 0, "alive")
     await db.own("a", 1, "dead")
     await db.own("b", 0, "alive", lease_s=-1)
-    await db.do("UPDATE job_partition SET status = 'parked', error = 'boom' WHERE job_id = 'c' AND part = 1")
+    await db.do(
+        "UPDATE job_partition SET status = 'parked', error = 'boom' WHERE job_id = 'c' AND part = 1"
+    )
     ownership = await PostgresReads(db.pool).read_owners()
     assert ownership.addresses == {("a", 0): "/alive"}
     assert ownership.parked == {("c", 1): Parked("boom")}
@@ -139,7 +164,9 @@ async def test_the_status_of_a_workspace_is_its_own(db: Database) -> None:
 async def test_rows_of_another_release_are_told_as_such(db: Database) -> None:
     await db.commit("c1")
     await db.do("UPDATE commit SET catalog = %s", b'["blueprints.spec.Catalog",{"unheard_of":1}]')
-    with pytest.raises(OtherRelease, match="the catalog of commit `c1` was written by another release"):
+    with pytest.raises(
+        OtherRelease, match="the catalog of commit `c1` was written by another release"
+    ):
         await PostgresReads(db.pool).read_serving(MAIN, None)
     await db.job("a")
     await db.do("UPDATE job SET spec = %s", b'["no.such.Class",{}]')
@@ -147,11 +174,15 @@ async def test_rows_of_another_release_are_told_as_such(db: Database) -> None:
         await PostgresReads(db.pool).read_jobs([JobId("a")])
 
 
-async def test_the_status_report_shows_a_token_its_own_workspace_and_the_administrator_all(db: Database) -> None:
+async def test_the_status_report_shows_a_token_its_own_workspace_and_the_administrator_all(
+    db: Database,
+) -> None:
     await db.slot("alive")
     await db.job("a")
     await db.own("a", 1, "alive")
-    await db.do("UPDATE job_partition SET status = 'parked', lag = 7, error = 'boom' WHERE part = 1")
+    await db.do(
+        "UPDATE job_partition SET status = 'parked', lag = 7, error = 'boom' WHERE part = 1"
+    )
 
     async def workspace_of(header: str | None) -> WorkspaceId:
         return WorkspaceId(str(header))
@@ -179,7 +210,7 @@ async def test_a_database_that_is_away_is_an_error_that_says_so() -> None:
             await PostgresReads(opened).read_owners()
 
 
-# --- notifications ----------------------------------------------------------------------------------------------------
+# --- notifications --------------------------------------------------------------------------------
 
 
 async def until(holds: Callable[[], Awaitable[bool] | bool]) -> None:
@@ -221,7 +252,9 @@ async def test_a_new_owner_is_heard_of(hearing: tuple[Database, Views, Owners]) 
     await until(lambda: owners.address((JobId("a"), 0)) == "/alive")
 
 
-async def test_a_branch_that_cannot_be_read_does_not_deafen_the_listener(hearing: tuple[Database, Views, Owners]) -> None:
+async def test_a_branch_that_cannot_be_read_does_not_deafen_the_listener(
+    hearing: tuple[Database, Views, Owners],
+) -> None:
     db, views, _ = hearing
     await views.get(MAIN)
     await db.commit("c1")
@@ -235,10 +268,15 @@ async def test_a_branch_that_cannot_be_read_does_not_deafen_the_listener(hearing
     await until(lambda: views.known()[MAIN].commit == "c2")
 
 
-async def test_what_was_said_while_nobody_listened_is_read_on_return(hearing: tuple[Database, Views, Owners]) -> None:
+async def test_what_was_said_while_nobody_listened_is_read_on_return(
+    hearing: tuple[Database, Views, Owners],
+) -> None:
     db, views, _ = hearing
     await views.get(MAIN)
     async with db.pool.connection() as connection:
-        await connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'fennel-query-wakeups'")
+        await connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE "
+            "application_name = 'fennel-query-wakeups'"
+        )
     await db.commit("c1")
     await until(lambda: views.known()[MAIN].commit == "c1")

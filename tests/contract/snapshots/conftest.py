@@ -24,7 +24,9 @@ __all__ = ["database", "empty_database", "postgres_server", "s3_server"]
 
 @dataclass(frozen=True)
 class Rows:
-    """Pointer rows, and how a test plays the registry: `own(place, epoch)` makes somebody the owner, `gone(job)` removes the job."""
+    """Pointer rows, and how a test plays the registry: `own(place, epoch)` makes somebody the
+    owner, `gone(job)` removes the job.
+    """
 
     pointers: Pointers
     own: Callable[[Place, int], Awaitable[None]]
@@ -57,7 +59,11 @@ async def rows(request: pytest.FixtureRequest) -> AsyncIterator[Rows]:
 
         async def own_row(place: Place, epoch: int) -> None:
             async with connections.connection() as connection:
-                await connection.execute("INSERT INTO job (id, workspace, spec) VALUES (%s, 'w', '') ON CONFLICT DO NOTHING", (place[0],))
+                await connection.execute(
+                    "INSERT INTO job (id, workspace, spec) VALUES (%s, 'w', '') ON "
+                    "CONFLICT DO NOTHING",
+                    (place[0],),
+                )
                 await connection.execute(
                     "INSERT INTO job_partition (job_id, part, epoch) VALUES (%s, %s, %s)"
                     " ON CONFLICT (job_id, part) DO UPDATE SET epoch = excluded.epoch",

@@ -10,7 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from fennel_core.snapshots.flow import Outrun, Restored, Subject, Taken, Tools, Unchanged, prune, restore, take
+from fennel_core.snapshots.flow import (
+    Outrun,
+    Restored,
+    Subject,
+    Taken,
+    Tools,
+    Unchanged,
+    prune,
+    restore,
+    take,
+)
 from fennel_core.snapshots.manifest import Position
 from fennel_core.snapshots.store import Objects, StoreError
 from fennel_core.vocab.ids import Epoch, JobId, Offset, PartitionIndex, TopicName
@@ -40,11 +50,16 @@ async def test_objects_are_listed_by_prefix_with_their_age_and_removed(objects: 
     assert [each.key for each in await objects.stored("")] == ["p/2", "q/1"]
 
 
-async def test_files_go_up_and_come_down_with_their_checksum(objects: Objects, tmp_path: Path) -> None:
+async def test_files_go_up_and_come_down_with_their_checksum(
+    objects: Objects, tmp_path: Path
+) -> None:
     (tmp_path / "up").write_bytes(b"0123456789" * 300_000)
     await objects.upload("f/1", tmp_path / "up")
     await objects.upload("f/1", tmp_path / "up")
-    assert await objects.download("f/1", tmp_path / "down") == hashlib.sha256(b"0123456789" * 300_000).hexdigest()
+    assert (
+        await objects.download("f/1", tmp_path / "down")
+        == hashlib.sha256(b"0123456789" * 300_000).hexdigest()
+    )
     assert (tmp_path / "down").read_bytes() == (tmp_path / "up").read_bytes()
     assert await objects.download("f/2", tmp_path / "none") is None
     (tmp_path / "up").write_bytes(b"other")
@@ -53,10 +68,14 @@ async def test_files_go_up_and_come_down_with_their_checksum(objects: Objects, t
 
 
 async def test_a_pointer_is_added_only_by_the_current_owner(rows: Rows) -> None:
-    assert not await rows.pointers.add(JOB, PART, Epoch(1), "m0", "x"), "nobody knows this job partition"
+    assert not await rows.pointers.add(JOB, PART, Epoch(1), "m0", "x"), (
+        "nobody knows this job partition"
+    )
     await rows.own(PLACE, 3)
     assert not await rows.pointers.add(JOB, PART, Epoch(2), "m1", "x"), "an earlier owner"
-    assert not await rows.pointers.add(JOB, PART, Epoch(4), "m2", "x"), "an owner that is not one yet"
+    assert not await rows.pointers.add(JOB, PART, Epoch(4), "m2", "x"), (
+        "an owner that is not one yet"
+    )
     assert await rows.pointers.add(JOB, PART, Epoch(3), "m3", "x")
     assert [(p.manifest, p.epoch) for p in await rows.pointers.of(JOB, PART)] == [("m3", 3)]
 
@@ -86,10 +105,18 @@ async def test_pointers_outlive_their_job_and_age_by_the_database_clock(rows: Ro
 
 
 def subject(iteration: int, epoch: int = 1) -> Subject:
-    return Subject(JOB, PART, Epoch(epoch), 1, Position(iteration, Offset(iteration), {TopicName("in"): Offset(iteration)}))
+    return Subject(
+        JOB,
+        PART,
+        Epoch(epoch),
+        1,
+        Position(iteration, Offset(iteration), {TopicName("in"): Offset(iteration)}),
+    )
 
 
-async def snapshot(tools: Tools, folder: Path, contents: dict[str, bytes], iteration: int, epoch: int = 1) -> Taken | Unchanged | Outrun:
+async def snapshot(
+    tools: Tools, folder: Path, contents: dict[str, bytes], iteration: int, epoch: int = 1
+) -> Taken | Unchanged | Outrun:
     """Take a snapshot of `contents`, said to be the state after `iteration`."""
     unique = f"n{next(NUMBERS)}"
 
@@ -105,36 +132,50 @@ async def snapshot(tools: Tools, folder: Path, contents: dict[str, bytes], itera
 
 async def back(tools: Tools, folder: Path) -> tuple[Restored | None, dict[str, bytes]]:
     restored = await restore(tools, await tools.pointers.of(JOB, PART), 1, folder)
-    return restored, {path.name: path.read_bytes() for path in folder.iterdir()} if folder.exists() else {}
+    return restored, {
+        path.name: path.read_bytes() for path in folder.iterdir()
+    } if folder.exists() else {}
 
 
-async def test_only_new_contents_are_uploaded_and_all_of_them_come_back(objects: Objects, rows: Rows, tmp_path: Path) -> None:
+async def test_only_new_contents_are_uploaded_and_all_of_them_come_back(
+    objects: Objects, rows: Rows, tmp_path: Path
+) -> None:
     tools = Tools(objects, rows.pointers)
     await rows.own(PLACE, 1)
     first = await snapshot(tools, tmp_path, {"1.sst": b"one", "CURRENT": b"a"}, 1)
     assert isinstance(first, Taken)
     assert (first.files, first.uploaded_files) == (2, 2)
-    second = await snapshot(tools, tmp_path, {"1.sst": b"one", "2.sst": b"two!", "CURRENT": b"b"}, 2)
+    second = await snapshot(
+        tools, tmp_path, {"1.sst": b"one", "2.sst": b"two!", "CURRENT": b"b"}, 2
+    )
     assert isinstance(second, Taken)
     assert (second.files, second.uploaded_files, second.uploaded_bytes) == (3, 2, 5)
     restored, contents = await back(tools, tmp_path / "back")
     assert contents == {"1.sst": b"one", "2.sst": b"two!", "CURRENT": b"b"}
     assert restored is not None
     assert (restored.pointer.manifest, restored.manifest.position.iteration) == (second.manifest, 2)
-    assert await snapshot(tools, tmp_path, {"never": b"looked at"}, 2, epoch=2) == Unchanged(second.manifest)
+    assert await snapshot(tools, tmp_path, {"never": b"looked at"}, 2, epoch=2) == Unchanged(
+        second.manifest
+    )
 
 
-async def test_a_damaged_snapshot_is_passed_over_for_an_older_one_and_not_built_upon(objects: Objects, rows: Rows, tmp_path: Path) -> None:
+async def test_a_damaged_snapshot_is_passed_over_for_an_older_one_and_not_built_upon(
+    objects: Objects, rows: Rows, tmp_path: Path
+) -> None:
     tools = Tools(objects, rows.pointers)
     await rows.own(PLACE, 1)
     await snapshot(tools, tmp_path, {"1.sst": b"one"}, 1)
     await snapshot(tools, tmp_path, {"1.sst": b"one", "2.sst": b"two"}, 2)
-    await objects.remove([each.key for each in await objects.stored("") if each.key.endswith("/2.sst")])
+    await objects.remove(
+        [each.key for each in await objects.stored("") if each.key.endswith("/2.sst")]
+    )
     restored, contents = await back(tools, tmp_path / "back")
     assert restored is not None
     assert (restored.manifest.position.iteration, contents) == (1, {"1.sst": b"one"})
     third = await snapshot(tools, tmp_path, {"1.sst": b"one", "2.sst": b"two"}, 2)
-    assert isinstance(third, Taken), "the same position is copied again, because its snapshot is damaged"
+    assert isinstance(third, Taken), (
+        "the same position is copied again, because its snapshot is damaged"
+    )
     assert third.uploaded_files == 2
 
 
@@ -150,22 +191,33 @@ async def test_an_object_of_other_bytes_is_damage_and_without_any_good_snapshot_
     assert (await back(tools, tmp_path / "back"))[0] is None
 
 
-async def test_a_former_owner_points_at_nothing(objects: Objects, rows: Rows, tmp_path: Path) -> None:
+async def test_a_former_owner_points_at_nothing(
+    objects: Objects, rows: Rows, tmp_path: Path
+) -> None:
     tools = Tools(objects, rows.pointers)
     await rows.own(PLACE, 2)
     assert await snapshot(tools, tmp_path, {"1.sst": b"zombie"}, 1, epoch=1) == Outrun()
     assert (await back(tools, tmp_path / "back"))[0] is None
 
 
-async def test_pruning_keeps_the_newest_and_what_they_share_with_older_ones(objects: Objects, rows: Rows, tmp_path: Path) -> None:
+async def test_pruning_keeps_the_newest_and_what_they_share_with_older_ones(
+    objects: Objects, rows: Rows, tmp_path: Path
+) -> None:
     tools = Tools(objects, rows.pointers)
     await rows.own(PLACE, 1)
     for number in range(1, 5):
-        await snapshot(tools, tmp_path, {"shared.sst": b"shared", f"{number}.sst": str(number).encode()}, number)
+        await snapshot(
+            tools,
+            tmp_path,
+            {"shared.sst": b"shared", f"{number}.sst": str(number).encode()},
+            number,
+        )
     assert (await prune(tools, 2, timedelta(hours=1))).objects == 0, "it is too early"
     await asyncio.sleep(1.1)  # the store tells times in whole seconds
     done = await prune(tools, 2, timedelta(0))
-    assert (done.snapshots, done.objects) == (2, 4), "two manifests and the contents only they named"
+    assert (done.snapshots, done.objects) == (2, 4), (
+        "two manifests and the contents only they named"
+    )
     assert len(await rows.pointers.of(JOB, PART)) == 2
     assert (await back(tools, tmp_path / "back"))[1] == {"shared.sst": b"shared", "4.sst": b"4"}
     await rows.gone(JOB)
@@ -181,7 +233,9 @@ async def test_what_was_uploaded_and_never_pointed_at_goes_too_even_when_its_job
     assert await snapshot(tools, tmp_path, {"1.sst": b"zombie"}, 1, epoch=1) == Outrun()
     await rows.gone(JOB)
     assert await rows.pointers.places() == []
-    assert (await prune(tools, 2, timedelta(hours=1))).objects == 0, "somebody may be about to point at it"
+    assert (await prune(tools, 2, timedelta(hours=1))).objects == 0, (
+        "somebody may be about to point at it"
+    )
     await asyncio.sleep(1.1)  # the store tells times in whole seconds
     assert (await prune(tools, 2, timedelta(0))).objects == 2
     assert await objects.stored("") == []

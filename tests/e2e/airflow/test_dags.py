@@ -1,4 +1,6 @@
-"""The DAGs beside `commit` on the running platform, and what task logs tell: snapshots, strays, ledger steps, what to do next."""
+"""The DAGs beside `commit` on the running platform, and what task logs tell: snapshots, strays,
+ledger steps, what to do next.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,9 @@ def test_a_form_that_names_a_new_workspace_makes_it_and_the_logs_name_every_ledg
     assert {("create", "topic", "Order"), ("register", "job", "Order: table")} <= steps
 
 
-def test_a_task_that_fails_says_what_to_do_next(airflow: Airflow, workspace: str, shop: str) -> None:
+def test_a_task_that_fails_says_what_to_do_next(
+    airflow: Airflow, workspace: str, shop: str
+) -> None:
     assert airflow.run(definitions=shop, workspace=workspace)["state"] == "success"
     run = airflow.run(definitions=shop, workspace=workspace, branch="nowhere")
     assert run["tasks"]["compile"] == "failed"
@@ -80,10 +84,16 @@ def test_a_task_that_fails_says_what_to_do_next(airflow: Airflow, workspace: str
     assert "what to do: make it from the client" in said
 
 
-def test_the_snapshot_dag_copies_every_state_and_its_logs_tell_numbers_and_bytes(airflow: Airflow, workspace: str, shop: str) -> None:
+def test_the_snapshot_dag_copies_every_state_and_its_logs_tell_numbers_and_bytes(
+    airflow: Airflow, workspace: str, shop: str
+) -> None:
     assert airflow.run(definitions=shop, workspace=workspace)["state"] == "success"
     url, token = f"{Settings().query_url}/api/v1", f"dev-{workspace}"
-    body = {"webhook": "shop", "endpoint": "Order", "data": {"uid": [1, 2, 3], "amount": [1.0] * 3, "ts": ["2026-01-01T00:00:00"] * 3}}
+    body = {
+        "webhook": "shop",
+        "endpoint": "Order",
+        "data": {"uid": [1, 2, 3], "amount": [1.0] * 3, "ts": ["2026-01-01T00:00:00"] * 3},
+    }
     assert call("POST", f"{url}/log", body, token)[0] == 200
     assert call("POST", f"{url}/barrier", {"timeout_s": 30}, token)[0] == 200
     run = airflow.run("snapshot")
@@ -92,10 +102,16 @@ def test_the_snapshot_dag_copies_every_state_and_its_logs_tell_numbers_and_bytes
     assert run["tasks"] == dict.fromkeys(steps, "success")
     taken = rows("SELECT number FROM snapshot WHERE starts_with(job_id, %s)", f"{workspace}.")
     assert len(taken) == Settings().partitions
-    assert "slots that own something: /" in airflow.log(run["dag_run_id"], "owning_slots", "snapshot")
+    assert "slots that own something: /" in airflow.log(
+        run["dag_run_id"], "owning_slots", "snapshot"
+    )
     slots = airflow.instances(run["dag_run_id"], "snapshot_slot", "snapshot")
-    logs = [airflow.log(run["dag_run_id"], "snapshot_slot", "snapshot", mapped=index) for index in slots]
-    told = [line for log in logs for line in log.splitlines() if "bytes uploaded (snapshots/" in line]
+    logs = [
+        airflow.log(run["dag_run_id"], "snapshot_slot", "snapshot", mapped=index) for index in slots
+    ]
+    told = [
+        line for log in logs for line in log.splitlines() if "bytes uploaded (snapshots/" in line
+    ]
     for (number,) in taken:
         assert [line for line in told if f"snapshot #{number} taken: Order" in line]
     assert all("job partitions: " in log and "newest snapshot #" in log for log in logs)
@@ -108,7 +124,10 @@ def test_the_reconcile_dag_removes_a_stray_and_names_it(airflow: Airflow, worksp
     admin = AdminClient(client_config(Settings()))
     for made in admin.create_topics([NewTopic(stray, 1, 1)]).values():
         made.result(20)
-    rows("INSERT INTO stray (topic, seen_at) VALUES (%s, now() - interval '1 day') RETURNING topic", stray)
+    rows(
+        "INSERT INTO stray (topic, seen_at) VALUES (%s, now() - interval '1 day') RETURNING topic",
+        stray,
+    )
     run = airflow.run("reconcile")
     assert run["state"] == "success"
     assert stray not in admin.list_topics(timeout=20).topics
@@ -117,10 +136,18 @@ def test_the_reconcile_dag_removes_a_stray_and_names_it(airflow: Airflow, worksp
     assert "destructions still open: " in log
 
 
-@pytest.mark.parametrize(("dag", "minutes"), [("reconcile", 5), ("snapshot", Settings().snapshot_minutes)])
+@pytest.mark.parametrize(
+    ("dag", "minutes"), [("reconcile", 5), ("snapshot", Settings().snapshot_minutes)]
+)
 def test_scheduled_dags_run_by_themselves(airflow: Airflow, dag: str, minutes: int) -> None:
     _, known = call("GET", f"{airflow.url}/dags/{dag}", None, airflow.token)
     assert not known["is_paused"]
-    assert datetime.fromisoformat(known["next_dagrun_run_after"]) <= datetime.now().astimezone() + timedelta(minutes=minutes)
-    ended = [run["state"] for run in airflow.runs(dag) if run["run_type"] == "scheduled" and run["state"] in ("success", "failed")]
+    assert datetime.fromisoformat(
+        known["next_dagrun_run_after"]
+    ) <= datetime.now().astimezone() + timedelta(minutes=minutes)
+    ended = [
+        run["state"]
+        for run in airflow.runs(dag)
+        if run["run_type"] == "scheduled" and run["state"] in ("success", "failed")
+    ]
     assert ended == [] or "success" in ended, "none is due yet, or they get done"

@@ -1,4 +1,6 @@
-"""The DAGs that rebuild job partitions and that try whether it could be done, on the running platform."""
+"""The DAGs that rebuild job partitions and that try whether it could be done, on the running
+platform.
+"""
 
 from __future__ import annotations
 
@@ -39,14 +41,23 @@ UIDS = list(range(20))
 def ordered(workspace: str, amount: float, uids: list[int]) -> None:
     """Log an order of each of these users, and wait until queries see them."""
     url, token = f"{Settings().query_url}/api/v1", f"dev-{workspace}"
-    data = {"uid": uids, "amount": [amount] * len(uids), "ts": [f"2026-01-{int(amount):02d}T00:00:00"] * len(uids)}
-    assert call("POST", f"{url}/log", {"webhook": "shop", "endpoint": "Order", "data": data}, token)[0] == 200
+    data = {
+        "uid": uids,
+        "amount": [amount] * len(uids),
+        "ts": [f"2026-01-{int(amount):02d}T00:00:00"] * len(uids),
+    }
+    assert (
+        call("POST", f"{url}/log", {"webhook": "shop", "endpoint": "Order", "data": data}, token)[0]
+        == 200
+    )
     assert call("POST", f"{url}/barrier", {"timeout_s": 30}, token)[0] == 200
 
 
 def served(workspace: str) -> Any:
     body = {"keys": [{"uid": uid} for uid in UIDS], "fields": []}
-    status, answer = call("POST", f"{Settings().query_url}/api/v1/dataset/Order/lookup", body, f"dev-{workspace}")
+    status, answer = call(
+        "POST", f"{Settings().query_url}/api/v1/dataset/Order/lookup", body, f"dev-{workspace}"
+    )
     assert status == 200, answer
     return answer
 
@@ -55,12 +66,19 @@ def copied(workspace: str) -> None:
     """Have every slot copy what it owns: what the DAG `snapshot` does."""
     for address in rounds.owning_slots(Settings()):
         rounds.refuse_failures(rounds.snapshot_slot(Settings(), address))
-    assert rows("SELECT count(DISTINCT part) FROM snapshot WHERE starts_with(job_id, %s)", f"{workspace}.") == [(Settings().partitions,)]
+    assert rows(
+        "SELECT count(DISTINCT part) FROM snapshot WHERE starts_with(job_id, %s)", f"{workspace}."
+    ) == [(Settings().partitions,)]
 
 
 def commanded(*words: str) -> str:
     """What `fennel-core` prints."""
-    ran = subprocess.run([sys.executable, "-m", "fennel_core.apps.cli", *words], capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        [sys.executable, "-m", "fennel_core.apps.cli", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return ran.stdout
 
@@ -75,12 +93,22 @@ def test_the_recovery_dag_and_the_command_rebuild_what_is_named_and_features_are
     before = served(workspace)
 
     wrong = airflow.run("recovery", workspace=workspace, dataset="Orders")
-    assert wrong["tasks"] == {"choose_partitions": "failed", "rebuild_partitions": "upstream_failed"}
-    assert "no dataset with a job `Orders`: there is Order" in airflow.log(wrong["dag_run_id"], "choose_partitions", "recovery")
+    assert wrong["tasks"] == {
+        "choose_partitions": "failed",
+        "rebuild_partitions": "upstream_failed",
+    }
+    assert "no dataset with a job `Orders`: there is Order" in airflow.log(
+        wrong["dag_run_id"], "choose_partitions", "recovery"
+    )
 
     shown = airflow.run("recovery", workspace=workspace, dry_run=True)
     assert shown["tasks"] == {"choose_partitions": "skipped", "rebuild_partitions": "skipped"}
-    assert airflow.log(shown["dag_run_id"], "choose_partitions", "recovery").count("meant: Order: table") == Settings().partitions
+    assert (
+        airflow.log(shown["dag_run_id"], "choose_partitions", "recovery").count(
+            "meant: Order: table"
+        )
+        == Settings().partitions
+    )
 
     run = airflow.run("recovery", workspace=workspace, dataset="Order")
     told = airflow.log(run["dag_run_id"], "rebuild_partitions", "recovery")
@@ -88,22 +116,31 @@ def test_the_recovery_dag_and_the_command_rebuild_what_is_named_and_features_are
     assert told.count("caught up, from snapshot #") == Settings().partitions
     [(job,)] = rows("SELECT id FROM job WHERE workspace = %s", workspace)
     asides = {path.name for path in (Settings().state_dir / str(job)).glob("aside-*")}
-    assert asides == {f"aside-{part}" for part in range(Settings().partitions)}, "local state was put aside, so none of it is used"
+    assert asides == {f"aside-{part}" for part in range(Settings().partitions)}, (
+        "local state was put aside, so none of it is used"
+    )
     assert served(workspace) == before
     ordered(workspace, 3, UIDS[:1])
     assert served(workspace)["data"]["amount"][0] == 3
 
     before = served(workspace)
     assert "snapshot #" in commanded("snapshot")
-    assert "caught up, from snapshot #" in commanded("recover", "--workspace", workspace, "--partition", "0")
+    assert "caught up, from snapshot #" in commanded(
+        "recover", "--workspace", workspace, "--partition", "0"
+    )
     assert served(workspace) == before
-    assert ": agrees: snapshot #" in commanded("drill", "--workspace", workspace, "--partition", "0")
+    assert ": agrees: snapshot #" in commanded(
+        "drill", "--workspace", workspace, "--partition", "0"
+    )
 
 
 def tampered(workspace: str, work: Path) -> int:
-    """Add a snapshot of one job partition, one entry of which is another than its log says, though its checksums are right; its number."""
+    """Add a snapshot of one job partition, one entry of which is another than its log says, though
+    its checksums are right; its number.
+    """
     [(job, part, manifest, sha256, epoch)] = rows(
-        "SELECT job_id, part, s.manifest, s.sha256, p.epoch FROM snapshot s JOIN job_partition p USING (job_id, part) "
+        "SELECT job_id, part, s.manifest, s.sha256, p.epoch FROM snapshot s JOIN "
+        "job_partition p USING (job_id, part) "
         "WHERE starts_with(job_id, %s) AND part = 0 ORDER BY number DESC LIMIT 1",
         f"{workspace}.",
     )
@@ -111,7 +148,15 @@ def tampered(workspace: str, work: Path) -> int:
 
     async def made() -> str:
         tools = Tools(objects, MemoryPointers(lambda: datetime.now(UTC), {}))
-        pointer = Pointer(JobId(str(job)), PartitionIndex(0), 1, Epoch(1), str(manifest), str(sha256), datetime.now(UTC))
+        pointer = Pointer(
+            JobId(str(job)),
+            PartitionIndex(0),
+            1,
+            Epoch(1),
+            str(manifest),
+            str(sha256),
+            datetime.now(UTC),
+        )
         known = await flow.fetched(tools, pointer, STATE_FORMAT, work)
         hangar = RocksHangar(work, Cache(1 << 20))
         key, value = next(progress.entries(hangar))
@@ -122,18 +167,30 @@ def tampered(workspace: str, work: Path) -> int:
         files = []
         for path in sorted((work.parent / "copy").iterdir()):
             body = path.read_bytes()
-            files.append(File(path.name, len(body), hashlib.sha256(body).hexdigest(), f"{base}/files/{path.name}"))
+            files.append(
+                File(
+                    path.name,
+                    len(body),
+                    hashlib.sha256(body).hexdigest(),
+                    f"{base}/files/{path.name}",
+                )
+            )
             await objects.put(files[-1].object, body)
         body = encode(replace(known, files=tuple(files)))
         await objects.put(f"{base}/manifest.json", body)
-        insert = "INSERT INTO snapshot (job_id, part, epoch, manifest, sha256) VALUES (%s, %s, %s, %s, %s) RETURNING number"
-        [(number,)] = rows(insert, job, part, epoch, f"{base}/manifest.json", hashlib.sha256(body).hexdigest())
+        insert = (
+            "INSERT INTO snapshot (job_id, part, epoch, manifest, sha256) VALUES (%s, "
+            "%s, %s, %s, %s) RETURNING number"
+        )
+        [(number,)] = rows(
+            insert, job, part, epoch, f"{base}/manifest.json", hashlib.sha256(body).hexdigest()
+        )
         return str(number)
 
     return int(asyncio.run(made()))
 
 
-def test_the_drill_dag_agrees_with_a_healthy_state_and_finds_a_snapshot_and_a_live_state_that_were_tampered_with(
+def test_the_drill_dag_passes_a_healthy_state_and_finds_tampered_ones(
     airflow: Airflow, workspace: str, shop: str, tmp_path: Path
 ) -> None:
     def drilled(*partitions: int) -> tuple[str, str]:
@@ -154,7 +211,9 @@ def test_the_drill_dag_agrees_with_a_healthy_state_and_finds_a_snapshot_and_a_li
     assert state == "failed", told
     assert f"[0]): damaged: snapshot #{number} holds other entries than were written" in told
 
-    assert airflow.run("recovery", workspace=workspace, partitions=[0])["state"] == "success", "nobody knows better while it is the newest"
+    assert airflow.run("recovery", workspace=workspace, partitions=[0])["state"] == "success", (
+        "nobody knows better while it is the newest"
+    )
     state, told = drilled(0)
     assert state == "failed", told
     [alarm] = alarms()
@@ -162,7 +221,10 @@ def test_the_drill_dag_agrees_with_a_healthy_state_and_finds_a_snapshot_and_a_li
     assert alarm["live_hash"] != alarm["drilled_hash"]
     assert f"(live {alarm['live_hash']}, drilled {alarm['drilled_hash']})" in told
 
-    assert airflow.run("recovery", workspace=workspace, partitions=[0], before=number)["state"] == "success"
+    assert (
+        airflow.run("recovery", workspace=workspace, partitions=[0], before=number)["state"]
+        == "success"
+    )
     copied(workspace)
     state, told = drilled(0)
     assert state == "success", told

@@ -1,4 +1,6 @@
-"""The bulk lane over real Spark, Kafka, Postgres, S3 and RocksDB: a million rows of history, computed by a batch, equal the live lane's."""
+"""The bulk lane over real Spark, Kafka, Postgres, S3 and RocksDB: a million rows of history,
+computed by a batch, equal the live lane's.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,15 @@ from fennel_core.operators import spec
 from fennel_core.settings.model import Settings
 from fennel_core.vocab import canonical
 from fennel_core.vocab.dtypes import Field, Int
-from fennel_core.vocab.ids import EngineId, JobId, Micros, Offset, PartitionIndex, TopicName, WorkspaceId
+from fennel_core.vocab.ids import (
+    EngineId,
+    JobId,
+    Micros,
+    Offset,
+    PartitionIndex,
+    TopicName,
+    WorkspaceId,
+)
 from fennel_core.vocab.keys import key_bytes, partition_of
 from fennel_core.vocab.position import Hlc, stamp
 from fennel_core.vocab.schema import Schema
@@ -49,7 +59,10 @@ pytestmark = pytest.mark.platform
 PARTITIONS, MESSAGES, ROWS, TAIL, KEYS = 4, 27, 10_000, 2, 8_000
 EVENTS = Schema((), (Field("card", Int()), Field("cents", Int())), "at")
 TOTALS = Schema((Field("card", Int()),), (Field("n", Int()), Field("s", Int())), "at")
-SPECS = (wire.Count("n", wire.Forever(), None, False, False, False), wire.Sum("s", wire.Sliding(3_600_000_000), "cents"))
+SPECS = (
+    wire.Count("n", wire.Forever(), None, False, False, False),
+    wire.Sum("s", wire.Sliding(3_600_000_000), "cents"),
+)
 NEVER = 10**12
 
 
@@ -70,16 +83,34 @@ class Bench:
         outputs = () if name == "aggregate" else (Output(self.copies[lane], ("card",)),)
         dead = TopicName(f"{self.topic}.dead")
         return Job(
-            JobId(f"{self.topic}.{name}.{lane}"), WorkspaceId("w"), (self.topic,), outputs, step, self.logs[lane], dead, PARTITIONS, name
+            JobId(f"{self.topic}.{name}.{lane}"),
+            WorkspaceId("w"),
+            (self.topic,),
+            outputs,
+            step,
+            self.logs[lane],
+            dead,
+            PARTITIONS,
+            name,
         )
 
     async def register(self, job: Job) -> None:
         async with self.pool.connection() as connection:
-            await connection.execute("INSERT INTO job (id, workspace, spec) VALUES (%s, 'w', %s)", (job.id, canonical.dumps(job)))
-            await connection.execute("INSERT INTO job_partition (job_id, part) SELECT %s, p FROM generate_series(0, 3) p", (job.id,))
+            await connection.execute(
+                "INSERT INTO job (id, workspace, spec) VALUES (%s, 'w', %s)",
+                (job.id, canonical.dumps(job)),
+            )
+            await connection.execute(
+                "INSERT INTO job_partition (job_id, part) SELECT %s, p FROM "
+                "generate_series(0, 3) p",
+                (job.id,),
+            )
 
     async def caught_up(self, job: Job) -> None:
-        question = "SELECT count(*) FROM job_partition WHERE job_id = %s AND status = 'running' AND lag = 0"
+        question = (
+            "SELECT count(*) FROM job_partition WHERE job_id = %s AND status = 'running' "
+            "AND lag = 0"
+        )
         async with asyncio.timeout(120):
             while True:
                 async with self.pool.connection() as connection:
@@ -103,20 +134,35 @@ class Bench:
 
 def batches(bench: Bench, part: int) -> Iterator[pl.DataFrame]:
     random = np.random.default_rng(part)
-    owner = np.array([partition_of(key, PARTITIONS) for key in key_bytes(pl.DataFrame({"card": range(KEYS)}), ["card"])])
+    owner = np.array(
+        [
+            partition_of(key, PARTITIONS)
+            for key in key_bytes(pl.DataFrame({"card": range(KEYS)}), ["card"])
+        ]
+    )
     cards, rows = np.flatnonzero(owner == part), bench.rows
     for number in range(bench.messages):
         at = 1_760_000_000_000_000 + random.integers(0, 86_400_000_000, rows)
-        frame = pl.DataFrame({"card": random.choice(cards, rows), "cents": random.integers(0, 10_000, rows), "at": at})
+        frame = pl.DataFrame(
+            {
+                "card": random.choice(cards, rows),
+                "cents": random.integers(0, 10_000, rows),
+                "at": at,
+            }
+        )
         positions = pl.from_arrow(stamp(Hlc(1 + number), part, rows))
         assert isinstance(positions, pl.Series)
         yield frame.cast({"at": pl.Datetime("us", "UTC")}).with_columns(
-            positions.alias("__pos"), pl.lit(1, pl.Int8).alias("__sign"), pl.lit(False).alias("__gone")
+            positions.alias("__pos"),
+            pl.lit(1, pl.Int8).alias("__sign"),
+            pl.lit(False).alias("__gone"),
         )
 
 
 async def fill(bench: Bench) -> int:
-    """Write the topic, and all of it but a tail to history, as its writer does; the rows in history."""
+    """Write the topic, and all of it but a tail to history, as its writer does; the rows in
+    history.
+    """
     files, client = PostgresHistoryFiles(bench.pool), s3.client(bench.settings)
     s3.ensure_bucket(client, bench.settings.s3_bucket)
     producer = await bench.broker.producer(f"{bench.topic}-fill")
@@ -124,16 +170,31 @@ async def fill(bench: Bench) -> int:
         values = [encode_frame(frame) for frame in batches(bench, part)]
         for value in values:
             await producer.commit([Outgoing(bench.topic, part, value)])
-        kept = [(r.offset, r.value) for r in await bench.broker.read((bench.topic, part), Offset(0))][: bench.messages - TAIL]
+        kept = [
+            (r.offset, r.value) for r in await bench.broker.read((bench.topic, part), Offset(0))
+        ][: bench.messages - TAIL]
         first = Offset(0)
         for start in range(0, len(kept), 10):
             cut = kept[start : start + 10]
             frame = parquet.gather(cut, ("card",))
-            body, key, following = parquet.write(frame), f"history/{bench.topic}/{part}-{start}", Offset(cut[-1][0] + 1)
+            body, key, following = (
+                parquet.write(frame),
+                f"history/{bench.topic}/{part}-{start}",
+                Offset(cut[-1][0] + 1),
+            )
             assert s3.put_new(client, bench.settings.s3_bucket, key, body)
             times = frame["at"].to_physical()
             times = (Micros(int(times.min())), Micros(int(times.max())))  # type: ignore[arg-type,assignment]  # integers
-            file = HistoryFile(bench.topic, PartitionIndex(part), first, following, key, len(frame), len(body), *times)
+            file = HistoryFile(
+                bench.topic,
+                PartitionIndex(part),
+                first,
+                following,
+                key,
+                len(frame),
+                len(body),
+                *times,
+            )
             assert await files.add(file)
             first = following
     await producer.close()
@@ -144,10 +205,18 @@ async def fill(bench: Bench) -> int:
 async def bench(infra: None, database: str, tmp_path: Path) -> AsyncIterator[Bench]:
     run = uuid.uuid4().hex[:8]
     settings = Settings().model_copy(
-        update={"postgres_dsn": SecretStr(database), "data_dir": tmp_path, "run_dir": Path("/tmp") / f"fc-{run}", "supervisor_poll_ms": 300}
+        update={
+            "postgres_dsn": SecretStr(database),
+            "data_dir": tmp_path,
+            "run_dir": Path("/tmp") / f"fc-{run}",
+            "supervisor_poll_ms": 300,
+        }
     )
     names = {lane: TopicName(f"bulk-{run}.copy-{lane}") for lane in ("live", "bulk")}
-    topic, logs = TopicName(f"bulk-{run}.source"), {lane: TopicName(f"bulk-{run}.log-{lane}") for lane in ("live", "bulk")}
+    topic, logs = (
+        TopicName(f"bulk-{run}.source"),
+        {lane: TopicName(f"bulk-{run}.log-{lane}") for lane in ("live", "bulk")},
+    )
     topics = [topic, *names.values(), *logs.values()]
     admin = AdminClient(client_config(settings))
     for created in admin.create_topics([NewTopic(name, PARTITIONS, 1) for name in topics]).values():
@@ -157,7 +226,10 @@ async def bench(infra: None, database: str, tmp_path: Path) -> AsyncIterator[Ben
         yield Bench(settings, broker, pool, topic, names, logs)
     await broker.close()
     client = s3.client(settings)
-    for key in [*s3.keys(client, settings.s3_bucket, f"history/{topic}/"), *s3.keys(client, settings.s3_bucket, f"{PREFIX}/{topic}")]:
+    for key in [
+        *s3.keys(client, settings.s3_bucket, f"history/{topic}/"),
+        *s3.keys(client, settings.s3_bucket, f"{PREFIX}/{topic}"),
+    ]:
         s3.delete(client, settings.s3_bucket, key)
     admin.delete_topics(topics)
 
@@ -173,17 +245,21 @@ async def slot(bench: Bench, from_rows: int) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def spark_driver(bench: Bench) -> AsyncIterator[SparkSession]:
-    environment = {name: value for name, value in os.environ.items() if name.startswith("FENNEL_")} | {"POLARS_MAX_THREADS": "1"}
+    environment = {
+        name: value for name, value in os.environ.items() if name.startswith("FENNEL_")
+    } | {"POLARS_MAX_THREADS": "1"}
     environment["FENNEL_DATA_DIR"] = str(bench.settings.data_dir)
     spark = await asyncio.to_thread(session, bench.settings, EngineId("e"))
-    task = asyncio.create_task(run_driver(spark.sparkContext, bench.settings, environment, bench.pool))
+    task = asyncio.create_task(
+        run_driver(spark.sparkContext, bench.settings, environment, bench.pool)
+    )
     yield spark
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     await asyncio.to_thread(spark.stop)
 
 
-async def test_a_million_rows_of_history_come_to_the_same_state_and_content_in_a_spark_batch_as_live(
+async def test_a_spark_batch_over_a_million_rows_gives_the_state_and_content_of_the_live_path(
     bench: Bench, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = await fill(bench)
@@ -201,9 +277,14 @@ async def test_a_million_rows_of_history_come_to_the_same_state_and_content_in_a
     told = [line for line in capsys.readouterr().err.splitlines() if "bulk load" in line]
     staged = [json.loads(line) for line in told if '"bulk load staged"' in line]
     assert {(line["job"], line["part"]): line["rows"] for line in staged} == {
-        (bench.job(name, "bulk").id, part): rows // PARTITIONS for name in ("aggregate", "map") for part in range(PARTITIONS)
+        (bench.job(name, "bulk").id, part): rows // PARTITIONS
+        for name in ("aggregate", "map")
+        for part in range(PARTITIONS)
     }, told
-    live, bulk = bench.state(bench.job("aggregate", "live")), bench.state(bench.job("aggregate", "bulk"))
+    live, bulk = (
+        bench.state(bench.job("aggregate", "live")),
+        bench.state(bench.job("aggregate", "bulk")),
+    )
     assert [each.state_hash for each in bulk] == [each.state_hash for each in live]
     for part in range(PARTITIONS):
         assert (await bench.written("bulk", part)).equals(await bench.written("live", part))
@@ -214,7 +295,10 @@ async def parked(bench: Bench, job: Job) -> list[str]:
     async with asyncio.timeout(60):
         while True:
             async with bench.pool.connection() as connection:
-                question = "SELECT error FROM job_partition WHERE job_id = %s AND status = 'parked' ORDER BY part"
+                question = (
+                    "SELECT error FROM job_partition WHERE job_id = %s AND status = "
+                    "'parked' ORDER BY part"
+                )
                 rows = await (await connection.execute(question, (job.id,))).fetchall()
             if len(rows) == PARTITIONS:
                 return [str(error) for (error,) in rows]
@@ -226,7 +310,7 @@ def forget(bench: Bench, before: Mapping[offsets.Source, Offset]) -> None:
     offsets.delete_before(AdminClient(client_config(bench.settings)), before, 30)
 
 
-async def test_new_jobs_over_few_rows_whose_log_is_gone_wait_for_a_batch_and_come_to_what_a_recompute_comes_to(
+async def test_new_jobs_over_a_truncated_log_wait_for_a_batch_and_equal_a_recompute(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fennel_core.engine.bulk.lane.TAKEN_UP_MS", 0)
@@ -249,14 +333,19 @@ async def test_new_jobs_over_few_rows_whose_log_is_gone_wait_for_a_batch_and_com
         async with spark_driver(bench):
             for name in ("aggregate", "map"):
                 await bench.caught_up(bench.job(name, "bulk"))
-    live, bulk = bench.state(bench.job("aggregate", "live")), bench.state(bench.job("aggregate", "bulk"))
+    live, bulk = (
+        bench.state(bench.job("aggregate", "live")),
+        bench.state(bench.job("aggregate", "bulk")),
+    )
     assert [each.state_hash for each in bulk] == [each.state_hash for each in live]
     for part in range(PARTITIONS):
         recomputed = pl.concat(batches(bench, part)).sort("__pos")
         assert (await bench.written("bulk", part)).select(recomputed.columns).equals(recomputed)
 
 
-async def test_a_new_job_over_rows_that_are_nowhere_any_more_says_which_and_what_to_do(bench: Bench) -> None:
+async def test_a_new_job_over_rows_that_are_nowhere_any_more_says_which_and_what_to_do(
+    bench: Bench,
+) -> None:
     bench.messages, bench.rows = 4, 10
     await fill(bench)
     ends = await PostgresHistoryFiles(bench.pool).ends([bench.topic])
@@ -267,12 +356,19 @@ async def test_a_new_job_over_rows_that_are_nowhere_any_more_says_which_and_what
         for part, error in enumerate(await parked(bench, job)):
             end = ends[bench.topic, PartitionIndex(part)]
             assert f"aggregate ({job.id}[{part}]) begins without state" in error
-            assert f"{bench.topic}[{part}], begins at {end + 1}: offsets 0 to {end} are deleted, and history on S3 ends at {end}." in error
+            assert (
+                f"{bench.topic}[{part}], begins at {end + 1}: offsets 0 to {end} are "
+                f"deleted, and history on S3 ends at {end}."
+            ) in error
             assert "Commit the dataset that it reads under a new version" in error
 
 
 async def test_what_was_staged_goes_with_its_job(bench: Bench) -> None:
-    client, bucket, job = s3.client(bench.settings), bench.settings.s3_bucket, bench.job("aggregate", "bulk")
+    client, bucket, job = (
+        s3.client(bench.settings),
+        bench.settings.s3_bucket,
+        bench.job("aggregate", "bulk"),
+    )
     s3.ensure_bucket(client, bucket)
     assert s3.put_new(client, bucket, f"{PREFIX}/{job.id}/0/x/0-0", b"chunk")
     await bench.register(job)

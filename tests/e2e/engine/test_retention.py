@@ -1,4 +1,6 @@
-"""Records go when nobody needs them any more and not before; who stands before his log's beginning is told, and skips nothing."""
+"""Records go when nobody needs them any more and not before; who stands before his log's beginning
+is told, and skips nothing.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +34,21 @@ ASSET = """
 
 @pytest.fixture
 async def kept(bench: Bench) -> AsyncIterator[Bench]:
-    """A bench whose topics the bank knows, whose records are old at once, and that waits for no history."""
-    bench.settings = bench.settings.model_copy(update={"lease_ms": 30_000, "kafka_retention_ms": 1, "history_before_deletion": False})
+    """A bench whose topics the bank knows, whose records are old at once, and that waits for no
+    history.
+    """
+    bench.settings = bench.settings.model_copy(
+        update={"lease_ms": 30_000, "kafka_retention_ms": 1, "history_before_deletion": False}
+    )
     client = s3.client(bench.settings)
     s3.ensure_bucket(client, bench.settings.s3_bucket)
     first, second = bench.jobs
-    names = {first.inputs[0]: "topic", first.outputs[0].topic: "topic", first.replaylog: "replaylog", second.replaylog: "replaylog"}
+    names = {
+        first.inputs[0]: "topic",
+        first.outputs[0].topic: "topic",
+        first.replaylog: "replaylog",
+        second.replaylog: "replaylog",
+    }
     async with bench.pool.connection() as connection:
         await connection.execute("INSERT INTO workspace (name) VALUES ('w')")
         for name, kind in names.items():
@@ -58,7 +69,9 @@ async def shortened(bench: Bench) -> set[str]:
     return {topic for topic, _ in await retention.delete(await retention.look(now_ms()))}
 
 
-async def test_what_every_kept_snapshot_covers_goes_and_everything_comes_back_without_it(kept: Bench) -> None:
+async def test_what_every_kept_snapshot_covers_goes_and_everything_comes_back_without_it(
+    kept: Bench,
+) -> None:
     first, _ = kept.jobs
     async with slot(kept, 0):
         await written(kept, USERS, "Rome")
@@ -70,7 +83,9 @@ async def test_what_every_kept_snapshot_covers_goes_and_everything_comes_back_wi
         with pytest.raises(Gone):
             await kept.broker.read((first.inputs[0], 0), Offset(0))
         await snapshots(kept, "taken")
-        assert await shortened(kept) == set(), "the older snapshots are kept still: the newest may turn out to be damaged"
+        assert await shortened(kept) == set(), (
+            "the older snapshots are kept still: the newest may turn out to be damaged"
+        )
     shutil.rmtree(kept.settings.state_dir)
     async with slot(kept, 0):
         owners = await kept.owned(kept.jobs[1], slots=1)
@@ -78,13 +93,18 @@ async def test_what_every_kept_snapshot_covers_goes_and_everything_comes_back_wi
         await read_everywhere(kept, USERS[1::2], owners, "Rome")
 
 
-async def test_a_need_is_told_while_it_is_old_and_when_it_is_lost_and_then_the_job_is_parked_with_what_to_do(kept: Bench) -> None:
+async def test_an_expiring_record_is_reported_and_a_lost_one_parks_the_job_with_the_remedy(
+    kept: Bench,
+) -> None:
     first, second = kept.jobs
     watch = Watch(Retention(kept.settings, kept.pool), 60)
     async with slot(kept, 0):
         await written(kept, USERS, "Rome")
         await watch.once()
-        assert {(each.job, each.trouble) for each in watch.alarms} == {(first.id, "old"), (second.id, "old")}
+        assert {(each.job, each.trouble) for each in watch.alarms} == {
+            (first.id, "old"),
+            (second.id, "old"),
+        }
         assert all("it has no snapshot" in each.told for each in watch.alarms)
         await snapshots(kept, "taken")
         await watch.once()
@@ -95,17 +115,25 @@ async def test_a_need_is_told_while_it_is_old_and_when_it_is_lost_and_then_the_j
     async with slot(kept, 0):
         await written(kept, USERS, "Oslo")
         more = {source: end for source, (_, end) in offsets.bounds(admin, sources, 10).items()}
-        for deleted in admin.delete_records([TopicPartition(*source, end) for source, end in more.items()]).values():
+        for deleted in admin.delete_records(
+            [TopicPartition(*source, end) for source, end in more.items()]
+        ).values():
             deleted.result(30)
         assert all(more[source] > ends[source] for source in sources)
         await watch.once()
-        assert {(each.job, each.topic) for each in watch.alarms if each.trouble == "lost"} == {(first.id, first.inputs[0])}
+        assert {(each.job, each.topic) for each in watch.alarms if each.trouble == "lost"} == {
+            (first.id, first.inputs[0])
+        }
     shutil.rmtree(kept.settings.state_dir)
     async with slot(kept, 0), asyncio.timeout(60):
         while {status for _, status in (await kept.owners(first)).values()} != {"parked"}:
             await asyncio.sleep(0.1)
         async with kept.pool.connection() as connection:
-            rows = await (await connection.execute("SELECT part, error FROM job_partition WHERE job_id = %s", (first.id,))).fetchall()
+            rows = await (
+                await connection.execute(
+                    "SELECT part, error FROM job_partition WHERE job_id = %s", (first.id,)
+                )
+            ).fetchall()
         for part, error in rows:
             assert f"copy ({first.id}[{part}])" in error
             source = (first.inputs[0], part)

@@ -62,31 +62,51 @@ class Bench:
         )
         versions = with_meta(rows, stamp(Hlc(self.hlc), 0, len(users)))
         keys = key_bytes(decode(encode(versions)), ["user"])
-        outgoing = [Outgoing(source, partition_of(key, PARTITIONS), encode(versions.slice(row, 1))) for row, key in enumerate(keys)]
+        outgoing = [
+            Outgoing(source, partition_of(key, PARTITIONS), encode(versions.slice(row, 1)))
+            for row, key in enumerate(keys)
+        ]
         written = await self.producer.commit(outgoing)
         return {part: {source: offset} for (_, part), offset in written.items()}
 
     async def owners(self, job: Job) -> dict[int, tuple[str, str]]:
         """Slot address and status of each partition of a job that is owned."""
-        query = "SELECT part, s.address, status FROM job_partition p JOIN slot s ON s.id = p.slot_id WHERE job_id = %s"
+        query = (
+            "SELECT part, s.address, status FROM job_partition p JOIN slot s ON s.id = "
+            "p.slot_id WHERE job_id = %s"
+        )
         async with self.pool.connection() as connection:
-            return {row[0]: (row[1], row[2]) for row in await (await connection.execute(query, (job.id,))).fetchall()}
+            return {
+                row[0]: (row[1], row[2])
+                for row in await (await connection.execute(query, (job.id,))).fetchall()
+            }
 
     async def owned(self, job: Job, *, slots: int) -> dict[int, str]:
         """Wait until every partition runs, spread over `slots` slots."""
         async with asyncio.timeout(30):
             while True:
                 found = await self.owners(job)
-                addresses = {part: address for part, (address, status) in found.items() if status == "running"}
+                addresses = {
+                    part: address
+                    for part, (address, status) in found.items()
+                    if status == "running"
+                }
                 if len(addresses) == PARTITIONS and len(set(addresses.values())) == slots:
                     return addresses
                 await asyncio.sleep(0.05)
 
 
 def jobs(run: str) -> tuple[Job, Job]:
-    names = {name: TopicName(f"test-{run}.{name}") for name in ("source", "copy", "log-map", "log-table", "dead")}
+    names = {
+        name: TopicName(f"test-{run}.{name}")
+        for name in ("source", "copy", "log-map", "log-table", "dead")
+    }
     copy = spec.Map((SCHEMA,), ((),), SCHEMA)
-    common = {"workspace": WorkspaceId("w"), "dead_letters": names["dead"], "partitions": PARTITIONS}
+    common = {
+        "workspace": WorkspaceId("w"),
+        "dead_letters": names["dead"],
+        "partitions": PARTITIONS,
+    }
     mapped = Job(
         id=JobId(f"test-{run}.map"),
         inputs=(names["source"],),
@@ -114,18 +134,41 @@ async def bench(infra: None, database: str, tmp_path: Path) -> AsyncIterator[Ben
     pair = jobs(run)
     sockets = Path("/tmp") / f"fc-{run}"  # Unix socket paths are short
     settings = Settings().model_copy(
-        update={"postgres_dsn": SecretStr(database), "data_dir": tmp_path, "run_dir": sockets, "lease_ms": 1500, "supervisor_poll_ms": 300}
+        update={
+            "postgres_dsn": SecretStr(database),
+            "data_dir": tmp_path,
+            "run_dir": sockets,
+            "lease_ms": 1500,
+            "supervisor_poll_ms": 300,
+        }
     )
-    topics = sorted({*pair[0].inputs, pair[0].outputs[0].topic, pair[0].replaylog, pair[1].replaylog, pair[0].dead_letters})
+    topics = sorted(
+        {
+            *pair[0].inputs,
+            pair[0].outputs[0].topic,
+            pair[0].replaylog,
+            pair[1].replaylog,
+            pair[0].dead_letters,
+        }
+    )
     admin = AdminClient(client_config(settings))
-    for created in admin.create_topics([NewTopic(topic, PARTITIONS, 1) for topic in topics]).values():
+    for created in admin.create_topics(
+        [NewTopic(topic, PARTITIONS, 1) for topic in topics]
+    ).values():
         created.result(10)
     broker = KafkaBroker(settings)
     async with postgres.pool(database, name="test", size=2) as pool:
         async with pool.connection() as connection:
             for job in pair:
-                await connection.execute("INSERT INTO job (id, workspace, spec) VALUES (%s, 'w', %s)", (job.id, canonical.dumps(job)))
-                await connection.execute("INSERT INTO job_partition (job_id, part) SELECT %s, p FROM generate_series(0, 3) p", (job.id,))
+                await connection.execute(
+                    "INSERT INTO job (id, workspace, spec) VALUES (%s, 'w', %s)",
+                    (job.id, canonical.dumps(job)),
+                )
+                await connection.execute(
+                    "INSERT INTO job_partition (job_id, part) SELECT %s, p FROM "
+                    "generate_series(0, 3) p",
+                    (job.id,),
+                )
         made = Bench(settings, broker, pool, pair)
         made.producer = await broker.producer(f"test-{run}")  # type: ignore[attr-defined]
         yield made
@@ -142,10 +185,14 @@ async def slot(bench: Bench, number: int) -> AsyncIterator[asyncio.Task[None]]:
 
 
 async def city_of(bench: Bench, user: int, part: int, address: str) -> str | None:
-    """None while there is none, or while the slot cannot say: on a busy machine a runner may be starting again after a time-out."""
+    """None while there is none, or while the slot cannot say: on a busy machine a runner may be
+    starting again after a time-out.
+    """
     channel = await Channel.open(address)
     try:
-        ((row,),) = await channel.call("lookup", {"items": [[bench.jobs[1].id, part, [key(user)], NOW_US]]})
+        ((row,),) = await channel.call(
+            "lookup", {"items": [[bench.jobs[1].id, part, [key(user)], NOW_US]]}
+        )
         return None if row is None else msgspec.msgpack.decode(row)[1]
     except RemoteError as refused:
         if refused.code != "moved":
@@ -159,14 +206,21 @@ def key(user: int) -> bytes:
     return msgspec.msgpack.encode([user])
 
 
-async def visible(bench: Bench, targets: dict[int, dict[str, int]], owners: dict[int, str], job: Job) -> None:
+async def visible(
+    bench: Bench, targets: dict[int, dict[str, int]], owners: dict[int, str], job: Job
+) -> None:
     for part, wanted in targets.items():
         channel = await Channel.open(owners[part])
-        assert await channel.call("wait", {"items": [[job.id, part, wanted]], "timeout_ms": 10_000}) == []
+        assert (
+            await channel.call("wait", {"items": [[job.id, part, wanted]], "timeout_ms": 10_000})
+            == []
+        )
         await channel.close()
 
 
-async def read_everywhere(bench: Bench, users: list[int], owners: dict[int, str], expected: str) -> None:
+async def read_everywhere(
+    bench: Bench, users: list[int], owners: dict[int, str], expected: str
+) -> None:
     async with asyncio.timeout(15):
         for user in users:
             part = partition_of(key(user), PARTITIONS)
@@ -177,7 +231,9 @@ async def read_everywhere(bench: Bench, users: list[int], owners: dict[int, str]
 USERS = list(range(20))
 
 
-async def test_what_is_written_is_served_through_two_jobs_and_survives_a_change_of_owners(bench: Bench) -> None:
+async def test_what_is_written_is_served_through_two_jobs_and_survives_a_change_of_owners(
+    bench: Bench,
+) -> None:
     async with slot(bench, 0):
         owners = await bench.owned(bench.jobs[1], slots=1)
         mapped = await bench.owned(bench.jobs[0], slots=1)
@@ -211,7 +267,9 @@ async def test_waiting_for_what_never_comes_names_the_partition_that_lags(bench:
         owners = await bench.owned(bench.jobs[1], slots=1)
         channel = await Channel.open(owners[2])
         items = [[bench.jobs[1].id, 2, {bench.jobs[1].inputs[0]: 1_000}]]
-        assert await channel.call("wait", {"items": items, "timeout_ms": 100}) == [[bench.jobs[1].id, 2]]
+        assert await channel.call("wait", {"items": items, "timeout_ms": 100}) == [
+            [bench.jobs[1].id, 2]
+        ]
         await channel.close()
 
 
@@ -221,7 +279,9 @@ async def test_a_job_that_is_to_go_stops_and_leaves_no_local_state(bench: Bench)
         state = bench.settings.state_dir / bench.jobs[1].id
         assert state.exists()
         async with bench.pool.connection() as connection:
-            await connection.execute("UPDATE job SET desired = 'gone' WHERE id = %s", (bench.jobs[1].id,))
+            await connection.execute(
+                "UPDATE job SET desired = 'gone' WHERE id = %s", (bench.jobs[1].id,)
+            )
         async with asyncio.timeout(10):
             while await bench.owners(bench.jobs[1]):
                 await asyncio.sleep(0.05)

@@ -1,4 +1,6 @@
-"""A slot that lost its machine: state comes back from S3, what came after it is replayed, and nothing is emitted twice."""
+"""A slot that lost its machine: state comes back from S3, what came after it is replayed, and
+nothing is emitted twice.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ class Bucket:
     async def damage(self, key: str) -> None:
         """Lose the contents that this snapshot was the first to name."""
         own = key.rpartition("/")[0]
-        lost = [file.object for file in (await self.manifest(key)).files if file.object.startswith(own)]
+        lost = [
+            file.object for file in (await self.manifest(key)).files if file.object.startswith(own)
+        ]
         assert lost
         await self.objects.remove(lost)
 
@@ -49,7 +53,10 @@ async def snapshots(bench: Bench, expected: str) -> dict[tuple[str, int], str]:
     address = (await bench.owned(bench.jobs[0], slots=1))[0]
     channel = await Channel.open(address)
     try:
-        answers = await channel.call("snapshot", {"items": [[job.id, part] for job in bench.jobs for part in range(PARTITIONS)]})
+        answers = await channel.call(
+            "snapshot",
+            {"items": [[job.id, part] for job in bench.jobs for part in range(PARTITIONS)]},
+        )
     finally:
         await channel.close()
     assert Counter(code for _, _, code, _, _ in answers) == {expected: 2 * PARTITIONS}, answers
@@ -58,9 +65,15 @@ async def snapshots(bench: Bench, expected: str) -> dict[tuple[str, int], str]:
 
 def forget_before(bench: Bench, manifests: list[Manifest]) -> None:
     """Delete every input record that a snapshot says nobody needs."""
-    ends = [TopicPartition(topic, m.part, offset) for m in manifests for topic, offset in m.position.offsets.items()]
+    ends = [
+        TopicPartition(topic, m.part, offset)
+        for m in manifests
+        for topic, offset in m.position.offsets.items()
+    ]
     assert sum(end.offset for end in ends) > 0, "nothing to delete: the test would show nothing"
-    admin = AdminClient(client_config(bench.settings))  # kept: futures of a collected client never end
+    admin = AdminClient(
+        client_config(bench.settings)
+    )  # kept: futures of a collected client never end
     for deleted in admin.delete_records(ends).values():
         deleted.result(30)
 
@@ -68,9 +81,16 @@ def forget_before(bench: Bench, manifests: list[Manifest]) -> None:
 async def emitted(bench: Bench, manifests: list[Manifest]) -> dict[int, Emitted]:
     """What stands on the output topic from the table's snapshots on, without control records."""
     output = bench.jobs[0].outputs[0].topic
-    starts = {m.part: m.position.offsets.get(TopicName(output), Offset(0)) for m in manifests if m.job == bench.jobs[1].id}
+    starts = {
+        m.part: m.position.offsets.get(TopicName(output), Offset(0))
+        for m in manifests
+        if m.job == bench.jobs[1].id
+    }
     found = {part: await bench.broker.read((output, part), start) for part, start in starts.items()}
-    return {part: [(r.offset, r.value) for r in records if r.control is None] for part, records in found.items()}
+    return {
+        part: [(r.offset, r.value) for r in records if r.control is None]
+        for part, records in found.items()
+    }
 
 
 async def written(bench: Bench, users: list[int], city: str) -> None:
@@ -81,7 +101,7 @@ async def written(bench: Bench, users: list[int], city: str) -> None:
 
 
 @pytest.mark.parametrize("damaged", [False, True], ids=["newest", "damaged newest"])
-async def test_a_slot_without_its_disk_serves_everything_again_from_the_snapshot_and_emits_nothing_twice(
+async def test_a_slot_that_lost_its_disk_restores_from_the_snapshot_and_emits_nothing_twice(
     bench: Bench, capsys: pytest.CaptureFixture[str], damaged: bool
 ) -> None:
     # A lease that lapses on a busy machine would be another epoch, and its marker another position.
@@ -113,11 +133,17 @@ async def test_a_slot_without_its_disk_serves_everything_again_from_the_snapshot
             await bench.owned(bench.jobs[0], slots=1)
             await read_everywhere(bench, MOVED, owners, "Oslo")
             await read_everywhere(bench, STAYED, owners, "Bern" if damaged else "Rome")
-            told = [json.loads(line) for line in capsys.readouterr().err.splitlines() if "restored from snapshot" in line]
+            told = [
+                json.loads(line)
+                for line in capsys.readouterr().err.splitlines()
+                if "restored from snapshot" in line
+            ]
             restored = {line["snapshot"] for line in told}
             assert restored == set(used.values())
             assert await emitted(bench, manifests) == before
             await written(bench, USERS, "Lima")
     finally:
         for job in bench.jobs:
-            await bucket.objects.remove([each.key for each in await bucket.objects.stored(f"{PREFIX}/{job.id}/")])
+            await bucket.objects.remove(
+                [each.key for each in await bucket.objects.stored(f"{PREFIX}/{job.id}/")]
+            )

@@ -1,4 +1,6 @@
-"""User code of every kind, written with the client; run by the client's interpreter it writes its commit to the given file."""
+"""User code of every kind, written with the client; run by the client's interpreter it writes its
+commit to the given file.
+"""
 
 # ruff: noqa: UP006, UP035, UP045 - the client reads annotations as typing's generics
 
@@ -51,7 +53,11 @@ class Events:
 
 
 def dtypes_of(df: pd.DataFrame) -> pd.DataFrame:
-    df["seen"] = "|".join(f"{name}={df[name].dtype}" for name in df.columns) + "|" + type(df["place"].iloc[0]).__name__
+    df["seen"] = (
+        "|".join(f"{name}={df[name].dtype}" for name in df.columns)
+        + "|"
+        + type(df["place"].iloc[0]).__name__
+    )
     return df[["user", "seen", "at"]]
 
 
@@ -130,7 +136,9 @@ class Assigned:
             .assign(
                 "pairs",
                 List[Point],
-                lambda df: df["tags"].apply(lambda tags: [Point(x=len(t), label=None) for t in tags]),
+                lambda df: df["tags"].apply(
+                    lambda tags: [Point(x=len(t), label=None) for t in tags]
+                ),
             )
             .assign(
                 "table",
@@ -172,7 +180,9 @@ class Ages:
     def both(cls, ts: pd.Series, users: pd.Series):
         found, known = Users.lookup(ts, user=users)
         found["age"] = found["age"] + known.astype(int)
-        found["label"] = found["home"].apply(lambda home: "nowhere" if pd.isna(home) else home.label)
+        found["label"] = found["home"].apply(
+            lambda home: "nowhere" if pd.isna(home) else home.label
+        )
         return found[["age", "label"]]
 
     @extractor
@@ -192,7 +202,9 @@ class Ages:
     @inputs("place")
     @outputs("secret")
     def hidden(cls, ts: pd.Series, places: pd.Series):
-        return pd.Series(places.apply(lambda place: place["label"] + secrets.get("salt")), name="secret")
+        return pd.Series(
+            places.apply(lambda place: place["label"] + secrets.get("salt")), name="secret"
+        )
 
 
 OBJECTS = [Events, Seen, Sorted, Assigned, Users, Ages]

@@ -1,4 +1,6 @@
-"""What happens to a call and to the next one when the process under it dies, hangs, or eats memory."""
+"""What happens to a call and to the next one when the process under it dies, hangs, or eats
+memory.
+"""
 
 import asyncio
 import contextlib
@@ -27,8 +29,18 @@ MIB = 1 << 20
 
 
 def calling(body: str, module_level: str = "") -> Extract:
-    text = f"{module_level}\ndef run(ts, given):\n    {body}\n    return pd.Series(given + 1, name='F.out')\n"
-    return Extract(PyCode("run", "", "", text, IMPORTS, (), ()), "F", "e", (Field("F.given", Int()),), (Field("F.out", Int()),), ())
+    text = (
+        f"{module_level}\ndef run(ts, given):\n    {body}\n    return pd.Series(given + "
+        "1, name='F.out')\n"
+    )
+    return Extract(
+        PyCode("run", "", "", text, IMPORTS, (), ()),
+        "F",
+        "e",
+        (Field("F.given", Int()),),
+        (Field("F.out", Int()),),
+        (),
+    )
 
 
 ONE = pa.table({TS: pa.array([0], pa.timestamp("us", "UTC")), "F.given": [1]})
@@ -39,7 +51,10 @@ FINE = calling("pass")
 def one_process(tmp_path_factory):
     """One worker, so that the next call must meet the replacement."""
     with running_host(
-        tmp_path_factory.mktemp("ex"), executor_processes=1, executor_memory_limit_bytes=512 * MIB, executor_calls_per_process=50
+        tmp_path_factory.mktemp("ex"),
+        executor_processes=1,
+        executor_memory_limit_bytes=512 * MIB,
+        executor_calls_per_process=50,
     ) as path:
         yield path
 
@@ -65,7 +80,9 @@ async def succeeds(executors: Executors) -> bool:
         ("raise SystemExit(1)", UserCodeError, "failed to run with error: 1"),
     ],
 )
-async def test_the_call_fails_with_its_reason_and_the_next_one_succeeds(executors, body, error, text):
+async def test_the_call_fails_with_its_reason_and_the_next_one_succeeds(
+    executors, body, error, text
+):
     with pytest.raises(error, match=text):
         await executors.run(calling(body), ONE)
     assert await succeeds(executors)
@@ -97,7 +114,8 @@ async def test_a_call_that_finds_no_free_process_in_time_says_so(executors):
 async def test_a_worn_process_is_replaced_between_calls(executors):
     pids = set()
     call = Extract(
-        PyCode("run", "", "", "def run(ts, given):\n    return pd.Series([os.getpid()], name='F.out')\n", IMPORTS, (), ()),
+        PyCode("run", "", "", "def run(ts, given):\n    return "
+            "pd.Series([os.getpid()], name='F.out')\n", IMPORTS, (), ()),
         "F", "pid", (Field("F.given", Int()),), (Field("F.out", Int()),), (),
     )  # fmt: skip
     for _ in range(120):
@@ -107,7 +125,10 @@ async def test_a_worn_process_is_replaced_between_calls(executors):
 
 async def test_what_user_code_starts_dies_with_its_process(executors, tmp_path):
     note = tmp_path / "child"
-    body = f"open({str(note)!r}, 'w').write(str(subprocess.Popen(['sleep', '60']).pid))\n    time.sleep(30)"
+    body = (
+        f"open({str(note)!r}, 'w').write(str(subprocess.Popen(['sleep', '60']).pid))\n   "
+        " time.sleep(30)"
+    )
     with pytest.raises(ExecutorTimeout):
         await executors.run(calling(body, module_level="import subprocess"), ONE)
     assert await succeeds(executors)
@@ -122,7 +143,9 @@ async def test_warm_code_runs_without_being_asked_for(executors):
 
 
 async def test_calls_beyond_the_processes_wait_in_turn(executors):
-    answers = await asyncio.gather(*(executors.run(calling("time.sleep(0.01)"), ONE) for _ in range(20)))
+    answers = await asyncio.gather(
+        *(executors.run(calling("time.sleep(0.01)"), ONE) for _ in range(20))
+    )
     assert [a.num_rows for a in answers] == [1] * 20
 
 
@@ -138,7 +161,14 @@ async def test_a_restarted_host_is_met_by_the_same_client(tmp_path):
 async def test_an_input_may_be_given_twice(executors):
     text = "def run(ts, a, b):\n    return pd.Series(a * 10 + b, name='F.out')\n"
     given = Field("F.given", Int())
-    call = Extract(PyCode("run", "", "", text, IMPORTS, (), ()), "F", "twice", (given, given), (Field("F.out", Int()),), ())
+    call = Extract(
+        PyCode("run", "", "", text, IMPORTS, (), ()),
+        "F",
+        "twice",
+        (given, given),
+        (Field("F.out", Int()),),
+        (),
+    )
     stamps = pa.array([0], pa.timestamp("us", "UTC"))
     twice = pa.Table.from_arrays([stamps, pa.array([4]), pa.array([4])], [TS, "F.given", "F.given"])
     assert (await executors.run(call, twice)).to_pydict() == {"F.out": [44]}
@@ -147,4 +177,6 @@ async def test_an_input_may_be_given_twice(executors):
 async def test_many_rows_pass_both_ways(executors):
     rows = 200_000
     table = pa.table({TS: pa.array([0] * rows, pa.timestamp("us", "UTC")), "F.given": range(rows)})
-    assert (await executors.run(FINE, table)).column("F.out").to_pylist() == list(range(1, rows + 1))
+    assert (await executors.run(FINE, table)).column("F.out").to_pylist() == list(
+        range(1, rows + 1)
+    )

@@ -36,7 +36,9 @@ EVENT = {
 @pytest.fixture(scope="module")
 def commit(tmp_path_factory):
     target = tmp_path_factory.mktemp("commit") / "request.binpb"
-    return decode_sync_request(written_by_the_client(Path(__file__).parent / "definitions.py", target))
+    return decode_sync_request(
+        written_by_the_client(Path(__file__).parent / "definitions.py", target)
+    )
 
 
 @pytest.fixture
@@ -50,21 +52,27 @@ def fields_of(commit: SyncRequest, dataset: str) -> tuple[Field, ...]:
 
 
 def rows(fields: tuple[Field, ...], *values: dict) -> pa.Table:
-    return pa.table({f.name: pa.array([v[f.name] for v in values], arrow_type(f.dtype)) for f in fields})
+    return pa.table(
+        {f.name: pa.array([v[f.name] for v in values], arrow_type(f.dtype)) for f in fields}
+    )
 
 
 def events(commit: SyncRequest, *changes: dict) -> pa.Table:
     return rows(fields_of(commit, "Events"), *(EVENT | change for change in changes))
 
 
-def pipeline_call(commit: SyncRequest, dataset: str, pipeline: str, column: str | None = None) -> ExecutorCall:
+def pipeline_call(
+    commit: SyncRequest, dataset: str, pipeline: str, column: str | None = None
+) -> ExecutorCall:
     given = fields_of(commit, "Events")
     for operator in commit.operators:
         if (operator.dataset, operator.pipeline) != (dataset, pipeline):
             continue
         match operator.kind:
             case operators.Transform() as op:
-                return Transform(op.pycode, f"{dataset}.{pipeline}", given, fields_of(commit, dataset))
+                return Transform(
+                    op.pycode, f"{dataset}.{pipeline}", given, fields_of(commit, dataset)
+                )
             case operators.Filter() as op if column is None:
                 return Filter(op.pycode, f"{dataset}.{pipeline}", given)
             case operators.Assign() as op if op.column == column:
@@ -87,27 +95,37 @@ def extract_call(commit: SyncRequest, name: str) -> Extract:
 
 
 def feature_rows(call: Extract, *values: tuple) -> pa.Table:
-    columns = {f.name: pa.array([v[i] for v in values], arrow_type(f.dtype)) for i, f in enumerate(call.inputs)}
+    columns = {
+        f.name: pa.array([v[i] for v in values], arrow_type(f.dtype))
+        for i, f in enumerate(call.inputs)
+    }
     return pa.table({TS: pa.array([AT] * len(values), pa.timestamp("us", "UTC")), **columns})
 
 
 async def test_a_transform_sees_the_dtypes_the_clients_test_server_hands_out(commit, executors):
     answer = await executors.run(pipeline_call(commit, "Seen", "by_type"), events(commit, {}))
     assert answer.column("seen")[0].as_py() == (
-        "user=string|amount=Float64|count=Int64|price=decimal128(28, 2)[pyarrow]|day=date32[day][pyarrow]|tags=object|scores=object|"
+        "user=string|amount=Float64|count=Int64|price=decimal128(28, "
+        "2)[pyarrow]|day=date32[day][pyarrow]|tags=object|scores=object|"
         "place=object|flag=boolean|at=datetime64[ns, UTC]|dict"
     )
     assert answer.column("at")[0].as_py() == AT
 
 
 async def test_the_rows_of_a_transform_say_where_they_came_from(commit, executors):
-    answer = await executors.run(pipeline_call(commit, "Sorted", "sort"), events(commit, {"amount": 1.0}, {"amount": 3.0}, {"amount": 2.0}))
+    answer = await executors.run(
+        pipeline_call(commit, "Sorted", "sort"),
+        events(commit, {"amount": 1.0}, {"amount": 3.0}, {"amount": 2.0}),
+    )
     assert answer.column("amount").to_pylist() == [3.0, 2.0, 1.0]
     assert answer.column(ROW).to_pylist() == [1, 2, 0]
 
 
 async def test_a_filter_names_the_rows_it_keeps(commit, executors):
-    answer = await executors.run(pipeline_call(commit, "Assigned", "assign"), events(commit, {"amount": 1.0}, {"amount": 3.0}))
+    answer = await executors.run(
+        pipeline_call(commit, "Assigned", "assign"),
+        events(commit, {"amount": 1.0}, {"amount": 3.0}),
+    )
     assert answer.to_pydict() == {ROW: [1]}
 
 
@@ -121,26 +139,38 @@ async def test_a_filter_names_the_rows_it_keeps(commit, executors):
         ("bounded", [0, 7]),
     ],
 )
-async def test_an_assigned_column_comes_back_in_the_platforms_layout(commit, executors, column, expected):
+async def test_an_assigned_column_comes_back_in_the_platforms_layout(
+    commit, executors, column, expected
+):
     call = pipeline_call(commit, "Assigned", "assign", column)
     answer = await executors.run(call, events(commit, {}, {"count": 7}))
     assert answer.column(column).to_pylist() == expected
     assert answer.schema.field(column).type == arrow_type(call.column.dtype)
 
 
-async def test_an_assigned_column_of_another_type_is_refused_with_the_clients_words(commit, executors):
+async def test_an_assigned_column_of_another_type_is_refused_with_the_clients_words(
+    commit, executors
+):
     with pytest.raises(
-        UserCodeError, match=r"Error in assign node for column `half` for pipeline `Assigned\.assign`, Field `half` is of type int"
+        UserCodeError,
+        match=r"Error in assign node for column `half` for pipeline `Assigned\.assign`, "
+        r"Field `half` is of type int",
     ):
         await executors.run(pipeline_call(commit, "Assigned", "assign", "half"), events(commit, {}))
 
 
 async def test_an_assigned_value_out_of_bounds_is_refused(commit, executors):
-    with pytest.raises(UserCodeError, match=r"Value 70 is out of bounds for between type, bounds are \[0, 10\]"):
-        await executors.run(pipeline_call(commit, "Assigned", "assign", "bounded"), events(commit, {"count": 70}))
+    with pytest.raises(
+        UserCodeError, match=r"Value 70 is out of bounds for between type, bounds are \[0, 10\]"
+    ):
+        await executors.run(
+            pipeline_call(commit, "Assigned", "assign", "bounded"), events(commit, {"count": 70})
+        )
 
 
-async def test_secrets_reach_user_code_and_a_missing_one_is_the_clients_key_error(commit, executors):
+async def test_secrets_reach_user_code_and_a_missing_one_is_the_clients_key_error(
+    commit, executors
+):
     call = pipeline_call(commit, "Seen", "by_secret")
 
     async def salt(name: str) -> str | None:
@@ -166,8 +196,13 @@ def users_answering(commit: SyncRequest, ages: dict[str, int], asked: list[Asked
             {
                 "user": pa.array(keys, pa.large_string()),
                 "age": pa.array([ages.get(k) for k in keys], pa.int64()),
-                "home": pa.array([{"x": 1, "label": f"home of {k}"} if k in ages else None for k in keys], arrow_type(fields[2].dtype)),
-                "at": pa.array([AT if k in ages else None for k in keys], pa.timestamp("us", "UTC")),
+                "home": pa.array(
+                    [{"x": 1, "label": f"home of {k}"} if k in ages else None for k in keys],
+                    arrow_type(fields[2].dtype),
+                ),
+                "at": pa.array(
+                    [AT if k in ages else None for k in keys], pa.timestamp("us", "UTC")
+                ),
             }
         )
         return Found(table, fields, pa.array([k in ages for k in keys]))
@@ -177,7 +212,11 @@ def users_answering(commit: SyncRequest, ages: dict[str, int], asked: list[Asked
 
 async def test_an_extractor_looks_a_dataset_up_through_the_callback(commit, executors):
     call, asked = extract_call(commit, "both"), []
-    answer = await executors.run(call, feature_rows(call, ("ann",), ("bob",)), callbacks=users_answering(commit, {"ann": 30}, asked))
+    answer = await executors.run(
+        call,
+        feature_rows(call, ("ann",), ("bob",)),
+        callbacks=users_answering(commit, {"ann": 30}, asked),
+    )
     assert answer.to_pydict() == {"Ages.age": [31, None], "Ages.label": ["home of ann", "nowhere"]}
     assert (asked[0].dataset, asked[0].fields, asked[0].at.to_pylist()) == ("Users", (), [AT, AT])
 
@@ -185,10 +224,14 @@ async def test_an_extractor_looks_a_dataset_up_through_the_callback(commit, exec
 async def test_an_extractor_may_not_look_up_what_it_does_not_declare(commit, executors):
     call, asked = replace(extract_call(commit, "both"), datasets=("Others",)), []
     with pytest.raises(UserCodeError) as raised:
-        await executors.run(call, feature_rows(call, ("ann",)), callbacks=users_answering(commit, {}, asked))
+        await executors.run(
+            call, feature_rows(call, ("ann",)), callbacks=users_answering(commit, {}, asked)
+        )
     assert str(raised.value) == (
-        "Extractor `both` in `Ages` failed to run with error: Extractor `both` is not allowed to access dataset `Users`, "
-        "enabled datasets are ['Others']. Use `depends_on` param in @extractor to specify dataset dependencies.. "
+        "Extractor `both` in `Ages` failed to run with error: Extractor `both` is "
+        "not allowed to access dataset `Users`, "
+        "enabled datasets are ['Others']. Use `depends_on` param in @extractor to "
+        "specify dataset dependencies.. "
     )
     assert asked == []
 
@@ -226,28 +269,45 @@ async def test_an_extractor_reads_struct_inputs_as_mappings(commit, executors):
     async def salt(_: str) -> str | None:
         return "!"
 
-    answer = await executors.run(call, feature_rows(call, ({"x": 1, "label": "here"},)), callbacks=Callbacks(secret=salt))
+    answer = await executors.run(
+        call, feature_rows(call, ({"x": 1, "label": "here"},)), callbacks=Callbacks(secret=salt)
+    )
     assert answer.column("Ages.secret").to_pylist() == ["here!"]
 
 
 async def test_no_rows_give_no_rows(commit, executors):
     call = extract_call(commit, "add")
     assert (await executors.run(call, feature_rows(call))).num_rows == 0
-    assert (await executors.run(pipeline_call(commit, "Sorted", "sort"), events(commit))).num_rows == 0
+    assert (
+        await executors.run(pipeline_call(commit, "Sorted", "sort"), events(commit))
+    ).num_rows == 0
 
 
 async def test_a_sources_code_runs_on_payload_columns(commit, executors):
     source = next(s for s in commit.sources if s.dataset == "Events")
     preproc = dict(source.preproc)["amount"]
     fields = tuple(f for f in fields_of(commit, "Events") if f.name != "amount")
-    table = rows(fields, EVENT).append_column("cents", pa.array([250])).append_column("note", pa.array(['{"a": 1}'], pa.large_string()))
+    table = (
+        rows(fields, EVENT)
+        .append_column("cents", pa.array([250]))
+        .append_column("note", pa.array(['{"a": 1}'], pa.large_string()))
+    )
     call = Assign(
-        preproc.pycode, "Events", (*fields, *preproc.schema), Field("amount", fields_of(commit, "Events")[1].dtype), ("note",), False
+        preproc.pycode,
+        "Events",
+        (*fields, *preproc.schema),
+        Field("amount", fields_of(commit, "Events")[1].dtype),
+        ("note",),
+        False,
     )
     assert (await executors.run(call, table)).column("amount").to_pylist() == [2.5]
     where = Filter(source.where.pycode, "Events", fields_of(commit, "Events"))
-    assert (await executors.run(where, events(commit, {}, {"amount": -1.0}))).column(ROW).to_pylist() == [0]
+    assert (await executors.run(where, events(commit, {}, {"amount": -1.0}))).column(
+        ROW
+    ).to_pylist() == [0]
 
 
 def test_the_definitions_cover_optional_types(commit):
-    assert isinstance(next(f for f in fields_of(commit, "Events") if f.name == "count").dtype, Optional)
+    assert isinstance(
+        next(f for f in fields_of(commit, "Events") if f.name == "count").dtype, Optional
+    )

@@ -1,4 +1,6 @@
-"""A shop on the running platform, at rest in one of its two versions before each test, and deleted at the end."""
+"""A shop on the running platform, at rest in one of its two versions before each test, and deleted
+at the end.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def airflow(settings: Settings) -> Airflow:
 @pytest.fixture(scope="module")
 def bodies(platform: None) -> dict[str, bytes]:
     async def read(version: str) -> bytes:
-        body, _ = await definitions.read(Settings(), f"tests.e2e.faults.shop_{version}", env=None, message=version)
+        body, _ = await definitions.read(
+            Settings(), f"tests.e2e.faults.shop_{version}", env=None, message=version
+        )
         return body
 
     return {version: asyncio.run(read(version)) for version in VERSIONS}
@@ -38,7 +42,9 @@ def bodies(platform: None) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def workspaces(platform: None) -> Iterator[list[str]]:
-    """Names, the last one in use; a test that leaves its shop broken leaves the next one a new shop."""
+    """Names, the last one in use; a test that leaves its shop broken leaves the next one a new
+    shop.
+    """
     names: list[str] = []
     yield names
     settings = Settings()
@@ -48,7 +54,9 @@ def workspaces(platform: None) -> Iterator[list[str]]:
 
 
 @pytest.fixture
-async def world(settings: Settings, bodies: dict[str, bytes], workspaces: list[str]) -> AsyncIterator[World]:
+async def world(
+    settings: Settings, bodies: dict[str, bytes], workspaces: list[str]
+) -> AsyncIterator[World]:
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=150)) as session:
         fresh = not workspaces or bool(World(settings, session, workspaces[-1], bodies).defects())
         if fresh:

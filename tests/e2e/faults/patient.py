@@ -1,4 +1,6 @@
-"""Faults that Airflow takes half a minute to notice: `make faults` runs them, the default suite does not."""
+"""Faults that Airflow takes half a minute to notice: `make faults` runs them, the default suite
+does not.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ TOO_LONG_FOR_KAFKA_S = 25
 """Longer than the admin client waits for an answer."""
 
 
-async def test_a_task_killed_together_with_its_worker_is_run_again_and_the_commit_stands(world: World, settings: Settings) -> None:
+async def test_a_task_killed_together_with_its_worker_is_run_again_and_the_commit_stands(
+    world: World, settings: Settings
+) -> None:
     async with move(world) as moving:
         async with gate(settings, world.workspace, CREATED) as stopped:
             commit = moving.commit()
@@ -69,7 +73,9 @@ async def test_a_commit_that_nobody_carries_on_is_given_up_and_its_late_run_does
     await moving.undone()
 
 
-async def test_a_broker_killed_before_topics_are_created_is_waited_for(world: World, settings: Settings) -> None:
+async def test_a_broker_killed_before_topics_are_created_is_waited_for(
+    world: World, settings: Settings
+) -> None:
     async with move(world) as moving:
         async with gate(settings, world.workspace, BEFORE_CREATE) as stopped:
             commit = moving.commit()
@@ -80,7 +86,7 @@ async def test_a_broker_killed_before_topics_are_created_is_waited_for(world: Wo
     await moving.stands()
 
 
-async def test_a_broker_that_stands_still_while_old_topics_are_deleted_is_asked_again_until_they_are_gone(
+async def test_deletion_of_topics_is_retried_while_the_broker_is_frozen(
     world: World, settings: Settings
 ) -> None:
     async with move(world) as moving, gate(settings, world.workspace, SERVE) as stopped:
@@ -94,7 +100,9 @@ async def test_a_broker_that_stands_still_while_old_topics_are_deleted_is_asked_
     await moving.stands()
 
 
-async def test_a_database_killed_in_the_middle_of_the_switch_comes_back_and_the_commit_stands(world: World, settings: Settings) -> None:
+async def test_a_database_killed_in_the_middle_of_the_switch_comes_back_and_the_commit_stands(
+    world: World, settings: Settings
+) -> None:
     async with move(world) as moving:
         async with gate(settings, world.workspace, SWITCH) as stopped:
             commit = moving.commit()

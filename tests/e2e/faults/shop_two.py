@@ -1,4 +1,6 @@
-"""The second version: it drops the returns, keeps the orders, and derives the big ones, which has existing rows to catch up with."""
+"""The second version: it drops the returns, keeps the orders, and derives the big ones, which has
+existing rows to catch up with.
+"""
 
 from datetime import datetime
 

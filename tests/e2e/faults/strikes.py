@@ -1,9 +1,11 @@
 """How faults are made, with nothing in production code that knows of them.
 
-Theory. A *gate* is a trigger in Postgres that makes one change of one row wait for an advisory lock that the test holds. So a step can be
-stopped at exactly the point of interest, in the middle of its transaction; the server tells which connection waits, the connection's port
-tells which process it belongs to, and that process (or the connection) is then killed. The parts of the platform are found by the records
-that the launcher keeps, and are stopped or killed as an operator or the kernel would.
+Theory. A *gate* is a trigger in Postgres that makes one change of one row wait for an advisory lock
+that the test holds. So a step can be stopped at exactly the point of interest, in the middle of its
+transaction; the server tells which connection waits, the connection's port tells which process it
+belongs to, and that process (or the connection) is then killed. The parts of the platform are found
+by the records that the launcher keeps, and are stopped or killed as an operator or the kernel
+would.
 """
 
 from __future__ import annotations
@@ -36,7 +38,11 @@ SWITCH: Final = ("branch", "NEW.target IS DISTINCT FROM OLD.target")
 """Inside T2."""
 SERVE: Final = ("branch", "NEW.serving IS DISTINCT FROM OLD.serving")
 """Reads are about to move."""
-DESTROYED: Final = ("ledger_entry", "NEW.ledger = 'destruction' AND NEW.state = 'done' AND split_part(NEW.asset_id, '.', 2) <> 'job'")
+DESTROYED: Final = (
+    "ledger_entry",
+    "NEW.ledger = 'destruction' AND NEW.state = 'done' AND split_part(NEW.asset_id, "
+    "'.', 2) <> 'job'",
+)
 """Old topics are gone, and nobody has written that down."""
 
 
@@ -59,9 +65,15 @@ class Gate:
 
     def client(self, backend: int) -> int:
         """The process that waits."""
-        row = self.keeper.execute("SELECT client_port FROM pg_stat_activity WHERE pid = %s", (backend,)).fetchone()
+        row = self.keeper.execute(
+            "SELECT client_port FROM pg_stat_activity WHERE pid = %s", (backend,)
+        ).fetchone()
         assert row is not None
-        found = [c.pid for c in psutil.net_connections("tcp") if c.laddr and c.laddr.port == row[0] and c.raddr]
+        found = [
+            c.pid
+            for c in psutil.net_connections("tcp")
+            if c.laddr and c.laddr.port == row[0] and c.raddr
+        ]
         [pid] = [pid for pid in found if pid is not None]
         return pid
 
@@ -73,7 +85,9 @@ class Gate:
         return pid
 
     async def strike(self) -> None:
-        """Kill the task that waits here; where the definition server, which is told as well, came first: cut its connection."""
+        """Kill the task that waits here; where the definition server, which is told as well, came
+        first: cut its connection.
+        """
         backend = await self.reached()
         pid = self.client(backend)
         if is_task(pid):
@@ -87,14 +101,20 @@ class Gate:
 
     def only_this(self) -> None:
         """Whoever waits goes on waiting, all others pass from now on."""
-        self.keeper.execute(sql.SQL("CREATE OR REPLACE FUNCTION {}() {}").format(sql.Identifier(self.name), _body("RETURN NEW;")))
+        self.keeper.execute(
+            sql.SQL("CREATE OR REPLACE FUNCTION {}() {}").format(
+                sql.Identifier(self.name), _body("RETURN NEW;")
+            )
+        )
 
     async def keep_again(self) -> None:
         """After the server died, and every lock with it: be connected to take the gate away."""
         async with asyncio.timeout(ARRIVES_SECONDS):
             while self.keeper.closed:
                 try:
-                    self.keeper = psycopg.connect(self.settings.postgres_dsn.get_secret_value(), autocommit=True)
+                    self.keeper = psycopg.connect(
+                        self.settings.postgres_dsn.get_secret_value(), autocommit=True
+                    )
                 except psycopg.OperationalError:
                     await asyncio.sleep(0.1)
 
@@ -109,14 +129,17 @@ def is_task(pid: int) -> bool:
 
 
 WAITING = """
-SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND database = (SELECT oid FROM pg_database WHERE datname =
+SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND database = (SELECT oid
+    FROM pg_database WHERE datname =
 current_database()) AND (classid::bigint << 32 | objid::bigint) = %(key)s
 """
 
 
 @asynccontextmanager
 async def gate(settings: Settings, workspace: str, where: tuple[str, str]) -> AsyncIterator[Gate]:
-    """The change `where` (table, condition on OLD and NEW) of the workspace waits until the gate is opened."""
+    """The change `where` (table, condition on OLD and NEW) of the workspace waits until the gate is
+    opened.
+    """
     table, condition = where
     key, name = uuid.uuid4().int % 2**31, f"gate_{uuid.uuid4().hex}"
     keeper = psycopg.connect(settings.postgres_dsn.get_secret_value(), autocommit=True)
@@ -127,7 +150,8 @@ async def gate(settings: Settings, workspace: str, where: tuple[str, str]) -> As
     try:
         keeper.execute(
             sql.SQL(
-                "CREATE TRIGGER {n} BEFORE UPDATE ON {t} FOR EACH ROW WHEN (NEW.workspace = {w} AND {c}) EXECUTE FUNCTION {n}()"
+                "CREATE TRIGGER {n} BEFORE UPDATE ON {t} FOR EACH ROW WHEN "
+                "(NEW.workspace = {w} AND {c}) EXECUTE FUNCTION {n}()"
             ).format(
                 n=sql.Identifier(name),
                 t=sql.Identifier(table),
@@ -143,7 +167,9 @@ async def gate(settings: Settings, workspace: str, where: tuple[str, str]) -> As
 
 
 def _body(statements: str) -> sql.Composed:
-    return sql.SQL("RETURNS trigger LANGUAGE plpgsql AS {}").format(sql.Literal(f"BEGIN {statements} END"))
+    return sql.SQL("RETURNS trigger LANGUAGE plpgsql AS {}").format(
+        sql.Literal(f"BEGIN {statements} END")
+    )
 
 
 def leader(settings: Settings, part: str) -> processes.Started:

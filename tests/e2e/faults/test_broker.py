@@ -1,4 +1,6 @@
-"""The broker is killed with -9 and comes back with new leader epochs: who knew its topics before reads them at once."""
+"""The broker is killed with -9 and comes back with new leader epochs: who knew its topics before
+reads them at once.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ async def read(broker: KafkaBroker, source: TopicPartition, count: int) -> list[
 
 
 async def answers(settings: Settings) -> None:
-    """Until a client that never met the broker before is answered; what it learns, ours does not."""
+    """Until a client that never met the broker before is answered; what it learns, ours does
+    not.
+    """
     async with asyncio.timeout(BACK_SECONDS):
         while True:
             try:

@@ -1,4 +1,6 @@
-"""Every row of the ledgers' table (T1, create, T2, warm, destroy) fails on the running platform, in the commit DAG itself."""
+"""Every row of the ledgers' table (T1, create, T2, warm, destroy) fails on the running platform, in
+the commit DAG itself.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,17 @@ import aiohttp
 import pytest
 
 from fennel_core.settings.model import Settings
-from tests.e2e.faults.strikes import BEFORE_CREATE, COMPILE, CREATED, DESTROYED, SERVE, SWITCH, frozen, gate, kill_part
+from tests.e2e.faults.strikes import (
+    BEFORE_CREATE,
+    COMPILE,
+    CREATED,
+    DESTROYED,
+    SERVE,
+    SWITCH,
+    frozen,
+    gate,
+    kill_part,
+)
 from tests.e2e.faults.world import ANSWERS, INLINE, OTHER, Answers, World
 from tests.support.airflow import Airflow
 
@@ -22,7 +34,9 @@ BACK_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class Move:
-    """A shop about to move from the version it stands at to the other, and what somebody sees who asks all the time."""
+    """A shop about to move from the version it stands at to the other, and what somebody sees who
+    asks all the time.
+    """
 
     world: World
     before: str
@@ -35,7 +49,9 @@ class Move:
         return asyncio.create_task(self.world.commit(self.after))
 
     async def undone(self) -> None:
-        """The commit did not happen: the version before answers, as it did all the time, and nothing else is left."""
+        """The commit did not happen: the version before answers, as it did all the time, and
+        nothing else is left.
+        """
         await self.world.at_rest()
         assert self.world.newest()[1] in ("rejected", "rolled_back")
         assert self.world.target() == self.target
@@ -49,7 +65,10 @@ class Move:
         assert (state, self.world.target()) == ("finished", id_)
         assert await self.world.version() == self.after
         assert self.answers.refused == []
-        assert self.answers.versions() in ([ANSWERS[self.before]], [ANSWERS[self.before], ANSWERS[self.after]])
+        assert self.answers.versions() in (
+            [ANSWERS[self.before]],
+            [ANSWERS[self.before], ANSWERS[self.after]],
+        )
 
 
 @asynccontextmanager
@@ -59,9 +78,15 @@ async def move(world: World) -> AsyncIterator[Move]:
         yield Move(world, before, OTHER[before], world.target(), answers)
 
 
-# --- a task is killed, its connection cut, its run cancelled ------------------------------------------------------------
+# --- a task is killed, its connection cut, its run cancelled --------------------------------------
 
-EVERY_STEP = {"compile": COMPILE, "create_assets": CREATED, "switch": SWITCH, "serve": SERVE, "destroy_assets": DESTROYED}
+EVERY_STEP = {
+    "compile": COMPILE,
+    "create_assets": CREATED,
+    "switch": SWITCH,
+    "serve": SERVE,
+    "destroy_assets": DESTROYED,
+}
 """The middle of each task; `serve`: where reads move, in destroy_assets."""
 
 
@@ -107,15 +132,19 @@ async def test_a_run_that_is_cancelled_before_the_switch_is_taken_back_by_the_se
     await moving.undone()
 
 
-# --- Kafka fails a step, and the branch moves ---------------------------------------------------------------------------
+# --- Kafka fails a step, and the branch moves -----------------------------------------------------
 
 
-async def test_a_topic_that_kafka_refuses_undoes_the_commit_with_its_reason(world: World, settings: Settings) -> None:
+async def test_a_topic_that_kafka_refuses_undoes_the_commit_with_its_reason(
+    world: World, settings: Settings
+) -> None:
     async with move(world) as moving:
         async with gate(settings, world.workspace, BEFORE_CREATE) as stopped:
             commit = moving.commit()
             await stopped.reached()
-            taken = [world.pending()[0].replace(".", "_")]  # Kafka refuses names that differ only in dots and underscores
+            taken = [
+                world.pending()[0].replace(".", "_")
+            ]  # Kafka refuses names that differ only in dots and underscores
             world.make_topics(taken)
         status, text = await commit
     world.remove_topics(taken)
@@ -123,7 +152,9 @@ async def test_a_topic_that_kafka_refuses_undoes_the_commit_with_its_reason(worl
     await moving.undone()
 
 
-async def test_of_two_commits_from_one_base_the_slower_is_undone_and_says_why(world: World, settings: Settings) -> None:
+async def test_of_two_commits_from_one_base_the_slower_is_undone_and_says_why(
+    world: World, settings: Settings
+) -> None:
     async with move(world) as moving:
         async with gate(settings, world.workspace, BEFORE_CREATE) as stopped:
             slower = moving.commit()
@@ -138,7 +169,7 @@ async def test_of_two_commits_from_one_base_the_slower_is_undone_and_says_why(wo
     assert (moving.answers.versions(), moving.answers.refused) == ([ANSWERS[moving.before]], [])
 
 
-# --- parts of the platform are away -------------------------------------------------------------------------------------
+# --- parts of the platform are away ---------------------------------------------------------------
 
 
 async def back(world: World, url: str) -> None:
@@ -156,7 +187,9 @@ async def back(world: World, url: str) -> None:
     raise AssertionError(f"{url} did not come back")
 
 
-async def test_without_airflows_api_a_commit_is_refused_at_once_and_goes_through_when_it_is_back(world: World, settings: Settings) -> None:
+async def test_without_airflows_api_a_commit_is_refused_at_once_and_goes_through_when_it_is_back(
+    world: World, settings: Settings
+) -> None:
     async with move(world) as moving:
         kill_part(settings, "airflow-api")
         status, text = await world.commit(moving.after)
@@ -168,7 +201,7 @@ async def test_without_airflows_api_a_commit_is_refused_at_once_and_goes_through
     await moving.stands()
 
 
-async def test_a_commit_that_arrives_while_the_scheduler_stands_still_is_carried_out_when_it_goes_on(
+async def test_a_commit_sent_while_the_scheduler_is_frozen_runs_when_it_resumes(
     world: World, settings: Settings
 ) -> None:
     async with move(world) as moving:
@@ -181,7 +214,9 @@ async def test_a_commit_that_arrives_while_the_scheduler_stands_still_is_carried
     await moving.stands()
 
 
-async def test_a_commit_goes_on_without_the_definition_server_and_its_client_finds_it_done(world: World, settings: Settings) -> None:
+async def test_a_commit_goes_on_without_the_definition_server_and_its_client_finds_it_done(
+    world: World, settings: Settings
+) -> None:
     async with move(world) as moving:
         async with gate(settings, world.workspace, CREATED) as stopped:
             commit = moving.commit()

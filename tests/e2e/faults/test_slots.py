@@ -1,4 +1,6 @@
-"""Every slot process of the running engine is killed with -9: all job partitions run again in new ones, on the state that was left."""
+"""Every slot process of the running engine is killed with -9: all job partitions run again in new
+ones, on the state that was left.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ from tests.e2e.platform.test_recovery import KEPT, NAMES
 pytestmark = [pytest.mark.platform, pytest.mark.usefixtures("platform"), pytest.mark.timeout(300)]
 settings, make = test_promises.settings, test_promises.make
 BACK_SECONDS = 120.0
-PARTS = "SELECT p.status, p.slot_id, p.error FROM job_partition p JOIN job j ON j.id = p.job_id WHERE j.workspace = %s"
+PARTS = (
+    "SELECT p.status, p.slot_id, p.error FROM job_partition p JOIN job j ON j.id = "
+    "p.job_id WHERE j.workspace = %s"
+)
 BATCH = 100
 
 
@@ -30,7 +35,12 @@ def slot_processes(settings: Settings) -> list[int]:
     """What Spark's worker daemon has forked."""
     pids = processes.members(leader(settings, "engine"))
     commands = {pid: " ".join(psutil.Process(pid).cmdline()) for pid in pids}
-    return [pid for pid in pids if "pyspark.daemon" in commands[pid] and "pyspark.daemon" in commands.get(psutil.Process(pid).ppid(), "")]
+    return [
+        pid
+        for pid in pids
+        if "pyspark.daemon" in commands[pid]
+        and "pyspark.daemon" in commands.get(psutil.Process(pid).ppid(), "")
+    ]
 
 
 def rows(settings: Settings, query: str, *values: str) -> list[tuple[Any, ...]]:
@@ -42,7 +52,9 @@ async def buy(api: Api, rounds: int) -> int:
     """Log purchases; how many were accepted."""
     for _ in range(rounds):
         data = {"name": NAMES[:BATCH], "amount": [1] * BATCH, "at": ["2026-01-01T00:00:00"] * BATCH}
-        status, said = await api.call("POST", "/log", {"webhook": "kept", "endpoint": "purchases", "data": data})
+        status, said = await api.call(
+            "POST", "/log", {"webhook": "kept", "endpoint": "purchases", "data": data}
+        )
         assert status == 200, said
     return rounds * BATCH
 
@@ -54,14 +66,19 @@ async def counted(api: Api) -> int:
             await asyncio.sleep(0.2)
     found = 0
     for start in range(0, BATCH, 50):
-        body = {"keys": [{"name": name} for name in NAMES[start : start + 50]], "fields": ["purchases"]}
+        body = {
+            "keys": [{"name": name} for name in NAMES[start : start + 50]],
+            "fields": ["purchases"],
+        }
         status, text = await api.call("POST", "/dataset/Spending/lookup", body)
         assert status == 200, text
         found += sum(json.loads(text)["data"]["purchases"])
     return found
 
 
-async def test_all_slots_killed_at_once_are_back_with_every_job_partition_and_every_row(make: Any, settings: Settings) -> None:
+async def test_all_slots_killed_at_once_are_back_with_every_job_partition_and_every_row(
+    make: Any, settings: Settings
+) -> None:
     api = await make()
     await api.commit(KEPT, **INLINE)
     logged = await buy(api, 10)
@@ -74,7 +91,11 @@ async def test_all_slots_killed_at_once_are_back_with_every_job_partition_and_ev
         os.kill(pid, signal.SIGKILL)
     logged += await buy(api, 10)
     async with asyncio.timeout(BACK_SECONDS):
-        while left := [part for part in rows(settings, PARTS, api.workspace) if part[0] != "running" or part[1] in before]:
+        while left := [
+            part
+            for part in rows(settings, PARTS, api.workspace)
+            if part[0] != "running" or part[1] in before
+        ]:
             assert not [error for status, _, error in left if status == "parked"], left
             await asyncio.sleep(0.1)
     assert await counted(api) == logged

@@ -1,8 +1,10 @@
-"""One workspace of the running platform, looked at from outside: what it answers, and what physically exists of it.
+"""One workspace of the running platform, looked at from outside: what it answers, and what
+physically exists of it.
 
-Theory. A fault is survived when, at rest, four lists agree (Kafka's topics, the bank's rows, what branches hold, the engine's registry),
-nothing is held for a commit that is over, no ledger entry is open, and a query that was asked all the time answered rightly all the time.
-The two versions of the shop differ in one default, so every answer says which version gave it.
+Theory. A fault is survived when, at rest, four lists agree (Kafka's topics, the bank's rows, what
+branches hold, the engine's registry), nothing is held for a commit that is over, no ledger entry is
+open, and a query that was asked all the time answered rightly all the time. The two versions of the
+shop differ in one default, so every answer says which version gave it.
 """
 
 from __future__ import annotations
@@ -36,28 +38,47 @@ Row = tuple[Any, ...]
 
 @dataclass
 class Answers:
-    """What the query said while it was asked. `refused`: status and text of each answer that was none."""
+    """What the query said while it was asked. `refused`: status and text of each answer that was
+    none.
+    """
 
     given: list[list[float]] = field(default_factory=list)
     refused: list[tuple[int, str]] = field(default_factory=list)
 
     def versions(self) -> list[list[float]]:
         """The answers without repetitions."""
-        return [answer for i, answer in enumerate(self.given) if i == 0 or self.given[i - 1] != answer]
+        return [
+            answer for i, answer in enumerate(self.given) if i == 0 or self.given[i - 1] != answer
+        ]
 
 
 class World:
     """`bodies`: the SyncRequest of each version."""
 
-    def __init__(self, settings: Settings, session: aiohttp.ClientSession, workspace: str, bodies: dict[str, bytes]) -> None:
-        self.settings, self.workspace, self._session, self._bodies = settings, workspace, session, bodies
+    def __init__(
+        self,
+        settings: Settings,
+        session: aiohttp.ClientSession,
+        workspace: str,
+        bodies: dict[str, bytes],
+    ) -> None:
+        self.settings, self.workspace, self._session, self._bodies = (
+            settings,
+            workspace,
+            session,
+            bodies,
+        )
         self._admin = AdminClient(client_config(settings))
 
     # --- as a client
 
-    async def call(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, str]:
+    async def call(
+        self, method: str, path: str, body: Any = None, **headers: str
+    ) -> tuple[int, str]:
         sent = {"Authorization": f"Bearer dev-{self.workspace}", **headers}
-        data = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
+        data = (
+            body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
+        )
         url = f"{self.settings.query_url}/api/v1{path}"
         async with self._session.request(method, url, data=data, headers=sent) as answer:
             return answer.status, await answer.text()
@@ -68,7 +89,11 @@ class World:
     async def begin(self) -> None:
         """The first version, with one row, served."""
         assert (await self.commit("one", **INLINE))[0] == 200
-        body = {"webhook": "door", "endpoint": "orders", "data": {"uid": [7], "amount": [10.0], "at": [NOW]}}
+        body = {
+            "webhook": "door",
+            "endpoint": "orders",
+            "data": {"uid": [7], "amount": [10.0], "at": [NOW]},
+        }
         assert (await self.call("POST", "/log", body))[0] == 200
         assert (await self.call("POST", "/barrier", {"timeout_s": 30}))[0] == 200
 
@@ -84,12 +109,19 @@ class World:
         return given
 
     async def _ask(self) -> tuple[int, str]:
-        body = {"inputs": ["Shop.uid"], "outputs": ["Shop.amount"], "data": {"Shop.uid": [7, 8]}, "log": False}
+        body = {
+            "inputs": ["Shop.uid"],
+            "outputs": ["Shop.amount"],
+            "data": {"Shop.uid": [7, 8]},
+            "log": False,
+        }
         return await self.call("POST", "/query", body)
 
     @asynccontextmanager
     async def asked(self) -> AsyncIterator[Answers]:
-        """Somebody asks ten times a second, all the time, and again when told to (503): on a busy machine a slot may be late once."""
+        """Somebody asks ten times a second, all the time, and again when told to (503): on a busy
+        machine a slot may be late once.
+        """
         answers, over = Answers(), asyncio.Event()
 
         async def ask() -> None:
@@ -116,12 +148,17 @@ class World:
 
     def rows(self, query: str) -> list[Row]:
         """Rows of the platform's database; `%(w)s` is the workspace."""
-        with psycopg.connect(self.settings.postgres_dsn.get_secret_value(), autocommit=True) as connection:
+        with psycopg.connect(
+            self.settings.postgres_dsn.get_secret_value(), autocommit=True
+        ) as connection:
             return connection.execute(query.encode(), {"w": self.workspace}).fetchall()
 
     def newest(self) -> tuple[str, str, str | None]:
         """Id, state and error code of the newest commit."""
-        query = "SELECT id, state, error_code FROM commit WHERE workspace = %(w)s ORDER BY created_at DESC LIMIT 1"
+        query = (
+            "SELECT id, state, error_code FROM commit WHERE workspace = %(w)s ORDER BY "
+            "created_at DESC LIMIT 1"
+        )
         [(id_, state, code)] = self.rows(query)
         return id_, state, code
 
@@ -130,11 +167,18 @@ class World:
         return str(target)
 
     def topics(self) -> set[str]:
-        return {name for name in self._admin.list_topics(timeout=20).topics if name.startswith(f"{self.workspace}.")}
+        return {
+            name
+            for name in self._admin.list_topics(timeout=20).topics
+            if name.startswith(f"{self.workspace}.")
+        }
 
     def pending(self) -> list[str]:
         """Topics that the newest commit is about to create."""
-        query = "SELECT asset_id FROM ledger_entry WHERE workspace = %(w)s AND ledger = 'creation' AND state = 'pending'"
+        query = (
+            "SELECT asset_id FROM ledger_entry WHERE workspace = %(w)s AND ledger = "
+            "'creation' AND state = 'pending'"
+        )
         return [asset for (asset,) in self.rows(query) if f"{self.workspace}.job." not in asset]
 
     def make_topics(self, names: list[str]) -> None:
@@ -146,30 +190,65 @@ class World:
             gone.result(20)
 
     def defects(self) -> list[str]:
-        """What is wrong with the physical world, as sentences; empty when it is at rest and clean."""
+        """What is wrong with the physical world, as sentences; empty when it is at rest and
+        clean.
+        """
         found = [f"commit {id_} is {state}" for id_, state in self.rows(OPEN_COMMITS)]
-        found += [f"{ledger} ledger has {asset} {state}" for ledger, asset, state in self.rows(OPEN_ENTRIES)]
+        found += [
+            f"{ledger} ledger has {asset} {state}"
+            for ledger, asset, state in self.rows(OPEN_ENTRIES)
+        ]
         found += [f"{asset} is reserved for {commit}" for commit, asset in self.rows(RESERVED)]
         held = {asset for (asset,) in self.rows(HELD)}
-        there = dict(self.rows("SELECT id, state FROM asset WHERE workspace = %(w)s AND state <> 'gone'"))
-        found += [f"{asset} is {state}, held: {asset in held}" for asset, state in there.items() if state != "live" or asset not in held]
+        there = dict(
+            self.rows("SELECT id, state FROM asset WHERE workspace = %(w)s AND state <> 'gone'")
+        )
+        found += [
+            f"{asset} is {state}, held: {asset in held}"
+            for asset, state in there.items()
+            if state != "live" or asset not in held
+        ]
         found += [f"{asset} is held and not in the bank" for asset in held - set(there)]
-        jobs = {id_ for (id_,) in self.rows("SELECT id FROM job WHERE workspace = %(w)s AND desired = 'run'")}
+        jobs = {
+            id_
+            for (id_,) in self.rows(
+                "SELECT id FROM job WHERE workspace = %(w)s AND desired = 'run'"
+            )
+        }
         registered = {id_ for (id_,) in self.rows("SELECT id FROM job WHERE workspace = %(w)s")}
         wanted = {asset for asset in held if f"{self.workspace}.job." in asset}
-        found += [f"job {id_} is wrong in the registry" for id_ in (jobs ^ wanted) | (registered - jobs)]
+        found += [
+            f"job {id_} is wrong in the registry" for id_ in (jobs ^ wanted) | (registered - jobs)
+        ]
         found += [f"topic {name} is wrong in Kafka" for name in self.topics() ^ (held - wanted)]
-        found += [f"branch {name}: reads are at {serving}, writes at {target}" for name, target, serving in self.rows(BRANCHES_APART)]
-        found += [f"stray {topic}" for (topic,) in self.rows("SELECT topic FROM stray WHERE starts_with(topic, %(w)s || '.')")]
-        folders = {path.name for path in self.settings.state_dir.iterdir() if path.name.startswith(f"{self.workspace}.")}
+        found += [
+            f"branch {name}: reads are at {serving}, writes at {target}"
+            for name, target, serving in self.rows(BRANCHES_APART)
+        ]
+        found += [
+            f"stray {topic}"
+            for (topic,) in self.rows(
+                "SELECT topic FROM stray WHERE starts_with(topic, %(w)s || '.')"
+            )
+        ]
+        folders = {
+            path.name
+            for path in self.settings.state_dir.iterdir()
+            if path.name.startswith(f"{self.workspace}.")
+        }
         return found + [f"local state of {name} is left" for name in folders - wanted]
 
     async def at_rest(self, *, lapsed: bool = False) -> None:
-        """Recovery runs until nothing is left to do. `lapsed`: as if the leases of commits had run out meanwhile."""
+        """Recovery runs until nothing is left to do. `lapsed`: as if the leases of commits had run
+        out meanwhile.
+        """
         deadline = time.monotonic() + REST_SECONDS
         while True:
             if lapsed:
-                self.rows("UPDATE commit SET lease_until = now() WHERE workspace = %(w)s AND finished_at IS NULL RETURNING id")
+                self.rows(
+                    "UPDATE commit SET lease_until = now() WHERE workspace = %(w)s "
+                    "AND finished_at IS NULL RETURNING id"
+                )
             await asyncio.to_thread(reconcile_all)
             found = await asyncio.to_thread(self.defects)
             if not found:
@@ -180,8 +259,18 @@ class World:
 
 OPEN_COMMITS = "SELECT id, state FROM commit WHERE workspace = %(w)s AND finished_at IS NULL"
 OPEN_ENTRIES = """
-SELECT ledger, asset_id, state FROM ledger_entry WHERE workspace = %(w)s AND state IN ('pending', 'failed')
+SELECT ledger, asset_id, state FROM ledger_entry WHERE workspace = %(w)s AND state IN ('pending',
+    'failed')
 """
-RESERVED = "SELECT r.commit_id, r.asset_id FROM reservation r JOIN commit c ON c.id = r.commit_id WHERE c.workspace = %(w)s"
-HELD = "SELECT DISTINCT r.asset_id FROM asset_ref r JOIN commit c ON c.id = r.commit_id WHERE c.workspace = %(w)s"
-BRANCHES_APART = "SELECT name, target, serving FROM branch WHERE workspace = %(w)s AND target IS DISTINCT FROM serving"
+RESERVED = (
+    "SELECT r.commit_id, r.asset_id FROM reservation r JOIN commit c ON c.id = "
+    "r.commit_id WHERE c.workspace = %(w)s"
+)
+HELD = (
+    "SELECT DISTINCT r.asset_id FROM asset_ref r JOIN commit c ON c.id = r.commit_id "
+    "WHERE c.workspace = %(w)s"
+)
+BRANCHES_APART = (
+    "SELECT name, target, serving FROM branch WHERE workspace = %(w)s AND target IS "
+    "DISTINCT FROM serving"
+)

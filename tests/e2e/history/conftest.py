@@ -24,7 +24,12 @@ __all__ = ["database", "empty_database", "postgres_server"]
 @pytest.fixture
 async def world(infra: None, database: str, tmp_path: Path) -> AsyncIterator[World]:
     run = uuid.uuid4().hex[:8]
-    changed = {"postgres_dsn": SecretStr(database), "data_dir": tmp_path, "s3_bucket": f"test-{run}", "history_port": free_port()}
+    changed = {
+        "postgres_dsn": SecretStr(database),
+        "data_dir": tmp_path,
+        "s3_bucket": f"test-{run}",
+        "history_port": free_port(),
+    }
     settings = Settings().model_copy(update=changed)
     client = s3.client(settings)
     s3.ensure_bucket(client, settings.s3_bucket)

@@ -1,6 +1,8 @@
-"""A Spark program: reads datasets with the data source as its standard input asks (JSON lists of options), and prints what it got.
+"""A Spark program: reads datasets with the data source as its standard input asks (JSON lists of
+options), and prints what it got.
 
-It runs as a program of its own, as a user's would: Spark's classpath and environment are fixed when its JVM starts.
+It runs as a program of its own, as a user's would: Spark's classpath and environment are fixed when
+its JVM starts.
 """
 
 from __future__ import annotations
@@ -31,8 +33,13 @@ def main() -> None:
     for options in json.load(sys.stdin):
         try:
             frame = spark.read.format("fennel").options(**options).load()
-            rows = [[str(value) if hasattr(value, "year") else value for value in row] for row in frame.collect()]
-            answers.append({"columns": frame.dtypes, "rows": rows, "parts": frame.rdd.getNumPartitions()})
+            rows = [
+                [str(value) if hasattr(value, "year") else value for value in row]
+                for row in frame.collect()
+            ]
+            answers.append(
+                {"columns": frame.dtypes, "rows": rows, "parts": frame.rdd.getNumPartitions()}
+            )
         except PySparkException as refused:
             answers.append({"error": str(refused)})
     print(MARK + json.dumps(answers))

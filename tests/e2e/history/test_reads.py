@@ -1,4 +1,6 @@
-"""Datasets as DataFrames over real history, real tails and real Spark equal the obvious recompute."""
+"""Datasets as DataFrames over real history, real tails and real Spark equal the obvious
+recompute.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,16 @@ from fennel_core.history.store import TopicPart
 from fennel_core.history.topics import Topics
 from fennel_core.vocab.ids import DatasetName, TopicName
 from tests.e2e.history.reads import MARK
-from tests.e2e.history.world import BEGIN, KEYED, KEYLESS, PARTITIONS, TOKEN, WORKSPACE, World, expected
+from tests.e2e.history.world import (
+    BEGIN,
+    KEYED,
+    KEYLESS,
+    PARTITIONS,
+    TOKEN,
+    WORKSPACE,
+    World,
+    expected,
+)
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(1800)]
 
@@ -34,7 +45,9 @@ class Hand:
     def __init__(self, world: World) -> None:
         self._world = world
 
-    async def roll(self, due: Mapping[TopicPart, Backlog], layouts: Mapping[TopicName, TopicLayout], rows: Rows) -> None:
+    async def roll(
+        self, due: Mapping[TopicPart, Backlog], layouts: Mapping[TopicName, TopicLayout], rows: Rows
+    ) -> None:
         ends = {place: backlog.end for place, backlog in due.items()}
         plan = Plan(await rows.floors(list(ends)), ends, layouts, file_bytes=20_000)
         log, client = Log(self._world.settings), s3.client(self._world.settings)
@@ -42,23 +55,33 @@ class Hand:
         def put(key: str, body: bytes) -> None:
             assert s3.put_new(client, self._world.settings.s3_bucket, key, body)
 
-        messages = (message for place, each in due.items() for message in log.tail(place, each.start, each.end))
+        messages = (
+            message
+            for place, each in due.items()
+            for message in log.tail(place, each.start, each.end)
+        )
         await rows.publish(await asyncio.to_thread(lambda: list(roll(messages, plan, put))), ends)
 
 
 async def answers(world: World, *wanted: dict[str, str]) -> list[dict[str, Any]]:
     program = (sys.executable, "-m", "tests.e2e.history.reads")
     pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(*program, env=world.environment(), stdin=pipe, stdout=pipe, stderr=pipe)
+    process = await asyncio.create_subprocess_exec(
+        *program, env=world.environment(), stdin=pipe, stdout=pipe, stderr=pipe
+    )
     out, errors = await process.communicate(json.dumps(wanted).encode())
     assert process.returncode == 0, errors.decode()[-4000:]
-    found: list[dict[str, Any]] = json.loads(next(line for line in out.decode().splitlines() if line.startswith(MARK))[len(MARK) :])
+    found: list[dict[str, Any]] = json.loads(
+        next(line for line in out.decode().splitlines() if line.startswith(MARK))[len(MARK) :]
+    )
     return found
 
 
 def as_rows(rows: list[tuple[Any, ...]]) -> list[list[Any]]:
     """As JSON has them: times as text without their zone, which Spark leaves out."""
-    plain = [[str(v.replace(tzinfo=None)) if isinstance(v, datetime) else v for v in row] for row in rows]
+    plain = [
+        [str(v.replace(tzinfo=None)) if isinstance(v, datetime) else v for v in row] for row in rows
+    ]
     return sorted(plain, key=str)
 
 
@@ -67,8 +90,14 @@ async def read(world: World, options: dict[str, str]) -> list[tuple[Any, ...]]:
 
     def work() -> list[tuple[Any, ...]]:
         want = asked(options, datetime.now(UTC))
-        reader = FennelReader(world.settings, want, spark_schema(KEYED if want.dataset == "Homes" else KEYLESS))
-        tables = [pa.Table.from_batches([batch]) for part in reader.partitions() for batch in reader.read(part)]
+        reader = FennelReader(
+            world.settings, want, spark_schema(KEYED if want.dataset == "Homes" else KEYLESS)
+        )
+        tables = [
+            pa.Table.from_batches([batch])
+            for part in reader.partitions()
+            for batch in reader.read(part)
+        ]
         return [tuple(row.values()) for table in tables for row in table.to_pylist()]
 
     return await asyncio.to_thread(work)
@@ -77,12 +106,21 @@ async def read(world: World, options: dict[str, str]) -> list[tuple[Any, ...]]:
 async def rolled(world: World, rows: int) -> None:
     """Topics of which most is in history, and the last rows are not."""
     await asyncio.to_thread(world.write, rows)
-    writer = Writer(world.files, Topics(world.pool), Log(world.settings).bounds, Hand(world), Rule(1, 0), lambda: 0.0)
+    writer = Writer(
+        world.files,
+        Topics(world.pool),
+        Log(world.settings).bounds,
+        Hand(world),
+        Rule(1, 0),
+        lambda: 0.0,
+    )
     assert (await writer.round()).files >= 2 * PARTITIONS
     await asyncio.to_thread(world.write, rows // 3)
 
 
-async def test_a_dataset_as_of_any_time_is_the_recompute_over_history_and_tail(world: World) -> None:
+async def test_a_dataset_as_of_any_time_is_the_recompute_over_history_and_tail(
+    world: World,
+) -> None:
     await rolled(world, 6_000)
     for name, schema in (("Homes", KEYED), ("Events", KEYLESS)):
         for seconds in (-1, 0, 300, 998, 5_000):
@@ -91,7 +129,9 @@ async def test_a_dataset_as_of_any_time_is_the_recompute_over_history_and_tail(w
             assert sorted(found, key=str) == sorted(expected(world.rows[name], schema, at), key=str)
     gone = next(row["user"] for row in reversed(world.rows["Homes"]) if row["__sign"] > 0)
     before = await read(world, {"dataset": "Homes", "workspace": WORKSPACE})
-    await erasures.add(world.pool, WORKSPACE, DatasetName("Homes"), ["user"], [msgspec.msgpack.encode([gone])])
+    await erasures.add(
+        world.pool, WORKSPACE, DatasetName("Homes"), ["user"], [msgspec.msgpack.encode([gone])]
+    )
     after = await read(world, {"dataset": "Homes", "workspace": WORKSPACE})
     assert sorted(row for row in before if row[0] != gone) == sorted(after)
 
@@ -100,13 +140,18 @@ async def test_spark_reads_a_dataset_by_its_name_and_tells_what_is_wrong(world: 
     await rolled(world, 1_000)
     past = BEGIN + timedelta(seconds=300)
     homes = {"dataset": "Homes", "token": TOKEN}
-    now, then, refused = await answers(world, homes, {**homes, "as_of": past.isoformat()}, {**homes, "dataset": "House"})
+    now, then, refused = await answers(
+        world, homes, {**homes, "as_of": past.isoformat()}, {**homes, "dataset": "House"}
+    )
     for found, at in ((now, datetime.now(UTC)), (then, past)):
         assert "rows" in found, found["error"][-3000:]
         assert sorted(found["rows"], key=str) == as_rows(expected(world.rows["Homes"], KEYED, at))
     assert now["parts"] == PARTITIONS
     assert now["columns"] == [["user", "bigint"], ["city", "string"], ["at", "timestamp"]]
-    assert "there is no dataset `House` in branch `main`; there are `Events`, `Homes`, `Total`" in refused["error"]
+    assert (
+        "there is no dataset `House` in branch `main`; there are `Events`, `Homes`, `Total`"
+        in refused["error"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -121,10 +166,16 @@ async def test_spark_reads_a_dataset_by_its_name_and_tells_what_is_wrong(world: 
         ({"token": "", "workspace": "nobody"}, "there is no workspace `nobody`"),
         ({"workspace": "other"}, "the token opens workspace `shop`, not `other`"),
         ({"as_of": "yesterday"}, 'write it like "2026-05-01T12:00:00Z"'),
-        ({"asof": "2026"}, "there is no option `asof`: there are dataset, token, workspace, branch, as_of, env_file"),
+        (
+            {"asof": "2026"},
+            "there is no option `asof`: there are dataset, token, workspace, branch, "
+            "as_of, env_file",
+        ),
     ],
 )
-async def test_a_read_that_cannot_be_done_names_the_fix(world: World, changed: dict[str, str], said: str) -> None:
+async def test_a_read_that_cannot_be_done_names_the_fix(
+    world: World, changed: dict[str, str], said: str
+) -> None:
     with pytest.raises(ReadError) as refused:
         await read(world, {"dataset": "Homes", "token": TOKEN} | changed)
     assert said in str(refused.value)

@@ -1,4 +1,6 @@
-"""The history writer over real Kafka, Spark, S3 and Postgres, killed in the middle of batches; and what readers then see."""
+"""The history writer over real Kafka, Spark, S3 and Postgres, killed in the middle of batches; and
+what readers then see.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ pytestmark = [pytest.mark.platform, pytest.mark.timeout(1800)]  # a minute on a 
 ROWS = 22_000
 
 
-async def test_a_writer_killed_in_mid_batch_leaves_nothing_out_and_nothing_twice(world: World) -> None:
+async def test_a_writer_killed_in_mid_batch_leaves_nothing_out_and_nothing_twice(
+    world: World,
+) -> None:
     await asyncio.to_thread(world.write, ROWS)
     for _ in range(2):
         async with writer(world) as process:
@@ -28,7 +32,9 @@ async def test_a_writer_killed_in_mid_batch_leaves_nothing_out_and_nothing_twice
         for part in range(PARTITIONS):
             await same(world, name, part)
     totals = await world.files.totals()
-    assert told == {t: {"files": held.files, "rows": held.rows, "lag_records": 0} for t, held in totals.items()}
+    assert told == {
+        t: {"files": held.files, "rows": held.rows, "lag_records": 0} for t, held in totals.items()
+    }
     assert sum(held.rows for held in totals.values()) > ROWS
 
 
@@ -45,7 +51,9 @@ async def same(world: World, name: str, part: int) -> None:
 
 
 async def mid_batch(world: World, process: asyncio.subprocess.Process) -> None:
-    """Return when objects of a batch are there whose rows are not, several of them, so that the batch is far from its end."""
+    """Return when objects of a batch are there whose rows are not, several of them, so that the
+    batch is far from its end.
+    """
     before = len(await strays(world))
     while len(await strays(world)) < before + 2:
         assert process.returncode is None, "the writer ended by itself"
@@ -60,6 +68,8 @@ async def strays(world: World) -> set[str]:
 
 async def caught_up(world: World) -> dict[str, dict[str, int]]:
     """Wait until the writer says that nothing is missing; what it says then."""
-    while not (told := await asyncio.to_thread(world.told)) or any(topic["lag_records"] for topic in told.values()):
+    while not (told := await asyncio.to_thread(world.told)) or any(
+        topic["lag_records"] for topic in told.values()
+    ):
         await asyncio.sleep(0.2)
     return told

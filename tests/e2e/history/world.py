@@ -1,4 +1,6 @@
-"""Topics full of signed versions on real Kafka, and the history writer as a process that a test may kill."""
+"""Topics full of signed versions on real Kafka, and the history writer as a process that a test may
+kill.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ Row = dict[str, Any]
 
 @dataclass
 class World:
-    """One test's topics, rows of the database and settings. `rows`: every signed version that was committed, by dataset."""
+    """One test's topics, rows of the database and settings. `rows`: every signed version that was
+    committed, by dataset.
+    """
 
     settings: Settings
     pool: Pool
@@ -83,7 +87,9 @@ class World:
     async def open(self) -> None:
         """The topics, and a branch that serves both datasets."""
         admin = AdminClient(client_config(self.settings))
-        for made in admin.create_topics([NewTopic(self.topic(name), PARTITIONS, 1) for name in self.rows]).values():
+        for made in admin.create_topics(
+            [NewTopic(self.topic(name), PARTITIONS, 1) for name in self.rows]
+        ).values():
             made.result(10)
         views = tuple(
             DatasetView(DatasetName(name), 1, schema, self.topic(name), None, False, True, (), True)
@@ -93,23 +99,34 @@ class World:
         catalog = canonical.dumps(Catalog(WORKSPACE, (*views, total), (), (), PARTITIONS))
         async with self.pool.connection() as connection, connection.transaction():
             await connection.execute("INSERT INTO workspace (name) VALUES (%s)", (WORKSPACE,))
-            await connection.execute("INSERT INTO token (digest, workspace) VALUES (sha256(%s::text::bytea), %s)", (TOKEN, WORKSPACE))
             await connection.execute(
-                "INSERT INTO commit (id, workspace, branch, state, digest, request, options, catalog)"
+                "INSERT INTO token (digest, workspace) VALUES (sha256(%s::text::bytea), %s)",
+                (TOKEN, WORKSPACE),
+            )
+            await connection.execute(
+                "INSERT INTO commit (id, workspace, branch, state, digest, request, "
+                "options, catalog)"
                 " VALUES ('c1', %s, 'main', 'finished', '', '', '{}', %s)",
                 (WORKSPACE, catalog),
             )
-            await connection.execute("INSERT INTO branch (workspace, name, target, serving) VALUES (%s, 'main', 'c1', 'c1')", (WORKSPACE,))
+            await connection.execute(
+                "INSERT INTO branch (workspace, name, target, serving) VALUES (%s, "
+                "'main', 'c1', 'c1')",
+                (WORKSPACE,),
+            )
             for name in self.rows:
                 topic = self.topic(name)
                 await connection.execute(
-                    "INSERT INTO asset (id, workspace, kind, identity, incarnation, state, title, blueprint)"
+                    "INSERT INTO asset (id, workspace, kind, identity, incarnation, "
+                    "state, title, blueprint)"
                     " VALUES (%s, %s, 'topic', %s, 1, 'live', '', '')",
                     (topic, WORKSPACE, topic),
                 )
 
     def write(self, rows: int) -> None:
-        """Transactions with upserts, tombstones, retractions and events; now and then one is aborted or holds a control record."""
+        """Transactions with upserts, tombstones, retractions and events; now and then one is
+        aborted or holds a control record.
+        """
         producer = Producer(producer_config(self.settings, f"test-{self.run}-{self.hlc}"))
         producer.init_transactions(10)
         written = 0
@@ -120,7 +137,9 @@ class World:
                 self._produce(producer, name, batch)
             if self.rng.random() < 0.3:
                 part = self.rng.randrange(PARTITIONS)
-                producer.produce(self.topic("Homes"), b"\x01", partition=part, headers=[("c", b"f")])
+                producer.produce(
+                    self.topic("Homes"), b"\x01", partition=part, headers=[("c", b"f")]
+                )
             if self.rng.random() < 0.1:
                 producer.flush(10)  # else what is aborted was never sent
                 producer.abort_transaction(10)
@@ -131,7 +150,9 @@ class World:
                 written += len(batch)
 
     def _homes(self) -> list[Row]:
-        taken = [row for row in self.rows["Homes"][-400:] if row["__sign"] > 0 and not row.get("taken")]
+        taken = [
+            row for row in self.rows["Homes"][-400:] if row["__sign"] > 0 and not row.get("taken")
+        ]
         back = self.rng.sample(taken, min(len(taken), 3))
         batch = [{**row, "__sign": -1} for row in back]
         for row in back:
@@ -139,12 +160,25 @@ class World:
         for _ in range(self.rng.randint(1, 180)):
             gone = self.rng.random() < 0.05
             city = None if gone else self.rng.choice(["Rome", "Oslo", "Bonn", None])
-            batch.append({"user": self.rng.randrange(500), "city": city, "at": self._time(), "__sign": 1, "__gone": gone})
+            batch.append(
+                {
+                    "user": self.rng.randrange(500),
+                    "city": city,
+                    "at": self._time(),
+                    "__sign": 1,
+                    "__gone": gone,
+                }
+            )
         return self._stamped(batch)
 
     def _events(self) -> list[Row]:
         amounts = [self.rng.randrange(1000) for _ in range(self.rng.randint(1, 180))]
-        return self._stamped([{"amount": amount, "at": self._time(), "__sign": 1, "__gone": False} for amount in amounts])
+        return self._stamped(
+            [
+                {"amount": amount, "at": self._time(), "__sign": 1, "__gone": False}
+                for amount in amounts
+            ]
+        )
 
     def _time(self) -> datetime:
         return BEGIN + timedelta(seconds=self.rng.randrange(1000))
@@ -179,7 +213,9 @@ class World:
     def told(self) -> dict[str, dict[str, int]]:
         """What the writer tells of each topic; nothing while it does not answer."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.settings.history_port}/metrics", timeout=5) as answer:
+            with urllib.request.urlopen(
+                f"http://127.0.0.1:{self.settings.history_port}/metrics", timeout=5
+            ) as answer:
                 return history_of(answer.read().decode())
         except OSError:
             return {}
@@ -188,7 +224,9 @@ class World:
         prefix = f"history/{self.topic(name)}/" if name else "history/"
         return set(s3.keys(s3.client(self.settings), self.settings.s3_bucket, prefix))
 
-    async def history(self, name: str, part: int) -> tuple[tuple[HistoryFile, ...], list[tuple[int, pl.DataFrame]]]:
+    async def history(
+        self, name: str, part: int
+    ) -> tuple[tuple[HistoryFile, ...], list[tuple[int, pl.DataFrame]]]:
         """The files of a partition, and what is in them by message."""
         files = await self.files.files(self.topic(name), PartitionIndex(part))
         client, found = s3.client(self.settings), []
@@ -198,7 +236,12 @@ class World:
             assert len(body) == file.size_bytes
             frame = parquet.read(body)
             assert frame.height == file.row_count
-            assert frame.is_empty() or frame[parquet.OFFSET].is_between(file.first_offset, file.next_offset, closed="left").all()
+            assert (
+                frame.is_empty()
+                or frame[parquet.OFFSET]
+                .is_between(file.first_offset, file.next_offset, closed="left")
+                .all()
+            )
             for (offset,), rows in frame.group_by(parquet.OFFSET, maintain_order=True):
                 found.append((offset, rows.drop(parquet.OFFSET, parquet.GROUP)))
         return files, sorted(found, key=lambda each: each[0])
@@ -210,7 +253,10 @@ async def writer(world: World) -> AsyncIterator[asyncio.subprocess.Process]:
     log = Path(world.settings.data_dir) / f"writer-{uuid.uuid4().hex[:6]}.log"
     with log.open("wb") as out:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "fennel_core.apps.history"), env=world.environment(), stdout=out, stderr=out
+            *(sys.executable, "-m", "fennel_core.apps.history"),
+            env=world.environment(),
+            stdout=out,
+            stderr=out,
         )
     try:
         yield process
@@ -228,11 +274,18 @@ async def writer(world: World) -> AsyncIterator[asyncio.subprocess.Process]:
 
 
 def expected(rows: list[Row], schema: Schema, at: datetime) -> list[tuple[Any, ...]]:
-    """The obvious content at a time: what was added less what was taken back; of a keyed dataset the last version of each key."""
+    """The obvious content at a time: what was added less what was taken back; of a keyed dataset
+    the last version of each key.
+    """
     left: dict[tuple[Any, ...], int] = {}
     for row in rows:
         if row["at"] <= at:
-            version = (row["at"], row["__pos"], row["__gone"], *(row[name] for name in schema.names))
+            version = (
+                row["at"],
+                row["__pos"],
+                row["__gone"],
+                *(row[name] for name in schema.names),
+            )
             left[version] = left.get(version, 0) + row["__sign"]
     versions = sorted(((v, n) for v, n in left.items() if n), key=lambda each: each[0][:2])
     assert all(count == 1 for _, count in versions)

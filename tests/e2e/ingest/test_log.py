@@ -1,4 +1,6 @@
-"""The ingest server as a process, over real Postgres, Kafka and executors: what is answered, and what is then on the topics."""
+"""The ingest server as a process, over real Postgres, Kafka and executors: what is answered, and
+what is then on the topics.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,15 @@ from fennel_core.vocab.versions import GONE, POS, SIGN, decode
 from fennel_core.wire.connectors import EvalCode
 from fennel_core.wire.pycode import PyCode
 from tests.support.ingest_rows import open_workspace, point_branch
-from tests.support.ingest_world import KEYLESS, PARTITIONS, WORKSPACE, binding, body, catalog, source
+from tests.support.ingest_world import (
+    KEYLESS,
+    PARTITIONS,
+    WORKSPACE,
+    binding,
+    body,
+    catalog,
+    source,
+)
 
 pytestmark = pytest.mark.platform
 TOKEN = "a-token-of-the-test"
@@ -74,7 +84,10 @@ class Server:
 
     async def post(self, path: str, content: bytes, token: str = TOKEN) -> tuple[int, str]:
         sent = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
-        async with aiohttp.ClientSession() as session, session.post(f"{self.url}/api/v1/{path}", data=content, headers=sent) as answer:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(f"{self.url}/api/v1/{path}", data=content, headers=sent) as answer,
+        ):
             return answer.status, await answer.text()
 
     def read(self, topic: str) -> list[tuple[int, dict, bytes]]:
@@ -89,17 +102,25 @@ class Server:
                 if message.error() is not None:
                     ended += 1
                 else:
-                    found.append((message.partition(), dict(message.headers() or []), message.value()))
+                    found.append(
+                        (message.partition(), dict(message.headers() or []), message.value())
+                    )
         finally:
             consumer.close()
         return found
 
     def rows(self, topic: str) -> list[dict]:
-        return [{**row, "__part": part} for part, _, value in self.read(topic) for row in decode(value).to_dicts()]
+        return [
+            {**row, "__part": part}
+            for part, _, value in self.read(topic)
+            for row in decode(value).to_dicts()
+        ]
 
 
 @pytest.fixture
-async def server(infra: None, database: str, executors_socket: Path, tmp_path: Path) -> AsyncIterator[Server]:
+async def server(
+    infra: None, database: str, executors_socket: Path, tmp_path: Path
+) -> AsyncIterator[Server]:
     port = free_port()
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "executors.sock").symlink_to(executors_socket)
@@ -110,7 +131,9 @@ async def server(infra: None, database: str, executors_socket: Path, tmp_path: P
         "FENNEL_BODY_LIMIT_BYTES": str(LIMIT),
         "FENNEL_LOG_ROWS": "1000",
     }
-    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "fennel_core.apps.ingest", env={**os.environ, **changes})
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "fennel_core.apps.ingest", env={**os.environ, **changes}
+    )
     try:
         async with postgres.pool(database, name="test") as pool, aiohttp.ClientSession() as session:
             await open_workspace(pool, WORKSPACE, TOKEN)
@@ -123,7 +146,9 @@ async def server(infra: None, database: str, executors_socket: Path, tmp_path: P
                     except aiohttp.ClientConnectionError:
                         pass  # not listening yet
                     await asyncio.sleep(0.05)
-            made = Server(f"http://127.0.0.1:{port}", Settings(), pool, uuid.uuid4().hex[:8], process)
+            made = Server(
+                f"http://127.0.0.1:{port}", Settings(), pool, uuid.uuid4().hex[:8], process
+            )
             yield made
             if made.topics:
                 AdminClient(client_config(made.settings)).delete_topics(list(made.topics))
@@ -136,10 +161,15 @@ async def server(infra: None, database: str, executors_socket: Path, tmp_path: P
 async def test_a_row_is_on_its_topic_when_it_is_answered(server: Server) -> None:
     users = server.bound(binding())
     await server.commit("main", users)
-    status, answer = await server.log(body(user=["ann", "bob"], age=[30, 40], at=[AT_MS, AT_MS], extra=[1, 2]))
+    status, answer = await server.log(
+        body(user=["ann", "bob"], age=[30, 40], at=[AT_MS, AT_MS], extra=[1, 2])
+    )
     assert (status, answer) == (200, '{"rows":2}')
     rows = server.rows(users.topic)
-    assert sorted((r["user"], r["age"], r[SIGN], r[GONE]) for r in rows) == [("ann", 30, 1, False), ("bob", 40, 1, False)]
+    assert sorted((r["user"], r["age"], r[SIGN], r[GONE]) for r in rows) == [
+        ("ann", 30, 1, False),
+        ("bob", 40, 1, False),
+    ]
     for _, _, value in server.read(users.topic):
         frame = decode(value)
         assert {partition_of(key, PARTITIONS) for key in key_bytes(frame, ["user"])} == {
@@ -169,7 +199,9 @@ async def test_a_commit_is_followed_by_the_very_next_request(server: Server) -> 
     assert len(server.rows(before.topic)) == len(server.rows(after.topic)) == 1
 
 
-async def test_a_wrong_value_refuses_the_whole_request_in_the_callers_branch(server: Server) -> None:
+async def test_a_wrong_value_refuses_the_whole_request_in_the_callers_branch(
+    server: Server,
+) -> None:
     users = server.bound(binding())
     await server.commit("main", users)
     status, text = await server.log(body(user=["ann", "bob"], age=[30, "x"], at=[AT_MS, AT_MS]))
@@ -179,16 +211,23 @@ async def test_a_wrong_value_refuses_the_whole_request_in_the_callers_branch(ser
     assert server.rows(users.topic) == []
 
 
-async def test_a_wrong_value_is_set_aside_in_another_branch_and_the_rest_goes_in(server: Server) -> None:
+async def test_a_wrong_value_is_set_aside_in_another_branch_and_the_rest_goes_in(
+    server: Server,
+) -> None:
     mine, other = server.bound(binding(KEYLESS, "Orders", "orders")), server.bound(binding())
     await server.commit("main", mine)
     await server.commit("dev", other)
-    status, _ = await server.log(body(user=["ann", "bob"], age=[30, "x"], amount=[1, 2], at=[AT_MS, AT_MS]))
+    status, _ = await server.log(
+        body(user=["ann", "bob"], age=[30, "x"], amount=[1, 2], at=[AT_MS, AT_MS])
+    )
     assert status == 200
     assert [r["user"] for r in server.rows(other.topic)] == ["ann"]
     (dead,) = server.read(other.dead_letters)
     assert b"Unable to parse string" in dead[1]["reason"]
-    assert decode(dead[2]).to_dicts()[0]["row"] == '{"user":"bob","age":"x","amount":2,"at":1700000000000}'
+    assert (
+        decode(dead[2]).to_dicts()[0]["row"]
+        == '{"user":"bob","age":"x","amount":2,"at":1700000000000}'
+    )
 
 
 async def test_user_code_of_a_source_runs_before_the_answer(server: Server) -> None:
@@ -199,14 +238,19 @@ async def test_user_code_of_a_source_runs_before_the_answer(server: Server) -> N
     assert (await server.log(body(user=["ann", "bob"], age=[30, 10], at=[AT_MS, AT_MS])))[0] == 200
     assert [r["user"] for r in server.rows(adults.topic)] == ["ann"]
     broken = replace(code, generated_code="def keep(df):\n    return 1 / 0\n")
-    await server.commit("main", server.bound(binding(identity="v2", of=source(where=EvalCode(broken, ())))))
+    await server.commit(
+        "main", server.bound(binding(identity="v2", of=source(where=EvalCode(broken, ()))))
+    )
     status, answer = await server.log(body(user=["ann"], age=[30], at=[AT_MS]))
     assert (status, "division by zero" in answer) == (500, True)
 
 
 async def test_refusals_say_what_is_wrong(server: Server) -> None:
     await server.commit("main", server.bound(binding()))
-    assert await server.log(body("nowhere", user=["ann"])) == (404, "Webhook endpoint hook_nowhere not found in any branch")
+    assert await server.log(body("nowhere", user=["ann"])) == (
+        404,
+        "Webhook endpoint hook_nowhere not found in any branch",
+    )
     assert (await server.log(b"{not json"))[0] == 400
     assert (await server.log(body(user=["ann"], age=[])))[0] == 400
     assert (await server.log(body(user=["ann"]), token="wrong"))[0] == 401
@@ -214,13 +258,21 @@ async def test_refusals_say_what_is_wrong(server: Server) -> None:
     assert (await server.log(b"x" * (LIMIT + 1)))[0] == 413
 
 
-async def test_a_large_body_is_refused_before_it_is_sent_and_a_fair_one_is_asked_for_at_once(server: Server) -> None:
+async def test_a_large_body_is_refused_before_it_is_sent_and_a_fair_one_is_asked_for_at_once(
+    server: Server,
+) -> None:
     await server.commit("main", server.bound(binding()))
     host, port = server.url.removeprefix("http://").split(":")
 
     async def announce(size: int) -> bytes:
         reader, writer = await asyncio.open_connection(host, int(port))
-        head = ["POST /api/v1/log HTTP/1.1", "Host: x", f"Authorization: Bearer {TOKEN}", f"Content-Length: {size}", "Expect: 100-continue"]
+        head = [
+            "POST /api/v1/log HTTP/1.1",
+            "Host: x",
+            f"Authorization: Bearer {TOKEN}",
+            f"Content-Length: {size}",
+            "Expect: 100-continue",
+        ]
         writer.write(("\r\n".join(head) + "\r\n\r\n").encode())
         async with asyncio.timeout(1):
             answer = await reader.readline()
@@ -234,7 +286,9 @@ async def test_a_large_body_is_refused_before_it_is_sent_and_a_fair_one_is_asked
 async def test_many_requests_at_once_are_all_written_once(server: Server) -> None:
     users = server.bound(binding())
     await server.commit("main", users)
-    answers = await asyncio.gather(*(server.log(body(user=[f"u{n}"], age=[n], at=[AT_MS])) for n in range(60)))
+    answers = await asyncio.gather(
+        *(server.log(body(user=[f"u{n}"], age=[n], at=[AT_MS])) for n in range(60))
+    )
     assert {status for status, _ in answers} == {200}
     rows = server.rows(users.topic)
     assert sorted(r["age"] for r in rows) == list(range(60))
@@ -243,7 +297,10 @@ async def test_many_requests_at_once_are_all_written_once(server: Server) -> Non
 
 async def test_a_topic_that_is_gone_is_said_and_nothing_is_written(server: Server) -> None:
     users = server.bound(binding())
-    lost = replace(server.bound(binding(KEYLESS, "Orders", "orders")), topic=TopicName(f"test-{server.run}.never.made"))
+    lost = replace(
+        server.bound(binding(KEYLESS, "Orders", "orders")),
+        topic=TopicName(f"test-{server.run}.never.made"),
+    )
     await server.commit("main", users, lost)
     status, text = await server.log(body(user=["ann"], age=[1], amount=[2.5], at=[AT_MS]))
     assert status == 503
@@ -255,14 +312,20 @@ async def test_a_topic_that_is_gone_is_said_and_nothing_is_written(server: Serve
 
 async def test_an_erased_key_is_not_taken_by_the_next_request(server: Server) -> None:
     users = server.bound(binding())
-    view = DatasetView(users.dataset, 1, users.schema, users.topic, None, True, True, ("user",), True)
-    await point_branch(server.pool, WORKSPACE, "main", uuid.uuid4().hex, replace(catalog(users), datasets=(view,)))
+    view = DatasetView(
+        users.dataset, 1, users.schema, users.topic, None, True, True, ("user",), True
+    )
+    await point_branch(
+        server.pool, WORKSPACE, "main", uuid.uuid4().hex, replace(catalog(users), datasets=(view,))
+    )
     assert (await server.log(body(user=["ann"], age=[1], at=[AT_MS])))[0] == 200
     path = "dataset/Users/erase"
     assert await server.post(path, b'{"erase_keys": [{"user": "ann"}]}') == (200, '{"erased":1}')
     assert (await server.log(body(user=["ann", "bob"], age=[2, 3], at=[AT_MS, AT_MS])))[0] == 200
     assert sorted(r["age"] for r in server.rows(users.topic)) == [1, 3]
-    assert (await server.post(path, b'{"erase_keys": [{"age": 1}]}'))[1] == "Field: age not in a key field in dataset"
+    assert (await server.post(path, b'{"erase_keys": [{"age": 1}]}'))[
+        1
+    ] == "Field: age not in a key field in dataset"
     assert (await server.post("dataset/Nobody/erase", b'{"erase_keys": []}'))[0] == 404
 
 
@@ -271,5 +334,9 @@ async def test_metrics_count_what_entered(server: Server) -> None:
     await server.log(body(user=["ann", "bob"], age=[30, 40], at=[AT_MS, AT_MS]))
     async with aiohttp.ClientSession() as session, session.get(f"{server.url}/metrics") as answer:
         text = await answer.text()
-    assert 'fennel_source_dataset_counter{dataset_name="Users",format="json",metric="msgs_processed",source_name="hook_e"} 2.0' in text
+    assert (
+        'fennel_source_dataset_counter{dataset_name="Users",format="json",'
+        'metric="msgs_processed",source_name="hook_e"} '
+        "2.0"
+    ) in text
     assert 'fennel_request_counter{method="POST",path="/api/v1/log",status="200"} 1.0' in text

@@ -1,6 +1,8 @@
-"""The launcher against real processes: a second platform beside the first, on ports and data of its own.
+"""The launcher against real processes: a second platform beside the first, on ports and data of its
+own.
 
-Postgres, Kafka and S3 are enough to show what the launcher promises; Airflow's and our own servers are rows of the same table.
+Postgres, Kafka and S3 are enough to show what the launcher promises; Airflow's and our own servers
+are rows of the same table.
 """
 
 import json
@@ -20,7 +22,18 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from fennel_core.apps.local.processes import read_stat
 
 PARTS = "postgres,kafka,s3"
-PORTS = ("QUERY", "DEFINITION", "INGEST", "ENGINE", "HISTORY", "POSTGRES", "KAFKA", "KAFKA_CONTROLLER", "S3", "AIRFLOW")
+PORTS = (
+    "QUERY",
+    "DEFINITION",
+    "INGEST",
+    "ENGINE",
+    "HISTORY",
+    "POSTGRES",
+    "KAFKA",
+    "KAFKA_CONTROLLER",
+    "S3",
+    "AIRFLOW",
+)
 
 
 def free_ports(count: int) -> list[int]:
@@ -45,18 +58,35 @@ class Platform:
     def __init__(self, data: Path) -> None:
         self.data = data
         self.ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
-        ours = {f"FENNEL_{name}_PORT": str(port) for name, port in self.ports.items()} | {"FENNEL_DATA_DIR": str(data)}
-        self.environment = {name: value for name, value in os.environ.items() if not name.startswith("FENNEL_")} | ours
+        ours = {f"FENNEL_{name}_PORT": str(port) for name, port in self.ports.items()} | {
+            "FENNEL_DATA_DIR": str(data)
+        }
+        self.environment = {
+            name: value for name, value in os.environ.items() if not name.startswith("FENNEL_")
+        } | ours
 
     def run(self, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "fennel_core.apps.cli", *words]
-        return subprocess.run(command, env=self.environment | more, capture_output=True, text=True, check=False, timeout=120)
+        return subprocess.run(
+            command,
+            env=self.environment | more,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
 
     def states(self) -> dict[str, str]:
-        return {row["part"]: row["state"] for row in json.loads(self.run("status", "--json").stdout)["parts"]}
+        return {
+            row["part"]: row["state"]
+            for row in json.loads(self.run("status", "--json").stdout)["parts"]
+        }
 
     def pids(self) -> dict[str, int]:
-        return {path.name: json.loads(path.read_text())["pid"] for path in (self.data / "pids").iterdir()}
+        return {
+            path.name: json.loads(path.read_text())["pid"]
+            for path in (self.data / "pids").iterdir()
+        }
 
     def settings(self) -> dict[str, str]:
         return dict(line.split("=", 1) for line in (self.data / "env").read_text().splitlines())
@@ -89,11 +119,22 @@ def test_up_again_keeps_what_runs(ours: Platform) -> None:
 
 
 def test_everything_listens_on_loopback_only(ours: Platform) -> None:
-    listening = Path("/proc/net/tcp").read_text().splitlines()[1:] + Path("/proc/net/tcp6").read_text().splitlines()[1:]
+    listening = (
+        Path("/proc/net/tcp").read_text().splitlines()[1:]
+        + Path("/proc/net/tcp6").read_text().splitlines()[1:]
+    )
     ports = set(ours.ports.values())
-    found = [words[1] for line in listening if (words := line.split())[3] == "0A" and int(words[1].rpartition(":")[2], 16) in ports]
+    found = [
+        words[1]
+        for line in listening
+        if (words := line.split())[3] == "0A" and int(words[1].rpartition(":")[2], 16) in ports
+    ]
     assert len(found) == 4  # Postgres, Kafka's two, S3
-    assert not [address for address in found if not address.startswith("0100007F") and "FFFF00000100007F" not in address]
+    assert not [
+        address
+        for address in found
+        if not address.startswith("0100007F") and "FFFF00000100007F" not in address
+    ]
 
 
 def test_a_part_that_died_is_started_again_unasked(ours: Platform) -> None:
@@ -118,7 +159,10 @@ def test_a_stranger_is_refused_and_stays_out(ours: Platform) -> None:
     other = Platform(ours.data.parent / "other")
     done = other.run("up", "--only", PARTS, FENNEL_POSTGRES_PORT=str(ours.ports["POSTGRES"]))
     assert done.returncode == 1
-    assert f"Port {ours.ports['POSTGRES']}, which Postgres wants, is in use by pid {ours.pids()['postgres']}" in done.stderr
+    assert (
+        f"Port {ours.ports['POSTGRES']}, which Postgres wants, is in use by pid "
+        f"{ours.pids()['postgres']}"
+    ) in done.stderr
     assert "Traceback" not in done.stderr
     assert other.pids() == {}
     assert other.run("down").stdout == "Nothing was running.\n"
@@ -126,7 +170,10 @@ def test_a_stranger_is_refused_and_stays_out(ours: Platform) -> None:
 
 
 def test_data_survives_down_and_up(ours: Platform) -> None:
-    dsn, bootstrap = ours.settings()["FENNEL_POSTGRES_DSN"], ours.settings()["FENNEL_KAFKA_BOOTSTRAP"]
+    dsn, bootstrap = (
+        ours.settings()["FENNEL_POSTGRES_DSN"],
+        ours.settings()["FENNEL_KAFKA_BOOTSTRAP"],
+    )
     with psycopg.connect(dsn) as connection:
         connection.execute("CREATE TABLE kept (n int)")
         connection.execute("INSERT INTO kept VALUES (42)")
@@ -137,7 +184,12 @@ def test_data_survives_down_and_up(ours: Platform) -> None:
 
     done = ours.run("down")
 
-    assert sorted(done.stdout.splitlines()) == ["stopped kafka", "stopped postgres", "stopped s3", "stopped watch"]
+    assert sorted(done.stdout.splitlines()) == [
+        "stopped kafka",
+        "stopped postgres",
+        "stopped s3",
+        "stopped watch",
+    ]
     assert not [pid for pid in pids.values() if runs(pid)]
     assert stranger.poll() is None
     stranger.kill()
@@ -174,7 +226,9 @@ def test_a_part_that_cannot_start_shows_its_last_lines_and_what_to_do(ours: Plat
 
 def test_env_prints_lines_a_shell_can_take_and_no_password(ours: Platform) -> None:
     done = ours.run("env")
-    assert done.stdout == f"export FENNEL_URL=http://127.0.0.1:{ours.ports['QUERY']}\nexport FENNEL_TOKEN=dev-demo\n"
+    assert done.stdout == (
+        f"export FENNEL_URL=http://127.0.0.1:{ours.ports['QUERY']}\nexport FENNEL_TOKEN=dev-demo\n"
+    )
     script = ours.run("env", "--all").stdout + 'echo "$FENNEL_S3_ENDPOINT"'
     everything = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
     assert everything.stdout == f"http://127.0.0.1:{ours.ports['S3']}\n"
@@ -184,7 +238,12 @@ def test_ctrl_c_ends_the_waiting_and_loses_no_record(ours: Platform) -> None:
     ours.run("down")
     command = [sys.executable, "-m", "fennel_core.apps.cli", "up", "--only", PARTS]
     waiting = subprocess.Popen(
-        command, env=ours.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        env=ours.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     assert waiting.stdout is not None
     while "Kafka" not in (line := waiting.stdout.readline()) or "starting" not in line:
@@ -195,7 +254,9 @@ def test_ctrl_c_ends_the_waiting_and_loses_no_record(ours: Platform) -> None:
     assert said.startswith("Stopped waiting. What was started goes on")
     started = {name for name, pid in ours.pids().items() if runs(pid)}
     assert started
-    assert {line.removeprefix("stopped ") for line in ours.run("down").stdout.splitlines()} == started
+    assert {
+        line.removeprefix("stopped ") for line in ours.run("down").stdout.splitlines()
+    } == started
 
 
 def test_clean_stops_and_deletes_everything(ours: Platform) -> None:

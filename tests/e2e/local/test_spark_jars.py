@@ -1,4 +1,5 @@
-"""The jars that Maven resolved are enough for Spark: Parquet on S3, and a topic read as a stream into S3 with its checkpoint there.
+"""The jars that Maven resolved are enough for Spark: Parquet on S3, and a topic read as a stream
+into S3 with its checkpoint there.
 
 It runs as a program of its own: Spark's classpath is fixed when its JVM starts.
 """
@@ -36,9 +37,12 @@ spark = (
 base = f"s3a://{settings.s3_bucket}/tests/{topic}"
 spark.range(5).write.parquet(f"{base}/batch")
 print("batch", spark.read.parquet(f"{base}/batch").count())
-stream = spark.readStream.format("kafka").option("kafka.bootstrap.servers", settings.kafka_bootstrap)
-rows = stream.option("subscribe", topic).option("startingOffsets", "earliest").load().selectExpr("CAST(value AS STRING) AS value")
-writer = rows.writeStream.trigger(availableNow=True).option("checkpointLocation", f"{base}/checkpoint")
+servers = settings.kafka_bootstrap
+stream = spark.readStream.format("kafka").option("kafka.bootstrap.servers", servers)
+stream = stream.option("subscribe", topic).option("startingOffsets", "earliest")
+rows = stream.load().selectExpr("CAST(value AS STRING) AS value")
+writer = rows.writeStream.trigger(availableNow=True)
+writer = writer.option("checkpointLocation", f"{base}/checkpoint")
 query = writer.format("parquet").start(f"{base}/stream")
 query.awaitTermination()
 print("stream", sorted(row.value for row in spark.read.parquet(f"{base}/stream").collect()))
@@ -50,13 +54,22 @@ spark.stop()
 def test_spark_reads_kafka_and_writes_parquet_to_s3(infra: None) -> None:
     topic = f"jars-{uuid.uuid4().hex}"
     bootstrap = Settings().kafka_bootstrap
-    admin, producer = AdminClient({"bootstrap.servers": bootstrap}), Producer({"bootstrap.servers": bootstrap})
+    admin, producer = (
+        AdminClient({"bootstrap.servers": bootstrap}),
+        Producer({"bootstrap.servers": bootstrap}),
+    )
     admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(timeout=10)
     try:
         for value in ("one", "two"):
             producer.produce(topic, value)
         producer.flush(10)
-        done = subprocess.run([sys.executable, "-c", PROGRAM, topic], capture_output=True, text=True, check=False, timeout=240)
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM, topic],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=240,
+        )
     finally:
         admin.delete_topics([topic])[topic].result(timeout=10)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -1,9 +1,11 @@
-"""Run by the client's interpreter: a project over corrected rows, from `client.commit` to `client.query`, as a user would write it.
+"""Run by the client's interpreter: a project over corrected rows, from `client.commit` to
+`client.query`, as a user would write it.
 
     python corrections.py URL TOKEN < calls.json > answers
 
-`calls.json`: {"logs": [[endpoint, rows]...], "lookups": [[dataset, key, keys, seconds or null]...], "cities": [...]}. Between the logs and
-the lookups it waits for the barrier. The answers are the last line.
+`calls.json`: {"logs": [[endpoint, rows]...], "lookups": [[dataset, key, keys, seconds or null]...],
+"cities": [...]}. Between the logs and the lookups it waits for the barrier. The answers are the
+last line.
 """
 
 import json
@@ -21,11 +23,15 @@ from client_definitions import corrections  # noqa: E402
 
 
 def moments(seconds):
-    return pd.Series(pd.to_datetime([round(1000 * second) for second in seconds], unit="ms", utc=True))
+    return pd.Series(
+        pd.to_datetime([round(1000 * second) for second in seconds], unit="ms", utc=True)
+    )
 
 
 def logged(client, endpoint, frame):
-    """Log; a server that says that nothing was logged and to try again is tried again, as a user would."""
+    """Log; a server that says that nothing was logged and to try again is tried again, as a user
+    would.
+    """
     for _ in range(9):
         try:
             client.log("door", endpoint, frame)
@@ -40,21 +46,36 @@ def logged(client, endpoint, frame):
 def main(url, token):
     asked = json.load(sys.stdin)
     client = Client(url, token)
-    client.commit(message="corrections", datasets=corrections.OBJECTS[:-1], featuresets=corrections.OBJECTS[-1:])
+    client.commit(
+        message="corrections",
+        datasets=corrections.OBJECTS[:-1],
+        featuresets=corrections.OBJECTS[-1:],
+    )
     for endpoint, rows in asked["logs"]:
         frame = pd.DataFrame(rows)
         frame["at"] = pd.to_datetime(frame["at"], unit="ms", utc=True)
         logged(client, endpoint, frame)
-    barrier = requests.post(f"{url}/api/v1/barrier", json={"timeout_s": 120}, headers={"Authorization": f"Bearer {token}"}, timeout=150)
+    barrier = requests.post(
+        f"{url}/api/v1/barrier",
+        json={"timeout_s": 120},
+        headers={"Authorization": f"Bearer {token}"},
+        timeout=150,
+    )
     barrier.raise_for_status()
     answers = []
     for dataset, name, keys, seconds in asked["lookups"]:
         timestamps = None if seconds is None else moments(seconds)
         found, there = client.lookup(dataset, pd.DataFrame({name: keys}), timestamps=timestamps)
         rows = json.loads(found.to_json(orient="records", date_format="iso", date_unit="us"))
-        answers.append([row if is_there else None for row, is_there in zip(rows, there, strict=True)])
+        answers.append(
+            [row if is_there else None for row, is_there in zip(rows, there, strict=True)]
+        )
     cities = pd.DataFrame({"City.city": asked["cities"]})
-    features = client.query(inputs=["City.city"], outputs=["City.count", "City.recent", "City.windows"], input_dataframe=cities)
+    features = client.query(
+        inputs=["City.city"],
+        outputs=["City.count", "City.recent", "City.windows"],
+        input_dataframe=cities,
+    )
     print()  # the client writes what it likes before
     print(json.dumps({"lookups": answers, "query": features.to_dict("list")}))
 

@@ -1,4 +1,6 @@
-"""Definitions whose state must survive anything: a join, an aggregate that is looked up, and windows that are emitted."""
+"""Definitions whose state must survive anything: a join, an aggregate that is looked up, and
+windows that are emitted.
+"""
 
 from datetime import datetime
 

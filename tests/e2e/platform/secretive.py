@@ -1,4 +1,6 @@
-"""Definitions whose code reads a secret: used by the test that looks for the secret everywhere afterwards."""
+"""Definitions whose code reads a secret: used by the test that looks for the secret everywhere
+afterwards.
+"""
 
 from datetime import datetime
 

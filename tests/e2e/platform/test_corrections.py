@@ -1,4 +1,6 @@
-"""Rows that come late and are corrected, over several `log` calls of the real client: every answer equals the naive recompute."""
+"""Rows that come late and are corrected, over several `log` calls of the real client: every answer
+equals the naive recompute.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,16 @@ import pytest
 
 from fennel_core.settings.model import Settings
 from tests.laws.dataflow.oracle import SECOND, Accepted
-from tests.laws.dataflow.test_corrections_law import BASE_S, CITIES, LOOKUPS, MOMENTS, NOW_US, OIDS, UIDS, shown
+from tests.laws.dataflow.test_corrections_law import (
+    BASE_S,
+    CITIES,
+    LOOKUPS,
+    MOMENTS,
+    NOW_US,
+    OIDS,
+    UIDS,
+    shown,
+)
 
 pytestmark = [pytest.mark.platform, pytest.mark.usefixtures("platform")]
 SCRIPT = Path(__file__).with_name("corrections.py")
@@ -28,11 +39,18 @@ def workspace() -> Iterator[str]:
     yield name
     settings = Settings()
     admin = {"Authorization": f"Bearer {settings.admin_token.get_secret_value()}"}
-    assert httpx.delete(f"{settings.query_url}/api/v1/workspaces/{name}", headers=admin, timeout=120).status_code == 200
+    assert (
+        httpx.delete(
+            f"{settings.query_url}/api/v1/workspaces/{name}", headers=admin, timeout=120
+        ).status_code
+        == 200
+    )
 
 
 def calls(chosen: random.Random) -> list[tuple[str, list[dict[str, Any]]]]:
-    """`log` calls in any order: upserts late, at equal times, corrected within a call and by later ones; clicks before their users."""
+    """`log` calls in any order: upserts late, at equal times, corrected within a call and by later
+    ones; clicks before their users.
+    """
 
     def row(endpoint: str) -> dict[str, Any]:
         at = 1000 * (BASE_S + chosen.randrange(13))
@@ -45,19 +63,33 @@ def calls(chosen: random.Random) -> list[tuple[str, list[dict[str, Any]]]]:
             case "Cities":
                 return {"city": city, "country": chosen.choice(["it", "no"]), "at": at}
             case _:
-                return {"oid": chosen.choice(OIDS), "uid": uid, "amount": chosen.randrange(1, 10), "at": at}
+                return {
+                    "oid": chosen.choice(OIDS),
+                    "uid": uid,
+                    "amount": chosen.randrange(1, 10),
+                    "at": at,
+                }
 
     endpoints = [chosen.choice(["Clicks", "Users", "Cities", "Orders"]) for _ in range(CALLS)]
-    return [(endpoint, [row(endpoint) for _ in range(chosen.randrange(1, 5))]) for endpoint in endpoints]
+    return [
+        (endpoint, [row(endpoint) for _ in range(chosen.randrange(1, 5))]) for endpoint in endpoints
+    ]
 
 
-def test_lookups_and_queries_equal_the_recompute_over_everything_that_was_logged(workspace: str) -> None:
+def test_lookups_and_queries_equal_the_recompute_over_everything_that_was_logged(
+    workspace: str,
+) -> None:
     settings = Settings()
     logs = calls(random.Random(25))
     accepted = Accepted()
     for endpoint, rows in logs:
         accepted.take(endpoint, [{**row, "at": row["at"] * 1000} for row in rows])
-    asked = [(dataset, key, moment) for dataset, (_, keys, _) in LOOKUPS.items() for key in keys for moment in [None, *MOMENTS[::3]]]
+    asked = [
+        (dataset, key, moment)
+        for dataset, (_, keys, _) in LOOKUPS.items()
+        for key in keys
+        for moment in [None, *MOMENTS[::3]]
+    ]
     lookups = []
     for dataset, (name, keys, _) in LOOKUPS.items():
         past = [(key, moment) for key in keys for moment in MOMENTS[::3]]
@@ -71,9 +103,13 @@ def test_lookups_and_queries_equal_the_recompute_over_everything_that_was_logged
 
     compared = 0
     for (dataset, _, keys, moments), rows in zip(lookups, answers["lookups"], strict=True):
-        for key, moment, row in zip(keys, moments or [NOW_US / SECOND] * len(keys), rows, strict=True):
+        for key, moment, row in zip(
+            keys, moments or [NOW_US / SECOND] * len(keys), rows, strict=True
+        ):
             wanted = LOOKUPS[dataset][2](accepted, key, int(moment * SECOND))
-            assert shown(row, wanted) == shown(wanted, wanted), f"{dataset} of {key} as of {moment - BASE_S} s"
+            assert shown(row, wanted) == shown(wanted, wanted), (
+                f"{dataset} of {key} as of {moment - BASE_S} s"
+            )
             compared += 1
     assert compared == len(asked)
 

@@ -1,4 +1,6 @@
-"""Promises of the whole platform, kept by the real parts: Airflow commits, the barrier, refusals, isolation, secrets."""
+"""Promises of the whole platform, kept by the real parts: Airflow commits, the barrier, refusals,
+isolation, secrets.
+"""
 
 from __future__ import annotations
 
@@ -34,11 +36,15 @@ class Api:
         self.workspace, self._settings, self._session = workspace, settings, session
         self.token: str | None = f"dev-{workspace}"
 
-    async def call(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, str]:
+    async def call(
+        self, method: str, path: str, body: Any = None, **headers: str
+    ) -> tuple[int, str]:
         sent = dict(headers)
         if self.token is not None:
             sent["Authorization"] = f"Bearer {self.token}"
-        data = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
+        data = (
+            body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
+        )
         url = f"{self._settings.query_url}/api/v1{path}"
         async with self._session.request(method, url, data=data, headers=sent) as answer:
             return answer.status, await answer.text()
@@ -53,7 +59,9 @@ class Api:
         return await self.good("POST", "/commit", request, **headers)
 
     async def log(self, **data: list[Any]) -> tuple[int, str]:
-        return await self.call("POST", "/log", {"webhook": "door", "endpoint": "people", "data": data})
+        return await self.call(
+            "POST", "/log", {"webhook": "door", "endpoint": "people", "data": data}
+        )
 
     async def person(self, name: str) -> Any:
         body = {"keys": [{"name": name}], "fields": []}
@@ -79,14 +87,18 @@ async def make(settings: Settings) -> AsyncIterator[Callable[[], Awaitable[Api]]
         yield one
         for api in made:
             admin = {"Authorization": f"Bearer {settings.admin_token.get_secret_value()}"}
-            async with session.delete(f"{settings.query_url}/api/v1/workspaces/{api.workspace}", headers=admin) as gone:
+            async with session.delete(
+                f"{settings.query_url}/api/v1/workspaces/{api.workspace}", headers=admin
+            ) as gone:
                 assert gone.status in (200, 404), await gone.text()
 
 
 SECRETIVE = "tests.e2e.platform.secretive"
 
 
-async def test_a_commit_through_airflow_serves_what_is_logged(make: Callable[[], Awaitable[Api]]) -> None:
+async def test_a_commit_through_airflow_serves_what_is_logged(
+    make: Callable[[], Awaitable[Api]],
+) -> None:
     api = await make()
     await api.commit(SECRETIVE)
     assert (await api.log(name=["Ada"], age=[36], at=[NOW]))[0] == 200
@@ -107,22 +119,32 @@ async def test_workspaces_do_not_see_each_other(make: Callable[[], Awaitable[Api
 def topics_of(workspace: str, settings: Settings) -> list[str]:
     consumer = Consumer(consumer_config(settings))
     try:
-        return [name for name in consumer.list_topics(timeout=10).topics if name.startswith(f"{workspace}.")]
+        return [
+            name
+            for name in consumer.list_topics(timeout=10).topics
+            if name.startswith(f"{workspace}.")
+        ]
     finally:
         consumer.close()
 
 
-async def test_a_deleted_workspace_leaves_nothing(make: Callable[[], Awaitable[Api]], settings: Settings) -> None:
+async def test_a_deleted_workspace_leaves_nothing(
+    make: Callable[[], Awaitable[Api]], settings: Settings
+) -> None:
     api = await make()
     await api.commit(SECRETIVE, **INLINE)
     assert topics_of(api.workspace, settings)
     admin, api.token = settings.admin_token.get_secret_value(), None
     await api.good("DELETE", f"/workspaces/{api.workspace}", Authorization=f"Bearer {admin}")
     async with asyncio.timeout(60):
-        while topics_of(api.workspace, settings) or [p for p in settings.state_dir.iterdir() if p.name.startswith(f"{api.workspace}.")]:
+        while topics_of(api.workspace, settings) or [
+            p for p in settings.state_dir.iterdir() if p.name.startswith(f"{api.workspace}.")
+        ]:
             await asyncio.sleep(0.5)
     with psycopg.connect(settings.postgres_dsn.get_secret_value()) as connection:
-        left = connection.execute("SELECT count(*) FROM job WHERE workspace = %s", (api.workspace,)).fetchone()
+        left = connection.execute(
+            "SELECT count(*) FROM job WHERE workspace = %s", (api.workspace,)
+        ).fetchone()
     assert left == (0,)
 
 
@@ -138,34 +160,80 @@ async def test_a_deleted_workspace_leaves_nothing(make: Callable[[], Awaitable[A
             500,
             "branch `nowhere` does not exist",
         ),
-        ("POST", "/log", {"webhook": "no", "endpoint": "such", "data": {"a": [1]}}, {}, 404, "Webhook endpoint no_such not found"),
+        (
+            "POST",
+            "/log",
+            {"webhook": "no", "endpoint": "such", "data": {"a": [1]}},
+            {},
+            404,
+            "Webhook endpoint no_such not found",
+        ),
         ("POST", "/log", b"{", {}, 400, "JSON"),
-        ("POST", "/log", {"webhook": "door", "endpoint": "people", "data": {"name": ["x"], "age": ["old"], "at": [NOW]}}, {}, 500, "age"),
+        (
+            "POST",
+            "/log",
+            {
+                "webhook": "door",
+                "endpoint": "people",
+                "data": {"name": ["x"], "age": ["old"], "at": [NOW]},
+            },
+            {},
+            500,
+            "age",
+        ),
         ("GET", "/nothing/here", None, {}, 404, ""),
     ],
-    ids=["malformed protobuf", "unknown branch", "unknown endpoint", "malformed JSON", "wrong type", "unknown path"],
+    ids=[
+        "malformed protobuf",
+        "unknown branch",
+        "unknown endpoint",
+        "malformed JSON",
+        "wrong type",
+        "unknown path",
+    ],
 )
 async def test_bad_input_is_refused_with_a_reason_and_nothing_is_done(
-    make: Callable[[], Awaitable[Api]], method: str, path: str, body: Any, headers: dict[str, str], status: int, text: str
+    make: Callable[[], Awaitable[Api]],
+    method: str,
+    path: str,
+    body: Any,
+    headers: dict[str, str],
+    status: int,
+    text: str,
 ) -> None:
     api = await make()
     await api.commit(SECRETIVE, **INLINE)
     found, said = await api.call(method, path, body, **headers)
     assert (found, text in said) == (status, True), f"{found} {said}"
     await api.good("POST", "/barrier", {"timeout_s": 30})
-    assert await api.good("GET", "/dataset/Person/inspect?n=10") in ([], {"name": [], "age": [], "at": []})
+    assert await api.good("GET", "/dataset/Person/inspect?n=10") in (
+        [],
+        {"name": [], "age": [], "at": []},
+    )
 
 
-@pytest.mark.parametrize(("token", "refusal"), [(None, 401), ("wrong", 401), ("dev-", 400), ("dev-UPPER CASE", 400)])
-async def test_a_request_without_a_good_token_is_refused(make: Callable[[], Awaitable[Api]], token: str | None, refusal: int) -> None:
+@pytest.mark.parametrize(
+    ("token", "refusal"), [(None, 401), ("wrong", 401), ("dev-", 400), ("dev-UPPER CASE", 400)]
+)
+async def test_a_request_without_a_good_token_is_refused(
+    make: Callable[[], Awaitable[Api]], token: str | None, refusal: int
+) -> None:
     api = await make()
     api.token = token
-    for method, path in (("GET", "/branch/list"), ("POST", "/query"), ("POST", "/log"), ("POST", "/commit"), ("POST", "/barrier")):
+    for method, path in (
+        ("GET", "/branch/list"),
+        ("POST", "/query"),
+        ("POST", "/log"),
+        ("POST", "/commit"),
+        ("POST", "/barrier"),
+    ):
         status, said = await api.call(method, path, b"{}")
         assert status == refusal, f"{method} {path}: {status} {said}"
 
 
-async def test_a_body_of_100_mib_is_refused_without_harm(make: Callable[[], Awaitable[Api]]) -> None:
+async def test_a_body_of_100_mib_is_refused_without_harm(
+    make: Callable[[], Awaitable[Api]],
+) -> None:
     api = await make()
     try:
         status, said = await api.call("POST", "/log", b"x" * (100 * 1024 * 1024))
@@ -178,8 +246,15 @@ async def test_a_body_of_100_mib_is_refused_without_harm(make: Callable[[], Awai
 @pytest.fixture
 def paused_engine(settings: Settings) -> Iterator[None]:
     """Stop the engine's slots where they stand; let them go on afterwards."""
-    found = subprocess.run(["pgrep", "-f", "pyspark.daemon"], capture_output=True, text=True, check=True).stdout.split()
-    ours = [int(pid) for pid in found if Path(f"/proc/{pid}/environ").read_text(errors="replace").find(str(settings.data_dir)) >= 0]
+    found = subprocess.run(
+        ["pgrep", "-f", "pyspark.daemon"], capture_output=True, text=True, check=True
+    ).stdout.split()
+    ours = [
+        int(pid)
+        for pid in found
+        if Path(f"/proc/{pid}/environ").read_text(errors="replace").find(str(settings.data_dir))
+        >= 0
+    ]
     assert ours, "the engine runs its slots as Spark's Python workers"
     for pid in ours:
         os.kill(pid, signal.SIGSTOP)
@@ -204,12 +279,19 @@ async def test_a_barrier_over_a_frozen_engine_names_what_lags(
     assert "[" in said or "partition" in said, "and its partition"
 
 
-async def test_a_secret_is_used_and_found_nowhere(make: Callable[[], Awaitable[Api]], settings: Settings) -> None:
+async def test_a_secret_is_used_and_found_nowhere(
+    make: Callable[[], Awaitable[Api]], settings: Settings
+) -> None:
     api = await make()
     value = f"hush-{uuid.uuid4().hex}"
     await api.good("POST", "/secret/vault", {"value": value})
     await api.commit(SECRETIVE)
-    body = {"inputs": ["Sealed.name"], "outputs": ["Sealed.length"], "data": {"Sealed.name": ["x"]}, "log": False}
+    body = {
+        "inputs": ["Sealed.name"],
+        "outputs": ["Sealed.length"],
+        "data": {"Sealed.name": ["x"]},
+        "log": False,
+    }
     assert (await api.good("POST", "/query", body)) == {"Sealed.length": [len(value)]}
     assert await api.good("GET", "/secret/vault") == {"value": value}
     assert logs_with(value, settings) == []
@@ -219,7 +301,12 @@ async def test_a_secret_is_used_and_found_nowhere(make: Callable[[], Awaitable[A
 
 def logs_with(value: str, settings: Settings) -> list[str]:
     folders = [settings.logs_dir, settings.data_dir / "airflow"]
-    found = subprocess.run(["grep", "-rlaF", value, *(str(f) for f in folders if f.exists())], capture_output=True, text=True, check=False)
+    found = subprocess.run(
+        ["grep", "-rlaF", value, *(str(f) for f in folders if f.exists())],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     return found.stdout.split()
 
 
@@ -227,7 +314,10 @@ def rows_with(value: str, settings: Settings) -> list[str]:
     """Tables of the platform's and Airflow's databases that hold the text anywhere."""
     dsn = settings.postgres_dsn.get_secret_value()
     with psycopg.connect(dsn) as connection:
-        names = [r[0] for r in connection.execute("SELECT datname FROM pg_database WHERE NOT datistemplate")]
+        names = [
+            r[0]
+            for r in connection.execute("SELECT datname FROM pg_database WHERE NOT datistemplate")
+        ]
     found = []
     for name in names:
         with psycopg.connect(dsn, dbname=name) as connection:

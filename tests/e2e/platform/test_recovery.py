@@ -1,4 +1,6 @@
-"""The whole engine killed and its disk gone, after the log before its snapshots was deleted: every feature is as it was, nothing twice."""
+"""The whole engine killed and its disk gone, after the log before its snapshots was deleted: every
+feature is as it was, nothing twice.
+"""
 
 from __future__ import annotations
 
@@ -53,12 +55,16 @@ class Shop:
         self.spent: Counter[str] = Counter()
 
     async def _log(self, endpoint: str, data: dict[str, list[Any]]) -> None:
-        status, said = await self._api.call("POST", "/log", {"webhook": "kept", "endpoint": endpoint, "data": data})
+        status, said = await self._api.call(
+            "POST", "/log", {"webhook": "kept", "endpoint": endpoint, "data": data}
+        )
         assert status == 200, said
 
     async def people(self) -> None:
         cities = [CITIES[n % len(CITIES)] for n in range(len(NAMES))]
-        await self._log("people", {"name": NAMES, "city": cities, "at": [START.isoformat()] * len(NAMES)})
+        await self._log(
+            "people", {"name": NAMES, "city": cities, "at": [START.isoformat()] * len(NAMES)}
+        )
 
     async def buy(self, rows: int) -> None:
         for _ in range(rows // AT_ONCE):
@@ -66,7 +72,12 @@ class Shop:
             amounts = [self._random.randrange(1, 100) for _ in names]
             seconds = [(self.logged + n) // 10 for n in range(AT_ONCE)]
             await self._log(
-                "purchases", {"name": names, "amount": amounts, "at": [(START + timedelta(seconds=s)).isoformat() for s in seconds]}
+                "purchases",
+                {
+                    "name": names,
+                    "amount": amounts,
+                    "at": [(START + timedelta(seconds=s)).isoformat() for s in seconds],
+                },
             )
             self.logged += AT_ONCE
             for name, amount in zip(names, amounts, strict=True):
@@ -74,7 +85,9 @@ class Shop:
                 self.spent[name] += amount
 
     async def settled(self) -> None:
-        """Everything logged is visible; while an engine comes up the answer is that it cannot be said yet."""
+        """Everything logged is visible; while an engine comes up the answer is that it cannot be
+        said yet.
+        """
         async with asyncio.timeout(300):
             while (answer := await self._api.call("POST", "/barrier", {"timeout_s": 30}))[0] != 200:
                 assert answer[0] in (503, 504), answer
@@ -84,14 +97,20 @@ class Shop:
         """Every key of every dataset, as of now and as of earlier moments."""
         hours = [START + timedelta(hours=h) for h in (0, 1.5, 4)]
         found: dict[str, Any] = {}
-        for dataset, column, keys in (("Person", "name", NAMES), ("Spending", "name", NAMES), ("Hourly", "city", CITIES)):
+        for dataset, column, keys in (
+            ("Person", "name", NAMES),
+            ("Spending", "name", NAMES),
+            ("Hourly", "city", CITIES),
+        ):
             for at in hours:
                 found[f"{dataset} as of {at}"] = await self._looked_up(dataset, column, keys, at)
             found[dataset] = await self._looked_up(dataset, column, keys, None)
             found[dataset].pop("lately", None)  # of the last two hours before the query
         return found
 
-    async def _looked_up(self, dataset: str, column: str, keys: list[str], at: datetime | None) -> dict[str, list[Any]]:
+    async def _looked_up(
+        self, dataset: str, column: str, keys: list[str], at: datetime | None
+    ) -> dict[str, list[Any]]:
         answer: dict[str, list[Any]] = defaultdict(list)
         for start in range(0, len(keys), 50):
             asked = keys[start : start + 50]
@@ -99,7 +118,9 @@ class Shop:
             if at is not None:
                 body["timestamps"] = [at.isoformat()] * len(asked)
             async with asyncio.timeout(60):
-                while (said := await self._api.call("POST", f"/dataset/{dataset}/lookup", body))[0] == 503:
+                while (said := await self._api.call("POST", f"/dataset/{dataset}/lookup", body))[
+                    0
+                ] == 503:
                     await asyncio.sleep(0.2)  # a busy machine
             assert said[0] == 200, said
             part = json.loads(said[1])
@@ -117,7 +138,9 @@ class Shop:
 
 def jobs_of(settings: Settings, workspace: str) -> list[Job]:
     with psycopg.connect(settings.postgres_dsn.get_secret_value()) as connection:
-        rows = connection.execute("SELECT spec FROM job WHERE workspace = %s", (workspace,)).fetchall()
+        rows = connection.execute(
+            "SELECT spec FROM job WHERE workspace = %s", (workspace,)
+        ).fetchall()
     return [canonical.loads(row[0], Job) for row in rows]
 
 
@@ -127,7 +150,10 @@ def snapshots_of(settings: Settings, jobs: list[Job]) -> tuple[Places, set[str]]
     found, keys = {}, set()
     with psycopg.connect(settings.postgres_dsn.get_secret_value()) as connection:
         for job, part in product(jobs, range(jobs[0].partitions)):
-            newest = "SELECT manifest FROM snapshot WHERE job_id = %s AND part = %s ORDER BY number DESC LIMIT 1"
+            newest = (
+                "SELECT manifest FROM snapshot WHERE job_id = %s AND part = %s ORDER BY "
+                "number DESC LIMIT 1"
+            )
             row = connection.execute(newest, (job.id, part)).fetchone()
             assert row is not None, f"{job.title}[{part}] has no snapshot"
             found[(job.id, part)] = decode(s3.get(client, settings.s3_bucket, row[0]) or b"")
@@ -143,7 +169,9 @@ def forget_before(settings: Settings, jobs: list[Job], snapshots: Places) -> int
             offset = snapshots[(job.id, part)].position.offsets.get(topic, 0)
             needed[(topic, part)] = min(offset, needed.get((topic, part), offset))
     admin = AdminClient(client_config(settings))  # kept: futures of a collected client never end
-    for deleted in admin.delete_records([TopicPartition(*source, offset) for source, offset in needed.items()]).values():
+    for deleted in admin.delete_records(
+        [TopicPartition(*source, offset) for source, offset in needed.items()]
+    ).values():
         deleted.result(30)
     return sum(needed.values())
 
@@ -154,15 +182,27 @@ async def emitted(
     """What is on every output topic but control records."""
     broker = KafkaBroker(settings)
     try:
-        sources = [(out.topic, part) for job in jobs for out in job.outputs for part in range(job.partitions)]
-        found = {source: await broker.read(source, Offset(starts.get(source, 0))) for source in sources}
-        return {source: [(r.offset, r.value) for r in records if r.control is None] for source, records in found.items()}
+        sources = [
+            (out.topic, part)
+            for job in jobs
+            for out in job.outputs
+            for part in range(job.partitions)
+        ]
+        found = {
+            source: await broker.read(source, Offset(starts.get(source, 0))) for source in sources
+        }
+        return {
+            source: [(r.offset, r.value) for r in records if r.control is None]
+            for source, records in found.items()
+        }
     finally:
         await broker.close()
 
 
 def kill_engine(settings: Settings) -> int:
-    """kill -9 everything that the engine consists of: driver, JVM, daemon and slots; how many processes that were."""
+    """kill -9 everything that the engine consists of: driver, JVM, daemon and slots; how many
+    processes that were.
+    """
     record = processes.read_record(settings.data_dir / "pids" / "engine")
     assert record is not None
     pids = processes.members(record)
@@ -175,7 +215,11 @@ def restored(settings: Settings, from_byte: int) -> set[str]:
     """The snapshots that slots say they restored, since the log file was so long."""
     with (settings.logs_dir / "engine.log").open("rb") as log:
         log.seek(from_byte)
-        return {json.loads(line)["snapshot"] for line in log if b"state restored from snapshot" in line and line.startswith(b"{")}
+        return {
+            json.loads(line)["snapshot"]
+            for line in log
+            if b"state restored from snapshot" in line and line.startswith(b"{")
+        }
 
 
 @pytest.fixture
@@ -186,7 +230,9 @@ async def unwatched(settings: Settings) -> AsyncIterator[None]:
     await asyncio.to_thread(cli, "up")
 
 
-async def test_an_engine_killed_as_a_whole_comes_back_from_snapshots_alone(make: Any, settings: Settings, unwatched: None) -> None:
+async def test_an_engine_killed_as_a_whole_comes_back_from_snapshots_alone(
+    make: Any, settings: Settings, unwatched: None
+) -> None:
     api = await make()
     await api.commit(KEPT, **INLINE)
     shop = Shop(api)
@@ -202,8 +248,14 @@ async def test_an_engine_killed_as_a_whole_comes_back_from_snapshots_alone(make:
     assert shop.logged >= 200_000
     features = await shop.features()
     shop.check(features)
-    assert forget_before(settings, jobs, snapshots) > 0, "nothing was deleted: the test would show nothing"
-    starts = {(topic, p): m.position.offsets.get(topic, 0) for (_, p), m in snapshots.items() for topic in m.position.offsets}
+    assert forget_before(settings, jobs, snapshots) > 0, (
+        "nothing was deleted: the test would show nothing"
+    )
+    starts = {
+        (topic, p): m.position.offsets.get(topic, 0)
+        for (_, p), m in snapshots.items()
+        for topic in m.position.offsets
+    }
     before = await emitted(settings, jobs, starts)
     assert sum(map(len, before.values())) > 0, "there is something that could be emitted twice"
 

@@ -1,4 +1,6 @@
-"""The front door over real HTTP: what it answers, what it passes on, and what it says when something is wrong."""
+"""The front door over real HTTP: what it answers, what it passes on, and what it says when
+something is wrong.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,12 @@ FEATURES = {
 EXTRACTORS = [
     extractor("User.age", lookup("Users", "age", default="-1"), "User.uid"),
     extractor("User.name", lookup("Users", "name", Optional(Str())), "User.uid"),
-    extractor("User.next", wire.ExprExtractor(Binary(BinaryOp.ADD, Ref("age"), Ref("uid"))), "User.age", "User.uid"),
+    extractor(
+        "User.next",
+        wire.ExprExtractor(Binary(BinaryOp.ADD, Ref("age"), Ref("uid"))),
+        "User.age",
+        "User.uid",
+    ),
     extractor("User.now", wire.ExprExtractor(DateTimeFn(Now(), SinceEpoch(TimeUnit.SECOND)))),
     extractor("Many.ages", list_lookup("Users", "age", Int(), default="0"), "Many.uids"),
 ]
@@ -64,15 +71,24 @@ def query(inputs: list[str], outputs: list[str], data: dict[str, list[Any]]) -> 
     return {"inputs": inputs, "outputs": outputs, "data": data, "log": False}
 
 
-# --- query ------------------------------------------------------------------------------------------------------------
+# --- query ----------------------------------------------------------------------------------------
 
 
 async def test_a_query_answers_columns_in_the_order_asked_for(world: World) -> None:
-    body = query(["User.uid"], ["User.next", "User.name", "User.age", "User.uid"], {"User.uid": [3, 99], "unknown column": ["x", "y"]})
+    body = query(
+        ["User.uid"],
+        ["User.next", "User.name", "User.age", "User.uid"],
+        {"User.uid": [3, 99], "unknown column": ["x", "y"]},
+    )
     status, answer = await world.post("query", body)
     assert status == 200
     assert list(answer) == ["User.next", "User.name", "User.age", "User.uid"]
-    assert answer == {"User.next": [26, 98], "User.name": ["user 3", None], "User.age": [23, -1], "User.uid": [3, 99]}
+    assert answer == {
+        "User.next": [26, 98],
+        "User.name": ["user 3", None],
+        "User.age": [23, -1],
+        "User.uid": [3, 99],
+    }
 
 
 async def test_a_featureset_name_asks_for_all_its_features(world: World) -> None:
@@ -108,18 +124,40 @@ async def test_duplicate_keys_are_asked_for_once(world: World) -> None:
 @pytest.mark.parametrize(
     ("body", "status", "text"),
     [
-        (query(["User.uid"], ["Many.ages"], {"User.uid": [1]}), 400, "No extractor found for feature `Many.uids`."),
-        (query(["User.uid"], ["Nowhere"], {"User.uid": [1]}), 400, "featureset `Nowhere` not found"),
-        (query(["User.uid"], ["User.age"], {}), 400, "the input feature `User.uid` has no column in `data`"),
+        (
+            query(["User.uid"], ["Many.ages"], {"User.uid": [1]}),
+            400,
+            "No extractor found for feature `Many.uids`.",
+        ),
+        (
+            query(["User.uid"], ["Nowhere"], {"User.uid": [1]}),
+            400,
+            "featureset `Nowhere` not found",
+        ),
+        (
+            query(["User.uid"], ["User.age"], {}),
+            400,
+            "the input feature `User.uid` has no column in `data`",
+        ),
         (query(["User.uid"], ["User.age"], {"User.uid": ["x"]}), 400, "column `User.uid`"),
         (query(["User.uid"], ["User.age"], {"User.uid": [1.5]}), 400, "1.5"),
-        (query(["User.uid"], ["User.age"], {"User.uid": [None]}), 400, "Null values found in non-optional field."),
+        (
+            query(["User.uid"], ["User.age"], {"User.uid": [None]}),
+            400,
+            "Null values found in non-optional field.",
+        ),
         (query(["User.uid"], ["User.age"], {"User.uid": [1], "b": [1, 2]}), 400, "one length"),
-        (query(["User.uid"], ["User.age"], {"User.uid": [1] * 1001}), 413, "1001 rows are over the limit of 1000"),
+        (
+            query(["User.uid"], ["User.age"], {"User.uid": [1] * 1001}),
+            413,
+            "1001 rows are over the limit of 1000",
+        ),
         ({"inputs": "User.uid", "outputs": [], "data": {}}, 400, "`$.inputs`"),
     ],
 )
-async def test_a_query_that_cannot_be_answered_says_why(world: World, body: dict[str, Any], status: int, text: str) -> None:
+async def test_a_query_that_cannot_be_answered_says_why(
+    world: World, body: dict[str, Any], status: int, text: str
+) -> None:
     code, answer = await world.post("query", body)
     assert code == status
     assert text in answer
@@ -133,7 +171,10 @@ async def test_a_body_that_is_not_json_is_refused(world: World) -> None:
 
 async def test_a_missing_branch_has_the_text_that_clients_expect(world: World) -> None:
     body = query(["User.uid"], ["User.age"], {"User.uid": [1]})
-    assert await world.post("query", body, branch="test-branch") == (500, "branch `test-branch` does not exist")
+    assert await world.post("query", body, branch="test-branch") == (
+        500,
+        "branch `test-branch` does not exist",
+    )
 
 
 async def test_a_request_without_token_is_refused(world: World) -> None:
@@ -141,10 +182,16 @@ async def test_a_request_without_token_is_refused(world: World) -> None:
         assert answer.status == 401
 
 
-async def test_a_feature_committed_a_moment_ago_is_found_without_a_notification(world: World) -> None:
+async def test_a_feature_committed_a_moment_ago_is_found_without_a_notification(
+    world: World,
+) -> None:
     body = query(["User.uid"], ["Extra.age"], {"User.uid": [1]})
     assert (await world.post("query", body))[0] == 400
-    more = request(FEATURES | {"Extra.age": Int()}, [*EXTRACTORS, extractor("Extra.age", wire.Alias(None), "User.age")], [USERS])
+    more = request(
+        FEATURES | {"Extra.age": Int()},
+        [*EXTRACTORS, extractor("Extra.age", wire.Alias(None), "User.age")],
+        [USERS],
+    )
     world.platform.serve(more, [table_view(USERS)], commit="c2")
     assert await world.post("query", body) == (200, {"Extra.age": [21]})
 
@@ -156,11 +203,15 @@ async def test_a_view_is_read_once_for_many_queries(world: World) -> None:
     assert world.platform.serving_reads == 1
 
 
-# --- lookup -----------------------------------------------------------------------------------------------------------
+# --- lookup ---------------------------------------------------------------------------------------
 
 
-async def test_a_lookup_answers_keys_values_and_timestamp_and_whether_there_is_a_row(world: World) -> None:
-    status, answer = await world.post("dataset/Users/lookup", {"keys": [{"uid": 1}, {"uid": 99}], "fields": []})
+async def test_a_lookup_answers_keys_values_and_timestamp_and_whether_there_is_a_row(
+    world: World,
+) -> None:
+    status, answer = await world.post(
+        "dataset/Users/lookup", {"keys": [{"uid": 1}, {"uid": 99}], "fields": []}
+    )
     assert status == 200
     assert answer == {
         "data": {
@@ -176,7 +227,9 @@ async def test_a_lookup_answers_keys_values_and_timestamp_and_whether_there_is_a
 async def test_a_lookup_with_timestamps_answers_each_key_as_of_its_own(world: World) -> None:
     world.slot.put("job-Users", [1], 2_000_000, [50, "older"])
     stamps = ["1970-01-01 00:00:01+00:00", "1970-01-01T00:00:02", 1, 2]
-    status, answer = await world.post("dataset/Users/lookup", {"keys": [{"uid": 1}] * 4, "fields": ["age"], "timestamps": stamps})
+    status, answer = await world.post(
+        "dataset/Users/lookup", {"keys": [{"uid": 1}] * 4, "fields": ["age"], "timestamps": stamps}
+    )
     assert (status, answer) == (200, {"data": {"age": [21, 50, 21, 50]}, "found": [True] * 4})
 
 
@@ -201,14 +254,36 @@ async def test_every_type_has_the_form_the_client_reads(world: World) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "status", "text"),
     [
-        ("dataset/Nobody/lookup", {"keys": [{"uid": 1}], "fields": []}, 404, 'dataset "Nobody" not found'),
-        ("dataset/Users/lookup", {"keys": [{"uid": 1}], "fields": ["zip"]}, 400, "Field: zip not in dataset"),
-        ("dataset/Users/lookup", {"keys": [{"uid": 1, "x": 2}], "fields": []}, 400, "has 1 key fields, but 2 key fields were provided."),
+        (
+            "dataset/Nobody/lookup",
+            {"keys": [{"uid": 1}], "fields": []},
+            404,
+            'dataset "Nobody" not found',
+        ),
+        (
+            "dataset/Users/lookup",
+            {"keys": [{"uid": 1}], "fields": ["zip"]},
+            400,
+            "Field: zip not in dataset",
+        ),
+        (
+            "dataset/Users/lookup",
+            {"keys": [{"uid": 1, "x": 2}], "fields": []},
+            400,
+            "has 1 key fields, but 2 key fields were provided.",
+        ),
         ("dataset/Users/lookup", {"keys": [{"id": 1}], "fields": []}, 400, "Missing key uid"),
-        ("dataset/Users/lookup", {"keys": [{"uid": 1}], "timestamps": [1, 2]}, 400, "as long as `keys`"),
+        (
+            "dataset/Users/lookup",
+            {"keys": [{"uid": 1}], "timestamps": [1, 2]},
+            400,
+            "as long as `keys`",
+        ),
     ],
 )
-async def test_a_lookup_that_cannot_be_answered_says_why(world: World, path: str, body: Any, status: int, text: str) -> None:
+async def test_a_lookup_that_cannot_be_answered_says_why(
+    world: World, path: str, body: Any, status: int, text: str
+) -> None:
     code, answer = await world.post(path, body)
     assert (code, text in answer) == (status, True), answer
 
@@ -217,31 +292,52 @@ async def test_a_lookup_that_cannot_be_answered_says_why(world: World, path: str
     ("view", "stamps", "text"),
     [
         (table_view(USERS, online=False), None, "Please define an online index on dataset : Users"),
-        (table_view(USERS, offline=False), [1], "Please define an offline index on dataset : Users"),
-        (table_view(USERS, served=False), None, "Please define an index on dataset : Users for loookup"),
+        (
+            table_view(USERS, offline=False),
+            [1],
+            "Please define an offline index on dataset : Users",
+        ),
+        (
+            table_view(USERS, served=False),
+            None,
+            "Please define an index on dataset : Users for loookup",
+        ),
     ],
 )
-async def test_a_lookup_needs_the_index_of_its_side(world: World, view: Any, stamps: list[int] | None, text: str) -> None:
+async def test_a_lookup_needs_the_index_of_its_side(
+    world: World, view: Any, stamps: list[int] | None, text: str
+) -> None:
     world.platform.serve(request(FEATURES, EXTRACTORS, [USERS]), [view], commit="c9")
-    status, answer = await world.post("dataset/Users/lookup", {"keys": [{"uid": 1}], "fields": [], "timestamps": stamps})
+    status, answer = await world.post(
+        "dataset/Users/lookup", {"keys": [{"uid": 1}], "fields": [], "timestamps": stamps}
+    )
     assert (status, answer) == (400, text)
 
 
 async def test_inspecting_an_unknown_dataset_has_the_text_that_clients_expect(world: World) -> None:
-    assert await world.get("api/v1/dataset/UserInfoDataset/inspect?n=5") == (404, 'dataset "UserInfoDataset" not found')
+    assert await world.get("api/v1/dataset/UserInfoDataset/inspect?n=5") == (
+        404,
+        'dataset "UserInfoDataset" not found',
+    )
 
 
-# --- what is passed on ------------------------------------------------------------------------------------------------
+# --- what is passed on ----------------------------------------------------------------------------
 
 
 async def test_other_calls_are_passed_on_as_they_came(world: World) -> None:
     world.upstreams.status, world.upstreams.body = 201, b"raw answer"
     url = f"{world.url}/api/v1/secret/chat.openai.com?x=a,b&y=%20"
-    async with world.client.patch(url, data=b"\x00\x01body", headers={"Authorization": "Bearer t", "X-Odd-Header": "1"}) as answer:
+    async with world.client.patch(
+        url, data=b"\x00\x01body", headers={"Authorization": "Bearer t", "X-Odd-Header": "1"}
+    ) as answer:
         assert (answer.status, await answer.read()) == (201, b"raw answer")
         assert answer.headers["X-Fennel-Special"] == "Yes"
     [(method, path, headers, body)] = world.upstreams.seen
-    assert (method, path, body) == ("PATCH", "/definition/api/v1/secret/chat.openai.com?x=a,b&y=%20", b"\x00\x01body")
+    assert (method, path, body) == (
+        "PATCH",
+        "/definition/api/v1/secret/chat.openai.com?x=a,b&y=%20",
+        b"\x00\x01body",
+    )
     kept = {name.lower(): value for name, value in headers.items()}
     assert (kept["x-odd-header"], kept["authorization"]) == ("1", "Bearer t")
 
@@ -255,10 +351,15 @@ async def test_a_commit_is_visible_to_the_next_query_of_its_client(world: World)
     body = query(["User.uid"], ["User.age"], {"User.uid": [1]})
     assert (await world.post("query", body))[0] == 200
     changed = [extractor("User.age", lookup("Users", "age", default="-7"), "User.uid")]
-    world.upstreams.hook = lambda: world.platform.serve(request(FEATURES, changed, [USERS]), [table_view(USERS)], commit="c2")
+    world.upstreams.hook = lambda: world.platform.serve(
+        request(FEATURES, changed, [USERS]), [table_view(USERS)], commit="c2"
+    )
     assert (await world.post("commit?preview=false", data=b"bytes"))[0] == 200
     world.upstreams.hook = None
-    assert await world.post("query", query(["User.uid"], ["User.age"], {"User.uid": [99]})) == (200, {"User.age": [-7]})
+    assert await world.post("query", query(["User.uid"], ["User.age"], {"User.uid": [99]})) == (
+        200,
+        {"User.age": [-7]},
+    )
 
 
 async def test_a_failed_commit_reads_nothing_anew(world: World) -> None:
@@ -290,7 +391,10 @@ async def test_a_body_over_the_limit_is_refused_before_it_is_sent(world: World) 
     host, port = world.url.removeprefix("http://").split(":")
     for path in ("query", "commit"):
         reader, writer = await asyncio.open_connection(host, int(port))
-        head = f"POST /api/v1/{path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer t\r\nExpect: 100-continue\r\n"
+        head = (
+            f"POST /api/v1/{path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer "
+            "t\r\nExpect: 100-continue\r\n"
+        )
         writer.write(f"{head}Content-Length: {BODY_LIMIT + 1}\r\n\r\n".encode())
         first = await asyncio.wait_for(reader.readline(), 5)
         assert b"413" in first
@@ -303,7 +407,9 @@ async def test_a_streamed_body_over_the_limit_is_refused(world: World, path: str
         for _ in range(BODY_LIMIT // 1000 + 2):
             yield b"x" * 1000
 
-    async with world.client.post(f"{world.url}/api/v1/{path}", data=chunks(), headers={"Authorization": "Bearer t"}) as answer:
+    async with world.client.post(
+        f"{world.url}/api/v1/{path}", data=chunks(), headers={"Authorization": "Bearer t"}
+    ) as answer:
         assert answer.status == 413
 
 
@@ -312,7 +418,10 @@ async def test_a_client_that_waits_for_100_continue_is_told_to_go_on(world: Worl
     body = json.dumps(query(["User.uid"], ["User.age"], {"User.uid": [1]})).encode()
     for path, expected in (("query", b"[21]"), ("log", b"ok")):
         reader, writer = await asyncio.open_connection(host, int(port))
-        head = f"POST /api/v1/{path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer t\r\nExpect: 100-continue\r\n"
+        head = (
+            f"POST /api/v1/{path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer "
+            "t\r\nExpect: 100-continue\r\n"
+        )
         writer.write(f"{head}Connection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode())
         assert b"100" in await asyncio.wait_for(reader.readline(), 5)
         writer.write(body)
@@ -338,8 +447,13 @@ async def test_health_and_metrics_are_answered(world: World) -> None:
 async def test_features_are_counted_by_workflow(world: World) -> None:
     body = query(["User.uid"], ["User.age"], {"User.uid": [1, 2, 3]})
     await world.post("query", body | {"workflow": "ads"})
-    await world.post("query", query(["User.uid"], ["Nowhere.x"], {"User.uid": [1]}) | {"workflow": "ads"})
+    await world.post(
+        "query", query(["User.uid"], ["Nowhere.x"], {"User.uid": [1]}) | {"workflow": "ads"}
+    )
     _, text = await world.get("metrics")
     assert 'fennel_extract_features_counter{workflow="ads"} 3.0' in text
-    assert 'fennel_extract_features_error_counter{code="query-no-extractor",workflow="ads"} 1.0' in text
+    assert (
+        'fennel_extract_features_error_counter{code="query-no-extractor",workflow="ads"} 1.0'
+        in text
+    )
     assert 'extract_features_latency_seconds_count{workflow="ads"} 2.0' in text

@@ -40,7 +40,12 @@ class Topic:
         batch = versions.with_meta(rows, stamp(Hlc(self.batches << 16), 0, 2))
         self.producer.begin_transaction()
         headers = [versions.FORMAT_HEADER] if data else [("c", b"frontier")]
-        self.producer.produce(self.name, value=versions.encode(batch) if data else b"\x01", partition=part, headers=headers)
+        self.producer.produce(
+            self.name,
+            value=versions.encode(batch) if data else b"\x01",
+            partition=part,
+            headers=headers,
+        )
         self.producer.flush()
         if commit:
             self.producer.commit_transaction()

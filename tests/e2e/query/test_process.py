@@ -1,4 +1,6 @@
-"""The query server as a process over real Postgres and Kafka, a commit of the real client, and slots without an engine."""
+"""The query server as a process over real Postgres and Kafka, a commit of the real client, and
+slots without an engine.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ from tests.support.fake_slots import FakeSlot
 from tests.support.query_world import table_view
 
 pytestmark = pytest.mark.platform
-COMMIT = (Path(__file__).resolve().parents[2] / "golden" / "wire" / "featuresets.binpb").read_bytes()
+COMMIT = (
+    Path(__file__).resolve().parents[2] / "golden" / "wire" / "featuresets.binpb"
+).read_bytes()
 W = WorkspaceId("process")
 PARTITIONS = 4
 STARTS_WITHIN_S = 60
@@ -49,33 +53,60 @@ class Running:
 
     async def query(self, outputs: list[str], data: dict[str, list[Any]]) -> tuple[int, Any]:
         body = {"inputs": list(data), "outputs": outputs, "data": data}
-        async with self.client.post(f"{self.url}/api/v1/query", json=body, headers=HEADERS) as answer:
+        async with self.client.post(
+            f"{self.url}/api/v1/query", json=body, headers=HEADERS
+        ) as answer:
             return answer.status, await (answer.json() if answer.status == 200 else answer.text())
 
 
 def fill(rows: psycopg.Connection[Any], slot: FakeSlot) -> None:
-    """A branch that serves the recorded commit, one job for `Profiles`, and the slot that owns it."""
+    """A branch that serves the recorded commit, one job for `Profiles`, and the slot that owns
+    it.
+    """
     [profiles, *_] = decode_sync_request(COMMIT).datasets
     view = table_view(profiles)
     assert view.served_by is not None
-    job = Job(view.served_by, W, (), (), Table(profiles.schema), TopicName("r"), TopicName("d"), PARTITIONS, "Profiles: table")
+    job = Job(
+        view.served_by,
+        W,
+        (),
+        (),
+        Table(profiles.schema),
+        TopicName("r"),
+        TopicName("d"),
+        PARTITIONS,
+        "Profiles: table",
+    )
     catalog = canonical.dumps(Catalog(W, (view,), (), (job.id,), PARTITIONS))
     rows.execute("INSERT INTO workspace (name) VALUES (%s)", (W,))
     rows.execute(
-        "INSERT INTO commit (id, workspace, branch, state, digest, request, options, merged, catalog)"
+        "INSERT INTO commit (id, workspace, branch, state, digest, request, options, "
+        "merged, catalog)"
         " VALUES ('c1', %s, 'main', 'live', '-', %s, '{}', %s, %s)",
         (W, COMMIT, COMMIT, catalog),
     )
     rows.execute("INSERT INTO branch (workspace, name, serving) VALUES (%s, 'main', NULL)", (W,))
-    rows.execute("INSERT INTO slot (id, engine, address, lease_until) VALUES ('s', 'e', %s, now() + interval '1 h')", (slot.path,))
-    rows.execute("INSERT INTO job (id, workspace, spec) VALUES (%s, %s, %s)", (job.id, W, canonical.dumps(job)))
+    rows.execute(
+        "INSERT INTO slot (id, engine, address, lease_until) VALUES ('s', 'e', %s, "
+        "now() + interval '1 h')",
+        (slot.path,),
+    )
+    rows.execute(
+        "INSERT INTO job (id, workspace, spec) VALUES (%s, %s, %s)",
+        (job.id, W, canonical.dumps(job)),
+    )
     for part in range(PARTITIONS):
         rows.execute(
             "INSERT INTO job_partition (job_id, part, slot_id, lease_until, status)"
             " VALUES (%s, %s, 's', now() + interval '1 h', 'running')",
             (job.id, part),
         )
-    slot.put(job.id, ["ada"], 5, [36, "Ada", {"city": "London", "zip_code": None}, "1.50", [1.0, 2.0, 3.0, 4.0], []])
+    slot.put(
+        job.id,
+        ["ada"],
+        5,
+        [36, "Ada", {"city": "London", "zip_code": None}, "1.50", [1.0, 2.0, 3.0, 4.0], []],
+    )
 
 
 @pytest_asyncio.fixture
@@ -91,7 +122,9 @@ async def running(infra: None, database: str, tmp_path: Path) -> AsyncIterator[R
     async with FakeSlot(tmp_path / "slot.sock") as slot, aiohttp.ClientSession() as client:
         with psycopg.connect(database, autocommit=True) as rows:
             fill(rows, slot)
-            process = await asyncio.create_subprocess_exec(sys.executable, "-m", "fennel_core.apps.query", env={**os.environ, **ours})
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "fennel_core.apps.query", env={**os.environ, **ours}
+            )
             made = Running(f"http://127.0.0.1:{port}", process, client, rows, slot)
             try:
                 await _ready(made)
@@ -114,10 +147,17 @@ async def _ready(running: Running) -> None:
     raise AssertionError("the query server ended before it was ready")
 
 
-async def test_the_server_follows_a_branch_from_nothing_to_its_commit_and_stops_when_told(running: Running) -> None:
-    wanted, data = ["UserFeatures.name", "UserFeatures.double_age", "UserFeatures.address"], {"UserFeatures.user": ["ada", "bob"]}
+async def test_the_server_follows_a_branch_from_nothing_to_its_commit_and_stops_when_told(
+    running: Running,
+) -> None:
+    wanted, data = (
+        ["UserFeatures.name", "UserFeatures.double_age", "UserFeatures.address"],
+        {"UserFeatures.user": ["ada", "bob"]},
+    )
     status, text = await running.query(wanted, data)
-    assert (status, text) == (400, "No extractor found for feature `UserFeatures.name`."), "nothing is committed yet"
+    assert (status, text) == (400, "No extractor found for feature `UserFeatures.name`."), (
+        "nothing is committed yet"
+    )
 
     running.rows.execute("UPDATE branch SET serving = 'c1' WHERE workspace = %s", (W,))
     status, answer = await running.query(wanted, data)
@@ -126,7 +166,10 @@ async def test_the_server_follows_a_branch_from_nothing_to_its_commit_and_stops_
         {
             "UserFeatures.name": ["Ada", None],
             "UserFeatures.double_age": [108, -3],
-            "UserFeatures.address": [{"city": "London", "zip_code": None}, {"city": "nowhere", "zip_code": None}],
+            "UserFeatures.address": [
+                {"city": "London", "zip_code": None},
+                {"city": "nowhere", "zip_code": None},
+            ],
         },
     )
 
@@ -134,9 +177,13 @@ async def test_the_server_follows_a_branch_from_nothing_to_its_commit_and_stops_
         assert (barrier.status, await barrier.json()) == (200, {})
     async with running.client.get(f"{running.url}/status", headers=HEADERS) as report:
         shown = await report.json()
-        assert {(p["part"], p["slot"], p["status"]) for p in shown["job_partitions"]} == {(p, "s", "running") for p in range(PARTITIONS)}
+        assert {(p["part"], p["slot"], p["status"]) for p in shown["job_partitions"]} == {
+            (p, "s", "running") for p in range(PARTITIONS)
+        }
         assert shown["views"] == [{"workspace": W, "branch": "main", "commit": "c1"}]
-    async with running.client.post(f"{running.url}/api/v1/commit", data=b"x", headers=HEADERS) as refused:
+    async with running.client.post(
+        f"{running.url}/api/v1/commit", data=b"x", headers=HEADERS
+    ) as refused:
         assert refused.status == 503
         assert "definition server" in await refused.text()
 

@@ -1,4 +1,6 @@
-"""Laws of the six verbs: partials are a commutative group over signed events, whichever way they were made and stored."""
+"""Laws of the six verbs: partials are a commutative group over signed events, whichever way they
+were made and stored.
+"""
 
 import msgspec
 import numpy as np
@@ -16,8 +18,22 @@ from fennel_core.vocab.schema import Schema
 from fennel_core.wire import operators as wire
 
 EVER = wire.Forever()
-SCHEMA = Schema((), tuple(Field(n, Optional(t)) for n, t in (("i", Int()), ("f", Float()), ("d", Decimal(2)), ("s", Str()))), "t")
-TYPES = {"i": pl.Int64(), "f": pl.Float64(), "d": pl.Decimal(28, 2), "s": pl.String(), "t": pl.Int64(), "__pos": pl.Binary()}
+SCHEMA = Schema(
+    (),
+    tuple(
+        Field(n, Optional(t))
+        for n, t in (("i", Int()), ("f", Float()), ("d", Decimal(2)), ("s", Str()))
+    ),
+    "t",
+)
+TYPES = {
+    "i": pl.Int64(),
+    "f": pl.Float64(),
+    "d": pl.Decimal(28, 2),
+    "s": pl.String(),
+    "t": pl.Int64(),
+    "__pos": pl.Binary(),
+}
 SPECS = [
     wire.Count("x", EVER, "s", False, False, True),
     wire.Count("x", EVER, "s", True, True, False),
@@ -49,10 +65,19 @@ BAGS = st.lists(st.lists(EVENT, min_size=1, max_size=8), min_size=2, max_size=4)
 
 def _records(aggregation, bags, signs):
     names = sorted(set(aggregation.prepare()) - {POSITION})
-    layout = Layout(tuple((n, kind_of(SCHEMA.field(n).dtype)) for n in names), ordered=POSITION in aggregation.prepare())
-    rows = [{**event, "__pos": b"\x01" + bytes([b, e]) + bytes(11)} for b, bag in enumerate(bags) for e, event in enumerate(bag)]
+    layout = Layout(
+        tuple((n, kind_of(SCHEMA.field(n).dtype)) for n in names),
+        ordered=POSITION in aggregation.prepare(),
+    )
+    rows = [
+        {**event, "__pos": b"\x01" + bytes([b, e]) + bytes(11)}
+        for b, bag in enumerate(bags)
+        for e, event in enumerate(bag)
+    ]
     frame = pl.DataFrame(rows, schema=TYPES)
-    sign = pl.Series([sign for bag, sign in zip(bags, signs, strict=True) for _ in bag], dtype=pl.Int8)
+    sign = pl.Series(
+        [sign for bag, sign in zip(bags, signs, strict=True) for _ in bag], dtype=pl.Int8
+    )
     return of_frame(layout, frame, frame["t"], sign, frame["__pos"])
 
 
@@ -72,7 +97,8 @@ def test_merging_in_any_order_equals_one_update_over_everything(spec, bags):
     aggregation = make(spec, SCHEMA).exhaustive()
     (whole,) = _partials(aggregation, [[event for bag in bags for event in bag]])
     forward, backward = aggregation.empty, aggregation.empty
-    # The positions of one long bag differ from those of several: compare sums of parts with each other and with the whole's value.
+    # The positions of one long bag differ from those of several: compare sums of parts with each
+    # other and with the whole's value.
     for partial in _partials(aggregation, bags):
         forward = aggregation.merge(forward, partial)
     for partial in _partials(aggregation, bags)[::-1]:
@@ -87,9 +113,13 @@ def test_merging_in_any_order_equals_one_update_over_everything(spec, bags):
 def test_what_is_deleted_leaves_no_trace(spec, bags):
     aggregation = make(spec, SCHEMA).exhaustive()
     first, second, *_ = _partials(aggregation, bags)
-    assert _value(aggregation, aggregation.delete(aggregation.merge(first, second), second)) == _value(aggregation, first)
+    assert _value(
+        aggregation, aggregation.delete(aggregation.merge(first, second), second)
+    ) == _value(aggregation, first)
     taken = _partials(aggregation, bags, [-1] * len(bags))[1]
-    assert _value(aggregation, aggregation.merge(aggregation.merge(second, first), taken)) == _value(aggregation, first)
+    assert _value(
+        aggregation, aggregation.merge(aggregation.merge(second, first), taken)
+    ) == _value(aggregation, first)
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{type(spec).__name__}-{spec.of}")
@@ -99,7 +129,10 @@ def test_a_partial_survives_its_packing_and_few_events_give_the_same_one(spec, b
     partials = _partials(aggregation, bags)
     packed = [aggregation.pack(partial) for partial in partials]
     stored = msgspec.msgpack.encode(packed)
-    again = [data if data is None else aggregation.pack(aggregation.unpack(data)) for data in msgspec.msgpack.decode(stored)]
+    again = [
+        data if data is None else aggregation.pack(aggregation.unpack(data))
+        for data in msgspec.msgpack.decode(stored)
+    ]
     assert msgspec.msgpack.encode(again) == stored
     records = _records(aggregation, bags[:1], [1])
     ((structs, heap),) = records.slices([0], [len(records)])

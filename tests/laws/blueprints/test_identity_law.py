@@ -1,6 +1,8 @@
-"""Identities are a function of logic and of nothing else, and a change renames exactly what lies downstream of it.
+"""Identities are a function of logic and of nothing else, and a change renames exactly what lies
+downstream of it.
 
-The oracle for "downstream" is reachability in a small graph drawn at random; it knows nothing of hashes.
+The oracle for "downstream" is reachability in a small graph drawn at random; it knows nothing of
+hashes.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ LETTERS = "abcdefgh"
 
 @dataclass(frozen=True)
 class Drawing:
-    """Datasets `a`, `b`, …; dataset i reads those in `inputs[i]` (all earlier), or is a source when there are none."""
+    """Datasets `a`, `b`, …; dataset i reads those in `inputs[i]` (all earlier), or is a source when
+    there are none.
+    """
 
     inputs: tuple[tuple[int, ...], ...]
 
@@ -40,23 +44,39 @@ class Drawing:
 @st.composite
 def drawings(draw: st.DrawFn) -> Drawing:
     size = draw(st.integers(1, len(LETTERS)))
-    inputs = [tuple(sorted(draw(st.sets(st.integers(0, i - 1), max_size=3)))) if i else () for i in range(size)]
+    inputs = [
+        tuple(sorted(draw(st.sets(st.integers(0, i - 1), max_size=3)))) if i else ()
+        for i in range(size)
+    ]
     return Drawing(tuple(inputs))
 
 
 def subjects(
-    drawing: Drawing, *, versions: dict[int, int] | None = None, text: dict[int, str] | None = None, letters: str = LETTERS
+    drawing: Drawing,
+    *,
+    versions: dict[int, int] | None = None,
+    text: dict[int, str] | None = None,
+    letters: str = LETTERS,
 ) -> list[Subject]:
-    """Every derived dataset is the union of its inputs through a native operator and user code, so that each has logic of its own.
+    """Every derived dataset is the union of its inputs through a native operator and user code, so
+    that each has logic of its own.
 
-    `letters` are the names of the datasets and of the operators that refer to them; endpoints keep theirs.
+    `letters` are the names of the datasets and of the operators that refer to them; endpoints keep
+    theirs.
     """
     made = []
     for i, inputs in enumerate(drawing.inputs):
         name, version = letters[i], (versions or {}).get(i, 1)
         own = (text or {}).get(i, f"def f(df): return df[df.amount > {i}]")
         if not inputs:
-            made.append(sourced(name, EVENTS, version=version, source=webhook(f"endpoint {i} {own if text else ''}")))
+            made.append(
+                sourced(
+                    name,
+                    EVENTS,
+                    version=version,
+                    source=webhook(f"endpoint {i} {own if text else ''}"),
+                )
+            )
             continue
         refs = [node(letters[j], wire.DatasetRef(DatasetName(letters[j])), EVENTS) for j in inputs]
         (u, n, f) = (f"{kind} of {name}" for kind in ("union", "dropnull", "filter"))
@@ -77,12 +97,16 @@ def contents(compiled: Compiled) -> list[str]:
 @settings(max_examples=40, deadline=None)
 @given(drawings(), st.integers(1, 64))
 def test_compiling_twice_gives_equal_values(drawing: Drawing, partitions: int) -> None:
-    assert compile_subjects(subjects(drawing), partitions) == compile_subjects(subjects(drawing), partitions)
+    assert compile_subjects(subjects(drawing), partitions) == compile_subjects(
+        subjects(drawing), partitions
+    )
 
 
 @settings(max_examples=40, deadline=None)
 @given(drawings(), st.data())
-def test_raising_a_version_renames_the_dataset_and_exactly_what_lies_downstream(drawing: Drawing, data: st.DataObject) -> None:
+def test_raising_a_version_renames_the_dataset_and_exactly_what_lies_downstream(
+    drawing: Drawing, data: st.DataObject
+) -> None:
     changed = data.draw(st.integers(0, len(drawing.inputs) - 1))
     before = contents(compile_subjects(subjects(drawing), 4))
     after = contents(compile_subjects(subjects(drawing, versions={changed: 2}), 4))
@@ -92,11 +116,15 @@ def test_raising_a_version_renames_the_dataset_and_exactly_what_lies_downstream(
 
 @settings(max_examples=40, deadline=None)
 @given(drawings(), st.data())
-def test_changing_code_renames_exactly_what_lies_downstream(drawing: Drawing, data: st.DataObject) -> None:
+def test_changing_code_renames_exactly_what_lies_downstream(
+    drawing: Drawing, data: st.DataObject
+) -> None:
     changed = data.draw(st.integers(0, len(drawing.inputs) - 1))
     same = {i: f"def f(df): return df[df.amount > {i}]" for i in range(len(drawing.inputs))}
     before = contents(compile_subjects(subjects(drawing, text=same), 4))
-    after = contents(compile_subjects(subjects(drawing, text=same | {changed: "def f(df): return df"}), 4))
+    after = contents(
+        compile_subjects(subjects(drawing, text=same | {changed: "def f(df): return df"}), 4)
+    )
     renamed = {i for i, (a, b) in enumerate(zip(before, after, strict=True)) if a != b}
     assert renamed == drawing.downstream(changed)
 
@@ -110,8 +138,13 @@ def test_different_contents_have_different_names(drawing: Drawing) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(drawings(), st.permutations(LETTERS))
-def test_names_of_datasets_and_ids_of_operators_are_no_logic(drawing: Drawing, letters: list[str]) -> None:
-    named, renamed = compile_subjects(subjects(drawing), 4), compile_subjects(subjects(drawing, letters="".join(letters)), 4)
+def test_names_of_datasets_and_ids_of_operators_are_no_logic(
+    drawing: Drawing, letters: list[str]
+) -> None:
+    named, renamed = (
+        compile_subjects(subjects(drawing), 4),
+        compile_subjects(subjects(drawing, letters="".join(letters)), 4),
+    )
     assert [b.key for b in named.blueprints] == [b.key for b in renamed.blueprints]
 
 
@@ -121,7 +154,16 @@ def test_owners_and_descriptions_are_no_logic(drawing: Drawing) -> None:
     told = replace(NOTHING, owner="other@x", description="told", tags=("t",), deprecated=True)
     plain = subjects(drawing)
     dressed = [
-        replace(s, dataset=replace(s.dataset, metadata=told, history_us=1, pycode=code("class Other: ..."), erase_keys=("user",)))
+        replace(
+            s,
+            dataset=replace(
+                s.dataset,
+                metadata=told,
+                history_us=1,
+                pycode=code("class Other: ..."),
+                erase_keys=("user",),
+            ),
+        )
         for s in plain
     ]
     assert contents(compile_subjects(plain, 4)) == contents(compile_subjects(dressed, 4))
@@ -142,8 +184,12 @@ def identity_of(**changes: object) -> str:
 def test_a_sources_identity_follows_what_decides_its_rows_and_nothing_else() -> None:
     base = identity_of()
     table = WebhookEndpoint(Webhook("hook", 7), "e")
-    assert identity_of(every_us=5, version=9) == base, "polling and versions of the source say nothing about rows"
-    assert identity_of(table=replace(table, db=Webhook("hook", 99))) == base, "how long an endpoint keeps rows is no logic"
+    assert identity_of(every_us=5, version=9) == base, (
+        "polling and versions of the source say nothing about rows"
+    )
+    assert identity_of(table=replace(table, db=Webhook("hook", 99))) == base, (
+        "how long an endpoint keeps rows is no logic"
+    )
     different = {
         identity_of(table=replace(table, endpoint="other")),
         identity_of(table=replace(table, db=Webhook("other", 7))),
@@ -161,7 +207,9 @@ def test_a_rotated_password_changes_nothing() -> None:
 
     def source(password: str, host: str = "h") -> str:
         login = Login(PlainSecret("user"), PlainSecret(password))
-        table = connectors.MySQLTable(connectors.MySQL("db", host, 3306, "shop", "", login), "orders")
+        table = connectors.MySQLTable(
+            connectors.MySQL("db", host, 3306, "shop", "", login), "orders"
+        )
         compiled = compile_subjects([sourced("A", EVENTS, source=webhook("e", table=table))], 4)
         assert "secret word" not in repr(compiled)
         return contents(compiled)[0]
@@ -172,8 +220,13 @@ def test_a_rotated_password_changes_nothing() -> None:
 
 def test_comments_blank_lines_and_the_width_of_indents_are_no_logic_but_nesting_is() -> None:
     plain = code_logic(code("def f(df):\n    if x:\n        y()\n    return df\n"))
-    assert code_logic(code("def f(df):  # why\n\n  # more\n  if x:\n      y()\n\n  return df\n")) == plain
+    assert (
+        code_logic(code("def f(df):  # why\n\n  # more\n  if x:\n      y()\n\n  return df\n"))
+        == plain
+    )
     assert code_logic(code("def f(df):\n    if x:\n        y()\n        return df\n")) != plain
-    assert code_logic(code("lambda df: df['a']  # cut out of its line)")) == code_logic(code("lambda df:  df['a']"))
+    assert code_logic(code("lambda df: df['a']  # cut out of its line)")) == code_logic(
+        code("lambda df:  df['a']")
+    )
     helper = code("def g(): return 1\n")
     assert code_logic(code("f", helper)) != code_logic(code("f", code("def g(): return 2\n")))

@@ -1,4 +1,6 @@
-"""The plan against sets: for any bank and any wishes it creates what is missing, keeps and adopts what is alive, lets go of the rest."""
+"""The plan against sets: for any bank and any wishes it creates what is missing, keeps and adopts
+what is alive, lets go of the rest.
+"""
 
 from __future__ import annotations
 
@@ -32,22 +34,31 @@ def facts(alive: set[str], mine: set[str], others: set[str]) -> BankFacts:
 
 
 def made(plan_: Plan) -> dict[str, set[AssetKey]]:
-    return {name: {p.blueprint.key for p in getattr(plan_, name)} for name in ("create", "keep", "adopt")}
+    return {
+        name: {p.blueprint.key for p in getattr(plan_, name)}
+        for name in ("create", "keep", "adopt")
+    }
 
 
 @given(words, words, words, words)
-def test_a_plan_is_set_arithmetic(alive: set[str], mine: set[str], others: set[str], wanted: set[str]) -> None:
+def test_a_plan_is_set_arithmetic(
+    alive: set[str], mine: set[str], others: set[str], wanted: set[str]
+) -> None:
     compiled = toy(*sorted(wanted))
     found = plan(facts(alive, mine, others), compiled.blueprints)
     want, have, own = {b.key for b in compiled.blueprints}, keys(alive | mine | others), keys(mine)
     assert made(found) == {"create": want - have, "keep": want & own, "adopt": (want & have) - own}
     assert {id_ for id_, _ in found.release} == {asset_id(SHOP, key, 1) for key in own - want}
-    assert {id_ for id_, _ in found.destroy} == {asset_id(SHOP, key, 1) for key in own - want - keys(others)}
+    assert {id_ for id_, _ in found.destroy} == {
+        asset_id(SHOP, key, 1) for key in own - want - keys(others)
+    }
     assert found.ids() == {key: asset_id(SHOP, key, 1 if key in have else 7) for key in want}
 
 
 @given(words, words)
-def test_a_plan_that_was_carried_out_leaves_nothing_to_plan(mine: set[str], wanted: set[str]) -> None:
+def test_a_plan_that_was_carried_out_leaves_nothing_to_plan(
+    mine: set[str], wanted: set[str]
+) -> None:
     first = plan(facts(set(), mine, set()), toy(*sorted(wanted)).blueprints)
     ids = first.ids()
     after = BankFacts(SHOP, 8, ids, dict.fromkeys(ids.values(), ""), frozenset())
@@ -55,7 +66,9 @@ def test_a_plan_that_was_carried_out_leaves_nothing_to_plan(mine: set[str], want
 
 
 @given(words, words, words, words)
-def test_the_diff_counts_every_asset(alive: set[str], mine: set[str], others: set[str], wanted: set[str]) -> None:
+def test_the_diff_counts_every_asset(
+    alive: set[str], mine: set[str], others: set[str], wanted: set[str]
+) -> None:
     found = plan(facts(alive, mine, others), toy(*sorted(wanted)).blueprints)
     *lines, last = diff(found)
     assert last == (
@@ -67,7 +80,9 @@ def test_the_diff_counts_every_asset(alive: set[str], mine: set[str], others: se
 
 
 @given(words, words)
-def test_a_job_over_a_topic_that_exists_is_a_recomputation_and_one_over_new_topics_is_not(mine: set[str], wanted: set[str]) -> None:
+def test_a_job_over_a_topic_that_exists_is_a_recomputation_and_one_over_new_topics_is_not(
+    mine: set[str], wanted: set[str]
+) -> None:
     def without_jobs(compiled: Compiled) -> BankFacts:
         topics = {t.key: asset_id(SHOP, t.key, 1) for t in compiled.topics}
         return BankFacts(SHOP, 7, topics, dict.fromkeys(topics.values(), ""), frozenset())

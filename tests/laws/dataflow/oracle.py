@@ -1,4 +1,6 @@
-"""The obvious platform: keep every accepted row, and answer each question by looking through all of them. Imports nothing of ours."""
+"""The obvious platform: keep every accepted row, and answer each question by looking through all of
+them. Imports nothing of ours.
+"""
 
 SECOND = 1_000_000
 DISORDER = 20 * SECOND
@@ -6,19 +8,27 @@ STEP = 2 * SECOND
 
 
 class Accepted:
-    """The set of accepted rows, each with its place in the order of acceptance (`n`); `at` in microseconds."""
+    """The set of accepted rows, each with its place in the order of acceptance (`n`); `at` in
+    microseconds.
+    """
 
     def __init__(self):
         self.rows = {"Clicks": [], "Users": [], "Cities": [], "Orders": []}
         self._watermark = self._latest = None
 
     def take(self, endpoint, rows):
-        """One request. A click older than the largest time accepted before the last request, minus disorder, is dropped."""
+        """One request. A click older than the largest time accepted before the last request, minus
+        disorder, is dropped.
+        """
         if endpoint == "Clicks":
-            rows = [r for r in rows if self._watermark is None or r["at"] >= self._watermark - DISORDER]
+            rows = [
+                r for r in rows if self._watermark is None or r["at"] >= self._watermark - DISORDER
+            ]
             if rows:
                 self._watermark = self._latest
-                self._latest = max([r["at"] for r in rows] + [self._latest] * (self._latest is not None))
+                self._latest = max(
+                    [r["at"] for r in rows] + [self._latest] * (self._latest is not None)
+                )
         n = sum(map(len, self.rows.values()))
         self.rows[endpoint] += [{**row, "n": n + i} for i, row in enumerate(rows)]
 
@@ -47,7 +57,11 @@ class Accepted:
         city = user and self.cities(user["city"], moment)
         if user is None:
             return None
-        return {"city": user["city"], "country": city and city["country"], "at": max(user["at"], city["at"] if city else 0)}
+        return {
+            "city": user["city"],
+            "country": city and city["country"],
+            "at": max(user["at"], city["at"] if city else 0),
+        }
 
     def per_city(self, city, moment):
         met = [c for c in self._clicked(self.users) if c["city"] == city and c["at"] <= moment]
@@ -55,10 +69,19 @@ class Accepted:
         changed = [c["at"] for c in met] + [t for c in met if (t := c["at"] + 5 * SECOND) <= moment]
         if not met:
             return None
-        return {"count": len(met), "recent": total(recent), "top": max(c["amount"] for c in met), "at": max(changed)}
+        return {
+            "count": len(met),
+            "recent": total(recent),
+            "top": max(c["amount"] for c in met),
+            "at": max(changed),
+        }
 
     def natives(self, city, moment):
-        met = [c for c in self._clicked(self.locals) if c["city"] == city and c["since"] >= c["at"] - 6 * SECOND and c["at"] <= moment]
+        met = [
+            c
+            for c in self._clicked(self.locals)
+            if c["city"] == city and c["since"] >= c["at"] - 6 * SECOND and c["at"] <= moment
+        ]
         return {"count": len(met), "at": max(c["at"] for c in met)} if met else None
 
     def windowed(self, city, moment):
@@ -68,7 +91,12 @@ class Accepted:
         return None if city == "lima" else self._closed(city, moment, self.users, "nowhere")
 
     def abroad(self, country, moment):
-        times = {r["at"] for dataset in ("Orders", "Users", "Cities") for r in self.rows[dataset] if r["at"] <= moment}
+        times = {
+            r["at"]
+            for dataset in ("Orders", "Users", "Cities")
+            for r in self.rows[dataset]
+            if r["at"] <= moment
+        }
         if not any(self._living(country, at) for at in times):
             return None
         living = self._living(country, moment)
@@ -85,16 +113,31 @@ class Accepted:
         return living
 
     def totals(self, uid, moment):
-        """Steps of two seconds: what lived at a multiple of them counts until its successor begins, up to the frontier."""
-        lives = [(max(begin, (begin // STEP + 1) * STEP), end, row) for begin, end, row in self._lives()]
+        """Steps of two seconds: what lived at a multiple of them counts until its successor begins,
+        up to the frontier.
+        """
+        lives = [
+            (max(begin, (begin // STEP + 1) * STEP), end, row) for begin, end, row in self._lives()
+        ]
         lives = [life for life in lives if life[1] is None or life[0] < life[1]]
-        return self._stepped(uid, min(moment, self._frontier("Orders")), lives, lambda row, now: True)
+        return self._stepped(
+            uid, min(moment, self._frontier("Orders")), lives, lambda row, now: True
+        )
 
     def counts(self, uid, moment):
         lives = self._lives()
-        ends = [(begin, end if end and end < begin + 5 * SECOND else begin + 5 * SECOND, row) for begin, end, row in lives]
-        found = self._stepped(uid, moment, lives + ends, lambda row, now: now < row["at"] + 5 * SECOND)
-        counting = [row for begin, end, row in lives if row["uid"] == uid and begin <= moment and (end is None or moment < end)]
+        ends = [
+            (begin, end if end and end < begin + 5 * SECOND else begin + 5 * SECOND, row)
+            for begin, end, row in lives
+        ]
+        found = self._stepped(
+            uid, moment, lives + ends, lambda row, now: now < row["at"] + 5 * SECOND
+        )
+        counting = [
+            row
+            for begin, end, row in lives
+            if row["uid"] == uid and begin <= moment and (end is None or moment < end)
+        ]
         return found and {**found, "count": len(counting)}
 
     def spenders(self, count, moment):
@@ -111,44 +154,69 @@ class Accepted:
     def _clicked(self, side):
         """Clicks with the row of their user then; `since`: that row's time."""
         met = [(click, side(click["uid"], click["at"])) for click in self.rows["Clicks"]]
-        return [{**click, "city": row and row["city"], "since": row and row["at"]} for click, row in met]
+        return [
+            {**click, "city": row and row["city"], "since": row and row["at"]} for click, row in met
+        ]
 
     def _frontier(self, dataset):
         return max((r["at"] for r in self.rows[dataset]), default=0)
 
     def _closed(self, city, moment, side, nowhere):
-        """Windows of 4 s, and of 6 s every 2 s, that have ended by the largest time of all clicks."""
+        """Windows of 4 s, and of 6 s every 2 s, that have ended by the largest time of all
+        clicks.
+        """
         clicks = [c for c in self._clicked(side) if (c["city"] or nowhere) == city]
-        ends = {e for c in clicks for d, s in ((4, 4), (6, 2)) for e in ends_of(c["at"], d * SECOND, s * SECOND)}
+        ends = {
+            e
+            for c in clicks
+            for d, s in ((4, 4), (6, 2))
+            for e in ends_of(c["at"], d * SECOND, s * SECOND)
+        }
         seen = [e for e in ends if e <= min(moment, self._frontier("Clicks"))]
         if not seen:
             return None
         last = max(seen)
         four, six = last // (4 * SECOND) * 4 * SECOND, last // (2 * SECOND) * 2 * SECOND
         count = [c for c in clicks if four - 4 * SECOND <= c["at"] < four]
-        return {"count": len(count), "amount": total(c for c in clicks if six - 6 * SECOND <= c["at"] < six), "at": last}
+        return {
+            "count": len(count),
+            "amount": total(c for c in clicks if six - 6 * SECOND <= c["at"] < six),
+            "at": last,
+        }
 
     def _lives(self):
         """(begin, end, row) of every order's version that ever lives."""
         lives = []
         for row in self.rows["Orders"]:
             if self.orders(row["oid"], row["at"]) is row:
-                later = [o["at"] for o in self.rows["Orders"] if o["oid"] == row["oid"] and o["at"] > row["at"]]
+                later = [
+                    o["at"]
+                    for o in self.rows["Orders"]
+                    if o["oid"] == row["oid"] and o["at"] > row["at"]
+                ]
                 lives.append((row["at"], min(later, default=None), row))
         return lives
 
     def _stepped(self, uid, moment, lives, counts):
         mine = [life for life in lives if life[2]["uid"] == uid]
-        changed = [t for begin, end, _ in mine for t in (begin, end) if t is not None and t <= moment]
+        changed = [
+            t for begin, end, _ in mine for t in (begin, end) if t is not None and t <= moment
+        ]
         if not changed:
             return None
         last = max(changed)
-        rows = {row["n"]: row for begin, end, row in mine if begin <= last and (end is None or last < end) and counts(row, last)}
+        rows = {
+            row["n"]: row
+            for begin, end, row in mine
+            if begin <= last and (end is None or last < end) and counts(row, last)
+        }
         return {"count": len(rows), "total": total(rows.values()), "at": last}
 
 
 def ends_of(at, duration, stride):
-    """Ends of the windows that hold `at`, and the end after the last of them, when the row has left."""
+    """Ends of the windows that hold `at`, and the end after the last of them, when the row has
+    left.
+    """
     first, last = (at // stride + 1) * stride, (at + duration) // stride * stride
     return range(first, last + stride + 1, stride)
 

@@ -127,28 +127,47 @@ def productions(wanted):
     if wanted not in OPTIONAL:
         return PLAIN[wanted]
     plain = REQUIRED[wanted]
-    return (f"when(<<bool>>).then(<<{plain}>>)", f"when(<<obool>>).then(<<{wanted}>>).otherwise(<<{plain}>>)", *OPTIONAL[wanted])
+    return (
+        f"when(<<bool>>).then(<<{plain}>>)",
+        f"when(<<obool>>).then(<<{wanted}>>).otherwise(<<{plain}>>)",
+        *OPTIONAL[wanted],
+    )
 
 
 class Composer:
-    """Random well-typed expressions, as source text: `pick` chooses a production for the wanted type until the depth is used up."""
+    """Random well-typed expressions, as source text: `pick` chooses a production for the wanted
+    type until the depth is used up.
+    """
 
     def __init__(self, seed):
         self.random = random.Random(seed)
 
     def expression(self):
-        return "mixed", self.pick(self.random.choice(["int", "float", "bool", "str", "oint", "ofloat", "time", "ints", "strs"]), DEPTH)
+        return "mixed", self.pick(
+            self.random.choice(
+                ["int", "float", "bool", "str", "oint", "ofloat", "time", "ints", "strs"]
+            ),
+            DEPTH,
+        )
 
     def pick(self, wanted, depth):
-        options = self.leaves(wanted) if depth == 0 or self.random.random() < LEAF_SHARE else productions(wanted)
+        options = (
+            self.leaves(wanted)
+            if depth == 0 or self.random.random() < LEAF_SHARE
+            else productions(wanted)
+        )
         source = self.random.choice(options)
         while "<<" in source:
             start, end = source.index("<<"), source.index(">>")
-            source = source[:start] + self.pick(source[start + 2 : end], depth - 1) + source[end + 2 :]
+            source = (
+                source[:start] + self.pick(source[start + 2 : end], depth - 1) + source[end + 2 :]
+            )
         return source
 
     def leaves(self, wanted):
-        """Columns, not constants: the client's evaluator folds constants wrongly (see the deviations), which would drown the rest."""
+        """Columns, not constants: the client's evaluator folds constants wrongly (see the
+        deviations), which would drown the rest.
+        """
         columns = {
             "int": ["i", "j"],
             "oint": ["oi"],

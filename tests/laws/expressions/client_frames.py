@@ -1,5 +1,7 @@
 # ruff: noqa: UP006, UP045  the client reads these annotations in their older spelling
-"""The frames on which the law is checked, with the edge values of every type. Runs in the client's environment."""
+"""The frames on which the law is checked, with the edge values of every type. Runs in the client's
+environment.
+"""
 
 from datetime import date, datetime, timezone
 from decimal import Decimal as PyDecimal
@@ -39,11 +41,25 @@ UTC = timezone.utc  # noqa: UP017
 INF, NAN = float("inf"), float("nan")
 
 SCHEMAS = {
-    "numbers": {"i": int, "j": int, "oi": Optional[int], "f": float, "g": float, "of": Optional[float]},
+    "numbers": {
+        "i": int,
+        "j": int,
+        "oi": Optional[int],
+        "f": float,
+        "g": float,
+        "of": Optional[float],
+    },
     "logic": {"p": bool, "q": bool, "op": Optional[bool], "oq": Optional[bool]},
     "text": {"s": str, "t": str, "os": Optional[str]},
     "json": {"s": str},
-    "times": {"d": datetime, "e": datetime, "od": Optional[datetime], "i": int, "oi": Optional[int], "now": datetime},
+    "times": {
+        "d": datetime,
+        "e": datetime,
+        "od": Optional[datetime],
+        "i": int,
+        "oi": Optional[int],
+        "now": datetime,
+    },
     "stamps": {"s": str},
     "lists": {
         "li": List[int],
@@ -196,11 +212,23 @@ FRAMES = {
             at(2021, 3, 14, 10),
             at(2024, 12, 30, 12, 30),
         ],
-        "e": [at(1970, 1, 1), at(2020, 1, 3, 4, 5, 6), at(2020, 2, 29, 0, 0, 0, 1), at(2022, 3, 14, 10), at(1900, 1, 1)],
+        "e": [
+            at(1970, 1, 1),
+            at(2020, 1, 3, 4, 5, 6),
+            at(2020, 2, 29, 0, 0, 0, 1),
+            at(2022, 3, 14, 10),
+            at(1900, 1, 1),
+        ],
         "od": [None, at(2021, 3, 14, 10), at(1900, 1, 1), at(2100, 6, 1, 1, 2, 3, 4), None],
         "i": [0, 25, -7, 1_700_000_000, -1],
         "oi": [None, 1, -1, 1_700_000_000_123, None],
-        "now": [at(2024, 1, 1), at(2023, 5, 6, 7, 8, 9), at(2020, 1, 1), at(1999, 1, 1), at(2024, 1, 1, 0, 0, 0, 1)],
+        "now": [
+            at(2024, 1, 1),
+            at(2023, 5, 6, 7, 8, 9),
+            at(2020, 1, 1),
+            at(1999, 1, 1),
+            at(2024, 1, 1, 0, 0, 0, 1),
+        ],
     },
     "stamps": {
         "s": [
@@ -291,15 +319,34 @@ FRAMES = {
             at(2000, 1, 1),
             at(1900, 3, 1),
         ],
-        "e": [at(2020, 1, 1), at(2020, 2, 28), at(1970, 1, 1), at(2020, 7, 4), at(2001, 1, 1), at(2100, 1, 1)],
-        "od": [None, at(2020, 2, 29), at(1950, 5, 5), None, at(2000, 1, 1), at(2038, 1, 19, 3, 14, 8)],
+        "e": [
+            at(2020, 1, 1),
+            at(2020, 2, 28),
+            at(1970, 1, 1),
+            at(2020, 7, 4),
+            at(2001, 1, 1),
+            at(2100, 1, 1),
+        ],
+        "od": [
+            None,
+            at(2020, 2, 29),
+            at(1950, 5, 5),
+            None,
+            at(2000, 1, 1),
+            at(2038, 1, 19, 3, 14, 8),
+        ],
         "li": [[], [1, 2, 3], [5], [-1, 4], [0, 0, 2], [7]],
         "loi": [[None], [1, None, 3], [], [2], [None, 0], [3, 4]],
         "lf": [[], [0.5, 2.0], [-1.5], [0.1, 0.2, 0.3], [INF], [0.0]],
         "ls": [[], ["a", "b"], [""], ["banana", "a"], ["x"], ["12", "", "z"]],
     },
     "absent": {
-        "op": [{"x": None}, {"x": 2}, {"x": None}, {"x": 0}],  # how the client itself hands a null struct to its evaluator
+        "op": [
+            {"x": None},
+            {"x": 2},
+            {"x": None},
+            {"x": 0},
+        ],  # how the client itself hands a null struct to its evaluator
         "om": [None, [], [("a", 1)], [("b", 2)]],
         "i": [1, 2, 3, 4],
         "b": [True, False, True, False],

@@ -1,14 +1,16 @@
 """The oracle: the client's own evaluator, run over a table of expressions and over random ones.
 
-This script runs in the *client's* environment (`.venv-executor`), imports nothing of ours and prints one JSON document: frames, and cases
-with the serialised expression, the type the client infers (or its compile error), and per row the value or the error. Values are tagged
-(`plain`), so that NaN, 64-bit ints, instants and dicts survive JSON. Where a whole batch fails, the rows are evaluated one by one, which
-tells which are at fault.
+This script runs in the *client's* environment (`.venv-executor`), imports nothing of ours and
+prints one JSON document: frames, and cases with the serialised expression, the type the client
+infers (or its compile error), and per row the value or the error. Values are tagged (`plain`), so
+that NaN, 64-bit ints, instants and dicts survive JSON. Where a whole batch fails, the rows are
+evaluated one by one, which tells which are at fault.
 
 Usage: python client_oracle.py <seed> <number of random expressions>
 """
 
-# ruff: noqa: BLE001  the Rust library panics with BaseException, and an oracle reports whatever happens
+# ruff: noqa: BLE001  the Rust library panics with BaseException, and an oracle reports whatever
+# happens
 
 import base64
 import itertools
@@ -35,7 +37,16 @@ from fennel_data_lib import assign, type_of
 
 TABLE = Path(__file__).with_name("table.txt")
 ALTERNATIVES = re.compile(r"\{(.*?)\}")
-LANGUAGE = {"col": col, "lit": lit, "now": now, "var": var, "when": when, "moment": moment, "from_epoch": from_epoch, "repeat": repeat}
+LANGUAGE = {
+    "col": col,
+    "lit": lit,
+    "now": now,
+    "var": var,
+    "when": when,
+    "moment": moment,
+    "from_epoch": from_epoch,
+    "repeat": repeat,
+}
 NAMES = {**vars(client_frames), **LANGUAGE}
 
 
@@ -63,7 +74,11 @@ def columns_of(message):
         if field.name == "ref":
             found.add(value.name)
         elif field.message_type is not None:
-            parts = [value] if field.label != field.LABEL_REPEATED else list(value.values() if hasattr(value, "values") else value)
+            parts = (
+                [value]
+                if field.label != field.LABEL_REPEATED
+                else list(value.values() if hasattr(value, "values") else value)
+            )
             for part in parts:
                 if hasattr(part, "ListFields"):
                     found |= columns_of(part)
@@ -71,7 +86,9 @@ def columns_of(message):
 
 
 def plain(value, dtype):
-    """A value as JSON: floats as text, instants as microseconds, dicts as pairs; everything tagged that JSON would blur."""
+    """A value as JSON: floats as text, instants as microseconds, dicts as pairs; everything tagged
+    that JSON would blur.
+    """
     kind = dtype.WhichOneof("dtype")
     if value is None:
         return None
@@ -112,8 +129,18 @@ def batch(frame, columns, rows):
 
 def values(expr, frame, columns, rows, dtype):
     schema = {name: get_datatype(SCHEMAS[frame][name]).SerializeToString() for name in columns}
-    context = expression_pb.EvalContext(now_col_name="now") if "now" in columns else expression_pb.EvalContext()
-    result = assign(expr, batch(frame, columns, rows), schema, dtype.SerializeToString(), context.SerializeToString())
+    context = (
+        expression_pb.EvalContext(now_col_name="now")
+        if "now" in columns
+        else expression_pb.EvalContext()
+    )
+    result = assign(
+        expr,
+        batch(frame, columns, rows),
+        schema,
+        dtype.SerializeToString(),
+        context.SerializeToString(),
+    )
     if pa.types.is_timestamp(result.type):
         result = result.cast(pa.timestamp("us", "UTC"))
     return [{"value": plain(v, dtype)} for v in result.to_pylist()]
@@ -135,7 +162,9 @@ def evaluated(frame, source):
     expr = message.SerializeToString()
     case["expr"] = base64.b64encode(expr).decode()
     try:
-        inferred = type_of(expr, {c: get_datatype(t).SerializeToString() for c, t in SCHEMAS[frame].items()})
+        inferred = type_of(
+            expr, {c: get_datatype(t).SerializeToString() for c, t in SCHEMAS[frame].items()}
+        )
     except BaseException as error:
         return {**case, "type_error": first_line(error)}
     dtype = schema_pb.DataType()
@@ -166,7 +195,13 @@ def main():
     seed, count = int(sys.argv[1]), int(sys.argv[2])
     composer = Composer(seed)
     sources = list(dict.fromkeys([*table(), *(composer.expression() for _ in range(count))]))
-    json.dump({"frames": {name: frame_document(name) for name in FRAMES}, "cases": [evaluated(*source) for source in sources]}, sys.stdout)
+    json.dump(
+        {
+            "frames": {name: frame_document(name) for name in FRAMES},
+            "cases": [evaluated(*source) for source in sources],
+        },
+        sys.stdout,
+    )
 
 
 if __name__ == "__main__":

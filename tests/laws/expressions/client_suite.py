@@ -1,8 +1,9 @@
-"""The client's shipped expression tests, overheard: what they hand to the evaluator and what it answers.
+"""The client's shipped expression tests, overheard: what they hand to the evaluator and what it
+answers.
 
-Runs in the client's environment. Every test function of `fennel.expr.test_expr` runs as it is, with the evaluator wrapped by a recorder,
-so that the inputs are exactly those that the client's own data frames become. Prints cases in the form of `client_oracle.py`, each with
-its own frame.
+Runs in the client's environment. Every test function of `fennel.expr.test_expr` runs as it is, with
+the evaluator wrapped by a recorder, so that the inputs are exactly those that the client's own data
+frames become. Prints cases in the form of `client_oracle.py`, each with its own frame.
 """
 
 import base64
@@ -37,7 +38,11 @@ def recorded(cases, frames, assign):
             "schema": {c: base64.b64encode(encoded).decode() for c, encoded in schema.items()},
             "columns": {c: column(batch.column(c), dtypes[c]) for c in schema},
         }
-        case = {"frame": name, "expr": base64.b64encode(expr).decode(), "type": base64.b64encode(returned).decode()}
+        case = {
+            "frame": name,
+            "expr": base64.b64encode(expr).decode(),
+            "type": base64.b64encode(returned).decode(),
+        }
         case["source"] = next(f.function for f in inspect.stack() if f.function.startswith("test_"))
         try:
             result = assign(expr, batch, schema, returned, context)

@@ -1,8 +1,9 @@
-"""One case of the oracle against our compiler: the same verdict about the type, the same rows failing, the same values.
+"""One case of the oracle against our compiler: the same verdict about the type, the same rows
+failing, the same values.
 
-Values are brought to one plain Python form on both sides. Floats are equal when they are the same number to 1 part in 10^14 (the
-trigonometric functions come from different maths libraries), NaN equals NaN: the evaluators are compared before the door where NaN
-becomes null.
+Values are brought to one plain Python form on both sides. Floats are equal when they are the same
+number to 1 part in 10^14 (the trigonometric functions come from different maths libraries), NaN
+equals NaN: the evaluators are compared before the door where NaN becomes null.
 """
 
 import base64
@@ -60,9 +61,23 @@ class Case:
 
 def read_frame(document: dict) -> Frame:
     schema = {name: _dtype(encoded) for name, encoded in document["schema"].items()}
-    columns = {name: [_value(v, schema[name]) for v in values] for name, values in document["columns"].items()}
-    columns = {name: [v if comparable(v, schema[name]) is not None else None for v in values] for name, values in columns.items()}
-    return Frame(schema, pl.DataFrame([pl.Series(name, values, dtype=polars_type(schema[name])) for name, values in columns.items()]))
+    columns = {
+        name: [_value(v, schema[name]) for v in values]
+        for name, values in document["columns"].items()
+    }
+    columns = {
+        name: [v if comparable(v, schema[name]) is not None else None for v in values]
+        for name, values in columns.items()
+    }
+    return Frame(
+        schema,
+        pl.DataFrame(
+            [
+                pl.Series(name, values, dtype=polars_type(schema[name]))
+                for name, values in columns.items()
+            ]
+        ),
+    )
 
 
 def read_case(document: dict) -> Case:
@@ -73,19 +88,26 @@ def read_case(document: dict) -> Case:
         expr = decode_expr(message)
     except WireError:
         expr = None
-    rows = [Failed(row["error"]) if "error" in row else _value(row["value"], dtype) for row in document.get("rows", [])]
+    rows = [
+        Failed(row["error"]) if "error" in row else _value(row["value"], dtype)
+        for row in document.get("rows", [])
+    ]
     return Case(document["frame"], document["source"], expr, dtype, tuple(rows))
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Either `verdict` (about the expression) or `rows`: (row, our value or FAILED, the client's)."""
+    """Either `verdict` (about the expression) or `rows`: (row, our value or FAILED, the
+    client's).
+    """
 
     verdict: str = ""
     rows: tuple[tuple[int, object, object], ...] = ()
 
     def __str__(self) -> str:
-        return self.verdict or "; ".join(f"row {i}: {ours!r}, the client's is {theirs!r}" for i, ours, theirs in self.rows)
+        return self.verdict or "; ".join(
+            f"row {i}: {ours!r}, the client's is {theirs!r}" for i, ours, theirs in self.rows
+        )
 
 
 def difference(case: Case, frame: Frame) -> Difference | None:
@@ -104,7 +126,9 @@ def difference(case: Case, frame: Frame) -> Difference | None:
         return Difference(f"type {show(inferred)}, the client's is {show(case.dtype)}")
     ours = answers(frame.rows, term)
     theirs = [row if row == FAILED else comparable(row, case.dtype) for row in case.rows]
-    rows = tuple((i, a, b) for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if not equal(a, b))
+    rows = tuple(
+        (i, a, b) for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if not equal(a, b)
+    )
     return Difference(rows=rows) if rows else None
 
 
@@ -117,22 +141,34 @@ def compiled(case: Case, frame: Frame) -> Term | None:
 
 
 def _term(expr: Expr, frame: Frame) -> Term:
-    return Compiler(Scope(frame.schema), pl.col("now") if "now" in frame.schema else None).term(expr)
+    return Compiler(Scope(frame.schema), pl.col("now") if "now" in frame.schema else None).term(
+        expr
+    )
 
 
 def answers(rows: pl.DataFrame, term: Term) -> list[object]:
-    checks = [check.failed.fill_null(value=False).alias(f"check {i}") for i, check in enumerate(term.checks)]
+    checks = [
+        check.failed.fill_null(value=False).alias(f"check {i}")
+        for i, check in enumerate(term.checks)
+    ]
     answer = rows.with_columns(term.value.alias("value"), *checks)
-    failed = answer.with_columns(pl.any_horizontal(pl.lit(value=False), "^check .*$").alias("failed"))["failed"].to_list()
+    failed = answer.with_columns(
+        pl.any_horizontal(pl.lit(value=False), "^check .*$").alias("failed")
+    )["failed"].to_list()
     values = [comparable(v, term.dtype) for v in answer["value"].to_list()]
-    return [FAILED if f or (v is None and not is_optional(term.dtype)) else v for f, v in zip(failed, values, strict=True)]
+    return [
+        FAILED if f or (v is None and not is_optional(term.dtype)) else v
+        for f, v in zip(failed, values, strict=True)
+    ]
 
 
 def comparable(value: object, dtype: Dtype) -> object:
     match dtype:
         case _ if value is None:
             return None
-        case Optional(Struct(_, fields)) if any(value[f.name] is None and not is_optional(f.dtype) for f in fields):
+        case Optional(Struct(_, fields)) if any(
+            value[f.name] is None and not is_optional(f.dtype) for f in fields
+        ):
             return None  # the client's evaluator spells a null struct as a struct of nulls
         case Optional(of):
             return comparable(value, of)
@@ -149,9 +185,13 @@ def comparable(value: object, dtype: Dtype) -> object:
 def equal(ours: object, theirs: object) -> bool:
     match ours, theirs:
         case float(), float():
-            return (math.isnan(ours) and math.isnan(theirs)) or math.isclose(ours, theirs, rel_tol=1e-14, abs_tol=1e-300)
+            return (math.isnan(ours) and math.isnan(theirs)) or math.isclose(
+                ours, theirs, rel_tol=1e-14, abs_tol=1e-300
+            )
         case list(), list():
-            return len(ours) == len(theirs) and all(equal(a, b) for a, b in zip(ours, theirs, strict=True))
+            return len(ours) == len(theirs) and all(
+                equal(a, b) for a, b in zip(ours, theirs, strict=True)
+            )
         case dict(), dict():
             return ours.keys() == theirs.keys() and all(equal(ours[k], theirs[k]) for k in ours)
         case _:

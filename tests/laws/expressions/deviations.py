@@ -1,7 +1,8 @@
 """Where we differ from the client's evaluator, and why: the whole list.
 
-Each entry says what it covers and recognises its cases by the shape of the expression and of the difference. The law fails for a
-difference that no entry covers, and for an entry that nothing needs any more.
+Each entry says what it covers and recognises its cases by the shape of the expression and of the
+difference. The law fails for a difference that no entry covers, and for an entry that nothing needs
+any more.
 """
 
 import re
@@ -37,10 +38,14 @@ from tests.laws.expressions.comparison import FAILED, Case, Difference
 Test = Callable[[Case, Difference], bool]
 
 BREAKDOWN = re.compile(
-    r"cannot get ref \w+ from|operation not supported for dtype|entered unreachable code|cannot compare string with numeric"
-    r"|invalid series dtype|expected type: Bytes|expected (between|oneof) type|error parsing Regex|not yet implemented"
+    r"cannot get ref \w+ from|operation not supported for dtype|entered unreachable code"
+    r"|cannot compare string with numeric"
+    r"|invalid series dtype|expected type: Bytes|expected (between|oneof) type"
+    r"|error parsing Regex|not yet implemented"
 )
-"""What the client's evaluator says of its own internals: a narrow or unsigned int where it wants 64 bits, a type that it cannot repeat."""
+"""What the client's evaluator says of its own internals: a narrow or unsigned int where it wants 64
+bits, a type that it cannot repeat.
+"""
 
 
 @dataclass(frozen=True)
@@ -65,11 +70,17 @@ def has(expr: Expr, found: Callable[[object], bool]) -> bool:
 
 
 def rounds_an_int(node: object) -> bool:
-    return isinstance(node, MathFn) and (node.op in (MathUnary.ABS, MathUnary.CEIL, MathUnary.FLOOR) or node.op == Round(0))
+    return isinstance(node, MathFn) and (
+        node.op in (MathUnary.ABS, MathUnary.CEIL, MathUnary.FLOOR) or node.op == Round(0)
+    )
 
 
 def divides_a_constant(node: object) -> bool:
-    return isinstance(node, Binary) and node.op in (BinaryOp.FLOOR_DIV, BinaryOp.MOD) and not references(node.left)
+    return (
+        isinstance(node, Binary)
+        and node.op in (BinaryOp.FLOOR_DIV, BinaryOp.MOD)
+        and not references(node.left)
+    )
 
 
 def parses_a_container(node: object) -> bool:
@@ -94,15 +105,20 @@ def subtracts_or_chooses(node: object) -> bool:
 def negates_a_division(node: object) -> bool:
     match node:
         case Unary(UnaryOp.NOT, Binary() as comparison):
-            return has(comparison, lambda inner: isinstance(inner, Binary) and inner.op is BinaryOp.DIV)
+            return has(
+                comparison, lambda inner: isinstance(inner, Binary) and inner.op is BinaryOp.DIV
+            )
         case _:
             return False
 
 
-def only(difference: Difference, *, ours_failed: bool | None = None, theirs_failed: bool | None = None) -> bool:
+def only(
+    difference: Difference, *, ours_failed: bool | None = None, theirs_failed: bool | None = None
+) -> bool:
     """Are all differing rows of this kind?"""
     return bool(difference.rows) and all(
-        (ours_failed is None or (ours == FAILED) == ours_failed) and (theirs_failed is None or (theirs == FAILED) == theirs_failed)
+        (ours_failed is None or (ours == FAILED) == ours_failed)
+        and (theirs_failed is None or (theirs == FAILED) == theirs_failed)
         for _, ours, theirs in difference.rows
     )
 
@@ -110,17 +126,22 @@ def only(difference: Difference, *, ours_failed: bool | None = None, theirs_fail
 DEVIATIONS = (
     Deviation(
         "generous types",
-        "a regex is a str and a bounded int meets a bounded float; the client's compiler rejects both by accident",
+        "a regex is a str and a bounded int meets a bounded float; the client's "
+        "compiler rejects both by accident",
         lambda case, d: case.frame == "others" and d.verdict.startswith("we accept"),
     ),
     Deviation(
         "no breakdown",
         "the client's evaluator breaks down on a well-typed expression; we answer",
-        lambda case, d: only(d, ours_failed=False) and all(BREAKDOWN.search(getattr(theirs, "reason", "")) for _, _, theirs in d.rows),
+        lambda case, d: (
+            only(d, ours_failed=False)
+            and all(BREAKDOWN.search(getattr(theirs, "reason", "")) for _, _, theirs in d.rows)
+        ),
     ),
     Deviation(
         "exact ints",
-        "abs, ceil, floor and round keep an int an int; the client's go through a float and lose digits beyond 2^53",
+        "abs, ceil, floor and round keep an int an int; the client's go through a "
+        "float and lose digits beyond 2^53",
         lambda case, d: has(case.expr, rounds_an_int) and only(d, ours_failed=False),
     ),
     Deviation(
@@ -130,14 +151,19 @@ DEVIATIONS = (
     ),
     Deviation(
         "strict containers",
-        "in str.parse a scalar is no list, and what is no object is no struct; the client's makes a list of one, or a struct of nulls",
-        lambda case, d: has(case.expr, parses_a_container) and all(ours in (FAILED, None) for _, ours, _ in d.rows),
+        "in str.parse a scalar is no list, and what is no object is no struct; the "
+        "client's makes a list of one, or a struct of nulls",
+        lambda case, d: (
+            has(case.expr, parses_a_container)
+            and all(ours in (FAILED, None) for _, ours, _ in d.rows)
+        ),
     ),
     Deviation(
         "structural equality",
         "lists and structs with equal parts are equal, nulls included",
         lambda case, d: (
-            bool(re.match(r"col\('(lob|loi|p)'\) [=!]= ", case.source)) and all(ours is ("==" in case.source) for _, ours, _ in d.rows)
+            bool(re.match(r"col\('(lob|loi|p)'\) [=!]= ", case.source))
+            and all(ours is ("==" in case.source) for _, ours, _ in d.rows)
         ),
     ),
     Deviation(
@@ -147,38 +173,56 @@ DEVIATIONS = (
     ),
     Deviation(
         "empty zips",
-        "zipped empty lists are an empty list (as the client's own tests have it); its evaluator makes one struct of nulls",
-        lambda case, d: has(case.expr, lambda n: isinstance(n, Zip)) and all(ours == [] for _, ours, _ in d.rows),
+        "zipped empty lists are an empty list (as the client's own tests have it); "
+        "its evaluator makes one struct of nulls",
+        lambda case, d: (
+            has(case.expr, lambda n: isinstance(n, Zip))
+            and all(ours == [] for _, ours, _ in d.rows)
+        ),
     ),
     Deviation(
         "signed lengths",
-        "a length is an int; the client's is an unsigned 32-bit one, so that a difference of two lengths wraps around",
+        "a length is an int; the client's is an unsigned 32-bit one, so that a "
+        "difference of two lengths wraps around",
         lambda case, d: has(case.expr, is_a_length) and has(case.expr, subtracts_or_chooses),
     ),
     Deviation(
         "negated comparisons",
-        "`~(a <= b)` compares what `a <= b` compares; the client's library turns it into `a > b` and divides ints as ints inside",
+        "`~(a <= b)` compares what `a <= b` compares; the client's library turns it "
+        "into `a > b` and divides ints as ints inside",
         lambda case, d: has(case.expr, negates_a_division),
     ),
     Deviation(
         "calendar range",
         "from_epoch beyond the years 1 to 9999 fails; the client's wraps around",
-        lambda case, d: has(case.expr, lambda n: isinstance(n, FromEpoch)) and only(d, ours_failed=True),
+        lambda case, d: (
+            has(case.expr, lambda n: isinstance(n, FromEpoch)) and only(d, ours_failed=True)
+        ),
     ),
     Deviation(
         "branches not taken",
         "a row fails only in the branch it takes; the client's evaluates all branches for all rows",
-        lambda case, d: has(case.expr, lambda n: isinstance(n, CaseExpr)) and only(d, ours_failed=False, theirs_failed=True),
+        lambda case, d: (
+            has(case.expr, lambda n: isinstance(n, CaseExpr))
+            and only(d, ours_failed=False, theirs_failed=True)
+        ),
     ),
     Deviation(
         "strict dates",
-        "text must have the separators of its pattern; an older fast path of the client's library skips them",
-        lambda case, d: has(case.expr, lambda n: isinstance(n, Strptime) and n.format == "%Y%m%d") and only(d, ours_failed=True),
+        "text must have the separators of its pattern; an older fast path of the "
+        "client's library skips them",
+        lambda case, d: (
+            has(case.expr, lambda n: isinstance(n, Strptime) and n.format == "%Y%m%d")
+            and only(d, ours_failed=True)
+        ),
     ),
     Deviation(
         "exponents of JSON",
         "a float that json_extract writes as `1e+20` is `1e20` there",
-        lambda case, d: has(case.expr, lambda n: isinstance(n, JsonExtract)) and all(a.replace("e+", "e") == b for _, a, b in d.rows),
+        lambda case, d: (
+            has(case.expr, lambda n: isinstance(n, JsonExtract))
+            and all(a.replace("e+", "e") == b for _, a, b in d.rows)
+        ),
     ),
     Deviation(
         "no wall clock",

@@ -1,4 +1,6 @@
-"""Law: the content as of any time is the obvious one, whatever was taken back and in whatever order."""
+"""Law: the content as of any time is the obvious one, whatever was taken back and in whatever
+order.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,11 @@ from fennel_core.vocab.keys import key_bytes
 from fennel_core.vocab.schema import Schema
 from tests.support.histories import META_TYPES, History, histories
 
-KEYED = Schema((Field("k", Str()), Field("n", Int())), (Field("v", Optional(Float())), Field("tags", List(Int()))), "t")
+KEYED = Schema(
+    (Field("k", Str()), Field("n", Int())),
+    (Field("v", Optional(Float())), Field("tags", List(Int()))),
+    "t",
+)
 KEYLESS = Schema((), KEYED.fields[:-1], "t")
 ROW = st.fixed_dictionaries(
     {
@@ -35,7 +41,9 @@ TIMES = [-6, -5, 0, 1, 299, 300]
 def versions(history: History, schema: Schema) -> pl.DataFrame:
     rows = [{**change.row, "__sign": change.sign} for batch in history.batches for change in batch]
     columns = {**frame_columns(schema), **META_TYPES}
-    plain = pl.DataFrame(rows, schema={name: pl.Int64 if name == "t" else dtype for name, dtype in columns.items()})
+    plain = pl.DataFrame(
+        rows, schema={name: pl.Int64 if name == "t" else dtype for name, dtype in columns.items()}
+    )
     return plain.with_columns(pl.col("t").cast(columns["t"]))
 
 
@@ -45,14 +53,18 @@ def rows(frame: pl.DataFrame) -> list[Any]:
 
 @settings(deadline=None, max_examples=60)
 @given(histories(ROW))
-def test_a_keyed_dataset_as_of_a_time_is_its_last_version_by_key_less_tombstones(history: History) -> None:
+def test_a_keyed_dataset_as_of_a_time_is_its_last_version_by_key_less_tombstones(
+    history: History,
+) -> None:
     frame = versions(history, KEYED)
     for at in TIMES:
         last: dict[Any, Any] = {}
         for row in sorted(history.left_over(), key=lambda row: (row["t"], row["__pos"])):
             if row["t"] <= at:
                 last[row["k"], row["n"]] = row
-        expected = [tuple(row[name] for name in KEYED.names) for row in last.values() if not row["__gone"]]
+        expected = [
+            tuple(row[name] for name in KEYED.names) for row in last.values() if not row["__gone"]
+        ]
         assert rows(asof.content(frame, KEYED, Micros(at))) == sorted(expected, key=repr)
 
 
@@ -61,15 +73,27 @@ def test_a_keyed_dataset_as_of_a_time_is_its_last_version_by_key_less_tombstones
 def test_a_keyless_dataset_as_of_a_time_is_every_row_until_then(history: History) -> None:
     frame = versions(history, KEYLESS)
     for at in TIMES:
-        expected = [tuple(row[name] for name in KEYLESS.names) for row in history.left_over() if row["t"] <= at]
+        expected = [
+            tuple(row[name] for name in KEYLESS.names)
+            for row in history.left_over()
+            if row["t"] <= at
+        ]
         assert rows(asof.content(frame, KEYLESS, Micros(at))) == sorted(expected, key=repr)
 
 
 def test_erased_keys_are_not_there_at_any_time() -> None:
     meta = {"__pos": [b"1", b"2", b"3"], "__sign": [1, 1, 1], "__gone": [False] * 3}
-    held = {"k": ["a", "a", "b"], "n": [1, 2, 1], "v": [None] * 3, "tags": [[], [], []], "t": [0, 0, 0]}
+    held = {
+        "k": ["a", "a", "b"],
+        "n": [1, 2, 1],
+        "v": [None] * 3,
+        "tags": [[], [], []],
+        "t": [0, 0, 0],
+    }
     frame = pl.DataFrame({**held, **meta}, schema={**frame_columns(KEYED), **META_TYPES})
-    one = ErasedKeys(("k", "n"), frozenset(key_bytes(pl.DataFrame({"k": ["a"], "n": [2]}), ("k", "n"))))
+    one = ErasedKeys(
+        ("k", "n"), frozenset(key_bytes(pl.DataFrame({"k": ["a"], "n": [2]}), ("k", "n")))
+    )
     every = ErasedKeys(("k",), frozenset(key_bytes(pl.DataFrame({"k": ["a"]}), ("k",))))
     other = ErasedKeys(("unknown",), frozenset([b"\x91\xa1a"]))
     for erased, left in (

@@ -1,4 +1,6 @@
-"""Law: wherever writers die, whatever batches and files they cut, and however many run at once, history is the topic, each record once."""
+"""Law: wherever writers die, whatever batches and files they cut, and however many run at once,
+history is the topic, each record once.
+"""
 
 from __future__ import annotations
 
@@ -33,18 +35,30 @@ class OneTopic:
         return [TOPIC]
 
 
-def process(log: MemoryLog, files: HistoryFiles, objects: dict[str, bytes], limits: tuple[int, int], fate: Iterator[bool]) -> Writer:
+def process(
+    log: MemoryLog,
+    files: HistoryFiles,
+    objects: dict[str, bytes],
+    limits: tuple[int, int],
+    fate: Iterator[bool],
+) -> Writer:
     """A writer that has just started: it knows nothing but what the rows say."""
     roller = MemoryRoller(log, objects, limits[0], limits[1], fate)
-    return Writer(files, OneTopic(), log.bounds, roller, Rule(enough_records=1, wait_s=0), lambda: 0.0)
+    return Writer(
+        files, OneTopic(), log.bounds, roller, Rule(enough_records=1, wait_s=0), lambda: 0.0
+    )
 
 
 @settings(deadline=None, max_examples=60)
 @given(
-    rounds=st.lists(st.tuples(SIZES, SIZES, st.lists(st.booleans(), max_size=12)), min_size=1, max_size=5),
+    rounds=st.lists(
+        st.tuples(SIZES, SIZES, st.lists(st.booleans(), max_size=12)), min_size=1, max_size=5
+    ),
     limits=LIMITS,
 )
-def test_a_writer_that_dies_anywhere_and_starts_again_leaves_each_record_once(rounds: list[Any], limits: tuple[int, int]) -> None:
+def test_a_writer_that_dies_anywhere_and_starts_again_leaves_each_record_once(
+    rounds: list[Any], limits: tuple[int, int]
+) -> None:
     async def life() -> None:
         log, files, objects = MemoryLog(), MemoryHistoryFiles(lambda: NOON), dict[str, bytes]()
         writer = process(log, files, objects, limits, iter(()))
@@ -70,13 +84,19 @@ def test_a_writer_that_dies_anywhere_and_starts_again_leaves_each_record_once(ro
     turns=st.lists(st.booleans(), max_size=40),
     deaths=st.lists(st.booleans(), max_size=6),
 )
-def test_writers_that_run_at_once_get_in_each_others_way_and_the_one_that_survives_completes_what_is_there_once(
-    appended: list[Any], limits: tuple[tuple[int, int], tuple[int, int]], turns: list[bool], deaths: list[bool]
+def test_concurrent_writers_conflict_and_the_survivor_writes_each_record_once(
+    appended: list[Any],
+    limits: tuple[tuple[int, int], tuple[int, int]],
+    turns: list[bool],
+    deaths: list[bool],
 ) -> None:
     async def life() -> None:
         log, objects, order = MemoryLog(), dict[str, bytes](), iter(turns)
         files = Interleaved(lambda: NOON, order)
-        writers = [process(log, files, objects, each, fate) for each, fate in zip(limits, (iter(()), iter(deaths)), strict=True)]
+        writers = [
+            process(log, files, objects, each, fate)
+            for each, fate in zip(limits, (iter(()), iter(deaths)), strict=True)
+        ]
 
         async def work(writer: Writer) -> None:
             for _ in range(3):
@@ -98,7 +118,9 @@ def test_writers_that_run_at_once_get_in_each_others_way_and_the_one_that_surviv
 
 
 class Interleaved(MemoryHistoryFiles):
-    """Rows whose users take turns as told: before each question or row the other writer may go first."""
+    """Rows whose users take turns as told: before each question or row the other writer may go
+    first.
+    """
 
     def __init__(self, now: Any, turns: Iterator[bool]) -> None:
         super().__init__(now)
@@ -120,6 +142,9 @@ class Interleaved(MemoryHistoryFiles):
 async def holds(log: MemoryLog, files: HistoryFiles, objects: dict[str, bytes]) -> None:
     for place, records in log.records.items():
         expected = [
-            (offset, position) for offset, value in enumerate(records) if value is not None for position in decode(value)["__pos"].to_list()
+            (offset, position)
+            for offset, value in enumerate(records)
+            if value is not None
+            for position in decode(value)["__pos"].to_list()
         ]
         assert await content(files, objects, place) == sorted(expected)

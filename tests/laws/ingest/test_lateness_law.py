@@ -1,4 +1,6 @@
-"""The law of lateness: what enters is what a reader of the answers alone would let in, one request after the other."""
+"""The law of lateness: what enters is what a reader of the answers alone would let in, one request
+after the other.
+"""
 
 import asyncio
 
@@ -7,7 +9,16 @@ from hypothesis import strategies as st
 
 from fennel_core.vocab.ids import Micros
 from fennel_core.vocab.versions import POS
-from tests.support.ingest_world import DAY_US, MAIN, WORKSPACE, World, binding, body, catalog, source
+from tests.support.ingest_world import (
+    DAY_US,
+    MAIN,
+    WORKSPACE,
+    World,
+    binding,
+    body,
+    catalog,
+    source,
+)
 
 START_DAY = 20_000
 NOW_US = (START_DAY + 1000) * DAY_US
@@ -16,7 +27,9 @@ DISORDER_DAYS = 3
 
 
 def oracle(requests: list[list[int]]) -> list[list[int]]:
-    """Keep the days that are not older than the newest accepted day of all accepted requests but the last, less the disorder."""
+    """Keep the days that are not older than the newest accepted day of all accepted requests but
+    the last, less the disorder.
+    """
     accepted: list[list[int]] = []
     kept = []
     for days in requests:
@@ -57,8 +70,14 @@ def test_a_row_of_the_future_makes_nobody_late_who_is_in_time_by_the_clock():
     today = 50
     world = World(now_us=lambda: Micros((START_DAY + today) * DAY_US))
     world.commit(main=catalog(binding(of=source(disorder_us=DISORDER_DAYS * DAY_US))))
-    asyncio.run(play(world, [[9_000], [today], [today - DISORDER_DAYS], [today - DISORDER_DAYS - 1]], [0]))
-    assert sorted(row["age"] for row in world.rows("w.topic.users.1")) == [today - DISORDER_DAYS, today, 9_000]
+    asyncio.run(
+        play(world, [[9_000], [today], [today - DISORDER_DAYS], [today - DISORDER_DAYS - 1]], [0])
+    )
+    assert sorted(row["age"] for row in world.rows("w.topic.users.1")) == [
+        today - DISORDER_DAYS,
+        today,
+        9_000,
+    ]
 
 
 def test_the_clients_own_watermark_test_holds():

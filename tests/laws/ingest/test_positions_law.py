@@ -1,4 +1,6 @@
-"""The law of positions: unique, in the order of acknowledgement on one server, causal across servers, whatever the split and the clocks."""
+"""The law of positions: unique, in the order of acknowledgement on one server, causal across
+servers, whatever the split and the clocks.
+"""
 
 import asyncio
 import itertools
@@ -47,9 +49,14 @@ class Heard:
     status: int = 200
 
 
-async def play(world: World, requests: list[Request], delays: list[int], failures: list[Exception | None]) -> list[Heard]:
+async def play(
+    world: World, requests: list[Request], delays: list[int], failures: list[Exception | None]
+) -> list[Heard]:
     pulls, faults = itertools.cycle(delays), itertools.cycle(failures)
-    lanes = [[ScriptedLane(world.log, lambda: next(pulls), lambda: next(faults)) for _ in range(2)] for _ in range(2)]
+    lanes = [
+        [ScriptedLane(world.log, lambda: next(pulls), lambda: next(faults)) for _ in range(2)]
+        for _ in range(2)
+    ]
     servers = [world.server(each) for each in lanes]
     world.clock.turns = lambda: next(pulls)
     ticks = iter(range(10**6))
@@ -58,7 +65,11 @@ async def play(world: World, requests: list[Request], delays: list[int], failure
 
     async def send(seen: Heard, number: int) -> None:
         users = seen.request.users
-        columns = {"user": [f"u{u}" for u in users], "age": [number * 100 + i for i in range(len(users))], "at": [START_US] * len(users)}
+        columns = {
+            "user": [f"u{u}" for u in users],
+            "age": [number * 100 + i for i in range(len(users))],
+            "at": [START_US] * len(users),
+        }
         try:
             await servers[seen.request.server].log(WORKSPACE, MAIN, body(**columns))
             seen.written = True
@@ -82,9 +93,15 @@ async def play(world: World, requests: list[Request], delays: list[int], failure
     requests=REQUESTS,
     clock=st.lists(st.integers(-(10**9), 10**9), min_size=1, max_size=5),
     delays=st.lists(st.integers(0, 12), min_size=1, max_size=7),
-    failures=st.lists(st.sampled_from([None, None, None, NotWritten("no"), OutcomeUnknown("who knows")]), min_size=1, max_size=6),
+    failures=st.lists(
+        st.sampled_from([None, None, None, NotWritten("no"), OutcomeUnknown("who knows")]),
+        min_size=1,
+        max_size=6,
+    ),
 )
-def test_positions_are_unique_causal_and_follow_the_order_of_answers(requests, clock, delays, failures):
+def test_positions_are_unique_causal_and_follow_the_order_of_answers(
+    requests, clock, delays, failures
+):
     readings = iter(clock * 1000)
     world = World(now_us=lambda: Micros(START_US + next(readings)))  # a clock that jumps both ways
     world.commit(main=catalog(binding()))
@@ -100,10 +117,16 @@ def test_positions_are_unique_causal_and_follow_the_order_of_answers(requests, c
         by_request.setdefault(row["age"] // 100, []).append((row["age"] % 100, row[POS]))
     for number, seen in enumerate(heard):
         found = by_request.get(number, [])
-        assert len(found) == (len(seen.request.users) if seen.written else 0)  # all of it or nothing
-        assert [p for _, p in sorted(found)] == sorted(p for _, p in found)  # rows in the order they were logged
+        assert len(found) == (
+            len(seen.request.users) if seen.written else 0
+        )  # all of it or nothing
+        assert [p for _, p in sorted(found)] == sorted(
+            p for _, p in found
+        )  # rows in the order they were logged
 
-    written = [(seen, sorted(p for _, p in by_request[n])) for n, seen in enumerate(heard) if seen.written]
+    written = [
+        (seen, sorted(p for _, p in by_request[n])) for n, seen in enumerate(heard) if seen.written
+    ]
     for a, at in written:
         for b, bt in written:
             if a.answered < b.sent:

@@ -1,6 +1,8 @@
-"""The law of plans: a plan run by the query flow equals computing every feature by itself, whatever the graph of features is.
+"""The law of plans: a plan run by the query flow equals computing every feature by itself, whatever
+the graph of features is.
 
-The oracle below knows nothing of plans, levels, batches or columns: it computes one feature of one row by recursion.
+The oracle below knows nothing of plans, levels, batches or columns: it computes one feature of one
+row by recursion.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ NOW = 10**15
 Row = dict[str, int | None]
 
 
-# --- random graphs ----------------------------------------------------------------------------------------------------
+# --- random graphs --------------------------------------------------------------------------------
 
 
 @st.composite
@@ -78,7 +80,7 @@ def python_code(values: Sequence[int | None], output: int) -> int | None:
     return None if None in values else (sum(v for v in values if v is not None) * 2 + output) % 50
 
 
-# --- the oracle -------------------------------------------------------------------------------------------------------
+# --- the oracle -----------------------------------------------------------------------------------
 
 
 def feature(name: str, row: Row, providers: Mapping[str, wire.Extractor]) -> int | None:
@@ -100,25 +102,42 @@ def feature(name: str, row: Row, providers: Mapping[str, wire.Extractor]) -> int
             return python_code(inputs, [ref.fqn for ref in step.output_refs].index(name))
 
 
-# --- the flow over fakes ----------------------------------------------------------------------------------------------
+# --- the flow over fakes --------------------------------------------------------------------------
 
 
 class FakeExecutors:
-    async def run(self, call: ExecutorCall, rows: pa.Table, *, callbacks: Callbacks = NO_CALLBACKS) -> pa.Table:
+    async def run(
+        self, call: ExecutorCall, rows: pa.Table, *, callbacks: Callbacks = NO_CALLBACKS
+    ) -> pa.Table:
         assert isinstance(call, Extract)
         assert rows.column_names == ["__ts", *(field.name for field in call.inputs)]
         inputs = list(zip(*(column.to_pylist() for column in rows.columns[1:]), strict=True))
-        return pa.table({out.name: pa.array([python_code(v, n) for v in inputs], pa.int64()) for n, out in enumerate(call.outputs)})
+        return pa.table(
+            {
+                out.name: pa.array([python_code(v, n) for v in inputs], pa.int64())
+                for n, out in enumerate(call.outputs)
+            }
+        )
 
 
 def tables() -> dict[object, Table]:
     view = DatasetView(
-        DATASET.name, 1, DATASET.schema, TopicName("t"), JobId("job"), online=True, offline=True, erase_keys=(), is_source=True
+        DATASET.name,
+        1,
+        DATASET.schema,
+        TopicName("t"),
+        JobId("job"),
+        online=True,
+        offline=True,
+        erase_keys=(),
+        is_source=True,
     )
     return {DATASET.name: Table(view, 4, (NULL,))}
 
 
-async def run_flow(steps: list[wire.Extractor], rows: list[Row], outputs: tuple[str, ...]) -> dict[str, list[object]]:
+async def run_flow(
+    steps: list[wire.Extractor], rows: list[Row], outputs: tuple[str, ...]
+) -> dict[str, list[object]]:
     names = [*GIVEN, *dict.fromkeys(ref.fqn for step in steps for ref in step.output_refs)]
     index = FeatureIndex.of(request(dict.fromkeys(names, OPTIONAL), steps, [DATASET]))
     inputs = tuple(rows[0])
@@ -133,7 +152,10 @@ async def run_flow(steps: list[wire.Extractor], rows: list[Row], outputs: tuple[
             given_columns = {name: Column(OPTIONAL, [row[name] for row in rows]) for name in inputs}
             columns = await flow.run(program, Request(given_columns, len(rows), NOW), NO_CALLBACKS)
             await slots.close()
-    return {name: list(column.values) for (name, _, _), column in zip(program.outputs, columns, strict=True)}
+    return {
+        name: list(column.values)
+        for (name, _, _), column in zip(program.outputs, columns, strict=True)
+    }
 
 
 @settings(max_examples=60, deadline=None)
@@ -142,10 +164,20 @@ def test_a_plan_computes_what_each_feature_is_by_itself(data: st.DataObject) -> 
     steps = data.draw(graphs())
     providers = {ref.fqn: step for step in steps for ref in step.output_refs}
     computed = list(providers)
-    outputs = tuple(data.draw(st.lists(st.sampled_from([*computed, *GIVEN]), min_size=1, max_size=6, unique=True)))
+    outputs = tuple(
+        data.draw(
+            st.lists(st.sampled_from([*computed, *GIVEN]), min_size=1, max_size=6, unique=True)
+        )
+    )
     also_given = tuple(data.draw(st.lists(st.sampled_from(computed), max_size=2, unique=True)))
     value = st.one_of(st.none(), st.integers(0, 40))
-    rows = data.draw(st.lists(st.fixed_dictionaries(dict.fromkeys((*GIVEN, *also_given), value)), min_size=1, max_size=20))
+    rows = data.draw(
+        st.lists(
+            st.fixed_dictionaries(dict.fromkeys((*GIVEN, *also_given), value)),
+            min_size=1,
+            max_size=20,
+        )
+    )
 
     answer = asyncio.run(run_flow(steps, rows, outputs))
 
@@ -153,10 +185,17 @@ def test_a_plan_computes_what_each_feature_is_by_itself(data: st.DataObject) -> 
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.lists(st.integers(0, 20), max_size=5), min_size=1, max_size=10), st.sampled_from([None, "3"]))
-def test_a_list_lookup_is_the_lookup_of_each_element(keys: list[list[int]], default: str | None) -> None:
+@given(
+    st.lists(st.lists(st.integers(0, 20), max_size=5), min_size=1, max_size=10),
+    st.sampled_from([None, "3"]),
+)
+def test_a_list_lookup_is_the_lookup_of_each_element(
+    keys: list[list[int]], default: str | None
+) -> None:
     steps = [extractor("L.out", list_lookup("D", "v", OPTIONAL, default), "L.keys")]
-    index = FeatureIndex.of(request({"L.keys": List(OPTIONAL), "L.out": List(OPTIONAL)}, steps, [DATASET]))
+    index = FeatureIndex.of(
+        request({"L.keys": List(OPTIONAL), "L.out": List(OPTIONAL)}, steps, [DATASET])
+    )
     program = bind(make_plan(index, ("L.keys",), ("L.out",)), tables())  # type: ignore[arg-type]  # names are names
 
     async def run() -> list[object]:
@@ -173,7 +212,9 @@ def test_a_list_lookup_is_the_lookup_of_each_element(keys: list[list[int]], defa
                 return list(column.values)
 
     fill = None if default is None else int(default)
-    assert asyncio.run(run()) == [[fill if STORE.get(k) is None else STORE[k] for k in row] for row in keys]
+    assert asyncio.run(run()) == [
+        [fill if STORE.get(k) is None else STORE[k] for k in row] for row in keys
+    ]
 
 
 def test_a_given_feature_is_not_overwritten_by_the_extractor_that_also_provides_another() -> None:

@@ -1,4 +1,6 @@
-"""Whatever is sent, the answer is an answer or an error that says what is wrong: never a failure of the server."""
+"""Whatever is sent, the answer is an answer or an error that says what is wrong: never a failure of
+the server.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,22 @@ from fennel_core.query.service import Bounds, QueryService
 from fennel_core.query.slots import Slots
 from fennel_core.query.view import Views
 from fennel_core.vocab import dtypes
-from fennel_core.vocab.dtypes import Bool, Bytes, Date, Dtype, Embedding, Field, Float, Int, List, Map, Optional, Str, Struct, Timestamp
+from fennel_core.vocab.dtypes import (
+    Bool,
+    Bytes,
+    Date,
+    Dtype,
+    Embedding,
+    Field,
+    Float,
+    Int,
+    List,
+    Map,
+    Optional,
+    Str,
+    Struct,
+    Timestamp,
+)
 from fennel_core.vocab.errors import ApiError
 from fennel_core.wire import entities as wire
 from tests.support.fake_slots import FakeRegistry, FakeSlot
@@ -49,7 +66,10 @@ FEATURES: dict[str, Dtype] = {
     "F.same": Optional(Map(Float())),
 }
 EXTRACTORS = [
-    *(extractor(f"F.out_{name}", lookup(f"By_{name}", "v", Optional(Int())), f"F.{name}") for name in KEYS),
+    *(
+        extractor(f"F.out_{name}", lookup(f"By_{name}", "v", Optional(Int())), f"F.{name}")
+        for name in KEYS
+    ),
     extractor("F.outs", list_lookup("By_int", "v", Optional(Int())), "F.list"),
     extractor("F.same", wire.Alias(None), "F.map"),
 ]
@@ -65,7 +85,8 @@ scalars = st.one_of(
 values = st.recursive(
     scalars,
     lambda inner: st.one_of(
-        st.lists(inner, max_size=3), st.dictionaries(st.sampled_from(["x", "at", "key", "value", ""]), inner, max_size=2)
+        st.lists(inner, max_size=3),
+        st.dictionaries(st.sampled_from(["x", "at", "key", "value", ""]), inner, max_size=2),
     ),
     max_leaves=4,
 )
@@ -76,11 +97,20 @@ PLAUSIBLE: dict[str, st.SearchStrategy[Any]] = {
     "flag": st.sampled_from([True, False, 0, 1, "true"]),
     "raw": st.one_of(st.text(max_size=3), st.just("\ud800")),
     "when": st.one_of(
-        st.integers(-(2**63), 2**63), st.sampled_from(["2024-01-01", "2024-01-01 01:02:03.5+02:00", 1e15, "0001-01-01", "9999-12-31"])
+        st.integers(-(2**63), 2**63),
+        st.sampled_from(
+            ["2024-01-01", "2024-01-01 01:02:03.5+02:00", 1e15, "0001-01-01", "9999-12-31"]
+        ),
     ),
-    "day": st.one_of(st.integers(-(2**45), 2**45), st.sampled_from(["2024-01-01", "0001-01-01", "9999-12-31"])),
-    "price": st.one_of(st.floats(-1e30, 1e30), st.integers(-(10**30), 10**30), st.sampled_from(["1.5", 0.1])),
-    "point": st.fixed_dictionaries({"x": st.integers(-5, 5)}, optional={"at": st.one_of(st.none(), st.integers(0, 2**40))}),
+    "day": st.one_of(
+        st.integers(-(2**45), 2**45), st.sampled_from(["2024-01-01", "0001-01-01", "9999-12-31"])
+    ),
+    "price": st.one_of(
+        st.floats(-1e30, 1e30), st.integers(-(10**30), 10**30), st.sampled_from(["1.5", 0.1])
+    ),
+    "point": st.fixed_dictionaries(
+        {"x": st.integers(-5, 5)}, optional={"at": st.one_of(st.none(), st.integers(0, 2**40))}
+    ),
     "real": st.one_of(st.floats(), st.integers(-(2**70), 2**70)),
     "between": st.integers(-20, 20),
 }
@@ -90,22 +120,33 @@ bodies = st.one_of(
         {
             "inputs": st.one_of(st.lists(names, max_size=3), values),
             "outputs": st.lists(names, max_size=3),
-            "data": st.one_of(st.dictionaries(names, st.lists(values, min_size=1, max_size=2), max_size=4), values),
+            "data": st.one_of(
+                st.dictionaries(names, st.lists(values, min_size=1, max_size=2), max_size=4), values
+            ),
         },
         optional={"workflow": values},
     ),
 )
 likely = st.sampled_from(list(KEYS)).flatmap(
     lambda name: st.lists(PLAUSIBLE[name], min_size=1, max_size=3).map(
-        lambda column: {"inputs": [f"F.{name}"], "outputs": [f"F.out_{name}", f"F.{name}"], "data": {f"F.{name}": column}}
+        lambda column: {
+            "inputs": [f"F.{name}"],
+            "outputs": [f"F.out_{name}", f"F.{name}"],
+            "data": {f"F.{name}": column},
+        }
     )
 )
 moments = st.one_of(PLAUSIBLE["when"], values)
 lookups = st.sampled_from(list(KEYS)).flatmap(
-    lambda name: st.lists(st.tuples(st.one_of(PLAUSIBLE[name], PLAUSIBLE[name], values), moments), max_size=3).flatmap(
+    lambda name: st.lists(
+        st.tuples(st.one_of(PLAUSIBLE[name], PLAUSIBLE[name], values), moments), max_size=3
+    ).flatmap(
         lambda rows: st.fixed_dictionaries(
             {"keys": st.just([{"k": key} for key, _ in rows])},
-            optional={"timestamps": st.just([at for _, at in rows]), "fields": st.sampled_from([[], ["v"], ["k", "ts"], ["zip"], 7])},
+            optional={
+                "timestamps": st.just([at for _, at in rows]),
+                "fields": st.sampled_from([[], ["v"], ["k", "ts"], ["zip"], 7]),
+            },
         ).map(lambda body: (f"By_{name}", body))
     )
 )

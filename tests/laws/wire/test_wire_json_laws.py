@@ -1,4 +1,6 @@
-"""Laws of the JSON codec: answers read back as what they were, and a value's meaning does not depend on its neighbours."""
+"""Laws of the JSON codec: answers read back as what they were, and a value's meaning does not
+depend on its neighbours.
+"""
 
 import base64
 import datetime as dt
@@ -33,7 +35,9 @@ def wider(inner: st.SearchStrategy) -> st.SearchStrategy:
     field_names = st.sampled_from([("a",), ("a", "b"), ("key", "value")])
     structs = field_names.flatmap(
         lambda names: st.tuples(*(inner for _ in names)).map(
-            lambda of: dtypes.Struct("S", tuple(dtypes.Field(n, d) for n, d in zip(names, of, strict=True)))
+            lambda of: dtypes.Struct(
+                "S", tuple(dtypes.Field(n, d) for n, d in zip(names, of, strict=True))
+            )
         )
     )
     return st.one_of(
@@ -69,7 +73,9 @@ def values_of(dtype) -> st.SearchStrategy:
         case dtypes.Decimal(scale):
             return st.integers(-(10**12), 10**12).map(lambda n: decimal.Decimal(n).scaleb(-scale))
         case dtypes.Embedding(size):
-            return st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=size, max_size=size)
+            return st.lists(
+                st.floats(allow_nan=False, allow_infinity=False), min_size=size, max_size=size
+            )
         case dtypes.List(of):
             return st.lists(values_of(of), max_size=3)
         case dtypes.Map(value):
@@ -80,7 +86,9 @@ def values_of(dtype) -> st.SearchStrategy:
     raise AssertionError(dtype)
 
 
-COLUMNS = TYPES.flatmap(lambda dtype: st.tuples(st.just(dtype), st.lists(values_of(dtype), max_size=5)))
+COLUMNS = TYPES.flatmap(
+    lambda dtype: st.tuples(st.just(dtype), st.lists(values_of(dtype), max_size=5))
+)
 
 
 @given(COLUMNS)

@@ -1,6 +1,8 @@
-"""The model of S3 and of pointer rows, as one process reaches them; and the DAG that takes and prunes snapshots.
+"""The model of S3 and of pointer rows, as one process reaches them; and the DAG that takes and
+prunes snapshots.
 
-Objects may rot: the world cuts or removes some. What a pointer leads to must be whole otherwise, whoever died while writing it.
+Objects may rot: the world cuts or removes some. What a pointer leads to must be whole otherwise,
+whoever died while writing it.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ def now() -> datetime:
 
 @dataclass
 class Archive:
-    """What survives every process: a bucket and pointer rows. `owners` reads the registry's epochs."""
+    """What survives every process: a bucket and pointer rows. `owners` reads the registry's
+    epochs.
+    """
 
     owners: Callable[[], dict[JobPartition, Epoch]]
     objects: MemoryObjects = field(default_factory=lambda: MemoryObjects(now))
@@ -63,20 +67,35 @@ class Archive:
 
     async def flaws(self) -> list[str]:
         """What is wrong with the pointers there are; nothing should be."""
-        return [flaw for place in await self.pointers.places() for flaw in self._flaws(await self.pointers.of(*place))]
+        return [
+            flaw
+            for place in await self.pointers.places()
+            for flaw in self._flaws(await self.pointers.of(*place))
+        ]
 
     def _flaws(self, newest_first: Sequence[Pointer]) -> list[str]:
         epochs = [pointer.epoch for pointer in newest_first]
-        found = [f"snapshots of {newest_first[0].job}[{newest_first[0].part}] by epoch: {epochs}"] if epochs != sorted(epochs)[::-1] else []
+        found = (
+            [f"snapshots of {newest_first[0].job}[{newest_first[0].part}] by epoch: {epochs}"]
+            if epochs != sorted(epochs)[::-1]
+            else []
+        )
         for pointer in newest_first:
             body = self.objects.contents.get(pointer.manifest)
             if pointer.manifest in self.rotten or body is None:
-                found += [] if pointer.manifest in self.rotten else [f"{pointer.manifest} is missing"]
+                found += (
+                    [] if pointer.manifest in self.rotten else [f"{pointer.manifest} is missing"]
+                )
                 continue
             for file in manifests.decode(body).files:
                 content = self.objects.contents.get(file.object)
-                if file.object not in self.rotten and (content is None or hashlib.sha256(content).hexdigest() != file.sha256):
-                    found.append(f"{pointer.manifest} names {file.object}, which is {'missing' if content is None else 'another'}")
+                if file.object not in self.rotten and (
+                    content is None or hashlib.sha256(content).hexdigest() != file.sha256
+                ):
+                    found.append(
+                        f"{pointer.manifest} names {file.object}, which is "
+                        f"{'missing' if content is None else 'another'}"
+                    )
         return found
 
 
@@ -117,14 +136,22 @@ class SimPointers:
         rows.epochs = dict(self._archive.owners())
         return rows
 
-    async def add(self, job: JobId, part: PartitionIndex, epoch: Epoch, manifest: str, sha256: str) -> bool:
+    async def add(
+        self, job: JobId, part: PartitionIndex, epoch: Epoch, manifest: str, sha256: str
+    ) -> bool:
         await self._process.stumble(0.05)
-        return await self._process.ask(lambda: self._added(job, part, epoch, manifest, sha256), StoreError)
+        return await self._process.ask(
+            lambda: self._added(job, part, epoch, manifest, sha256), StoreError
+        )
 
-    async def _added(self, job: JobId, part: PartitionIndex, epoch: Epoch, manifest: str, sha256: str) -> bool:
+    async def _added(
+        self, job: JobId, part: PartitionIndex, epoch: Epoch, manifest: str, sha256: str
+    ) -> bool:
         added = await self._rows.add(job, part, epoch, manifest, sha256)
         if added and self._archive.owners().get((job, part)) != epoch:
-            self._archive.foreign.append(f"{manifest} was pointed at by epoch {epoch}, which does not own {job}[{part}]")
+            self._archive.foreign.append(
+                f"{manifest} was pointed at by epoch {epoch}, which does not own {job}[{part}]"
+            )
         return added
 
     async def of(self, job: JobId, part: PartitionIndex) -> list[Pointer]:

@@ -1,7 +1,9 @@
-"""What the simulated slots compute, what is fed to them, and what must come out: a naive recompute over the rows that were accepted.
+"""What the simulated slots compute, what is fed to them, and what must come out: a naive recompute
+over the rows that were accepted.
 
 events ─ clean (Map, as user code in half of the runs) ─ cleaned ─┐
-users ──────────────────────────────────────────────────── join ─ joined ─┬ totals (windows, emitted) ─ totals
+users ──────────────────────────────────────────────────── join ─ joined ─┬ totals (windows,
+emitted) ─ totals
   └ table (lookups)                                                       └ served (lookups)
 """
 
@@ -39,7 +41,9 @@ from fennel_core.wire import operators as wire
 MOST_PARTITIONS: Final = 4
 WINDOW_US: Final = 10_000_000
 EPOCH: Final = datetime(2026, 1, 1, tzinfo=UTC)
-EVENTS, USERS, CLEANED, JOINED, TOTALS, DEAD = (TopicName(n) for n in ("events", "users", "cleaned", "joined", "totals", "dead"))
+EVENTS, USERS, CLEANED, JOINED, TOTALS, DEAD = (
+    TopicName(n) for n in ("events", "users", "cleaned", "joined", "totals", "dead")
+)
 EVENT = Schema((), (Field("uid", Str()), Field("amount", Int())), "at")
 USER = Schema((Field("uid", Str()),), (Field("city", Optional(Str())),), "at")
 MET = Schema((), (*EVENT.values, Field("city", Optional(Str()))), "at")
@@ -51,22 +55,43 @@ Row = dict[str, Any]
 
 
 def _sums(window: wire.Window) -> tuple[wire.Spec, ...]:
-    return wire.Count("count", window, None, False, False, False), wire.Sum("amount", window, "amount")
+    return wire.Count("count", window, None, False, False, False), wire.Sum(
+        "amount", window, "amount"
+    )
 
 
-TOTALS_STEP = spec.Aggregate(MET, ("city",), _sums(wire.Tumbling(WINDOW_US, 0)), None, False, False, SERVED)
+TOTALS_STEP = spec.Aggregate(
+    MET, ("city",), _sums(wire.Tumbling(WINDOW_US, 0)), None, False, False, SERVED
+)
 
 
 def _job(name: str, step: StepSpec, inputs: tuple[TopicName, ...], *outputs: Output) -> Job:
-    return Job(JobId(name), WorkspaceId("w"), inputs, outputs, step, TopicName(f"{name}-replaylog"), DEAD, MOST_PARTITIONS, name)
+    return Job(
+        JobId(name),
+        WorkspaceId("w"),
+        inputs,
+        outputs,
+        step,
+        TopicName(f"{name}-replaylog"),
+        DEAD,
+        MOST_PARTITIONS,
+        name,
+    )
 
 
 CLEAN = _job("clean", spec.Map((EVENT,), ((),), EVENT), (EVENTS,), Output(CLEANED, ("uid",)))
 JOIN = _job(
-    "join", spec.Join(EVENT, USER, ("uid",), ("city",), False, None, 0, MET), (CLEANED, USERS), Output(JOINED, ("city",), frontier=True)
+    "join",
+    spec.Join(EVENT, USER, ("uid",), ("city",), False, None, 0, MET),
+    (CLEANED, USERS),
+    Output(JOINED, ("city",), frontier=True),
 )
 TOTAL = _job("totals", TOTALS_STEP, (JOINED,), Output(TOTALS, ("city",), frontier=True))
-SERVE = _job("served", spec.Aggregate(MET, ("city",), _sums(wire.Forever()), None, False, True, SERVED), (JOINED,))
+SERVE = _job(
+    "served",
+    spec.Aggregate(MET, ("city",), _sums(wire.Forever()), None, False, True, SERVED),
+    (JOINED,),
+)
 TABLE = _job("table", spec.Table(USER), (USERS,))
 
 
@@ -88,7 +113,9 @@ def frame(schema: Schema, rows: Sequence[Row]) -> pl.DataFrame:
 
 @dataclass
 class Feed:
-    """Rows as ingest writes them, from a seed; `events` and `users` are those that were accepted."""
+    """Rows as ingest writes them, from a seed; `events` and `users` are those that were
+    accepted.
+    """
 
     random: random.Random
     partitions: int
@@ -101,15 +128,25 @@ class Feed:
     def batch(self, second: float) -> tuple[list[Row], list[Row], list[Outgoing]]:
         """Some events and users around `second`, often late, and the messages that carry them."""
         events = [
-            {"uid": self.random.choice(UIDS), "amount": self.random.randrange(1, 100), **self._place(second)}
+            {
+                "uid": self.random.choice(UIDS),
+                "amount": self.random.randrange(1, 100),
+                **self._place(second),
+            }
             for _ in range(self.random.randrange(4))
         ]
         users = [self._user(second) for _ in range(self.random.randrange(3))]
         self.sent += users
         spread = [(self.random.randrange(self.partitions), event) for event in events]
-        sent = [_message(EVENTS, p, frame(EVENT, [e for q, e in spread if q == p])) for p in sorted({p for p, _ in spread})]
+        sent = [
+            _message(EVENTS, p, frame(EVENT, [e for q, e in spread if q == p]))
+            for p in sorted({p for p, _ in spread})
+        ]
         if users:
-            sent += [_message(USERS, p, part) for p, part in split(frame(USER, users), ("uid",), self.partitions, 0)]
+            sent += [
+                _message(USERS, p, part)
+                for p, part in split(frame(USER, users), ("uid",), self.partitions, 0)
+            ]
         return events, users, sent
 
     def accepted(self, events: list[Row], users: list[Row]) -> None:
@@ -136,7 +173,7 @@ def _message(topic: TopicName, part: int, batch: pl.DataFrame) -> Outgoing:
     return Outgoing(topic, part, encode_frame(batch), (FORMAT_HEADER,))
 
 
-# --- what must come out -------------------------------------------------------------------------------------------------
+# --- what must come out ---------------------------------------------------------------------------
 
 
 def _newest(users: Sequence[Row], uid: str, at: int) -> Row | None:
@@ -151,17 +188,23 @@ def joined(feed: Feed) -> list[Row]:
 
 
 def integral(frames: Sequence[pl.DataFrame], schema: Schema) -> Counter[tuple[Any, ...]]:
-    """How often each version is left when all signs are added up; what adds up to nothing is not there."""
+    """How often each version is left when all signs are added up; what adds up to nothing is not
+    there.
+    """
     left: Counter[tuple[Any, ...]] = Counter()
     for one in frames:
-        times = one.with_columns(pl.col(schema.timestamp).to_physical()).select(*schema.names, "__pos", "__gone", "__sign")
+        times = one.with_columns(pl.col(schema.timestamp).to_physical()).select(
+            *schema.names, "__pos", "__gone", "__sign"
+        )
         for *row, sign in times.rows():
             left[tuple(row)] += sign
     return Counter({row: count for row, count in left.items() if count != 0})
 
 
 def expected_integrals(feed: Feed) -> Mapping[TopicName, Counter[tuple[Any, ...]]]:
-    """Of every topic that is written here. `totals` comes from one pass over the naive join, partition by partition."""
+    """Of every topic that is written here. `totals` comes from one pass over the naive join,
+    partition by partition.
+    """
     met = joined(feed)
     one_pass: list[pl.DataFrame] = []
     if met:
@@ -188,17 +231,29 @@ def _single_pass(part: pl.DataFrame, top: Micros) -> Iterator[Any]:
 @cache
 def keys_of(job: JobId) -> list[tuple[Any, bytes]]:
     """(name, key bytes) of everything that can be looked up."""
-    names, column = {SERVE.id: ([*CITIES, None], "city"), TABLE.id: (UIDS, "uid")}.get(job, ([], ""))
-    return list(zip(names, key_bytes(pl.DataFrame({column: names}), [column]), strict=True)) if names else []
+    names, column = {SERVE.id: ([*CITIES, None], "city"), TABLE.id: (UIDS, "uid")}.get(
+        job, ([], "")
+    )
+    return (
+        list(zip(names, key_bytes(pl.DataFrame({column: names}), [column]), strict=True))
+        if names
+        else []
+    )
 
 
 def row_of(job: JobId, name: Any, at: int, rows: Sequence[Row]) -> list[Any] | None:
-    """What a lookup answers over these rows: users for the table, joined events for the aggregate."""
+    """What a lookup answers over these rows: users for the table, joined events for the
+    aggregate.
+    """
     if job == TABLE.id:
         user = _newest(rows, name, at)
         return None if user is None else [user["at"], user["city"]]
     there = [row for row in rows if row["city"] == name and row["at"] <= at]
-    return [max(r["at"] for r in there), len(there), sum(r["amount"] for r in there)] if there else None
+    return (
+        [max(r["at"] for r in there), len(there), sum(r["amount"] for r in there)]
+        if there
+        else None
+    )
 
 
 def lookups(feed: Feed, seconds: Sequence[float]) -> Iterator[tuple[JobId, bytes, Micros, Any]]:

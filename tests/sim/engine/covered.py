@@ -1,4 +1,6 @@
-"""Which lines of the production classes a set of seeds has run: a simulation that does not reach a line says nothing about it."""
+"""Which lines of the production classes a set of seeds has run: a simulation that does not reach a
+line says nothing about it.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,18 @@ from tests.sim.engine.world import simulate
 SUBJECTS: Final = (runner, supervisor, service, snapshots, progress, frontiers, outputs, flow)
 WANTED_PERCENT: Final = 90
 ELSEWHERE: Final = {"_load", "_publish", "_of_chunk"}
-"""Functions of the bulk lane, which this world does not have: `tests/unit/engine/test_bulk.py` lets runners die in them."""
+"""Functions of the bulk lane, which this world does not have: `tests/unit/engine/test_bulk.py` lets
+runners die in them.
+"""
 
 
 def covered(seeds: Iterable[int]) -> dict[str, float]:
-    """Percent of lines run per module. Lines that run at import, before anybody looks, are none of these seeds' doing and do not count."""
-    files = {str(module.__file__): module.__name__.removeprefix("fennel_core.") for module in SUBJECTS}
+    """Percent of lines run per module. Lines that run at import, before anybody looks, are none of
+    these seeds' doing and do not count.
+    """
+    files = {
+        str(module.__file__): module.__name__.removeprefix("fennel_core.") for module in SUBJECTS
+    }
     watched = coverage.Coverage(data_file=None, include=list(files), config_file=False)
     watched.start()
     try:
@@ -45,5 +53,9 @@ def _lines_at_import(file: Path) -> set[int]:
     while waiting:
         code = waiting.pop()
         found |= {line for _, _, line in code.co_lines() if line is not None}
-        waiting += [c for c in code.co_consts if isinstance(c, type(body)) and (c.co_name[0].isupper() or c.co_name in ELSEWHERE)]
+        waiting += [
+            c
+            for c in code.co_consts
+            if isinstance(c, type(body)) and (c.co_name[0].isupper() or c.co_name in ELSEWHERE)
+        ]
     return found

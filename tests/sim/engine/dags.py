@@ -1,4 +1,6 @@
-"""What Airflow's DAGs have slots do in the simulated world: copies of what they own, pruning, drills, and orders to rebuild."""
+"""What Airflow's DAGs have slots do in the simulated world: copies of what they own, pruning,
+drills, and orders to rebuild.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ GRACE: Final = timedelta(seconds=25)
 class SimDrills:
     """As `engine.drill.beside.Drills`; what that has a child process do is done here."""
 
-    def __init__(self, tools: Tools, process: Process, log: ModelLog, scratch: Callable[[], Path]) -> None:
+    def __init__(
+        self, tools: Tools, process: Process, log: ModelLog, scratch: Callable[[], Path]
+    ) -> None:
         self._tools, self._process, self._log, self._scratch = tools, process, log, scratch
 
     async def run(self, runner: Runner, max_bytes: int) -> Finding:
@@ -44,7 +48,11 @@ class SimDrills:
         if not pointers:
             return Finding(Verdict.SKIPPED, "it has no snapshot yet")
         live = cast(DiskHangar, runner.hangar).copied()
-        broker, pool, limits = SimBroker(self._process, self._log), ProcessPool(self._process), Limits(6_000, "simulated")
+        broker, pool, limits = (
+            SimBroker(self._process, self._log),
+            ProcessPool(self._process),
+            Limits(6_000, "simulated"),
+        )
 
         def runner_over(hangar: Hangar) -> Runner:
             return Runner(job, part, runner.epoch, work_of(job), hangar, broker, pool, limits)
@@ -53,7 +61,9 @@ class SimDrills:
             return DiskHangar(self._process, restored(folder))
 
         try:
-            return await drilled(self._tools, pointers[0], live, self._scratch(), opener, runner_over)
+            return await drilled(
+                self._tools, pointers[0], live, self._scratch(), opener, runner_over
+            )
         except BrokerError as failed:
             return Finding(Verdict.UNKNOWN, str(failed))
 
@@ -67,7 +77,9 @@ class Dags:
         self.findings: Counter[str] = Counter()
 
     async def archive(self) -> None:
-        """Every now and then a slot is asked to copy what it owns, and what nobody needs is deleted."""
+        """Every now and then a slot is asked to copy what it owns, and what nobody needs is
+        deleted.
+        """
         world, dag = self._world, Process(self._world.dice)
         while True:
             await asyncio.sleep(world.dice.random.choice([1.0, 3.0, 6.0]))
@@ -85,9 +97,13 @@ class Dags:
             self._in_the_background(self._drilled(living, key))
 
     async def drilled_all(self) -> None:
-        """At rest: every job partition could be rebuilt from what is kept of it, as far as that is whole."""
+        """At rest: every job partition could be rebuilt from what is kept of it, as far as that is
+        whole.
+        """
         for living in self._world.slots:
-            await asyncio.gather(*(self._drilled(living, key) for key in list(living.supervisor.hosted)))
+            await asyncio.gather(
+                *(self._drilled(living, key) for key in list(living.supervisor.hosted))
+            )
 
     def rebuild(self, living: Living) -> None:
         """Somebody wants what this slot runs rebuilt, from any snapshot or from an old one."""
@@ -103,16 +119,22 @@ class Dags:
     async def _copied(self, living: Living, items: list[list[Any]]) -> None:
         try:
             await living.process.gate()
-            for job, part, code, text, _ in cast(list[list[str]], await living.service("snapshot", {"items": items})):
+            for job, part, code, text, _ in cast(
+                list[list[str]], await living.service("snapshot", {"items": items})
+            ):
                 if code not in ("taken", "unchanged", "moved", "parked", "failed"):
-                    self._world.broken.append(f"a snapshot of {job}[{part}] was answered with {code}: {text}")
+                    self._world.broken.append(
+                        f"a snapshot of {job}[{part}] was answered with {code}: {text}"
+                    )
         except Died:
             self._world.say(f"{living.slot.id} died while it copied")
 
     async def _drilled(self, living: Living, key: JobPartition) -> None:
         try:
             await living.process.gate()
-            verdict, told, *_ = cast(list[str], await living.service("drill", {"items": [key], "max_bytes": 1 << 30}))
+            verdict, told, *_ = cast(
+                list[str], await living.service("drill", {"items": [key], "max_bytes": 1 << 30})
+            )
         except RemoteError:
             return  # it moves
         except Died:
@@ -125,12 +147,19 @@ class Dags:
     async def _rebuilt(self, living: Living, items: list[list[Any]], before: int | None) -> None:
         try:
             await living.process.gate()
-            epochs = cast(list[int | None], await living.service("rebuild", {"items": items, "why": "an order", "before": before}))
+            epochs = cast(
+                list[int | None],
+                await living.service(
+                    "rebuild", {"items": items, "why": "an order", "before": before}
+                ),
+            )
             await living.process.delay()
             await living.process.gate()
             states = cast(list[State | None], await living.service("states", {"items": items}))
             for (job, part), epoch, state in zip(items, epochs, states, strict=True):
                 if state is not None and epoch is not None and state.epoch < epoch:
-                    self._world.broken.append(f"{job}[{part}] was rebuilt under epoch {epoch} and is now at {state}")
+                    self._world.broken.append(
+                        f"{job}[{part}] was rebuilt under epoch {epoch} and is now at {state}"
+                    )
         except Died:
             self._world.say(f"{living.slot.id} died while it was told to rebuild")

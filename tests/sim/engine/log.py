@@ -1,7 +1,9 @@
-"""The model of Kafka: transactions that stay open, hold back readers of committed records, time out, and are fenced.
+"""The model of Kafka: transactions that stay open, hold back readers of committed records, time
+out, and are fenced.
 
-A transaction's records take their offsets when it begins; readers stop below the first record of the oldest open transaction; the end of
-a transaction, whichever, takes one more offset in each partition it wrote. Aborted records keep their offsets and are never seen.
+A transaction's records take their offsets when it begins; readers stop below the first record of
+the oldest open transaction; the end of a transaction, whichever, takes one more offset in each
+partition it wrote. Aborted records keep their offsets and are never seen.
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ class ModelLog:
             self._end(self._open[id_], "aborted")
         return self._generation[id_]
 
-    def begin(self, id_: str, generation: int, records: Sequence[Outgoing], now_ms: int) -> Transaction:
+    def begin(
+        self, id_: str, generation: int, records: Sequence[Outgoing], now_ms: int
+    ) -> Transaction:
         """Write the records of a transaction; nobody sees them yet."""
         self._refuse_fenced(id_, generation)
         transaction = self._open[id_] = Transaction(id_, generation, now_ms)
@@ -97,11 +101,17 @@ class ModelLog:
         log = self.log(source)
         return Offset(min((t.first[source] for t in log.open), default=len(log.entries)))
 
-    def committed(self, source: TopicPartition, first: int, stop: int | None = None) -> list[Record]:
+    def committed(
+        self, source: TopicPartition, first: int, stop: int | None = None
+    ) -> list[Record]:
         """What readers of committed records see in [first, stop)."""
         end = self.stable_end(source) if stop is None else min(stop, self.stable_end(source))
         entries = self.log(source).entries[first:end]
-        return [record for transaction, record in entries if record is not None and transaction.state == "committed"]
+        return [
+            record
+            for transaction, record in entries
+            if record is not None and transaction.state == "committed"
+        ]
 
     def _refuse_fenced(self, id_: str, generation: int) -> None:
         if self._generation[id_] != generation:

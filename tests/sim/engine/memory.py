@@ -1,7 +1,9 @@
-"""A step that remembers what it came to: half of a run is replay, which computes again what some owner has computed before.
+"""A step that remembers what it came to: half of a run is replay, which computes again what some
+owner has computed before.
 
-Steps are pure: what one returns depends on its batch and on what it reads. So a call whose every read is answered as it was in an earlier
-call with the same batch returns the same outcome, and need not be computed.
+Steps are pure: what one returns depends on its batch and on what it reads. So a call whose every
+read is answered as it was in an earlier call with the same batch returns the same outcome, and need
+not be computed.
 """
 
 from __future__ import annotations
@@ -30,9 +32,13 @@ class _Noted:
         self.notes.append(("get_many", (list(keys),), {}, list(found)))
         return found
 
-    def scan(self, start: bytes, stop: bytes, *, reverse: bool = False, limit: int | None = None) -> list[tuple[bytes, bytes]]:
+    def scan(
+        self, start: bytes, stop: bytes, *, reverse: bool = False, limit: int | None = None
+    ) -> list[tuple[bytes, bytes]]:
         found = self._reads.scan(start, stop, reverse=reverse, limit=limit)
-        self.notes.append(("scan", (start, stop), {"reverse": reverse, "limit": limit}, list(found)))
+        self.notes.append(
+            ("scan", (start, stop), {"reverse": reverse, "limit": limit}, list(found))
+        )
         return found
 
 
@@ -45,17 +51,28 @@ class Remembering:
         self._count = 0
 
     def apply(self, reads: Reads, source: int, batch: pl.DataFrame) -> Outcome:
-        return self._remembered((source, tuple(batch.rows())), reads, lambda noted: self._inner.apply(noted, source, batch))
+        return self._remembered(
+            (source, tuple(batch.rows())),
+            reads,
+            lambda noted: self._inner.apply(noted, source, batch),
+        )
 
     def advance(self, reads: Reads, frontier: Micros) -> Outcome:
-        return self._remembered((frontier,), reads, lambda noted: self._inner.advance(noted, frontier))
+        return self._remembered(
+            (frontier,), reads, lambda noted: self._inner.advance(noted, frontier)
+        )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def _remembered(self, key: tuple[Any, ...], reads: Reads, compute: Callable[[Reads], Outcome]) -> Outcome:
+    def _remembered(
+        self, key: tuple[Any, ...], reads: Reads, compute: Callable[[Reads], Outcome]
+    ) -> Outcome:
         for notes, outcome in self._known.get(key, ()):
-            if all(getattr(reads, name)(*arguments, **options) == found for name, arguments, options, found in notes):
+            if all(
+                getattr(reads, name)(*arguments, **options) == found
+                for name, arguments, options, found in notes
+            ):
                 return outcome
         noted = _Noted(reads)
         made = compute(noted)

@@ -1,7 +1,9 @@
-"""What the production classes are given in the simulated world: log, registry, disks, clock and threads, all failing as the seed says.
+"""What the production classes are given in the simulated world: log, registry, disks, clock and
+threads, all failing as the seed says.
 
-Every call goes through its process: a dead process gets no further, a paused one stands still before and after each effect (so what it
-does next, it does as a zombie), and any answer may be late or lost.
+Every call goes through its process: a dead process gets no further, a paused one stands still
+before and after each effect (so what it does next, it does as a zombie), and any answer may be late
+or lost.
 """
 
 from __future__ import annotations
@@ -19,7 +21,18 @@ import msgspec
 
 from fennel_core.bank.memory_registry import MemoryRegistry
 from fennel_core.bank.registry import JobPartition, Registered, RegistryUnavailable, Report, Slot
-from fennel_core.engine.broker import Aborted, Fenced, Fetched, Gone, Outgoing, Record, TopicPartition, Unavailable, Unknown, within
+from fennel_core.engine.broker import (
+    Aborted,
+    Fenced,
+    Fetched,
+    Gone,
+    Outgoing,
+    Record,
+    TopicPartition,
+    Unavailable,
+    Unknown,
+    within,
+)
 from fennel_core.hangar.memory import MemoryHangar
 from fennel_core.hangar.store import HangarClosed, HangarDamaged, WriteBatch
 from fennel_core.vocab.ids import Epoch, JobId, Millis, Offset, SlotId
@@ -86,7 +99,12 @@ class Process:
     async def delay(self) -> None:
         await asyncio.sleep(self.dice.delay_s())
 
-    async def ask(self, effect: Callable[[], Awaitable[T]], lost: Callable[[str], Exception], away_until_ms: int = 0) -> T:
+    async def ask(
+        self,
+        effect: Callable[[], Awaitable[T]],
+        lost: Callable[[str], Exception],
+        away_until_ms: int = 0,
+    ) -> T:
         """A call to another machine: it may not arrive, and its answer may not come back."""
         await self.gate()
         await self.delay()
@@ -101,15 +119,19 @@ class Process:
         return done
 
     async def stumble(self, share: float = 0.0) -> None:
-        """At times, and in this share of the calls while there are faults, the whole process stands still for longer than its lease.
+        """At times, and in this share of the calls while there are faults, the whole process stands
+        still for longer than its lease.
 
-        Some then do not reach the registry either, and go on as if they still owned what they owned.
+        Some then do not reach the registry either, and go on as if they still owned what they
+        owned.
         """
         if self.dice.fails(2) or (self.dice.rate and self.dice.random.random() < share):
             self.pause()
             still_s = STUMBLE_S * (0.5 + self.dice.random.random())
             if self.dice.random.random() < 0.5:
-                self.registry_away_until_ms = now_ms() + int(1000 * (still_s + STUMBLE_S * self.dice.random.random()))
+                self.registry_away_until_ms = now_ms() + int(
+                    1000 * (still_s + STUMBLE_S * self.dice.random.random())
+                )
             asyncio.get_running_loop().call_later(still_s, self.resume)
             await self.gate()
 
@@ -138,7 +160,7 @@ class ProcessPool:
         return done
 
 
-# --- log --------------------------------------------------------------------------------------------------------------
+# --- log ------------------------------------------------------------------------------------------
 
 
 class SimProducer:
@@ -150,7 +172,9 @@ class SimProducer:
         await self._process.delay()
         if self._process.dice.fails(0.2):
             await self._process.stumble()
-        answer: asyncio.Future[Mapping[TopicPartition, Offset]] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Mapping[TopicPartition, Offset]] = (
+            asyncio.get_running_loop().create_future()
+        )
         # What was sent is on its way, whatever becomes of the sender.
         on_its_way = asyncio.create_task(self._at_the_broker(records, answer))
         try:
@@ -161,14 +185,22 @@ class SimProducer:
         await self._process.gate()
         return written
 
-    async def _at_the_broker(self, records: Sequence[Outgoing], answer: asyncio.Future[Mapping[TopicPartition, Offset]]) -> None:
+    async def _at_the_broker(
+        self, records: Sequence[Outgoing], answer: asyncio.Future[Mapping[TopicPartition, Offset]]
+    ) -> None:
         dice = self._process.dice
-        fault = dice.random.choice(["aborted", "never ended", "ended, not told", "ended late"]) if dice.fails() else None
+        fault = (
+            dice.random.choice(["aborted", "never ended", "ended, not told", "ended late"])
+            if dice.fails()
+            else None
+        )
         try:
             await self._process.gate()
             transaction = self._log.begin(self._id, self._generation, records, now_ms())
             await self._process.delay()
-            await self._process.gate()  # the client sends the end; one that stands still or dies in between leaves it open
+            await (
+                self._process.gate()
+            )  # the client sends the end; one that stands still or dies in between leaves it open
             await self._process.delay()
             if fault == "never ended":
                 raise Unknown("the end of the transaction was lost on its way")
@@ -200,23 +232,33 @@ def _told(answer: asyncio.Future[Mapping[TopicPartition, Offset]], error: Except
 
 
 class SimSubscription:
-    def __init__(self, process: Process, log: ModelLog, positions: Mapping[TopicPartition, Offset]) -> None:
+    def __init__(
+        self, process: Process, log: ModelLog, positions: Mapping[TopicPartition, Offset]
+    ) -> None:
         self._process, self._log = process, log
         self._next = dict(positions)
         dice = process.dice
-        self._held_until_ms = {source: now_ms() + 1000 * dice.random.choice(dice.held_s) for source in positions}
+        self._held_until_ms = {
+            source: now_ms() + 1000 * dice.random.choice(dice.held_s) for source in positions
+        }
 
     async def next(self, max_bytes: int) -> Fetched:
         while True:
             await self._process.gate()
             if self._process.dice.fails(0.3):
                 raise Unavailable("the reader lost its connection")
-            waiting = [source for source, start in self._next.items() if start < self._log.stable_end(source)]
+            waiting = [
+                source
+                for source, start in self._next.items()
+                if start < self._log.stable_end(source)
+            ]
             ready = [source for source in waiting if self._held_until_ms[source] <= now_ms()]
             if ready:
                 return self._take(self._process.dice.random.choice(ready), max_bytes)
             if waiting:
-                await asyncio.sleep((min(self._held_until_ms[source] for source in waiting) - now_ms()) / 1000)
+                await asyncio.sleep(
+                    (min(self._held_until_ms[source] for source in waiting) - now_ms()) / 1000
+                )
             else:
                 await self._log.moved.wait()
                 await self._process.delay()
@@ -276,7 +318,9 @@ class SimBroker:
         generation = await self._call(lambda: self.log.open(transactional_id), may_be_lost=True)
         return SimProducer(self._process, self.log, transactional_id, generation)
 
-    async def read(self, source: TopicPartition, first: Offset, stop: Offset | None = None) -> list[Record]:
+    async def read(
+        self, source: TopicPartition, first: Offset, stop: Offset | None = None
+    ) -> list[Record]:
         end = self.log.stable_end(source) if stop is None else stop
         while self.log.stable_end(source) < end:
             await self.log.moved.wait()
@@ -285,7 +329,7 @@ class SimBroker:
         return await self._call(lambda: self.log.committed(source, first, end))
 
 
-# --- registry ---------------------------------------------------------------------------------------------------------
+# --- registry -------------------------------------------------------------------------------------
 
 
 class SimRegistry:
@@ -295,7 +339,9 @@ class SimRegistry:
         self._process, self._inner = process, inner
 
     async def _call(self, effect: Callable[[], Awaitable[T]]) -> T:
-        return await self._process.ask(effect, RegistryUnavailable, self._process.registry_away_until_ms)
+        return await self._process.ask(
+            effect, RegistryUnavailable, self._process.registry_away_until_ms
+        )
 
     async def heartbeat(self, slot: Slot, lease_ms: Millis) -> None:
         await self._call(lambda: self._inner.heartbeat(slot, lease_ms))
@@ -306,21 +352,25 @@ class SimRegistry:
     async def spec(self, job: JobId) -> bytes | None:
         return await self._call(lambda: self._inner.spec(job))
 
-    async def claim(self, wanted: Sequence[tuple[JobPartition, Epoch]], slot: SlotId, lease_ms: Millis) -> dict[JobPartition, Epoch]:
+    async def claim(
+        self, wanted: Sequence[tuple[JobPartition, Epoch]], slot: SlotId, lease_ms: Millis
+    ) -> dict[JobPartition, Epoch]:
         await self._process.stumble(0.1)
         return await self._call(lambda: self._inner.claim(wanted, slot, lease_ms))
 
     async def release(self, held: Sequence[tuple[JobPartition, Epoch]], slot: SlotId) -> None:
         await self._call(lambda: self._inner.release(held, slot))
 
-    async def report(self, reports: Mapping[JobPartition, tuple[Epoch, Report]], slot: SlotId) -> None:
+    async def report(
+        self, reports: Mapping[JobPartition, tuple[Epoch, Report]], slot: SlotId
+    ) -> None:
         await self._call(lambda: self._inner.report(reports, slot))
 
     async def leave(self, slot: SlotId) -> None:
         await self._call(lambda: self._inner.leave(slot))
 
 
-# --- disks ------------------------------------------------------------------------------------------------------------
+# --- disks ----------------------------------------------------------------------------------------
 
 FILES = 3
 """Files of a checkpoint: what changed is in some of them only."""
@@ -339,14 +389,18 @@ class Content:
 
 
 class DiskHangar(MemoryHangar):
-    """An open store of a machine: its content survives its process; one process at a time has it open."""
+    """An open store of a machine: its content survives its process; one process at a time has it
+    open.
+    """
 
     def __init__(self, holder: Process, content: Content) -> None:
         super().__init__(content.entries)
         self.damaged = content.damaged
         self.holder: Process | None = holder
         self.earlier = content
-        """The state as of some earlier write: what a machine that lost its last writes comes back with."""
+        """The state as of some earlier write: what a machine that lost its last writes comes back
+        with.
+        """
         self.folder = 0
         """The folder that stands for it on the machine, whatever its name."""
 
@@ -361,7 +415,9 @@ class DiskHangar(MemoryHangar):
         self._refuse_damaged(keys)
         return super().get_many(keys)
 
-    def scan(self, start: bytes, stop: bytes, *, reverse: bool = False, limit: int | None = None) -> list[tuple[bytes, bytes]]:
+    def scan(
+        self, start: bytes, stop: bytes, *, reverse: bool = False, limit: int | None = None
+    ) -> list[tuple[bytes, bytes]]:
         found = super().scan(start, stop, reverse=reverse, limit=limit)
         self._refuse_damaged(key for key, _ in found)
         return found
@@ -391,7 +447,9 @@ class DiskHangar(MemoryHangar):
         for key, value in self.content().entries.items():
             shares[_file_of(key)].append((key, value))
         for number, share in enumerate(shares):
-            (target / f"{number}.sst").write_bytes(msgspec.msgpack.encode((number in self.damaged, share)))
+            (target / f"{number}.sst").write_bytes(
+                msgspec.msgpack.encode((number in self.damaged, share))
+            )
 
     def close(self) -> None:
         self.holder = None
@@ -401,15 +459,21 @@ def restored(folder: Path) -> Content:
     """The content of a checkpoint; an empty folder is an empty store."""
     files = sorted(folder.iterdir())
     assert len(files) in (0, FILES), f"a store opened from a part of a checkpoint: {files}"
-    read = [msgspec.msgpack.decode(file.read_bytes(), type=tuple[bool, list[tuple[bytes, bytes]]]) for file in files]
+    read = [
+        msgspec.msgpack.decode(file.read_bytes(), type=tuple[bool, list[tuple[bytes, bytes]]])
+        for file in files
+    ]
     return Content(
-        dict(pair for _, share in read for pair in share), frozenset(number for number, (damaged, _) in enumerate(read) if damaged)
+        dict(pair for _, share in read for pair in share),
+        frozenset(number for number, (damaged, _) in enumerate(read) if damaged),
     )
 
 
 @dataclass
 class Machine:
-    """Where slots run; all of a machine's slots share its disk. `root` is the folder of local state, as `engine.snapshots` knows it."""
+    """Where slots run; all of a machine's slots share its disk. `root` is the folder of local
+    state, as `engine.snapshots` knows it.
+    """
 
     root: Path
     disk: dict[JobPartition, DiskHangar] = field(default_factory=dict)
@@ -421,7 +485,9 @@ class Machine:
         if not place.exists() or (before is not None and before.folder != place.stat().st_ino):
             before = None  # it was put aside, and perhaps a snapshot has taken its place
         place.mkdir(parents=True, exist_ok=True)
-        hangar = self.disk[key] = DiskHangar(process, restored(place) if before is None else before.content())
+        hangar = self.disk[key] = DiskHangar(
+            process, restored(place) if before is None else before.content()
+        )
         hangar.folder = place.stat().st_ino
         if before is not None:
             hangar.earlier = before.earlier

@@ -1,7 +1,9 @@
-"""Who reads while all this goes on: slots asked directly, and clients that look for the owner as query servers do.
+"""Who reads while all this goes on: slots asked directly, and clients that look for the owner as
+query servers do.
 
-A slot's answer is compared with a recompute of exactly the records below the offsets it says it has applied, in the same moment. A client's
-answer comes from some moment; it must be a row that was written for its key.
+A slot's answer is compared with a recompute of exactly the records below the offsets it says it has
+applied, in the same moment. A client's answer comes from some moment; it must be a row that was
+written for its key.
 """
 
 from __future__ import annotations
@@ -58,7 +60,12 @@ class Readers:
         self.compared += 1
         if (found := chain.decoded(answer)) == expected:
             return []
-        return [f"{job}[{part}] answers {found} for {name} as of {second} s; below offset {applied} there is {expected}"]
+        return [
+            (
+                f"{job}[{part}] answers {found} for {name} as of {second} s; below "
+                f"offset {applied} there is {expected}"
+            )
+        ]
 
     def _rows(self, topic: TopicName, part: int, stop: int) -> list[dict[str, Any]]:
         """Versions that are left below an offset."""
@@ -78,7 +85,9 @@ class Readers:
 
 
 class Client:
-    """A query server's side of lookups: production's search for the owner, over calls that meet the slot's process."""
+    """A query server's side of lookups: production's search for the owner, over calls that meet the
+    slot's process.
+    """
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -87,11 +96,20 @@ class Client:
         self.answers = 0
 
     async def read_owners(self) -> Ownership:
-        return Ownership({key: row.slot for key, row in self._world.registry._rows.items() if row.slot is not None}, {})
+        return Ownership(
+            {
+                key: row.slot
+                for key, row in self._world.registry._rows.items()
+                if row.slot is not None
+            },
+            {},
+        )
 
     async def call(self, address: str, op: str, argument: Any) -> Any:
         """As `query.slots.Slots.call`."""
-        living: Living | None = next((each for each in self._world.slots if each.slot.id == address), None)
+        living: Living | None = next(
+            (each for each in self._world.slots if each.slot.id == address), None
+        )
         if living is None:
             raise ConnectionRefusedError(address)
         try:
@@ -109,14 +127,20 @@ class Client:
             uid, key = chosen.choice(chain.keys_of(chain.TABLE.id))
             second = chosen.choice(MOMENTS)
             try:
-                ((row,),) = await self._lookups.fetch([Want(chain.TABLE.id, self._world.partitions, [key], chain.micros(second))])
+                ((row,),) = await self._lookups.fetch(
+                    [Want(chain.TABLE.id, self._world.partitions, [key], chain.micros(second))]
+                )
             except (Moving, ParkedJob):
                 continue
             self.answers += 1
             self._judge(uid, second, chain.decoded(row))
 
     def _judge(self, uid: str, second: float, row: Sequence[Any] | None) -> None:
-        fed = [[u["at"], u["city"]] for u in self._world.feed.sent if u["uid"] == uid and not u["__gone"]]
+        fed = [
+            [u["at"], u["city"]]
+            for u in self._world.feed.sent
+            if u["uid"] == uid and not u["__gone"]
+        ]
         if row is not None and (list(row) not in fed or row[0] > chain.micros(second)):
             self._world.broken.append(f"a client was told {row} of {uid} as of {second} s")
 

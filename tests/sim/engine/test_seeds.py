@@ -40,13 +40,21 @@ def test_whatever_happens_it_comes_to_rest_and_equals_the_recompute(seed: int) -
 
 def test_seeds_reach_the_lines_of_the_classes_they_are_about() -> None:
     reached = covered(range(WATCHED))
-    assert {name: percent for name, percent in reached.items() if percent < WANTED_PERCENT} == {}, reached
+    assert {name: percent for name, percent in reached.items() if percent < WANTED_PERCENT} == {}, (
+        reached
+    )
 
 
 def test_a_seed_tells_the_same_story_in_every_process() -> None:
     call = [sys.executable, "-m", "tests.sim.run", "--first", "3", "--seeds", "1", "--story"]
     told = [
-        subprocess.run(call, capture_output=True, check=True, text=True, env={**os.environ, "PYTHONHASHSEED": hashing}).stdout
+        subprocess.run(
+            call,
+            capture_output=True,
+            check=True,
+            text=True,
+            env={**os.environ, "PYTHONHASHSEED": hashing},
+        ).stdout
         for hashing in "12"
     ]
     first, second = (story[: story.index("seeds hold")] for story in told)
@@ -61,7 +69,12 @@ def test_a_slot_that_trusts_its_lease_for_ever_is_caught(monkeypatch: pytest.Mon
 def test_an_epoch_that_can_be_claimed_twice_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     claim = MemoryRegistry.claim
 
-    async def blind(self: MemoryRegistry, wanted: Sequence[tuple[JobPartition, Epoch]], slot: SlotId, lease_ms: Millis) -> Any:
+    async def blind(
+        self: MemoryRegistry,
+        wanted: Sequence[tuple[JobPartition, Epoch]],
+        slot: SlotId,
+        lease_ms: Millis,
+    ) -> Any:
         seen = {key: row.epoch for key, row in self._rows.items()}
         for key, epoch in wanted:
             self._rows[key].epoch = epoch  # whatever it was meanwhile
@@ -79,10 +92,19 @@ def test_an_owner_of_yesterday_that_goes_on_is_caught(monkeypatch: pytest.Monkey
     assert any("after epoch" in str(broken) for broken in map(outcome, range(CAUGHT_WITHIN)))
 
 
-def test_a_snapshot_that_somebody_else_than_the_owner_points_at_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_snapshot_that_somebody_else_than_the_owner_points_at_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     add = MemoryPointers.add
 
-    async def careless(self: MemoryPointers, job: JobId, part: PartitionIndex, epoch: Epoch, manifest: str, sha256: str) -> bool:
+    async def careless(
+        self: MemoryPointers,
+        job: JobId,
+        part: PartitionIndex,
+        epoch: Epoch,
+        manifest: str,
+        sha256: str,
+    ) -> bool:
         self.epochs = {**self.epochs, (job, part): epoch}
         return await add(self, job, part, epoch, manifest, sha256)
 

@@ -1,4 +1,6 @@
-"""An event loop on which time passes only when everybody waits: a minute of retries takes milliseconds, and a seed tells one story."""
+"""An event loop on which time passes only when everybody waits: a minute of retries takes
+milliseconds, and a seed tells one story.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._waits.now_s
 
-    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]  # simpler
-        """What is asked of a thread is done at once: threads would tell another story every time."""
+    def run_in_executor(
+        self, executor: Any, func: Callable[..., T], *args: Any
+    ) -> asyncio.Future[T]:  # type: ignore[override]  # simpler
+        """What is asked of a thread is done at once: threads would tell another story every
+        time.
+        """
         answer: asyncio.Future[T] = self.create_future()
         try:
             answer.set_result(func(*args))

@@ -1,11 +1,14 @@
-"""One run of the simulated world: production supervisors, runners and slot services among crashes, pauses, zombies and lost answers.
+"""One run of the simulated world: production supervisors, runners and slot services among crashes,
+pauses, zombies and lost answers.
 
-Theory. While faults go on, two things must hold at every moment: a slot that answers a lookup owns the job partition, and a replaylog's
-iterations belong to epochs that never go down. When faults stop, everything settles; then what was written and what is answered equal a
-naive recompute over the accepted rows, no record was written twice, and a machine with an empty disk rebuilds states of equal hash
-(from snapshots where there are any, else from the log alone) without writing a data record. Whatever a lookup answers, at any moment, is
-the recompute of exactly what its job partition says it has applied. What a snapshot's pointer leads to is whole, and pointers never go
-back to an earlier owner. A seed is a story: the same one every time.
+Theory. While faults go on, two things must hold at every moment: a slot that answers a lookup owns
+the job partition, and a replaylog's iterations belong to epochs that never go down. When faults
+stop, everything settles; then what was written and what is answered equal a naive recompute over
+the accepted rows, no record was written twice, and a machine with an empty disk rebuilds states of
+equal hash (from snapshots where there are any, else from the log alone) without writing a data
+record. Whatever a lookup answers, at any moment, is the recompute of exactly what its job partition
+says it has applied. What a snapshot's pointer leads to is whole, and pointers never go back to an
+earlier owner. A seed is a story: the same one every time.
 """
 
 from __future__ import annotations
@@ -54,7 +57,16 @@ from tests.sim.engine.chain import Feed
 from tests.sim.engine.dags import GRACE, KEPT, Dags, SimDrills
 from tests.sim.engine.log import ModelLog
 from tests.sim.engine.memory import Remembering
-from tests.sim.engine.parts import FILES, Dice, Machine, Process, ProcessClock, ProcessPool, SimBroker, SimRegistry
+from tests.sim.engine.parts import (
+    FILES,
+    Dice,
+    Machine,
+    Process,
+    ProcessClock,
+    ProcessPool,
+    SimBroker,
+    SimRegistry,
+)
 from tests.sim.engine.readers import Client, Readers
 from tests.sim.engine.virtual import now_ms, run
 
@@ -103,7 +115,9 @@ class Drifting:
 
 @dataclass
 class SimWorkshop:
-    """See `engine.supervisor.Workshop`: runners over the machine's disk, or over a snapshot where that is empty."""
+    """See `engine.supervisor.Workshop`: runners over the machine's disk, or over a snapshot where
+    that is empty.
+    """
 
     snapshots: Snapshots
     process: Process
@@ -120,7 +134,9 @@ class SimWorkshop:
             return None
         spec, step = _read(stored)
         remembering = _remembering(stored)
-        work = Work(remembering, remembering if advancing(step) else None, step_version(spec.step), None)
+        work = Work(
+            remembering, remembering if advancing(step) else None, step_version(spec.step), None
+        )
         if self.as_user_code and job == chain.CLEAN.id:
 
             async def prepare(batch: pl.DataFrame) -> Outcome:
@@ -131,8 +147,12 @@ class SimWorkshop:
             work = Work(None, None, work.version, prepare)
         if self.drifts and work.step is not None:
             work = replace(work, step=Drifting(step, lambda: runner.status == "recovering"))
-        hangar = await self.snapshots.open(job, part, epoch, lambda job, part: self.machine.open((job, part), self.process))
-        runner = Runner(spec, part, epoch, work, hangar, self.broker, ProcessPool(self.process), LIMITS)
+        hangar = await self.snapshots.open(
+            job, part, epoch, lambda job, part: self.machine.open((job, part), self.process)
+        )
+        runner = Runner(
+            spec, part, epoch, work, hangar, self.broker, ProcessPool(self.process), LIMITS
+        )
         return runner
 
     def distrust(self, job: JobId, part: PartitionIndex, why: Exception) -> None:
@@ -167,7 +187,9 @@ class Living:
 
 
 class DroppingRegistry(MemoryRegistry):
-    """The twin, with what the ledger does when a job is no longer needed; an epoch is given once."""
+    """The twin, with what the ledger does when a job is no longer needed; an epoch is given
+    once.
+    """
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         super().__init__(now_ms)
@@ -183,9 +205,15 @@ class DroppingRegistry(MemoryRegistry):
         row = self._rows[key]
         return row.slot if row.until_ms > self._now_ms() else None
 
-    async def claim(self, wanted: Sequence[tuple[JobPartition, Epoch]], slot: SlotId, lease_ms: Millis) -> dict[JobPartition, Epoch]:
+    async def claim(
+        self, wanted: Sequence[tuple[JobPartition, Epoch]], slot: SlotId, lease_ms: Millis
+    ) -> dict[JobPartition, Epoch]:
         won = await super().claim(wanted, slot, lease_ms)
-        self.twice += [f"epoch {epoch} of {key} was given twice" for key, epoch in won.items() if (key, epoch) in self._given]
+        self.twice += [
+            f"epoch {epoch} of {key} was given twice"
+            for key, epoch in won.items()
+            if (key, epoch) in self._given
+        ]
         self._given |= set(won.items())
         return won
 
@@ -226,19 +254,36 @@ class World:
         root.mkdir()
         return Machine(root)
 
-    # --- slots --------------------------------------------------------------------------------------------------------
+    # --- slots ------------------------------------------------------------------------------------
 
     def start(self, machine: Machine, drifts: bool = False) -> Living:
         self._names += 1
         process = Process(self.dice)
         slot = Slot(SlotId(f"slot-{self._names}"), EngineId("sim"), "nowhere")
         registry, broker = SimRegistry(process, self.registry), SimBroker(process, self.log)
-        snapshots = Snapshots(self.archive.tools(process), machine.root, ProcessPool(process), self._unique)
-        workshop = SimWorkshop(snapshots, process, registry, broker, machine, self.as_user_code, drifts)
+        snapshots = Snapshots(
+            self.archive.tools(process), machine.root, ProcessPool(process), self._unique
+        )
+        workshop = SimWorkshop(
+            snapshots, process, registry, broker, machine, self.as_user_code, drifts
+        )
         supervisor = Supervisor(slot, registry, workshop, ProcessClock(process), LEASE_MS, POLL_MS)
         task = asyncio.create_task(self._kept_up(supervisor, process))
-        drills = SimDrills(self.archive.tools(process), process, self.log, lambda: self.folder / f"drill-{self._unique()}")
-        living = Living(slot, machine, process, supervisor, SlotService(supervisor, snapshots, cast(Drills, drills)), task, drifts)
+        drills = SimDrills(
+            self.archive.tools(process),
+            process,
+            self.log,
+            lambda: self.folder / f"drill-{self._unique()}",
+        )
+        living = Living(
+            slot,
+            machine,
+            process,
+            supervisor,
+            SlotService(supervisor, snapshots, cast(Drills, drills)),
+            task,
+            drifts,
+        )
         self.slots.append(living)
         return living
 
@@ -281,7 +326,7 @@ class World:
             self.slots.remove(leaver)
         leaver.process.alive = False
 
-    # --- the story ----------------------------------------------------------------------------------------------------
+    # --- the story --------------------------------------------------------------------------------
 
     async def live(self) -> str:
         """The whole run; a digest of what happened."""
@@ -290,7 +335,10 @@ class World:
         self.registry.add(DOOMED, canonical.dumps(self._doomed()), self.partitions)
         asyncio.get_running_loop().set_exception_handler(self._callback_failed)
         client, dags = Client(self), Dags(self)
-        background = [asyncio.create_task(work) for work in (self._coordinator(), self._reader(), dags.archive(), client.ask_on())]
+        background = [
+            asyncio.create_task(work)
+            for work in (self._coordinator(), self._reader(), dags.archive(), client.ask_on())
+        ]
         for machine in self.machines:
             self.start(machine)
         await asyncio.sleep(1)
@@ -309,7 +357,10 @@ class World:
         if self._data_records() != before:
             raise Broken("replay wrote data records")
         if (rebuilt := self._hashes()) != survivors:
-            raise Broken(f"rebuilt states differ: {[key for key in survivors if rebuilt[key] != survivors[key]]}")
+            raise Broken(
+                "rebuilt states differ: "
+                f"{[key for key in survivors if rebuilt[key] != survivors[key]]}"
+            )
         await client.refusals(self.slots[0].service)
         for task in [*background, *dags.asked]:
             task.cancel()
@@ -319,7 +370,9 @@ class World:
         await prune(self.archive.tools(Process(self.dice)), KEPT, GRACE)
         await self._check_archive()
         self._refuse_broken()
-        return blake2b("\n".join([*self._said, repr(sorted(survivors.items()))]).encode(), digest_size=8).hexdigest()
+        return blake2b(
+            "\n".join([*self._said, repr(sorted(survivors.items()))]).encode(), digest_size=8
+        ).hexdigest()
 
     def _refuse_broken(self) -> None:
         if found := self.broken + self.registry.twice + self.archive.foreign:
@@ -331,7 +384,17 @@ class World:
 
     def _doomed(self) -> Job:
         job = chain.TABLE
-        return Job(DOOMED, job.workspace, job.inputs, (), job.step, job.replaylog, job.dead_letters, self.partitions, "goes away")
+        return Job(
+            DOOMED,
+            job.workspace,
+            job.inputs,
+            (),
+            job.step,
+            job.replaylog,
+            job.dead_letters,
+            self.partitions,
+            "goes away",
+        )
 
     async def _turn(self, turn: int, dags: Dags) -> None:
         chosen = self.dice.random
@@ -348,9 +411,13 @@ class World:
             case "crash":
                 await self.crash(someone, chosen.choice(["kept", "kept", "lost", "older"]))
             case "pause":
-                self._pause(someone, chosen.choice([0.1, 0.5, 1.5]) * LEASE_MS * (0.5 + chosen.random()))
+                self._pause(
+                    someone, chosen.choice([0.1, 0.5, 1.5]) * LEASE_MS * (0.5 + chosen.random())
+                )
             case "away":
-                someone.process.registry_away_until_ms = now_ms() + int(2 * LEASE_MS * chosen.random())
+                someone.process.registry_away_until_ms = now_ms() + int(
+                    2 * LEASE_MS * chosen.random()
+                )
             case "join" if len(self.slots) < 3:
                 self.start(chosen.choice(self.machines), drifts=chosen.random() < 0.3)
             case "leave" if len(self.slots) > 1 and someone.answers:
@@ -379,7 +446,9 @@ class World:
             loop.call_later((ms + later_ms) / 1000, self._read)
 
     async def _feed(self) -> None:
-        """One request of ingest: a transaction that may stay open for a while, be aborted, or be left to time out."""
+        """One request of ingest: a transaction that may stay open for a while, be aborted, or be
+        left to time out.
+        """
         events, users, sent = self.feed.batch(now_ms() / 1000)
         if not sent:
             return
@@ -419,13 +488,16 @@ class World:
                 self.answered += 1
                 self.broken += self.readers.wrong(living.service, job, part)
                 if job != DOOMED and (owner := self.registry.owner((job, part))) != living.slot.id:
-                    self.broken.append(f"{now_ms()}: {living.slot.id} answers for {job}[{part}], which belongs to {owner}")
+                    self.broken.append(
+                        f"{now_ms()}: {living.slot.id} answers for {job}[{part}], "
+                        f"which belongs to {owner}"
+                    )
 
     async def _check_archive(self) -> None:
         if flaws := await self.archive.flaws():
             raise Broken("; ".join(flaws))
 
-    # --- the end ------------------------------------------------------------------------------------------------------
+    # --- the end ----------------------------------------------------------------------------------
 
     async def _come_to_rest(self) -> None:
         """No faults from here on; every job partition runs and has read everything."""
@@ -451,12 +523,18 @@ class World:
         for job in self.jobs:
             for part in map(PartitionIndex, range(self.partitions)):
                 slot, report = self.registry.reports()[(job.id, part)]
-                if slot != preferred(job.id, part, slots) or report.status != "running" or report.lag != 0:
+                if (
+                    slot != preferred(job.id, part, slots)
+                    or report.status != "running"
+                    or report.lag != 0
+                ):
                     return f"{job.id}[{part}] at {slot}: {report}"
                 targets = {topic: self.log.stable_end((topic, part)) for topic in job.inputs}
                 owner = next(living for living in self.slots if living.slot.id == slot)
                 try:
-                    behind = await owner.service("wait", {"items": [(job.id, part, targets)], "timeout_ms": 200})
+                    behind = await owner.service(
+                        "wait", {"items": [(job.id, part, targets)], "timeout_ms": 200}
+                    )
                 except RemoteError as refused:
                     return str(refused)
                 if behind:
@@ -477,15 +555,29 @@ class World:
         return next(living for living in self.slots if living.slot.id == self.registry.owner(key))
 
     def _hashes(self) -> dict[JobPartition, int]:
-        keys = [(job.id, PartitionIndex(part)) for job in self.jobs for part in range(self.partitions)]
-        return {key: progress.load(MemoryHangar(self._owner(key).machine.disk[key].content().entries)).state_hash for key in keys}
+        keys = [
+            (job.id, PartitionIndex(part)) for job in self.jobs for part in range(self.partitions)
+        ]
+        return {
+            key: progress.load(
+                MemoryHangar(self._owner(key).machine.disk[key].content().entries)
+            ).state_hash
+            for key in keys
+        }
 
     def _data_records(self) -> dict[tuple[str, int], int]:
-        written = [source for source in self.log.partitions() if not source[0].endswith("replaylog")]
-        return {source: sum(r.control is None for r in self.log.committed(source, 0)) for source in written}
+        written = [
+            source for source in self.log.partitions() if not source[0].endswith("replaylog")
+        ]
+        return {
+            source: sum(r.control is None for r in self.log.committed(source, 0))
+            for source in written
+        }
 
     async def _rebuilt_elsewhere(self) -> None:
-        """Every slot dies and its machine with it; a new machine starts from snapshots, or (in some runs) from the log alone."""
+        """Every slot dies and its machine with it; a new machine starts from snapshots, or (in some
+        runs) from the log alone.
+        """
         if self.dice.random.random() < 0.3:
             self.archive.burn()
         for living in list(self.slots):
@@ -497,8 +589,17 @@ class World:
     def check(self) -> None:
         """What was written and what is answered, against the recompute."""
         for topic, expected in chain.expected_integrals(self.feed).items():
-            schema = {chain.CLEANED: chain.EVENT, chain.JOINED: chain.MET, chain.TOTALS: chain.SERVED}[topic]
-            records = [r for part in range(self.partitions) for r in self.log.committed((topic, part), 0) if r.control is None]
+            schema = {
+                chain.CLEANED: chain.EVENT,
+                chain.JOINED: chain.MET,
+                chain.TOTALS: chain.SERVED,
+            }[topic]
+            records = [
+                r
+                for part in range(self.partitions)
+                for r in self.log.committed((topic, part), 0)
+                if r.control is None
+            ]
             found = chain.integral([decode(r.value) for r in records], schema)
             if found != expected:
                 raise Broken(f"{topic}: too much {found - expected}, missing {expected - found}")
@@ -510,7 +611,10 @@ class World:
         for job in (chain.CLEAN, chain.JOIN, chain.TOTAL):
             for part in range(self.partitions):
                 self._check_replaylog(job, part)
-        if any(job == DOOMED for living in self.slots for job, _ in living.machine.disk) and DOOMED not in self.registry._specs:
+        if (
+            any(job == DOOMED for living in self.slots for job, _ in living.machine.disk)
+            and DOOMED not in self.registry._specs
+        ):
             raise Broken("state of a job that is gone was kept")
 
     async def _check_scans(self) -> None:
@@ -518,13 +622,24 @@ class World:
         at = chain.micros(1000)
         for part in map(PartitionIndex, range(self.partitions)):
             service = self._owner((chain.SERVE.id, part)).service
-            here = [key for _, key in chain.keys_of(chain.SERVE.id) if partition_of(key, self.partitions) == part]
+            here = [
+                key
+                for _, key in chain.keys_of(chain.SERVE.id)
+                if partition_of(key, self.partitions) == part
+            ]
             asked = [[chain.SERVE.id, part, here, at]]
             (rows,) = cast(list[list[bytes | None]], await service("lookup", {"items": asked}))
-            scanned = await service("scan", {"job": chain.SERVE.id, "part": part, "as_of": at, "limit": 100})
-            if sorted(cast(list[tuple[bytes, bytes]], scanned)) != sorted((k, r) for k, r in zip(here, rows, strict=True) if r is not None):
+            scanned = await service(
+                "scan", {"job": chain.SERVE.id, "part": part, "as_of": at, "limit": 100}
+            )
+            if sorted(cast(list[tuple[bytes, bytes]], scanned)) != sorted(
+                (k, r) for k, r in zip(here, rows, strict=True) if r is not None
+            ):
                 raise Broken(f"{chain.SERVE.id}[{part}] lists {scanned}")
-            (applied,) = cast(list[dict[str, int]], await service("positions", {"items": [(chain.SERVE.id, part)]}))
+            (applied,) = cast(
+                list[dict[str, int]],
+                await service("positions", {"items": [(chain.SERVE.id, part)]}),
+            )
             if applied != {chain.JOINED: self.log.stable_end((chain.JOINED, part))}:
                 raise Broken(f"{chain.SERVE.id}[{part}] has applied {applied}")
 
@@ -540,10 +655,15 @@ class World:
             assert isinstance(marker, IterationMarker)
             iteration += 1
             if marker.epoch != epochs or marker.iteration != iteration:
-                raise Broken(f"{job.id}[{part}]: {marker} after epoch {epochs}, expected iteration {iteration}")
+                raise Broken(
+                    f"{job.id}[{part}]: {marker} after epoch {epochs}, expected "
+                    f"iteration {iteration}"
+                )
             for covered in marker.ranges:
                 if covered.first < applied[covered.topic]:
-                    raise Broken(f"{job.id}[{part}]: {covered} was covered up to {applied[covered.topic]}")
+                    raise Broken(
+                        f"{job.id}[{part}]: {covered} was covered up to {applied[covered.topic]}"
+                    )
                 applied[covered.topic] = covered.next
 
     def say(self, what: str) -> None:

@@ -1,7 +1,9 @@
-"""The seeded world of the ledgers: memory twins, a clock, engines that obey the registry, and a fault at any chosen step.
+"""The seeded world of the ledgers: memory twins, a clock, engines that obey the registry, and a
+fault at any chosen step.
 
-Every call that leaves a step (a transaction, a request to Kafka) passes through `Faults`. A fault is a crash of the process (the step never
-learns anything again) or an answer that is lost or bad, before or after the deed was done, or half-way through a batch.
+Every call that leaves a step (a transaction, a request to Kafka) passes through `Faults`. A fault
+is a crash of the process (the step never learns anything again) or an answer that is lost or bad,
+before or after the deed was done, or half-way through a batch.
 """
 
 from __future__ import annotations
@@ -79,7 +81,11 @@ class FaultyTopics:
     def __init__(self, inner: MemoryTopics, faults: Faults) -> None:
         self.inner, self.faults = inner, faults
 
-    async def _do(self, deed: Callable[[Sequence[Any]], Awaitable[Mapping[TopicName, Refused]]], items: Sequence[Any]) -> Any:
+    async def _do(
+        self,
+        deed: Callable[[Sequence[Any]], Awaitable[Mapping[TopicName, Refused]]],
+        items: Sequence[Any],
+    ) -> Any:
         fault = await self.faults.next()
         if fault is Fault.CRASH_BEFORE:
             raise Crash
@@ -127,7 +133,9 @@ class World:
         """Engines run what is wanted and let go of what is not, as soon as time passes."""
         world = self.ledger.world
         for id_, row in list(world.jobs.items()):
-            world.jobs[id_] = replace(row, leased_until_ms=0 if row.retired else self.now_ms + 10_000)
+            world.jobs[id_] = replace(
+                row, leased_until_ms=0 if row.retired else self.now_ms + 10_000
+            )
         for (job, part), _ in list(world.parts.items()):
             parked = world.jobs[job].spec.title in self.parked
             status, lag, error = ("parked", None, "bad code") if parked else ("running", 0, None)
@@ -136,24 +144,49 @@ class World:
     def tools(self, faults: Faults | None = None) -> flow.Tools:
         faults = faults or Faults()
         timings = flow.Timings(retry_seconds=0.1)
-        return flow.Tools(FaultyLedger(self.ledger, faults), FaultyTopics(self.topics, faults), self.sleep, timings, self.now)  # type: ignore[arg-type]
+        return flow.Tools(
+            FaultyLedger(self.ledger, faults),
+            FaultyTopics(self.topics, faults),
+            self.sleep,
+            timings,
+            self.now,
+        )  # type: ignore[arg-type]
 
     async def open(self) -> None:
         await self.ledger.run(lambda tx: tx.add_workspace(SHOP))
 
-    async def receive(self, id_: str, branch: BranchName = MAIN_BRANCH, *, backfill: bool = True) -> CommitId:
+    async def receive(
+        self, id_: str, branch: BranchName = MAIN_BRANCH, *, backfill: bool = True
+    ) -> CommitId:
         """What the definition server does before T1."""
 
         async def work(tx: Transaction) -> CommitId:
             row = await tx.branch(SHOP, branch)
             base = row.target if row else None
-            await tx.add_commit(Commit(CommitId(id_), SHOP, branch, CommitState.RECEIVED, id_, Options(backfill=backfill), base), b"")
+            await tx.add_commit(
+                Commit(
+                    CommitId(id_),
+                    SHOP,
+                    branch,
+                    CommitState.RECEIVED,
+                    id_,
+                    Options(backfill=backfill),
+                    base,
+                ),
+                b"",
+            )
             return CommitId(id_)
 
         return await self.ledger.run(work)
 
     async def commit(
-        self, id_: str, compiled: Compiled, branch: BranchName = MAIN_BRANCH, faults: Faults | None = None, *, backfill: bool = True
+        self,
+        id_: str,
+        compiled: Compiled,
+        branch: BranchName = MAIN_BRANCH,
+        faults: Faults | None = None,
+        *,
+        backfill: bool = True,
     ) -> None:
         """A whole commit, as the inline orchestrator runs it."""
         await self.run(await self.receive(id_, branch, backfill=backfill), compiled, faults)
@@ -177,7 +210,9 @@ class World:
         for _ in range(rounds):
             self.now_ms += 4_000_000
             self.engines()
-            if (await reconcile(self.tools())).quiet and not await self.ledger.run(lambda tx: tx.open_commits()):
+            if (await reconcile(self.tools())).quiet and not await self.ledger.run(
+                lambda tx: tx.open_commits()
+            ):
                 return
         raise AssertionError("recovery never came to rest")
 
@@ -188,7 +223,11 @@ class World:
         """The datasets the branch holds."""
         bank = self.ledger.world.bank
         held = {id_ for _, name, id_ in bank.refs if name == branch}
-        return {bank.rows[id_].blueprint.title for id_ in held if bank.rows[id_].key.kind is AssetKind.TOPIC}
+        return {
+            bank.rows[id_].blueprint.title
+            for id_ in held
+            if bank.rows[id_].key.kind is AssetKind.TOPIC
+        }
 
     def check(self) -> None:
         """No stray, no loss, all or nothing: true whenever the world is at rest."""
@@ -201,15 +240,30 @@ class World:
         assert all(world.bank.rows[id_].state is AssetState.LIVE for id_ in held)
         topics = {id_ for id_ in held if world.bank.rows[id_].key.kind is not AssetKind.JOB}
         assert set(self.topics.there) == topics, "Kafka has exactly the topics that somebody holds"
-        assert set(world.jobs) == held - topics, "the registry has exactly the jobs that somebody holds"
+        assert set(world.jobs) == held - topics, (
+            "the registry has exactly the jobs that somebody holds"
+        )
         for job in world.jobs.values():
             assert not job.retired
-            names = {*job.spec.inputs, job.spec.replaylog, job.spec.dead_letters, *(o.topic for o in job.spec.outputs)}
+            names = {
+                *job.spec.inputs,
+                job.spec.replaylog,
+                job.spec.dead_letters,
+                *(o.topic for o in job.spec.outputs),
+            }
             assert names <= set(self.topics.there), "a job's topics are there"
         for branch in world.branch_rows.values():
             assert branch.target == branch.serving, "reads have followed"
             versions = {commit for commit, name, _ in world.bank.refs if name == branch.name}
-            assert versions == ({branch.target} if branch.target else set()), "a branch holds its version and nothing else"
-        bases = [c.base for c in world.commits.values() if c.branch == MAIN_BRANCH and c.state in COMMITTED]
-        assert len(set(bases)) == len(bases), "of two commits that started from one version only one stands"
+            assert versions == ({branch.target} if branch.target else set()), (
+                "a branch holds its version and nothing else"
+            )
+        bases = [
+            c.base
+            for c in world.commits.values()
+            if c.branch == MAIN_BRANCH and c.state in COMMITTED
+        ]
+        assert len(set(bases)) == len(bases), (
+            "of two commits that started from one version only one stands"
+        )
         assert not [e for e in world.entry_rows.values() if e.state in ("pending", "failed")]

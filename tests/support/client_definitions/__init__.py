@@ -1,4 +1,5 @@
-"""Definitions written with the public client, one module per subject; imported only by the client's own interpreter.
+"""Definitions written with the public client, one module per subject; imported only by the client's
+own interpreter.
 
 Each module has `OBJECTS`, what it commits, in order.
 """

@@ -1,6 +1,7 @@
 """Every kind of source and sink, and every option a source can have."""
 
-# ruff: noqa: UP045, DTZ001 - the client reads annotations as typing's generics, and naive datetimes as UTC
+# ruff: noqa: UP045, DTZ001 - the client reads annotations as typing's generics, and naive datetimes
+# as UTC
 
 from datetime import datetime
 from typing import Optional
@@ -38,13 +39,38 @@ __owner__ = "data@example.com"
 secret = Secret(arn="arn:aws:secretsmanager:eu:1:secret:db", role_arn="arn:aws:iam::1:role/reader")
 
 webhook = Webhook(name="hooks", retention="14d")
-mysql = MySQL(name="mysql", host="my.example", db_name="shop", username="reader", password="mysql-password", jdbc_params="useSSL=true")
-postgres = Postgres(name="postgres", host="pg.example", db_name="shop", username=secret["user"], password=secret["password"])
+mysql = MySQL(
+    name="mysql",
+    host="my.example",
+    db_name="shop",
+    username="reader",
+    password="mysql-password",
+    jdbc_params="useSSL=true",
+)
+postgres = Postgres(
+    name="postgres",
+    host="pg.example",
+    db_name="shop",
+    username=secret["user"],
+    password=secret["password"],
+)
 s3 = S3(name="s3", aws_access_key_id="key-id", aws_secret_access_key="secret-key")
 own_s3 = S3(name="own_s3")
-bigquery = BigQuery(name="bigquery", project_id="proj", dataset_id="shop", service_account_key={"type": "service_account"})
+bigquery = BigQuery(
+    name="bigquery",
+    project_id="proj",
+    dataset_id="shop",
+    service_account_key={"type": "service_account"},
+)
 snowflake = Snowflake(
-    name="snowflake", account="acme", db_name="shop", username="u", password="p", warehouse="wh", schema="public", role="reader"
+    name="snowflake",
+    account="acme",
+    db_name="shop",
+    username="u",
+    password="p",
+    warehouse="wh",
+    schema="public",
+    role="reader",
 )
 kafka = Kafka(
     name="kafka",
@@ -55,12 +81,29 @@ kafka = Kafka(
     sasl_plain_password=secret["kafka"],
 )
 kinesis = Kinesis(name="kinesis", role_arn="arn:aws:iam::1:role/kinesis")
-redshift = Redshift(name="redshift", s3_access_role_arn="arn:aws:iam::1:role/s3", db_name="shop", host="rs.example", schema="public")
-redshift_login = Redshift(name="redshift_login", username="u", password="p", db_name="shop", host="rs.example", schema="public")
+redshift = Redshift(
+    name="redshift",
+    s3_access_role_arn="arn:aws:iam::1:role/s3",
+    db_name="shop",
+    host="rs.example",
+    schema="public",
+)
+redshift_login = Redshift(
+    name="redshift_login",
+    username="u",
+    password="p",
+    db_name="shop",
+    host="rs.example",
+    schema="public",
+)
 mongo = Mongo(name="mongo", host="mongo.example", db_name="shop", username="u", password="p")
 pubsub = PubSub(name="pubsub", project_id="proj", service_account_key={"type": "service_account"})
-http = HTTP(name="http", host="https://hook.example", healthz="/health", ca_cert=Certificate("certificate"))
-avro = Avro(registry="confluent", url="https://registry.example", username="u", password="p", token=None)
+http = HTTP(
+    name="http", host="https://hook.example", healthz="/health", ca_cert=Certificate("certificate")
+)
+avro = Avro(
+    registry="confluent", url="https://registry.example", username="u", password="p", token=None
+)
 protobuf = Protobuf(registry="confluent", url="https://registry.example", token="token")
 
 
@@ -105,30 +148,71 @@ class Events:
 
     @expectations
     def quality(cls):
-        return [expect_column_values_to_be_between(column="plain", min_value=0, max_value=10, mostly=0.9)]
+        return [
+            expect_column_values_to_be_between(
+                column="plain", min_value=0, max_value=10, mostly=0.9
+            )
+        ]
 
 
 @source(mysql.table("orders", cursor="updated"), disorder="1h", cdc="upsert", every="5m", env="a")
-@source(postgres.table("orders", cursor="updated"), disorder="1h", cdc="upsert", since=datetime(2024, 1, 1), env="b")
-@source(snowflake.table("ORDERS", cursor="updated"), disorder="1h", cdc="upsert", until=datetime(2025, 1, 1), env="c")
+@source(
+    postgres.table("orders", cursor="updated"),
+    disorder="1h",
+    cdc="upsert",
+    since=datetime(2024, 1, 1),
+    env="b",
+)
+@source(
+    snowflake.table("ORDERS", cursor="updated"),
+    disorder="1h",
+    cdc="upsert",
+    until=datetime(2025, 1, 1),
+    env="c",
+)
 @source(bigquery.table("orders", cursor="updated"), disorder="1h", cdc="upsert", env="d")
 @source(redshift.table("orders", cursor="updated"), disorder="1h", cdc="upsert", env="e")
 @source(redshift_login.table("orders", cursor="updated"), disorder="1h", cdc="upsert", env="f")
 @source(mongo.collection("orders", cursor="updated"), disorder="1h", cdc="upsert", env="g")
-@source(kafka.topic("orders"), disorder="1h", cdc="debezium", preproc={"note": ref("payload[note][text]")}, env="h")
+@source(
+    kafka.topic("orders"),
+    disorder="1h",
+    cdc="debezium",
+    preproc={"note": ref("payload[note][text]")},
+    env="h",
+)
 @source(kafka.topic("orders-avro", format=avro), disorder="1h", cdc="debezium", env="i")
 @source(kafka.topic("orders-protobuf", format=protobuf), disorder="1h", cdc="debezium", env="j")
-@source(s3.bucket("lake", path="orders/%Y/*.csv", format=CSV("|", ["id", "updated"]), spread="2d"), disorder="1h", cdc="upsert", env="k")
-@source(s3.bucket("lake", prefix="delta", format="delta"), disorder="1h", cdc="native", env="l")
-@source(kinesis.stream("arn:aws:kinesis:eu:1:stream/o", init_position="latest", format="json"), disorder="1h", cdc="upsert", env="m")
 @source(
-    kinesis.stream("arn:aws:kinesis:eu:1:stream/o", init_position=at_timestamp(datetime(2024, 1, 2)), format="json"),
+    s3.bucket("lake", path="orders/%Y/*.csv", format=CSV("|", ["id", "updated"]), spread="2d"),
+    disorder="1h",
+    cdc="upsert",
+    env="k",
+)
+@source(s3.bucket("lake", prefix="delta", format="delta"), disorder="1h", cdc="native", env="l")
+@source(
+    kinesis.stream("arn:aws:kinesis:eu:1:stream/o", init_position="latest", format="json"),
+    disorder="1h",
+    cdc="upsert",
+    env="m",
+)
+@source(
+    kinesis.stream(
+        "arn:aws:kinesis:eu:1:stream/o",
+        init_position=at_timestamp(datetime(2024, 1, 2)),
+        format="json",
+    ),
     disorder="1h",
     cdc="upsert",
     env="n",
 )
 @source(pubsub.topic("orders", format="json"), disorder="1h", cdc="upsert", env="o")
-@source(MySQL.get(name="configured").table("orders", cursor="updated"), disorder="1h", cdc="upsert", env="p")
+@source(
+    MySQL.get(name="configured").table("orders", cursor="updated"),
+    disorder="1h",
+    cdc="upsert",
+    env="p",
+)
 @source(webhook.endpoint("Orders"), disorder="1h", cdc="upsert", where=positive_id, env="q")
 @dataset
 class Orders:
@@ -138,8 +222,18 @@ class Orders:
 
 
 @sink(kafka.topic("out"), cdc="debezium", env="a")
-@sink(http.path("/rows", limit=100, headers={"X-Team": "data", "Accept": "*/*"}), cdc="debezium", env="b")
-@sink(own_s3.bucket("lake", prefix="out", format="delta"), how="incremental", every="1h", since=datetime(2024, 1, 1), env="c")
+@sink(
+    http.path("/rows", limit=100, headers={"X-Team": "data", "Accept": "*/*"}),
+    cdc="debezium",
+    env="b",
+)
+@sink(
+    own_s3.bucket("lake", prefix="out", format="delta"),
+    how="incremental",
+    every="1h",
+    since=datetime(2024, 1, 1),
+    env="c",
+)
 @sink(snowflake.table("OUT"), how="incremental", every="1d", env="d")
 @dataset
 class Copied:

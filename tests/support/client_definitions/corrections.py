@@ -1,4 +1,6 @@
-"""Pipelines over datasets whose rows are corrected later: joins, aggregations and lookups on the retracting path."""
+"""Pipelines over datasets whose rows are corrected later: joins, aggregations and lookups on the
+retracting path.
+"""
 
 # ruff: noqa: UP045 - the client reads annotations as typing's generics
 
@@ -121,7 +123,9 @@ class Windowed:
 
 @dataset(index=True)
 class Final:
-    """As `Windowed`, each window once when it closes, over rows that pass a filter or do not as their match changes."""
+    """As `Windowed`, each window once when it closes, over rows that pass a filter or do not as
+    their match changes.
+    """
 
     city: str = field(key=True)
     count: int
@@ -131,7 +135,9 @@ class Final:
     @pipeline
     @inputs(Clicks, Users)
     def final(cls, clicks: Dataset, users: Dataset):
-        met = clicks.join(users, how="left", on=["uid"]).assign(city=col("city").fillnull("nowhere").astype(str))
+        met = clicks.join(users, how="left", on=["uid"]).assign(
+            city=col("city").fillnull("nowhere").astype(str)
+        )
         met = met.filter(col("city") != "lima")
         return met.groupby("city").aggregate(
             count=Count(window=Tumbling("4s")),
@@ -157,7 +163,9 @@ class Natives:
 
 @dataset(index=True)
 class Abroad:
-    """A keyed left side, a right side that is itself a table–table join, then an aggregate over facts."""
+    """A keyed left side, a right side that is itself a table–table join, then an aggregate over
+    facts.
+    """
 
     country: str = field(key=True)
     count: int
@@ -167,7 +175,11 @@ class Abroad:
     @pipeline
     @inputs(Orders, Homes)
     def abroad(cls, orders: Dataset, homes: Dataset):
-        met = orders.join(homes, how="left", on=["uid"]).dropnull("city", "country").select("oid", "amount", "country")
+        met = (
+            orders.join(homes, how="left", on=["uid"])
+            .dropnull("city", "country")
+            .select("oid", "amount", "country")
+        )
         return met.groupby("country").aggregate(
             count=Count(window=Continuous("forever")),
             recent=Sum(of="amount", window=Continuous("4s")),
@@ -239,5 +251,21 @@ class City:
     windows: Optional[int] = F(Windowed.count)
 
 
-OBJECTS = [Clicks, Users, Cities, Orders, Homes, Locals, PerCity, Windowed, Final, Natives, Abroad, Totals, Counts, Spenders, City]
+OBJECTS = [
+    Clicks,
+    Users,
+    Cities,
+    Orders,
+    Homes,
+    Locals,
+    PerCity,
+    Windowed,
+    Final,
+    Natives,
+    Abroad,
+    Totals,
+    Counts,
+    Spenders,
+    City,
+]
 ENV = None

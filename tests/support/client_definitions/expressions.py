@@ -1,6 +1,9 @@
-"""Every expression the client can serialise: as assigned columns, and as features where its pipelines cannot print them."""
+"""Every expression the client can serialise: as assigned columns, and as features where its
+pipelines cannot print them.
+"""
 
-# ruff: noqa: UP006, UP035, UP045 - the client reads annotations as typing's generics, and naive datetimes as UTC
+# ruff: noqa: UP006, UP035, UP045 - the client reads annotations as typing's generics, and naive
+# datetimes as UTC
 
 from datetime import date, datetime
 from typing import Dict, List, Optional

@@ -1,6 +1,7 @@
 """Every kind of extractor and every kind of dtype a feature can have."""
 
-# ruff: noqa: UP006, UP035, UP045 - the client reads annotations as typing's generics, and naive datetimes as UTC
+# ruff: noqa: UP006, UP035, UP045 - the client reads annotations as typing's generics, and naive
+# datetimes as UTC
 
 from datetime import datetime
 from typing import Dict, List, Optional

@@ -1,6 +1,7 @@
 """Every operator, window and aggregation the client can write."""
 
-# ruff: noqa: UP006, UP017, UP035, UP045 - the client reads annotations as typing's generics, and naive datetimes as UTC
+# ruff: noqa: UP006, UP017, UP035, UP045 - the client reads annotations as typing's generics, and
+# naive datetimes as UTC
 
 from datetime import date, datetime, timezone
 from decimal import Decimal as PythonDecimal
@@ -26,7 +27,17 @@ from fennel.datasets import (
     index,
     pipeline,
 )
-from fennel.dtypes import Continuous, Decimal, Hopping, Session, Tumbling, Window, between, oneof, regex
+from fennel.dtypes import (
+    Continuous,
+    Decimal,
+    Hopping,
+    Session,
+    Tumbling,
+    Window,
+    between,
+    oneof,
+    regex,
+)
 from fennel.expr import col, lit
 from fennel.lib import includes, inputs, meta
 
@@ -86,7 +97,9 @@ class Stateless:
             orders.filter(lambda df: df["amount"] > 0)
             .filter(col("amount") >= 2)
             .assign("cents", float, lambda df: df["amount"] * cents_per_unit())
-            .assign(rounded=col("amount").round().astype(int), doubled=(col("amount") * 2).astype(float))
+            .assign(
+                rounded=col("amount").round().astype(int), doubled=(col("amount") * 2).astype(float)
+            )
             .select("order_id", "user", "city", "cents", "rounded", "tags", "quantities")
             .rename({"user": "buyer", "tags": "tag", "quantities": "quantity"})
             .explode("tag", "quantity")
@@ -110,7 +123,9 @@ class Transformed:
     @pipeline
     @inputs(Orders)
     def transformed(cls, orders: Dataset):
-        return orders.transform(add_length, schema={"order_id": int, "user": str, "length": int, "at": datetime})
+        return orders.transform(
+            add_length, schema={"order_id": int, "user": str, "length": int, "at": datetime}
+        )
 
 
 @dataset
@@ -163,7 +178,9 @@ class Continuously:
     def aggregate(cls, orders: Dataset):
         return orders.groupby("user").aggregate(
             orders=Count(window=Continuous("forever")),
-            distinct_cities=Count(of="city", unique=True, approx=True, dropnull=True, window=Continuous("7d")),
+            distinct_cities=Count(
+                of="city", unique=True, approx=True, dropnull=True, window=Continuous("7d")
+            ),
             spent=Sum(of="amount", window=Continuous("1d")),
             paid=Sum(of="price", window=Continuous("forever")),
             mean=Average(of="amount", window=Continuous("1h")),
@@ -175,7 +192,9 @@ class Continuously:
             median=Quantile(of="amount", p=0.5, approx=True, window=Continuous("1d")),
             cities=Distinct(of="city", unordered=True, window=Continuous("1d")),
             last=LastK(of="order_id", limit=3, dedup=False, window=Continuous("1d")),
-            first=FirstK(of="city", limit=2, dedup=True, dropnull=True, window=Continuous("forever")),
+            first=FirstK(
+                of="city", limit=2, dedup=True, dropnull=True, window=Continuous("forever")
+            ),
         )
 
 
@@ -189,7 +208,9 @@ class Decaying:
     @pipeline
     @inputs(Orders)
     def decay(cls, orders: Dataset):
-        return orders.groupby("user").aggregate(heat=ExpDecaySum(of="amount", half_life="1h", window=Continuous("forever")))
+        return orders.groupby("user").aggregate(
+            heat=ExpDecaySum(of="amount", half_life="1h", window=Continuous("forever"))
+        )
 
 
 @dataset
@@ -208,7 +229,11 @@ class Discretely:
             hourly=Count(window=Tumbling("1h", lookback="1m")),
             sliding=Sum(of="amount", window=Hopping("1d", "1h", lookback="1m")),
             ever=Count(window=Hopping("forever", "1d", lookback="1m")),
-            latest_paid=Max(of="paid_at", window=Tumbling("1h", lookback="1m"), default=datetime(2024, 1, 2, tzinfo=timezone.utc)),
+            latest_paid=Max(
+                of="paid_at",
+                window=Tumbling("1h", lookback="1m"),
+                default=datetime(2024, 1, 2, tzinfo=timezone.utc),
+            ),
             emit="final",
         )
 
@@ -222,7 +247,9 @@ class Along:
     @pipeline
     @inputs(Orders)
     def aggregate(cls, orders: Dataset):
-        return orders.groupby("user").aggregate(hourly=Count(window=Tumbling("1h")), along="paid_at")
+        return orders.groupby("user").aggregate(
+            hourly=Count(window=Tumbling("1h")), along="paid_at"
+        )
 
 
 @dataset

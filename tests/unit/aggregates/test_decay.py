@@ -18,7 +18,13 @@ DAILY = make(wire.ExpDecay("x", wire.Forever(), "v", DAY), SCHEMA)
 def _partial(values, times):
     frame = pl.DataFrame({"v": values, "t": times}, schema={"v": pl.Float64, "t": pl.Int64})
     sign = pl.Series([1] * len(values), dtype=pl.Int8)
-    records = of_frame(Layout((("v", kind_of(Float())),), ordered=False), frame, frame["t"], sign, pl.Series([b""] * len(values)))
+    records = of_frame(
+        Layout((("v", kind_of(Float())),), ordered=False),
+        frame,
+        frame["t"],
+        sign,
+        pl.Series([b""] * len(values)),
+    )
     (partial,) = DAILY.update(Events.of(records, np.array([0])))
     return partial
 

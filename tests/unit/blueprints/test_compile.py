@@ -37,7 +37,10 @@ def drop(operand: str, *columns: str) -> wire.Drop:
 
 def shape(compiled: Compiled) -> list[str]:
     """The jobs in order: title, and how each output is partitioned."""
-    return [job.title + "".join(f" -> {','.join(o.partition_by) or 'position'}" for o in job.outputs) for job in compiled.jobs]
+    return [
+        job.title + "".join(f" -> {','.join(o.partition_by) or 'position'}" for o in job.outputs)
+        for job in compiled.jobs
+    ]
 
 
 def job(compiled: Compiled, title: str) -> LogicalJob:
@@ -51,11 +54,20 @@ def test_nothing_compiles_to_nothing() -> None:
 
 def test_a_source_has_its_content_its_raw_rows_and_the_dead_letters() -> None:
     compiled = compile_subjects([sourced("Events", EVENTS)], 4)
-    assert sorted(t.key.kind for t in compiled.topics) == [AssetKind.DEAD, AssetKind.RAW, AssetKind.TOPIC]
+    assert sorted(t.key.kind for t in compiled.topics) == [
+        AssetKind.DEAD,
+        AssetKind.RAW,
+        AssetKind.TOPIC,
+    ]
     (source,) = compiled.sources
     (view,) = compiled.datasets
     assert view.topic == source.topic
-    assert (source.webhook, source.endpoint, view.served_by, view.is_source) == ("hook", "Events", None, True)
+    assert (source.webhook, source.endpoint, view.served_by, view.is_source) == (
+        "hook",
+        "Events",
+        None,
+        True,
+    )
     assert compiled.jobs == ()
 
 
@@ -69,7 +81,9 @@ def test_a_keyed_dataset_that_anybody_may_look_up_has_a_table_over_its_topic(fla
 
 
 def test_a_keyed_dataset_that_nobody_may_look_up_and_a_keyless_one_have_no_table() -> None:
-    compiled = compile_subjects([sourced("Users", USERS), sourced("Events", EVENTS, looked_up=True)], 4)
+    compiled = compile_subjects(
+        [sourced("Users", USERS), sourced("Events", EVENTS, looked_up=True)], 4
+    )
     assert compiled.jobs == ()
 
 
@@ -104,30 +118,51 @@ def test_an_aggregate_reads_a_shuffle_by_its_keys_and_a_terminal_one_serves_itse
 
 def test_an_aggregate_with_discrete_windows_writes_a_topic_and_may_have_a_table() -> None:
     steps = [node("Events", ref("Events"), EVENTS), node("t", aggregate("Events", DAILY), TOTALS)]
-    compiled = compile_subjects([sourced("Events", EVENTS), derived("Totals", TOTALS, steps, online=True)], 4)
-    assert shape(compiled) == ["Totals.p: map -> user", "Totals.p: aggregate -> user", "Totals: table"]
+    compiled = compile_subjects(
+        [sourced("Events", EVENTS), derived("Totals", TOTALS, steps, online=True)], 4
+    )
+    assert shape(compiled) == [
+        "Totals.p: map -> user",
+        "Totals.p: aggregate -> user",
+        "Totals: table",
+    ]
 
 
 def test_a_keyed_dataset_reaches_an_aggregate_as_facts_that_know_their_end() -> None:
     keyed = schema("user", "city amount")
     cities = schema("city", "total")
-    steps = [node("Users", ref("Users"), keyed), node("t", aggregate("Users", SUM, keys=("city",)), cities)]
+    steps = [
+        node("Users", ref("Users"), keyed),
+        node("t", aggregate("Users", SUM, keys=("city",)), cities),
+    ]
     compiled = compile_subjects([sourced("Users", keyed), derived("Totals", cities, steps)], 4)
     assert shape(compiled) == ["Totals.p: intervals -> city", "Totals.p: aggregate"]
     assert job(compiled, "Totals.p: intervals").step == spec.Intervals(keyed, spec.facts_of(keyed))
     assert job(compiled, "Totals.p: aggregate").step.input == spec.facts_of(keyed)  # type: ignore[union-attr]
 
 
-def test_a_keyed_left_side_of_a_join_is_cut_into_facts_before_it_leaves_its_own_partitions() -> None:
+def test_a_keyed_left_side_of_a_join_is_cut_into_facts_before_it_leaves_its_own_partitions() -> (
+    None
+):
     orders, joined = schema("order", "user amount"), schema("order", "user amount city:str")
     steps = [
         node("Orders", ref("Orders"), orders),
         node("a", wire.Filter("Orders", code("lambda df: df.amount > 0")), orders),
         node("Users", ref("Users"), USERS),
-        node("j", wire.Join("a", "Users", (("user", "user"),), wire.JoinHow.LEFT, None, 0, ()), joined),
+        node(
+            "j",
+            wire.Join("a", "Users", (("user", "user"),), wire.JoinHow.LEFT, None, 0, ()),
+            joined,
+        ),
     ]
-    compiled = compile_subjects([sourced("Orders", orders), sourced("Users", USERS), derived("J", joined, steps)], 4)
-    assert shape(compiled) == ["J.p: filter -> order", "J.p: intervals -> user", "J.p: join -> order"]
+    compiled = compile_subjects(
+        [sourced("Orders", orders), sourced("Users", USERS), derived("J", joined, steps)], 4
+    )
+    assert shape(compiled) == [
+        "J.p: filter -> order",
+        "J.p: intervals -> user",
+        "J.p: join -> order",
+    ]
     assert job(compiled, "J.p: join").step.left == spec.facts_of(orders)  # type: ignore[union-attr]
 
 
@@ -137,13 +172,18 @@ def test_grouping_by_what_the_input_is_partitioned_by_needs_no_shuffle() -> None
         node("d", wire.Dedup("Events", ("user",), None), EVENTS),
         node("t", wire.Latest("d", ("user",)), schema("user", "amount city:str")),
     ]
-    compiled = compile_subjects([sourced("Events", EVENTS), derived("L", schema("user", "amount city:str"), steps)], 4)
+    compiled = compile_subjects(
+        [sourced("Events", EVENTS), derived("L", schema("user", "amount city:str"), steps)], 4
+    )
     assert shape(compiled) == ["L.p: map -> user", "L.p: dedup -> user", "L.p: latest -> user"]
 
 
 def test_what_a_pipeline_lends_its_user_code_is_part_of_its_logic() -> None:
     def compiled(helper: str) -> Compiled:
-        steps = [node("Events", ref("Events"), EVENTS), node("a", wire.Filter("Events", code("lambda df: ok(df)")), EVENTS)]
+        steps = [
+            node("Events", ref("Events"), EVENTS),
+            node("a", wire.Filter("Events", code("lambda df: ok(df)")), EVENTS),
+        ]
         subject = derived("Good", EVENTS, steps)
         assert subject.pipeline is not None
         lent = replace(subject, pipeline=replace(subject.pipeline, includes=(code(helper),)))
@@ -156,7 +196,13 @@ def test_what_a_pipeline_lends_its_user_code_is_part_of_its_logic() -> None:
 
 def test_the_aggregations_of_a_windowed_groupby_reach_its_step() -> None:
     windowed = schema("user window", "orders")
-    kind = wire.WindowOp("Events", wire.Session(60), ("user",), "window", (wire.Count("orders", FOREVER, None, False, False, False),))
+    kind = wire.WindowOp(
+        "Events",
+        wire.Session(60),
+        ("user",),
+        "window",
+        (wire.Count("orders", FOREVER, None, False, False, False),),
+    )
     steps = [node("Events", ref("Events"), EVENTS), node("w", kind, windowed)]
     compiled = compile_subjects([sourced("Events", EVENTS), derived("W", windowed, steps)], 4)
     assert job(compiled, "W.p: windows").step.specs == kind.specs  # type: ignore[union-attr]
@@ -166,7 +212,9 @@ def test_grouping_keys_follow_the_order_of_the_datasets_keys_because_lookups_do(
     both = schema("city:str user", "total")
     steps = [
         node("Events", ref("Events"), EVENTS),
-        node("t", aggregate("Events", SUM, keys=("user", "city")), schema("user city:str", "total")),
+        node(
+            "t", aggregate("Events", SUM, keys=("user", "city")), schema("user city:str", "total")
+        ),
     ]
     compiled = compile_subjects([sourced("Events", EVENTS), derived("Totals", both, steps)], 4)
     assert shape(compiled)[0] == "Totals.p: map -> city,user"
@@ -178,10 +226,16 @@ def test_user_code_is_a_job_of_its_own_between_topics() -> None:
         node("Events", ref("Events"), EVENTS),
         node("a", drop("Events", "city"), schema("", "user amount")),
         node("b", wire.Filter("a", code("lambda df: df.amount > 0")), schema("", "user amount")),
-        node("c", wire.Assign("b", "kind", Str(), code("lambda df: 'x'")), schema("", "user amount kind:str")),
+        node(
+            "c",
+            wire.Assign("b", "kind", Str(), code("lambda df: 'x'")),
+            schema("", "user amount kind:str"),
+        ),
         node("d", drop("c", "amount"), schema("", "user kind:str")),
     ]
-    compiled = compile_subjects([sourced("Events", EVENTS), derived("Kinds", schema("", "user kind:str"), steps)], 4)
+    compiled = compile_subjects(
+        [sourced("Events", EVENTS), derived("Kinds", schema("", "user kind:str"), steps)], 4
+    )
     assert shape(compiled) == [
         "Kinds.p: map -> position",
         "Kinds.p: filter -> position",
@@ -212,16 +266,30 @@ def test_user_code_that_two_operators_consume_runs_once() -> None:
     assert [t for t in shape(compiled) if "transform" in t] == ["Both.p: transform -> position"]
 
 
-def test_a_join_brings_the_left_side_to_the_right_datasets_partitions_in_the_order_of_its_keys() -> None:
+def test_a_join_repartitions_the_left_side_by_the_right_datasets_key_order() -> None:
     places = schema("zip city:str", "country:str")
     joined = schema("", "user amount city:str code country:str")
     left = schema("", "user amount city:str code")
     steps = [
         node("Left", ref("Left"), left),
         node("Places", ref("Places"), places),
-        node("j", wire.Join("Left", "Places", (("city", "city"), ("code", "zip")), wire.JoinHow.INNER, None, 0, ()), joined),
+        node(
+            "j",
+            wire.Join(
+                "Left",
+                "Places",
+                (("city", "city"), ("code", "zip")),
+                wire.JoinHow.INNER,
+                None,
+                0,
+                (),
+            ),
+            joined,
+        ),
     ]
-    compiled = compile_subjects([sourced("Left", left), sourced("Places", places), derived("J", joined, steps)], 4)
+    compiled = compile_subjects(
+        [sourced("Left", left), sourced("Places", places), derived("J", joined, steps)], 4
+    )
     assert shape(compiled) == ["J.p: map -> code,city", "J.p: join -> position"]
     assert job(compiled, "J.p: join").inputs[1] == compiled.datasets[1].topic
     step = job(compiled, "J.p: join").step
@@ -229,7 +297,9 @@ def test_a_join_brings_the_left_side_to_the_right_datasets_partitions_in_the_ord
     assert (step.left_on, step.right_values, step.inner) == (("code", "city"), ("country",), True)
 
 
-def test_a_union_is_one_job_over_its_branches_and_a_second_branch_over_one_topic_reads_a_copy() -> None:
+def test_a_union_is_one_job_over_its_branches_and_a_second_branch_over_one_topic_reads_a_copy() -> (
+    None
+):
     steps = [
         node("Events", ref("Events"), EVENTS),
         node("a", wire.Dropnull("Events", ("city",)), EVENTS),
@@ -245,13 +315,25 @@ def test_a_dataset_joined_with_itself_reads_a_copy_on_the_left() -> None:
     steps = [
         node("Users", ref("Users"), USERS),
         node("r", wire.Rename("Users", (("city", "other"),)), schema("user", "other:str")),
-        node("j", wire.Join("r", "Users", (("user", "user"),), wire.JoinHow.INNER, None, 0, ()), joined),
+        node(
+            "j",
+            wire.Join("r", "Users", (("user", "user"),), wire.JoinHow.INNER, None, 0, ()),
+            joined,
+        ),
     ]
     direct = [
         node("Users", ref("Users"), USERS),
-        node("j", wire.Join("Users", "Users", (("user", "user"),), wire.JoinHow.INNER, None, 0, ("city",)), USERS),
+        node(
+            "j",
+            wire.Join(
+                "Users", "Users", (("user", "user"),), wire.JoinHow.INNER, None, 0, ("city",)
+            ),
+            USERS,
+        ),
     ]
-    compiled = compile_subjects([sourced("Users", USERS), derived("J", joined, steps), derived("K", USERS, direct)], 4)
+    compiled = compile_subjects(
+        [sourced("Users", USERS), derived("J", joined, steps), derived("K", USERS, direct)], 4
+    )
     assert all(len(set(j.inputs)) == len(j.inputs) for j in compiled.jobs)
     assert shape(compiled) == [
         "J.p: map -> user",
@@ -264,20 +346,39 @@ def test_a_dataset_joined_with_itself_reads_a_copy_on_the_left() -> None:
 
 def test_two_pipelines_with_the_same_beginning_share_its_shuffle() -> None:
     first = [node("Events", ref("Events"), EVENTS), node("t", aggregate("Events", SUM), TOTALS)]
-    second = [node("Events", ref("Events"), EVENTS), node("l", wire.Latest("Events", ("user",)), LATEST)]
-    compiled = compile_subjects([sourced("Events", EVENTS), derived("One", TOTALS, first), derived("Two", LATEST, second)], 4)
+    second = [
+        node("Events", ref("Events"), EVENTS),
+        node("l", wire.Latest("Events", ("user",)), LATEST),
+    ]
+    compiled = compile_subjects(
+        [sourced("Events", EVENTS), derived("One", TOTALS, first), derived("Two", LATEST, second)],
+        4,
+    )
     assert shape(compiled) == ["One.p: map -> user", "One.p: aggregate", "Two.p: latest -> user"]
 
 
 def test_a_step_that_closes_windows_reads_a_shuffle_that_carries_the_frontier() -> None:
     def totals(spec_: wire.Spec) -> list[object]:
-        return [node("Events", ref("Events"), EVENTS), node("t", aggregate("Events", spec_), TOTALS)]
+        return [
+            node("Events", ref("Events"), EVENTS),
+            node("t", aggregate("Events", spec_), TOTALS),
+        ]
 
     one = derived("One", TOTALS, totals(SUM))  # type: ignore[arg-type]
     two = derived("Two", TOTALS, totals(DAILY))  # type: ignore[arg-type]
     compiled = compile_subjects([sourced("Events", EVENTS), one, two], 4)
-    assert shape(compiled) == ["One.p: map -> user", "One.p: aggregate", "Two.p: map -> user", "Two.p: aggregate -> user"]
-    assert [[o.frontier for o in job.outputs] for job in compiled.jobs] == [[False], [], [True], [False]]
+    assert shape(compiled) == [
+        "One.p: map -> user",
+        "One.p: aggregate",
+        "Two.p: map -> user",
+        "Two.p: aggregate -> user",
+    ]
+    assert [[o.frontier for o in job.outputs] for job in compiled.jobs] == [
+        [False],
+        [],
+        [True],
+        [False],
+    ]
 
 
 def test_a_join_before_windows_tells_the_frontier_and_what_lies_between_passes_it_on() -> None:
@@ -285,14 +386,21 @@ def test_a_join_before_windows_tells_the_frontier_and_what_lies_between_passes_i
     steps = [
         node("Events", ref("Events"), EVENTS),
         node("Users", ref("Users"), schema("user", "place:str")),
-        node("j", wire.Join("Events", "Users", (("user", "user"),), wire.JoinHow.INNER, None, 0, ()), joined),
+        node(
+            "j",
+            wire.Join("Events", "Users", (("user", "user"),), wire.JoinHow.INNER, None, 0, ()),
+            joined,
+        ),
         node("d", drop("j", "place"), EVENTS),
     ]
     subjects = [sourced("Events", EVENTS), sourced("Users", schema("user", "place:str"))]
     closing = derived("T", TOTALS, [*steps, node("t", aggregate("d", DAILY), TOTALS)])
     moving = derived("T", TOTALS, [*steps, node("t", aggregate("d", SUM), TOTALS)])
     titles = ["T.p: map -> user", "T.p: join -> position", "T.p: map -> user"]
-    for pipeline, carries in ((closing, [[False], [True], [True], [False]]), (moving, [[False], [False], [False], []])):
+    for pipeline, carries in (
+        (closing, [[False], [True], [True], [False]]),
+        (moving, [[False], [False], [False], []]),
+    ):
         compiled = compile_subjects([*subjects, pipeline], 4)
         assert shape(compiled)[:3] == titles
         assert [[o.frontier for o in job.outputs] for job in compiled.jobs] == carries
@@ -305,19 +413,25 @@ def test_operators_keep_the_schemas_they_were_given() -> None:
         node("l", wire.Latest("d", ("user",)), schema("user", "amount city:str")),
         node("c", wire.Changelog("l", "gone", True), schema("", "user amount city:str gone")),
     ]
-    compiled = compile_subjects([sourced("Events", EVENTS), derived("C", schema("", "user amount city:str gone"), steps)], 4)
+    compiled = compile_subjects(
+        [sourced("Events", EVENTS), derived("C", schema("", "user amount city:str gone"), steps)], 4
+    )
     assert shape(compiled) == [
         "C.p: map -> user,amount,city",
         "C.p: dedup -> user",
         "C.p: latest -> user",
         "C.p: changelog -> position",
     ]
-    assert job(compiled, "C.p: dedup").step == spec.Dedup(EVENTS, ("user", "amount", "city"), None, EVENTS)
+    assert job(compiled, "C.p: dedup").step == spec.Dedup(
+        EVENTS, ("user", "amount", "city"), None, EVENTS
+    )
 
 
 def test_two_datasets_fed_by_one_endpoint_in_the_same_way_are_one_topic_and_two_views() -> None:
     source = webhook("clicks")
-    compiled = compile_subjects([sourced("A", EVENTS, source=source), sourced("B", EVENTS, source=source)], 4)
+    compiled = compile_subjects(
+        [sourced("A", EVENTS, source=source), sourced("B", EVENTS, source=source)], 4
+    )
     assert len({d.topic for d in compiled.datasets}) == 1
     assert len(compiled.sources) == 2
     assert len({s.identity for s in compiled.sources}) == 1

@@ -30,8 +30,13 @@ def test_a_gap_in_the_bookkeeping_is_refused() -> None:
         pending((ONE, TWO, THREE), _applied(ONE, THREE))
 
 
-@pytest.mark.parametrize(("names", "text"), [(["0002_b.sql"], "0001"), (["0001_a.sql", "0001_b.sql"], "0002"), (["1_a.sql"], "NNNN")])
-def test_numbers_that_start_late_repeat_or_are_misspelt_are_refused(tmp_path: Path, names: list[str], text: str) -> None:
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [(["0002_b.sql"], "0001"), (["0001_a.sql", "0001_b.sql"], "0002"), (["1_a.sql"], "NNNN")],
+)
+def test_numbers_that_start_late_repeat_or_are_misspelt_are_refused(
+    tmp_path: Path, names: list[str], text: str
+) -> None:
     for name in names:
         (tmp_path / name).write_text("SELECT 1;")
     with pytest.raises(MigrationError, match=text):

@@ -60,14 +60,24 @@ class FakeAirflow:
         if not self.known(request):
             return web.json_response({}, status=401)
         run = request.match_info["run"]
-        return web.json_response({"state": self.runs[run]}) if run in self.runs else web.json_response({}, status=404)
+        return (
+            web.json_response({"state": self.runs[run]})
+            if run in self.runs
+            else web.json_response({}, status=404)
+        )
 
 
 @pytest.fixture
 async def server() -> AsyncIterator[tuple[FakeAirflow, Airflow]]:
     fake = FakeAirflow()
     async with TestServer(fake.application()) as running:
-        airflow = Airflow(Settings(airflow_url=str(running.make_url("/")), airflow_user="admin", airflow_password=SecretStr("hush")))
+        airflow = Airflow(
+            Settings(
+                airflow_url=str(running.make_url("/")),
+                airflow_user="admin",
+                airflow_password=SecretStr("hush"),
+            )
+        )
         yield fake, airflow
         await airflow.close()
 
@@ -75,10 +85,14 @@ async def server() -> AsyncIterator[tuple[FakeAirflow, Airflow]]:
 Both = tuple[FakeAirflow, Airflow]
 
 
-async def test_a_run_is_named_after_commit_and_attempt_and_carries_the_commits_id(server: Both) -> None:
+async def test_a_run_is_named_after_commit_and_attempt_and_carries_the_commits_id(
+    server: Both,
+) -> None:
     fake, airflow = server
     await airflow.start(ID, 2)
-    assert fake.bodies == [{"dag_run_id": "commit-abc-2", "logical_date": None, "conf": {"commit_id": "abc"}}]
+    assert fake.bodies == [
+        {"dag_run_id": "commit-abc-2", "logical_date": None, "conf": {"commit_id": "abc"}}
+    ]
 
 
 async def test_a_run_that_was_submitted_already_is_as_good_as_a_new_one(server: Both) -> None:
@@ -115,17 +129,26 @@ async def test_a_run_is_alive_until_airflow_says_that_it_ended_or_never_was(serv
     fake, airflow = server
     assert not await airflow.alive(ID, 1)
     await airflow.start(ID, 1)
-    for state, alive in (("queued", True), ("running", True), ("success", False), ("failed", False)):
+    for state, alive in (
+        ("queued", True),
+        ("running", True),
+        ("success", False),
+        ("failed", False),
+    ):
         fake.runs["commit-abc-1"] = state
         assert await airflow.alive(ID, 1) is alive
 
 
-async def test_an_airflow_that_is_away_is_unavailable_and_its_runs_are_taken_for_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_airflow_that_is_away_is_unavailable_and_its_runs_are_taken_for_alive(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def at_once(_: float) -> None:
         return None
 
     monkeypatch.setattr(asyncio, "sleep", at_once)
-    airflow = Airflow(Settings(airflow_url="http://127.0.0.1:1", airflow_password=SecretStr("hush")))
+    airflow = Airflow(
+        Settings(airflow_url="http://127.0.0.1:1", airflow_password=SecretStr("hush"))
+    )
     with pytest.raises(ApiError, match="cannot be reached"):
         await airflow.start(ID, 1)
     assert await airflow.alive(ID, 1)

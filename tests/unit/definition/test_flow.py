@@ -32,7 +32,10 @@ def renamed(message: services_pb2.SyncRequest) -> None:
 async def serving(world: World, branch: BranchName = MAIN_BRANCH) -> Version:
     commit = world.ledger.world.branch_rows[SHOP, branch].serving
     assert commit is not None
-    merged, catalog = await world.ledger.run(lambda tx: tx.merged(commit)), await world.ledger.run(lambda tx: tx.catalog(commit))
+    merged, catalog = (
+        await world.ledger.run(lambda tx: tx.merged(commit)),
+        await world.ledger.run(lambda tx: tx.catalog(commit)),
+    )
     assert merged is not None
     assert catalog is not None
     return Version.of(merged, catalog)
@@ -45,7 +48,9 @@ async def test_a_commit_answers_with_its_plan_once_reads_have_moved() -> None:
     assert lines[-1].startswith("assets: ")
     version = await serving(office.world)
     assert {d.name for d in version.catalog.datasets} == {"Profiles", "Items"}
-    assert all(topic in office.world.topics.there for d in version.catalog.datasets if (topic := d.topic))
+    assert all(
+        topic in office.world.topics.there for d in version.catalog.datasets if (topic := d.topic)
+    )
     await office.world.settle()
     office.world.check()
 
@@ -56,7 +61,9 @@ async def test_the_same_commit_twice_is_one_commit_at_once_and_later() -> None:
     plan = await office.steps.preview(request(FEATURES))
     answers = await asyncio.gather(*(office.flow.commit(request(FEATURES)) for _ in range(3)))
     assert plan in answers
-    assert set(answers) <= {plan, nothing}, "whoever came while it was under way waited for it, whoever came later had nothing to do"
+    assert set(answers) <= {plan, nothing}, (
+        "whoever came while it was under way waited for it, whoever came later had nothing to do"
+    )
     assert await office.flow.commit(request(FEATURES)) == nothing
     assert len(office.states) == 1
 
@@ -94,8 +101,12 @@ async def test_every_problem_is_told_at_once_and_nothing_is_stored() -> None:
     assert office.states == []
 
 
-@pytest.mark.parametrize(("body", "code"), [(b"garbage", "commit-malformed"), (b"\xff" * 40, "commit-malformed")])
-async def test_bytes_that_are_no_commit_are_refused_and_nothing_is_stored(body: bytes, code: str) -> None:
+@pytest.mark.parametrize(
+    ("body", "code"), [(b"garbage", "commit-malformed"), (b"\xff" * 40, "commit-malformed")]
+)
+async def test_bytes_that_are_no_commit_are_refused_and_nothing_is_stored(
+    body: bytes, code: str
+) -> None:
     office = await Office.open()
     with pytest.raises(ApiError) as refused:
         await office.flow.commit(request(body))
@@ -113,11 +124,19 @@ async def test_an_unknown_branch_is_told_by_name() -> None:
 async def test_a_preview_tells_the_plan_and_changes_nothing() -> None:
     office = await Office.open()
     lines = await office.steps.preview(request(FEATURES))
-    assert lines == await office.flow.commit(request(FEATURES)), "what was previewed is what was done"
+    assert lines == await office.flow.commit(request(FEATURES)), (
+        "what was previewed is what was done"
+    )
     before = office.world.ledger.world.copy()
-    assert "- release and destroy topic of Profiles" in await office.steps.preview(request(OPERATORS))
+    assert "- release and destroy topic of Profiles" in await office.steps.preview(
+        request(OPERATORS)
+    )
     after = office.world.ledger.world
-    assert (after.commits, after.bank.rows, after.entry_rows) == (before.commits, before.bank.rows, before.entry_rows)
+    assert (after.commits, after.bank.rows, after.entry_rows) == (
+        before.commits,
+        before.bank.rows,
+        before.entry_rows,
+    )
 
 
 def new_version(message: services_pb2.SyncRequest) -> None:
@@ -151,8 +170,14 @@ async def test_an_incremental_commit_adds_to_what_the_branch_has() -> None:
     lines = await office.flow.commit(request(FEATURES, incremental=True))
     assert lines[-1].endswith("0 released, 0 destroyed")
     version = await serving(office.world)
-    both = {d.name for body in (OPERATORS, FEATURES) for d in build(decode_sync_request(body)).datasets}
-    assert {d.name for d in version.request.datasets} == {d.name for d in version.catalog.datasets} == both
+    both = {
+        d.name for body in (OPERATORS, FEATURES) for d in build(decode_sync_request(body)).datasets
+    }
+    assert (
+        {d.name for d in version.request.datasets}
+        == {d.name for d in version.catalog.datasets}
+        == both
+    )
 
 
 def test_a_merged_request_decodes_to_the_merged_graph() -> None:
@@ -183,7 +208,7 @@ async def test_an_error_before_the_commit_point_is_answered_and_everything_is_ta
     assert set(office.world.topics.there) == settled
 
 
-async def test_a_first_version_is_served_even_if_a_job_of_it_is_parked_and_the_answer_says_why() -> None:
+async def test_a_first_version_with_a_parked_job_is_served_and_the_response_says_why() -> None:
     office = await Office.open()
     office.world.parked = {"Profiles: table"}
     lines = await office.flow.commit(request(FEATURES))
@@ -201,7 +226,9 @@ async def test_a_parked_job_keeps_reads_on_the_version_before_and_the_answer_say
     office.world.parked = {"Profiles: table"}
     began = office.flow.now()
     lines = await office.flow.commit(request(FEATURES))
-    assert office.flow.now() - began < office.flow.timeout_seconds, "who waits is told at once: it does not catch up by itself"
+    assert office.flow.now() - began < office.flow.timeout_seconds, (
+        "who waits is told at once: it does not catch up by itself"
+    )
     assert lines[-2] == "! job `Profiles: table` is parked: bad code"
     assert lines[-1].startswith("! the new jobs have not caught up yet")
     row = office.world.ledger.world.branch_rows[SHOP, MAIN_BRANCH]
@@ -235,7 +262,9 @@ async def test_a_commit_that_takes_longer_than_the_client_waits_is_told_to_be_un
     assert late.value.status == 504
     with pytest.raises(ApiError, match="still under way"):
         await office.flow.commit(request(FEATURES))
-    assert office.orchestrator.started == [("c1", 1)], "sending it again goes on waiting for the same run"  # type: ignore[attr-defined]
+    assert office.orchestrator.started == [("c1", 1)], (
+        "sending it again goes on waiting for the same run"
+    )  # type: ignore[attr-defined]
 
 
 async def test_recovery_leaves_a_commit_alone_whose_run_waits_long_for_a_worker() -> None:
@@ -256,7 +285,9 @@ async def test_recovery_leaves_a_commit_alone_whose_run_waits_long_for_a_worker(
 
 async def test_the_same_commit_sent_twice_at_once_is_started_once() -> None:
     office = await Office.open(Silent)
-    answers = await asyncio.gather(*(office.flow.commit(request(FEATURES)) for _ in range(3)), return_exceptions=True)
+    answers = await asyncio.gather(
+        *(office.flow.commit(request(FEATURES)) for _ in range(3)), return_exceptions=True
+    )
     assert all(isinstance(answer, ApiError) for answer in answers)
     assert office.orchestrator.started == [("c1", 1)]  # type: ignore[attr-defined]
 
@@ -312,11 +343,23 @@ async def test_a_step_may_be_run_again_at_any_time() -> None:
     while office.states != ["received"]:
         await asyncio.sleep(0)
     id_ = CommitId("c1")
-    for step in (office.steps.compile_commit, office.steps.create_assets, office.steps.switch, office.steps.destroy_assets):
+    for step in (
+        office.steps.compile_commit,
+        office.steps.create_assets,
+        office.steps.switch,
+        office.steps.destroy_assets,
+    ):
         first = await step(id_)
         assert (await step(id_)).state == first.state
-    assert (await office.steps.undo(id_)).state == "finished", "after the commit point there is nothing to undo"
-    for step in (office.steps.compile_commit, office.steps.create_assets, office.steps.switch, office.steps.destroy_assets):
+    assert (await office.steps.undo(id_)).state == "finished", (
+        "after the commit point there is nothing to undo"
+    )
+    for step in (
+        office.steps.compile_commit,
+        office.steps.create_assets,
+        office.steps.switch,
+        office.steps.destroy_assets,
+    ):
         assert (await step(id_)).state == "finished"
     assert (await waiting)[-1].startswith("assets: ")
     office.world.check()

@@ -15,10 +15,16 @@ from tests.support.definition_world import recorded
 RECEIVED = read(recorded("operators"))
 
 
-async def test_the_aggregations_of_a_windowed_groupby_are_in_the_bytes_afterwards_and_are_not_asked_for_again() -> None:
-    body = await with_window_specs(RECEIVED.body, RECEIVED.request, None, client_interpreter(Settings()))
+async def test_recovered_window_aggregations_are_stored_and_not_requested_again() -> None:
+    body = await with_window_specs(
+        RECEIVED.body, RECEIVED.request, None, client_interpreter(Settings())
+    )
     again = read(body)
-    (window,) = [o.kind for o in again.request.operators if o.dataset == "Sessions" and isinstance(o.kind, WindowOp)]
+    (window,) = [
+        o.kind
+        for o in again.request.operators
+        if o.dataset == "Sessions" and isinstance(o.kind, WindowOp)
+    ]
     assert [s.name for s in window.specs] == ["orders"]
     assert await with_window_specs(body, again.request, None, never) is body
 
@@ -41,15 +47,21 @@ async def test_an_answer_that_does_not_fit_is_refused() -> None:
     assert (refused.value.status, refused.value.code) == (400, "window-aggregations")
 
 
-async def test_code_that_fails_is_told_with_what_python_said_and_sees_nothing_of_our_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_code_that_fails_is_told_with_what_python_said_and_sees_nothing_of_our_settings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("FENNEL_ADMIN_TOKEN", "hush")
     run = client_interpreter(Settings())
-    assert (await run("import os; print([n for n in os.environ if n.startswith('FENNEL')])")).strip() == "[]"
+    assert (
+        await run("import os; print([n for n in os.environ if n.startswith('FENNEL')])")
+    ).strip() == "[]"
     with pytest.raises(ApiError, match="NameError: name 'nothing' is not defined"):
         await run("nothing")
 
 
-async def test_code_that_does_not_end_is_killed_and_so_is_code_that_eats_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_code_that_does_not_end_is_killed_and_so_is_code_that_eats_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     run = client_interpreter(Settings(executor_memory_limit_bytes=1))
     with pytest.raises(ApiError, match="MemoryError"):
         await run("x = bytearray(5 * 1024 ** 3)")

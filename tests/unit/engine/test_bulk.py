@@ -1,4 +1,6 @@
-"""The bulk lane over twins: what a batch computes and an owner publishes equals the live lane, whatever dies on the way."""
+"""The bulk lane over twins: what a batch computes and an owner publishes equals the live lane,
+whatever dies on the way.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,15 @@ from fennel_core.engine.bulk import batch, staged
 from fennel_core.engine.bulk.batch import Share, compute
 from fennel_core.engine.bulk.decide import Batch, Input, Live, Lost, decide, why_not
 from fennel_core.engine.bulk.lane import RowsGone
-from fennel_core.engine.bulk.staged import Chunk, Load, LoadDamaged, Piece, chunk_bytes, chunk_of, digest
+from fennel_core.engine.bulk.staged import (
+    Chunk,
+    Load,
+    LoadDamaged,
+    Piece,
+    chunk_bytes,
+    chunk_of,
+    digest,
+)
 from fennel_core.engine.memory_broker import MemoryBroker, MemoryLog, MemoryProducer
 from fennel_core.engine.runner import Missing, Runner, Work
 from fennel_core.hangar.memory import MemoryHangar
@@ -42,13 +52,28 @@ ROWS = Schema((), (Field("key", Str()), Field("value", Int())), "at")
 TABLE = Schema((Field("key", Str()),), (Field("city", Int()),), "at")
 JOINED = Schema((), (*ROWS.values, Field("city", Int())), "at")
 TOTALS = Schema((Field("key", Str()),), (Field("n", Int()), Field("s", Int())), "at")
-SPECS = (wire.Count("n", wire.Forever(), None, False, False, False), wire.Sum("s", wire.Forever(), "value"))
+SPECS = (
+    wire.Count("n", wire.Forever(), None, False, False, False),
+    wire.Sum("s", wire.Forever(), "value"),
+)
 STEPS = {
     "table": ((RIGHT,), (), spec.Table(TABLE)),
     "map": ((LEFT,), (Output(OUT, ("key",)),), spec.Map((ROWS,), ((),), ROWS)),
-    "terminal aggregate": ((LEFT,), (), spec.Aggregate(ROWS, ("key",), SPECS, None, False, True, TOTALS)),
-    "aggregate": ((LEFT,), (Output(OUT, ("key",)),), spec.Aggregate(ROWS, ("key",), SPECS, None, False, False, TOTALS)),
-    "join": ((LEFT, RIGHT), (Output(OUT, ("key",)),), spec.Join(ROWS, TABLE, ("key",), ("city",), True, None, 0, JOINED)),
+    "terminal aggregate": (
+        (LEFT,),
+        (),
+        spec.Aggregate(ROWS, ("key",), SPECS, None, False, True, TOTALS),
+    ),
+    "aggregate": (
+        (LEFT,),
+        (Output(OUT, ("key",)),),
+        spec.Aggregate(ROWS, ("key",), SPECS, None, False, False, TOTALS),
+    ),
+    "join": (
+        (LEFT, RIGHT),
+        (Output(OUT, ("key",)),),
+        spec.Join(ROWS, TABLE, ("key",), ("city",), True, None, 0, JOINED),
+    ),
 }
 NEVER = 10**12
 KEPT = 30
@@ -68,11 +93,18 @@ def messages(schema: Schema, value: str, seed: int) -> list[bytes]:
         rows = {
             "key": [seeded.choice("abcdefgh") for _ in range(size)],
             value: [seeded.randint(0, 5) for _ in range(size)],
-            "at": [datetime(2026, 1, 1, tzinfo=UTC) + timedelta(minutes=seeded.randint(0, 50)) for _ in range(size)],
+            "at": [
+                datetime(2026, 1, 1, tzinfo=UTC) + timedelta(minutes=seeded.randint(0, 50))
+                for _ in range(size)
+            ],
         }
-        positions = pl.Series("__pos", stamp(Hlc(1000 * seed + number), 0, size).to_pylist(), pl.Binary)
+        positions = pl.Series(
+            "__pos", stamp(Hlc(1000 * seed + number), 0, size).to_pylist(), pl.Binary
+        )
         frame = pl.DataFrame(rows).cast({"at": pl.Datetime("us", "UTC")}).select(*schema.names)
-        frame = frame.with_columns(positions, pl.lit(1, pl.Int8).alias("__sign"), pl.lit(False).alias("__gone"))
+        frame = frame.with_columns(
+            positions, pl.lit(1, pl.Int8).alias("__sign"), pl.lit(False).alias("__gone")
+        )
         out.append(encode_frame(frame))
     return out
 
@@ -97,13 +129,21 @@ class Lane:
     asked: int = 0
 
     def __post_init__(self) -> None:
-        self.history = {topic: [(r.offset, r.value) for r in self.log.log((topic, 0)).records][: self.kept] for topic in (LEFT, RIGHT)}
+        self.history = {
+            topic: [(r.offset, r.value) for r in self.log.log((topic, 0)).records][: self.kept]
+            for topic in (LEFT, RIGHT)
+        }
 
-    async def wanted(self, job: Job, part: PartitionIndex, starts: Mapping[TopicName, Offset]) -> Load | None:
+    async def wanted(
+        self, job: Job, part: PartitionIndex, starts: Mapping[TopicName, Offset]
+    ) -> Load | None:
         self.asked += 1
         inputs = [
             Input(
-                topic, starts[topic], Offset(self.history[topic][-1][0] + 1), sum(decode(value).height for _, value in self.history[topic])
+                topic,
+                starts[topic],
+                Offset(self.history[topic][-1][0] + 1),
+                sum(decode(value).height for _, value in self.history[topic]),
             )
             for topic in job.inputs
         ]
@@ -121,17 +161,38 @@ class Lane:
             kept = self.history[topic]
             cuts = [kept[i : i + 7] for i in range(0, len(kept), 7)]
             names = [f"{topic}-{i}" for i in range(len(cuts))]
-            bodies.update({name: parquet.write(parquet.gather(cut, ("key",))) for name, cut in zip(names, cuts, strict=True)})
+            bodies.update(
+                {
+                    name: parquet.write(parquet.gather(cut, ("key",)))
+                    for name, cut in zip(names, cuts, strict=True)
+                }
+            )
             files.append(names)
             ends[str(topic)] = int(kept[-1][0]) + 1
         pieces = []
         for number in range(self.shares):
-            chunks = compute(job, part, Share(number, self.shares), files, lambda key: parquet.read(bodies[key]), MemoryHangar())
+            chunks = compute(
+                job,
+                part,
+                Share(number, self.shares),
+                files,
+                lambda key: parquet.read(bodies[key]),
+                MemoryHangar(),
+            )
             for chunk in chunks:
                 key = f"piece-{len(pieces)}"
                 self.objects[key] = chunk_bytes(chunk.outgoing, chunk.puts)
                 pieces.append(Piece(key, digest(self.objects[key])))
-        load = Load("bulk/job/0/x/manifest", job.id, 0, step_version(job.step), progress.STATE_FORMAT, 1, ends, pieces)
+        load = Load(
+            "bulk/job/0/x/manifest",
+            job.id,
+            0,
+            step_version(job.step),
+            progress.STATE_FORMAT,
+            1,
+            ends,
+            pieces,
+        )
         self.objects[load.name] = staged.manifest_bytes(load)
         return load
 
@@ -142,9 +203,18 @@ class Lane:
         return chunk_of(load.pieces[number], self.objects.get(load.pieces[number].key))
 
 
-def runner(job: Job, log: MemoryLog, hangar: MemoryHangar, epoch: int, lane: Lane | None, broker: MemoryBroker | None = None) -> Runner:
+def runner(
+    job: Job,
+    log: MemoryLog,
+    hangar: MemoryHangar,
+    epoch: int,
+    lane: Lane | None,
+    broker: MemoryBroker | None = None,
+) -> Runner:
     work = Work(build(job.step), None, step_version(job.step), None)
-    return Runner(job, 0, Epoch(epoch), work, hangar, broker or MemoryBroker(log), SameThread(), LIMITS, lane)
+    return Runner(
+        job, 0, Epoch(epoch), work, hangar, broker or MemoryBroker(log), SameThread(), LIMITS, lane
+    )
 
 
 async def finish(made: Runner, job: Job, log: MemoryLog) -> None:
@@ -164,7 +234,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("shares", [1, 3])
 @pytest.mark.parametrize("name", STEPS)
-async def test_a_load_and_the_live_tail_come_to_what_the_live_lane_comes_to(name: str, shares: int) -> None:
+async def test_a_load_and_the_live_tail_come_to_what_the_live_lane_comes_to(
+    name: str, shares: int
+) -> None:
     job, live_log, bulk_log = make_job(name), await world(), await world()
     live, bulk, lane = MemoryHangar(), MemoryHangar(), Lane(bulk_log, shares)
     await finish(runner(job, live_log, live, 1, None), job, live_log)
@@ -172,7 +244,11 @@ async def test_a_load_and_the_live_tail_come_to_what_the_live_lane_comes_to(name
     assert lane.asked == 1
     assert written(bulk_log) == written(live_log)
     assert progress.load(bulk).state_hash == progress.load(live).state_hash
-    markers = [m for r in bulk_log.log((LOG, 0)).records if isinstance(m := marker_of(r.value), IterationMarker)]
+    markers = [
+        m
+        for r in bulk_log.log((LOG, 0)).records
+        if isinstance(m := marker_of(r.value), IterationMarker)
+    ]
     loaded = [m for m in markers if staged.name_of(m.ranges[0].topic)]
     assert bool(loaded) == bool(job.outputs)
     firsts = {r.topic: r.first for m in reversed(markers) if m not in loaded for r in m.ranges}
@@ -219,7 +295,9 @@ async def test_a_damaged_chunk_stops_the_job_partition_and_says_what_to_do() -> 
 
 
 @pytest.mark.parametrize("name", STEPS)
-async def test_a_new_job_over_logs_whose_beginning_is_gone_comes_to_what_the_live_lane_came_to_before(name: str) -> None:
+async def test_a_new_job_over_truncated_logs_equals_the_live_path(
+    name: str,
+) -> None:
     job, live_log, log = make_job(name), await world(), await world()
     live, hangar, lane = MemoryHangar(), MemoryHangar(), Lane(log, from_rows=NEVER)
     await finish(runner(job, live_log, live, 1, None), job, live_log)
@@ -254,7 +332,9 @@ def test_history_is_loaded_where_it_is_long_and_wherever_the_log_has_lost_it() -
     job = make_job("aggregate")
     assert decide(job, 0, [input_of(0, 9, 99)], 100) == Live()
     assert decide(job, 0, [input_of(0, 9, 60), input_of(0, 9, 40)], 100) == Batch(100, needed=False)
-    assert decide(job, 0, [input_of(1, 1, 0)], 100) == Batch(0, needed=True), "what is gone may have been control records only"
+    assert decide(job, 0, [input_of(1, 1, 0)], 100) == Batch(0, needed=True), (
+        "what is gone may have been control records only"
+    )
     assert decide(job, 0, [input_of(0, 9, 60), input_of(9, 9, 40)], 1) == Batch(100, needed=True)
     assert isinstance(decide(job, 0, [input_of(10, 9, 1_000)], 100), Lost), "offset 9 is nowhere"
 
@@ -262,17 +342,30 @@ def test_history_is_loaded_where_it_is_long_and_wherever_the_log_has_lost_it() -
 @pytest.mark.parametrize(
     ("step", "reason"),
     [
-        (spec.UserCode("filter", PyCode("f", "", "", "", "", (), ()), None, ROWS, ROWS), "user code"),
+        (
+            spec.UserCode("filter", PyCode("f", "", "", "", "", (), ()), None, ROWS, ROWS),
+            "user code",
+        ),
         (
             spec.Aggregate(
-                ROWS, ("key",), (wire.Count("n", wire.Hopping(60, 60, 0), None, False, False, False),), None, False, False, TOTALS
+                ROWS,
+                ("key",),
+                (wire.Count("n", wire.Hopping(60, 60, 0), None, False, False, False),),
+                None,
+                False,
+                False,
+                TOTALS,
             ),
             "windows",
         ),
     ],
 )
-def test_a_job_that_no_batch_computes_is_told_so_where_the_log_has_lost_its_beginning(step: spec.StepSpec, reason: str) -> None:
-    job = Job(JobId("j"), WorkspaceId("w"), (LEFT,), (Output(OUT, ()),), step, LOG, DEAD, 1, "title")
+def test_a_job_that_no_batch_computes_is_told_so_where_the_log_has_lost_its_beginning(
+    step: spec.StepSpec, reason: str
+) -> None:
+    job = Job(
+        JobId("j"), WorkspaceId("w"), (LEFT,), (Output(OUT, ()),), step, LOG, DEAD, 1, "title"
+    )
     assert decide(job, 0, [input_of(0, 9, 99)], 1) == Live()
     lost = decide(job, 0, [input_of(3, 9, 99)], 1)
     assert isinstance(lost, Lost)
@@ -284,6 +377,30 @@ def test_windows_that_close_are_left_to_the_live_lane() -> None:
     hopping = wire.Count("n", wire.Hopping(60_000_000, 60_000_000, 0), None, False, False, False)
     closing = spec.Aggregate(ROWS, ("key",), (hopping,), None, False, False, TOTALS)
     assert why_not(make_job("aggregate")) is None
-    assert why_not(Job(JobId("j"), WorkspaceId("w"), (LEFT,), (Output(OUT, ()),), closing, LOG, DEAD, 1, "closing"))
-    telling = Job(JobId("j"), WorkspaceId("w"), (LEFT,), (Output(OUT, (), frontier=True),), STEPS["map"][2], LOG, DEAD, 1, "telling")
-    assert why_not(telling), "it would have to pass on what it was told, and history does not say that"
+    assert why_not(
+        Job(
+            JobId("j"),
+            WorkspaceId("w"),
+            (LEFT,),
+            (Output(OUT, ()),),
+            closing,
+            LOG,
+            DEAD,
+            1,
+            "closing",
+        )
+    )
+    telling = Job(
+        JobId("j"),
+        WorkspaceId("w"),
+        (LEFT,),
+        (Output(OUT, (), frontier=True),),
+        STEPS["map"][2],
+        LOG,
+        DEAD,
+        1,
+        "telling",
+    )
+    assert why_not(telling), (
+        "it would have to pass on what it was told, and history does not say that"
+    )

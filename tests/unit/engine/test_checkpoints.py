@@ -25,7 +25,17 @@ from tests.sim.engine.parts import Content, Dice, DiskHangar, Process, restored
 T = TypeVar("T")
 JOB, PART = JobId("job"), PartitionIndex(0)
 NOBODY = Process(Dice(random.Random(1), 0.0))
-SPEC = Job(JOB, WorkspaceId("w"), (), (), spec.Table(Schema((Field("k", Str()),), (), "at")), TopicName("r"), TopicName("d"), 1, "")
+SPEC = Job(
+    JOB,
+    WorkspaceId("w"),
+    (),
+    (),
+    spec.Table(Schema((Field("k", Str()),), (), "at")),
+    TopicName("r"),
+    TopicName("d"),
+    1,
+    "",
+)
 
 
 class Held(MemoryObjects):
@@ -73,13 +83,21 @@ def holding(text: bytes) -> DiskHangar:
     return hangar
 
 
-async def test_a_process_that_lost_its_partition_does_not_touch_the_copy_that_its_successor_makes(tmp_path: Path) -> None:
+async def test_a_process_that_lost_its_partition_does_not_touch_the_copy_that_its_successor_makes(
+    tmp_path: Path,
+) -> None:
     contents: dict[str, bytes] = {}
     pointers = MemoryPointers(lambda: datetime.now(UTC), {(JOB, PART): Epoch(2)})
     buckets = [Held(contents), Held(contents)]
     names = iter("abcd")
-    both = [Snapshots(Tools(bucket, pointers), tmp_path, Here(), lambda: next(names)) for bucket in buckets]
-    runners: list[Any] = [Running(holding(b"zombie"), Epoch(1)), Running(holding(b"owner"), Epoch(2))]
+    both = [
+        Snapshots(Tools(bucket, pointers), tmp_path, Here(), lambda: next(names))
+        for bucket in buckets
+    ]
+    runners: list[Any] = [
+        Running(holding(b"zombie"), Epoch(1)),
+        Running(holding(b"owner"), Epoch(2)),
+    ]
 
     zombie = asyncio.create_task(both[0].take(runners[0]))
     await buckets[0].asked.wait()
@@ -98,12 +116,16 @@ async def test_a_process_that_lost_its_partition_does_not_touch_the_copy_that_it
     assert found.scan(b"", b"\xff") == runners[1].hangar.scan(b"", b"\xff")
 
 
-async def test_a_copy_that_a_dead_process_left_behind_is_removed_by_the_next_owner(tmp_path: Path) -> None:
+async def test_a_copy_that_a_dead_process_left_behind_is_removed_by_the_next_owner(
+    tmp_path: Path,
+) -> None:
     left = tmp_path / JOB / f"checkpoint-{PART}-1"
     left.mkdir(parents=True)
     bucket = Held({})
     bucket.go.set()
     pointers = MemoryPointers(lambda: datetime.now(UTC), {(JOB, PART): Epoch(2)})
     running: Any = Running(holding(b"owner"), Epoch(2))
-    assert isinstance(await Snapshots(Tools(bucket, pointers), tmp_path, Here(), lambda: "a").take(running), Taken)
+    assert isinstance(
+        await Snapshots(Tools(bucket, pointers), tmp_path, Here(), lambda: "a").take(running), Taken
+    )
     assert not left.exists()

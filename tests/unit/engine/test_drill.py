@@ -1,4 +1,6 @@
-"""Drills over twins of log, store and bucket: a healthy partition always agrees, and whatever was tampered with is found."""
+"""Drills over twins of log, store and bucket: a healthy partition always agrees, and whatever was
+tampered with is found.
+"""
 
 from __future__ import annotations
 
@@ -36,23 +38,43 @@ from fennel_core.vocab.schema import Schema
 from fennel_core.vocab.versions import encode, with_meta
 from fennel_core.wire import operators as wire
 from tests.unit.engine import test_runner
-from tests.unit.engine.test_runner import REPLAYLOG, SCHEMA, SOURCE, TARGET, CountingStep, SameThread, SilentStep, feed, run_until
+from tests.unit.engine.test_runner import (
+    REPLAYLOG,
+    SCHEMA,
+    SOURCE,
+    TARGET,
+    CountingStep,
+    SameThread,
+    SilentStep,
+    feed,
+    run_until,
+)
 
 JOB, PART = JobId("job"), PartitionIndex(0)
 COUNTS = Schema((Field("key", Str()),), (Field("n", Int()),), "at")
-TILES = spec.Aggregate(SCHEMA, ("key",), (wire.Sum("n", wire.Forever(), "value"),), None, False, True, COUNTS)
-FACTS = spec.facts_of(Schema((Field("id", Int()),), (Field("key", Str()), Field("value", Int())), "at"))
-LIVES = spec.Aggregate(FACTS, ("key",), (wire.Sum("n", wire.Forever(), "value"),), None, False, True, COUNTS)
+TILES = spec.Aggregate(
+    SCHEMA, ("key",), (wire.Sum("n", wire.Forever(), "value"),), None, False, True, COUNTS
+)
+FACTS = spec.facts_of(
+    Schema((Field("id", Int()),), (Field("key", Str()), Field("value", Int())), "at")
+)
+LIVES = spec.Aggregate(
+    FACTS, ("key",), (wire.Sum("n", wire.Forever(), "value"),), None, False, True, COUNTS
+)
 Rows = list[tuple[str, int]]
 
 
 def work(kind: str) -> tuple[Job, Work]:
-    """A job with outputs and one without, with steps of the runner's tests, and a real one that writes tiles."""
+    """A job with outputs and one without, with steps of the runner's tests, and a real one that
+    writes tiles.
+    """
     if kind in {"tiles", "lives"}:
         made = replace(test_runner.job(outputs=False), step=TILES if kind == "tiles" else LIVES)
         return made, work_of(made)
     outputs = kind == "outputs"
-    return test_runner.job(outputs), Work(CountingStep() if outputs else SilentStep(), None, 1, None)
+    return test_runner.job(outputs), Work(
+        CountingStep() if outputs else SilentStep(), None, 1, None
+    )
 
 
 async def lived(log: MemoryLog, rows: Rows) -> None:
@@ -61,9 +83,15 @@ async def lived(log: MemoryLog, rows: Rows) -> None:
     for number, (key, value) in enumerate(rows):
         begun = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=value)
         moments = {"at": begun, "__to": begun + timedelta(seconds=1)}
-        times = {name: pa.array([moment], pa.timestamp("us", "UTC")) for name, moment in moments.items()}
-        table = pa.table({"id": [number], "key": pa.array([key], pa.large_string()), "value": [value], **times})
-        await producer.commit([Outgoing(SOURCE, 0, encode(with_meta(table, stamp(Hlc(number), 0, 1))))])
+        times = {
+            name: pa.array([moment], pa.timestamp("us", "UTC")) for name, moment in moments.items()
+        }
+        table = pa.table(
+            {"id": [number], "key": pa.array([key], pa.large_string()), "value": [value], **times}
+        )
+        await producer.commit(
+            [Outgoing(SOURCE, 0, encode(with_meta(table, stamp(Hlc(number), 0, 1))))]
+        )
 
 
 @dataclass
@@ -76,12 +104,16 @@ class Partition:
     def __post_init__(self) -> None:
         self.log, self.live, self.epoch, self.copies = MemoryLog(), MemoryHangar(), 0, 0
         self.objects = MemoryObjects(lambda: datetime.now(UTC))
-        self.tools = Tools(self.objects, MemoryPointers(lambda: datetime.now(UTC), {(JOB, PART): Epoch(1)}))
+        self.tools = Tools(
+            self.objects, MemoryPointers(lambda: datetime.now(UTC), {(JOB, PART): Epoch(1)})
+        )
 
     def runner(self, hangar: Hangar, iteration_bytes: int) -> Runner:
         job, made = work(self.kind)
         limits = Limits(iteration_bytes, "test")
-        return Runner(job, PART, Epoch(self.epoch), made, hangar, MemoryBroker(self.log), SameThread(), limits)
+        return Runner(
+            job, PART, Epoch(self.epoch), made, hangar, MemoryBroker(self.log), SameThread(), limits
+        )
 
     async def process(self, rows: Rows, iteration_bytes: int) -> None:
         """Log rows and apply them, as a new owner whose iterations are of this size at most."""
@@ -101,21 +133,27 @@ class Partition:
 
         known = progress.load(self.live)
         position = Position(known.iteration, known.replayed, known.offsets)
-        made = await flow.take(self.tools, Subject(JOB, PART, Epoch(1), 1, position), checkpoint, f"u{self.copies}")
+        made = await flow.take(
+            self.tools, Subject(JOB, PART, Epoch(1), 1, position), checkpoint, f"u{self.copies}"
+        )
         assert isinstance(made, Taken)
         return made.manifest
 
     async def drill(self, iteration_bytes: int = 2_000) -> Finding:
         live = MemoryHangar.restore(self.copy())
         (pointer, *_) = await self.tools.pointers.of(JOB, PART)
-        log_before = {topic: len(self.log.log((topic, 0)).records) for topic in (SOURCE, TARGET, REPLAYLOG)}
+        log_before = {
+            topic: len(self.log.log((topic, 0)).records) for topic in (SOURCE, TARGET, REPLAYLOG)
+        }
 
         def runner_over(hangar: Hangar) -> Runner:
             return self.runner(hangar, iteration_bytes)
 
         scratch = self.folder / f"scratch-{self.copies}"
         found = await drilled(self.tools, pointer, live, scratch, MemoryHangar.restore, runner_over)
-        assert log_before == {topic: len(self.log.log((topic, 0)).records) for topic in log_before}, "a drill writes nothing"
+        assert log_before == {
+            topic: len(self.log.log((topic, 0)).records) for topic in log_before
+        }, "a drill writes nothing"
         return found
 
 
@@ -128,7 +166,12 @@ SOME_ROWS = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(-5, 5)), max
 @given(
     st.sampled_from(KINDS),
     st.lists(
-        st.tuples(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(-5, 5)), max_size=8), st.booleans()), min_size=1, max_size=5
+        st.tuples(
+            st.lists(st.tuples(st.sampled_from("abcd"), st.integers(-5, 5)), max_size=8),
+            st.booleans(),
+        ),
+        min_size=1,
+        max_size=5,
     ),
     st.lists(st.integers(300, 20_000), min_size=6, max_size=6),
 )
@@ -145,7 +188,11 @@ async def test_a_drill_of_a_healthy_partition_agrees_whatever_the_snapshots_and_
                 await partition.snapshot()
         found = await partition.drill(sizes[-1])
         assert found.verdict is Verdict.AGREES, found
-        assert found.live_hash == found.drilled_hash == f"{progress.load(partition.live).state_hash:032x}"
+        assert (
+            found.live_hash
+            == found.drilled_hash
+            == f"{progress.load(partition.live).state_hash:032x}"
+        )
 
 
 @pytest.fixture(params=KINDS)
@@ -174,16 +221,21 @@ TAMPERINGS: dict[str, Callable[[bytes, bytes], WriteBatch]] = {
 
 
 @pytest.mark.parametrize("how", TAMPERINGS)
-async def test_a_live_state_that_was_tampered_with_is_found_with_both_hashes(partition: Partition, how: str) -> None:
+async def test_a_live_state_that_was_tampered_with_is_found_with_both_hashes(
+    partition: Partition, how: str
+) -> None:
     kept = progress.load(partition.live).state_hash
     partition.live.write(TAMPERINGS[how](*one_entry(partition.live)))
     found = await partition.drill()
     assert found.verdict is Verdict.DIFFERS
-    assert (found.live_hash, found.drilled_hash) == (f"{progress.hash_of(partition.live):032x}", f"{kept:032x}")
+    assert (found.live_hash, found.drilled_hash) == (
+        f"{progress.hash_of(partition.live):032x}",
+        f"{kept:032x}",
+    )
     assert found.live_hash != found.drilled_hash
 
 
-async def test_a_live_state_that_took_another_way_than_its_log_is_found_and_the_first_entry_that_differs_is_named(
+async def test_a_live_state_that_diverged_from_its_log_is_found_with_its_first_difference(
     partition: Partition,
 ) -> None:
     known = progress.load(partition.live)
@@ -199,7 +251,9 @@ async def test_a_live_state_that_took_another_way_than_its_log_is_found_and_the_
     assert found.drilled_hash == f"{known.state_hash:032x}"
 
 
-async def test_a_snapshot_of_a_state_that_was_tampered_with_is_found_although_its_checksums_are_right(partition: Partition) -> None:
+async def test_a_tampered_state_is_found_although_the_snapshots_checksums_match(
+    partition: Partition,
+) -> None:
     key, value = one_entry(partition.live)
     partition.live.write(changed(key, value))
     await partition.process([("another key", 1)], 2_000)
@@ -212,7 +266,9 @@ async def test_a_snapshot_of_a_state_that_was_tampered_with_is_found_although_it
 
 
 @pytest.mark.parametrize("lost", [False, True])
-async def test_a_snapshot_with_a_damaged_file_is_found_and_named(partition: Partition, lost: bool) -> None:
+async def test_a_snapshot_with_a_damaged_file_is_found_and_named(
+    partition: Partition, lost: bool
+) -> None:
     [name] = [name for name in partition.objects.contents if "/files/" in name]
     if lost:
         del partition.objects.contents[name]
@@ -233,7 +289,9 @@ async def test_records_that_a_recovery_would_miss_are_told(partition: Partition)
     assert "are gone" in found.told
 
 
-async def test_a_live_state_that_has_not_come_as_far_as_its_snapshot_is_no_difference(partition: Partition) -> None:
+async def test_a_live_state_that_has_not_come_as_far_as_its_snapshot_is_no_difference(
+    partition: Partition,
+) -> None:
     behind = MemoryHangar.restore(partition.copy())
     await partition.process([("a", 1)], 2_000)
     await partition.snapshot()
@@ -248,7 +306,11 @@ async def test_a_replay_that_comes_to_other_mutations_than_the_marker_says_is_a_
     await partition.process(ROWS[:20], 2_000)
     await partition.snapshot()
     await partition.process(ROWS[20:], 500)
-    monkeypatch.setattr(CountingStep, "apply", lambda self, reads, source, batch: test_runner.Outcome({b"sum/a": b"0"}))
+    monkeypatch.setattr(
+        CountingStep,
+        "apply",
+        lambda self, reads, source, batch: test_runner.Outcome({b"sum/a": b"0"}),
+    )
     found = await partition.drill()
     assert found.verdict is Verdict.DIFFERS
     assert "snapshot #1 cannot be replayed" in found.told
@@ -256,7 +318,9 @@ async def test_a_replay_that_comes_to_other_mutations_than_the_marker_says_is_a_
 
 @pytest.fixture
 async def lives(tmp_path: Path) -> Partition:
-    """An aggregation of facts: the live lane met the last ten rows in one batch, a drill meets them one by one."""
+    """An aggregation of facts: the live lane met the last ten rows in one batch, a drill meets them
+    one by one.
+    """
     made = Partition("lives", tmp_path)
     await made.process(ROWS[:20], 20_000)
     await made.snapshot()
@@ -267,10 +331,14 @@ async def lives(tmp_path: Path) -> Partition:
 async def test_where_bytes_depend_on_batches_what_is_answered_is_compared(lives: Partition) -> None:
     found = await lives.drill(300)
     assert found.verdict is Verdict.AGREES, found
-    assert found.live_hash == found.drilled_hash != f"{progress.load(lives.live).state_hash:032x}", "the bytes themselves are others"
+    assert (
+        found.live_hash == found.drilled_hash != f"{progress.load(lives.live).state_hash:032x}"
+    ), "the bytes themselves are others"
 
 
-async def test_where_bytes_depend_on_batches_another_answer_is_a_difference_all_the_same(lives: Partition) -> None:
+async def test_where_bytes_depend_on_batches_another_answer_is_a_difference_all_the_same(
+    lives: Partition,
+) -> None:
     twin = Partition("lives", lives.folder / "twin")
     await twin.process([*ROWS[:20], ("a", 7), *ROWS[21:]], 20_000)
     lives.live = twin.live
@@ -281,4 +349,7 @@ async def test_where_bytes_depend_on_batches_another_answer_is_a_difference_all_
 
 def test_the_steps_whose_bytes_depend_on_batches_are_known() -> None:
     known = {kind: made.step for kind in ("tiles", "lives") for _, made in [work(kind)]}
-    assert {kind: step is not None and by_order(step) for kind, step in known.items()} == {"tiles": True, "lives": False}
+    assert {kind: step is not None and by_order(step) for kind, step in known.items()} == {
+        "tiles": True,
+        "lives": False,
+    }

@@ -1,4 +1,6 @@
-"""Frontiers are a function of what was accepted, so what a job tells depends on what it was given, not on what it made of it."""
+"""Frontiers are a function of what was accepted, so what a job tells depends on what it was given,
+not on what it made of it.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,26 @@ MET = Schema((), (Field("uid", Str()), Field("n", Int())), "at")
 JOIN = spec.Join(CLICKS, USERS, ("uid",), ("n",), True, None, 0, MET)
 OUT = TopicName("out")
 JOB = Job(
-    JobId("j"), WorkspaceId("w"), (TopicName("c"), TopicName("u")), (Output(OUT, (), True),), JOIN, TopicName("r"), TopicName("d"), 2, ""
+    JobId("j"),
+    WorkspaceId("w"),
+    (TopicName("c"), TopicName("u")),
+    (Output(OUT, (), True),),
+    JOIN,
+    TopicName("r"),
+    TopicName("d"),
+    2,
+    "",
 )
 
 
 def rows(*signed: tuple[int, int]) -> pl.DataFrame:
     """(sign, time) each."""
-    times = pl.Series("at", [time for _, time in signed], dtype=pl.Int64).cast(pl.Datetime("us", "UTC"))
-    return pl.DataFrame({"__sign": pl.Series([sign for sign, _ in signed], dtype=pl.Int8), "at": times})
+    times = pl.Series("at", [time for _, time in signed], dtype=pl.Int64).cast(
+        pl.Datetime("us", "UTC")
+    )
+    return pl.DataFrame(
+        {"__sign": pl.Series([sign for sign, _ in signed], dtype=pl.Int8), "at": times}
+    )
 
 
 def heard_by(sent: list[Outgoing]) -> dict[int, Micros | None]:
@@ -50,9 +64,14 @@ def test_a_map_is_given_nothing_because_rows_that_a_filter_refuses_do_not_count(
     assert given(replace(JOB, step=spec.Map((CLICKS,), ((),), CLICKS)), 0, rows((1, 7))) is None
 
 
-def test_every_partition_hears_of_what_was_heard_or_emitted_whichever_is_later_and_only_once() -> None:
+def test_every_partition_hears_of_what_was_heard_or_emitted_whichever_is_later_and_only_once() -> (
+    None
+):
     frontiers = Frontiers(JOB)
-    assert heard_by(frontiers.messages((Emit(0, rows((1, 5), (-1, 90))),), Micros(9))) == {0: 9, 1: 9}
+    assert heard_by(frontiers.messages((Emit(0, rows((1, 5), (-1, 90))),), Micros(9))) == {
+        0: 9,
+        1: 9,
+    }
     assert frontiers.messages((), Micros(9)) == []
     assert heard_by(frontiers.messages((Emit(0, rows((1, 12))),), None)) == {0: 12, 1: 12}
     assert frontiers.messages((), None) == []

@@ -22,7 +22,9 @@ with Succession(Path(sys.argv[1]), "e-0") as held:
 
 def test_a_slot_is_the_heir_of_a_killed_process_and_of_no_living_one(tmp_path: Path) -> None:
     lock = tmp_path / "run" / "e-0.lock"
-    process = subprocess.Popen([sys.executable, "-c", HOLD, str(lock)], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(lock)], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     family, heir = process.stdout.readline().split()
     assert heir == "True"
@@ -36,6 +38,9 @@ def test_a_slot_is_the_heir_of_a_killed_process_and_of_no_living_one(tmp_path: P
 
 
 def test_the_same_slot_number_with_other_files_is_another_family(tmp_path: Path) -> None:
-    with Succession(tmp_path / "a" / "e-0.lock", "e-0") as here, Succession(tmp_path / "b" / "e-0.lock", "e-0") as there:
+    with (
+        Succession(tmp_path / "a" / "e-0.lock", "e-0") as here,
+        Succession(tmp_path / "b" / "e-0.lock", "e-0") as there,
+    ):
         assert here.family != there.family
         assert (here.heir, there.heir) == (True, True)

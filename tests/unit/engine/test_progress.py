@@ -15,7 +15,9 @@ from fennel_core.vocab.ids import Offset
 
 KEYS = st.sampled_from([b"a", b"b", b"c", b"d"])
 OUTCOMES = st.builds(
-    lambda puts, deletes: Outcome(puts, frozenset(deletes) - puts.keys()), st.dictionaries(KEYS, st.binary(max_size=3)), st.sets(KEYS)
+    lambda puts, deletes: Outcome(puts, frozenset(deletes) - puts.keys()),
+    st.dictionaries(KEYS, st.binary(max_size=3)),
+    st.sets(KEYS),
 )
 
 
@@ -30,7 +32,9 @@ class Counted(MemoryHangar):
 
 
 @given(st.lists(OUTCOMES, max_size=6), st.sets(KEYS))
-def test_the_state_hash_depends_on_content_alone(outcomes: list[Outcome], read_before: set[bytes]) -> None:
+def test_the_state_hash_depends_on_content_alone(
+    outcomes: list[Outcome], read_before: set[bytes]
+) -> None:
     hangar, state_hash = MemoryHangar(), FRESH.state_hash
     for outcome in outcomes:
         reads = Remembered(hangar)

@@ -1,4 +1,6 @@
-"""The runner over twins of log and store: exactly once whatever happens between any two of its steps."""
+"""The runner over twins of log and store: exactly once whatever happens between any two of its
+steps.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,16 @@ from fennel_core.blueprints.spec import Job, Output
 from fennel_core.engine import progress
 from fennel_core.engine.broker import Fenced, Outgoing, Unknown
 from fennel_core.engine.memory_broker import MemoryBroker, MemoryLog, MemoryProducer
-from fennel_core.engine.runner import Condemned, Limits, Missing, ReplayMismatch, Runner, StrangeState, Superseded, Work
+from fennel_core.engine.runner import (
+    Condemned,
+    Limits,
+    Missing,
+    ReplayMismatch,
+    Runner,
+    StrangeState,
+    Superseded,
+    Work,
+)
 from fennel_core.hangar.memory import MemoryHangar
 from fennel_core.operators import spec
 from fennel_core.operators.build import build
@@ -33,12 +44,16 @@ from fennel_core.vocab.versions import decode, encode, with_meta
 
 T = TypeVar("T")
 SCHEMA = Schema((), (Field("key", Str()), Field("value", Int())), "at")
-SOURCE, TARGET, REPLAYLOG, DEAD = (TopicName(name) for name in ("source", "target", "replaylog", "dead"))
+SOURCE, TARGET, REPLAYLOG, DEAD = (
+    TopicName(name) for name in ("source", "target", "replaylog", "dead")
+)
 LIMITS = Limits(iteration_bytes=2_000, environment="test")
 
 
 class CountingStep:
-    """Keeps a running sum per key and emits it with each row: its output depends on its state, so a lost or repeated row shows."""
+    """Keeps a running sum per key and emits it with each row: its output depends on its state, so a
+    lost or repeated row shows.
+    """
 
     def apply(self, reads: Reads, source: int, batch: pl.DataFrame) -> Outcome:
         names = [b"sum/" + name.encode() for name in batch["key"]]
@@ -48,7 +63,8 @@ class CountingStep:
             sums[name] += value
             running.append(sums[name])
         return Outcome(
-            {name: b"%d" % total for name, total in sums.items()}, emits=(Emit(0, batch.with_columns(value=pl.Series(running))),)
+            {name: b"%d" % total for name, total in sums.items()},
+            emits=(Emit(0, batch.with_columns(value=pl.Series(running))),),
         )
 
 
@@ -61,12 +77,18 @@ class SameThread:
 def job(outputs: bool = True) -> Job:
     written = (Output(TARGET, ()),) if outputs else ()
     step = spec.Table(SCHEMA)
-    return Job(JobId("job"), WorkspaceId("w"), (SOURCE,), written, step, REPLAYLOG, DEAD, 1, "a job")
+    return Job(
+        JobId("job"), WorkspaceId("w"), (SOURCE,), written, step, REPLAYLOG, DEAD, 1, "a job"
+    )
 
 
 def message(number: int, key: str, value: int) -> bytes:
     rows = pa.table(
-        {"key": pa.array([key], pa.large_string()), "value": [value], "at": pa.array([datetime.now(UTC)], pa.timestamp("us", "UTC"))}
+        {
+            "key": pa.array([key], pa.large_string()),
+            "value": [value],
+            "at": pa.array([datetime.now(UTC)], pa.timestamp("us", "UTC")),
+        }
     )
     return encode(with_meta(rows, stamp(Hlc(number), 0, 1)))
 
@@ -78,7 +100,11 @@ async def feed(log: MemoryLog, rows: Sequence[tuple[str, int]]) -> None:
 
 
 def emitted(log: MemoryLog) -> list[tuple[str, int]]:
-    return [row for record in log.log((TARGET, 0)).records for row in decode(record.value).select("key", "value").rows()]
+    return [
+        row
+        for record in log.log((TARGET, 0)).records
+        for row in decode(record.value).select("key", "value").rows()
+    ]
 
 
 def expected(rows: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
@@ -97,13 +123,31 @@ class SilentStep(CountingStep):
         return Outcome(super().apply(reads, source, batch).puts)
 
 
-def make(log: MemoryLog, hangar: MemoryHangar, epoch: int, *, outputs: bool = True, broker: MemoryBroker | None = None) -> Runner:
+def make(
+    log: MemoryLog,
+    hangar: MemoryHangar,
+    epoch: int,
+    *,
+    outputs: bool = True,
+    broker: MemoryBroker | None = None,
+) -> Runner:
     work = Work(CountingStep() if outputs else SilentStep(), None, 1, None)
-    return Runner(job(outputs), 0, Epoch(epoch), work, hangar, broker or MemoryBroker(log), SameThread(), LIMITS)
+    return Runner(
+        job(outputs),
+        0,
+        Epoch(epoch),
+        work,
+        hangar,
+        broker or MemoryBroker(log),
+        SameThread(),
+        LIMITS,
+    )
 
 
 async def run_until(runner: Runner, offset: int | Mapping[TopicName, Offset]) -> None:
-    """Run until everything below `offset` of the source (or of each topic) is applied, then stop the runner as a cancelled task."""
+    """Run until everything below `offset` of the source (or of each topic) is applied, then stop
+    the runner as a cancelled task.
+    """
     targets = offset if isinstance(offset, Mapping) else {SOURCE: Offset(offset)}
     task = asyncio.create_task(runner.run())
     async with asyncio.timeout(10):
@@ -144,7 +188,9 @@ async def test_a_job_without_outputs_writes_nothing_to_the_log() -> None:
     await feed(log, ROWS)
     await run_until(make(log, hangar, 1, outputs=False), 2 * len(ROWS))
     assert log.log((REPLAYLOG, 0)).records == []
-    assert {k: int(v) for k, v in hangar.scan(b"sum/", b"sum0")} == {b"sum/" + k.encode(): v for k, v in dict(expected(ROWS)).items()}
+    assert {k: int(v) for k, v in hangar.scan(b"sum/", b"sum0")} == {
+        b"sum/" + k.encode(): v for k, v in dict(expected(ROWS)).items()
+    }
 
 
 async def test_a_newer_owner_fences_the_older_one() -> None:
@@ -178,18 +224,33 @@ async def test_a_replay_that_makes_other_mutations_is_refused() -> None:
         def apply(self, reads: Reads, source: int, batch: pl.DataFrame) -> Outcome:
             return super().apply(reads, source, batch.with_columns(pl.col("value") + 1))
 
-    drifted = Runner(job(), 0, Epoch(2), Work(Drifted(), None, 1, None), MemoryHangar(), MemoryBroker(log), SameThread(), LIMITS)
+    drifted = Runner(
+        job(),
+        0,
+        Epoch(2),
+        Work(Drifted(), None, 1, None),
+        MemoryHangar(),
+        MemoryBroker(log),
+        SameThread(),
+        LIMITS,
+    )
     with pytest.raises(ReplayMismatch, match="older snapshot"):
         await drifted.run()
 
 
 @pytest.mark.parametrize("outputs", [True, False])
-async def test_a_runner_that_needs_records_which_are_gone_says_which_and_skips_nothing(outputs: bool) -> None:
+async def test_a_runner_that_needs_records_which_are_gone_says_which_and_skips_nothing(
+    outputs: bool,
+) -> None:
     log, hangar = MemoryLog(), MemoryHangar()
     await feed(log, ROWS)
     log.forget((SOURCE, 0), Offset(6))
     runner = make(log, hangar, 1, outputs=outputs)
-    with pytest.raises(Missing, match=r"a job \(job\[0\]\).*source\[0\] begins at 6: its records from 0 to 5 are gone.*new version"):
+    with pytest.raises(
+        Missing,
+        match=r"a job \(job\[0\]\).*source\[0\] begins at 6: its records from 0 to 5 are gone"
+        r".*new version",
+    ):
         await runner.run()
     assert runner.status != "running"
     assert emitted(log) == []
@@ -203,7 +264,7 @@ async def test_a_state_that_has_seen_more_than_its_log_holds_is_refused() -> Non
         await make(MemoryLog(), hangar, 2).run()
 
 
-async def test_a_runner_whose_state_is_condemned_ends_with_the_reason_and_a_cancelled_one_as_cancelled() -> None:
+async def test_a_runner_with_condemned_state_ends_with_the_reason_unless_cancelled() -> None:
     log = MemoryLog()
     for cancelled in (False, True):
         runner = make(log, MemoryHangar(), 1)
@@ -217,7 +278,9 @@ async def test_a_runner_whose_state_is_condemned_ends_with_the_reason_and_a_canc
 
 
 @pytest.mark.parametrize("outputs", [True, False])
-async def test_settling_writes_down_what_was_passed_without_an_iteration_and_changes_nothing_else(outputs: bool) -> None:
+async def test_settling_writes_down_what_was_passed_without_an_iteration_and_changes_nothing_else(
+    outputs: bool,
+) -> None:
     log, hangar = MemoryLog(), MemoryHangar()
     await feed(log, ROWS[:3])
     runner = make(log, hangar, 1, outputs=outputs)
@@ -225,7 +288,9 @@ async def test_settling_writes_down_what_was_passed_without_an_iteration_and_cha
     async with asyncio.timeout(5):
         while runner.behind({SOURCE: Offset(6)}):
             await asyncio.sleep(0.01)
-        await MemoryProducer(log, "other").commit([Outgoing(SOURCE, 0, b"7", (("c", b"frontier"),))])
+        await MemoryProducer(log, "other").commit(
+            [Outgoing(SOURCE, 0, b"7", (("c", b"frontier"),))]
+        )
         while runner.behind({SOURCE: Offset(8)}):
             await asyncio.sleep(0.01)
     before = runner.progress
@@ -268,7 +333,11 @@ class FaultyProducer:
     died: list[str] = field(default_factory=list)
 
     async def commit(self, records: Sequence[Outgoing]) -> Mapping[tuple[TopicName, int], Offset]:
-        fault = self.random.choice(["before", "after", "lost"]) if self.random.random() < self.rate else None
+        fault = (
+            self.random.choice(["before", "after", "lost"])
+            if self.random.random() < self.rate
+            else None
+        )
         if fault == "before":
             raise Death
         written = await self.inner.commit(records)
@@ -301,7 +370,9 @@ async def test_each_row_counts_once_whatever_dies_and_whichever_state_survives(s
         if seeded.random() < 0.2:
             hangar = MemoryHangar()  # the disk is lost with the process
         try:
-            await run_until(make(log, hangar, epoch, broker=FaultyBroker(log, seeded)), 2 * len(ROWS))
+            await run_until(
+                make(log, hangar, epoch, broker=FaultyBroker(log, seeded)), 2 * len(ROWS)
+            )
             break
         except (Death, Unknown):
             continue
@@ -324,13 +395,17 @@ class Closing(CountingStep):
         (total,) = reads.get_many([b"sum/a"])
         if before is not None and int(before) >= frontier:
             return Outcome()
-        row = pl.DataFrame({"key": ["frontier"], "value": [frontier], "at": [datetime.fromtimestamp(0, UTC)]}).with_columns(
-            __pos=pl.lit(b"0" * 14), __sign=pl.lit(1, pl.Int8), __gone=pl.lit(False)
+        row = pl.DataFrame(
+            {"key": ["frontier"], "value": [frontier], "at": [datetime.fromtimestamp(0, UTC)]}
+        ).with_columns(__pos=pl.lit(b"0" * 14), __sign=pl.lit(1, pl.Int8), __gone=pl.lit(False))
+        return Outcome(
+            {b"frontier": b"%d" % frontier, b"seen": total or b""}, emits=(Emit(0, row),)
         )
-        return Outcome({b"frontier": b"%d" % frontier, b"seen": total or b""}, emits=(Emit(0, row),))
 
 
-async def test_every_partition_is_told_how_far_event_time_has_come_and_windows_close_by_it() -> None:
+async def test_every_partition_is_told_how_far_event_time_has_come_and_windows_close_by_it() -> (
+    None
+):
     log = MemoryLog()
     start = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -343,21 +418,53 @@ async def test_every_partition_is_told_how_far_event_time_has_come_and_windows_c
     for number, minutes in enumerate((5, 9, 7)):
         await producer.commit([Outgoing(SOURCE, 0, at(minutes, number))])
     same = spec.Map((SCHEMA,), ((),), SCHEMA)
-    mapped = dataclasses.replace(job(), step=same, partitions=3, outputs=(Output(TARGET, ("key",), frontier=True),))
+    mapped = dataclasses.replace(
+        job(), step=same, partitions=3, outputs=(Output(TARGET, ("key",), frontier=True),)
+    )
     copying = Work(build(same), None, 1, None)
-    await run_until(Runner(mapped, 0, Epoch(1), copying, MemoryHangar(), MemoryBroker(log), SameThread(), Limits(1, "test")), 6)
+    await run_until(
+        Runner(
+            mapped,
+            0,
+            Epoch(1),
+            copying,
+            MemoryHangar(),
+            MemoryBroker(log),
+            SameThread(),
+            Limits(1, "test"),
+        ),
+        6,
+    )
     micros = [int((start + timedelta(minutes=m)).timestamp() * 1e6) for m in (5, 9)]
-    told = {part: [int.from_bytes(r.value[1:], "big") for r in log.log((TARGET, part)).records if r.control] for part in range(3)}
+    told = {
+        part: [
+            int.from_bytes(r.value[1:], "big") for r in log.log((TARGET, part)).records if r.control
+        ]
+        for part in range(3)
+    }
     assert told == dict.fromkeys(range(3), micros), "a later, smaller time says nothing new"
 
     final = TopicName("final")
-    closing = dataclasses.replace(job(), id=JobId("closing"), inputs=(TARGET,), outputs=(Output(final, ()),), partitions=3)
+    closing = dataclasses.replace(
+        job(), id=JobId("closing"), inputs=(TARGET,), outputs=(Output(final, ()),), partitions=3
+    )
     step = Closing()
     for part in range(3):
-        runner = Runner(closing, part, Epoch(1), Work(step, step, 1, None), MemoryHangar(), MemoryBroker(log), SameThread(), LIMITS)
+        runner = Runner(
+            closing,
+            part,
+            Epoch(1),
+            Work(step, step, 1, None),
+            MemoryHangar(),
+            MemoryBroker(log),
+            SameThread(),
+            LIMITS,
+        )
         task = asyncio.create_task(runner.run())
         async with asyncio.timeout(5):
-            while not any(decode(r.value)["value"][0] == micros[1] for r in log.log((final, part)).records):
+            while not any(
+                decode(r.value)["value"][0] == micros[1] for r in log.log((final, part)).records
+            ):
                 await asyncio.sleep(0.01)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

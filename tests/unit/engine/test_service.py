@@ -55,9 +55,15 @@ class Supervisor:
 
 
 @pytest.mark.parametrize(
-    ("op", "argument"), [("lookup", {"items": [[*KEY, [b"k"], 0]]}), ("scan", {"job": KEY[0], "part": KEY[1], "as_of": 0, "limit": 9})]
+    ("op", "argument"),
+    [
+        ("lookup", {"items": [[*KEY, [b"k"], 0]]}),
+        ("scan", {"job": KEY[0], "part": KEY[1], "as_of": 0, "limit": 9}),
+    ],
 )
-async def test_whoever_reads_a_damaged_block_has_the_state_rebuilt_and_is_sent_to_ask_again(op: str, argument: Any) -> None:
+async def test_whoever_reads_a_damaged_block_has_the_state_rebuilt_and_is_sent_to_ask_again(
+    op: str, argument: Any
+) -> None:
     runner = Runner()
     supervisor: Any = Supervisor(runner)
     nobody: Any = None

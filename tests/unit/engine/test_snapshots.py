@@ -1,4 +1,6 @@
-"""What a job partition starts from: local state, a snapshot or the log alone; whole, verified, and never two of them."""
+"""What a job partition starts from: local state, a snapshot or the log alone; whole, verified, and
+never two of them.
+"""
 
 from __future__ import annotations
 
@@ -44,14 +46,18 @@ class Slot:
 
     root: Path
     objects: MemoryObjects = field(default_factory=lambda: MemoryObjects(lambda: datetime.now(UTC)))
-    pointers: MemoryPointers = field(default_factory=lambda: MemoryPointers(lambda: datetime.now(UTC), {PLACE: Epoch(1)}))
+    pointers: MemoryPointers = field(
+        default_factory=lambda: MemoryPointers(lambda: datetime.now(UTC), {PLACE: Epoch(1)})
+    )
 
     def __post_init__(self) -> None:
         self.restart()
 
     def restart(self) -> None:
         self.stores = RocksStores(self.root, 1 << 20)
-        self.snapshots = Snapshots(Tools(self.objects, self.pointers), self.root, SameThread(), lambda: "unique")
+        self.snapshots = Snapshots(
+            Tools(self.objects, self.pointers), self.root, SameThread(), lambda: "unique"
+        )
 
     @property
     def folder(self) -> Path:
@@ -61,12 +67,17 @@ class Slot:
         return await self.snapshots.open(JOB, PART, Epoch(1), self.stores.open)
 
     async def found(self) -> int:
-        """The iteration of the state that a runner would start from; every entry of it is there and of no other state."""
+        """The iteration of the state that a runner would start from; every entry of it is there and
+        of no other state.
+        """
         hangar = await self.open()
         try:
             known = progress.load(hangar)
             entries = hangar.scan(b"k", b"l")
-            assert entries == [(b"k%03d" % n, b"%d" % known.iteration) for n in range(100 if known.iteration else 0)]
+            assert entries == [
+                (b"k%03d" % n, b"%d" % known.iteration)
+                for n in range(100 if known.iteration else 0)
+            ]
             return known.iteration
         finally:
             hangar.close()
@@ -75,7 +86,9 @@ class Slot:
         """Local state as iteration `iteration` leaves it: every entry carries its number."""
         hangar = self.stores.open(JOB, PART)
         after = Progress(iteration, Offset(iteration), {IN: Offset(iteration)}, 0)
-        hangar.write(progress.batch(after, Outcome({b"k%03d" % n: b"%d" % iteration for n in range(100)})))
+        hangar.write(
+            progress.batch(after, Outcome({b"k%03d" % n: b"%d" % iteration for n in range(100)}))
+        )
         hangar.close()
 
     async def snapshot(self, iteration: int) -> str:
@@ -96,10 +109,18 @@ class Slot:
 
         position = Position(iteration, Offset(iteration), {IN: Offset(iteration)})
         subject = Subject(JOB, PART, Epoch(1), 1, position)
-        return await flow.take(Tools(self.objects, self.pointers), subject, checkpoint, copy.name, None, distrusted)
+        return await flow.take(
+            Tools(self.objects, self.pointers), subject, checkpoint, copy.name, None, distrusted
+        )
 
     async def spoil(self, manifest: str) -> None:
-        await self.objects.remove([key for key in self.objects.contents if key.startswith(manifest.rpartition("/")[0]) and key != manifest])
+        await self.objects.remove(
+            [
+                key
+                for key in self.objects.contents
+                if key.startswith(manifest.rpartition("/")[0]) and key != manifest
+            ]
+        )
 
     def aside(self) -> int:
         """The iteration of the state that was put aside."""
@@ -122,7 +143,9 @@ async def test_local_state_that_has_seen_as_much_as_the_newest_snapshot_is_used(
     assert await slot.found() == 8
 
 
-async def test_local_state_of_long_ago_gives_way_to_a_newer_snapshot_and_is_kept_aside(slot: Slot, tmp_path: Path) -> None:
+async def test_local_state_of_long_ago_gives_way_to_a_newer_snapshot_and_is_kept_aside(
+    slot: Slot, tmp_path: Path
+) -> None:
     slot.write(3)
     shutil.copytree(slot.folder, tmp_path / "long ago")
     await slot.snapshot(9)
@@ -132,7 +155,9 @@ async def test_local_state_of_long_ago_gives_way_to_a_newer_snapshot_and_is_kept
     assert slot.aside() == 3
 
 
-async def test_without_a_whole_newer_snapshot_old_local_state_is_better_than_older_snapshots(slot: Slot, tmp_path: Path) -> None:
+async def test_without_a_whole_newer_snapshot_old_local_state_is_better_than_older_snapshots(
+    slot: Slot, tmp_path: Path
+) -> None:
     await slot.snapshot(2)
     slot.write(3)
     shutil.copytree(slot.folder, tmp_path / "long ago")
@@ -144,7 +169,9 @@ async def test_without_a_whole_newer_snapshot_old_local_state_is_better_than_old
 
 
 @pytest.mark.parametrize("lost", ["CURRENT", "MANIFEST-*", "*.sst"])
-async def test_damaged_local_state_is_kept_aside_and_the_snapshot_used(slot: Slot, lost: str) -> None:
+async def test_damaged_local_state_is_kept_aside_and_the_snapshot_used(
+    slot: Slot, lost: str
+) -> None:
     await slot.snapshot(5)
     hangar = slot.stores.open(JOB, PART)
     hangar.checkpoint(slot.root.parent / "flushed")
@@ -156,7 +183,9 @@ async def test_damaged_local_state_is_kept_aside_and_the_snapshot_used(slot: Slo
     assert await slot.found() == 5, "what was restored is local state like any other"
 
 
-async def test_state_of_another_format_is_kept_aside_and_the_snapshot_used(slot: Slot, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_state_of_another_format_is_kept_aside_and_the_snapshot_used(
+    slot: Slot, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await slot.snapshot(5)
     with monkeypatch.context() as patched:
         patched.setattr("fennel_core.engine.progress.STATE_FORMAT", 99)
@@ -183,7 +212,9 @@ async def test_damage_that_comes_back_with_a_snapshot_leads_to_the_one_before(sl
     assert seen == [6, 6, 5, 5], "the local state; the newest, twice; then what was before it"
 
 
-async def test_a_snapshot_that_was_taken_of_damaged_files_leads_to_the_one_before(slot: Slot, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_snapshot_that_was_taken_of_damaged_files_leads_to_the_one_before(
+    slot: Slot, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await slot.snapshot(5)
     with monkeypatch.context() as patched:
         patched.setattr("fennel_core.engine.progress.STATE_FORMAT", 99)
@@ -207,7 +238,9 @@ async def test_local_state_comes_back_when_the_snapshot_that_had_seen_more_canno
     assert await slot.found() == 3
 
 
-async def test_replay_that_goes_wrong_leads_to_older_snapshots_then_to_the_log_alone_and_then_no_further(slot: Slot) -> None:
+async def test_a_failed_replay_tries_older_snapshots_then_the_log_alone_then_gives_up(
+    slot: Slot,
+) -> None:
     for iteration in (2, 4, 6):
         await slot.snapshot(iteration)
     slot.write(8)
@@ -222,7 +255,9 @@ async def test_replay_that_goes_wrong_leads_to_older_snapshots_then_to_the_log_a
     assert await slot.found() == 6, "another process, perhaps of another version, tries again"
 
 
-async def test_an_order_to_rebuild_puts_a_whole_local_state_aside_and_tries_again_what_was_passed_over(slot: Slot) -> None:
+async def test_a_requested_rebuild_discards_local_state_and_retries_rejected_snapshots(
+    slot: Slot,
+) -> None:
     await slot.snapshot(4)
     await slot.snapshot(6)
     slot.snapshots.distrust(JOB, PART, Ordered("a person asked"))
@@ -235,7 +270,9 @@ async def test_an_order_to_rebuild_puts_a_whole_local_state_aside_and_tries_agai
     assert slot.snapshots.origin(JOB, PART).startswith("snapshot #")
 
 
-async def test_an_order_may_name_the_snapshots_that_are_too_new_and_the_next_copy_of_that_state_is_complete(slot: Slot) -> None:
+async def test_a_rebuild_can_exclude_snapshots_and_the_next_snapshot_is_a_full_copy(
+    slot: Slot,
+) -> None:
     for iteration in (2, 4, 6):
         await slot.snapshot(iteration)
     newest, middle, _ = await slot.pointers.of(JOB, PART)
@@ -251,7 +288,9 @@ async def test_an_order_may_name_the_snapshots_that_are_too_new_and_the_next_cop
     assert await slot.found() == 6, "what is newer than the order is not meant by it"
 
 
-async def test_who_is_cancelled_while_a_state_is_put_aside_leaves_it_doomed(slot: Slot, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_is_cancelled_while_a_state_is_put_aside_leaves_it_doomed(
+    slot: Slot, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await slot.snapshot(5)
     slot.write(7)
     slot.snapshots.distrust(JOB, PART, Ordered("a person asked"))
@@ -293,7 +332,9 @@ async def test_a_restore_that_died_half_way_is_taken_for_nothing(slot: Slot) -> 
     assert not half.exists()
 
 
-async def test_an_opening_that_is_cancelled_half_way_leaves_the_store_free_for_the_next_owner(slot: Slot) -> None:
+async def test_an_opening_that_is_cancelled_half_way_leaves_the_store_free_for_the_next_owner(
+    slot: Slot,
+) -> None:
     slot.write(3)
     going, go_on = asyncio.Event(), asyncio.Event()
 

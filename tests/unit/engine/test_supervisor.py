@@ -24,7 +24,9 @@ class Forgetful(MemoryRegistry):
 
     answers = True
 
-    async def report(self, reports: Mapping[JobPartition, tuple[Epoch, Report]], slot: SlotId) -> None:
+    async def report(
+        self, reports: Mapping[JobPartition, tuple[Epoch, Report]], slot: SlotId
+    ) -> None:
         await super().report(reports, slot)
         if not self.answers:
             raise RegistryUnavailable("the answer was lost")
@@ -46,7 +48,7 @@ class Clock:
         await asyncio.sleep(0)
 
 
-async def test_what_the_registry_may_have_heard_is_corrected_even_when_things_are_again_as_they_were_before() -> None:
+async def test_an_unconfirmed_report_is_sent_again_even_if_the_status_changed_back() -> None:
     registry = Forgetful(lambda: 0)
     registry.add(KEY[0], b"", 1)
     await registry.heartbeat(ME, Millis(1000))
@@ -109,7 +111,9 @@ class Patient(Clock):
 
 
 @pytest.mark.parametrize("parked", [False, True])
-async def test_an_order_to_rebuild_is_carried_out_at_once_whether_the_partition_runs_or_is_parked(parked: bool) -> None:
+async def test_an_order_to_rebuild_is_carried_out_at_once_whether_the_partition_runs_or_is_parked(
+    parked: bool,
+) -> None:
     registry = MemoryRegistry(lambda: 0)
     registry.add(KEY[0], b"", 1)
     await registry.heartbeat(ME, Millis(1000))
@@ -120,7 +124,11 @@ async def test_an_order_to_rebuild_is_carried_out_at_once_whether_the_partition_
         while supervisor.hosted[KEY].report().status != ("parked" if parked else "running"):
             await asyncio.sleep(0)
         bench.fails = False
-        assert await supervisor.rebuild(KEY, Ordered("a person asked")) == supervisor.hosted[KEY].epoch == 1
+        assert (
+            await supervisor.rebuild(KEY, Ordered("a person asked"))
+            == supervisor.hosted[KEY].epoch
+            == 1
+        )
         while supervisor.hosted[KEY].report().status != "running":
             await asyncio.sleep(0)
     assert sorted(bench.asked[:3]) == ["close", "distrust: a person asked", "make"]

@@ -1,4 +1,6 @@
-"""The workshop gives back what it opened, also to those who are told to stop while they wait for it."""
+"""The workshop gives back what it opened, also to those who are told to stop while they wait for
+it.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +33,25 @@ class Busy:
 
 
 def runner_over(hangar: Hangar) -> Runner:
-    return Runner(make_job("table"), PART, Epoch(1), Work(None, None, 1, None), hangar, MemoryBroker(MemoryLog()), ThreadPool(), LIMITS)
+    return Runner(
+        make_job("table"),
+        PART,
+        Epoch(1),
+        Work(None, None, 1, None),
+        hangar,
+        MemoryBroker(MemoryLog()),
+        ThreadPool(),
+        LIMITS,
+    )
 
 
-async def test_a_runner_told_to_stop_while_its_store_waits_to_be_closed_leaves_it_free_for_the_next_owner(tmp_path: Path) -> None:
+async def test_a_cancelled_runner_closes_its_store_for_the_next_owner(
+    tmp_path: Path,
+) -> None:
     stores, busy, nothing = RocksStores(tmp_path, 1 << 20), Busy(), cast(Any, None)
-    workshop = SlotWorkshop(nothing, nothing, stores, nothing, nothing, nothing, LIMITS, busy.pool, nothing)
+    workshop = SlotWorkshop(
+        nothing, nothing, stores, nothing, nothing, nothing, LIMITS, busy.pool, nothing
+    )
     runner = runner_over(stores.open(JOB, PART))
     other = busy.take()
     closing = asyncio.create_task(workshop.close(runner))
@@ -47,4 +62,6 @@ async def test_a_runner_told_to_stop_while_its_store_waits_to_be_closed_leaves_i
     await other
     again = await busy.pool.run(lambda: stores.open(JOB, PART))
     again.close()
-    assert runner.hangar is not again, "something still knows the runner, as a traceback or a cycle may"
+    assert runner.hangar is not again, (
+        "something still knows the runner, as a traceback or a cycle may"
+    )

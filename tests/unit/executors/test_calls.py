@@ -5,13 +5,31 @@ import json
 import pytest
 
 from fennel_core.executors import protocol
-from fennel_core.executors.calls import Assign, Extract, Filter, Transform, Warm, code_hash, code_text, describe, header_of
+from fennel_core.executors.calls import (
+    Assign,
+    Extract,
+    Filter,
+    Transform,
+    Warm,
+    code_hash,
+    code_text,
+    describe,
+    header_of,
+)
 from fennel_core.executors.errors import ExecutorTimeout, ImportFailed, UserCodeError, failure
 from fennel_core.vocab import dtypes as d
 from fennel_core.wire.pycode import PyCode
 
 LAMBDA = PyCode("D_wrapper", "", "lambda df: df", "def D_wrapper(df): ...", "import os\n", (), ())
-NAMED = PyCode("D_wrapper", "", "def double(df):\n    return df", "def D_wrapper(df): ...", "import os\n", (), ())
+NAMED = PyCode(
+    "D_wrapper",
+    "",
+    "def double(df):\n    return df",
+    "def D_wrapper(df): ...",
+    "import os\n",
+    (),
+    (),
+)
 A = d.Field("a", d.Int())
 
 
@@ -40,13 +58,18 @@ def test_an_extractors_code_is_glued_to_its_imports_and_others_are_not():
 
 def test_code_is_cached_apart_by_text_entry_point_and_module():
     other_entry = PyCode("other", "", "", LAMBDA.generated_code, LAMBDA.imports, (), ())
-    assert len({code_hash(LAMBDA, None), code_hash(LAMBDA, "F.e"), code_hash(other_entry, None)}) == 3
+    assert (
+        len({code_hash(LAMBDA, None), code_hash(LAMBDA, "F.e"), code_hash(other_entry, None)}) == 3
+    )
     assert code_hash(LAMBDA, None) == code_hash(NAMED, None)  # core_code is not executed
 
 
 def test_a_warmed_extractor_is_the_one_that_is_called():
     extract = Extract(LAMBDA, "F", "e", (A,), (d.Field("F.b", d.Int()),), ())
-    assert json.loads(header_of(extract))["code"] == json.loads(header_of(Warm(LAMBDA, "F.e", "F.e")))["code"]
+    assert (
+        json.loads(header_of(extract))["code"]
+        == json.loads(header_of(Warm(LAMBDA, "F.e", "F.e")))["code"]
+    )
 
 
 def test_a_frame_is_read_back_from_its_prefix():
@@ -59,10 +82,19 @@ def test_a_frame_is_read_back_from_its_prefix():
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (Transform(NAMED, "D.p", (A,), (A,)), "Error in transform function `double` for pipeline `D.p`, oh"),
+        (
+            Transform(NAMED, "D.p", (A,), (A,)),
+            "Error in transform function `double` for pipeline `D.p`, oh",
+        ),
         (Filter(LAMBDA, "D.p", (A,)), "Error in filter function `<lambda>` for pipeline `D.p`, oh"),
-        (Assign(LAMBDA, "D.p", (A,), A), "Error in assign node for column `a` for pipeline `D.p`, oh"),
-        (Extract(LAMBDA, "F", "e", (A,), (A,), ()), "Extractor `e` in `F` failed to run with error: oh. "),
+        (
+            Assign(LAMBDA, "D.p", (A,), A),
+            "Error in assign node for column `a` for pipeline `D.p`, oh",
+        ),
+        (
+            Extract(LAMBDA, "F", "e", (A,), (A,), ()),
+            "Extractor `e` in `F` failed to run with error: oh. ",
+        ),
     ],
 )
 def test_what_code_raises_is_told_in_the_clients_words(call, text):
@@ -72,8 +104,12 @@ def test_what_code_raises_is_told_in_the_clients_words(call, text):
 
 
 def test_an_extractors_wrong_result_is_told_without_a_prefix():
-    text = "Extractor `e` returned invalid type `<class 'int'>`, expected a pandas series or dataframe"
-    assert str(failure(Extract(LAMBDA, "F", "e", (A,), (A,), ()), protocol.INVALID, text, "")) == text
+    text = (
+        "Extractor `e` returned invalid type `<class 'int'>`, expected a pandas series or dataframe"
+    )
+    assert (
+        str(failure(Extract(LAMBDA, "F", "e", (A,), (A,), ()), protocol.INVALID, text, "")) == text
+    )
 
 
 def test_only_user_codes_own_errors_are_user_code_errors():

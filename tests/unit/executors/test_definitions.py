@@ -40,36 +40,59 @@ def _write(folder: Path, **files: str) -> Path:
     return folder
 
 
-async def _names(definitions: str, folder: Path, *, env: str | None = None, limit_s: float = 60) -> tuple[set[str], str]:
-    body, printed = await read(Settings(), definitions, env=env, message="why", folder=folder, limit_s=limit_s)
+async def _names(
+    definitions: str, folder: Path, *, env: str | None = None, limit_s: float = 60
+) -> tuple[set[str], str]:
+    body, printed = await read(
+        Settings(), definitions, env=env, message="why", folder=folder, limit_s=limit_s
+    )
     request = decode_sync_request(body)
     assert request.message == "why"
     return {each.name for each in (*request.datasets, *request.featuresets)}, printed
 
 
-async def test_a_file_a_module_a_package_and_a_folder_of_files_give_all_they_define(tmp_path: Path) -> None:
+async def test_a_file_a_module_a_package_and_a_folder_of_files_give_all_they_define(
+    tmp_path: Path,
+) -> None:
     _write(
         tmp_path / "pack",
         __init__="from pack import features",
         order=ORDER,
         features=FEATURES.format(imports="from pack.order import Order"),
     )
-    _write(tmp_path / "loose", order=ORDER, features=FEATURES.format(imports="from order import Order"))
+    _write(
+        tmp_path / "loose", order=ORDER, features=FEATURES.format(imports="from order import Order")
+    )
     for definitions in ("pack", "pack/", str(tmp_path / "pack"), "loose/", "pack.features"):
         assert (await _names(definitions, tmp_path))[0] == {"Order", "Spending"}, definitions
     assert (await _names("pack/order.py", tmp_path))[0] == {"Order"}
 
 
-async def test_what_the_code_prints_is_not_mixed_with_the_request_and_its_main_part_is_not_run(tmp_path: Path) -> None:
-    _write(tmp_path, shop=ORDER + "print('loading')\nif __name__ == '__main__': raise SystemExit('committed by itself')\n")
+async def test_what_the_code_prints_is_not_mixed_with_the_request_and_its_main_part_is_not_run(
+    tmp_path: Path,
+) -> None:
+    _write(
+        tmp_path,
+        shop=ORDER
+        + "print('loading')\nif __name__ == '__main__': raise SystemExit('committed by itself')\n",
+    )
     names, printed = await _names("shop", tmp_path)
     assert (names, printed) == ({"Order"}, "loading")
 
 
-async def test_the_code_sees_none_of_the_platforms_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_code_sees_none_of_the_platforms_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FENNEL_ADMIN_TOKEN", "hunter2")
     monkeypatch.setenv("AIRFLOW__CORE__FERNET_KEY", "hunter3")
-    _write(tmp_path, shop=ORDER + "import os\nprint(sorted(n for n in os.environ if n.startswith(('FENNEL', 'AIRFLOW'))))\n")
+    _write(
+        tmp_path,
+        shop=ORDER
+        + (
+            "import os\nprint(sorted(n for n in os.environ if n.startswith(('FENNEL', "
+            "'AIRFLOW'))))\n"
+        ),
+    )
     assert (await _names("shop", tmp_path))[1] == "[]"
 
 
@@ -85,7 +108,9 @@ async def test_the_code_sees_none_of_the_platforms_settings(tmp_path: Path, monk
         ("import os; os._exit(9)", "its process ended with 9"),
     ],
 )
-async def test_definitions_that_cannot_be_committed_say_why(tmp_path: Path, code: str, text: str) -> None:
+async def test_definitions_that_cannot_be_committed_say_why(
+    tmp_path: Path, code: str, text: str
+) -> None:
     _write(tmp_path, shop=code)
     with pytest.raises(DefinitionsError) as caught:
         await _names("shop", tmp_path)
@@ -100,10 +125,13 @@ async def test_a_path_that_is_not_there_is_told_as_it_was_given(tmp_path: Path) 
 async def test_code_that_never_ends_is_stopped_with_all_it_started(tmp_path: Path) -> None:
     marker = tmp_path / "pid"
     (tmp_path / "shop.py").write_text(
-        f"import subprocess, time\nopen({str(marker)!r}, 'w').write(str(subprocess.Popen(['sleep', '60']).pid))\ntime.sleep(60)\n"
+        f"import subprocess, time\nopen({str(marker)!r}, "
+        "'w').write(str(subprocess.Popen(['sleep', '60']).pid))\ntime.sleep(60)\n"
     )
     with pytest.raises(DefinitionsError, match="did not end within 8 s"):
         await _names("shop", tmp_path, limit_s=8)
     child = int(marker.read_text())
     state = Path(f"/proc/{child}/stat")
-    assert not state.exists() or state.read_text().split()[2] == "Z", "the child outlived its parent"
+    assert not state.exists() or state.read_text().split()[2] == "Z", (
+        "the child outlived its parent"
+    )

@@ -15,7 +15,19 @@ from fennel_core.expressions import (
     evaluate,
     polars_type,
 )
-from fennel_core.vocab.dtypes import Bool, Dtype, Field, Float, Int, List, Map, Optional, Str, Struct, Timestamp
+from fennel_core.vocab.dtypes import (
+    Bool,
+    Dtype,
+    Field,
+    Float,
+    Int,
+    List,
+    Map,
+    Optional,
+    Str,
+    Struct,
+    Timestamp,
+)
 from fennel_core.wire import expr as e
 from fennel_core.wire.expr import BinaryOp, MathUnary, StringUnary
 
@@ -23,7 +35,9 @@ POINT = Struct("Point", (Field("x", Int()), Field("y", Optional(Str()))))
 
 
 def frame(schema: dict[str, Dtype], **columns: list[object]) -> pl.DataFrame:
-    return pl.DataFrame([pl.Series(name, columns[name], dtype=polars_type(dtype)) for name, dtype in schema.items()])
+    return pl.DataFrame(
+        [pl.Series(name, columns[name], dtype=polars_type(dtype)) for name, dtype in schema.items()]
+    )
 
 
 def number(value: int | float) -> e.Literal:
@@ -57,8 +71,12 @@ def test_columns_are_added_and_replaced_from_the_input_frame() -> None:
 
 def test_an_empty_frame_gets_typed_columns() -> None:
     schema = {"s": Str()}
-    answer = evaluate(frame(schema, s=[]), {"p": (parsed("s", POINT), POINT), "n": (number(1), Int())}, schema)
-    assert answer.schema == pl.Schema({"s": pl.String, "p": pl.Struct({"x": pl.Int64, "y": pl.String}), "n": pl.Int64})
+    answer = evaluate(
+        frame(schema, s=[]), {"p": (parsed("s", POINT), POINT), "n": (number(1), Int())}, schema
+    )
+    assert answer.schema == pl.Schema(
+        {"s": pl.String, "p": pl.Struct({"x": pl.Int64, "y": pl.String}), "n": pl.Int64}
+    )
     assert answer.height == 0
 
 
@@ -75,7 +93,12 @@ def test_the_error_names_column_row_and_value_and_carries_the_mask() -> None:
     with pytest.raises(EvaluationError) as caught:
         evaluate(rows, {"day": (read_date("s"), Timestamp())}, schema)
     error = caught.value
-    assert (error.failure.column, error.failure.row, error.failure.value, error.code) == ("day", 1, "soon", "bad-datetime")
+    assert (error.failure.column, error.failure.row, error.failure.value, error.code) == (
+        "day",
+        1,
+        "soon",
+        "bad-datetime",
+    )
     assert error.failed.to_list() == [False, True, True]
     assert "column `day`, row 1" in str(error)
     assert "`soon`" in str(error)
@@ -85,12 +108,21 @@ def test_the_error_names_column_row_and_value_and_carries_the_mask() -> None:
 def test_rows_that_fail_do_not_disturb_the_others() -> None:
     schema = {"s": Str(), "n": Int()}
     rows = frame(schema, s=['{"x":1}', "{", '{"x":3,"y":"z"}', '{"x":"no"}'], n=[1, 0, 0, 2])
-    exprs = {"p": (parsed("s", POINT), POINT), "q": (binary(number(6), BinaryOp.FLOOR_DIV, e.Ref("n")), Int())}
+    exprs = {
+        "p": (parsed("s", POINT), POINT),
+        "q": (binary(number(6), BinaryOp.FLOOR_DIV, e.Ref("n")), Int()),
+    }
     evaluation = attempt(rows, exprs, schema)
     assert evaluation.failed.to_list() == [False, True, True, True]
-    assert [(f.row, f.column, f.code) for f in evaluation.failures] == [(1, "p", "bad-json"), (2, "q", "null-value"), (3, "p", "bad-json")]
+    assert [(f.row, f.column, f.code) for f in evaluation.failures] == [
+        (1, "p", "bad-json"),
+        (2, "q", "null-value"),
+        (3, "p", "bad-json"),
+    ]
     assert evaluation.frame.columns == ["s", "n", "p", "q"]
-    assert evaluation.frame.filter(~evaluation.failed).to_dicts() == [{"s": '{"x":1}', "n": 1, "p": {"x": 1, "y": None}, "q": 6}]
+    assert evaluation.frame.filter(~evaluation.failed).to_dicts() == [
+        {"s": '{"x":1}', "n": 1, "p": {"x": 1, "y": None}, "q": 6}
+    ]
 
 
 def test_a_null_in_a_column_that_is_not_optional_fails_with_the_clients_sentence() -> None:
@@ -121,8 +153,17 @@ def test_nan_is_null_at_both_doors() -> None:
 
 def test_only_the_branch_that_is_taken_can_fail() -> None:
     schema = {"s": Str()}
-    guarded = e.Case((e.WhenThen(binary(e.Ref("s"), BinaryOp.EQ, text("")), e.Literal("null", Optional(Int()))),), parsed("s", Int()))
-    evaluation = attempt(frame(schema, s=["", "5", "five"]), {"n": (guarded, Optional(Int()))}, schema)
+    guarded = e.Case(
+        (
+            e.WhenThen(
+                binary(e.Ref("s"), BinaryOp.EQ, text("")), e.Literal("null", Optional(Int()))
+            ),
+        ),
+        parsed("s", Int()),
+    )
+    evaluation = attempt(
+        frame(schema, s=["", "5", "five"]), {"n": (guarded, Optional(Int()))}, schema
+    )
     assert evaluation.frame["n"].to_list() == [None, 5, None]
     assert evaluation.failed.to_list() == [False, False, True]
 
@@ -130,7 +171,9 @@ def test_only_the_branch_that_is_taken_can_fail() -> None:
 def test_the_fill_of_a_null_can_only_fail_where_it_is_needed() -> None:
     schema = {"n": Optional(Int()), "s": Str()}
     filled = e.FillNull(e.Ref("n"), parsed("s", Int()))
-    evaluation = attempt(frame(schema, n=[1, None, None], s=["x", "2", "y"]), {"n": (filled, Int())}, schema)
+    evaluation = attempt(
+        frame(schema, n=[1, None, None], s=["x", "2", "y"]), {"n": (filled, Int())}, schema
+    )
     assert evaluation.failed.to_list() == [False, False, True]
     assert evaluation.frame["n"].to_list()[:2] == [1, 2]
 
@@ -138,7 +181,9 @@ def test_the_fill_of_a_null_can_only_fail_where_it_is_needed() -> None:
 def test_a_member_that_fails_in_a_lambda_fails_its_row() -> None:
     schema = {"l": List(Str())}
     body = e.ListFn(e.Ref("l"), e.ListMap("x", e.StringFn(e.Var("x"), e.JsonDecode(Int()))))
-    evaluation = attempt(frame(schema, l=[["1", "2"], [], ["3", "x"]]), {"n": (body, List(Int()))}, schema)
+    evaluation = attempt(
+        frame(schema, l=[["1", "2"], [], ["3", "x"]]), {"n": (body, List(Int()))}, schema
+    )
     assert evaluation.failed.to_list() == [False, False, True]
     assert evaluation.frame["n"].to_list()[:2] == [[1, 2], []]
     assert evaluation.failures[0].code == "bad-json"
@@ -148,7 +193,9 @@ def test_parsing_what_was_parsed_runs_in_stages_and_leaves_no_trace() -> None:
     schema = {"s": Str()}
     inner = parsed("s", Str())
     twice = e.StringFn(inner, e.JsonDecode(Int()))
-    evaluation = attempt(frame(schema, s=['"1"', '"x"', "1x"]), {"n": (twice, Int()), "m": (inner, Str())}, schema)
+    evaluation = attempt(
+        frame(schema, s=['"1"', '"x"', "1x"]), {"n": (twice, Int()), "m": (inner, Str())}, schema
+    )
     assert evaluation.frame.columns == ["s", "n", "m"]
     assert evaluation.failed.to_list() == [False, True, True]
     assert [f.value for f in evaluation.failures] == ["x", "1x"]
@@ -157,7 +204,9 @@ def test_parsing_what_was_parsed_runs_in_stages_and_leaves_no_trace() -> None:
 @pytest.mark.parametrize("count", [-1, 2_000_000])
 def test_a_wild_count_fails_its_row_only(count: int) -> None:
     schema = {"n": Int()}
-    evaluation = attempt(frame(schema, n=[2, count]), {"l": (e.Repeat(number(1), e.Ref("n")), List(Int()))}, schema)
+    evaluation = attempt(
+        frame(schema, n=[2, count]), {"l": (e.Repeat(number(1), e.Ref("n")), List(Int()))}, schema
+    )
     assert evaluation.failed.to_list() == [False, True]
     assert evaluation.failures[0].code == "bad-count"
 
@@ -165,7 +214,11 @@ def test_a_wild_count_fails_its_row_only(count: int) -> None:
 @pytest.mark.parametrize("exponent", [-1, 2**40])
 def test_an_int_power_that_no_int_holds_fails_its_row_only(exponent: int) -> None:
     schema = {"n": Int()}
-    evaluation = attempt(frame(schema, n=[3, exponent]), {"p": (e.MathFn(number(2), e.Pow(e.Ref("n"))), Int())}, schema)
+    evaluation = attempt(
+        frame(schema, n=[3, exponent]),
+        {"p": (e.MathFn(number(2), e.Pow(e.Ref("n"))), Int())},
+        schema,
+    )
     assert evaluation.frame["p"].to_list()[0] == 8
     assert [(f.row, f.code) for f in evaluation.failures] == [(1, "bad-exponent")]
 
@@ -181,10 +234,15 @@ def test_an_epoch_beyond_the_calendar_fails_its_row_only() -> None:
 def test_now_is_the_expression_that_is_given() -> None:
     schema = {"t": Timestamp(), "asked": Timestamp()}
     rows = frame(
-        schema, t=[datetime(2024, 1, 1, tzinfo=UTC)] * 2, asked=[datetime(2024, 1, 2, tzinfo=UTC), datetime(2024, 1, 11, tzinfo=UTC)]
+        schema,
+        t=[datetime(2024, 1, 1, tzinfo=UTC)] * 2,
+        asked=[datetime(2024, 1, 2, tzinfo=UTC), datetime(2024, 1, 11, tzinfo=UTC)],
     )
     age = e.DateTimeFn(e.Now(), e.Since(e.Ref("t"), e.TimeUnit.DAY))
-    assert evaluate(rows, {"age": (age, Int())}, schema, pl.col("asked"))["age"].to_list() == [1, 10]
+    assert evaluate(rows, {"age": (age, Int())}, schema, pl.col("asked"))["age"].to_list() == [
+        1,
+        10,
+    ]
     fixed = pl.lit(datetime(2024, 1, 4, tzinfo=UTC))
     assert evaluate(rows, {"age": (age, Int())}, schema, fixed)["age"].to_list() == [3, 3]
     with pytest.raises(ExpressionError, match="now-missing"):
@@ -200,12 +258,18 @@ def test_a_lone_expression_is_null_where_a_row_fails() -> None:
 def test_a_program_runs_for_many_frames() -> None:
     schema = {"s": Str()}
     program = compile_columns({"n": (e.StringFn(e.Ref("s"), StringUnary.LEN), Int())}, schema)
-    assert [program.evaluate(frame(schema, s=[s]))["n"].item() for s in ("", "é", "日本")] == [0, 1, 2]
+    assert [program.evaluate(frame(schema, s=[s]))["n"].item() for s in ("", "é", "日本")] == [
+        0,
+        1,
+        2,
+    ]
 
 
 def test_an_expression_must_fit_its_declared_type() -> None:
     schema = {"a": Optional(Int())}
-    with pytest.raises(ExpressionError, match=r"is of type Optional\[int\], but int was declared. Use fillnull") as caught:
+    with pytest.raises(
+        ExpressionError, match=r"is of type Optional\[int\], but int was declared. Use fillnull"
+    ) as caught:
         compile_columns({"b": (e.Ref("a"), Int())}, schema)
     assert caught.value.code == "declared-type"
     compile_columns({"b": (e.Ref("a"), Optional(Float()))}, schema)
@@ -213,7 +277,11 @@ def test_an_expression_must_fit_its_declared_type() -> None:
 
 def test_a_dict_is_asked_for_the_key_of_each_row() -> None:
     schema = {"m": Map(Int()), "k": Optional(Str())}
-    rows = frame(schema, m=[[{"key": "a", "value": 1}, {"key": "b", "value": 2}], [], [{"key": "a", "value": 3}]], k=["b", "a", None])
+    rows = frame(
+        schema,
+        m=[[{"key": "a", "value": 1}, {"key": "b", "value": 2}], [], [{"key": "a", "value": 3}]],
+        k=["b", "a", None],
+    )
     exprs = {
         "v": (e.DictFn(e.Ref("m"), e.DictGet(e.Ref("k"), None)), Optional(Int())),
         "w": (e.DictFn(e.Ref("m"), e.DictGet(e.Ref("k"), number(0))), Int()),
@@ -227,6 +295,10 @@ def test_a_dict_is_asked_for_the_key_of_each_row() -> None:
 
 def test_text_becomes_an_int_or_fails() -> None:
     schema = {"s": Optional(Str())}
-    evaluation = attempt(frame(schema, s=["12", "1.5", None]), {"n": (e.StringFn(e.Ref("s"), StringUnary.TO_INT), Optional(Int()))}, schema)
+    evaluation = attempt(
+        frame(schema, s=["12", "1.5", None]),
+        {"n": (e.StringFn(e.Ref("s"), StringUnary.TO_INT), Optional(Int()))},
+        schema,
+    )
     assert evaluation.frame["n"].to_list() == [12, None, None]
     assert [(f.row, f.code) for f in evaluation.failures] == [(1, "bad-int")]

@@ -54,8 +54,15 @@ ONE = lit("1", Int())
 REFUSED: dict[str, tuple[e.Expr, ...]] = {
     "unknown-column": (e.Ref("zz"),),
     "unknown-variable": (e.Var("x"), e.ListFn(e.Ref("l"), e.ListMap("x", e.Var("y")))),
-    "column-in-lambda": (e.ListFn(e.Ref("l"), e.ListMap("x", e.Binary(BinaryOp.ADD, e.Var("x"), e.Ref("i")))),),
-    "nested-lambda": (e.ListFn(e.Ref("l"), e.ListMap("x", e.ListFn(e.Repeat(e.Var("x"), ONE), e.ListMap("y", e.Var("y"))))),),
+    "column-in-lambda": (
+        e.ListFn(e.Ref("l"), e.ListMap("x", e.Binary(BinaryOp.ADD, e.Var("x"), e.Ref("i")))),
+    ),
+    "nested-lambda": (
+        e.ListFn(
+            e.Ref("l"),
+            e.ListMap("x", e.ListFn(e.Repeat(e.Var("x"), ONE), e.ListMap("y", e.Var("y")))),
+        ),
+    ),
     "now-in-lambda": (e.ListFn(e.Ref("l"), e.ListMap("x", e.Now())),),
     "not-a-number": (
         e.Binary(BinaryOp.ADD, e.Ref("s"), e.Ref("s")),
@@ -65,7 +72,11 @@ REFUSED: dict[str, tuple[e.Expr, ...]] = {
         e.Unary(UnaryOp.NEG, e.Ref("s")),
         e.MathFn(e.Ref("s"), MathUnary.ABS),
     ),
-    "not-a-bool": (e.Unary(UnaryOp.NOT, e.Ref("i")), e.Case((e.WhenThen(e.Ref("i"), ONE),), None), e.ListFn(e.Ref("l"), ListFold.ALL)),
+    "not-a-bool": (
+        e.Unary(UnaryOp.NOT, e.Ref("i")),
+        e.Case((e.WhenThen(e.Ref("i"), ONE),), None),
+        e.ListFn(e.Ref("l"), ListFold.ALL),
+    ),
     "types-incompatible": (
         e.Binary(BinaryOp.EQ, e.Ref("i"), e.Ref("s")),
         e.FillNull(e.Ref("oi"), e.Ref("s")),
@@ -73,21 +84,34 @@ REFUSED: dict[str, tuple[e.Expr, ...]] = {
         e.MakeStruct(POINT, (("x", e.Ref("f")),)),
         e.DictFn(e.Ref("m"), e.DictGet(e.Ref("s"), e.Ref("f"))),
     ),
-    "not-an-int": (e.ListFn(e.Ref("l"), e.ListGet(e.Ref("oi"))), e.Repeat(ONE, e.Ref("f")), e.FromEpoch(e.Ref("f"), TimeUnit.SECOND)),
+    "not-an-int": (
+        e.ListFn(e.Ref("l"), e.ListGet(e.Ref("oi"))),
+        e.Repeat(ONE, e.Ref("f")),
+        e.FromEpoch(e.Ref("f"), TimeUnit.SECOND),
+    ),
     "not-a-list": (e.ListFn(e.Ref("s"), ListFold.LEN), e.Zip(POINT, (("x", e.Ref("i")),))),
     "not-a-struct": (e.StructGet(e.Ref("i"), "x"),),
     "unknown-struct-field": (e.StructGet(e.Ref("p"), "y"),),
     "struct-fields": (e.MakeStruct(POINT, ()),),
     "not-a-dict": (e.DictFn(e.Ref("l"), e.DictLen()),),
-    "not-a-string": (e.StringFn(e.Ref("i"), StringUnary.LEN), e.StringFn(e.Ref("s"), e.Concat(e.Ref("i")))),
+    "not-a-string": (
+        e.StringFn(e.Ref("i"), StringUnary.LEN),
+        e.StringFn(e.Ref("s"), e.Concat(e.Ref("i"))),
+    ),
     "not-a-datetime": (e.DateTimeFn(e.Ref("day"), e.Part(TimeUnit.YEAR, "UTC")),),
-    "bad-unit": (e.DateTimeFn(e.Ref("t"), e.SinceEpoch(TimeUnit.MONTH)), e.FromEpoch(e.Ref("i"), TimeUnit.DAY)),
+    "bad-unit": (
+        e.DateTimeFn(e.Ref("t"), e.SinceEpoch(TimeUnit.MONTH)),
+        e.FromEpoch(e.Ref("i"), TimeUnit.DAY),
+    ),
     "unknown-timezone": (
         e.DateTimeFn(e.Ref("t"), e.Part(TimeUnit.YEAR, "Mars/Olympus")),
         e.StringFn(e.Ref("s"), e.Strptime("%Y", "+05:30")),
         e.DatetimeLiteral(2024, 1, 1, 0, 0, 0, 0, "Nope"),
     ),
-    "bad-pattern": (e.DateTimeFn(e.Ref("t"), e.Strftime("%Q", "UTC")), e.StringFn(e.Ref("s"), e.Strptime("%Q", "UTC"))),
+    "bad-pattern": (
+        e.DateTimeFn(e.Ref("t"), e.Strftime("%Q", "UTC")),
+        e.StringFn(e.Ref("s"), e.Strptime("%Q", "UTC")),
+    ),
     "bad-json-path": (e.StringFn(e.Ref("s"), e.JsonExtract("a.b")),),
     "unsupported-parse": (e.StringFn(e.Ref("s"), e.JsonDecode(Map(Int()))),),
     "bad-literal": (
@@ -103,8 +127,12 @@ REFUSED: dict[str, tuple[e.Expr, ...]] = {
 }
 
 
-@pytest.mark.parametrize(("code", "expr"), [(code, expr) for code, exprs in REFUSED.items() for expr in exprs], ids=str)
-def test_an_ill_typed_expression_is_refused_with_its_code_and_what_to_do(code: str, expr: e.Expr) -> None:
+@pytest.mark.parametrize(
+    ("code", "expr"), [(code, expr) for code, exprs in REFUSED.items() for expr in exprs], ids=str
+)
+def test_an_ill_typed_expression_is_refused_with_its_code_and_what_to_do(
+    code: str, expr: e.Expr
+) -> None:
     with pytest.raises(ExpressionError) as caught:
         Compiler(Scope(SCHEMA), None).term(expr)
     assert caught.value.code == code
@@ -127,7 +155,9 @@ def test_an_ill_typed_expression_is_refused_with_its_code_and_what_to_do(code: s
         (Bool(), Int(), None),
     ],
 )
-def test_two_types_meet_in_the_least_type_both_convert_to(left: Dtype, right: Dtype, meet: Dtype | None) -> None:
+def test_two_types_meet_in_the_least_type_both_convert_to(
+    left: Dtype, right: Dtype, meet: Dtype | None
+) -> None:
     assert common(left, right) == meet
 
 
@@ -146,7 +176,9 @@ def test_two_types_meet_in_the_least_type_both_convert_to(left: Dtype, right: Dt
         (List(Int()), List(Float()), False),
     ],
 )
-def test_a_value_is_stored_as_another_type_only_if_nothing_is_lost(dtype: Dtype, target: Dtype, verdict: bool) -> None:
+def test_a_value_is_stored_as_another_type_only_if_nothing_is_lost(
+    dtype: Dtype, target: Dtype, verdict: bool
+) -> None:
     assert fits(dtype, target) is verdict
 
 

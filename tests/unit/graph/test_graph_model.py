@@ -47,7 +47,9 @@ def test_operators_of_deselected_pipelines_are_dropped():
 def test_deleted_features_leave_with_extractors_that_have_nothing_else_to_do():
     sent = request("featuresets")
     gone = {ref("UserFeatures.age"), ref("UserFeatures.loud")}
-    g = build(replace(sent, features=tuple(deleted(f) if f.ref in gone else f for f in sent.features)))
+    g = build(
+        replace(sent, features=tuple(deleted(f) if f.ref in gone else f for f in sent.features))
+    )
     assert g.extractor_of(ref("UserFeatures.age")) is None
     assert g.extractor_of(ref("UserFeatures.length")) is not None
     assert set(g.retired.features) == gone
@@ -67,7 +69,9 @@ def test_entities_are_found_by_name_with_what_hangs_on_them():
 def test_edges_are_typed():
     g = build(request("operators"))
     pipeline = Node(NodeKind.PIPELINE, "Enriched.joined")
-    about = {(e.kind, e.origin.name, e.target.name) for e in g.edges if pipeline in (e.origin, e.target)}
+    about = {
+        (e.kind, e.origin.name, e.target.name) for e in g.edges if pipeline in (e.origin, e.target)
+    }
     assert about == {
         (EdgeKind.READS, "Orders", "Enriched.joined"),
         (EdgeKind.READS, "Users", "Enriched.joined"),
@@ -86,7 +90,16 @@ def test_a_graph_as_a_request_builds_the_same_graph():
 def test_an_incremental_commit_replaces_what_it_names_and_keeps_the_rest():
     before = build(request("operators"))
     users = replace(before.dataset("Users"), version=2)
-    after = build(replace(request("operators"), datasets=(users,), pipelines=(), operators=(), sources=(), indices=()))
+    after = build(
+        replace(
+            request("operators"),
+            datasets=(users,),
+            pipelines=(),
+            operators=(),
+            sources=(),
+            indices=(),
+        )
+    )
     merged = merge_incremental(before, after)
     assert [d.name for d in merged.datasets] == [d.name for d in before.datasets]
     assert merged.dataset("Users").version == 2
@@ -98,7 +111,9 @@ def test_an_incremental_commit_replaces_what_it_names_and_keeps_the_rest():
 def test_an_incremental_commit_removes_what_it_names_as_deleted():
     before = build(request("featuresets"))
     sent = request("featuresets")
-    merged = merge_incremental(before, build(replace(decode_sync_request(b""), datasets=(deleted(sent.datasets[1]),))))
+    merged = merge_incremental(
+        before, build(replace(decode_sync_request(b""), datasets=(deleted(sent.datasets[1]),)))
+    )
     assert merged.dataset("Items") is None
     assert [p.code for p in validate(merged, before, incremental=True)] == ["dataset-missing"]
 
@@ -135,7 +150,9 @@ def test_inputs_come_first_or_a_cycle_is_shown(edges):
 
 def test_extractors_run_after_those_whose_features_they_need():
     g = build(request("featuresets"))
-    order = resolve(g, [ref("Request.user")], [ref("BasketFeatures.loudness"), ref("UserFeatures.double_age")])
+    order = resolve(
+        g, [ref("Request.user")], [ref("BasketFeatures.loudness"), ref("UserFeatures.double_age")]
+    )
     assert not isinstance(order, Problem)
     done = {ref("Request.user")}
     for extractor in order:
@@ -157,7 +174,11 @@ def test_a_given_feature_is_not_computed():
     [
         ([], "UserFeatures.age", "No extractor found for feature `Request.user`."),
         ([], "UserFeatures.unset", "No extractor found for feature `UserFeatures.unset`."),
-        ([], "UserFeatures.nobody", "Feature `UserFeatures.nobody` is not committed on this branch."),
+        (
+            [],
+            "UserFeatures.nobody",
+            "Feature `UserFeatures.nobody` is not committed on this branch.",
+        ),
     ],
 )
 def test_a_feature_that_nothing_provides_is_named(given_refs, wanted, text):

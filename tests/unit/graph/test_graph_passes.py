@@ -1,6 +1,7 @@
 """Each pass finds what it is for, and only that: recorded commits are broken in one way each.
 
-`REFRESH_GOLDEN=1 pytest tests/unit/graph/test_graph_passes.py` rewrites the texts; read the diff before committing it.
+`REFRESH_GOLDEN=1 pytest tests/unit/graph/test_graph_passes.py` rewrites the texts; read the diff
+before committing it.
 """
 
 import base64
@@ -44,7 +45,9 @@ TESTS = Path(__file__).resolve().parents[2]
 
 WINDOW = window_pb2.Window(session=window_pb2.Session(gap=duration_pb2.Duration(seconds=900)))
 ORDERS = spec_pb2.PreSpec(count=spec_pb2.Count(name="orders", window=WINDOW))
-RECOVERED = json.dumps([[{"emit": "eager", "specs": [base64.b64encode(ORDERS.SerializeToString()).decode()]}]])
+RECOVERED = json.dumps(
+    [[{"emit": "eager", "specs": [base64.b64encode(ORDERS.SerializeToString()).decode()]}]]
+)
 """What running the one pipeline whose aggregations do not travel would print."""
 
 
@@ -56,7 +59,9 @@ def body(subject: str) -> bytes:
 def graph(subject: str) -> Graph:
     sent = body(subject)
     pipelines = pipelines_to_recover(decode_sync_request(sent))
-    return build(decode_sync_request(with_recovered(sent, pipelines, RECOVERED) if pipelines else sent))
+    return build(
+        decode_sync_request(with_recovered(sent, pipelines, RECOVERED) if pipelines else sent)
+    )
 
 
 def without_dataset(g: Graph, name: str) -> Graph:
@@ -82,7 +87,9 @@ def edit_operator(g: Graph, dataset: str, kind: type, change) -> Graph:
     def wanted(o):
         return o.dataset == dataset and isinstance(o.kind, kind)
 
-    return replace(g, operators=edit(g.operators, wanted, lambda o: replace(o, kind=change(o.kind))))
+    return replace(
+        g, operators=edit(g.operators, wanted, lambda o: replace(o, kind=change(o.kind)))
+    )
 
 
 def edit_source(g: Graph, dataset: str, change) -> Graph:
@@ -96,7 +103,12 @@ def edit_extractor(g: Graph, kind: type, change) -> Graph:
 
 def retype(feature: str, dtype):
     def change(g: Graph) -> Graph:
-        return replace(g, features=edit(g.features, lambda f: f.ref.fqn == feature, lambda f: replace(f, dtype=dtype)))
+        return replace(
+            g,
+            features=edit(
+                g.features, lambda f: f.ref.fqn == feature, lambda f: replace(f, dtype=dtype)
+            ),
+        )
 
     return change
 
@@ -104,11 +116,15 @@ def retype(feature: str, dtype):
 def loop(g: Graph) -> Graph:
     """Users is computed from what is computed from it."""
     pipeline = next(p for p in g.pipelines if p.dataset == "UserChanges")
-    return replace(g, pipelines=(*g.pipelines, replace(pipeline, dataset="Users", inputs=("UserChanges",))))
+    return replace(
+        g, pipelines=(*g.pipelines, replace(pipeline, dataset="Users", inputs=("UserChanges",)))
+    )
 
 
 def loop_features(g: Graph) -> Graph:
-    return edit_extractor(g, PyFunc, lambda x: replace(x, inputs=(FeatureRef("UserFeatures", "length"),)))
+    return edit_extractor(
+        g, PyFunc, lambda x: replace(x, inputs=(FeatureRef("UserFeatures", "length"),))
+    )
 
 
 def add_lookup_key(g: Graph) -> Graph:
@@ -127,9 +143,17 @@ def copy_reads_terminal(g: Graph) -> Graph:
 
 
 def drop_after_aggregate(g: Graph) -> Graph:
-    aggregate = next(o for o in g.operators if o.dataset == "Decaying" and isinstance(o.kind, Aggregate))
+    aggregate = next(
+        o for o in g.operators if o.dataset == "Decaying" and isinstance(o.kind, Aggregate)
+    )
     follower = replace(aggregate, id="last", kind=Drop(aggregate.id, ()))
-    return replace(g, operators=(*(replace(o, is_root=False) if o is aggregate else o for o in g.operators), follower))
+    return replace(
+        g,
+        operators=(
+            *(replace(o, is_root=False) if o is aggregate else o for o in g.operators),
+            follower,
+        ),
+    )
 
 
 def number(name: str):
@@ -138,73 +162,272 @@ def number(name: str):
 
 # name, pass, recorded commit, how it is broken
 CASES = [
-    ("dataset twice", unique_names, "operators", lambda g: replace(g, datasets=(*g.datasets, g.datasets[0]))),
-    ("feature twice", unique_names, "featuresets", lambda g: replace(g, features=(*g.features, g.features[0]))),
-    ("field twice", check_fields, "operators", lambda g: edit_dataset(g, "Users", values(number("age")))),
-    ("field of the platform", check_fields, "operators", lambda g: edit_dataset(g, "Users", values(number("__pos")))),
-    ("key that may be null", check_fields, "operators",
-     lambda g: edit_dataset(g, "Users", lambda d: replace(d, schema=replace(d.schema, keys=(Field("user", Optional(Str())),))))),
+    (
+        "dataset twice",
+        unique_names,
+        "operators",
+        lambda g: replace(g, datasets=(*g.datasets, g.datasets[0])),
+    ),
+    (
+        "feature twice",
+        unique_names,
+        "featuresets",
+        lambda g: replace(g, features=(*g.features, g.features[0])),
+    ),
+    (
+        "field twice",
+        check_fields,
+        "operators",
+        lambda g: edit_dataset(g, "Users", values(number("age"))),
+    ),
+    (
+        "field of the platform",
+        check_fields,
+        "operators",
+        lambda g: edit_dataset(g, "Users", values(number("__pos"))),
+    ),
+    (
+        "key that may be null",
+        check_fields,
+        "operators",
+        lambda g: edit_dataset(
+            g,
+            "Users",
+            lambda d: replace(d, schema=replace(d.schema, keys=(Field("user", Optional(Str())),))),
+        ),
+    ),
     ("input missing", resolve_references, "operators", lambda g: without_dataset(g, "Users")),
-    ("looked-up dataset missing", resolve_references, "featuresets", lambda g: without_dataset(g, "Items")),
-    ("featureset missing", resolve_references, "featuresets",
-     lambda g: replace(g, featuresets=g.featuresets[1:], features=tuple(f for f in g.features if f.ref.featureset != "Request"))),
-    ("feature missing", resolve_references, "featuresets", lambda g: replace(g, features=g.features[1:])),
-    ("owner missing", resolve_references, "connectors", lambda g: replace(g, datasets=g.datasets[1:])),
-    ("no root", resolve_references, "operators",
-     lambda g: replace(g, operators=edit(g.operators, lambda o: o.dataset == "Both", lambda o: replace(o, is_root=False)))),
-    ("operand missing", resolve_references, "operators",
-     lambda g: edit_operator(g, "Decaying", Aggregate, lambda k: replace(k, operand="x"))),
+    (
+        "looked-up dataset missing",
+        resolve_references,
+        "featuresets",
+        lambda g: without_dataset(g, "Items"),
+    ),
+    (
+        "featureset missing",
+        resolve_references,
+        "featuresets",
+        lambda g: replace(
+            g,
+            featuresets=g.featuresets[1:],
+            features=tuple(f for f in g.features if f.ref.featureset != "Request"),
+        ),
+    ),
+    (
+        "feature missing",
+        resolve_references,
+        "featuresets",
+        lambda g: replace(g, features=g.features[1:]),
+    ),
+    (
+        "owner missing",
+        resolve_references,
+        "connectors",
+        lambda g: replace(g, datasets=g.datasets[1:]),
+    ),
+    (
+        "no root",
+        resolve_references,
+        "operators",
+        lambda g: replace(
+            g,
+            operators=edit(
+                g.operators, lambda o: o.dataset == "Both", lambda o: replace(o, is_root=False)
+            ),
+        ),
+    ),
+    (
+        "operand missing",
+        resolve_references,
+        "operators",
+        lambda g: edit_operator(g, "Decaying", Aggregate, lambda k: replace(k, operand="x")),
+    ),
     ("dataset computed from itself", forbid_cycles, "operators", loop),
     ("feature computed from itself", forbid_cycles, "featuresets", loop_features),
-    ("two pipelines", one_pipeline_per_dataset, "operators",
-     lambda g: replace(g, pipelines=(*g.pipelines, replace(g.pipelines[0], name="again")))),
-    ("pipeline of another version", one_pipeline_per_dataset, "operators",
-     lambda g: edit_dataset(g, "Both", lambda d: replace(d, version=4))),
-    ("source and pipeline", check_sources, "operators",
-     lambda g: replace(g, sources=(*g.sources, replace(g.sources[0], dataset="Both")))),
-    ("append with keys", check_sources, "operators", lambda g: edit_source(g, "Users", lambda s: replace(s, cdc=Cdc.APPEND))),
-    ("upsert without keys", check_sources, "operators", lambda g: edit_source(g, "Orders", lambda s: replace(s, cdc=Cdc.UPSERT))),
-    ("source of another version", check_sources, "operators", lambda g: edit_source(g, "Orders", lambda s: replace(s, version=3))),
-    ("unknown preproc field", check_sources, "connectors",
-     lambda g: edit_source(g, "Events", lambda s: replace(s, preproc=(*s.preproc, ("none", s.preproc[0][1]))))),
-    ("computed timestamp", check_sources, "connectors",
-     lambda g: edit_source(g, "Events", lambda s: replace(s, preproc=(("at", EvalExpr(Ref("plain"), ())),)))),
-    ("since after until", check_sources, "operators", lambda g: edit_source(g, "Orders", lambda s: replace(s, since_us=2, until_us=1))),
-    ("bounded without idleness", check_sources, "operators", lambda g: edit_source(g, "Orders", lambda s: replace(s, bounded=True))),
-    ("unknown sampling column", check_sources, "operators",
-     lambda g: edit_source(g, "Orders", lambda s: replace(s, sampling=Sampling(0.1, ("x",))))),
-    ("sink on a source", sinks_only_on_derived, "connectors",
-     lambda g: replace(g, sinks=(replace(g.sinks[0], dataset="Events"),))),
-    ("index without keys", indices_need_keys, "operators",
-     lambda g: replace(g, indices=(*g.indices, Index("Orders", 1, IndexSide.ONLINE, None)))),
-    ("field not computed", check_operator_schemas, "operators", lambda g: edit_dataset(g, "Both", values(number("more")))),
-    ("operator on a missing column", check_operator_schemas, "operators",
-     lambda g: edit_operator(g, "Decaying", Aggregate, lambda k: replace(k, keys=("nobody",)))),
-    ("aggregations that did not travel", check_operator_schemas, "operators",
-     lambda g: edit_operator(g, "Sessions", WindowOp, lambda k: replace(k, specs=(), recovered=False))),
-    ("filter that is no bool", check_expressions, "connectors",
-     lambda g: edit_operator(g, "Copied", FilterExpr, lambda k: replace(k, expr=Ref("id")))),
-    ("filter on a missing column", check_expressions, "connectors",
-     lambda g: edit_operator(g, "Copied", FilterExpr, lambda k: replace(k, expr=Ref("nobody")))),
-    ("assigned column of another type", check_expressions, "operators",
-     lambda g: edit_operator(g, "Stateless", AssignExpr,
-                             lambda k: replace(k, columns=tuple((n, Literal('"x"', Str()), d) for n, _, d in k.columns)))),
-    ("preproc of another type", check_expressions, "connectors",
-     lambda g: edit_source(g, "Events", lambda s: replace(s, preproc=(("computed", EvalExpr(Ref("raw"), (Field("raw", Str()),))),)))),
-    ("where that is no bool", check_expressions, "connectors",
-     lambda g: edit_source(g, "Events", lambda s: replace(s, where=EvalExpr(Ref("plain"), ())))),
-    ("feature of another type", check_expressions, "featuresets", retype("UserFeatures.double_age", Str())),
+    (
+        "two pipelines",
+        one_pipeline_per_dataset,
+        "operators",
+        lambda g: replace(g, pipelines=(*g.pipelines, replace(g.pipelines[0], name="again"))),
+    ),
+    (
+        "pipeline of another version",
+        one_pipeline_per_dataset,
+        "operators",
+        lambda g: edit_dataset(g, "Both", lambda d: replace(d, version=4)),
+    ),
+    (
+        "source and pipeline",
+        check_sources,
+        "operators",
+        lambda g: replace(g, sources=(*g.sources, replace(g.sources[0], dataset="Both"))),
+    ),
+    (
+        "append with keys",
+        check_sources,
+        "operators",
+        lambda g: edit_source(g, "Users", lambda s: replace(s, cdc=Cdc.APPEND)),
+    ),
+    (
+        "upsert without keys",
+        check_sources,
+        "operators",
+        lambda g: edit_source(g, "Orders", lambda s: replace(s, cdc=Cdc.UPSERT)),
+    ),
+    (
+        "source of another version",
+        check_sources,
+        "operators",
+        lambda g: edit_source(g, "Orders", lambda s: replace(s, version=3)),
+    ),
+    (
+        "unknown preproc field",
+        check_sources,
+        "connectors",
+        lambda g: edit_source(
+            g, "Events", lambda s: replace(s, preproc=(*s.preproc, ("none", s.preproc[0][1])))
+        ),
+    ),
+    (
+        "computed timestamp",
+        check_sources,
+        "connectors",
+        lambda g: edit_source(
+            g, "Events", lambda s: replace(s, preproc=(("at", EvalExpr(Ref("plain"), ())),))
+        ),
+    ),
+    (
+        "since after until",
+        check_sources,
+        "operators",
+        lambda g: edit_source(g, "Orders", lambda s: replace(s, since_us=2, until_us=1)),
+    ),
+    (
+        "bounded without idleness",
+        check_sources,
+        "operators",
+        lambda g: edit_source(g, "Orders", lambda s: replace(s, bounded=True)),
+    ),
+    (
+        "unknown sampling column",
+        check_sources,
+        "operators",
+        lambda g: edit_source(g, "Orders", lambda s: replace(s, sampling=Sampling(0.1, ("x",)))),
+    ),
+    (
+        "sink on a source",
+        sinks_only_on_derived,
+        "connectors",
+        lambda g: replace(g, sinks=(replace(g.sinks[0], dataset="Events"),)),
+    ),
+    (
+        "index without keys",
+        indices_need_keys,
+        "operators",
+        lambda g: replace(g, indices=(*g.indices, Index("Orders", 1, IndexSide.ONLINE, None))),
+    ),
+    (
+        "field not computed",
+        check_operator_schemas,
+        "operators",
+        lambda g: edit_dataset(g, "Both", values(number("more"))),
+    ),
+    (
+        "operator on a missing column",
+        check_operator_schemas,
+        "operators",
+        lambda g: edit_operator(g, "Decaying", Aggregate, lambda k: replace(k, keys=("nobody",))),
+    ),
+    (
+        "aggregations that did not travel",
+        check_operator_schemas,
+        "operators",
+        lambda g: edit_operator(
+            g, "Sessions", WindowOp, lambda k: replace(k, specs=(), recovered=False)
+        ),
+    ),
+    (
+        "filter that is no bool",
+        check_expressions,
+        "connectors",
+        lambda g: edit_operator(g, "Copied", FilterExpr, lambda k: replace(k, expr=Ref("id"))),
+    ),
+    (
+        "filter on a missing column",
+        check_expressions,
+        "connectors",
+        lambda g: edit_operator(g, "Copied", FilterExpr, lambda k: replace(k, expr=Ref("nobody"))),
+    ),
+    (
+        "assigned column of another type",
+        check_expressions,
+        "operators",
+        lambda g: edit_operator(
+            g,
+            "Stateless",
+            AssignExpr,
+            lambda k: replace(
+                k, columns=tuple((n, Literal('"x"', Str()), d) for n, _, d in k.columns)
+            ),
+        ),
+    ),
+    (
+        "preproc of another type",
+        check_expressions,
+        "connectors",
+        lambda g: edit_source(
+            g,
+            "Events",
+            lambda s: replace(
+                s, preproc=(("computed", EvalExpr(Ref("raw"), (Field("raw", Str()),))),)
+            ),
+        ),
+    ),
+    (
+        "where that is no bool",
+        check_expressions,
+        "connectors",
+        lambda g: edit_source(g, "Events", lambda s: replace(s, where=EvalExpr(Ref("plain"), ()))),
+    ),
+    (
+        "feature of another type",
+        check_expressions,
+        "featuresets",
+        retype("UserFeatures.double_age", Str()),
+    ),
     ("operator after a terminal", terminals_are_last, "operators", drop_after_aggregate),
     ("terminal dataset as input", terminals_are_last, "operators", copy_reads_terminal),
-    ("two providers", one_extractor_per_feature, "featuresets", lambda g: replace(g, extractors=(*g.extractors, g.extractors[-1]))),
-    ("no index", check_lookups, "featuresets", lambda g: replace(g, indices=tuple(i for i in g.indices if i.dataset != "Items"))),
-    ("unknown field", check_lookups, "featuresets",
-     lambda g: edit_extractor(g, Lookup, lambda x: replace(x, kind=replace(x.kind, field=number("none"))))),
-    ("field of another type", check_lookups, "featuresets",
-     lambda g: edit_extractor(g, ListLookup, lambda x: replace(x, kind=replace(x.kind, field=Field("price", Str()))))),
+    (
+        "two providers",
+        one_extractor_per_feature,
+        "featuresets",
+        lambda g: replace(g, extractors=(*g.extractors, g.extractors[-1])),
+    ),
+    (
+        "no index",
+        check_lookups,
+        "featuresets",
+        lambda g: replace(g, indices=tuple(i for i in g.indices if i.dataset != "Items")),
+    ),
+    (
+        "unknown field",
+        check_lookups,
+        "featuresets",
+        lambda g: edit_extractor(
+            g, Lookup, lambda x: replace(x, kind=replace(x.kind, field=number("none")))
+        ),
+    ),
+    (
+        "field of another type",
+        check_lookups,
+        "featuresets",
+        lambda g: edit_extractor(
+            g, ListLookup, lambda x: replace(x, kind=replace(x.kind, field=Field("price", Str())))
+        ),
+    ),
     ("too many keys", check_lookups, "featuresets", add_lookup_key),
     ("key of another type", check_lookups, "featuresets", retype("BasketFeatures.item", Float())),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("subject", ["operators", "expressions", "connectors", "featuresets"])
@@ -236,15 +459,27 @@ def test_every_rule_has_a_case():
 
 def test_a_missing_input_is_told_once_and_in_the_words_of_the_client():
     g = without_dataset(graph("operators"), "Users")
-    g = replace(g, pipelines=tuple(p for p in g.pipelines if p.dataset == "Enriched"), featuresets=(), features=(), extractors=())
-    text = "Dataset Users not found in the graph while creating inedges for pipeline Enriched@v1.joined"
+    g = replace(
+        g,
+        pipelines=tuple(p for p in g.pipelines if p.dataset == "Enriched"),
+        featuresets=(),
+        features=(),
+        extractors=(),
+    )
+    text = (
+        "Dataset Users not found in the graph while creating inedges for pipeline "
+        "Enriched@v1.joined"
+    )
     assert [p.text for p in validate(g, None)] == [text]
 
 
 def test_a_missing_lookup_dataset_is_told_once_and_in_the_words_of_the_client():
     g = without_dataset(graph("featuresets"), "Items")
     assert [p.text for p in validate(g, None)] == [
-        "Dataset Items not found in the graph while creating inedges for pipeline BasketFeatures._fennel_lookup_Items.price"
+        (
+            "Dataset Items not found in the graph while creating inedges for pipeline "
+            "BasketFeatures._fennel_lookup_Items.price"
+        )
     ]
 
 
@@ -269,30 +504,63 @@ def test_a_changed_dataset_needs_a_higher_version(what):
     assert "please increment dataset version" in problem.text
     assert what in problem.text
     for version, told in ((2, False), (1, True), (0, True)):
-        raised = edit_dataset(after, "Users", lambda d, v=version: replace(d, version=v, metadata=replace(d.metadata, owner="me")))
+        raised = edit_dataset(
+            after,
+            "Users",
+            lambda d, v=version: replace(d, version=v, metadata=replace(d.metadata, owner="me")),
+        )
         assert bool(list(require_new_version_on_change(raised, before))) is told
 
 
 def test_a_changed_pipeline_needs_a_higher_version_of_its_dataset_only():
     before = graph("operators")
-    after = edit_operator(before, "Continuously", Aggregate, lambda k: replace(k, specs=k.specs[1:]))
+    after = edit_operator(
+        before, "Continuously", Aggregate, lambda k: replace(k, specs=k.specs[1:])
+    )
     assert [p.entity for p in require_new_version_on_change(after, before)] == ["Continuously"]
 
 
 def test_metadata_ids_of_operators_and_comments_need_no_new_version():
     before = graph("operators")
-    after = replace(before, operators=tuple(replace(o, id=f"x{o.id}", kind=_renamed(o.kind)) for o in before.operators))
-    after = replace(after, datasets=tuple(replace(d, metadata=replace(d.metadata, description="new")) for d in after.datasets))
+    after = replace(
+        before,
+        operators=tuple(replace(o, id=f"x{o.id}", kind=_renamed(o.kind)) for o in before.operators),
+    )
+    after = replace(
+        after,
+        datasets=tuple(
+            replace(d, metadata=replace(d.metadata, description="new")) for d in after.datasets
+        ),
+    )
     assert list(require_new_version_on_change(after, before)) == []
 
 
 def test_the_source_that_the_clients_mock_adds_is_nobodys_change():
     before = graph("operators")
     orders = before.sources[0]
-    hidden = replace(orders, table=replace(orders.table, db=Webhook("_internal_fennel_webhook", 0), endpoint="_internal_Orders_endpoint"))
-    assert list(require_new_version_on_change(replace(before, sources=(*before.sources, hidden)), before)) == []
+    hidden = replace(
+        orders,
+        table=replace(
+            orders.table,
+            db=Webhook("_internal_fennel_webhook", 0),
+            endpoint="_internal_Orders_endpoint",
+        ),
+    )
+    assert (
+        list(
+            require_new_version_on_change(
+                replace(before, sources=(*before.sources, hidden)), before
+            )
+        )
+        == []
+    )
     other = replace(hidden, table=replace(orders.table, endpoint="Others"))
-    assert [p.entity for p in require_new_version_on_change(replace(before, sources=(*before.sources, other)), before)] == ["Orders"]
+    assert [
+        p.entity
+        for p in require_new_version_on_change(
+            replace(before, sources=(*before.sources, other)), before
+        )
+    ] == ["Orders"]
 
 
 def _renamed(kind):
@@ -306,16 +574,29 @@ def test_changed_extractor_code_needs_a_higher_version_of_the_extractor():
     before = graph("featuresets")
 
     def recoded(x, version):
-        return replace(x, version=version, kind=PyFunc(replace(x.kind.pycode, core_code="def speak(cls, ts): return None")))
+        return replace(
+            x,
+            version=version,
+            kind=PyFunc(replace(x.kind.pycode, core_code="def speak(cls, ts): return None")),
+        )
 
     same = edit_extractor(before, PyFunc, lambda x: recoded(x, 3))
     assert [p.code for p in require_new_version_on_change(same, before)] == ["extractor-version"]
-    assert list(require_new_version_on_change(edit_extractor(before, PyFunc, lambda x: recoded(x, 4)), before)) == []
+    assert (
+        list(
+            require_new_version_on_change(
+                edit_extractor(before, PyFunc, lambda x: recoded(x, 4)), before
+            )
+        )
+        == []
+    )
 
 
 def test_an_incremental_commit_may_not_lose_a_feature_silently():
     before = graph("featuresets")
     after = replace(before, features=before.features[:-1])
-    assert [p.text for p in keep_features(after, before)] == ["Featureset BasketFeatures is not a superset of the existing featureset"]
+    assert [p.text for p in keep_features(after, before)] == [
+        "Featureset BasketFeatures is not a superset of the existing featureset"
+    ]
     named = replace(after, retired=replace(after.retired, features=(before.features[-1].ref,)))
     assert list(keep_features(named, before)) == []

@@ -1,6 +1,8 @@
-"""Schemas of operator outputs, derived from recorded commits; the golden text shows each operator of each pipeline.
+"""Schemas of operator outputs, derived from recorded commits; the golden text shows each operator
+of each pipeline.
 
-`REFRESH_GOLDEN=1 pytest tests/unit/graph/test_graph_schemas.py` rewrites the text; read the diff before committing it.
+`REFRESH_GOLDEN=1 pytest tests/unit/graph/test_graph_schemas.py` rewrites the text; read the diff
+before committing it.
 """
 
 import os
@@ -11,14 +13,31 @@ import pytest
 
 from fennel_core.graph.model import build
 from fennel_core.graph.schemas import SchemaError, derive, derive_pipeline, disagreement, stored
-from fennel_core.vocab.dtypes import Between, Bool, Decimal, Field, Float, Int, List, Map, Optional, Regex, Str, Struct, Timestamp, show
+from fennel_core.vocab.dtypes import (
+    Between,
+    Bool,
+    Decimal,
+    Field,
+    Float,
+    Int,
+    List,
+    Map,
+    Optional,
+    Regex,
+    Str,
+    Struct,
+    Timestamp,
+    show,
+)
 from fennel_core.vocab.schema import Schema
 from fennel_core.wire import operators as o
 from fennel_core.wire.decode import decode_sync_request
 from fennel_core.wire.expr import Ref
 
 TESTS = Path(__file__).resolve().parents[2]
-KEYLESS = Schema((), (Field("a", Int()), Field("b", Optional(Float())), Field("tags", List(Str()))), "at")
+KEYLESS = Schema(
+    (), (Field("a", Int()), Field("b", Optional(Float())), Field("tags", List(Str()))), "at"
+)
 KEYED = Schema((Field("k", Str()),), (Field("v", Int()), Field("o", Optional(Str()))), "t")
 FOREVER = o.Forever()
 
@@ -40,7 +59,10 @@ def test_every_recorded_operator_derives_its_golden_schema():
         for pipeline in g.pipelines:
             lines.append(f"{pipeline.dataset}.{pipeline.name}")
             schemas = derive_pipeline(g, pipeline)
-            lines += [f"    {type(op.kind).__name__.rstrip('_'):12} {show_schema(schemas[op.id])}" for op in g.operators_of(pipeline)]
+            lines += [
+                f"    {type(op.kind).__name__.rstrip('_'):12} {show_schema(schemas[op.id])}"
+                for op in g.operators_of(pipeline)
+            ]
     text = "\n".join(lines) + "\n"
     golden = TESTS / "golden" / "graph" / "schemas.txt"
     if os.environ.get("REFRESH_GOLDEN"):
@@ -57,16 +79,38 @@ def derived(kind, *inputs):
     [
         (o.FilterExpr("i", Ref("a")), [KEYED], KEYED),
         (o.Drop("i", ("a",)), [KEYLESS], replace(KEYLESS, values=KEYLESS.values[1:])),
-        (o.Rename("i", (("k", "key"), ("t", "time"), ("v", "k"))), [KEYED],
-         Schema((Field("key", Str()),), (Field("k", Int()), KEYED.values[1]), "time")),
-        (o.Explode("i", ("tags",)), [KEYLESS], replace(KEYLESS, values=(*KEYLESS.values[:2], Field("tags", Optional(Str()))))),
-        (o.Dropnull("i", ("b",)), [KEYLESS], replace(KEYLESS, values=(KEYLESS.values[0], Field("b", Float()), KEYLESS.values[2]))),
-        (o.First("i", ("tags", "a")), [KEYLESS], Schema((KEYLESS.values[2], KEYLESS.values[0]), (KEYLESS.values[1],), "at")),
-        (o.Changelog("i", "gone", True), [KEYED], Schema((), (*KEYED.keys, *KEYED.values, Field("gone", Bool())), "t")),
-        (o.AssignExpr("i", (("a", Ref("a"), Float()), ("z", Ref("a"), Str()))), [KEYLESS],
-         replace(KEYLESS, values=(Field("a", Float()), *KEYLESS.values[1:], Field("z", Str())))),
+        (
+            o.Rename("i", (("k", "key"), ("t", "time"), ("v", "k"))),
+            [KEYED],
+            Schema((Field("key", Str()),), (Field("k", Int()), KEYED.values[1]), "time"),
+        ),
+        (
+            o.Explode("i", ("tags",)),
+            [KEYLESS],
+            replace(KEYLESS, values=(*KEYLESS.values[:2], Field("tags", Optional(Str())))),
+        ),
+        (
+            o.Dropnull("i", ("b",)),
+            [KEYLESS],
+            replace(KEYLESS, values=(KEYLESS.values[0], Field("b", Float()), KEYLESS.values[2])),
+        ),
+        (
+            o.First("i", ("tags", "a")),
+            [KEYLESS],
+            Schema((KEYLESS.values[2], KEYLESS.values[0]), (KEYLESS.values[1],), "at"),
+        ),
+        (
+            o.Changelog("i", "gone", True),
+            [KEYED],
+            Schema((), (*KEYED.keys, *KEYED.values, Field("gone", Bool())), "t"),
+        ),
+        (
+            o.AssignExpr("i", (("a", Ref("a"), Float()), ("z", Ref("a"), Str()))),
+            [KEYLESS],
+            replace(KEYLESS, values=(Field("a", Float()), *KEYLESS.values[1:], Field("z", Str()))),
+        ),
     ],
-)  # fmt: skip
+)
 def test_an_operator_yields_its_schema(kind, inputs, expected):
     assert derived(kind, *inputs) == expected
 
@@ -79,7 +123,11 @@ LEFT = Schema((), (Field("name", Str()),), "at")
 
 
 def test_a_left_join_makes_the_right_side_optional_and_an_inner_join_does_not():
-    assert derived(join(), LEFT, KEYED).values == (*LEFT.values, Field("v", Optional(Int())), Field("o", Optional(Str())))
+    assert derived(join(), LEFT, KEYED).values == (
+        *LEFT.values,
+        Field("v", Optional(Int())),
+        Field("o", Optional(Str())),
+    )
     assert derived(join(how=o.JoinHow.INNER), LEFT, KEYED).values == (*LEFT.values, *KEYED.values)
     assert derived(join(fields=("v", "t")), LEFT, KEYED).values == (
         *LEFT.values,
@@ -91,28 +139,76 @@ def test_a_left_join_makes_the_right_side_optional_and_an_inner_join_does_not():
 @pytest.mark.parametrize(
     ("kind", "inputs", "text"),
     [
-        (o.Drop("i", ("k",)), [KEYED], "Field `k` is a key or timestamp field in schema of drop node input. Value fields are: ['v', 'o']"),
+        (
+            o.Drop("i", ("k",)),
+            [KEYED],
+            "Field `k` is a key or timestamp field in schema "
+            "of drop node input. Value "
+            "fields are: ['v', 'o']",
+        ),
         (o.Drop("i", ("x",)), [KEYED], "`drop` uses column `x`"),
-        (o.Union_(("l", "r")), [KEYED, KEYED], "Union over keyed datasets is currently not supported"),
-        (o.Union_(("l", "r")), [LEFT, KEYLESS], "the inputs of a union must have one schema: value field `a: int` is declared but missing"),
+        (
+            o.Union_(("l", "r")),
+            [KEYED, KEYED],
+            "Union over keyed datasets is currently not supported",
+        ),
+        (
+            o.Union_(("l", "r")),
+            [LEFT, KEYLESS],
+            "the inputs of a union must have one schema: "
+            "value field `a: int` is "
+            "declared but missing",
+        ),
         (o.Explode("i", ("a",)), [KEYLESS], "Cannot explode column `a` of type `int`"),
         (o.Explode("i", ("v",)), [KEYED], "Explode over keyed datasets is not defined"),
         (o.Latest("i", ("k",)), [KEYED], "Latest over keyed datasets is not defined"),
         (o.Dedup("i", ("k",), None), [KEYED], "Dedup over keyed datasets is not defined"),
-        (o.Changelog("i", "gone", True), [KEYLESS], "Changelog operation is allowed only on keyed datasets"),
+        (
+            o.Changelog("i", "gone", True),
+            [KEYLESS],
+            "Changelog operation is allowed only on keyed datasets",
+        ),
         (o.Changelog("i", "v", True), [KEYED], "Column name collision. `v` already exists"),
         (o.Dropnull("i", ("a",)), [KEYLESS], "its type `int` is not Optional"),
         (o.Rename("i", (("a", "b"),)), [KEYLESS], "Field `b` already exists"),
-        (o.AssignExpr("i", (("k", Ref("v"), Str()),)), [KEYED], "`k` is a key or timestamp field and cannot be assigned"),
+        (
+            o.AssignExpr("i", (("k", Ref("v"), Str()),)),
+            [KEYED],
+            "`k` is a key or timestamp field and cannot be assigned",
+        ),
         (join(on=(("name", "v"),)), [LEFT, KEYED], "are not the keys `['k']` of the right dataset"),
-        (join(), [Schema((), (Field("name", Int()),), "at"), KEYED], "the join on `name: int` meets a key `k: str`"),
-        (join(), [Schema((), (Field("name", Optional(Str())),), "at"), KEYED], "must not be optional in left schema"),
-        (join(), [Schema((), (Field("name", Str()), Field("v", Int())), "at"), KEYED], "Column name collision. `v` already exists"),
-        (join(fields=("x",)), [LEFT, KEYED], "fields member `x` not present in allowed fields ['v', 'o', 't']"),
-        (o.WindowOp("i", FOREVER, ("a",), "window"), [KEYLESS], "must be Tumbling, Hopping or Session"),
-        (o.WindowOp("i", o.Session(1), ("k",), "window"), [KEYED], "Using 'window' param in groupby on keyed dataset is not allowed"),
+        (
+            join(),
+            [Schema((), (Field("name", Int()),), "at"), KEYED],
+            "the join on `name: int` meets a key `k: str`",
+        ),
+        (
+            join(),
+            [Schema((), (Field("name", Optional(Str())),), "at"), KEYED],
+            "must not be optional in left schema",
+        ),
+        (
+            join(),
+            [Schema((), (Field("name", Str()), Field("v", Int())), "at"), KEYED],
+            "Column name collision. `v` already exists",
+        ),
+        (
+            join(fields=("x",)),
+            [LEFT, KEYED],
+            "fields member `x` not present in allowed fields ['v', 'o', 't']",
+        ),
+        (
+            o.WindowOp("i", FOREVER, ("a",), "window"),
+            [KEYLESS],
+            "must be Tumbling, Hopping or Session",
+        ),
+        (
+            o.WindowOp("i", o.Session(1), ("k",), "window"),
+            [KEYED],
+            "Using 'window' param in groupby on keyed dataset is not allowed",
+        ),
     ],
-)  # fmt: skip
+)
 def test_an_operator_that_cannot_stand_on_its_input_says_why(kind, inputs, text):
     with pytest.raises(SchemaError) as caught:
         derived(kind, *inputs)
@@ -124,7 +220,14 @@ def aggregate(*specs, along=None, emit=o.Emit.EAGER, keys=("a",)):
 
 
 def count(name="n", window=FOREVER, **options):
-    return o.Count(name, window, options.get("of"), options.get("unique", False), True, options.get("dropnull", False))
+    return o.Count(
+        name,
+        window,
+        options.get("of"),
+        options.get("unique", False),
+        True,
+        options.get("dropnull", False),
+    )
 
 
 HOURLY, DAILY = o.Tumbling(3_600_000_000, 0), o.Tumbling(86_400_000_000, 60_000_000)
@@ -135,17 +238,29 @@ HOURLY, DAILY = o.Tumbling(3_600_000_000, 0), o.Tumbling(86_400_000_000, 60_000_
     [
         (aggregate(), KEYLESS, "expects at least one aggregation"),
         (aggregate(count(), count("m", HOURLY)), KEYLESS, "have to be either discrete"),
-        (aggregate(count(window=HOURLY), count("m", DAILY)), KEYLESS, "must have same lookback found [0, 60] seconds"),
-        (aggregate(count(window=HOURLY), keys=("k",)), KEYED, "can not be used to aggregate keyed datasets"),
+        (
+            aggregate(count(window=HOURLY), count("m", DAILY)),
+            KEYLESS,
+            "must have same lookback found [0, 60] seconds",
+        ),
+        (
+            aggregate(count(window=HOURLY), keys=("k",)),
+            KEYED,
+            "can not be used to aggregate keyed datasets",
+        ),
         (aggregate(count(window=o.Session(5))), KEYLESS, "Session windows go into `groupby"),
         (aggregate(count(), along="a"), KEYLESS, "`a` is not of type datetime"),
         (aggregate(count(name="a")), KEYLESS, "columns ['a'] appear twice"),
-        (aggregate(o.Sum("s", FOREVER, "tags")), KEYLESS, "Cannot take sum of field `tags` of type `List[str]`"),
+        (
+            aggregate(o.Sum("s", FOREVER, "tags")),
+            KEYLESS,
+            "Cannot take sum of field `tags` of type `List[str]`",
+        ),
         (aggregate(o.Distinct("s", FOREVER, "b", False)), KEYLESS, "as it is not hashable"),
         (aggregate(count(of="a", dropnull=True)), KEYLESS, "as it is not optional"),
         (aggregate(count(), keys=("x",)), KEYLESS, "`groupby` uses column `x`"),
     ],
-)  # fmt: skip
+)
 def test_an_aggregation_that_cannot_be_says_why(kind, schema, text):
     with pytest.raises(SchemaError) as caught:
         derived(kind, schema)
@@ -165,8 +280,17 @@ def test_agreement_ignores_restrictions_and_struct_names_but_not_optionality():
 
     assert disagreement(of(Between(Int(), 0, 1)), of(Int())) is None
     assert disagreement(of(List(Regex("a"))), of(List(Str()))) is None
-    assert disagreement(of(Struct("A", (Field("f", Int()),))), of(Struct("B", (Field("f", Int()),)))) is None
-    assert disagreement(of(Optional(Int())), of(Int())) == "value field `x` has type `Optional[int]`, but `int` is declared"
+    assert (
+        disagreement(of(Struct("A", (Field("f", Int()),))), of(Struct("B", (Field("f", Int()),))))
+        is None
+    )
+    assert (
+        disagreement(of(Optional(Int())), of(Int()))
+        == "value field `x` has type `Optional[int]`, but `int` is declared"
+    )
     assert disagreement(of(Decimal(2)), of(Decimal(3))) is not None
-    assert disagreement(of(Int()), replace(of(Int()), timestamp="t")) == "the timestamp field is `at`, but `t` is declared"
+    assert (
+        disagreement(of(Int()), replace(of(Int()), timestamp="t"))
+        == "the timestamp field is `at`, but `t` is declared"
+    )
     assert stored(Map(Between(Float(), 0, 1))) == Map(Float())

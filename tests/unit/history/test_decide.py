@@ -30,7 +30,9 @@ def test_a_partition_waits_since_it_fell_behind_where_it_stands_now() -> None:
     first = backlogs({}, {A: Offset(3), B: Offset(0)}, {}, 10.0)
     assert first == {A: behind(0, 3, 10.0)}
     assert backlogs({}, {A: Offset(7)}, first, 20.0) == {A: behind(0, 7, 10.0)}, "it only grew"
-    assert backlogs({A: Offset(3)}, {A: Offset(7)}, first, 20.0) == {A: behind(3, 7, 20.0)}, "it was rolled meanwhile"
+    assert backlogs({A: Offset(3)}, {A: Offset(7)}, first, 20.0) == {A: behind(3, 7, 20.0)}, (
+        "it was rolled meanwhile"
+    )
     assert backlogs({A: Offset(7)}, {A: Offset(7)}, first, 20.0) == {}
 
 
@@ -38,13 +40,21 @@ def message(place: TopicPart, offset: int, size: int = 10) -> Message:
     return Message(place, Offset(offset), b"." * size)
 
 
-def cut(messages: list[Message], floors: dict[TopicPart, int], ends: dict[TopicPart, int], file_bytes: int = 1000) -> list[Cut]:
+def cut(
+    messages: list[Message],
+    floors: dict[TopicPart, int],
+    ends: dict[TopicPart, int],
+    file_bytes: int = 1000,
+) -> list[Cut]:
     as_offsets = [{place: Offset(offset) for place, offset in of.items()} for of in (floors, ends)]
     return list(cuts(messages, *as_offsets, file_bytes))
 
 
 def shape(found: list[Cut]) -> list[tuple[TopicPart, int, int, list[int]]]:
-    return [(each.place, each.first, each.following, [offset for offset, _ in each.messages]) for each in found]
+    return [
+        (each.place, each.first, each.following, [offset for offset, _ in each.messages])
+        for each in found
+    ]
 
 
 def test_a_file_begins_where_rows_end_and_ends_where_the_batch_ends() -> None:
@@ -58,8 +68,13 @@ def test_what_rows_hold_already_is_trimmed() -> None:
     assert cut([message(A, 4)], {A: 20}, {A: 9}) == []
 
 
-def test_a_full_file_ends_before_the_message_that_does_not_fit_and_the_next_begins_where_it_ended() -> None:
-    found = cut([message(A, 1), message(A, 2), message(A, 5), message(A, 6, size=99)], {}, {A: 8}, file_bytes=20)
+def test_a_full_file_ends_before_the_message_that_does_not_fit() -> None:
+    found = cut(
+        [message(A, 1), message(A, 2), message(A, 5), message(A, 6, size=99)],
+        {},
+        {A: 8},
+        file_bytes=20,
+    )
     assert shape(found) == [(A, 0, 3, [1, 2]), (A, 3, 6, [5]), (A, 6, 8, [6])]
 
 

@@ -28,7 +28,9 @@ class World:
         self.log = MemoryLog()
         self.objects: dict[str, datetime] = {}
         self.topics: set[TopicName] = {TOPIC}
-        self.roller = MemoryRoller(self.log, {}, batch_records=100, file_bytes=10_000, fate=iter(()))
+        self.roller = MemoryRoller(
+            self.log, {}, batch_records=100, file_bytes=10_000, fate=iter(())
+        )
 
     async def wanted(self) -> Mapping[TopicName, TopicLayout]:
         return dict.fromkeys(self.topics, LAYOUT)
@@ -44,13 +46,25 @@ class World:
             del self.objects[key]
 
     def writer(self, rule: Rule) -> Writer:
-        return Writer(self.files, self, self.log.bounds, self.roller, rule, lambda: self.now.timestamp())
+        return Writer(
+            self.files, self, self.log.bounds, self.roller, rule, lambda: self.now.timestamp()
+        )
 
     async def rolled(self, first: int, following: int, topic: TopicName = TOPIC) -> str:
         """A file of history, made now."""
         key = f"history/{topic}/0/{first}.parquet"
         self.objects[key] = self.now
-        file = HistoryFile(topic, PartitionIndex(0), Offset(first), Offset(following), key, 1, 10, Micros(0), Micros(0))
+        file = HistoryFile(
+            topic,
+            PartitionIndex(0),
+            Offset(first),
+            Offset(following),
+            key,
+            1,
+            10,
+            Micros(0),
+            Micros(0),
+        )
         assert await self.files.add(file)
         return key
 
@@ -64,7 +78,12 @@ async def test_few_messages_wait_and_are_rolled_when_they_have_waited() -> None:
     assert (await writer.round()).files == 0
     world.now += timedelta(seconds=1)
     rolled = await writer.round()
-    assert (rolled.files, rolled.rows, rolled.lag, rolled.totals[TOPIC].rows) == (1, 3, {TOPIC: 0}, 3)
+    assert (rolled.files, rolled.rows, rolled.lag, rolled.totals[TOPIC].rows) == (
+        1,
+        3,
+        {TOPIC: 0},
+        3,
+    )
 
 
 async def test_control_records_at_the_end_make_no_file_and_are_looked_at_once() -> None:
@@ -92,7 +111,9 @@ async def test_a_writer_that_was_outrun_ends_its_query_and_goes_on_from_the_rows
 async def test_strays_go_after_the_grace_period_and_what_rows_name_stays() -> None:
     world = World()
     kept = await world.rolled(0, 5)
-    world.objects["history/w.topic.abc.1/0/stray"] = world.objects["history/never.topic.x.1/0/stray"] = world.now
+    world.objects["history/w.topic.abc.1/0/stray"] = world.objects[
+        "history/never.topic.x.1/0/stray"
+    ] = world.now
     assert (await prune(world.files, world, world, HOUR)).objects == 0
     world.now += HOUR + timedelta(seconds=1)
     assert (await prune(world.files, world, world, HOUR)).objects == 2

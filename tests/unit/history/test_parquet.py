@@ -51,7 +51,9 @@ def message(users: list[str | None], server: int) -> bytes:
 
 def test_rows_are_sorted_by_key_group_and_offset_and_keep_their_order_within_a_message() -> None:
     users = [f"user-{number % 7}" for number in range(100)]
-    frame = parquet.gather([(Offset(5), message(users, 1)), (Offset(9), message(users, 2))], ("user",))
+    frame = parquet.gather(
+        [(Offset(5), message(users, 1)), (Offset(9), message(users, 2))], ("user",)
+    )
     assert frame[GROUP].to_list() == [key_group(key) for key in key_bytes(frame, ("user",))]
     order = list(zip(frame[GROUP], frame[OFFSET], frame["__pos"], strict=True))
     assert order == sorted(order), "positions grow within these messages"
@@ -59,12 +61,20 @@ def test_rows_are_sorted_by_key_group_and_offset_and_keep_their_order_within_a_m
 
 
 def test_without_a_key_every_row_is_of_group_zero_and_the_order_is_the_topics() -> None:
-    frame = parquet.gather([(Offset(0), message(["b", "a"], 1)), (Offset(2), message(["c"], 2))], ())
-    assert (frame[GROUP].to_list(), frame["user"].to_list(), frame[OFFSET].to_list()) == ([0, 0, 0], ["b", "a", "c"], [0, 0, 2])
+    frame = parquet.gather(
+        [(Offset(0), message(["b", "a"], 1)), (Offset(2), message(["c"], 2))], ()
+    )
+    assert (frame[GROUP].to_list(), frame["user"].to_list(), frame[OFFSET].to_list()) == (
+        [0, 0, 0],
+        ["b", "a", "c"],
+        [0, 0, 2],
+    )
 
 
 def test_every_type_comes_back_as_it_was() -> None:
-    frame = parquet.gather([(Offset(0), message(["b", "a"], 1)), (Offset(7), message(["c"], 2))], ("user",))
+    frame = parquet.gather(
+        [(Offset(0), message(["b", "a"], 1)), (Offset(7), message(["c"], 2))], ("user",)
+    )
     back = parquet.read(parquet.write(frame))
     assert back.schema == frame.schema
     assert back.equals(frame)
@@ -75,4 +85,6 @@ def test_every_type_comes_back_as_it_was() -> None:
 def test_an_empty_batch_between_others_adds_nothing() -> None:
     frame = parquet.gather([(Offset(0), message([], 1)), (Offset(1), message(["c"], 2))], ("user",))
     assert frame[OFFSET].to_list() == [1]
-    assert parquet.read(parquet.write(parquet.gather([(Offset(0), message([], 1))], ("user",)))).is_empty()
+    assert parquet.read(
+        parquet.write(parquet.gather([(Offset(0), message([], 1))], ("user",)))
+    ).is_empty()

@@ -19,7 +19,9 @@ def test_whole_columns_go_where_single_keys_are_looked_up(partitions):
 
 def test_one_row_goes_where_many_would():
     frame = pl.DataFrame({"user": ["ann", "bob", "cid"]})
-    many = {user: partition for partition, share in split(frame, ["user"], 4) for user in share["user"]}
+    many = {
+        user: partition for partition, share in split(frame, ["user"], 4) for user in share["user"]
+    }
     for row in range(3):
         ((partition, share),) = split(frame[row : row + 1], ["user"], 4)
         assert many[share["user"][0]] == partition

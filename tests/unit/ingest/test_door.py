@@ -31,7 +31,9 @@ async def ages(given: Payload, **changes: object) -> list[tuple[str, int]]:
 
 
 async def test_a_preproc_copies_a_payload_column_or_descends_into_it():
-    given = payload(who=["a", "b"], data=[{"years": {"n": 7}}, {"years": {}}], age=[0, 0], at=[AT_MS] * 2)
+    given = payload(
+        who=["a", "b"], data=[{"years": {"n": 7}}, {"years": {}}], age=[0, 0], at=[AT_MS] * 2
+    )
     preproc = (("age", FromPayload("data[years][n]")), ("user", FromPayload("who")))
     with pytest.raises(Refused, match="Null values found"):
         await ages(given, preproc=preproc)
@@ -39,23 +41,35 @@ async def test_a_preproc_copies_a_payload_column_or_descends_into_it():
 
 
 async def test_a_preproc_that_names_no_column_says_so():
-    with pytest.raises(Refused, match="Error using pre_proc for dataset `Users`: Referenced column who not found in dataframe"):
+    with pytest.raises(
+        Refused,
+        match="Error using pre_proc for dataset `Users`: Referenced column who not found "
+        "in dataframe",
+    ):
         await ages(payload(age=[1], at=[AT_MS]), preproc=(("user", FromPayload("who")),))
 
 
 async def test_a_constant_is_the_same_for_every_row_and_a_small_time_is_not_guessed_a_unit():
     given = payload(user=["a"], age=[1])
-    rows = await DOOR.admit(binding(KEYED, of=source(preproc=(("at", Constant(5, Timestamp())),))), given)
+    rows = await DOOR.admit(
+        binding(KEYED, of=source(preproc=(("at", Constant(5, Timestamp())),))), given
+    )
     assert rows.frame["at"].to_physical().to_list() == [5]
 
 
 async def test_an_expression_reads_extra_payload_columns():
-    step = EvalExpr(e.Binary(e.BinaryOp.ADD, e.Ref("buggy"), e.Literal("1", Int())), (Field("buggy", Int()),))
-    assert await ages(payload(user=["a"], buggy=[6], at=[AT_MS]), preproc=(("age", step),)) == [("a", 7)]
+    step = EvalExpr(
+        e.Binary(e.BinaryOp.ADD, e.Ref("buggy"), e.Literal("1", Int())), (Field("buggy", Int()),)
+    )
+    assert await ages(payload(user=["a"], buggy=[6], at=[AT_MS]), preproc=(("age", step),)) == [
+        ("a", 7)
+    ]
 
 
 async def test_where_sees_nulls_before_the_cast_forbids_them():
-    fill = EvalExpr(e.FillNull(e.Ref("age"), e.Literal("-1", Int())), (Field("age", Optional(Int())),))
+    fill = EvalExpr(
+        e.FillNull(e.Ref("age"), e.Literal("-1", Int())), (Field("age", Optional(Int())),)
+    )
     keep = EvalExpr(e.Binary(e.BinaryOp.NE, e.Ref("age"), e.Literal("-1", Int())), ())
     given = payload(user=["a", "b"], age=[None, 3], at=[AT_MS] * 2)
     assert await ages(given, preproc=(("age", fill),), where=keep) == [("b", 3)]
@@ -63,7 +77,9 @@ async def test_where_sees_nulls_before_the_cast_forbids_them():
 
 async def test_rows_keep_their_numbers_through_every_filter():
     keep = EvalExpr(e.Binary(e.BinaryOp.GT, e.Ref("age"), e.Literal("1", Int())), ())
-    given = payload(user=["a", "b", "c", "d"], age=[1, 2, 3, 4], at=[AT_MS, AT_MS, AT_MS + 1000, AT_MS])
+    given = payload(
+        user=["a", "b", "c", "d"], age=[1, 2, 3, 4], at=[AT_MS, AT_MS, AT_MS + 1000, AT_MS]
+    )
     made = source(where=keep, until_us=Micros(AT_MS * 1000))
     rows = await DOOR.admit(binding(KEYED, of=made), given)
     assert rows.numbers.tolist() == [1, 3]
@@ -71,7 +87,9 @@ async def test_rows_keep_their_numbers_through_every_filter():
 
 async def test_bounds_are_inclusive():
     low, high = Micros(AT_MS * 1000), Micros((AT_MS + 2) * 1000)
-    given = payload(user=list("abcd"), age=[1, 2, 3, 4], at=[AT_MS - 1, AT_MS, AT_MS + 2, AT_MS + 3])
+    given = payload(
+        user=list("abcd"), age=[1, 2, 3, 4], at=[AT_MS - 1, AT_MS, AT_MS + 2, AT_MS + 3]
+    )
     assert await ages(given, since_us=low, until_us=high) == [("b", 2), ("c", 3)]
 
 
@@ -88,7 +106,9 @@ async def test_for_others_only_the_bad_rows_are_set_aside():
     given = payload(user=["a", "b", "c", "d"], age=[1, "x", 3, "y"], at=[AT_MS] * 4)
     good, dead = await DOOR.admit_some(binding(), given)
     assert [r.numbers.tolist() for r in good] == [[0, 2]]
-    assert [(d.payload.numbers.tolist(), 'Unable to parse string "x"' in d.reason) for d in dead] == [([1, 3], True)]
+    assert [
+        (d.payload.numbers.tolist(), 'Unable to parse string "x"' in d.reason) for d in dead
+    ] == [([1, 3], True)]
 
 
 async def test_a_missing_column_sets_everything_aside():

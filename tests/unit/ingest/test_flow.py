@@ -1,4 +1,6 @@
-"""`log` over memory twins: who decides the answer, what is written where, and what happens when definitions move."""
+"""`log` over memory twins: who decides the answer, what is written where, and what happens when
+definitions move.
+"""
 
 import re
 from dataclasses import replace
@@ -12,7 +14,19 @@ from fennel_core.ingest.store import Away, NotWritten, OutcomeUnknown
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import BranchName, DatasetName, Micros, TopicName
 from fennel_core.vocab.versions import POS
-from tests.support.ingest_world import DAY_US, KEYED, KEYLESS, MAIN, WORKSPACE, ScriptedLane, World, binding, body, catalog, source
+from tests.support.ingest_world import (
+    DAY_US,
+    KEYED,
+    KEYLESS,
+    MAIN,
+    WORKSPACE,
+    ScriptedLane,
+    World,
+    binding,
+    body,
+    catalog,
+    source,
+)
 
 AT = 1_700_000_000_000
 ANN = {"user": ["ann"], "age": [30], "at": [AT]}
@@ -26,7 +40,11 @@ async def world():
 
 
 async def test_rows_go_to_every_branch_that_names_the_endpoint(world: World) -> None:
-    world.commit(main=catalog(binding()), dev=catalog(binding(KEYLESS, "Orders", "orders")), same=catalog(binding()))
+    world.commit(
+        main=catalog(binding()),
+        dev=catalog(binding(KEYLESS, "Orders", "orders")),
+        same=catalog(binding()),
+    )
     await world.server().log(WORKSPACE, MAIN, body(**ANN, amount=[1.5]))
     assert [r["age"] for r in world.rows("w.topic.users.1")] == [30]
     assert [r["amount"] for r in world.rows("w.topic.orders.1")] == [1.5]
@@ -35,12 +53,16 @@ async def test_rows_go_to_every_branch_that_names_the_endpoint(world: World) -> 
 
 async def test_a_row_has_one_position_in_every_dataset_it_feeds(world: World) -> None:
     world.commit(main=catalog(binding(), binding(KEYLESS, "Orders", "orders")))
-    await world.server().log(WORKSPACE, MAIN, body(user=["a", "b", "c"], age=[1, 2, 3], amount=[1, 2, 3], at=[AT] * 3))
+    await world.server().log(
+        WORKSPACE, MAIN, body(user=["a", "b", "c"], age=[1, 2, 3], amount=[1, 2, 3], at=[AT] * 3)
+    )
     users = {r["age"]: r[POS] for r in world.rows("w.topic.users.1")}
     assert users == {int(r["amount"]): r[POS] for r in world.rows("w.topic.orders.1")}
 
 
-async def test_keyless_rows_of_one_request_stay_together_and_requests_take_turns(world: World) -> None:
+async def test_keyless_rows_of_one_request_stay_together_and_requests_take_turns(
+    world: World,
+) -> None:
     world.commit(main=catalog(binding(KEYLESS, "Orders", "orders")))
     server = world.server()
     for n in range(8):
@@ -68,7 +90,9 @@ async def test_only_the_callers_branch_can_refuse(world: World, branch: str, sta
 
 async def test_an_endpoint_nobody_has_is_looked_for_before_it_is_refused(world: World) -> None:
     server = world.server()
-    with pytest.raises(ApiError, match="Webhook endpoint hook_e not found in any branch") as unknown:
+    with pytest.raises(
+        ApiError, match="Webhook endpoint hook_e not found in any branch"
+    ) as unknown:
         await server.log(WORKSPACE, MAIN, body(**ANN))
     assert unknown.value.status == 404
     world.commit("2", main=catalog(binding()))
@@ -96,11 +120,17 @@ async def test_nothing_is_refused_under_old_definitions(world: World) -> None:
     ("failure", "code", "text"),
     [
         (NotWritten("topic gone"), "log-not-written", "nothing was logged"),
-        (OutcomeUnknown("timed out"), "log-outcome-unknown", "did not say whether the rows were written"),
+        (
+            OutcomeUnknown("timed out"),
+            "log-outcome-unknown",
+            "did not say whether the rows were written",
+        ),
         (Away("no broker"), "ingest-unavailable", "nothing was logged"),
     ],
 )
-async def test_a_log_that_fails_is_answered_with_what_is_known_and_the_next_request_succeeds(world, failure, code, text) -> None:
+async def test_a_log_that_fails_is_answered_with_what_is_known_and_the_next_request_succeeds(
+    world, failure, code, text
+) -> None:
     world.commit(main=catalog(binding()))
     failures = iter([failure, None])
     server = world.server([ScriptedLane(world.log, fails=lambda: next(failures))])
@@ -135,7 +165,9 @@ async def test_a_bounded_source_ends_when_it_has_been_idle_and_stays_ended(world
 
 
 def users_view(**changes: object) -> DatasetView:
-    base = DatasetView(DatasetName("Users"), 1, KEYED, TopicName("t"), None, True, True, ("user",), True)
+    base = DatasetView(
+        DatasetName("Users"), 1, KEYED, TopicName("t"), None, True, True, ("user",), True
+    )
     return replace(base, **changes)
 
 
@@ -145,11 +177,24 @@ async def test_an_erased_key_is_never_taken_again_in_any_branch(world: World) ->
     server = world.server()
     await server.log(WORKSPACE, MAIN, body(**ANN))
     erasing = EraseFlow(Catalogs(world.directory), world.directory)
-    assert await erasing.erase(WORKSPACE, MAIN, DatasetName("Users"), b'{"erase_keys": [{"user": "ann"}, {"user": "ann"}]}') == 1
-    await server.log(WORKSPACE, MAIN, body(user=["ann", "bob"], age=[31, 40], at=[AT, AT]))  # the server is not told
+    assert (
+        await erasing.erase(
+            WORKSPACE,
+            MAIN,
+            DatasetName("Users"),
+            b'{"erase_keys": [{"user": "ann"}, {"user": "ann"}]}',
+        )
+        == 1
+    )
+    await server.log(
+        WORKSPACE, MAIN, body(user=["ann", "bob"], age=[31, 40], at=[AT, AT])
+    )  # the server is not told
     world.commit("2", main=catalog(binding(identity="v2")))
     await server.log(WORKSPACE, MAIN, body(user=["ann", "bob"], age=[32, 41], at=[AT, AT]))
-    found = {name: sorted(r["age"] for r in world.rows(f"w.topic.{name}.1")) for name in ("users", "other", "v2")}
+    found = {
+        name: sorted(r["age"] for r in world.rows(f"w.topic.{name}.1"))
+        for name in ("users", "other", "v2")
+    }
     assert found == {"users": [30, 40], "other": [30, 40], "v2": [41]}
 
 
@@ -164,7 +209,9 @@ async def test_an_erased_key_is_never_taken_again_in_any_branch(world: World) ->
         ("Users", b'{"user": 1}', 400, "the body of erase is malformed"),
     ],
 )
-async def test_erase_says_what_is_wrong_in_the_clients_words(world: World, name, keys, status, text) -> None:
+async def test_erase_says_what_is_wrong_in_the_clients_words(
+    world: World, name, keys, status, text
+) -> None:
     world.commit(main=replace(catalog(binding()), datasets=(users_view(),)))
     with pytest.raises(ApiError, match=re.escape(text)) as refused:
         await EraseFlow(Catalogs(world.directory), world.directory).erase(
@@ -184,7 +231,16 @@ async def test_no_rows_are_logged_without_a_word(world: World) -> None:
     assert world.log == {}
 
 
-@pytest.mark.parametrize("broken", [b"", b"{", b"[]", b'{"webhook": "a"}', b'{"webhook": "hook", "endpoint": "e", "data": {"a": 1}}'])
+@pytest.mark.parametrize(
+    "broken",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"webhook": "a"}',
+        b'{"webhook": "hook", "endpoint": "e", "data": {"a": 1}}',
+    ],
+)
 async def test_a_malformed_body_is_a_400(world: World, broken: bytes) -> None:
     with pytest.raises(ApiError, match="malformed") as refused:
         await world.server().log(WORKSPACE, MAIN, broken)
@@ -193,6 +249,9 @@ async def test_a_malformed_body_is_a_400(world: World, broken: bytes) -> None:
 
 async def test_bare_nan_is_a_null(world: World) -> None:
     world.commit(main=catalog(binding()))
-    raw = b'{"webhook": "hook", "endpoint": "e", "data": {"user": ["a"], "age": [NaN], "at": [1700000000000]}}'
+    raw = (
+        b'{"webhook": "hook", "endpoint": "e", "data": {"user": ["a"], "age": [NaN], '
+        b'"at": [1700000000000]}}'
+    )
     with pytest.raises(ApiError, match=r"Null values found in non-optional field\."):
         await world.server().log(WORKSPACE, MAIN, raw)

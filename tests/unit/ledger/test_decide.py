@@ -12,7 +12,9 @@ from tests.support.toy_commits import SCHEMA, key
 A, B = JobId("a"), JobId("b")
 
 
-def part(job: JobId, number: int, status: str = "running", lag: int | None = 0, error: str | None = None) -> Progress:
+def part(
+    job: JobId, number: int, status: str = "running", lag: int | None = 0, error: str | None = None
+) -> Progress:
     return Progress(job, number, status, lag, error)
 
 
@@ -21,9 +23,19 @@ def test_no_new_job_is_warm() -> None:
 
 
 def test_a_partition_is_behind_until_it_runs_at_the_end_of_its_inputs() -> None:
-    progress = [part(A, 0), part(A, 1, lag=3), part(B, 0, "recovering", 0), part(B, 1, "running", None), part(B, 2, "idle", None)]
-    assert warmth(progress, frozenset(), {A}) == Catching(frozenset({(A, 1), (B, 0), (B, 1), (B, 2)}), must=True)
-    assert warmth(progress, frozenset({(A, 1)}), {A}) == Catching(frozenset({(B, 0), (B, 1), (B, 2)}), must=False)
+    progress = [
+        part(A, 0),
+        part(A, 1, lag=3),
+        part(B, 0, "recovering", 0),
+        part(B, 1, "running", None),
+        part(B, 2, "idle", None),
+    ]
+    assert warmth(progress, frozenset(), {A}) == Catching(
+        frozenset({(A, 1), (B, 0), (B, 1), (B, 2)}), must=True
+    )
+    assert warmth(progress, frozenset({(A, 1)}), {A}) == Catching(
+        frozenset({(B, 0), (B, 1), (B, 2)}), must=False
+    )
 
 
 def test_having_caught_up_once_is_enough_because_the_ends_of_the_switch_were_passed() -> None:
@@ -32,24 +44,32 @@ def test_having_caught_up_once_is_enough_because_the_ends_of_the_switch_were_pas
     assert warmth([part(A, 0, lag=7), part(A, 1, lag=0)], seen, {A}) == Warm()
 
 
-PARKED = [part(A, 0, "parked", None, "no such column"), part(A, 1, "parked", None, "no such column"), part(B, 0, lag=4)]
+PARKED = [
+    part(A, 0, "parked", None, "no such column"),
+    part(A, 1, "parked", None, "no such column"),
+    part(B, 0, lag=4),
+]
 
 
-def test_a_parked_job_that_reads_need_is_told_with_its_error_even_while_others_are_catching_up() -> None:
+def test_a_parked_job_that_reads_need_is_reported_even_while_others_catch_up() -> None:
     assert warmth(PARKED, frozenset(), {A, B}) == Stuck(((A, "no such column"),), must=True)
 
 
 def test_a_parked_job_that_reads_can_do_without_does_not_end_the_wait_for_one_they_need() -> None:
-    assert warmth(PARKED, frozenset(), {B}) == Catching(frozenset({(A, 0), (A, 1), (B, 0)}), must=True)
+    assert warmth(PARKED, frozenset(), {B}) == Catching(
+        frozenset({(A, 0), (A, 1), (B, 0)}), must=True
+    )
     assert warmth(PARKED, frozenset(), ()) == Stuck(((A, "no such column"),), must=False)
 
 
-def test_jobs_have_something_to_catch_up_with_when_an_input_was_there_before_or_such_a_job_fills_it() -> None:
+def test_a_job_has_a_backlog_if_an_input_existed_before_or_another_such_job_fills_it() -> None:
     def job(name: str, *inputs: str) -> LogicalJob:
         keys = [key(AssetKind.TOPIC, i) for i in inputs]
         output = LogicalOutput(key(AssetKind.TOPIC, name), ())
         log, dead = key(AssetKind.REPLAYLOG, name), key(AssetKind.DEAD, "")
-        return LogicalJob(key(AssetKind.JOB, name), tuple(keys), (output,), Table(SCHEMA), log, dead, 1, name)
+        return LogicalJob(
+            key(AssetKind.JOB, name), tuple(keys), (output,), Table(SCHEMA), log, dead, 1, name
+        )
 
     jobs = [job("c", "b"), job("b", "a", "old"), job("y", "x"), job("d", "y", "c"), job("z", "y")]
     new = {key(AssetKind.TOPIC, name) for name in "abcdxyz"}

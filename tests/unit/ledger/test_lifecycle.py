@@ -26,20 +26,21 @@ from fennel_core.ledger.lifecycle import (
     LifeCycle,
 )
 
-# Rows are states, columns events, "." the same state, "-" forbidden. This is the drawing of `ledger/lifecycle.py`, kept apart on purpose.
+# Rows are states, columns events, "." the same state, "-" forbidden. This is the drawing of
+# `ledger/lifecycle.py`, kept apart on purpose.
 COMMITS = """
-             reserve  reject   abandon  create_ok fail    switch  supersede  serve   destroyed undone
-received     reserved rejected rejected -         -       -       -          -       -         -
-reserved     .        -        -        created   undoing -       -          -       -         -
-created      -        -        -        .         undoing warming -          -       -         -
-undoing      -        -        -        -         .       -       -          -       -         rolled_back
-warming      -        -        -        -         -       .       superseded serving -         -
-serving      -        -        -        -         -       -       -          .       finished  -
-superseded   -        -        -        -         -       -       .          -       -         -
-finished     -        -        -        -         -       -       -          -       .         -
-rejected     -        .        .        -         -       -       -          -       -         -
-rolled_back  -        -        -        -         -       -       -          -       -         .
-"""
+            reserve  reject   abandon  create_ok fail    switch  supersede  serve   destroyed undone
+received    reserved rejected rejected -         -       -       -          -       -         -
+reserved    .        -        -        created   undoing -       -          -       -         -
+created     -        -        -        .         undoing warming -          -       -         -
+undoing     -        -        -        -         .       -       -          -       -         rolled_back
+warming     -        -        -        -         -       .       superseded serving -         -
+serving     -        -        -        -         -       -       -          .       finished  -
+superseded  -        -        -        -         -       -       .          -       -         -
+finished    -        -        -        -         -       -       -          -       .         -
+rejected    -        .        .        -         -       -       -          -       -         -
+rolled_back -        -        -        -         -       -       -          -       -         .
+"""  # noqa: E501  # a table
 ENTRIES = """
            done failed cancelled
 pending    done failed cancelled
@@ -56,7 +57,11 @@ live       -         -             .        -         condemned -
 condemned  -         -             -        .         .         gone
 gone       -         -             -        -         -         .
 """
-TABLES = [(COMMIT, CommitState, CommitEvent, COMMITS), (ENTRY, EntryState, EntryEvent, ENTRIES), (ASSET, AssetState, AssetEvent, ASSETS)]
+TABLES = [
+    (COMMIT, CommitState, CommitEvent, COMMITS),
+    (ENTRY, EntryState, EntryEvent, ENTRIES),
+    (ASSET, AssetState, AssetEvent, ASSETS),
+]
 
 
 def cells() -> list[tuple[LifeCycle[StrEnum, StrEnum], StrEnum, StrEnum, str]]:
@@ -67,12 +72,19 @@ def cells() -> list[tuple[LifeCycle[StrEnum, StrEnum], StrEnum, StrEnum, str]]:
         assert {row[0] for row in rows} == {str(s) for s in states}, "every state has a row"
         for state, *moves in rows:
             assert len(moves) == len(header)
-            out += [(cycle, states(state), events(event), then) for event, then in zip(header, moves, strict=True)]
+            out += [
+                (cycle, states(state), events(event), then)
+                for event, then in zip(header, moves, strict=True)
+            ]
     return out
 
 
-@pytest.mark.parametrize(("cycle", "state", "event", "then"), cells(), ids=lambda v: str(v) if isinstance(v, str) else "")
-def test_every_cell_of_every_table_moves_as_drawn(cycle: LifeCycle[StrEnum, StrEnum], state: StrEnum, event: StrEnum, then: str) -> None:
+@pytest.mark.parametrize(
+    ("cycle", "state", "event", "then"), cells(), ids=lambda v: str(v) if isinstance(v, str) else ""
+)
+def test_every_cell_of_every_table_moves_as_drawn(
+    cycle: LifeCycle[StrEnum, StrEnum], state: StrEnum, event: StrEnum, then: str
+) -> None:
     if then == "-":
         assert not cycle.allows(state, event)
         with pytest.raises(ForbiddenMove, match=re.escape("[ledger-forbidden-move]")):
@@ -83,7 +95,9 @@ def test_every_cell_of_every_table_moves_as_drawn(cycle: LifeCycle[StrEnum, StrE
 
 def test_nothing_leaves_a_settled_commit_and_recovery_owes_it_nothing() -> None:
     for state in CommitState:
-        leaves = {COMMIT.then(state, event) for event in CommitEvent if COMMIT.allows(state, event)} - {state}
+        leaves = {
+            COMMIT.then(state, event) for event in CommitEvent if COMMIT.allows(state, event)
+        } - {state}
         assert bool(leaves) != (state in SETTLED)
         assert isinstance(owed(state), Rest) == (state in SETTLED)
 
@@ -104,4 +118,6 @@ def test_a_commit_that_did_not_happen_never_turns_into_one_that_stands() -> None
 
 def test_the_drawing_in_the_module_names_every_state() -> None:
     text = lifecycle.__doc__ or ""
-    assert all(str(state) in text for states in (CommitState, EntryState, AssetState) for state in states)
+    assert all(
+        str(state) in text for states in (CommitState, EntryState, AssetState) for state in states
+    )

@@ -44,13 +44,29 @@ def machine(tmp_path: Path) -> Machine:
     layout.jars.mkdir(parents=True)
     (layout.jars / ".made-from").write_text("x")
     keys = ensure_keys(layout.secrets)
-    ports = {name: free_port() for name in ("postgres_port", "kafka_port", "kafka_controller_port", "s3_port", "airflow_port")}
+    ports = {
+        name: free_port()
+        for name in (
+            "postgres_port",
+            "kafka_port",
+            "kafka_controller_port",
+            "s3_port",
+            "airflow_port",
+        )
+    }
     java = fake(tmp_path, "java", "echo 'openjdk version \"17.0.1\"' >&2")
-    return Machine(local_settings(Settings().model_copy(update=ports), layout, keys), layout, keys, Host(java, (), 0))
+    return Machine(
+        local_settings(Settings().model_copy(update=ports), layout, keys),
+        layout,
+        keys,
+        Host(java, (), 0),
+    )
 
 
 def said(machine: Machine) -> tuple[str, ...]:
-    return complaints(machine.settings, machine.layout, machine.host, chosen(table(machine), ("infra",)))
+    return complaints(
+        machine.settings, machine.layout, machine.host, chosen(table(machine), ("infra",))
+    )
 
 
 def test_a_machine_with_everything_hears_nothing(machine: Machine) -> None:
@@ -62,11 +78,15 @@ def test_a_port_in_use_is_named_with_its_owner_and_its_variable(machine: Machine
         taken.bind(("127.0.0.1", machine.settings.kafka_port))
         taken.listen()
         (sentence,) = said(machine)
-    assert sentence.startswith(f"Port {machine.settings.kafka_port}, which Kafka wants, is in use by pid {os.getpid()} (")
+    assert sentence.startswith(
+        f"Port {machine.settings.kafka_port}, which Kafka wants, is in use by pid {os.getpid()} ("
+    )
     assert "set FENNEL_KAFKA_PORT to a free port." in sentence
 
 
-def test_a_full_disk_is_said_with_both_figures(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_said_with_both_figures(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10**12, 10**12, 5 * 2**20))
     (sentence,) = said(machine)
     assert "has 5 MiB free and at least 1024 MiB are needed" in sentence
@@ -85,7 +105,9 @@ def test_missing_jars_name_the_command(machine: Machine) -> None:
     assert sentence.endswith("run `make jars`.")
 
 
-def test_everything_that_is_wrong_is_said_at_once(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_everything_that_is_wrong_is_said_at_once(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (machine.layout.jars / ".made-from").unlink()
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(1, 1, 0))
     assert len(said(machine)) == 2
@@ -155,7 +177,9 @@ SHELL_TOOLS = (
 
 
 def prepare(tmp_path: Path, what: str, **programs: str) -> subprocess.CompletedProcess[str]:
-    """Runs a copy of prepare.sh, in a tree of its own, on a machine that has a shell's tools and these programs (`_` stands for `-`)."""
+    """Runs a copy of prepare.sh, in a tree of its own, on a machine that has a shell's tools and
+    these programs (`_` stands for `-`).
+    """
     script = tmp_path / "checkout" / "fennel_core" / "apps" / "local" / "prepare.sh"
     script.parent.mkdir(parents=True)
     shutil.copy(ROOT / "fennel_core/apps/local/prepare.sh", script)
@@ -168,7 +192,9 @@ def prepare(tmp_path: Path, what: str, **programs: str) -> subprocess.CompletedP
     for name, body in programs.items():
         fake(folder, name.replace("_", "-"), body)
     environment = {"PATH": str(folder), "PYTHON": "python"}
-    return subprocess.run(["bash", str(script), what], env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        ["bash", str(script), what], env=environment, capture_output=True, text=True, check=False
+    )
 
 
 def test_an_ordinary_user_is_told_the_one_line_to_run(tmp_path: Path) -> None:
@@ -189,21 +215,33 @@ def test_root_gets_what_is_missing_from_debians_packages(tmp_path: Path) -> None
     assert done.stdout == "Installing from Debian's packages: openjdk-17-jre-headless maven\n"
 
 
-def test_packages_that_cannot_be_installed_are_named_with_the_installers_last_lines(tmp_path: Path) -> None:
-    done = prepare(tmp_path, "system", python="exit 0", id="echo 0", apt_get="echo no route to mirror; exit 100")
+def test_packages_that_cannot_be_installed_are_named_with_the_installers_last_lines(
+    tmp_path: Path,
+) -> None:
+    done = prepare(
+        tmp_path,
+        "system",
+        python="exit 0",
+        id="echo 0",
+        apt_get="echo no route to mirror; exit 100",
+    )
     assert done.returncode == 1
     assert done.stderr.startswith("no route to mirror\n")
     assert "apt-get could not install openjdk-17-jre-headless maven" in done.stderr
 
 
 def test_a_too_old_python_is_said_with_its_version(tmp_path: Path) -> None:
-    done = prepare(tmp_path, "env", python='[ "$1" = --version ] && echo Python 3.8.10 && exit 0; exit 1')
+    done = prepare(
+        tmp_path, "env", python='[ "$1" = --version ] && echo Python 3.8.10 && exit 0; exit 1'
+    )
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert "Python 3.11 with its venv module is needed and python is Python 3.8.10" in done.stderr
 
 
-def test_a_disk_too_small_for_the_environments_is_said_before_anything_is_made(tmp_path: Path) -> None:
+def test_a_disk_too_small_for_the_environments_is_said_before_anything_is_made(
+    tmp_path: Path,
+) -> None:
     df = "echo Filesystem; echo 'disk 9 9 100 1% /'"
     done = prepare(tmp_path, "env", python="exit 0", df=df)
     assert done.returncode == 1

@@ -14,7 +14,9 @@ from click.testing import CliRunner
 from fennel_core.apps.cli import main
 
 
-def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+def commands(
+    group: click.Group, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], click.Command]]:
     for name, command in group.commands.items():
         yield (*path, name), command
         if isinstance(command, click.Group):
@@ -33,7 +35,18 @@ def run(*words: str) -> tuple[int, str, str]:
 
 def test_the_promised_commands_exist() -> None:
     names = {" ".join(path) for path, _ in commands(main)}
-    assert names >= {"up", "down", "status", "logs", "env", "workspace create", "workspace delete", "workspace list", "demo", "clean"}
+    assert names >= {
+        "up",
+        "down",
+        "status",
+        "logs",
+        "env",
+        "workspace create",
+        "workspace delete",
+        "workspace list",
+        "demo",
+        "clean",
+    }
     assert names >= {"snapshot", "recover", "drill"}
 
 
@@ -52,7 +65,9 @@ def test_help_can_be_asked_of_every_command(path: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("words", [("snapshot",), ("recover", "--workspace", "shop"), ("drill",)])
-def test_what_needs_the_platform_says_so_in_one_sentence_when_it_is_down(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_needs_the_platform_says_so_in_one_sentence_when_it_is_down(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FENNEL_POSTGRES_PORT", "1")
     code, _, said = run(*words)
     assert code == 1
@@ -112,7 +127,10 @@ class Definition(http.server.BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.asked.append((self.command, self.path, self.headers["Authorization"], body))
         known = self.path == "/api/v1/workspaces"
-        said = {"GET": b'{"workspaces": [{"name": "one"}, {"name": "two"}]}', "POST": b'{"name": "new", "token": "t0k3n"}'}
+        said = {
+            "GET": b'{"workspaces": [{"name": "one"}, {"name": "two"}]}',
+            "POST": b'{"name": "new", "token": "t0k3n"}',
+        }
         self.send_response(200 if known else 404)
         self.end_headers()
         self.wfile.write(said[self.command] if known else b"workspace `x` does not exist")
@@ -124,7 +142,9 @@ class Definition(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def definition(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, str, str | None, bytes]]]:
+def definition(
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[list[tuple[str, str, str | None, bytes]]]:
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Definition)
     monkeypatch.setenv("FENNEL_DEFINITION_PORT", str(server.server_address[1]))
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -142,12 +162,16 @@ def test_workspaces_are_listed_one_per_line_with_the_administrators_token(
     assert definition == [("GET", "/api/v1/workspaces", f"Bearer {token}", b"")]
 
 
-def test_a_new_workspace_prints_its_token_as_an_export_line(definition: list[tuple[str, str, str | None, bytes]]) -> None:
+def test_a_new_workspace_prints_its_token_as_an_export_line(
+    definition: list[tuple[str, str, str | None, bytes]],
+) -> None:
     assert run("workspace", "create", "new")[:2] == (0, "export FENNEL_TOKEN=t0k3n\n")
     assert definition[0][3] == b'{"name": "new"}'
 
 
-def test_a_refusal_is_shown_in_the_servers_words(definition: list[tuple[str, str, str | None, bytes]]) -> None:
+def test_a_refusal_is_shown_in_the_servers_words(
+    definition: list[tuple[str, str, str | None, bytes]],
+) -> None:
     code, _, said = run("workspace", "delete", "x", "--yes")
     assert (code, said) == (1, "workspace `x` does not exist\n")
 

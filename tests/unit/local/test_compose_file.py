@@ -1,4 +1,6 @@
-"""docker-compose.yml runs exactly the launcher's parts, publishes on loopback only, and holds no secret."""
+"""docker-compose.yml runs exactly the launcher's parts, publishes on loopback only, and holds no
+secret.
+"""
 
 from __future__ import annotations
 
@@ -55,11 +57,15 @@ def parts(machine: Machine) -> dict[str, Part]:
     return {part.name: part for part in table(machine) if part.group in {INFRA, FENNEL}}
 
 
-def test_there_is_one_service_for_each_part_and_the_others_prepare(services: dict[str, Any], parts: dict[str, Part]) -> None:
-    own_image = {"executors"}  # user code lives apart, in an image that has nothing to read settings with
-    assert {name: service.get("command") for name, service in services.items() if "restart" in service} == {
-        name: [*RUN, name] for name in parts if name not in own_image
-    } | dict.fromkeys(own_image)
+def test_there_is_one_service_for_each_part_and_the_others_prepare(
+    services: dict[str, Any], parts: dict[str, Part]
+) -> None:
+    own_image = {
+        "executors"
+    }  # user code lives apart, in an image that has nothing to read settings with
+    assert {
+        name: service.get("command") for name, service in services.items() if "restart" in service
+    } == {name: [*RUN, name] for name in parts if name not in own_image} | dict.fromkeys(own_image)
 
 
 def test_what_prepares_names_steps_and_together_they_are_all_that_no_part_does_for_itself(
@@ -76,36 +82,58 @@ def test_each_service_is_built_from_a_base_that_can_be_chosen(services: dict[str
     lines = DOCKERFILE.read_text().splitlines()
     (default,) = [line.removeprefix("ARG BASE=") for line in lines if line.startswith("ARG BASE=")]
     targets = [line.split()[-1] for line in lines if line.startswith("FROM ")]
-    assert {line.split()[1] for line in lines if line.startswith("FROM ")} == {"${BASE}", "${BUILDER:-${BASE}}"}
+    assert {line.split()[1] for line in lines if line.startswith("FROM ")} == {
+        "${BASE}",
+        "${BUILDER:-${BASE}}",
+    }
     for name, service in services.items():
         build = service["build"]
         assert (ROOT / build["dockerfile"]) == DOCKERFILE, name
         assert build["args"] == {"BASE": default, "BUILDER": None}, name
         assert build["target"] in targets, name
-        assert "image" not in service, f"{name}: services that share a name would overwrite each other's image while it is built"
+        assert "image" not in service, (
+            f"{name}: services that share a name would overwrite each other's image "
+            "while it is built"
+        )
 
 
-def test_each_part_has_a_health_check_and_waits_for_the_health_of_what_it_needs(services: dict[str, Any], parts: dict[str, Part]) -> None:
+def test_each_part_has_a_health_check_and_waits_for_the_health_of_what_it_needs(
+    services: dict[str, Any], parts: dict[str, Part]
+) -> None:
     for name, part in parts.items():
         assert services[name]["healthcheck"]["test"][0] == "CMD", name
-        waits = {other for other, how in services[name].get("depends_on", {}).items() if how["condition"] == "service_healthy"}
+        waits = {
+            other
+            for other, how in services[name].get("depends_on", {}).items()
+            if how["condition"] == "service_healthy"
+        }
         assert waits >= set(part.needs), name
     once = {name for name, service in services.items() if "restart" not in service}
     for name, service in services.items():
         for other, how in service.get("depends_on", {}).items():
-            assert how["condition"] == ("service_completed_successfully" if other in once else "service_healthy"), name
+            assert how["condition"] == (
+                "service_completed_successfully" if other in once else "service_healthy"
+            ), name
 
 
-def test_each_part_is_stopped_with_its_own_signal(services: dict[str, Any], parts: dict[str, Part]) -> None:
-    assert {name: services[name].get("stop_signal", "SIGTERM") for name in parts} == {name: p.stop_signal.name for name, p in parts.items()}
+def test_each_part_is_stopped_with_its_own_signal(
+    services: dict[str, Any], parts: dict[str, Part]
+) -> None:
+    assert {name: services[name].get("stop_signal", "SIGTERM") for name in parts} == {
+        name: p.stop_signal.name for name, p in parts.items()
+    }
 
 
-def test_ports_are_published_on_loopback_and_the_settings_know_the_address(services: dict[str, Any]) -> None:
+def test_ports_are_published_on_loopback_and_the_settings_know_the_address(
+    services: dict[str, Any],
+) -> None:
     published = {name: service["ports"] for name, service in services.items() if "ports" in service}
     assert published == {"query": ["127.0.0.1:7400:7400"], "airflow-api": ["127.0.0.1:7480:7480"]}
     addresses = set(re.findall(r"(\S+?):\$\{FENNEL_\w+_PORT:-\d+\}:", FILE.read_text()))
     told = set(re.findall(r"FENNEL_PUBLISHED_HOST: (\S+)", FILE.read_text()))
-    assert {address.strip('["') for address in addresses} == told, "one variable says both, so that tokens know where they are valid"
+    assert {address.strip('["') for address in addresses} == told, (
+        "one variable says both, so that tokens know where they are valid"
+    )
     assert all("network_mode" not in service for service in services.values())
 
 
@@ -127,20 +155,39 @@ def test_off_loopback_the_settings_of_a_service_refuse_development_tokens(
 def test_no_secret_stands_in_the_file_or_in_the_images(services: dict[str, Any]) -> None:
     secret = re.compile(r"PASSWORD|SECRET|TOKEN|KEY|DSN", re.IGNORECASE)
     for name, service in services.items():
-        given = {variable: value for variable, value in service["environment"].items() if secret.search(variable) and value is not None}
+        given = {
+            variable: value
+            for variable, value in service["environment"].items()
+            if secret.search(variable) and value is not None
+        }
         assert given == {}, name
     ignored = (ROOT / ".gitignore").read_text().splitlines()
     assert "/.env" in ignored
-    sent = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
+    sent = [
+        line
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if line and not line.startswith("#")
+    ]
     assert sent[0] == "*", "nothing is sent to the engine but what is named"
-    assert not [line for line in DOCKERFILE.read_text().splitlines() if line.startswith(("ARG", "ENV")) and secret.search(line)]
+    assert not [
+        line
+        for line in DOCKERFILE.read_text().splitlines()
+        if line.startswith(("ARG", "ENV")) and secret.search(line)
+    ]
 
 
-def test_user_code_has_no_secrets_no_slots_and_no_network_of_the_platform(services: dict[str, Any], machine: Machine) -> None:
+def test_user_code_has_no_secrets_no_slots_and_no_network_of_the_platform(
+    services: dict[str, Any], machine: Machine
+) -> None:
     executors = services["executors"]
     assert executors["volumes"] == ["executors:/data/executors"]
     assert executors["build"]["target"] == "executors"
-    others = {network for name, service in services.items() if name != "executors" for network in service.get("networks", ["default"])}
+    others = {
+        network
+        for name, service in services.items()
+        if name != "executors"
+        for network in service.get("networks", ["default"])
+    }
     assert not others & set(executors["networks"])
     wanted = launch.environment(machine.settings, {})
     given = {name: str(value) for name, value in executors["environment"].items()}
@@ -148,17 +195,32 @@ def test_user_code_has_no_secrets_no_slots_and_no_network_of_the_platform(servic
     assert {protocol.SOCKET_ENV, *launch.SINGLE_THREADED} <= given.keys()
 
 
-def test_data_is_in_volumes_and_keys_can_be_written_only_by_what_prepares(services: dict[str, Any]) -> None:
-    volumes = {name: {v.split(":")[1] for v in service["volumes"]} for name, service in services.items()}
-    kept = {"postgres": "/data/postgres", "kafka": "/data/kafka", "s3": "/data/s3", "engine": "/data/state"}
+def test_data_is_in_volumes_and_keys_can_be_written_only_by_what_prepares(
+    services: dict[str, Any],
+) -> None:
+    volumes = {
+        name: {v.split(":")[1] for v in service["volumes"]} for name, service in services.items()
+    }
+    kept = {
+        "postgres": "/data/postgres",
+        "kafka": "/data/kafka",
+        "s3": "/data/s3",
+        "engine": "/data/state",
+    }
     assert {name: where for name, where in kept.items() if where not in volumes[name]} == {}
-    writers = {name for name, service in services.items() if "secrets:/data/secrets" in service["volumes"]}
+    writers = {
+        name for name, service in services.items() if "secrets:/data/secrets" in service["volumes"]
+    }
     assert writers == {"secrets"}
     made = re.findall(r"/data/[\w/]+", DOCKERFILE.read_text())
-    assert {where for places in volumes.values() for where in places} <= set(made), "a folder that the image lacks would belong to root"
+    assert {where for places in volumes.values() for where in places} <= set(made), (
+        "a folder that the image lacks would belong to root"
+    )
 
 
-def test_services_bind_beyond_loopback_only_where_others_must_reach_them(services: dict[str, Any]) -> None:
+def test_services_bind_beyond_loopback_only_where_others_must_reach_them(
+    services: dict[str, Any],
+) -> None:
     assert services["engine"]["environment"]["FENNEL_HOST"] in LOOPBACK
     assert services["query"]["environment"]["FENNEL_HOST"] == "0.0.0.0"
 
@@ -166,13 +228,27 @@ def test_services_bind_beyond_loopback_only_where_others_must_reach_them(service
 def composes() -> list[list[str]]:
     """The versions of compose that this machine has."""
     found = [["docker-compose"]] if shutil.which("docker-compose") else []
-    asked = shutil.which("docker") and subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode == 0
+    asked = (
+        shutil.which("docker")
+        and subprocess.run(
+            ["docker", "compose", "version"], capture_output=True, check=False
+        ).returncode
+        == 0
+    )
     return [*found, *([["docker", "compose"]] if asked else [])]
 
 
 @pytest.mark.skipif(not composes(), reason="this machine has no compose")
 def test_compose_itself_accepts_the_file() -> None:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("FENNEL_")}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("FENNEL_")
+    }
     for program in composes():
-        done = subprocess.run([*program, "-f", str(FILE), "config", "-q"], capture_output=True, text=True, env=environment, check=False)
+        done = subprocess.run(
+            [*program, "-f", str(FILE), "config", "-q"],
+            capture_output=True,
+            text=True,
+            env=environment,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr

@@ -1,4 +1,6 @@
-"""A container's part is configured for neighbours that have names, and asks about its health without making the process table."""
+"""A container's part is configured for neighbours that have names, and asks about its health
+without making the process table.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,12 @@ def machine(tmp_path: Path) -> Machine:
     layout = Layout(root=ROOT, data=tmp_path)
     layout.make()
     keys = ensure_keys(layout.secrets)
-    return Machine(local_settings(Settings().model_copy(update=CONTAINED), layout, keys), layout, keys, Host("java", (), os.getuid()))
+    return Machine(
+        local_settings(Settings().model_copy(update=CONTAINED), layout, keys),
+        layout,
+        keys,
+        Host("java", (), os.getuid()),
+    )
 
 
 def test_stores_bind_to_every_address_and_are_reached_by_name(machine: Machine) -> None:
@@ -49,20 +56,31 @@ def test_stores_bind_to_every_address_and_are_reached_by_name(machine: Machine) 
     assert "@postgres:7410/" in postgres.airflow_dsn(settings, machine.keys)
     assert (settings.kafka_bootstrap, settings.s3_endpoint) == ("kafka:7411", "http://s3:7412")
     properties = kafka.properties(settings, layout)
-    assert properties["listeners"] == "PLAINTEXT://0.0.0.0:7411,CONTROLLER://127.0.0.1:7413", "the controller is nobody else's"
+    assert properties["listeners"] == "PLAINTEXT://0.0.0.0:7411,CONTROLLER://127.0.0.1:7413", (
+        "the controller is nobody else's"
+    )
     assert properties["advertised.listeners"] == "PLAINTEXT://kafka:7411"
     s3.configure(settings, layout)
-    assert "s3proxy.endpoint=http://0.0.0.0:7412\n" in (layout.data / "s3" / "s3proxy.conf").read_text()
+    assert (
+        "s3proxy.endpoint=http://0.0.0.0:7412\n"
+        in (layout.data / "s3" / "s3proxy.conf").read_text()
+    )
 
 
-def test_airflow_tells_browsers_the_published_address_and_its_tasks_the_name(machine: Machine) -> None:
+def test_airflow_tells_browsers_the_published_address_and_its_tasks_the_name(
+    machine: Machine,
+) -> None:
     env = airflow.env(machine.settings, machine.layout, machine.keys)
     assert env["AIRFLOW__API__BASE_URL"] == "http://127.0.0.1:7480"
     assert env["AIRFLOW__CORE__EXECUTION_API_SERVER_URL"] == "http://airflow-api:7480/execution/"
 
 
-@pytest.mark.parametrize(("host", "admitted"), [("127.0.0.1", False), ("0.0.0.0", True), ("192.168.1.5", True)])
-def test_postgres_admits_neighbours_only_beyond_loopback_and_nobody_without_a_password(machine: Machine, host: str, admitted: bool) -> None:
+@pytest.mark.parametrize(
+    ("host", "admitted"), [("127.0.0.1", False), ("0.0.0.0", True), ("192.168.1.5", True)]
+)
+def test_postgres_admits_neighbours_only_beyond_loopback_and_nobody_without_a_password(
+    machine: Machine, host: str, admitted: bool
+) -> None:
     postgres.data_folder(machine.layout).mkdir()
     postgres.admit(machine.settings.model_copy(update={"host": host}), machine.layout, machine.host)
     lines = (postgres.data_folder(machine.layout) / "pg_hba.conf").read_text().splitlines()
@@ -71,18 +89,24 @@ def test_postgres_admits_neighbours_only_beyond_loopback_and_nobody_without_a_pa
 
 
 @pytest.mark.parametrize("words", [{"published_host": "127.0.0.1"}, {"reach_by_name": True}])
-def test_up_on_a_machine_refuses_to_pass_for_a_container(machine: Machine, words: dict[str, object]) -> None:
+def test_up_on_a_machine_refuses_to_pass_for_a_container(
+    machine: Machine, words: dict[str, object]
+) -> None:
     settings = Settings().model_copy(update=words)
-    assert "describe containers" in " ".join(complaints(settings, machine.layout, Host("true", (), 0), []))
+    assert "describe containers" in " ".join(
+        complaints(settings, machine.layout, Host("true", (), 0), [])
+    )
 
 
 def test_keys_can_be_read_where_they_cannot_be_written(tmp_path: Path) -> None:
     made = ensure_keys(tmp_path)
     reading = (
-        "import sys, pathlib; from fennel_core.apps.local.keys import ensure_keys;print(ensure_keys(pathlib.Path(sys.argv[1])).admin_token)"
+        "import sys, pathlib; from fennel_core.apps.local.keys import "
+        "ensure_keys;print(ensure_keys(pathlib.Path(sys.argv[1])).admin_token)"
     )
     read_only = (
-        f"mount --bind {tmp_path} {tmp_path} && mount -o remount,bind,ro {tmp_path} && exec {sys.executable} -c '{reading}' {tmp_path}"
+        f"mount --bind {tmp_path} {tmp_path} && mount -o remount,bind,ro {tmp_path} && "
+        f"exec {sys.executable} -c '{reading}' {tmp_path}"
     )
     command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", read_only]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -119,17 +143,26 @@ def test_a_part_is_as_old_as_its_question(tmp_path: Path) -> None:
     os.utime(question, (now - 10, now - 10))
     assert container.healthy(question) == 0
     os.utime(beat, (now - 20, now - 20))
-    assert container.healthy(question) == "it has not begun to work", "a beat of the time before a restart does not count"
+    assert container.healthy(question) == "it has not begun to work", (
+        "a beat of the time before a restart does not count"
+    )
 
 
 def test_asking_for_health_imports_nothing_heavy(tmp_path: Path) -> None:
     probe = (
-        "import sys, pathlib; from fennel_core.apps import container; container.healthy(pathlib.Path(sys.argv[1]));"
+        "import sys, pathlib; from fennel_core.apps import container; "
+        "container.healthy(pathlib.Path(sys.argv[1]));"
         "print(*sorted({'pydantic', 'psycopg', 'confluent_kafka', 'click'} & sys.modules.keys()))"
     )
     question = tmp_path / "question"
     question.write_text(to_json(HttpSpeaks("http://127.0.0.1:1")))
-    done = subprocess.run([sys.executable, "-c", probe, str(question)], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", probe, str(question)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert done.stdout.strip() == ""
 
 
@@ -138,8 +171,13 @@ def test_asking_for_health_imports_nothing_heavy(tmp_path: Path) -> None:
     [
         ([], "usage"),
         (["run"], "usage"),
-        (["prepare", "make-coffee"], "There is no step make-coffee; there are make-postgres-cluster"),
+        (
+            ["prepare", "make-coffee"],
+            "There is no step make-coffee; there are make-postgres-cluster",
+        ),
     ],
 )
-def test_wrong_words_are_answered_with_the_right_ones(tmp_path: Path, words: list[str], said: str) -> None:
+def test_wrong_words_are_answered_with_the_right_ones(
+    tmp_path: Path, words: list[str], said: str
+) -> None:
     assert str(container.main(words, tmp_path / "question")).startswith(said)

@@ -7,7 +7,15 @@ from types import MappingProxyType
 
 import pytest
 
-from fennel_core.apps.local.decide import Decision, Running, UnknownPartError, chosen, decide, stopping_waves, with_needs
+from fennel_core.apps.local.decide import (
+    Decision,
+    Running,
+    UnknownPartError,
+    chosen,
+    decide,
+    stopping_waves,
+    with_needs,
+)
 from fennel_core.apps.local.health import HttpAnswers
 from fennel_core.apps.local.host import Host
 from fennel_core.apps.local.keys import ensure_keys
@@ -19,7 +27,15 @@ from fennel_core.settings.model import Orchestrator, Settings
 
 
 def part(name: str, *needs: str, group: str = INFRA) -> Part:
-    return Part(name, name, group, ("true",), MappingProxyType({}), HttpAnswers("http://127.0.0.1:1/"), needs=needs)
+    return Part(
+        name,
+        name,
+        group,
+        ("true",),
+        MappingProxyType({}),
+        HttpAnswers("http://127.0.0.1:1/"),
+        needs=needs,
+    )
 
 
 @pytest.fixture
@@ -44,8 +60,12 @@ def test_a_part_that_runs_with_other_settings_is_restarted() -> None:
 
 def test_each_change_of_command_environment_or_port_changes_the_digest() -> None:
     one = Part("a", "a", INFRA, ("x",), MappingProxyType({"A": "1"}), HttpAnswers("http://h/"))
-    other_command = Part("a", "a", INFRA, ("y",), MappingProxyType({"A": "1"}), HttpAnswers("http://h/"))
-    other_env = Part("a", "a", INFRA, ("x",), MappingProxyType({"A": "2"}), HttpAnswers("http://h/"))
+    other_command = Part(
+        "a", "a", INFRA, ("y",), MappingProxyType({"A": "1"}), HttpAnswers("http://h/")
+    )
+    other_env = Part(
+        "a", "a", INFRA, ("x",), MappingProxyType({"A": "2"}), HttpAnswers("http://h/")
+    )
     other_port = replace(one, ports=(Port(1, "A_PORT"),))
     assert len({each.digest for each in (one, other_command, other_env, other_port)}) == 4
 
@@ -89,7 +109,12 @@ def test_no_two_parts_share_a_port_and_each_port_can_be_moved(machine: Machine) 
 
 
 def test_the_inline_orchestrator_needs_no_airflow(machine: Machine) -> None:
-    inline = Machine(machine.settings.model_copy(update={"orchestrator": Orchestrator.INLINE}), machine.layout, machine.keys, machine.host)
+    inline = Machine(
+        machine.settings.model_copy(update={"orchestrator": Orchestrator.INLINE}),
+        machine.layout,
+        machine.keys,
+        machine.host,
+    )
     assert not [row.name for row in table(inline) if row.name.startswith("airflow")]
 
 
@@ -99,18 +124,30 @@ def test_postgres_is_stopped_in_the_way_that_does_not_wait_for_clients(machine: 
 
 def test_user_code_is_started_without_our_passwords(machine: Machine) -> None:
     executors = next(row for row in table(machine) if row.name == "executors")
-    secrets = [machine.keys.postgres_password, machine.keys.admin_token, machine.keys.s3_secret_key, machine.keys.users_secrets_key]
-    assert not [value for value in executors.env.values() if any(secret in value for secret in secrets)]
+    secrets = [
+        machine.keys.postgres_password,
+        machine.keys.admin_token,
+        machine.keys.s3_secret_key,
+        machine.keys.users_secrets_key,
+    ]
+    assert not [
+        value for value in executors.env.values() if any(secret in value for secret in secrets)
+    ]
 
 
 def test_passwords_stand_in_no_command_line(machine: Machine) -> None:
     words = [word for row in table(machine) for word in row.command]
     assert not [
-        word for word in words for name in ("postgres_password", "s3_secret_key", "admin_token") if getattr(machine.keys, name) in word
+        word
+        for word in words
+        for name in ("postgres_password", "s3_secret_key", "admin_token")
+        if getattr(machine.keys, name) in word
     ]
 
 
-def test_settings_survive_their_way_through_the_environment(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_survive_their_way_through_the_environment(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in process_env(machine.settings).items():
         monkeypatch.setenv(name, value)
     assert Settings().model_dump() == machine.settings.model_dump()

@@ -13,10 +13,14 @@ import pytest
 
 from fennel_core.apps.local import processes
 
-STUBBORN = "import signal,time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+STUBBORN = (
+    "import signal,time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', "
+    "flush=True); time.sleep(60)"
+)
 FAMILY = """
 import os, subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import os,time; os.setpgid(0, 0); print(os.getpid(), flush=True); time.sleep(60)"])
+program = "import os,time; os.setpgid(0, 0); print(os.getpid(), flush=True); time.sleep(60)"
+child = subprocess.Popen([sys.executable, "-c", program])
 time.sleep(60)
 """
 
@@ -31,7 +35,9 @@ def children() -> Iterator[list[subprocess.Popen[str]]]:
 
 
 def start(children: list[subprocess.Popen[str]], code: str) -> processes.Started:
-    child = subprocess.Popen([sys.executable, "-c", code], start_new_session=True, stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], start_new_session=True, stdout=subprocess.PIPE, text=True
+    )
     children.append(child)
     return processes.describe(child.pid, "digest", None)
 
@@ -49,7 +55,9 @@ def test_a_process_is_alive_until_it_is_stopped(children: list[subprocess.Popen[
     assert not processes.is_alive(started)
 
 
-def test_a_process_that_ignores_the_request_is_killed_after_the_grace(children: list[subprocess.Popen[str]]) -> None:
+def test_a_process_that_ignores_the_request_is_killed_after_the_grace(
+    children: list[subprocess.Popen[str]],
+) -> None:
     started = start(children, STUBBORN)
     assert line(children) == "up\n"
     began = time.monotonic()
@@ -58,7 +66,9 @@ def test_a_process_that_ignores_the_request_is_killed_after_the_grace(children: 
     assert 0.4 < time.monotonic() - began < 5
 
 
-def test_children_that_left_the_process_group_are_stopped_too(children: list[subprocess.Popen[str]]) -> None:
+def test_children_that_left_the_process_group_are_stopped_too(
+    children: list[subprocess.Popen[str]],
+) -> None:
     started = start(children, FAMILY)
     grandchild = int(line(children))
     assert os.getpgid(grandchild) == grandchild
@@ -67,7 +77,9 @@ def test_children_that_left_the_process_group_are_stopped_too(children: list[sub
     assert stat is None or stat.state == "Z"
 
 
-def test_children_that_outlive_their_leader_are_found(children: list[subprocess.Popen[str]]) -> None:
+def test_children_that_outlive_their_leader_are_found(
+    children: list[subprocess.Popen[str]],
+) -> None:
     started = start(children, FAMILY)
     grandchild = int(line(children))
     os.kill(started.pid, signal.SIGKILL)
@@ -93,7 +105,9 @@ def test_a_record_of_an_earlier_boot_means_nothing(children: list[subprocess.Pop
     assert processes.is_alive(innocent)
 
 
-def test_a_record_is_read_back_and_a_torn_one_is_none(tmp_path: Path, children: list[subprocess.Popen[str]]) -> None:
+def test_a_record_is_read_back_and_a_torn_one_is_none(
+    tmp_path: Path, children: list[subprocess.Popen[str]]
+) -> None:
     started = start(children, "import time; time.sleep(60)")
     processes.write_record(tmp_path / "part", started)
     assert processes.read_record(tmp_path / "part") == started

@@ -8,11 +8,19 @@ from fennel_core.apps.local import show
 
 
 def partition(number: int, workspace: str = "demo", **more: Any) -> dict[str, Any]:
-    row = {"job": f"D.p{number}: map", "id": f"{workspace}.job.x.{number}", "part": number % 4, "slot": "engine-0", "epoch": 1}
+    row = {
+        "job": f"D.p{number}: map",
+        "id": f"{workspace}.job.x.{number}",
+        "part": number % 4,
+        "slot": "engine-0",
+        "epoch": 1,
+    }
     return row | {"status": "running", "lag": 2, "reported_s": 0.1, "error": None} | more
 
 
-def test_a_small_platform_is_shown_whole_with_owner_lag_and_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_small_platform_is_shown_whole_with_owner_lag_and_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     show.print_partitions([partition(1), partition(2, status="parked", error="division by zero")])
     shown = capsys.readouterr().out
     assert "D.p1: map" in shown
@@ -20,7 +28,9 @@ def test_a_small_platform_is_shown_whole_with_owner_lag_and_error(capsys: pytest
     assert "division by zero" in shown
 
 
-def test_a_large_platform_is_counted_and_only_the_odd_ones_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_large_platform_is_counted_and_only_the_odd_ones_are_shown(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     rows = [partition(n, workspace=f"w{n % 2}") for n in range(200)]
     show.print_partitions([*rows, partition(777, slot=None), partition(778, status="parked")])
     shown = capsys.readouterr().out
@@ -33,16 +43,25 @@ def test_a_large_platform_is_counted_and_only_the_odd_ones_are_shown(capsys: pyt
     assert [n for n in ("D.p777", "D.p778", "D.p5:") if n in shown] == ["D.p777", "D.p778"]
 
 
-@pytest.mark.parametrize(("partitions", "said"), [(None, "does not answer"), ([], "nothing is committed")])
-def test_nothing_to_show_is_said(partitions: list[Any] | None, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("partitions", "said"), [(None, "does not answer"), ([], "nothing is committed")]
+)
+def test_nothing_to_show_is_said(
+    partitions: list[Any] | None, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     show.print_partitions(partitions)
     assert said in capsys.readouterr().out
 
 
-def test_a_drill_that_did_not_agree_is_shown_with_when_what_and_both_hashes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_drill_that_did_not_agree_is_shown_with_when_what_and_both_hashes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     told = "Order: table (shop.job.a.1[0]): differs: told (live aa, drilled bb)"
     show.print_drills([{"told": told, "drilled_at": "2026-01-01T03:00:00+00:00"}])
-    assert capsys.readouterr().out.replace("\n", " ").strip() == f"Drill of 2026-01-01T03:00:00+00:00: {told}"
+    assert (
+        capsys.readouterr().out.replace("\n", " ").strip()
+        == f"Drill of 2026-01-01T03:00:00+00:00: {told}"
+    )
     show.print_drills([])
     show.print_drills(None)
     assert capsys.readouterr().out == ""
@@ -64,13 +83,24 @@ def test_history_is_shown_by_topic_with_what_it_lacks(capsys: pytest.CaptureFixt
     assert lines[2:] == [["demo.topic.b.1", "0", "0", "12"], ["shop.topic.a.1", "3", "20000", "0"]]
 
 
-def test_the_history_of_many_topics_is_summed_by_workspace(capsys: pytest.CaptureFixture[str]) -> None:
-    show.print_history({f"w{n % 2}.topic.{n}.1": {"files": 1, "rows": 10, "lag_records": n % 2} for n in range(100)})
+def test_the_history_of_many_topics_is_summed_by_workspace(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    show.print_history(
+        {
+            f"w{n % 2}.topic.{n}.1": {"files": 1, "rows": 10, "lag_records": n % 2}
+            for n in range(100)
+        }
+    )
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[2:] == [["w0", "50", "500", "0"], ["w1", "50", "500", "50"]]
 
 
-@pytest.mark.parametrize(("topics", "said"), [(None, "does not answer"), ({}, "no dataset has a topic")])
-def test_no_history_is_said(topics: dict[str, dict[str, int]] | None, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("topics", "said"), [(None, "does not answer"), ({}, "no dataset has a topic")]
+)
+def test_no_history_is_said(
+    topics: dict[str, dict[str, int]] | None, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     show.print_history(topics)
     assert said in capsys.readouterr().out

@@ -1,4 +1,6 @@
-"""The watch: who crashed is started again, who crashes again and again is left alone, who was stopped stays stopped."""
+"""The watch: who crashed is started again, who crashes again and again is left alone, who was
+stopped stays stopped.
+"""
 
 import sys
 from collections.abc import Iterator
@@ -15,7 +17,14 @@ from fennel_core.apps.local.layout import Layout
 from fennel_core.apps.local.parts import INFRA, Part
 from fennel_core.apps.local.platform import only_one
 from fennel_core.apps.local.steps import Machine
-from fennel_core.apps.local.watch import LONGEST_PAUSE_S, STEADY_S, TRIES, Watch, after_crash, gave_up
+from fennel_core.apps.local.watch import (
+    LONGEST_PAUSE_S,
+    STEADY_S,
+    TRIES,
+    Watch,
+    after_crash,
+    gave_up,
+)
 from fennel_core.settings.model import Settings
 
 RECORD = processes.Started(pid=1, start_ticks=1, boot_id="b", digest="d", port=None)
@@ -57,26 +66,34 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
         processes.stop(record, watch.signal.SIGKILL, 1)
 
 
-def watching(machine: Machine, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]) -> tuple[Watch, Path]:
+def watching(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> tuple[Watch, Path]:
     part = Part("p", "P", INFRA, command, MappingProxyType({}), HttpAnswers("http://127.0.0.1:1/"))
     monkeypatch.setattr(watch, "table", lambda _: (part,))
     return Watch(machine), machine.layout.pids / "p"
 
 
 def dead(path: Path) -> processes.Started:
-    record = processes.Started(pid=2**22, start_ticks=1, boot_id=processes.boot_id(), digest="d", port=None)
+    record = processes.Started(
+        pid=2**22, start_ticks=1, boot_id=processes.boot_id(), digest="d", port=None
+    )
     processes.write_record(path, record)
     return record
 
 
-def test_who_was_never_started_or_was_stopped_is_left_alone(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_was_never_started_or_was_stopped_is_left_alone(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     look, path = watching(machine, monkeypatch, STEADY)
     look.look(0.0)
     look.look(100.0)
     assert not path.exists()
 
 
-def test_who_crashed_is_started_again_after_the_pause(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_crashed_is_started_again_after_the_pause(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     look, path = watching(machine, monkeypatch, STEADY)
     crashed = dead(path)
     look.look(0.0)
@@ -87,7 +104,9 @@ def test_who_crashed_is_started_again_after_the_pause(machine: Machine, monkeypa
     assert processes.is_alive(record)
 
 
-def test_nobody_is_started_while_somebody_else_starts_or_stops_parts(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_is_started_while_somebody_else_starts_or_stops_parts(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     look, path = watching(machine, monkeypatch, STEADY)
     crashed = dead(path)
     look.look(0.0)
@@ -98,7 +117,9 @@ def test_nobody_is_started_while_somebody_else_starts_or_stops_parts(machine: Ma
     assert processes.read_record(path) != crashed
 
 
-def test_who_crashes_at_once_again_and_again_is_left_for_a_person(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_crashes_at_once_again_and_again_is_left_for_a_person(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     look, path = watching(machine, monkeypatch, (sys.executable, "-c", "raise SystemExit(1)"))
     dead(path)
     starts, now_s = set(), 0.0

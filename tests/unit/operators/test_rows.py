@@ -26,9 +26,29 @@ from fennel_core.vocab.dtypes import (
 )
 from fennel_core.vocab.schema import Schema
 
-NESTED = Struct("N", (Field("at", Timestamp()), Field("day", Optional(Date())), Field("money", List(Decimal(3)))))
-TYPES = [Int(), Float(), Str(), Bool(), Bytes(), Timestamp(), Date(), Decimal(2), Embedding(2), NESTED]
-TYPES += [List(Optional(Decimal(1))), Map(Timestamp()), Map(NESTED), List(List(Date())), List(NESTED)]
+NESTED = Struct(
+    "N",
+    (Field("at", Timestamp()), Field("day", Optional(Date())), Field("money", List(Decimal(3)))),
+)
+TYPES = [
+    Int(),
+    Float(),
+    Str(),
+    Bool(),
+    Bytes(),
+    Timestamp(),
+    Date(),
+    Decimal(2),
+    Embedding(2),
+    NESTED,
+]
+TYPES += [
+    List(Optional(Decimal(1))),
+    Map(Timestamp()),
+    Map(NESTED),
+    List(List(Date())),
+    List(NESTED),
+]
 SCHEMA = Schema((), tuple(Field(f"c{i}", Optional(dtype)) for i, dtype in enumerate(TYPES)), "t")
 DAY = dt.date(2024, 2, 29)
 MOMENT = dt.datetime(2024, 2, 29, 12, 0, 0, 1, tzinfo=dt.UTC)
@@ -53,15 +73,23 @@ def test_rows_without_columns_are_empty_arrays_and_as_many_as_the_frame_has():
     assert rows.encode_rows(pl.DataFrame({"a": [1, 2]}), []) == [b"\x90", b"\x90"]
 
 
-PLACES = st.tuples(st.binary(min_size=1, max_size=3), st.integers(rows.MIN_TIME, rows.MAX_TIME), st.binary(min_size=14, max_size=18))
+PLACES = st.tuples(
+    st.binary(min_size=1, max_size=3),
+    st.integers(rows.MIN_TIME, rows.MAX_TIME),
+    st.binary(min_size=14, max_size=18),
+)
 
 
 @given(st.lists(PLACES, min_size=1))
 def test_state_keys_of_one_key_order_by_time_and_then_position(versions):
     key = b"\x91\x01"
     times = pl.Series([t for _, t, _ in versions], dtype=pl.Int64)
-    places = rows.ordered_keys(b"v", [key] * len(versions), times, pl.Series([p for *_, p in versions], dtype=pl.Binary))
-    assert [places[i] for i in sorted(range(len(versions)), key=lambda i: versions[i][1:])] == sorted(places)
+    places = rows.ordered_keys(
+        b"v", [key] * len(versions), times, pl.Series([p for *_, p in versions], dtype=pl.Binary)
+    )
+    assert [
+        places[i] for i in sorted(range(len(versions)), key=lambda i: versions[i][1:])
+    ] == sorted(places)
     (prefix,) = rows.prefixes(b"v", [key])
     assert [rows.time_of(place, len(prefix)) for place in places] == times.to_list()
 

@@ -25,7 +25,9 @@ SPECS = (
     wire.Sum("s", wire.Sliding(HOUR), "v"),
     wire.LastK("l", wire.Forever(), "v", 3, False, False),
 )
-OUTPUT = Schema((Field("k", Str()),), (Field("n", Int()), Field("s", Float()), Field("l", List(Float()))), "t")
+OUTPUT = Schema(
+    (Field("k", Str()),), (Field("n", Int()), Field("s", Float()), Field("l", List(Float()))), "t"
+)
 KEY = key_bytes(pl.DataFrame({"k": ["a"]}), ["k"])
 
 
@@ -42,13 +44,26 @@ class CountedReads(MemoryHangar):
 
 def _rows(times, sign=1):
     return [
-        Change(0, sign, {"k": "a", "v": float(n % 10), "t": t, "__pos": b"\x01" + n.to_bytes(13, "big"), "__gone": False})
+        Change(
+            0,
+            sign,
+            {
+                "k": "a",
+                "v": float(n % 10),
+                "t": t,
+                "__pos": b"\x01" + n.to_bytes(13, "big"),
+                "__gone": False,
+            },
+        )
         for n, t in enumerate(times)
     ]
 
 
 def _filled(changes, batch_rows):
-    step, state = AggregateStep(Aggregate(INPUT, ("k",), SPECS, None, False, True, OUTPUT)), CountedReads()
+    step, state = (
+        AggregateStep(Aggregate(INPUT, ("k",), SPECS, None, False, True, OUTPUT)),
+        CountedReads(),
+    )
     for start in range(0, len(changes), batch_rows):
         outcome = step.apply(state, 0, as_frame(INPUT, changes[start : start + batch_rows]))
         state.write(WriteBatch(outcome.puts, outcome.deletes))
@@ -81,7 +96,9 @@ def test_any_number_of_events_may_share_one_timestamp(taken_back, monkeypatch):
     rows = _rows([5 * SECOND] * 300)
     step, state = _filled(rows + _rows([5 * SECOND] * taken_back, sign=-1), 11)
     left = [change.row["v"] for change in rows[taken_back:]]
-    assert max(int.from_bytes(value[:4], "big") for _, value in state.scan(b"", b"\xff")) <= 6 + 11, "no log holds them all"
+    assert (
+        max(int.from_bytes(value[:4], "big") for _, value in state.scan(b"", b"\xff")) <= 6 + 11
+    ), "no log holds them all"
     for moment in (5 * SECOND, HOUR):
         assert _row(step, state, moment) == [5 * SECOND, len(left), sum(left), left[::-1][:3]]
     assert _row(step, state, 5 * SECOND - 1) is None

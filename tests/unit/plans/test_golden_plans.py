@@ -1,4 +1,6 @@
-"""Plans of a commit that the real client made, against text a person has read. `REFRESH_GOLDEN=1` writes it anew."""
+"""Plans of a commit that the real client made, against text a person has read. `REFRESH_GOLDEN=1`
+writes it anew.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ QUESTIONS = {
         tuple(ref.fqn for ref in sorted(INDEX.providers)),
     ),
     "one-lookup": (("UserFeatures.user",), ("UserFeatures.name", "UserFeatures.age")),
-    "given-wins": (("UserFeatures.user", "UserFeatures.age"), ("UserFeatures.double_age", "UserFeatures.age")),
+    "given-wins": (
+        ("UserFeatures.user", "UserFeatures.age"),
+        ("UserFeatures.double_age", "UserFeatures.age"),
+    ),
 }
 
 

@@ -15,7 +15,9 @@ W = Forever()
 
 
 def committed(dtype: Dtype, spec: ops.Spec, *, pipeline: str = "p") -> SyncRequest:
-    """`Totals` with one value field `v`, computed by `spec` in pipeline `p`; the commit selected `pipeline`."""
+    """`Totals` with one value field `v`, computed by `spec` in pipeline `p`; the commit selected
+    `pipeline`.
+    """
     totals = dataset("Totals", {"uid": Int()}, {"v": dtype})
     base = request({}, [], [USERS, totals])
     kind = Aggregate("Users", ("uid",), (spec,), None, Emit.EAGER)
@@ -49,7 +51,9 @@ def committed(dtype: Dtype, spec: ops.Spec, *, pipeline: str = "p") -> SyncReque
         (Float(), ops.Stddev("v", W, "age", -1.0), Empty(-1.0, declared=True)),
     ],
 )
-def test_an_aggregation_of_nothing_is_its_empty_value(dtype: Dtype, spec: ops.Spec, empty: Empty) -> None:
+def test_an_aggregation_of_nothing_is_its_empty_value(
+    dtype: Dtype, spec: ops.Spec, empty: Empty
+) -> None:
     assert absent_rows(committed(dtype, spec))["Totals"] == (empty,)
 
 
@@ -59,4 +63,6 @@ def test_other_datasets_answer_nulls() -> None:
 
 
 def test_operators_of_a_pipeline_that_was_not_selected_do_not_count() -> None:
-    assert absent_rows(committed(Int(), ops.Sum("v", W, "age"), pipeline="other"))["Totals"] == (NULL,)
+    assert absent_rows(committed(Int(), ops.Sum("v", W, "age"), pipeline="other"))["Totals"] == (
+        NULL,
+    )

@@ -7,11 +7,29 @@ import pytest
 from fennel_core.plans.errors import CyclicFeatures, MissingProvider, UnknownName, UnservedDataset
 from fennel_core.plans.features import FeatureIndex
 from fennel_core.plans.planner import make_plan
-from fennel_core.plans.steps import Alias, Expression, ListLookup, Lookup, Plan, PythonExtractor, Read
+from fennel_core.plans.steps import (
+    Alias,
+    Expression,
+    ListLookup,
+    Lookup,
+    Plan,
+    PythonExtractor,
+    Read,
+)
 from fennel_core.vocab.dtypes import Int, List, Optional, Str
 from fennel_core.wire import entities as wire
 from fennel_core.wire.expr import Binary, BinaryOp, Ref
-from tests.support.featuresets import CODE, OPTIONAL_INT, USERS, dataset, extractor, list_lookup, lookup, ref, request
+from tests.support.featuresets import (
+    CODE,
+    OPTIONAL_INT,
+    USERS,
+    dataset,
+    extractor,
+    list_lookup,
+    lookup,
+    ref,
+    request,
+)
 
 CARDS = dataset("Cards", {"uid": Int(), "card": Int()}, {"limit": Int()})
 DOUBLE = wire.ExprExtractor(Binary(BinaryOp.ADD, Ref("age"), Ref("age")))
@@ -35,7 +53,14 @@ EXTRACTORS = [
     extractor("User.double", DOUBLE, "User.age"),
     extractor("Card.uid", wire.Alias(None), "User.uid"),
     extractor("Card.limit", lookup("Cards", "limit"), "Card.uid", "Card.card"),
-    extractor("Card.score", wire.PyFunc(CODE), "Card.limit", "User.double", datasets=("Users",), also=("rank",)),
+    extractor(
+        "Card.score",
+        wire.PyFunc(CODE),
+        "Card.limit",
+        "User.double",
+        datasets=("Users",),
+        also=("rank",),
+    ),
     extractor("Many.ages", list_lookup("Users", "age"), "Many.uids"),
 ]
 INDEX = FeatureIndex.of(request(FEATURES, EXTRACTORS, [USERS, CARDS]))
@@ -58,9 +83,14 @@ def shape(made: Plan) -> list[str]:
                 case Alias():
                     lines.append(f"{number} alias {step.output.ref.fqn} = {step.source.fqn}")
                 case Expression():
-                    lines.append(f"{number} expr {step.output.ref.fqn} of {', '.join(i.ref.fqn for i in step.inputs)}")
+                    lines.append(
+                        f"{number} expr {step.output.ref.fqn} of "
+                        f"{', '.join(i.ref.fqn for i in step.inputs)}"
+                    )
                 case PythonExtractor():
-                    lines.append(f"{number} python {step.name}: {', '.join(o.ref.fqn for o in step.outputs)}")
+                    lines.append(
+                        f"{number} python {step.name}: {', '.join(o.ref.fqn for o in step.outputs)}"
+                    )
     return lines
 
 
@@ -94,7 +124,10 @@ def test_a_given_output_is_answered_as_given() -> None:
 
 def test_one_given_output_of_an_extractor_does_not_stop_the_others() -> None:
     made = plan(["Card.limit", "User.age", "Card.score"], ["Card.score", "Card.rank"])
-    assert shape(made) == ["0 expr User.double of User.age", "0 python _score: Card.score, Card.rank"]
+    assert shape(made) == [
+        "0 expr User.double of User.age",
+        "0 python _score: Card.score, Card.rank",
+    ]
 
 
 def test_a_featureset_name_stands_for_its_features_in_order_and_each_feature_comes_once() -> None:
@@ -104,7 +137,10 @@ def test_a_featureset_name_stands_for_its_features_in_order_and_each_feature_com
 
 def test_list_lookups_are_never_fused_with_plain_ones() -> None:
     made = plan(["User.uid", "Many.uids"], ["Many.ages", "User.age"])
-    assert shape(made) == ["0 list lookup Users[Many.uids]: Many.ages=age", "0 lookup Users[User.uid]: User.age=age"]
+    assert shape(made) == [
+        "0 list lookup Users[Many.uids]: Many.ages=age",
+        "0 lookup Users[User.uid]: User.age=age",
+    ]
 
 
 def test_expressions_name_features_in_full() -> None:
@@ -131,7 +167,12 @@ def test_an_input_must_be_a_full_feature_name(name: str) -> None:
 
 def test_a_feature_that_needs_itself_is_refused() -> None:
     features = {"A.x": Int(), "A.y": Int()}
-    index = FeatureIndex.of(request(features, [extractor("A.x", wire.Alias(None), "A.y"), extractor("A.y", wire.Alias(None), "A.x")]))
+    index = FeatureIndex.of(
+        request(
+            features,
+            [extractor("A.x", wire.Alias(None), "A.y"), extractor("A.y", wire.Alias(None), "A.x")],
+        )
+    )
     with pytest.raises(CyclicFeatures, match="Cyclic dependency found for"):
         make_plan(index, (), ("A.x",))
     assert shape(make_plan(index, ("A.y",), ("A.x",))) == ["0 alias A.x = A.y"]

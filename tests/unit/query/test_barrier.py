@@ -37,7 +37,11 @@ def job(name: str, inputs: Sequence[str], outputs: Sequence[str] = ()) -> Job:
     )
 
 
-MAP, JOIN, TABLE = job("map", ["source"], ["mapped"]), job("join", ["mapped", "other"], ["joined"]), job("table", ["joined"])
+MAP, JOIN, TABLE = (
+    job("map", ["source"], ["mapped"]),
+    job("join", ["mapped", "other"], ["joined"]),
+    job("table", ["joined"]),
+)
 
 
 class Chain:
@@ -74,7 +78,9 @@ def test_a_job_stands_in_the_layer_after_all_that_it_reads_from() -> None:
 
 
 def test_partitions_without_input_are_not_waited_for() -> None:
-    ends = {(TopicName("mapped"), part): 0 for part in range(PARTITIONS)} | {(TopicName("other"), part): 0 for part in range(PARTITIONS)}
+    ends = {(TopicName("mapped"), part): 0 for part in range(PARTITIONS)} | {
+        (TopicName("other"), part): 0 for part in range(PARTITIONS)
+    }
     assert targets([JOIN], ends) == []
     [target] = targets([JOIN], ends | {(TopicName("other"), 2): 9})
     assert (target.partition, target.offsets) == ((JOIN.id, 2), {"other": 9})
@@ -85,7 +91,9 @@ async def test_nothing_logged_needs_no_wait(chain: Chain) -> None:
     assert chain.slot.requests == []
 
 
-async def test_the_barrier_returns_once_every_job_of_the_chain_has_applied_its_input(chain: Chain) -> None:
+async def test_the_barrier_returns_once_every_job_of_the_chain_has_applied_its_input(
+    chain: Chain,
+) -> None:
     chain.end("source", 10)
     waiting = asyncio.create_task(chain.barrier.wait(chain.catalog, 5.0))
     await asyncio.sleep(0.05)
@@ -107,7 +115,9 @@ async def test_ends_are_read_after_the_jobs_before_them_are_done(chain: Chain) -
     chain.apply("map", source=10)
     chain.end("mapped", 0)
     await chain.barrier.wait(chain.catalog, 1.0)
-    asked = [{topic for topic, _ in partitions} for partitions in chain.platform.end_reads if partitions]
+    asked = [
+        {topic for topic, _ in partitions} for partitions in chain.platform.end_reads if partitions
+    ]
     assert asked == [{"source"}, {"mapped", "other"}, {"joined"}]
 
 
@@ -124,7 +134,9 @@ async def test_what_is_logged_during_the_call_is_not_waited_for(chain: Chain) ->
         dead_letters=TopicName("dead"),
     )
     chain.end("source", 10)
-    waiting = asyncio.create_task(chain.barrier.wait(replace(chain.catalog, sources=(source,)), 5.0))
+    waiting = asyncio.create_task(
+        chain.barrier.wait(replace(chain.catalog, sources=(source,)), 5.0)
+    )
     await asyncio.sleep(0.05)
     chain.end("source", 99)
     chain.apply("map", source=10)
@@ -144,7 +156,9 @@ async def test_a_parked_job_answers_at_once(chain: Chain) -> None:
     assert asyncio.get_running_loop().time() - began < 2
 
 
-async def test_a_job_that_only_the_registry_knows_to_be_parked_answers_at_once(chain: Chain) -> None:
+async def test_a_job_that_only_the_registry_knows_to_be_parked_answers_at_once(
+    chain: Chain,
+) -> None:
     chain.end("source", 10)
     chain.registry.addresses = {}
     chain.registry.parked = {(MAP.id, 0): Parked("boom")}
@@ -155,12 +169,16 @@ async def test_a_job_that_only_the_registry_knows_to_be_parked_answers_at_once(c
 async def test_a_deadline_names_job_partition_and_lag(chain: Chain) -> None:
     chain.end("source", 10, part=2)
     chain.apply("map", part=2, source=4)
-    with pytest.raises(BarrierTimeout, match=r"title of map.*partition 2.*6 records behind") as late:
+    with pytest.raises(
+        BarrierTimeout, match=r"title of map.*partition 2.*6 records behind"
+    ) as late:
         await chain.barrier.wait(chain.catalog, 0.1)
     assert late.value.status == 504
 
 
-async def test_a_moved_partition_is_waited_for_at_its_new_owner(chain: Chain, tmp_path: Path) -> None:
+async def test_a_moved_partition_is_waited_for_at_its_new_owner(
+    chain: Chain, tmp_path: Path
+) -> None:
     chain.end("source", 10)
 
     def moved(op: str, item: Sequence[Any]) -> None:

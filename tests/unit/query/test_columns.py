@@ -1,4 +1,6 @@
-"""Columns in both forms, what becomes of them in JSON, and that keys made of them are the keys that ingest wrote."""
+"""Columns in both forms, what becomes of them in JSON, and that keys made of them are the keys that
+ingest wrote.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +22,37 @@ from fennel_core.query.errors import BadValue
 from fennel_core.query.flow import key_bytes
 from fennel_core.query.values import default_value, given_column
 from fennel_core.vocab import dtypes, keys
-from fennel_core.vocab.dtypes import Bool, Bytes, Date, Dtype, Field, Float, Int, List, Map, Optional, Str, Struct, Timestamp, arrow_type
+from fennel_core.vocab.dtypes import (
+    Bool,
+    Bytes,
+    Date,
+    Dtype,
+    Field,
+    Float,
+    Int,
+    List,
+    Map,
+    Optional,
+    Str,
+    Struct,
+    Timestamp,
+    arrow_type,
+)
 from fennel_core.wire.json_codec import encode_column
 
-POINT = Struct("Point", (Field("at", Timestamp()), Field("cost", dtypes.Decimal(2)), Field("n", Optional(Int()))))
+POINT = Struct(
+    "Point",
+    (Field("at", Timestamp()), Field("cost", dtypes.Decimal(2)), Field("n", Optional(Int()))),
+)
 LEAVES: dict[Dtype, st.SearchStrategy[Any]] = {
     Int(): st.integers(-(2**63), 2**63 - 1),
     Float(): st.floats(allow_nan=False, allow_infinity=False),
     Str(): st.text(st.characters(exclude_categories=("Cs",)), max_size=5),
     Bool(): st.booleans(),
     Bytes(): st.binary(max_size=5),
-    Timestamp(): st.integers(-(2**51), 2**51).map(lambda us: datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=us)),
+    Timestamp(): st.integers(-(2**51), 2**51).map(
+        lambda us: datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=us)
+    ),
     Date(): st.dates(date(1900, 1, 1), date(2100, 1, 1)),
     dtypes.Decimal(2): st.integers(-(10**9), 10**9).map(lambda n: Exact(n).scaleb(-2)),
 }
@@ -85,10 +107,17 @@ def test_both_forms_of_a_column_say_the_same(data: st.DataObject) -> None:
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_key_bytes_are_those_that_ingest_and_engine_make(data: st.DataObject) -> None:
-    kinds = data.draw(st.lists(st.sampled_from([*LEAVES, POINT, List(Int())]), min_size=1, max_size=3))
+    kinds = data.draw(
+        st.lists(st.sampled_from([*LEAVES, POINT, List(Int())]), min_size=1, max_size=3)
+    )
     rows = data.draw(st.integers(1, 4))
     columns = [data.draw(st.lists(values_of(kind), min_size=rows, max_size=rows)) for kind in kinds]
-    frame = pl.DataFrame([series_of(kind, column).alias(f"k{n}") for n, (kind, column) in enumerate(zip(kinds, columns, strict=True))])
+    frame = pl.DataFrame(
+        [
+            series_of(kind, column).alias(f"k{n}")
+            for n, (kind, column) in enumerate(zip(kinds, columns, strict=True))
+        ]
+    )
     made = key_bytes([Column(kind, series=frame[f"k{n}"]).values for n, kind in enumerate(kinds)])
     assert made == keys.key_bytes(frame, frame.columns)
 
@@ -100,7 +129,9 @@ def test_short_cuts_into_json_agree_with_the_codec(data: st.DataObject) -> None:
     size = data.draw(st.sampled_from([0, 1, 3, FEW_ROWS + 1]))
     series = series_of(dtype, data.draw(st.lists(values_of(dtype), min_size=size, max_size=size)))
     quick = json_values(Column(dtype, Column(dtype, series=series).values))
-    assert json.loads(msgspec.json.encode(quick)) == json.loads(msgspec.json.encode(encode_column(series, dtype)))
+    assert json.loads(msgspec.json.encode(quick)) == json.loads(
+        msgspec.json.encode(encode_column(series, dtype))
+    )
 
 
 @pytest.mark.parametrize(
@@ -112,7 +143,9 @@ def test_short_cuts_into_json_agree_with_the_codec(data: st.DataObject) -> None:
         (Optional(Float()), float("nan"), None),
     ],
 )
-def test_a_float_that_json_lacks_is_spelt_where_null_is_forbidden(dtype: Dtype, value: float, sent: object) -> None:
+def test_a_float_that_json_lacks_is_spelt_where_null_is_forbidden(
+    dtype: Dtype, value: float, sent: object
+) -> None:
     assert json.loads(msgspec.json.encode(json_values(Column(dtype, [value, 0.0])))) == [sent, 0.0]
 
 
@@ -130,7 +163,11 @@ def test_a_float_that_json_lacks_is_spelt_where_null_is_forbidden(dtype: Dtype, 
         (List(Int()), "[1, 2]", [1, 2]),
         (Optional(Int()), "3", 3),
         (dtypes.OneOf(Str(), ("a",)), '"b"', "b"),
-        (POINT, '{"at": "1970-01-01T00:00:01Z", "cost": 1, "n": null}', {"at": 1_000_000, "cost": "1.00", "n": None}),
+        (
+            POINT,
+            '{"at": "1970-01-01T00:00:01Z", "cost": 1, "n": null}',
+            {"at": 1_000_000, "cost": "1.00", "n": None},
+        ),
     ],
 )
 def test_defaults_are_read_by_their_type(dtype: Dtype, text: str, physical: object) -> None:
@@ -159,14 +196,19 @@ def test_a_default_of_another_type_is_refused() -> None:
         (Map(Int()), [{"a": 1}], [[{"key": "a", "value": 1}]]),
     ],
 )
-def test_request_columns_are_read_by_their_type(dtype: Dtype, values: list[Any], physical: list[Any]) -> None:
+def test_request_columns_are_read_by_their_type(
+    dtype: Dtype, values: list[Any], physical: list[Any]
+) -> None:
     assert list(given_column(values, dtype, "F.x").values) == physical
 
 
 @pytest.mark.parametrize(
-    ("dtype", "values"), [(Int(), [2**63]), (Int(), [None]), (Int(), [1.5]), (Float(), [float("nan")]), (Str(), [None])]
+    ("dtype", "values"),
+    [(Int(), [2**63]), (Int(), [None]), (Int(), [1.5]), (Float(), [float("nan")]), (Str(), [None])],
 )
-def test_a_value_that_cannot_be_cast_is_refused_with_its_column(dtype: Dtype, values: list[Any]) -> None:
+def test_a_value_that_cannot_be_cast_is_refused_with_its_column(
+    dtype: Dtype, values: list[Any]
+) -> None:
     with pytest.raises(BadValue, match=r"F\.x"):
         given_column(values, dtype, "F.x")
 

@@ -17,13 +17,17 @@ def key_of(*values: object) -> bytes:
 
 
 SCHEMA = Schema((Field("user", Str()), Field("shop", Int())), (), "at")
-VIEW = DatasetView(DatasetName("Visits"), 1, SCHEMA, None, JobId("w.job.visits.1"), True, True, ("user",), False)
+VIEW = DatasetView(
+    DatasetName("Visits"), 1, SCHEMA, None, JobId("w.job.visits.1"), True, True, ("user",), False
+)
 TABLE = Table(VIEW, 4, ())
 KEYS = [key_of("ann", 1), key_of("bob", 1), key_of("ann", 2)]
 
 
 def hidden(*erased: ErasedKeys) -> list[int]:
-    return [i for i, key in enumerate(KEYS) if any(rule.hides(key) for rule in rules(TABLE, erased))]
+    return [
+        i for i, key in enumerate(KEYS) if any(rule.hides(key) for rule in rules(TABLE, erased))
+    ]
 
 
 def test_a_part_of_the_key_hides_every_key_that_has_it():
@@ -52,10 +56,23 @@ class KnownViews:
 
 def test_an_erasure_holds_for_its_workspace_and_dataset_only():
     view = View(None, None, None, {VIEW.name: TABLE})  # type: ignore[arg-type]  # only its tables are asked for
-    erased = Erasures(None, KnownViews({(WorkspaceId("w"), MAIN_BRANCH): view, (WorkspaceId("w"), BranchName("b")): view}))  # type: ignore[arg-type]  # no database
+    erased = Erasures(
+        None,
+        KnownViews(
+            {(WorkspaceId("w"), MAIN_BRANCH): view, (WorkspaceId("w"), BranchName("b")): view}
+        ),
+    )  # type: ignore[arg-type]  # no database
     assert erased.hidden(JobId("w.job.visits.1"), KEYS) == []
-    for workspace, dataset, expected in (("w", "Visits", [0, 2]), ("v", "Visits", []), ("w", "Others", [])):
-        erased._erased = {WorkspaceId(workspace): {DatasetName(dataset): (ErasedKeys(("user",), frozenset({key_of("ann")})),)}}
+    for workspace, dataset, expected in (
+        ("w", "Visits", [0, 2]),
+        ("v", "Visits", []),
+        ("w", "Others", []),
+    ):
+        erased._erased = {
+            WorkspaceId(workspace): {
+                DatasetName(dataset): (ErasedKeys(("user",), frozenset({key_of("ann")})),)
+            }
+        }
         erased._rules = {}
         assert erased.hidden(JobId("w.job.visits.1"), KEYS) == expected
         assert erased.hidden(JobId("w.job.others.1"), KEYS) == []

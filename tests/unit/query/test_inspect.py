@@ -16,8 +16,17 @@ SCHEMA = Schema((Field("uid", Int()),), (Field("name", Str()),), "ts")
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def version(uid: int, name: str | None, position: int, sign: int = 1, *, gone: bool = False) -> dict[str, object]:
-    return {"uid": uid, "name": name, "ts": NOW, POS: position.to_bytes(4, "big"), SIGN: sign, GONE: gone}
+def version(
+    uid: int, name: str | None, position: int, sign: int = 1, *, gone: bool = False
+) -> dict[str, object]:
+    return {
+        "uid": uid,
+        "name": name,
+        "ts": NOW,
+        POS: position.to_bytes(4, "big"),
+        SIGN: sign,
+        GONE: gone,
+    }
 
 
 def names(versions: list[dict[str, object]], rows: int = 10) -> list[str]:
@@ -26,7 +35,11 @@ def names(versions: list[dict[str, object]], rows: int = 10) -> list[str]:
 
 
 def test_rows_come_in_the_order_of_their_positions_whatever_partition_they_stand_in() -> None:
-    assert names([version(2, "second", 2), version(1, "first", 1), version(3, "third", 3)]) == ["first", "second", "third"]
+    assert names([version(2, "second", 2), version(1, "first", 1), version(3, "third", 3)]) == [
+        "first",
+        "second",
+        "third",
+    ]
 
 
 def test_only_the_last_rows_are_shown() -> None:
@@ -34,7 +47,14 @@ def test_only_the_last_rows_are_shown() -> None:
 
 
 def test_what_was_taken_back_is_no_row() -> None:
-    assert names([version(1, "wrong", 1), version(2, "b", 2), version(1, "wrong", 1, -1), version(1, "right", 1)]) == ["right", "b"]
+    assert names(
+        [
+            version(1, "wrong", 1),
+            version(2, "b", 2),
+            version(1, "wrong", 1, -1),
+            version(1, "right", 1),
+        ]
+    ) == ["right", "b"]
 
 
 def test_a_retraction_of_something_older_than_the_tail_is_no_row() -> None:
@@ -46,11 +66,17 @@ def test_a_tombstone_is_no_row() -> None:
 
 
 def test_an_empty_dataset_has_empty_columns() -> None:
-    assert [(field.name, list(column.values)) for field, column in frame_columns(SCHEMA, None)] == [("uid", []), ("name", []), ("ts", [])]
+    assert [(field.name, list(column.values)) for field, column in frame_columns(SCHEMA, None)] == [
+        ("uid", []),
+        ("name", []),
+        ("ts", []),
+    ]
 
 
 def test_scanned_rows_are_the_newest_by_event_time() -> None:
     encode = msgspec.msgpack.encode
     pairs = [(encode([uid]), encode([ts, f"at {ts}"])) for uid, ts in ((1, 30), (2, 10), (3, 20))]
-    columns = {field.name: list(column.values) for field, column in scanned_columns(SCHEMA, pairs, 2)}
+    columns = {
+        field.name: list(column.values) for field, column in scanned_columns(SCHEMA, pairs, 2)
+    }
     assert columns == {"uid": [3, 1], "name": ["at 20", "at 30"], "ts": [20, 30]}

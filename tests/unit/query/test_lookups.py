@@ -32,7 +32,9 @@ class World:
             for n in range(40):
                 slot.put(JOB, [n], 10, [n, n * n])
 
-    async def values(self, keys: Sequence[bytes] = KEYS, as_of: int | list[int] = NOW) -> list[bytes | None]:
+    async def values(
+        self, keys: Sequence[bytes] = KEYS, as_of: int | list[int] = NOW
+    ) -> list[bytes | None]:
         [rows] = await self.lookups.fetch([Want(JOB, PARTITIONS, keys, as_of)])
         return rows
 
@@ -58,12 +60,18 @@ async def test_rows_come_back_in_the_order_of_their_keys_whoever_owns_them(world
 async def test_each_owner_gets_one_request_with_its_own_keys_only(world: World) -> None:
     world.registry.own(world.first, JOB, 2)
     world.registry.addresses |= {(JOB, 2): world.second.path, (JOB, 3): world.second.path}
-    await world.lookups.fetch([Want(JOB, PARTITIONS, KEYS, NOW), Want(JOB, PARTITIONS, KEYS[:1], NOW)])
+    await world.lookups.fetch(
+        [Want(JOB, PARTITIONS, KEYS, NOW), Want(JOB, PARTITIONS, KEYS[:1], NOW)]
+    )
     for slot, parts in ((world.first, {0, 1}), (world.second, {2, 3})):
         [(op, argument)] = slot.requests
         assert op == "lookup"
         assert {part for _, part, _, _ in argument["items"]} <= parts
-        assert all(partition_of(key, PARTITIONS) == part for _, part, keys, _ in argument["items"] for key in keys)
+        assert all(
+            partition_of(key, PARTITIONS) == part
+            for _, part, keys, _ in argument["items"]
+            for key in keys
+        )
 
 
 async def test_a_key_that_is_not_there_has_no_row(world: World) -> None:
@@ -98,7 +106,9 @@ async def test_a_broken_connection_is_replaced(world: World) -> None:
     assert await world.values() == rows_of(range(40))
 
 
-async def test_an_owner_that_does_not_listen_is_asked_for_until_the_registry_names_another(world: World) -> None:
+async def test_an_owner_that_does_not_listen_is_asked_for_until_the_registry_names_another(
+    world: World,
+) -> None:
     world.registry.addresses = {(JOB, part): "/nowhere/s.sock" for part in range(PARTITIONS)}
 
     async def later() -> None:
@@ -150,7 +160,9 @@ async def test_a_job_that_is_gone_says_that_the_view_is_old(world: World) -> Non
 
 async def test_a_frozen_slot_holds_a_lookup_only_until_the_deadline(tmp_path: Path) -> None:
     world = World(tmp_path, timeout_s=0.2)
-    frozen = await asyncio.start_unix_server(lambda reader, writer: asyncio.sleep(10), str(tmp_path / "f.sock"))
+    frozen = await asyncio.start_unix_server(
+        lambda reader, writer: asyncio.sleep(10), str(tmp_path / "f.sock")
+    )
     world.registry.addresses = {(JOB, part): str(tmp_path / "f.sock") for part in range(PARTITIONS)}
     with pytest.raises(Moving, match="does not answer"):
         await world.values()

@@ -1,4 +1,6 @@
-"""Programs: defaults against what an aggregation gives for nothing, and expressions that are evaluated together."""
+"""Programs: defaults against what an aggregation gives for nothing, and expressions that are
+evaluated together.
+"""
 
 from __future__ import annotations
 
@@ -34,13 +36,17 @@ async def absent_value(folder: Path, field: str, dtype: Dtype, default: str | No
     """What a feature that looks `field` up answers for a key that is not there."""
     steps = [extractor("F.out", lookup("Totals", field, dtype, default), "F.uid")]
     index = FeatureIndex.of(request({"F.uid": Int(), "F.out": dtype}, steps, [TOTALS]))
-    table = Table(table_view(TOTALS), PARTITIONS, (Empty(0, declared=False), Empty(-1.0, declared=True)))
+    table = Table(
+        table_view(TOTALS), PARTITIONS, (Empty(0, declared=False), Empty(-1.0, declared=True))
+    )
     program = bind(make_plan(index, ("F.uid",), ("F.out",)), {TOTALS.name: table})
     async with FakeSlot(folder / "s") as slot:
         registry, slots = FakeRegistry(), Slots()
         registry.own(slot, "job-Totals", PARTITIONS)
         flow = Flow(Lookups(slots, Owners(registry), 1.0), Executors(folder / "none"))
-        [column] = await flow.run(program, Request({"F.uid": Column(Int(), [5])}, 1, 1), NO_CALLBACKS)
+        [column] = await flow.run(
+            program, Request({"F.uid": Column(Int(), [5])}, 1, 1), NO_CALLBACKS
+        )
         await slots.close()
         return column.values[0]
 
@@ -79,11 +85,15 @@ def test_expressions_that_do_not_read_one_another_are_one_group() -> None:
         extractor("F.e", plus("a", "a"), "F.a"),
         extractor("F.f", plus("d", "e"), "F.d", "F.e"),
     ]
-    index = FeatureIndex.of(request(dict.fromkeys(("F.a", "F.b", "F.c", "F.d", "F.e", "F.f"), Int()), steps))
+    index = FeatureIndex.of(
+        request(dict.fromkeys(("F.a", "F.b", "F.c", "F.d", "F.e", "F.f"), Int()), steps)
+    )
     plan = make_plan(index, ("F.a",), ("F.c", "F.f"))
     [level] = plan.levels
     groups = [
-        [step.output.ref.name for step in group] if isinstance(group, tuple) else group.output.ref.name
+        [step.output.ref.name for step in group]
+        if isinstance(group, tuple)
+        else group.output.ref.name
         for group in group_expressions(level.local)
     ]
     assert groups == [["b", "e"], "d", ["c", "f"]]
@@ -97,7 +107,7 @@ def test_expressions_that_do_not_read_one_another_are_one_group() -> None:
     assert [list(registers[place].values) for _, _, place in program.outputs] == [[3, 6], [4, 8]]
 
 
-# --- lookups from inside user code ------------------------------------------------------------------------------------
+# --- lookups from inside user code ----------------------------------------------------------------
 
 
 class Inside:
@@ -107,11 +117,18 @@ class Inside:
         registry, self.slots = FakeRegistry(), Slots()
         registry.own(slot, "job-Users", PARTITIONS)
         lookups = Lookups(self.slots, Owners(registry), 1.0)
-        self.answer = ExtractorLookups(lookups, {USERS.name: Table(table_view(USERS), PARTITIONS, (NULL, NULL))}, 100)
+        self.answer = ExtractorLookups(
+            lookups, {USERS.name: Table(table_view(USERS), PARTITIONS, (NULL, NULL))}, 100
+        )
 
 
 def asked(uids: list[object], at: list[int], *fields: str, name: str = "Users") -> Asked:
-    return Asked(name, fields, pa.table({"uid": uids}), pa.chunked_array([pa.array(at, pa.timestamp("us", "UTC"))]))
+    return Asked(
+        name,
+        fields,
+        pa.table({"uid": uids}),
+        pa.chunked_array([pa.array(at, pa.timestamp("us", "UTC"))]),
+    )
 
 
 async def test_user_code_gets_typed_columns_and_found(tmp_path: Path) -> None:
@@ -122,7 +139,12 @@ async def test_user_code_gets_typed_columns_and_found(tmp_path: Path) -> None:
         assert found.table.to_pydict()["age"] == [30, None]
         assert found.table.column_names == ["uid", "age", "name", "ts"]
         assert found.table.schema.field("name").type == pa.large_string()
-        assert [f.dtype for f in found.fields] == [Int(), Optional(Int()), Optional(Str()), Optional(Timestamp())]
+        assert [f.dtype for f in found.fields] == [
+            Int(),
+            Optional(Int()),
+            Optional(Str()),
+            Optional(Timestamp()),
+        ]
         assert found.found.to_pylist() == [True, False]
         await inside.slots.close()
 
@@ -145,7 +167,9 @@ async def test_user_code_sees_the_past_it_asks_for_and_never_the_future(tmp_path
         (asked(["x"], [1]), "conversion"),
     ],
 )
-async def test_what_user_code_asks_wrongly_is_told_to_it(tmp_path: Path, question: Asked, text: str) -> None:
+async def test_what_user_code_asks_wrongly_is_told_to_it(
+    tmp_path: Path, question: Asked, text: str
+) -> None:
     async with FakeSlot(tmp_path / "s") as slot:
         inside = Inside(slot)
         with pytest.raises(LookupRefused, match=text):

@@ -23,7 +23,9 @@ ALIAS = [extractor("A.y", wire.Alias(None), "A.x")]
 
 def platform(commit: str = "c1") -> FakePlatform:
     made = FakePlatform()
-    made.serve(request({"A.x": Int(), "A.y": Int()}, ALIAS, [USERS]), [table_view(USERS)], commit=commit)
+    made.serve(
+        request({"A.x": Int(), "A.y": Int()}, ALIAS, [USERS]), [table_view(USERS)], commit=commit
+    )
     return made
 
 
@@ -69,7 +71,9 @@ class Slow(FakePlatform):
         super().__init__()
         self.gate = asyncio.Event()
 
-    async def read_serving(self, key: BranchKey, known: CommitId | None) -> Serving | CommitId | None:
+    async def read_serving(
+        self, key: BranchKey, known: CommitId | None
+    ) -> Serving | CommitId | None:
         answer = await super().read_serving(key, known)
         await self.gate.wait()
         return answer
@@ -112,6 +116,8 @@ async def test_a_branch_that_is_gone_is_forgotten_and_the_others_are_still_refre
     assert {key[1]: view.commit for key, view in views.known().items()} == {"main": "c2"}
 
 
-@pytest.mark.parametrize(("payload", "key"), [("w/main", ("w", "main")), ("w/feature/x", ("w", "feature/x"))])
+@pytest.mark.parametrize(
+    ("payload", "key"), [("w/main", ("w", "main")), ("w/feature/x", ("w", "feature/x"))]
+)
 def test_a_notification_names_its_branch(payload: str, key: Sequence[str]) -> None:
     assert branch_key(payload) == tuple(key)

@@ -10,7 +10,9 @@ from fennel_core.vocab.ids import JobId, PartitionIndex, SlotId
 
 JOBS = [JobId(f"job-{n}") for n in range(200)]
 PARTS = [PartitionIndex(p) for p in range(4)]
-slots = st.lists(st.integers(0, 50).map(lambda n: SlotId(f"slot-{n}")), min_size=1, max_size=8, unique=True)
+slots = st.lists(
+    st.integers(0, 50).map(lambda n: SlotId(f"slot-{n}")), min_size=1, max_size=8, unique=True
+)
 
 
 def test_nobody_is_preferred_when_no_slot_lives() -> None:
@@ -18,13 +20,17 @@ def test_nobody_is_preferred_when_no_slot_lives() -> None:
 
 
 @given(live=slots, job=st.sampled_from(JOBS), part=st.sampled_from(PARTS))
-def test_everybody_agrees_whatever_the_order_in_which_slots_are_listed(live: list[SlotId], job: JobId, part: PartitionIndex) -> None:
+def test_everybody_agrees_whatever_the_order_in_which_slots_are_listed(
+    live: list[SlotId], job: JobId, part: PartitionIndex
+) -> None:
     assert preferred(job, part, live) == preferred(job, part, sorted(live, reverse=True))
     assert preferred(job, part, live) in live
 
 
 @given(live=slots, job=st.sampled_from(JOBS))
-def test_the_partitions_of_a_job_are_spread_as_evenly_as_integers_allow(live: list[SlotId], job: JobId) -> None:
+def test_the_partitions_of_a_job_are_spread_as_evenly_as_integers_allow(
+    live: list[SlotId], job: JobId
+) -> None:
     counts = Counter(preferred(job, part, live) for part in PARTS)
     shares = [counts[slot] for slot in live]
     assert max(shares) - min(shares) <= 1
@@ -34,5 +40,9 @@ def test_a_leaving_slot_moves_a_bounded_share() -> None:
     before = [SlotId(f"slot-{n}") for n in range(8)]
     after = before[:-1]
     owned = {(job, part): preferred(job, part, before) for job in JOBS for part in PARTS}
-    moved = sum(1 for key, slot in owned.items() if slot != before[-1] and preferred(*key, after) != slot)
-    assert moved / len(owned) < 0.5, "dealing partitions round the ranking may move some, never most"
+    moved = sum(
+        1 for key, slot in owned.items() if slot != before[-1] and preferred(*key, after) != slot
+    )
+    assert moved / len(owned) < 0.5, (
+        "dealing partitions round the ranking may move some, never most"
+    )

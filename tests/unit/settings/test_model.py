@@ -21,7 +21,9 @@ def test_environment_variables_change_any_setting(monkeypatch: pytest.MonkeyPatc
 
 
 def test_every_setting_says_what_it_is_for() -> None:
-    silent = [name for name, field in Settings.model_fields.items() if len(field.description or "") < 20]
+    silent = [
+        name for name, field in Settings.model_fields.items() if len(field.description or "") < 20
+    ]
     assert silent == []
 
 
@@ -29,7 +31,8 @@ def test_every_size_and_time_names_its_unit() -> None:
     unitless = [
         n
         for n in Settings.model_fields
-        if any(w in n for w in ("timeout", "limit", "lease", "retention", "grace")) and not n.endswith(("_ms", "_s", "_bytes"))
+        if any(w in n for w in ("timeout", "limit", "lease", "retention", "grace"))
+        and not n.endswith(("_ms", "_s", "_bytes"))
     ]
     assert unitless == []
 
@@ -56,7 +59,11 @@ def test_dev_tokens_are_refused_off_loopback(monkeypatch: pytest.MonkeyPatch) ->
         ("0.0.0.0", "", False),
         ("0.0.0.0", "0.0.0.0", False),
         ("0.0.0.0", "192.168.1.5", False),
-        ("192.168.1.5", "127.0.0.1", False),  # one address of a network is reached there, whatever is said
+        (
+            "192.168.1.5",
+            "127.0.0.1",
+            False,
+        ),  # one address of a network is reached there, whatever is said
         ("127.0.0.1", "192.168.1.5", False),  # something passes it on to a network
     ],
 )
@@ -74,12 +81,24 @@ def test_dev_tokens_are_for_what_is_reached_on_loopback_only(
             Settings()
 
 
-def test_containers_reach_each_other_by_name_and_users_reach_what_is_published(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"HOST": "0.0.0.0", "PUBLISHED_HOST": "127.0.0.1", "REACH_BY_NAME": "true"}.items():
+def test_containers_reach_each_other_by_name_and_users_reach_what_is_published(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in {
+        "HOST": "0.0.0.0",
+        "PUBLISHED_HOST": "127.0.0.1",
+        "REACH_BY_NAME": "true",
+    }.items():
         monkeypatch.setenv(f"FENNEL_{name}", value)
     settings = Settings()
-    assert (settings.definition_url, settings.ingest_url) == ("http://definition:7401", "http://ingest:7402")
-    assert (settings.query_url, settings.airflow_pages) == ("http://127.0.0.1:7400", "http://127.0.0.1:7480")
+    assert (settings.definition_url, settings.ingest_url) == (
+        "http://definition:7401",
+        "http://ingest:7402",
+    )
+    assert (settings.query_url, settings.airflow_pages) == (
+        "http://127.0.0.1:7400",
+        "http://127.0.0.1:7480",
+    )
     assert settings.own_address == "127.0.0.1"
 
 
@@ -117,5 +136,7 @@ sys.addaudithook(hook)
 import fennel_core.settings.model
 sys.exit(str(seen) if seen else 0)
 """
-    done = subprocess.run([sys.executable, "-c", probe], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", probe], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr

@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fennel_core.snapshots.decide import Local, better, garbage, pruning, unchanged, uploads
-from fennel_core.snapshots.manifest import FORMAT, File, Manifest, ManifestError, Position, decode, encode
+from fennel_core.snapshots.manifest import (
+    FORMAT,
+    File,
+    Manifest,
+    ManifestError,
+    Position,
+    decode,
+    encode,
+)
 from fennel_core.snapshots.store import Pointer, Stored
 from fennel_core.vocab.ids import Epoch, JobId, Offset, PartitionIndex, TopicName
 
@@ -28,13 +36,19 @@ def pointer(number: int, taken_at: datetime) -> Pointer:
 
 
 def standing(number: int, replayed: int, **offsets: int) -> Pointer:
-    position = Position(number, Offset(replayed), {TopicName(topic): Offset(offset) for topic, offset in offsets.items()})
+    position = Position(
+        number,
+        Offset(replayed),
+        {TopicName(topic): Offset(offset) for topic, offset in offsets.items()},
+    )
     return dataclasses.replace(pointer(number, NOW), position=position)
 
 
 def test_a_name_that_came_back_with_another_content_is_uploaded_again() -> None:
     newest = manifest(File("8.sst", 3, "old", "o/8"), File("9.sst", 3, "same", "o/9"))
-    plan = uploads([Local("8.sst", 3, "new"), Local("10.sst", 3, "same"), Local("9.sst", 4, "same")], newest)
+    plan = uploads(
+        [Local("8.sst", 3, "new"), Local("10.sst", 3, "same"), Local("9.sst", 4, "same")], newest
+    )
     assert plan.fresh == (Local("8.sst", 3, "new"), Local("9.sst", 4, "same"))
     assert plan.reused == (File("10.sst", 3, "same", "o/9"),)
 
@@ -47,23 +61,42 @@ def test_a_state_is_unchanged_only_at_the_same_position_and_format() -> None:
 
 
 def test_a_snapshot_stays_for_a_grace_period_after_it_became_one_too_many() -> None:
-    rows = [pointer(4, NOW - HOUR / 2), pointer(3, NOW - 2 * HOUR), pointer(2, NOW - 5 * HOUR), pointer(1, NOW - 9 * HOUR)]
+    rows = [
+        pointer(4, NOW - HOUR / 2),
+        pointer(3, NOW - 2 * HOUR),
+        pointer(2, NOW - 5 * HOUR),
+        pointer(1, NOW - 9 * HOUR),
+    ]
     plan = pruning(rows, 2, HOUR, NOW)
-    assert [p.number for p in plan.surplus] == [1], "2 is one too many only since 4 was taken, half an hour ago"
+    assert [p.number for p in plan.surplus] == [1], (
+        "2 is one too many only since 4 was taken, half an hour ago"
+    )
     assert [p.number for p in pruning(rows, 2, HOUR, NOW + HOUR).surplus] == [2, 1]
 
 
-@given(ages=st.lists(st.integers(0, 1000), max_size=8), keep=st.integers(1, 4), grace=st.integers(0, 100))
-def test_the_newest_are_never_surplus_and_everything_is_kept_or_surplus(ages: list[int], keep: int, grace: int) -> None:
+@given(
+    ages=st.lists(st.integers(0, 1000), max_size=8),
+    keep=st.integers(1, 4),
+    grace=st.integers(0, 100),
+)
+def test_the_newest_are_never_surplus_and_everything_is_kept_or_surplus(
+    ages: list[int], keep: int, grace: int
+) -> None:
     times = sorted(ages)
-    rows = [pointer(len(times) - place, NOW - timedelta(minutes=age)) for place, age in enumerate(times)]
+    rows = [
+        pointer(len(times) - place, NOW - timedelta(minutes=age)) for place, age in enumerate(times)
+    ]
     plan = pruning(rows, keep, timedelta(minutes=grace), NOW)
     assert plan.kept[:keep] == tuple(rows[:keep])
     assert list(plan.kept + plan.surplus) == rows
 
 
 def test_only_old_objects_that_no_snapshot_names_are_garbage() -> None:
-    stored = [Stored("named", NOW - 9 * HOUR), Stored("old", NOW - 2 * HOUR), Stored("being written", NOW - HOUR / 2)]
+    stored = [
+        Stored("named", NOW - 9 * HOUR),
+        Stored("old", NOW - 2 * HOUR),
+        Stored("being written", NOW - HOUR / 2),
+    ]
     assert garbage(stored, {"named"}, HOUR, NOW) == ["old"]
 
 
@@ -72,7 +105,9 @@ def test_a_manifest_comes_back_as_it_was_written() -> None:
     assert decode(encode(written)) == written
 
 
-@pytest.mark.parametrize("body", [b"", b"{}", b"null", encode(manifest()).replace(b'"format":1', b'"format":2')])
+@pytest.mark.parametrize(
+    "body", [b"", b"{}", b"null", encode(manifest()).replace(b'"format":1', b'"format":2')]
+)
 def test_what_is_no_manifest_of_this_format_is_refused(body: bytes) -> None:
     with pytest.raises(ManifestError):
         decode(body)

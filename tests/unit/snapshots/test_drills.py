@@ -11,7 +11,15 @@ import pytest
 
 from fennel_core.connections.frames import RemoteError
 from fennel_core.snapshots.choice import Named
-from fennel_core.snapshots.drills import DrillFailed, DrillUnknown, Finding, Verdict, drilled_by_owner, in_turn, refuse
+from fennel_core.snapshots.drills import (
+    DrillFailed,
+    DrillUnknown,
+    Finding,
+    Verdict,
+    drilled_by_owner,
+    in_turn,
+    refuse,
+)
 from fennel_core.vocab.ids import JobId, PartitionIndex
 
 PARTS = [Named(JobId("w.job.a.1"), PartitionIndex(part), "w", "Order: table") for part in range(5)]
@@ -57,14 +65,25 @@ class Slot:
         (Slot(None, owner=None), Verdict.SKIPPED),
     ],
 )
-async def test_what_a_slot_answers_is_a_finding_and_what_it_does_not_is_none_about_the_state(slot: Slot, verdict: Verdict) -> None:
+async def test_what_a_slot_answers_is_a_finding_and_what_it_does_not_is_none_about_the_state(
+    slot: Slot, verdict: Verdict
+) -> None:
     assert (await drilled_by_owner(slot, PARTS[0], 1)).verdict is verdict
 
 
-def test_a_difference_fails_with_name_and_both_hashes_before_anything_that_is_only_unknown() -> None:
-    differs, unknown = Finding(Verdict.DIFFERS, "told", "aa", "bb"), Finding(Verdict.UNKNOWN, "no answer")
+def test_a_difference_fails_with_name_and_both_hashes_before_anything_that_is_only_unknown() -> (
+    None
+):
+    differs, unknown = (
+        Finding(Verdict.DIFFERS, "told", "aa", "bb"),
+        Finding(Verdict.UNKNOWN, "no answer"),
+    )
     fine = [Finding(verdict, "fine") for verdict in (Verdict.AGREES, Verdict.SKIPPED)]
-    with pytest.raises(DrillFailed, match=r"1 of 4 drills: Order: table \(w.job.a.1\[0\]\): differs: told \(live aa, drilled bb\)$"):
+    with pytest.raises(
+        DrillFailed,
+        match=r"1 of 4 drills: Order: table \(w.job.a.1\[0\]\): "
+        r"differs: told \(live aa, drilled bb\)$",
+    ):
         refuse(list(zip(PARTS, [differs, unknown, *fine], strict=False)))
     with pytest.raises(DrillUnknown, match=r"1 of 3 drills: .*no answer"):
         refuse(list(zip(PARTS, [unknown, *fine], strict=False)))

@@ -19,7 +19,9 @@ RUNNING = State(1, "running", 0, None, 10, "its local state")
 
 @dataclass
 class Owners:
-    """Slots by address; `script[part]` is what their answers about it are after the order, one per question, the last for ever."""
+    """Slots by address; `script[part]` is what their answers about it are after the order, one per
+    question, the last for ever.
+    """
 
     script: dict[int, list[State | None]]
     address: Callable[[], str | None] = lambda: "a.sock"
@@ -55,11 +57,15 @@ class World:
     now_s: float = 0.0
     told: list[str] = field(default_factory=list)
 
-    async def run(self, wanted: Sequence[Named] = PARTS, before: int | None = None, timeout_s: float = 300.0) -> None:
+    async def run(
+        self, wanted: Sequence[Named] = PARTS, before: int | None = None, timeout_s: float = 300.0
+    ) -> None:
         async def sleep(seconds: float) -> None:
             self.now_s += seconds
 
-        await Recovery(self.owners, self.told.append, lambda: self.now_s, sleep, "why", before).run(wanted, timeout_s)
+        await Recovery(self.owners, self.told.append, lambda: self.now_s, sleep, "why", before).run(
+            wanted, timeout_s
+        )
 
 
 def running(lag: int | None, seen: int, epoch: int = 1) -> State:
@@ -69,18 +75,27 @@ def running(lag: int | None, seen: int, epoch: int = 1) -> State:
 RECOVERING = State(1, "recovering", None, None, 0, "nothing yet")
 
 
-async def test_it_is_done_when_all_that_stood_in_the_inputs_as_the_rebuilt_state_began_is_applied_even_if_more_comes_all_the_time() -> None:
-    owners = Owners({0: [RECOVERING, running(None, 5), running(5, 5), running(9, 7), running(4, 10)], 1: [running(0, 3)]})
+async def test_a_rebuild_ends_at_the_end_offsets_of_its_start_even_under_constant_writes() -> None:
+    owners = Owners(
+        {
+            0: [RECOVERING, running(None, 5), running(5, 5), running(9, 7), running(4, 10)],
+            1: [running(0, 3)],
+        }
+    )
     world = World(owners)
     await world.run(before=9)
     assert owners.orders == [("a.sock", 0, 9), ("a.sock", 1, 9)], "each was asked once"
-    assert "Order: table (w.job.a.1[0]): caught up, from snapshot #7, 4 records behind" in world.told
+    assert (
+        "Order: table (w.job.a.1[0]): caught up, from snapshot #7, 4 records behind" in world.told
+    )
     assert world.told[-1].startswith("2 job partitions rebuilt and caught up in ")
     assert len(owners.script[0]) == 1, "it was watched to the end"
 
 
 async def test_a_new_owner_is_ordered_anew_because_it_may_have_a_local_state_of_its_own() -> None:
-    owners = Owners({0: [RECOVERING, running(0, 5, epoch=2), running(0, 5, epoch=2)], 1: [running(0, 3)]})
+    owners = Owners(
+        {0: [RECOVERING, running(0, 5, epoch=2), running(0, 5, epoch=2)], 1: [running(0, 3)]}
+    )
     owners._epoch = lambda part: len([o for o in owners.orders if o[1] == part])  # type: ignore[method-assign]
     world = World(owners)
     await world.run()
@@ -89,12 +104,20 @@ async def test_a_new_owner_is_ordered_anew_because_it_may_have_a_local_state_of_
 
 
 async def test_a_partition_that_stays_parked_fails_with_its_name_and_its_error() -> None:
-    owners = Owners({0: [State(1, "parked", None, "ValueError: no such column", 0, "snapshot #7")], 1: [running(0, 3)]})
-    with pytest.raises(NotRebuilt, match=r"1 of 2 .*Order: table \(w.job.a.1\[0\]\): it is parked: ValueError: no such column"):
+    owners = Owners(
+        {
+            0: [State(1, "parked", None, "ValueError: no such column", 0, "snapshot #7")],
+            1: [running(0, 3)],
+        }
+    )
+    with pytest.raises(
+        NotRebuilt,
+        match=r"1 of 2 .*Order: table \(w.job.a.1\[0\]\): it is parked: ValueError: no such column",
+    ):
         await World(owners).run()
 
 
-async def test_a_partition_that_is_parked_between_its_tries_is_not_taken_for_one_that_recovers() -> None:
+async def test_a_partition_parked_between_retries_does_not_count_as_rebuilding() -> None:
     class Flapping(Owners):
         def _answer(self, part: int) -> State | None:
             self.script[part].append(self.script[part].pop(0))
@@ -106,7 +129,16 @@ async def test_a_partition_that_is_parked_between_its_tries_is_not_taken_for_one
 
 
 async def test_one_that_was_parked_for_a_moment_is_waited_for() -> None:
-    owners = Owners({0: [State(1, "parked", None, "the bucket is away", 0, "nothing yet"), RECOVERING, running(0, 4)], 1: []})
+    owners = Owners(
+        {
+            0: [
+                State(1, "parked", None, "the bucket is away", 0, "nothing yet"),
+                RECOVERING,
+                running(0, 4),
+            ],
+            1: [],
+        }
+    )
     await World(owners).run(PARTS[:1])
 
 
@@ -127,5 +159,7 @@ async def test_a_slot_that_does_not_answer_for_a_moment_is_asked_again() -> None
 
 
 async def test_what_is_not_ready_in_time_is_named_with_what_was_last_seen() -> None:
-    with pytest.raises(NotRebuilt, match=r"\[0\]\): it has not caught up in time; last seen: recovering"):
+    with pytest.raises(
+        NotRebuilt, match=r"\[0\]\): it has not caught up in time; last seen: recovering"
+    ):
         await World(Owners({0: [RECOVERING], 1: [running(0, 1)]})).run(timeout_s=100)

@@ -14,11 +14,21 @@ OFFSETS = st.integers(0, 20).map(Offset)
 
 
 def a_log(kind: Kind, start: int, warned: int, aged: int, end: int) -> Log:
-    return Log(TopicName("t"), PartitionIndex(2), kind, Offset(start), Offset(end), Offset(aged), Offset(warned))
+    return Log(
+        TopicName("t"),
+        PartitionIndex(2),
+        kind,
+        Offset(start),
+        Offset(end),
+        Offset(aged),
+        Offset(warned),
+    )
 
 
 def needing(offset: int, snapshots: int = 1) -> Need:
-    return Need(JobId("w.job.a.1"), "Totals: aggregate", PartitionIndex(2), Offset(offset), snapshots)
+    return Need(
+        JobId("w.job.a.1"), "Totals: aggregate", PartitionIndex(2), Offset(offset), snapshots
+    )
 
 
 LOG = a_log(Kind.CONTENT, 10, 60, 50, 100)
@@ -42,7 +52,12 @@ def test_a_replaylog_goes_as_soon_as_no_snapshot_needs_it_whatever_its_age() -> 
     assert cut(replaylog, [], None) == 10, "nobody is known to read it, so somebody may be about to"
 
 
-@given(kind=st.sampled_from(Kind), cuts=st.lists(OFFSETS, min_size=4, max_size=4).map(sorted), needs=st.lists(OFFSETS), history=OFFSETS)
+@given(
+    kind=st.sampled_from(Kind),
+    cuts=st.lists(OFFSETS, min_size=4, max_size=4).map(sorted),
+    needs=st.lists(OFFSETS),
+    history=OFFSETS,
+)
 def test_no_log_is_ever_cut_behind_a_need_nor_grown_nor_cut_beyond_its_end(
     kind: Kind, cuts: list[int], needs: list[int], history: int
 ) -> None:

@@ -74,12 +74,16 @@ async def test_raw_asgi_answers_the_same_bytes() -> None:
     assert sent[1]["body"] == b"no token"
 
 
-@pytest.mark.parametrize(("accept", "json"), [(None, False), ("*/*", False), ("text/html, application/json;q=0.9", True)])
+@pytest.mark.parametrize(
+    ("accept", "json"), [(None, False), ("*/*", False), ("text/html, application/json;q=0.9", True)]
+)
 def test_only_json_asked_for_by_name_is_json(accept: str | None, json: bool) -> None:
     assert wants_json(accept) is json
 
 
-@pytest.mark.parametrize(("status", "code"), [(200, "ok"), (500, ""), (500, "Has Space"), (500, "UPPER")])
+@pytest.mark.parametrize(
+    ("status", "code"), [(200, "ok"), (500, ""), (500, "Has Space"), (500, "UPPER")]
+)
 def test_an_error_that_is_none_cannot_be_made(status: int, code: str) -> None:
     with pytest.raises(ValueError, match=r"not (the status of an error|an error code)"):
         ApiError(status, code, "text")

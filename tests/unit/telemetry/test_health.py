@@ -37,7 +37,9 @@ async def test_a_process_is_ready_when_every_check_says_so() -> None:
     assert (answer.status, json.loads(answer.body)["checks"]) == (200, {"postgres": "ok"})
 
 
-async def test_every_failed_check_is_told_and_a_process_that_is_not_ready_is_still_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_every_failed_check_is_told_and_a_process_that_is_not_ready_is_still_healthy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(health, "CHECK_SECONDS", 0.05)
     one = Health("query", {"a": _fine, "b": _missing, "c": _raises, "d": _hangs})
     answer = await one.answer("/readyz")
@@ -61,12 +63,17 @@ async def test_a_process_without_http_serves_the_three_paths() -> None:
     server = await Health("engine", {}).serve("127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     async with server:
-        assert (await _get(port, b"GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n")).startswith(b"HTTP/1.1 200 OK\r\n")
+        assert (await _get(port, b"GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n")).startswith(
+            b"HTTP/1.1 200 OK\r\n"
+        )
         page = await _get(port, b"GET /metrics?x=1 HTTP/1.1\r\nHost: x\r\n\r\n")
         assert b"# TYPE fennel_request_counter counter" in page
         assert (await _get(port, b"GET /other HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 404 ")
         assert (await _get(port, b"nonsense\r\n\r\n")).startswith(b"HTTP/1.1 404 ")
-        assert await _get(port, b"GET /" + b"x" * (2 * health.REQUEST_BYTES) + b" HTTP/1.1\r\n\r\n") == b""
+        assert (
+            await _get(port, b"GET /" + b"x" * (2 * health.REQUEST_BYTES) + b" HTTP/1.1\r\n\r\n")
+            == b""
+        )
 
 
 def test_a_fastapi_application_gets_the_same_routes_outside_its_description() -> None:
@@ -75,7 +82,9 @@ def test_a_fastapi_application_gets_the_same_routes_outside_its_description() ->
     with TestClient(app) as client:
         assert client.get("/healthz").json() == {"status": "alive", "process": "definition"}
         assert client.get("/readyz").status_code == 503
-        assert client.get("/metrics").headers["content-type"].startswith("text/plain; version=0.0.4")
+        assert (
+            client.get("/metrics").headers["content-type"].startswith("text/plain; version=0.0.4")
+        )
         assert client.get("/openapi.json").json()["paths"] == {}
 
 

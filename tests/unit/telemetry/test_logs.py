@@ -65,7 +65,12 @@ def test_libraries_log_in_the_same_shape_and_with_the_same_ids(lines: io.StringI
     with logs.bound(commit="c1"):
         logging.getLogger("library").warning("lost %s", "it", extra={"attempt": 2})
     line = _last(lines)
-    assert (line["event"], line["level"], line["commit"], line["attempt"]) == ("lost it", "warning", "c1", 2)
+    assert (line["event"], line["level"], line["commit"], line["attempt"]) == (
+        "lost it",
+        "warning",
+        "c1",
+        2,
+    )
 
 
 @pytest.mark.parametrize(
@@ -98,7 +103,9 @@ def test_a_secret_in_a_traceback_or_in_the_event_itself_is_starred_out(lines: io
     assert "RuntimeError" in lines.getvalue()
 
 
-def test_a_value_learnt_later_is_hidden_from_then_on_and_a_short_one_never(lines: io.StringIO) -> None:
+def test_a_value_learnt_later_is_hidden_from_then_on_and_a_short_one_never(
+    lines: io.StringIO,
+) -> None:
     logs.hide("learnt-later", "dev")
     logs.logger("x").info("learnt-later for dev")
     assert _last(lines)["event"] == "*** for dev"

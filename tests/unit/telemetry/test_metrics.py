@@ -31,11 +31,15 @@ def test_every_documented_name_is_there_with_its_type(name: str, kind: str) -> N
     assert f"# TYPE {name} {kind}\n".encode() in metrics.render()
 
 
-def test_a_counter_with_a_documented_name_is_rendered_without_the_suffix_and_others_with_it() -> None:
+def test_a_counter_with_a_documented_name_is_rendered_without_the_suffix_and_others_with_it() -> (
+    None
+):
     metrics.REQUESTS.labels("/api/v1/query", "POST", "200").inc()
     metrics.counter("fennel_test_things", "Things.").inc(2)
     text = metrics.render()
-    assert b'\nfennel_request_counter{method="POST",path="/api/v1/query",status="200"} 1.0\n' in text
+    assert (
+        b'\nfennel_request_counter{method="POST",path="/api/v1/query",status="200"} 1.0\n' in text
+    )
     assert b"\nfennel_test_things_total 2.0\n" in text
     assert b"fennel_request_counter_total" not in text
 
@@ -51,7 +55,11 @@ def test_several_processes_add_up_to_one_page(tmp_path: Path) -> None:
     for _ in range(2):
         subprocess.run([sys.executable, "-c", work], env=env, cwd=root, check=True)
     page = subprocess.run(
-        [sys.executable, "-c", "from fennel_core.telemetry import metrics as m; print(m.render().decode())"],
+        [
+            sys.executable,
+            "-c",
+            "from fennel_core.telemetry import metrics as m; print(m.render().decode())",
+        ],
         env=env,
         cwd=root,
         check=True,
@@ -59,4 +67,6 @@ def test_several_processes_add_up_to_one_page(tmp_path: Path) -> None:
         text=True,
     ).stdout
     assert 'fennel_source_watermark_discarded_rows{dataset_name="d",source_name="s"} 6.0' in page
-    assert 'fennel_pipeline_metrics{dataset_name="d",metric="backlog",pipeline_name="p"} 7.0' in page
+    assert (
+        'fennel_pipeline_metrics{dataset_name="d",metric="backlog",pipeline_name="p"} 7.0' in page
+    )

@@ -1,6 +1,7 @@
 """Commits of the real client, recorded as bytes, decode to the values in `tests/golden/wire/*.txt`.
 
-`REFRESH_GOLDEN=1 pytest tests/unit/wire/test_wire_decode.py` rewrites the text; read the diff before committing it.
+`REFRESH_GOLDEN=1 pytest tests/unit/wire/test_wire_decode.py` rewrites the text; read the diff
+before committing it.
 """
 
 import contextlib
@@ -17,7 +18,13 @@ from fennel_core.wire.decode import decode_sync_request
 from fennel_core.wire.decode_datatypes import decode_dtype
 from fennel_core.wire.decode_expressions import decode_expr
 from fennel_core.wire.errors import MalformedMessage, UnsupportedValue, WireError
-from fennel_core.wire.gen import connector_pb2, dataset_pb2, expression_pb2, schema_pb2, services_pb2
+from fennel_core.wire.gen import (
+    connector_pb2,
+    dataset_pb2,
+    expression_pb2,
+    schema_pb2,
+    services_pb2,
+)
 from tests.support.readable import readable
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "wire"
@@ -33,7 +40,9 @@ def kinds_of(value: object) -> set[type]:
     if isinstance(value, tuple):
         return set().union(*map(kinds_of, value)) if value else set()
     if dataclasses.is_dataclass(value):
-        return {type(value)}.union(*(kinds_of(getattr(value, f.name)) for f in dataclasses.fields(value)))
+        return {type(value)}.union(
+            *(kinds_of(getattr(value, f.name)) for f in dataclasses.fields(value))
+        )
     return {type(value)}
 
 
@@ -90,18 +99,26 @@ def test_an_unknown_member_names_its_entity():
 
 
 def test_an_unknown_enum_value_is_refused():
-    unary = expression_pb2.Expr(unary=expression_pb2.Unary(op=77, operand=expression_pb2.Expr(ref=expression_pb2.Ref(name="a"))))
+    unary = expression_pb2.Expr(
+        unary=expression_pb2.Unary(
+            op=77, operand=expression_pb2.Expr(ref=expression_pb2.Ref(name="a"))
+        )
+    )
     with pytest.raises(UnsupportedValue, match="op 77"):
         decode_expr(unary)
 
 
 def test_a_table_with_a_database_of_another_kind_is_refused():
     table = connector_pb2.ExtTable(
-        mysql_table=connector_pb2.MySQLTable(db=connector_pb2.ExtDatabase(name="k", kafka=connector_pb2.Kafka()))
+        mysql_table=connector_pb2.MySQLTable(
+            db=connector_pb2.ExtDatabase(name="k", kafka=connector_pb2.Kafka())
+        )
     )
     request = services_pb2.SyncRequest()
     request.sources.append(connector_pb2.Source(table=table, dataset="D"))
-    with pytest.raises(UnsupportedValue, match="connector `k` is a Kafka, but its table needs a MySQL"):
+    with pytest.raises(
+        UnsupportedValue, match="connector `k` is a Kafka, but its table needs a MySQL"
+    ):
         decode_sync_request(request.SerializeToString())
 
 
@@ -109,7 +126,9 @@ def test_a_scale_that_decimal128_cannot_hold_is_refused():
     request = services_pb2.SyncRequest()
     dataset = request.datasets.add(name="D")
     dataset.dsschema.timestamp = "at"
-    dataset.dsschema.values.fields.add(name="x", dtype=schema_pb2.DataType(decimal_type=schema_pb2.DecimalType(scale=29)))
+    dataset.dsschema.values.fields.add(
+        name="x", dtype=schema_pb2.DataType(decimal_type=schema_pb2.DecimalType(scale=29))
+    )
     with pytest.raises(UnsupportedValue, match=r"dataset `D`: Decimal\[29\] cannot be stored"):
         decode_sync_request(request.SerializeToString())
 

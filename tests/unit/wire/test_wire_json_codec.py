@@ -63,7 +63,11 @@ SHARE = Between(Float(), 0.0, 1.0, strict_max=True)
         (List(Int()), [[1, 2], [], [3.0]], [[1, 2], [], [3]]),
         (Optional(List(Optional(Int()))), [None, [None, 1]], [None, [None, 1]]),
         (List(List(Str())), [[["a"], []], []], [[["a"], []], []]),
-        (POINT, [{"x": 1, "y": None, "z": 9}, {"x": "2"}], [{"x": 1, "y": None}, {"x": 2, "y": None}]),
+        (
+            POINT,
+            [{"x": 1, "y": None, "z": 9}, {"x": "2"}],
+            [{"x": 1, "y": None}, {"x": 2, "y": None}],
+        ),
         (Optional(POINT), [None, {"x": 1, "y": 2}], [None, {"x": 1, "y": 2.0}]),
         (Optional(Int()), [None, None], [None, None]),
         (Int(), [], []),
@@ -109,7 +113,15 @@ def test_a_moment_is_read_in_any_unit_and_form_alone_and_among_others(value):
 
 
 def test_units_are_guessed_per_value():
-    column = [1704067200, 1704067200_000, None, 1704067200_000_000, -1, 9_223_372_036, 9_223_372_037]
+    column = [
+        1704067200,
+        1704067200_000,
+        None,
+        1704067200_000_000,
+        -1,
+        9_223_372_036,
+        9_223_372_037,
+    ]
     assert decode_column(column, Optional(Timestamp()), "t").cast(pa.int64()).to_pylist() == [
         1704067200_000_000,
         1704067200_000_000,
@@ -134,14 +146,34 @@ def test_a_date_is_epoch_milliseconds_or_text():
         (Int(), [1, None, 2], "of type `int`: Null values found in non-optional field. (row 1)"),
         (Float(), [float("nan")], "of type `float`: Null values found in non-optional field."),
         (Int(), ["not_an_int"], 'of type `int`: Unable to parse string "not_an_int" at position 0'),
-        (Optional(Int()), ["32yrs", 24], "of type `optional(int)`: Expected bytes, got a 'int' object"),
-        (Int(), [1, 1.5], "of type `int`: Float value 1.5 was truncated converting to int64 (row 1)"),
+        (
+            Optional(Int()),
+            ["32yrs", 24],
+            "of type `optional(int)`: Expected bytes, got a 'int' object",
+        ),
+        (
+            Int(),
+            [1, 1.5],
+            "of type `int`: Float value 1.5 was truncated converting to int64 (row 1)",
+        ),
         (Int(), [2**63], f"of type `int`: Value {2**63} too large to fit in int64"),
         (Int(), [{}], "of type `int`: Expected type int, got dict for value {}"),
         (Bool(), [2], "of type `bool`: Expected type bool, got int for value 2"),
-        (Timestamp(), ["not a time"], "Unknown datetime string format, unable to parse: not a time, at position 0"),
-        (Timestamp(), ["10:30"], "Unknown datetime string format, unable to parse: 10:30, at position 0"),
-        (Timestamp(), ["now"], "Unknown datetime string format, unable to parse: now, at position 0"),
+        (
+            Timestamp(),
+            ["not a time"],
+            "Unknown datetime string format, unable to parse: not a time, at position 0",
+        ),
+        (
+            Timestamp(),
+            ["10:30"],
+            "Unknown datetime string format, unable to parse: 10:30, at position 0",
+        ),
+        (
+            Timestamp(),
+            ["now"],
+            "Unknown datetime string format, unable to parse: now, at position 0",
+        ),
         (Int(), ["9" * 5000], '…" at position 0'),
         (Float(), ["1_000"], 'Unable to parse string "1_000" at position 0'),
         (Decimal(1), ["1_000"], 'Unable to parse string "1_000" at position 0'),
@@ -151,11 +183,19 @@ def test_a_date_is_epoch_milliseconds_or_text():
         (Timestamp(), [True], "Expected type datetime, got bool for value True"),
         (Date(), [-62_135_596_800_001], "Value -62135596800001 is out of the range of dates"),
         (Decimal(2), [1e30], "does not fit the 28 digits of Decimal[2]"),
-        (Decimal(2), ["x", None, 1], 'Unable to parse string "x" at position 0 (rows 0, 1; 2 of 3)'),
+        (
+            Decimal(2),
+            ["x", None, 1],
+            'Unable to parse string "x" at position 0 (rows 0, 1; 2 of 3)',
+        ),
         (Embedding(2), [[1.0, 2.0], [1.0]], "Expected embedding of size 2, got 1 (row 1)"),
         (List(Int()), [[1], [2, None]], "Null values found in non-optional field. (row 1)"),
         (List(Int()), [[], 3], "Expected type list, got int for value 3 (row 1)"),
-        (POINT, [{"x": 1}, {"y": 2}], "field `x` of `Point`: Null values found in non-optional field. (row 1)"),
+        (
+            POINT,
+            [{"x": 1}, {"y": 2}],
+            "field `x` of `Point`: Null values found in non-optional field. (row 1)",
+        ),
         (Map(Int()), [{"a": "x"}], 'Unable to parse string "x" at position 0'),
         (Str(), [[1]], "Expected type str, got list for value [1]"),
     ],
@@ -182,17 +222,30 @@ def test_all_offenders_are_counted_and_the_first_few_named():
         (
             Between(Int(), 0, 100),
             [123],
-            "Field `c` is of type between, but Value 123 is out of bounds for between type, bounds are [0, 100].",
+            "Field `c` is of type between, but Value 123 is out of bounds for "
+            "between type, bounds are [0, 100].",
         ),
         (
             Between(Float(), 0.0, 1.0, strict_max=True),
             [0.0, 1.0],
             "Value 1.0 is out of bounds for between type, bounds are [0.0, 1.0) (row 1).",
         ),
-        (OneOf(Str(), ("male", "female")), ["other"], "Field `c` is of type oneof, but Value other is not in options ['male', 'female']."),
+        (
+            OneOf(Str(), ("male", "female")),
+            ["other"],
+            "Field `c` is of type oneof, but Value other is not in options ['male', 'female'].",
+        ),
         (OneOf(Int(), (1, 2)), [1, 3], "Value 3 is not in options [1, 2] (row 1)."),
-        (Regex("[a-z]+@[a-z]+"), ["nobody"], "Field `c` is of type regex[str], but Value nobody does not match regex [a-z]+@[a-z]+."),
-        (List(Between(Int(), 0, 1)), [[0], [1, 5]], "Value 5 is out of bounds for between type, bounds are [0, 1] (row 1)."),
+        (
+            Regex("[a-z]+@[a-z]+"),
+            ["nobody"],
+            "Field `c` is of type regex[str], but Value nobody does not match regex [a-z]+@[a-z]+.",
+        ),
+        (
+            List(Between(Int(), 0, 1)),
+            [[0], [1, 5]],
+            "Value 5 is out of bounds for between type, bounds are [0, 1] (row 1).",
+        ),
     ],
 )
 def test_a_value_that_breaks_its_types_rule_is_forbidden(dtype, values, text):
@@ -204,16 +257,27 @@ def test_a_value_that_breaks_its_types_rule_is_forbidden(dtype, values, text):
 def test_rules_allow_what_they_allow():
     assert decode_column([0, 100], Between(Int(), 0, 100), "c").to_pylist() == [0, 100]
     assert decode_column(["21"], Between(Int(), 0, 100), "c").to_pylist() == [21]
-    assert decode_column([None, "b"], Optional(OneOf(Str(), ("a", "b"))), "c").to_pylist() == [None, "b"]
-    assert decode_column(["a@b and more", None], Optional(Regex("[a-z]+@[a-z]+")), "c").to_pylist() == ["a@b and more", None]
+    assert decode_column([None, "b"], Optional(OneOf(Str(), ("a", "b"))), "c").to_pylist() == [
+        None,
+        "b",
+    ]
+    assert decode_column(
+        ["a@b and more", None], Optional(Regex("[a-z]+@[a-z]+")), "c"
+    ).to_pylist() == ["a@b and more", None]
 
 
-USERS = Schema((Field("id", Int()),), (Field("age", Between(Int(), 0, 100)), Field("sex", OneOf(Str(), ("f", "m")))), "at")
+USERS = Schema(
+    (Field("id", Int()),),
+    (Field("age", Between(Int(), 0, 100)), Field("sex", OneOf(Str(), ("f", "m")))),
+    "at",
+)
 
 
 def test_a_table_has_the_schemas_columns_in_its_order():
     body = {"at": [1704067200000], "age": [3], "more": [1], "sex": ["f"], "id": [7]}
-    assert decode_table(body, USERS, "Users").to_pylist() == [{"id": 7, "age": 3, "sex": "f", "at": NEW_YEAR}]
+    assert decode_table(body, USERS, "Users").to_pylist() == [
+        {"id": 7, "age": 3, "sex": "f", "at": NEW_YEAR}
+    ]
     assert decode_table(body, USERS, "Users").schema == USERS.arrow()
 
 
@@ -222,7 +286,8 @@ def test_broken_rules_of_several_columns_are_told_together_as_the_client_tells_t
         decode_table({"id": [1], "age": [123], "sex": ["x"], "at": [1]}, USERS, "Users")
     assert str(caught.value) == (
         "Schema validation failed during data insertion to `Users` "
-        "[ValueError('Field `age` is of type between, but Value 123 is out of bounds for between type, bounds are [0, 100].'), "
+        "[ValueError('Field `age` is of type between, but Value 123 is out of bounds "
+        "for between type, bounds are [0, 100].'), "
         "ValueError(\"Field `sex` is of type oneof, but Value x is not in options ['f', 'm'].\")]"
     )
 
@@ -232,9 +297,11 @@ def test_casts_and_missing_columns_are_told_before_rules():
         decode_table({"id": ["x"], "age": [123], "at": ["y"]}, USERS, "Users")
     assert str(caught.value) == (
         "Schema validation failed during data insertion to `Users`: "
-        'Failed to cast data logged to column `id` of type `int`: Unable to parse string "x" at position 0; '
+        "Failed to cast data logged to column `id` of type `int`: Unable to parse "
+        'string "x" at position 0; '
         "Field `sex` not found in dataframe while logging to dataset; "
-        "Failed to cast data logged to timestamp column at: Unknown datetime string format, unable to parse: y, at position 0"
+        "Failed to cast data logged to timestamp column at: Unknown datetime string "
+        "format, unable to parse: y, at position 0"
     )
     assert len(caught.value.causes) == 4
 
@@ -246,11 +313,22 @@ def test_columns_of_different_lengths_are_refused():
 
 def test_answers_have_the_forms_the_client_reads():
     at = dt.datetime(2024, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
-    assert encode_column(pa.array([at, None], arrow_type(Timestamp())), Timestamp()) == ["2024-01-02T03:04:05.000006+00:00", None]
+    assert encode_column(pa.array([at, None], arrow_type(Timestamp())), Timestamp()) == [
+        "2024-01-02T03:04:05.000006+00:00",
+        None,
+    ]
     assert encode_column(pa.array([at.date()], pa.date32()), Date()) == ["2024-01-02"]
-    assert encode_column(pa.array([D("1.10"), None], arrow_type(Decimal(2))), Decimal(2)) == [1.1, None]
+    assert encode_column(pa.array([D("1.10"), None], arrow_type(Decimal(2))), Decimal(2)) == [
+        1.1,
+        None,
+    ]
     assert encode_column(pa.array([b"hello"], pa.large_binary()), Bytes()) == ["aGVsbG8="]
-    assert encode_column(pa.array([1.5, float("nan"), float("inf"), None]), Float()) == [1.5, None, None, None]
+    assert encode_column(pa.array([1.5, float("nan"), float("inf"), None]), Float()) == [
+        1.5,
+        None,
+        None,
+        None,
+    ]
     moments = decode_column([[1704067200000], []], List(Timestamp()), "c")
     assert encode_column(moments, List(Timestamp())) == [["2024-01-01T00:00:00.000000+00:00"], []]
 

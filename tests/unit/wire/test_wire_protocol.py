@@ -1,4 +1,6 @@
-"""Our `.proto` files say what the client's wheel says, and the committed modules are what they generate."""
+"""Our `.proto` files say what the client's wheel says, and the committed modules are what they
+generate.
+"""
 
 import json
 import subprocess
@@ -12,21 +14,38 @@ from fennel_core.wire.generate import GEN, generate
 ROOT = Path(__file__).resolve().parents[3]
 DESCRIBE = ROOT / "tests" / "support" / "describe_client_protocol.py"
 EXECUTOR_PYTHON = ROOT / ".venv-executor" / "bin" / "python"
-UNUSED_BY_COMMITS = ("fennel.proto.auth.", "fennel.proto.expr.", "fennel.proto.format.", "fennel.proto.status.", "google.rpc.")
+UNUSED_BY_COMMITS = (
+    "fennel.proto.auth.",
+    "fennel.proto.expr.",
+    "fennel.proto.format.",
+    "fennel.proto.status.",
+    "google.rpc.",
+)
 
 
 def describe(python: str, package: str) -> dict:
     done = subprocess.run(
-        [python, str(DESCRIBE), package], capture_output=True, text=True, check=True, cwd=ROOT, env={"PYTHONPATH": str(ROOT)}
+        [python, str(DESCRIBE), package],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+        env={"PYTHONPATH": str(ROOT)},
     )
     return json.loads(done.stdout)
 
 
-@pytest.mark.skipif(not EXECUTOR_PYTHON.exists(), reason="the client's environment is not installed")
+@pytest.mark.skipif(
+    not EXECUTOR_PYTHON.exists(), reason="the client's environment is not installed"
+)
 def test_every_message_field_number_and_enum_value_is_the_clients():
     generated = describe(sys.executable, "fennel_core.wire.gen")
     ours = {name: body for name, body in generated.items() if not name.startswith("fennel_core.")}
-    theirs = {name: body for name, body in describe(str(EXECUTOR_PYTHON), "fennel.gen").items() if not name.startswith(UNUSED_BY_COMMITS)}
+    theirs = {
+        name: body
+        for name, body in describe(str(EXECUTOR_PYTHON), "fennel.gen").items()
+        if not name.startswith(UNUSED_BY_COMMITS)
+    }
     assert len(theirs) > 200, "the description of the client's protocol came out empty"
     assert sorted(ours) == sorted(theirs)
     for name, body in theirs.items():

@@ -1,4 +1,6 @@
-"""Aggregations of windowed groupbys come back when the pipeline function is run in the client's environment."""
+"""Aggregations of windowed groupbys come back when the pipeline function is run in the client's
+environment.
+"""
 
 import subprocess
 from dataclasses import replace
@@ -23,20 +25,31 @@ BODY = (ROOT / "tests" / "golden" / "wire" / "operators.binpb").read_bytes()
 
 
 def windows(request, dataset):
-    return [o.kind for o in request.operators if o.dataset == dataset and isinstance(o.kind, WindowOp)]
+    return [
+        o.kind for o in request.operators if o.dataset == dataset and isinstance(o.kind, WindowOp)
+    ]
 
 
 def test_only_pipelines_that_may_have_lost_something_are_run():
     sent = decode_sync_request(BODY)
     assert [p.dataset for p in pipelines_to_recover(sent)] == ["Sessions"]
-    assert recovery_program(replace(sent, pipelines=tuple(p for p in sent.pipelines if p.dataset != "Sessions"))) is None
+    assert (
+        recovery_program(
+            replace(sent, pipelines=tuple(p for p in sent.pipelines if p.dataset != "Sessions"))
+        )
+        is None
+    )
 
 
-@pytest.mark.skipif(not EXECUTOR_PYTHON.exists(), reason="the client's environment is not installed")
+@pytest.mark.skipif(
+    not EXECUTOR_PYTHON.exists(), reason="the client's environment is not installed"
+)
 def test_the_program_brings_the_specs_back_into_the_commits_bytes():
     sent = decode_sync_request(BODY)
     program = recovery_program(sent)
-    done = subprocess.run([str(EXECUTOR_PYTHON), "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    done = subprocess.run(
+        [str(EXECUTOR_PYTHON), "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     body = with_recovered(BODY, pipelines_to_recover(sent), done.stdout)
     recovered = decode_sync_request(body)
     (kind,) = windows(recovered, "Sessions")
@@ -52,7 +65,9 @@ def test_the_program_brings_the_specs_back_into_the_commits_bytes():
 
 def recovered_body(emit="final"):
     sent = decode_sync_request(BODY)
-    return with_recovered(BODY, pipelines_to_recover(sent), f'[[{{"emit": "{emit}", "specs": []}}]]')
+    return with_recovered(
+        BODY, pipelines_to_recover(sent), f'[[{{"emit": "{emit}", "specs": []}}]]'
+    )
 
 
 def test_what_was_recovered_survives_copying_of_messages():
@@ -71,7 +86,15 @@ def test_nothing_but_the_windows_changes():
 
 @pytest.mark.parametrize(
     "printed",
-    ["", "no json", "[]", '[[{"emit": "never", "specs": []}]]', '[[{"emit": "eager", "specs": ["!"]}]]', '[[{"emit": "eager"}]]', "[[]]"],
+    [
+        "",
+        "no json",
+        "[]",
+        '[[{"emit": "never", "specs": []}]]',
+        '[[{"emit": "eager", "specs": ["!"]}]]',
+        '[[{"emit": "eager"}]]',
+        "[[]]",
+    ],
 )
 def test_an_answer_that_does_not_fit_is_refused(printed):
     with pytest.raises(UnsupportedValue, match="could not be recovered"):

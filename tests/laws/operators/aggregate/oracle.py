@@ -1,4 +1,6 @@
-"""The obvious aggregation: collect the rows of the window, then compute. Imports nothing of ours."""
+"""The obvious aggregation: collect the rows of the window, then compute. Imports nothing of
+ours.
+"""
 
 import math
 import statistics
@@ -8,8 +10,12 @@ SECOND = 1_000_000
 
 
 def in_window(rows, key, moment, window):
-    """Rows of `key` with t <= moment < t + d + 1 s in (timestamp, position) order; `window` None is for ever."""
-    past = sorted((r for r in rows if r["k"] == key and r["t"] <= moment), key=lambda r: (r["t"], r["__pos"]))
+    """Rows of `key` with t <= moment < t + d + 1 s in (timestamp, position) order; `window` None is
+    for ever.
+    """
+    past = sorted(
+        (r for r in rows if r["k"] == key and r["t"] <= moment), key=lambda r: (r["t"], r["__pos"])
+    )
     return past if window is None else [r for r in past if moment < r["t"] + window + SECOND]
 
 
@@ -36,7 +42,11 @@ def stddev(values, default):
 
 
 def quantile(values, p, default):
-    return float(sorted(values)[min(math.floor(p * len(values)), len(values) - 1)]) if values else default
+    return (
+        float(sorted(values)[min(math.floor(p * len(values)), len(values) - 1)])
+        if values
+        else default
+    )
 
 
 def ends(values, limit, dedup):
@@ -46,11 +56,15 @@ def ends(values, limit, dedup):
 
 def decayed(rows, column, moment, half_life):
     age = [(moment // SECOND - r["t"] // SECOND) * SECOND / half_life for r in rows]
-    return math.fsum(r[column] * 2.0**-a for r, a in zip(rows, age, strict=True) if r[column] is not None)
+    return math.fsum(
+        r[column] * 2.0**-a for r, a in zip(rows, age, strict=True) if r[column] is not None
+    )
 
 
 def changes(window, rows):
-    """Times at which the value of a window may change. `window`: ("forever",), ("sliding", d), ("hopping", d, s), ("steps", s)."""
+    """Times at which the value of a window may change. `window`: ("forever",), ("sliding", d),
+    ("hopping", d, s), ("steps", s).
+    """
     match window:
         case ("forever",):
             return {r["t"] for r in rows}
@@ -59,7 +73,12 @@ def changes(window, rows):
         case ("steps", s):
             return {(r["t"] // s + 1) * s for r in rows}
         case ("hopping", d, s):
-            ends = {e for r in rows for e in range(r["t"] // s * s, r["t"] + d + s + 1, s) if r["t"] < e <= r["t"] + d}
+            ends = {
+                e
+                for r in rows
+                for e in range(r["t"] // s * s, r["t"] + d + s + 1, s)
+                if r["t"] < e <= r["t"] + d
+            }
             return ends | {e + s for e in ends}
 
 
@@ -76,7 +95,9 @@ def covered(window, rows, moment):
 
 
 def emitted(rows, windows, visible):
-    """Versions (key, time, [rows covered per window]) at every time up to `visible` at which any window changes."""
+    """Versions (key, time, [rows covered per window]) at every time up to `visible` at which any
+    window changes.
+    """
     out = []
     for key in {r["k"] for r in rows}:
         mine = [r for r in rows if r["k"] == key]
@@ -86,7 +107,9 @@ def emitted(rows, windows, visible):
 
 
 def life(row, window):
-    """When a fact begins and ceases (None: never) to count in ("forever",), ("sliding", d) or ("steps", s); None if it never does."""
+    """When a fact begins and ceases (None: never) to count in ("forever",), ("sliding", d) or
+    ("steps", s); None if it never does.
+    """
     begin, end = row["t"], row["__to"]
     if window[0] == "sliding":
         end = min(e for e in (end, begin + window[1] + SECOND) if e is not None)
@@ -97,7 +120,11 @@ def life(row, window):
 
 def counting(rows, moment, window):
     lives = [(r, life(r, window)) for r in rows]
-    return [r for r, span in lives if span and span[0] <= moment and (span[1] is None or moment < span[1])]
+    return [
+        r
+        for r, span in lives
+        if span and span[0] <= moment and (span[1] is None or moment < span[1])
+    ]
 
 
 def fact_changes(rows, windows):

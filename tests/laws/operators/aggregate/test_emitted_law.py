@@ -1,4 +1,6 @@
-"""Laws: what an aggregation emits adds up to the recompute over the rows that are left, up to the frontier."""
+"""Laws: what an aggregation emits adds up to the recompute over the rows that are left, up to the
+frontier.
+"""
 
 import pytest
 from hypothesis import given
@@ -20,7 +22,11 @@ TIMES = st.integers(-5, 20).map(lambda t: t * SECOND) | st.integers(-2 * SECOND,
 ROW = st.fixed_dictionaries({"k": st.sampled_from("ab"), "v": st.integers(-3, 3), "t": TIMES})
 WINDOWS = (
     [("forever",), ("sliding", 3 * SECOND)],
-    [("hopping", 4 * SECOND, 4 * SECOND), ("hopping", 5 * SECOND, 2 * SECOND), ("steps", 3 * SECOND)],
+    [
+        ("hopping", 4 * SECOND, 4 * SECOND),
+        ("hopping", 5 * SECOND, 2 * SECOND),
+        ("steps", 3 * SECOND),
+    ],
 )
 
 
@@ -40,13 +46,18 @@ def _wire(window, lookback):
 def test_versions_stand_at_every_change_up_to_the_frontier(history, data, lookback):
     windows = data.draw(st.sampled_from(WINDOWS))
     count, most = data.draw(st.sampled_from(windows)), data.draw(st.sampled_from(windows))
-    specs = (wire.Count("n", _wire(count, lookback), None, False, False, False), wire.Max("top", _wire(most, lookback), "v", None))
+    specs = (
+        wire.Count("n", _wire(count, lookback), None, False, False, False),
+        wire.Max("top", _wire(most, lookback), "v", None),
+    )
     step = EmittedAggregateStep(Aggregate(INPUT, ("k",), specs, None, True, False, OUTPUT))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiles, "LOG_RECORDS", 2)
         patch.setattr(tiles, "BLOCK_RECORDS", 1)
         state, emitted = run(step, history, INPUT, canonical=False)
-    seen = max((c.row["t"] for batch in history.batches for c in batch if c.sign > 0), default=-(10**15))
+    seen = max(
+        (c.row["t"] for batch in history.batches for c in batch if c.sign > 0), default=-(10**15)
+    )
     _agrees(history, emitted, (count, most), seen - lookback)
     told = seen + data.draw(st.sampled_from([0, 2 * SECOND, 100 * SECOND]))
     emitted += [emit.frame for emit in step.advance(state, told).emits]
@@ -57,9 +68,16 @@ def _agrees(history, emitted, windows, visible):
     if windows[0][0] in ("forever", "sliding"):
         visible = 10**16
     versions = [
-        {"k": key, "t": moment, "n": len(counted), "top": max((r["v"] for r in topped), default=None)}
+        {
+            "k": key,
+            "t": moment,
+            "n": len(counted),
+            "top": max((r["v"] for r in topped), default=None),
+        }
         for key, moment, (counted, topped) in oracle.emitted(history.left_over(), windows, visible)
     ]
     found = integral(emitted)
     assert all(len(row["__pos"]) == 14 and not row["__gone"] for row in found)
-    assert bag([{name: row[name] for name in ("k", "t", "n", "top")} for row in found]) == bag(versions)
+    assert bag([{name: row[name] for name in ("k", "t", "n", "top")} for row in found]) == bag(
+        versions
+    )

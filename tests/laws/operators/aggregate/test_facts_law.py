@@ -1,4 +1,6 @@
-"""Law: over a keyed dataset a row counts from its beginning until its end or the end of the window."""
+"""Law: over a keyed dataset a row counts from its beginning until its end or the end of the
+window.
+"""
 
 import msgspec
 import polars as pl
@@ -24,9 +26,25 @@ SPECS = (
     wire.Max("m", wire.Sliding(20 * SECOND), "v", None),
     wire.LastK("l", wire.Forever(), "v", 2, False, False),
 )
-OUTPUT = Schema((Field("k", Str()),), (Field("l", List(Int())), Field("n", Int()), Field("s", Int()), Field("m", Optional(Int()))), "t")
-ROW = st.tuples(st.integers(0, 3), st.sampled_from("ab"), st.integers(-2, 2), st.integers(0, 15), st.none() | st.integers(1, 12)).map(
-    lambda r: {"id": r[0], "k": r[1], "v": r[2], "t": r[3] * SECOND, "__to": r[4] and (r[3] + r[4]) * SECOND}
+OUTPUT = Schema(
+    (Field("k", Str()),),
+    (Field("l", List(Int())), Field("n", Int()), Field("s", Int()), Field("m", Optional(Int()))),
+    "t",
+)
+ROW = st.tuples(
+    st.integers(0, 3),
+    st.sampled_from("ab"),
+    st.integers(-2, 2),
+    st.integers(0, 15),
+    st.none() | st.integers(1, 12),
+).map(
+    lambda r: {
+        "id": r[0],
+        "k": r[1],
+        "v": r[2],
+        "t": r[3] * SECOND,
+        "__to": r[4] and (r[3] + r[4]) * SECOND,
+    }
 )
 
 
@@ -38,15 +56,27 @@ def test_a_row_counts_until_it_is_succeeded_or_leaves_the_window(history):
         patch.setattr(tiles, "BLOCK_RECORDS", 1)
         state, _ = run(step, history, INPUT, canonical=False)
     asked = [(k, q) for k in "abc" for q in range(-SECOND, 40 * SECOND, SECOND)]
-    answers = step.lookup(state, key_bytes(pl.DataFrame({"k": [k for k, _ in asked]}), ["k"]), [q for _, q in asked])
+    answers = step.lookup(
+        state, key_bytes(pl.DataFrame({"k": [k for k, _ in asked]}), ["k"]), [q for _, q in asked]
+    )
     for (key, moment), answer in zip(asked, answers, strict=True):
         rows = [r for r in history.left_over() if r["k"] == key]
         windows = (("forever",), ("sliding", 3 * SECOND), ("sliding", 20 * SECOND))
         ever, three, twenty = (oracle.counting(rows, moment, window) for window in windows)
-        changed = max((time for time in oracle.fact_changes(rows, windows) if time <= moment), default=None)
+        changed = max(
+            (time for time in oracle.fact_changes(rows, windows) if time <= moment), default=None
+        )
         last = [r["v"] for r in sorted(ever, key=lambda r: (r["t"], r["__pos"]), reverse=True)][:2]
-        expected = [changed, last, len(ever), sum(r["v"] for r in three), max((r["v"] for r in twenty), default=None)]
-        assert (answer and msgspec.msgpack.decode(answer)) == (None if changed is None else expected)
+        expected = [
+            changed,
+            last,
+            len(ever),
+            sum(r["v"] for r in three),
+            max((r["v"] for r in twenty), default=None),
+        ]
+        assert (answer and msgspec.msgpack.decode(answer)) == (
+            None if changed is None else expected
+        )
 
 
 EMITTED = Schema((Field("k", Str()),), (Field("n", Int()), Field("m", Optional(Int()))), "t")
@@ -54,7 +84,11 @@ EMITTED = Schema((Field("k", Str()),), (Field("n", Int()), Field("m", Optional(I
 
 @given(histories(ROW, max_rows=9), st.booleans(), st.sampled_from([0, 2 * SECOND]))
 def test_versions_stand_where_rows_begin_or_cease_to_count(history, steps, lookback):
-    windows = (("steps", 4 * SECOND), ("steps", 3 * SECOND)) if steps else (("forever",), ("sliding", 3 * SECOND))
+    windows = (
+        (("steps", 4 * SECOND), ("steps", 3 * SECOND))
+        if steps
+        else (("forever",), ("sliding", 3 * SECOND))
+    )
     made = [wire.ForeverHopping(4 * SECOND, lookback), wire.ForeverHopping(3 * SECOND, lookback)]
     count, most = made if steps else (wire.Forever(), wire.Sliding(3 * SECOND))
     specs = (wire.Count("n", count, None, False, False, False), wire.Max("m", most, "v", None))
@@ -63,7 +97,9 @@ def test_versions_stand_where_rows_begin_or_cease_to_count(history, steps, lookb
         patch.setattr(tiles, "LOG_RECORDS", 2)
         patch.setattr(tiles, "BLOCK_RECORDS", 1)
         state, emitted = run(step, history, INPUT, canonical=False)
-    seen = max((c.row["t"] for batch in history.batches for c in batch if c.sign > 0), default=-SECOND)
+    seen = max(
+        (c.row["t"] for batch in history.batches for c in batch if c.sign > 0), default=-SECOND
+    )
     for told in (seen, seen + 5 * SECOND):
         emitted += [emit.frame for emit in step.advance(state, told).emits]
         visible = told - lookback if steps else 10**15
@@ -73,5 +109,14 @@ def test_versions_stand_where_rows_begin_or_cease_to_count(history, steps, lookb
             for time in oracle.fact_changes(rows, windows):
                 counted, topped = (oracle.counting(rows, time, window) for window in windows)
                 if time <= visible:
-                    expected.append({"k": key, "t": time, "n": len(counted), "m": max((r["v"] for r in topped), default=None)})
-        assert bag([{name: row[name] for name in ("k", "t", "n", "m")} for row in integral(emitted)]) == bag(expected)
+                    expected.append(
+                        {
+                            "k": key,
+                            "t": time,
+                            "n": len(counted),
+                            "m": max((r["v"] for r in topped), default=None),
+                        }
+                    )
+        assert bag(
+            [{name: row[name] for name in ("k", "t", "n", "m")} for row in integral(emitted)]
+        ) == bag(expected)

@@ -1,4 +1,6 @@
-"""Laws: a lookup as of any time equals the oracle over the set that is left, whatever the order, split, lateness and retractions."""
+"""Laws: a lookup as of any time equals the oracle over the set that is left, whatever the order,
+split, lateness and retractions.
+"""
 
 import msgspec
 import polars as pl
@@ -18,13 +20,29 @@ from tests.support.histories import Change, History, histories, run
 
 SECOND = 1_000_000
 DAY = 86_400 * SECOND
-INPUT = Schema((), tuple(Field(n, t) for n, t in (("k", Str()), ("i", Int()), ("f", Optional(Float())), ("s", Optional(Str())))), "t")
-TIMES = st.one_of(
-    st.integers(0, 8).map(lambda s: s * SECOND), st.integers(-40 * SECOND, 40 * SECOND), st.integers(-3, 300).map(lambda d: d * DAY)
+INPUT = Schema(
+    (),
+    tuple(
+        Field(n, t)
+        for n, t in (("k", Str()), ("i", Int()), ("f", Optional(Float())), ("s", Optional(Str())))
+    ),
+    "t",
 )
-FLOATS = st.sampled_from([0.1, 0.2, -0.3, 1e16, -1e16, 1e-300, 3.5, 1e300]) | st.floats(allow_nan=False, allow_infinity=False)
+TIMES = st.one_of(
+    st.integers(0, 8).map(lambda s: s * SECOND),
+    st.integers(-40 * SECOND, 40 * SECOND),
+    st.integers(-3, 300).map(lambda d: d * DAY),
+)
+FLOATS = st.sampled_from([0.1, 0.2, -0.3, 1e16, -1e16, 1e-300, 3.5, 1e300]) | st.floats(
+    allow_nan=False, allow_infinity=False
+)
 ROW = st.fixed_dictionaries(
-    {"k": st.sampled_from("ab"), "t": TIMES, "i": st.integers(-3, 3) | st.integers(-(2**62), 2**62), "f": st.none() | FLOATS}
+    {
+        "k": st.sampled_from("ab"),
+        "t": TIMES,
+        "i": st.integers(-3, 3) | st.integers(-(2**62), 2**62),
+        "f": st.none() | FLOATS,
+    }
     | {"s": st.none() | st.sampled_from("xyz")}
 )
 WINDOWS = {"ever": None, "ten": 10 * SECOND, "day": DAY, "now": 0}
@@ -39,7 +57,9 @@ def _step(make):
     made = [make(name, _window(span)) for name, span in WINDOWS.items()]
     fields = tuple(Field(spec.name, dtype) for spec, dtype in made)
     output = Schema((Field("k", Str()),), fields, "t")
-    return AggregateStep(Aggregate(INPUT, ("k",), tuple(spec for spec, _ in made), None, False, True, output))
+    return AggregateStep(
+        Aggregate(INPUT, ("k",), tuple(spec for spec, _ in made), None, False, True, output)
+    )
 
 
 def _check(history, make, expect):
@@ -50,20 +70,36 @@ def _check(history, make, expect):
         patch.setattr(tiles, "BLOCK_RECORDS", 1)
         state, _ = run(step, history, INPUT)
     rows = history.left_over()
-    moments = {r["t"] + span + d for r in rows for span in (0, SECOND, 11 * SECOND, DAY + SECOND) for d in (-1, 0)}
+    moments = {
+        r["t"] + span + d
+        for r in rows
+        for span in (0, SECOND, 11 * SECOND, DAY + SECOND)
+        for d in (-1, 0)
+    }
     asked = [(k, q) for q in sorted({*moments, -(10**15), 10**16}) for k in "abc"]
-    answers = step.lookup(state, key_bytes(pl.DataFrame({"k": [k for k, _ in asked]}), ["k"]), [q for _, q in asked])
+    answers = step.lookup(
+        state, key_bytes(pl.DataFrame({"k": [k for k, _ in asked]}), ["k"]), [q for _, q in asked]
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiles, "MAX_EVENTS", 0)
-        arrays = step.lookup(state, key_bytes(pl.DataFrame({"k": [k for k, _ in asked]}), ["k"]), [q for _, q in asked])
+        arrays = step.lookup(
+            state,
+            key_bytes(pl.DataFrame({"k": [k for k, _ in asked]}), ["k"]),
+            [q for _, q in asked],
+        )
     assert arrays == answers, "events read as arrays and as lists give the same bytes"
     for (key, moment), answer in zip(asked, answers, strict=True):
-        changed = oracle.last_change(rows, key, moment, [w for w in WINDOWS.values() if w is not None])
+        changed = oracle.last_change(
+            rows, key, moment, [w for w in WINDOWS.values() if w is not None]
+        )
         if changed is None:
             assert answer is None
             continue
         inside = [oracle.in_window(rows, key, moment, span) for span in WINDOWS.values()]
-        assert msgspec.msgpack.decode(answer) == [changed, *(expect(window, moment) for window in inside)]
+        assert msgspec.msgpack.decode(answer) == [
+            changed,
+            *(expect(window, moment) for window in inside),
+        ]
 
 
 def _some(rows, column):
@@ -76,35 +112,77 @@ def _wrapped(total):
 
 @given(histories(ROW, max_rows=9))
 def test_counts(history):
-    _check(history, lambda n, w: (wire.Count(n, w, None, False, False, False), Int()), lambda rows, q: len(rows))
-    _check(history, lambda n, w: (wire.Count(n, w, "f", False, False, True), Int()), lambda rows, q: len(_some(rows, "f")))
+    _check(
+        history,
+        lambda n, w: (wire.Count(n, w, None, False, False, False), Int()),
+        lambda rows, q: len(rows),
+    )
+    _check(
+        history,
+        lambda n, w: (wire.Count(n, w, "f", False, False, True), Int()),
+        lambda rows, q: len(_some(rows, "f")),
+    )
 
 
 @given(histories(ROW, max_rows=9))
 def test_sums_are_exact(history):
-    _check(history, lambda n, w: (wire.Sum(n, w, "i"), Int()), lambda rows, q: _wrapped(sum(r["i"] for r in rows)))
-    _check(history, lambda n, w: (wire.Sum(n, w, "f"), Float()), lambda rows, q: oracle.total(_some(rows, "f")))
+    _check(
+        history,
+        lambda n, w: (wire.Sum(n, w, "i"), Int()),
+        lambda rows, q: _wrapped(sum(r["i"] for r in rows)),
+    )
+    _check(
+        history,
+        lambda n, w: (wire.Sum(n, w, "f"), Float()),
+        lambda rows, q: oracle.total(_some(rows, "f")),
+    )
 
 
 @given(histories(ROW, max_rows=9))
 def test_averages_and_deviations_are_rounded_once(history):
-    _check(history, lambda n, w: (wire.Average(n, w, "i", -9.5), Float()), lambda rows, q: oracle.average(_some(rows, "i"), -9.5))
-    _check(history, lambda n, w: (wire.Stddev(n, w, "i", None), Optional(Float())), lambda rows, q: oracle.stddev(_some(rows, "i"), None))
+    _check(
+        history,
+        lambda n, w: (wire.Average(n, w, "i", -9.5), Float()),
+        lambda rows, q: oracle.average(_some(rows, "i"), -9.5),
+    )
+    _check(
+        history,
+        lambda n, w: (wire.Stddev(n, w, "i", None), Optional(Float())),
+        lambda rows, q: oracle.stddev(_some(rows, "i"), None),
+    )
 
 
 @given(histories(ROW, max_rows=9))
 def test_extremes_survive_retractions(history):
-    _check(history, lambda n, w: (wire.Min(n, w, "i", 7.0), Int()), lambda rows, q: min(_some(rows, "i"), default=7))
-    _check(history, lambda n, w: (wire.Max(n, w, "f", None), Optional(Float())), lambda rows, q: max(_some(rows, "f"), default=None))
+    _check(
+        history,
+        lambda n, w: (wire.Min(n, w, "i", 7.0), Int()),
+        lambda rows, q: min(_some(rows, "i"), default=7),
+    )
+    _check(
+        history,
+        lambda n, w: (wire.Max(n, w, "f", None), Optional(Float())),
+        lambda rows, q: max(_some(rows, "f"), default=None),
+    )
 
 
 @given(histories(ROW, max_rows=9), st.sampled_from([0.0, 0.25, 0.5, 1.0]))
 def test_quantiles_and_distinct(history, p):
     _check(
-        history, lambda n, w: (wire.Quantile(n, w, "i", p, -1.0, True), Float()), lambda rows, q: oracle.quantile(_some(rows, "i"), p, -1.0)
+        history,
+        lambda n, w: (wire.Quantile(n, w, "i", p, -1.0, True), Float()),
+        lambda rows, q: oracle.quantile(_some(rows, "i"), p, -1.0),
     )
-    _check(history, lambda n, w: (wire.Distinct(n, w, "s", True), List(Str())), lambda rows, q: sorted(set(_some(rows, "s"))))
-    _check(history, lambda n, w: (wire.Count(n, w, "s", True, True, False), Int()), lambda rows, q: len({r["s"] for r in rows}))
+    _check(
+        history,
+        lambda n, w: (wire.Distinct(n, w, "s", True), List(Str())),
+        lambda rows, q: sorted(set(_some(rows, "s"))),
+    )
+    _check(
+        history,
+        lambda n, w: (wire.Count(n, w, "s", True, True, False), Int()),
+        lambda rows, q: len({r["s"] for r in rows}),
+    )
 
 
 @given(histories(ROW, max_rows=9), st.integers(1, 4), st.booleans())
@@ -122,7 +200,10 @@ def test_last_and_first_k(history, limit, dedup):
 
 
 @given(
-    histories(ROW.map(lambda row: {**row, "f": row["f"] and max(-1e9, min(1e9, row["f"]))}), max_rows=9), st.sampled_from([1, 60, 86_400])
+    histories(
+        ROW.map(lambda row: {**row, "f": row["f"] and max(-1e9, min(1e9, row["f"]))}), max_rows=9
+    ),
+    st.sampled_from([1, 60, 86_400]),
 )
 def test_decayed_sums_are_close_to_the_formula_and_independent_of_arrival(history, half_life_s):
     half_life = half_life_s * SECOND
@@ -134,7 +215,9 @@ def test_decayed_sums_are_close_to_the_formula_and_independent_of_arrival(histor
 
 
 MONEY = Schema((), (Field("k", Str()), Field("d", Optional(Decimal(2)))), "t")
-MONEY_ROW = st.fixed_dictionaries({"k": st.just("a"), "t": TIMES, "d": st.none() | st.decimals(-(10**25), 10**25, places=2)})
+MONEY_ROW = st.fixed_dictionaries(
+    {"k": st.just("a"), "t": TIMES, "d": st.none() | st.decimals(-(10**25), 10**25, places=2)}
+)
 
 
 @given(histories(MONEY_ROW, max_rows=9))
@@ -145,7 +228,11 @@ def test_decimals_are_summed_and_compared_exactly(history):
         wire.Average("mean", wire.Forever(), "d", 0.0),
     )
     fields = (Field("sum", Decimal(2)), Field("low", Decimal(2)), Field("mean", Float()))
-    step = AggregateStep(Aggregate(MONEY, ("k",), specs, None, False, True, Schema((Field("k", Str()),), fields, "t")))
+    step = AggregateStep(
+        Aggregate(
+            MONEY, ("k",), specs, None, False, True, Schema((Field("k", Str()),), fields, "t")
+        )
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiles, "LOG_RECORDS", 2)
         patch.setattr(tiles, "BLOCK_RECORDS", 1)
@@ -172,7 +259,11 @@ def test_answers_are_the_same_bytes_however_the_rows_arrived(history):
     )
     types = (Float(), Float(), Optional(Float()), List(Optional(Str())))
     fields = tuple(Field(spec.name, dtype) for spec, dtype in zip(specs, types, strict=True))
-    step = AggregateStep(Aggregate(INPUT, ("k",), specs, None, False, True, Schema((Field("k", Str()),), fields, "t")))
+    step = AggregateStep(
+        Aggregate(
+            INPUT, ("k",), specs, None, False, True, Schema((Field("k", Str()),), fields, "t")
+        )
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiles, "LOG_RECORDS", 2)
         patch.setattr(tiles, "BLOCK_RECORDS", 1)

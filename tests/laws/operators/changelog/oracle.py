@@ -6,7 +6,9 @@ def changelog(versions):
     events = []
     for key in {v["k"] for v in versions}:
         last_of_time = {}
-        for version in sorted((v for v in versions if v["k"] == key), key=lambda v: (v["t"], v["__pos"])):
+        for version in sorted(
+            (v for v in versions if v["k"] == key), key=lambda v: (v["t"], v["__pos"])
+        ):
             last_of_time[version["t"]] = version
         old = None
         for moment, version in last_of_time.items():

@@ -1,4 +1,6 @@
-"""Law: the integral of what a changelog emits is the oracle's walk over the versions that are left."""
+"""Law: the integral of what a changelog emits is the oracle's walk over the versions that are
+left.
+"""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +15,12 @@ from tests.support.histories import bag, histories, integral, run
 INPUT = Schema((Field("k", Str()),), (Field("v", Optional(Int())),), "t")
 OUTPUT = Schema((), (Field("k", Str()), Field("v", Optional(Int())), Field("flag", Bool())), "t")
 ROW = st.fixed_dictionaries(
-    {"k": st.sampled_from("ab"), "t": st.integers(0, 6), "v": st.integers(0, 3), "__gone": st.sampled_from([False, False, True])}
+    {
+        "k": st.sampled_from("ab"),
+        "t": st.integers(0, 6),
+        "v": st.integers(0, 3),
+        "__gone": st.sampled_from([False, False, True]),
+    }
 ).map(lambda row: {**row, "v": None} if row["__gone"] else row)
 
 
@@ -21,7 +28,14 @@ ROW = st.fixed_dictionaries(
 def test_a_changelog_tells_every_insert_and_delete(history, deletes):
     _, emitted = run(ChangelogStep(Changelog(INPUT, "flag", deletes, OUTPUT)), history, INPUT)
     events = [
-        {"k": row["k"], "v": row["v"], "flag": delete == deletes, "t": moment, "__pos": pos, "__gone": False}
+        {
+            "k": row["k"],
+            "v": row["v"],
+            "flag": delete == deletes,
+            "t": moment,
+            "__pos": pos,
+            "__gone": False,
+        }
         for moment, pos, delete, row in oracle.changelog(history.left_over())
     ]
     assert bag(integral(emitted)) == bag(events)

@@ -16,4 +16,8 @@ def dedup(rows, kind, size):
 def same_group(a, b, kind, size):
     if kind == "session":
         return b - a < size
-    return a == b if kind == "time" else a // SECOND // (size // SECOND) == b // SECOND // (size // SECOND)
+    return (
+        a == b
+        if kind == "time"
+        else a // SECOND // (size // SECOND) == b // SECOND // (size // SECOND)
+    )

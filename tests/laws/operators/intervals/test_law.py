@@ -12,7 +12,12 @@ from tests.support.histories import bag, histories, integral, run
 
 INPUT = Schema((Field("k", Str()),), (Field("v", Optional(Int())),), "t")
 ROW = st.fixed_dictionaries(
-    {"k": st.sampled_from("ab"), "t": st.integers(0, 6), "v": st.integers(0, 3), "__gone": st.sampled_from([False, False, True])}
+    {
+        "k": st.sampled_from("ab"),
+        "t": st.integers(0, 6),
+        "v": st.integers(0, 3),
+        "__gone": st.sampled_from([False, False, True]),
+    }
 ).map(lambda row: {**row, "v": None} if row["__gone"] else row)
 
 

@@ -1,4 +1,6 @@
-"""Law: the integral of what a join emits is the oracle's join of what is left on both sides, however both arrived."""
+"""Law: the integral of what a join emits is the oracle's join of what is left on both sides,
+however both arrived.
+"""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,15 +14,27 @@ from tests.support.histories import bag, histories, integral, run
 
 LEFT = Schema((), (Field("a", Str()), Field("x", Int())), "t")
 RIGHT = Schema((Field("k", Str()),), (Field("v", Optional(Int())),), "ts")
-OUTPUT = Schema((), (*LEFT.values, Field("v", Optional(Int())), Field("ts", Optional(Timestamp()))), "t")
+OUTPUT = Schema(
+    (), (*LEFT.values, Field("v", Optional(Int())), Field("ts", Optional(Timestamp()))), "t"
+)
 TIMES = st.integers(0, 12)
 LEFT_ROWS = st.fixed_dictionaries({"a": st.sampled_from("pq"), "x": st.integers(0, 2), "t": TIMES})
 RIGHT_ROWS = st.fixed_dictionaries(
-    {"k": st.sampled_from("pq"), "ts": TIMES, "v": st.none() | st.integers(0, 3), "__gone": st.sampled_from([False, False, False, True])}
+    {
+        "k": st.sampled_from("pq"),
+        "ts": TIMES,
+        "v": st.none() | st.integers(0, 3),
+        "__gone": st.sampled_from([False, False, False, True]),
+    }
 ).map(lambda row: {**row, "v": None} if row["__gone"] else row)
 
 
-@given(histories(LEFT_ROWS, RIGHT_ROWS), st.sampled_from([None, 0, 1, 4]), st.sampled_from([0, 0, 1, 5]), st.booleans())
+@given(
+    histories(LEFT_ROWS, RIGHT_ROWS),
+    st.sampled_from([None, 0, 1, 4]),
+    st.sampled_from([0, 0, 1, 5]),
+    st.booleans(),
+)
 def test_a_join_adds_up_to_the_last_right_version_inside_the_bounds(history, low, high, inner):
     spec = Join(LEFT, RIGHT, ("a",), ("v", "ts"), inner, low, high, OUTPUT)
     _, emitted = run(JoinStep(spec), history, LEFT, RIGHT)

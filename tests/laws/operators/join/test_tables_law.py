@@ -1,4 +1,6 @@
-"""Law: a table over what a table–table join emits answers, at any time, with the left row in force and the right row in force then."""
+"""Law: a table over what a table–table join emits answers, at any time, with the left row in force
+and the right row in force then.
+"""
 
 import msgspec
 import polars as pl
@@ -22,14 +24,21 @@ RIGHT = Schema((Field("k", Str()),), (Field("v", Int()),), "ts")
 OUTPUT = Schema((Field("id", Str()),), (Field("a", Str()), Field("v", Optional(Int()))), "t")
 TIMES = st.integers(0, 10)
 GONE = st.sampled_from([False, False, False, True])
-LEFT_ROWS = st.fixed_dictionaries({"id": st.sampled_from("xy"), "a": st.sampled_from("pq"), "t": TIMES, "__gone": GONE})
-RIGHT_ROWS = st.fixed_dictionaries({"k": st.sampled_from("pq"), "v": st.integers(0, 3), "ts": TIMES, "__gone": GONE})
+LEFT_ROWS = st.fixed_dictionaries(
+    {"id": st.sampled_from("xy"), "a": st.sampled_from("pq"), "t": TIMES, "__gone": GONE}
+)
+RIGHT_ROWS = st.fixed_dictionaries(
+    {"k": st.sampled_from("pq"), "v": st.integers(0, 3), "ts": TIMES, "__gone": GONE}
+)
 
 
 @given(histories(LEFT_ROWS, RIGHT_ROWS, max_rows=9), st.booleans())
 def test_a_lookup_joins_what_is_in_force_on_both_sides(history, inner):
     facts, table = IntervalsStep(Intervals(LEFT, facts_of(LEFT))), TableStep(Table(OUTPUT))
-    joins = {part: build(Join(facts_of(LEFT), RIGHT, ("a",), ("v",), inner, None, 0, OUTPUT)) for part in "pq"}
+    joins = {
+        part: build(Join(facts_of(LEFT), RIGHT, ("a",), ("v",), inner, None, 0, OUTPUT))
+        for part in "pq"
+    }
     states = {name: MemoryHangar() for name in ("facts", "p", "q", "table")}
 
     def step(name, step, source, frame):
@@ -41,13 +50,22 @@ def test_a_lookup_joins_what_is_in_force_on_both_sides(history, inner):
         source = batch[0].source
         frame = as_frame((LEFT, RIGHT)[source], batch)
         arrived = [frame] if source else step("facts", facts, 0, frame)
-        for part in "qp":  # two partitions of the join key, so that rows of one left key come from both
+        for (
+            part
+        ) in "qp":  # two partitions of the join key, so that rows of one left key come from both
             for rows in arrived:
                 mine = rows.filter(pl.col("k" if source else "a") == part)
                 for joined in step(part, joins[part], source, mine) if mine.height else []:
                     step("table", table, 0, joined)
 
     asked = [(k, q) for k in "xy" for q in range(-1, 12)]
-    answers = table.lookup(states["table"], key_bytes(pl.DataFrame({"id": [k for k, _ in asked]}), ["id"]), [q for _, q in asked])
-    expected = [oracle.in_force(history.left_over(0), history.left_over(1), key, moment, inner) for key, moment in asked]
+    answers = table.lookup(
+        states["table"],
+        key_bytes(pl.DataFrame({"id": [k for k, _ in asked]}), ["id"]),
+        [q for _, q in asked],
+    )
+    expected = [
+        oracle.in_force(history.left_over(0), history.left_over(1), key, moment, inner)
+        for key, moment in asked
+    ]
     assert [a and msgspec.msgpack.decode(a)[1:] for a in answers] == expected

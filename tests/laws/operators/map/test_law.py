@@ -1,4 +1,6 @@
-"""Law: a map emits f(row) for each row that is left, whatever else came and went; failing rows are dead."""
+"""Law: a map emits f(row) for each row that is left, whatever else came and went; failing rows are
+dead.
+"""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +23,12 @@ FULL = Schema((Field("key", Str()),), (Field("n", Int()), Y, Field("o", Int()), 
 DROPPED = Schema((Field("key", Str()),), (Field("n", Int()), Field("o", Int()), Z), "t")
 POSITIVE = Binary(BinaryOp.GT, Ref("x"), Literal("0", Int()))
 STAGES = (
-    Stage(wire.AssignExpr("", (("z", Binary(BinaryOp.FLOOR_DIV, Literal("12", Int()), Ref("y")), Int()),)), ASSIGNED),
+    Stage(
+        wire.AssignExpr(
+            "", (("z", Binary(BinaryOp.FLOOR_DIV, Literal("12", Int()), Ref("y")), Int()),)
+        ),
+        ASSIGNED,
+    ),
     Stage(wire.FilterExpr("", POSITIVE), ASSIGNED),
     Stage(wire.Rename("", (("k", "key"), ("x", "n"))), RENAMED),
     Stage(wire.Dropnull("", ("o",)), FULL),
@@ -41,22 +48,35 @@ KEYED_ROW = st.fixed_dictionaries(
 
 LISTS = Schema((), (Field("a", List(Int())), Field("b", List(Str()))), "t")
 ELEMENTS = Schema((), (Field("a", Optional(Int())), Field("b", Optional(Str()))), "t")
-LIST_ROW = st.fixed_dictionaries({"t": SMALL, "a": st.lists(SMALL, max_size=3), "b": st.lists(st.sampled_from("uv"), max_size=3)})
+LIST_ROW = st.fixed_dictionaries(
+    {"t": SMALL, "a": st.lists(SMALL, max_size=3), "b": st.lists(st.sampled_from("uv"), max_size=3)}
+)
 
 
 @given(histories(KEYED_ROW))
 def test_a_keyed_map_turns_every_row_into_its_image_or_a_tombstone(history):
     _, emitted = run(MapStep(Map((KEYED,), (STAGES,), DROPPED)), history, KEYED)
-    assert bag(integral(emitted)) == bag([image for row in history.left_over() for image in oracle.keyed(row)])
+    assert bag(integral(emitted)) == bag(
+        [image for row in history.left_over() for image in oracle.keyed(row)]
+    )
 
 
 @given(histories(LIST_ROW, LIST_ROW))
 def test_a_union_of_exploded_branches_keeps_positions_unique(history):
     keep = Stage(wire.FilterExpr("", Binary(BinaryOp.GT, Ref("a"), Literal("0", Int()))), ELEMENTS)
     branch = (Stage(wire.Explode("", ("a", "b")), ELEMENTS), keep)
-    _, emitted = run(MapStep(Map((LISTS, LISTS), (branch, branch), ELEMENTS)), history, LISTS, LISTS)
+    _, emitted = run(
+        MapStep(Map((LISTS, LISTS), (branch, branch), ELEMENTS)), history, LISTS, LISTS
+    )
     rows = integral(emitted)
-    assert bag(rows) == bag([image for source in (0, 1) for row in history.left_over(source) for image in oracle.exploded(row, source)])
+    assert bag(rows) == bag(
+        [
+            image
+            for source in (0, 1)
+            for row in history.left_over(source)
+            for image in oracle.exploded(row, source)
+        ]
+    )
     assert len({row["__pos"] for row in rows}) == len(rows)
 
 
@@ -68,4 +88,6 @@ def test_dead_rows_are_exactly_those_whose_expression_fails(history):
         for rows in step.apply(None, 0, as_frame(KEYED, batch)).dead:
             assert "`z`" in rows.reason
             dead += rows.frame["__pos"].to_list()
-    assert sorted(dead) == sorted(row["__pos"] for row in history.left_over() if row["y"] == 0 and not row["__gone"])
+    assert sorted(dead) == sorted(
+        row["__pos"] for row in history.left_over() if row["y"] == 0 and not row["__gone"]
+    )

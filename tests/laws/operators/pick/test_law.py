@@ -1,4 +1,6 @@
-"""Laws: a table over what a pick emits answers as the oracle does over the rows that are left, as of any time."""
+"""Laws: a table over what a pick emits answers as the oracle does over the rows that are left, as
+of any time.
+"""
 
 import msgspec
 import polars as pl
@@ -18,7 +20,9 @@ from tests.support.histories import histories, integral, run
 
 INPUT = Schema((), (Field("v", Int()), Field("k", Str())), "t")
 OUTPUT = Schema((Field("k", Str()),), (Field("v", Int()),), "t")
-ROW = st.fixed_dictionaries({"k": st.sampled_from("ab"), "v": st.integers(0, 3), "t": st.integers(0, 6)})
+ROW = st.fixed_dictionaries(
+    {"k": st.sampled_from("ab"), "v": st.integers(0, 3), "t": st.integers(0, 6)}
+)
 
 
 @given(histories(ROW), st.booleans())
@@ -32,6 +36,10 @@ def test_a_pick_is_the_first_or_latest_row_as_of_any_time(history, first):
         outcome = table.apply(state, 0, frame)
         state.write(WriteBatch(outcome.puts, outcome.deletes))
     asked = [(k, q) for k in "ab" for q in range(-1, 8)]
-    answers = table.lookup(state, key_bytes(pl.DataFrame({"k": [k for k, _ in asked]}), ["k"]), [q for _, q in asked])
+    answers = table.lookup(
+        state, key_bytes(pl.DataFrame({"k": [k for k, _ in asked]}), ["k"]), [q for _, q in asked]
+    )
     expected = [oracle.pick(rows, k, q, first=first) for k, q in asked]
-    assert [a and msgspec.msgpack.decode(a) for a in answers] == [e and [e["t"], e["v"]] for e in expected]
+    assert [a and msgspec.msgpack.decode(a) for a in answers] == [
+        e and [e["t"], e["v"]] for e in expected
+    ]

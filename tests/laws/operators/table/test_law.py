@@ -1,4 +1,6 @@
-"""Law: whatever the order, split, lateness and retractions, a lookup equals the oracle over the set that is left."""
+"""Law: whatever the order, split, lateness and retractions, a lookup equals the oracle over the set
+that is left.
+"""
 
 import msgspec
 import polars as pl
@@ -15,7 +17,12 @@ from tests.support.histories import histories, run
 
 SCHEMA = Schema((Field("k", Str()),), (Field("v", Optional(Int())),), "t")
 ROW = st.fixed_dictionaries(
-    {"k": st.sampled_from("abé"), "t": st.sampled_from([-5, 0, 1, 2, 300]), "v": st.none() | st.integers(-3, 3), "__gone": st.booleans()}
+    {
+        "k": st.sampled_from("abé"),
+        "t": st.sampled_from([-5, 0, 1, 2, 300]),
+        "v": st.none() | st.integers(-3, 3),
+        "__gone": st.booleans(),
+    }
 ).map(lambda row: {**row, "v": None} if row["__gone"] else row)
 
 

@@ -2,13 +2,24 @@
 
 
 def hopping(rows, duration, stride, visible, with_empty):
-    """(key, begin, end, rows) of every window that contains a row, or follows one that does (`with_empty`), and ends by `visible`."""
+    """(key, begin, end, rows) of every window that contains a row, or follows one that does
+    (`with_empty`), and ends by `visible`.
+    """
     out = []
     for key in {r["k"] for r in rows}:
         mine = [r for r in rows if r["k"] == key]
-        begins = {b for r in mine for b in range(r["t"] // stride * stride - duration, r["t"] + 1, stride) if b <= r["t"] < b + duration}
+        begins = {
+            b
+            for r in mine
+            for b in range(r["t"] // stride * stride - duration, r["t"] + 1, stride)
+            if b <= r["t"] < b + duration
+        }
         begins |= {b + stride for b in begins} if with_empty else set()
-        out += [(key, b, b + duration, [r for r in mine if b <= r["t"] < b + duration]) for b in begins if b + duration <= visible]
+        out += [
+            (key, b, b + duration, [r for r in mine if b <= r["t"] < b + duration])
+            for b in begins
+            if b + duration <= visible
+        ]
     return out
 
 
