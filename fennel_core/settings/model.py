@@ -205,14 +205,8 @@ class Limits(BaseSettings):
         4,
         gt=0,
         le=128,
-        description="Partitions of each new dataset: twice the default slots, so load can move.",
-    )
-    key_groups: int = Field(
-        128,
-        gt=0,
-        le=32768,
-        description="Key groups of each dataset; fixed for its life, because state keys begin "
-        "with one.",
+        description="Partitions of each new dataset, at most one per key group: twice the default "
+        "slots, so load can move.",
     )
     engine_slots: int = Field(
         2,
@@ -276,15 +270,6 @@ class Limits(BaseSettings):
         gt=0,
         description="How often a supervisor reads the registry without being woken, ms: the "
         "price of a lost notification.",
-    )
-    iteration_rows: int = Field(
-        10_000,
-        gt=0,
-        description="Rows one iteration reads at most: one RocksDB batch holds the interpreter "
-        "lock 6–9 ms per 10,000 keys.",
-    )
-    iteration_rows_while_reading: int = Field(
-        250, gt=0, description="The same while lookups arrive, so that they wait less than 1 ms."
     )
     iteration_bytes: int = Field(
         8 * MIB, gt=0, description="Bytes one iteration reads at most; bounds memory per runner."
@@ -479,12 +464,6 @@ class Places(BaseSettings):
     otlp_endpoint: str | None = Field(
         None, description="OpenTelemetry collector (OTLP over HTTP); unset sends no traces."
     )
-    server_id: int = Field(
-        0,
-        ge=0,
-        lt=1024,
-        description="Number of this ingest server in positions; no two servers may share one.",
-    )
 
     @property
     def sockets_dir(self) -> Path:
@@ -519,12 +498,6 @@ class Settings(Addresses, Backends, Security, Limits, Places):
 
     @model_validator(mode="after")
     def _consistent(self) -> "Settings":
-        if self.partitions > self.key_groups:
-            raise ValueError(
-                f"FENNEL_PARTITIONS={self.partitions} exceeds "
-                f"FENNEL_KEY_GROUPS={self.key_groups}: each partition needs a key "
-                "group"
-            )
         if self.dev_tokens and not self.only_on_loopback:
             where = f"FENNEL_HOST={self.host}" + (
                 f", FENNEL_PUBLISHED_HOST={self.published_host}" if self.published_host else ""

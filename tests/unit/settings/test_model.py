@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from fennel_core.settings.model import Orchestrator, Settings
+from fennel_core.vocab.keys import KEY_GROUPS
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -107,9 +108,9 @@ def test_dev_tokens_are_off_by_default() -> None:
 
 
 def test_more_partitions_than_key_groups_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FENNEL_PARTITIONS", "64")
-    monkeypatch.setenv("FENNEL_KEY_GROUPS", "32")
-    with pytest.raises(ValidationError, match="FENNEL_KEY_GROUPS"):
+    assert Settings(partitions=KEY_GROUPS).partitions == KEY_GROUPS
+    monkeypatch.setenv("FENNEL_PARTITIONS", str(KEY_GROUPS + 1))
+    with pytest.raises(ValidationError, match="partitions"):
         Settings()
 
 
