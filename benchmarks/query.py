@@ -49,7 +49,7 @@ from fennel_core.connections.frames import serve as serve_frames
 from fennel_core.executors.client import Executors
 from fennel_core.hangar.rocks import RocksHangar
 from fennel_core.hangar.store import WriteBatch
-from fennel_core.operators.spec import Table as TableSpec
+from fennel_core.operators.spec import TableSpec
 from fennel_core.operators.table.step import TableStep
 from fennel_core.query.lookups import Lookups
 from fennel_core.query.owners import Owners, Ownership

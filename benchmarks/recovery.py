@@ -184,7 +184,7 @@ async def world(settings: Settings) -> AsyncIterator[World]:
         WorkspaceId("bench"),
         (source,),
         (),
-        spec.Table(SCHEMA),
+        spec.TableSpec(SCHEMA),
         replaylog,
         dead,
         1,

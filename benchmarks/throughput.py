@@ -96,15 +96,15 @@ def step_of(name: str) -> spec.StepSpec:
         positive = expr.Binary(expr.BinaryOp.GT, expr.Ref("amount"), expr.Literal("0.0", Float()))
         cents = expr.Binary(expr.BinaryOp.MUL, expr.Ref("amount"), expr.Literal("100.0", Float()))
         stages = (
-            spec.Stage(wire.FilterExpr("", positive), INPUT),
-            spec.Stage(wire.AssignExpr("", (("cents", cents, Float()),)), CENTS),
+            spec.MapStage(wire.FilterExpr("", positive), INPUT),
+            spec.MapStage(wire.AssignExpr("", (("cents", cents, Float()),)), CENTS),
         )
-        return spec.Map((INPUT,), (stages,), CENTS)
+        return spec.MapSpec((INPUT,), (stages,), CENTS)
     aggregations = (
         wire.Count("rows", wire.Forever(), None, unique=False, approx=False, dropnull=False),
         wire.Sum("total", wire.Forever(), "amount"),
     )
-    return spec.Aggregate(
+    return spec.AggregateSpec(
         INPUT, ("key",), aggregations, None, final=False, terminal=True, output=TOTALS
     )
 

@@ -109,7 +109,7 @@ def _served_by(
     dataset = subject.dataset
     if not (dataset.schema.keyed and (subject.online or subject.offline or subject.looked_up)):
         return None
-    step = spec.Table(dataset.schema)
+    step = spec.TableSpec(dataset.schema)
     job, _ = assembly.add_job(
         step, (topic,), None, salt=0, title=f"{dataset.name}: table", content=dataset.name
     )

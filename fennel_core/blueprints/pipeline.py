@@ -50,7 +50,7 @@ class Content:
 @dataclass(frozen=True, slots=True)
 class Branch:
     content: Content
-    stages: tuple[spec.Stage, ...]
+    stages: tuple[spec.MapStage, ...]
 
     @property
     def schema(self) -> Schema:
@@ -134,7 +134,7 @@ class PipelineCompiler:
                 pending = flow
             case unreachable:
                 assert_never(unreachable)
-        terminal = isinstance(pending.step, spec.Aggregate) and pending.step.terminal
+        terminal = isinstance(pending.step, spec.AggregateSpec) and pending.step.terminal
         partition_by = None if terminal else self.target.key_names
         job, topic = self.assembly.add_job(
             pending.step,
@@ -168,7 +168,7 @@ class PipelineCompiler:
                 | wire.Dropnull()
                 | wire.Explode()
             ) as op:
-                return self.longer(self.flows[op.operand], spec.Stage(op, output))
+                return self.longer(self.flows[op.operand], spec.MapStage(op, output))
             case wire.Union_(operands):
                 loose = [self.loosened(self.flows[o]) for o in operands]
                 return Loose(tuple(b for flow in loose for b in flow.branches), output)
@@ -176,16 +176,16 @@ class PipelineCompiler:
                 return self.user_code(
                     "transform",
                     operand,
-                    spec.UserCode("transform", code, None, self.schema_of(operand), output),
+                    spec.UserCodeSpec("transform", code, None, self.schema_of(operand), output),
                 )
             case wire.Filter(operand, code):
                 return self.user_code(
                     "filter",
                     operand,
-                    spec.UserCode("filter", code, None, self.schema_of(operand), output),
+                    spec.UserCodeSpec("filter", code, None, self.schema_of(operand), output),
                 )
             case wire.Assign(operand, column, dtype, code):
-                step = spec.UserCode(
+                step = spec.UserCodeSpec(
                     "assign", code, Field(column, dtype), self.schema_of(operand), output
                 )
                 return self.user_code("assign", operand, step)
@@ -197,7 +197,7 @@ class PipelineCompiler:
             case wire.Aggregate(operand, keys, specs, along, emit):
                 ordered = _in_order(keys, output)
                 rows = self.rows(operand)
-                step = spec.Aggregate(
+                step = spec.AggregateSpec(
                     rows.schema,
                     ordered,
                     specs,
@@ -212,7 +212,7 @@ class PipelineCompiler:
                 return self.after(
                     self.flows[operand],
                     ordered,
-                    spec.Pick(self.schema_of(operand), ordered, True, output),
+                    spec.FirstLatestSpec(self.schema_of(operand), ordered, True, output),
                     "first",
                 )
             case wire.Latest(operand, by):
@@ -220,7 +220,7 @@ class PipelineCompiler:
                 return self.after(
                     self.flows[operand],
                     ordered,
-                    spec.Pick(self.schema_of(operand), ordered, False, output),
+                    spec.FirstLatestSpec(self.schema_of(operand), ordered, False, output),
                     "latest",
                 )
             case wire.Dedup(operand, by, window):
@@ -228,7 +228,7 @@ class PipelineCompiler:
                 return self.after(
                     self.flows[operand],
                     columns,
-                    spec.Dedup(self.schema_of(operand), columns, window, output),
+                    spec.DedupSpec(self.schema_of(operand), columns, window, output),
                     "dedup",
                 )
             case wire.Changelog(operand, column, deletes):
@@ -236,11 +236,11 @@ class PipelineCompiler:
                 return self.after(
                     self.flows[operand],
                     schema.key_names,
-                    spec.Changelog(schema, column, deletes, output),
+                    spec.ChangelogSpec(schema, column, deletes, output),
                     "changelog",
                 )
             case wire.WindowOp(operand, window, by, name, specs):
-                windows = spec.Windows(self.schema_of(operand), by, name, window, output, specs)
+                windows = spec.WindowsSpec(self.schema_of(operand), by, name, window, output, specs)
                 return self.after(self.flows[operand], by, windows, "windows")
             case wire.Join():
                 return self.join(kind, output)
@@ -259,7 +259,7 @@ class PipelineCompiler:
             tuple(c for c in columns if c in op.fields) if op.fields else right.schema.value_names
         )
         left = self.place(self.rows(op.left), left_on, unlike=right.topic)
-        step = spec.Join(
+        step = spec.JoinSpec(
             left=left.schema,
             right=right.schema,
             left_on=left_on,
@@ -279,7 +279,7 @@ class PipelineCompiler:
         assert not branch.stages, "the right side of a join is a dataset as it is"
         return branch.content
 
-    def user_code(self, noun: str, operand: str, step: spec.UserCode) -> Pending:
+    def user_code(self, noun: str, operand: str, step: spec.UserCodeSpec) -> Pending:
         """User code reads a topic and writes one. Versions of a key stay on one partition, in
         order.
         """
@@ -296,9 +296,9 @@ class PipelineCompiler:
         if not flow.schema.keyed:
             return flow
         content = self.place(flow, flow.schema.key_names)
-        facts = spec.facts_of(content.schema)
+        facts = spec.with_validity(content.schema)
         return Pending(
-            spec.Intervals(content.schema, facts),
+            spec.IntervalsSpec(content.schema, facts),
             (content.topic,),
             facts,
             "intervals",
@@ -307,7 +307,7 @@ class PipelineCompiler:
 
     def after(self, flow: Flow, partition_by: Columns, step: spec.StepSpec, noun: str) -> Pending:
         """A stateful step over its operand, which is partitioned for it."""
-        closes = spec.needs_frontier(step)
+        closes = spec.needs_watermark(step)
         content = self.place(flow, partition_by, frontier=closes)
         passes = content.frontier and not closes
         return Pending(step, (content.topic,), step.output, noun, frontier=passes)  # type: ignore[union-attr]  # Table has no output and is never made here
@@ -317,7 +317,7 @@ class PipelineCompiler:
 
     # --- putting flows on topics
 
-    def longer(self, flow: Flow, stage: spec.Stage) -> Loose:
+    def longer(self, flow: Flow, stage: spec.MapStage) -> Loose:
         loose = self.loosened(flow)
         return Loose(
             tuple(Branch(b.content, (*b.stages, stage)) for b in loose.branches), stage.output
@@ -373,7 +373,7 @@ class PipelineCompiler:
     def fused(self, flow: Loose, output: Schema) -> Pending:
         """One job for the whole run."""
         branches = self.distinct(flow.branches)
-        step = spec.Map(
+        step = spec.MapSpec(
             tuple(b.content.schema for b in branches), tuple(b.stages for b in branches), output
         )
         heard = any(b.content.frontier for b in branches)
@@ -390,7 +390,7 @@ class PipelineCompiler:
         for number, branch in enumerate(branches):
             content = branch.content
             if content.topic in seen:
-                step = spec.Map((content.schema,), ((),), content.schema)
+                step = spec.MapSpec((content.schema,), ((),), content.schema)
                 _, topic = self.assembly.add_job(
                     step,
                     (content.topic,),

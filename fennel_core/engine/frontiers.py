@@ -10,9 +10,9 @@ nothing has to be remembered.
 A frontier must be a function of the rows that were accepted, not of the order they came in
 (decision record 0025). What a join emits is not: a row that meets its match and loses it later was
 emitted, one whose match was gone before it came never is. So steps that keep state tell the largest
-time they were *given*, whatever they made of it, and what one was told it passes on. Only a `Map`
-tells just what it lets through: over rows that nobody takes back that is a function of the rows,
-over others it hears of the rest.
+time they were *given*, whatever they made of it, and what one was told it passes on. Only a
+`MapSpec` tells just what it lets through: over rows that nobody takes back that is a function of
+the rows, over others it hears of the rest.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import polars as pl
 
 from fennel_core.blueprints.spec import Job
 from fennel_core.engine.broker import Outgoing, Record
-from fennel_core.operators.spec import Join, Map, Table, UserCode
+from fennel_core.operators.spec import JoinSpec, MapSpec, TableSpec, UserCodeSpec
 from fennel_core.operators.step import Emit
 from fennel_core.vocab.ids import Micros
 from fennel_core.vocab.versions import SIGN
@@ -46,9 +46,9 @@ def given(job: Job, source: int, batch: pl.DataFrame) -> Micros | None:
     outputs; None if none does.
     """
     match job.step:
-        case Map() | UserCode() | Table():
+        case MapSpec() | UserCodeSpec() | TableSpec():
             return None  # what they emit says it, and what they were told
-        case Join(left=left, right=right, output=output):
+        case JoinSpec(left=left, right=right, output=output):
             if source != 0 and not output.keyed:
                 return None  # events are those of the left side
             timestamp = left.timestamp if source == 0 else right.timestamp

@@ -43,7 +43,7 @@ from fennel_core.engine.outputs import messages
 from fennel_core.engine.progress import Progress
 from fennel_core.hangar.store import Hangar
 from fennel_core.operators.aggregate.overlay import Overlay
-from fennel_core.operators.step import Advances, Outcome, Reads, Step
+from fennel_core.operators.step import Outcome, Reads, Step, WatermarkStep
 from fennel_core.replaylog import marker as markers
 from fennel_core.replaylog.marker import EpochMarker, IterationMarker, Range
 from fennel_core.vocab.ids import Epoch, Micros, Offset, PartitionIndex, TopicName
@@ -120,7 +120,7 @@ class Work:
 
     step: Step | None
     """None where the job only runs user code."""
-    advances: Advances | None
+    advances: WatermarkStep | None
     """The side of the step that closes windows, if it has one."""
     version: int
     prepare: Callable[[pl.DataFrame], Awaitable[Outcome]] | None

@@ -20,7 +20,7 @@ from fennel_core.engine.runner import Ordered, Runner
 from fennel_core.engine.snapshots import Snapshots
 from fennel_core.engine.supervisor import Supervisor
 from fennel_core.hangar.store import HangarClosed, HangarDamaged
-from fennel_core.operators.step import Served
+from fennel_core.operators.step import LookupStep
 from fennel_core.snapshots.drills import Finding, Verdict
 from fennel_core.snapshots.flow import Outrun, Taken, Unchanged
 from fennel_core.snapshots.recovery import State
@@ -109,7 +109,7 @@ class SlotService:
         self, job: str, part: int, keys: Sequence[bytes], as_of: int | Sequence[int]
     ) -> list[bytes | None]:
         runner = self._runner(job, part)
-        step = cast(Served, runner.step)
+        step = cast(LookupStep, runner.step)
         times = (
             [Micros(as_of)] * len(keys) if isinstance(as_of, int) else [Micros(t) for t in as_of]
         )

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from fennel_core.executors.calls import Assign, ExecutorCall, Filter, Transform
 from fennel_core.executors.errors import UserCodeError
-from fennel_core.operators.spec import UserCode
+from fennel_core.operators.spec import UserCodeSpec
 from fennel_core.operators.step import DeadRows, Emit, Outcome
 from fennel_core.vocab.versions import GONE, META
 
@@ -26,7 +26,7 @@ Run = Callable[[ExecutorCall, pl.DataFrame], Awaitable[pa.Table]]
 ROW = "__row"
 
 
-def call_of(spec: UserCode, entity: str) -> ExecutorCall:
+def call_of(spec: UserCodeSpec, entity: str) -> ExecutorCall:
     """The executor call of a user code step."""
     match spec.kind:
         case "transform":
@@ -40,7 +40,7 @@ def call_of(spec: UserCode, entity: str) -> ExecutorCall:
             raise ValueError(f"`{other}` is not a kind of user code")
 
 
-async def apply(run: Run, spec: UserCode, entity: str, batch: pl.DataFrame) -> Outcome:
+async def apply(run: Run, spec: UserCodeSpec, entity: str, batch: pl.DataFrame) -> Outcome:
     """What the user code makes of a batch of signed versions."""
     call = call_of(spec, entity)
     gone = batch.filter(pl.col(GONE))
@@ -52,7 +52,7 @@ async def apply(run: Run, spec: UserCode, entity: str, batch: pl.DataFrame) -> O
 
 
 async def _good(
-    run: Run, call: ExecutorCall, rows: pl.DataFrame, spec: UserCode
+    run: Run, call: ExecutorCall, rows: pl.DataFrame, spec: UserCodeSpec
 ) -> tuple[list[pl.DataFrame], list[DeadRows]]:
     if rows.is_empty():
         return [], []
@@ -67,7 +67,9 @@ async def _good(
     return left + right, left_dead + right_dead
 
 
-def _rows(call: ExecutorCall, spec: UserCode, rows: pl.DataFrame, answer: pa.Table) -> pl.DataFrame:
+def _rows(
+    call: ExecutorCall, spec: UserCodeSpec, rows: pl.DataFrame, answer: pa.Table
+) -> pl.DataFrame:
     made = pl.DataFrame(pl.from_arrow(answer))
     match call:
         case Transform():
@@ -89,7 +91,7 @@ def _rows(call: ExecutorCall, spec: UserCode, rows: pl.DataFrame, answer: pa.Tab
             assert_never(other)  # type: ignore[arg-type]  # a pipeline has no other kinds of user code
 
 
-def _tombstones(spec: UserCode, rows: pl.DataFrame) -> pl.DataFrame:
+def _tombstones(spec: UserCodeSpec, rows: pl.DataFrame) -> pl.DataFrame:
     """The rows' keys, times and positions under the output's schema, with null values."""
     empty = pl.DataFrame(pl.from_arrow(spec.output.arrow().empty_table())).schema
     values = [pl.lit(None, dtype=empty[name]).alias(name) for name in spec.output.value_names]

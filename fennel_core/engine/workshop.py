@@ -25,8 +25,8 @@ from fennel_core.engine.snapshots import Snapshots
 from fennel_core.executors.client import Callbacks, Executors
 from fennel_core.hangar.rocks import RocksHangar
 from fennel_core.hangar.store import Hangar
-from fennel_core.operators.build import advancing, build
-from fennel_core.operators.spec import UserCode, step_version
+from fennel_core.operators.build import as_watermark_step, build
+from fennel_core.operators.spec import UserCodeSpec, step_version
 from fennel_core.operators.step import Outcome
 from fennel_core.vocab import canonical
 from fennel_core.vocab.ids import Epoch, JobId, PartitionIndex, WorkspaceId
@@ -101,10 +101,10 @@ class SlotWorkshop:
             if stored is None:
                 return None
             spec = self._specs[job] = canonical.loads(stored, Job)
-        step = None if isinstance(spec.step, UserCode) else build(spec.step)
+        step = None if isinstance(spec.step, UserCodeSpec) else build(spec.step)
         work = Work(
             step,
-            None if step is None else advancing(step),
+            None if step is None else as_watermark_step(step),
             step_version(spec.step),
             self._prepare(spec),
         )
@@ -115,7 +115,7 @@ class SlotWorkshop:
 
     def _prepare(self, job: Job) -> Callable[[pl.DataFrame], Awaitable[Outcome]] | None:
         step = job.step
-        if not isinstance(step, UserCode):
+        if not isinstance(step, UserCodeSpec):
             return None
         run = partial(self._executors.run, callbacks=self._callbacks(job.workspace))
 

@@ -18,7 +18,7 @@ from fennel_core.blueprints.spec import Catalog, Job
 from fennel_core.connections.postgres import Pool
 from fennel_core.history.roll import TopicLayout
 from fennel_core.history.store import StoreError
-from fennel_core.operators.spec import Aggregate
+from fennel_core.operators.spec import AggregateSpec
 from fennel_core.vocab import canonical
 from fennel_core.vocab.ids import TopicName
 
@@ -48,7 +48,7 @@ def of_catalog(catalog: Catalog) -> dict[TopicName, TopicLayout]:
 def of_job(job: Job) -> dict[TopicName, TopicLayout]:
     """The input of a terminal aggregate."""
     match job.step:
-        case Aggregate(terminal=True) as step:
+        case AggregateSpec(terminal=True) as step:
             return {topic: TopicLayout(step.keys, step.input.timestamp) for topic in job.inputs}
         case _:
             return {}

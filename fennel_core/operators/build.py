@@ -1,6 +1,6 @@
 """From a job's specification to the step that runs it.
 
-User code is no step: it waits for an executor, so the engine runs it (`spec.UserCode`).
+User code is no step: it waits for an executor, so the engine runs it (`spec.UserCodeSpec`).
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from fennel_core.operators.join.tables import TableJoinStep
 from fennel_core.operators.map.step import MapStep
 from fennel_core.operators.pick.step import FirstStep, LatestStep
 from fennel_core.operators.spec import (
-    Aggregate,
-    Changelog,
-    Dedup,
-    Intervals,
-    Join,
-    Map,
-    Pick,
+    AggregateSpec,
+    ChangelogSpec,
+    DedupSpec,
+    FirstLatestSpec,
+    IntervalsSpec,
+    JoinSpec,
+    MapSpec,
     StepSpec,
-    Table,
-    UserCode,
-    Windows,
-    has_facts,
+    TableSpec,
+    UserCodeSpec,
+    WindowsSpec,
+    has_validity,
 )
-from fennel_core.operators.step import Advances, Served, Step
+from fennel_core.operators.step import LookupStep, Step, WatermarkStep
 from fennel_core.operators.table.step import TableStep
 from fennel_core.operators.windows.sessions import SessionWindowsStep
 from fennel_core.operators.windows.step import HoppingWindowsStep
@@ -42,42 +42,44 @@ from fennel_core.wire.operators import Session
 def build(spec: StepSpec) -> Step:
     """The step of a specification; TypeError for user code."""
     match spec:
-        case Table():
+        case TableSpec():
             return TableStep(spec)
-        case Map():
+        case MapSpec():
             return MapStep(spec)
-        case Join():
-            return TableJoinStep(spec) if has_facts(spec.left) else JoinStep(spec)
-        case Aggregate(terminal=True):
-            return FactsAggregateStep(spec) if has_facts(spec.input) else AggregateStep(spec)
-        case Aggregate():
-            return EmittedFactsStep(spec) if has_facts(spec.input) else EmittedAggregateStep(spec)
-        case Pick(first=first):
+        case JoinSpec():
+            return TableJoinStep(spec) if has_validity(spec.left) else JoinStep(spec)
+        case AggregateSpec(terminal=True):
+            return FactsAggregateStep(spec) if has_validity(spec.input) else AggregateStep(spec)
+        case AggregateSpec():
+            return (
+                EmittedFactsStep(spec) if has_validity(spec.input) else EmittedAggregateStep(spec)
+            )
+        case FirstLatestSpec(first=first):
             return FirstStep(spec) if first else LatestStep(spec)
-        case Dedup():
+        case DedupSpec():
             return DedupStep(spec)
-        case Changelog():
+        case ChangelogSpec():
             return ChangelogStep(spec)
-        case Intervals():
+        case IntervalsSpec():
             return IntervalsStep(spec)
-        case Windows(window=window):
+        case WindowsSpec(window=window):
             return (
                 SessionWindowsStep(spec)
                 if isinstance(window, Session)
                 else HoppingWindowsStep(spec)
             )
-        case UserCode():
+        case UserCodeSpec():
             raise TypeError("user code is run by the engine through an executor, not by a step")
         case unreachable:
             assert_never(unreachable)
 
 
-def served(step: Step) -> Served | None:
+def as_lookup_step(step: Step) -> LookupStep | None:
     """The side of a step that answers lookups, None where it has none."""
     return step if isinstance(step, TableStep | AggregateStep | FactsAggregateStep) else None
 
 
-def advancing(step: Step) -> Advances | None:
+def as_watermark_step(step: Step) -> WatermarkStep | None:
     """The side of a step that wants to be told the frontier of its input, None where it has
     none.
     """

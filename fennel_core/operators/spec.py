@@ -15,27 +15,29 @@ from fennel_core.vocab.schema import Schema
 from fennel_core.wire import operators as wire
 from fennel_core.wire.pycode import PyCode
 
-TO = "__to"
+VALID_TO = "__to"
 """Column of signed facts: the end (exclusive) of the row's life, null while it has no successor."""
 
 
-def facts_of(schema: Schema) -> Schema:
-    """The schema of a keyed dataset as signed facts: keys and values as values, then `TO`; the
-    timestamp is the beginning of life.
+def with_validity(schema: Schema) -> Schema:
+    """Return the keyless schema of a keyed dataset's rows with their validity intervals.
+
+    Its values are the keys and values of `schema`, then `VALID_TO`; the timestamp is the start of
+    the interval.
     """
     assert schema.keyed, "rows of a keyless dataset have no end"
     return Schema(
-        (), (*schema.keys, *schema.values, Field(TO, Optional(Timestamp()))), schema.timestamp
+        (), (*schema.keys, *schema.values, Field(VALID_TO, Optional(Timestamp()))), schema.timestamp
     )
 
 
-def has_facts(schema: Schema) -> bool:
+def has_validity(schema: Schema) -> bool:
     """Are rows of this schema signed facts?"""
-    return schema.field(TO) is not None
+    return schema.field(VALID_TO) is not None
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class TableSpec:
     """Keeps every version of a keyed dataset for lookups and as-of reads. Input 0: the dataset's
     topic. No outputs.
     """
@@ -49,7 +51,7 @@ StatelessOp = (
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class MapStage:
     """One stateless native operator and the schema it puts out."""
 
     op: StatelessOp
@@ -57,7 +59,7 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Map:
+class MapSpec:
     """A run of fused stateless operators. Input i (one per branch of a union) goes through
     `branches[i]`; output 0 takes all of them.
 
@@ -65,12 +67,12 @@ class Map:
     """
 
     inputs: tuple[Schema, ...]
-    branches: tuple[tuple[Stage, ...], ...]
+    branches: tuple[tuple[MapStage, ...], ...]
     output: Schema
 
 
 @dataclass(frozen=True, slots=True)
-class UserCode:
+class UserCodeSpec:
     """Runs user code (transform, assign or filter) in an executor. Input 0, output 0. `column` is
     the assigned column, if any.
     """
@@ -83,7 +85,7 @@ class UserCode:
 
 
 @dataclass(frozen=True, slots=True)
-class Join:
+class JoinSpec:
     """Stream–table join. Input 0: the left side, partitioned by `left_on`; input 1: the right
     dataset's topic. Output 0.
 
@@ -103,7 +105,7 @@ class Join:
 
 
 @dataclass(frozen=True, slots=True)
-class Aggregate:
+class AggregateSpec:
     """Grouped aggregation; input 0 partitioned by `keys`. `terminal`: no output topic, lookups
     assemble from this job's state.
     """
@@ -118,7 +120,7 @@ class Aggregate:
 
 
 @dataclass(frozen=True, slots=True)
-class Pick:
+class FirstLatestSpec:
     """groupby(..).first() or .latest(): one row per key, by (timestamp, position). Input 0
     partitioned by `keys`; output 0 is keyed.
     """
@@ -130,7 +132,7 @@ class Pick:
 
 
 @dataclass(frozen=True, slots=True)
-class Dedup:
+class DedupSpec:
     """Keeps the last row per (`by`, timestamp) or per window. Input 0 partitioned by `by`; output
     0.
     """
@@ -142,7 +144,7 @@ class Dedup:
 
 
 @dataclass(frozen=True, slots=True)
-class Changelog:
+class ChangelogSpec:
     """A keyed dataset as a stream of inserts and deletes. Input 0 partitioned by its key; output 0
     is keyless.
     """
@@ -154,7 +156,7 @@ class Changelog:
 
 
 @dataclass(frozen=True, slots=True)
-class Windows:
+class WindowsSpec:
     """groupby(.., window=W): one row per key and window. Input 0 partitioned by `by`; output 0
     keyed by `by` + `field`.
 
@@ -170,12 +172,12 @@ class Windows:
 
 
 @dataclass(frozen=True, slots=True)
-class Intervals:
+class IntervalsSpec:
     """A keyed dataset as signed facts: each row with the time its successor ends it. Input 0
     partitioned by its key; output 0 is keyless.
 
     This is how a keyed dataset reaches a step that is partitioned by something else: there the end
-    of a row cannot be derived any more. `output` is `facts_of(input)`.
+    of a row cannot be derived any more. `output` is `with_validity(input)`.
     """
 
     input: Schema
@@ -183,21 +185,30 @@ class Intervals:
 
 
 StepSpec = (
-    Table | Map | UserCode | Join | Aggregate | Pick | Dedup | Changelog | Windows | Intervals
+    TableSpec
+    | MapSpec
+    | UserCodeSpec
+    | JoinSpec
+    | AggregateSpec
+    | FirstLatestSpec
+    | DedupSpec
+    | ChangelogSpec
+    | WindowsSpec
+    | IntervalsSpec
 )
 
 
 _VERSIONS: Mapping[type, int] = {
-    Table: 1,
-    Map: 1,
-    UserCode: 1,
-    Join: 1,
-    Aggregate: 1,
-    Pick: 1,
-    Dedup: 1,
-    Changelog: 1,
-    Windows: 1,
-    Intervals: 1,
+    TableSpec: 1,
+    MapSpec: 1,
+    UserCodeSpec: 1,
+    JoinSpec: 1,
+    AggregateSpec: 1,
+    FirstLatestSpec: 1,
+    DedupSpec: 1,
+    ChangelogSpec: 1,
+    WindowsSpec: 1,
+    IntervalsSpec: 1,
 }
 
 
@@ -208,14 +219,14 @@ def step_version(spec: StepSpec) -> int:
     return _VERSIONS[type(spec)]
 
 
-def needs_frontier(spec: StepSpec) -> bool:
+def needs_watermark(spec: StepSpec) -> bool:
     """Does the step close windows by event time, so that every partition of its input must be told
     the largest one?
     """
     match spec:
-        case Windows():
+        case WindowsSpec():
             return True
-        case Aggregate(specs=specs):
+        case AggregateSpec(specs=specs):
             return any(wire.is_discrete(s.window) for s in specs)
         case _:
             return False

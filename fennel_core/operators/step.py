@@ -67,7 +67,7 @@ class Step(Protocol):
         ...
 
 
-class Served(Protocol):
+class LookupStep(Protocol):
     """A step whose state answers lookups."""
 
     def lookup(
@@ -82,7 +82,7 @@ class Served(Protocol):
         ...
 
 
-class Advances(Protocol):
+class WatermarkStep(Protocol):
     """A step with windows that close by event time. It also raises its frontier by itself, to the
     largest event time of each batch.
     """

@@ -33,7 +33,7 @@ from fennel_core.ingest.catalogs import Catalogs
 from fennel_core.ingest.committer import Committer
 from fennel_core.ingest.flow import LogFlow
 from fennel_core.ingest.store import BranchCatalog, Branches, MemoryClock, MemoryDirectory, Message
-from fennel_core.operators.build import advancing, build
+from fennel_core.operators.build import as_watermark_step, build
 from fennel_core.operators.spec import step_version
 from fennel_core.operators.step import Step
 from fennel_core.query.lookups import Lookups
@@ -235,7 +235,7 @@ class Plant:
         job, part = self._jobs[key[0]], key[1]
         self._epochs[key] += 1
         step = self.made.steps[job.id]
-        work = Work(step, advancing(step), step_version(job.step), None)
+        work = Work(step, as_watermark_step(step), step_version(job.step), None)
         runner = Runner(
             job,
             part,

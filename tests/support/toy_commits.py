@@ -47,7 +47,7 @@ def toy(*words: str, partitions: int = 2) -> Compiled:
             key(AssetKind.JOB, word),
             (content.key,),
             (),
-            spec.Table(SCHEMA),
+            spec.TableSpec(SCHEMA),
             log.key,
             dead.key,
             partitions,

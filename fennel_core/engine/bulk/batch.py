@@ -25,7 +25,7 @@ from fennel_core.engine.outputs import messages
 from fennel_core.hangar.store import Hangar, WriteBatch
 from fennel_core.history.parquet import GROUP, OFFSET
 from fennel_core.operators.build import build
-from fennel_core.operators.spec import Map
+from fennel_core.operators.spec import MapSpec
 from fennel_core.vocab.ids import PartitionIndex
 from fennel_core.vocab.keys import KEY_GROUPS
 
@@ -83,7 +83,7 @@ def compute(
 def _batches(
     job: Job, share: Share, files: Sequence[str], fetch: Callable[[str], pl.DataFrame]
 ) -> Iterator[pl.DataFrame]:
-    stateless = isinstance(job.step, Map)
+    stateless = isinstance(job.step, MapSpec)
     first, stop = share.groups()
     if stateless:
         files = files[

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fennel_core.blueprints.spec import Job
-from fennel_core.operators.spec import UserCode, needs_frontier
+from fennel_core.operators.spec import UserCodeSpec, needs_watermark
 from fennel_core.vocab.ids import Offset, TopicName
 
 REMEDY: Final = (
@@ -61,9 +61,9 @@ Decision = Live | Batch | Lost
 
 def why_not(job: Job) -> str | None:
     """Why a batch cannot compute this job; None where it can."""
-    if isinstance(job.step, UserCode):
+    if isinstance(job.step, UserCodeSpec):
         return "it runs user code, which a batch cannot wait for"
-    if needs_frontier(job.step) or any(output.frontier for output in job.outputs):
+    if needs_watermark(job.step) or any(output.frontier for output in job.outputs):
         return (
             "it closes windows by event time or tells others how far event time has "
             "come, and history does not keep that"

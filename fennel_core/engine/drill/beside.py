@@ -37,8 +37,8 @@ from fennel_core.engine.workshop import ThreadPool
 from fennel_core.hangar.rocks import RocksHangar
 from fennel_core.hangar.store import Hangar, HangarDamaged
 from fennel_core.history.postgres import PostgresHistoryFiles
-from fennel_core.operators.build import advancing, build
-from fennel_core.operators.spec import UserCode, step_version
+from fennel_core.operators.build import as_watermark_step, build
+from fennel_core.operators.spec import UserCodeSpec, step_version
 from fennel_core.operators.step import Outcome
 from fennel_core.settings.model import Settings
 from fennel_core.snapshots.drills import Finding, Verdict
@@ -204,10 +204,10 @@ def work_of(job: Job) -> Work:
     async def refuse(_: pl.DataFrame) -> Outcome:
         raise ReplayMismatch("a job of user code keeps no state, and its marker speaks of some")
 
-    step = None if isinstance(job.step, UserCode) else build(job.step)
+    step = None if isinstance(job.step, UserCodeSpec) else build(job.step)
     return Work(
         step,
-        None if step is None else advancing(step),
+        None if step is None else as_watermark_step(step),
         step_version(job.step),
         refuse if step is None else None,
     )

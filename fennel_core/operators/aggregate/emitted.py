@@ -12,15 +12,15 @@ from fennel_core.operators.aggregate.moments import Moment, RowMomentStep
 from fennel_core.operators.aggregate.results import Derived, Results, assembled
 from fennel_core.operators.aggregate.tiles import Tiles
 from fennel_core.operators.aggregate.timeline import Changes, changes, covered, lookback_us, reach
-from fennel_core.operators.spec import Aggregate, has_facts
+from fennel_core.operators.spec import AggregateSpec, has_validity
 
 
 class EmittedAggregateStep(RowMomentStep):
-    """The step of a `spec.Aggregate` that is not terminal."""
+    """The step of a `spec.AggregateSpec` that is not terminal."""
 
-    def __init__(self, spec: Aggregate) -> None:
+    def __init__(self, spec: AggregateSpec) -> None:
         assert not spec.terminal, "a terminal aggregate emits nothing"
-        assert not has_facts(spec.input), "see EmittedFactsStep"
+        assert not has_validity(spec.input), "see EmittedFactsStep"
         aggregations = [make(one, spec.input) for one in spec.specs]
         filing = Filing(spec.input, spec.keys, spec.along, aggregations)
         tiles = Tiles(filing.layout, aggregations)

@@ -37,7 +37,7 @@ from fennel_core.operators.aggregate.step import SECOND_US, rows_of
 from fennel_core.operators.aggregate.tiles import NODES, ROOTS, Tiles
 from fennel_core.operators.aggregate.timeline import lookback_us
 from fennel_core.operators.rows import MAX_TIME, MIN_TIME, encode
-from fennel_core.operators.spec import TO, Aggregate, has_facts
+from fennel_core.operators.spec import VALID_TO, AggregateSpec, has_validity
 from fennel_core.operators.step import Outcome, Reads
 from fennel_core.vocab.ids import Micros
 from fennel_core.vocab.versions import SIGN
@@ -53,7 +53,7 @@ class Lives:
     columns that are read from them.
     """
 
-    def __init__(self, spec: Aggregate, window: wire.Window, number: int) -> None:
+    def __init__(self, spec: AggregateSpec, window: wire.Window, number: int) -> None:
         specs = [one for one in spec.specs if one.window == window]
         self.names = [one.name for one in specs]
         aggregations = [make(one, spec.input, time=spec.input.timestamp) for one in specs]
@@ -67,7 +67,7 @@ class Lives:
         (column `_AT`).
         """
         counting = batch.with_columns(self._begin.alias(_AT)).filter(
-            pl.col(TO).is_null() | (pl.col(_AT) < pl.col(TO))
+            pl.col(VALID_TO).is_null() | (pl.col(_AT) < pl.col(VALID_TO))
         )
         return counting, counting.with_columns(self._end.alias(_AT)).filter(
             pl.col(_AT).is_not_null()
@@ -88,7 +88,7 @@ class Lives:
         )
 
 
-def lives_of(spec: Aggregate) -> list[Lives]:
+def lives_of(spec: AggregateSpec) -> list[Lives]:
     """One per distinct window, in the order of the specs."""
     for one in spec.specs:
         if isinstance(one, wire.ExpDecay):
@@ -101,11 +101,11 @@ def lives_of(spec: Aggregate) -> list[Lives]:
 
 
 class FactsAggregateStep:
-    """The step of a terminal `spec.Aggregate` whose input has facts; serves lookups."""
+    """The step of a terminal `spec.AggregateSpec` whose input has facts; serves lookups."""
 
-    def __init__(self, spec: Aggregate) -> None:
+    def __init__(self, spec: AggregateSpec) -> None:
         assert spec.terminal, "a keyed dataset is aggregated at read time"
-        assert has_facts(spec.input), "see AggregateStep"
+        assert has_validity(spec.input), "see AggregateStep"
         self._lives = lives_of(spec)
         clock: tuple[Aggregation[Any], ...] = (LastTime(),)
         self._filing = Filing(spec.input, spec.keys, _AT, clock)
@@ -150,11 +150,11 @@ class FactsAggregateStep:
 
 
 class EmittedFactsStep(MomentStep):
-    """The step of a `spec.Aggregate` whose input has facts and that is not terminal: a version
+    """The step of a `spec.AggregateSpec` whose input has facts and that is not terminal: a version
     whenever a row begins or ceases to count.
     """
 
-    def __init__(self, spec: Aggregate) -> None:
+    def __init__(self, spec: AggregateSpec) -> None:
         assert not spec.terminal, "see FactsAggregateStep"
         self._time = spec.along or spec.input.timestamp
         self._lives = lives_of(spec)
@@ -200,14 +200,14 @@ def _life(window: wire.Window, time: pl.Expr) -> tuple[pl.Expr, pl.Expr]:
     """When a row begins to count in a window, and when it ceases to (null: never)."""
     match window:
         case wire.Forever():
-            return time, pl.col(TO)
+            return time, pl.col(VALID_TO)
         case wire.Sliding(duration_us):
             return time, pl.min_horizontal(
-                TO, time + pl.duration(microseconds=duration_us + SECOND_US)
+                VALID_TO, time + pl.duration(microseconds=duration_us + SECOND_US)
             )
         case wire.ForeverHopping(stride_us):
             following = time.cast(pl.Int64).floordiv(stride_us).add(1).mul(stride_us)
-            return following.cast(pl.Datetime("us", "UTC")), pl.col(TO)
+            return following.cast(pl.Datetime("us", "UTC")), pl.col(VALID_TO)
         case wire.Tumbling() | wire.Hopping() | wire.Session():
             raise ValueError(
                 f"{window} is not defined over a keyed dataset: aggregate its "

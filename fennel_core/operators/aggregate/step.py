@@ -25,8 +25,8 @@ from fennel_core.operators.aggregate.assemble import Assembler, Range
 from fennel_core.operators.aggregate.filing import Filing
 from fennel_core.operators.aggregate.tiles import ROOTS, Tiles
 from fennel_core.operators.rows import MIN_TIME, encode
-from fennel_core.operators.spec import Aggregate
-from fennel_core.operators.step import Outcome, Reads, Served
+from fennel_core.operators.spec import AggregateSpec
+from fennel_core.operators.step import LookupStep, Outcome, Reads
 from fennel_core.vocab.ids import Micros
 from fennel_core.vocab.keys import KEY_GROUPS
 from fennel_core.wire import operators as wire
@@ -35,9 +35,9 @@ SECOND_US = 1_000_000
 
 
 class AggregateStep:
-    """The step of a terminal `spec.Aggregate`; serves lookups."""
+    """The step of a terminal `spec.AggregateSpec`; serves lookups."""
 
-    def __init__(self, spec: Aggregate) -> None:
+    def __init__(self, spec: AggregateSpec) -> None:
         assert spec.terminal, "what is emitted is aggregated by another step"
         made = [make(one, spec.input) for one in spec.specs]
         aggregations: tuple[Aggregation[Any], ...] = (LastTime(), *made)
@@ -123,7 +123,7 @@ def _span_us(window: wire.Window, aggregation: Aggregation[Any]) -> int | None:
     return span
 
 
-def rows_of(step: Served, reads: Reads, as_of: Micros, limit: int) -> list[tuple[bytes, bytes]]:
+def rows_of(step: LookupStep, reads: Reads, as_of: Micros, limit: int) -> list[tuple[bytes, bytes]]:
     """Up to `limit` keys with their rows as of a time, found by the roots of their tiles."""
     found: list[tuple[bytes, bytes]] = []
     for group in range(KEY_GROUPS):

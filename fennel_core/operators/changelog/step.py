@@ -16,7 +16,7 @@ import polars as pl
 
 from fennel_core.operators.neighbours import difference, neighbourhood
 from fennel_core.operators.rows import TOMBSTONE, columns_of, decode_rows, output_names
-from fennel_core.operators.spec import Changelog
+from fennel_core.operators.spec import ChangelogSpec
 from fennel_core.operators.step import Emit, Outcome, Reads
 from fennel_core.vocab.keys import key_bytes
 from fennel_core.vocab.versions import GONE, POS, SIGN
@@ -26,9 +26,9 @@ _DELETE, _INSERT = b"\x00\x00\x00\x00", b"\x00\x00\x00\x01"
 
 
 class ChangelogStep:
-    """The step of `spec.Changelog`."""
+    """The step of `spec.ChangelogSpec`."""
 
-    def __init__(self, spec: Changelog) -> None:
+    def __init__(self, spec: ChangelogSpec) -> None:
         assert spec.input.keyed, "only a keyed dataset has a changelog"
         self._spec = spec
         self._columns = columns_of(spec.input, spec.input.names)

@@ -18,7 +18,7 @@ import polars as pl
 
 from fennel_core.operators.neighbours import difference, neighbourhood
 from fennel_core.operators.rows import columns_of, decode_rows, output_names
-from fennel_core.operators.spec import Dedup
+from fennel_core.operators.spec import DedupSpec
 from fennel_core.operators.step import Emit, Outcome, Reads
 from fennel_core.vocab.keys import key_bytes
 from fennel_core.vocab.versions import GONE, POS, SIGN
@@ -29,9 +29,9 @@ SECOND_US = 1_000_000
 
 
 class DedupStep:
-    """The step of `spec.Dedup`; input and output are keyless."""
+    """The step of `spec.DedupSpec`; input and output are keyless."""
 
-    def __init__(self, spec: Dedup) -> None:
+    def __init__(self, spec: DedupSpec) -> None:
         self._spec = spec
         self._apart = _apart(spec.window)
         self._columns = columns_of(spec.input, spec.input.names)

@@ -16,7 +16,7 @@ import polars as pl
 
 from fennel_core.operators.neighbours import difference, neighbourhood
 from fennel_core.operators.rows import TOMBSTONE, columns_of, decode_rows, output_names
-from fennel_core.operators.spec import TO, Intervals
+from fennel_core.operators.spec import VALID_TO, IntervalsSpec
 from fennel_core.operators.step import Emit, Outcome, Reads
 from fennel_core.vocab.keys import key_bytes
 from fennel_core.vocab.versions import GONE, POS, SIGN
@@ -25,9 +25,9 @@ VERSIONS = b"i"
 
 
 class IntervalsStep:
-    """The step of `spec.Intervals`."""
+    """The step of `spec.IntervalsSpec`."""
 
-    def __init__(self, spec: Intervals) -> None:
+    def __init__(self, spec: IntervalsSpec) -> None:
         assert spec.input.keyed, "rows of a keyless dataset have no end"
         self._spec = spec
         self._columns = columns_of(spec.input, spec.input.names)
@@ -49,7 +49,7 @@ class IntervalsStep:
         )
 
     def _frame(self, facts: pl.DataFrame, sign: int) -> pl.DataFrame:
-        end = facts["to"].cast(pl.Datetime("us", "UTC")).alias(TO)
+        end = facts["to"].cast(pl.Datetime("us", "UTC")).alias(VALID_TO)
         meta = (facts[POS], pl.lit(sign, pl.Int8).alias(SIGN), pl.lit(value=False).alias(GONE))
         return (
             decode_rows(facts["row"].to_list(), self._columns)

@@ -41,7 +41,7 @@ from fennel_core.operators.rows import (
     time_of,
     with_tombstones,
 )
-from fennel_core.operators.spec import Join
+from fennel_core.operators.spec import JoinSpec
 from fennel_core.operators.step import Emit, Outcome, Reads
 from fennel_core.vocab.keys import key_bytes
 from fennel_core.vocab.versions import GONE, POS, SIGN
@@ -66,9 +66,9 @@ class _Side:
 
 
 class JoinStep:
-    """The step of `spec.Join`. Input 0 is the left side, input 1 the right dataset's topic."""
+    """The step of `spec.JoinSpec`. Input 0 is the left side, input 1 the right dataset's topic."""
 
-    def __init__(self, spec: Join) -> None:
+    def __init__(self, spec: JoinSpec) -> None:
         self._spec = spec
         self._left_columns = columns_of(spec.left, spec.left.names)
         self._right_columns = columns_of(spec.right, spec.right_values)

@@ -40,7 +40,7 @@ from fennel_core.operators.rows import (
     time_of,
     with_tombstones,
 )
-from fennel_core.operators.spec import TO, Join
+from fennel_core.operators.spec import VALID_TO, JoinSpec
 from fennel_core.operators.step import Emit, Outcome, Reads
 from fennel_core.vocab.keys import key_bytes
 from fennel_core.vocab.versions import GONE, POS, SIGN
@@ -56,12 +56,12 @@ tombstone.
 
 
 class TableJoinStep:
-    """The step of `spec.Join` whose left side has facts."""
+    """The step of `spec.JoinSpec` whose left side has facts."""
 
-    def __init__(self, spec: Join) -> None:
+    def __init__(self, spec: JoinSpec) -> None:
         assert spec.output.keyed, "a left side with facts has a key"
         self._spec = spec
-        self._row = tuple(name for name in spec.left.names if name != TO)
+        self._row = tuple(name for name in spec.left.names if name != VALID_TO)
         self._left_columns = columns_of(spec.left, self._row)
         self._right_columns = columns_of(spec.right, spec.right_values)
         self._names = output_names(spec.output)
@@ -74,14 +74,14 @@ class TableJoinStep:
     def _left(self, reads: Reads, batch: pl.DataFrame) -> Outcome:
         keys = key_bytes(batch, self._spec.left_on)
         times = batch[self._spec.left.timestamp].to_physical()
-        rows = encode_rows(batch, (TO, *self._row))
+        rows = encode_rows(batch, (VALID_TO, *self._row))
         puts, deletes = settle(
             reads, ordered_keys(LEFT, keys, times, batch[POS]), rows, batch[SIGN]
         )
         plain = encode_rows(batch, self._row)
         facts = zip(
             times.to_list(),
-            batch[TO].to_physical().to_list(),
+            batch[VALID_TO].to_physical().to_list(),
             batch[POS].to_list(),
             plain,
             strict=True,

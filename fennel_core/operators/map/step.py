@@ -21,7 +21,7 @@ import pyarrow as pa
 from fennel_core.expressions.errors import RowFailure
 from fennel_core.expressions.evaluate import Evaluation, Program, compile_columns
 from fennel_core.operators.rows import columns_of, output_names
-from fennel_core.operators.spec import Map, Stage
+from fennel_core.operators.spec import MapSpec, MapStage
 from fennel_core.operators.step import DeadRows, Emit, Outcome, Reads
 from fennel_core.vocab.dtypes import Bool, Dtype, Optional, is_optional
 from fennel_core.vocab.position import extend
@@ -49,9 +49,9 @@ Run = Callable[[Flow], Flow]
 
 
 class MapStep:
-    """The step of `spec.Map`: input i goes through `branches[i]`, output 0 takes all of them."""
+    """Run a `MapSpec`: input i goes through `branches[i]`; output 0 takes all of them."""
 
-    def __init__(self, spec: Map) -> None:
+    def __init__(self, spec: MapSpec) -> None:
         assert len(spec.inputs) == len(spec.branches), "one input per branch"
         self._branches = tuple(
             _compile(schema, stages)
@@ -93,7 +93,7 @@ class MapStep:
         )
 
 
-def _compile(schema: Schema, stages: Sequence[Stage]) -> tuple[Run, ...]:
+def _compile(schema: Schema, stages: Sequence[MapStage]) -> tuple[Run, ...]:
     runs: list[Run] = []
     for stage in stages:
         runs.append(_run(schema, stage))
@@ -101,7 +101,7 @@ def _compile(schema: Schema, stages: Sequence[Stage]) -> tuple[Run, ...]:
     return tuple(runs)
 
 
-def _run(schema: Schema, stage: Stage) -> Run:
+def _run(schema: Schema, stage: MapStage) -> Run:
     names = [*stage.output.names, *META, ROW]
     match stage.op:
         case wire.AssignExpr(columns=columns):

@@ -23,7 +23,7 @@ from fennel_core.operators.rows import (
     settle,
     time_bytes,
 )
-from fennel_core.operators.spec import Pick
+from fennel_core.operators.spec import FirstLatestSpec
 from fennel_core.operators.step import Emit, Outcome, Reads
 from fennel_core.vocab.keys import key_bytes
 from fennel_core.vocab.versions import GONE, POS, SIGN
@@ -32,9 +32,9 @@ ROWS = b"f"
 
 
 class LatestStep:
-    """The step of `spec.Pick` with `first` false."""
+    """The step of `spec.FirstLatestSpec` with `first` false."""
 
-    def __init__(self, spec: Pick) -> None:
+    def __init__(self, spec: FirstLatestSpec) -> None:
         assert not spec.first, "see FirstStep"
         self._names = output_names(spec.output)
 
@@ -43,9 +43,9 @@ class LatestStep:
 
 
 class FirstStep:
-    """The step of `spec.Pick` with `first` true."""
+    """The step of `spec.FirstLatestSpec` with `first` true."""
 
-    def __init__(self, spec: Pick) -> None:
+    def __init__(self, spec: FirstLatestSpec) -> None:
         assert spec.first, "see LatestStep"
         self._spec = spec
         self._columns = columns_of(spec.input, spec.input.names)

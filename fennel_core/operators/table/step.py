@@ -25,7 +25,7 @@ from fennel_core.operators.rows import (
     time_bytes,
     with_tombstones,
 )
-from fennel_core.operators.spec import Table
+from fennel_core.operators.spec import TableSpec
 from fennel_core.operators.step import Outcome, Reads
 from fennel_core.vocab.ids import Micros
 from fennel_core.vocab.keys import key_bytes
@@ -35,9 +35,9 @@ VERSIONS = b"v"
 
 
 class TableStep:
-    """The step of `spec.Table`; serves lookups."""
+    """The step of `spec.TableSpec`; serves lookups."""
 
-    def __init__(self, spec: Table) -> None:
+    def __init__(self, spec: TableSpec) -> None:
         assert spec.schema.keyed, "a table needs a key"
         self._keys = spec.schema.key_names
         self._row = [spec.schema.timestamp, *spec.schema.value_names]

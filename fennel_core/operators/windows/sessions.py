@@ -28,7 +28,7 @@ from fennel_core.operators.aggregate.overlay import Overlay
 from fennel_core.operators.aggregate.results import Derived, Results, assembled, emits
 from fennel_core.operators.aggregate.tiles import Tiles
 from fennel_core.operators.rows import decode, encode, prefixes, time_bytes, time_of
-from fennel_core.operators.spec import Windows
+from fennel_core.operators.spec import WindowsSpec
 from fennel_core.operators.step import Outcome, Reads
 from fennel_core.vocab.ids import Micros
 from fennel_core.wire import operators as wire
@@ -40,9 +40,9 @@ Session = tuple[int, int]
 
 
 class SessionWindowsStep:
-    """The step of `spec.Windows` over session windows."""
+    """The step of `spec.WindowsSpec` over session windows."""
 
-    def __init__(self, spec: Windows) -> None:
+    def __init__(self, spec: WindowsSpec) -> None:
         assert isinstance(spec.window, wire.Session), (
             "tumbling and hopping windows have a step of their own"
         )

@@ -19,14 +19,14 @@ from fennel_core.operators.aggregate.moments import Moment, RowMomentStep
 from fennel_core.operators.aggregate.results import Derived, Results, assembled
 from fennel_core.operators.aggregate.tiles import Tiles
 from fennel_core.operators.aggregate.timeline import Changes, changes, containing
-from fennel_core.operators.spec import Windows
+from fennel_core.operators.spec import WindowsSpec
 from fennel_core.wire import operators as wire
 
 
 class HoppingWindowsStep(RowMomentStep):
-    """The step of `spec.Windows` over tumbling and hopping windows."""
+    """The step of `spec.WindowsSpec` over tumbling and hopping windows."""
 
-    def __init__(self, spec: Windows) -> None:
+    def __init__(self, spec: WindowsSpec) -> None:
         assert isinstance(spec.window, wire.Tumbling | wire.Hopping), (
             "sessions have a step of their own"
         )

@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from fennel_core.blueprints.spec import Catalog, Job
 from fennel_core.connections.postgres import Pool, pool
-from fennel_core.operators.spec import Table
+from fennel_core.operators.spec import TableSpec
 from fennel_core.query.errors import DatabaseUnavailable, OtherRelease, UnknownBranch
 from fennel_core.query.owners import Owners, Parked
 from fennel_core.query.postgres import PostgresReads
@@ -40,7 +40,7 @@ def job(name: str) -> Job:
         W,
         (TopicName("t"),),
         (),
-        Table(USERS.schema),
+        TableSpec(USERS.schema),
         TopicName("r"),
         TopicName("d"),
         2,

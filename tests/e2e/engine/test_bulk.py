@@ -78,8 +78,8 @@ class Bench:
     rows: int = ROWS
 
     def job(self, name: str, lane: str) -> Job:
-        terminal = spec.Aggregate(EVENTS, ("card",), SPECS, None, False, True, TOTALS)
-        step = terminal if name == "aggregate" else spec.Map((EVENTS,), ((),), EVENTS)
+        terminal = spec.AggregateSpec(EVENTS, ("card",), SPECS, None, False, True, TOTALS)
+        step = terminal if name == "aggregate" else spec.MapSpec((EVENTS,), ((),), EVENTS)
         outputs = () if name == "aggregate" else (Output(self.copies[lane], ("card",)),)
         dead = TopicName(f"{self.topic}.dead")
         return Job(

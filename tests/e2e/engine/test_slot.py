@@ -101,7 +101,7 @@ def jobs(run: str) -> tuple[Job, Job]:
         name: TopicName(f"test-{run}.{name}")
         for name in ("source", "copy", "log-map", "log-table", "dead")
     }
-    copy = spec.Map((SCHEMA,), ((),), SCHEMA)
+    copy = spec.MapSpec((SCHEMA,), ((),), SCHEMA)
     common = {
         "workspace": WorkspaceId("w"),
         "dead_letters": names["dead"],
@@ -120,7 +120,7 @@ def jobs(run: str) -> tuple[Job, Job]:
         id=JobId(f"test-{run}.table"),
         inputs=(names["copy"],),
         outputs=(),
-        step=spec.Table(SCHEMA),
+        step=spec.TableSpec(SCHEMA),
         replaylog=names["log-table"],
         title="index",
         **common,

@@ -20,7 +20,7 @@ import pytest
 import pytest_asyncio
 
 from fennel_core.blueprints.spec import Catalog, Job
-from fennel_core.operators.spec import Table
+from fennel_core.operators.spec import TableSpec
 from fennel_core.vocab import canonical
 from fennel_core.vocab.ids import TopicName, WorkspaceId
 from fennel_core.wire.decode import decode_sync_request
@@ -71,7 +71,7 @@ def fill(rows: psycopg.Connection[Any], slot: FakeSlot) -> None:
         W,
         (),
         (),
-        Table(profiles.schema),
+        TableSpec(profiles.schema),
         TopicName("r"),
         TopicName("d"),
         PARTITIONS,

@@ -26,7 +26,7 @@ from fennel_core.engine.outputs import split
 from fennel_core.hangar.memory import MemoryHangar
 from fennel_core.hangar.store import WriteBatch
 from fennel_core.operators import spec
-from fennel_core.operators.build import advancing, build
+from fennel_core.operators.build import as_watermark_step, build
 from fennel_core.operators.rows import frame_columns
 from fennel_core.operators.spec import StepSpec
 from fennel_core.operators.step import Outcome
@@ -60,7 +60,7 @@ def _sums(window: wire.Window) -> tuple[wire.Spec, ...]:
     )
 
 
-TOTALS_STEP = spec.Aggregate(
+TOTALS_STEP = spec.AggregateSpec(
     MET, ("city",), _sums(wire.Tumbling(WINDOW_US, 0)), None, False, False, SERVED
 )
 
@@ -79,20 +79,20 @@ def _job(name: str, step: StepSpec, inputs: tuple[TopicName, ...], *outputs: Out
     )
 
 
-CLEAN = _job("clean", spec.Map((EVENT,), ((),), EVENT), (EVENTS,), Output(CLEANED, ("uid",)))
+CLEAN = _job("clean", spec.MapSpec((EVENT,), ((),), EVENT), (EVENTS,), Output(CLEANED, ("uid",)))
 JOIN = _job(
     "join",
-    spec.Join(EVENT, USER, ("uid",), ("city",), False, None, 0, MET),
+    spec.JoinSpec(EVENT, USER, ("uid",), ("city",), False, None, 0, MET),
     (CLEANED, USERS),
     Output(JOINED, ("city",), frontier=True),
 )
 TOTAL = _job("totals", TOTALS_STEP, (JOINED,), Output(TOTALS, ("city",), frontier=True))
 SERVE = _job(
     "served",
-    spec.Aggregate(MET, ("city",), _sums(wire.Forever()), None, False, True, SERVED),
+    spec.AggregateSpec(MET, ("city",), _sums(wire.Forever()), None, False, True, SERVED),
     (JOINED,),
 )
-TABLE = _job("table", spec.Table(USER), (USERS,))
+TABLE = _job("table", spec.TableSpec(USER), (USERS,))
 
 
 def jobs(partitions: int) -> tuple[Job, ...]:
@@ -220,7 +220,7 @@ def expected_integrals(feed: Feed) -> Mapping[TopicName, Counter[tuple[Any, ...]
 
 def _single_pass(part: pl.DataFrame, top: Micros) -> Iterator[Any]:
     step, state = build(TOTALS_STEP), MemoryHangar()
-    advances = advancing(step)
+    advances = as_watermark_step(step)
     assert advances is not None, "tumbling windows close by event time"
     first: Outcome = step.apply(state, 0, part)
     yield from first.emits

@@ -40,7 +40,7 @@ from fennel_core.engine.service import SlotService
 from fennel_core.engine.snapshots import Snapshots
 from fennel_core.engine.supervisor import Supervisor
 from fennel_core.hangar.memory import MemoryHangar
-from fennel_core.operators.build import advancing, build
+from fennel_core.operators.build import as_watermark_step, build
 from fennel_core.operators.spec import step_version
 from fennel_core.operators.step import Outcome, Reads, Step
 from fennel_core.replaylog import marker as markers
@@ -135,7 +135,10 @@ class SimWorkshop:
         spec, step = _read(stored)
         remembering = _remembering(stored)
         work = Work(
-            remembering, remembering if advancing(step) else None, step_version(spec.step), None
+            remembering,
+            remembering if as_watermark_step(step) else None,
+            step_version(spec.step),
+            None,
         )
         if self.as_user_code and job == chain.CLEAN.id:
 

@@ -75,7 +75,7 @@ def test_a_source_has_its_content_its_raw_rows_and_the_dead_letters() -> None:
 def test_a_keyed_dataset_that_anybody_may_look_up_has_a_table_over_its_topic(flag: str) -> None:
     compiled = compile_subjects([sourced("Users", USERS, **{flag: True})], 4)
     table = job(compiled, "Users: table")
-    assert table.step == spec.Table(USERS)
+    assert table.step == spec.TableSpec(USERS)
     assert table.inputs == (compiled.datasets[0].topic,)
     assert compiled.datasets[0].served_by == table.key
 
@@ -91,7 +91,7 @@ def test_a_pipeline_that_is_only_a_dataset_is_a_copy_without_stages() -> None:
     copy = derived("Copy", EVENTS, [node("Events", ref("Events"), EVENTS)])
     compiled = compile_subjects([sourced("Events", EVENTS), copy], 4)
     assert shape(compiled) == ["Copy.p: map -> position"]
-    assert compiled.jobs[0].step == spec.Map((EVENTS,), ((),), EVENTS)
+    assert compiled.jobs[0].step == spec.MapSpec((EVENTS,), ((),), EVENTS)
 
 
 def test_a_run_of_stateless_operators_is_one_job() -> None:
@@ -104,7 +104,7 @@ def test_a_run_of_stateless_operators_is_one_job() -> None:
     compiled = compile_subjects([sourced("Events", EVENTS), derived("Cents", renamed, steps)], 4)
     assert shape(compiled) == ["Cents.p: map -> position"]
     (only,) = compiled.jobs
-    assert isinstance(only.step, spec.Map)
+    assert isinstance(only.step, spec.MapSpec)
     assert [type(s.op) for s in only.step.branches[0]] == [wire.Drop, wire.Rename]
 
 
@@ -137,8 +137,10 @@ def test_a_keyed_dataset_reaches_an_aggregate_as_facts_that_know_their_end() -> 
     ]
     compiled = compile_subjects([sourced("Users", keyed), derived("Totals", cities, steps)], 4)
     assert shape(compiled) == ["Totals.p: intervals -> city", "Totals.p: aggregate"]
-    assert job(compiled, "Totals.p: intervals").step == spec.Intervals(keyed, spec.facts_of(keyed))
-    assert job(compiled, "Totals.p: aggregate").step.input == spec.facts_of(keyed)  # type: ignore[union-attr]
+    assert job(compiled, "Totals.p: intervals").step == spec.IntervalsSpec(
+        keyed, spec.with_validity(keyed)
+    )
+    assert job(compiled, "Totals.p: aggregate").step.input == spec.with_validity(keyed)  # type: ignore[union-attr]
 
 
 def test_a_keyed_left_side_of_a_join_is_cut_into_facts_before_it_leaves_its_own_partitions() -> (
@@ -163,7 +165,7 @@ def test_a_keyed_left_side_of_a_join_is_cut_into_facts_before_it_leaves_its_own_
         "J.p: intervals -> user",
         "J.p: join -> order",
     ]
-    assert job(compiled, "J.p: join").step.left == spec.facts_of(orders)  # type: ignore[union-attr]
+    assert job(compiled, "J.p: join").step.left == spec.with_validity(orders)  # type: ignore[union-attr]
 
 
 def test_grouping_by_what_the_input_is_partitioned_by_needs_no_shuffle() -> None:
@@ -242,7 +244,9 @@ def test_user_code_is_a_job_of_its_own_between_topics() -> None:
         "Kinds.p: assign -> position",
         "Kinds.p: map -> position",
     ]
-    assert all(isinstance(j.step, spec.UserCode) == (": map" not in j.title) for j in compiled.jobs)
+    assert all(
+        isinstance(j.step, spec.UserCodeSpec) == (": map" not in j.title) for j in compiled.jobs
+    )
 
 
 def test_user_code_before_a_group_writes_straight_to_the_groups_partitions() -> None:
@@ -293,7 +297,7 @@ def test_a_join_repartitions_the_left_side_by_the_right_datasets_key_order() -> 
     assert shape(compiled) == ["J.p: map -> code,city", "J.p: join -> position"]
     assert job(compiled, "J.p: join").inputs[1] == compiled.datasets[1].topic
     step = job(compiled, "J.p: join").step
-    assert isinstance(step, spec.Join)
+    assert isinstance(step, spec.JoinSpec)
     assert (step.left_on, step.right_values, step.inner) == (("code", "city"), ("country",), True)
 
 
@@ -422,7 +426,7 @@ def test_operators_keep_the_schemas_they_were_given() -> None:
         "C.p: latest -> user",
         "C.p: changelog -> position",
     ]
-    assert job(compiled, "C.p: dedup").step == spec.Dedup(
+    assert job(compiled, "C.p: dedup").step == spec.DedupSpec(
         EVENTS, ("user", "amount", "city"), None, EVENTS
     )
 

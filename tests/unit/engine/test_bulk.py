@@ -57,22 +57,22 @@ SPECS = (
     wire.Sum("s", wire.Forever(), "value"),
 )
 STEPS = {
-    "table": ((RIGHT,), (), spec.Table(TABLE)),
-    "map": ((LEFT,), (Output(OUT, ("key",)),), spec.Map((ROWS,), ((),), ROWS)),
+    "table": ((RIGHT,), (), spec.TableSpec(TABLE)),
+    "map": ((LEFT,), (Output(OUT, ("key",)),), spec.MapSpec((ROWS,), ((),), ROWS)),
     "terminal aggregate": (
         (LEFT,),
         (),
-        spec.Aggregate(ROWS, ("key",), SPECS, None, False, True, TOTALS),
+        spec.AggregateSpec(ROWS, ("key",), SPECS, None, False, True, TOTALS),
     ),
     "aggregate": (
         (LEFT,),
         (Output(OUT, ("key",)),),
-        spec.Aggregate(ROWS, ("key",), SPECS, None, False, False, TOTALS),
+        spec.AggregateSpec(ROWS, ("key",), SPECS, None, False, False, TOTALS),
     ),
     "join": (
         (LEFT, RIGHT),
         (Output(OUT, ("key",)),),
-        spec.Join(ROWS, TABLE, ("key",), ("city",), True, None, 0, JOINED),
+        spec.JoinSpec(ROWS, TABLE, ("key",), ("city",), True, None, 0, JOINED),
     ),
 }
 NEVER = 10**12
@@ -343,11 +343,11 @@ def test_history_is_loaded_where_it_is_long_and_wherever_the_log_has_lost_it() -
     ("step", "reason"),
     [
         (
-            spec.UserCode("filter", PyCode("f", "", "", "", "", (), ()), None, ROWS, ROWS),
+            spec.UserCodeSpec("filter", PyCode("f", "", "", "", "", (), ()), None, ROWS, ROWS),
             "user code",
         ),
         (
-            spec.Aggregate(
+            spec.AggregateSpec(
                 ROWS,
                 ("key",),
                 (wire.Count("n", wire.Hopping(60, 60, 0), None, False, False, False),),
@@ -375,7 +375,7 @@ def test_a_job_that_no_batch_computes_is_told_so_where_the_log_has_lost_its_begi
 
 def test_windows_that_close_are_left_to_the_live_lane() -> None:
     hopping = wire.Count("n", wire.Hopping(60_000_000, 60_000_000, 0), None, False, False, False)
-    closing = spec.Aggregate(ROWS, ("key",), (hopping,), None, False, False, TOTALS)
+    closing = spec.AggregateSpec(ROWS, ("key",), (hopping,), None, False, False, TOTALS)
     assert why_not(make_job("aggregate")) is None
     assert why_not(
         Job(

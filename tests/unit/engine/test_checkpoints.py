@@ -30,7 +30,7 @@ SPEC = Job(
     WorkspaceId("w"),
     (),
     (),
-    spec.Table(Schema((Field("k", Str()),), (), "at")),
+    spec.TableSpec(Schema((Field("k", Str()),), (), "at")),
     TopicName("r"),
     TopicName("d"),
     1,

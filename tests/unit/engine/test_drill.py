@@ -52,13 +52,13 @@ from tests.unit.engine.test_runner import (
 
 JOB, PART = JobId("job"), PartitionIndex(0)
 COUNTS = Schema((Field("key", Str()),), (Field("n", Int()),), "at")
-TILES = spec.Aggregate(
+TILES = spec.AggregateSpec(
     SCHEMA, ("key",), (wire.Sum("n", wire.Forever(), "value"),), None, False, True, COUNTS
 )
-FACTS = spec.facts_of(
+FACTS = spec.with_validity(
     Schema((Field("id", Int()),), (Field("key", Str()), Field("value", Int())), "at")
 )
-LIVES = spec.Aggregate(
+LIVES = spec.AggregateSpec(
     FACTS, ("key",), (wire.Sum("n", wire.Forever(), "value"),), None, False, True, COUNTS
 )
 Rows = list[tuple[str, int]]

@@ -20,7 +20,7 @@ from fennel_core.vocab.schema import Schema
 CLICKS = Schema((), (Field("uid", Str()),), "at")
 USERS = Schema((Field("uid", Str()),), (Field("n", Int()),), "at")
 MET = Schema((), (Field("uid", Str()), Field("n", Int())), "at")
-JOIN = spec.Join(CLICKS, USERS, ("uid",), ("n",), True, None, 0, MET)
+JOIN = spec.JoinSpec(CLICKS, USERS, ("uid",), ("n",), True, None, 0, MET)
 OUT = TopicName("out")
 JOB = Job(
     JobId("j"),
@@ -61,7 +61,7 @@ def test_a_join_of_tables_is_given_event_time_by_both_sides() -> None:
 
 
 def test_a_map_is_given_nothing_because_rows_that_a_filter_refuses_do_not_count() -> None:
-    assert given(replace(JOB, step=spec.Map((CLICKS,), ((),), CLICKS)), 0, rows((1, 7))) is None
+    assert given(replace(JOB, step=spec.MapSpec((CLICKS,), ((),), CLICKS)), 0, rows((1, 7))) is None
 
 
 def test_every_partition_hears_of_what_was_heard_or_emitted_whichever_is_later_and_only_once() -> (

@@ -76,7 +76,7 @@ class SameThread:
 
 def job(outputs: bool = True) -> Job:
     written = (Output(TARGET, ()),) if outputs else ()
-    step = spec.Table(SCHEMA)
+    step = spec.TableSpec(SCHEMA)
     return Job(
         JobId("job"), WorkspaceId("w"), (SOURCE,), written, step, REPLAYLOG, DEAD, 1, "a job"
     )
@@ -417,7 +417,7 @@ async def test_every_partition_is_told_how_far_event_time_has_come_and_windows_c
     producer = MemoryProducer(log, "ingest")
     for number, minutes in enumerate((5, 9, 7)):
         await producer.commit([Outgoing(SOURCE, 0, at(minutes, number))])
-    same = spec.Map((SCHEMA,), ((),), SCHEMA)
+    same = spec.MapSpec((SCHEMA,), ((),), SCHEMA)
     mapped = dataclasses.replace(
         job(), step=same, partitions=3, outputs=(Output(TARGET, ("key",), frontier=True),)
     )

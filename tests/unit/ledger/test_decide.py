@@ -5,7 +5,7 @@ from __future__ import annotations
 from fennel_core.blueprints.logical import AssetKind, LogicalJob, LogicalOutput
 from fennel_core.ledger.decide import Catching, Stuck, Warm, caught_up, over_data, warmth
 from fennel_core.ledger.store import Progress
-from fennel_core.operators.spec import Table
+from fennel_core.operators.spec import TableSpec
 from fennel_core.vocab.ids import JobId
 from tests.support.toy_commits import SCHEMA, key
 
@@ -68,7 +68,7 @@ def test_a_job_has_a_backlog_if_an_input_existed_before_or_another_such_job_fill
         output = LogicalOutput(key(AssetKind.TOPIC, name), ())
         log, dead = key(AssetKind.REPLAYLOG, name), key(AssetKind.DEAD, "")
         return LogicalJob(
-            key(AssetKind.JOB, name), tuple(keys), (output,), Table(SCHEMA), log, dead, 1, name
+            key(AssetKind.JOB, name), tuple(keys), (output,), TableSpec(SCHEMA), log, dead, 1, name
         )
 
     jobs = [job("c", "b"), job("b", "a", "old"), job("y", "x"), job("d", "y", "c"), job("z", "y")]

@@ -3,7 +3,7 @@
 import pytest
 
 from fennel_core.operators.build import build
-from fennel_core.operators.spec import Join, facts_of
+from fennel_core.operators.spec import JoinSpec, with_validity
 from fennel_core.vocab.dtypes import Field, Int, Str, Struct, Timestamp
 from fennel_core.vocab.schema import Schema
 from tests.support.histories import Change, History, integral, run
@@ -18,10 +18,10 @@ def _window(begin):
     return {"begin": begin, "end": begin + 10}
 
 
-@pytest.mark.parametrize("left", [EVENTS, facts_of(TABLE)])
+@pytest.mark.parametrize("left", [EVENTS, with_validity(TABLE)])
 def test_a_right_side_without_values_still_decides_what_an_inner_join_keeps(left):
     output = TABLE if left is not EVENTS else EVENTS
-    step = build(Join(left, RIGHT, ("k", "w"), (), True, None, 0, output))
+    step = build(JoinSpec(left, RIGHT, ("k", "w"), (), True, None, 0, output))
     row = {
         "id": "a",
         "k": 1,

@@ -12,7 +12,7 @@ import pytest
 
 from fennel_core.blueprints.spec import Catalog, Job, Output, SourceBinding
 from fennel_core.connections.frames import RemoteError
-from fennel_core.operators.spec import Table
+from fennel_core.operators.spec import TableSpec
 from fennel_core.query.barrier import Barrier, layers, targets
 from fennel_core.query.errors import BarrierTimeout, ParkedJob, StaleView
 from fennel_core.query.owners import Owners, Parked
@@ -29,7 +29,7 @@ def job(name: str, inputs: Sequence[str], outputs: Sequence[str] = ()) -> Job:
         workspace=WORKSPACE,
         inputs=tuple(map(TopicName, inputs)),
         outputs=tuple(Output(TopicName(topic), ()) for topic in outputs),
-        step=Table(USERS.schema),
+        step=TableSpec(USERS.schema),
         replaylog=TopicName(f"{name}.log"),
         dead_letters=TopicName(f"{name}.dead"),
         partitions=PARTITIONS,

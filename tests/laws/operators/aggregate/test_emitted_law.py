@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fennel_core.operators.aggregate import tiles
 from fennel_core.operators.aggregate.emitted import EmittedAggregateStep
-from fennel_core.operators.spec import Aggregate
+from fennel_core.operators.spec import AggregateSpec
 from fennel_core.vocab.dtypes import Field, Int, Optional, Str
 from fennel_core.vocab.schema import Schema
 from fennel_core.wire import operators as wire
@@ -50,7 +50,7 @@ def test_versions_stand_at_every_change_up_to_the_frontier(history, data, lookba
         wire.Count("n", _wire(count, lookback), None, False, False, False),
         wire.Max("top", _wire(most, lookback), "v", None),
     )
-    step = EmittedAggregateStep(Aggregate(INPUT, ("k",), specs, None, True, False, OUTPUT))
+    step = EmittedAggregateStep(AggregateSpec(INPUT, ("k",), specs, None, True, False, OUTPUT))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiles, "LOG_RECORDS", 2)
         patch.setattr(tiles, "BLOCK_RECORDS", 1)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fennel_core.operators.aggregate import tiles
 from fennel_core.operators.build import build
-from fennel_core.operators.spec import Aggregate, facts_of
+from fennel_core.operators.spec import AggregateSpec, with_validity
 from fennel_core.vocab.dtypes import Field, Int, List, Optional, Str
 from fennel_core.vocab.keys import key_bytes
 from fennel_core.vocab.schema import Schema
@@ -19,7 +19,7 @@ from tests.laws.operators.aggregate import oracle
 from tests.support.histories import bag, histories, integral, run
 
 SECOND = 1_000_000
-INPUT = facts_of(Schema((Field("id", Int()),), (Field("k", Str()), Field("v", Int())), "t"))
+INPUT = with_validity(Schema((Field("id", Int()),), (Field("k", Str()), Field("v", Int())), "t"))
 SPECS = (
     wire.Count("n", wire.Forever(), None, False, False, False),
     wire.Sum("s", wire.Sliding(3 * SECOND), "v"),
@@ -50,7 +50,7 @@ ROW = st.tuples(
 
 @given(histories(ROW, max_rows=9))
 def test_a_row_counts_until_it_is_succeeded_or_leaves_the_window(history):
-    step = build(Aggregate(INPUT, ("k",), SPECS, None, False, True, OUTPUT))
+    step = build(AggregateSpec(INPUT, ("k",), SPECS, None, False, True, OUTPUT))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiles, "LOG_RECORDS", 2)
         patch.setattr(tiles, "BLOCK_RECORDS", 1)
@@ -92,7 +92,7 @@ def test_versions_stand_where_rows_begin_or_cease_to_count(history, steps, lookb
     made = [wire.ForeverHopping(4 * SECOND, lookback), wire.ForeverHopping(3 * SECOND, lookback)]
     count, most = made if steps else (wire.Forever(), wire.Sliding(3 * SECOND))
     specs = (wire.Count("n", count, None, False, False, False), wire.Max("m", most, "v", None))
-    step = build(Aggregate(INPUT, ("k",), specs, None, True, False, EMITTED))
+    step = build(AggregateSpec(INPUT, ("k",), specs, None, True, False, EMITTED))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiles, "LOG_RECORDS", 2)
         patch.setattr(tiles, "BLOCK_RECORDS", 1)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fennel_core.operators.aggregate import tiles
 from fennel_core.operators.aggregate.step import AggregateStep
-from fennel_core.operators.spec import Aggregate
+from fennel_core.operators.spec import AggregateSpec
 from fennel_core.vocab.dtypes import Decimal, Field, Float, Int, List, Optional, Str
 from fennel_core.vocab.keys import key_bytes
 from fennel_core.vocab.schema import Schema
@@ -58,7 +58,7 @@ def _step(make):
     fields = tuple(Field(spec.name, dtype) for spec, dtype in made)
     output = Schema((Field("k", Str()),), fields, "t")
     return AggregateStep(
-        Aggregate(INPUT, ("k",), tuple(spec for spec, _ in made), None, False, True, output)
+        AggregateSpec(INPUT, ("k",), tuple(spec for spec, _ in made), None, False, True, output)
     )
 
 
@@ -229,7 +229,7 @@ def test_decimals_are_summed_and_compared_exactly(history):
     )
     fields = (Field("sum", Decimal(2)), Field("low", Decimal(2)), Field("mean", Float()))
     step = AggregateStep(
-        Aggregate(
+        AggregateSpec(
             MONEY, ("k",), specs, None, False, True, Schema((Field("k", Str()),), fields, "t")
         )
     )
@@ -260,7 +260,7 @@ def test_answers_are_the_same_bytes_however_the_rows_arrived(history):
     types = (Float(), Float(), Optional(Float()), List(Optional(Str())))
     fields = tuple(Field(spec.name, dtype) for spec, dtype in zip(specs, types, strict=True))
     step = AggregateStep(
-        Aggregate(
+        AggregateSpec(
             INPUT, ("k",), specs, None, False, True, Schema((Field("k", Str()),), fields, "t")
         )
     )

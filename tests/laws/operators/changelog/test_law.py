@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fennel_core.operators.changelog.step import ChangelogStep
-from fennel_core.operators.spec import Changelog
+from fennel_core.operators.spec import ChangelogSpec
 from fennel_core.vocab.dtypes import Bool, Field, Int, Optional, Str
 from fennel_core.vocab.schema import Schema
 from tests.laws.operators.changelog import oracle
@@ -26,7 +26,7 @@ ROW = st.fixed_dictionaries(
 
 @given(histories(ROW), st.booleans())
 def test_a_changelog_tells_every_insert_and_delete(history, deletes):
-    _, emitted = run(ChangelogStep(Changelog(INPUT, "flag", deletes, OUTPUT)), history, INPUT)
+    _, emitted = run(ChangelogStep(ChangelogSpec(INPUT, "flag", deletes, OUTPUT)), history, INPUT)
     events = [
         {
             "k": row["k"],

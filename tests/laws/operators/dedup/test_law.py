@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fennel_core.operators.dedup.step import DedupStep
-from fennel_core.operators.spec import Dedup
+from fennel_core.operators.spec import DedupSpec
 from fennel_core.vocab.dtypes import Field, Int, Str
 from fennel_core.vocab.schema import Schema
 from fennel_core.wire.operators import Session, Tumbling
@@ -28,5 +28,7 @@ WINDOWS = {
     st.sampled_from([SECOND, 2 * SECOND, 3 * SECOND]),
 )
 def test_dedup_keeps_the_last_row_of_every_group(history, kind, size):
-    _, emitted = run(DedupStep(Dedup(INPUT, ("k",), WINDOWS[kind](size), INPUT)), history, INPUT)
+    _, emitted = run(
+        DedupStep(DedupSpec(INPUT, ("k",), WINDOWS[kind](size), INPUT)), history, INPUT
+    )
     assert bag(integral(emitted)) == bag(oracle.dedup(history.left_over(), kind, size))

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fennel_core.operators.intervals.step import IntervalsStep
-from fennel_core.operators.spec import Intervals, facts_of
+from fennel_core.operators.spec import IntervalsSpec, with_validity
 from fennel_core.vocab.dtypes import Field, Int, Optional, Str
 from fennel_core.vocab.schema import Schema
 from tests.laws.operators.intervals import oracle
@@ -23,5 +23,5 @@ ROW = st.fixed_dictionaries(
 
 @given(histories(ROW))
 def test_facts_are_the_rows_that_live_with_their_ends(history):
-    _, emitted = run(IntervalsStep(Intervals(INPUT, facts_of(INPUT))), history, INPUT)
+    _, emitted = run(IntervalsStep(IntervalsSpec(INPUT, with_validity(INPUT))), history, INPUT)
     assert bag(integral(emitted)) == bag(oracle.facts(history.left_over()))

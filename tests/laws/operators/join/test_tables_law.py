@@ -11,7 +11,7 @@ from fennel_core.hangar.memory import MemoryHangar
 from fennel_core.hangar.store import WriteBatch
 from fennel_core.operators.build import build
 from fennel_core.operators.intervals.step import IntervalsStep
-from fennel_core.operators.spec import Intervals, Join, Table, facts_of
+from fennel_core.operators.spec import IntervalsSpec, JoinSpec, TableSpec, with_validity
 from fennel_core.operators.table.step import TableStep
 from fennel_core.vocab.dtypes import Field, Int, Optional, Str
 from fennel_core.vocab.keys import key_bytes
@@ -34,9 +34,12 @@ RIGHT_ROWS = st.fixed_dictionaries(
 
 @given(histories(LEFT_ROWS, RIGHT_ROWS, max_rows=9), st.booleans())
 def test_a_lookup_joins_what_is_in_force_on_both_sides(history, inner):
-    facts, table = IntervalsStep(Intervals(LEFT, facts_of(LEFT))), TableStep(Table(OUTPUT))
+    facts, table = (
+        IntervalsStep(IntervalsSpec(LEFT, with_validity(LEFT))),
+        TableStep(TableSpec(OUTPUT)),
+    )
     joins = {
-        part: build(Join(facts_of(LEFT), RIGHT, ("a",), ("v",), inner, None, 0, OUTPUT))
+        part: build(JoinSpec(with_validity(LEFT), RIGHT, ("a",), ("v",), inner, None, 0, OUTPUT))
         for part in "pq"
     }
     states = {name: MemoryHangar() for name in ("facts", "p", "q", "table")}

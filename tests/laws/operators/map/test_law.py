@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fennel_core.operators.map.step import MapStep
-from fennel_core.operators.spec import Map, Stage
+from fennel_core.operators.spec import MapSpec, MapStage
 from fennel_core.vocab.dtypes import Field, Int, List, Optional, Str
 from fennel_core.vocab.schema import Schema
 from fennel_core.wire import operators as wire
@@ -23,16 +23,16 @@ FULL = Schema((Field("key", Str()),), (Field("n", Int()), Y, Field("o", Int()), 
 DROPPED = Schema((Field("key", Str()),), (Field("n", Int()), Field("o", Int()), Z), "t")
 POSITIVE = Binary(BinaryOp.GT, Ref("x"), Literal("0", Int()))
 STAGES = (
-    Stage(
+    MapStage(
         wire.AssignExpr(
             "", (("z", Binary(BinaryOp.FLOOR_DIV, Literal("12", Int()), Ref("y")), Int()),)
         ),
         ASSIGNED,
     ),
-    Stage(wire.FilterExpr("", POSITIVE), ASSIGNED),
-    Stage(wire.Rename("", (("k", "key"), ("x", "n"))), RENAMED),
-    Stage(wire.Dropnull("", ("o",)), FULL),
-    Stage(wire.Drop("", ("y",)), DROPPED),
+    MapStage(wire.FilterExpr("", POSITIVE), ASSIGNED),
+    MapStage(wire.Rename("", (("k", "key"), ("x", "n"))), RENAMED),
+    MapStage(wire.Dropnull("", ("o",)), FULL),
+    MapStage(wire.Drop("", ("y",)), DROPPED),
 )
 SMALL = st.integers(-2, 3)
 KEYED_ROW = st.fixed_dictionaries(
@@ -55,7 +55,7 @@ LIST_ROW = st.fixed_dictionaries(
 
 @given(histories(KEYED_ROW))
 def test_a_keyed_map_turns_every_row_into_its_image_or_a_tombstone(history):
-    _, emitted = run(MapStep(Map((KEYED,), (STAGES,), DROPPED)), history, KEYED)
+    _, emitted = run(MapStep(MapSpec((KEYED,), (STAGES,), DROPPED)), history, KEYED)
     assert bag(integral(emitted)) == bag(
         [image for row in history.left_over() for image in oracle.keyed(row)]
     )
@@ -63,10 +63,12 @@ def test_a_keyed_map_turns_every_row_into_its_image_or_a_tombstone(history):
 
 @given(histories(LIST_ROW, LIST_ROW))
 def test_a_union_of_exploded_branches_keeps_positions_unique(history):
-    keep = Stage(wire.FilterExpr("", Binary(BinaryOp.GT, Ref("a"), Literal("0", Int()))), ELEMENTS)
-    branch = (Stage(wire.Explode("", ("a", "b")), ELEMENTS), keep)
+    keep = MapStage(
+        wire.FilterExpr("", Binary(BinaryOp.GT, Ref("a"), Literal("0", Int()))), ELEMENTS
+    )
+    branch = (MapStage(wire.Explode("", ("a", "b")), ELEMENTS), keep)
     _, emitted = run(
-        MapStep(Map((LISTS, LISTS), (branch, branch), ELEMENTS)), history, LISTS, LISTS
+        MapStep(MapSpec((LISTS, LISTS), (branch, branch), ELEMENTS)), history, LISTS, LISTS
     )
     rows = integral(emitted)
     assert bag(rows) == bag(
@@ -82,7 +84,7 @@ def test_a_union_of_exploded_branches_keeps_positions_unique(history):
 
 @given(histories(KEYED_ROW, retract=False))
 def test_dead_rows_are_exactly_those_whose_expression_fails(history):
-    step = MapStep(Map((KEYED,), (STAGES,), DROPPED))
+    step = MapStep(MapSpec((KEYED,), (STAGES,), DROPPED))
     dead = []
     for batch in history.batches:
         for rows in step.apply(None, 0, as_frame(KEYED, batch)).dead:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fennel_core.hangar.memory import MemoryHangar
 from fennel_core.hangar.store import WriteBatch
 from fennel_core.operators.build import build
-from fennel_core.operators.spec import Pick, Table
+from fennel_core.operators.spec import FirstLatestSpec, TableSpec
 from fennel_core.operators.table.step import TableStep
 from fennel_core.vocab.dtypes import Field, Int, Str
 from fennel_core.vocab.keys import key_bytes
@@ -27,11 +27,11 @@ ROW = st.fixed_dictionaries(
 
 @given(histories(ROW), st.booleans())
 def test_a_pick_is_the_first_or_latest_row_as_of_any_time(history, first):
-    _, emitted = run(build(Pick(INPUT, ("k",), first, OUTPUT)), history, INPUT)
+    _, emitted = run(build(FirstLatestSpec(INPUT, ("k",), first, OUTPUT)), history, INPUT)
     rows = history.left_over()
     if first:
         assert len(integral(emitted)) == len({r["k"] for r in rows})
-    table, state = TableStep(Table(OUTPUT)), MemoryHangar()
+    table, state = TableStep(TableSpec(OUTPUT)), MemoryHangar()
     for frame in emitted:
         outcome = table.apply(state, 0, frame)
         state.write(WriteBatch(outcome.puts, outcome.deletes))

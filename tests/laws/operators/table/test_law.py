@@ -7,7 +7,7 @@ import polars as pl
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fennel_core.operators.spec import Table
+from fennel_core.operators.spec import TableSpec
 from fennel_core.operators.table.step import TableStep
 from fennel_core.vocab.dtypes import Field, Int, Optional, Str
 from fennel_core.vocab.keys import key_bytes
@@ -28,11 +28,13 @@ ROW = st.fixed_dictionaries(
 
 @given(histories(ROW))
 def test_a_lookup_is_the_last_version_at_or_before_its_moment(history):
-    state, emitted = run(TableStep(Table(SCHEMA)), history, SCHEMA)
+    state, emitted = run(TableStep(TableSpec(SCHEMA)), history, SCHEMA)
     assert not emitted
     asked = [(k, q) for k in "abéz" for q in (-6, -5, 0, 1, 2, 299, 300, 10**15)]
 
     frame = pl.DataFrame({"k": [k for k, _ in asked]})
-    answers = TableStep(Table(SCHEMA)).lookup(state, key_bytes(frame, ["k"]), [q for _, q in asked])
+    answers = TableStep(TableSpec(SCHEMA)).lookup(
+        state, key_bytes(frame, ["k"]), [q for _, q in asked]
+    )
     expected = [oracle.lookup(history.left_over(), k, q) for k, q in asked]
     assert [a if a is None else msgspec.msgpack.decode(a) for a in answers] == expected

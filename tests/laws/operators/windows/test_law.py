@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fennel_core.operators.build import build
-from fennel_core.operators.spec import Windows
+from fennel_core.operators.spec import WindowsSpec
 from fennel_core.vocab.dtypes import Field, Int, Str, Struct, Timestamp
 from fennel_core.vocab.schema import Schema
 from fennel_core.wire import operators as wire
@@ -67,7 +67,9 @@ def test_hopping_windows_appear_once_they_have_closed(history, size, lookback, s
         if duration == stride
         else wire.Hopping(duration, stride, lookback * SECOND)
     )
-    spec = Windows(INPUT, ("k",), "w", window, SUMMED if summed else PLAIN, SPECS if summed else ())
+    spec = WindowsSpec(
+        INPUT, ("k",), "w", window, SUMMED if summed else PLAIN, SPECS if summed else ()
+    )
     _, emitted = run(build(spec), history, INPUT, canonical=False)
     seen = max((c.row["t"] for batch in history.batches for c in batch if c.sign > 0), default=0)
     windows = oracle.hopping(
@@ -78,7 +80,7 @@ def test_hopping_windows_appear_once_they_have_closed(history, size, lookback, s
 
 @given(histories(ROW, max_rows=12), st.sampled_from([0, 1, 2]), st.booleans())
 def test_sessions_are_separated_by_longer_pauses(history, gap, summed):
-    spec = Windows(
+    spec = WindowsSpec(
         INPUT,
         ("k",),
         "w",
