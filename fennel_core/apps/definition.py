@@ -20,8 +20,8 @@ from fennel_core.definition.recovery import Recovery
 from fennel_core.definition.retention import Retention, Watch
 from fennel_core.definition.server import Office, application
 from fennel_core.definition.steps import steps_over
-from fennel_core.ledger.effectors import Unreachable
-from fennel_core.ledger.kafka import KafkaTopics
+from fennel_core.ledger.kafka import KafkaTopicAdmin
+from fennel_core.ledger.topics import Unreachable
 from fennel_core.settings.model import Orchestrator, Settings
 from fennel_core.telemetry import logs, traces
 from fennel_core.telemetry.health import Check, Health
@@ -87,7 +87,7 @@ async def serve(settings: Settings) -> None:
 
 def checks(pool: Pool, settings: Settings) -> dict[str, Check]:
     """What this server cannot work without."""
-    topics = KafkaTopics(settings)
+    topics = KafkaTopicAdmin(settings)
 
     async def database() -> str | None:
         async with pool.connection() as connection:

@@ -18,7 +18,7 @@ from fennel_core.definition.errors import commit_error
 from fennel_core.definition.orchestrate import Orchestrator
 from fennel_core.definition.receive import Request, receive
 from fennel_core.definition.steps import Steps
-from fennel_core.ledger import flow
+from fennel_core.ledger import commit_protocol
 from fennel_core.ledger.lifecycle import COMMITTED, UNDONE, CommitState
 from fennel_core.ledger.store import Commit, LedgerUnavailable
 from fennel_core.telemetry.logs import bound, logger
@@ -86,7 +86,7 @@ class CommitFlow:
         try:
             await self.orchestrator.start(row.id, attempt)
         except ApiError as unavailable:
-            await flow.reject(self.steps.tools, row.id, unavailable)
+            await commit_protocol.reject_commit(self.steps.tools, row.id, unavailable)
             raise
         return await self._read(row.id)
 
@@ -98,7 +98,7 @@ class CommitFlow:
         polls = 0
         while (
             row.state in (*_BEFORE, CommitState.WARMING)
-            and not flow.is_stuck(row)
+            and not commit_protocol.is_blocked_by_parked_job(row)
             and self.now() < deadline
         ):
             await self.steps.tools.sleep(POLL_SECONDS)
@@ -125,7 +125,7 @@ class CommitFlow:
         return await self.steps.undo(row.id) if row.state in _BEFORE else row
 
     async def _read(self, commit: CommitId) -> Commit:
-        return await self.steps.tools.ledger.run(lambda tx: flow.row_of(tx, commit))
+        return await self.steps.tools.ledger.run(lambda tx: commit_protocol.commit_row(tx, commit))
 
     def _answer(self, row: Commit) -> tuple[str, ...]:
         if row.state in UNDONE:

@@ -14,9 +14,9 @@ import hashlib
 import json
 from dataclasses import dataclass
 
-from fennel_core.ledger.flow import Tools, open_branch
+from fennel_core.ledger.commit_protocol import LedgerContext, open_branch
 from fennel_core.ledger.lifecycle import COMMITTED, UNDONE, CommitState
-from fennel_core.ledger.store import Branch, Commit, Options, Transaction
+from fennel_core.ledger.store import Branch, Commit, CommitOptions, LedgerTransaction
 from fennel_core.vocab.ids import BranchName, CommitId, WorkspaceId
 
 
@@ -27,7 +27,7 @@ class Request:
     workspace: WorkspaceId
     branch: BranchName
     body: bytes
-    options: Options
+    options: CommitOptions
 
 
 def digest_of(request: Request) -> str:
@@ -45,7 +45,9 @@ def is_repeated(same: Commit, branch: Branch) -> bool:
     return same.id == branch.target if same.state in COMMITTED else same.base == branch.target
 
 
-async def receive(tools: Tools, request: Request, new_id: CommitId, stored: bytes) -> Commit:
+async def receive(
+    tools: LedgerContext, request: Request, new_id: CommitId, stored: bytes
+) -> Commit:
     """Store the commit as `new_id`, or find the one that it repeats. ApiError when workspace or
     branch are not there.
 
@@ -54,7 +56,7 @@ async def receive(tools: Tools, request: Request, new_id: CommitId, stored: byte
     """
     digest = digest_of(request)
 
-    async def work(tx: Transaction) -> Commit:
+    async def work(tx: LedgerTransaction) -> Commit:
         branch = await open_branch(tx, request.workspace, request.branch)
         same = await tx.same_commit(request.workspace, request.branch, digest)
         if same is not None and is_repeated(same, branch):

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 from typing import Final
 
-from fennel_core.ledger.flow import Tools
+from fennel_core.ledger.commit_protocol import LedgerContext
 from fennel_core.ledger.reconcile import reconcile
 from fennel_core.telemetry.logs import logger
 
@@ -23,7 +23,7 @@ log = logger(__name__)
 class Recovery:
     """`interval_s` between rounds."""
 
-    def __init__(self, tools: Tools, interval_s: float) -> None:
+    def __init__(self, tools: LedgerContext, interval_s: float) -> None:
         self._tools = tools
         self._interval_s = interval_s
         self._woken = asyncio.Event()

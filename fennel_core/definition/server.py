@@ -27,7 +27,7 @@ from fennel_core.definition import receive
 from fennel_core.definition.flow import CommitFlow
 from fennel_core.definition.lineage import Version, lineage, xray
 from fennel_core.ledger import branches
-from fennel_core.ledger.store import LedgerUnavailable, Options
+from fennel_core.ledger.store import CommitOptions, LedgerUnavailable
 from fennel_core.settings.model import Orchestrator, Settings
 from fennel_core.snapshots import drills
 from fennel_core.snapshots.retention import Alarm
@@ -238,7 +238,9 @@ async def commit(
     SyncRequest.
     """
     body = await body_of(request, office.settings.body_limit_bytes)
-    wanted = receive.Request(caller.workspace, caller.branch, body, Options(incremental, backfill))
+    wanted = receive.Request(
+        caller.workspace, caller.branch, body, CommitOptions(incremental, backfill)
+    )
     flow = commits_of(office, request)
     lines = await (flow.steps.preview(wanted) if preview else flow.commit(wanted))
     office.wake()
@@ -415,7 +417,7 @@ async def delete_workspace(name: str, office: TheOffice) -> Response:
     tools = office.commits.steps.tools
     began = tools.now()
     while (
-        not (gone := await branches.empty_workspace(tools, workspace))
+        not (gone := await branches.drop_closed_workspace(tools, workspace))
         and tools.now() - began < DELETE_SECONDS
     ):
         await tools.sleep(DELETE_POLL_SECONDS)

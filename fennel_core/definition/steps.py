@@ -26,13 +26,13 @@ from fennel_core.connections.postgres import Pool
 from fennel_core.definition.definitions import Definitions, check, compiled, read
 from fennel_core.definition.receive import Request, receive
 from fennel_core.definition.recover import RunProgram, client_interpreter, with_window_specs
-from fennel_core.ledger import flow
-from fennel_core.ledger.flow import Tools
-from fennel_core.ledger.kafka import KafkaTopics
+from fennel_core.ledger import commit_protocol
+from fennel_core.ledger.commit_protocol import LedgerContext
+from fennel_core.ledger.kafka import KafkaTopicAdmin
 from fennel_core.ledger.lifecycle import UNDONE, CommitState
 from fennel_core.ledger.postgres import PostgresLedger
-from fennel_core.ledger.reconcile import Reconciled, reconcile
-from fennel_core.ledger.store import Commit, Options, Transaction
+from fennel_core.ledger.reconcile import ReconcileResult, reconcile
+from fennel_core.ledger.store import Commit, CommitOptions, LedgerTransaction
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import BranchName, CommitId, Millis, WorkspaceId
@@ -53,7 +53,7 @@ class Steps:
     """
 
     def __init__(
-        self, tools: Tools, run_program: RunProgram, *, partitions: int, warm_seconds: float
+        self, tools: LedgerContext, run_program: RunProgram, *, partitions: int, warm_seconds: float
     ) -> None:
         self.tools = tools
         self._run_program = run_program
@@ -68,14 +68,14 @@ class Steps:
         ApiError with everything that is wrong.
         """
 
-        async def base(tx: Transaction) -> bytes | None:
-            branch = await flow.open_branch(tx, request.workspace, request.branch)
+        async def base(tx: LedgerTransaction) -> bytes | None:
+            branch = await commit_protocol.open_branch(tx, request.workspace, request.branch)
             return await _definitions_of(tx, branch.target)
 
         return await self._check(request.body, await self.tools.ledger.run(base), request.options)
 
     async def _check(
-        self, body: bytes, standing: bytes | None, options: Options
+        self, body: bytes, standing: bytes | None, options: CommitOptions
     ) -> tuple[bytes, Definitions]:
         received = await asyncio.to_thread(read, body)
         before = None if standing is None else await asyncio.to_thread(read, standing)
@@ -92,7 +92,7 @@ class Steps:
         """What the commit would do, as lines; nothing is changed."""
         _, definitions = await self.check(request)
         wanted = await asyncio.to_thread(compiled, definitions, self._partitions)
-        return await flow.preview(
+        return await commit_protocol.preview(
             self.tools, request.workspace, request.branch, wanted, backfill=request.options.backfill
         )
 
@@ -112,7 +112,7 @@ class Steps:
         """
         row, body, before = await self.tools.ledger.run(lambda tx: _sources(tx, commit))
         if row.state in UNDONE:
-            raise flow.undone_error(row)
+            raise commit_protocol.undone_error(row)
         if row.state is not CommitState.RECEIVED:
             return row
         try:
@@ -120,38 +120,38 @@ class Steps:
             if definitions is None:
                 _, definitions = await self._check(body, before, row.options)
             wanted = await asyncio.to_thread(compiled, definitions, self._partitions)
-            return await flow.reserve(self.tools, commit, wanted, definitions.body)
+            return await commit_protocol.reserve(self.tools, commit, wanted, definitions.body)
         except ApiError as wrong:
-            await flow.reject(self.tools, commit, wrong)
+            await commit_protocol.reject_commit(self.tools, commit, wrong)
             raise
 
     async def create_assets(self, commit: CommitId) -> Commit:
         """Make the topics. ApiError when one is refused; the commit is then undoing."""
-        return await flow.create(self.tools, commit)
+        return await commit_protocol.create_topics(self.tools, commit)
 
     async def switch(self, commit: CommitId) -> Commit:
         """T2. ApiError when the branch moved meanwhile; the commit is then undoing."""
-        return await flow.switch(self.tools, commit)
+        return await commit_protocol.switch(self.tools, commit)
 
     async def destroy_assets(self, commit: CommitId) -> Commit:
         """Wait until the new jobs have caught up, let reads move, then destroy what nobody holds
         any more; bounded in time.
         """
-        await flow.warm(self.tools, commit, seconds=self._warm_seconds)
+        await commit_protocol.warm_and_serve(self.tools, commit, seconds=self._warm_seconds)
         return await self._destroy(commit)
 
     async def undo(self, commit: CommitId) -> Commit:
         """Take back what a failed commit made; does nothing after T2."""
-        row = await self.tools.ledger.run(lambda tx: flow.row_of(tx, commit))
+        row = await self.tools.ledger.run(lambda tx: commit_protocol.commit_row(tx, commit))
         abandoned = ApiError(
             500,
             "commit-undone",
             f"commit `{commit}` was taken back because a step of it failed; nothing was changed",
         )
         if row.state is CommitState.RECEIVED:
-            await flow.reject(self.tools, commit, abandoned)
+            await commit_protocol.reject_commit(self.tools, commit, abandoned)
         elif row.state in (CommitState.RESERVED, CommitState.CREATED):
-            await flow.fail(self.tools, commit, abandoned)
+            await commit_protocol.fail_commit(self.tools, commit, abandoned)
         return await self._destroy(commit)
 
     async def run(self, commit: CommitId) -> None:
@@ -167,10 +167,10 @@ class Steps:
 
     async def _destroy(self, commit: CommitId) -> Commit:
         began = self.tools.now()
-        row = await self.tools.ledger.run(lambda tx: flow.row_of(tx, commit))
+        row = await self.tools.ledger.run(lambda tx: commit_protocol.commit_row(tx, commit))
         while row.state in (CommitState.SERVING, CommitState.UNDOING):
-            await flow.destroy(self.tools, row.workspace)
-            row = await self.tools.ledger.run(lambda tx: flow.row_of(tx, commit))
+            await commit_protocol.destroy_condemned(self.tools, row.workspace)
+            row = await self.tools.ledger.run(lambda tx: commit_protocol.commit_row(tx, commit))
             if (
                 row.state not in (CommitState.SERVING, CommitState.UNDOING)
                 or self.tools.now() - began >= DESTROY_SECONDS
@@ -180,22 +180,22 @@ class Steps:
         return row
 
 
-async def _definitions_of(tx: Transaction, commit: CommitId | None) -> bytes | None:
+async def _definitions_of(tx: LedgerTransaction, commit: CommitId | None) -> bytes | None:
     """The SyncRequest a version stands for."""
     return None if commit is None else await tx.merged(commit)
 
 
-async def _sources(tx: Transaction, commit: CommitId) -> tuple[Commit, bytes, bytes | None]:
-    row = await flow.row_of(tx, commit)
+async def _sources(tx: LedgerTransaction, commit: CommitId) -> tuple[Commit, bytes, bytes | None]:
+    row = await commit_protocol.commit_row(tx, commit)
     return row, await tx.request(commit), await _definitions_of(tx, row.base)
 
 
 def steps_over(pool: Pool, settings: Settings) -> Steps:
     """The steps over the real Postgres and Kafka."""
-    timings = flow.Timings(
+    timings = commit_protocol.LedgerTimings(
         lease_ms=Millis(settings.commit_lease_ms), stray_grace_ms=Millis(settings.stray_grace_ms)
     )
-    tools = Tools(PostgresLedger(pool), KafkaTopics(settings), asyncio.sleep, timings)
+    tools = LedgerContext(PostgresLedger(pool), KafkaTopicAdmin(settings), asyncio.sleep, timings)
     return Steps(
         tools,
         client_interpreter(settings),
@@ -231,7 +231,7 @@ def receive_commit(
     it is wrong.
     """
     request = Request(
-        WorkspaceId(workspace), BranchName(branch), body, Options(incremental, backfill)
+        WorkspaceId(workspace), BranchName(branch), body, CommitOptions(incremental, backfill)
     )
 
     async def work(steps: Steps) -> str:
@@ -247,7 +247,7 @@ def preview_commit(
 ) -> tuple[str, ...]:
     """What such a commit would do, as lines."""
     request = Request(
-        WorkspaceId(workspace), BranchName(branch), body, Options(incremental, backfill)
+        WorkspaceId(workspace), BranchName(branch), body, CommitOptions(incremental, backfill)
     )
 
     async def work(steps: Steps) -> tuple[str, ...]:
@@ -290,6 +290,6 @@ def undo(commit_id: str) -> Commit:
     return _run(lambda steps: steps.undo(CommitId(commit_id)))
 
 
-def reconcile_all() -> Reconciled:
+def reconcile_all() -> ReconcileResult:
     """One round of recovery over everything, strays included."""
     return _run(lambda steps: reconcile(steps.tools))

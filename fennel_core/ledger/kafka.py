@@ -18,7 +18,7 @@ from confluent_kafka.cimpl import NewTopic as KafkaTopic
 
 from fennel_core.blueprints.logical import AssetKind
 from fennel_core.connections.kafka import FETCH_MAX_BYTES, client_config
-from fennel_core.ledger.effectors import NewTopic, Refused, Unreachable
+from fennel_core.ledger.topics import TopicRefusal, TopicSpec, Unreachable
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import TopicName
 
@@ -45,7 +45,7 @@ _UNKNOWN_OUTCOME: Final = frozenset(
 )
 
 
-class KafkaTopics:
+class KafkaTopicAdmin:
     """See `ledger.effectors.Topics`."""
 
     def __init__(self, settings: Settings) -> None:
@@ -66,11 +66,11 @@ class KafkaTopics:
             "max.message.bytes": str(FETCH_MAX_BYTES),
         }
 
-    async def create(self, topics: Sequence[NewTopic]) -> Mapping[TopicName, Refused]:
+    async def create(self, topics: Sequence[TopicSpec]) -> Mapping[TopicName, TopicRefusal]:
         return await asyncio.to_thread(self._create, topics)
 
-    def _create(self, topics: Sequence[NewTopic]) -> Mapping[TopicName, Refused]:
-        refused: dict[TopicName, Refused] = {}
+    def _create(self, topics: Sequence[TopicSpec]) -> Mapping[TopicName, TopicRefusal]:
+        refused: dict[TopicName, TopicRefusal] = {}
         for start in range(0, len(topics), BATCH):
             wanted = [
                 KafkaTopic(
@@ -87,11 +87,11 @@ class KafkaTopics:
             refused |= _gather(futures, fine=KafkaError.TOPIC_ALREADY_EXISTS)
         return refused
 
-    async def delete(self, names: Sequence[TopicName]) -> Mapping[TopicName, Refused]:
+    async def delete(self, names: Sequence[TopicName]) -> Mapping[TopicName, TopicRefusal]:
         return await asyncio.to_thread(self._delete, names)
 
-    def _delete(self, names: Sequence[TopicName]) -> Mapping[TopicName, Refused]:
-        refused: dict[TopicName, Refused] = {}
+    def _delete(self, names: Sequence[TopicName]) -> Mapping[TopicName, TopicRefusal]:
+        refused: dict[TopicName, TopicRefusal] = {}
         for start in range(0, len(names), BATCH):
             futures = self._client().delete_topics(
                 list(names[start : start + BATCH]),
@@ -111,11 +111,11 @@ class KafkaTopics:
             raise Unreachable(str(error)) from error
 
 
-def _gather(futures: Mapping[str, Any], *, fine: int) -> dict[TopicName, Refused]:
+def _gather(futures: Mapping[str, Any], *, fine: int) -> dict[TopicName, TopicRefusal]:
     """Wait for every answer of a batch before judging any: an unknown outcome of one topic leaves
     the batch to be tried again.
     """
-    refused: dict[TopicName, Refused] = {}
+    refused: dict[TopicName, TopicRefusal] = {}
     unknown: list[str] = []
     for name, error in _errors(futures):
         if error.code() == fine:
@@ -123,7 +123,7 @@ def _gather(futures: Mapping[str, Any], *, fine: int) -> dict[TopicName, Refused
         if error.code() in _UNKNOWN_OUTCOME:
             unknown.append(f"{name}: {error.str()}")
         else:
-            refused[TopicName(name)] = Refused(error.str())
+            refused[TopicName(name)] = TopicRefusal(error.str())
     if unknown:
         raise Unreachable("; ".join(unknown[:3]))
     return refused

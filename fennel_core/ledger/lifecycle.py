@@ -103,7 +103,7 @@ class AssetEvent(StrEnum):
     DESTROYED = "destroyed"
 
 
-class ForbiddenMove(Exception):
+class ForbiddenTransition(Exception):
     """An event that the table does not allow in this state: the caller's picture of the world is
     wrong.
     """
@@ -116,7 +116,7 @@ E = TypeVar("E", bound=StrEnum)
 
 
 class LifeCycle(Generic[S, E]):
-    """A table of moves. `then` is total over its cells and raises `ForbiddenMove` outside them."""
+    """Hold a transition table. `then` returns the next state or raises `ForbiddenTransition`."""
 
     def __init__(self, noun: str, moves: Mapping[tuple[S, E], S]) -> None:
         self.noun = noun
@@ -126,9 +126,9 @@ class LifeCycle(Generic[S, E]):
         try:
             return self.moves[state, event]
         except KeyError:
-            raise ForbiddenMove(
+            raise ForbiddenTransition(
                 f"a {self.noun} that is {state} cannot take the event {event} "
-                f"[{ForbiddenMove.code}]"
+                f"[{ForbiddenTransition.code}]"
             ) from None
 
     def allows(self, state: S, event: E) -> bool:

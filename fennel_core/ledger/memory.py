@@ -14,7 +14,14 @@ from fennel_core.bank.store import AssetState
 from fennel_core.blueprints.plan import incarnation_of
 from fennel_core.blueprints.spec import Job
 from fennel_core.ledger.lifecycle import OPEN_ENTRIES, SETTLED, UNDONE, CommitState, EntryState
-from fennel_core.ledger.store import Branch, Commit, Entry, Progress, Transaction, Which
+from fennel_core.ledger.store import (
+    Branch,
+    Commit,
+    LedgerEntry,
+    LedgerKind,
+    LedgerTransaction,
+    PartitionProgress,
+)
 from fennel_core.vocab.ids import (
     MAIN_BRANCH,
     AssetId,
@@ -29,7 +36,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Registered:
+class RegisteredJob:
     """A job row: its spec, whether it is to run, and when the lease of its last runner ends."""
 
     spec: Job
@@ -38,8 +45,8 @@ class Registered:
 
 
 @dataclass(slots=True)
-class MemoryTransaction:
-    """See `ledger.store.Transaction`."""
+class MemoryLedgerTransaction:
+    """See `ledger.store.LedgerTransaction`."""
 
     now_ms: Callable[[], int]
     bank: MemoryBank = field(default_factory=MemoryBank)
@@ -48,13 +55,13 @@ class MemoryTransaction:
     blobs: dict[tuple[CommitId, str], bytes] = field(default_factory=dict)
     leases: dict[CommitId, int] = field(default_factory=dict)
     branch_rows: dict[tuple[WorkspaceId, BranchName], Branch] = field(default_factory=dict)
-    entry_rows: dict[int, Entry] = field(default_factory=dict)
-    jobs: dict[JobId, Registered] = field(default_factory=dict)
-    parts: dict[tuple[JobId, int], Progress] = field(default_factory=dict)
+    entry_rows: dict[int, LedgerEntry] = field(default_factory=dict)
+    jobs: dict[JobId, RegisteredJob] = field(default_factory=dict)
+    parts: dict[tuple[JobId, int], PartitionProgress] = field(default_factory=dict)
     stray_since: dict[str, int] = field(default_factory=dict)
 
-    def copy(self) -> MemoryTransaction:
-        return MemoryTransaction(
+    def copy(self) -> MemoryLedgerTransaction:
+        return MemoryLedgerTransaction(
             self.now_ms,
             self.bank.copy(),
             set(self.closing),
@@ -189,25 +196,25 @@ class MemoryTransaction:
 
     async def add_entries(
         self,
-        ledger: Which,
+        ledger: LedgerKind,
         workspace: WorkspaceId,
         commit: CommitId | None,
         assets: Iterable[AssetId],
     ) -> None:
         for asset in assets:
             id_ = len(self.entry_rows) + 1
-            self.entry_rows[id_] = Entry(
+            self.entry_rows[id_] = LedgerEntry(
                 id_, ledger, workspace, commit, asset, EntryState.PENDING, 0, None
             )
 
     async def entries(
         self,
-        ledger: Which,
+        ledger: LedgerKind,
         *,
         commit: CommitId | None = None,
         workspace: WorkspaceId | None = None,
         only_open: bool = True,
-    ) -> list[Entry]:
+    ) -> list[LedgerEntry]:
         return [
             e
             for e in self.entry_rows.values()
@@ -227,13 +234,13 @@ class MemoryTransaction:
     async def add_jobs(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
             if job.id not in self.jobs:
-                self.jobs[job.id] = Registered(job)
+                self.jobs[job.id] = RegisteredJob(job)
                 self.parts |= {
-                    (job.id, part): Progress(job.id, part, "idle", None, None)
+                    (job.id, part): PartitionProgress(job.id, part, "idle", None, None)
                     for part in range(job.partitions)
                 }
 
-    async def progress(self, jobs: Iterable[JobId]) -> list[Progress]:
+    async def progress(self, jobs: Iterable[JobId]) -> list[PartitionProgress]:
         wanted = set(jobs)
         return [p for (job, _), p in sorted(self.parts.items()) if job in wanted]
 
@@ -267,10 +274,10 @@ class MemoryLedger:
     """See `ledger.store.Ledger`. Transactions run one after the other."""
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
-        self.world = MemoryTransaction(now_ms)
+        self.world = MemoryLedgerTransaction(now_ms)
         self._one_at_a_time = asyncio.Lock()
 
-    async def run(self, work: Callable[[Transaction], Awaitable[T]]) -> T:
+    async def run(self, work: Callable[[LedgerTransaction], Awaitable[T]]) -> T:
         async with self._one_at_a_time:
             draft = self.world.copy()
             result = await work(draft)

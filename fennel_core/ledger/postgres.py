@@ -25,12 +25,12 @@ from fennel_core.ledger.lifecycle import OPEN_ENTRIES, SETTLED, UNDONE, CommitSt
 from fennel_core.ledger.store import (
     Branch,
     Commit,
-    Entry,
+    CommitOptions,
+    LedgerEntry,
+    LedgerKind,
+    LedgerTransaction,
     LedgerUnavailable,
-    Options,
-    Progress,
-    Transaction,
-    Which,
+    PartitionProgress,
 )
 from fennel_core.vocab import canonical
 from fennel_core.vocab.ids import AssetId, BranchName, CommitId, JobId, Millis, WorkspaceId
@@ -116,8 +116,8 @@ REMOVE_WORKSPACE = (
 )
 
 
-class PostgresTransaction:
-    """See `ledger.store.Transaction`."""
+class PostgresLedgerTransaction:
+    """See `ledger.store.LedgerTransaction`."""
 
     def __init__(self, connection: AsyncConnection) -> None:
         self._connection = connection
@@ -290,7 +290,7 @@ class PostgresTransaction:
 
     async def add_entries(
         self,
-        ledger: Which,
+        ledger: LedgerKind,
         workspace: WorkspaceId,
         commit: CommitId | None,
         assets: Iterable[AssetId],
@@ -299,12 +299,12 @@ class PostgresTransaction:
 
     async def entries(
         self,
-        ledger: Which,
+        ledger: LedgerKind,
         *,
         commit: CommitId | None = None,
         workspace: WorkspaceId | None = None,
         only_open: bool = True,
-    ) -> list[Entry]:
+    ) -> list[LedgerEntry]:
         values = {
             "ledger": str(ledger),
             "commit": commit,
@@ -313,7 +313,7 @@ class PostgresTransaction:
         }
         rows = await self._rows(ENTRIES, {**values, "states": [str(s) for s in OPEN_ENTRIES]})
         return [
-            Entry(id_, Which(led), ws, c, a, EntryState(state), n, error)
+            LedgerEntry(id_, LedgerKind(led), ws, c, a, EntryState(state), n, error)
             for id_, led, ws, c, a, state, n, error in rows
         ]
 
@@ -334,12 +334,12 @@ class PostgresTransaction:
             )
             await self._do(ADD_PARTS, ([j.id for j in jobs], [j.partitions for j in jobs]))
 
-    async def progress(self, jobs: Iterable[JobId]) -> list[Progress]:
+    async def progress(self, jobs: Iterable[JobId]) -> list[PartitionProgress]:
         query = (
             "SELECT job_id, part, status, lag, error FROM job_partition WHERE job_id = "
             "ANY(%s::text[]) ORDER BY job_id, part"
         )
-        return [Progress(*row) for row in await self._rows(query, (list(jobs),))]
+        return [PartitionProgress(*row) for row in await self._rows(query, (list(jobs),))]
 
     async def registered(self, workspace: WorkspaceId) -> list[JobId]:
         return [
@@ -385,9 +385,9 @@ class PostgresLedger:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
 
-    async def run(self, work: Callable[[Transaction], Awaitable[T]]) -> T:
+    async def run(self, work: Callable[[LedgerTransaction], Awaitable[T]]) -> T:
         async def inside(connection: AsyncConnection) -> T:
-            return await work(PostgresTransaction(connection))
+            return await work(PostgresLedgerTransaction(connection))
 
         lost: Exception | None = None
         for _ in range(LOST_COMMITS):
@@ -418,7 +418,7 @@ def _commit(row: tuple[Any, ...]) -> Commit:
         code,
         attempt,
     ) = row
-    options = Options(incremental, backfill)
+    options = CommitOptions(incremental, backfill)
     return Commit(
         id_,
         workspace,

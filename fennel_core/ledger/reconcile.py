@@ -17,12 +17,27 @@ from dataclasses import dataclass
 from typing import Final, assert_never
 
 from fennel_core.blueprints.logical import AssetKind
-from fennel_core.ledger.branches import empty_workspace
-from fennel_core.ledger.decide import Abandon, Destroy, FinishWarm, Rest, Undo, owed
-from fennel_core.ledger.effectors import Unreachable
-from fennel_core.ledger.flow import Tools, destroy, fail, locked, move, row_of, warm_once
+from fennel_core.ledger.branches import drop_closed_workspace
+from fennel_core.ledger.commit_protocol import (
+    LedgerContext,
+    apply_commit_event,
+    commit_row,
+    destroy_condemned,
+    fail_commit,
+    locked_commit_row,
+    serve_if_ready,
+)
 from fennel_core.ledger.lifecycle import COMMIT, CommitEvent
-from fennel_core.ledger.store import Commit, Transaction, Which
+from fennel_core.ledger.readiness import (
+    AbandonCommit,
+    DestroyCondemned,
+    NothingToDo,
+    ServeIfReady,
+    UndoCommit,
+    reconcile_action,
+)
+from fennel_core.ledger.store import Commit, LedgerKind, LedgerTransaction
+from fennel_core.ledger.topics import Unreachable
 from fennel_core.telemetry.logs import logger
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import AssetId, CommitId, Millis, TopicName
@@ -41,7 +56,7 @@ ABANDONED: Final = ApiError(
 
 
 @dataclass(frozen=True, slots=True)
-class Reconciled:
+class ReconcileResult:
     """What one round did. `open_entries`: destructions that still wait, for instance for an engine
     to let go of a job.
     """
@@ -55,7 +70,7 @@ class Reconciled:
         return not (self.commits or self.open_entries or self.strays)
 
 
-async def reconcile(tools: Tools, *, strays: bool = True) -> Reconciled:
+async def reconcile(tools: LedgerContext, *, strays: bool = True) -> ReconcileResult:
     """One round. Run it every few seconds, in as many processes as you like; looking for `strays`
     lists every topic, so do it rarely.
     """
@@ -65,37 +80,39 @@ async def reconcile(tools: Tools, *, strays: bool = True) -> Reconciled:
         if await _finish(tools, id_)
     ]
     for workspace in await tools.ledger.run(lambda tx: tx.workspaces(closing=True)):
-        await empty_workspace(tools, workspace)
+        await drop_closed_workspace(tools, workspace)
     left = 0
     for workspace in sorted(
-        {e.workspace for e in await tools.ledger.run(lambda tx: tx.entries(Which.DESTRUCTION))}
+        {e.workspace for e in await tools.ledger.run(lambda tx: tx.entries(LedgerKind.DESTRUCTION))}
     ):
-        left += await destroy(tools, workspace)
-    return Reconciled(tuple(touched), left, await _destroy_strays(tools) if strays else ())
+        left += await destroy_condemned(tools, workspace)
+    return ReconcileResult(tuple(touched), left, await _destroy_strays(tools) if strays else ())
 
 
-async def _finish(tools: Tools, id_: CommitId) -> bool:
+async def _finish(tools: LedgerContext, id_: CommitId) -> bool:
     """Do what is owed to one commit if nobody else is at it; True when its state moved."""
 
-    async def take(tx: Transaction) -> Commit | None:
-        return await row_of(tx, id_) if await tx.take_lapsed(id_, tools.timings.lease_ms) else None
+    async def take(tx: LedgerTransaction) -> Commit | None:
+        return (
+            await commit_row(tx, id_) if await tx.take_lapsed(id_, tools.timings.lease_ms) else None
+        )
 
     row = await tools.ledger.run(take)
     if row is None:
         return False
-    match owed(row.state):
-        case Abandon():
+    match reconcile_action(row.state):
+        case AbandonCommit():
             await tools.ledger.run(lambda tx: _abandon(tx, id_))
-        case Undo():
-            await fail(tools, id_, ABANDONED)
-            await destroy(tools, row.workspace)
-        case FinishWarm():
-            await warm_once(tools, id_)
+        case UndoCommit():
+            await fail_commit(tools, id_, ABANDONED)
+            await destroy_condemned(tools, row.workspace)
+        case ServeIfReady():
+            await serve_if_ready(tools, id_)
             await tools.ledger.run(lambda tx: tx.lease(id_, _AT_ONCE))
-        case Destroy():
-            await destroy(tools, row.workspace)
+        case DestroyCondemned():
+            await destroy_condemned(tools, row.workspace)
             await tools.ledger.run(lambda tx: tx.lease(id_, _AT_ONCE))
-        case Rest():
+        case NothingToDo():
             pass
         case unreachable:
             assert_never(unreachable)
@@ -113,19 +130,21 @@ async def _finish(tools: Tools, id_: CommitId) -> bool:
     return True
 
 
-async def _abandon(tx: Transaction, id_: CommitId) -> None:
-    row = await locked(tx, id_)
+async def _abandon(tx: LedgerTransaction, id_: CommitId) -> None:
+    row = await locked_commit_row(tx, id_)
     if COMMIT.allows(row.state, CommitEvent.ABANDON):
-        await move(tx, row, CommitEvent.ABANDON, error=ABANDONED.text, code=ABANDONED.code)
+        await apply_commit_event(
+            tx, row, CommitEvent.ABANDON, error=ABANDONED.text, code=ABANDONED.code
+        )
 
 
-async def _destroy_strays(tools: Tools) -> tuple[TopicName, ...]:
+async def _destroy_strays(tools: LedgerContext) -> tuple[TopicName, ...]:
     try:
         ours = [AssetId(name) for name in await tools.topics.names() if OURS.match(name)]
     except Unreachable:
         return ()
 
-    async def judge(tx: Transaction) -> list[str]:
+    async def judge(tx: LedgerTransaction) -> list[str]:
         return await tx.strays(await tx.unaccounted(ours), tools.timings.stray_grace_ms)
 
     doomed = [TopicName(name) for name in await tools.ledger.run(judge)]

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class CommitOptions:
     """How a commit is meant. `backfill` False refuses to compute anything again from data that
     exists.
     """
@@ -43,7 +43,7 @@ class Commit:
     branch: BranchName
     state: CommitState
     digest: str
-    options: Options
+    options: CommitOptions
     base: CommitId | None
     summary: tuple[str, ...] = ()
     error: str | None = None
@@ -61,19 +61,19 @@ class Branch:
     serving: CommitId | None
 
 
-class Which(StrEnum):
+class LedgerKind(StrEnum):
     CREATION = "creation"
     DESTRUCTION = "destruction"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LedgerEntry:
     """One line of a ledger. `commit` None: a destruction that no commit waits for (a deleted branch
     or workspace).
     """
 
     id: int
-    ledger: Which
+    ledger: LedgerKind
     workspace: WorkspaceId
     commit: CommitId | None
     asset: AssetId
@@ -83,7 +83,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class PartitionProgress:
     """A job partition as its engine last reported it. `lag` None: not known."""
 
     job: JobId
@@ -93,7 +93,7 @@ class Progress:
     error: str | None
 
 
-class Transaction(Protocol):
+class LedgerTransaction(Protocol):
     """One transaction over everything. Times are the store's own clock."""
 
     @property
@@ -192,7 +192,7 @@ class Transaction(Protocol):
 
     async def add_entries(
         self,
-        ledger: Which,
+        ledger: LedgerKind,
         workspace: WorkspaceId,
         commit: CommitId | None,
         assets: Iterable[AssetId],
@@ -200,12 +200,12 @@ class Transaction(Protocol):
 
     async def entries(
         self,
-        ledger: Which,
+        ledger: LedgerKind,
         *,
         commit: CommitId | None = None,
         workspace: WorkspaceId | None = None,
         only_open: bool = True,
-    ) -> list[Entry]:
+    ) -> list[LedgerEntry]:
         """By id; of one commit, of one workspace, or all."""
         ...
 
@@ -219,7 +219,7 @@ class Transaction(Protocol):
         """Registers each job and its partitions; those that are registered stay as they are."""
         ...
 
-    async def progress(self, jobs: Iterable[JobId]) -> list[Progress]: ...
+    async def progress(self, jobs: Iterable[JobId]) -> list[PartitionProgress]: ...
 
     async def registered(self, workspace: WorkspaceId) -> list[JobId]: ...
 
@@ -255,7 +255,7 @@ class LedgerUnavailable(Exception):
 
 
 class Ledger(Protocol):
-    async def run(self, work: Callable[[Transaction], Awaitable[T]]) -> T:
+    async def run(self, work: Callable[[LedgerTransaction], Awaitable[T]]) -> T:
         """Run `work` in one transaction and return its result when the commit is certain; its
         errors roll back and pass through.
 

@@ -28,7 +28,13 @@ from fennel_core.definition.retention import delete_unneeded
 from fennel_core.definition.steps import Steps
 from fennel_core.executors.definitions import DefinitionsError, read
 from fennel_core.ledger.lifecycle import CommitState
-from fennel_core.ledger.store import Commit, Entry, LedgerUnavailable, Transaction, Which
+from fennel_core.ledger.store import (
+    Commit,
+    LedgerEntry,
+    LedgerKind,
+    LedgerTransaction,
+    LedgerUnavailable,
+)
 from fennel_core.settings.model import Settings
 from fennel_core.snapshots import choice, drills, recovery, rounds
 from fennel_core.snapshots.choice import Named, Wish
@@ -272,14 +278,14 @@ async def _ledgers_if_there(steps: Steps, commit_id: CommitId) -> list[str]:
         return [f"the ledgers of commit {commit_id} cannot be read now: {away}"]
 
 
-async def _ledgers(tx: Transaction, commit_id: CommitId) -> list[str]:
+async def _ledgers(tx: LedgerTransaction, commit_id: CommitId) -> list[str]:
     """The commit's state and every entry of its two ledgers."""
     row = await tx.commit(commit_id)
     if row is None:
         return [f"commit {commit_id} does not exist"]
     entries = [
         each
-        for which in Which
+        for which in LedgerKind
         for each in await tx.entries(which, commit=commit_id, only_open=False)
     ]
     titles = {
@@ -291,7 +297,7 @@ async def _ledgers(tx: Transaction, commit_id: CommitId) -> list[str]:
     ]
 
 
-def _line(entry: Entry, titles: Mapping[AssetId, str]) -> str:
+def _line(entry: LedgerEntry, titles: Mapping[AssetId, str]) -> str:
     kind = entry.asset.split(".")[1]
     tail = f" after {entry.attempts} attempts: {entry.error}" if entry.error else ""
     return (

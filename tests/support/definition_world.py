@@ -15,11 +15,11 @@ from fennel_core.definition.orchestrate import Inline, Orchestrator
 from fennel_core.definition.receive import Request
 from fennel_core.definition.recover import client_interpreter
 from fennel_core.definition.steps import Steps
-from fennel_core.ledger.store import Options
+from fennel_core.ledger.store import CommitOptions
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import MAIN_BRANCH, BranchName, CommitId
 from fennel_core.wire.gen import services_pb2
-from tests.sim.ledger.world import SHOP, World
+from tests.support.ledger_world import SHOP, World
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "wire"
 
@@ -43,7 +43,7 @@ def request(
     incremental: bool = False,
     backfill: bool = True,
 ) -> Request:
-    return Request(SHOP, branch, body, Options(incremental, backfill))
+    return Request(SHOP, branch, body, CommitOptions(incremental, backfill))
 
 
 class Office:

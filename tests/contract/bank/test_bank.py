@@ -10,7 +10,7 @@ from fennel_core.bank.store import AliveTwice, Asset, AssetState, Holding
 from fennel_core.blueprints.logical import AssetKind, Blueprint
 from fennel_core.blueprints.plan import asset_id
 from fennel_core.ledger.lifecycle import CommitState
-from fennel_core.ledger.store import Commit, Ledger, Options, Transaction
+from fennel_core.ledger.store import Commit, CommitOptions, Ledger, LedgerTransaction
 from fennel_core.vocab.ids import MAIN_BRANCH, AssetId, BranchName, CommitId, WorkspaceId
 from tests.support.toy_commits import key, toy
 
@@ -43,10 +43,10 @@ def ids(of: list[Asset]) -> list[AssetId]:
     return sorted(a.id for a in of)
 
 
-async def with_commits(tx: Transaction) -> None:
+async def with_commits(tx: LedgerTransaction) -> None:
     for id_ in (COMMIT, LATER):
         await tx.add_commit(
-            Commit(id_, SHOP, MAIN_BRANCH, CommitState.RECEIVED, id_, Options(), None), b""
+            Commit(id_, SHOP, MAIN_BRANCH, CommitState.RECEIVED, id_, CommitOptions(), None), b""
         )
 
 
@@ -95,7 +95,7 @@ async def test_incarnations_never_repeat_even_when_the_transaction_that_took_one
 ) -> None:
     taken: list[int] = []
 
-    async def fails(tx: Transaction) -> None:
+    async def fails(tx: LedgerTransaction) -> None:
         taken.append(await tx.bank.next_incarnation())
         raise LookupError
 
@@ -109,7 +109,7 @@ async def test_what_is_reserved_or_referred_to_is_held_and_the_rest_is_not(ledge
     orders, users, cities = assets("orders"), assets("users"), assets("cities")
     every = ids([*orders, *users, *cities])
 
-    async def setup(tx: Transaction) -> None:
+    async def setup(tx: LedgerTransaction) -> None:
         await with_commits(tx)
         await tx.bank.add([*orders, *users, *cities])
         await tx.bank.reserve(COMMIT, ids(orders))
@@ -131,7 +131,7 @@ async def test_what_is_reserved_or_referred_to_is_held_and_the_rest_is_not(ledge
 async def test_references_are_counted_per_version_and_branch(ledger: Ledger) -> None:
     orders, users = assets("orders"), assets("users")
 
-    async def setup(tx: Transaction) -> None:
+    async def setup(tx: LedgerTransaction) -> None:
         await with_commits(tx)
         await tx.bank.add([*orders, *users])
         await tx.bank.refer(COMMIT, MAIN_BRANCH, ids(orders))
@@ -154,7 +154,7 @@ async def test_references_are_counted_per_version_and_branch(ledger: Ledger) -> 
 async def test_an_error_takes_back_everything_the_transaction_did(ledger: Ledger) -> None:
     made = assets("orders")
 
-    async def fails(tx: Transaction) -> None:
+    async def fails(tx: LedgerTransaction) -> None:
         await tx.bank.add(made)
         raise LookupError
 
@@ -168,7 +168,7 @@ async def test_the_lock_lets_one_transaction_of_a_workspace_decide_at_a_time(
 ) -> None:
     inside = 0
 
-    async def work(tx: Transaction) -> bool:
+    async def work(tx: LedgerTransaction) -> bool:
         nonlocal inside
         open_ = await tx.bank.lock(SHOP)
         inside += 1

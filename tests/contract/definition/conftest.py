@@ -19,9 +19,9 @@ from fennel_core.definition.orchestrate import Inline
 from fennel_core.definition.recover import client_interpreter
 from fennel_core.definition.server import Office, application
 from fennel_core.definition.steps import Steps
-from fennel_core.ledger.effectors import MemoryTopics
-from fennel_core.ledger.flow import Timings, Tools
+from fennel_core.ledger.commit_protocol import LedgerContext, LedgerTimings
 from fennel_core.ledger.postgres import PostgresLedger
+from fennel_core.ledger.topics import MemoryTopicAdmin
 from fennel_core.settings.model import Settings
 from fennel_core.telemetry.health import Health
 from fennel_core.vocab.ids import CommitId
@@ -32,21 +32,24 @@ ADMIN = "admin-token"
 
 
 @pytest.fixture
-def topics() -> MemoryTopics:
-    return MemoryTopics()
+def topics() -> MemoryTopicAdmin:
+    return MemoryTopicAdmin()
 
 
 @pytest.fixture
 async def client(
-    database: str, topics: MemoryTopics, tmp_path: Path
+    database: str, topics: MemoryTopicAdmin, tmp_path: Path
 ) -> AsyncIterator[httpx.AsyncClient]:  # the fixture
     """A caller of the workspace `shop`, on branch `main` unless it says otherwise."""
     key = tmp_path / "key"
     secrets.make_key_file(key)
     settings = Settings(dev_tokens=True, admin_token=SecretStr(ADMIN), body_limit_bytes=200_000)
     async with pool(database, name="test", size=6) as connections:
-        tools = Tools(
-            PostgresLedger(connections), topics, asyncio.sleep, Timings(first_warm_seconds=0.0)
+        tools = LedgerContext(
+            PostgresLedger(connections),
+            topics,
+            asyncio.sleep,
+            LedgerTimings(first_warm_seconds=0.0),
         )
         steps = Steps(tools, client_interpreter(settings), partitions=2, warm_seconds=0.0)
         orchestrator = Inline(steps.run)

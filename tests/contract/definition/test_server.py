@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from fennel_core.ledger.effectors import MemoryTopics
+from fennel_core.ledger.topics import MemoryTopicAdmin
 from tests.contract.definition.conftest import ADMIN
 from tests.support.definition_world import recorded
 
@@ -53,7 +53,9 @@ async def test_a_commit_returns_its_lines_as_json_with_the_content_type_the_clie
     assert all(line.endswith("\n") for line in response.json()["summary"])
 
 
-async def test_a_preview_changes_nothing(client: httpx.AsyncClient, topics: MemoryTopics) -> None:
+async def test_a_preview_changes_nothing(
+    client: httpx.AsyncClient, topics: MemoryTopicAdmin
+) -> None:
     response = await post(client, "/commit?preview=true", content=FEATURES)
     assert "+ create job of Profiles: table\n" in response.json()["summary"]
     assert not topics.there
@@ -61,7 +63,7 @@ async def test_a_preview_changes_nothing(client: httpx.AsyncClient, topics: Memo
 
 
 async def test_bytes_that_are_no_commit_are_400_and_too_many_are_413(
-    client: httpx.AsyncClient, topics: MemoryTopics
+    client: httpx.AsyncClient, topics: MemoryTopicAdmin
 ) -> None:
     malformed = await post(client, "/commit", content=b"garbage")
     is_error(
@@ -106,7 +108,7 @@ async def test_init_makes_an_empty_branch_and_refuses_a_name_that_is_taken_or_od
 
 
 async def test_a_clone_has_what_its_source_has_and_is_its_own_afterwards(
-    client: httpx.AsyncClient, topics: MemoryTopics
+    client: httpx.AsyncClient, topics: MemoryTopicAdmin
 ) -> None:
     await post(client, "/commit", content=FEATURES)
     made = set(topics.there)
@@ -183,7 +185,7 @@ async def test_nobody_without_a_token_gets_in_and_only_the_administrator_sees_wo
 
 
 async def test_a_workspace_lives_from_its_token_to_its_deletion_and_leaves_nothing(
-    client: httpx.AsyncClient, topics: MemoryTopics
+    client: httpx.AsyncClient, topics: MemoryTopicAdmin
 ) -> None:
     made = await client.post(f"{API}/workspaces", json={"name": "mill"}, headers=AS_ADMIN)
     token = {"Authorization": f"Bearer {made.json()['token']}"}

@@ -12,20 +12,20 @@ from fennel_core.bank.store import Asset, AssetState
 from fennel_core.blueprints.plan import asset_id
 from fennel_core.blueprints.spec import Catalog
 from fennel_core.connections.postgres import pool
-from fennel_core.ledger import branches, flow
-from fennel_core.ledger.effectors import MemoryTopics
+from fennel_core.ledger import branches, commit_protocol
 from fennel_core.ledger.lifecycle import CommitState, EntryState
 from fennel_core.ledger.postgres import PostgresLedger
 from fennel_core.ledger.reconcile import reconcile
 from fennel_core.ledger.store import (
     Branch,
     Commit,
+    CommitOptions,
     Ledger,
+    LedgerKind,
+    LedgerTransaction,
     LedgerUnavailable,
-    Options,
-    Transaction,
-    Which,
 )
+from fennel_core.ledger.topics import MemoryTopicAdmin
 from fennel_core.vocab import canonical
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import MAIN_BRANCH, BranchName, CommitId, Millis, WorkspaceId
@@ -40,10 +40,12 @@ def commit(
     id_: CommitId,
     *,
     digest: str = "d",
-    options: Options | None = None,
+    options: CommitOptions | None = None,
     base: CommitId | None = None,
 ) -> Commit:
-    return Commit(id_, SHOP, MAIN_BRANCH, CommitState.RECEIVED, digest, options or Options(), base)
+    return Commit(
+        id_, SHOP, MAIN_BRANCH, CommitState.RECEIVED, digest, options or CommitOptions(), base
+    )
 
 
 async def add(ledger: Ledger, *commits: Commit) -> None:
@@ -52,7 +54,7 @@ async def add(ledger: Ledger, *commits: Commit) -> None:
 
 
 async def test_a_commit_row_comes_back_as_it_was_put_in(ledger: Ledger) -> None:
-    row = commit(FIRST, options=Options(incremental=True, backfill=False))
+    row = commit(FIRST, options=CommitOptions(incremental=True, backfill=False))
     await add(ledger, row, commit(SECOND, base=FIRST))
     assert await ledger.run(lambda tx: tx.commit(FIRST)) == row
     assert (await ledger.run(lambda tx: tx.commit(SECOND))).base == FIRST  # type: ignore[union-attr]
@@ -65,7 +67,7 @@ async def test_a_commit_row_comes_back_as_it_was_put_in(ledger: Ledger) -> None:
 async def test_compiled_parts_summary_errors_and_attempts_are_kept(ledger: Ledger) -> None:
     await add(ledger, commit(FIRST))
 
-    async def work(tx: Transaction) -> list[int | None]:
+    async def work(tx: LedgerTransaction) -> list[int | None]:
         await tx.set_compiled(FIRST, b"merged", b"catalog", ["+ one", "+ two"])
         await tx.add_summary(FIRST, ["! three"])
         await tx.set_state(FIRST, CommitState.UNDOING, error="first error", error_code="one")
@@ -177,9 +179,12 @@ class Worker:
     """The definition server and an engine, as far as the ledger needs them."""
 
     def __init__(self, ledger: Ledger) -> None:
-        self.topics = MemoryTopics()
-        self.tools = flow.Tools(
-            ledger, self.topics, asyncio.sleep, flow.Timings(stray_grace_ms=Millis(0))
+        self.topics = MemoryTopicAdmin()
+        self.tools = commit_protocol.LedgerContext(
+            ledger,
+            self.topics,
+            asyncio.sleep,
+            commit_protocol.LedgerTimings(stray_grace_ms=Millis(0)),
         )
         self.ledger = ledger
 
@@ -187,11 +192,11 @@ class Worker:
         base = await self.ledger.run(lambda tx: tx.branch(SHOP, MAIN_BRANCH))
         assert base is not None
         await add(self.ledger, commit(id_, digest=id_, base=base.target))
-        await flow.reserve(self.tools, id_, toy(*words), b"")
-        await flow.create(self.tools, id_)
-        await flow.switch(self.tools, id_)
-        await flow.warm(self.tools, id_, seconds=warm_seconds)
-        await flow.destroy(self.tools, SHOP)
+        await commit_protocol.reserve(self.tools, id_, toy(*words), b"")
+        await commit_protocol.create_topics(self.tools, id_)
+        await commit_protocol.switch(self.tools, id_)
+        await commit_protocol.warm_and_serve(self.tools, id_, seconds=warm_seconds)
+        await commit_protocol.destroy_condemned(self.tools, SHOP)
 
     async def state(self, id_: CommitId) -> CommitState:
         row = await self.ledger.run(lambda tx: tx.commit(id_))
@@ -230,14 +235,14 @@ async def test_a_whole_history_of_a_workspace(ledger: Ledger) -> None:
     assert (await reconcile(worker.tools)).open_entries == 0
     assert len(await ledger.run(lambda tx: tx.registered(SHOP))) == 1
     entries = await ledger.run(
-        lambda tx: tx.entries(Which.DESTRUCTION, workspace=SHOP, only_open=False)
+        lambda tx: tx.entries(LedgerKind.DESTRUCTION, workspace=SHOP, only_open=False)
     )
     assert {e.state for e in entries} == {EntryState.DONE}
 
     await ledger.run(lambda tx: tx.close_workspace(SHOP))
     with pytest.raises(ApiError, match="does not exist"):
         await branches.init_branch(worker.tools, SHOP, FEATURE)
-    while not await branches.empty_workspace(worker.tools, SHOP):
+    while not await branches.drop_closed_workspace(worker.tools, SHOP):
         pass
     assert not worker.topics.there
     assert await ledger.run(lambda tx: tx.workspaces(closing=True)) == []
@@ -252,9 +257,9 @@ async def test_commits_at_once_on_one_branch_leave_one_winner_and_a_clear_loser(
 
     async def whole(id_: CommitId, word: str) -> str:
         try:
-            await flow.reserve(worker.tools, id_, toy("shared", word), b"")
-            await flow.create(worker.tools, id_)
-            await flow.switch(worker.tools, id_)
+            await commit_protocol.reserve(worker.tools, id_, toy("shared", word), b"")
+            await commit_protocol.create_topics(worker.tools, id_)
+            await commit_protocol.switch(worker.tools, id_)
         except ApiError as error:
             return error.code
         return "committed"
@@ -263,5 +268,5 @@ async def test_commits_at_once_on_one_branch_leave_one_winner_and_a_clear_loser(
         "commit-base-moved",
         "committed",
     ]
-    await flow.destroy(worker.tools, SHOP)
+    await commit_protocol.destroy_condemned(worker.tools, SHOP)
     assert len(worker.topics.there) == 5, "two datasets with a log each, and the dead letters"

@@ -11,11 +11,11 @@ from contextlib import suppress
 import pytest
 
 from fennel_core.bank.store import AssetState
-from fennel_core.ledger import branches, flow
-from fennel_core.ledger.effectors import MemoryTopics
+from fennel_core.ledger import branches, commit_protocol
 from fennel_core.ledger.lifecycle import COMMITTED, SETTLED, CommitState
 from fennel_core.ledger.reconcile import reconcile
-from fennel_core.ledger.store import Commit, Ledger, Options, Transaction, Which
+from fennel_core.ledger.store import Commit, CommitOptions, Ledger, LedgerKind, LedgerTransaction
+from fennel_core.ledger.topics import MemoryTopicAdmin
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import MAIN_BRANCH, AssetId, BranchName, CommitId, Millis, WorkspaceId
 from tests.support.toy_commits import toy
@@ -30,36 +30,36 @@ async def test_whatever_happens_at_once_ends_with_exactly_what_is_held(
     ledger: Ledger, seed: int
 ) -> None:
     rng = random.Random(seed)
-    topics = MemoryTopics()
-    tools = flow.Tools(
+    topics = MemoryTopicAdmin()
+    tools = commit_protocol.LedgerContext(
         ledger,
         topics,
         asyncio.sleep,
-        flow.Timings(first_warm_seconds=0.0, stray_grace_ms=Millis(0)),
+        commit_protocol.LedgerTimings(first_warm_seconds=0.0, stray_grace_ms=Millis(0)),
     )
 
     async def commit(number: int) -> None:
         branch, words = rng.choice(BRANCHES), rng.sample(WORDS, rng.randrange(4))
         id_ = CommitId(f"c{number}")
 
-        async def receive(tx: Transaction) -> None:
+        async def receive(tx: LedgerTransaction) -> None:
             row = await tx.branch(SHOP, branch)
             base = row.target if row else None
             await tx.add_commit(
-                Commit(id_, SHOP, branch, CommitState.RECEIVED, id_, Options(), base), b""
+                Commit(id_, SHOP, branch, CommitState.RECEIVED, id_, CommitOptions(), base), b""
             )
 
         await ledger.run(receive)
         try:
-            await flow.reserve(tools, id_, toy(*words), b"")
+            await commit_protocol.reserve(tools, id_, toy(*words), b"")
         except ApiError as error:
-            await flow.reject(tools, id_, error)
+            await commit_protocol.reject_commit(tools, id_, error)
             return
         with suppress(ApiError):
-            await flow.create(tools, id_)
-            await flow.switch(tools, id_)
-            await flow.warm(tools, id_, seconds=0)
-        await flow.destroy(tools, SHOP)
+            await commit_protocol.create_topics(tools, id_)
+            await commit_protocol.switch(tools, id_)
+            await commit_protocol.warm_and_serve(tools, id_, seconds=0)
+        await commit_protocol.destroy_condemned(tools, SHOP)
 
     async def other() -> None:
         name = rng.choice(BRANCHES[1:])
@@ -82,11 +82,11 @@ async def test_whatever_happens_at_once_ends_with_exactly_what_is_held(
     await check(ledger, topics)
 
 
-async def recover(tools: flow.Tools) -> None:
+async def recover(tools: commit_protocol.LedgerContext) -> None:
     await reconcile(tools)
 
 
-async def rest(tools: flow.Tools) -> None:
+async def rest(tools: commit_protocol.LedgerContext) -> None:
     """Leases lapse and recovery runs until nothing moves; no engine runs, so every job is stopped
     the moment it is retired.
     """
@@ -98,7 +98,7 @@ async def rest(tools: flow.Tools) -> None:
     raise AssertionError("recovery never came to rest")
 
 
-async def check(ledger: Ledger, topics: MemoryTopics) -> None:
+async def check(ledger: Ledger, topics: MemoryTopicAdmin) -> None:
     held: set[AssetId] = set()
     rows = [
         row
@@ -123,7 +123,7 @@ async def check(ledger: Ledger, topics: MemoryTopics) -> None:
     jobs = {h.id for h in holdings if h.key.kind == "job"}
     assert set(topics.there) == held - jobs
     assert set(await ledger.run(lambda tx: tx.registered(SHOP))) == jobs
-    assert not await ledger.run(lambda tx: tx.entries(Which.DESTRUCTION))
+    assert not await ledger.run(lambda tx: tx.entries(LedgerKind.DESTRUCTION))
     # A commit whose new jobs nobody runs stays warming: that is the engines' business and not the
     # ledgers'.
     assert {row.state for row in rows} <= SETTLED | {CommitState.WARMING}

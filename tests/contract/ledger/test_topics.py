@@ -9,18 +9,18 @@ from collections.abc import Iterator
 import pytest
 
 from fennel_core.blueprints.logical import AssetKind
-from fennel_core.ledger.effectors import MemoryTopics, NewTopic, Topics, Unreachable
-from fennel_core.ledger.kafka import KafkaTopics
+from fennel_core.ledger.kafka import KafkaTopicAdmin
+from fennel_core.ledger.topics import MemoryTopicAdmin, TopicAdmin, TopicSpec, Unreachable
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import TopicName
 
 
 @pytest.fixture(params=["memory", pytest.param("kafka", marks=pytest.mark.platform)])
-def topics(request: pytest.FixtureRequest) -> Topics:
+def topics(request: pytest.FixtureRequest) -> TopicAdmin:
     if request.param == "memory":
-        return MemoryTopics()
+        return MemoryTopicAdmin()
     request.getfixturevalue("infra")
-    return KafkaTopics(Settings())
+    return KafkaTopicAdmin(Settings())
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def prefix() -> Iterator[str]:
     return f"t{uuid.uuid4().hex[:12]}"
 
 
-async def listed(topics: Topics, prefix: str, expected: set[TopicName]) -> set[TopicName]:
+async def listed(topics: TopicAdmin, prefix: str, expected: set[TopicName]) -> set[TopicName]:
     """What there is under the prefix, once the broker's metadata has caught up with `expected` (or
     not, after a while).
     """
@@ -40,12 +40,12 @@ async def listed(topics: Topics, prefix: str, expected: set[TopicName]) -> set[T
             return found
 
 
-def wanted(prefix: str, *kinds: AssetKind) -> list[NewTopic]:
-    return [NewTopic(TopicName(f"{prefix}.{kind}.{i}"), kind, 2) for i, kind in enumerate(kinds)]
+def wanted(prefix: str, *kinds: AssetKind) -> list[TopicSpec]:
+    return [TopicSpec(TopicName(f"{prefix}.{kind}.{i}"), kind, 2) for i, kind in enumerate(kinds)]
 
 
 async def test_topics_are_made_and_unmade_and_doing_either_twice_is_fine(
-    topics: Topics, prefix: str
+    topics: TopicAdmin, prefix: str
 ) -> None:
     new = wanted(prefix, AssetKind.TOPIC, AssetKind.RAW, AssetKind.REPLAYLOG, AssetKind.DEAD)
     names = {t.name for t in new}
@@ -57,7 +57,7 @@ async def test_topics_are_made_and_unmade_and_doing_either_twice_is_fine(
     assert await listed(topics, prefix, set()) == set()
 
 
-async def test_nothing_to_do_is_fine(topics: Topics) -> None:
+async def test_nothing_to_do_is_fine(topics: TopicAdmin) -> None:
     assert await topics.create([]) == {}
     assert await topics.delete([]) == {}
 
@@ -66,9 +66,9 @@ async def test_nothing_to_do_is_fine(topics: Topics) -> None:
 async def test_one_refusal_is_told_and_says_nothing_about_the_others(
     infra: object, prefix: str
 ) -> None:
-    topics = KafkaTopics(Settings())
+    topics = KafkaTopicAdmin(Settings())
     (good,) = wanted(prefix, AssetKind.TOPIC)
-    bad = NewTopic(TopicName(f"{prefix}.not a name"), AssetKind.TOPIC, 2)
+    bad = TopicSpec(TopicName(f"{prefix}.not a name"), AssetKind.TOPIC, 2)
     refused = await topics.create([bad, good])
     assert set(refused) == {bad.name}
     assert await listed(topics, prefix, {good.name}) == {good.name}
@@ -80,7 +80,7 @@ async def test_a_broker_that_is_away_is_unreachable_and_not_a_refusal(
 ) -> None:
     monkeypatch.setattr("fennel_core.ledger.kafka.REQUEST_SECONDS", 0.5)
     monkeypatch.setattr("fennel_core.ledger.kafka.ANSWER_SECONDS", 0.6)
-    away = KafkaTopics(Settings(kafka_bootstrap="127.0.0.1:1"))
+    away = KafkaTopicAdmin(Settings(kafka_bootstrap="127.0.0.1:1"))
     with pytest.raises(Unreachable):
         await away.create(wanted("x", AssetKind.TOPIC))
     with pytest.raises(Unreachable):

@@ -15,7 +15,7 @@ from fennel_core.ledger.reconcile import reconcile
 from fennel_core.ledger.store import LedgerUnavailable
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import MAIN_BRANCH, BranchName
-from tests.sim.ledger.world import SHOP, Crash, Fault, Faults, World
+from tests.support.ledger_world import SHOP, Crash, Fault, Faults, World
 from tests.support.toy_commits import toy
 
 EXPERIMENT = BranchName("experiment")
@@ -160,7 +160,7 @@ async def test_a_deleted_workspace_is_empty_whatever_fails_on_the_way(fault: Fau
             await world.commit("second", NEW, faults=Faults({step: Fault.CRASH_AFTER}))
         await world.ledger.run(lambda tx: tx.close_workspace(SHOP))
         with suppress(Crash, LedgerUnavailable):
-            await branches.empty_workspace(world.tools(Faults({step: fault})), SHOP)
+            await branches.drop_closed_workspace(world.tools(Faults({step: fault})), SHOP)
         await world.settle()
         assert not world.topics.there
         assert not world.ledger.world.jobs

@@ -12,15 +12,15 @@ import pytest
 from fennel_core.definition.lineage import Version
 from fennel_core.definition.merge import assemble
 from fennel_core.graph.model import build, merge_incremental
-from fennel_core.ledger.flow import Timings
+from fennel_core.ledger.commit_protocol import LedgerTimings
 from fennel_core.ledger.reconcile import reconcile
 from fennel_core.ledger.store import LedgerUnavailable
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import MAIN_BRANCH, BranchName, CommitId, Millis
 from fennel_core.wire.decode import decode_sync_request
 from fennel_core.wire.gen import services_pb2
-from tests.sim.ledger.world import SHOP, World
 from tests.support.definition_world import Office, changed, recorded, request
+from tests.support.ledger_world import SHOP, World
 
 OPERATORS, FEATURES = recorded("operators"), recorded("featuresets")
 
@@ -269,7 +269,7 @@ async def test_a_commit_that_takes_longer_than_the_client_waits_is_told_to_be_un
 
 async def test_recovery_leaves_a_commit_alone_whose_run_waits_long_for_a_worker() -> None:
     office = await Office.open(Silent)
-    office.steps.tools = replace(office.steps.tools, timings=Timings(lease_ms=Millis(5_000)))
+    office.steps.tools = replace(office.steps.tools, timings=LedgerTimings(lease_ms=Millis(5_000)))
     waiting = asyncio.create_task(office.flow.commit(request(FEATURES)))
     while office.states != ["received"]:
         await asyncio.sleep(0)

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from fennel_core.blueprints.logical import AssetKind, LogicalJob, LogicalOutput
-from fennel_core.ledger.decide import Catching, Stuck, Warm, caught_up, over_data, warmth
-from fennel_core.ledger.store import Progress
+from fennel_core.ledger.readiness import (
+    BlockedByParkedJob,
+    CatchingUp,
+    Ready,
+    caught_up,
+    jobs_with_backlog,
+    judge_readiness,
+)
+from fennel_core.ledger.store import PartitionProgress
 from fennel_core.operators.spec import TableSpec
 from fennel_core.vocab.ids import JobId
 from tests.support.toy_commits import SCHEMA, key
@@ -14,12 +21,12 @@ A, B = JobId("a"), JobId("b")
 
 def part(
     job: JobId, number: int, status: str = "running", lag: int | None = 0, error: str | None = None
-) -> Progress:
-    return Progress(job, number, status, lag, error)
+) -> PartitionProgress:
+    return PartitionProgress(job, number, status, lag, error)
 
 
 def test_no_new_job_is_warm() -> None:
-    assert warmth([], frozenset(), ()) == Warm()
+    assert judge_readiness([], frozenset(), ()) == Ready()
 
 
 def test_a_partition_is_behind_until_it_runs_at_the_end_of_its_inputs() -> None:
@@ -30,10 +37,10 @@ def test_a_partition_is_behind_until_it_runs_at_the_end_of_its_inputs() -> None:
         part(B, 1, "running", None),
         part(B, 2, "idle", None),
     ]
-    assert warmth(progress, frozenset(), {A}) == Catching(
+    assert judge_readiness(progress, frozenset(), {A}) == CatchingUp(
         frozenset({(A, 1), (B, 0), (B, 1), (B, 2)}), must=True
     )
-    assert warmth(progress, frozenset({(A, 1)}), {A}) == Catching(
+    assert judge_readiness(progress, frozenset({(A, 1)}), {A}) == CatchingUp(
         frozenset({(B, 0), (B, 1), (B, 2)}), must=False
     )
 
@@ -41,7 +48,7 @@ def test_a_partition_is_behind_until_it_runs_at_the_end_of_its_inputs() -> None:
 def test_having_caught_up_once_is_enough_because_the_ends_of_the_switch_were_passed() -> None:
     seen = caught_up([part(A, 0, lag=0), part(A, 1, lag=2)])
     assert seen == {(A, 0)}
-    assert warmth([part(A, 0, lag=7), part(A, 1, lag=0)], seen, {A}) == Warm()
+    assert judge_readiness([part(A, 0, lag=7), part(A, 1, lag=0)], seen, {A}) == Ready()
 
 
 PARKED = [
@@ -52,14 +59,18 @@ PARKED = [
 
 
 def test_a_parked_job_that_reads_need_is_reported_even_while_others_catch_up() -> None:
-    assert warmth(PARKED, frozenset(), {A, B}) == Stuck(((A, "no such column"),), must=True)
+    assert judge_readiness(PARKED, frozenset(), {A, B}) == BlockedByParkedJob(
+        ((A, "no such column"),), must=True
+    )
 
 
 def test_a_parked_job_that_reads_can_do_without_does_not_end_the_wait_for_one_they_need() -> None:
-    assert warmth(PARKED, frozenset(), {B}) == Catching(
+    assert judge_readiness(PARKED, frozenset(), {B}) == CatchingUp(
         frozenset({(A, 0), (A, 1), (B, 0)}), must=True
     )
-    assert warmth(PARKED, frozenset(), ()) == Stuck(((A, "no such column"),), must=False)
+    assert judge_readiness(PARKED, frozenset(), ()) == BlockedByParkedJob(
+        ((A, "no such column"),), must=False
+    )
 
 
 def test_a_job_has_a_backlog_if_an_input_existed_before_or_another_such_job_fills_it() -> None:
@@ -73,5 +84,5 @@ def test_a_job_has_a_backlog_if_an_input_existed_before_or_another_such_job_fill
 
     jobs = [job("c", "b"), job("b", "a", "old"), job("y", "x"), job("d", "y", "c"), job("z", "y")]
     new = {key(AssetKind.TOPIC, name) for name in "abcdxyz"}
-    assert over_data(jobs, new) == {key(AssetKind.JOB, name) for name in "bcd"}
-    assert over_data(jobs, new | {key(AssetKind.TOPIC, "old")}) == frozenset()
+    assert jobs_with_backlog(jobs, new) == {key(AssetKind.JOB, name) for name in "bcd"}
+    assert jobs_with_backlog(jobs, new | {key(AssetKind.TOPIC, "old")}) == frozenset()

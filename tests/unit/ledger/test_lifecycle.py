@@ -9,7 +9,6 @@ import pytest
 
 from fennel_core.bank.store import AssetState
 from fennel_core.ledger import lifecycle
-from fennel_core.ledger.decide import Rest, owed
 from fennel_core.ledger.lifecycle import (
     ASSET,
     COMMIT,
@@ -22,9 +21,10 @@ from fennel_core.ledger.lifecycle import (
     CommitState,
     EntryEvent,
     EntryState,
-    ForbiddenMove,
+    ForbiddenTransition,
     LifeCycle,
 )
+from fennel_core.ledger.readiness import NothingToDo, reconcile_action
 
 # Rows are states, columns events, "." the same state, "-" forbidden. This is the drawing of
 # `ledger/lifecycle.py`, kept apart on purpose.
@@ -87,7 +87,7 @@ def test_every_cell_of_every_table_moves_as_drawn(
 ) -> None:
     if then == "-":
         assert not cycle.allows(state, event)
-        with pytest.raises(ForbiddenMove, match=re.escape("[ledger-forbidden-move]")):
+        with pytest.raises(ForbiddenTransition, match=re.escape("[ledger-forbidden-move]")):
             cycle.then(state, event)
     else:
         assert cycle.then(state, event) == (state if then == "." else then)
@@ -99,7 +99,7 @@ def test_nothing_leaves_a_settled_commit_and_recovery_owes_it_nothing() -> None:
             COMMIT.then(state, event) for event in CommitEvent if COMMIT.allows(state, event)
         } - {state}
         assert bool(leaves) != (state in SETTLED)
-        assert isinstance(owed(state), Rest) == (state in SETTLED)
+        assert isinstance(reconcile_action(state), NothingToDo) == (state in SETTLED)
 
 
 def test_a_commit_that_did_not_happen_never_turns_into_one_that_stands() -> None:

@@ -9,39 +9,39 @@ from dataclasses import dataclass
 
 from fennel_core.blueprints.logical import AssetKey, LogicalJob
 from fennel_core.ledger.lifecycle import CommitState
-from fennel_core.ledger.store import Progress
+from fennel_core.ledger.store import PartitionProgress
 from fennel_core.vocab.ids import JobId
 
-JobPart = tuple[JobId, int]
+JobPartition = tuple[JobId, int]
 RUNNING = "running"
 PARKED = "parked"
 
 
 @dataclass(frozen=True, slots=True)
-class Warm:
+class Ready:
     """Every new job has caught up."""
 
 
 @dataclass(frozen=True, slots=True)
-class Catching:
+class CatchingUp:
     """These have not yet. `must`: reads may not move before they have."""
 
-    behind: frozenset[JobPart]
+    behind: frozenset[JobPartition]
     must: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Stuck:
+class BlockedByParkedJob:
     """A parked job will not catch up by itself; `errors` says why, per job. `must` as above."""
 
     errors: tuple[tuple[JobId, str], ...]
     must: bool
 
 
-Warmth = Warm | Catching | Stuck
+Readiness = Ready | CatchingUp | BlockedByParkedJob
 
 
-def caught_up(progress: Iterable[Progress]) -> frozenset[JobPart]:
+def caught_up(progress: Iterable[PartitionProgress]) -> frozenset[JobPartition]:
     """Partitions that stand at the ends of their inputs now. Having stood there once since the
     switch is enough to be warm, because the ends of that moment were passed; under load a lag of
     exactly 0 is seen only now and then.
@@ -49,7 +49,7 @@ def caught_up(progress: Iterable[Progress]) -> frozenset[JobPart]:
     return frozenset((p.job, p.part) for p in progress if p.status == RUNNING and p.lag == 0)
 
 
-def over_data(jobs: Iterable[LogicalJob], new: Collection[AssetKey]) -> frozenset[AssetKey]:
+def jobs_with_backlog(jobs: Iterable[LogicalJob], new: Collection[AssetKey]) -> frozenset[AssetKey]:
     """Those of `jobs` that have something to catch up with: an input that is not `new`, or that
     such a job writes.
 
@@ -71,9 +71,11 @@ def over_data(jobs: Iterable[LogicalJob], new: Collection[AssetKey]) -> frozense
             written |= {o.topic for o in job.outputs}
 
 
-def warmth(
-    progress: Collection[Progress], before: frozenset[JobPart], must: Collection[JobId]
-) -> Warmth:
+def judge_readiness(
+    progress: Collection[PartitionProgress],
+    before: frozenset[JobPartition],
+    must: Collection[JobId],
+) -> Readiness:
     """Judge new jobs by what their engines report and by which of them were seen caught up
     `before`.
 
@@ -83,7 +85,7 @@ def warmth(
     done = before | caught_up(progress)
     behind = frozenset((p.job, p.part) for p in progress) - done
     if not behind:
-        return Warm()
+        return Ready()
     parked = {
         p.job: p.error or "no error was reported"
         for p in progress
@@ -91,55 +93,55 @@ def warmth(
     }
     bound = any(job in must for job, _ in behind)
     if parked and (not bound or any(job in must for job in parked)):
-        return Stuck(tuple(sorted(parked.items())), bound)
-    return Catching(behind, bound)
+        return BlockedByParkedJob(tuple(sorted(parked.items())), bound)
+    return CatchingUp(behind, bound)
 
 
 @dataclass(frozen=True, slots=True)
-class Abandon:
+class AbandonCommit:
     """Nothing has happened yet and nobody is at work: say so."""
 
 
 @dataclass(frozen=True, slots=True)
-class Undo:
+class UndoCommit:
     """Before the commit point, whoever asked has been told nothing or an error: take everything
     back.
     """
 
 
 @dataclass(frozen=True, slots=True)
-class FinishWarm:
+class ServeIfReady:
     """After the commit point there is only forward."""
 
 
 @dataclass(frozen=True, slots=True)
-class Destroy:
+class DestroyCondemned:
     """Only old things are left to be removed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rest:
+class NothingToDo:
     """Nothing is owed."""
 
 
-Owed = Abandon | Undo | FinishWarm | Destroy | Rest
+ReconcileAction = AbandonCommit | UndoCommit | ServeIfReady | DestroyCondemned | NothingToDo
 
 
-def owed(state: CommitState) -> Owed:
+def reconcile_action(state: CommitState) -> ReconcileAction:
     """What recovery does about a commit whose lease has lapsed."""
     match state:
         case CommitState.RECEIVED:
-            return Abandon()
+            return AbandonCommit()
         case CommitState.RESERVED | CommitState.CREATED:
-            return Undo()
+            return UndoCommit()
         case CommitState.WARMING:
-            return FinishWarm()
+            return ServeIfReady()
         case CommitState.UNDOING | CommitState.SERVING:
-            return Destroy()
+            return DestroyCondemned()
         case (
             CommitState.SUPERSEDED
             | CommitState.FINISHED
             | CommitState.REJECTED
             | CommitState.ROLLED_BACK
         ):
-            return Rest()
+            return NothingToDo()

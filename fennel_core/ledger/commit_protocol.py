@@ -22,17 +22,7 @@ from fennel_core.bank.store import Asset, AssetState, Holding
 from fennel_core.blueprints.logical import AssetKind, Compiled, LogicalJob
 from fennel_core.blueprints.plan import BankFacts, Plan, diff, plan, recomputed
 from fennel_core.blueprints.resolve import resolve_catalog, resolve_job
-from fennel_core.ledger.decide import (
-    Catching,
-    JobPart,
-    Stuck,
-    Warm,
-    Warmth,
-    caught_up,
-    over_data,
-    warmth,
-)
-from fennel_core.ledger.effectors import NewTopic, Topics, Unreachable
+from fennel_core.ledger.audit_log import AssetAction, log_steps
 from fennel_core.ledger.lifecycle import (
     ASSET,
     COMMIT,
@@ -43,8 +33,25 @@ from fennel_core.ledger.lifecycle import (
     CommitState,
     EntryEvent,
 )
-from fennel_core.ledger.store import Branch, Commit, Entry, Ledger, Transaction, Which
-from fennel_core.ledger.tell import Deed, tell
+from fennel_core.ledger.readiness import (
+    BlockedByParkedJob,
+    CatchingUp,
+    JobPartition,
+    Readiness,
+    Ready,
+    caught_up,
+    jobs_with_backlog,
+    judge_readiness,
+)
+from fennel_core.ledger.store import (
+    Branch,
+    Commit,
+    Ledger,
+    LedgerEntry,
+    LedgerKind,
+    LedgerTransaction,
+)
+from fennel_core.ledger.topics import TopicAdmin, TopicSpec, Unreachable
 from fennel_core.vocab import canonical
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import (
@@ -58,11 +65,11 @@ from fennel_core.vocab.ids import (
 )
 
 LEASE_MS: Final = Millis(60_000)
-STRAY_GRACE_MS: Final = Millis(3_600_000)
+ORPHAN_GRACE_MS: Final = Millis(3_600_000)
 
 
 @dataclass(frozen=True, slots=True)
-class Timings:
+class LedgerTimings:
     """`lease_ms`: while somebody works on a commit, recovery leaves it alone for this long after
     the last sign of life.
     """
@@ -75,27 +82,27 @@ class Timings:
     """How long jobs that have nothing to catch up with are waited for: their absence makes no
     answer wrong, and commits should be quick.
     """
-    stray_grace_ms: Millis = STRAY_GRACE_MS
+    stray_grace_ms: Millis = ORPHAN_GRACE_MS
 
 
 @dataclass(frozen=True, slots=True)
-class Tools:
+class LedgerContext:
     """What every step works with. `sleep` waits that many seconds, `now` gives seconds that never
     go back.
     """
 
     ledger: Ledger
-    topics: Topics
+    topics: TopicAdmin
     sleep: Callable[[float], Awaitable[None]]
-    timings: Timings = Timings()
+    timings: LedgerTimings = LedgerTimings()
     now: Callable[[], float] = time.monotonic
 
 
 # --- moves along the tables -----------------------------------------------------------------------
 
 
-async def move(
-    tx: Transaction,
+async def apply_commit_event(
+    tx: LedgerTransaction,
     row: Commit,
     event: CommitEvent,
     *,
@@ -107,7 +114,7 @@ async def move(
         await tx.set_state(row.id, state, error=error, error_code=code)
 
 
-async def _advance(tx: Transaction, holdings: Iterable[Holding], event: AssetEvent) -> None:
+async def _advance(tx: LedgerTransaction, holdings: Iterable[Holding], event: AssetEvent) -> None:
     by_state: dict[AssetState, list[AssetId]] = {}
     for holding in holdings:
         then = ASSET.then(holding.state, event)
@@ -118,9 +125,12 @@ async def _advance(tx: Transaction, holdings: Iterable[Holding], event: AssetEve
 
 
 async def _mark(
-    tx: Transaction, entries: Iterable[Entry], event: EntryEvent, error: str | None = None
+    tx: LedgerTransaction,
+    entries: Iterable[LedgerEntry],
+    event: EntryEvent,
+    error: str | None = None,
 ) -> None:
-    by_state: dict[str, list[Entry]] = {}
+    by_state: dict[str, list[LedgerEntry]] = {}
     for entry in entries:
         by_state.setdefault(ENTRY.then(entry.state, event), []).append(entry)
     for same in by_state.values():
@@ -128,7 +138,10 @@ async def _mark(
 
 
 async def condemn(
-    tx: Transaction, workspace: WorkspaceId, commit: CommitId | None, let_go: Iterable[AssetId]
+    tx: LedgerTransaction,
+    workspace: WorkspaceId,
+    commit: CommitId | None,
+    let_go: Iterable[AssetId],
 ) -> None:
     """Put those of `let_go` that nobody holds into the destruction ledger. The caller has the
     workspace's lock.
@@ -138,10 +151,10 @@ async def condemn(
     await _advance(tx, [h for h in alive if h.state is AssetState.LIVE], AssetEvent.RELEASED)
     await _advance(tx, [h for h in alive if h.state is not AssetState.LIVE], AssetEvent.UNDONE)
     if alive:
-        await tx.add_entries(Which.DESTRUCTION, workspace, commit, [h.id for h in alive])
+        await tx.add_entries(LedgerKind.DESTRUCTION, workspace, commit, [h.id for h in alive])
 
 
-async def row_of(tx: Transaction, id_: CommitId) -> Commit:
+async def commit_row(tx: LedgerTransaction, id_: CommitId) -> Commit:
     """The commit's row; ApiError 404."""
     row = await tx.commit(id_)
     if row is None:
@@ -149,12 +162,12 @@ async def row_of(tx: Transaction, id_: CommitId) -> Commit:
     return row
 
 
-async def locked(tx: Transaction, id_: CommitId) -> Commit:
+async def locked_commit_row(tx: LedgerTransaction, id_: CommitId) -> Commit:
     """The row, read under its workspace's lock: nobody else changes it, or anything that is held
     there, until the transaction ends.
     """
-    await tx.bank.lock((await row_of(tx, id_)).workspace)
-    return await row_of(tx, id_)
+    await tx.bank.lock((await commit_row(tx, id_)).workspace)
+    return await commit_row(tx, id_)
 
 
 def undone_error(row: Commit) -> ApiError:
@@ -167,7 +180,7 @@ def undone_error(row: Commit) -> ApiError:
 # --- T1 -------------------------------------------------------------------------------------------
 
 
-async def facts_of(tx: Transaction, branch: Branch, compiled: Compiled) -> BankFacts:
+async def bank_facts(tx: LedgerTransaction, branch: Branch, compiled: Compiled) -> BankFacts:
     """What the planner needs. The caller has the workspace's lock."""
     mine = await tx.bank.references(branch.workspace, branch.name)
     unshared = await tx.bank.unheld(mine, but_for=branch.name)
@@ -180,7 +193,7 @@ async def facts_of(tx: Transaction, branch: Branch, compiled: Compiled) -> BankF
     )
 
 
-async def open_branch(tx: Transaction, workspace: WorkspaceId, name: BranchName) -> Branch:
+async def open_branch(tx: LedgerTransaction, workspace: WorkspaceId, name: BranchName) -> Branch:
     """The branch, under its workspace's lock; ApiError when either is not there."""
     if not await tx.bank.lock(workspace):
         raise ApiError(
@@ -207,13 +220,18 @@ def _check_backfill(made: Plan, compiled: Compiled) -> None:
 
 
 async def preview(
-    tools: Tools, workspace: WorkspaceId, name: BranchName, compiled: Compiled, *, backfill: bool
+    tools: LedgerContext,
+    workspace: WorkspaceId,
+    name: BranchName,
+    compiled: Compiled,
+    *,
+    backfill: bool,
 ) -> tuple[str, ...]:
     """The plan's diff, with nothing changed."""
 
-    async def work(tx: Transaction) -> Plan:
+    async def work(tx: LedgerTransaction) -> Plan:
         branch = await open_branch(tx, workspace, name)
-        return plan(await facts_of(tx, branch, compiled), compiled.blueprints)
+        return plan(await bank_facts(tx, branch, compiled), compiled.blueprints)
 
     made = await tools.ledger.run(work)
     if not backfill:
@@ -221,19 +239,19 @@ async def preview(
     return diff(made)
 
 
-async def reserve(tools: Tools, id_: CommitId, compiled: Compiled, merged: bytes) -> Commit:
+async def reserve(tools: LedgerContext, id_: CommitId, compiled: Compiled, merged: bytes) -> Commit:
     """T1: plan under the lock, add what is to be created, hold everything. Raises ApiError, and
     then nothing has happened.
     """
 
-    async def work(tx: Transaction) -> Commit:
-        row = await locked(tx, id_)
+    async def work(tx: LedgerTransaction) -> Commit:
+        row = await locked_commit_row(tx, id_)
         if row.state is not CommitState.RECEIVED:
             return row
         await tx.lease(id_, tools.timings.lease_ms)
         branch = await open_branch(tx, row.workspace, row.branch)
         _check_base(row, branch)
-        facts = await facts_of(tx, branch, compiled)
+        facts = await bank_facts(tx, branch, compiled)
         made = plan(facts, compiled.blueprints)
         if not row.options.backfill:
             _check_backfill(made, compiled)
@@ -246,11 +264,11 @@ async def reserve(tools: Tools, id_: CommitId, compiled: Compiled, merged: bytes
         wanted = [p.id for p in made.wanted]
         await tx.bank.reserve(id_, wanted)
         pending = [h.id for h in await tx.bank.holdings(wanted) if h.state is AssetState.PENDING]
-        await tx.add_entries(Which.CREATION, row.workspace, id_, pending)
+        await tx.add_entries(LedgerKind.CREATION, row.workspace, id_, pending)
         catalog = resolve_catalog(compiled, row.workspace, made.ids())
         await tx.set_compiled(id_, merged, canonical.dumps(catalog), diff(made))
-        await move(tx, row, CommitEvent.RESERVE)
-        return await row_of(tx, id_)
+        await apply_commit_event(tx, row, CommitEvent.RESERVE)
+        return await commit_row(tx, id_)
 
     return await tools.ledger.run(work)
 
@@ -265,13 +283,13 @@ def _check_base(row: Commit, branch: Branch) -> None:
         )
 
 
-async def reject(tools: Tools, id_: CommitId, error: ApiError) -> None:
+async def reject_commit(tools: LedgerContext, id_: CommitId, error: ApiError) -> None:
     """The commit is wrong; nothing has happened."""
 
-    async def work(tx: Transaction) -> None:
-        row = await locked(tx, id_)
+    async def work(tx: LedgerTransaction) -> None:
+        row = await locked_commit_row(tx, id_)
         if COMMIT.allows(row.state, CommitEvent.REJECT):
-            await move(tx, row, CommitEvent.REJECT, error=error.text, code=error.code)
+            await apply_commit_event(tx, row, CommitEvent.REJECT, error=error.text, code=error.code)
 
     await tools.ledger.run(work)
 
@@ -279,7 +297,7 @@ async def reject(tools: Tools, id_: CommitId, error: ApiError) -> None:
 # --- create ---------------------------------------------------------------------------------------
 
 
-async def create(tools: Tools, id_: CommitId) -> Commit:
+async def create_topics(tools: LedgerContext, id_: CommitId) -> Commit:
     """Make every asset of the creation ledger, and mark each after it exists. Raises ApiError when
     one is refused: undo comes next.
     """
@@ -295,7 +313,7 @@ async def create(tools: Tools, id_: CommitId) -> Commit:
         if row.state is not CommitState.RESERVED:
             return row
         made = [a for a in pending if a.key.kind is not AssetKind.JOB]
-        topics = [NewTopic(TopicName(a.id), a.key.kind, a.blueprint.partitions) for a in made]
+        topics = [TopicSpec(TopicName(a.id), a.key.kind, a.blueprint.partitions) for a in made]
         began = tools.now()
         try:
             refused = await tools.topics.create(topics) if topics else {}
@@ -307,7 +325,7 @@ async def create(tools: Tools, id_: CommitId) -> Commit:
         row = await tools.ledger.run(
             partial(_created, id_=id_, attempted=[a.id for a in pending], refused=why)
         )
-        tell(Deed.CREATE, made, took, why)
+        log_steps(AssetAction.CREATE, made, took, why)
         if row.state in UNDONE:
             raise undone_error(row)
         return row
@@ -316,24 +334,28 @@ async def create(tools: Tools, id_: CommitId) -> Commit:
         "kafka-unavailable",
         f"Kafka did not answer while topics were created, so nothing was changed: {unreachable}",
     )
-    await fail(tools, id_, error)
+    await fail_commit(tools, id_, error)
     raise error
 
 
-async def _pending(tx: Transaction, id_: CommitId, lease_ms: Millis) -> tuple[Commit, list[Asset]]:
-    row = await row_of(tx, id_)
+async def _pending(
+    tx: LedgerTransaction, id_: CommitId, lease_ms: Millis
+) -> tuple[Commit, list[Asset]]:
+    row = await commit_row(tx, id_)
     await tx.lease(id_, lease_ms)
     entries = (
-        await tx.entries(Which.CREATION, commit=id_) if row.state is CommitState.RESERVED else []
+        await tx.entries(LedgerKind.CREATION, commit=id_)
+        if row.state is CommitState.RESERVED
+        else []
     )
     return row, await tx.bank.assets(e.asset for e in entries)
 
 
 async def _created(
-    tx: Transaction, id_: CommitId, attempted: Sequence[AssetId], refused: dict[AssetId, str]
+    tx: LedgerTransaction, id_: CommitId, attempted: Sequence[AssetId], refused: dict[AssetId, str]
 ) -> Commit:
     """Write down what exists now, and what was refused; then the commit is created or undoing."""
-    row = await locked(tx, id_)
+    row = await locked_commit_row(tx, id_)
     if row.state is not CommitState.RESERVED:
         return row
     holdings = await tx.bank.holdings(attempted)
@@ -349,7 +371,7 @@ async def _created(
     pending = [h for h in holdings if h.state is AssetState.PENDING]
     await _advance(tx, [h for h in pending if h.id not in lost], AssetEvent.CREATE_OK)
     await _advance(tx, [h for h in pending if h.id in refused], AssetEvent.CREATE_FAILED)
-    entries = await tx.entries(Which.CREATION, commit=id_)
+    entries = await tx.entries(LedgerKind.CREATION, commit=id_)
     tried = set(attempted)
     await _mark(
         tx, [e for e in entries if e.asset in tried and e.asset not in lost], EntryEvent.DONE
@@ -361,22 +383,22 @@ async def _created(
         titles = {h.id: h.title for h in holdings}
         asset, why = next(iter(sorted(lost.items())))
         text = f"`{titles[asset]}` could not be created ({asset}: {why}), so nothing was changed"
-        await give_up(tx, row, ApiError(500, "asset-not-created", text))
+        await fail_commit_in(tx, row, ApiError(500, "asset-not-created", text))
     else:
-        await move(tx, row, CommitEvent.CREATE_OK)
-    return await row_of(tx, id_)
+        await apply_commit_event(tx, row, CommitEvent.CREATE_OK)
+    return await commit_row(tx, id_)
 
 
 # --- T2 -------------------------------------------------------------------------------------------
 
 
-async def switch(tools: Tools, id_: CommitId) -> Commit:
+async def switch(tools: LedgerContext, id_: CommitId) -> Commit:
     """T2: from here on the new definition exists. Raises ApiError when the branch moved or went:
     undo comes next.
     """
 
-    async def work(tx: Transaction) -> tuple[Commit, list[Asset]]:
-        row = await locked(tx, id_)
+    async def work(tx: LedgerTransaction) -> tuple[Commit, list[Asset]]:
+        row = await locked_commit_row(tx, id_)
         if row.state is not CommitState.CREATED:
             return row, []
         await tx.lease(id_, tools.timings.lease_ms)
@@ -385,16 +407,16 @@ async def switch(tools: Tools, id_: CommitId) -> Commit:
         jobs = await _take_hold(tx, row)
         let_go = await _leave_target(tx, branch)
         await tx.put_branch(Branch(branch.workspace, branch.name, id_, branch.serving))
-        await move(tx, row, CommitEvent.SWITCH)
-        await supersede(tx, row.workspace)
+        await apply_commit_event(tx, row, CommitEvent.SWITCH)
+        await supersede_stale_commits(tx, row.workspace)
         await condemn(tx, row.workspace, id_, let_go)
-        return await row_of(tx, id_), jobs
+        return await commit_row(tx, id_), jobs
 
     began = tools.now()
     try:
         row, jobs = await tools.ledger.run(work)
     except ApiError as error:
-        await fail(tools, id_, error)
+        await fail_commit(tools, id_, error)
         raise
     if row.state in UNDONE:
         raise undone_error(row)
@@ -404,11 +426,11 @@ async def switch(tools: Tools, id_: CommitId) -> Commit:
             "commit-out-of-order",
             f"commit `{id_}` is {row.state}: compile and create come before switch",
         )
-    tell(Deed.REGISTER, jobs, tools.now() - began)
+    log_steps(AssetAction.REGISTER, jobs, tools.now() - began)
     return row
 
 
-async def _take_hold(tx: Transaction, row: Commit) -> list[Asset]:
+async def _take_hold(tx: LedgerTransaction, row: Commit) -> list[Asset]:
     """Reservations become references, assets live, jobs registered; answers the new jobs."""
     held = await tx.bank.holdings(await tx.bank.reserved(row.id))
     names = {h.key: h.id for h in held}
@@ -428,7 +450,7 @@ async def _take_hold(tx: Transaction, row: Commit) -> list[Asset]:
     return new_jobs
 
 
-async def _leave_target(tx: Transaction, branch: Branch) -> list[AssetId]:
+async def _leave_target(tx: LedgerTransaction, branch: Branch) -> list[AssetId]:
     """The branch leaves a target that it never served: nobody will read that version here any
     more.
     """
@@ -437,15 +459,15 @@ async def _leave_target(tx: Transaction, branch: Branch) -> list[AssetId]:
     return await tx.bank.unrefer(branch.workspace, branch.name, branch.target)
 
 
-async def supersede(tx: Transaction, workspace: WorkspaceId) -> None:
+async def supersede_stale_commits(tx: LedgerTransaction, workspace: WorkspaceId) -> None:
     """Warming commits that are no branch's target any more need not become warm. The caller has the
     workspace's lock.
     """
     targets = {b.target for b in await tx.branches(workspace)}
     for id_ in await tx.open_commits(workspace):
-        row = await row_of(tx, id_)
+        row = await commit_row(tx, id_)
         if row.state is CommitState.WARMING and id_ not in targets:
-            await move(tx, row, CommitEvent.SUPERSEDE)
+            await apply_commit_event(tx, row, CommitEvent.SUPERSEDE)
 
 
 # --- warm -----------------------------------------------------------------------------------------
@@ -456,14 +478,14 @@ _PARKED: Final = "! job `"
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WarmingJobs:
     """What a warming commit waits for: its new jobs, and which of them reads may not do without."""
 
     jobs: tuple[JobId, ...]
     must: frozenset[JobId]
 
 
-async def warm(tools: Tools, id_: CommitId, *, seconds: float) -> Warmth:
+async def warm_and_serve(tools: LedgerContext, id_: CommitId, *, seconds: float) -> Readiness:
     """Wait until the new jobs have caught up, then let reads move; gives up after `seconds`, and
     leaves the rest to recovery.
 
@@ -472,19 +494,19 @@ async def warm(tools: Tools, id_: CommitId, *, seconds: float) -> Warmth:
     reads anything yet that they hold.
     """
     waiting = await tools.ledger.run(lambda tx: _waiting(tx, id_))
-    before: frozenset[JobPart] = frozenset()
+    before: frozenset[JobPartition] = frozenset()
     began = tools.now()
     while True:
         waited = tools.now() - began
         patient = waited < min(seconds, tools.timings.first_warm_seconds)
         outcome, now = await _warm_once(tools, id_, waiting, before, patient=patient)
-        if not isinstance(outcome, Catching) or waited >= seconds:
+        if not isinstance(outcome, CatchingUp) or waited >= seconds:
             return outcome
         before |= now
         await tools.sleep(tools.timings.warm_poll_seconds)
 
 
-async def warm_once(tools: Tools, id_: CommitId) -> Warmth:
+async def serve_if_ready(tools: LedgerContext, id_: CommitId) -> Readiness:
     """Look once, and let reads move if they may."""
     waiting = await tools.ledger.run(lambda tx: _waiting(tx, id_))
     outcome, _ = await _warm_once(tools, id_, waiting, frozenset(), patient=False)
@@ -492,37 +514,42 @@ async def warm_once(tools: Tools, id_: CommitId) -> Warmth:
 
 
 async def _warm_once(
-    tools: Tools, id_: CommitId, waiting: Waiting, before: frozenset[JobPart], *, patient: bool
-) -> tuple[Warmth, frozenset[JobPart]]:
-    async def look(tx: Transaction) -> tuple[Warmth, frozenset[JobPart]]:
-        row = await row_of(tx, id_)
+    tools: LedgerContext,
+    id_: CommitId,
+    waiting: WarmingJobs,
+    before: frozenset[JobPartition],
+    *,
+    patient: bool,
+) -> tuple[Readiness, frozenset[JobPartition]]:
+    async def look(tx: LedgerTransaction) -> tuple[Readiness, frozenset[JobPartition]]:
+        row = await commit_row(tx, id_)
         if row.state is not CommitState.WARMING:
-            return Warm(), frozenset()
+            return Ready(), frozenset()
         await tx.lease(id_, tools.timings.lease_ms)
         progress = await tx.progress(waiting.jobs)
-        return warmth(progress, before, waiting.must), caught_up(progress)
+        return judge_readiness(progress, before, waiting.must), caught_up(progress)
 
     outcome, now = await tools.ledger.run(look)
-    if isinstance(outcome, Stuck):
+    if isinstance(outcome, BlockedByParkedJob):
         await tools.ledger.run(partial(_tell_parked, id_=id_, errors=outcome.errors))
     match outcome:
-        case Warm() | Stuck(must=False):
+        case Ready() | BlockedByParkedJob(must=False):
             serve = True
-        case Catching(must=False):
+        case CatchingUp(must=False):
             serve = not patient
-        case Catching() | Stuck():
+        case CatchingUp() | BlockedByParkedJob():
             serve = False
         case unreachable:
             assert_never(unreachable)
     if serve:
         await tools.ledger.run(lambda tx: _serve(tx, id_))
-        return outcome if isinstance(outcome, Stuck) else Warm(), now
+        return outcome if isinstance(outcome, BlockedByParkedJob) else Ready(), now
     return outcome, now
 
 
-async def _waiting(tx: Transaction, id_: CommitId) -> Waiting:
+async def _waiting(tx: LedgerTransaction, id_: CommitId) -> WarmingJobs:
     """The jobs of a warming commit that the served version of its branches does not have."""
-    row = await row_of(tx, id_)
+    row = await commit_row(tx, id_)
     new: set[AssetId] = set()
     bound: set[AssetId] = set()
     for branch in await tx.branches(row.workspace):
@@ -537,16 +564,18 @@ async def _waiting(tx: Transaction, id_: CommitId) -> Waiting:
             bound |= mine - served if branch.serving else set()
     assets = await tx.bank.assets(new)
     jobs = {a.key: JobId(a.id) for a in assets if a.key.kind is AssetKind.JOB}
-    made_here = {e.asset for e in await tx.entries(Which.CREATION, commit=id_, only_open=False)}
+    made_here = {
+        e.asset for e in await tx.entries(LedgerKind.CREATION, commit=id_, only_open=False)
+    }
     new_keys = {a.key for a in assets if a.id in made_here}
-    must = over_data(
+    must = jobs_with_backlog(
         [a.blueprint for a in assets if isinstance(a.blueprint, LogicalJob) and a.id in bound],
         new_keys,
     )
-    return Waiting(tuple(sorted(jobs.values())), frozenset(jobs[key] for key in must))
+    return WarmingJobs(tuple(sorted(jobs.values())), frozenset(jobs[key] for key in must))
 
 
-def is_stuck(row: Commit) -> bool:
+def is_blocked_by_parked_job(row: Commit) -> bool:
     """Does the commit stand while reads cannot move, because of a parked job that its summary tells
     of?
     """
@@ -555,17 +584,19 @@ def is_stuck(row: Commit) -> bool:
     )
 
 
-async def _tell_parked(tx: Transaction, id_: CommitId, errors: Sequence[tuple[JobId, str]]) -> None:
+async def _tell_parked(
+    tx: LedgerTransaction, id_: CommitId, errors: Sequence[tuple[JobId, str]]
+) -> None:
     """Each parked job once in the commit's summary, by its title."""
-    row = await locked(tx, id_)
+    row = await locked_commit_row(tx, id_)
     titles = {h.id: h.title for h in await tx.bank.holdings([AssetId(job) for job, _ in errors])}
     lines = [f"{_PARKED}{titles[AssetId(job)]}` is parked: {error}" for job, error in errors]
     await tx.add_summary(id_, [line for line in lines if line not in row.summary])
 
 
-async def _serve(tx: Transaction, id_: CommitId) -> None:
+async def _serve(tx: LedgerTransaction, id_: CommitId) -> None:
     """Reads move to the new version; what only the old one held is let go."""
-    row = await locked(tx, id_)
+    row = await locked_commit_row(tx, id_)
     if row.state is not CommitState.WARMING:
         return
     let_go: list[AssetId] = []
@@ -574,36 +605,38 @@ async def _serve(tx: Transaction, id_: CommitId) -> None:
             await tx.put_branch(Branch(branch.workspace, branch.name, id_, id_))
             if branch.serving is not None:
                 let_go += await tx.bank.unrefer(branch.workspace, branch.name, branch.serving)
-    await move(tx, row, CommitEvent.SERVE)
+    await apply_commit_event(tx, row, CommitEvent.SERVE)
     await condemn(tx, row.workspace, id_, let_go)
 
 
 # --- destroy and undo -----------------------------------------------------------------------------
 
 
-async def fail(tools: Tools, id_: CommitId, error: ApiError) -> None:
+async def fail_commit(tools: LedgerContext, id_: CommitId, error: ApiError) -> None:
     """Give up a commit before T2: its reservations go, and what nobody else holds is condemned.
     Nothing else has happened.
     """
 
-    async def work(tx: Transaction) -> None:
-        row = await locked(tx, id_)
+    async def work(tx: LedgerTransaction) -> None:
+        row = await locked_commit_row(tx, id_)
         if COMMIT.allows(row.state, CommitEvent.FAIL):
-            await give_up(tx, row, error)
+            await fail_commit_in(tx, row, error)
 
     await tools.ledger.run(work)
 
 
-async def give_up(tx: Transaction, row: Commit, error: ApiError) -> None:
-    """As `fail`, inside a transaction that has the workspace's lock."""
-    await move(tx, row, CommitEvent.FAIL, error=error.text, code=error.code)
+async def fail_commit_in(tx: LedgerTransaction, row: Commit, error: ApiError) -> None:
+    """As `fail_commit`, inside a transaction that has the workspace's lock."""
+    await apply_commit_event(tx, row, CommitEvent.FAIL, error=error.text, code=error.code)
     await _mark(
-        tx, await tx.entries(Which.CREATION, commit=row.id, only_open=False), EntryEvent.CANCELLED
+        tx,
+        await tx.entries(LedgerKind.CREATION, commit=row.id, only_open=False),
+        EntryEvent.CANCELLED,
     )
     await condemn(tx, row.workspace, row.id, await tx.bank.unreserve(row.id))
 
 
-async def destroy(tools: Tools, workspace: WorkspaceId) -> int:
+async def destroy_condemned(tools: LedgerContext, workspace: WorkspaceId) -> int:
     """One round of the workspace's destruction ledger: jobs first, topics when no condemned job can
     write to them any more.
 
@@ -611,29 +644,31 @@ async def destroy(tools: Tools, workspace: WorkspaceId) -> int:
     """
     began = tools.now()
     stopped, topics, entries = await tools.ledger.run(lambda tx: _destroy_jobs(tx, workspace))
-    tell(Deed.STOP, stopped, tools.now() - began)
+    log_steps(AssetAction.STOP, stopped, tools.now() - began)
     if topics:
         began = tools.now()
         try:
             refused = await tools.topics.delete([TopicName(t.id) for t in topics])
         except Unreachable as lost:
-            tell(Deed.DESTROY, topics, tools.now() - began, {t.id: str(lost) for t in topics})
+            log_steps(
+                AssetAction.DESTROY, topics, tools.now() - began, {t.id: str(lost) for t in topics}
+            )
             return len(entries)
         why = {AssetId(name): str(text) for name, text in refused.items()}
         took = tools.now() - began
         await tools.ledger.run(lambda tx: _destroyed(tx, workspace, [t.id for t in topics], why))
-        tell(Deed.DESTROY, topics, took, why)
+        log_steps(AssetAction.DESTROY, topics, took, why)
     return await tools.ledger.run(lambda tx: _settle(tx, workspace))
 
 
 async def _destroy_jobs(
-    tx: Transaction, workspace: WorkspaceId
-) -> tuple[list[Holding], list[Holding], list[Entry]]:
+    tx: LedgerTransaction, workspace: WorkspaceId
+) -> tuple[list[Holding], list[Holding], list[LedgerEntry]]:
     """Stop condemned jobs; answers those that have stopped now, the topics that may go, and all
     open entries.
     """
     await tx.bank.lock(workspace)
-    entries = await tx.entries(Which.DESTRUCTION, workspace=workspace)
+    entries = await tx.entries(LedgerKind.DESTRUCTION, workspace=workspace)
     if not entries:
         return [], [], []
     holdings = await tx.bank.holdings(e.asset for e in entries)
@@ -648,36 +683,41 @@ async def _destroy_jobs(
     return stopped, topics if len(stopped) == len(jobs) else [], entries
 
 
-async def _gone(tx: Transaction, entries: Sequence[Entry], holdings: Sequence[Holding]) -> None:
+async def _gone(
+    tx: LedgerTransaction, entries: Sequence[LedgerEntry], holdings: Sequence[Holding]
+) -> None:
     ids = {h.id for h in holdings}
     await _mark(tx, [e for e in entries if e.asset in ids], EntryEvent.DONE)
     await _advance(tx, holdings, AssetEvent.DESTROYED)
 
 
 async def _destroyed(
-    tx: Transaction, workspace: WorkspaceId, topics: Sequence[AssetId], refused: dict[AssetId, str]
+    tx: LedgerTransaction,
+    workspace: WorkspaceId,
+    topics: Sequence[AssetId],
+    refused: dict[AssetId, str],
 ) -> None:
     await tx.bank.lock(workspace)
-    entries = await tx.entries(Which.DESTRUCTION, workspace=workspace)
+    entries = await tx.entries(LedgerKind.DESTRUCTION, workspace=workspace)
     await _gone(tx, entries, [h for h in await tx.bank.holdings(topics) if h.id not in refused])
     for entry in entries:
         if entry.asset in refused:
             await _mark(tx, [entry], EntryEvent.FAILED, refused[entry.asset])
 
 
-async def _settle(tx: Transaction, workspace: WorkspaceId) -> int:
+async def _settle(tx: LedgerTransaction, workspace: WorkspaceId) -> int:
     """Commits whose old things are all gone are finished, those whose new things are all gone are
     rolled back.
     """
     await tx.bank.lock(workspace)
-    left = await tx.entries(Which.DESTRUCTION, workspace=workspace)
+    left = await tx.entries(LedgerKind.DESTRUCTION, workspace=workspace)
     waited_for = {e.commit for e in left}
     for id_ in await tx.open_commits(workspace):
-        row = await row_of(tx, id_)
+        row = await commit_row(tx, id_)
         if id_ in waited_for:
             continue
         if row.state is CommitState.SERVING:
-            await move(tx, row, CommitEvent.DESTROYED)
+            await apply_commit_event(tx, row, CommitEvent.DESTROYED)
         elif row.state is CommitState.UNDOING:
-            await move(tx, row, CommitEvent.UNDONE)
+            await apply_commit_event(tx, row, CommitEvent.UNDONE)
     return len(left)

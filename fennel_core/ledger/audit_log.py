@@ -18,7 +18,7 @@ from fennel_core.vocab.ids import AssetId
 log = logger(__name__)
 
 
-class Deed(StrEnum):
+class AssetAction(StrEnum):
     """What happens to an asset. A job is registered by T2 and stopped by its engines; everything
     else is a topic.
     """
@@ -29,8 +29,8 @@ class Deed(StrEnum):
     DESTROY = "destroy"
 
 
-def tell(
-    deed: Deed,
+def log_steps(
+    deed: AssetAction,
     things: Iterable[Asset | Holding],
     seconds: float,
     refused: Mapping[AssetId, str] | None = None,

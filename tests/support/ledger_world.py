@@ -17,12 +17,18 @@ from typing import Any
 
 from fennel_core.bank.store import AssetState
 from fennel_core.blueprints.logical import AssetKind, Compiled
-from fennel_core.ledger import flow
-from fennel_core.ledger.effectors import MemoryTopics, NewTopic, Refused, Unreachable
+from fennel_core.ledger import commit_protocol
 from fennel_core.ledger.lifecycle import COMMITTED, SETTLED, CommitState
 from fennel_core.ledger.memory import MemoryLedger
 from fennel_core.ledger.reconcile import reconcile
-from fennel_core.ledger.store import Commit, LedgerUnavailable, Options, Progress, Transaction
+from fennel_core.ledger.store import (
+    Commit,
+    CommitOptions,
+    LedgerTransaction,
+    LedgerUnavailable,
+    PartitionProgress,
+)
+from fennel_core.ledger.topics import MemoryTopicAdmin, TopicRefusal, TopicSpec, Unreachable
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import MAIN_BRANCH, BranchName, CommitId, TopicName, WorkspaceId
 
@@ -63,7 +69,7 @@ class FaultyLedger:
     def __init__(self, inner: MemoryLedger, faults: Faults) -> None:
         self.inner, self.faults = inner, faults
 
-    async def run(self, work: Callable[[Transaction], Awaitable[Any]]) -> Any:
+    async def run(self, work: Callable[[LedgerTransaction], Awaitable[Any]]) -> Any:
         fault = await self.faults.next()
         if fault in (Fault.CRASH_BEFORE, Fault.CRASH_HALF):
             raise Crash
@@ -78,12 +84,12 @@ class FaultyLedger:
 
 
 class FaultyTopics:
-    def __init__(self, inner: MemoryTopics, faults: Faults) -> None:
+    def __init__(self, inner: MemoryTopicAdmin, faults: Faults) -> None:
         self.inner, self.faults = inner, faults
 
     async def _do(
         self,
-        deed: Callable[[Sequence[Any]], Awaitable[Mapping[TopicName, Refused]]],
+        deed: Callable[[Sequence[Any]], Awaitable[Mapping[TopicName, TopicRefusal]]],
         items: Sequence[Any],
     ) -> Any:
         fault = await self.faults.next()
@@ -99,12 +105,12 @@ class FaultyTopics:
             raise Crash
         if fault in (Fault.LOST_AFTER, Fault.LOST_HALF):
             raise Unreachable("no answer")
-        return answer | {getattr(item, "name", item): Refused("policy") for item in refused}
+        return answer | {getattr(item, "name", item): TopicRefusal("policy") for item in refused}
 
-    async def create(self, topics: Sequence[NewTopic]) -> Mapping[TopicName, Refused]:
+    async def create(self, topics: Sequence[TopicSpec]) -> Mapping[TopicName, TopicRefusal]:
         return await self._do(self.inner.create, topics)
 
-    async def delete(self, names: Sequence[TopicName]) -> Mapping[TopicName, Refused]:
+    async def delete(self, names: Sequence[TopicName]) -> Mapping[TopicName, TopicRefusal]:
         return await self._do(self.inner.delete, names)
 
     async def names(self) -> list[TopicName]:
@@ -117,7 +123,7 @@ class World:
     def __init__(self) -> None:
         self.now_ms = 1_000_000
         self.ledger = MemoryLedger(lambda: self.now_ms)
-        self.topics = MemoryTopics()
+        self.topics = MemoryTopicAdmin()
         self.parked: set[str] = set()
         """Titles of jobs whose code fails."""
 
@@ -139,12 +145,12 @@ class World:
         for (job, part), _ in list(world.parts.items()):
             parked = world.jobs[job].spec.title in self.parked
             status, lag, error = ("parked", None, "bad code") if parked else ("running", 0, None)
-            world.parts[job, part] = Progress(job, part, status, lag, error)
+            world.parts[job, part] = PartitionProgress(job, part, status, lag, error)
 
-    def tools(self, faults: Faults | None = None) -> flow.Tools:
+    def tools(self, faults: Faults | None = None) -> commit_protocol.LedgerContext:
         faults = faults or Faults()
-        timings = flow.Timings(retry_seconds=0.1)
-        return flow.Tools(
+        timings = commit_protocol.LedgerTimings(retry_seconds=0.1)
+        return commit_protocol.LedgerContext(
             FaultyLedger(self.ledger, faults),
             FaultyTopics(self.topics, faults),
             self.sleep,
@@ -160,7 +166,7 @@ class World:
     ) -> CommitId:
         """What the definition server does before T1."""
 
-        async def work(tx: Transaction) -> CommitId:
+        async def work(tx: LedgerTransaction) -> CommitId:
             row = await tx.branch(SHOP, branch)
             base = row.target if row else None
             await tx.add_commit(
@@ -170,7 +176,7 @@ class World:
                     branch,
                     CommitState.RECEIVED,
                     id_,
-                    Options(backfill=backfill),
+                    CommitOptions(backfill=backfill),
                     base,
                 ),
                 b"",
@@ -194,16 +200,16 @@ class World:
     async def run(self, id_: CommitId, compiled: Compiled, faults: Faults | None = None) -> None:
         tools = self.tools(faults)
         try:
-            await flow.reserve(tools, id_, compiled, b"merged")
+            await commit_protocol.reserve(tools, id_, compiled, b"merged")
         except ApiError as error:
-            await flow.reject(tools, id_, error)
+            await commit_protocol.reject_commit(tools, id_, error)
             raise
         try:
-            await flow.create(tools, id_)
-            await flow.switch(tools, id_)
-            await flow.warm(tools, id_, seconds=5)
+            await commit_protocol.create_topics(tools, id_)
+            await commit_protocol.switch(tools, id_)
+            await commit_protocol.warm_and_serve(tools, id_, seconds=5)
         finally:
-            await flow.destroy(tools, SHOP)
+            await commit_protocol.destroy_condemned(tools, SHOP)
 
     async def settle(self, rounds: int = 60) -> None:
         """Time passes, recovery runs, until nothing is left to do."""

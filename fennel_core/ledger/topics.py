@@ -1,5 +1,5 @@
 """The hands of the ledgers: what makes and unmakes topics. `kafka.py` is the real one,
-`MemoryTopics` its twin.
+`MemoryTopicAdmin` its twin.
 
 Theory. Making a topic that exists and unmaking one that does not are successes, because every step
 may be run again. An answer is per topic: one refusal condemns its commit but says nothing about the
@@ -21,12 +21,12 @@ class Unreachable(Exception):
     """Kafka did not answer; whether it did what was asked is unknown."""
 
 
-class Refused(str):
+class TopicRefusal(str):
     """Why a topic could not be made or unmade."""
 
 
 @dataclass(frozen=True, slots=True)
-class NewTopic:
+class TopicSpec:
     """What is needed to know about a topic to make it."""
 
     name: TopicName
@@ -34,12 +34,12 @@ class NewTopic:
     partitions: int
 
 
-class Topics(Protocol):
-    async def create(self, topics: Sequence[NewTopic]) -> Mapping[TopicName, Refused]:
+class TopicAdmin(Protocol):
+    async def create(self, topics: Sequence[TopicSpec]) -> Mapping[TopicName, TopicRefusal]:
         """Make what is not there; answers those refused. Raises `Unreachable`."""
         ...
 
-    async def delete(self, names: Sequence[TopicName]) -> Mapping[TopicName, Refused]:
+    async def delete(self, names: Sequence[TopicName]) -> Mapping[TopicName, TopicRefusal]:
         """Unmake what is there; answers those refused. Raises `Unreachable`."""
         ...
 
@@ -48,19 +48,19 @@ class Topics(Protocol):
         ...
 
 
-class MemoryTopics:
+class MemoryTopicAdmin:
     """Topics as a dict of partition counts."""
 
     def __init__(self) -> None:
         self.there: dict[TopicName, int] = {}
-        self.refuse: dict[TopicName, Refused] = {}
+        self.refuse: dict[TopicName, TopicRefusal] = {}
         """Topics that a test wants refused."""
 
-    async def create(self, topics: Sequence[NewTopic]) -> Mapping[TopicName, Refused]:
+    async def create(self, topics: Sequence[TopicSpec]) -> Mapping[TopicName, TopicRefusal]:
         self.there |= {t.name: t.partitions for t in topics if t.name not in self.refuse}
         return {t.name: self.refuse[t.name] for t in topics if t.name in self.refuse}
 
-    async def delete(self, names: Sequence[TopicName]) -> Mapping[TopicName, Refused]:
+    async def delete(self, names: Sequence[TopicName]) -> Mapping[TopicName, TopicRefusal]:
         for name in names:
             self.there.pop(name, None)
         return {}
