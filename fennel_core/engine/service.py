@@ -4,7 +4,7 @@ waiting for them to get further.
 Theory. Everything runs on the slot's event loop, which also applies write batches, so an answer
 never sees half an iteration. A slot whose lease has ended on the monotonic clock answers nothing:
 another may own its partitions by now. Requests name what they want by (job, partition) and every
-refusal has a code: `moved` (ask the owner anew), `parked` (the job failed; the text says how).
+refusal has a code of `connections.slot_protocol`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol, cast
 
 from fennel_core.connections.frames import RemoteError
+from fennel_core.connections.slot_protocol import RefusalCode
 from fennel_core.engine.drill.beside import Drills
 from fennel_core.engine.runner import Ordered, Runner
 from fennel_core.engine.snapshots import Snapshots
@@ -74,7 +75,7 @@ class SlotService:
                 return [finding.verdict, finding.told, finding.live_hash, finding.drilled_hash]
             case _:
                 raise RemoteError(
-                    "unknown-op",
+                    RefusalCode.UNKNOWN_OPERATION,
                     f"a slot does not know `{op}`: query server and engine are of "
                     "different versions",
                 )
@@ -82,11 +83,11 @@ class SlotService:
     def _runner(self, job: str, part: int) -> Runner:
         hosted = self._supervisor.hosted.get((JobId(job), PartitionIndex(part)))
         if hosted is None or hosted.lost or not self._supervisor.lease_is_live():
-            raise RemoteError("moved", f"{job}[{part}] is not owned here")
+            raise RemoteError(RefusalCode.NOT_OWNER, f"{job}[{part}] is not owned here")
         if hosted.parked is not None:
-            raise RemoteError("parked", f"{job}[{part}] is parked: {hosted.parked}")
+            raise RemoteError(RefusalCode.PARKED, f"{job}[{part}] is parked: {hosted.parked}")
         if hosted.runner is None or hosted.runner.status != "running":
-            raise RemoteError("moved", f"{job}[{part}] is recovering")
+            raise RemoteError(RefusalCode.NOT_OWNER, f"{job}[{part}] is recovering")
         return hosted.runner
 
     def _state(self, job: JobId, part: PartitionIndex) -> State | None:
@@ -134,11 +135,11 @@ class SlotService:
                 case Unchanged(manifest):
                     return "unchanged", manifest, 0
                 case Outrun():
-                    return "moved", f"{job}[{part}] has another owner now", 0
+                    return RefusalCode.NOT_OWNER, f"{job}[{part}] has another owner now", 0
         except RemoteError as refused:
             return refused.code, str(refused), 0
         except HangarClosed as closed:
-            return "moved", str(closed), 0
+            return RefusalCode.NOT_OWNER, str(closed), 0
         except HangarDamaged as damaged:
             self._runner(job, part).condemn(str(damaged))
             return "failed", str(damaged), 0
@@ -149,7 +150,7 @@ class SlotService:
         try:
             return await self._drills.run(self._runner(job, part), max_bytes)
         except HangarClosed as closed:
-            raise RemoteError("moved", str(closed)) from closed
+            raise RemoteError(RefusalCode.NOT_OWNER, str(closed)) from closed
         except (StoreError, OSError) as failed:
             return Finding(Verdict.UNKNOWN, str(failed))
 
@@ -182,5 +183,6 @@ def _condemned_if_damaged(runner: Runner) -> Iterator[None]:
     except HangarDamaged as damaged:
         runner.condemn(str(damaged))
         raise RemoteError(
-            "moved", f"{runner.job.id}[{runner.part}] is rebuilt: its local state is damaged"
+            RefusalCode.NOT_OWNER,
+            f"{runner.job.id}[{runner.part}] is rebuilt: its local state is damaged",
         ) from damaged

@@ -24,7 +24,7 @@ from fennel_core.blueprints.spec import Catalog, Job
 from fennel_core.connections.frames import RemoteError
 from fennel_core.query.errors import BarrierTimeout, ParkedJob, StaleView
 from fennel_core.query.owners import Owners, Partition
-from fennel_core.query.slots import Slots
+from fennel_core.query.slots import Slots, retry_reason
 from fennel_core.vocab.ids import JobId, TopicName
 
 WAIT_SLICE_MS = 1_000
@@ -170,22 +170,12 @@ class Barrier:
             async with asyncio.timeout(left_s + 1):
                 late = await self._slots.call(address, "wait", argument)
         except RemoteError as refused:
-            return self._refused(group, refused)
+            retry_reason(refused)
+            return group, True
         except (OSError, TimeoutError):
             return group, True
         lagging = {(JobId(item[0]), int(item[1])) for item in late}
         return [target for target in group if target.partition in lagging], False
-
-    def _refused(self, group: list[Target], refused: RemoteError) -> tuple[list[Target], bool]:
-        match refused.code:
-            case "moved":
-                return group, True
-            case "parked":
-                raise ParkedJob(str(refused))
-            case "gone":
-                raise StaleView(str(refused))
-            case _:
-                raise refused
 
     def _refuse_parked(self, targets: Sequence[Target]) -> None:
         for target in targets:

@@ -18,11 +18,11 @@ import polars as pl
 
 from fennel_core.connections.frames import RemoteError
 from fennel_core.query.columns import Column
-from fennel_core.query.errors import Moving, ParkedJob, StaleView
+from fennel_core.query.errors import Moving, ParkedJob
 from fennel_core.query.kafka import KafkaTails
 from fennel_core.query.owners import Owners
 from fennel_core.query.program import Table
-from fennel_core.query.slots import Slots
+from fennel_core.query.slots import Slots, retry_reason
 from fennel_core.vocab.dtypes import Field, Timestamp
 from fennel_core.vocab.ids import JobId
 from fennel_core.vocab.schema import Schema
@@ -73,7 +73,7 @@ class Inspector:
                         )
                     return found
                 except RemoteError as refused:
-                    why = _retried(refused)
+                    why = retry_reason(refused)
                 except (OSError, TimeoutError) as lost:
                     why = f"its owner at {address} does not answer: {str(lost) or 'time is up'}"
             elif (parked := self._owners.parked((job, part))) is not None:
@@ -81,18 +81,6 @@ class Inspector:
             await self._owners.refresh(epoch)
             await asyncio.sleep(RETRY_PAUSE_S)
         raise Moving((job, part), why)
-
-
-def _retried(refused: RemoteError) -> str:
-    match refused.code:
-        case "moved":
-            return str(refused)
-        case "parked":
-            raise ParkedJob(str(refused)) from refused
-        case "gone":
-            raise StaleView(str(refused)) from refused
-        case _:
-            raise refused
 
 
 def tail_rows(frame: pl.DataFrame, schema: Schema, rows: int) -> pl.DataFrame:

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 import msgspec
 
 from fennel_core.connections.frames import RemoteError
-from fennel_core.query.errors import Moving, ParkedJob, StaleView
+from fennel_core.query.errors import Moving, ParkedJob
 from fennel_core.query.owners import Owners, Partition
-from fennel_core.query.slots import Slots
+from fennel_core.query.slots import Slots, retry_reason
 from fennel_core.vocab.ids import JobId
 from fennel_core.vocab.keys import partition_of
 
@@ -78,8 +78,7 @@ class Lookups:
     async def fetch(self, wants: Sequence[Want]) -> list[Rows]:
         """For each want one row (msgpack `[ts, value, …]`) or None per key.
 
-        Raises `ParkedJob` with the job's error, `Moving` when the deadline passes, `StaleView` when
-        a job is gone.
+        Raises `ParkedJob` with the job's error, `Moving` when the deadline passes.
         """
         answers: list[Rows] = [[None] * len(want.keys) for want in wants]
         open_pieces = _pieces(wants)
@@ -151,7 +150,7 @@ class Lookups:
                     address, "lookup", {"items": [piece.item() for piece in pieces]}
                 )
         except RemoteError as refused:
-            return self._refused(pieces, refused)
+            return _failed(pieces, retry_reason(refused))
         except (OSError, TimeoutError) as lost:
             return _failed(
                 pieces, f"its owner at {address} does not answer: {str(lost) or 'time is up'}"
@@ -160,17 +159,6 @@ class Lookups:
         for piece, rows in zip(pieces, results, strict=True):
             _place(answers[piece.want], piece.places, rows)
         return []
-
-    def _refused(self, pieces: list[_Piece], refused: RemoteError) -> list[_Piece]:
-        match refused.code:
-            case "moved":
-                return _failed(pieces, str(refused))
-            case "parked":
-                raise ParkedJob(str(refused))
-            case "gone":
-                raise StaleView(str(refused))
-            case _:
-                raise refused
 
 
 def _failed(pieces: list[_Piece], why: str) -> list[_Piece]:

@@ -1,9 +1,9 @@
 """Who owns a job partition: a cache of the registry that is always allowed to be wrong.
 
 Theory. Ownership changes rarely and is checked by the slot itself (a slot that is not the owner
-answers `moved`), so a stale entry costs one more round trip and never a wrong answer. The cache is
-read again when the registry says so (NOTIFY), when a slot says `moved`, and when one cannot be
-reached. Readers that find the cache stale at the same time share one read.
+refuses with `not-owner`), so a stale entry costs one more round trip and never a wrong answer. The
+cache is read again when the registry sends a NOTIFY, when a slot refuses with `not-owner`, and when
+a slot cannot be reached. Readers that find the cache stale at the same time share one read.
 """
 
 from __future__ import annotations

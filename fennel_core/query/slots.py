@@ -12,7 +12,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from fennel_core.connections.frames import Channel
+from fennel_core.connections.frames import Channel, RemoteError
+from fennel_core.connections.slot_protocol import Reaction, reaction_to
+from fennel_core.query.errors import ParkedJob
 
 
 async def connect(address: str) -> Channel:
@@ -21,6 +23,20 @@ async def connect(address: str) -> Channel:
     if colon and port.isdecimal() and "/" not in address:
         return Channel(*await asyncio.open_connection(host, int(port)))
     return await Channel.open(address)
+
+
+def retry_reason(refused: RemoteError) -> str:
+    """Return why a refused call must be repeated at the partition's owner.
+
+    Raises `ParkedJob` when the job is parked, and the refusal itself when a retry cannot help.
+    """
+    match reaction_to(refused):
+        case Reaction.RETRY_AT_OWNER:
+            return str(refused)
+        case Reaction.REPORT_PARKED:
+            raise ParkedJob(str(refused)) from refused
+        case Reaction.FAIL:
+            raise refused
 
 
 class Slots:

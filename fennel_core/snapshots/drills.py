@@ -20,6 +20,7 @@ from typing import Final, cast
 from fennel_core.connections import postgres
 from fennel_core.connections.frames import RemoteError
 from fennel_core.connections.postgres import Pool
+from fennel_core.connections.slot_protocol import Reaction, reaction_to
 from fennel_core.settings.model import Settings
 from fennel_core.snapshots import choice
 from fennel_core.snapshots.choice import Named, Wish
@@ -194,7 +195,7 @@ async def drilled_by_owner(slots: Slots, wanted: Named, max_bytes: int) -> Findi
             )
     except RemoteError as refused:
         return Finding(
-            Verdict.SKIPPED if refused.code in ("moved", "parked") else Verdict.UNKNOWN,
+            Verdict.UNKNOWN if reaction_to(refused) is Reaction.FAIL else Verdict.SKIPPED,
             str(refused),
         )
     except (OSError, TimeoutError) as lost:

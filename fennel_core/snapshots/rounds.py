@@ -46,7 +46,7 @@ class RoundFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`code`: taken, unchanged, failed, or why the slot refused (moved, parked). `text`: the
+    """`code`: taken, unchanged, failed, or why the slot refused (not-owner, parked). `text`: the
     manifest's key, or the reason.
 
     `number`: of the snapshot that holds this state now; None where there is none. `title`: of the

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from fennel_core.connections.frames import RemoteError, serve
+from fennel_core.connections.slot_protocol import RefusalCode
 from fennel_core.query.owners import Ownership, Parked, Partition
 from fennel_core.vocab.ids import JobId
 
@@ -67,7 +68,7 @@ class FakeSlot:
             case "wait":
                 return await self._wait(items, argument["timeout_ms"])
             case _:
-                raise RemoteError("unknown-op", op)
+                raise RemoteError(RefusalCode.UNKNOWN_OPERATION, op)
 
     async def _wait(self, items: Sequence[Any], timeout_ms: int) -> list[list[Any]]:
         late = self._late(items)

@@ -70,6 +70,7 @@ class FakePlatform:
     tails: dict[str, pl.DataFrame] = field(default_factory=dict)
     serving_reads: int = 0
     end_reads: list[Sequence[TopicPartition]] = field(default_factory=list)
+    job_reads: list[list[JobId]] = field(default_factory=list)
 
     def serve(
         self,
@@ -91,6 +92,7 @@ class FakePlatform:
         return serving.commit if serving is not None and serving.commit == known else serving
 
     async def read_jobs(self, jobs: Sequence[JobId]) -> Mapping[JobId, Job]:
+        self.job_reads.append(list(jobs))
         return {job: self.jobs[job] for job in jobs if job in self.jobs}
 
     async def ends(self, partitions: Sequence[TopicPartition]) -> Ends:

@@ -21,6 +21,7 @@ from fennel_core.blueprints.spec import Job, Output
 from fennel_core.connections import postgres
 from fennel_core.connections.frames import Channel, RemoteError
 from fennel_core.connections.kafka import client_config
+from fennel_core.connections.slot_protocol import RefusalCode
 from fennel_core.engine.broker import Outgoing
 from fennel_core.engine.kafka import KafkaBroker
 from fennel_core.engine.slot import run_slot
@@ -195,7 +196,7 @@ async def city_of(bench: Bench, user: int, part: int, address: str) -> str | Non
         )
         return None if row is None else msgspec.msgpack.decode(row)[1]
     except RemoteError as refused:
-        if refused.code != "moved":
+        if refused.code != RefusalCode.NOT_OWNER:
             raise
         return None
     finally:
@@ -258,7 +259,7 @@ async def test_a_slot_that_does_not_own_a_partition_says_so(bench: Bench) -> Non
         channel = await Channel.open(owners[0])
         with pytest.raises(RemoteError) as refused:
             await channel.call("lookup", {"items": [["nobody", 0, [key(1)], NOW_US]]})
-        assert refused.value.code == "moved"
+        assert refused.value.code == RefusalCode.NOT_OWNER
         await channel.close()
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from fennel_core.bank.registry import JobPartition
 from fennel_core.connections.frames import RemoteError
+from fennel_core.connections.slot_protocol import RefusalCode
 from fennel_core.engine.broker import BrokerError
 from fennel_core.engine.drill.beside import work_of
 from fennel_core.engine.drill.compare import drilled
@@ -122,7 +123,13 @@ class Dags:
             for job, part, code, text, _ in cast(
                 list[list[str]], await living.service("snapshot", {"items": items})
             ):
-                if code not in ("taken", "unchanged", "moved", "parked", "failed"):
+                if code not in (
+                    "taken",
+                    "unchanged",
+                    RefusalCode.NOT_OWNER,
+                    RefusalCode.PARKED,
+                    "failed",
+                ):
                     self._world.broken.append(
                         f"a snapshot of {job}[{part}] was answered with {code}: {text}"
                     )

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fennel_core.connections.frames import RemoteError
+from fennel_core.connections.slot_protocol import RefusalCode
 from fennel_core.engine.service import SlotService
 from fennel_core.query.errors import Moving, ParkedJob
 from fennel_core.query.lookups import Lookups, Want
@@ -147,7 +148,10 @@ class Client:
     async def refusals(self, service: SlotService) -> None:
         """What a slot does not know it refuses, with a code."""
         nobody = {"job": "nobody", "part": 0, "as_of": 0, "limit": 1}
-        for op, argument, code in (("explain", {}, "unknown-op"), ("scan", nobody, "moved")):
+        for op, argument, code in (
+            ("explain", {}, RefusalCode.UNKNOWN_OPERATION),
+            ("scan", nobody, RefusalCode.NOT_OWNER),
+        ):
             try:
                 await service(op, argument)
             except RemoteError as refused:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fennel_core.connections.frames import RemoteError
+from fennel_core.connections.slot_protocol import RefusalCode
 from fennel_core.engine.service import SlotService
 from fennel_core.engine.supervisor import Hosted
 from fennel_core.hangar.store import HangarDamaged
@@ -69,5 +70,5 @@ async def test_whoever_reads_a_damaged_block_has_the_state_rebuilt_and_is_sent_t
     nobody: Any = None
     with pytest.raises(RemoteError, match="local state is damaged") as refused:
         await SlotService(supervisor, nobody, nobody)(op, argument)
-    assert refused.value.code == "moved"
+    assert refused.value.code == RefusalCode.NOT_OWNER
     assert runner.condemned == ["block checksum mismatch"]

@@ -12,6 +12,7 @@ import pytest
 
 from fennel_core.blueprints.spec import Catalog, Job, Output, SourceBinding
 from fennel_core.connections.frames import RemoteError
+from fennel_core.connections.slot_protocol import RefusalCode
 from fennel_core.operators.spec import TableSpec
 from fennel_core.query.barrier import Barrier, layers, targets
 from fennel_core.query.errors import BarrierTimeout, ParkedJob, StaleView
@@ -147,7 +148,7 @@ async def test_a_parked_job_answers_at_once(chain: Chain) -> None:
     chain.end("source", 10)
 
     def parked(op: str, item: Sequence[Any]) -> None:
-        raise RemoteError("parked", "map[0] is parked: ZeroDivisionError")
+        raise RemoteError(RefusalCode.PARKED, "map[0] is parked: ZeroDivisionError")
 
     chain.slot.misbehave = parked
     began = asyncio.get_running_loop().time()
@@ -182,7 +183,7 @@ async def test_a_moved_partition_is_waited_for_at_its_new_owner(
     chain.end("source", 10)
 
     def moved(op: str, item: Sequence[Any]) -> None:
-        raise RemoteError("moved", "not mine")
+        raise RemoteError(RefusalCode.NOT_OWNER, "not mine")
 
     chain.slot.misbehave = moved
     async with FakeSlot(tmp_path / "other.sock") as other:
@@ -201,5 +202,5 @@ async def test_a_job_that_is_gone_says_that_the_view_is_old(chain: Chain) -> Non
 
 async def test_specs_of_jobs_are_read_once(chain: Chain) -> None:
     await chain.barrier.wait(chain.catalog, 1.0)
-    chain.platform.jobs = {}
     await chain.barrier.wait(chain.catalog, 1.0)
+    assert chain.platform.job_reads == [[MAP.id, JOIN.id, TABLE.id]]

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from fennel_core.connections.frames import RemoteError
-from fennel_core.query.errors import Moving, ParkedJob, StaleView
+from fennel_core.connections.slot_protocol import RefusalCode
+from fennel_core.query.errors import Moving, ParkedJob
 from fennel_core.query.lookups import Lookups, Want, row_bytes, transpose
 from fennel_core.query.owners import Owners, Parked
 from fennel_core.query.slots import Slots
@@ -89,7 +90,7 @@ async def test_a_moved_partition_is_asked_again_at_its_new_owner(world: World) -
     assert await world.values() == rows_of(range(40))
 
     def moved(op: str, item: Sequence[Any]) -> None:
-        raise RemoteError("moved", "not mine")
+        raise RemoteError(RefusalCode.NOT_OWNER, "not mine")
 
     world.first.misbehave = moved
     world.registry.own(world.second, JOB, PARTITIONS)
@@ -132,7 +133,7 @@ async def test_a_parked_job_answers_at_once_with_its_error(world: World) -> None
     world.registry.own(world.first, JOB, PARTITIONS)
 
     def parked(op: str, item: Sequence[Any]) -> None:
-        raise RemoteError("parked", "division by zero")
+        raise RemoteError(RefusalCode.PARKED, "division by zero")
 
     world.first.misbehave = parked
     with pytest.raises(ParkedJob, match="division by zero"):
@@ -147,15 +148,16 @@ async def test_a_job_that_is_parked_in_the_registry_is_not_waited_for(world: Wor
     assert asyncio.get_running_loop().time() - began < 0.5
 
 
-async def test_a_job_that_is_gone_says_that_the_view_is_old(world: World) -> None:
+async def test_an_unknown_operation_is_raised_without_a_retry(world: World) -> None:
     world.registry.own(world.first, JOB, PARTITIONS)
 
-    def gone(op: str, item: Sequence[Any]) -> None:
-        raise RemoteError("gone", "unknown job")
+    def unknown(op: str, item: Sequence[Any]) -> None:
+        raise RemoteError(RefusalCode.UNKNOWN_OPERATION, "unknown operation `lookup`")
 
-    world.first.misbehave = gone
-    with pytest.raises(StaleView):
+    world.first.misbehave = unknown
+    with pytest.raises(RemoteError, match="unknown operation"):
         await world.values()
+    assert len(world.first.requests) == 1
 
 
 async def test_a_frozen_slot_holds_a_lookup_only_until_the_deadline(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from fennel_core.connections.frames import RemoteError
+from fennel_core.connections.slot_protocol import RefusalCode
 from fennel_core.snapshots.choice import Named
 from fennel_core.snapshots.drills import (
     DrillFailed,
@@ -57,9 +58,12 @@ class Slot:
     [
         (Slot(["differs", "told", "aa", "bb"]), Verdict.DIFFERS),
         (Slot(["agrees", "told", "aa", "aa"]), Verdict.AGREES),
-        (Slot(RemoteError("moved", "not here")), Verdict.SKIPPED),
-        (Slot(RemoteError("parked", "it is parked")), Verdict.SKIPPED),
-        (Slot(RemoteError("unknown-op", "of different versions")), Verdict.UNKNOWN),
+        (Slot(RemoteError(RefusalCode.NOT_OWNER, "not here")), Verdict.SKIPPED),
+        (Slot(RemoteError(RefusalCode.PARKED, "it is parked")), Verdict.SKIPPED),
+        (
+            Slot(RemoteError(RefusalCode.UNKNOWN_OPERATION, "of different versions")),
+            Verdict.UNKNOWN,
+        ),
         (Slot(ConnectionError("lost")), Verdict.UNKNOWN),
         (Slot(TimeoutError()), Verdict.UNKNOWN),
         (Slot(None, owner=None), Verdict.SKIPPED),

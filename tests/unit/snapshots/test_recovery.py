@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from fennel_core.connections.frames import RemoteError
+from fennel_core.connections.slot_protocol import RefusalCode
 from fennel_core.snapshots.choice import Named
 from fennel_core.snapshots.recovery import NotRebuilt, Recovery, State
 from fennel_core.vocab.ids import JobId, PartitionIndex
@@ -35,7 +36,7 @@ class Owners:
     async def call(self, address: str, op: str, argument: Any) -> Any:
         if self.away:
             self.away -= 1
-            raise RemoteError("moved", "not now")
+            raise RemoteError(RefusalCode.NOT_OWNER, "not now")
         if op == "rebuild":
             self.orders += [(address, part, argument["before"]) for _, part in argument["items"]]
             return [self._epoch(part) for _, part in argument["items"]]
