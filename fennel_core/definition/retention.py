@@ -44,7 +44,7 @@ from fennel_core.vocab.ids import JobId, Offset, PartitionIndex, TopicName
 
 TIMEOUT_S: Final = 15.0
 TOPICS: Final = "SELECT id, blueprint FROM asset WHERE kind = ANY(%s) AND state = 'live'"
-LOADED: Final = "SELECT job_id, part FROM bulk_load WHERE manifest IS NOT NULL"
+LOADED: Final = "SELECT job_id, part FROM backfill WHERE manifest IS NOT NULL"
 JOBS: Final = "SELECT id, spec FROM job WHERE desired = 'run'"
 log = logger(__name__)
 NEEDED_LOST: Final = gauge(

@@ -24,7 +24,7 @@ from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from fennel_core.connections import postgres
-from fennel_core.engine.bulk.driver import run_driver
+from fennel_core.engine.backfill.driver import run_driver
 from fennel_core.engine.environment import ENVIRONMENT_HASH, environment_hash
 from fennel_core.settings.model import Settings
 from fennel_core.telemetry import logs
@@ -150,9 +150,9 @@ async def run_engine(settings: Settings, engine: EngineId) -> None:
             daemon=True,
         )
         slots.start()
-        bulk = asyncio.create_task(run_driver(spark.sparkContext, settings, environment, pool))
+        backfill = asyncio.create_task(run_driver(spark.sparkContext, settings, environment, pool))
         await stop.wait()
-        bulk.cancel()
+        backfill.cancel()
         log.info("engine is stopping", engine=engine)
         async with pool.connection() as connection:
             await connection.execute("UPDATE slot SET stopping = true WHERE engine = %s", (engine,))

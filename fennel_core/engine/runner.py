@@ -6,8 +6,8 @@ ranges, no output, digests compared), then run live. An iteration reads one batc
 the pure step, commits outputs and marker in one Kafka transaction, and only then applies mutations,
 offsets and replaylog position to state in one write batch. Die at any point: either the transaction
 did not commit and nothing happened, or it did and replay applies it. A job partition that begins
-over long history is computed by a batch first (`bulk`) and published here, chunk by chunk, in the
-same way.
+over long history is computed by a batch first (`backfill`) and published here, chunk by chunk, in
+the same way.
 
 A job without outputs has nothing to make atomic: its state is a function of the offsets it holds,
 so it writes no transaction at all (decision record 0003). Clock, threads, broker and store are
@@ -26,6 +26,15 @@ import polars as pl
 
 from fennel_core.blueprints.spec import Job
 from fennel_core.engine import progress as progress_of_state
+from fennel_core.engine.backfill.client import BackfillClient, BackfillImpossible
+from fennel_core.engine.backfill.manifest import (
+    BackfillCorrupt,
+    BackfillManifest,
+    Chunk,
+    backfill_in_progress,
+    input_topic,
+    manifest_key,
+)
 from fennel_core.engine.broker import (
     Aborted,
     Beyond,
@@ -36,8 +45,6 @@ from fennel_core.engine.broker import (
     Producer,
     Record,
 )
-from fennel_core.engine.bulk.lane import Lane, RowsGone
-from fennel_core.engine.bulk.staged import Chunk, Load, LoadDamaged, begun, input_of, name_of
 from fennel_core.engine.frontiers import Frontiers, given, told
 from fennel_core.engine.outputs import messages
 from fennel_core.engine.progress import Progress
@@ -155,11 +162,11 @@ class Runner:
         broker: Broker,
         pool: Pool,
         limits: Limits,
-        lane: Lane | None = None,
+        backfill_client: BackfillClient | None = None,
     ) -> None:
-        """`lane` None: every row comes live."""
+        """`backfill_client` None: every row comes live."""
         self.job, self.part, self.epoch = job, part, epoch
-        self._lane = lane
+        self._backfill_client = backfill_client
         self.status = "recovering"
         self._work, self._hangar, self._broker, self._pool, self._limits = (
             work,
@@ -293,11 +300,13 @@ class Runner:
         the batches (decision 0003).
         """
         for topic, following in ends.items():
-            if (name := name_of(topic)) is not None:
-                assert self._lane is not None, "a load was published through a lane"
-                load = await self._lane.load(name)
+            if (name := manifest_key(topic)) is not None:
+                assert self._backfill_client is not None, "a backfill needs its client"
+                load = await self._backfill_client.manifest(name)
                 for number in range(self._progress.offsets.get(topic, 0), following):
-                    await self._publish(load, number, await self._lane.chunk(load, number))
+                    await self._publish(
+                        load, number, await self._backfill_client.chunk(load, number)
+                    )
         wanted = {
             topic: ends[topic]
             for topic in self.job.inputs
@@ -368,11 +377,13 @@ class Runner:
     async def _replay(self, marker: IterationMarker, replayed: Offset) -> None:
         """Apply what an earlier owner committed and did not apply; emits nothing."""
         made = self._made(self._hangar, Outcome(), None)
-        name = name_of(marker.ranges[0].topic)
+        name = manifest_key(marker.ranges[0].topic)
         if marker.digest != made.digest and name is not None:
-            assert self._lane is not None, "a load was published through a lane"
+            assert self._backfill_client is not None, "a backfill needs its client"
             made = await self._of_chunk(
-                await self._lane.chunk(await self._lane.load(name), marker.ranges[0].first)
+                await self._backfill_client.chunk(
+                    await self._backfill_client.manifest(name), marker.ranges[0].first
+                )
             )
         elif marker.digest != made.digest:
             for covered in marker.ranges:
@@ -398,41 +409,42 @@ class Runner:
         it; then none of it is read live.
         """
         offsets = self._progress.offsets
-        if self._lane is None or any(topic in offsets for topic in self.job.inputs):
+        if self._backfill_client is None or any(topic in offsets for topic in self.job.inputs):
             return
-        known = begun(offsets)
+        known = backfill_in_progress(offsets)
         if known is not None:
-            load, following = await self._lane.load(known[0]), known[1]
+            load, following = await self._backfill_client.manifest(known[0]), known[1]
         else:
             starts = await self._broker.starts([(topic, self.part) for topic in self.job.inputs])
             begins = {topic: start for (topic, _), start in starts.items()}
             try:
                 asked, following = (
-                    await self._lane.wanted(self.job, PartitionIndex(self.part), begins),
+                    await self._backfill_client.obtain(self.job, PartitionIndex(self.part), begins),
                     Offset(0),
                 )
-            except RowsGone as lost:
+            except BackfillImpossible as lost:
                 raise Missing(str(lost)) from lost
             if asked is None:
                 return
             load = asked
         made_by = (load.step_version, load.state_format)
         if made_by != (self._work.version, progress_of_state.STATE_FORMAT):
-            raise LoadDamaged(
-                f"load {load.name} was of step version and state format {made_by}: "
+            raise BackfillCorrupt(
+                f"load {load.key} was of step version and state format {made_by}: "
                 "commit its dataset under a new version"
             )
-        self.status = "loading"
+        self.status = "backfilling"
         self._announce()
-        for number in range(following, len(load.pieces)):
-            await self._publish(load, number, await self._lane.chunk(load, number))
+        for number in range(following, len(load.chunks)):
+            await self._publish(load, number, await self._backfill_client.chunk(load, number))
 
-    async def _publish(self, load: Load, number: int, chunk: Chunk) -> None:
+    async def _publish(self, load: BackfillManifest, number: int, chunk: Chunk) -> None:
         made = await self._of_chunk(chunk)
-        covered = [Range(input_of(load.name), Offset(number), Offset(number + 1))]
-        if number + 1 == len(load.pieces):
+        covered = [Range(input_topic(load.key), Offset(number), Offset(number + 1))]
+        if number + 1 == len(load.chunks):
             covered += [
-                Range(TopicName(topic), Offset(0), Offset(end)) for topic, end in load.ends.items()
+                Range(TopicName(topic), Offset(0), Offset(end))
+                for topic, end in load.end_offsets.items()
             ]
         replayed = self._progress.replayed
         if self._producer is not None:

@@ -22,8 +22,8 @@ import structlog
 from fennel_core.bank.postgres_registry import PostgresRegistry
 from fennel_core.bank.registry import Slot
 from fennel_core.connections import frames, postgres, s3, secrets
-from fennel_core.engine.bulk.lane import BulkLane
-from fennel_core.engine.bulk.store import Loads
+from fennel_core.engine.backfill.client import QueuedBackfillClient
+from fennel_core.engine.backfill.queue import BackfillQueue
 from fennel_core.engine.drill.beside import Drills
 from fennel_core.engine.environment import environment_hash
 from fennel_core.engine.heir import Succession
@@ -104,11 +104,23 @@ async def _run(settings: Settings, slot: Slot, number: int, succession: Successi
         objects, clock = S3Objects(s3.client(settings), settings.s3_bucket), SystemClock()
         kept = Tools(objects, PostgresPointers(pool))
         snapshots = Snapshots(kept, settings.state_dir, threads, lambda: uuid.uuid4().hex)
-        lane = BulkLane(
-            PostgresHistoryFiles(pool), Loads(pool), objects, settings.bulk_from_rows, clock.sleep
+        backfill_client = QueuedBackfillClient(
+            PostgresHistoryFiles(pool),
+            BackfillQueue(pool),
+            objects,
+            settings.backfill_from_rows,
+            clock.sleep,
         )
         workshop = SlotWorkshop(
-            registry, broker, stores, snapshots, executors, callbacks, limits, threads, lane
+            registry,
+            broker,
+            stores,
+            snapshots,
+            executors,
+            callbacks,
+            limits,
+            threads,
+            backfill_client,
         )
         supervisor = Supervisor(
             slot, registry, workshop, clock, Millis(settings.lease_ms), settings.supervisor_poll_ms

@@ -18,8 +18,8 @@ from rocksdict import Cache
 from fennel_core.bank.registry import Registry
 from fennel_core.blueprints.spec import Job
 from fennel_core.engine import usercode
+from fennel_core.engine.backfill.client import BackfillClient
 from fennel_core.engine.broker import Broker
-from fennel_core.engine.bulk.lane import Lane
 from fennel_core.engine.runner import Limits, Pool, Runner, Work
 from fennel_core.engine.snapshots import Snapshots
 from fennel_core.executors.client import Callbacks, Executors
@@ -77,7 +77,7 @@ class SlotWorkshop:
         callbacks: SecretOf,
         limits: Limits,
         pool: Pool,
-        lane: Lane,
+        backfill_client: BackfillClient,
     ) -> None:
         self._registry, self._broker, self._stores, self._limits, self._pool = (
             registry,
@@ -86,11 +86,11 @@ class SlotWorkshop:
             limits,
             pool,
         )
-        self._snapshots, self._executors, self._callbacks, self._lane = (
+        self._snapshots, self._executors, self._callbacks, self._backfill_client = (
             snapshots,
             executors,
             callbacks,
-            lane,
+            backfill_client,
         )
         self._specs: dict[JobId, Job] = {}
 
@@ -110,7 +110,15 @@ class SlotWorkshop:
         )
         hangar = await self._snapshots.open(job, part, epoch, self._stores.open)
         return Runner(
-            spec, part, epoch, work, hangar, self._broker, self._pool, self._limits, self._lane
+            spec,
+            part,
+            epoch,
+            work,
+            hangar,
+            self._broker,
+            self._pool,
+            self._limits,
+            self._backfill_client,
         )
 
     def _prepare(self, job: Job) -> Callable[[pl.DataFrame], Awaitable[Outcome]] | None:

@@ -220,7 +220,7 @@ class Limits(BaseSettings):
         description="Spark slots kept free for side jobs, so that a stuck runner cannot starve "
         "them.",
     )
-    bulk_from_rows: int = Field(
+    backfill_from_rows: int = Field(
         500_000,
         ge=0,
         description="Rows of history from which a Spark batch computes a new job partition; with "

@@ -62,7 +62,7 @@ class Need:
     snapshots: int
     """How many it may start from; with none it needs everything."""
     loaded: bool = False
-    """What is gone from the log stands for it in a load on S3 (`engine.bulk`)."""
+    """What is gone from the log stands for it in a load on S3 (`engine.backfill`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,8 @@ from rocksdict import Cache
 
 from fennel_core.blueprints.spec import Job
 from fennel_core.connections import postgres, s3
-from fennel_core.engine.bulk.lane import BulkLane
-from fennel_core.engine.bulk.store import Loads
+from fennel_core.engine.backfill.client import QueuedBackfillClient
+from fennel_core.engine.backfill.queue import BackfillQueue
 from fennel_core.engine.drill.compare import drilled
 from fennel_core.engine.environment import environment_hash
 from fennel_core.engine.kafka import KafkaBroker
@@ -159,11 +159,11 @@ async def _carried_out(task: Task) -> Finding:
             async def sleep(ms: int) -> None:
                 await asyncio.sleep(ms / 1000)
 
-            lane = BulkLane(
+            backfill_client = QueuedBackfillClient(
                 PostgresHistoryFiles(pool),
-                Loads(pool),
+                BackfillQueue(pool),
                 tools.objects,
-                settings.bulk_from_rows,
+                settings.backfill_from_rows,
                 sleep,
             )
             limits = Limits(settings.iteration_bytes, environment_hash())
@@ -182,7 +182,7 @@ async def _carried_out(task: Task) -> Finding:
                     broker,
                     threads,
                     limits,
-                    lane,
+                    backfill_client,
                 )
 
             live = opener(task.folder / LIVE)

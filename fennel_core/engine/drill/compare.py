@@ -20,7 +20,7 @@ from typing import Any, Final
 import msgspec
 
 from fennel_core.engine import progress
-from fennel_core.engine.bulk.staged import LoadDamaged
+from fennel_core.engine.backfill.manifest import BackfillCorrupt
 from fennel_core.engine.progress import STATE_FORMAT, Progress, StateFormatError
 from fennel_core.engine.runner import Missing, Runner, Unusable
 from fennel_core.hangar.store import Hangar, HangarDamaged, Reads
@@ -104,7 +104,7 @@ async def _rehearsed(
             _hex(known.state_hash),
             _hex(stopped.state_hash),
         )
-    except (Missing, LoadDamaged) as gone:
+    except (Missing, BackfillCorrupt) as gone:
         return Finding(
             Verdict.LOST, f"{name} cannot be replayed to where the live state stands: {gone}"
         )

@@ -17,8 +17,8 @@ from tests.sim.engine.world import simulate
 SUBJECTS: Final = (runner, supervisor, service, snapshots, progress, frontiers, outputs, flow)
 WANTED_PERCENT: Final = 90
 ELSEWHERE: Final = {"_load", "_publish", "_of_chunk"}
-"""Functions of the bulk lane, which this world does not have: `tests/unit/engine/test_bulk.py` lets
-runners die in them.
+"""Functions of the backfill, which this world does not have:
+`tests/unit/engine/test_backfill.py` lets runners die in them.
 """
 
 

@@ -151,7 +151,7 @@ async def run_until(runner: Runner, offset: int | Mapping[TopicName, Offset]) ->
     targets = offset if isinstance(offset, Mapping) else {SOURCE: Offset(offset)}
     task = asyncio.create_task(runner.run())
     async with asyncio.timeout(10):
-        while runner.status in {"recovering", "loading"} or runner.behind(targets):
+        while runner.status in {"recovering", "backfilling"} or runner.behind(targets):
             waiting = asyncio.create_task(runner.moved())
             await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
             if task.done():

@@ -151,7 +151,7 @@ def test_why_a_partition_is_parked_stays_the_news_while_it_is_tried_again_and_no
     assert hosted.report() == Report("parked", None, "ValueError: no such column")
     hosted.runner = runner
     assert hosted.report() == Report("parked", None, "ValueError: no such column")
-    for status in ("loading", "running"):
+    for status in ("backfilling", "running"):
         runner.status = status
         assert hosted.report() == Report(status, 3, None)
 

@@ -14,7 +14,7 @@ from fennel_core.engine.runner import Runner, Work
 from fennel_core.engine.workshop import RocksStores, SlotWorkshop, ThreadPool
 from fennel_core.hangar.store import Hangar
 from fennel_core.vocab.ids import Epoch
-from tests.unit.engine.test_bulk import make_job
+from tests.unit.engine.test_backfill import make_job
 from tests.unit.engine.test_runner import LIMITS
 from tests.unit.engine.test_snapshots import JOB, PART
 

@@ -19,8 +19,8 @@ from typing import Final
 import polars as pl
 
 from fennel_core.blueprints.spec import Job
+from fennel_core.engine.backfill.manifest import Chunk
 from fennel_core.engine.broker import Outgoing
-from fennel_core.engine.bulk.staged import Chunk
 from fennel_core.engine.outputs import messages
 from fennel_core.hangar.store import Hangar, WriteBatch
 from fennel_core.history.parquet import GROUP, OFFSET

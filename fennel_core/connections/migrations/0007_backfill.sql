@@ -1,9 +1,9 @@
 -- Loads: new job partitions over long history, asked for by their owners, computed by a Spark batch. A load is a function of its inputs, so
 -- any owner may use it and no epoch guards it. No reference to `job`: the row says which objects are left to delete on S3.
-CREATE TABLE bulk_load (
+CREATE TABLE backfill (
     job_id        text NOT NULL,
     part          integer NOT NULL,
-    state         text NOT NULL DEFAULT 'wanted',        -- wanted | running | staged | failed | refused (nobody took it up in time)
+    state         text NOT NULL DEFAULT 'requested',     -- requested | running | staged | failed | expired (no driver claimed it in time)
     claimed_until timestamptz,                           -- while it lasts a driver is at work; after it, another may
     manifest      text,                                  -- key of the manifest, once staged
     row_count     bigint NOT NULL,                       -- rows in history when it was asked for

@@ -1,4 +1,4 @@
-"""The bulk lane over twins: what a batch computes and an owner publishes equals the live lane,
+"""The backfill in memory: what a batch computes and an owner publishes equals the live path,
 whatever dies on the way.
 """
 
@@ -14,20 +14,27 @@ import pytest
 
 from fennel_core.blueprints.spec import Job, Output
 from fennel_core.engine import progress
-from fennel_core.engine.broker import Outgoing, Unknown
-from fennel_core.engine.bulk import batch, staged
-from fennel_core.engine.bulk.batch import Share, compute
-from fennel_core.engine.bulk.decide import Batch, Input, Live, Lost, decide, why_not
-from fennel_core.engine.bulk.lane import RowsGone
-from fennel_core.engine.bulk.staged import (
+from fennel_core.engine.backfill import batch, manifest
+from fennel_core.engine.backfill.batch import Share, compute
+from fennel_core.engine.backfill.client import BackfillImpossible
+from fennel_core.engine.backfill.manifest import (
+    BackfillCorrupt,
+    BackfillManifest,
     Chunk,
-    Load,
-    LoadDamaged,
-    Piece,
-    chunk_bytes,
-    chunk_of,
+    ChunkRef,
+    decode_chunk,
     digest,
+    encode_chunk,
 )
+from fennel_core.engine.backfill.start_mode import (
+    InputLost,
+    InputRange,
+    StartLive,
+    StartWithBackfill,
+    batch_obstacle,
+    choose_start_mode,
+)
+from fennel_core.engine.broker import Outgoing, Unknown
 from fennel_core.engine.memory_broker import MemoryBroker, MemoryLog, MemoryProducer
 from fennel_core.engine.runner import Missing, Runner, Work
 from fennel_core.hangar.memory import MemoryHangar
@@ -118,7 +125,7 @@ async def world() -> MemoryLog:
 
 
 @dataclass
-class Lane:
+class MemoryBackfillClient:
     """History as files of seven messages, and everything a batch staged over them."""
 
     log: MemoryLog
@@ -134,12 +141,12 @@ class Lane:
             for topic in (LEFT, RIGHT)
         }
 
-    async def wanted(
+    async def obtain(
         self, job: Job, part: PartitionIndex, starts: Mapping[TopicName, Offset]
-    ) -> Load | None:
+    ) -> BackfillManifest | None:
         self.asked += 1
         inputs = [
-            Input(
+            InputRange(
                 topic,
                 starts[topic],
                 Offset(self.history[topic][-1][0] + 1),
@@ -147,15 +154,15 @@ class Lane:
             )
             for topic in job.inputs
         ]
-        match decide(job, part, inputs, self.from_rows):
-            case Live():
+        match choose_start_mode(job, part, inputs, self.from_rows):
+            case StartLive():
                 return None
-            case Lost(told):
-                raise RowsGone(told)
-            case Batch():
+            case InputLost(reason):
+                raise BackfillImpossible(reason)
+            case StartWithBackfill():
                 return self.staged(job, part)
 
-    def staged(self, job: Job, part: PartitionIndex) -> Load:
+    def staged(self, job: Job, part: PartitionIndex) -> BackfillManifest:
         files, bodies, ends = [], {}, {}
         for topic in job.inputs:
             kept = self.history[topic]
@@ -181,10 +188,10 @@ class Lane:
             )
             for chunk in chunks:
                 key = f"piece-{len(pieces)}"
-                self.objects[key] = chunk_bytes(chunk.outgoing, chunk.puts)
-                pieces.append(Piece(key, digest(self.objects[key])))
-        load = Load(
-            "bulk/job/0/x/manifest",
+                self.objects[key] = encode_chunk(chunk.outgoing, chunk.puts)
+                pieces.append(ChunkRef(key, digest(self.objects[key])))
+        load = BackfillManifest(
+            "backfill/job/0/x/manifest",
             job.id,
             0,
             step_version(job.step),
@@ -193,14 +200,14 @@ class Lane:
             ends,
             pieces,
         )
-        self.objects[load.name] = staged.manifest_bytes(load)
+        self.objects[load.key] = manifest.encode_manifest(load)
         return load
 
-    async def load(self, name: str) -> Load:
-        return staged.manifest_of(self.objects[name])
+    async def manifest(self, key: str) -> BackfillManifest:
+        return manifest.decode_manifest(self.objects[key])
 
-    async def chunk(self, load: Load, number: int) -> Chunk:
-        return chunk_of(load.pieces[number], self.objects.get(load.pieces[number].key))
+    async def chunk(self, load: BackfillManifest, number: int) -> Chunk:
+        return decode_chunk(load.chunks[number], self.objects.get(load.chunks[number].key))
 
 
 def runner(
@@ -208,12 +215,20 @@ def runner(
     log: MemoryLog,
     hangar: MemoryHangar,
     epoch: int,
-    lane: Lane | None,
+    backfill_client: MemoryBackfillClient | None,
     broker: MemoryBroker | None = None,
 ) -> Runner:
     work = Work(build(job.step), None, step_version(job.step), None)
     return Runner(
-        job, 0, Epoch(epoch), work, hangar, broker or MemoryBroker(log), SameThread(), LIMITS, lane
+        job,
+        0,
+        Epoch(epoch),
+        work,
+        hangar,
+        broker or MemoryBroker(log),
+        SameThread(),
+        LIMITS,
+        backfill_client,
     )
 
 
@@ -237,19 +252,23 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_load_and_the_live_tail_come_to_what_the_live_lane_comes_to(
     name: str, shares: int
 ) -> None:
-    job, live_log, bulk_log = make_job(name), await world(), await world()
-    live, bulk, lane = MemoryHangar(), MemoryHangar(), Lane(bulk_log, shares)
+    job, live_log, backfill_log = make_job(name), await world(), await world()
+    live, backfilled, backfill_client = (
+        MemoryHangar(),
+        MemoryHangar(),
+        MemoryBackfillClient(backfill_log, shares),
+    )
     await finish(runner(job, live_log, live, 1, None), job, live_log)
-    await finish(runner(job, bulk_log, bulk, 1, lane), job, bulk_log)
-    assert lane.asked == 1
-    assert written(bulk_log) == written(live_log)
-    assert progress.load(bulk).state_hash == progress.load(live).state_hash
+    await finish(runner(job, backfill_log, backfilled, 1, backfill_client), job, backfill_log)
+    assert backfill_client.asked == 1
+    assert written(backfill_log) == written(live_log)
+    assert progress.load(backfilled).state_hash == progress.load(live).state_hash
     markers = [
         m
-        for r in bulk_log.log((LOG, 0)).records
+        for r in backfill_log.log((LOG, 0)).records
         if isinstance(m := marker_of(r.value), IterationMarker)
     ]
-    loaded = [m for m in markers if staged.name_of(m.ranges[0].topic)]
+    loaded = [m for m in markers if manifest.manifest_key(m.ranges[0].topic)]
     assert bool(loaded) == bool(job.outputs)
     firsts = {r.topic: r.first for m in reversed(markers) if m not in loaded for r in m.ranges}
     assert all(first >= KEPT for first in firsts.values()), "nothing of history is read live"
@@ -259,13 +278,17 @@ async def test_a_load_and_the_live_tail_come_to_what_the_live_lane_comes_to(
 async def test_a_load_counts_once_whatever_dies_while_it_is_published(seed: int) -> None:
     seeded = random.Random(seed)
     job, live_log, log = make_job("aggregate"), await world(), await world()
-    live, hangar, lane = MemoryHangar(), MemoryHangar(), Lane(log)
+    live, hangar, backfill_client = MemoryHangar(), MemoryHangar(), MemoryBackfillClient(log)
     await finish(runner(job, live_log, live, 1, None), job, live_log)
     for epoch in range(1, 300):
         if seeded.random() < 0.1:
             hangar = MemoryHangar()  # the disk is lost with the process
         try:
-            await finish(runner(job, log, hangar, epoch, lane, FaultyBroker(log, seeded)), job, log)
+            await finish(
+                runner(job, log, hangar, epoch, backfill_client, FaultyBroker(log, seeded)),
+                job,
+                log,
+            )
             break
         except (Death, Unknown):
             continue
@@ -278,20 +301,20 @@ async def test_a_load_counts_once_whatever_dies_while_it_is_published(seed: int)
 async def test_a_job_partition_that_has_begun_live_asks_for_no_load() -> None:
     job, log, hangar = make_job("aggregate"), await world(), MemoryHangar()
     await finish(runner(job, log, hangar, 1, None), job, log)
-    lane = Lane(log)
-    await finish(runner(job, log, hangar, 2, lane), job, log)
-    assert lane.asked == 0
+    backfill_client = MemoryBackfillClient(log)
+    await finish(runner(job, log, hangar, 2, backfill_client), job, log)
+    assert backfill_client.asked == 0
 
 
 async def test_a_damaged_chunk_stops_the_job_partition_and_says_what_to_do() -> None:
-    job, lane = make_job("terminal aggregate"), Lane(await world())
-    load = lane.staged(job, PartitionIndex(0))
-    lane.objects[load.pieces[0].key] += b"x"
-    with pytest.raises(LoadDamaged, match="new version"):
-        await lane.chunk(load, 0)
-    del lane.objects[load.pieces[0].key]
-    with pytest.raises(LoadDamaged, match="gone"):
-        await lane.chunk(load, 0)
+    job, backfill_client = make_job("terminal aggregate"), MemoryBackfillClient(await world())
+    load = backfill_client.staged(job, PartitionIndex(0))
+    backfill_client.objects[load.chunks[0].key] += b"x"
+    with pytest.raises(BackfillCorrupt, match="new version"):
+        await backfill_client.chunk(load, 0)
+    del backfill_client.objects[load.chunks[0].key]
+    with pytest.raises(BackfillCorrupt, match="gone"):
+        await backfill_client.chunk(load, 0)
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -299,22 +322,26 @@ async def test_a_new_job_over_truncated_logs_equals_the_live_path(
     name: str,
 ) -> None:
     job, live_log, log = make_job(name), await world(), await world()
-    live, hangar, lane = MemoryHangar(), MemoryHangar(), Lane(log, from_rows=NEVER)
+    live, hangar, backfill_client = (
+        MemoryHangar(),
+        MemoryHangar(),
+        MemoryBackfillClient(log, from_rows=NEVER),
+    )
     await finish(runner(job, live_log, live, 1, None), job, live_log)
     gone = job.inputs[0]
-    log.forget((gone, 0), Offset(int(lane.history[gone][-1][0]) - 3))
-    await finish(runner(job, log, hangar, 1, lane), job, log)
+    log.forget((gone, 0), Offset(int(backfill_client.history[gone][-1][0]) - 3))
+    await finish(runner(job, log, hangar, 1, backfill_client), job, log)
     assert written(log) == written(live_log)
     assert progress.load(hangar).state_hash == progress.load(live).state_hash
 
 
 async def test_a_new_job_whose_rows_are_nowhere_is_told_where_they_were_and_what_to_do() -> None:
     job, log = make_job("join"), await world()
-    lane = Lane(log, from_rows=NEVER, kept=10)
-    end = lane.history[RIGHT][-1][0] + 1
+    backfill_client = MemoryBackfillClient(log, from_rows=NEVER, kept=10)
+    end = backfill_client.history[RIGHT][-1][0] + 1
     log.forget((RIGHT, 0), Offset(end + 1))
     with pytest.raises(Missing) as told:
-        await runner(job, log, MemoryHangar(), 1, lane).run()
+        await runner(job, log, MemoryHangar(), 1, backfill_client).run()
     for said in (
         "join (job[0])",
         f"right[0], begins at {end + 1}: offsets 0 to {end} are deleted",
@@ -324,19 +351,25 @@ async def test_a_new_job_whose_rows_are_nowhere_is_told_where_they_were_and_what
         assert said in str(told.value)
 
 
-def input_of(start: int, end: int, rows: int) -> Input:
-    return Input(LEFT, Offset(start), Offset(end), rows)
+def input_of(start: int, end: int, rows: int) -> InputRange:
+    return InputRange(LEFT, Offset(start), Offset(end), rows)
 
 
 def test_history_is_loaded_where_it_is_long_and_wherever_the_log_has_lost_it() -> None:
     job = make_job("aggregate")
-    assert decide(job, 0, [input_of(0, 9, 99)], 100) == Live()
-    assert decide(job, 0, [input_of(0, 9, 60), input_of(0, 9, 40)], 100) == Batch(100, needed=False)
-    assert decide(job, 0, [input_of(1, 1, 0)], 100) == Batch(0, needed=True), (
-        "what is gone may have been control records only"
+    assert choose_start_mode(job, 0, [input_of(0, 9, 99)], 100) == StartLive()
+    assert choose_start_mode(
+        job, 0, [input_of(0, 9, 60), input_of(0, 9, 40)], 100
+    ) == StartWithBackfill(100, required=False)
+    assert choose_start_mode(job, 0, [input_of(1, 1, 0)], 100) == StartWithBackfill(
+        0, required=True
+    ), "what is gone may have been control records only"
+    assert choose_start_mode(
+        job, 0, [input_of(0, 9, 60), input_of(9, 9, 40)], 1
+    ) == StartWithBackfill(100, required=True)
+    assert isinstance(choose_start_mode(job, 0, [input_of(10, 9, 1_000)], 100), InputLost), (
+        "offset 9 is nowhere"
     )
-    assert decide(job, 0, [input_of(0, 9, 60), input_of(9, 9, 40)], 1) == Batch(100, needed=True)
-    assert isinstance(decide(job, 0, [input_of(10, 9, 1_000)], 100), Lost), "offset 9 is nowhere"
 
 
 @pytest.mark.parametrize(
@@ -366,18 +399,18 @@ def test_a_job_that_no_batch_computes_is_told_so_where_the_log_has_lost_its_begi
     job = Job(
         JobId("j"), WorkspaceId("w"), (LEFT,), (Output(OUT, ()),), step, LOG, DEAD, 1, "title"
     )
-    assert decide(job, 0, [input_of(0, 9, 99)], 1) == Live()
-    lost = decide(job, 0, [input_of(3, 9, 99)], 1)
-    assert isinstance(lost, Lost)
-    assert "left[0], begins at 3: offsets 0 to 2 are deleted. History on S3 has them" in lost.told
-    assert reason in lost.told
+    assert choose_start_mode(job, 0, [input_of(0, 9, 99)], 1) == StartLive()
+    lost = choose_start_mode(job, 0, [input_of(3, 9, 99)], 1)
+    assert isinstance(lost, InputLost)
+    assert "left[0], begins at 3: offsets 0 to 2 are deleted. History on S3 has them" in lost.reason
+    assert reason in lost.reason
 
 
 def test_windows_that_close_are_left_to_the_live_lane() -> None:
     hopping = wire.Count("n", wire.Hopping(60_000_000, 60_000_000, 0), None, False, False, False)
     closing = spec.AggregateSpec(ROWS, ("key",), (hopping,), None, False, False, TOTALS)
-    assert why_not(make_job("aggregate")) is None
-    assert why_not(
+    assert batch_obstacle(make_job("aggregate")) is None
+    assert batch_obstacle(
         Job(
             JobId("j"),
             WorkspaceId("w"),
@@ -401,6 +434,6 @@ def test_windows_that_close_are_left_to_the_live_lane() -> None:
         1,
         "telling",
     )
-    assert why_not(telling), (
+    assert batch_obstacle(telling), (
         "it would have to pass on what it was told, and history does not say that"
     )

@@ -1,4 +1,4 @@
-"""The bulk lane over real Spark, Kafka, Postgres, S3 and RocksDB: a million rows of history,
+"""The backfill over real Spark, Kafka, Postgres, S3 and RocksDB: a million rows of history,
 computed by a batch, equal the live lane's.
 """
 
@@ -25,10 +25,10 @@ from fennel_core.blueprints.spec import Job, Output
 from fennel_core.connections import offsets, postgres, s3
 from fennel_core.connections.kafka import client_config
 from fennel_core.engine import progress
+from fennel_core.engine.backfill.driver import BackfillDriver, run_driver
+from fennel_core.engine.backfill.manifest import PREFIX
+from fennel_core.engine.backfill.queue import BackfillQueue
 from fennel_core.engine.broker import Outgoing
-from fennel_core.engine.bulk.driver import Driver, run_driver
-from fennel_core.engine.bulk.staged import PREFIX
-from fennel_core.engine.bulk.store import Loads
 from fennel_core.engine.host import session
 from fennel_core.engine.kafka import KafkaBroker
 from fennel_core.engine.slot import run_slot
@@ -212,10 +212,10 @@ async def bench(infra: None, database: str, tmp_path: Path) -> AsyncIterator[Ben
             "supervisor_poll_ms": 300,
         }
     )
-    names = {lane: TopicName(f"bulk-{run}.copy-{lane}") for lane in ("live", "bulk")}
+    names = {lane: TopicName(f"backfill-{run}.copy-{lane}") for lane in ("live", "backfill")}
     topic, logs = (
-        TopicName(f"bulk-{run}.source"),
-        {lane: TopicName(f"bulk-{run}.log-{lane}") for lane in ("live", "bulk")},
+        TopicName(f"backfill-{run}.source"),
+        {lane: TopicName(f"backfill-{run}.log-{lane}") for lane in ("live", "backfill")},
     )
     topics = [topic, *names.values(), *logs.values()]
     admin = AdminClient(client_config(settings))
@@ -236,7 +236,7 @@ async def bench(infra: None, database: str, tmp_path: Path) -> AsyncIterator[Ben
 
 @asynccontextmanager
 async def slot(bench: Bench, from_rows: int) -> AsyncIterator[None]:
-    settings = bench.settings.model_copy(update={"bulk_from_rows": from_rows})
+    settings = bench.settings.model_copy(update={"backfill_from_rows": from_rows})
     task = asyncio.create_task(run_slot(settings, EngineId("e"), 0))
     yield
     task.cancel()
@@ -270,24 +270,24 @@ async def test_a_spark_batch_over_a_million_rows_gives_the_state_and_content_of_
         for name in ("aggregate", "map"):
             await bench.caught_up(bench.job(name, "live"))
     for name in ("aggregate", "map"):
-        await bench.register(bench.job(name, "bulk"))
+        await bench.register(bench.job(name, "backfill"))
     async with spark_driver(bench), slot(bench, 100_000):
         for name in ("aggregate", "map"):
-            await bench.caught_up(bench.job(name, "bulk"))
-    told = [line for line in capsys.readouterr().err.splitlines() if "bulk load" in line]
-    staged = [json.loads(line) for line in told if '"bulk load staged"' in line]
+            await bench.caught_up(bench.job(name, "backfill"))
+    told = [line for line in capsys.readouterr().err.splitlines() if "backfill" in line]
+    staged = [json.loads(line) for line in told if '"backfill staged"' in line]
     assert {(line["job"], line["part"]): line["rows"] for line in staged} == {
-        (bench.job(name, "bulk").id, part): rows // PARTITIONS
+        (bench.job(name, "backfill").id, part): rows // PARTITIONS
         for name in ("aggregate", "map")
         for part in range(PARTITIONS)
     }, told
-    live, bulk = (
+    live, backfilled = (
         bench.state(bench.job("aggregate", "live")),
-        bench.state(bench.job("aggregate", "bulk")),
+        bench.state(bench.job("aggregate", "backfill")),
     )
-    assert [each.state_hash for each in bulk] == [each.state_hash for each in live]
+    assert [each.state_hash for each in backfilled] == [each.state_hash for each in live]
     for part in range(PARTITIONS):
-        assert (await bench.written("bulk", part)).equals(await bench.written("live", part))
+        assert (await bench.written("backfill", part)).equals(await bench.written("live", part))
 
 
 async def parked(bench: Bench, job: Job) -> list[str]:
@@ -313,7 +313,7 @@ def forget(bench: Bench, before: Mapping[offsets.Source, Offset]) -> None:
 async def test_new_jobs_over_a_truncated_log_wait_for_a_batch_and_equal_a_recompute(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fennel_core.engine.bulk.lane.TAKEN_UP_MS", 0)
+    monkeypatch.setattr("fennel_core.engine.backfill.client.TAKEN_UP_MS", 0)
     bench.messages, bench.rows = 7, 40
     await fill(bench)
     for name in ("aggregate", "map"):
@@ -324,23 +324,23 @@ async def test_new_jobs_over_a_truncated_log_wait_for_a_batch_and_equal_a_recomp
     ends = await PostgresHistoryFiles(bench.pool).ends([bench.topic])
     forget(bench, {(topic, int(part)): Offset(end - 1) for (topic, part), end in ends.items()})
     for name in ("aggregate", "map"):
-        await bench.register(bench.job(name, "bulk"))
+        await bench.register(bench.job(name, "backfill"))
     async with slot(bench, NEVER):
-        for error in await parked(bench, bench.job("map", "bulk")):
+        for error in await parked(bench, bench.job("map", "backfill")):
             assert "begins with what is in history only" in error
             assert "FENNEL_ENGINE_SPARE_SLOTS" in error
         monkeypatch.undo()
         async with spark_driver(bench):
             for name in ("aggregate", "map"):
-                await bench.caught_up(bench.job(name, "bulk"))
-    live, bulk = (
+                await bench.caught_up(bench.job(name, "backfill"))
+    live, backfilled = (
         bench.state(bench.job("aggregate", "live")),
-        bench.state(bench.job("aggregate", "bulk")),
+        bench.state(bench.job("aggregate", "backfill")),
     )
-    assert [each.state_hash for each in bulk] == [each.state_hash for each in live]
+    assert [each.state_hash for each in backfilled] == [each.state_hash for each in live]
     for part in range(PARTITIONS):
         recomputed = pl.concat(batches(bench, part)).sort("__pos")
-        assert (await bench.written("bulk", part)).select(recomputed.columns).equals(recomputed)
+        assert (await bench.written("backfill", part)).select(recomputed.columns).equals(recomputed)
 
 
 async def test_a_new_job_over_rows_that_are_nowhere_any_more_says_which_and_what_to_do(
@@ -350,7 +350,7 @@ async def test_a_new_job_over_rows_that_are_nowhere_any_more_says_which_and_what
     await fill(bench)
     ends = await PostgresHistoryFiles(bench.pool).ends([bench.topic])
     forget(bench, {(topic, int(part)): Offset(end + 1) for (topic, part), end in ends.items()})
-    job = bench.job("aggregate", "bulk")
+    job = bench.job("aggregate", "backfill")
     await bench.register(job)
     async with slot(bench, 0):
         for part, error in enumerate(await parked(bench, job)):
@@ -367,18 +367,18 @@ async def test_what_was_staged_goes_with_its_job(bench: Bench) -> None:
     client, bucket, job = (
         s3.client(bench.settings),
         bench.settings.s3_bucket,
-        bench.job("aggregate", "bulk"),
+        bench.job("aggregate", "backfill"),
     )
     s3.ensure_bucket(client, bucket)
     assert s3.put_new(client, bucket, f"{PREFIX}/{job.id}/0/x/0-0", b"chunk")
     await bench.register(job)
-    loads = Loads(bench.pool)
-    await loads.ask(job.id, PartitionIndex(0), 1)
-    driver = Driver(None, bench.settings, {}, bench.pool, loads)  # type: ignore[arg-type]  # tidying runs no Spark job
-    await driver.tidy()
+    queue = BackfillQueue(bench.pool)
+    await queue.request(job.id, PartitionIndex(0), 1)
+    driver = BackfillDriver(None, bench.settings, {}, bench.pool, queue)  # type: ignore[arg-type]  # tidying runs no Spark job
+    await driver.delete_orphans()
     assert s3.keys(client, bucket, f"{PREFIX}/{job.id}/") != []
     async with bench.pool.connection() as connection:
         await connection.execute("DELETE FROM job WHERE id = %s", (job.id,))
-    await driver.tidy()
+    await driver.delete_orphans()
     assert s3.keys(client, bucket, f"{PREFIX}/{job.id}/") == []
-    assert await loads.asked(job.id, PartitionIndex(0)) is None
+    assert await queue.find(job.id, PartitionIndex(0)) is None

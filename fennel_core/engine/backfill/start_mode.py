@@ -25,7 +25,7 @@ REMEDY: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Input:
+class InputRange:
     """One input of a job partition. Its log begins at `start`; history has `rows` rows of it, and
     what lies below `end`.
     """
@@ -37,29 +37,29 @@ class Input:
 
 
 @dataclass(frozen=True, slots=True)
-class Live:
+class StartLive:
     """All of it is read live."""
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """A batch computes what history has. `needed`: the live lane cannot take its place."""
+class StartWithBackfill:
+    """A batch computes what history has. `required`: the live lane cannot take its place."""
 
     rows: int
-    needed: bool
+    required: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class InputLost:
     """Neither lane can come to what the job should hold; why, and what to do."""
 
-    told: str
+    reason: str
 
 
-Decision = Live | Batch | Lost
+StartMode = StartLive | StartWithBackfill | InputLost
 
 
-def why_not(job: Job) -> str | None:
+def batch_obstacle(job: Job) -> str | None:
     """Why a batch cannot compute this job; None where it can."""
     if isinstance(job.step, UserCodeSpec):
         return "it runs user code, which a batch cannot wait for"
@@ -71,12 +71,14 @@ def why_not(job: Job) -> str | None:
     return None
 
 
-def decide(job: Job, part: int, inputs: Sequence[Input], from_rows: int) -> Decision:
+def choose_start_mode(
+    job: Job, part: int, inputs: Sequence[InputRange], from_rows: int
+) -> StartMode:
     """What a job partition without state does; history of fewer than `from_rows` rows is left to
     the live lane where it can read it.
     """
     shortened = [each for each in inputs if each.start > 0]
-    obstacle = why_not(job)
+    obstacle = batch_obstacle(job)
     for each in shortened:
         gone = (
             f"{job.title} ({job.id}[{part}]) begins without state, and the log it "
@@ -84,15 +86,19 @@ def decide(job: Job, part: int, inputs: Sequence[Input], from_rows: int) -> Deci
             f"offsets 0 to {each.start - 1} are deleted"
         )
         if each.end < each.start:
-            return Lost(
+            return InputLost(
                 f"{gone}, and history on S3 ends at {each.end}. {REMEDY}, or log those rows again"
             )
         if obstacle is not None:
-            return Lost(
+            return InputLost(
                 f"{gone}. History on S3 has them, but this job cannot be loaded from "
                 f"there: {obstacle}. {REMEDY}"
             )
     rows = sum(each.rows for each in inputs)
     if shortened:
-        return Batch(rows, needed=True)
-    return Live() if obstacle is not None or rows < from_rows else Batch(rows, needed=False)
+        return StartWithBackfill(rows, required=True)
+    return (
+        StartLive()
+        if obstacle is not None or rows < from_rows
+        else StartWithBackfill(rows, required=False)
+    )

@@ -1,4 +1,4 @@
-"""The driver's side of the bulk lane: take up what owners ask for, run it as Spark tasks beside the
+"""The driver's side of backfills: take up what owners ask for, run it as Spark tasks beside the
 slots, stage it.
 
 Theory. One Spark task per share, on the slots kept spare for side jobs. A task reads history, runs
@@ -26,10 +26,17 @@ from fennel_core.bank.registry import RegistryUnavailable
 from fennel_core.blueprints.spec import Job
 from fennel_core.connections import postgres, s3
 from fennel_core.connections.postgres import Pool
-from fennel_core.engine.bulk.batch import Share, compute
-from fennel_core.engine.bulk.staged import PREFIX as OBJECTS
-from fennel_core.engine.bulk.staged import Load, Piece, chunk_bytes, digest, folder, manifest_bytes
-from fennel_core.engine.bulk.store import CHANNEL, CLAIM_SECONDS, Loads, Place
+from fennel_core.engine.backfill.batch import Share, compute
+from fennel_core.engine.backfill.manifest import PREFIX as OBJECTS
+from fennel_core.engine.backfill.manifest import (
+    BackfillManifest,
+    ChunkRef,
+    attempt_prefix,
+    digest,
+    encode_chunk,
+    encode_manifest,
+)
+from fennel_core.engine.backfill.queue import CHANNEL, CLAIM_SECONDS, BackfillQueue, JobPartition
 from fennel_core.engine.progress import STATE_FORMAT
 from fennel_core.hangar.rocks import RocksHangar
 from fennel_core.history.parquet import read
@@ -45,15 +52,15 @@ from fennel_core.vocab.ids import JobId, PartitionIndex
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-TIDY_SECONDS: Final = 60
-GROUP: Final = "bulk"
+ORPHAN_CHECK_SECONDS: Final = 60
+SPARK_JOB_GROUP: Final = "backfill"
 SCRATCH_CACHE_BYTES: Final = 32 << 20
-PASSING: Final = (RegistryUnavailable, HistoryError, StoreError)
+RETRIABLE: Final = (RegistryUnavailable, HistoryError, StoreError)
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class BackfillTask:
     """What one Spark task computes; travels to its process."""
 
     spec: bytes
@@ -67,14 +74,14 @@ class Task:
 async def run_driver(
     context: SparkContext, settings: Settings, environment: Mapping[str, str], pool: Pool
 ) -> None:
-    """Serve the bulk lane until cancelled."""
-    loads = Loads(pool)
-    driver = Driver(context, settings, environment, pool, loads)
+    """Serve backfills until cancelled."""
+    queue = BackfillQueue(pool)
+    driver = BackfillDriver(context, settings, environment, pool, queue)
     dsn = settings.postgres_dsn.get_secret_value()
     woken = asyncio.Event()
 
     async def wake() -> None:
-        async for _ in postgres.listen(dsn, [CHANNEL], name="bulk-wake"):
+        async for _ in postgres.listen(dsn, [CHANNEL], name="backfill-wake"):
             woken.set()
 
     async with asyncio.TaskGroup() as group:
@@ -82,31 +89,31 @@ async def run_driver(
         while True:
             woken.clear()
             try:
-                for place in await loads.claim():
+                for place in await queue.claim():
                     group.create_task(driver.serve(*place))
-                await driver.tidy()
-            except PASSING as away:
-                log.warning("the bulk lane tries again", error=str(away))
+                await driver.delete_orphans()
+            except RETRIABLE as away:
+                log.warning("backfills tries again", error=str(away))
             try:
-                await asyncio.wait_for(woken.wait(), TIDY_SECONDS)
+                await asyncio.wait_for(woken.wait(), ORPHAN_CHECK_SECONDS)
             except TimeoutError:
                 continue
 
 
-class Driver:
+class BackfillDriver:
     def __init__(
         self,
         context: SparkContext,
         settings: Settings,
         environment: Mapping[str, str],
         pool: Pool,
-        loads: Loads,
+        queue: BackfillQueue,
     ) -> None:
-        self._context, self._settings, self._environment, self._loads = (
+        self._context, self._settings, self._environment, self._queue = (
             context,
             settings,
             dict(environment),
-            loads,
+            queue,
         )
         self._registry, self._files = PostgresRegistry(pool), PostgresHistoryFiles(pool)
         self._objects = S3Objects(s3.client(settings), settings.s3_bucket)
@@ -116,28 +123,26 @@ class Driver:
         keeping = asyncio.create_task(self._keep((job, part)))
         try:
             await self._compute(job, part)
-        except PASSING as away:
-            log.warning(
-                "a bulk load is left to the next claim", job=job, part=part, error=str(away)
-            )
+        except RETRIABLE as away:
+            log.warning("a backfill is left to the next claim", job=job, part=part, error=str(away))
         finally:
             keeping.cancel()
 
-    async def tidy(self) -> None:
+    async def delete_orphans(self) -> None:
         """Remove what was staged for jobs that are gone."""
-        for job in await self._loads.left_over():
+        for job in await self._queue.orphans():
             await self._objects.remove(
                 [stored.key for stored in await self._objects.stored(f"{OBJECTS}/{job}/")]
             )
-            await self._loads.forget(job)
+            await self._queue.delete(job)
 
-    async def _keep(self, place: Place) -> None:
+    async def _keep(self, place: JobPartition) -> None:
         while True:
             await asyncio.sleep(CLAIM_SECONDS / 6)
             try:
-                await self._loads.keep(*place)
-            except PASSING as away:
-                log.warning("a claim of the bulk lane was not renewed", error=str(away))
+                await self._queue.renew_claim(*place)
+            except RETRIABLE as away:
+                log.warning("a claim of backfills was not renewed", error=str(away))
 
     async def _compute(self, job_id: JobId, part: PartitionIndex) -> None:
         stored = await self._registry.spec(job_id)
@@ -145,21 +150,21 @@ class Driver:
             return  # gone meanwhile
         job = canonical.loads(stored, Job)
         found = [await self._files.files(topic, part) for topic in job.inputs]
-        prefix = folder(job.id, part, uuid.uuid4().hex)
+        prefix = attempt_prefix(job.id, part, uuid.uuid4().hex)
         shares = max(1, self._settings.engine_spare_slots // job.partitions)
         files = tuple(tuple(file.object_key for file in files if file.row_count) for files in found)
         tasks = [
-            Task(stored, part, Share(number, shares), files, f"{prefix}/{number}")
+            BackfillTask(stored, part, Share(number, shares), files, f"{prefix}/{number}")
             for number in range(shares)
         ]
         rows = sum(file.row_count for files in found for file in files)
-        log.info("bulk load begins", job=job.id, part=part, rows=rows, tasks=shares)
+        log.info("backfill begins", job=job.id, part=part, rows=rows, tasks=shares)
         try:
             pieces = await asyncio.to_thread(self._run, tasks)
         except Py4JError as failed:
             reason = str(failed).strip().splitlines()
-            log.error("bulk load failed", job=job.id, part=part, error=str(failed))
-            await self._loads.failed(
+            log.error("backfill failed", job=job.id, part=part, error=str(failed))
+            await self._queue.fail(
                 job.id,
                 part,
                 next((line for line in reversed(reason) if "Error" in line), reason[0]),
@@ -171,7 +176,7 @@ class Driver:
             if files
         }
         name = f"{prefix}/manifest"
-        load = Load(
+        load = BackfillManifest(
             name,
             job.id,
             part,
@@ -181,36 +186,36 @@ class Driver:
             {str(t): int(o) for t, o in ends.items()},
             pieces,
         )
-        await self._objects.put(name, manifest_bytes(load))
-        await self._loads.staged(job.id, part, name)
+        await self._objects.put(name, encode_manifest(load))
+        await self._queue.complete(job.id, part, name)
         log.info(
-            "bulk load staged", job=job.id, part=part, rows=rows, chunks=len(pieces), manifest=name
+            "backfill staged", job=job.id, part=part, rows=rows, chunks=len(pieces), manifest=name
         )
 
-    def _run(self, tasks: list[Task]) -> list[Piece]:
+    def _run(self, tasks: list[BackfillTask]) -> list[ChunkRef]:
         """All pieces in the order of tasks and chunks. Blocks."""
         environment = self._environment
 
-        def work(task: Task) -> list[tuple[str, str]]:
+        def work(task: BackfillTask) -> list[tuple[str, str]]:
             import os
 
             os.environ.update(environment)  # before anything is imported that reads it
-            from fennel_core.engine.bulk.driver import stage
+            from fennel_core.engine.backfill.driver import stage
             from fennel_core.settings.model import Settings
 
             return list(stage(Settings(), task))
 
-        self._context.setJobGroup(GROUP, "bulk loads", interruptOnCancel=True)
+        self._context.setJobGroup(SPARK_JOB_GROUP, "backfills", interruptOnCancel=True)
         found = self._context.parallelize(tasks, len(tasks)).map(work).collect()
-        return [Piece(key, sha256) for pieces in found for key, sha256 in pieces]
+        return [ChunkRef(key, sha256) for pieces in found for key, sha256 in pieces]
 
 
-def stage(settings: Settings, task: Task) -> Iterator[tuple[str, str]]:
+def stage(settings: Settings, task: BackfillTask) -> Iterator[tuple[str, str]]:
     """Compute a share and upload its chunks; key and SHA-256 of each. Runs in a Spark task."""
     from rocksdict import Cache
 
     client = s3.client(settings)
-    scratch = Path(tempfile.mkdtemp(prefix="bulk-", dir=settings.data_dir))
+    scratch = Path(tempfile.mkdtemp(prefix="backfill-", dir=settings.data_dir))
 
     def fetch(key: str) -> Any:
         body = s3.get(client, settings.s3_bucket, key)
@@ -224,7 +229,7 @@ def stage(settings: Settings, task: Task) -> Iterator[tuple[str, str]]:
         for number, chunk in enumerate(
             compute(job, PartitionIndex(task.part), task.share, task.files, fetch, hangar)
         ):
-            body, key = chunk_bytes(chunk.outgoing, chunk.puts), f"{task.prefix}-{number}"
+            body, key = encode_chunk(chunk.outgoing, chunk.puts), f"{task.prefix}-{number}"
             s3.put_new(client, settings.s3_bucket, key, body)
             yield key, digest(body)
     finally:

@@ -2,12 +2,12 @@
 
 Theory. A load is a pure function of a job, a partition and ranges of its inputs in history: whoever
 computes it gets the same, so it needs no owner. To its job partition a load is one more input:
-`load:<manifest>` whose records are the chunks 0, 1, …. The owner publishes a chunk like any
+`backfill:<manifest>` whose records are the chunks 0, 1, …. The owner publishes a chunk like any
 iteration (outputs and marker in one transaction, then mutations and the next chunk's number in one
 write batch); the last chunk also moves the offsets of the real inputs to where history ended. So a
 crash in the middle, a new owner and replay need no rules of their own.
 
-Objects: `bulk/<job>/<part>/<name>/manifest` (JSON) and `…/<number>` (a chunk: zstd over msgpack
+Objects: `backfill/<job>/<part>/<name>/manifest` (JSON) and `…/<number>` (a chunk: zstd over msgpack
 `[FORMAT, outputs, entries]`).
 """
 
@@ -25,14 +25,14 @@ from fennel_core.engine.broker import Outgoing
 from fennel_core.vocab.ids import JobId, Offset, PartitionIndex, TopicName
 
 FORMAT: Final = 1
-PREFIX: Final = "bulk"
-_INPUT: Final = "load:"
+PREFIX: Final = "backfill"
+_INPUT: Final = "backfill:"
 _CODEC: Final = pa.Codec("zstd")
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
 
 
-class LoadDamaged(Exception):
+class BackfillCorrupt(Exception):
     """What was staged is not what its manifest says: the job partition parks, and is rebuilt."""
 
 
@@ -45,45 +45,45 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ChunkRef:
     """One staged chunk."""
 
     key: str
     sha256: str
 
 
-class Load(msgspec.Struct, frozen=True):
+class BackfillManifest(msgspec.Struct, frozen=True):
     """A finished load. `ends`: the next offset of each input topic after it; `name`: the key of its
     manifest.
     """
 
-    name: str
+    key: str
     job: str
     part: int
     step_version: int
     state_format: int
     rows: int
-    ends: dict[str, int]
-    pieces: list[Piece]
+    end_offsets: dict[str, int]
+    chunks: list[ChunkRef]
     format: int = FORMAT
 
 
-def folder(job: JobId, part: PartitionIndex, unique: str) -> str:
+def attempt_prefix(job: JobId, part: PartitionIndex, unique: str) -> str:
     """Where the objects of one attempt at a load stand."""
     return f"{PREFIX}/{job}/{part}/{unique}"
 
 
-def input_of(name: str) -> TopicName:
+def input_topic(name: str) -> TopicName:
     """The load as an input of its job partition."""
     return TopicName(_INPUT + name)
 
 
-def name_of(topic: TopicName) -> str | None:
+def manifest_key(topic: TopicName) -> str | None:
     """The load that an input stands for, None for a real topic."""
     return topic.removeprefix(_INPUT) if topic.startswith(_INPUT) else None
 
 
-def begun(offsets: Mapping[TopicName, Offset]) -> tuple[str, Offset] | None:
+def backfill_in_progress(offsets: Mapping[TopicName, Offset]) -> tuple[str, Offset] | None:
     """The load that a job partition's offsets tell of and the next chunk of it, None where there is
     none.
     """
@@ -91,31 +91,31 @@ def begun(offsets: Mapping[TopicName, Offset]) -> tuple[str, Offset] | None:
         (
             (name, offset)
             for topic, offset in offsets.items()
-            if (name := name_of(topic)) is not None
+            if (name := manifest_key(topic)) is not None
         ),
         None,
     )
 
 
-def manifest_bytes(load: Load) -> bytes:
+def encode_manifest(load: BackfillManifest) -> bytes:
     return msgspec.json.encode(load)
 
 
-def manifest_of(body: bytes) -> Load:
-    """LoadDamaged when the bytes are no manifest of this format."""
+def decode_manifest(body: bytes) -> BackfillManifest:
+    """BackfillCorrupt when the bytes are no manifest of this format."""
     try:
-        load = msgspec.json.decode(body, type=Load)
+        load = msgspec.json.decode(body, type=BackfillManifest)
     except msgspec.MsgspecError as damaged:
-        raise LoadDamaged(f"a load's manifest cannot be read: {damaged}") from damaged
+        raise BackfillCorrupt(f"a load's manifest cannot be read: {damaged}") from damaged
     if load.format != FORMAT:
-        raise LoadDamaged(
-            f"load {load.name} has format {load.format}, not {FORMAT}: run the "
+        raise BackfillCorrupt(
+            f"load {load.key} has format {load.format}, not {FORMAT}: run the "
             "version that staged it"
         )
     return load
 
 
-def chunk_bytes(outgoing: Sequence[Outgoing], puts: Mapping[bytes, bytes]) -> bytes:
+def encode_chunk(outgoing: Sequence[Outgoing], puts: Mapping[bytes, bytes]) -> bytes:
     """The object of a chunk."""
     messages = [
         [o.topic, o.partition, o.value, [[name, value] for name, value in o.headers]]
@@ -125,10 +125,10 @@ def chunk_bytes(outgoing: Sequence[Outgoing], puts: Mapping[bytes, bytes]) -> by
     return len(body).to_bytes(8, "big") + bytes(_CODEC.compress(body, asbytes=True))
 
 
-def chunk_of(piece: Piece, body: bytes | None) -> Chunk:
-    """The chunk in an object; LoadDamaged when it is not there or not what was staged."""
+def decode_chunk(piece: ChunkRef, body: bytes | None) -> Chunk:
+    """The chunk in an object; BackfillCorrupt when it is not there or not what was staged."""
     if body is None or digest(body) != piece.sha256:
-        raise LoadDamaged(
+        raise BackfillCorrupt(
             f"chunk {piece.key} is {'gone' if body is None else 'damaged'}: commit "
             "its dataset under a new version"
         )
