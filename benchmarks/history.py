@@ -41,7 +41,7 @@ from psycopg.conninfo import make_conninfo
 from pydantic import SecretStr
 
 from benchmarks.micro_batches import session
-from fennel_core.apps.local.parts import process_env
+from fennel_core.apps.local.services import process_env
 from fennel_core.blueprints.spec import Catalog, DatasetView
 from fennel_core.connections import migrate, s3
 from fennel_core.connections.kafka import client_config, producer_config
@@ -212,7 +212,7 @@ def _started(settings: Settings, folder: Path, trigger_s: float) -> subprocess.P
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
-    changed = {"history_port": port, "history_trigger_s": trigger_s, "history_wait_s": 0.1}
+    changed = {"history_port": port, "history_trigger_s": trigger_s, "history_max_wait_s": 0.1}
     environment = {**os.environ, **process_env(settings.model_copy(update=changed))}
     with (folder / "history.log").open("wb") as log:
         return subprocess.Popen(

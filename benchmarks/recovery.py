@@ -242,12 +242,12 @@ def floor_s(settings: Settings, manifest: Manifest, target: Path) -> float:
 
 
 def engine_pid() -> int:
-    told = json.loads(
+    status = json.loads(
         subprocess.run(
             ["fennel-core", "status", "--json"], capture_output=True, text=True, check=False
         ).stdout
     )
-    return next(int(part["pid"]) for part in told["parts"] if part["part"] == "engine")
+    return next(int(row["pid"]) for row in status["services"] if row["service"] == "engine")
 
 
 async def measured(

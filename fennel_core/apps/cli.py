@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import click
 
 if TYPE_CHECKING:
-    from fennel_core.apps.local.launch import Failure
-    from fennel_core.apps.local.parts import Part
-    from fennel_core.apps.local.steps import Machine
+    from fennel_core.apps.local.launcher import StartFailure
+    from fennel_core.apps.local.services import Service
+    from fennel_core.apps.local.setup_steps import PlatformContext
 
 CONTEXT: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 DEMO_TOKEN: Final = "dev-demo"  # noqa: S105  # not a secret: development tokens name a workspace and work on loopback only
@@ -57,13 +57,13 @@ def up(only: tuple[str, ...]) -> None:
     settings is restarted. Everything listens on loopback. A port in use, missing Java or a full
     disk is said before anything starts.
     """
+    from fennel_core.apps.errors import SetupFailed
     from fennel_core.apps.local import platform
-    from fennel_core.apps.local.host import HostError
 
-    machine, wanted = _chosen(_names(only))
+    context, wanted = _chosen(_names(only))
     try:
-        failures = platform.up(machine, wanted)
-    except HostError as error:
+        failures = platform.up(context, wanted)
+    except SetupFailed as error:
         _fail(str(error))
     except KeyboardInterrupt:
         _fail(
@@ -71,10 +71,10 @@ def up(only: tuple[str, ...]) -> None:
             "it, `fennel-core down` stops it."
         )
     for failure in failures:
-        _explain(machine, failure)
+        _explain(context, failure)
     if failures:
         sys.exit(1)
-    settings, names = machine.settings, {part.name for part in wanted}
+    settings, names = context.settings, {service.name for service in wanted}
     click.echo()
     if "query" in names:
         click.echo(f"The API is at {settings.query_url}.")
@@ -86,10 +86,10 @@ def up(only: tuple[str, ...]) -> None:
     )
 
 
-def _explain(machine: "Machine", failure: "Failure") -> None:
-    log = machine.layout.shown(machine.layout.log(failure.part.name))
+def _explain(context: "PlatformContext", failure: "StartFailure") -> None:
+    log = context.layout.shown(context.layout.log(failure.service.name))
     click.secho(
-        f"\n{failure.part.title} did not become ready: {failure.why.rstrip('.')}.",
+        f"\n{failure.service.title} did not become ready: {failure.why.rstrip('.')}.",
         fg="red",
         err=True,
     )
@@ -117,10 +117,10 @@ def down(only: tuple[str, ...]) -> None:
     """
     from fennel_core.apps.local import platform
 
-    machine, wanted = _chosen(_names(only))
-    stopped = platform.down(machine, wanted)
-    for part in stopped:
-        click.echo(f"stopped {part.name}" + ("" if part.gently else " (had to be killed)"))
+    context, wanted = _chosen(_names(only))
+    stopped = platform.down(context, wanted)
+    for service in stopped:
+        click.echo(f"stopped {service.name}" + ("" if service.gently else " (had to be killed)"))
     if not stopped:
         click.echo("Nothing was running.")
 
@@ -131,11 +131,11 @@ def restart(names: tuple[str, ...]) -> None:
     """Stop parts and start them again, as after a change of their code."""
     from fennel_core.apps.local import platform
 
-    machine, wanted = _chosen(names)
-    platform.down(machine, wanted)
-    failures = platform.up(machine, wanted)
+    context, wanted = _chosen(names)
+    platform.down(context, wanted)
+    failures = platform.up(context, wanted)
     for failure in failures:
-        _explain(machine, failure)
+        _explain(context, failure)
     sys.exit(1 if failures else 0)
 
 
@@ -146,30 +146,30 @@ def status(as_json: bool) -> None:
 
     Exits with 1 unless every part is ready.
     """
-    from fennel_core.apps.local import platform, show
+    from fennel_core.apps.local import platform, status_tables
 
-    machine, _ = _chosen(())
-    rows = platform.status(machine)
+    context, _ = _chosen(())
+    rows = platform.status(context)
     partitions, history, alarms, drills = (
-        _partitions(machine),
-        _history(machine),
-        _alarms(machine),
-        _failing_drills(machine),
+        _partitions(context),
+        _history(context),
+        _alarms(context),
+        _failing_drills(context),
     )
     if as_json:
-        parts = [
+        services = [
             {
-                "part": r.part.name,
+                "service": r.service.name,
                 "state": r.state,
                 "why": r.why,
                 "pid": r.pid,
-                "port": r.part.port,
+                "port": r.service.port,
                 "log": str(r.log),
             }
             for r in rows
         ]
         found = {
-            "parts": parts,
+            "services": services,
             "job_partitions": partitions,
             "history": history,
             "needed_records": alarms,
@@ -177,35 +177,35 @@ def status(as_json: bool) -> None:
         }
         click.echo(json.dumps(found, indent=2))
     else:
-        show.print_parts(machine.layout, rows)
-        show.print_partitions(partitions)
-        if machine.settings.history:
-            show.print_history(history)
-        show.print_alarms(alarms)
-        show.print_drills(drills)
+        status_tables.print_parts(context.layout, rows)
+        status_tables.print_partitions(partitions)
+        if context.settings.history:
+            status_tables.print_history(history)
+        status_tables.print_alarms(alarms)
+        status_tables.print_drills(drills)
     sys.exit(0 if all(row.state == "ready" for row in rows) else 1)
 
 
-def _partitions(machine: "Machine") -> list[dict[str, Any]] | None:
+def _partitions(context: "PlatformContext") -> list[dict[str, Any]] | None:
     """What the query server says of job partitions; None while it cannot be asked."""
-    return _rows(machine, f"{machine.settings.query_url}/status", "job_partitions")
+    return _rows(context, f"{context.settings.query_url}/status", "job_partitions")
 
 
-def _alarms(machine: "Machine") -> list[dict[str, Any]] | None:
+def _alarms(context: "PlatformContext") -> list[dict[str, Any]] | None:
     """What the definition server says of needed records; None while it cannot be asked."""
-    return _rows(machine, f"{machine.settings.definition_url}/api/v1/operations/needed", "alarms")
+    return _rows(context, f"{context.settings.definition_url}/api/v1/operations/needed", "alarms")
 
 
-def _failing_drills(machine: "Machine") -> list[dict[str, Any]] | None:
+def _failing_drills(context: "PlatformContext") -> list[dict[str, Any]] | None:
     """What the definition server says of drills that did not agree; None while it cannot be
     asked.
     """
-    return _rows(machine, f"{machine.settings.definition_url}/api/v1/operations/drills", "drills")
+    return _rows(context, f"{context.settings.definition_url}/api/v1/operations/drills", "drills")
 
 
-def _rows(machine: "Machine", url: str, name: str) -> list[dict[str, Any]] | None:
+def _rows(context: "PlatformContext", url: str, name: str) -> list[dict[str, Any]] | None:
     """A list that a server of ours tells the administrator; None without an answer."""
-    token = machine.settings.admin_token.get_secret_value()
+    token = context.settings.admin_token.get_secret_value()
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})  # noqa: S310  # our own URL
     try:
         with urllib.request.urlopen(request, timeout=5) as answer:  # noqa: S310  # our own URL
@@ -215,18 +215,18 @@ def _rows(machine: "Machine", url: str, name: str) -> list[dict[str, Any]] | Non
         return None
 
 
-def _history(machine: "Machine") -> dict[str, dict[str, int]] | None:
+def _history(context: "PlatformContext") -> dict[str, dict[str, int]] | None:
     """Files, rows and messages behind of each topic with a history; None while its writer cannot be
     asked.
     """
-    from fennel_core.apps.local.show import history_of
+    from fennel_core.apps.local.status_tables import parse_history_metrics
 
-    settings = machine.settings
+    settings = context.settings
     try:
         with urllib.request.urlopen(
             f"http://{settings.host}:{settings.history_port}/metrics", timeout=5
         ) as answer:  # our own URL
-            return history_of(answer.read().decode())
+            return parse_history_metrics(answer.read().decode())
     except (OSError, ValueError):
         return None
 
@@ -239,11 +239,11 @@ def _history(machine: "Machine") -> dict[str, dict[str, int]] | None:
 @click.option("-n", "--lines", default=20, show_default=True, help="Lines to begin with.")
 def logs(name: str | None, follow: bool, lines: int) -> None:
     """Print the ends of the log files, or of one part's."""
-    machine, wanted = _chosen((name,) if name else ())
+    context, wanted = _chosen((name,) if name else ())
     files = [
-        str(machine.layout.log(part.name))
-        for part in wanted
-        if machine.layout.log(part.name).exists()
+        str(context.layout.log(service.name))
+        for service in wanted
+        if context.layout.log(service.name).exists()
     ]
     if not files:
         _fail("There is no log yet: nothing was started.")
@@ -266,11 +266,11 @@ def logs(name: str | None, follow: bool, lines: int) -> None:
 )
 def env(everything: bool) -> None:
     """Print export lines with the API's URL and a token: eval "$(fennel-core env)"."""
-    from fennel_core.apps.local.parts import process_env
+    from fennel_core.apps.local.services import process_env
 
-    machine, _ = _chosen(())
-    variables = process_env(machine.settings) if everything else {}
-    variables |= {"FENNEL_URL": machine.settings.query_url, "FENNEL_TOKEN": DEMO_TOKEN}
+    context, _ = _chosen(())
+    variables = process_env(context.settings) if everything else {}
+    variables |= {"FENNEL_URL": context.settings.query_url, "FENNEL_TOKEN": DEMO_TOKEN}
     for name, value in variables.items():
         click.echo(f"export {name}={shlex.quote(value)}")
 
@@ -301,10 +301,10 @@ def demo() -> None:
 
     if importlib.util.find_spec("fennel_core.apps.demo") is None:
         _fail("This version has no demo.")
-    machine, _ = _chosen(())
-    from fennel_core.apps.local.parts import process_env
+    context, _ = _chosen(())
+    from fennel_core.apps.local.services import process_env
 
-    environment = process_env(machine.settings)
+    environment = process_env(context.settings)
     sys.exit(
         subprocess.run(
             [sys.executable, "-m", "fennel_core.apps.demo"],
@@ -448,12 +448,12 @@ def clean(yes: bool) -> None:
     """
     from fennel_core.apps.local import platform
 
-    machine, wanted = _chosen(())
+    context, wanted = _chosen(())
     if not yes:
-        click.confirm(f"Delete everything in {machine.layout.data}?", abort=True)
-    platform.down(machine, wanted)
-    platform.wipe(machine)
-    click.echo(f"Deleted the data in {machine.layout.data}.")
+        click.confirm(f"Delete everything in {context.layout.data}?", abort=True)
+    platform.down(context, wanted)
+    platform.wipe(context)
+    click.echo(f"Deleted the data in {context.layout.data}.")
 
 
 @main.group()
@@ -493,13 +493,13 @@ def _definition(method: str, path: str, body: dict[str, str] | None = None) -> d
     """Asks the definition server as administrator; ends the program with its sentence where it
     refuses.
     """
-    machine, _ = _chosen(())
+    context, _ = _chosen(())
     request = urllib.request.Request(  # noqa: S310  # our own URL
-        machine.settings.definition_url + path,
+        context.settings.definition_url + path,
         data=json.dumps(body).encode() if body is not None else None,
         method=method,
         headers={
-            "Authorization": f"Bearer {machine.settings.admin_token.get_secret_value()}",
+            "Authorization": f"Bearer {context.settings.admin_token.get_secret_value()}",
             "Content-Type": "application/json",
         },
     )
@@ -513,7 +513,7 @@ def _definition(method: str, path: str, body: dict[str, str] | None = None) -> d
         _fail(said or f"The definition server answers {error.code}.")
     except OSError as error:
         _fail(
-            f"The definition server at {machine.settings.definition_url} does not "
+            f"The definition server at {context.settings.definition_url} does not "
             f"answer ({error}): is the platform up?"
         )
 
@@ -522,20 +522,20 @@ def _names(only: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for word in only for name in word.split(",") if name)
 
 
-def _chosen(names: tuple[str, ...]) -> "tuple[Machine, tuple[Part, ...]]":
+def _chosen(names: tuple[str, ...]) -> "tuple[PlatformContext, tuple[Service, ...]]":
     """This machine and the parts that names mean; ends the program with one sentence where that
     cannot be.
     """
     from pydantic import ValidationError
 
-    from fennel_core.apps.local.decide import UnknownPartError, chosen
-    from fennel_core.apps.local.host import HostError
-    from fennel_core.apps.local.parts import table
-    from fennel_core.apps.local.platform import machine_here
+    from fennel_core.apps.errors import SetupFailed, UnknownService
+    from fennel_core.apps.local.launch_plan import select_services
+    from fennel_core.apps.local.platform import load_context
+    from fennel_core.apps.local.services import service_table
 
     try:
-        machine = machine_here()
-        return machine, chosen(table(machine), names)
+        context = load_context()
+        return context, select_services(service_table(context), names)
     except ValidationError as error:
         _fail(
             "\n".join(
@@ -545,7 +545,7 @@ def _chosen(names: tuple[str, ...]) -> "tuple[Machine, tuple[Part, ...]]":
                 for e in error.errors()
             )
         )
-    except (HostError, UnknownPartError) as error:
+    except (SetupFailed, UnknownService) as error:
         _fail(str(error))
     except OSError as error:
         _fail(f"{error.strerror}: {error.filename}")

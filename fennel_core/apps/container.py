@@ -24,10 +24,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from fennel_core.apps.local.health import ask, from_json, to_json
+from fennel_core.apps.local.readiness import check_readiness, from_json, to_json
 
 if TYPE_CHECKING:
-    from fennel_core.apps.local.steps import Machine
+    from fennel_core.apps.local.setup_steps import PlatformContext
 
 USAGE: Final = "usage: python -m fennel_core.apps.container prepare [STEP ...] | run PART | healthy"
 
@@ -51,66 +51,66 @@ def healthy(question: Path) -> int | str:
         health, began_s = from_json(question.read_text()), question.stat().st_mtime
     except FileNotFoundError:
         return "its start is being prepared"
-    return ask(health, datetime.fromtimestamp(began_s, UTC)) or 0
+    return check_readiness(health, datetime.fromtimestamp(began_s, UTC)) or 0
 
 
 def prepare(names: list[str]) -> int | str:
     """Carries out steps by name, as `make-bucket`, in the order given; the keys come first."""
-    from fennel_core.apps.local.host import HostError
-    from fennel_core.apps.local.steps import Step, carry_out
+    from fennel_core.apps.errors import SetupFailed
+    from fennel_core.apps.local.setup_steps import SetupStep, run_setup_step
 
-    known = {step.name.lower().replace("_", "-"): step for step in Step}
+    known = {step.name.lower().replace("_", "-"): step for step in SetupStep}
     if unknown := [name for name in names if name not in known]:
         return f"There is no step {', '.join(unknown)}; there are {', '.join(known)}."
     try:
-        machine = _machine()
+        context = _context()
         for name in names:
             print(known[name].value, flush=True)
-            carry_out(known[name], machine)
-    except HostError as error:
+            run_setup_step(known[name], context)
+    except SetupFailed as error:
         return str(error)
     return 0
 
 
 def run(name: str, question: Path) -> str:
     """Becomes the part; returns only where that cannot be."""
-    from fennel_core.apps.local.host import HostError
-    from fennel_core.apps.local.launch import environment_of
-    from fennel_core.apps.local.parts import table
-    from fennel_core.apps.local.steps import carry_out
+    from fennel_core.apps.errors import SetupFailed
+    from fennel_core.apps.local.launcher import environment_of
+    from fennel_core.apps.local.services import service_table
+    from fennel_core.apps.local.setup_steps import run_setup_step
 
     question.unlink(missing_ok=True)  # of the time before a restart
     try:
-        machine = _machine()
-        parts = {part.name: part for part in table(machine)}
-        if name not in parts:
-            return f"There is no part {name}; there are {', '.join(parts)}."
-        part = parts[name]
-        for step in part.before:
-            carry_out(step, machine)
-    except HostError as error:
+        context = _context()
+        services = {service.name: service for service in service_table(context)}
+        if name not in services:
+            return f"There is no part {name}; there are {', '.join(services)}."
+        service = services[name]
+        for step in service.before:
+            run_setup_step(step, context)
+    except SetupFailed as error:
         return str(error)
     descriptor = os.open(question, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as file:
-        file.write(to_json(part.health))
-    os.chdir(machine.layout.root)
-    return _become(part.command, environment_of(part))
+        file.write(to_json(service.health))
+    os.chdir(context.layout.root)
+    return _become(service.command, environment_of(service))
 
 
 def _become(command: tuple[str, ...], environment: dict[str, str]) -> NoReturn:
     os.execvpe(command[0], command, environment)  # noqa: S606  # a row of our own table, and no shell
 
 
-def _machine() -> Machine:
+def _context() -> PlatformContext:
     from pydantic import ValidationError
 
-    from fennel_core.apps.local.host import HostError
-    from fennel_core.apps.local.platform import machine_here
+    from fennel_core.apps.errors import SetupFailed
+    from fennel_core.apps.local.platform import load_context
 
     try:
-        return machine_here()
+        return load_context()
     except ValidationError as error:
-        raise HostError("\n".join(str(each["msg"]) for each in error.errors())) from error
+        raise SetupFailed("\n".join(str(each["msg"]) for each in error.errors())) from error
 
 
 if __name__ == "__main__":

@@ -55,12 +55,12 @@ async def serve(settings: Settings) -> None:
         key_file = settings.secrets_key_file
         sealer = None if key_file is None else secrets.Sealer.from_file(key_file)
         recovery = Recovery(steps.tools, settings.reconcile_interval_s)
-        watch = Watch(Retention(settings, pool), settings.needed_look_s)
+        watch = Watch(Retention(settings, pool), settings.retention_check_s)
         inlined = dataclasses.replace(commits, orchestrator=inline)
         office = Office(
             settings, pool, commits, inlined, sealer, recovery.wake, lambda: watch.alarms
         )
-        drills = DrillWatch(pool, settings.needed_look_s)
+        drills = DrillWatch(pool, settings.retention_check_s)
         tasks = [asyncio.create_task(each.run()) for each in (recovery, watch, drills)]
         config = uvicorn.Config(
             application(office, Health(PROCESS, checks(pool, settings))),

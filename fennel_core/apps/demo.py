@@ -15,14 +15,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from fennel_core.apps.errors import DemoFailed
 from fennel_core.settings.model import Settings
 
 PROJECT = Path(__file__).resolve().parents[2]
 TOKEN = "dev-demo"  # noqa: S105  # opens workspace `demo` in development mode on loopback, and nothing else
-
-
-class DemoFailed(Exception):
-    """The example did not come to its end; the text is what it printed last."""
 
 
 def run_demo(settings: Settings, console: Console) -> None:

@@ -134,7 +134,7 @@ class Retention:
         self, sources: list[Source], kinds: Mapping[TopicName, Kind], now_ms: int
     ) -> dict[Source, Log]:
         keep_ms = self._settings.kafka_retention_ms
-        warn_ms = keep_ms * self._settings.needed_alarm_percent // 100
+        warn_ms = keep_ms * self._settings.retention_alarm_percent // 100
         bounds = offsets.bounds(self._admin, sources, TIMEOUT_S)
         aged = offsets.since(self._admin, sources, now_ms - keep_ms, TIMEOUT_S)
         warned = offsets.since(self._admin, sources, now_ms - warn_ms, TIMEOUT_S)
@@ -209,8 +209,8 @@ def _stand(position: Position, topic: TopicName, replaylog: TopicName) -> int:
 
 
 class Watch:
-    """The definition server's look, every `needed_look_s`: alarms in the log when they begin and
-    end, in gauges, and for `status`.
+    """The definition server's look, every `retention_check_s`: alarms in the log when they begin
+    and end, in gauges, and for `status`.
     """
 
     def __init__(self, retention: Retention, interval_s: float) -> None:

@@ -193,7 +193,7 @@ async def _sources(tx: LedgerTransaction, commit: CommitId) -> tuple[Commit, byt
 def steps_over(pool: Pool, settings: Settings) -> Steps:
     """The steps over the real Postgres and Kafka."""
     timings = commit_protocol.LedgerTimings(
-        lease_ms=Millis(settings.commit_lease_ms), stray_grace_ms=Millis(settings.stray_grace_ms)
+        lease_ms=Millis(settings.commit_lease_ms), stray_grace_ms=Millis(settings.orphan_grace_ms)
     )
     tools = LedgerContext(PostgresLedger(pool), KafkaTopicAdmin(settings), asyncio.sleep, timings)
     return Steps(

@@ -107,7 +107,7 @@ async def run_history(settings: Settings) -> None:
         settings.postgres_dsn.get_secret_value(), name=PROCESS, size=2
     ) as pool:
         files, topics = PostgresHistoryFiles(pool), Topics(pool)
-        rule = Rule(settings.history_file_records, settings.history_wait_s)
+        rule = Rule(settings.history_file_records, settings.history_max_wait_s)
         writer = Writer(files, topics, Log(settings).bounds, roller, rule, time.monotonic)
         objects = S3Objects(s3.client(settings), settings.s3_bucket)
         grace = timedelta(milliseconds=settings.history_grace_ms)

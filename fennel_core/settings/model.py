@@ -39,7 +39,7 @@ class Orchestrator(StrEnum):
     INLINE = "inline"
 
 
-class Addresses(BaseSettings):
+class AddressSettings(BaseSettings):
     """Where each part listens. Everything binds to loopback unless told otherwise."""
 
     host: str = Field(
@@ -140,7 +140,7 @@ class Addresses(BaseSettings):
         return f"http://{self.address_of('ingest')}:{self.ingest_port}"
 
 
-class Backends(BaseSettings):
+class BackendSettings(BaseSettings):
     """How to reach Postgres, Kafka, S3 and Airflow, local or not."""
 
     postgres_dsn: SecretStr = Field(
@@ -182,7 +182,7 @@ class Backends(BaseSettings):
     )
 
 
-class Security(BaseSettings):
+class SecuritySettings(BaseSettings):
     """Who may do what, and where keys are."""
 
     dev_tokens: bool = Field(
@@ -198,7 +198,7 @@ class Security(BaseSettings):
     )
 
 
-class Limits(BaseSettings):
+class LimitSettings(BaseSettings):
     """The bounds. A change here changes cost or latency, never a result."""
 
     partitions: int = Field(
@@ -249,14 +249,14 @@ class Limits(BaseSettings):
         description="Delete a dataset's messages only as far as history on S3 has them. Off: by "
         "age alone, for those without history.",
     )
-    needed_alarm_percent: int = Field(
+    retention_alarm_percent: int = Field(
         80,
         gt=0,
         lt=100,
         description="A needed message older than this share of the retention is an alarm: "
         "snapshots should long cover it.",
     )
-    needed_look_s: float = Field(
+    retention_check_s: float = Field(
         60.0, gt=0, description="How often the definition server looks who needs old messages, s."
     )
     kafka_replication: int = Field(
@@ -318,7 +318,7 @@ class Limits(BaseSettings):
         description="A commit that shows no sign of life for this long, ms, is finished or "
         "undone by recovery.",
     )
-    stray_grace_ms: int = Field(
+    orphan_grace_ms: int = Field(
         HOUR_MS,
         gt=0,
         description="A topic that no ledger knows is deleted after this, ms: longer than any "
@@ -376,7 +376,7 @@ class Limits(BaseSettings):
         description="Messages of one partition that are worth a file at once: small files cost "
         "every later reader.",
     )
-    history_wait_s: float = Field(
+    history_max_wait_s: float = Field(
         300.0,
         gt=0,
         description="A partition with fewer messages is written after this, s: far less than "
@@ -435,7 +435,7 @@ class Limits(BaseSettings):
     )
 
 
-class Places(BaseSettings):
+class PathSettings(BaseSettings):
     """Folders. Relative ones are taken from the working directory."""
 
     data_dir: Path = Field(
@@ -484,7 +484,7 @@ class Places(BaseSettings):
         return self.data_dir / "state"
 
 
-class Settings(Addresses, Backends, Security, Limits, Places):
+class Settings(AddressSettings, BackendSettings, SecuritySettings, LimitSettings, PathSettings):
     """All settings of one process, read from `FENNEL_*` when made.
 
     Raises `pydantic.ValidationError` naming each variable that cannot be used. Frozen: a running

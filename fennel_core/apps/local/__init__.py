@@ -1,9 +1,8 @@
-"""The whole platform on one machine: real Postgres, Kafka, S3, Airflow and our own servers, started
-and stopped together.
+"""The whole platform on one machine: Postgres, Kafka, S3, Airflow and the fennel-core servers.
 
-Theory. A part is a row of a table (`parts.py`): command, environment, port, health check, what it
-needs. What to do is decided from facts (`decide.py`) without touching the world; `launch.py` and
-`stop.py` carry it out. A part lives in a session of its own, so that everything it starts can be
-found and stopped, and its pid file holds its start time, so that a recycled pid is never mistaken
-for it.
+A service is one row of a table (`services.py`): command, environment, ports, readiness check and
+dependencies. `launch_plan.py` decides without I/O which services to start, keep or restart;
+`launcher.py` and `platform.py` carry the decision out. Each service leads its own session, so that
+every process it starts can be found and stopped. Its pid file also records the start time, so that
+a recycled pid is never mistaken for the service.
 """

@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from fennel_core.apps.errors import SetupFailed
 from fennel_core.apps.local import postgres
-from fennel_core.apps.local.host import HostError
-from fennel_core.apps.local.keys import Keys
-from fennel_core.apps.local.layout import Layout
+from fennel_core.apps.local.file_layout import FileLayout
+from fennel_core.apps.local.platform_keys import PlatformKeys
 from fennel_core.settings.model import Settings
 
 PARALLELISM: Final = 8
@@ -35,16 +35,16 @@ WARM_S: Final = 180.0
 """Four seconds on an idle machine, more than a minute where twenty others want its cores."""
 
 
-def home(layout: Layout) -> str:
+def home(layout: FileLayout) -> str:
     return str(layout.data / "airflow")
 
 
-def passwords_file(layout: Layout) -> Path:
+def passwords_file(layout: FileLayout) -> Path:
     """In its own folder, because it opens the file for writing."""
     return layout.data / "airflow" / "passwords.json"
 
 
-def env(settings: Settings, layout: Layout, keys: Keys) -> Mapping[str, str]:
+def env(settings: Settings, layout: FileLayout, keys: PlatformKeys) -> Mapping[str, str]:
     """Everything Airflow reads, as its own variables."""
     options = {
         ("core", "executor"): "LocalExecutor",
@@ -92,7 +92,7 @@ def env(settings: Settings, layout: Layout, keys: Keys) -> Mapping[str, str]:
     }
 
 
-def migrate(settings: Settings, layout: Layout, keys: Keys) -> None:
+def migrate(settings: Settings, layout: FileLayout, keys: PlatformKeys) -> None:
     """Brings the database to this version of Airflow and writes the login. Raises HostError with
     Airflow's last lines.
 
@@ -124,7 +124,7 @@ def migrate(settings: Settings, layout: Layout, keys: Keys) -> None:
         lines = layout.log("airflow-migrate").read_text(errors="replace").strip().splitlines() or [
             "it said nothing"
         ]
-        raise HostError(
+        raise SetupFailed(
             f"Airflow could not migrate its database ({lines[-1]}): see "
             f"{layout.shown(layout.log('airflow-migrate'))}"
         )
@@ -142,4 +142,4 @@ def warm(settings: Settings) -> None:
         with urllib.request.urlopen(url, timeout=WARM_S) as answer:  # noqa: S310  # our own URL
             answer.read()
     except OSError as error:
-        raise HostError(f"Airflow's task API does not answer at {url} ({error})") from error
+        raise SetupFailed(f"Airflow's task API does not answer at {url} ({error})") from error

@@ -6,9 +6,10 @@ import subprocess
 from collections.abc import Mapping
 from typing import Final
 
-from fennel_core.apps.local.host import Host, HostError
-from fennel_core.apps.local.keys import Keys
-from fennel_core.apps.local.layout import Layout
+from fennel_core.apps.errors import SetupFailed
+from fennel_core.apps.local.file_layout import FileLayout
+from fennel_core.apps.local.host_environment import HostEnvironment
+from fennel_core.apps.local.platform_keys import PlatformKeys
 from fennel_core.settings.model import MIB, Settings
 
 NODE: Final = "1"
@@ -23,15 +24,15 @@ LOGGING: Final = (
 )
 
 
-def _java(layout: Layout, host: Host) -> tuple[str, ...]:
+def _java(layout: FileLayout, host: HostEnvironment) -> tuple[str, ...]:
     return (host.java, *JVM, *LOGGING, "-cp", f"{layout.jars / 'kafka'}/*")
 
 
-def command(layout: Layout, host: Host) -> tuple[str, ...]:
+def command(layout: FileLayout, host: HostEnvironment) -> tuple[str, ...]:
     return (*_java(layout, host), "kafka.Kafka", str(layout.data / "kafka" / "server.properties"))
 
 
-def properties(settings: Settings, layout: Layout) -> Mapping[str, str]:
+def properties(settings: Settings, layout: FileLayout) -> Mapping[str, str]:
     """server.properties as a mapping."""
     controller = f"{settings.own_address}:{settings.kafka_controller_port}"
     return {
@@ -67,7 +68,9 @@ def properties(settings: Settings, layout: Layout) -> Mapping[str, str]:
     }
 
 
-def format_storage(settings: Settings, layout: Layout, keys: Keys, host: Host) -> None:
+def format_storage(
+    settings: Settings, layout: FileLayout, keys: PlatformKeys, host: HostEnvironment
+) -> None:
     """Writes the configuration and formats the log folder once. Raises HostError with the tool's
     last line.
     """
@@ -90,7 +93,7 @@ def format_storage(settings: Settings, layout: Layout, keys: Keys, host: Host) -
     ]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise HostError(
+        raise SetupFailed(
             f"Kafka could not format {folder}: "
             f"{(done.stderr or done.stdout).strip().splitlines()[-1]}"
         )

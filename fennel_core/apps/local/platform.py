@@ -18,32 +18,39 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
+from fennel_core.apps.errors import PlatformLocked, SetupFailed
 from fennel_core.apps.local import postgres, processes
-from fennel_core.apps.local.checks import complaints
-from fennel_core.apps.local.decide import Decision, Running, decide, stopping_waves, with_needs
-from fennel_core.apps.local.health import ask
-from fennel_core.apps.local.host import HostError, look_around
-from fennel_core.apps.local.keys import Keys, ensure_keys
-from fennel_core.apps.local.launch import Failure, Launch
-from fennel_core.apps.local.layout import ROOT, Layout
-from fennel_core.apps.local.parts import WATCH, Part, process_env, table
-from fennel_core.apps.local.progress import display_for
-from fennel_core.apps.local.steps import Machine
+from fennel_core.apps.local.file_layout import ROOT, FileLayout
+from fennel_core.apps.local.host_environment import inspect_host
+from fennel_core.apps.local.launch_plan import (
+    LaunchAction,
+    RunningService,
+    launch_action,
+    stop_waves,
+    with_dependencies,
+)
+from fennel_core.apps.local.launcher import Launcher, StartFailure
+from fennel_core.apps.local.platform_keys import PlatformKeys, ensure_keys
+from fennel_core.apps.local.preflight import preflight_problems
+from fennel_core.apps.local.readiness import check_readiness
+from fennel_core.apps.local.services import WATCHDOG, Service, process_env, service_table
+from fennel_core.apps.local.setup_steps import PlatformContext
+from fennel_core.apps.local.start_display import display_for
 from fennel_core.settings.model import Settings
 
 
-def machine_here() -> Machine:
+def load_context() -> PlatformContext:
     """Reads the settings, makes the folders and keys. Raises HostError and OSError."""
     asked = Settings()
-    layout = Layout(root=ROOT, data=(ROOT / asked.data_dir).resolve())
+    layout = FileLayout(root=ROOT, data=(ROOT / asked.data_dir).resolve())
     layout.make()
     keys = ensure_keys(layout.secrets)
-    return Machine(
-        settings=local_settings(asked, layout, keys), layout=layout, keys=keys, host=look_around()
+    return PlatformContext(
+        settings=local_settings(asked, layout, keys), layout=layout, keys=keys, host=inspect_host()
     )
 
 
-def local_settings(asked: Settings, layout: Layout, keys: Keys) -> Settings:
+def local_settings(asked: Settings, layout: FileLayout, keys: PlatformKeys) -> Settings:
     """The asked settings with every address, folder and password of the local platform put in."""
     return asked.model_copy(
         update={
@@ -65,44 +72,46 @@ def local_settings(asked: Settings, layout: Layout, keys: Keys) -> Settings:
     )
 
 
-class Busy(Exception):
-    """Somebody else is starting or stopping parts."""
-
-
 @contextmanager
-def only_one(layout: Layout, wait: bool = True) -> Iterator[None]:
+def platform_lock(layout: FileLayout, wait: bool = True) -> Iterator[None]:
     """Who starts or stops parts does so alone. Raises Busy instead of waiting if asked to."""
     with (layout.data / "lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError as error:
-            raise Busy from error
+            raise PlatformLocked from error
         yield
 
 
-def up(machine: Machine, wanted: Sequence[Part]) -> tuple[Failure, ...]:
+def up(context: PlatformContext, wanted: Sequence[Service]) -> tuple[StartFailure, ...]:
     """Starts the wanted parts and what they need, shows progress, returns what failed.
 
     Raises HostError, one sentence per line, if it is clear beforehand that it cannot work.
     """
-    layout = machine.layout
-    rows = table(machine)
-    parts = with_needs(rows, [*wanted, *(row for row in rows if row.name == WATCH)])
-    with only_one(layout):
-        starting = [part for part in parts if decide(part, running(layout, part)) is Decision.START]
-        if sentences := complaints(machine.settings, layout, machine.host, starting):
-            raise HostError("\n".join(sentences))
-        write_env_file(layout, process_env(machine.settings))
-        with display_for(parts, layout) as display:
-            return Launch(machine, display).run(parts)
+    layout = context.layout
+    rows = service_table(context)
+    services = with_dependencies(rows, [*wanted, *(row for row in rows if row.name == WATCHDOG)])
+    with platform_lock(layout):
+        starting = [
+            service
+            for service in services
+            if launch_action(service, running(layout, service)) is LaunchAction.START
+        ]
+        if sentences := preflight_problems(context.settings, layout, context.host, starting):
+            raise SetupFailed("\n".join(sentences))
+        write_env_file(layout, process_env(context.settings))
+        with display_for(services, layout) as display:
+            return Launcher(context, display).run(services)
 
 
-def running(layout: Layout, part: Part) -> Running | None:
-    record = processes.read_record(layout.pids / part.name)
-    return Running(record.digest) if record is not None and processes.is_alive(record) else None
+def running(layout: FileLayout, service: Service) -> RunningService | None:
+    record = processes.read_record(layout.pids / service.name)
+    return (
+        RunningService(record.digest) if record is not None and processes.is_alive(record) else None
+    )
 
 
-def write_env_file(layout: Layout, variables: Mapping[str, str]) -> None:
+def write_env_file(layout: FileLayout, variables: Mapping[str, str]) -> None:
     """`NAME=value` lines, for `Settings(_env_file=…)`; only its owner may read it."""
     new = layout.env_file.with_suffix(".new")
     new.unlink(missing_ok=True)
@@ -113,21 +122,21 @@ def write_env_file(layout: Layout, variables: Mapping[str, str]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Stopped:
+class StoppedService:
     """A part that ran and does no more. `gently`: nobody had to be killed."""
 
     name: str
     gently: bool
 
 
-def down(machine: Machine, wanted: Sequence[Part]) -> tuple[Stopped, ...]:
+def down(context: PlatformContext, wanted: Sequence[Service]) -> tuple[StoppedService, ...]:
     """Stops what `up` started among the wanted parts, those who need others first; touches no other
     process.
     """
-    layout = machine.layout
-    known = {part.name for part in table(machine)}
-    with only_one(layout):
-        stopped: list[Stopped] = []
+    layout = context.layout
+    known = {service.name for service in service_table(context)}
+    with platform_lock(layout):
+        stopped: list[StoppedService] = []
         if len(wanted) == len(known):
             # Rows of an earlier table, as Airflow's after a change to the inline orchestrator.
             others = [
@@ -135,40 +144,43 @@ def down(machine: Machine, wanted: Sequence[Part]) -> tuple[Stopped, ...]:
                 for path in sorted(layout.pids.iterdir())
                 if path.name not in known and not path.suffix
             ]
-            stopped += _stop_all(machine, dict.fromkeys(others, signal.SIGTERM))
+            stopped += _stop_all(context, dict.fromkeys(others, signal.SIGTERM))
         # The watch goes first: it would start the others again.
         stopped += _stop_all(
-            machine, {part.name: part.stop_signal for part in wanted if part.name == WATCH}
+            context,
+            {service.name: service.stop_signal for service in wanted if service.name == WATCHDOG},
         )
-        for wave in stopping_waves([part for part in wanted if part.name != WATCH]):
-            stopped += _stop_all(machine, {part.name: part.stop_signal for part in wave})
+        for wave in stop_waves([service for service in wanted if service.name != WATCHDOG]):
+            stopped += _stop_all(context, {service.name: service.stop_signal for service in wave})
     return tuple(stopped)
 
 
-def _stop_all(machine: Machine, signals: Mapping[str, signal.Signals]) -> list[Stopped]:
-    def stop_one(name: str) -> Stopped | None:
-        path = machine.layout.pids / name
+def _stop_all(
+    context: PlatformContext, signals: Mapping[str, signal.Signals]
+) -> list[StoppedService]:
+    def stop_one(name: str) -> StoppedService | None:
+        path = context.layout.pids / name
         record = processes.read_record(path)
-        there = record is not None and bool(processes.members(record))
+        there = record is not None and bool(processes.session_members(record))
         gently = (
-            processes.stop(record, signals[name], machine.settings.shutdown_grace_s)
+            processes.stop(record, signals[name], context.settings.shutdown_grace_s)
             if record is not None
             else True
         )
         path.unlink(missing_ok=True)
-        return Stopped(name, gently) if there else None
+        return StoppedService(name, gently) if there else None
 
     with ThreadPoolExecutor(max_workers=max(1, len(signals))) as pool:
         return [stopped for stopped in pool.map(stop_one, signals) if stopped is not None]
 
 
 @dataclass(frozen=True, slots=True)
-class PartStatus:
+class ServiceStatus:
     """One row of `status`. `state`: ready, starting, died or stopped; `why` says more where it is
     not ready.
     """
 
-    part: Part
+    service: Service
     state: str
     why: str
     pid: int | None
@@ -177,21 +189,21 @@ class PartStatus:
     log: Path
 
 
-def status(machine: Machine) -> tuple[PartStatus, ...]:
+def status(context: PlatformContext) -> tuple[ServiceStatus, ...]:
     """Every part of the table; all health checks are asked at once."""
-    parts = table(machine)
-    with ThreadPoolExecutor(max_workers=len(parts)) as pool:
-        return tuple(pool.map(lambda part: _status_of(machine.layout, part), parts))
+    services = service_table(context)
+    with ThreadPoolExecutor(max_workers=len(services)) as pool:
+        return tuple(pool.map(lambda service: _status_of(context.layout, service), services))
 
 
-def _status_of(layout: Layout, part: Part) -> PartStatus:
-    record = processes.read_record(layout.pids / part.name)
-    log = layout.log(part.name)
+def _status_of(layout: FileLayout, service: Service) -> ServiceStatus:
+    record = processes.read_record(layout.pids / service.name)
+    log = layout.log(service.name)
     if record is None:
-        return PartStatus(part, "stopped", "", None, None, None, log)
+        return ServiceStatus(service, "stopped", "", None, None, None, log)
     if not processes.is_alive(record):
-        return PartStatus(
-            part,
+        return ServiceStatus(
+            service,
             "died",
             f"`fennel-core up` starts it again; see {layout.shown(log)}",
             None,
@@ -199,10 +211,10 @@ def _status_of(layout: Layout, part: Part) -> PartStatus:
             None,
             log,
         )
-    why = ask(part.health, processes.began_at(record))
+    why = check_readiness(service.health, processes.began_at(record))
     state = "ready" if why is None else "not ready"
-    return PartStatus(
-        part,
+    return ServiceStatus(
+        service,
         state,
         why or "",
         record.pid,
@@ -212,17 +224,17 @@ def _status_of(layout: Layout, part: Part) -> PartStatus:
     )
 
 
-def wipe(machine: Machine) -> None:
+def wipe(context: PlatformContext) -> None:
     """Deletes data, logs and generated secrets; nothing may run. The installers' tools and the jars
     stay.
     """
-    keep = {"jars", "tools"} if machine.layout.data == ROOT / ".fennel" else set()
-    for path in machine.layout.data.iterdir():
+    keep = {"jars", "tools"} if context.layout.data == ROOT / ".fennel" else set()
+    for path in context.layout.data.iterdir():
         if path.name in keep:
             continue
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
             path.unlink()
-    if machine.layout.run.exists():
-        shutil.rmtree(machine.layout.run)
+    if context.layout.run.exists():
+        shutil.rmtree(context.layout.run)

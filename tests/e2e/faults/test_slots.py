@@ -33,7 +33,7 @@ BATCH = 100
 
 def slot_processes(settings: Settings) -> list[int]:
     """What Spark's worker daemon has forked."""
-    pids = processes.members(leader(settings, "engine"))
+    pids = processes.session_members(leader(settings, "engine"))
     commands = {pid: " ".join(psutil.Process(pid).cmdline()) for pid in pids}
     return [
         pid

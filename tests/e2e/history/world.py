@@ -24,7 +24,7 @@ import pyarrow as pa
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from fennel_core.apps.local.show import history_of
+from fennel_core.apps.local.status_tables import parse_history_metrics
 from fennel_core.blueprints.spec import Catalog, DatasetView
 from fennel_core.connections import s3
 from fennel_core.connections.kafka import client_config, consumer_config, producer_config
@@ -78,7 +78,7 @@ class World:
             "FENNEL_DATA_DIR": str(self.settings.data_dir),
             "FENNEL_HISTORY_PORT": str(self.settings.history_port),
             "FENNEL_HISTORY_TRIGGER_S": "0.3",
-            "FENNEL_HISTORY_WAIT_S": "0.1",
+            "FENNEL_HISTORY_MAX_WAIT_S": "0.1",
             "FENNEL_HISTORY_FILE_BYTES": "30000",
             "FENNEL_HISTORY_BATCH_RECORDS": "400",
         }
@@ -216,7 +216,7 @@ class World:
             with urllib.request.urlopen(
                 f"http://127.0.0.1:{self.settings.history_port}/metrics", timeout=5
             ) as answer:
-                return history_of(answer.read().decode())
+                return parse_history_metrics(answer.read().decode())
         except OSError:
             return {}
 

@@ -78,8 +78,8 @@ class Platform:
 
     def states(self) -> dict[str, str]:
         return {
-            row["part"]: row["state"]
-            for row in json.loads(self.run("status", "--json").stdout)["parts"]
+            row["service"]: row["state"]
+            for row in json.loads(self.run("status", "--json").stdout)["services"]
         }
 
     def pids(self) -> dict[str, int]:
@@ -142,12 +142,12 @@ def test_a_part_that_died_is_started_again_unasked(ours: Platform) -> None:
     os.kill(before, 9)
     deadline = time.monotonic() + 30
     while ours.pids()["s3"] == before or ours.states()["s3"] != "ready":
-        assert time.monotonic() < deadline, ours.run("logs", "watch").stdout
+        assert time.monotonic() < deadline, ours.run("logs", "watchdog").stdout
         time.sleep(0.2)
 
 
 def test_up_starts_what_died_while_nobody_watched(ours: Platform) -> None:
-    ours.run("down", "--only", "watch")
+    ours.run("down", "--only", "watchdog")
     os.kill(ours.pids()["s3"], 9)
     assert ours.states()["s3"] in {"died", "not ready"}
     assert ours.run("up", "--only", PARTS).returncode == 0
@@ -188,7 +188,7 @@ def test_data_survives_down_and_up(ours: Platform) -> None:
         "stopped kafka",
         "stopped postgres",
         "stopped s3",
-        "stopped watch",
+        "stopped watchdog",
     ]
     assert not [pid for pid in pids.values() if runs(pid)]
     assert stranger.poll() is None

@@ -205,7 +205,7 @@ def kill_engine(settings: Settings) -> int:
     """
     record = processes.read_record(settings.data_dir / "pids" / "engine")
     assert record is not None
-    pids = processes.members(record)
+    pids = processes.session_members(record)
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
     return len(pids)
@@ -225,7 +225,7 @@ def restored(settings: Settings, from_byte: int) -> set[str]:
 @pytest.fixture
 async def unwatched(settings: Settings) -> AsyncIterator[None]:
     """Nobody starts the engine but this test."""
-    await asyncio.to_thread(cli, "down", "--only", "watch")
+    await asyncio.to_thread(cli, "down", "--only", "watchdog")
     yield
     await asyncio.to_thread(cli, "up")
 

@@ -109,7 +109,7 @@ def test_logs_before_the_first_start_say_so() -> None:
 def test_status_of_a_stopped_platform_is_not_success() -> None:
     code, shown, _ = run("status", "--json")
     assert code == 1
-    assert {row["state"] for row in json.loads(shown)["parts"]} == {"stopped"}
+    assert {row["state"] for row in json.loads(shown)["services"]} == {"stopped"}
 
 
 def test_settings_lists_each_variable_with_its_reason() -> None:

@@ -1,4 +1,4 @@
-"""docker-compose.yml runs exactly the launcher's parts, publishes on loopback only, and holds no
+"""docker-compose.yml runs exactly the launcher's services, publishes on loopback only, and holds no
 secret.
 """
 
@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import yaml
 
-from fennel_core.apps.local.host import Host
-from fennel_core.apps.local.keys import Keys
-from fennel_core.apps.local.layout import ROOT, Layout
-from fennel_core.apps.local.parts import FENNEL, INFRA, Part, table
+from fennel_core.apps.local.file_layout import ROOT, FileLayout
+from fennel_core.apps.local.host_environment import HostEnvironment
 from fennel_core.apps.local.platform import local_settings
-from fennel_core.apps.local.steps import Machine, Step
+from fennel_core.apps.local.platform_keys import PlatformKeys
+from fennel_core.apps.local.services import FENNEL, INFRA, Service, service_table
+from fennel_core.apps.local.setup_steps import PlatformContext, SetupStep
 from fennel_core.executors import launch, protocol
 from fennel_core.settings.model import LOOPBACK, Settings
 
@@ -36,49 +36,53 @@ def interpolated(text: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def services() -> dict[str, dict[str, Any]]:
+def compose() -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = yaml.safe_load(interpolated(FILE.read_text()))["services"]
     return found
 
 
 @pytest.fixture(scope="module")
-def machine() -> Machine:
-    """The machine that a container sees; no folder is made."""
+def context() -> PlatformContext:
+    """The context that a container sees; no folder is made."""
     words = {"host": "0.0.0.0", "published_host": "127.0.0.1", "reach_by_name": True}
     folders = {"data_dir": Path("/data"), "executors_dir": Path("/data/executors")}
-    layout = Layout(root=ROOT, data=Path("/data"))
-    keys = Keys(*("secret" for _ in Keys.__dataclass_fields__))
+    layout = FileLayout(root=ROOT, data=Path("/data"))
+    keys = PlatformKeys(*("secret" for _ in PlatformKeys.__dataclass_fields__))
     settings = local_settings(Settings().model_copy(update=words | folders), layout, keys)
-    return Machine(settings, layout, keys, Host("java", (), 7400))
+    return PlatformContext(settings, layout, keys, HostEnvironment("java", (), 7400))
 
 
 @pytest.fixture(scope="module")
-def parts(machine: Machine) -> dict[str, Part]:
-    return {part.name: part for part in table(machine) if part.group in {INFRA, FENNEL}}
+def services(context: PlatformContext) -> dict[str, Service]:
+    return {row.name: row for row in service_table(context) if row.group in {INFRA, FENNEL}}
 
 
 def test_there_is_one_service_for_each_part_and_the_others_prepare(
-    services: dict[str, Any], parts: dict[str, Part]
+    compose: dict[str, Any], services: dict[str, Service]
 ) -> None:
     own_image = {
         "executors"
     }  # user code lives apart, in an image that has nothing to read settings with
     assert {
-        name: service.get("command") for name, service in services.items() if "restart" in service
-    } == {name: [*RUN, name] for name in parts if name not in own_image} | dict.fromkeys(own_image)
+        name: service.get("command") for name, service in compose.items() if "restart" in service
+    } == {name: [*RUN, name] for name in services if name not in own_image} | dict.fromkeys(
+        own_image
+    )
 
 
 def test_what_prepares_names_steps_and_together_they_are_all_that_no_part_does_for_itself(
-    services: dict[str, Any], parts: dict[str, Part]
+    compose: dict[str, Any], services: dict[str, Service]
 ) -> None:
-    once = {name: service for name, service in services.items() if "restart" not in service}
+    once = {name: service for name, service in compose.items() if "restart" not in service}
     assert all(service["command"][: len(PREPARE)] == PREPARE for service in once.values())
     named = {word for service in once.values() for word in service["command"][len(PREPARE) :]}
-    after = {step for part in parts.values() for step in part.after}
-    assert named == {step.name.lower().replace("_", "-") for step in {*after, Step.MIGRATE_AIRFLOW}}
+    after = {step for row in services.values() for step in row.after}
+    assert named == {
+        step.name.lower().replace("_", "-") for step in {*after, SetupStep.MIGRATE_AIRFLOW}
+    }
 
 
-def test_each_service_is_built_from_a_base_that_can_be_chosen(services: dict[str, Any]) -> None:
+def test_each_service_is_built_from_a_base_that_can_be_chosen(compose: dict[str, Any]) -> None:
     lines = DOCKERFILE.read_text().splitlines()
     (default,) = [line.removeprefix("ARG BASE=") for line in lines if line.startswith("ARG BASE=")]
     targets = [line.split()[-1] for line in lines if line.startswith("FROM ")]
@@ -86,7 +90,7 @@ def test_each_service_is_built_from_a_base_that_can_be_chosen(services: dict[str
         "${BASE}",
         "${BUILDER:-${BASE}}",
     }
-    for name, service in services.items():
+    for name, service in compose.items():
         build = service["build"]
         assert (ROOT / build["dockerfile"]) == DOCKERFILE, name
         assert build["args"] == {"BASE": default, "BUILDER": None}, name
@@ -98,18 +102,18 @@ def test_each_service_is_built_from_a_base_that_can_be_chosen(services: dict[str
 
 
 def test_each_part_has_a_health_check_and_waits_for_the_health_of_what_it_needs(
-    services: dict[str, Any], parts: dict[str, Part]
+    compose: dict[str, Any], services: dict[str, Service]
 ) -> None:
-    for name, part in parts.items():
-        assert services[name]["healthcheck"]["test"][0] == "CMD", name
+    for name, row in services.items():
+        assert compose[name]["healthcheck"]["test"][0] == "CMD", name
         waits = {
             other
-            for other, how in services[name].get("depends_on", {}).items()
+            for other, how in compose[name].get("depends_on", {}).items()
             if how["condition"] == "service_healthy"
         }
-        assert waits >= set(part.needs), name
-    once = {name for name, service in services.items() if "restart" not in service}
-    for name, service in services.items():
+        assert waits >= set(row.needs), name
+    once = {name for name, service in compose.items() if "restart" not in service}
+    for name, service in compose.items():
         for other, how in service.get("depends_on", {}).items():
             assert how["condition"] == (
                 "service_completed_successfully" if other in once else "service_healthy"
@@ -117,33 +121,33 @@ def test_each_part_has_a_health_check_and_waits_for_the_health_of_what_it_needs(
 
 
 def test_each_part_is_stopped_with_its_own_signal(
-    services: dict[str, Any], parts: dict[str, Part]
+    compose: dict[str, Any], services: dict[str, Service]
 ) -> None:
-    assert {name: services[name].get("stop_signal", "SIGTERM") for name in parts} == {
-        name: p.stop_signal.name for name, p in parts.items()
+    assert {name: compose[name].get("stop_signal", "SIGTERM") for name in services} == {
+        name: p.stop_signal.name for name, p in services.items()
     }
 
 
 def test_ports_are_published_on_loopback_and_the_settings_know_the_address(
-    services: dict[str, Any],
+    compose: dict[str, Any],
 ) -> None:
-    published = {name: service["ports"] for name, service in services.items() if "ports" in service}
+    published = {name: service["ports"] for name, service in compose.items() if "ports" in service}
     assert published == {"query": ["127.0.0.1:7400:7400"], "airflow-api": ["127.0.0.1:7480:7480"]}
     addresses = set(re.findall(r"(\S+?):\$\{FENNEL_\w+_PORT:-\d+\}:", FILE.read_text()))
     told = set(re.findall(r"FENNEL_PUBLISHED_HOST: (\S+)", FILE.read_text()))
     assert {address.strip('["') for address in addresses} == told, (
         "one variable says both, so that tokens know where they are valid"
     )
-    assert all("network_mode" not in service for service in services.values())
+    assert all("network_mode" not in service for service in compose.values())
 
 
 def test_off_loopback_the_settings_of_a_service_refuse_development_tokens(
-    services: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    compose: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in services["query"]["environment"].items():
+    for name, value in compose["query"]["environment"].items():
         monkeypatch.setenv(name, str(value or ""))
-    keys = Keys(*("secret" for _ in Keys.__dataclass_fields__))
-    layout = Layout(root=ROOT, data=Path("/data"))
+    keys = PlatformKeys(*("secret" for _ in PlatformKeys.__dataclass_fields__))
+    layout = FileLayout(root=ROOT, data=Path("/data"))
     assert local_settings(Settings(), layout, keys).dev_tokens
     monkeypatch.setenv("FENNEL_PUBLISHED_HOST", "0.0.0.0")
     assert not local_settings(Settings(), layout, keys).dev_tokens
@@ -152,9 +156,9 @@ def test_off_loopback_the_settings_of_a_service_refuse_development_tokens(
         Settings()
 
 
-def test_no_secret_stands_in_the_file_or_in_the_images(services: dict[str, Any]) -> None:
+def test_no_secret_stands_in_the_file_or_in_the_images(compose: dict[str, Any]) -> None:
     secret = re.compile(r"PASSWORD|SECRET|TOKEN|KEY|DSN", re.IGNORECASE)
-    for name, service in services.items():
+    for name, service in compose.items():
         given = {
             variable: value
             for variable, value in service["environment"].items()
@@ -177,29 +181,29 @@ def test_no_secret_stands_in_the_file_or_in_the_images(services: dict[str, Any])
 
 
 def test_user_code_has_no_secrets_no_slots_and_no_network_of_the_platform(
-    services: dict[str, Any], machine: Machine
+    compose: dict[str, Any], context: PlatformContext
 ) -> None:
-    executors = services["executors"]
+    executors = compose["executors"]
     assert executors["volumes"] == ["executors:/data/executors"]
     assert executors["build"]["target"] == "executors"
     others = {
         network
-        for name, service in services.items()
+        for name, service in compose.items()
         if name != "executors"
         for network in service.get("networks", ["default"])
     }
     assert not others & set(executors["networks"])
-    wanted = launch.environment(machine.settings, {})
+    wanted = launch.environment(context.settings, {})
     given = {name: str(value) for name, value in executors["environment"].items()}
     assert given.items() <= wanted.items()
     assert {protocol.SOCKET_ENV, *launch.SINGLE_THREADED} <= given.keys()
 
 
 def test_data_is_in_volumes_and_keys_can_be_written_only_by_what_prepares(
-    services: dict[str, Any],
+    compose: dict[str, Any],
 ) -> None:
     volumes = {
-        name: {v.split(":")[1] for v in service["volumes"]} for name, service in services.items()
+        name: {v.split(":")[1] for v in service["volumes"]} for name, service in compose.items()
     }
     kept = {
         "postgres": "/data/postgres",
@@ -209,7 +213,7 @@ def test_data_is_in_volumes_and_keys_can_be_written_only_by_what_prepares(
     }
     assert {name: where for name, where in kept.items() if where not in volumes[name]} == {}
     writers = {
-        name for name, service in services.items() if "secrets:/data/secrets" in service["volumes"]
+        name for name, service in compose.items() if "secrets:/data/secrets" in service["volumes"]
     }
     assert writers == {"secrets"}
     made = re.findall(r"/data/[\w/]+", DOCKERFILE.read_text())
@@ -219,14 +223,14 @@ def test_data_is_in_volumes_and_keys_can_be_written_only_by_what_prepares(
 
 
 def test_services_bind_beyond_loopback_only_where_others_must_reach_them(
-    services: dict[str, Any],
+    compose: dict[str, Any],
 ) -> None:
-    assert services["engine"]["environment"]["FENNEL_HOST"] in LOOPBACK
-    assert services["query"]["environment"]["FENNEL_HOST"] == "0.0.0.0"
+    assert compose["engine"]["environment"]["FENNEL_HOST"] in LOOPBACK
+    assert compose["query"]["environment"]["FENNEL_HOST"] == "0.0.0.0"
 
 
 def composes() -> list[list[str]]:
-    """The versions of compose that this machine has."""
+    """The versions of compose that this context has."""
     found = [["docker-compose"]] if shutil.which("docker-compose") else []
     asked = (
         shutil.which("docker")
@@ -238,7 +242,7 @@ def composes() -> list[list[str]]:
     return [*found, *([["docker", "compose"]] if asked else [])]
 
 
-@pytest.mark.skipif(not composes(), reason="this machine has no compose")
+@pytest.mark.skipif(not composes(), reason="this context has no compose")
 def test_compose_itself_accepts_the_file() -> None:
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("FENNEL_")

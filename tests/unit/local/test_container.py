@@ -14,46 +14,46 @@ import pytest
 
 from fennel_core.apps import container
 from fennel_core.apps.local import airflow, kafka, postgres, s3
-from fennel_core.apps.local.checks import complaints
-from fennel_core.apps.local.health import (
-    AirflowReports,
-    Beats,
-    Health,
-    HttpAnswers,
-    HttpSpeaks,
-    KafkaAnswers,
-    PostgresAnswers,
-    SocketAnswers,
+from fennel_core.apps.local.file_layout import ROOT, FileLayout
+from fennel_core.apps.local.host_environment import HostEnvironment
+from fennel_core.apps.local.platform import local_settings
+from fennel_core.apps.local.platform_keys import ensure_keys
+from fennel_core.apps.local.preflight import preflight_problems
+from fennel_core.apps.local.readiness import (
+    AirflowHeartbeat,
+    HeartbeatFile,
+    HttpOk,
+    HttpResponds,
+    KafkaResponds,
+    PostgresResponds,
+    ReadinessCheck,
+    SocketAccepts,
     from_json,
     to_json,
 )
-from fennel_core.apps.local.host import Host
-from fennel_core.apps.local.keys import ensure_keys
-from fennel_core.apps.local.layout import ROOT, Layout
-from fennel_core.apps.local.platform import local_settings
-from fennel_core.apps.local.steps import Machine
+from fennel_core.apps.local.setup_steps import PlatformContext
 from fennel_core.settings.model import Settings
 
 CONTAINED = {"host": "0.0.0.0", "published_host": "127.0.0.1", "reach_by_name": True}
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    layout = Layout(root=ROOT, data=tmp_path)
+def context(tmp_path: Path) -> PlatformContext:
+    layout = FileLayout(root=ROOT, data=tmp_path)
     layout.make()
     keys = ensure_keys(layout.secrets)
-    return Machine(
+    return PlatformContext(
         local_settings(Settings().model_copy(update=CONTAINED), layout, keys),
         layout,
         keys,
-        Host("java", (), os.getuid()),
+        HostEnvironment("java", (), os.getuid()),
     )
 
 
-def test_stores_bind_to_every_address_and_are_reached_by_name(machine: Machine) -> None:
-    settings, layout = machine.settings, machine.layout
+def test_stores_bind_to_every_address_and_are_reached_by_name(context: PlatformContext) -> None:
+    settings, layout = context.settings, context.layout
     assert "@postgres:7410/" in settings.postgres_dsn.get_secret_value()
-    assert "@postgres:7410/" in postgres.airflow_dsn(settings, machine.keys)
+    assert "@postgres:7410/" in postgres.airflow_dsn(settings, context.keys)
     assert (settings.kafka_bootstrap, settings.s3_endpoint) == ("kafka:7411", "http://s3:7412")
     properties = kafka.properties(settings, layout)
     assert properties["listeners"] == "PLAINTEXT://0.0.0.0:7411,CONTROLLER://127.0.0.1:7413", (
@@ -68,9 +68,9 @@ def test_stores_bind_to_every_address_and_are_reached_by_name(machine: Machine) 
 
 
 def test_airflow_tells_browsers_the_published_address_and_its_tasks_the_name(
-    machine: Machine,
+    context: PlatformContext,
 ) -> None:
-    env = airflow.env(machine.settings, machine.layout, machine.keys)
+    env = airflow.env(context.settings, context.layout, context.keys)
     assert env["AIRFLOW__API__BASE_URL"] == "http://127.0.0.1:7480"
     assert env["AIRFLOW__CORE__EXECUTION_API_SERVER_URL"] == "http://airflow-api:7480/execution/"
 
@@ -79,29 +79,31 @@ def test_airflow_tells_browsers_the_published_address_and_its_tasks_the_name(
     ("host", "admitted"), [("127.0.0.1", False), ("0.0.0.0", True), ("192.168.1.5", True)]
 )
 def test_postgres_admits_neighbours_only_beyond_loopback_and_nobody_without_a_password(
-    machine: Machine, host: str, admitted: bool
+    context: PlatformContext, host: str, admitted: bool
 ) -> None:
-    postgres.data_folder(machine.layout).mkdir()
-    postgres.admit(machine.settings.model_copy(update={"host": host}), machine.layout, machine.host)
-    lines = (postgres.data_folder(machine.layout) / "pg_hba.conf").read_text().splitlines()
+    postgres.data_folder(context.layout).mkdir()
+    postgres.write_client_authentication(
+        context.settings.model_copy(update={"host": host}), context.layout, context.host
+    )
+    lines = (postgres.data_folder(context.layout) / "pg_hba.conf").read_text().splitlines()
     assert any("samenet" in line for line in lines) is admitted
     assert all(line.endswith("scram-sha-256") for line in lines)
 
 
 @pytest.mark.parametrize("words", [{"published_host": "127.0.0.1"}, {"reach_by_name": True}])
 def test_up_on_a_machine_refuses_to_pass_for_a_container(
-    machine: Machine, words: dict[str, object]
+    context: PlatformContext, words: dict[str, object]
 ) -> None:
     settings = Settings().model_copy(update=words)
     assert "describe containers" in " ".join(
-        complaints(settings, machine.layout, Host("true", (), 0), [])
+        preflight_problems(settings, context.layout, HostEnvironment("true", (), 0), [])
     )
 
 
 def test_keys_can_be_read_where_they_cannot_be_written(tmp_path: Path) -> None:
     made = ensure_keys(tmp_path)
     reading = (
-        "import sys, pathlib; from fennel_core.apps.local.keys import "
+        "import sys, pathlib; from fennel_core.apps.local.platform_keys import "
         "ensure_keys;print(ensure_keys(pathlib.Path(sys.argv[1])).admin_token)"
     )
     read_only = (
@@ -118,16 +120,16 @@ def test_keys_can_be_read_where_they_cannot_be_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "health",
     [
-        Beats(Path("/data/run/watch.beat"), 1.0),
-        HttpAnswers("http://127.0.0.1:7400/readyz"),
-        HttpSpeaks("http://s3:7412"),
-        SocketAnswers(Path("/data/run/x.sock")),
-        PostgresAnswers("postgresql://x"),
-        KafkaAnswers("kafka:7411"),
-        AirflowReports("http://airflow-api:7480", "scheduler"),
+        HeartbeatFile(Path("/data/run/watchdog.beat"), 1.0),
+        HttpOk("http://127.0.0.1:7400/readyz"),
+        HttpResponds("http://s3:7412"),
+        SocketAccepts(Path("/data/run/x.sock")),
+        PostgresResponds("postgresql://x"),
+        KafkaResponds("kafka:7411"),
+        AirflowHeartbeat("http://airflow-api:7480", "scheduler"),
     ],
 )
-def test_a_health_question_survives_its_file(health: Health) -> None:
+def test_a_health_question_survives_its_file(health: ReadinessCheck) -> None:
     assert from_json(to_json(health)) == health
 
 
@@ -137,7 +139,7 @@ def test_a_part_that_has_not_begun_is_not_healthy(tmp_path: Path) -> None:
 
 def test_a_part_is_as_old_as_its_question(tmp_path: Path) -> None:
     question, beat = tmp_path / "question", tmp_path / "beat"
-    question.write_text(to_json(Beats(beat, 60.0)))
+    question.write_text(to_json(HeartbeatFile(beat, 60.0)))
     beat.touch()
     now = time.time()
     os.utime(question, (now - 10, now - 10))
@@ -155,7 +157,7 @@ def test_asking_for_health_imports_nothing_heavy(tmp_path: Path) -> None:
         "print(*sorted({'pydantic', 'psycopg', 'confluent_kafka', 'click'} & sys.modules.keys()))"
     )
     question = tmp_path / "question"
-    question.write_text(to_json(HttpSpeaks("http://127.0.0.1:1")))
+    question.write_text(to_json(HttpResponds("http://127.0.0.1:1")))
     done = subprocess.run(
         [sys.executable, "-c", probe, str(question)],
         cwd=ROOT,

@@ -34,7 +34,7 @@ def children() -> Iterator[list[subprocess.Popen[str]]]:
         child.wait()
 
 
-def start(children: list[subprocess.Popen[str]], code: str) -> processes.Started:
+def start(children: list[subprocess.Popen[str]], code: str) -> processes.ProcessRecord:
     child = subprocess.Popen(
         [sys.executable, "-c", code], start_new_session=True, stdout=subprocess.PIPE, text=True
     )
@@ -84,9 +84,9 @@ def test_children_that_outlive_their_leader_are_found(
     grandchild = int(line(children))
     os.kill(started.pid, signal.SIGKILL)
     children[-1].wait()
-    assert processes.members(started) == (grandchild,)
+    assert processes.session_members(started) == (grandchild,)
     processes.stop(started, signal.SIGTERM, 5)
-    assert processes.members(started) == ()
+    assert processes.session_members(started) == ()
 
 
 def test_a_recycled_pid_is_never_touched(children: list[subprocess.Popen[str]]) -> None:
@@ -100,7 +100,7 @@ def test_a_recycled_pid_is_never_touched(children: list[subprocess.Popen[str]]) 
 def test_a_record_of_an_earlier_boot_means_nothing(children: list[subprocess.Popen[str]]) -> None:
     innocent = start(children, "import time; time.sleep(60)")
     of_before = replace(innocent, boot_id="another")
-    assert processes.members(of_before) == ()
+    assert processes.session_members(of_before) == ()
     processes.stop(of_before, signal.SIGTERM, 0.5)
     assert processes.is_alive(innocent)
 

@@ -33,7 +33,7 @@ def test_every_size_and_time_names_its_unit() -> None:
         n
         for n in Settings.model_fields
         if any(w in n for w in ("timeout", "limit", "lease", "retention", "grace"))
-        and not n.endswith(("_ms", "_s", "_bytes"))
+        and not n.endswith(("_ms", "_s", "_bytes", "_percent"))
     ]
     assert unitless == []
 

@@ -2,7 +2,7 @@
 
 A row says what to run, with which environment, how to know that it is ready, what it needs, and
 which variable moves its port. The functions here only build values; what must happen before or
-after a start is named by a `Step` and carried out by `steps.py`.
+after a start is named by a `SetupStep` and carried out by `setup_steps.py`.
 """
 
 import hashlib
@@ -16,23 +16,23 @@ from types import MappingProxyType
 from typing import Final
 
 from fennel_core.apps.local import airflow, kafka, postgres, s3
-from fennel_core.apps.local.health import (
-    AirflowReports,
-    Beats,
-    Health,
-    HttpAnswers,
-    HttpSpeaks,
-    KafkaAnswers,
-    PostgresAnswers,
-    SocketAnswers,
+from fennel_core.apps.local.readiness import (
+    AirflowHeartbeat,
+    HeartbeatFile,
+    HttpOk,
+    HttpResponds,
+    KafkaResponds,
+    PostgresResponds,
+    ReadinessCheck,
+    SocketAccepts,
 )
-from fennel_core.apps.local.steps import Machine, Step
+from fennel_core.apps.local.setup_steps import PlatformContext, SetupStep
 from fennel_core.executors import launch as executor_host
 from fennel_core.settings.model import ENV_PREFIX, Orchestrator, Settings
 
 INFRA: Final = "infra"
 FENNEL: Final = "fennel"
-WATCH: Final = "watch"
+WATCHDOG: Final = "watchdog"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Port:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Service:
     """One process of the platform. `ready_s`: how long it may take until its health check passes,
     s.
     """
@@ -54,11 +54,11 @@ class Part:
     group: str
     command: tuple[str, ...]
     env: Mapping[str, str]
-    health: Health
+    health: ReadinessCheck
     ports: tuple[Port, ...] = ()
     needs: tuple[str, ...] = ()
-    before: tuple[Step, ...] = ()
-    after: tuple[Step, ...] = ()
+    before: tuple[SetupStep, ...] = ()
+    after: tuple[SetupStep, ...] = ()
     stop_signal: signal.Signals = signal.SIGTERM
     ready_s: float = 120.0
 
@@ -92,92 +92,92 @@ def process_env(settings: Settings) -> dict[str, str]:
     return values
 
 
-def table(machine: Machine) -> tuple[Part, ...]:
+def service_table(context: PlatformContext) -> tuple[Service, ...]:
     """Every part this machine shall run, in an order in which each comes after what it needs."""
-    rows = [*_stores(machine)]
-    if machine.settings.orchestrator is Orchestrator.AIRFLOW:
-        rows += _airflow(machine)
-    return (*rows, *_servers(machine), _watch(machine))
+    rows = [*_stores(context)]
+    if context.settings.orchestrator is Orchestrator.AIRFLOW:
+        rows += _airflow(context)
+    return (*rows, *_servers(context), _watchdog(context))
 
 
-def _watch(machine: Machine) -> Part:
+def _watchdog(context: PlatformContext) -> Service:
     """Its environment is all that a part may depend on, so that it starts parts exactly as `up`
     does.
     """
-    return Part(
-        name=WATCH,
-        title="Watch (restarts)",
-        group=WATCH,
-        command=(sys.executable, "-m", "fennel_core.apps.local.watch"),
+    return Service(
+        name=WATCHDOG,
+        title="Watchdog (restarts)",
+        group=WATCHDOG,
+        command=(sys.executable, "-m", "fennel_core.apps.local.watchdog"),
         env=MappingProxyType(
-            {**process_env(machine.settings), "PYTHONPATH": str(machine.layout.root)}
+            {**process_env(context.settings), "PYTHONPATH": str(context.layout.root)}
         ),
-        health=Beats(machine.layout.run / "watch.beat", every_s=1.0),
+        health=HeartbeatFile(context.layout.run / "watchdog.beat", every_s=1.0),
     )
 
 
-def _stores(machine: Machine) -> tuple[Part, ...]:
-    settings, layout, keys, host = machine.settings, machine.layout, machine.keys, machine.host
+def _stores(context: PlatformContext) -> tuple[Service, ...]:
+    settings, layout, keys, host = context.settings, context.layout, context.keys, context.host
     return (
-        Part(
+        Service(
             name="postgres",
             title="Postgres",
             group=INFRA,
             command=postgres.command(settings, layout, host),
             env=MappingProxyType({}),
-            health=PostgresAnswers(postgres.dsn(settings, keys, "postgres")),
+            health=PostgresResponds(postgres.dsn(settings, keys, "postgres")),
             ports=(Port(settings.postgres_port, "FENNEL_POSTGRES_PORT"),),
-            before=(Step.MAKE_POSTGRES_CLUSTER,),
-            after=(Step.MAKE_DATABASES,),
+            before=(SetupStep.MAKE_POSTGRES_CLUSTER,),
+            after=(SetupStep.MAKE_DATABASES,),
             # "fast": roll back and end, instead of waiting for every client to leave
             stop_signal=signal.SIGINT,
         ),
-        Part(
+        Service(
             name="kafka",
             title="Kafka",
             group=INFRA,
             command=kafka.command(layout, host),
             env=MappingProxyType({}),
-            health=KafkaAnswers(settings.kafka_bootstrap),
+            health=KafkaResponds(settings.kafka_bootstrap),
             ports=(
                 Port(settings.kafka_port, "FENNEL_KAFKA_PORT"),
                 Port(settings.kafka_controller_port, "FENNEL_KAFKA_CONTROLLER_PORT"),
             ),
-            before=(Step.FORMAT_KAFKA,),
+            before=(SetupStep.FORMAT_KAFKA,),
         ),
-        Part(
+        Service(
             name="s3",
             title="S3",
             group=INFRA,
             command=s3.command(layout, host),
             env=MappingProxyType({}),
-            health=HttpSpeaks(settings.s3_endpoint),
+            health=HttpResponds(settings.s3_endpoint),
             ports=(Port(settings.s3_port, "FENNEL_S3_PORT"),),
-            before=(Step.CONFIGURE_S3,),
-            after=(Step.MAKE_BUCKET,),
+            before=(SetupStep.CONFIGURE_S3,),
+            after=(SetupStep.MAKE_BUCKET,),
         ),
     )
 
 
-def _airflow(machine: Machine) -> tuple[Part, ...]:
-    settings, layout, keys = machine.settings, machine.layout, machine.keys
+def _airflow(context: PlatformContext) -> tuple[Service, ...]:
+    settings, layout, keys = context.settings, context.layout, context.keys
     env = MappingProxyType({**process_env(settings), **airflow.env(settings, layout, keys)})
     program = (sys.executable, "-m", "airflow")
     return (
-        Part(
+        Service(
             name="airflow-api",
             title="Airflow api-server",
             group=INFRA,
             command=(*program, "api-server"),
             env=env,
-            health=HttpAnswers(f"{settings.airflow_url}/api/v2/version"),
+            health=HttpOk(f"{settings.airflow_url}/api/v2/version"),
             ports=(Port(settings.airflow_port, "FENNEL_AIRFLOW_PORT"),),
             needs=("postgres",),
-            before=(Step.MIGRATE_AIRFLOW,),
-            after=(Step.WARM_AIRFLOW,),
+            before=(SetupStep.MIGRATE_AIRFLOW,),
+            after=(SetupStep.WARM_AIRFLOW,),
             ready_s=180,
         ),
-        Part(
+        Service(
             name="airflow-scheduler",
             title="Airflow scheduler",
             group=INFRA,
@@ -185,20 +185,20 @@ def _airflow(machine: Machine) -> tuple[Part, ...]:
             # themselves.
             command=(*program, "scheduler", "--skip-serve-logs"),
             env=env,
-            health=AirflowReports(settings.airflow_url, "scheduler"),
+            health=AirflowHeartbeat(settings.airflow_url, "scheduler"),
             needs=("postgres",),
-            before=(Step.MIGRATE_AIRFLOW,),
+            before=(SetupStep.MIGRATE_AIRFLOW,),
             ready_s=180,
         ),
-        Part(
+        Service(
             name="airflow-dags",
             title="Airflow dag-processor",
             group=INFRA,
             command=(*program, "dag-processor"),
             env=env,
-            health=AirflowReports(settings.airflow_url, "dag_processor"),
+            health=AirflowHeartbeat(settings.airflow_url, "dag_processor"),
             needs=("postgres",),
-            before=(Step.MIGRATE_AIRFLOW,),
+            before=(SetupStep.MIGRATE_AIRFLOW,),
             ready_s=180,
         ),
     )
@@ -215,8 +215,8 @@ class _Server:
     ready_s: float = 120.0
 
 
-def _servers(machine: Machine) -> tuple[Part, ...]:
-    settings, layout = machine.settings, machine.layout
+def _servers(context: PlatformContext) -> tuple[Service, ...]:
+    settings, layout = context.settings, context.layout
     env = MappingProxyType({**process_env(settings), "PYTHONPATH": str(layout.root)})
     servers = (
         _Server("definition", "Definition server", settings.definition_port),
@@ -230,25 +230,25 @@ def _servers(machine: Machine) -> tuple[Part, ...]:
         ),
     )
     rows = [
-        Part(
+        Service(
             name=server.name,
             title=server.title,
             group=FENNEL,
             command=(sys.executable, "-m", f"fennel_core.apps.{server.name}"),
             env=env,
-            health=HttpAnswers(f"http://{settings.own_address}:{server.port}/readyz"),
+            health=HttpOk(f"http://{settings.own_address}:{server.port}/readyz"),
             ports=(Port(server.port, f"FENNEL_{server.name.upper()}_PORT"),),
             needs=server.needs,
             ready_s=server.ready_s,
         )
         for server in servers
     ]
-    executors = Part(
+    executors = Service(
         name="executors",
         title="Python executors",
         group=FENNEL,
         command=tuple(executor_host.command(settings)),
         env=MappingProxyType(executor_host.environment(settings, {})),
-        health=SocketAnswers(settings.executors_socket),
+        health=SocketAccepts(settings.executors_socket),
     )
     return (*rows, executors)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from fennel_core.apps.local import show
+from fennel_core.apps.local import status_tables
 
 
 def partition(number: int, workspace: str = "demo", **more: Any) -> dict[str, Any]:
@@ -21,7 +21,9 @@ def partition(number: int, workspace: str = "demo", **more: Any) -> dict[str, An
 def test_a_small_platform_is_shown_whole_with_owner_lag_and_error(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    show.print_partitions([partition(1), partition(2, status="parked", error="division by zero")])
+    status_tables.print_partitions(
+        [partition(1), partition(2, status="parked", error="division by zero")]
+    )
     shown = capsys.readouterr().out
     assert "D.p1: map" in shown
     assert "engine-0" in shown
@@ -32,7 +34,9 @@ def test_a_large_platform_is_counted_and_only_the_odd_ones_are_shown(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     rows = [partition(n, workspace=f"w{n % 2}") for n in range(200)]
-    show.print_partitions([*rows, partition(777, slot=None), partition(778, status="parked")])
+    status_tables.print_partitions(
+        [*rows, partition(777, slot=None), partition(778, status="parked")]
+    )
     shown = capsys.readouterr().out
     assert [line.split() for line in shown.splitlines() if line.startswith("w")] == [
         ["workspace", "status", "job", "partitions", "lag"],
@@ -49,7 +53,7 @@ def test_a_large_platform_is_counted_and_only_the_odd_ones_are_shown(
 def test_nothing_to_show_is_said(
     partitions: list[Any] | None, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    show.print_partitions(partitions)
+    status_tables.print_partitions(partitions)
     assert said in capsys.readouterr().out
 
 
@@ -57,13 +61,13 @@ def test_a_drill_that_did_not_agree_is_shown_with_when_what_and_both_hashes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     told = "Order: table (shop.job.a.1[0]): differs: told (live aa, drilled bb)"
-    show.print_drills([{"told": told, "drilled_at": "2026-01-01T03:00:00+00:00"}])
+    status_tables.print_drills([{"told": told, "drilled_at": "2026-01-01T03:00:00+00:00"}])
     assert (
         capsys.readouterr().out.replace("\n", " ").strip()
         == f"Drill of 2026-01-01T03:00:00+00:00: {told}"
     )
-    show.print_drills([])
-    show.print_drills(None)
+    status_tables.print_drills([])
+    status_tables.print_drills(None)
     assert capsys.readouterr().out == ""
 
 
@@ -78,7 +82,7 @@ fennel_history_rounds_total{outcome="done"} 9.0
 
 
 def test_history_is_shown_by_topic_with_what_it_lacks(capsys: pytest.CaptureFixture[str]) -> None:
-    show.print_history(show.history_of(METRICS))
+    status_tables.print_history(status_tables.parse_history_metrics(METRICS))
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[2:] == [["demo.topic.b.1", "0", "0", "12"], ["shop.topic.a.1", "3", "20000", "0"]]
 
@@ -86,7 +90,7 @@ def test_history_is_shown_by_topic_with_what_it_lacks(capsys: pytest.CaptureFixt
 def test_the_history_of_many_topics_is_summed_by_workspace(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    show.print_history(
+    status_tables.print_history(
         {
             f"w{n % 2}.topic.{n}.1": {"files": 1, "rows": 10, "lag_records": n % 2}
             for n in range(100)
@@ -102,5 +106,5 @@ def test_the_history_of_many_topics_is_summed_by_workspace(
 def test_no_history_is_said(
     topics: dict[str, dict[str, int]] | None, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    show.print_history(topics)
+    status_tables.print_history(topics)
     assert said in capsys.readouterr().out

@@ -10,15 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from fennel_core.apps.local import checks
-from fennel_core.apps.local.checks import complaints
-from fennel_core.apps.local.decide import chosen
-from fennel_core.apps.local.host import Host
-from fennel_core.apps.local.keys import Keys, ensure_keys
-from fennel_core.apps.local.layout import ROOT, SOCKET_NAME_BYTES, SOCKET_PATH_BYTES, Layout
-from fennel_core.apps.local.parts import table
+from fennel_core.apps.local import preflight
+from fennel_core.apps.local.file_layout import (
+    ROOT,
+    SOCKET_NAME_BYTES,
+    SOCKET_PATH_BYTES,
+    FileLayout,
+)
+from fennel_core.apps.local.host_environment import HostEnvironment
+from fennel_core.apps.local.launch_plan import select_services
 from fennel_core.apps.local.platform import local_settings, write_env_file
-from fennel_core.apps.local.steps import Machine
+from fennel_core.apps.local.platform_keys import PlatformKeys, ensure_keys
+from fennel_core.apps.local.preflight import preflight_problems
+from fennel_core.apps.local.services import service_table
+from fennel_core.apps.local.setup_steps import PlatformContext
 from fennel_core.settings.model import Settings
 
 Usage = namedtuple("Usage", "total used free")
@@ -38,8 +43,8 @@ def free_port() -> int:
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    layout = Layout(root=tmp_path, data=tmp_path / "data")
+def context(tmp_path: Path) -> PlatformContext:
+    layout = FileLayout(root=tmp_path, data=tmp_path / "data")
     layout.make()
     layout.jars.mkdir(parents=True)
     (layout.jars / ".made-from").write_text("x")
@@ -55,62 +60,67 @@ def machine(tmp_path: Path) -> Machine:
         )
     }
     java = fake(tmp_path, "java", "echo 'openjdk version \"17.0.1\"' >&2")
-    return Machine(
+    return PlatformContext(
         local_settings(Settings().model_copy(update=ports), layout, keys),
         layout,
         keys,
-        Host(java, (), 0),
+        HostEnvironment(java, (), 0),
     )
 
 
-def said(machine: Machine) -> tuple[str, ...]:
-    return complaints(
-        machine.settings, machine.layout, machine.host, chosen(table(machine), ("infra",))
+def said(context: PlatformContext) -> tuple[str, ...]:
+    return preflight_problems(
+        context.settings,
+        context.layout,
+        context.host,
+        select_services(service_table(context), ("infra",)),
     )
 
 
-def test_a_machine_with_everything_hears_nothing(machine: Machine) -> None:
-    assert said(machine) == ()
+def test_a_machine_with_everything_hears_nothing(context: PlatformContext) -> None:
+    assert said(context) == ()
 
 
-def test_a_port_in_use_is_named_with_its_owner_and_its_variable(machine: Machine) -> None:
+def test_a_port_in_use_is_named_with_its_owner_and_its_variable(context: PlatformContext) -> None:
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", machine.settings.kafka_port))
+        taken.bind(("127.0.0.1", context.settings.kafka_port))
         taken.listen()
-        (sentence,) = said(machine)
+        (sentence,) = said(context)
     assert sentence.startswith(
-        f"Port {machine.settings.kafka_port}, which Kafka wants, is in use by pid {os.getpid()} ("
+        f"Port {context.settings.kafka_port}, which Kafka wants, is in use by pid {os.getpid()} ("
     )
     assert "set FENNEL_KAFKA_PORT to a free port." in sentence
 
 
 def test_a_full_disk_is_said_with_both_figures(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
+    context: PlatformContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10**12, 10**12, 5 * 2**20))
-    (sentence,) = said(machine)
+    (sentence,) = said(context)
     assert "has 5 MiB free and at least 1024 MiB are needed" in sentence
 
 
-def test_an_old_java_is_said_with_its_version(machine: Machine, tmp_path: Path) -> None:
+def test_an_old_java_is_said_with_its_version(context: PlatformContext, tmp_path: Path) -> None:
     old = fake(tmp_path, "oldjava", "echo 'openjdk version \"11.0.2\"' >&2")
-    (sentence,) = said(Machine(machine.settings, machine.layout, machine.keys, Host(old, (), 0)))
+    (sentence,) = said(
+        PlatformContext(context.settings, context.layout, context.keys, HostEnvironment(old, (), 0))
+    )
     assert "Java 17 or newer is needed" in sentence
     assert "version 11" in sentence
 
 
-def test_missing_jars_name_the_command(machine: Machine) -> None:
-    (machine.layout.jars / ".made-from").unlink()
-    (sentence,) = said(machine)
+def test_missing_jars_name_the_command(context: PlatformContext) -> None:
+    (context.layout.jars / ".made-from").unlink()
+    (sentence,) = said(context)
     assert sentence.endswith("run `make jars`.")
 
 
 def test_everything_that_is_wrong_is_said_at_once(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
+    context: PlatformContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (machine.layout.jars / ".made-from").unlink()
+    (context.layout.jars / ".made-from").unlink()
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(1, 1, 0))
-    assert len(said(machine)) == 2
+    assert len(said(context)) == 2
 
 
 def test_a_port_in_time_wait_counts_as_free() -> None:
@@ -121,10 +131,10 @@ def test_a_port_in_time_wait_counts_as_free() -> None:
         port = server.getsockname()[1]
         client = socket.create_connection(("127.0.0.1", port))
         accepted, _ = server.accept()
-        assert not checks.is_free("127.0.0.1", port)
+        assert not preflight.is_free("127.0.0.1", port)
         accepted.close()  # this side closes first, so the port goes into TIME_WAIT
         client.close()
-    assert checks.is_free("127.0.0.1", port)
+    assert preflight.is_free("127.0.0.1", port)
 
 
 def test_keys_are_generated_once_and_readable_by_their_owner_only(tmp_path: Path) -> None:
@@ -138,11 +148,13 @@ def test_two_machines_share_no_key(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     one, other = ensure_keys(tmp_path / "a"), ensure_keys(tmp_path / "b")
-    assert not [name for name in Keys.__slots__ if getattr(one, name) == getattr(other, name)]
+    assert not [
+        name for name in PlatformKeys.__slots__ if getattr(one, name) == getattr(other, name)
+    ]
 
 
 def test_the_env_file_is_private_even_if_an_open_one_was_there(tmp_path: Path) -> None:
-    layout = Layout(root=tmp_path, data=tmp_path)
+    layout = FileLayout(root=tmp_path, data=tmp_path)
     layout.env_file.write_text("old")
     layout.env_file.chmod(0o644)
     write_env_file(layout, {"FENNEL_QUERY_PORT": "1234"})
@@ -151,9 +163,9 @@ def test_the_env_file_is_private_even_if_an_open_one_was_there(tmp_path: Path) -
 
 
 def test_a_deep_checkout_still_has_room_for_sockets(tmp_path: Path) -> None:
-    deep = Layout(root=tmp_path, data=tmp_path / ("d" * 120))
+    deep = FileLayout(root=tmp_path, data=tmp_path / ("d" * 120))
     assert len(str(deep.run)) + 1 + SOCKET_NAME_BYTES <= SOCKET_PATH_BYTES
-    assert deep.run != Layout(root=tmp_path, data=tmp_path / ("e" * 120)).run
+    assert deep.run != FileLayout(root=tmp_path, data=tmp_path / ("e" * 120)).run
 
 
 SHELL_TOOLS = (

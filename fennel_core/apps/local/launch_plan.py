@@ -12,72 +12,75 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from fennel_core.apps.local.parts import FENNEL, INFRA, Part
+from fennel_core.apps.errors import UnknownService
+from fennel_core.apps.local.services import FENNEL, INFRA, Service
 
 
-class UnknownPartError(Exception):
-    """Somebody asked for a part that is not in the table; the text lists those that are."""
-
-
-class Decision(StrEnum):
+class LaunchAction(StrEnum):
     START = "start"
     KEEP = "keep"
     RESTART = "restart"
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningService:
     """A part that is alive, and the digest it was started with."""
 
     digest: str
 
 
-def decide(part: Part, running: Running | None) -> Decision:
+def launch_action(service: Service, running: RunningService | None) -> LaunchAction:
     if running is None:
-        return Decision.START
-    return Decision.KEEP if running.digest == part.digest else Decision.RESTART
+        return LaunchAction.START
+    return LaunchAction.KEEP if running.digest == service.digest else LaunchAction.RESTART
 
 
-def chosen(parts: Sequence[Part], names: Sequence[str]) -> tuple[Part, ...]:
+def select_services(services: Sequence[Service], names: Sequence[str]) -> tuple[Service, ...]:
     """The parts that names and groups (`infra`, `fennel`) mean, in the table's order; all of them
     for no name.
 
     Raises UnknownPartError.
     """
-    known = {part.name for part in parts} | {INFRA, FENNEL}
+    known = {service.name for service in services} | {INFRA, FENNEL}
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise UnknownPartError(
+        raise UnknownService(
             f"There is no part called {', '.join(unknown)}; there are {', '.join(sorted(known))}."
         )
-    return tuple(part for part in parts if not names or part.name in names or part.group in names)
+    return tuple(
+        service
+        for service in services
+        if not names or service.name in names or service.group in names
+    )
 
 
-def with_needs(parts: Sequence[Part], wanted: Sequence[Part]) -> tuple[Part, ...]:
+def with_dependencies(
+    services: Sequence[Service], wanted: Sequence[Service]
+) -> tuple[Service, ...]:
     """What must run so that the wanted parts can: themselves and, transitively, what they need; in
     the table's order.
     """
-    by_name: Mapping[str, Part] = {part.name: part for part in parts}
+    by_name: Mapping[str, Service] = {service.name: service for service in services}
     needed: set[str] = set()
-    open_names = [part.name for part in wanted]
+    open_names = [service.name for service in wanted]
     while open_names:
         name = open_names.pop()
         if name not in needed:
             needed.add(name)
             open_names += by_name[name].needs
-    return tuple(part for part in parts if part.name in needed)
+    return tuple(service for service in services if service.name in needed)
 
 
-def stopping_waves(parts: Sequence[Part]) -> tuple[tuple[Part, ...], ...]:
+def stop_waves(services: Sequence[Service]) -> tuple[tuple[Service, ...], ...]:
     """Groups to stop one after another: nobody is stopped before those who need it. Each part
     stands in exactly one.
     """
-    left = list(parts)
+    left = list(services)
     waves = []
     while left:
-        needed = {name for part in left for name in part.needs}
-        wave = tuple(part for part in left if part.name not in needed)
-        assert wave, f"parts need each other in a circle: {[part.name for part in left]}"
+        needed = {name for service in left for name in service.needs}
+        wave = tuple(service for service in left if service.name not in needed)
+        assert wave, f"parts need each other in a circle: {[service.name for service in left]}"
         waves.append(wave)
-        left = [part for part in left if part not in wave]
+        left = [service for service in left if service not in wave]
     return tuple(waves)

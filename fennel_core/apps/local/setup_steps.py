@@ -7,13 +7,13 @@ from enum import StrEnum
 from typing import assert_never
 
 from fennel_core.apps.local import airflow, kafka, postgres, s3
-from fennel_core.apps.local.host import Host
-from fennel_core.apps.local.keys import Keys
-from fennel_core.apps.local.layout import Layout
+from fennel_core.apps.local.file_layout import FileLayout
+from fennel_core.apps.local.host_environment import HostEnvironment
+from fennel_core.apps.local.platform_keys import PlatformKeys
 from fennel_core.settings.model import Settings
 
 
-class Step(StrEnum):
+class SetupStep(StrEnum):
     """The value is what the progress display says while it is being done."""
 
     MAKE_POSTGRES_CLUSTER = "making the database cluster"
@@ -26,34 +26,34 @@ class Step(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class PlatformContext:
     """All that steps and rows are made from."""
 
     settings: Settings
-    layout: Layout
-    keys: Keys
-    host: Host
+    layout: FileLayout
+    keys: PlatformKeys
+    host: HostEnvironment
 
 
-def carry_out(step: Step, machine: Machine) -> None:
+def run_setup_step(step: SetupStep, context: PlatformContext) -> None:
     """Raises HostError, or what the technology's client raises, where it cannot be done."""
-    settings, layout, keys, host = machine.settings, machine.layout, machine.keys, machine.host
+    settings, layout, keys, host = context.settings, context.layout, context.keys, context.host
     match step:
-        case Step.MAKE_POSTGRES_CLUSTER:
+        case SetupStep.MAKE_POSTGRES_CLUSTER:
             postgres.make_cluster(layout, keys, host)
-            postgres.admit(settings, layout, host)
-        case Step.MAKE_DATABASES:
+            postgres.write_client_authentication(settings, layout, host)
+        case SetupStep.MAKE_DATABASES:
             postgres.make_databases(settings, keys)
             postgres.migrate(settings)
-        case Step.FORMAT_KAFKA:
+        case SetupStep.FORMAT_KAFKA:
             kafka.format_storage(settings, layout, keys, host)
-        case Step.CONFIGURE_S3:
+        case SetupStep.CONFIGURE_S3:
             s3.configure(settings, layout)
-        case Step.MAKE_BUCKET:
+        case SetupStep.MAKE_BUCKET:
             s3.make_bucket(settings)
-        case Step.WARM_AIRFLOW:
+        case SetupStep.WARM_AIRFLOW:
             airflow.warm(settings)
-        case Step.MIGRATE_AIRFLOW:
+        case SetupStep.MIGRATE_AIRFLOW:
             airflow.migrate(settings, layout, keys)
         case unexpected:
             assert_never(unexpected)

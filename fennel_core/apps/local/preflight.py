@@ -11,9 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from fennel_core.apps.local.host import Host
-from fennel_core.apps.local.layout import Layout
-from fennel_core.apps.local.parts import FENNEL, Part, Port
+from fennel_core.apps.local.file_layout import FileLayout
+from fennel_core.apps.local.host_environment import HostEnvironment
+from fennel_core.apps.local.services import FENNEL, Port, Service
 from fennel_core.settings.model import MIB, Settings
 
 DISK_NEEDED_BYTES: Final = 1024 * MIB
@@ -23,8 +23,8 @@ and logs.
 JAVA_NEEDED: Final = 17
 
 
-def complaints(
-    settings: Settings, layout: Layout, host: Host, starting: Sequence[Part]
+def preflight_problems(
+    settings: Settings, layout: FileLayout, host: HostEnvironment, starting: Sequence[Service]
 ) -> tuple[str, ...]:
     """Everything that stands in the way of starting these parts; empty if nothing does."""
     return (
@@ -34,14 +34,14 @@ def complaints(
         *_jars(layout),
         *(
             _executor_environment(settings, layout)
-            if any(part.group == FENNEL for part in starting)
+            if any(service.group == FENNEL for service in starting)
             else ()
         ),
         *(
             sentence
-            for part in starting
-            for port in part.ports
-            for sentence in _port(part, port, settings.host)
+            for service in starting
+            for port in service.ports
+            for sentence in _port(service, port, settings.host)
         ),
     )
 
@@ -65,7 +65,7 @@ def _disk(folder: Path) -> Iterable[str]:
         )
 
 
-def _java(host: Host) -> Iterable[str]:
+def _java(host: HostEnvironment) -> Iterable[str]:
     said = subprocess.run(
         [host.java, "-version"], capture_output=True, text=True, check=False
     ).stderr
@@ -78,24 +78,24 @@ def _java(host: Host) -> Iterable[str]:
         )
 
 
-def _jars(layout: Layout) -> Iterable[str]:
+def _jars(layout: FileLayout) -> Iterable[str]:
     if not (layout.jars / ".made-from").exists():
         yield "The Kafka, S3 and Spark jars are missing: run `make jars`."
 
 
-def _executor_environment(settings: Settings, layout: Layout) -> Iterable[str]:
+def _executor_environment(settings: Settings, layout: FileLayout) -> Iterable[str]:
     python = layout.root / settings.executor_python
     if not python.exists():
         yield f"The client's environment is missing ({python}): run `make env`."
 
 
-def _port(part: Part, port: Port, host: str) -> Iterable[str]:
+def _port(service: Service, port: Port, host: str) -> Iterable[str]:
     if is_free(host, port.number):
         return
     owner = _owner(port.number)
     by = f"by pid {owner[0]} ({owner[1]})" if owner else "by another program"
     yield (
-        f"Port {port.number}, which {part.title} wants, is in use {by}: stop that, or "
+        f"Port {port.number}, which {service.title} wants, is in use {by}: stop that, or "
         f"set {port.variable} to a free port."
     )
 

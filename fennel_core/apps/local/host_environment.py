@@ -7,13 +7,11 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-
-class HostError(Exception):
-    """This machine lacks something; the text is one sentence that says what to do."""
+from fennel_core.apps.errors import SetupFailed
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class HostEnvironment:
     """`java`: its command. `unprivileged`: command prefix under which Postgres may run.
     `owner_uid`: who must own its files.
     """
@@ -23,22 +21,22 @@ class Host:
     owner_uid: int
 
 
-def look_around() -> Host:
+def inspect_host() -> HostEnvironment:
     """Raises HostError."""
     if not _has_name(os.getuid()):
-        raise HostError(
+        raise SetupFailed(
             "Postgres, Spark and Airflow all ask for the user's name, and uid "
             f"{os.getuid()} has none in /etc/passwd: use one that has."
         )
     prefix, owner = _unprivileged()
-    return Host(java=_java(), unprivileged=prefix, owner_uid=owner)
+    return HostEnvironment(java=_java(), unprivileged=prefix, owner_uid=owner)
 
 
 def _java() -> str:
     home = os.environ.get("JAVA_HOME")
     java = shutil.which(str(Path(home) / "bin" / "java") if home else "java")
     if java is None:
-        raise HostError("Java 17 is missing: run `make system`, or set JAVA_HOME to where it is.")
+        raise SetupFailed("Java 17 is missing: run `make system`, or set JAVA_HOME to where it is.")
     return java
 
 
@@ -55,7 +53,7 @@ def _unprivileged() -> tuple[tuple[str, ...], int]:
     ):
         return namespace, os.getuid()
     if shutil.which("setpriv") is None:
-        raise HostError(
+        raise SetupFailed(
             "Postgres refuses to run as root, and neither `unshare` nor `setpriv` "
             "can help: use an ordinary user."
         )
@@ -85,7 +83,7 @@ def _somebody() -> pwd.struct_passwd:
     for name in ("postgres", "daemon", "nobody"):
         if name in by_name:
             return by_name[name]
-    raise HostError(
+    raise SetupFailed(
         "Postgres refuses to run as root, and this machine has no user `postgres`, "
         "`daemon` or `nobody`: use an ordinary user."
     )

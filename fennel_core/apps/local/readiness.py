@@ -20,28 +20,28 @@ ASK_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class HttpAnswers:
+class HttpOk:
     """GET answers 200."""
 
     url: str
 
 
 @dataclass(frozen=True, slots=True)
-class HttpSpeaks:
+class HttpResponds:
     """GET answers anything in HTTP: for a server that refuses strangers, a refusal is health."""
 
     url: str
 
 
 @dataclass(frozen=True, slots=True)
-class SocketAnswers:
+class SocketAccepts:
     """A Unix socket accepts."""
 
     path: Path
 
 
 @dataclass(frozen=True, slots=True)
-class PostgresAnswers:
+class PostgresResponds:
     """`SELECT 1` answers; the connection string is secret and never part of an answer."""
 
     dsn: str
@@ -51,14 +51,14 @@ class PostgresAnswers:
 
 
 @dataclass(frozen=True, slots=True)
-class KafkaAnswers:
+class KafkaResponds:
     """The broker lists its topics."""
 
     bootstrap: str
 
 
 @dataclass(frozen=True, slots=True)
-class AirflowReports:
+class AirflowHeartbeat:
     """Airflow's health page tells of a component's heart: the scheduler and the dag-processor have
     no port of their own.
 
@@ -71,61 +71,61 @@ class AirflowReports:
 
 
 @dataclass(frozen=True, slots=True)
-class Beats:
+class HeartbeatFile:
     """It touches a file again and again."""
 
     path: Path
     every_s: float
 
 
-Health = (
-    Beats
-    | HttpAnswers
-    | HttpSpeaks
-    | SocketAnswers
-    | PostgresAnswers
-    | KafkaAnswers
-    | AirflowReports
+ReadinessCheck = (
+    HeartbeatFile
+    | HttpOk
+    | HttpResponds
+    | SocketAccepts
+    | PostgresResponds
+    | KafkaResponds
+    | AirflowHeartbeat
 )
 
 
-def to_json(health: Health) -> str:
+def to_json(health: ReadinessCheck) -> str:
     """For who asks later and elsewhere, without making the process table again. Secret where the
     question is.
     """
     return json.dumps({"kind": type(health).__name__, **asdict(health)}, default=str)
 
 
-def from_json(text: str) -> Health:
+def from_json(text: str) -> ReadinessCheck:
     """What `to_json` wrote. Raises KeyError or TypeError for anything else."""
     values: dict[str, Any] = json.loads(text)
     if "path" in values:
         values["path"] = Path(values["path"])
-    kinds = {kind.__name__: kind for kind in get_args(Health)}
-    health: Health = kinds[values.pop("kind")](**values)
+    kinds = {kind.__name__: kind for kind in get_args(ReadinessCheck)}
+    health: ReadinessCheck = kinds[values.pop("kind")](**values)
     return health
 
 
-def ask(health: Health, began: datetime) -> str | None:
+def check_readiness(health: ReadinessCheck, began: datetime) -> str | None:
     """None if healthy, else what is wrong in a few words. `began`: start of the process. Waits
     seconds at most; raises nothing.
     """
     match health:
-        case Beats(path, every_s):
+        case HeartbeatFile(path, every_s):
             return _ask_beat(path, every_s, began)
-        case HttpAnswers(url):
+        case HttpOk(url):
             status, _ = _get(url)
             return None if status == 200 else f"{url} answers {status or 'nothing'}"
-        case HttpSpeaks(url):
+        case HttpResponds(url):
             status, _ = _get(url)
             return None if status is not None else f"{url} answers nothing"
-        case SocketAnswers(path):
+        case SocketAccepts(path):
             return _ask_socket(path)
-        case PostgresAnswers(dsn):
+        case PostgresResponds(dsn):
             return _ask_postgres(dsn)
-        case KafkaAnswers(bootstrap):
+        case KafkaResponds(bootstrap):
             return _ask_kafka(bootstrap)
-        case AirflowReports(url, component):
+        case AirflowHeartbeat(url, component):
             return _ask_airflow(url, component, began)
         case unexpected:
             assert_never(unexpected)

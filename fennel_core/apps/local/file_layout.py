@@ -20,7 +20,7 @@ SOCKET_NAME_BYTES: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class FileLayout:
     """Folders of one local platform; `data` is absolute."""
 
     root: Path
@@ -61,8 +61,8 @@ class Layout:
         digest = hashlib.sha256(os.fsencode(self.data)).hexdigest()[:12]
         return Path(tempfile.gettempdir()) / f"fennel-{os.getuid()}-{digest}"
 
-    def log(self, part: str) -> Path:
-        return self.logs / f"{part}.log"
+    def log(self, service: str) -> Path:
+        return self.logs / f"{service}.log"
 
     def make(self) -> None:
         """Creates the folders, private to their owner. Raises OSError where the disk refuses."""

@@ -14,8 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from rich.table import Table
 
-from fennel_core.apps.local.layout import Layout
-from fennel_core.apps.local.platform import PartStatus
+from fennel_core.apps.local.file_layout import FileLayout
+from fennel_core.apps.local.platform import ServiceStatus
 
 SHOWN_WHOLE: Final = 64
 LEAST_COLUMNS: Final = 110
@@ -24,9 +24,9 @@ COLUMNS_OF_A_FILE: Final = 220
 RUNNING: Final = "running"
 COLUMNS: Final = ("job", "part", "slot", "epoch", "status", "lag", "reported_s", "error")
 
-Partition = dict[str, Any]
+JobPartitionRow = dict[str, Any]
 """One entry of the query server's `job_partitions`."""
-Alarm = dict[str, Any]
+AlarmRow = dict[str, Any]
 """One entry of the definition server's `alarms`."""
 
 
@@ -36,9 +36,9 @@ def _console() -> Console:
     )
 
 
-def print_parts(layout: Layout, rows: Sequence[PartStatus]) -> None:
+def print_parts(layout: FileLayout, rows: Sequence[ServiceStatus]) -> None:
     table = Table(box=None, pad_edge=False)
-    for name in ("part", "state", "port", "pid", "since", "memory", "log file"):
+    for name in ("service", "state", "port", "pid", "since", "memory", "log file"):
         table.add_column(name, overflow="fold")
     colours = {"ready": "green", "stopped": "dim"}
     for row in rows:
@@ -46,9 +46,9 @@ def print_parts(layout: Layout, rows: Sequence[PartStatus]) -> None:
         memory = f"{row.memory_bytes / 2**20:.0f} MB" if row.memory_bytes is not None else ""
         state = f"[{colours.get(row.state, 'red')}]{row.state}[/]"
         table.add_row(
-            row.part.title,
+            row.service.title,
             state,
-            str(row.part.port or "–"),
+            str(row.service.port or "–"),
             str(row.pid or ""),
             since,
             memory,
@@ -58,10 +58,10 @@ def print_parts(layout: Layout, rows: Sequence[PartStatus]) -> None:
     console.print(table)
     for row in rows:
         if row.why:
-            console.print(f"{row.part.title}: {row.why}", style="red", highlight=False)
+            console.print(f"{row.service.title}: {row.why}", style="red", highlight=False)
 
 
-def print_partitions(partitions: Sequence[Partition] | None) -> None:
+def print_partitions(partitions: Sequence[JobPartitionRow] | None) -> None:
     """`None`: the query server could not be asked."""
     console = _console()
     console.print()
@@ -73,13 +73,13 @@ def print_partitions(partitions: Sequence[Partition] | None) -> None:
         console.print(_each(partitions))
     else:
         console.print(_counted(partitions))
-        if odd := [row for row in partitions if needs_a_look(row)]:
+        if odd := [row for row in partitions if needs_attention(row)]:
             shown = "" if len(odd) <= SHOWN_WHOLE else f" (the first {SHOWN_WHOLE})"
             console.print(f"\n{len(odd)} of them need a look{shown}:", style="red")
             console.print(_each(odd[:SHOWN_WHOLE]))
 
 
-def print_alarms(alarms: Sequence[Alarm] | None) -> None:
+def print_alarms(alarms: Sequence[AlarmRow] | None) -> None:
     """Records that job partitions need and that are gone, or about to be too old; nothing where
     there are none.
     """
@@ -89,7 +89,7 @@ def print_alarms(alarms: Sequence[Alarm] | None) -> None:
         )
 
 
-def print_drills(drills: Sequence[Alarm] | None) -> None:
+def print_drills(drills: Sequence[AlarmRow] | None) -> None:
     """Job partitions whose last drill did not agree; nothing where there are none."""
     for row in drills or ():
         _console().print(
@@ -97,17 +97,17 @@ def print_drills(drills: Sequence[Alarm] | None) -> None:
         )
 
 
-def needs_a_look(row: Partition) -> bool:
+def needs_attention(row: JobPartitionRow) -> bool:
     """Not running, failing, or owned by nobody."""
     return row.get("status") != RUNNING or row.get("error") is not None or row.get("slot") is None
 
 
-def workspace_of(row: Partition) -> str:
+def workspace_of(row: JobPartitionRow) -> str:
     """A job's id begins with its workspace."""
     return str(row["id"]).partition(".")[0]
 
 
-def _each(partitions: Sequence[Partition]) -> Table:
+def _each(partitions: Sequence[JobPartitionRow]) -> Table:
     table = Table(box=None, pad_edge=False)
     for name in COLUMNS:
         table.add_column(name.replace("_", " "), no_wrap=name != "error")
@@ -116,7 +116,7 @@ def _each(partitions: Sequence[Partition]) -> Table:
     return table
 
 
-def _counted(partitions: Sequence[Partition]) -> Table:
+def _counted(partitions: Sequence[JobPartitionRow]) -> Table:
     table = Table(box=None, pad_edge=False)
     for name in ("workspace", "status", "job partitions", "lag"):
         table.add_column(name, justify="right" if name in {"job partitions", "lag"} else "left")
@@ -133,7 +133,7 @@ HISTORY: Final = ("files", "rows", "lag_records")
 """What the history writer's metrics `fennel_history_…` tell of each topic."""
 
 
-def history_of(metrics: str) -> dict[str, dict[str, int]]:
+def parse_history_metrics(metrics: str) -> dict[str, dict[str, int]]:
     """Topic → files, rows and messages behind, from the text of the history writer's `/metrics`."""
     found: dict[str, dict[str, int]] = {}
     for family in text_string_to_metric_families(metrics):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Keys:
+class PlatformKeys:
     """One attribute per file in the secrets folder; never printed."""
 
     postgres_password: str
@@ -28,11 +28,13 @@ class Keys:
     users_secrets_key: str
 
 
-def ensure_keys(folder: Path) -> Keys:
+def ensure_keys(folder: Path) -> PlatformKeys:
     """Reads each key, making those that do not exist yet. Raises OSError if the folder cannot be
     written.
     """
-    return Keys(**{field.name: _ensure(folder / field.name) for field in fields(Keys)})
+    return PlatformKeys(
+        **{field.name: _ensure(folder / field.name) for field in fields(PlatformKeys)}
+    )
 
 
 def _ensure(path: Path) -> str:

@@ -15,24 +15,24 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from fennel_core.apps.local.layout import Layout
-from fennel_core.apps.local.parts import Part
+from fennel_core.apps.local.file_layout import FileLayout
+from fennel_core.apps.local.services import Service
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class AwaitingDependency:
     """Not begun: another part has to be ready first."""
 
     on: str
 
 
 @dataclass(frozen=True, slots=True)
-class Working:
+class InProgress:
     what: str
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class StartSucceeded:
     """`kept`: it ran already."""
 
     took_s: float
@@ -40,44 +40,44 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class StartFailed:
     """`why`: one sentence."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
-class Skipped:
+class StartSkipped:
     """Never begun, because what it needs failed."""
 
     needs: str
 
 
-State = Waiting | Working | Ready | Failed | Skipped
+StartState = AwaitingDependency | InProgress | StartSucceeded | StartFailed | StartSkipped
 
 
-def in_words(state: State) -> str:
+def describe_state(state: StartState) -> str:
     match state:
-        case Waiting(on):
+        case AwaitingDependency(on):
             return f"waits for {on}"
-        case Working(what):
+        case InProgress(what):
             return what
-        case Ready(_, kept=True):
+        case StartSucceeded(_, kept=True):
             return "ready (was running)"
-        case Ready(took_s):
+        case StartSucceeded(took_s):
             return f"ready after {took_s:.1f} s"
-        case Failed(why):
+        case StartFailed(why):
             return f"FAILED: {why}"
-        case Skipped(needs):
+        case StartSkipped(needs):
             return f"not started: needs {needs}"
         case unexpected:
             assert_never(unexpected)
 
 
-class Display(Protocol):
+class StartDisplay(Protocol):
     """Told of each change, from any thread."""
 
-    def show(self, part: Part, state: State) -> None: ...
+    def show(self, service: Service, state: StartState) -> None: ...
     def __enter__(self) -> Self: ...
     def __exit__(
         self,
@@ -87,27 +87,27 @@ class Display(Protocol):
     ) -> None: ...
 
 
-def display_for(parts: Sequence[Part], layout: Layout) -> Display:
-    return LiveTable(parts, layout) if sys.stdout.isatty() else PlainLines(parts, layout)
+def display_for(services: Sequence[Service], layout: FileLayout) -> StartDisplay:
+    return LiveTable(services, layout) if sys.stdout.isatty() else PlainLines(services, layout)
 
 
 @dataclass
 class PlainLines:
     """For log files and CI."""
 
-    parts: Sequence[Part]
-    layout: Layout
+    services: Sequence[Service]
+    layout: FileLayout
     began: float = field(default_factory=time.monotonic)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def show(self, part: Part, state: State) -> None:
-        where = f"port {part.port}" if part.port else "no port"
+    def show(self, service: Service, state: StartState) -> None:
+        where = f"port {service.port}" if service.port else "no port"
         with self.lock:
             elapsed = time.monotonic() - self.began
             print(
-                f"{elapsed:6.1f} s  {part.title:<22} {where:<10} "
-                f"{in_words(state):<34} "
-                f"{self.layout.shown(self.layout.log(part.name))}",
+                f"{elapsed:6.1f} s  {service.title:<22} {where:<10} "
+                f"{describe_state(state):<34} "
+                f"{self.layout.shown(self.layout.log(service.name))}",
                 flush=True,
             )
 
@@ -126,34 +126,36 @@ class PlainLines:
 class LiveTable:
     """For people: one row per part, renewed in place."""
 
-    def __init__(self, parts: Sequence[Part], layout: Layout) -> None:
-        self._parts = parts
+    def __init__(self, services: Sequence[Service], layout: FileLayout) -> None:
+        self._services = services
         self._layout = layout
-        self._states: dict[str, State] = {part.name: Working("queued") for part in parts}
+        self._states: dict[str, StartState] = {
+            service.name: InProgress("queued") for service in services
+        }
         self._began = time.monotonic()
         self._live = Live(get_renderable=self._table, console=Console(), refresh_per_second=8)
 
-    def show(self, part: Part, state: State) -> None:
-        self._states = {**self._states, part.name: state}
+    def show(self, service: Service, state: StartState) -> None:
+        self._states = {**self._states, service.name: state}
 
     def _table(self) -> Table:
         states = self._states
-        done = sum(isinstance(state, Ready) for state in states.values())
+        done = sum(isinstance(state, StartSucceeded) for state in states.values())
         table = Table(
             box=None,
             pad_edge=False,
             title=f"{done} of {len(states)} parts ready, {time.monotonic() - self._began:.0f} s",
             title_justify="left",
         )
-        for name in ("part", "port", "state", "log file"):
+        for name in ("service", "port", "state", "log file"):
             table.add_column(name)
-        for part in self._parts:
-            state = states[part.name]
+        for service in self._services:
+            state = states[service.name]
             table.add_row(
-                part.title,
-                str(part.port or "–"),
-                Text(in_words(state), style=_style(state)),
-                Text(self._layout.shown(self._layout.log(part.name)), style="dim"),
+                service.title,
+                str(service.port or "–"),
+                Text(describe_state(state), style=_style(state)),
+                Text(self._layout.shown(self._layout.log(service.name)), style="dim"),
             )
         return table
 
@@ -170,15 +172,15 @@ class LiveTable:
         self._live.stop()
 
 
-def _style(state: State) -> str:
+def _style(state: StartState) -> str:
     match state:
-        case Ready():
+        case StartSucceeded():
             return "green"
-        case Failed() | Skipped():
+        case StartFailed() | StartSkipped():
             return "red"
-        case Waiting():
+        case AwaitingDependency():
             return "dim"
-        case Working():
+        case InProgress():
             return "yellow"
         case unexpected:
             assert_never(unexpected)

@@ -9,25 +9,25 @@ from types import MappingProxyType
 
 import pytest
 
-from fennel_core.apps.local import processes, watch
-from fennel_core.apps.local.health import HttpAnswers
-from fennel_core.apps.local.host import Host
-from fennel_core.apps.local.keys import ensure_keys
-from fennel_core.apps.local.layout import Layout
-from fennel_core.apps.local.parts import INFRA, Part
-from fennel_core.apps.local.platform import only_one
-from fennel_core.apps.local.steps import Machine
-from fennel_core.apps.local.watch import (
+from fennel_core.apps.local import processes, watchdog
+from fennel_core.apps.local.file_layout import FileLayout
+from fennel_core.apps.local.host_environment import HostEnvironment
+from fennel_core.apps.local.platform import platform_lock
+from fennel_core.apps.local.platform_keys import ensure_keys
+from fennel_core.apps.local.readiness import HttpOk
+from fennel_core.apps.local.services import INFRA, Service
+from fennel_core.apps.local.setup_steps import PlatformContext
+from fennel_core.apps.local.watchdog import (
     LONGEST_PAUSE_S,
     STEADY_S,
     TRIES,
-    Watch,
+    Watchdog,
     after_crash,
-    gave_up,
+    has_given_up,
 )
 from fennel_core.settings.model import Settings
 
-RECORD = processes.Started(pid=1, start_ticks=1, boot_id="b", digest="d", port=None)
+RECORD = processes.ProcessRecord(pid=1, start_ticks=1, boot_id="b", digest="d", port=None)
 STEADY = (sys.executable, "-c", "import time; time.sleep(60)")
 
 
@@ -51,31 +51,33 @@ def test_it_gives_up_after_its_tries() -> None:
     verdicts = []
     for _ in range(TRIES + 1):
         crashes = after_crash(crashes, RECORD, now_s=0.0, lived_s=0.0)
-        verdicts.append(gave_up(crashes))
+        verdicts.append(has_given_up(crashes))
     assert verdicts == [False] * TRIES + [True]
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Iterator[Machine]:
-    layout = Layout(root=tmp_path, data=tmp_path / "data")
+def context(tmp_path: Path) -> Iterator[PlatformContext]:
+    layout = FileLayout(root=tmp_path, data=tmp_path / "data")
     layout.make()
-    yield Machine(Settings(), layout, ensure_keys(layout.secrets), Host("java", (), 0))
+    yield PlatformContext(
+        Settings(), layout, ensure_keys(layout.secrets), HostEnvironment("java", (), 0)
+    )
     for path in layout.pids.iterdir():
         record = processes.read_record(path)
         assert record is not None
-        processes.stop(record, watch.signal.SIGKILL, 1)
+        processes.stop(record, watchdog.signal.SIGKILL, 1)
 
 
 def watching(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
-) -> tuple[Watch, Path]:
-    part = Part("p", "P", INFRA, command, MappingProxyType({}), HttpAnswers("http://127.0.0.1:1/"))
-    monkeypatch.setattr(watch, "table", lambda _: (part,))
-    return Watch(machine), machine.layout.pids / "p"
+    context: PlatformContext, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> tuple[Watchdog, Path]:
+    service = Service("p", "P", INFRA, command, MappingProxyType({}), HttpOk("http://127.0.0.1:1/"))
+    monkeypatch.setattr(watchdog, "service_table", lambda _: (service,))
+    return Watchdog(context), context.layout.pids / "p"
 
 
-def dead(path: Path) -> processes.Started:
-    record = processes.Started(
+def dead(path: Path) -> processes.ProcessRecord:
+    record = processes.ProcessRecord(
         pid=2**22, start_ticks=1, boot_id=processes.boot_id(), digest="d", port=None
     )
     processes.write_record(path, record)
@@ -83,50 +85,50 @@ def dead(path: Path) -> processes.Started:
 
 
 def test_who_was_never_started_or_was_stopped_is_left_alone(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
+    context: PlatformContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look, path = watching(machine, monkeypatch, STEADY)
-    look.look(0.0)
-    look.look(100.0)
+    subject, path = watching(context, monkeypatch, STEADY)
+    subject.check(0.0)
+    subject.check(100.0)
     assert not path.exists()
 
 
 def test_who_crashed_is_started_again_after_the_pause(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
+    context: PlatformContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look, path = watching(machine, monkeypatch, STEADY)
+    subject, path = watching(context, monkeypatch, STEADY)
     crashed = dead(path)
-    look.look(0.0)
+    subject.check(0.0)
     assert processes.read_record(path) == crashed
-    look.look(1.1)
+    subject.check(1.1)
     record = processes.read_record(path)
     assert record is not None
     assert processes.is_alive(record)
 
 
 def test_nobody_is_started_while_somebody_else_starts_or_stops_parts(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
+    context: PlatformContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look, path = watching(machine, monkeypatch, STEADY)
+    subject, path = watching(context, monkeypatch, STEADY)
     crashed = dead(path)
-    look.look(0.0)
-    with only_one(machine.layout):
-        look.look(1.1)
+    subject.check(0.0)
+    with platform_lock(context.layout):
+        subject.check(1.1)
         assert processes.read_record(path) == crashed
-    look.look(1.2)
+    subject.check(1.2)
     assert processes.read_record(path) != crashed
 
 
 def test_who_crashes_at_once_again_and_again_is_left_for_a_person(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
+    context: PlatformContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look, path = watching(machine, monkeypatch, (sys.executable, "-c", "raise SystemExit(1)"))
+    subject, path = watching(context, monkeypatch, (sys.executable, "-c", "raise SystemExit(1)"))
     dead(path)
     starts, now_s = set(), 0.0
-    while not ("p" in look.memory and gave_up(look.memory["p"])):
+    while not ("p" in subject.memory and has_given_up(subject.memory["p"])):
         now_s += LONGEST_PAUSE_S
         assert now_s < 100 * LONGEST_PAUSE_S
-        look.look(now_s)
+        subject.check(now_s)
         record = processes.read_record(path)
         assert record is not None
         starts.add(record.pid)

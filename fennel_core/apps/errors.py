@@ -1,0 +1,48 @@
+"""Failures of the command line and of the local platform. Every message names the next action."""
+
+from typing import ClassVar
+
+
+class AppsError(Exception):
+    """Root of the package's exceptions; catch it to report any of them as one sentence.
+
+    `code` is stable and never shown to users of the API: these errors end a command, not a request.
+    """
+
+    code: ClassVar[str]
+
+
+class SetupFailed(AppsError):
+    """Raised when this machine lacks a requirement, or a setup step of a service fails.
+
+    The text says what is missing and what to do; print it and run the command again after that.
+    """
+
+    code: ClassVar[str] = "setup-failed"
+
+
+class UnknownService(AppsError):
+    """Raised when a command names a service or group that is not in the service table.
+
+    The text lists the valid names.
+    """
+
+    code: ClassVar[str] = "unknown-service"
+
+
+class PlatformLocked(AppsError):
+    """Raised when another process is starting or stopping services and the caller does not wait.
+
+    Try again after that process has finished.
+    """
+
+    code: ClassVar[str] = "platform-locked"
+
+
+class DemoFailed(AppsError):
+    """Raised when the example project of `fennel-core demo` ends with an error.
+
+    The text holds the last lines that the example printed; see `fennel-core status` and `logs`.
+    """
+
+    code: ClassVar[str] = "demo-failed"

@@ -1,0 +1,157 @@
+"""What `up` and `down` decide, and what the process table promises them."""
+
+import signal
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+
+from fennel_core.apps.errors import UnknownService
+from fennel_core.apps.local.file_layout import FileLayout
+from fennel_core.apps.local.host_environment import HostEnvironment
+from fennel_core.apps.local.launch_plan import (
+    LaunchAction,
+    RunningService,
+    launch_action,
+    select_services,
+    stop_waves,
+    with_dependencies,
+)
+from fennel_core.apps.local.platform import local_settings
+from fennel_core.apps.local.platform_keys import ensure_keys
+from fennel_core.apps.local.readiness import HttpOk
+from fennel_core.apps.local.services import FENNEL, INFRA, Port, Service, process_env, service_table
+from fennel_core.apps.local.setup_steps import PlatformContext
+from fennel_core.settings.model import Orchestrator, Settings
+
+
+def service(name: str, *needs: str, group: str = INFRA) -> Service:
+    return Service(
+        name,
+        name,
+        group,
+        ("true",),
+        MappingProxyType({}),
+        HttpOk("http://127.0.0.1:1/"),
+        needs=needs,
+    )
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> PlatformContext:
+    layout = FileLayout(root=tmp_path, data=tmp_path / "data")
+    layout.make()
+    keys = ensure_keys(layout.secrets)
+    return PlatformContext(
+        local_settings(Settings(), layout, keys), layout, keys, HostEnvironment("java", (), 0)
+    )
+
+
+def test_a_part_that_is_not_running_is_started() -> None:
+    assert launch_action(service("a"), None) is LaunchAction.START
+
+
+def test_a_part_that_runs_with_the_same_settings_is_kept() -> None:
+    assert launch_action(service("a"), RunningService(service("a").digest)) is LaunchAction.KEEP
+
+
+def test_a_part_that_runs_with_other_settings_is_restarted() -> None:
+    assert launch_action(service("a"), RunningService("another")) is LaunchAction.RESTART
+
+
+def test_each_change_of_command_environment_or_port_changes_the_digest() -> None:
+    one = Service("a", "a", INFRA, ("x",), MappingProxyType({"A": "1"}), HttpOk("http://h/"))
+    other_command = Service(
+        "a", "a", INFRA, ("y",), MappingProxyType({"A": "1"}), HttpOk("http://h/")
+    )
+    other_env = Service("a", "a", INFRA, ("x",), MappingProxyType({"A": "2"}), HttpOk("http://h/"))
+    other_port = replace(one, ports=(Port(1, "A_PORT"),))
+    assert len({each.digest for each in (one, other_command, other_env, other_port)}) == 4
+
+
+def test_a_group_stands_for_its_parts_and_no_name_for_all() -> None:
+    services = (service("a"), service("b", group=FENNEL))
+    assert select_services(services, ("infra",)) == services[:1]
+    assert select_services(services, ()) == services
+
+
+def test_an_unknown_part_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(UnknownService, match=r"no part called zookeeper; there are a, .*infra"):
+        select_services((service("a"),), ("zookeeper",))
+
+
+def test_needs_are_followed_to_their_end() -> None:
+    services = (service("a"), service("b", "a"), service("c", "b"), service("d"))
+    assert [p.name for p in with_dependencies(services, services[2:3])] == ["a", "b", "c"]
+
+
+def test_nobody_is_stopped_before_those_who_need_it(context: PlatformContext) -> None:
+    services = service_table(context)
+    waves = stop_waves(services)
+    when = {p.name: i for i, wave in enumerate(waves) for p in wave}
+    assert sorted(when) == sorted(p.name for p in services)
+    assert all(when[p.name] < when[need] for p in services for need in p.needs)
+
+
+def test_every_need_stands_above_its_part_in_the_table(context: PlatformContext) -> None:
+    seen: set[str] = set()
+    for row in service_table(context):
+        assert set(row.needs) <= seen, row.name
+        seen.add(row.name)
+
+
+def test_no_two_parts_share_a_port_and_each_port_can_be_moved(context: PlatformContext) -> None:
+    ports = [port for row in service_table(context) for port in row.ports]
+    assert len({port.number for port in ports}) == len(ports) == 10
+    variables = {f"FENNEL_{name.upper()}" for name in Settings.model_fields}
+    assert {port.variable for port in ports} <= variables
+
+
+def test_the_inline_orchestrator_needs_no_airflow(context: PlatformContext) -> None:
+    inline = PlatformContext(
+        context.settings.model_copy(update={"orchestrator": Orchestrator.INLINE}),
+        context.layout,
+        context.keys,
+        context.host,
+    )
+    assert not [row.name for row in service_table(inline) if row.name.startswith("airflow")]
+
+
+def test_postgres_is_stopped_in_the_way_that_does_not_wait_for_clients(
+    context: PlatformContext,
+) -> None:
+    assert {row.name: row.stop_signal for row in service_table(context)}[
+        "postgres"
+    ] is signal.SIGINT
+
+
+def test_user_code_is_started_without_our_passwords(context: PlatformContext) -> None:
+    executors = next(row for row in service_table(context) if row.name == "executors")
+    secrets = [
+        context.keys.postgres_password,
+        context.keys.admin_token,
+        context.keys.s3_secret_key,
+        context.keys.users_secrets_key,
+    ]
+    assert not [
+        value for value in executors.env.values() if any(secret in value for secret in secrets)
+    ]
+
+
+def test_passwords_stand_in_no_command_line(context: PlatformContext) -> None:
+    words = [word for row in service_table(context) for word in row.command]
+    assert not [
+        word
+        for word in words
+        for name in ("postgres_password", "s3_secret_key", "admin_token")
+        if getattr(context.keys, name) in word
+    ]
+
+
+def test_settings_survive_their_way_through_the_environment(
+    context: PlatformContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in process_env(context.settings).items():
+        monkeypatch.setenv(name, value)
+    assert Settings().model_dump() == context.settings.model_dump()
