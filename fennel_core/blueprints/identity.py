@@ -31,8 +31,8 @@ from fennel_core.operators.spec import StatelessOp, StepSpec, step_version
 from fennel_core.vocab import canonical
 from fennel_core.vocab.ids import Identity
 from fennel_core.vocab.schema import Schema
+from fennel_core.wire.canonical_logic import logical_code, source_logic
 from fennel_core.wire.connectors import Source
-from fennel_core.wire.logic import logical_code, source_logic
 from fennel_core.wire.pycode import PyCode
 
 FORMAT: Final = 1

@@ -15,11 +15,11 @@ from fennel_core.blueprints.compile import compile_subjects
 from fennel_core.blueprints.logical import Compiled
 from fennel_core.blueprints.subject import Node, PipelineSubject, Subject
 from fennel_core.definition.merge import assemble
-from fennel_core.graph.model import Graph, build, merge_incremental
-from fennel_core.graph.order import dataset_order
+from fennel_core.graph.derived_schemas import derive_pipeline_schemas
+from fennel_core.graph.entity_graph import Graph, build_graph, merge_incremental
 from fennel_core.graph.passes import validate
 from fennel_core.graph.problems import Problem
-from fennel_core.graph.schemas import derive_pipeline
+from fennel_core.graph.topological_order import dataset_order
 from fennel_core.vocab.errors import ApiError
 from fennel_core.wire.decode import decode_sync_request
 from fennel_core.wire.entities import Dataset, IndexSide, SyncRequest
@@ -48,10 +48,10 @@ def check(received: Read, before: Read | None, *, incremental: bool) -> Definiti
     """Validate a commit against `before`, which the branch stands at (None: empty). ApiError with
     every problem.
     """
-    graph, parts = build(received.request), [(received.body, received.request)]
+    graph, parts = build_graph(received.request), [(received.body, received.request)]
     base = None
     if before is not None:
-        base = build(before.request)
+        base = build_graph(before.request)
         if incremental:
             graph = merge_incremental(base, graph)
             parts.append((before.body, before.request))
@@ -117,7 +117,7 @@ def _pipeline(graph: Graph, dataset: Dataset) -> PipelineSubject | None:
     if not found:
         return None
     (pipeline,) = found
-    outputs = derive_pipeline(graph, pipeline)
+    outputs = derive_pipeline_schemas(graph, pipeline)
     root = graph.root_of(pipeline)
     assert root is not None, "a valid pipeline has a result"
     nodes = [Node(o.id, o.kind, outputs[o.id]) for o in graph.operators_of(pipeline)]

@@ -1,9 +1,9 @@
 """The bytes a version stands for: what its graph holds, in the client's own protocol.
 
 Theory. Servers load a version from one SyncRequest, whether it came in one commit or grew by
-incremental ones. Which entities a version has is decided on values (`graph.build` drops deleted
-ones, `graph.merge_incremental` joins two); here each value of the result is traced back to the
-message it was decoded from, and those messages, untouched, make the new request. So nothing is
+incremental ones. Which entities a version has is decided on values (`graph.build_graph` drops
+deleted ones, `graph.merge_incremental` joins two); here each value of the result is traced back to
+the message it was decoded from, and those messages, untouched, make the new request. So nothing is
 encoded twice, and decoding the result gives the graph's values again, which is checked when it is
 made.
 """
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 from google.protobuf.message import Message
 
-from fennel_core.graph.model import Graph, build
+from fennel_core.graph.entity_graph import Graph, build_graph
 from fennel_core.wire.decode import decode_sync_request
 from fennel_core.wire.entities import IndexSide, SyncRequest
 from fennel_core.wire.gen import services_pb2
@@ -57,7 +57,7 @@ def assemble(graph: Graph, message: str, parts: Sequence[tuple[bytes, SyncReques
         side = out.online_indices if index.side is IndexSide.ONLINE else out.offline_indices
         side.append(messages[id(index)])  # type: ignore[arg-type]  # by side
     merged = bytes(out.SerializeToString(deterministic=True))
-    assert _same(build(decode_sync_request(merged)), graph), (
+    assert _same(build_graph(decode_sync_request(merged)), graph), (
         "what is stored decodes to what was meant"
     )
     return merged

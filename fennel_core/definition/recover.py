@@ -20,7 +20,11 @@ from fennel_core.settings.model import GIB, Settings
 from fennel_core.vocab.errors import ApiError
 from fennel_core.wire.entities import SyncRequest
 from fennel_core.wire.errors import UnsupportedValue
-from fennel_core.wire.window_specs import pipelines_to_recover, recovery_program, with_recovered
+from fennel_core.wire.window_specs import (
+    extraction_program,
+    insert_window_specs,
+    pipelines_without_specs,
+)
 
 TIME_LIMIT_SECONDS: Final = 30.0
 """Importing the client takes two; a pipeline function only builds a tree."""
@@ -49,11 +53,13 @@ async def with_window_specs(
     """`body` (which decodes to `request`) with the aggregations of its windowed groupbys; `body`
     itself when it has none to recover.
     """
-    program = recovery_program(request, standing)
+    program = extraction_program(request, standing)
     if program is None:
         return body
     try:
-        return with_recovered(body, pipelines_to_recover(request, standing), await run(program))
+        return insert_window_specs(
+            body, pipelines_without_specs(request, standing), await run(program)
+        )
     except UnsupportedValue as unusable:
         raise ApiError(400, "window-aggregations", str(unusable)) from unusable
 

@@ -16,13 +16,13 @@ from typing import assert_never
 import polars as pl
 
 from fennel_core.expressions import datetimes, lists, numbers, strings, structs
-from fennel_core.expressions.errors import ExpressionError
+from fennel_core.expressions.errors import InvalidExpression
 from fennel_core.expressions.infer import element_of, type_in
 from fennel_core.expressions.literals import datetime_value, literal_value
-from fennel_core.expressions.references import names_anything, variables
-from fennel_core.expressions.scope import Scope
-from fennel_core.expressions.terms import Check, Term, folded
-from fennel_core.expressions.types import polars_type
+from fennel_core.expressions.references import depends_on_row, variables
+from fennel_core.expressions.scope import NameScope
+from fennel_core.expressions.terms import RowCheck, Term, fold_constant
+from fennel_core.expressions.type_lattice import polars_type
 from fennel_core.vocab.dtypes import Bool, Dtype, Null, Str, Timestamp
 from fennel_core.wire import expr as wire
 from fennel_core.wire.expr import ListFold
@@ -41,18 +41,18 @@ class Compiler:
     expression may not.
     """
 
-    scope: Scope
+    scope: NameScope
     now: pl.Expr | None
     staged: bool = False
 
     def term(self, expr: wire.Expr) -> Term:
-        """The term of `expr`; raises ExpressionError where it is ill typed. What names nothing is
+        """The term of `expr`; raises InvalidExpression where it is ill typed. What names nothing is
         computed here and now.
         """
         result = type_in(self.scope, expr)
-        if isinstance(expr, wire.Literal | wire.DatetimeLiteral) or names_anything(expr):
+        if isinstance(expr, wire.Literal | wire.DatetimeLiteral) or depends_on_row(expr):
             return self._term(expr, result)
-        return folded(replace(self, staged=False)._term(expr, result))
+        return fold_constant(replace(self, staged=False)._term(expr, result))
 
     def _term(self, expr: wire.Expr, result: Dtype) -> Term:
         match expr:
@@ -111,7 +111,7 @@ class Compiler:
 
     def _now(self) -> pl.Expr:
         if self.now is None:
-            raise ExpressionError(
+            raise InvalidExpression(
                 "now-missing",
                 "now() has no meaning here: only features know the time of a query. "
                 "Use the timestamp column.",
@@ -122,7 +122,7 @@ class Compiler:
         self, branches: tuple[wire.WhenThen, ...], otherwise: wire.Expr | None, result: Dtype
     ) -> Term:
         values: list[tuple[pl.Expr, pl.Expr]] = []
-        checks: list[Check] = []
+        checks: list[RowCheck] = []
         open_: pl.Expr = pl.lit(value=True)
         for branch in branches:
             when, then = self.term(branch.when), self.term(branch.then)

@@ -14,8 +14,8 @@ from typing import assert_never
 import polars as pl
 
 from fennel_core.expressions.patterns import check_pattern, check_zone
-from fennel_core.expressions.terms import Check, Term, checks_of
-from fennel_core.expressions.types import FIRST_US, LAST_US, TIMESTAMP
+from fennel_core.expressions.terms import RowCheck, Term, checks_of
+from fennel_core.expressions.type_lattice import FIRST_US, LAST_US, TIMESTAMP
 from fennel_core.vocab.dtypes import Dtype, Int, Timestamp
 from fennel_core.wire.expr import DateTimeOp, Part, Since, SinceEpoch, Strftime, TimeUnit
 
@@ -78,7 +78,7 @@ def from_epoch(operand: Term, unit: TimeUnit, result: Dtype) -> Term:
     """
     count, length_us = operand.to(Int()), LENGTH_US[unit]
     beyond = ~count.is_between(-(-FIRST_US // length_us), LAST_US // length_us)
-    check = Check(
+    check = RowCheck(
         beyond,
         count,
         "bad-epoch",

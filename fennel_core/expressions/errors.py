@@ -1,10 +1,10 @@
 """What can be wrong with an expression, and what can go wrong with a row.
 
 Theory. An expression is judged once, against a schema, before any row exists: what is found then is
-an `ExpressionError`, the author's mistake. A row is judged when it arrives: a text that is no date,
-a null where the type has none. That is a `RowFailure`, the row's mistake; it names the column, the
-row and the value, and it never spoils its neighbours, because the runner turns it into a dead
-letter. `EvaluationError` is the same news for callers who want all rows or none.
+an `InvalidExpression`, the author's mistake. A row is judged when it arrives: a text that is no
+date, a null where the type has none. That is a `RowFailure`, the row's mistake; it names the
+column, the row and the value, and it never spoils its neighbours, because the runner turns it into
+a dead letter. `EvaluationFailed` is the same news for callers who want all rows or none.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NULL_IN_NON_OPTIONAL = "Null values found in non-optional field."
 """The client raises this very sentence; shipped tests look for it."""
 
 
-class ExpressionError(ValueError):
+class InvalidExpression(ValueError):
     """An expression that does not fit its schema. `code` is stable; `text` says what is wrong and
     what to do, without naming the entity.
     """
@@ -47,7 +47,7 @@ class RowFailure:
         )
 
 
-class EvaluationError(ValueError):
+class EvaluationFailed(ValueError):
     """Some rows could not be evaluated. `failure` is the first of them, `failed` a Boolean series
     over all rows of the frame.
     """

@@ -1,10 +1,10 @@
 """Run compiled expressions over a frame: columns added, and the rows that could not be evaluated.
 
 Theory. Compilation is separate from running, because a job compiles once and runs for every batch.
-A `Program` holds, per column, the value and the checks; a run computes all of them in one pass over
-the *input* frame (no expression sees another's result, as with the client's assign), and a null in
-a column that is not Optional is one more check, the last. `attempt` answers for every row,
-`evaluate` for all or none.
+A `CompiledExpressions` holds, per column, the value and the checks; a run computes all of them in
+one pass over the *input* frame (no expression sees another's result, as with the client's assign),
+and a null in a column that is not Optional is one more check, the last. `attempt` answers for every
+row, `evaluate` for all or none.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from functools import reduce
 import polars as pl
 
 from fennel_core.expressions.compiler import Compiler
-from fennel_core.expressions.errors import NULL_IN_NON_OPTIONAL, EvaluationError, RowFailure
+from fennel_core.expressions.errors import NULL_IN_NON_OPTIONAL, EvaluationFailed, RowFailure
 from fennel_core.expressions.infer import expect_declared
-from fennel_core.expressions.scope import Scope
-from fennel_core.expressions.terms import Check, Term
-from fennel_core.expressions.types import polars_type
+from fennel_core.expressions.scope import NameScope
+from fennel_core.expressions.terms import RowCheck, Term
+from fennel_core.expressions.type_lattice import polars_type
 from fennel_core.vocab.dtypes import Dtype, is_optional
 from fennel_core.wire.expr import Expr
 
@@ -34,13 +34,13 @@ with one document.
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class CompiledColumn:
     """One compiled expression: `value` in the layout of `dtype`, null where a row fails."""
 
     name: str
     value: pl.Expr
     dtype: Dtype
-    checks: tuple[Check, ...]
+    checks: tuple[RowCheck, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,8 @@ class Evaluation:
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
-    columns: tuple[Column, ...]
+class CompiledExpressions:
+    columns: tuple[CompiledColumn, ...]
 
     def attempt(self, frame: pl.DataFrame) -> Evaluation:
         """`frame` with the columns added or replaced, and which rows failed; the cells of a failed
@@ -96,18 +96,18 @@ class Program:
         )
 
     def evaluate(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """`frame` with the columns added or replaced; raises EvaluationError if any row fails."""
+        """`frame` with the columns added or replaced; raises EvaluationFailed if any row fails."""
         evaluation = self.attempt(frame)
         if evaluation.failures:
-            raise EvaluationError(evaluation.failures[0], evaluation.failed)
+            raise EvaluationFailed(evaluation.failures[0], evaluation.failed)
         return evaluation.frame
 
 
-Verdict = tuple[Column, Check, pl.Series]
+_CheckedRows = tuple[CompiledColumn, RowCheck, pl.Series]
 
 
-def _null_check(column: Column) -> Check:
-    return Check(
+def _null_check(column: CompiledColumn) -> RowCheck:
+    return RowCheck(
         column.value.is_null(), pl.lit(None, dtype=pl.String), "null-value", NULL_IN_NON_OPTIONAL
     )
 
@@ -116,7 +116,7 @@ def _any_of(flags: list[pl.Series]) -> pl.Series:
     return reduce(operator.or_, flags).alias("failed")
 
 
-def _failures(frame: pl.DataFrame, verdicts: list[Verdict]) -> tuple[RowFailure, ...]:
+def _failures(frame: pl.DataFrame, verdicts: list[_CheckedRows]) -> tuple[RowFailure, ...]:
     """Each failed row's first reason: checks in the order of evaluation, so a null that a failed
     check left behind is not the reason.
     """
@@ -134,63 +134,34 @@ def _failures(frame: pl.DataFrame, verdicts: list[Verdict]) -> tuple[RowFailure,
     return tuple(reasons[row] for row in sorted(reasons))
 
 
-def compile_expr(expr: Expr, schema: Mapping[str, Dtype], *, now: pl.Expr | None = None) -> pl.Expr:
-    """`expr` over frames of `schema`, in the layout of its inferred type; null where a row fails
-    (`compile_columns` tells them apart).
-    """
-    return _column("value", Compiler(Scope(schema), now).term(expr), None).value
-
-
 def compile_columns(
     exprs: Mapping[str, tuple[Expr, Dtype]],
     schema: Mapping[str, Dtype],
     *,
     now: pl.Expr | None = None,
-) -> Program:
+) -> CompiledExpressions:
     """A program that adds or replaces the named columns, each laid out as the declared type that
     its expression must fit.
 
-    Raises ExpressionError for the first expression that is ill typed or does not fit its
+    Raises InvalidExpression for the first expression that is ill typed or does not fit its
     declaration.
     """
-    compiler = Compiler(Scope(schema), now, staged=True)
-    return Program(
+    compiler = Compiler(NameScope(schema), now, staged=True)
+    return CompiledExpressions(
         tuple(
             _column(name, compiler.term(expr), declared) for name, (expr, declared) in exprs.items()
         )
     )
 
 
-def _column(name: str, term: Term, declared: Dtype | None) -> Column:
+def _column(name: str, term: Term, declared: Dtype | None) -> CompiledColumn:
     if declared is not None:
         expect_declared(term.dtype, declared)
     dtype = term.dtype if declared is None else declared
     value = term.to(dtype)
-    return Column(
+    return CompiledColumn(
         name,
         value.fill_nan(None) if polars_type(dtype) == pl.Float64 else value,
         dtype,
         term.checks,
     )
-
-
-def attempt(
-    frame: pl.DataFrame,
-    exprs: Mapping[str, tuple[Expr, Dtype]],
-    schema: Mapping[str, Dtype],
-    now: pl.Expr | None = None,
-) -> Evaluation:
-    """Compile and run once; jobs that run often keep the `Program` of `compile_columns` instead."""
-    return compile_columns(exprs, schema, now=now).attempt(frame)
-
-
-def evaluate(
-    frame: pl.DataFrame,
-    exprs: Mapping[str, tuple[Expr, Dtype]],
-    schema: Mapping[str, Dtype],
-    now: pl.Expr | None = None,
-) -> pl.DataFrame:
-    """Compile and run once for all rows or none: raises EvaluationError (column, first bad row,
-    value, mask of failed rows).
-    """
-    return compile_columns(exprs, schema, now=now).evaluate(frame)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import assert_never
 
-from fennel_core.expressions.errors import ExpressionError
+from fennel_core.expressions.errors import InvalidExpression
 from fennel_core.expressions.literals import datetime_value, literal_type
 from fennel_core.expressions.patterns import (
     check_path,
@@ -21,8 +21,15 @@ from fennel_core.expressions.patterns import (
     check_reading_pattern,
     check_zone,
 )
-from fennel_core.expressions.scope import Scope
-from fennel_core.expressions.types import common, fits, numeric, optional_if, required, unchecked
+from fennel_core.expressions.scope import NameScope
+from fennel_core.expressions.type_lattice import (
+    common_type,
+    is_assignable,
+    non_optional,
+    numeric,
+    optional_if,
+    unrestricted,
+)
 from fennel_core.vocab.dtypes import (
     Bool,
     Bytes,
@@ -49,13 +56,13 @@ EPOCH_UNITS = (TimeUnit.SECOND, TimeUnit.MILLISECOND, TimeUnit.MICROSECOND)
 
 
 def infer(expr: wire.Expr, schema: Mapping[str, Dtype]) -> Dtype:
-    """The type of `expr` over rows of `schema`; raises ExpressionError where the expression does
+    """The type of `expr` over rows of `schema`; raises InvalidExpression where the expression does
     not fit it.
     """
-    return type_in(Scope(schema), expr)
+    return type_in(NameScope(schema), expr)
 
 
-def type_in(scope: Scope, expr: wire.Expr) -> Dtype:
+def type_in(scope: NameScope, expr: wire.Expr) -> Dtype:
     """The type of `expr` at a point where names mean what `scope` says."""
     match expr:
         case wire.Ref(name):
@@ -116,7 +123,7 @@ def expect_number(what: str, dtype: Dtype, null: Int | Float = Int()) -> Int | F
     """The number type of an operand; a bare null counts as `null`."""
     match numeric(dtype):
         case None:
-            raise ExpressionError(
+            raise InvalidExpression(
                 "not-a-number",
                 f"`{what}` needs a number (int or float), but was given "
                 f"{show(dtype)}. Convert it first.",
@@ -128,31 +135,31 @@ def expect_number(what: str, dtype: Dtype, null: Int | Float = Int()) -> Int | F
 
 
 def expect_bool(what: str, dtype: Dtype) -> None:
-    if not isinstance(required(dtype), Bool | Null):
-        raise ExpressionError(
+    if not isinstance(non_optional(dtype), Bool | Null):
+        raise InvalidExpression(
             "not-a-bool",
             f"`{what}` needs a bool, but was given {show(dtype)}. Compare it with something first.",
         )
 
 
 def expect_str(what: str, dtype: Dtype) -> None:
-    if not isinstance(required(unchecked(dtype)), Str | Null):
-        raise ExpressionError(
+    if not isinstance(non_optional(unrestricted(dtype)), Str | Null):
+        raise InvalidExpression(
             "not-a-string", f"`{what}` needs a str, but was given {show(dtype)}. Convert it first."
         )
 
 
 def expect_datetime(what: str, dtype: Dtype) -> None:
-    if not isinstance(required(dtype), Timestamp | Null):
-        raise ExpressionError(
+    if not isinstance(non_optional(dtype), Timestamp | Null):
+        raise InvalidExpression(
             "not-a-datetime",
             f"`{what}` needs a datetime, but was given {show(dtype)}. Parse or convert it first.",
         )
 
 
 def expect_int(what: str, dtype: Dtype) -> None:
-    if not isinstance(unchecked(dtype), Int):
-        raise ExpressionError(
+    if not isinstance(unrestricted(dtype), Int):
+        raise InvalidExpression(
             "not-an-int",
             f"`{what}` needs a non-optional int, but was given {show(dtype)}. Use "
             "fillnull, floor or round.",
@@ -195,9 +202,9 @@ def _binary(op: BinaryOp, left: Dtype, right: Dtype) -> Dtype:
 
 
 def _expect_common(what: str, left: Dtype, right: Dtype) -> Dtype:
-    meet = common(left, right)
+    meet = common_type(left, right)
     if meet is None:
-        raise ExpressionError(
+        raise InvalidExpression(
             "types-incompatible",
             f"both sides of `{what}` must have one type, but they are {show(left)} "
             f"and {show(right)}. Convert one of them.",
@@ -205,9 +212,11 @@ def _expect_common(what: str, left: Dtype, right: Dtype) -> Dtype:
     return meet
 
 
-def _case(scope: Scope, case: wire.Case) -> Dtype:
+def _case(scope: NameScope, case: wire.Case) -> Dtype:
     if not case.branches:
-        raise ExpressionError("case-empty", "a `when` without a `then` has no value. Add a branch.")
+        raise InvalidExpression(
+            "case-empty", "a `when` without a `then` has no value. Add a branch."
+        )
     for branch in case.branches:
         expect_bool("when", type_in(scope, branch.when))
     result = type_in(scope, case.branches[0].then)
@@ -222,14 +231,16 @@ def _case(scope: Scope, case: wire.Case) -> Dtype:
 
 def _fill_null(operand: Dtype, fill: Dtype) -> Dtype:
     return (
-        fill if isinstance(operand, Null) else _expect_common("fillnull", required(operand), fill)
+        fill
+        if isinstance(operand, Null)
+        else _expect_common("fillnull", non_optional(operand), fill)
     )
 
 
 # --- numbers --------------------------------------------------------------------------------------
 
 
-def _math(scope: Scope, operand: Dtype, op: wire.MathOp) -> Dtype:
+def _math(scope: NameScope, operand: Dtype, op: wire.MathOp) -> Dtype:
     match op:
         case MathUnary.ABS:
             return optional_if(expect_number("abs", operand), operand)
@@ -252,7 +263,7 @@ def _math(scope: Scope, operand: Dtype, op: wire.MathOp) -> Dtype:
             result = Bool()
         case wire.Round(precision):
             if precision < 0:
-                raise ExpressionError(
+                raise InvalidExpression(
                     "bad-precision",
                     f"`round` to {precision} decimal places is not possible. Use 0 or more.",
                 )
@@ -275,20 +286,20 @@ def _math(scope: Scope, operand: Dtype, op: wire.MathOp) -> Dtype:
 
 def element_of(what: str, dtype: Dtype) -> Dtype:
     """The type of a list's members; an embedding is a list of floats."""
-    match required(dtype):
+    match non_optional(dtype):
         case List(of):
             return of
         case Embedding():
             return Float()
         case _:
-            raise ExpressionError(
+            raise InvalidExpression(
                 "not-a-list",
                 f"`list.{what}` needs a list, but was given {show(dtype)}. Use it on "
                 "a list column.",
             )
 
 
-def _list(scope: Scope, operand: Dtype, op: wire.ListOp) -> Dtype:
+def _list(scope: NameScope, operand: Dtype, op: wire.ListOp) -> Dtype:
     match op:
         case ListFold():
             return _list_fold(op, operand, element_of(op.value, operand))
@@ -298,8 +309,8 @@ def _list(scope: Scope, operand: Dtype, op: wire.ListOp) -> Dtype:
             return optional(element)
         case wire.ListContains(item):
             element, wanted = element_of("contains", operand), type_in(scope, item)
-            if not fits(wanted, element):
-                raise ExpressionError(
+            if not is_assignable(wanted, element):
+                raise InvalidExpression(
                     "types-incompatible",
                     f"`list.contains` on a list of {show(element)} cannot look for "
                     f"{show(wanted)}. Convert the item.",
@@ -309,7 +320,7 @@ def _list(scope: Scope, operand: Dtype, op: wire.ListOp) -> Dtype:
             element = element_of("filter", operand)
             verdict = type_in(scope.inside(var, element), predicate)
             if not isinstance(verdict, Bool):
-                raise ExpressionError(
+                raise InvalidExpression(
                     "not-a-bool",
                     "the predicate of `list.filter` must be bool, but is "
                     f"{show(verdict)}. Use fillnull to decide about nulls.",
@@ -347,17 +358,17 @@ def _list_fold(op: ListFold, operand: Dtype, element: Dtype) -> Dtype:
 
 
 def _struct_get(operand: Dtype, field: str) -> Dtype:
-    match required(operand):
+    match non_optional(operand):
         case Struct(name, fields):
             found = next((f.dtype for f in fields if f.name == field), None)
         case _:
-            raise ExpressionError(
+            raise InvalidExpression(
                 "not-a-struct",
                 f"`struct.get` needs a struct, but was given {show(operand)}. Use it "
                 "on a struct column.",
             )
     if found is None:
-        raise ExpressionError(
+        raise InvalidExpression(
             "unknown-struct-field",
             f"struct {name} has no field `{field}`. Use one of: "
             f"{', '.join(f'`{f.name}`' for f in fields)}.",
@@ -368,14 +379,14 @@ def _struct_get(operand: Dtype, field: str) -> Dtype:
 def _struct_fields(struct: Struct, given: Mapping[str, Dtype]) -> None:
     wanted = {f.name: f.dtype for f in struct.fields}
     if wanted.keys() != given.keys():
-        raise ExpressionError(
+        raise InvalidExpression(
             "struct-fields",
             f"struct {struct.name} has the fields {', '.join(wanted)}, but was given "
             f"{', '.join(given)}. Give every field exactly once.",
         )
     for name, dtype in given.items():
-        if not fits(dtype, wanted[name]):
-            raise ExpressionError(
+        if not is_assignable(dtype, wanted[name]):
+            raise InvalidExpression(
                 "types-incompatible",
                 f"field `{name}` of struct {struct.name} is {show(wanted[name])}, "
                 f"but was given {show(dtype)}. Convert the value.",
@@ -384,7 +395,7 @@ def _struct_fields(struct: Struct, given: Mapping[str, Dtype]) -> None:
 
 def _zipped(name: str, dtype: Dtype) -> Dtype:
     if not isinstance(dtype, List):
-        raise ExpressionError(
+        raise InvalidExpression(
             "not-a-list",
             f"field `{name}` of a zip must be a non-optional list, but is "
             f"{show(dtype)}. Use fillnull with [].",
@@ -392,12 +403,12 @@ def _zipped(name: str, dtype: Dtype) -> Dtype:
     return dtype.of
 
 
-def _dict(scope: Scope, operand: Dtype, op: wire.DictOp) -> Dtype:
-    match required(operand):
+def _dict(scope: NameScope, operand: Dtype, op: wire.DictOp) -> Dtype:
+    match non_optional(operand):
         case Map(value):
             pass
         case _:
-            raise ExpressionError(
+            raise InvalidExpression(
                 "not-a-dict",
                 f"`dict` functions need a dict, but were given {show(operand)}. Use "
                 "them on a dict column.",
@@ -414,8 +425,8 @@ def _dict(scope: Scope, operand: Dtype, op: wire.DictOp) -> Dtype:
             if default is None:
                 return optional(value)
             fallback = type_in(scope, default)
-            if not fits(fallback, optional(value)):
-                raise ExpressionError(
+            if not is_assignable(fallback, optional(value)):
+                raise InvalidExpression(
                     "types-incompatible",
                     f"the default of `dict.get` must be {show(value)} like the "
                     f"values, but is {show(fallback)}. Convert it.",
@@ -428,7 +439,7 @@ def _dict(scope: Scope, operand: Dtype, op: wire.DictOp) -> Dtype:
 # --- strings --------------------------------------------------------------------------------------
 
 
-def _string(scope: Scope, operand: Dtype, op: wire.StringOp) -> Dtype:
+def _string(scope: NameScope, operand: Dtype, op: wire.StringOp) -> Dtype:
     match op:
         case StringUnary.LEN | StringUnary.TO_INT:
             result: Dtype = Int()
@@ -470,7 +481,7 @@ def _expect_parsable(dtype: Dtype) -> None:
             for field in fields:
                 _expect_parsable(field.dtype)
         case Map() | Bytes() | Embedding() | Null():
-            raise ExpressionError(
+            raise InvalidExpression(
                 "unsupported-parse",
                 f"`str.parse` cannot read {show(dtype)}. Parse into a struct or a "
                 "list, or use json_extract.",
@@ -482,7 +493,7 @@ def _expect_parsable(dtype: Dtype) -> None:
 # --- datetimes ------------------------------------------------------------------------------------
 
 
-def _datetime(scope: Scope, operand: Dtype, op: wire.DateTimeOp) -> Dtype:
+def _datetime(scope: NameScope, operand: Dtype, op: wire.DateTimeOp) -> Dtype:
     match op:
         case wire.Since(other, unit):
             since = type_in(scope, other)
@@ -509,7 +520,7 @@ def _datetime(scope: Scope, operand: Dtype, op: wire.DateTimeOp) -> Dtype:
 
 def _expect_length(unit: TimeUnit) -> None:
     if unit is TimeUnit.MONTH:
-        raise ExpressionError(
+        raise InvalidExpression(
             "bad-unit",
             "a month has no fixed length, so no distance is measured in it. Use day, "
             "week or year (365 days).",
@@ -517,13 +528,13 @@ def _expect_length(unit: TimeUnit) -> None:
 
 
 def _from_epoch(operand: Dtype, unit: TimeUnit) -> Dtype:
-    if not isinstance(required(unchecked(operand)), Int | Null):
-        raise ExpressionError(
+    if not isinstance(non_optional(unrestricted(operand)), Int | Null):
+        raise InvalidExpression(
             "not-an-int",
             f"`from_epoch` needs an int, but was given {show(operand)}. Use floor or round.",
         )
     if unit not in EPOCH_UNITS:
-        raise ExpressionError(
+        raise InvalidExpression(
             "bad-unit",
             f"`from_epoch` does not count in {unit.value}s. Use one of: "
             f"{', '.join(u.value for u in EPOCH_UNITS)}.",
@@ -535,13 +546,13 @@ def expect_declared(inferred: Dtype, declared: Dtype) -> None:
     """Raise unless a value of type `inferred` may be stored in a column declared as `declared` (the
     client's `astype`).
     """
-    if not fits(inferred, declared):
+    if not is_assignable(inferred, declared):
         hint = (
             "Use fillnull, or declare it Optional."
             if is_optional(inferred) and not is_optional(declared)
             else "Change one of them."
         )
-        raise ExpressionError(
+        raise InvalidExpression(
             "declared-type",
             f"the expression is of type {show(inferred)}, but {show(declared)} was "
             f"declared. {hint}",

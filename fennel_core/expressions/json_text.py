@@ -64,21 +64,21 @@ INSTANT = re.compile(r"(\d{4}-\d{2}-\d{2})[Tt](\d{2}:\d{2}:\d{2})(\.\d+)? ?([Zz]
 """RFC 3339: a date, a time with seconds, and an offset."""
 
 
-class UnfitError(ValueError):
+class JsonTypeMismatch(ValueError):
     """A JSON text or value that its type cannot hold."""
 
 
 def read(text: str) -> Json:
-    """The JSON value that `text` is; raises UnfitError when it is none."""
+    """The JSON value that `text` is; raises JsonTypeMismatch when it is none."""
     try:
         value: Json = READER.decode(text)
     except (ValueError, RecursionError) as error:
-        raise UnfitError(f"not JSON: {error}") from None
+        raise JsonTypeMismatch(f"not JSON: {error}") from None
     return value
 
 
 def _refuse(constant: str) -> float:
-    raise UnfitError(f"{constant} is not JSON")
+    raise JsonTypeMismatch(f"{constant} is not JSON")
 
 
 def _first_of_each(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
@@ -89,13 +89,13 @@ READER = json.JSONDecoder(parse_constant=_refuse, object_pairs_hook=_first_of_ea
 
 
 def decode(value: Json, dtype: Dtype) -> Value:
-    """`value` as a `dtype`, None where it does not fit; raises UnfitError where a part that is not
-    Optional does not fit.
+    """`value` as a `dtype`, None where it does not fit; raises JsonTypeMismatch where a part that
+    is not Optional does not fit.
     """
     inner = dtype.of if isinstance(dtype, Optional) else dtype
     fitted = None if value is None else _fit(value, inner)
     if fitted is None and not is_optional(dtype):
-        raise UnfitError(f"{json.dumps(value)} does not fit the type")
+        raise JsonTypeMismatch(f"{json.dumps(value)} does not fit the type")
     return fitted
 
 
@@ -124,7 +124,7 @@ def _fit(value: Json, dtype: Dtype) -> Value:
         case Struct(_, fields):
             return _struct(value, fields) if isinstance(value, dict) else None
         case Map() | Embedding() | Bytes() | Null():
-            raise UnfitError(f"{type(dtype).__name__.lower()} is not read from JSON")
+            raise JsonTypeMismatch(f"{type(dtype).__name__.lower()} is not read from JSON")
         case unreachable:
             assert_never(unreachable)
 
@@ -135,9 +135,9 @@ def _expect_number(value: int | float) -> None:
     """
     if isinstance(value, float):
         if math.isinf(value):
-            raise UnfitError("the number is beyond the range of a float")
+            raise JsonTypeMismatch("the number is beyond the range of a float")
     elif not INT64_MIN <= value <= UINT64_MAX:
-        raise UnfitError(f"{value} is beyond the range of a 64-bit int")
+        raise JsonTypeMismatch(f"{value} is beyond the range of a 64-bit int")
 
 
 def _int(value: Json) -> int | None:
@@ -205,5 +205,5 @@ def _decimal(value: Json, scale: int) -> PyDecimal | None:
 def _struct(value: dict[str, Json], fields: tuple[Field, ...]) -> Value:
     try:
         return {f.name: decode(value.get(f.name), f.dtype) for f in fields}
-    except UnfitError:
+    except JsonTypeMismatch:
         return None

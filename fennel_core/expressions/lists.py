@@ -13,8 +13,8 @@ from typing import assert_never
 import polars as pl
 import pyarrow as pa
 
-from fennel_core.expressions.terms import Check, Term, checks_of
-from fennel_core.expressions.types import polars_type
+from fennel_core.expressions.terms import RowCheck, Term, checks_of
+from fennel_core.expressions.type_lattice import polars_type
 from fennel_core.vocab.dtypes import Dtype, Int, List, Struct
 from fennel_core.wire.expr import ListFold
 
@@ -111,7 +111,7 @@ def repeat(operand: Term, count: Term, result: Dtype) -> Term:
     bad = ~times.is_between(0, MAX_REPEAT)
     checks = (
         *checks_of(operand, count),
-        Check(
+        RowCheck(
             bad,
             times,
             "bad-count",

@@ -17,10 +17,17 @@ from datetime import UTC, date, datetime, timedelta
 import polars as pl
 
 from fennel_core.expressions import json_text
-from fennel_core.expressions.errors import ExpressionError
-from fennel_core.expressions.json_text import EPOCH, INT64_MAX, INT64_MIN, Json, UnfitError, Value
+from fennel_core.expressions.errors import InvalidExpression
+from fennel_core.expressions.json_text import (
+    EPOCH,
+    INT64_MAX,
+    INT64_MIN,
+    Json,
+    JsonTypeMismatch,
+    Value,
+)
 from fennel_core.expressions.patterns import check_zone
-from fennel_core.expressions.types import KEY, VALUE, polars_type, required, unchecked
+from fennel_core.expressions.type_lattice import KEY, VALUE, non_optional, polars_type, unrestricted
 from fennel_core.vocab.dtypes import (
     Bool,
     Bytes,
@@ -53,7 +60,7 @@ def literal_type(literal: Literal) -> Dtype:
     """The type of a constant: null has none of its own, and a value is never Optional nor
     bounded.
     """
-    return Null() if constant(literal) is None else unchecked(required(literal.dtype))
+    return Null() if constant(literal) is None else unrestricted(non_optional(literal.dtype))
 
 
 def literal_value(literal: Literal) -> pl.Expr:
@@ -67,8 +74,8 @@ def constant(literal: Literal) -> Value:
     try:
         value = json_text.read(literal.json)
         return None if isinstance(dtype, Null) and value is None else _value(value, dtype)
-    except UnfitError as error:
-        raise ExpressionError(
+    except JsonTypeMismatch as error:
+        raise InvalidExpression(
             "bad-literal",
             f"`{literal.json}` is no literal of type {show(dtype)}: {error}. Give a "
             "value of that type.",
@@ -89,7 +96,7 @@ def datetime_value(literal: DatetimeLiteral) -> pl.Expr:
             literal.microsecond,
         )
     except ValueError as error:
-        raise ExpressionError(
+        raise InvalidExpression(
             "bad-literal", f"there is no such date and time: {error}. Correct the literal."
         ) from None
     local = pl.Series([reading], dtype=pl.Datetime("us"))
@@ -99,7 +106,7 @@ def datetime_value(literal: DatetimeLiteral) -> pl.Expr:
         .item()
     )
     if instant is None:
-        raise ExpressionError(
+        raise InvalidExpression(
             "bad-literal",
             f"{reading} was shown by the clocks of {zone} never or twice. Give the "
             "time in UTC or another hour.",
@@ -108,7 +115,7 @@ def datetime_value(literal: DatetimeLiteral) -> pl.Expr:
 
 
 def _value(value: Json, dtype: Dtype) -> Value:
-    match unchecked(dtype):
+    match unrestricted(dtype):
         case Optional(of):
             return None if value is None else _value(value, of)
         case Int():
@@ -136,7 +143,7 @@ def _value(value: Json, dtype: Dtype) -> Value:
         case Struct(_, fields) if isinstance(value, dict):
             return {f.name: _value(value.get(f.name), f.dtype) for f in fields}
         case _:
-            raise UnfitError(f"{value!r} is of another type")
+            raise JsonTypeMismatch(f"{value!r} is of another type")
 
 
 def _int(value: Json) -> int:
@@ -149,7 +156,7 @@ def _int(value: Json) -> int:
     except ValueError:
         whole = None
     if whole is None or not INT64_MIN <= whole <= INT64_MAX:
-        raise UnfitError(f"{value!r} is no 64-bit int")
+        raise JsonTypeMismatch(f"{value!r} is no 64-bit int")
     return whole
 
 
@@ -163,18 +170,18 @@ def _timestamp(value: Json) -> datetime:
             return EPOCH + timedelta(microseconds=value * unit_us)
     except (ValueError, OverflowError):
         pass
-    raise UnfitError(f"{value!r} is no datetime")
+    raise JsonTypeMismatch(f"{value!r} is no datetime")
 
 
 def _iso_date(text: str) -> date:
     try:
         return date.fromisoformat(text)
     except ValueError:
-        raise UnfitError(f"{text!r} is no date") from None
+        raise JsonTypeMismatch(f"{text!r} is no date") from None
 
 
 def _base64(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except binascii.Error:
-        raise UnfitError(f"{text!r} is not base64") from None
+        raise JsonTypeMismatch(f"{text!r} is not base64") from None

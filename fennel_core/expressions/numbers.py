@@ -15,8 +15,13 @@ from typing import assert_never
 
 import polars as pl
 
-from fennel_core.expressions.terms import Check, Term, checks_of
-from fennel_core.expressions.types import common, polars_type, required, unchecked
+from fennel_core.expressions.terms import RowCheck, Term, checks_of
+from fennel_core.expressions.type_lattice import (
+    common_type,
+    non_optional,
+    polars_type,
+    unrestricted,
+)
 from fennel_core.vocab.dtypes import Bool, Dtype, Float, Int
 from fennel_core.wire.expr import BinaryOp, Log, MathOp, MathUnary, Pow, Round, UnaryOp
 
@@ -69,7 +74,7 @@ def binary(op: BinaryOp, left: Term, right: Term, result: Dtype) -> Term:
         case BinaryOp.OR:
             return Term(left.to(Bool()) | right.to(Bool()), result, checks)
         case BinaryOp.EQ | BinaryOp.NE | BinaryOp.GT | BinaryOp.GTE | BinaryOp.LT | BinaryOp.LTE:
-            side = common(left.dtype, right.dtype)
+            side = common_type(left.dtype, right.dtype)
             assert side is not None, "the types were checked before"
             return Term(COMPARISON[op](left.to(side), right.to(side)), result, checks)
         case (
@@ -87,7 +92,7 @@ def binary(op: BinaryOp, left: Term, right: Term, result: Dtype) -> Term:
 
 def math(op: MathOp, operand: Term, exponent: Term | None, result: Dtype) -> Term:
     """A `.num` function; `exponent` is the term of `Pow`, None otherwise."""
-    whole = isinstance(required(unchecked(operand.dtype)), Int)
+    whole = isinstance(non_optional(unrestricted(operand.dtype)), Int)
     match op:
         case MathUnary.ABS:
             return Term(operand.to(result).abs(), result, operand.checks)
@@ -153,11 +158,11 @@ def _to_string(operand: Term) -> pl.Expr:
 
 def _power(base: Term, exponent: Term, result: Dtype) -> Term:
     checks = checks_of(base, exponent)
-    if not isinstance(required(result), Int):
+    if not isinstance(non_optional(result), Int):
         return Term(base.to(Float()).pow(exponent.to(Float())), result, checks)
     power = exponent.to(Int())
     bad = ~power.is_between(0, MAX_INT_POWER)
-    check = Check(
+    check = RowCheck(
         bad,
         power,
         "bad-exponent",

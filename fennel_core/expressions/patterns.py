@@ -12,7 +12,7 @@ import re
 
 import polars as pl
 
-from fennel_core.expressions.errors import ExpressionError
+from fennel_core.expressions.errors import InvalidExpression
 
 EMPTY_JSON = pl.Series(["{}"])
 EPOCH = pl.Series([0], dtype=pl.Datetime("us", "UTC"))
@@ -28,7 +28,7 @@ def check_zone(zone: str) -> str:
     try:
         EPOCH.dt.convert_time_zone(zone)
     except pl.exceptions.ComputeError:
-        raise ExpressionError(
+        raise InvalidExpression(
             "unknown-timezone",
             f"`{zone}` is no time zone. Use an IANA name such as `America/New_York`; "
             "offsets such as `+05:30` are not names.",
@@ -41,7 +41,7 @@ def check_pattern(pattern: str) -> str:
     try:
         EPOCH.dt.to_string(pattern)
     except pl.exceptions.ComputeError:
-        raise ExpressionError(
+        raise InvalidExpression(
             "bad-pattern",
             f"`{pattern}` is no datetime pattern. Use the directives of chrono's strftime.",
         ) from None
@@ -70,7 +70,7 @@ def check_path(path: str) -> str:
     try:
         EMPTY_JSON.str.json_path_match(path)
     except pl.exceptions.ComputeError:
-        raise ExpressionError(
+        raise InvalidExpression(
             "bad-json-path", f"`{path}` is no JSONPath. Start with `$`, as in `$.a.b[0]`."
         ) from None
     return path

@@ -30,7 +30,7 @@ def uses_now(expr: Expr) -> bool:
     return any(isinstance(node, Now) for node in _nodes(expr))
 
 
-def names_anything(expr: Expr) -> bool:
+def depends_on_row(expr: Expr) -> bool:
     """Does the value depend on a row at all?"""
     return any(isinstance(node, Ref | Var | Now) for node in _nodes(expr))
 

@@ -3,7 +3,7 @@ the one element variable.
 
 Theory. The language has no closures: the body of `list.filter` and `list.map` sees the element and
 constants, never a column, and lambdas do not nest. That is what lets a lambda run over the
-flattened elements of all rows at once. `Scope` makes the rule a value.
+flattened elements of all rows at once. `NameScope` makes the rule a value.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fennel_core.expressions.errors import ExpressionError
+from fennel_core.expressions.errors import InvalidExpression
 from fennel_core.vocab.dtypes import Dtype, Timestamp
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
+class NameScope:
     schema: Mapping[str, Dtype]
     element: tuple[str, Dtype] | None = None
 
     def column(self, name: str) -> Dtype:
         if self.element is not None:
-            raise ExpressionError(
+            raise InvalidExpression(
                 "column-in-lambda",
                 f"column `{name}` is used inside a list lambda, which only sees its "
                 f"variable `{self.element[0]}` and constants. "
@@ -31,7 +31,7 @@ class Scope:
         try:
             return self.schema[name]
         except KeyError:
-            raise ExpressionError(
+            raise InvalidExpression(
                 "unknown-column",
                 f"column `{name}` is not in the schema. Use one of: "
                 f"{', '.join(f'`{n}`' for n in self.schema)}.",
@@ -39,7 +39,7 @@ class Scope:
 
     def now(self) -> Dtype:
         if self.element is not None:
-            raise ExpressionError(
+            raise InvalidExpression(
                 "now-in-lambda",
                 "now() is used inside a list lambda, which only sees its variable. Use it outside.",
             )
@@ -52,19 +52,19 @@ class Scope:
                 if self.element
                 else "no list lambda encloses it"
             )
-            raise ExpressionError(
+            raise InvalidExpression(
                 "unknown-variable",
                 f"variable `{name}` is not bound: {bound}. Use the variable that the lambda names.",
             )
         return self.element[1]
 
-    def inside(self, variable: str, element: Dtype) -> Scope:
+    def inside(self, variable: str, element: Dtype) -> NameScope:
         """The scope of a lambda's body."""
         if self.element is not None:
-            raise ExpressionError(
+            raise InvalidExpression(
                 "nested-lambda",
                 f"a list lambda over `{variable}` stands inside the lambda over "
                 f"`{self.element[0]}`. Lambdas do not nest: "
                 "compute the inner list in an earlier expression.",
             )
-        return Scope(self.schema, (variable, element))
+        return NameScope(self.schema, (variable, element))

@@ -13,15 +13,15 @@ from typing import assert_never
 import polars as pl
 
 from fennel_core.expressions import json_text
-from fennel_core.expressions.json_text import UnfitError, Value
+from fennel_core.expressions.json_text import JsonTypeMismatch, Value
 from fennel_core.expressions.patterns import (
     check_path,
     check_reading_pattern,
     check_zone,
     reads_offset,
 )
-from fennel_core.expressions.terms import Check, Stage, Term, checks_of
-from fennel_core.expressions.types import FIRST_US, LAST_US, polars_type
+from fennel_core.expressions.terms import RowCheck, StagedColumn, Term, checks_of
+from fennel_core.expressions.type_lattice import FIRST_US, LAST_US, polars_type
 from fennel_core.vocab.dtypes import Dtype, Str
 from fennel_core.wire.expr import (
     Concat,
@@ -95,7 +95,7 @@ def _readable(
     operand: Term, text: pl.Expr, value: pl.Expr, result: Dtype, code: str, sentence: str
 ) -> Term:
     """A value read from text: rows whose text is there but could not be read fail."""
-    unread = Check(text.is_not_null() & value.is_null(), text, code, sentence)
+    unread = RowCheck(text.is_not_null() & value.is_null(), text, code, sentence)
     return Term(value, result, (*operand.checks, unread))
 
 
@@ -130,8 +130,8 @@ def _json_decode(
         "this text is not JSON of the type that `parse` was given. Clean it, or make the "
         "type Optional."
     )
-    needs = None if stage is None else Stage(stage, walk)
-    failed = Check(~cells.struct.field("ok"), text, "bad-json", sentence, needs)
+    needs = None if stage is None else StagedColumn(stage, walk)
+    failed = RowCheck(~cells.struct.field("ok"), text, "bad-json", sentence, needs)
     return Term(cells.struct.field("value"), result, (*operand.checks, failed))
 
 
@@ -141,5 +141,5 @@ def _decoded(text: str | None, dtype: Dtype) -> dict[str, Value]:
             "ok": True,
             "value": None if text is None else json_text.decode(json_text.read(text), dtype),
         }
-    except UnfitError:
+    except JsonTypeMismatch:
         return {"ok": False, "value": None}

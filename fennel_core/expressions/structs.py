@@ -10,7 +10,7 @@ from __future__ import annotations
 import polars as pl
 
 from fennel_core.expressions.terms import Term, checks_of
-from fennel_core.expressions.types import KEY, VALUE, polars_type
+from fennel_core.expressions.type_lattice import KEY, VALUE, polars_type
 from fennel_core.vocab.dtypes import Dtype, Str, Struct
 
 ENTRY_KEY, WANTED, ENTRIES = pl.element().struct.field(KEY), "wanted", "entries"

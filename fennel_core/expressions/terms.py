@@ -2,8 +2,8 @@
 
 Theory. Polars either raises for a whole batch or says nothing; neither is fit for a stream, where
 one bad row must not stop its neighbours and must not slip through as a null. So every function that
-can fail is compiled to a value that is null where it fails, and to a `Check`, a condition that is
-true exactly for the failing rows. Checks travel with the value: a case guards the checks of a
+can fail is compiled to a value that is null where it fails, and to a `RowCheck`, a condition that
+is true exactly for the failing rows. Checks travel with the value: a case guards the checks of a
 branch by the branch's condition, a lambda folds those of its body over the elements of a row.
 """
 
@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 
 import polars as pl
 
-from fennel_core.expressions.types import cast, polars_type
+from fennel_core.expressions.type_lattice import cast, polars_type
 from fennel_core.vocab.dtypes import Dtype
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class StagedColumn:
     """A column computed before value and checks, because both are read off it and it is dear (a
     walk over rows in Python).
     """
@@ -28,7 +28,7 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class RowCheck:
     """`failed` is true for a row that has no value (null counts as false); `culprit` is the operand
     to show.
 
@@ -39,13 +39,13 @@ class Check:
     culprit: pl.Expr
     code: str
     text: str
-    stage: Stage | None = None
+    stage: StagedColumn | None = None
 
-    def guarded(self, condition: pl.Expr) -> Check:
+    def guarded(self, condition: pl.Expr) -> RowCheck:
         """The same check, only where `condition` is true."""
         return replace(self, failed=condition & self.failed)
 
-    def over_elements(self, lists: pl.Expr) -> Check:
+    def over_elements(self, lists: pl.Expr) -> RowCheck:
         """The check of a lambda's body as a check of the row that holds the list."""
         return replace(
             self,
@@ -58,18 +58,18 @@ class Check:
 class Term:
     value: pl.Expr
     dtype: Dtype
-    checks: tuple[Check, ...] = ()
+    checks: tuple[RowCheck, ...] = ()
 
     def to(self, dtype: Dtype) -> pl.Expr:
         """The value laid out as `dtype`, to which the term's own type must convert."""
         return cast(self.value, self.dtype, dtype)
 
 
-def checks_of(*terms: Term) -> tuple[Check, ...]:
+def checks_of(*terms: Term) -> tuple[RowCheck, ...]:
     return tuple(check for term in terms for check in term.checks)
 
 
-def folded(term: Term) -> Term:
+def fold_constant(term: Term) -> Term:
     """A term that names no column, as a scalar literal: Polars may make of literals a series of one
     row, which does not broadcast.
     """

@@ -30,13 +30,10 @@ from fennel_core.executors.calls import Assign, ExecutorCall, Filter
 from fennel_core.executors.client import Callbacks
 from fennel_core.executors.errors import ExecutorError, ExecutorUnavailable, UserCodeError
 from fennel_core.executors.protocol import ROW
-from fennel_core.expressions import (
-    EvaluationError,
-    ExpressionError,
-    compile_columns,
-    infer,
-    references,
-)
+from fennel_core.expressions.errors import EvaluationFailed, InvalidExpression
+from fennel_core.expressions.evaluate import compile_columns
+from fennel_core.expressions.infer import infer
+from fennel_core.expressions.references import references
 from fennel_core.ingest.decide import not_erased, sampled, within_bounds
 from fennel_core.ingest.payload import Payload, descend
 from fennel_core.vocab import dtypes
@@ -45,7 +42,7 @@ from fennel_core.vocab.errors import ApiError
 from fennel_core.wire.connectors import Constant, EvalCode, EvalExpr, FromPayload, PreProc
 from fennel_core.wire.errors import BadColumn, RejectedRows
 from fennel_core.wire.expr import Expr
-from fennel_core.wire.json_codec import decode_column, decode_table, encode_column
+from fennel_core.wire.json_decode import decode_column, decode_table, encode_column
 
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 ATTEMPTS = 64
@@ -234,11 +231,11 @@ class Door:
             return program.evaluate(
                 frame if frame.width else pl.DataFrame({"": payload.numbers})
             ).get_column(_VALUE), dtype
-        except ExpressionError as wrong:
+        except InvalidExpression as wrong:
             raise _refusal(
                 binding, payload, f"{what} for dataset `{binding.dataset}`: {wrong}"
             ) from wrong
-        except EvaluationError as failed:
+        except EvaluationFailed as failed:
             places = failed.failed.arg_true().to_list()
             raise _refusal(
                 binding, payload, f"{what} for dataset `{binding.dataset}`: {failed}", places

@@ -23,7 +23,7 @@ from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import BranchName, DatasetName, WorkspaceId
 from fennel_core.vocab.keys import key_bytes
 from fennel_core.wire.errors import BadColumn
-from fennel_core.wire.json_codec import decode_column
+from fennel_core.wire.json_decode import decode_column
 
 
 class EraseBody(msgspec.Struct):

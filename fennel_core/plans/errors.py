@@ -7,31 +7,31 @@ of them word for word.
 from __future__ import annotations
 
 
-class PlanError(ValueError):
+class PlansError(ValueError):
     """A query that cannot be planned on this version of the branch."""
 
     code = "query-plan"
 
 
-class MissingProvider(PlanError):
+class MissingProvider(PlansError):
     """A feature is needed that is neither given nor computable."""
 
     code = "query-no-extractor"
 
 
-class UnknownName(PlanError):
+class UnknownName(PlansError):
     """A featureset, or a name that is neither a feature nor a featureset."""
 
     code = "query-unknown-name"
 
 
-class CyclicFeatures(PlanError):
+class CyclicFeatures(PlansError):
     """A feature that is needed to compute itself."""
 
     code = "query-cycle"
 
 
-class UnservedDataset(PlanError):
+class UnservedDataset(PlansError):
     """A lookup into a dataset that is not committed or has no key to look up by."""
 
     code = "query-lookup-dataset"

@@ -14,21 +14,21 @@ from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from fennel_core.plans.errors import CyclicFeatures, MissingProvider, UnservedDataset
-from fennel_core.plans.features import FeatureIndex, parse_ref
-from fennel_core.plans.rename import rename_refs
-from fennel_core.plans.steps import (
-    Alias,
-    Expression,
+from fennel_core.plans.feature_index import FeatureIndex, parse_ref
+from fennel_core.plans.plan_nodes import (
+    AliasNode,
+    ExpressionNode,
+    FieldRead,
     Level,
-    ListLookup,
-    Local,
-    Lookup,
-    Plan,
-    PythonExtractor,
-    Read,
-    Remote,
-    Typed,
+    ListLookupNode,
+    LocalNode,
+    LookupNode,
+    PythonExtractorNode,
+    QueryPlan,
+    RemoteNode,
+    TypedFeature,
 )
+from fennel_core.plans.rename_references import rename_refs
 from fennel_core.wire import entities as wire
 from fennel_core.wire.entities import Extractor, FeatureRef
 
@@ -36,10 +36,10 @@ NO_DEFAULT = "null"
 """How the client writes "no default" for lookups: the JSON text of None."""
 
 
-def make_plan(index: FeatureIndex, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> Plan:
+def make_plan(index: FeatureIndex, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> QueryPlan:
     """The plan that computes `outputs` (feature or featureset names) from `inputs` (feature names).
 
-    Raises `PlanError`: an unknown name, a feature without provider, a cycle, or a lookup into a
+    Raises `PlansError`: an unknown name, a feature without provider, a cycle, or a lookup into a
     dataset that is not there.
     """
     given = tuple(dict.fromkeys(parse_ref(name) for name in inputs))
@@ -48,7 +48,7 @@ def make_plan(index: FeatureIndex, inputs: tuple[str, ...], outputs: tuple[str, 
     for ref in wanted:
         walk.visit(ref)
     used = [ref for ref in given if ref in walk.read_as_given]
-    return Plan(
+    return QueryPlan(
         inputs=tuple(_typed(index, ref) for ref in used),
         levels=_levels(index, walk),
         outputs=tuple(_typed(index, ref) for ref in wanted),
@@ -117,44 +117,44 @@ def _leaves_process(extractor: Extractor) -> bool:
 
 def _levels(index: FeatureIndex, walk: _Walk) -> tuple[Level, ...]:
     count = 1 + max(walk.stage.values(), default=0)
-    local: list[list[Local]] = [[] for _ in range(count)]
-    remote: list[list[Remote]] = [[] for _ in range(count)]
+    local: list[list[LocalNode]] = [[] for _ in range(count)]
+    remote: list[list[RemoteNode]] = [[] for _ in range(count)]
     for extractor in walk.order:
         ready = max((walk.stage[ref] for ref in extractor.inputs), default=0)
         step = _step(index, extractor)
         match step:
-            case Alias() | Expression():
+            case AliasNode() | ExpressionNode():
                 local[ready].append(step)
-            case Lookup() | ListLookup() | PythonExtractor():
+            case LookupNode() | ListLookupNode() | PythonExtractorNode():
                 remote[ready].append(step)
             case unreachable:
                 assert_never(unreachable)
     return tuple(Level(tuple(here), _fuse(out)) for here, out in zip(local, remote, strict=True))
 
 
-def _fuse(steps: list[Remote]) -> tuple[Remote, ...]:
+def _fuse(steps: list[RemoteNode]) -> tuple[RemoteNode, ...]:
     """One step per row fetched: lookups of the same kind, dataset and keys share it."""
-    fused: dict[object, Remote] = {}
+    fused: dict[object, RemoteNode] = {}
     for step in steps:
         match step:
-            case Lookup(dataset, keys, reads) | ListLookup(dataset, keys, reads):
+            case LookupNode(dataset, keys, reads) | ListLookupNode(dataset, keys, reads):
                 place = (type(step), dataset, keys)
                 same = fused.get(place)
-                assert same is None or isinstance(same, Lookup | ListLookup), (
+                assert same is None or isinstance(same, LookupNode | ListLookupNode), (
                     "a lookup shares its place only with lookups"
                 )
                 fused[place] = step if same is None else replace(same, reads=same.reads + reads)
-            case PythonExtractor():
+            case PythonExtractorNode():
                 fused[(step.featureset, step.name)] = step
             case unreachable:
                 assert_never(unreachable)
     return tuple(fused.values())
 
 
-def _step(index: FeatureIndex, extractor: Extractor) -> Local | Remote:
+def _step(index: FeatureIndex, extractor: Extractor) -> LocalNode | RemoteNode:
     match extractor.kind:
         case wire.PyFunc(code):
-            return PythonExtractor(
+            return PythonExtractorNode(
                 name=extractor.name,
                 featureset=extractor.featureset,
                 code=code,
@@ -169,20 +169,20 @@ def _step(index: FeatureIndex, extractor: Extractor) -> Local | Remote:
         case wire.ListLookup():
             return _lookup(index, extractor, extractor.kind)
         case wire.Alias(default_json):
-            return Alias(
+            return AliasNode(
                 _only_input(extractor), _only_output(index, extractor), _default(default_json)
             )
         case wire.ExprExtractor(expr):
             inputs = tuple(_typed(index, ref) for ref in extractor.inputs)
             full = rename_refs(expr, {i.ref.name: i.ref.fqn for i in inputs})
-            return Expression(full, inputs, _only_output(index, extractor))
+            return ExpressionNode(full, inputs, _only_output(index, extractor))
         case unreachable:
             assert_never(unreachable)
 
 
 def _lookup(
     index: FeatureIndex, extractor: Extractor, kind: wire.Lookup | wire.ListLookup
-) -> Lookup | ListLookup:
+) -> LookupNode | ListLookupNode:
     dataset = index.datasets.get(kind.dataset)
     if dataset is None:
         raise UnservedDataset(f"Dataset `{kind.dataset}` not found, please ensure it is synced.")
@@ -194,8 +194,8 @@ def _lookup(
         )
     if dataset.schema.field(kind.field.name) is None:
         raise UnservedDataset(f"Field: {kind.field.name} not in dataset")
-    read = Read(kind.field.name, _only_output(index, extractor), _default(kind.default_json))
-    make = Lookup if isinstance(kind, wire.Lookup) else ListLookup
+    read = FieldRead(kind.field.name, _only_output(index, extractor), _default(kind.default_json))
+    make = LookupNode if isinstance(kind, wire.Lookup) else ListLookupNode
     return make(kind.dataset, extractor.inputs, (read,))
 
 
@@ -208,13 +208,13 @@ def _only_input(extractor: Extractor) -> FeatureRef:
     return extractor.inputs[0]
 
 
-def _only_output(index: FeatureIndex, extractor: Extractor) -> Typed:
+def _only_output(index: FeatureIndex, extractor: Extractor) -> TypedFeature:
     assert len(extractor.outputs) == 1, "only user code computes several features"
     return _typed(index, extractor.output_refs[0])
 
 
-def _typed(index: FeatureIndex, ref: FeatureRef) -> Typed:
+def _typed(index: FeatureIndex, ref: FeatureRef) -> TypedFeature:
     feature = index.features.get(ref)
     if feature is None:
         raise MissingProvider(f"No extractor found for feature `{ref.fqn}`.")
-    return Typed(ref, feature.dtype)
+    return TypedFeature(ref, feature.dtype)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from fennel_core.plans.errors import PlanError
+from fennel_core.plans.errors import PlansError
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import JobId
 
@@ -31,7 +31,7 @@ class BadRequest(QueryError):
 class BadQuery(ApiError):
     """A query that no plan can answer on this version of the branch."""
 
-    def __init__(self, refused: PlanError) -> None:
+    def __init__(self, refused: PlansError) -> None:
         super().__init__(400, refused.code, str(refused))
 
 

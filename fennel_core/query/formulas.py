@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from fennel_core.expressions.errors import EvaluationError, ExpressionError
-from fennel_core.expressions.evaluate import Program as Compiled
+from fennel_core.expressions.errors import EvaluationFailed, InvalidExpression
+from fennel_core.expressions.evaluate import CompiledExpressions as Compiled
 from fennel_core.expressions.evaluate import compile_columns
 from fennel_core.expressions.references import uses_now
-from fennel_core.plans.steps import Alias, Expression, Local
+from fennel_core.plans.plan_nodes import AliasNode, ExpressionNode, LocalNode
 from fennel_core.query.columns import LOGICAL_TIME, Column
 from fennel_core.query.errors import BadExpression, BadValue
 from fennel_core.vocab.dtypes import Dtype
@@ -37,7 +37,7 @@ class Formulas:
 
     @classmethod
     def of(
-        cls, expressions: tuple[Expression, ...], register: Callable[[FeatureRef], int]
+        cls, expressions: tuple[ExpressionNode, ...], register: Callable[[FeatureRef], int]
     ) -> Formulas:
         """Compile `expressions`; BadExpression when one does not fit its features' types (a commit
         checks the same).
@@ -50,7 +50,7 @@ class Formulas:
                 schema,
                 now=pl.col(NOW),
             )
-        except ExpressionError as refused:
+        except InvalidExpression as refused:
             names = ", ".join(f"`{e.output.ref.fqn}`" for e in expressions)
             raise BadExpression(f"the expression of feature {names}: {refused}") from refused
         return cls(
@@ -70,26 +70,28 @@ class Formulas:
             columns.append(moment if rows == 1 else moment.new_from_index(0, rows))
         try:
             frame = self.compiled.evaluate(pl.DataFrame(columns))
-        except EvaluationError as failed:
+        except EvaluationFailed as failed:
             raise BadValue(str(failed)) from failed
         for name, dtype, place in self.outputs:
             registers[place] = Column(dtype, series=frame[name])
 
 
-def group_expressions(local: tuple[Local, ...]) -> Iterator[Alias | tuple[Expression, ...]]:
+def group_expressions(
+    local: tuple[LocalNode, ...],
+) -> Iterator[AliasNode | tuple[ExpressionNode, ...]]:
     """The steps in an order that respects who reads whom, neighbours that do not read one another
     in one tuple.
     """
-    group: list[Expression] = []
+    group: list[ExpressionNode] = []
     made: set[FeatureRef] = set()
     for step in _by_depth(local):
         match step:
-            case Alias():
+            case AliasNode():
                 if group and step.source in made:
                     yield tuple(group)
                     group, made = [], set()
                 yield step
-            case Expression():
+            case ExpressionNode():
                 if any(i.ref in made for i in step.inputs):
                     yield tuple(group)
                     group, made = [], set()
@@ -99,13 +101,13 @@ def group_expressions(local: tuple[Local, ...]) -> Iterator[Alias | tuple[Expres
         yield tuple(group)
 
 
-def _by_depth(local: tuple[Local, ...]) -> list[Local]:
+def _by_depth(local: tuple[LocalNode, ...]) -> list[LocalNode]:
     """By depth of dependency, stable: what waits for nothing comes first, so groups are as large as
     they can be.
     """
     depth: dict[FeatureRef, int] = {}
     for step in local:
-        read = [step.source] if isinstance(step, Alias) else [i.ref for i in step.inputs]
+        read = [step.source] if isinstance(step, AliasNode) else [i.ref for i in step.inputs]
         below = max((depth[ref] for ref in read if ref in depth), default=0)
-        depth[step.output.ref] = below + (0 if isinstance(step, Alias) else 1)
-    return sorted(local, key=lambda step: (depth[step.output.ref], isinstance(step, Alias)))
+        depth[step.output.ref] = below + (0 if isinstance(step, AliasNode) else 1)
+    return sorted(local, key=lambda step: (depth[step.output.ref], isinstance(step, AliasNode)))

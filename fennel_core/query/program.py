@@ -15,9 +15,9 @@ from typing import assert_never
 
 from fennel_core.blueprints.spec import DatasetView
 from fennel_core.executors.calls import Extract
-from fennel_core.plans import steps
-from fennel_core.plans.missing import Empty
-from fennel_core.plans.steps import Plan, Typed
+from fennel_core.plans import plan_nodes
+from fennel_core.plans.absent_keys import AbsentValue
+from fennel_core.plans.plan_nodes import QueryPlan, TypedFeature
 from fennel_core.query.columns import Column
 from fennel_core.query.encode import Encoder, encoder_of
 from fennel_core.query.errors import BadLookup, UnknownDataset
@@ -38,7 +38,7 @@ class Table:
 
     view: DatasetView
     partitions: int
-    absent: tuple[Empty, ...]
+    absent: tuple[AbsentValue, ...]
 
     @property
     def absent_row(self) -> bytes:
@@ -140,7 +140,7 @@ class Program:
 Registers = list[Column]
 
 
-def bind(plan: Plan, tables: Mapping[DatasetName, Table]) -> Program:
+def bind(plan: QueryPlan, tables: Mapping[DatasetName, Table]) -> Program:
     """The program of a plan. BadLookup or UnknownDataset when a dataset that it looks up is not
     served.
     """
@@ -154,7 +154,7 @@ class _Binder:
         self._given: frozenset[FeatureRef] = frozenset()
         self._groups: dict[tuple[tuple[FeatureRef, ...], tuple[Dtype, ...], bool], int] = {}
 
-    def bind(self, plan: Plan) -> Program:
+    def bind(self, plan: QueryPlan) -> Program:
         self._given = frozenset(i.ref for i in plan.inputs)
         inputs = tuple((i.ref.fqn, i.dtype, self._register(i.ref)) for i in plan.inputs)
         levels = tuple(self._level(level) for level in plan.levels)
@@ -166,23 +166,25 @@ class _Binder:
     def _register(self, ref: FeatureRef) -> int:
         return self._registers.setdefault(ref, len(self._registers))
 
-    def _level(self, level: steps.Level) -> BoundLevel:
+    def _level(self, level: plan_nodes.Level) -> BoundLevel:
         lookups: list[BoundLookup] = []
         extractors: list[BoundExtractor] = []
         local = tuple(self._local(part) for part in group_expressions(level.local))
         for step in level.remote:
             match step:
-                case steps.Lookup() | steps.ListLookup():
+                case plan_nodes.LookupNode() | plan_nodes.ListLookupNode():
                     lookups.append(self._lookup(step))
-                case steps.PythonExtractor():
+                case plan_nodes.PythonExtractorNode():
                     extractors.append(self._extractor(step))
                 case unreachable:
                     assert_never(unreachable)
         return BoundLevel(local, tuple(lookups), tuple(extractors))
 
-    def _local(self, part: steps.Alias | tuple[steps.Expression, ...]) -> BoundLocal:
+    def _local(
+        self, part: plan_nodes.AliasNode | tuple[plan_nodes.ExpressionNode, ...]
+    ) -> BoundLocal:
         match part:
-            case steps.Alias(source, output, default_json):
+            case plan_nodes.AliasNode(source, output, default_json):
                 fill = default_value(default_json, output.dtype)
                 return BoundAlias(
                     self._register(source), self._register(output.ref), output.dtype, fill
@@ -190,11 +192,11 @@ class _Binder:
             case expressions:
                 return Formulas.of(expressions, self._register)
 
-    def _lookup(self, step: steps.Lookup | steps.ListLookup) -> BoundLookup:
+    def _lookup(self, step: plan_nodes.LookupNode | plan_nodes.ListLookupNode) -> BoundLookup:
         table = self._tables.get(step.dataset)
         if table is None:
             raise UnknownDataset(step.dataset)
-        listed = isinstance(step, steps.ListLookup)
+        listed = isinstance(step, plan_nodes.ListLookupNode)
         names = table.view.schema.value_names
         declared = [empty.value if empty.declared else None for empty in table.absent]
         key_types = tuple(f.dtype for f in table.view.schema.keys)
@@ -211,7 +213,7 @@ class _Binder:
         )
 
     def _read(
-        self, read: steps.Read, table: Table, names: tuple[str, ...], *, listed: bool
+        self, read: plan_nodes.FieldRead, table: Table, names: tuple[str, ...], *, listed: bool
     ) -> BoundRead:
         output = read.output
         element = _element(output) if listed else output.dtype
@@ -229,7 +231,7 @@ class _Binder:
             fill = empty.value
         return BoundRead(number + 1, self._register(output.ref), output.dtype, fill)
 
-    def _extractor(self, step: steps.PythonExtractor) -> BoundExtractor:
+    def _extractor(self, step: plan_nodes.PythonExtractorNode) -> BoundExtractor:
         call = Extract(
             code=step.code,
             featureset=step.featureset,
@@ -246,11 +248,11 @@ class _Binder:
         return BoundExtractor(call, tuple(self._register(i.ref) for i in step.inputs), keep)
 
 
-def _fields(features: tuple[Typed, ...]) -> tuple[Field, ...]:
+def _fields(features: tuple[TypedFeature, ...]) -> tuple[Field, ...]:
     return tuple(Field(f.ref.fqn, f.dtype) for f in features)
 
 
-def _element(output: Typed) -> Dtype:
+def _element(output: TypedFeature) -> Dtype:
     dtype = base(output.dtype)
     assert isinstance(dtype, List), "the client gives list lookups a list type"
     return dtype.of

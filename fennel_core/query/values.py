@@ -22,7 +22,7 @@ from fennel_core.query.errors import BadValue
 from fennel_core.vocab import dtypes
 from fennel_core.vocab.dtypes import Dtype, is_optional, optional
 from fennel_core.wire.errors import WireError
-from fennel_core.wire.json_codec import decode_column
+from fennel_core.wire.json_decode import decode_column
 
 INT64_MAX = 2**63 - 1
 _PLAIN: dict[type[object], type[object]] = {

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from fennel_core.blueprints.spec import Catalog
-from fennel_core.plans.errors import PlanError
-from fennel_core.plans.features import FeatureIndex
-from fennel_core.plans.missing import absent_rows
+from fennel_core.plans.absent_keys import absent_rows
+from fennel_core.plans.errors import PlansError
+from fennel_core.plans.feature_index import FeatureIndex
 from fennel_core.plans.planner import make_plan
 from fennel_core.query.errors import BadQuery, UnknownBranch
 from fennel_core.query.program import Program, Table, bind
@@ -85,7 +85,7 @@ class View:
             return found
         try:
             made = bind(make_plan(self.index, *asked), self.tables)
-        except PlanError as refused:
+        except PlansError as refused:
             raise BadQuery(refused) from refused
         self._programs[asked] = made
         if len(self._programs) > PROGRAMS_KEPT:

@@ -2,7 +2,7 @@
 
 `generated_code` after `imports` is a whole module whose `entry_point` is called. `core_code` is the
 bare function as its author wrote it and `includes` the code it was declared to need: these two, not
-the generated wrapper, say whether the logic changed (`fennel_core.wire.logic`).
+the generated wrapper, say whether the logic changed (`fennel_core.wire.canonical_logic`).
 """
 
 from __future__ import annotations

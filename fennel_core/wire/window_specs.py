@@ -67,7 +67,7 @@ print(json.dumps(answer))
 '''
 
 
-def pipelines_to_recover(
+def pipelines_without_specs(
     request: SyncRequest, standing: SyncRequest | None = None
 ) -> tuple[Pipeline, ...]:
     """The pipelines of `request` whose windowed groupbys may have aggregations that did not travel.
@@ -91,12 +91,13 @@ def pipelines_to_recover(
     return tuple(found)
 
 
-def recovery_program(request: SyncRequest, standing: SyncRequest | None = None) -> str | None:
-    """The Python program that recovers what `pipelines_to_recover` says; None when that is nothing.
+def extraction_program(request: SyncRequest, standing: SyncRequest | None = None) -> str | None:
+    """The Python program that recovers what `pipelines_without_specs` says; None when that is
+    nothing.
 
-    Run it with the client's interpreter and give what it prints to `with_recovered`.
+    Run it with the client's interpreter and give what it prints to `insert_window_specs`.
     """
-    pipelines = pipelines_to_recover(request, standing)
+    pipelines = pipelines_without_specs(request, standing)
     if not pipelines:
         return None
     datasets = _datasets(request, standing)
@@ -111,7 +112,7 @@ def recovery_program(request: SyncRequest, standing: SyncRequest | None = None) 
     return f"PIPELINES = {json.dumps(parts)!r}\n{PROGRAM}"
 
 
-def with_recovered(body: bytes, pipelines: Iterable[Pipeline], printed: str) -> bytes:
+def insert_window_specs(body: bytes, pipelines: Iterable[Pipeline], printed: str) -> bytes:
     """The commit's bytes with the specs and emit strategies that the program `printed` for
     `pipelines` (those of the same request).
 

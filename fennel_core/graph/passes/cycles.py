@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fennel_core.graph.model import Graph
-from fennel_core.graph.order import Cycle, dataset_order, inputs_first
+from fennel_core.graph.entity_graph import Graph
 from fennel_core.graph.problems import Problem
+from fennel_core.graph.topological_order import DependencyCycle, dataset_order, inputs_first
 from fennel_core.wire.entities import Extractor
 
 
@@ -17,7 +17,7 @@ def forbid_cycles(graph: Graph, before: Graph | None) -> Iterator[Problem]:
     del before
     try:
         dataset_order(graph)
-    except Cycle as cycle:
+    except DependencyCycle as cycle:
         path = " -> ".join(map(str, cycle.path))
         yield Problem(
             "dataset-cycle",
@@ -31,7 +31,7 @@ def forbid_cycles(graph: Graph, before: Graph | None) -> Iterator[Problem]:
 
     try:
         inputs_first(graph.extractors, providers)
-    except Cycle as cycle:
+    except DependencyCycle as cycle:
         names = [x.fqn for x in cycle.path if isinstance(x, Extractor)]
         yield Problem(
             "feature-cycle", names[0], f"Cyclic dependency found for {' -> '.join(names)}"

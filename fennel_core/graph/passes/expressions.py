@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from fennel_core.expressions.errors import ExpressionError
+from fennel_core.expressions.errors import InvalidExpression
 from fennel_core.expressions.infer import expect_declared, infer
-from fennel_core.graph.model import Graph
+from fennel_core.graph.derived_schemas import SchemaMismatch, derive_pipeline_schemas
+from fennel_core.graph.entity_graph import Graph
 from fennel_core.graph.passes.schemas import is_complete
 from fennel_core.graph.problems import Problem
-from fennel_core.graph.schemas import SchemaError, derive_pipeline
 from fennel_core.vocab.dtypes import Bool, Dtype, show
 from fennel_core.vocab.schema import Schema
 from fennel_core.wire.connectors import EvalExpr, Source
@@ -42,7 +42,7 @@ def _types(schema: Schema) -> dict[str, Dtype]:
 def _declared(expr: Expr, declared: Dtype, columns: Mapping[str, Dtype]) -> str | None:
     try:
         expect_declared(infer(expr, columns), declared)
-    except ExpressionError as error:
+    except InvalidExpression as error:
         return str(error)
     return None
 
@@ -50,7 +50,7 @@ def _declared(expr: Expr, declared: Dtype, columns: Mapping[str, Dtype]) -> str 
 def _condition(expr: Expr, columns: Mapping[str, Dtype]) -> str | None:
     try:
         found = infer(expr, columns)
-    except ExpressionError as error:
+    except InvalidExpression as error:
         return str(error)
     return (
         None
@@ -61,8 +61,8 @@ def _condition(expr: Expr, columns: Mapping[str, Dtype]) -> str | None:
 
 def _pipeline(graph: Graph, pipeline: Pipeline) -> Iterator[Problem]:
     try:
-        schemas = derive_pipeline(graph, pipeline)
-    except SchemaError:
+        schemas = derive_pipeline_schemas(graph, pipeline)
+    except SchemaMismatch:
         return  # `check_operator_schemas` has said so
     name = f"{pipeline.dataset}.{pipeline.name}"
     for operator in graph.operators_of(pipeline):

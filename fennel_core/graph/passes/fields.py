@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from fennel_core.graph.model import Graph
+from fennel_core.graph.entity_graph import Graph
 from fennel_core.graph.problems import Problem
 from fennel_core.vocab.dtypes import is_optional, show
 from fennel_core.vocab.versions import META

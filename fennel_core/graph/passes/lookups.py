@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fennel_core.graph.model import Graph
+from fennel_core.graph.derived_schemas import non_optional, storage_type
+from fennel_core.graph.entity_graph import Graph
 from fennel_core.graph.problems import Problem
-from fennel_core.graph.schemas import required, stored
 from fennel_core.vocab import dtypes
 from fennel_core.vocab.dtypes import Dtype, show
 from fennel_core.wire.entities import Dataset, Extractor, ListLookup, Lookup
@@ -47,7 +47,7 @@ def _field(dataset: Dataset, extractor: Extractor, kind: Lookup | ListLookup) ->
             f"Field: {kind.field.name} not in dataset `{dataset.name}`; "
             f"`{extractor.fqn}` looks it up",
         )
-    elif stored(required(field.dtype)) != stored(required(kind.field.dtype)):
+    elif storage_type(non_optional(field.dtype)) != storage_type(non_optional(kind.field.dtype)):
         text = (
             f"extractor `{extractor.fqn}` looks up `{dataset.name}.{field.name}` as "
             f"`{show(kind.field.dtype)}`, "
@@ -80,10 +80,10 @@ def _keys(graph: Graph, dataset: Dataset, extractor: Extractor) -> Iterator[Prob
 
 
 def _is_key(given: Dtype, key: Dtype, listed: bool) -> bool:
-    value = required(given)
+    value = non_optional(given)
     if listed and isinstance(value, dtypes.List):
-        value = required(value.of)
+        value = non_optional(value.of)
     return (
-        stored(value) == stored(key)
-        or {type(stored(value)), type(stored(key))} == READ_AS_EACH_OTHER
+        storage_type(value) == storage_type(key)
+        or {type(storage_type(value)), type(storage_type(key))} == READ_AS_EACH_OTHER
     )

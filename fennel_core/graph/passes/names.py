@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from fennel_core.graph.model import Graph
+from fennel_core.graph.entity_graph import Graph
 from fennel_core.graph.problems import Problem
 
 

@@ -6,9 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fennel_core.graph.model import Graph
+from fennel_core.graph.derived_schemas import (
+    SchemaMismatch,
+    derive_pipeline_schemas,
+    schema_difference,
+)
+from fennel_core.graph.entity_graph import Graph
 from fennel_core.graph.problems import Problem
-from fennel_core.graph.schemas import SchemaError, derive_pipeline, disagreement
 from fennel_core.wire.entities import Pipeline
 from fennel_core.wire.operators import DatasetRef, WindowOp
 
@@ -23,8 +27,8 @@ def check_operator_schemas(graph: Graph, before: Graph | None) -> Iterator[Probl
         name = f"{pipeline.dataset}.{pipeline.name}"
         where = f"dataset `{dataset.name}` v{dataset.version}: pipeline `{pipeline.name}`"
         try:
-            derived = derive_pipeline(graph, pipeline)[root.id]
-        except SchemaError as error:
+            derived = derive_pipeline_schemas(graph, pipeline)[root.id]
+        except SchemaMismatch as error:
             yield Problem("operator-schema", name, f"{where}: {error}")
             continue
         if isinstance(root.kind, WindowOp) and not root.kind.recovered and dataset.schema.values:
@@ -36,7 +40,7 @@ def check_operator_schemas(graph: Graph, before: Graph | None) -> Iterator[Probl
             )
             yield Problem("window-aggregations", name, text)
             continue
-        difference = disagreement(derived, dataset.schema)
+        difference = schema_difference(derived, dataset.schema)
         if difference is not None:
             yield Problem(
                 "pipeline-schema", name, f"{where} does not yield the declared schema: {difference}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fennel_core.graph.model import Graph
+from fennel_core.graph.entity_graph import Graph
 from fennel_core.graph.problems import Problem
 
 

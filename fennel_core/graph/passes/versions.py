@@ -1,9 +1,9 @@
 """A definition that changed needs a higher version, so that nobody resets data or changes a served
 value by accident.
 
-Logic is compared without comments, layout and metadata (`fennel_core.wire.logic`). A dataset's
-logic here is its schema, its sources and its pipeline; what its inputs are made of is theirs to
-answer for.
+Logic is compared without comments, layout and metadata (`fennel_core.wire.canonical_logic`). A
+dataset's logic here is its schema, its sources and its pipeline; what its inputs are made of is
+theirs to answer for.
 """
 
 from __future__ import annotations
@@ -11,11 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 
-from fennel_core.graph.model import Graph
+from fennel_core.graph.entity_graph import Graph
 from fennel_core.graph.problems import Problem
+from fennel_core.wire.canonical_logic import (
+    dataset_logic,
+    extractor_logic,
+    pipeline_logic,
+    source_logic,
+)
 from fennel_core.wire.connectors import Source, WebhookEndpoint
 from fennel_core.wire.entities import Dataset, Extractor, PyFunc
-from fennel_core.wire.logic import dataset_logic, extractor_logic, pipeline_logic, source_logic
 
 MOCK_WEBHOOK = "_internal_fennel_webhook"
 """The client's mock hangs this source on every dataset it sees, so it may turn up in a later real

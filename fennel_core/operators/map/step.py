@@ -19,7 +19,7 @@ import polars as pl
 import pyarrow as pa
 
 from fennel_core.expressions.errors import RowFailure
-from fennel_core.expressions.evaluate import Evaluation, Program, compile_columns
+from fennel_core.expressions.evaluate import CompiledExpressions, Evaluation, compile_columns
 from fennel_core.operators.rows import columns_of, output_names
 from fennel_core.operators.spec import MapSpec, MapStage
 from fennel_core.operators.step import DeadRows, Emit, Outcome, Reads
@@ -139,7 +139,7 @@ def _run(schema: Schema, stage: MapStage) -> Run:
             assert_never(unreachable)
 
 
-def _assign(program: Program, names: list[str]) -> Run:
+def _assign(program: CompiledExpressions, names: list[str]) -> Run:
     def run(flow: Flow) -> Flow:
         evaluation = program.attempt(flow.live)
         survivors = _survivors(evaluation)[names]
@@ -148,7 +148,7 @@ def _assign(program: Program, names: list[str]) -> Run:
     return run
 
 
-def _filter(program: Program, keyed: bool) -> Run:
+def _filter(program: CompiledExpressions, keyed: bool) -> Run:
     def run(flow: Flow) -> Flow:
         evaluation = program.attempt(flow.live)
         rows = _survivors(evaluation)

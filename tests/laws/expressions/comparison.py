@@ -16,11 +16,11 @@ from decimal import Decimal as PyDecimal
 import polars as pl
 
 from fennel_core.expressions.compiler import Compiler
-from fennel_core.expressions.errors import ExpressionError
+from fennel_core.expressions.errors import InvalidExpression
 from fennel_core.expressions.infer import infer
-from fennel_core.expressions.scope import Scope
+from fennel_core.expressions.scope import NameScope
 from fennel_core.expressions.terms import Term
-from fennel_core.expressions.types import polars_type, same
+from fennel_core.expressions.type_lattice import polars_type, same_type
 from fennel_core.vocab.dtypes import Dtype, List, Map, Optional, Struct, is_optional, show
 from fennel_core.wire.decode_datatypes import decode_dtype
 from fennel_core.wire.decode_expressions import decode_expr
@@ -117,12 +117,12 @@ def difference(case: Case, frame: Frame) -> Difference | None:
     try:
         inferred = infer(case.expr, frame.schema)
         term = _term(case.expr, frame)
-    except ExpressionError as error:
+    except InvalidExpression as error:
         all_failed = all(row == FAILED for row in case.rows)
         return None if case.dtype is None or all_failed else Difference(f"we refuse: {error}")
     if case.dtype is None:
         return Difference(f"we accept as {show(inferred)} what the client refuses")
-    if not same(inferred, case.dtype):
+    if not same_type(inferred, case.dtype):
         return Difference(f"type {show(inferred)}, the client's is {show(case.dtype)}")
     ours = answers(frame.rows, term)
     theirs = [row if row == FAILED else comparable(row, case.dtype) for row in case.rows]
@@ -136,12 +136,12 @@ def compiled(case: Case, frame: Frame) -> Term | None:
     """The term of a case, None where we refuse it."""
     try:
         return None if case.expr is None else _term(case.expr, frame)
-    except ExpressionError:
+    except InvalidExpression:
         return None
 
 
 def _term(expr: Expr, frame: Frame) -> Term:
-    return Compiler(Scope(frame.schema), pl.col("now") if "now" in frame.schema else None).term(
+    return Compiler(NameScope(frame.schema), pl.col("now") if "now" in frame.schema else None).term(
         expr
     )
 

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from fennel_core.blueprints.spec import DatasetView
 from fennel_core.executors.calls import ExecutorCall, Extract
 from fennel_core.executors.client import NO_CALLBACKS, Callbacks
-from fennel_core.plans.features import FeatureIndex
-from fennel_core.plans.missing import NULL
+from fennel_core.plans.absent_keys import NULL
+from fennel_core.plans.feature_index import FeatureIndex
 from fennel_core.plans.planner import make_plan
 from fennel_core.query.columns import Column
 from fennel_core.query.flow import Flow, Request

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fennel_core.vocab import dtypes
 from fennel_core.vocab.dtypes import arrow_type
 from fennel_core.wire.errors import BadColumn
-from fennel_core.wire.json_codec import decode_column, encode_column
+from fennel_core.wire.json_decode import decode_column, encode_column
 
 LEAVES = st.sampled_from(
     [

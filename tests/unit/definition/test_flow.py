@@ -11,7 +11,7 @@ import pytest
 
 from fennel_core.definition.lineage import Version
 from fennel_core.definition.merge import assemble
-from fennel_core.graph.model import build, merge_incremental
+from fennel_core.graph.entity_graph import build_graph, merge_incremental
 from fennel_core.ledger.commit_protocol import LedgerTimings
 from fennel_core.ledger.reconcile import reconcile
 from fennel_core.ledger.store import LedgerUnavailable
@@ -171,7 +171,9 @@ async def test_an_incremental_commit_adds_to_what_the_branch_has() -> None:
     assert lines[-1].endswith("0 released, 0 destroyed")
     version = await serving(office.world)
     both = {
-        d.name for body in (OPERATORS, FEATURES) for d in build(decode_sync_request(body)).datasets
+        d.name
+        for body in (OPERATORS, FEATURES)
+        for d in build_graph(decode_sync_request(body)).datasets
     }
     assert (
         {d.name for d in version.request.datasets}
@@ -182,9 +184,9 @@ async def test_an_incremental_commit_adds_to_what_the_branch_has() -> None:
 
 def test_a_merged_request_decodes_to_the_merged_graph() -> None:
     one, two = decode_sync_request(OPERATORS), decode_sync_request(FEATURES)
-    merged = merge_incremental(build(one), build(two))
+    merged = merge_incremental(build_graph(one), build_graph(two))
     body = assemble(merged, "both", [(OPERATORS, one), (FEATURES, two)])
-    again = build(decode_sync_request(body))
+    again = build_graph(decode_sync_request(body))
     assert again.operators == merged.operators
     assert again.extractors == merged.extractors
     assert set(again.indices) == set(merged.indices)

@@ -5,16 +5,11 @@ from datetime import UTC, datetime
 import polars as pl
 import pytest
 
-from fennel_core.expressions import (
-    NULL_IN_NON_OPTIONAL,
-    EvaluationError,
-    ExpressionError,
-    attempt,
-    compile_columns,
-    compile_expr,
-    evaluate,
-    polars_type,
-)
+from fennel_core.expressions.compiler import Compiler
+from fennel_core.expressions.errors import NULL_IN_NON_OPTIONAL, EvaluationFailed, InvalidExpression
+from fennel_core.expressions.evaluate import Evaluation, compile_columns
+from fennel_core.expressions.scope import NameScope
+from fennel_core.expressions.type_lattice import polars_type
 from fennel_core.vocab.dtypes import (
     Bool,
     Dtype,
@@ -38,6 +33,21 @@ def frame(schema: dict[str, Dtype], **columns: list[object]) -> pl.DataFrame:
     return pl.DataFrame(
         [pl.Series(name, columns[name], dtype=polars_type(dtype)) for name, dtype in schema.items()]
     )
+
+
+def attempt(
+    rows: pl.DataFrame, exprs: dict[str, tuple[e.Expr, Dtype]], schema: dict[str, Dtype]
+) -> Evaluation:
+    return compile_columns(exprs, schema).attempt(rows)
+
+
+def evaluate(
+    rows: pl.DataFrame,
+    exprs: dict[str, tuple[e.Expr, Dtype]],
+    schema: dict[str, Dtype],
+    now: pl.Expr | None = None,
+) -> pl.DataFrame:
+    return compile_columns(exprs, schema, now=now).evaluate(rows)
 
 
 def number(value: int | float) -> e.Literal:
@@ -90,7 +100,7 @@ def test_a_constant_has_one_value_per_row() -> None:
 def test_the_error_names_column_row_and_value_and_carries_the_mask() -> None:
     schema = {"s": Str()}
     rows = frame(schema, s=["2024-01-01", "soon", "2024-02-30"])
-    with pytest.raises(EvaluationError) as caught:
+    with pytest.raises(EvaluationFailed) as caught:
         evaluate(rows, {"day": (read_date("s"), Timestamp())}, schema)
     error = caught.value
     assert (error.failure.column, error.failure.row, error.failure.value, error.code) == (
@@ -128,7 +138,7 @@ def test_rows_that_fail_do_not_disturb_the_others() -> None:
 def test_a_null_in_a_column_that_is_not_optional_fails_with_the_clients_sentence() -> None:
     schema = {"a": Int(), "b": Int()}
     exprs = {"c": (binary(e.Ref("a"), BinaryOp.MOD, e.Ref("b")), Int())}
-    with pytest.raises(EvaluationError, match=NULL_IN_NON_OPTIONAL):
+    with pytest.raises(EvaluationFailed, match=NULL_IN_NON_OPTIONAL):
         evaluate(frame(schema, a=[5], b=[0]), exprs, schema)
     optional = {"c": (binary(e.Ref("a"), BinaryOp.MOD, e.Ref("b")), Optional(Int()))}
     assert evaluate(frame(schema, a=[5], b=[0]), optional, schema)["c"].to_list() == [None]
@@ -147,7 +157,7 @@ def test_nan_is_null_at_both_doors() -> None:
     assert answer["isnull"].to_list() == [True, False]
     assert answer["quotient"].to_list() == [None, None]
     assert answer["is_nan"].to_list() == [True, True]
-    with pytest.raises(EvaluationError, match=NULL_IN_NON_OPTIONAL):
+    with pytest.raises(EvaluationFailed, match=NULL_IN_NON_OPTIONAL):
         evaluate(rows, {"q": (quotient, Float())}, schema)
 
 
@@ -245,13 +255,13 @@ def test_now_is_the_expression_that_is_given() -> None:
     ]
     fixed = pl.lit(datetime(2024, 1, 4, tzinfo=UTC))
     assert evaluate(rows, {"age": (age, Int())}, schema, fixed)["age"].to_list() == [3, 3]
-    with pytest.raises(ExpressionError, match="now-missing"):
+    with pytest.raises(InvalidExpression, match="now-missing"):
         evaluate(rows, {"age": (age, Int())}, schema)
 
 
 def test_a_lone_expression_is_null_where_a_row_fails() -> None:
     rows = pl.DataFrame({"s": ["5", "x", None]})
-    value = compile_expr(parsed("s", Int()), {"s": Optional(Str())})
+    value = Compiler(NameScope({"s": Optional(Str())}), None).term(parsed("s", Int())).value
     assert rows.select(value).to_series().to_list() == [5, None, None]
 
 
@@ -268,7 +278,7 @@ def test_a_program_runs_for_many_frames() -> None:
 def test_an_expression_must_fit_its_declared_type() -> None:
     schema = {"a": Optional(Int())}
     with pytest.raises(
-        ExpressionError, match=r"is of type Optional\[int\], but int was declared. Use fillnull"
+        InvalidExpression, match=r"is of type Optional\[int\], but int was declared. Use fillnull"
     ) as caught:
         compile_columns({"b": (e.Ref("a"), Int())}, schema)
     assert caught.value.code == "declared-type"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from google.protobuf import duration_pb2
 
-from fennel_core.graph.model import Graph, build, merge_incremental
+from fennel_core.graph.entity_graph import Graph, build_graph, merge_incremental
 from fennel_core.graph.passes import INCREMENTAL_RULES, RULES, validate
 from fennel_core.graph.passes.cycles import forbid_cycles
 from fennel_core.graph.passes.expressions import check_expressions
@@ -38,7 +38,7 @@ from fennel_core.wire.entities import FeatureRef, Index, IndexSide, ListLookup, 
 from fennel_core.wire.expr import Literal, Ref
 from fennel_core.wire.gen import spec_pb2, window_pb2
 from fennel_core.wire.operators import Aggregate, AssignExpr, Drop, FilterExpr, WindowOp
-from fennel_core.wire.window_specs import pipelines_to_recover, with_recovered
+from fennel_core.wire.window_specs import insert_window_specs, pipelines_without_specs
 
 TESTS = Path(__file__).resolve().parents[2]
 
@@ -58,9 +58,9 @@ def body(subject: str) -> bytes:
 @cache
 def graph(subject: str) -> Graph:
     sent = body(subject)
-    pipelines = pipelines_to_recover(decode_sync_request(sent))
-    return build(
-        decode_sync_request(with_recovered(sent, pipelines, RECOVERED) if pipelines else sent)
+    pipelines = pipelines_without_specs(decode_sync_request(sent))
+    return build_graph(
+        decode_sync_request(insert_window_specs(sent, pipelines, RECOVERED) if pipelines else sent)
     )
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fennel_core.plans.describe import describe
-from fennel_core.plans.features import FeatureIndex
+from fennel_core.plans.explain import explain
+from fennel_core.plans.feature_index import FeatureIndex
 from fennel_core.plans.planner import make_plan
 from fennel_core.wire.decode import decode_sync_request
 
@@ -31,7 +31,7 @@ QUESTIONS = {
 
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_a_plan_is_its_golden_text(question: str) -> None:
-    text = describe(make_plan(INDEX, *QUESTIONS[question]))
+    text = explain(make_plan(INDEX, *QUESTIONS[question]))
     golden = GOLDEN / "plans" / f"{question}.txt"
     if os.environ.get("REFRESH_GOLDEN"):
         golden.parent.mkdir(exist_ok=True)

@@ -5,17 +5,17 @@ import itertools
 import pytest
 
 from fennel_core.plans.errors import CyclicFeatures, MissingProvider, UnknownName, UnservedDataset
-from fennel_core.plans.features import FeatureIndex
-from fennel_core.plans.planner import make_plan
-from fennel_core.plans.steps import (
-    Alias,
-    Expression,
-    ListLookup,
-    Lookup,
-    Plan,
-    PythonExtractor,
-    Read,
+from fennel_core.plans.feature_index import FeatureIndex
+from fennel_core.plans.plan_nodes import (
+    AliasNode,
+    ExpressionNode,
+    FieldRead,
+    ListLookupNode,
+    LookupNode,
+    PythonExtractorNode,
+    QueryPlan,
 )
+from fennel_core.plans.planner import make_plan
 from fennel_core.vocab.dtypes import Int, List, Optional, Str
 from fennel_core.wire import entities as wire
 from fennel_core.wire.expr import Binary, BinaryOp, Ref
@@ -66,28 +66,28 @@ EXTRACTORS = [
 INDEX = FeatureIndex.of(request(FEATURES, EXTRACTORS, [USERS, CARDS]))
 
 
-def plan(inputs: list[str], outputs: list[str]) -> Plan:
+def plan(inputs: list[str], outputs: list[str]) -> QueryPlan:
     return make_plan(INDEX, tuple(inputs), tuple(outputs))
 
 
-def shape(made: Plan) -> list[str]:
+def shape(made: QueryPlan) -> list[str]:
     """One line per step, in order, levels numbered."""
     lines = []
     for number, level in enumerate(made.levels):
         for step in (*level.local, *level.remote):
             match step:
-                case Lookup(name, keys, reads) | ListLookup(name, keys, reads):
-                    kind = "lookup" if isinstance(step, Lookup) else "list lookup"
+                case LookupNode(name, keys, reads) | ListLookupNode(name, keys, reads):
+                    kind = "lookup" if isinstance(step, LookupNode) else "list lookup"
                     got = ", ".join(f"{r.output.ref.fqn}={r.field}" for r in reads)
                     lines.append(f"{number} {kind} {name}[{', '.join(k.fqn for k in keys)}]: {got}")
-                case Alias():
+                case AliasNode():
                     lines.append(f"{number} alias {step.output.ref.fqn} = {step.source.fqn}")
-                case Expression():
+                case ExpressionNode():
                     lines.append(
                         f"{number} expr {step.output.ref.fqn} of "
                         f"{', '.join(i.ref.fqn for i in step.inputs)}"
                     )
-                case PythonExtractor():
+                case PythonExtractorNode():
                     lines.append(
                         f"{number} python {step.name}: {', '.join(o.ref.fqn for o in step.outputs)}"
                     )
@@ -106,7 +106,7 @@ def test_a_plan_has_as_many_levels_as_its_longest_chain_of_round_trips_needs() -
 
 def test_lookups_of_one_row_are_one_step_even_with_different_defaults() -> None:
     step = plan(["User.uid"], ["User.age", "User.name"]).levels[0].remote[0]
-    assert isinstance(step, Lookup)
+    assert isinstance(step, LookupNode)
     assert [(r.field, r.default_json) for r in step.reads] == [("age", "7"), ("name", None)]
 
 
@@ -145,7 +145,7 @@ def test_list_lookups_are_never_fused_with_plain_ones() -> None:
 
 def test_expressions_name_features_in_full() -> None:
     step = plan(["User.age"], ["User.double"]).levels[0].local[0]
-    assert isinstance(step, Expression)
+    assert isinstance(step, ExpressionNode)
     assert step.expr == Binary(BinaryOp.ADD, Ref("User.age"), Ref("User.age"))
 
 
@@ -200,6 +200,6 @@ def test_a_lookup_with_too_few_key_features_is_refused() -> None:
 
 def test_reads_keep_the_declared_type_of_the_feature() -> None:
     step = plan(["User.uid"], ["User.name"]).levels[0].remote[0]
-    assert isinstance(step, Lookup)
-    assert step.reads == (Read("name", plan(["User.uid"], ["User.name"]).outputs[0], None),)
+    assert isinstance(step, LookupNode)
+    assert step.reads == (FieldRead("name", plan(["User.uid"], ["User.name"]).outputs[0], None),)
     assert step.reads[0].output.ref == ref("User.name")

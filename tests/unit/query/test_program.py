@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from fennel_core.executors.client import NO_CALLBACKS, Asked, Executors, LookupRefused
-from fennel_core.plans.features import FeatureIndex
-from fennel_core.plans.missing import NULL, Empty
+from fennel_core.plans.absent_keys import NULL, AbsentValue
+from fennel_core.plans.feature_index import FeatureIndex
 from fennel_core.plans.planner import make_plan
 from fennel_core.query.columns import Column
 from fennel_core.query.datasets import ExtractorLookups
@@ -37,7 +37,9 @@ async def absent_value(folder: Path, field: str, dtype: Dtype, default: str | No
     steps = [extractor("F.out", lookup("Totals", field, dtype, default), "F.uid")]
     index = FeatureIndex.of(request({"F.uid": Int(), "F.out": dtype}, steps, [TOTALS]))
     table = Table(
-        table_view(TOTALS), PARTITIONS, (Empty(0, declared=False), Empty(-1.0, declared=True))
+        table_view(TOTALS),
+        PARTITIONS,
+        (AbsentValue(0, declared=False), AbsentValue(-1.0, declared=True)),
     )
     program = bind(make_plan(index, ("F.uid",), ("F.out",)), {TOTALS.name: table})
     async with FakeSlot(folder / "s") as slot:

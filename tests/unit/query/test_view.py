@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from fennel_core.plans.missing import NULL
+from fennel_core.plans.absent_keys import NULL
 from fennel_core.query.errors import BadQuery, UnknownBranch
 from fennel_core.query.view import BranchKey, Serving, View, Views
 from fennel_core.query.wakeups import branch_key

@@ -8,15 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from fennel_core.graph.model import build
+from fennel_core.graph.derived_schemas import derive_pipeline_schemas
+from fennel_core.graph.entity_graph import build_graph
 from fennel_core.graph.passes import validate
-from fennel_core.graph.schemas import derive_pipeline
 from fennel_core.vocab.dtypes import Field, Int
 from fennel_core.wire.decode import decode_sync_request
 from fennel_core.wire.errors import UnsupportedValue
 from fennel_core.wire.gen import services_pb2
 from fennel_core.wire.operators import Count, Emit, Session, WindowOp
-from fennel_core.wire.window_specs import pipelines_to_recover, recovery_program, with_recovered
+from fennel_core.wire.window_specs import (
+    extraction_program,
+    insert_window_specs,
+    pipelines_without_specs,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 EXECUTOR_PYTHON = ROOT / ".venv-executor" / "bin" / "python"
@@ -32,9 +36,9 @@ def windows(request, dataset):
 
 def test_only_pipelines_that_may_have_lost_something_are_run():
     sent = decode_sync_request(BODY)
-    assert [p.dataset for p in pipelines_to_recover(sent)] == ["Sessions"]
+    assert [p.dataset for p in pipelines_without_specs(sent)] == ["Sessions"]
     assert (
-        recovery_program(
+        extraction_program(
             replace(sent, pipelines=tuple(p for p in sent.pipelines if p.dataset != "Sessions"))
         )
         is None
@@ -46,27 +50,29 @@ def test_only_pipelines_that_may_have_lost_something_are_run():
 )
 def test_the_program_brings_the_specs_back_into_the_commits_bytes():
     sent = decode_sync_request(BODY)
-    program = recovery_program(sent)
+    program = extraction_program(sent)
     done = subprocess.run(
         [str(EXECUTOR_PYTHON), "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
     )
-    body = with_recovered(BODY, pipelines_to_recover(sent), done.stdout)
+    body = insert_window_specs(BODY, pipelines_without_specs(sent), done.stdout)
     recovered = decode_sync_request(body)
     (kind,) = windows(recovered, "Sessions")
     assert kind.specs == (Count("orders", Session(FIFTEEN_MINUTES), None, False, False, False),)
     assert (kind.emit, kind.recovered) == (Emit.EAGER, True)
     assert windows(recovered, "Hourly") == windows(sent, "Hourly")
-    assert recovery_program(recovered) is None
-    g = build(recovered)
+    assert extraction_program(recovered) is None
+    g = build_graph(recovered)
     (pipeline,) = g.pipelines_of("Sessions")
-    assert derive_pipeline(g, pipeline)[g.root_of(pipeline).id].values == (Field("orders", Int()),)
+    assert derive_pipeline_schemas(g, pipeline)[g.root_of(pipeline).id].values == (
+        Field("orders", Int()),
+    )
     assert validate(g, None) == ()
 
 
 def recovered_body(emit="final"):
     sent = decode_sync_request(BODY)
-    return with_recovered(
-        BODY, pipelines_to_recover(sent), f'[[{{"emit": "{emit}", "specs": []}}]]'
+    return insert_window_specs(
+        BODY, pipelines_without_specs(sent), f'[[{{"emit": "{emit}", "specs": []}}]]'
     )
 
 
@@ -98,11 +104,11 @@ def test_nothing_but_the_windows_changes():
 )
 def test_an_answer_that_does_not_fit_is_refused(printed):
     with pytest.raises(UnsupportedValue, match="could not be recovered"):
-        with_recovered(BODY, pipelines_to_recover(decode_sync_request(BODY)), printed)
+        insert_window_specs(BODY, pipelines_without_specs(decode_sync_request(BODY)), printed)
 
 
 def test_inputs_that_stand_on_the_branch_are_found_and_missing_ones_left_to_validation():
     sent = decode_sync_request(BODY)
     alone = replace(sent, datasets=sent.datasets[1:])
-    assert pipelines_to_recover(alone) == ()
-    assert recovery_program(alone, sent) == recovery_program(sent)
+    assert pipelines_without_specs(alone) == ()
+    assert extraction_program(alone, sent) == extraction_program(sent)

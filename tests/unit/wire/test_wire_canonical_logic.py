@@ -5,10 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fennel_core.wire.connectors import MySQLTable, PlainSecret
-from fennel_core.wire.decode import decode_sync_request
-from fennel_core.wire.entities import PyFunc
-from fennel_core.wire.logic import (
+from fennel_core.wire.canonical_logic import (
     dataset_logic,
     extractor_logic,
     feature_logic,
@@ -18,6 +15,9 @@ from fennel_core.wire.logic import (
     pipeline_logic,
     source_logic,
 )
+from fennel_core.wire.connectors import MySQLTable, PlainSecret
+from fennel_core.wire.decode import decode_sync_request
+from fennel_core.wire.entities import PyFunc
 from fennel_core.wire.operators import Assign, Filter, WindowOp
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "wire"

@@ -4,9 +4,12 @@ import re
 
 import pytest
 
-from fennel_core.expressions import ExpressionError, common, fits, infer, references, uses_now
 from fennel_core.expressions.compiler import Compiler
-from fennel_core.expressions.scope import Scope
+from fennel_core.expressions.errors import InvalidExpression
+from fennel_core.expressions.infer import infer
+from fennel_core.expressions.references import references, uses_now
+from fennel_core.expressions.scope import NameScope
+from fennel_core.expressions.type_lattice import common_type, is_assignable
 from fennel_core.vocab.dtypes import (
     Between,
     Bool,
@@ -133,8 +136,8 @@ REFUSED: dict[str, tuple[e.Expr, ...]] = {
 def test_an_ill_typed_expression_is_refused_with_its_code_and_what_to_do(
     code: str, expr: e.Expr
 ) -> None:
-    with pytest.raises(ExpressionError) as caught:
-        Compiler(Scope(SCHEMA), None).term(expr)
+    with pytest.raises(InvalidExpression) as caught:
+        Compiler(NameScope(SCHEMA), None).term(expr)
     assert caught.value.code == code
     assert str(caught.value).endswith(f"[{code}]")
     assert re.search(r"\. [A-Z]", caught.value.text), "the second sentence says what to do"
@@ -158,7 +161,7 @@ def test_an_ill_typed_expression_is_refused_with_its_code_and_what_to_do(
 def test_two_types_meet_in_the_least_type_both_convert_to(
     left: Dtype, right: Dtype, meet: Dtype | None
 ) -> None:
-    assert common(left, right) == meet
+    assert common_type(left, right) == meet
 
 
 @pytest.mark.parametrize(
@@ -179,7 +182,7 @@ def test_two_types_meet_in_the_least_type_both_convert_to(
 def test_a_value_is_stored_as_another_type_only_if_nothing_is_lost(
     dtype: Dtype, target: Dtype, verdict: bool
 ) -> None:
-    assert fits(dtype, target) is verdict
+    assert is_assignable(dtype, target) is verdict
 
 
 def test_null_travels_to_the_result_unless_the_function_ends_it() -> None:

@@ -6,26 +6,26 @@ from collections.abc import Iterator
 from typing import assert_never
 
 from fennel_core.expressions.references import references
-from fennel_core.plans.steps import (
-    Alias,
-    Expression,
-    ListLookup,
-    Local,
-    Lookup,
-    Plan,
-    PythonExtractor,
-    Read,
-    Remote,
+from fennel_core.plans.plan_nodes import (
+    AliasNode,
+    ExpressionNode,
+    FieldRead,
+    ListLookupNode,
+    LocalNode,
+    LookupNode,
+    PythonExtractorNode,
+    QueryPlan,
+    RemoteNode,
 )
 from fennel_core.vocab.dtypes import show
 
 
-def describe(plan: Plan) -> str:
+def explain(plan: QueryPlan) -> str:
     """What is given, the steps of each level, and what is answered."""
     return "\n".join(_lines(plan)) + "\n"
 
 
-def _lines(plan: Plan) -> Iterator[str]:
+def _lines(plan: QueryPlan) -> Iterator[str]:
     yield "given: " + (", ".join(f"{i.ref.fqn}: {show(i.dtype)}" for i in plan.inputs) or "nothing")
     for number, level in enumerate(plan.levels):
         for local in level.local:
@@ -35,11 +35,11 @@ def _lines(plan: Plan) -> Iterator[str]:
     yield "answer: " + ", ".join(f"{o.ref.fqn}: {show(o.dtype)}" for o in plan.outputs)
 
 
-def _local(step: Local) -> str:
+def _local(step: LocalNode) -> str:
     match step:
-        case Alias(source, output, default_json):
+        case AliasNode(source, output, default_json):
             return f"{output.ref.fqn} = {source.fqn}{_or(default_json)}"
-        case Expression(expr, _, output):
+        case ExpressionNode(expr, _, output):
             return (
                 f"{output.ref.fqn} = expression of "
                 f"{', '.join(sorted(references(expr))) or 'nothing'}"
@@ -48,16 +48,16 @@ def _local(step: Local) -> str:
             assert_never(unreachable)
 
 
-def _remote(step: Remote) -> str:
+def _remote(step: RemoteNode) -> str:
     match step:
-        case Lookup(dataset, keys, reads):
+        case LookupNode(dataset, keys, reads):
             return f"{dataset}[{', '.join(k.fqn for k in keys)}] -> {', '.join(map(_read, reads))}"
-        case ListLookup(dataset, keys, reads):
+        case ListLookupNode(dataset, keys, reads):
             return (
                 f"{dataset}[each of {', '.join(k.fqn for k in keys)}] -> "
                 f"{', '.join(map(_read, reads))}"
             )
-        case PythonExtractor():
+        case PythonExtractorNode():
             given = ", ".join(i.ref.fqn for i in step.inputs)
             using = f" using {', '.join(step.datasets)}" if step.datasets else ""
             return (
@@ -68,7 +68,7 @@ def _remote(step: Remote) -> str:
             assert_never(unreachable)
 
 
-def _read(read: Read) -> str:
+def _read(read: FieldRead) -> str:
     return f"{read.output.ref.fqn} = {read.field}{_or(read.default_json)}"
 
 

@@ -29,7 +29,7 @@ from fennel_core.vocab.dtypes import (
 )
 from fennel_core.vocab.schema import Schema
 from fennel_core.wire.errors import ForbiddenValues, RejectedRows, UncastableColumn
-from fennel_core.wire.json_codec import decode_column, decode_table, encode_column
+from fennel_core.wire.json_decode import decode_column, decode_table, encode_column
 
 UTC = dt.UTC
 NEW_YEAR = dt.datetime(2024, 1, 1, tzinfo=UTC)

@@ -1,7 +1,7 @@
 """Schemas of operator outputs, derived from recorded commits; the golden text shows each operator
 of each pipeline.
 
-`REFRESH_GOLDEN=1 pytest tests/unit/graph/test_graph_schemas.py` rewrites the text; read the diff
+`REFRESH_GOLDEN=1 pytest tests/unit/graph/test_derived_schemas.py` rewrites the text; read the diff
 before committing it.
 """
 
@@ -11,8 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from fennel_core.graph.model import build
-from fennel_core.graph.schemas import SchemaError, derive, derive_pipeline, disagreement, stored
+from fennel_core.graph.derived_schemas import (
+    SchemaMismatch,
+    derive_pipeline_schemas,
+    derive_schema,
+    schema_difference,
+    storage_type,
+)
+from fennel_core.graph.entity_graph import build_graph
 from fennel_core.vocab.dtypes import (
     Between,
     Bool,
@@ -43,7 +49,9 @@ FOREVER = o.Forever()
 
 
 def graph(subject: str):
-    return build(decode_sync_request((TESTS / "golden" / "wire" / f"{subject}.binpb").read_bytes()))
+    return build_graph(
+        decode_sync_request((TESTS / "golden" / "wire" / f"{subject}.binpb").read_bytes())
+    )
 
 
 def show_schema(schema: Schema) -> str:
@@ -58,7 +66,7 @@ def test_every_recorded_operator_derives_its_golden_schema():
         g = graph(subject)
         for pipeline in g.pipelines:
             lines.append(f"{pipeline.dataset}.{pipeline.name}")
-            schemas = derive_pipeline(g, pipeline)
+            schemas = derive_pipeline_schemas(g, pipeline)
             lines += [
                 f"    {type(op.kind).__name__.rstrip('_'):12} {show_schema(schemas[op.id])}"
                 for op in g.operators_of(pipeline)
@@ -71,7 +79,7 @@ def test_every_recorded_operator_derives_its_golden_schema():
 
 
 def derived(kind, *inputs):
-    return derive(build(decode_sync_request(b"")), kind, inputs)
+    return derive_schema(build_graph(decode_sync_request(b"")), kind, inputs)
 
 
 @pytest.mark.parametrize(
@@ -210,7 +218,7 @@ def test_a_left_join_makes_the_right_side_optional_and_an_inner_join_does_not():
     ],
 )
 def test_an_operator_that_cannot_stand_on_its_input_says_why(kind, inputs, text):
-    with pytest.raises(SchemaError) as caught:
+    with pytest.raises(SchemaMismatch) as caught:
         derived(kind, *inputs)
     assert text in str(caught.value)
 
@@ -262,7 +270,7 @@ HOURLY, DAILY = o.Tumbling(3_600_000_000, 0), o.Tumbling(86_400_000_000, 60_000_
     ],
 )
 def test_an_aggregation_that_cannot_be_says_why(kind, schema, text):
-    with pytest.raises(SchemaError) as caught:
+    with pytest.raises(SchemaMismatch) as caught:
         derived(kind, schema)
     assert text in str(caught.value)
 
@@ -278,19 +286,21 @@ def test_agreement_ignores_restrictions_and_struct_names_but_not_optionality():
     def of(dtype):
         return Schema((), (Field("x", dtype),), "at")
 
-    assert disagreement(of(Between(Int(), 0, 1)), of(Int())) is None
-    assert disagreement(of(List(Regex("a"))), of(List(Str()))) is None
+    assert schema_difference(of(Between(Int(), 0, 1)), of(Int())) is None
+    assert schema_difference(of(List(Regex("a"))), of(List(Str()))) is None
     assert (
-        disagreement(of(Struct("A", (Field("f", Int()),))), of(Struct("B", (Field("f", Int()),))))
+        schema_difference(
+            of(Struct("A", (Field("f", Int()),))), of(Struct("B", (Field("f", Int()),)))
+        )
         is None
     )
     assert (
-        disagreement(of(Optional(Int())), of(Int()))
+        schema_difference(of(Optional(Int())), of(Int()))
         == "value field `x` has type `Optional[int]`, but `int` is declared"
     )
-    assert disagreement(of(Decimal(2)), of(Decimal(3))) is not None
+    assert schema_difference(of(Decimal(2)), of(Decimal(3))) is not None
     assert (
-        disagreement(of(Int()), replace(of(Int()), timestamp="t"))
+        schema_difference(of(Int()), replace(of(Int()), timestamp="t"))
         == "the timestamp field is `at`, but `t` is declared"
     )
-    assert stored(Map(Between(Float(), 0, 1))) == Map(Float())
+    assert storage_type(Map(Between(Float(), 0, 1))) == Map(Float())

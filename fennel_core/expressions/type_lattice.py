@@ -3,9 +3,9 @@ type is laid out in Polars.
 
 Theory. The language has few conversions, all of them silent and total: an int may stand for a
 float, a `T` for an `Optional[T]`, null for any optional, and a checked type (between, oneof, regex)
-for its base. Everything else must be equal. `common` is the least type both sides convert to
-(comparison, fillnull, case); `fits` says whether a value of one type may be stored as another
-(`astype`, struct fields, list members). Lists and dicts are invariant: a `List[int]` is no
+for its base. Everything else must be equal. `common_type` is the least type both sides convert to
+(comparison, fillnull, case); `is_assignable` says whether a value of one type may be stored as
+another (`astype`, struct fields, list members). Lists and dicts are invariant: a `List[int]` is no
 `List[float]`. Where the client's evaluator is stricter by accident (it rejects regex against str,
 and a struct against its optional), this lattice is more generous.
 """
@@ -86,20 +86,20 @@ def polars_type(dtype: Dtype) -> pl.DataType:
             assert_never(unreachable)
 
 
-def required(dtype: Dtype) -> Dtype:
+def non_optional(dtype: Dtype) -> Dtype:
     """The dtype without its outer Optional."""
     return dtype.of if isinstance(dtype, Optional) else dtype
 
 
-def unchecked(dtype: Dtype) -> Dtype:
+def unrestricted(dtype: Dtype) -> Dtype:
     """The dtype without the door's checks, Optional kept: what an operator returns for a between, a
     oneof or a regex.
     """
     match dtype:
         case Optional(of):
-            return optional(unchecked(of))
+            return optional(unrestricted(of))
         case Between(of=of) | OneOf(of=of):
-            return unchecked(of)
+            return unrestricted(of)
         case Regex():
             return Str()
         case _:
@@ -117,7 +117,7 @@ def numeric(dtype: Dtype) -> Int | Float | Null | None:
     """The number type an arithmetic operator sees; None if it sees none. A bounded int is no number
     for the client, a bounded float is.
     """
-    match required(dtype):
+    match non_optional(dtype):
         case Int() | Float() | Null() as number:
             return number
         case Between(of=Float()):
@@ -126,13 +126,13 @@ def numeric(dtype: Dtype) -> Int | Float | Null | None:
             return None
 
 
-def common(left: Dtype, right: Dtype) -> Dtype | None:
+def common_type(left: Dtype, right: Dtype) -> Dtype | None:
     """The least type both sides convert to; None if there is none."""
     if isinstance(left, Null):
-        return optional(unchecked(right))
+        return optional(unrestricted(right))
     if isinstance(right, Null):
-        return optional(unchecked(left))
-    meet = _meet(unchecked(required(left)), unchecked(required(right)))
+        return optional(unrestricted(left))
+    meet = _meet(unrestricted(non_optional(left)), unrestricted(non_optional(right)))
     return None if meet is None else optional_if(meet, left, right)
 
 
@@ -141,39 +141,39 @@ def _meet(left: Dtype, right: Dtype) -> Dtype | None:
         case (Int(), Float()) | (Float(), Int()):
             return Float()
         case _:
-            return left if same(left, right) else None
+            return left if same_type(left, right) else None
 
 
-def same(left: Dtype, right: Dtype) -> bool:
+def same_type(left: Dtype, right: Dtype) -> bool:
     """Equal types, the door's checks and struct names aside, at every depth."""
     match left, right:
         case (Optional(a), Optional(b)) | (List(a), List(b)) | (Map(a), Map(b)):
-            return same(a, b)
+            return same_type(a, b)
         case Struct(_, a_fields), Struct(_, b_fields):
             return len(a_fields) == len(b_fields) and all(
-                a.name == b.name and same(a.dtype, b.dtype)
+                a.name == b.name and same_type(a.dtype, b.dtype)
                 for a, b in zip(a_fields, b_fields, strict=True)
             )
         case _:
-            return unchecked(left) == unchecked(right)
+            return unrestricted(left) == unrestricted(right)
 
 
-def fits(dtype: Dtype, target: Dtype) -> bool:
+def is_assignable(dtype: Dtype, target: Dtype) -> bool:
     """May a value of `dtype` be stored as `target` without losing anything?"""
     if isinstance(target, Optional):
-        return isinstance(dtype, Null) or fits(required(dtype), target.of)
+        return isinstance(dtype, Null) or is_assignable(non_optional(dtype), target.of)
     if is_optional(dtype):
         return isinstance(target, Null) and isinstance(dtype, Null)
-    match unchecked(dtype), unchecked(target):
+    match unrestricted(dtype), unrestricted(target):
         case Int(), Float():
             return True
         case Struct(_, fields), Struct(_, wanted):
             return len(fields) == len(wanted) and all(
-                have.name == want.name and fits(have.dtype, want.dtype)
+                have.name == want.name and is_assignable(have.dtype, want.dtype)
                 for have, want in zip(fields, wanted, strict=True)
             )
         case have, want:
-            return same(have, want)
+            return same_type(have, want)
 
 
 def cast(value: pl.Expr, source: Dtype, target: Dtype) -> pl.Expr:

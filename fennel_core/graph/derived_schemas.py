@@ -2,11 +2,11 @@
 
 Theory. The client checks schemas when a class is defined; the platform derives them again, because
 it stores and computes by them and a request can come from anywhere. One function per kind of
-operator: schemas in, schema out, `SchemaError` when the operator cannot stand on its input. Maps of
-the protocol have no order, so columns that come from one (`transform`, `assign`) are in name order:
-rooms select columns by name. Two schemas agree when names, key split, timestamp and *stored* types
-agree: `between`, `oneof` and `regex` restrict what enters through the door and are not carried
-through operators by the client either.
+operator: schemas in, schema out, `SchemaMismatch` when the operator cannot stand on its input. Maps
+of the protocol have no order, so columns that come from one (`transform`, `assign`) are in name
+order: rooms select columns by name. Two schemas agree when names, key split, timestamp and *stored*
+types agree: `between`, `oneof` and `regex` restrict what enters through the door and are not
+carried through operators by the client either.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import assert_never
 
-from fennel_core.graph.model import Graph
+from fennel_core.graph.entity_graph import Graph
 from fennel_core.vocab import dtypes
 from fennel_core.vocab.dtypes import Dtype, Field, base, is_optional, optional, show
 from fennel_core.vocab.schema import Schema
@@ -30,62 +30,62 @@ NUMERIC = (dtypes.Int, dtypes.Float, dtypes.Decimal)
 ORDERED = (*NUMERIC, dtypes.Date, dtypes.Timestamp)
 
 
-class SchemaError(ValueError):
+class SchemaMismatch(ValueError):
     """An operator that cannot stand on its input; the text says what to do."""
 
 
-def stored(dtype: Dtype) -> Dtype:
+def storage_type(dtype: Dtype) -> Dtype:
     """The dtype without restrictions at any depth and without names of structs: what two agreeing
     columns have in common.
     """
     match dtype:
         case dtypes.Optional(of):
-            return dtypes.Optional(stored(of))
+            return dtypes.Optional(storage_type(of))
         case dtypes.Between() | dtypes.OneOf() | dtypes.Regex():
-            return stored(base(dtype))
+            return storage_type(base(dtype))
         case dtypes.List(of):
-            return dtypes.List(stored(of))
+            return dtypes.List(storage_type(of))
         case dtypes.Map(value):
-            return dtypes.Map(stored(value))
+            return dtypes.Map(storage_type(value))
         case dtypes.Struct(_, fields):
-            return dtypes.Struct("", tuple(Field(f.name, stored(f.dtype)) for f in fields))
+            return dtypes.Struct("", tuple(Field(f.name, storage_type(f.dtype)) for f in fields))
         case _:
             return dtype
 
 
-def required(dtype: Dtype) -> Dtype:
+def non_optional(dtype: Dtype) -> Dtype:
     """The dtype without Optional."""
     return dtype.of if isinstance(dtype, dtypes.Optional) else dtype
 
 
-def derive_pipeline(graph: Graph, pipeline: Pipeline) -> Mapping[str, Schema]:
+def derive_pipeline_schemas(graph: Graph, pipeline: Pipeline) -> Mapping[str, Schema]:
     """The schema of every operator of the pipeline, by operator id.
 
-    Raises `SchemaError` at the first operator that cannot stand on its input or reads what is not
-    there; the passes for references and cycles should be silent before this is asked.
+    Raises `SchemaMismatch` at the first operator that cannot stand on its input or reads what is
+    not there; the passes for references and cycles should be silent before this is asked.
     """
     known: dict[str, Schema] = {}
     for operator in graph.operators_of(pipeline):
         try:
             inputs = [known[operand] for operand in operator.inputs]
         except KeyError as error:
-            raise SchemaError(
+            raise SchemaMismatch(
                 f"an operator reads `{error.args[0]}`, which comes later or not at "
                 "all in its pipeline"
             ) from error
-        known[operator.id] = derive(graph, operator.kind, inputs)
+        known[operator.id] = derive_schema(graph, operator.kind, inputs)
     return known
 
 
-def derive(graph: Graph, kind: o.OperatorKind, inputs: Sequence[Schema]) -> Schema:
+def derive_schema(graph: Graph, kind: o.OperatorKind, inputs: Sequence[Schema]) -> Schema:
     """The schema of one operator's output from those of its inputs (in the order of `operand_ids`).
-    Raises `SchemaError`.
+    Raises `SchemaMismatch`.
     """
     match kind:
         case o.DatasetRef(dataset=name):
             dataset = graph.dataset(name)
             if dataset is None:
-                raise SchemaError(f"dataset `{name}` is not defined; add it to the commit")
+                raise SchemaMismatch(f"dataset `{name}` is not defined; add it to the commit")
             return dataset.schema
         case o.Join():
             return _join(kind, inputs[0], inputs[1])
@@ -149,7 +149,7 @@ def _by_columns(
 def _field(name: str, schema: Schema, what: str) -> Field:
     field = schema.field(name)
     if field is None:
-        raise SchemaError(
+        raise SchemaMismatch(
             f"`{what}` uses column `{name}`, but its input has only {list(schema.names)}"
         )
     return field
@@ -165,7 +165,7 @@ def _expect_values(names: Sequence[str], schema: Schema, what: str) -> None:
     for name in names:
         if name not in schema.value_names:
             values = list(schema.value_names)
-            raise SchemaError(
+            raise SchemaMismatch(
                 f"Field `{name}` is a key or timestamp field in schema of {what} "
                 f"node input. Value fields are: {values}"
             )
@@ -173,7 +173,7 @@ def _expect_values(names: Sequence[str], schema: Schema, what: str) -> None:
 
 def _expect_keyless(schema: Schema, what: str) -> None:
     if schema.keyed:
-        raise SchemaError(
+        raise SchemaMismatch(
             f"{what} over keyed datasets is not defined. Found dataset with keys "
             f"`{list(schema.key_names)}`"
         )
@@ -182,7 +182,7 @@ def _expect_keyless(schema: Schema, what: str) -> None:
 def _expect_new(names: Sequence[str], schema: Schema, what: str) -> None:
     for name in names:
         if schema.field(name) is not None:
-            raise SchemaError(
+            raise SchemaMismatch(
                 f"Column name collision. `{name}` already exists in schema of the input of {what}"
             )
 
@@ -196,14 +196,16 @@ def _transform(kind: o.Transform, schema: Schema) -> Schema:
     declared = dict(kind.schema)
     for key in schema.keys:
         if key.name not in declared:
-            raise SchemaError(f"Key field {key.name} must be present in schema of transform node")
-        if stored(declared[key.name]) != stored(key.dtype):
-            raise SchemaError(
+            raise SchemaMismatch(
+                f"Key field {key.name} must be present in schema of transform node"
+            )
+        if storage_type(declared[key.name]) != storage_type(key.dtype):
+            raise SchemaMismatch(
                 f"Key field {key.name} has type {show(key.dtype)} before the "
                 f"transform but {show(declared[key.name])} after"
             )
     if schema.timestamp not in declared:
-        raise SchemaError(
+        raise SchemaMismatch(
             f"Timestamp field {schema.timestamp} must be present in schema of transform node"
         )
     held = {*schema.key_names, schema.timestamp}
@@ -217,7 +219,7 @@ def _rename(names: Mapping[str, str], schema: Schema) -> Schema:
     kept = set(schema.names) - set(names)
     for new in names.values():
         if new in kept or list(names.values()).count(new) > 1:
-            raise SchemaError(
+            raise SchemaMismatch(
                 f"Field `{new}` already exists in schema of rename node input; choose another name"
             )
 
@@ -243,7 +245,7 @@ def _explode(columns: Sequence[str], schema: Schema) -> Schema:
             return field
         inner = base(field.dtype)
         if not isinstance(inner, dtypes.List):
-            raise SchemaError(
+            raise SchemaMismatch(
                 f"Cannot explode column `{field.name}` of type "
                 f"`{show(field.dtype)}`, explode expects columns of List type"
             )
@@ -260,7 +262,7 @@ def _keyed_by(by: Sequence[str], schema: Schema) -> Schema:
 def _assign(columns: Mapping[str, Dtype], schema: Schema) -> Schema:
     for name in columns:
         if name in schema.key_names or name == schema.timestamp:
-            raise SchemaError(
+            raise SchemaMismatch(
                 f"Field `{name}` is a key or timestamp field and cannot be assigned; "
                 "assign another column"
             )
@@ -276,21 +278,21 @@ def _dropnull(columns: Sequence[str], schema: Schema) -> Schema:
     for name in columns:
         dtype = _field(name, schema, "dropnull").dtype
         if not is_optional(dtype):
-            raise SchemaError(
+            raise SchemaMismatch(
                 f"invalid dropnull column `{name}`: its type `{show(dtype)}` is not "
                 "Optional; leave it out"
             )
     return replace(
         schema,
         values=tuple(
-            Field(f.name, required(f.dtype)) if f.name in columns else f for f in schema.values
+            Field(f.name, non_optional(f.dtype)) if f.name in columns else f for f in schema.values
         ),
     )
 
 
 def _changelog(column: str, schema: Schema) -> Schema:
     if not schema.keyed:
-        raise SchemaError(
+        raise SchemaMismatch(
             "Changelog operation is allowed only on keyed datasets. Its input has no keys"
         )
     _expect_new((column,), schema, "changelog")
@@ -304,42 +306,42 @@ def _changelog(column: str, schema: Schema) -> Schema:
 
 def _union(inputs: Sequence[Schema]) -> Schema:
     if not inputs:
-        raise SchemaError("a union needs at least one input")
+        raise SchemaMismatch("a union needs at least one input")
     for schema in inputs:
         if schema.keyed:
-            raise SchemaError(
+            raise SchemaMismatch(
                 "Union over keyed datasets is currently not supported. Found "
                 f"dataset with keys `{list(schema.key_names)}`"
             )
-        problem = disagreement(inputs[0], schema)
+        problem = schema_difference(inputs[0], schema)
         if problem:
-            raise SchemaError(f"the inputs of a union must have one schema: {problem}")
+            raise SchemaMismatch(f"the inputs of a union must have one schema: {problem}")
     return inputs[0]
 
 
 def _join(kind: o.Join, left: Schema, right: Schema) -> Schema:
     columns = dict(kind.on)
     if set(columns.values()) != set(right.key_names) or not right.keyed:
-        raise SchemaError(
+        raise SchemaMismatch(
             f"Join fields `{sorted(columns.values())}` are not the keys "
             f"`{list(right.key_names)}` of the right dataset"
         )
     for mine, theirs in columns.items():
         have, want = _field(mine, left, "join").dtype, _field(theirs, right, "join").dtype
         if is_optional(have):
-            raise SchemaError(
+            raise SchemaMismatch(
                 "Fields used in a join operator must not be optional in left "
                 f"schema, found `{mine}` of type `{show(have)}`"
             )
-        if stored(have) != stored(want):
+        if storage_type(have) != storage_type(want):
             pair = f"`{mine}: {show(have)}` meets a key `{theirs}: {show(want)}`"
-            raise SchemaError(
+            raise SchemaMismatch(
                 f"the join on {pair}; cast one side, or join on a field of the same type"
             )
     allowed = (*right.value_names, right.timestamp)
     for name in kind.fields:
         if name not in allowed:
-            raise SchemaError(
+            raise SchemaMismatch(
                 f"fields member `{name}` not present in allowed fields "
                 f"{list(allowed)} of right input"
             )
@@ -357,16 +359,16 @@ def _join(kind: o.Join, left: Schema, right: Schema) -> Schema:
 
 def _aggregate(kind: o.Aggregate, schema: Schema) -> Schema:
     if not kind.specs:
-        raise SchemaError("aggregate operator expects at least one aggregation operation")
+        raise SchemaMismatch("aggregate operator expects at least one aggregation operation")
     if (
         kind.along is not None
         and base(_field(kind.along, schema, "along").dtype) != dtypes.Timestamp()
     ):
-        raise SchemaError(
+        raise SchemaMismatch(
             f"error with along kwarg of aggregate operator: `{kind.along}` is not of type datetime"
         )
     if kind.along is not None and kind.emit is o.Emit.FINAL:
-        raise SchemaError("'along' param can not be used with emit=\"final\" strategy")
+        raise SchemaMismatch("'along' param can not be used with emit=\"final\" strategy")
     _expect_windows(kind, schema)
     return _aggregated(kind.keys, (), kind.specs, schema)
 
@@ -374,12 +376,12 @@ def _aggregate(kind: o.Aggregate, schema: Schema) -> Schema:
 def _window(kind: o.WindowOp, schema: Schema) -> Schema:
     if schema.keyed:
         keys = list(schema.key_names)
-        raise SchemaError(
+        raise SchemaMismatch(
             "Using 'window' param in groupby on keyed dataset is not allowed. Found "
             f"dataset with keys `{keys}`"
         )
     if not isinstance(kind.window, o.Tumbling | o.Hopping | o.Session):
-        raise SchemaError("the window of a groupby must be Tumbling, Hopping or Session")
+        raise SchemaMismatch("the window of a groupby must be Tumbling, Hopping or Session")
     return _aggregated(kind.by, (Field(kind.field, WINDOW_TYPE),), kind.specs, schema)
 
 
@@ -391,7 +393,7 @@ def _aggregated(
     names = [f.name for f in (*keys, *values)] + [schema.timestamp]
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
-        raise SchemaError(
+        raise SchemaMismatch(
             f"columns {repeated} appear twice in the output of an aggregation; give "
             "each output its own name"
         )
@@ -401,11 +403,11 @@ def _aggregated(
 def _expect_windows(kind: o.Aggregate, schema: Schema) -> None:
     windows = [spec.window for spec in kind.specs]
     if any(isinstance(window, o.Session) for window in windows):
-        raise SchemaError(
+        raise SchemaMismatch(
             "Session windows go into `groupby(…, window=Session(…))`, not into a single aggregation"
         )
     if len({o.is_discrete(window) for window in windows}) > 1:
-        raise SchemaError(
+        raise SchemaMismatch(
             "Windows in all specs have to be either discrete "
             "(Hopping/Tumbling/Session) or non-discrete (Continuous/Forever) not both"
         )
@@ -415,7 +417,7 @@ def _expect_windows(kind: o.Aggregate, schema: Schema) -> None:
         if isinstance(window, o.Tumbling | o.Hopping | o.ForeverHopping)
     }
     if len(lookbacks) > 1:
-        raise SchemaError(
+        raise SchemaMismatch(
             "Windows in all specs must have same lookback found "
             f"{sorted(us // 1_000_000 for us in lookbacks)} seconds"
         )
@@ -424,7 +426,7 @@ def _expect_windows(kind: o.Aggregate, schema: Schema) -> None:
         and kind.along is None
         and any(isinstance(window, o.Tumbling | o.Hopping) for window in windows)
     ):
-        raise SchemaError(
+        raise SchemaMismatch(
             "invalid aggregate: tumbling and hopping windows can not be used to "
             "aggregate keyed datasets; "
             "maybe try using a 'forever hopping' window or 'along' parameter?"
@@ -432,7 +434,7 @@ def _expect_windows(kind: o.Aggregate, schema: Schema) -> None:
 
 
 def spec_dtype(spec: o.Spec, schema: Schema) -> Dtype:
-    """The type of an aggregation's output over rows of `schema`. Raises `SchemaError` when it
+    """The type of an aggregation's output over rows of `schema`. Raises `SchemaMismatch` when it
     cannot be applied to its column.
     """
     match spec:
@@ -444,7 +446,7 @@ def spec_dtype(spec: o.Spec, schema: Schema) -> Dtype:
                     _expect_hashable(of, column, "count unique")
             return dtypes.Int()
         case o.Sum(of=of):
-            return required(_of_type(NUMERIC, of, schema, "sum"))
+            return non_optional(_of_type(NUMERIC, of, schema, "sum"))
         case (
             o.Average(of=of, default=default)
             | o.Stddev(of=of, default=default)
@@ -456,17 +458,17 @@ def spec_dtype(spec: o.Spec, schema: Schema) -> Dtype:
             _of_type(NUMERIC, of, schema, "exponential decay sum")
             return dtypes.Float()
         case o.Min(of=of, default=default) | o.Max(of=of, default=default):
-            column = required(_of_type(ORDERED, of, schema, type(spec).__name__.lower()))
+            column = non_optional(_of_type(ORDERED, of, schema, type(spec).__name__.lower()))
             return column if default is not None else optional(column)
         case o.Distinct(of=of, dropnull=dropnull):
             column = _field(of, schema, "distinct").dtype
             _expect_dropnull(dropnull, of, column, "distinct")
             _expect_hashable(of, column, "distinct")
-            return dtypes.List(required(column) if dropnull else column)
+            return dtypes.List(non_optional(column) if dropnull else column)
         case o.LastK(of=of, dropnull=dropnull) | o.FirstK(of=of, dropnull=dropnull):
             column = _field(of, schema, type(spec).__name__).dtype
             _expect_dropnull(dropnull, of, column, type(spec).__name__)
-            return dtypes.List(required(column) if dropnull else column)
+            return dtypes.List(non_optional(column) if dropnull else column)
         case unreachable:
             assert_never(unreachable)
 
@@ -475,7 +477,7 @@ def _of_type(accepted: tuple[type, ...], of: str, schema: Schema, what: str) -> 
     dtype = _field(of, schema, what).dtype
     if not isinstance(base(dtype), accepted):
         words = ", ".join(kind.__name__.lower() for kind in accepted)
-        raise SchemaError(
+        raise SchemaMismatch(
             f"Cannot take {what} of field `{of}` of type `{show(dtype)}`; it needs one of {words}"
         )
     return dtype
@@ -483,7 +485,7 @@ def _of_type(accepted: tuple[type, ...], of: str, schema: Schema, what: str) -> 
 
 def _expect_dropnull(dropnull: bool, of: str, dtype: Dtype, what: str) -> None:
     if dropnull and not is_optional(dtype):
-        raise SchemaError(
+        raise SchemaMismatch(
             f"Cannot use {what} with dropnull for field `{of}` of type "
             f"`{show(dtype)}`, as it is not optional."
         )
@@ -491,7 +493,7 @@ def _expect_dropnull(dropnull: bool, of: str, dtype: Dtype, what: str) -> None:
 
 def _expect_hashable(of: str, dtype: Dtype, what: str) -> None:
     if not _hashable(dtype):
-        raise SchemaError(
+        raise SchemaMismatch(
             f"Cannot use {what} for field `{of}` of type `{show(dtype)}`, as it is not hashable"
         )
 
@@ -509,7 +511,7 @@ def _hashable(dtype: Dtype) -> bool:
 # --- agreement ------------------------------------------------------------------------------------
 
 
-def disagreement(ours: Schema, theirs: Schema) -> str | None:
+def schema_difference(ours: Schema, theirs: Schema) -> str | None:
     """The first way in which two schemas differ, as a sentence about `ours` against `theirs`; None
     when they agree.
     """
@@ -526,7 +528,7 @@ def disagreement(ours: Schema, theirs: Schema) -> str | None:
         for name, dtype in have.items():
             if name not in want:
                 return f"{part} field `{name}: {show(dtype)}` is not declared"
-            if stored(dtype) != stored(want[name]):
+            if storage_type(dtype) != storage_type(want[name]):
                 return (
                     f"{part} field `{name}` has type `{show(dtype)}`, but "
                     f"`{show(want[name])}` is declared"

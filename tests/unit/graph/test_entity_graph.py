@@ -8,10 +8,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fennel_core.graph.model import EdgeKind, Node, NodeKind, build, merge_incremental, unite
-from fennel_core.graph.order import Cycle, dataset_order, inputs_first, resolve
+from fennel_core.graph.entity_graph import (
+    EdgeKind,
+    Node,
+    NodeKind,
+    build_graph,
+    merge_incremental,
+    unite,
+)
 from fennel_core.graph.passes import validate
 from fennel_core.graph.problems import Problem
+from fennel_core.graph.topological_order import (
+    DependencyCycle,
+    dataset_order,
+    inputs_first,
+    resolve,
+)
 from fennel_core.wire.decode import decode_sync_request
 from fennel_core.wire.entities import FeatureRef, IndexSide
 
@@ -31,7 +43,7 @@ def deleted(entity):
 
 
 def test_deleted_datasets_leave_with_all_that_hangs_on_them():
-    g = build(request("operators"))
+    g = build_graph(request("operators"))
     assert g.dataset("Retired") is None
     assert g.pipelines_of("Retired") == ()
     assert not [o for o in g.operators if o.dataset == "Retired"]
@@ -41,13 +53,15 @@ def test_deleted_datasets_leave_with_all_that_hangs_on_them():
 def test_operators_of_deselected_pipelines_are_dropped():
     sent = request("operators")
     assert {o.pipeline for o in sent.operators if o.dataset == "Enriched"} == {"joined", "inner"}
-    assert {o.pipeline for o in build(sent).operators if o.dataset == "Enriched"} == {"joined"}
+    assert {o.pipeline for o in build_graph(sent).operators if o.dataset == "Enriched"} == {
+        "joined"
+    }
 
 
 def test_deleted_features_leave_with_extractors_that_have_nothing_else_to_do():
     sent = request("featuresets")
     gone = {ref("UserFeatures.age"), ref("UserFeatures.loud")}
-    g = build(
+    g = build_graph(
         replace(sent, features=tuple(deleted(f) if f.ref in gone else f for f in sent.features))
     )
     assert g.extractor_of(ref("UserFeatures.age")) is None
@@ -56,7 +70,7 @@ def test_deleted_features_leave_with_extractors_that_have_nothing_else_to_do():
 
 
 def test_entities_are_found_by_name_with_what_hangs_on_them():
-    g = build(request("operators"))
+    g = build_graph(request("operators"))
     users = g.dataset("Users")
     assert users is not None
     assert g.has_index("Users", IndexSide.ONLINE)
@@ -67,7 +81,7 @@ def test_entities_are_found_by_name_with_what_hangs_on_them():
 
 
 def test_edges_are_typed():
-    g = build(request("operators"))
+    g = build_graph(request("operators"))
     pipeline = Node(NodeKind.PIPELINE, "Enriched.joined")
     about = {
         (e.kind, e.origin.name, e.target.name) for e in g.edges if pipeline in (e.origin, e.target)
@@ -77,20 +91,20 @@ def test_edges_are_typed():
         (EdgeKind.READS, "Users", "Enriched.joined"),
         (EdgeKind.COMPUTES, "Enriched.joined", "Enriched"),
     }
-    features = build(request("featuresets"))
-    kinds = {e.kind for e in (*g.edges, *features.edges, *build(request("connectors")).edges)}
+    features = build_graph(request("featuresets"))
+    kinds = {e.kind for e in (*g.edges, *features.edges, *build_graph(request("connectors")).edges)}
     assert kinds == set(EdgeKind)
 
 
 def test_a_graph_as_a_request_builds_the_same_graph():
-    g = build(request("featuresets"))
-    assert build(unite(g)) == g
+    g = build_graph(request("featuresets"))
+    assert build_graph(unite(g)) == g
 
 
 def test_an_incremental_commit_replaces_what_it_names_and_keeps_the_rest():
-    before = build(request("operators"))
+    before = build_graph(request("operators"))
     users = replace(before.dataset("Users"), version=2)
-    after = build(
+    after = build_graph(
         replace(
             request("operators"),
             datasets=(users,),
@@ -109,17 +123,18 @@ def test_an_incremental_commit_replaces_what_it_names_and_keeps_the_rest():
 
 
 def test_an_incremental_commit_removes_what_it_names_as_deleted():
-    before = build(request("featuresets"))
+    before = build_graph(request("featuresets"))
     sent = request("featuresets")
     merged = merge_incremental(
-        before, build(replace(decode_sync_request(b""), datasets=(deleted(sent.datasets[1]),)))
+        before,
+        build_graph(replace(decode_sync_request(b""), datasets=(deleted(sent.datasets[1]),))),
     )
     assert merged.dataset("Items") is None
     assert [p.code for p in validate(merged, before, incremental=True)] == ["dataset-missing"]
 
 
 def test_datasets_come_after_what_they_are_computed_from():
-    g = build(request("operators"))
+    g = build_graph(request("operators"))
     order = dataset_order(g)
     assert sorted(order) == sorted(d.name for d in g.datasets)
     for pipeline in g.pipelines:
@@ -129,7 +144,7 @@ def test_datasets_come_after_what_they_are_computed_from():
 def order_or_cycle(nodes, inputs_of):
     try:
         return inputs_first(nodes, inputs_of)
-    except Cycle as cycle:
+    except DependencyCycle as cycle:
         return cycle
 
 
@@ -139,7 +154,7 @@ def test_inputs_come_first_or_a_cycle_is_shown(edges):
         return edges.get(node, [])
 
     order = order_or_cycle(edges, inputs_of)
-    if isinstance(order, Cycle):
+    if isinstance(order, DependencyCycle):
         assert order.path[0] == order.path[-1]
         assert all(a in inputs_of(b) for a, b in pairwise(order.path))
         return
@@ -149,7 +164,7 @@ def test_inputs_come_first_or_a_cycle_is_shown(edges):
 
 
 def test_extractors_run_after_those_whose_features_they_need():
-    g = build(request("featuresets"))
+    g = build_graph(request("featuresets"))
     order = resolve(
         g, [ref("Request.user")], [ref("BasketFeatures.loudness"), ref("UserFeatures.double_age")]
     )
@@ -163,7 +178,7 @@ def test_extractors_run_after_those_whose_features_they_need():
 
 
 def test_a_given_feature_is_not_computed():
-    g = build(request("featuresets"))
+    g = build_graph(request("featuresets"))
     assert resolve(g, [ref("UserFeatures.age")], [ref("UserFeatures.age")]) == ()
     order = resolve(g, [ref("UserFeatures.age")], [ref("UserFeatures.double_age")])
     assert [x.outputs for x in order] == [("double_age",)]
@@ -182,13 +197,13 @@ def test_a_given_feature_is_not_computed():
     ],
 )
 def test_a_feature_that_nothing_provides_is_named(given_refs, wanted, text):
-    problem = resolve(build(request("featuresets")), given_refs, [ref(wanted)])
+    problem = resolve(build_graph(request("featuresets")), given_refs, [ref(wanted)])
     assert isinstance(problem, Problem)
     assert problem.text == text
 
 
 def test_features_that_need_each_other_are_a_cycle():
-    g = build(request("featuresets"))
+    g = build_graph(request("featuresets"))
     loud = g.extractor_of(ref("UserFeatures.loud"))
     looped = replace(loud, inputs=(ref("BasketFeatures.loudness"),))
     g = replace(g, extractors=tuple(looped if x is loud else x for x in g.extractors))

@@ -1,8 +1,8 @@
 """Entities and the edges between them.
 
-Theory. A commit is a flat list of entities that name each other. `build` turns it into a `Graph`:
-deleted entities are gone with everything that hangs on them, operators of pipelines that the
-environment de-selected are gone too (the client sends them all the same), and every name can be
+Theory. A commit is a flat list of entities that name each other. `build_graph` turns it into a
+`Graph`: deleted entities are gone with everything that hangs on them, operators of pipelines that
+the environment de-selected are gone too (the client sends them all the same), and every name can be
 asked for. A graph may still be wrong: names may dangle, pipelines may loop. The passes say so;
 until they are silent, only the functions that return None or an empty tuple for what is missing may
 be used. Names are unique per kind; where a commit repeats one, the first wins here and
@@ -82,7 +82,7 @@ class Edge:
 
 
 @dataclass(frozen=True, slots=True)
-class Retired:
+class DeletedEntities:
     """Entities that the commit names as deleted: they are not in the graph, but nobody may say that
     they were forgotten.
     """
@@ -109,7 +109,7 @@ class Graph:
     sinks: tuple[Sink, ...] = ()
     indices: tuple[Index, ...] = ()
     expectations: tuple[ExpectationSuite, ...] = ()
-    retired: Retired = Retired()
+    retired: DeletedEntities = DeletedEntities()
 
     # --- one entity by name -----------------------------------------------------------------------
 
@@ -268,7 +268,7 @@ def _grouped(items: Iterable[V], key: Callable[[V], K]) -> Mapping[K, tuple[V, .
 # --- building -------------------------------------------------------------------------------------
 
 
-def build(request: SyncRequest) -> Graph:
+def build_graph(request: SyncRequest) -> Graph:
     """The graph of one commit."""
     gone = {d.name for d in request.datasets if d.metadata.deleted}
     gone_sets = {f.name for f in request.featuresets if f.metadata.deleted}
@@ -293,7 +293,7 @@ def build(request: SyncRequest) -> Graph:
         sinks=tuple(s for s in request.sinks if s.dataset not in gone),
         indices=tuple(i for i in request.indices if i.dataset not in gone),
         expectations=tuple(e for e in request.expectations if e.entity not in gone),
-        retired=Retired(
+        retired=DeletedEntities(
             datasets=tuple(d.name for d in request.datasets if d.name in gone),
             featuresets=tuple(f.name for f in request.featuresets if f.name in gone_sets),
             features=tuple(f.ref for f in request.features if f.ref in hidden),
@@ -365,8 +365,8 @@ def _replaced(before: Iterable[V], after: Iterable[V], key: Callable[[V], K]) ->
 
 
 def unite(graph: Graph) -> SyncRequest:
-    """The graph as a request again, for rooms that take one; `build` of it is the graph without
-    `retired`.
+    """The graph as a request again, for rooms that take one; `build_graph` of it is the graph
+    without `retired`.
     """
     parts = {
         field.name: getattr(graph, field.name) for field in fields(graph) if field.name != "retired"

@@ -22,24 +22,24 @@ from fennel_core.vocab.ids import DatasetName
 from fennel_core.wire import operators as ops
 from fennel_core.wire.entities import Dataset, SyncRequest
 
-Physical = int | float | str | tuple[()] | None
+PhysicalValue = int | float | str | tuple[()] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Empty:
+class AbsentValue:
     """The value of one field of an absent key. `declared`: the definition names it, so it wins over
     a feature's default.
     """
 
-    value: Physical
+    value: PhysicalValue
     declared: bool
 
 
-NULL = Empty(None, declared=False)
+NULL = AbsentValue(None, declared=False)
 
 
-def absent_rows(request: SyncRequest) -> Mapping[DatasetName, tuple[Empty, ...]]:
-    """For each dataset of a merged commit: one `Empty` per value field, in schema order."""
+def absent_rows(request: SyncRequest) -> Mapping[DatasetName, tuple[AbsentValue, ...]]:
+    """For each dataset of a merged commit: one `AbsentValue` per value field, in schema order."""
     pipelines = {p.dataset: p.name for p in request.pipelines if not p.metadata.deleted}
     specs = {
         op.dataset: {spec.name: spec for spec in op.kind.specs}
@@ -51,22 +51,22 @@ def absent_rows(request: SyncRequest) -> Mapping[DatasetName, tuple[Empty, ...]]
     return {d.name: _absent(d, specs.get(d.name, {})) for d in request.datasets}
 
 
-def _absent(dataset: Dataset, specs: Mapping[str, ops.Spec]) -> tuple[Empty, ...]:
+def _absent(dataset: Dataset, specs: Mapping[str, ops.Spec]) -> tuple[AbsentValue, ...]:
     return tuple(
         _empty(specs[f.name], f.dtype) if f.name in specs else NULL for f in dataset.schema.values
     )
 
 
-def _empty(spec: ops.Spec, dtype: Dtype) -> Empty:
+def _empty(spec: ops.Spec, dtype: Dtype) -> AbsentValue:
     match spec:
         case ops.Sum() | ops.Count() | ops.ExpDecay():
-            return Empty(_number(0, dtype), declared=False)
+            return AbsentValue(_number(0, dtype), declared=False)
         case ops.LastK() | ops.FirstK() | ops.Distinct():
-            return Empty((), declared=False)
+            return AbsentValue((), declared=False)
         case ops.Average(default=default) | ops.Min(default=default) | ops.Max(default=default):
-            return NULL if default is None else Empty(_number(default, dtype), declared=True)
+            return NULL if default is None else AbsentValue(_number(default, dtype), declared=True)
         case ops.Stddev(default=default) | ops.Quantile(default=default):
-            return NULL if default is None else Empty(_number(default, dtype), declared=True)
+            return NULL if default is None else AbsentValue(_number(default, dtype), declared=True)
         case unreachable:
             assert_never(unreachable)
 

@@ -276,10 +276,10 @@ def _at_parents(
 
 # --- checks of restricted types -------------------------------------------------------------------
 
-Check = Callable[[pa.Array], tuple[pa.Array, Callable[[Any], str]]]
+_RestrictionCheck = Callable[[pa.Array], tuple[pa.Array, Callable[[Any], str]]]
 
 
-def _checked(decoded: Decoded, check: Check) -> Decoded:
+def _checked(decoded: Decoded, check: _RestrictionCheck) -> Decoded:
     """Add the offenders of `check`, which says per value whether it is allowed (null is) and why
     not.
     """
@@ -292,7 +292,7 @@ def _checked(decoded: Decoded, check: Check) -> Decoded:
     return array, sorted([*bad, *forbidden], key=lambda b: b.row)
 
 
-def _within(dtype: dtypes.Between) -> Check:
+def _within(dtype: dtypes.Between) -> _RestrictionCheck:
     def check(array: pa.Array) -> tuple[pa.Array, Callable[[Any], str]]:
         above = (
             pc.greater(array, dtype.min) if dtype.strict_min else pc.greater_equal(array, dtype.min)
@@ -309,7 +309,7 @@ def _within(dtype: dtypes.Between) -> Check:
     return check
 
 
-def _among(options: tuple[int | str, ...]) -> Check:
+def _among(options: tuple[int | str, ...]) -> _RestrictionCheck:
     def check(array: pa.Array) -> tuple[pa.Array, Callable[[Any], str]]:
         allowed = pc.or_(pc.is_in(array, pa.array(options, array.type)), array.is_null())
         return allowed, lambda value: f"Value {show_value(value)} is not in options {list(options)}"
@@ -317,7 +317,7 @@ def _among(options: tuple[int | str, ...]) -> Check:
     return check
 
 
-def _matching(pattern: str) -> Check:
+def _matching(pattern: str) -> _RestrictionCheck:
     def check(array: pa.Array) -> tuple[pa.Array, Callable[[Any], str]]:
         begins = re.compile(pattern).match  # a prefix is enough, as in the client
         distinct = array.dictionary_encode()

@@ -20,7 +20,7 @@ from fennel_core.wire.pycode import PyCode
 
 
 @dataclass(frozen=True, slots=True)
-class Typed:
+class TypedFeature:
     """A feature and its declared type."""
 
     ref: FeatureRef
@@ -28,56 +28,58 @@ class Typed:
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class FieldRead:
     """One value field of the fetched row becomes `output`; `default_json` (JSON text) fills nulls,
     None leaves them.
     """
 
     field: str
-    output: Typed
+    output: TypedFeature
     default_json: str | None
 
 
 @dataclass(frozen=True, slots=True)
-class Lookup:
+class LookupNode:
     """Fetch the row of `dataset` under each row's key: the features `keys`, in the order of the
     dataset's key fields.
     """
 
     dataset: DatasetName
     keys: tuple[FeatureRef, ...]
-    reads: tuple[Read, ...]
+    reads: tuple[FieldRead, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class ListLookup:
-    """As `Lookup`, with a list of keys per row; each read becomes a list, parallel to the keys."""
+class ListLookupNode:
+    """As `LookupNode`, with a list of keys per row; each read becomes a list, parallel to the
+    keys.
+    """
 
     dataset: DatasetName
     keys: tuple[FeatureRef, ...]
-    reads: tuple[Read, ...]
+    reads: tuple[FieldRead, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Alias:
+class AliasNode:
     """`output` is `source`; `default_json` (JSON text) fills nulls, None leaves them."""
 
     source: FeatureRef
-    output: Typed
+    output: TypedFeature
     default_json: str | None
 
 
 @dataclass(frozen=True, slots=True)
-class Expression:
+class ExpressionNode:
     """`output` is `expr` over `inputs`, which the expression names by their full names."""
 
     expr: Expr
-    inputs: tuple[Typed, ...]
-    output: Typed
+    inputs: tuple[TypedFeature, ...]
+    output: TypedFeature
 
 
 @dataclass(frozen=True, slots=True)
-class PythonExtractor:
+class PythonExtractorNode:
     """User code over `inputs` in order; it provides `outputs` and may look up `datasets`.
 
     `outputs` are all features of the extractor; those that were given, or that nobody asked for,
@@ -87,27 +89,27 @@ class PythonExtractor:
     name: str
     featureset: str
     code: PyCode
-    inputs: tuple[Typed, ...]
-    outputs: tuple[Typed, ...]
+    inputs: tuple[TypedFeature, ...]
+    outputs: tuple[TypedFeature, ...]
     datasets: tuple[DatasetName, ...]
 
 
-Local = Alias | Expression
-Remote = Lookup | ListLookup | PythonExtractor
+LocalNode = AliasNode | ExpressionNode
+RemoteNode = LookupNode | ListLookupNode | PythonExtractorNode
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    local: tuple[Local, ...]
-    remote: tuple[Remote, ...]
+    local: tuple[LocalNode, ...]
+    remote: tuple[RemoteNode, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class QueryPlan:
     """`inputs` are the given features the plan really reads, `outputs` what the answer holds, in
     the order asked for.
     """
 
-    inputs: tuple[Typed, ...]
+    inputs: tuple[TypedFeature, ...]
     levels: tuple[Level, ...]
-    outputs: tuple[Typed, ...]
+    outputs: tuple[TypedFeature, ...]

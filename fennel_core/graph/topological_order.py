@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterable
 from graphlib import CycleError, TopologicalSorter
 from typing import TypeVar
 
-from fennel_core.graph.model import Graph
+from fennel_core.graph.entity_graph import Graph
 from fennel_core.graph.problems import Problem
 from fennel_core.vocab.ids import DatasetName
 from fennel_core.wire.entities import Extractor, FeatureRef
@@ -20,7 +20,7 @@ from fennel_core.wire.entities import Extractor, FeatureRef
 N = TypeVar("N", bound=Hashable)
 
 
-class Cycle(Exception):
+class DependencyCycle(Exception):
     """`path` leads from a node back to itself, along the arrows; its first and last node are the
     same.
     """
@@ -31,7 +31,7 @@ class Cycle(Exception):
 
 
 def inputs_first(nodes: Iterable[N], inputs_of: Callable[[N], Iterable[N]]) -> tuple[N, ...]:
-    """`nodes` and everything they need, inputs before users. Raises `Cycle`."""
+    """`nodes` and everything they need, inputs before users. Raises `DependencyCycle`."""
     sorter: TopologicalSorter[N] = TopologicalSorter()
     pending = list(nodes)
     seen = set(pending)
@@ -43,12 +43,12 @@ def inputs_first(nodes: Iterable[N], inputs_of: Callable[[N], Iterable[N]]) -> t
     try:
         return tuple(sorter.static_order())
     except CycleError as error:
-        raise Cycle(tuple(error.args[1])) from error
+        raise DependencyCycle(tuple(error.args[1])) from error
 
 
 def dataset_order(graph: Graph) -> tuple[DatasetName, ...]:
     """The names of the datasets, inputs first; names that are read but not defined are left out.
-    Raises `Cycle`.
+    Raises `DependencyCycle`.
     """
 
     def inputs_of(name: DatasetName) -> Iterable[DatasetName]:
@@ -85,7 +85,7 @@ def resolve(
 
     try:
         order = inputs_first(providers(wanted), lambda extractor: providers(extractor.inputs))
-    except Cycle as cycle:
+    except DependencyCycle as cycle:
         path = [str(x.fqn) for x in cycle.path if isinstance(x, Extractor)]
         return Problem("feature-cycle", path[0], f"Cyclic dependency found for {' -> '.join(path)}")
     if missing:

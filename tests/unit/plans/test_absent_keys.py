@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from fennel_core.plans.missing import NULL, Empty, absent_rows
+from fennel_core.plans.absent_keys import NULL, AbsentValue, absent_rows
 from fennel_core.vocab.dtypes import Date, Decimal, Dtype, Float, Int, List, Optional, Timestamp
 from fennel_core.wire import operators as ops
 from fennel_core.wire.entities import Pipeline, SyncRequest
@@ -34,25 +34,25 @@ def committed(dtype: Dtype, spec: ops.Spec, *, pipeline: str = "p") -> SyncReque
 @pytest.mark.parametrize(
     ("dtype", "spec", "empty"),
     [
-        (Int(), ops.Count("v", W, None, False, False, False), Empty(0, declared=False)),
-        (Int(), ops.Sum("v", W, "age"), Empty(0, declared=False)),
-        (Float(), ops.Sum("v", W, "age"), Empty(0.0, declared=False)),
-        (Decimal(2), ops.Sum("v", W, "age"), Empty("0.00", declared=False)),
-        (Float(), ops.ExpDecay("v", W, "age", 10), Empty(0.0, declared=False)),
-        (List(Int()), ops.LastK("v", W, "age", 3, False, False), Empty((), declared=False)),
-        (List(Int()), ops.Distinct("v", W, "age", False), Empty((), declared=False)),
-        (Float(), ops.Average("v", W, "age", -1.0), Empty(-1.0, declared=True)),
+        (Int(), ops.Count("v", W, None, False, False, False), AbsentValue(0, declared=False)),
+        (Int(), ops.Sum("v", W, "age"), AbsentValue(0, declared=False)),
+        (Float(), ops.Sum("v", W, "age"), AbsentValue(0.0, declared=False)),
+        (Decimal(2), ops.Sum("v", W, "age"), AbsentValue("0.00", declared=False)),
+        (Float(), ops.ExpDecay("v", W, "age", 10), AbsentValue(0.0, declared=False)),
+        (List(Int()), ops.LastK("v", W, "age", 3, False, False), AbsentValue((), declared=False)),
+        (List(Int()), ops.Distinct("v", W, "age", False), AbsentValue((), declared=False)),
+        (Float(), ops.Average("v", W, "age", -1.0), AbsentValue(-1.0, declared=True)),
         (Optional(Float()), ops.Average("v", W, "age", None), NULL),
-        (Int(), ops.Min("v", W, "age", 7.0), Empty(7, declared=True)),
-        (Timestamp(), ops.Max("v", W, "ts", 1e6), Empty(1_000_000, declared=True)),
-        (Date(), ops.Max("v", W, "ts", 3.0), Empty(3, declared=True)),
-        (Decimal(1), ops.Min("v", W, "age", 2.5), Empty("2.5", declared=True)),
+        (Int(), ops.Min("v", W, "age", 7.0), AbsentValue(7, declared=True)),
+        (Timestamp(), ops.Max("v", W, "ts", 1e6), AbsentValue(1_000_000, declared=True)),
+        (Date(), ops.Max("v", W, "ts", 3.0), AbsentValue(3, declared=True)),
+        (Decimal(1), ops.Min("v", W, "age", 2.5), AbsentValue("2.5", declared=True)),
         (Optional(Float()), ops.Quantile("v", W, "age", 0.5, None, True), NULL),
-        (Float(), ops.Stddev("v", W, "age", -1.0), Empty(-1.0, declared=True)),
+        (Float(), ops.Stddev("v", W, "age", -1.0), AbsentValue(-1.0, declared=True)),
     ],
 )
 def test_an_aggregation_of_nothing_is_its_empty_value(
-    dtype: Dtype, spec: ops.Spec, empty: Empty
+    dtype: Dtype, spec: ops.Spec, empty: AbsentValue
 ) -> None:
     assert absent_rows(committed(dtype, spec))["Totals"] == (empty,)
 
