@@ -47,7 +47,7 @@ from fennel_core.blueprints.spec import Job
 from fennel_core.connections import postgres, s3
 from fennel_core.connections.frames import Channel, RemoteError
 from fennel_core.connections.kafka import client_config
-from fennel_core.engine.broker import Outgoing
+from fennel_core.engine.broker import OutgoingRecord
 from fennel_core.engine.kafka import KafkaBroker
 from fennel_core.operators import spec
 from fennel_core.settings.model import Settings
@@ -104,7 +104,7 @@ class World:
             )
             self.end = written[(self.job.inputs[0], 0)]
 
-    def _message(self) -> Outgoing:
+    def _message(self) -> OutgoingRecord:
         self.hlc += 1
         users = range(self.hlc * ROWS_A_MESSAGE, (self.hlc + 1) * ROWS_A_MESSAGE)
         texts = [base64.b64encode(os.urandom(VALUE_BYTES * 3 // 4)).decode() for _ in users]
@@ -112,7 +112,7 @@ class World:
         rows = pa.table(
             {"user": list(users), "text": pa.array(texts, pa.large_string()), "at": times}
         )
-        return Outgoing(
+        return OutgoingRecord(
             self.job.inputs[0], 0, encode(with_meta(rows, stamp(Hlc(self.hlc), 0, ROWS_A_MESSAGE)))
         )
 

@@ -41,11 +41,11 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from rocksdict import Cache
 
 from fennel_core.blueprints.spec import Job, Output
-from fennel_core.engine.broker import Broker, Outgoing
+from fennel_core.engine.broker import Broker, OutgoingRecord
 from fennel_core.engine.kafka import KafkaBroker
 from fennel_core.engine.memory_broker import MemoryBroker, MemoryLog
-from fennel_core.engine.runner import Limits, Runner, Work
-from fennel_core.engine.workshop import ThreadPool
+from fennel_core.engine.runner import JobLogic, Runner, RunnerLimits
+from fennel_core.engine.runner_factory import SingleThreadPool
 from fennel_core.hangar.rocks import RocksHangar
 from fennel_core.operators import spec
 from fennel_core.operators.build import build
@@ -126,13 +126,13 @@ def job_of(name: str, prefix: str) -> Job:
 
 
 async def run(
-    job: Job, broker: Broker, folder: Path, target: int, limits: Limits
+    job: Job, broker: Broker, folder: Path, target: int, limits: RunnerLimits
 ) -> tuple[float, float]:
     """CPU-seconds and seconds to apply the input up to offset `target`."""
     step = build(job.step)
     hangar = RocksHangar(folder / "state", Cache(CACHE_BYTES))
     runner = Runner(
-        job, 0, Epoch(1), Work(step, None, 1, None), hangar, broker, ThreadPool(), limits
+        job, 0, Epoch(1), JobLogic(step, None, 1, None), hangar, broker, SingleThreadPool(), limits
     )
     task = asyncio.create_task(runner.run())
     while runner.status != "running":
@@ -141,7 +141,7 @@ async def run(
     cpu, wall = time.process_time(), time.perf_counter()
     while runner.behind({job.inputs[0]: target}):  # type: ignore[dict-item]  # an offset
         await asyncio.wait(
-            [task, asyncio.create_task(runner.moved())], return_when=asyncio.FIRST_COMPLETED
+            [task, asyncio.create_task(runner.changed())], return_when=asyncio.FIRST_COMPLETED
         )
         assert not task.done(), task.exception()
     spent = time.process_time() - cpu, time.perf_counter() - wall
@@ -151,19 +151,19 @@ async def run(
     return spent
 
 
-async def in_memory(load: Load, limits: Limits) -> tuple[float, float]:
+async def in_memory(load: Load, limits: RunnerLimits) -> tuple[float, float]:
     job = job_of(load.name, "bench")
     log = MemoryLog()
     log.open("feed")
     for value in load.messages():
-        log.append("feed", 1, [Outgoing(job.inputs[0], 0, value)])
+        log.append("feed", 1, [OutgoingRecord(job.inputs[0], 0, value)])
     with tempfile.TemporaryDirectory(prefix="fennel-bench-") as folder:
         return await run(
             job, MemoryBroker(log), Path(folder), log.log((job.inputs[0], 0)).end, limits
         )
 
 
-async def over_kafka(load: Load, limits: Limits, settings: Settings) -> tuple[float, float]:
+async def over_kafka(load: Load, limits: RunnerLimits, settings: Settings) -> tuple[float, float]:
     job = job_of(load.name, f"bench-throughput-{time.time_ns() // 1_000_000}")
     admin = AdminClient({"bootstrap.servers": settings.kafka_bootstrap})
     topics = [
@@ -269,7 +269,7 @@ def rates(rows: int, repeats: int, once: Callable[[], tuple[float, float]]) -> t
 def measured(
     names: Sequence[str], chosen: argparse.Namespace, settings: Settings, python: Path | None
 ) -> dict[str, dict[str, float]]:
-    limits = Limits(settings.iteration_bytes, "bench")
+    limits = RunnerLimits(settings.iteration_bytes, "bench")
     figures: dict[str, dict[str, float]] = {}
     for name in names:
         found: dict[str, float] = {}

@@ -84,7 +84,7 @@ class MemoryRegistry:
             ):
                 continue
             row.epoch, row.slot, row.until_ms = Epoch(seen + 1), slot, now + lease_ms
-            row.report = Report("recovering", None, None)
+            row.report = Report("replaying", None, None)
             won[key] = row.epoch
         return won
 
@@ -102,8 +102,10 @@ class MemoryRegistry:
             if row is not None and row.epoch == epoch and row.slot == slot:
                 row.report = report
 
-    async def bury(self, family: str, survivor: SlotId) -> None:
-        for slot in [slot for slot in self._slots if slot.startswith(family) and slot != survivor]:
+    async def expire_predecessors(self, id_prefix: str, survivor: SlotId) -> None:
+        for slot in [
+            slot for slot in self._slots if slot.startswith(id_prefix) and slot != survivor
+        ]:
             await self.leave(slot)
 
     async def leave(self, slot: SlotId) -> None:

@@ -40,7 +40,7 @@ JOBS = """
 CLAIM = """
     UPDATE job_partition p SET epoch = p.epoch + 1, slot_id = %(slot)s, lease_until = now() +
         %(lease)s * interval '1 ms',
-           status = 'recovering', lag = NULL, error = NULL, updated_at = now()
+           status = 'replaying', lag = NULL, error = NULL, updated_at = now()
     FROM unnest(%(jobs)s::text[], %(parts)s::int[], %(epochs)s::bigint[]) AS w (job_id, part, epoch)
     WHERE p.job_id = w.job_id AND p.part = w.part AND p.epoch = w.epoch
       AND (p.slot_id IS NULL OR p.slot_id = %(slot)s OR p.lease_until <= now())
@@ -141,10 +141,10 @@ class PostgresRegistry:
         async with self._pool.connection() as connection:
             await connection.execute(REPORT, values)
 
-    async def bury(self, family: str, survivor: SlotId) -> None:
+    async def expire_predecessors(self, id_prefix: str, survivor: SlotId) -> None:
         async with self._pool.connection() as connection, connection.transaction():
             dead = "SELECT id FROM slot WHERE starts_with(id, %s) AND id <> %s"
-            for (slot,) in await (await connection.execute(dead, (family, survivor))).fetchall():
+            for (slot,) in await (await connection.execute(dead, (id_prefix, survivor))).fetchall():
                 await _remove(connection, SlotId(slot))
 
     async def leave(self, slot: SlotId) -> None:

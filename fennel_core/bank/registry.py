@@ -84,8 +84,8 @@ class Registry(Protocol):
         """Store what runners say, for those still owned under that epoch."""
         ...
 
-    async def bury(self, family: str, survivor: SlotId) -> None:
-        """Remove the slots whose ids begin with `family`, but `survivor`, and their leases: the
+    async def expire_predecessors(self, id_prefix: str, survivor: SlotId) -> None:
+        """Remove the slots whose ids begin with `id_prefix`, but `survivor`, and their leases: the
         caller knows that they are dead.
         """
         ...

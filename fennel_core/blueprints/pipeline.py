@@ -10,7 +10,7 @@ dataset's content needs one; a pending step writes straight into the partitionin
 wants; and user code, being a pending step of its own, is never part of another.
 
 Where windows close by event time behind a join, the join tells how far event time has come (what it
-emits does not, see `engine/frontiers.py`), and every topic from there to the windows carries that.
+emits does not, see `engine/watermarks.py`), and every topic from there to the windows carries that.
 
 A flow that several operators consume is put on a topic once, so that user code runs once. A job
 reads each topic once, so a second branch over the same topic gets a copy.

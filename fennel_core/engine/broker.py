@@ -3,11 +3,11 @@ contract suite holds both to it.
 
 Theory. A runner reads committed records of its input partitions in order, and commits outputs and a
 marker in one transaction under a stable transactional id. Opening a producer fences every earlier
-one of that id. A failed commit has one of three meanings and each has its own error: `Fenced`
-(somebody newer owns this id: stop), `Aborted` (nothing was written: try again), `Unknown` (it may
-or may not have been written: throw the producer away, open a new one, look at the replaylog). A log
-loses its oldest records in time; a reader that still needs them is told (`Gone`), never set to
-where the log begins now.
+one of that id. A failed commit has one of three meanings and each has its own error:
+`ProducerFenced` (somebody newer owns this id: stop), `Aborted` (nothing was written: try again),
+`Unknown` (it may or may not have been written: throw the producer away, open a new one, look at the
+replaylog). A log loses its oldest records in time; a reader that still needs them is told
+(`OffsetTruncated`), never set to where the log begins now.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class FetchedRecords:
     """Consecutive committed records of one partition. Offsets [records' first, next) hold nothing
     else: gaps are transaction markers.
     """
@@ -41,7 +41,7 @@ class Fetched:
 
 
 @dataclass(frozen=True, slots=True)
-class Outgoing:
+class OutgoingRecord:
     topic: TopicName
     partition: int
     value: bytes
@@ -52,7 +52,7 @@ class BrokerError(Exception):
     """Root of what can go wrong with the log."""
 
 
-class Fenced(BrokerError):
+class ProducerFenced(BrokerError):
     """A newer producer of this transactional id exists: whoever holds this one is no longer the
     owner.
     """
@@ -70,7 +70,7 @@ class Unavailable(BrokerError):
     """The log could not be reached or refused; nothing was changed."""
 
 
-class Gone(BrokerError):
+class OffsetTruncated(BrokerError):
     """Records that are asked for are no longer in the log: trying again does not bring them
     back.
     """
@@ -83,25 +83,27 @@ class Gone(BrokerError):
         self.source, self.first, self.start = source, first, start
 
 
-class Beyond(BrokerError):
+class OffsetBeyondEnd(BrokerError):
     """A position beyond the log's end: whoever holds it has read another log than this one."""
 
     def __init__(self, source: TopicPartition, position: Offset, end: Offset) -> None:
         super().__init__(f"{source[0]}[{source[1]}] ends at {end}, and {position} lies beyond it")
 
 
-def within(source: TopicPartition, position: Offset, start: Offset, end: Offset) -> None:
+def require_within_log(
+    source: TopicPartition, position: Offset, start: Offset, end: Offset
+) -> None:
     """Raise Gone or Beyond unless a reader may begin at `position` of a log that holds [start,
     end).
     """
     if position < start:
-        raise Gone(source, position, start)
+        raise OffsetTruncated(source, position, start)
     if position > end:
-        raise Beyond(source, position, end)
+        raise OffsetBeyondEnd(source, position, end)
 
 
 class Producer(Protocol):
-    async def commit(self, records: Sequence[Outgoing]) -> Mapping[TopicPartition, Offset]:
+    async def commit(self, records: Sequence[OutgoingRecord]) -> Mapping[TopicPartition, Offset]:
         """Write all records in one transaction; the offset after the last one written to each
         partition. Raises as the module says.
 
@@ -115,7 +117,7 @@ class Producer(Protocol):
 class Subscription(Protocol):
     """A fair, buffered reader of some partitions for one runner."""
 
-    async def next(self, max_bytes: int) -> Fetched:
+    async def next(self, max_bytes: int) -> FetchedRecords:
         """Wait for the next records of any partition (in turn), at most `max_bytes` unless one
         record is larger.
 

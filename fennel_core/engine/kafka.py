@@ -31,15 +31,15 @@ from fennel_core.connections import offsets
 from fennel_core.connections.kafka import client_config, consumer_config, producer_config
 from fennel_core.engine.broker import (
     Aborted,
-    Fenced,
-    Fetched,
-    Gone,
-    Outgoing,
+    FetchedRecords,
+    OffsetTruncated,
+    OutgoingRecord,
+    ProducerFenced,
     Record,
     TopicPartition,
     Unavailable,
     Unknown,
-    within,
+    require_within_log,
 )
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import Offset
@@ -76,7 +76,7 @@ class KafkaSubscription:
     it.
     """
 
-    def __init__(self, feed: Feed, positions: Mapping[TopicPartition, Offset]) -> None:
+    def __init__(self, feed: SharedConsumer, positions: Mapping[TopicPartition, Offset]) -> None:
         self._feed = feed
         self._streams = {source: _Stream(offset, offset) for source, offset in positions.items()}
         self._turn = deque(self._streams)
@@ -124,7 +124,7 @@ class KafkaSubscription:
         self._error = error
         self._wake.set()
 
-    async def next(self, max_bytes: int) -> Fetched:
+    async def next(self, max_bytes: int) -> FetchedRecords:
         while True:
             if self._error is not None:
                 raise Unavailable(str(self._error)) from self._error
@@ -137,7 +137,7 @@ class KafkaSubscription:
             self._wake.clear()
             await self._wake.wait()
 
-    def _take(self, source: TopicPartition, max_bytes: int) -> Fetched | None:
+    def _take(self, source: TopicPartition, max_bytes: int) -> FetchedRecords | None:
         stream = self._streams[source]
         taken: list[Record] = []
         size = 0
@@ -155,7 +155,7 @@ class KafkaSubscription:
         if not taken and nothing_below == stream.next_taken:
             return None
         stream.next_taken = nothing_below
-        return Fetched(source, tuple(taken), nothing_below)
+        return FetchedRecords(source, tuple(taken), nothing_below)
 
     def lag(self) -> int | None:
         if any(stream.end is None for stream in self._streams.values()):
@@ -168,7 +168,7 @@ class KafkaSubscription:
         self._feed.drop(self)
 
 
-class Feed:
+class SharedConsumer:
     """The slot's one consumer and its thread."""
 
     def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop) -> None:
@@ -291,12 +291,12 @@ class KafkaProducer:
         self._threads = threads
         self._timeout_s = timeout_s
 
-    async def commit(self, records: Sequence[Outgoing]) -> Mapping[TopicPartition, Offset]:
+    async def commit(self, records: Sequence[OutgoingRecord]) -> Mapping[TopicPartition, Offset]:
         return await asyncio.get_running_loop().run_in_executor(
             self._threads, self._commit, records
         )
 
-    def _commit(self, records: Sequence[Outgoing]) -> dict[TopicPartition, Offset]:
+    def _commit(self, records: Sequence[OutgoingRecord]) -> dict[TopicPartition, Offset]:
         written: dict[TopicPartition, Offset] = {}
 
         def delivered(error: KafkaError | None, message: Message) -> None:
@@ -326,14 +326,14 @@ class KafkaProducer:
     def _classified(self, failed: KafkaException) -> Exception:
         error: KafkaError = failed.args[0]
         if error.code() in _FENCED:
-            return Fenced(error.str())
+            return ProducerFenced(error.str())
         if not error.txn_requires_abort():
             return Unknown(error.str())
         try:
             self._producer.abort_transaction(self._timeout_s)
         except KafkaException as worse:
             return (
-                Fenced(worse.args[0].str())
+                ProducerFenced(worse.args[0].str())
                 if worse.args[0].code() in _FENCED
                 else Unknown(worse.args[0].str())
             )
@@ -351,7 +351,7 @@ class KafkaBroker:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._feed = Feed(settings, asyncio.get_running_loop())
+        self._feed = SharedConsumer(settings, asyncio.get_running_loop())
         self._admin = AdminClient(client_config(settings))
         self._threads = ThreadPoolExecutor(settings.commit_threads, thread_name_prefix="kafka")
         self._timeout_s = settings.transaction_timeout_ms / 1000
@@ -364,7 +364,7 @@ class KafkaBroker:
             partial(offsets.bounds, self._admin, list(positions), self._timeout_s)
         )
         for source, position in positions.items():
-            within(source, position, *bounds[source])
+            require_within_log(source, position, *bounds[source])
         subscription = KafkaSubscription(self._feed, positions)
         self._feed.add(subscription)
         return subscription
@@ -415,7 +415,7 @@ class KafkaBroker:
                             0
                         ]
                     )
-                    raise Gone(source, first, start)
+                    raise OffsetTruncated(source, first, start)
                 elif error.code() != KafkaError._PARTITION_EOF:
                     raise KafkaException(error)
                 if records and records[-1].offset + 1 >= end:
@@ -429,7 +429,7 @@ class KafkaBroker:
         except KafkaException as failed:
             error: Any = failed.args[0]
             raise (
-                Fenced(error.str()) if error.code() in _FENCED else Unavailable(error.str())
+                ProducerFenced(error.str()) if error.code() in _FENCED else Unavailable(error.str())
             ) from failed
 
     async def close(self) -> None:

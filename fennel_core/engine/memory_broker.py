@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fennel_core.engine.broker import (
-    Fenced,
-    Fetched,
-    Gone,
-    Outgoing,
+    FetchedRecords,
+    OffsetTruncated,
+    OutgoingRecord,
+    ProducerFenced,
     Record,
     TopicPartition,
-    within,
+    require_within_log,
 )
 from fennel_core.vocab.ids import Offset
 
@@ -36,7 +36,7 @@ class MemoryLog:
     def __init__(self) -> None:
         self._logs: dict[TopicPartition, _Log] = {}
         self._generation: dict[str, int] = {}
-        self.moved = asyncio.Condition()
+        self.changed = asyncio.Condition()
 
     def log(self, source: TopicPartition) -> _Log:
         return self._logs.setdefault(source, _Log())
@@ -51,11 +51,11 @@ class MemoryLog:
         return self._generation[transactional_id]
 
     def append(
-        self, transactional_id: str, generation: int, records: Sequence[Outgoing]
+        self, transactional_id: str, generation: int, records: Sequence[OutgoingRecord]
     ) -> dict[TopicPartition, Offset]:
         """One transaction; Fenced when a newer producer of this id was opened."""
         if self._generation.get(transactional_id) != generation:
-            raise Fenced(f"a newer producer of {transactional_id} exists")
+            raise ProducerFenced(f"a newer producer of {transactional_id} exists")
         written: dict[TopicPartition, Offset] = {}
         for record in records:
             log = self.log((record.topic, record.partition))
@@ -73,11 +73,11 @@ class MemoryProducer:
         self._log, self._id = log, transactional_id
         self._generation = log.open(transactional_id)
 
-    async def commit(self, records: Sequence[Outgoing]) -> Mapping[TopicPartition, Offset]:
+    async def commit(self, records: Sequence[OutgoingRecord]) -> Mapping[TopicPartition, Offset]:
         await asyncio.sleep(0)
         written = self._log.append(self._id, self._generation, records)
-        async with self._log.moved:
-            self._log.moved.notify_all()
+        async with self._log.changed:
+            self._log.changed.notify_all()
         return written
 
     async def close(self) -> None:
@@ -90,7 +90,7 @@ class MemorySubscription:
         self._next = dict(positions)
         self._turn = deque(self._next)
 
-    async def next(self, max_bytes: int) -> Fetched:
+    async def next(self, max_bytes: int) -> FetchedRecords:
         while True:
             for _ in range(len(self._turn)):
                 source = self._turn[0]
@@ -98,10 +98,10 @@ class MemorySubscription:
                 fetched = self._take(source, max_bytes)
                 if fetched is not None:
                     return fetched
-            async with self._log.moved:
-                await self._log.moved.wait()
+            async with self._log.changed:
+                await self._log.changed.wait()
 
-    def _take(self, source: TopicPartition, max_bytes: int) -> Fetched | None:
+    def _take(self, source: TopicPartition, max_bytes: int) -> FetchedRecords | None:
         log, start = self._log.log(source), self._next[source]
         if start >= log.end:
             return None
@@ -116,7 +116,7 @@ class MemorySubscription:
             size += len(record.value)
         last = not taken or taken[-1] is log.records[-1]
         self._next[source] = log.end if last else Offset(taken[-1].offset + 1)
-        return Fetched(source, tuple(taken), self._next[source])
+        return FetchedRecords(source, tuple(taken), self._next[source])
 
     def lag(self) -> int | None:
         return sum(self._log.log(source).end - at for source, at in self._next.items())
@@ -136,7 +136,9 @@ class MemoryBroker:
 
     async def subscribe(self, positions: Mapping[TopicPartition, Offset]) -> MemorySubscription:
         for source, position in positions.items():
-            within(source, position, self.log.log(source).start, self.log.log(source).end)
+            require_within_log(
+                source, position, self.log.log(source).start, self.log.log(source).end
+            )
         return MemorySubscription(self.log, positions)
 
     async def producer(self, transactional_id: str) -> MemoryProducer:
@@ -148,5 +150,5 @@ class MemoryBroker:
         log = self.log.log(source)
         end = log.end if stop is None else stop
         if first < min(log.start, end):
-            raise Gone(source, first, log.start)
+            raise OffsetTruncated(source, first, log.start)
         return [r for r in log.records if first <= r.offset < end]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import polars as pl
 
 from fennel_core.blueprints.spec import Job
-from fennel_core.engine.broker import Outgoing
+from fennel_core.engine.broker import OutgoingRecord
 from fennel_core.operators.step import DeadRows, Emit
 from fennel_core.vocab.keys import key_bytes, partition_of
 from fennel_core.vocab.versions import FORMAT_HEADER, encode_frame
@@ -19,17 +19,17 @@ _ROW = "__row"
 
 def messages(
     job: Job, part: int, emits: tuple[Emit, ...], dead: tuple[DeadRows, ...]
-) -> list[Outgoing]:
+) -> list[OutgoingRecord]:
     """One message per output partition touched and emit, in the order of emits; rows keep their
     order.
     """
-    out: list[Outgoing] = []
+    out: list[OutgoingRecord] = []
     for emit in emits:
         output = job.outputs[emit.output]
         for target, frame in split(emit.frame, output.partition_by, job.partitions, part):
-            out.append(Outgoing(output.topic, target, encode_frame(frame), (FORMAT_HEADER,)))
+            out.append(OutgoingRecord(output.topic, target, encode_frame(frame), (FORMAT_HEADER,)))
     out += [
-        Outgoing(
+        OutgoingRecord(
             job.dead_letters,
             part,
             encode_frame(d.frame),

@@ -25,7 +25,7 @@ from typing import Protocol, TypeVar
 import polars as pl
 
 from fennel_core.blueprints.spec import Job
-from fennel_core.engine import progress as progress_of_state
+from fennel_core.engine import state_progress as progress_of_state
 from fennel_core.engine.backfill.client import BackfillClient, BackfillImpossible
 from fennel_core.engine.backfill.manifest import (
     BackfillCorrupt,
@@ -37,17 +37,17 @@ from fennel_core.engine.backfill.manifest import (
 )
 from fennel_core.engine.broker import (
     Aborted,
-    Beyond,
     Broker,
-    Fetched,
-    Gone,
-    Outgoing,
+    FetchedRecords,
+    OffsetBeyondEnd,
+    OffsetTruncated,
+    OutgoingRecord,
     Producer,
     Record,
 )
-from fennel_core.engine.frontiers import Frontiers, given, told
 from fennel_core.engine.outputs import messages
-from fennel_core.engine.progress import Progress
+from fennel_core.engine.state_progress import StateProgress
+from fennel_core.engine.watermarks import OutputWatermarks, given, told
 from fennel_core.hangar.store import Hangar
 from fennel_core.operators.aggregate.overlay import Overlay
 from fennel_core.operators.step import Outcome, Reads, Step, WatermarkStep
@@ -63,7 +63,7 @@ restarted.
 """
 
 
-class Pool(Protocol):
+class WorkerPool(Protocol):
     """Where CPU work runs: a thread in production, the simulation's own order of events in
     tests.
     """
@@ -71,29 +71,29 @@ class Pool(Protocol):
     async def run(self, work: Callable[[], T]) -> T: ...
 
 
-class Unusable(Exception):
+class StateUnusable(Exception):
     """This state must not be used again: an older copy of it, or the log alone, has to take its
     place.
     """
 
 
-class ReplayMismatch(Unusable):
+class ReplayMismatch(StateUnusable):
     """Replay did not reproduce what the marker says: state or code is not what it was. The
     partition must be rebuilt, never go on.
     """
 
 
-class StrangeState(Unusable):
+class StateAheadOfLog(StateUnusable):
     """The state has seen more of the log than there is: it stems from another log, or the log lost
     its end.
     """
 
 
-class Condemned(Unusable):
+class StateDiscarded(StateUnusable):
     """Somebody who looked at the state while it ran said that it must be rebuilt."""
 
 
-class Ordered(Condemned):
+class RebuildRequested(StateDiscarded):
     """A person wants the state rebuilt: everything that was passed over before is tried again."""
 
     def __init__(self, why: str, before: int | None = None) -> None:
@@ -102,25 +102,25 @@ class Ordered(Condemned):
         self.before = before
 
 
-class Missing(Exception):
+class LogTruncated(Exception):
     """The log no longer has records that this state needs: the job partition can neither go on nor
     skip them.
     """
 
 
-class Superseded(Exception):
+class EpochSuperseded(Exception):
     """The replaylog shows a higher epoch than ours: somebody else owns this job partition."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RunnerLimits:
     iteration_bytes: int
     environment: str
     """Hash of the platform's pinned environment, stored in markers."""
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class JobLogic:
     """What a job partition computes. `apply` is pure; `prepare` runs user code first where the job
     has any.
     """
@@ -134,13 +134,13 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class IterationResult:
     """What one iteration came to, all of it worked out before anything is written."""
 
     outcome: Outcome
     digest: bytes
     state_hash: int
-    outgoing: tuple[Outgoing, ...]
+    outgoing: tuple[OutgoingRecord, ...]
     heard: Micros | None
     """How far event time has come, by what the iteration was given and told; for the frontier of
     outputs that carry one.
@@ -157,17 +157,17 @@ class Runner:
         job: Job,
         part: int,
         epoch: Epoch,
-        work: Work,
+        work: JobLogic,
         hangar: Hangar,
         broker: Broker,
-        pool: Pool,
-        limits: Limits,
+        pool: WorkerPool,
+        limits: RunnerLimits,
         backfill_client: BackfillClient | None = None,
     ) -> None:
         """`backfill_client` None: every row comes live."""
         self.job, self.part, self.epoch = job, part, epoch
         self._backfill_client = backfill_client
-        self.status = "recovering"
+        self.status = "replaying"
         self._work, self._hangar, self._broker, self._pool, self._limits = (
             work,
             hangar,
@@ -176,11 +176,11 @@ class Runner:
             limits,
         )
         self._producer: Producer | None = None
-        self._frontiers = Frontiers(job)
-        self._progress: Progress = progress_of_state.FRESH
+        self._frontiers = OutputWatermarks(job)
+        self._progress: StateProgress = progress_of_state.NO_PROGRESS
         self._applied: dict[TopicName, Offset] = {}
         self._lag: Callable[[], int | None] = lambda: None
-        self._moved = asyncio.Event()
+        self._changed = asyncio.Event()
         self._task: asyncio.Task[object] | None = None
         self._condemned: str | None = None
 
@@ -189,7 +189,7 @@ class Runner:
         return self._hangar
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> StateProgress:
         """What the state has come to: as of the last iteration applied."""
         return self._progress
 
@@ -211,13 +211,13 @@ class Runner:
         """Is anything below `targets` not applied yet?"""
         return any(self._applied.get(topic, 0) < offset for topic, offset in targets.items())
 
-    def moved(self) -> Coroutine[None, None, object]:
+    def changed(self) -> Coroutine[None, None, object]:
         """To be awaited: returns when `applied` or `status` has changed since this call, even if it
         is awaited later.
         """
-        return self._moved.wait()
+        return self._changed.wait()
 
-    def settle(self) -> Progress:
+    def persist_offsets(self) -> StateProgress:
         """Write down how far the inputs have been passed, also over what needed no iteration; the
         progress then.
 
@@ -237,7 +237,7 @@ class Runner:
             )
         return self._progress
 
-    def condemn(self, why: str) -> None:
+    def discard_state(self, why: str) -> None:
         """Stop as soon as possible: `run` raises Condemned."""
         self._condemned = why
         if self._task is not None:
@@ -258,23 +258,23 @@ class Runner:
                 and self._task is not None
                 and self._task.uncancel() == 0
             ):
-                raise Condemned(self._condemned) from None
+                raise StateDiscarded(self._condemned) from None
             raise
-        except Gone as gone:
-            raise Missing(
+        except OffsetTruncated as gone:
+            raise LogTruncated(
                 f"{self.job.title} ({self.job.id}[{self.part}]) stands before the "
                 f"beginning of its log: {gone}. Nothing is skipped. "
                 f"No snapshot of it stands at {gone.start} or later: commit its "
                 "dataset under a new version"
             ) from gone
-        except Beyond as beyond:
-            raise StrangeState(
+        except OffsetBeyondEnd as beyond:
+            raise StateAheadOfLog(
                 f"{self.job.id}[{self.part}] holds state of another log: {beyond}"
             ) from beyond
         finally:
             self._task = None
 
-    async def rehearse(self, until: Progress) -> Progress:
+    async def replay_copy(self, until: StateProgress) -> StateProgress:
         """Bring a copy of the state to where `until` stands, as a recovery would; the progress
         then.
 
@@ -288,8 +288,8 @@ class Runner:
                 await self._replay_until(until.replayed)
             else:
                 await self._read_until(until.offsets)
-        except Gone as gone:
-            raise Missing(
+        except OffsetTruncated as gone:
+            raise LogTruncated(
                 f"{self.job.title} ({self.job.id}[{self.part}]) could not be "
                 f"recovered from there: {gone}"
             ) from gone
@@ -327,7 +327,7 @@ class Runner:
                 )
                 if records:
                     await self._iterate(
-                        Fetched(fetched.source, records, min(fetched.next, wanted[topic]))
+                        FetchedRecords(fetched.source, records, min(fetched.next, wanted[topic]))
                     )
                 self._applied[topic] = fetched.next
         finally:
@@ -351,7 +351,7 @@ class Runner:
         written = await producer.commit([self._to_replaylog(EpochMarker(self.epoch))])
         end = written[(self.job.replaylog, self.part)]
         if self._progress.replayed > end:
-            raise Beyond((self.job.replaylog, self.part), self._progress.replayed, end)
+            raise OffsetBeyondEnd((self.job.replaylog, self.part), self._progress.replayed, end)
         await self._replay_until(end)
         self._progress = self._store(
             self._progress.iteration, Outcome(), self._progress.state_hash, {}, end
@@ -370,7 +370,7 @@ class Runner:
         open theirs anew.
         """
         if highest > self.epoch:
-            raise Superseded(
+            raise EpochSuperseded(
                 f"epoch {highest} is at the end of the replaylog, ours is {self.epoch}"
             )
 
@@ -423,7 +423,7 @@ class Runner:
                     Offset(0),
                 )
             except BackfillImpossible as lost:
-                raise Missing(str(lost)) from lost
+                raise LogTruncated(str(lost)) from lost
             if asked is None:
                 return
             load = asked
@@ -454,7 +454,7 @@ class Runner:
             self._progress.iteration + 1, made.outcome, made.state_hash, offsets, replayed
         )
 
-    async def _of_chunk(self, chunk: Chunk) -> Made:
+    async def _of_chunk(self, chunk: Chunk) -> IterationResult:
         made = await self._pool.run(
             partial(self._made, self._hangar, Outcome(puts=chunk.puts), None)
         )
@@ -482,7 +482,7 @@ class Runner:
             self._announce()
             await subscription.close()
 
-    async def _iterate(self, fetched: Fetched) -> None:
+    async def _iterate(self, fetched: FetchedRecords) -> None:
         topic = fetched.source[0]
         first = self._progress.offsets.get(topic, Offset(0))
         assert fetched.records[0].offset >= first, (
@@ -508,7 +508,7 @@ class Runner:
             iteration, made.outcome, made.state_hash, {topic: fetched.next}, replayed
         )
 
-    async def _work_out(self, source: int, records: tuple[Record, ...]) -> Made:
+    async def _work_out(self, source: int, records: tuple[Record, ...]) -> IterationResult:
         """One trip to the worker thread for everything there is to compute: each further one would
         wait its turn behind other runners.
         """
@@ -523,8 +523,10 @@ class Runner:
             return await self._pool.run(partial(self._made, self._hangar, outcome, frontier))
         return await self._pool.run(partial(self._computed, source, data, frontier))
 
-    def _computed(self, source: int, data: Sequence[Record], frontier: Micros | None) -> Made:
-        reads = progress_of_state.Remembered(self._hangar)
+    def _computed(
+        self, source: int, data: Sequence[Record], frontier: Micros | None
+    ) -> IterationResult:
+        reads = progress_of_state.CachedReads(self._hangar)
         batch = _frame(data) if data else None
         heard = [
             frontier,
@@ -537,13 +539,13 @@ class Runner:
             reads, outcome, max((time for time in heard if time is not None), default=None)
         )
 
-    def _made(self, reads: Reads, outcome: Outcome, heard: Micros | None) -> Made:
-        state_hash = progress_of_state.rehashed(reads, self._progress.state_hash, outcome)
+    def _made(self, reads: Reads, outcome: Outcome, heard: Micros | None) -> IterationResult:
+        state_hash = progress_of_state.updated_state_hash(reads, self._progress.state_hash, outcome)
         outgoing = messages(self.job, self.part, outcome.emits, outcome.dead)
         digest = (
             progress_of_state.digest(outcome) if self.job.outputs else b""
         )  # without outputs there is no marker to put it into
-        return Made(outcome, digest, state_hash, tuple(outgoing), heard)
+        return IterationResult(outcome, digest, state_hash, tuple(outgoing), heard)
 
     def _step(
         self, reads: Reads, source: int, batch: pl.DataFrame | None, frontier: Micros | None
@@ -557,7 +559,9 @@ class Runner:
         after.deletes.update(outcome.deletes)
         return _then(outcome, self._work.advances.advance(after, frontier))
 
-    async def _commit(self, producer: Producer, made: Made, covered: tuple[Range, ...]) -> Offset:
+    async def _commit(
+        self, producer: Producer, made: IterationResult, covered: tuple[Range, ...]
+    ) -> Offset:
         iteration = self._progress.iteration + 1
         state_format = progress_of_state.STATE_FORMAT
         marker = IterationMarker(
@@ -589,20 +593,22 @@ class Runner:
         state_hash: int,
         offsets: Mapping[TopicName, Offset],
         replayed: Offset,
-    ) -> Progress:
+    ) -> StateProgress:
         """Apply an iteration to state. It runs on the thread that also serves lookups: they never
         see half of it.
         """
-        after = Progress(iteration, replayed, {**self._progress.offsets, **offsets}, state_hash)
+        after = StateProgress(
+            iteration, replayed, {**self._progress.offsets, **offsets}, state_hash
+        )
         self._hangar.write(progress_of_state.batch(after, outcome))
         return after
 
-    def _to_replaylog(self, marker: markers.Marker) -> Outgoing:
-        return Outgoing(self.job.replaylog, self.part, markers.encode(marker))
+    def _to_replaylog(self, marker: markers.Marker) -> OutgoingRecord:
+        return OutgoingRecord(self.job.replaylog, self.part, markers.encode(marker))
 
     def _announce(self) -> None:
-        moved, self._moved = self._moved, asyncio.Event()
-        moved.set()
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
 
 def _then(first: Outcome, second: Outcome) -> Outcome:

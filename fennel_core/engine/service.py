@@ -17,7 +17,7 @@ from typing import Any, Protocol, cast
 from fennel_core.connections.frames import RemoteError
 from fennel_core.connections.slot_protocol import RefusalCode
 from fennel_core.engine.drill.beside import Drills
-from fennel_core.engine.runner import Ordered, Runner
+from fennel_core.engine.runner import RebuildRequested, Runner
 from fennel_core.engine.snapshots import Snapshots
 from fennel_core.engine.supervisor import Supervisor
 from fennel_core.hangar.store import HangarClosed, HangarDamaged
@@ -60,7 +60,7 @@ class SlotService:
                     self._state(JobId(job), PartitionIndex(part)) for job, part in argument["items"]
                 ]
             case "rebuild":
-                why = Ordered(argument["why"], argument["before"])
+                why = RebuildRequested(argument["why"], argument["before"])
                 return [
                     await self._supervisor.rebuild((JobId(job), PartitionIndex(part)), why)
                     for job, part in argument["items"]
@@ -87,7 +87,7 @@ class SlotService:
         if hosted.parked is not None:
             raise RemoteError(RefusalCode.PARKED, f"{job}[{part}] is parked: {hosted.parked}")
         if hosted.runner is None or hosted.runner.status != "running":
-            raise RemoteError(RefusalCode.NOT_OWNER, f"{job}[{part}] is recovering")
+            raise RemoteError(RefusalCode.NOT_OWNER, f"{job}[{part}] is replaying")
         return hosted.runner
 
     def _state(self, job: JobId, part: PartitionIndex) -> State | None:
@@ -141,7 +141,7 @@ class SlotService:
         except HangarClosed as closed:
             return RefusalCode.NOT_OWNER, str(closed), 0
         except HangarDamaged as damaged:
-            self._runner(job, part).condemn(str(damaged))
+            self._runner(job, part).discard_state(str(damaged))
             return "failed", str(damaged), 0
         except (StoreError, OSError) as failed:
             return "failed", str(failed), 0
@@ -164,7 +164,7 @@ class SlotService:
             try:
                 async with asyncio.timeout(timeout_ms / 1000):
                     while (runner := self._runner(job, part)).behind(wanted):
-                        await runner.moved()
+                        await runner.changed()
             except TimeoutError:
                 return job, part
             return None
@@ -181,7 +181,7 @@ def _condemned_if_damaged(runner: Runner) -> Iterator[None]:
     try:
         yield
     except HangarDamaged as damaged:
-        runner.condemn(str(damaged))
+        runner.discard_state(str(damaged))
         raise RemoteError(
             RefusalCode.NOT_OWNER,
             f"{runner.job.id}[{runner.part}] is rebuilt: its local state is damaged",

@@ -26,13 +26,13 @@ from fennel_core.engine.backfill.client import QueuedBackfillClient
 from fennel_core.engine.backfill.queue import BackfillQueue
 from fennel_core.engine.drill.beside import Drills
 from fennel_core.engine.environment import environment_hash
-from fennel_core.engine.heir import Succession
 from fennel_core.engine.kafka import KafkaBroker
-from fennel_core.engine.runner import Limits
+from fennel_core.engine.runner import RunnerLimits
+from fennel_core.engine.runner_factory import RocksStores, SingleThreadPool, SlotRunnerFactory
 from fennel_core.engine.service import SlotService
+from fennel_core.engine.slot_lock import SlotLock
 from fennel_core.engine.snapshots import Snapshots
 from fennel_core.engine.supervisor import Supervisor
-from fennel_core.engine.workshop import RocksStores, SlotWorkshop, ThreadPool
 from fennel_core.executors.client import Callbacks, Executors
 from fennel_core.history.postgres import PostgresHistoryFiles
 from fennel_core.settings.model import Settings
@@ -67,25 +67,25 @@ async def run_slot(settings: Settings, engine: EngineId, number: int) -> None:
     address = settings.sockets_dir / f"{engine}-{number}.sock"
     address.parent.mkdir(parents=True, exist_ok=True)
     address.unlink(missing_ok=True)
-    with Succession(address.with_suffix(".lock"), f"{engine}-{number}") as succession:
+    with SlotLock(address.with_suffix(".lock"), f"{engine}-{number}") as slot_lock:
         # A name that no earlier life of this slot had: leases of a dead process are given back or
         # lapse, they are never taken for ours.
-        name = SlotId(f"{succession.family}{os.getpid()}-{time.time_ns() // 1_000_000:x}")
-        await _run(settings, Slot(name, engine, str(address.resolve())), number, succession)
+        name = SlotId(f"{slot_lock.id_prefix}{os.getpid()}-{time.time_ns() // 1_000_000:x}")
+        await _run(settings, Slot(name, engine, str(address.resolve())), number, slot_lock)
 
 
-async def _run(settings: Settings, slot: Slot, number: int, succession: Succession) -> None:
+async def _run(settings: Settings, slot: Slot, number: int, slot_lock: SlotLock) -> None:
     dsn = settings.postgres_dsn.get_secret_value()
     async with (
         postgres.pool(dsn, name=f"slot-{number}", size=4) as pool,
         Executors(settings.executors_socket) as executors,
     ):
         registry = PostgresRegistry(pool)
-        if succession.heir:
+        if slot_lock.predecessor_is_dead:
             # Registered first: else a neighbour, woken by the burial, claims what is ours, and a
             # restore that it begins is thrown away.
             await registry.heartbeat(slot, Millis(settings.lease_ms))
-            await registry.bury(succession.family, slot.id)
+            await registry.expire_predecessors(slot_lock.id_prefix, slot.id)
         broker = KafkaBroker(settings)
         sealer = (
             secrets.Sealer.from_file(settings.secrets_key_file)
@@ -99,8 +99,8 @@ async def _run(settings: Settings, slot: Slot, number: int, succession: Successi
             )
 
         stores = RocksStores(settings.state_dir, settings.state_cache_bytes)
-        limits = Limits(settings.iteration_bytes, environment_hash())
-        threads = ThreadPool()
+        limits = RunnerLimits(settings.iteration_bytes, environment_hash())
+        threads = SingleThreadPool()
         objects, clock = S3Objects(s3.client(settings), settings.s3_bucket), SystemClock()
         kept = Tools(objects, PostgresPointers(pool))
         snapshots = Snapshots(kept, settings.state_dir, threads, lambda: uuid.uuid4().hex)
@@ -111,7 +111,7 @@ async def _run(settings: Settings, slot: Slot, number: int, succession: Successi
             settings.backfill_from_rows,
             clock.sleep,
         )
-        workshop = SlotWorkshop(
+        runner_factory = SlotRunnerFactory(
             registry,
             broker,
             stores,
@@ -123,7 +123,12 @@ async def _run(settings: Settings, slot: Slot, number: int, succession: Successi
             backfill_client,
         )
         supervisor = Supervisor(
-            slot, registry, workshop, clock, Millis(settings.lease_ms), settings.supervisor_poll_ms
+            slot,
+            registry,
+            runner_factory,
+            clock,
+            Millis(settings.lease_ms),
+            settings.supervisor_poll_ms,
         )
         server = await frames.serve(
             slot.address, SlotService(supervisor, snapshots, Drills(settings, kept, threads))

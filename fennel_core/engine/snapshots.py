@@ -26,9 +26,9 @@ from pathlib import Path
 
 import structlog
 
-from fennel_core.engine import progress
-from fennel_core.engine.progress import STATE_FORMAT, Progress, StateFormatError
-from fennel_core.engine.runner import Condemned, Ordered, Pool, Runner
+from fennel_core.engine import state_progress
+from fennel_core.engine.runner import RebuildRequested, Runner, StateDiscarded, WorkerPool
+from fennel_core.engine.state_progress import STATE_FORMAT, StateFormatError, StateProgress
 from fennel_core.hangar.store import Hangar, HangarDamaged
 from fennel_core.snapshots import decide, flow
 from fennel_core.snapshots.checksums import Checksums
@@ -62,7 +62,9 @@ class Snapshots:
     had before.
     """
 
-    def __init__(self, tools: Tools, root: Path, pool: Pool, unique: Callable[[], str]) -> None:
+    def __init__(
+        self, tools: Tools, root: Path, pool: WorkerPool, unique: Callable[[], str]
+    ) -> None:
         self._tools, self._root, self._pool, self._unique = tools, root, pool, unique
         self._one_at_a_time = asyncio.Lock()
         self._sums: dict[Place, Checksums] = {}
@@ -97,7 +99,9 @@ class Snapshots:
             return folder
 
         async with self._one_at_a_time:
-            subject = Subject(job, part, runner.epoch, STATE_FORMAT, _position(runner.settle()))
+            subject = Subject(
+                job, part, runner.epoch, STATE_FORMAT, _position(runner.persist_offsets())
+            )
             sums = self._sums.setdefault((job, part), Checksums())
             try:
                 passed = [
@@ -128,7 +132,7 @@ class Snapshots:
             )
         return made
 
-    def distrust(self, job: JobId, part: PartitionIndex, why: Exception) -> None:
+    def discard_state(self, job: JobId, part: PartitionIndex, why: Exception) -> None:
         """Start from something else next time: the local state proved unusable.
 
         A snapshot whose replay led there is passed over as long as this process lives. Damage and
@@ -138,17 +142,17 @@ class Snapshots:
         """
         place = (job, part)
         self._doomed[place] = str(why)
-        if isinstance(why, Ordered):
+        if isinstance(why, RebuildRequested):
             self._passed_over.pop(place, None)
             self._blamed.pop(place, None)
             self._before.pop(place, None)
             if why.before is not None:
                 self._before[place] = why.before
         origin = self._origins.get(place, Origin.DISK)
-        if not isinstance(why, HangarDamaged | Condemned):
+        if not isinstance(why, HangarDamaged | StateDiscarded):
             if origin is not Origin.DISK:
                 self._passed_over.setdefault(place, set()).add(origin)
-        elif isinstance(origin, int) and not isinstance(why, Ordered):
+        elif isinstance(origin, int) and not isinstance(why, RebuildRequested):
             blamed = self._blamed.setdefault(place, set())
             self._passed_over.setdefault(place, set()).update({origin} & blamed)
             blamed.add(origin)
@@ -278,7 +282,7 @@ class Snapshots:
             await asyncio.to_thread(shutil.rmtree, coming, ignore_errors=True)
         return restored
 
-    async def _local(self, place: Place, opener: Opener) -> tuple[Hangar, Progress] | None:
+    async def _local(self, place: Place, opener: Opener) -> tuple[Hangar, StateProgress] | None:
         """What is on this machine, opened; None, and put aside, where it cannot be used."""
         if not await asyncio.to_thread(self._folder(place).exists):
             return None
@@ -289,15 +293,15 @@ class Snapshots:
             await self._put_aside(place, str(wrong))
             return None
 
-    async def _opened(self, place: Place, opener: Opener) -> tuple[Hangar, Progress]:
+    async def _opened(self, place: Place, opener: Opener) -> tuple[Hangar, StateProgress]:
         """The store in the folder, and how far it has come. A cancelled caller leaves none open:
         the next owner could not open it.
         """
 
-        def opened() -> tuple[Hangar, Progress]:
+        def opened() -> tuple[Hangar, StateProgress]:
             hangar = opener(*place)
             try:
-                return hangar, progress.load(hangar)
+                return hangar, state_progress.load(hangar)
             except (HangarDamaged, StateFormatError):
                 hangar.close()
                 raise
@@ -335,12 +339,12 @@ class Snapshots:
         return self._root / place[0] / f"restoring-{place[1]}-{epoch}"
 
 
-def _close_again(opening: asyncio.Future[tuple[Hangar, Progress]]) -> None:
+def _close_again(opening: asyncio.Future[tuple[Hangar, StateProgress]]) -> None:
     if not opening.cancelled() and opening.exception() is None:
         opening.result()[0].close()
 
 
-def _position(known: Progress) -> Position:
+def _position(known: StateProgress) -> Position:
     return Position(known.iteration, known.replayed, known.offsets)
 
 

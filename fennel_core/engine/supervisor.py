@@ -26,8 +26,8 @@ from fennel_core.bank.registry import (
     Report,
     Slot,
 )
-from fennel_core.engine.broker import BrokerError, Fenced
-from fennel_core.engine.runner import Runner, Superseded, Unusable
+from fennel_core.engine.broker import BrokerError, ProducerFenced
+from fennel_core.engine.runner import EpochSuperseded, Runner, StateUnusable
 from fennel_core.hangar.store import HangarDamaged
 from fennel_core.schedule.lease import Claim, HandOver, Keep, Leave, decide
 from fennel_core.schedule.ownership import preferred
@@ -43,13 +43,13 @@ HEALTHY_AFTER_MS: Final = 60_000
 """A runner that lived this long starts its back-off anew."""
 
 
-class Clock(Protocol):
+class MonotonicClock(Protocol):
     def monotonic_ms(self) -> int: ...
 
     async def sleep(self, ms: int) -> None: ...
 
 
-class Workshop(Protocol):
+class RunnerFactory(Protocol):
     """Makes runners and keeps their stores."""
 
     async def make(self, job: JobId, part: PartitionIndex, epoch: Epoch) -> Runner | None:
@@ -58,7 +58,7 @@ class Workshop(Protocol):
         """
         ...
 
-    def distrust(self, job: JobId, part: PartitionIndex, why: Exception) -> None:
+    def discard_state(self, job: JobId, part: PartitionIndex, why: Exception) -> None:
         """Have the next runner of this job partition start from another state than the last one."""
         ...
 
@@ -76,7 +76,7 @@ class Workshop(Protocol):
 
 
 @dataclass(slots=True)
-class Hosted:
+class HostedPartition:
     """One job partition this slot runs."""
 
     epoch: Epoch
@@ -90,15 +90,15 @@ class Hosted:
     @property
     def parked(self) -> str | None:
         """Why it failed last: that stays the news while it is tried again, until it gets further
-        than recovering.
+        than replaying.
         """
-        return self.error if self.runner is None or self.runner.status == "recovering" else None
+        return self.error if self.runner is None or self.runner.status == "replaying" else None
 
     def report(self) -> Report:
         if self.parked is not None:
             return Report("parked", None, self.parked)
         if self.runner is None:
-            return Report("recovering", None, None)
+            return Report("replaying", None, None)
         return Report(self.runner.status, self.runner.lag, None)
 
 
@@ -106,11 +106,11 @@ class Hosted:
 class Supervisor:
     slot: Slot
     registry: Registry
-    workshop: Workshop
-    clock: Clock
+    runner_factory: RunnerFactory
+    clock: MonotonicClock
     lease_ms: Millis
     poll_ms: int
-    hosted: dict[JobPartition, Hosted] = field(default_factory=dict)
+    hosted: dict[JobPartition, HostedPartition] = field(default_factory=dict)
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     _lease_until_ms: int = 0
@@ -146,7 +146,7 @@ class Supervisor:
             hosted = self.hosted.get(key)
             if hosted is None or hosted.lost:
                 return None
-            self.workshop.distrust(*key, why)
+            self.runner_factory.discard_state(*key, why)
             await self._stop(key)
             self._start(key, hosted.epoch)
             return hosted.epoch
@@ -160,7 +160,7 @@ class Supervisor:
     async def tick(self) -> None:
         """Read the registry once and act on it."""
         stored = (
-            self.workshop.stored()
+            self.runner_factory.stored()
         )  # before the read: what is on disk now and unknown then, is nobody's
         seen = await self.registry.read(self.slot.id)
         if seen.stopping:
@@ -169,7 +169,7 @@ class Supervisor:
         async with self._changing:
             await self._act(*self._decisions(seen))
         for job in stored - {entry.id for entry in seen.jobs}:
-            await self.workshop.forget(job)
+            await self.runner_factory.forget(job)
 
     async def _act(
         self,
@@ -215,7 +215,7 @@ class Supervisor:
         return wanted, [key for key in self.hosted if key not in kept], held
 
     def _start(self, key: JobPartition, epoch: Epoch) -> None:
-        hosted = Hosted(epoch)
+        hosted = HostedPartition(epoch)
         self.hosted[key] = hosted
         hosted.task = asyncio.create_task(self._host(key, hosted), name=f"{key[0]}-{key[1]}")
 
@@ -226,13 +226,13 @@ class Supervisor:
         hosted.task.cancel()
         await asyncio.wait([hosted.task])
 
-    async def _host(self, key: JobPartition, hosted: Hosted) -> None:
+    async def _host(self, key: JobPartition, hosted: HostedPartition) -> None:
         bound = log.bind(job=key[0], part=key[1], epoch=hosted.epoch, slot=self.slot.id)
         while not hosted.lost:
             started = self.clock.monotonic_ms()
             try:
                 await self._run_once(key, hosted)
-            except (Fenced, Superseded) as newer:
+            except (ProducerFenced, EpochSuperseded) as newer:
                 bound.warning("ownership lost", error=str(newer))
                 hosted.lost = True
                 self.wake.set()
@@ -247,8 +247,8 @@ class Supervisor:
                 await self.clock.sleep(hosted.backoff_ms)
                 hosted.backoff_ms = min(hosted.backoff_ms * 2, LARGEST_BACKOFF_MS)
 
-    async def _run_once(self, key: JobPartition, hosted: Hosted) -> None:
-        runner = await self.workshop.make(*key, hosted.epoch)
+    async def _run_once(self, key: JobPartition, hosted: HostedPartition) -> None:
+        runner = await self.runner_factory.make(*key, hosted.epoch)
         if runner is None:
             hosted.lost = True
             return
@@ -260,13 +260,13 @@ class Supervisor:
                 # cancellation that meets its result.
                 raise asyncio.CancelledError
             await runner.run()
-        except (Unusable, HangarDamaged) as wrong:
-            self.workshop.distrust(*key, wrong)
+        except (StateUnusable, HangarDamaged) as wrong:
+            self.runner_factory.discard_state(*key, wrong)
             raise
         finally:
             hosted.error = hosted.parked
             hosted.runner = None
-            await self.workshop.close(runner)
+            await self.runner_factory.close(runner)
 
     async def _renewals(self) -> None:
         while True:

@@ -24,10 +24,10 @@ from fennel_core.blueprints.plan import BankFacts, plan
 from fennel_core.blueprints.resolve import resolve_catalog, resolve_job
 from fennel_core.blueprints.spec import Catalog, Job
 from fennel_core.definition import definitions
-from fennel_core.engine.broker import Outgoing
-from fennel_core.engine.runner import Limits, Runner, Work
+from fennel_core.engine.broker import OutgoingRecord
+from fennel_core.engine.runner import JobLogic, Runner, RunnerLimits
 from fennel_core.engine.service import SlotService
-from fennel_core.engine.supervisor import Hosted
+from fennel_core.engine.supervisor import HostedPartition
 from fennel_core.hangar.memory import MemoryHangar
 from fennel_core.ingest.catalogs import Catalogs
 from fennel_core.ingest.committer import Committer
@@ -58,7 +58,7 @@ from tests.support.ingest_world import NoExecutors
 GOLDEN = Path(__file__).parents[1] / "golden" / "wire"
 WORKSPACE, MAIN = WorkspaceId("w"), BranchName("main")
 PARTITIONS = 4
-LIMITS = Limits(iteration_bytes=6_000, environment="plant")
+LIMITS = RunnerLimits(iteration_bytes=6_000, environment="plant")
 FAR_FUTURE_MS = 1 << 50
 
 
@@ -110,7 +110,7 @@ class ModelLane:
     name: str
 
     async def commit(self, messages: Sequence[Message]) -> None:
-        records = [Outgoing(m.topic, m.partition, m.value, m.headers) for m in messages]
+        records = [OutgoingRecord(m.topic, m.partition, m.value, m.headers) for m in messages]
         transaction = self.log.begin(self.name, self.log.open(self.name), records, now_ms())
         await asyncio.sleep(0.001)
         self.log.end(transaction, "committed")
@@ -138,7 +138,7 @@ class InProcess:
 class Slot:
     """What `SlotService` asks of a supervisor."""
 
-    hosted: dict[tuple[JobId, PartitionIndex], Hosted] = field(default_factory=dict)
+    hosted: dict[tuple[JobId, PartitionIndex], HostedPartition] = field(default_factory=dict)
 
     def lease_is_live(self) -> bool:
         return True
@@ -235,7 +235,7 @@ class Plant:
         job, part = self._jobs[key[0]], key[1]
         self._epochs[key] += 1
         step = self.made.steps[job.id]
-        work = Work(step, as_watermark_step(step), step_version(job.step), None)
+        work = JobLogic(step, as_watermark_step(step), step_version(job.step), None)
         runner = Runner(
             job,
             part,
@@ -246,7 +246,7 @@ class Plant:
             self._pool,
             LIMITS,
         )
-        self._slot.hosted[(job.id, PartitionIndex(part))] = Hosted(Epoch(1), runner=runner)
+        self._slot.hosted[(job.id, PartitionIndex(part))] = HostedPartition(Epoch(1), runner=runner)
         self._tasks[key] = asyncio.create_task(runner.run(), name=f"{job.title}[{part}]")
 
     async def restart(self, number: int) -> None:

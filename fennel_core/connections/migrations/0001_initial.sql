@@ -116,7 +116,7 @@ CREATE TABLE job_partition (
     epoch       bigint NOT NULL DEFAULT 0,             -- grows by compare-and-set, never repeats
     slot_id     text,
     lease_until timestamptz,
-    status      text NOT NULL DEFAULT 'idle',          -- idle | recovering | running | parked
+    status      text NOT NULL DEFAULT 'idle',          -- idle | replaying | backfilling | running | parked
     lag         bigint,                                -- records behind the inputs' ends, when last reported
     error       text,
     updated_at  timestamptz NOT NULL DEFAULT now(),

@@ -20,7 +20,7 @@ import polars as pl
 
 from fennel_core.blueprints.spec import Job
 from fennel_core.engine.backfill.manifest import Chunk
-from fennel_core.engine.broker import Outgoing
+from fennel_core.engine.broker import OutgoingRecord
 from fennel_core.engine.outputs import messages
 from fennel_core.hangar.store import Hangar, WriteBatch
 from fennel_core.history.parquet import GROUP, OFFSET
@@ -63,7 +63,7 @@ def compute(
     one; `scratch` is empty.
     """
     step = build(job.step)
-    waiting: list[Outgoing] = []
+    waiting: list[OutgoingRecord] = []
     size = 0
     for source in reversed(range(len(job.inputs))):
         for batch in _batches(job, share, files[source], fetch):

@@ -37,7 +37,7 @@ from fennel_core.engine.backfill.manifest import (
     encode_manifest,
 )
 from fennel_core.engine.backfill.queue import CHANNEL, CLAIM_SECONDS, BackfillQueue, JobPartition
-from fennel_core.engine.progress import STATE_FORMAT
+from fennel_core.engine.state_progress import STATE_FORMAT
 from fennel_core.hangar.rocks import RocksHangar
 from fennel_core.history.parquet import read
 from fennel_core.history.postgres import PostgresHistoryFiles

@@ -21,7 +21,7 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
-from fennel_core.engine.broker import Outgoing
+from fennel_core.engine.broker import OutgoingRecord
 from fennel_core.vocab.ids import JobId, Offset, PartitionIndex, TopicName
 
 FORMAT: Final = 1
@@ -40,7 +40,7 @@ class BackfillCorrupt(Exception):
 class Chunk:
     """A part of a load: messages to write, entries to put into state."""
 
-    outgoing: tuple[Outgoing, ...]
+    outgoing: tuple[OutgoingRecord, ...]
     puts: Mapping[bytes, bytes]
 
 
@@ -115,7 +115,7 @@ def decode_manifest(body: bytes) -> BackfillManifest:
     return load
 
 
-def encode_chunk(outgoing: Sequence[Outgoing], puts: Mapping[bytes, bytes]) -> bytes:
+def encode_chunk(outgoing: Sequence[OutgoingRecord], puts: Mapping[bytes, bytes]) -> bytes:
     """The object of a chunk."""
     messages = [
         [o.topic, o.partition, o.value, [[name, value] for name, value in o.headers]]
@@ -138,7 +138,7 @@ def decode_chunk(piece: ChunkRef, body: bytes | None) -> Chunk:
     fields: list[Any] = _decode(whole)
     assert fields[0] == FORMAT, "a manifest of this format names chunks of this format"
     outgoing = [
-        Outgoing(TopicName(t), part, value, tuple((n, bytes(v)) for n, v in headers))
+        OutgoingRecord(TopicName(t), part, value, tuple((n, bytes(v)) for n, v in headers))
         for t, part, value, headers in fields[1]
     ]
     return Chunk(tuple(outgoing), dict(fields[2]))

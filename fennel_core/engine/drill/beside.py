@@ -32,8 +32,8 @@ from fennel_core.engine.backfill.queue import BackfillQueue
 from fennel_core.engine.drill.compare import drilled
 from fennel_core.engine.environment import environment_hash
 from fennel_core.engine.kafka import KafkaBroker
-from fennel_core.engine.runner import Limits, Pool, ReplayMismatch, Runner, Work
-from fennel_core.engine.workshop import ThreadPool
+from fennel_core.engine.runner import JobLogic, ReplayMismatch, Runner, RunnerLimits, WorkerPool
+from fennel_core.engine.runner_factory import SingleThreadPool
 from fennel_core.hangar.rocks import RocksHangar
 from fennel_core.hangar.store import Hangar, HangarDamaged
 from fennel_core.history.postgres import PostgresHistoryFiles
@@ -72,7 +72,7 @@ class Task:
 class Drills:
     """A slot's side. `root` is the folder of local state."""
 
-    def __init__(self, settings: Settings, tools: Tools, pool: Pool) -> None:
+    def __init__(self, settings: Settings, tools: Tools, pool: WorkerPool) -> None:
         self._settings, self._tools, self._pool = settings, tools, pool
         self._one_at_a_time = asyncio.Lock()
 
@@ -104,7 +104,7 @@ class Drills:
                     Task(self._settings, job, part, runner.epoch, pointers[0], folder)
                 )
             except HangarDamaged as damaged:
-                runner.condemn(str(damaged))
+                runner.discard_state(str(damaged))
                 return Finding(
                     Verdict.DAMAGED, f"the live state cannot be read, it is rebuilt: {damaged}"
                 )
@@ -166,8 +166,8 @@ async def _carried_out(task: Task) -> Finding:
                 settings.backfill_from_rows,
                 sleep,
             )
-            limits = Limits(settings.iteration_bytes, environment_hash())
-            threads, cache = ThreadPool(), Cache(CACHE_BYTES)
+            limits = RunnerLimits(settings.iteration_bytes, environment_hash())
+            threads, cache = SingleThreadPool(), Cache(CACHE_BYTES)
 
             def opener(path: Path) -> Hangar:
                 return RocksHangar(path, cache)
@@ -196,7 +196,7 @@ async def _carried_out(task: Task) -> Finding:
             await broker.close()
 
 
-def work_of(job: Job) -> Work:
+def work_of(job: Job) -> JobLogic:
     """What a rehearsal computes: user code is never run, and where it is all there is, there is no
     state to replay.
     """
@@ -205,7 +205,7 @@ def work_of(job: Job) -> Work:
         raise ReplayMismatch("a job of user code keeps no state, and its marker speaks of some")
 
     step = None if isinstance(job.step, UserCodeSpec) else build(job.step)
-    return Work(
+    return JobLogic(
         step,
         None if step is None else as_watermark_step(step),
         step_version(job.step),

@@ -19,10 +19,10 @@ from typing import Any, Final
 
 import msgspec
 
-from fennel_core.engine import progress
+from fennel_core.engine import state_progress
 from fennel_core.engine.backfill.manifest import BackfillCorrupt
-from fennel_core.engine.progress import STATE_FORMAT, Progress, StateFormatError
-from fennel_core.engine.runner import Missing, Runner, Unusable
+from fennel_core.engine.runner import LogTruncated, Runner, StateUnusable
+from fennel_core.engine.state_progress import STATE_FORMAT, StateFormatError, StateProgress
 from fennel_core.hangar.store import Hangar, HangarDamaged, Reads
 from fennel_core.operators.build import by_order
 from fennel_core.snapshots import decide, flow
@@ -53,8 +53,8 @@ async def drilled(
     StoreError and BrokerError pass through: they say nothing about the state.
     """
     try:
-        known = progress.load(live)
-        held = progress.hash_of(live)
+        known = state_progress.load(live)
+        held = state_progress.computed_state_hash(live)
     except (HangarDamaged, StateFormatError) as wrong:
         return Finding(Verdict.DAMAGED, f"the live state cannot be read: {wrong}")
     if held != known.state_hash:
@@ -80,11 +80,11 @@ async def drilled(
 async def _rehearsed(
     name: str,
     live: Reads,
-    known: Progress,
+    known: StateProgress,
     restored: Hangar,
     runner_over: Callable[[Hangar], Runner],
 ) -> Finding:
-    begun, held = progress.load(restored), progress.hash_of(restored)
+    begun, held = state_progress.load(restored), state_progress.computed_state_hash(restored)
     if held != begun.state_hash:
         told = (
             f"{name} holds other entries than were written to the state it copied (the "
@@ -95,16 +95,16 @@ async def _rehearsed(
         return Finding(Verdict.SKIPPED, f"the live state has not come as far as {name} yet")
     runner = runner_over(restored)
     try:
-        reached = await runner.rehearse(known)
-    except Unusable as wrong:
-        stopped = progress.load(restored)
+        reached = await runner.replay_copy(known)
+    except StateUnusable as wrong:
+        stopped = state_progress.load(restored)
         return Finding(
             Verdict.DIFFERS,
             f"{name} cannot be replayed: {wrong}",
             _hex(known.state_hash),
             _hex(stopped.state_hash),
         )
-    except (Missing, BackfillCorrupt) as gone:
+    except (LogTruncated, BackfillCorrupt) as gone:
         return Finding(
             Verdict.LOST, f"{name} cannot be replayed to where the live state stands: {gone}"
         )
@@ -153,7 +153,7 @@ def _difference(live: Reads, restored: Reads) -> str:
     """How many entries differ, and where the first one is."""
     differing = 0
     first = b""
-    for key in _differing(progress.entries(live), progress.entries(restored)):
+    for key in _differing(state_progress.entries(live), state_progress.entries(restored)):
         first = first or key
         differing += 1
     return f"{differing} entries differ, the first at key {first.hex()}"
@@ -178,7 +178,7 @@ def _differing(
             left, right = next(one, None), next(other, None)
 
 
-def _position(known: Progress) -> Position:
+def _position(known: StateProgress) -> Position:
     return Position(known.iteration, known.replayed, known.offsets)
 
 

@@ -152,7 +152,7 @@ async def test_burying_gives_back_what_the_dead_of_a_family_held_and_nothing_els
         await world.registry.heartbeat(slot, LEASE)
     await world.registry.claim([(FIRST, NEVER)], dead.id, LEASE)
     await world.registry.claim([(SECOND, NEVER)], other.id, LEASE)
-    await world.registry.bury("e-0-x-", heir.id)
+    await world.registry.expire_predecessors("e-0-x-", heir.id)
     seen = await world.registry.read(heir.id)
     assert set(seen.slots) == {heir.id, other.id}
     (entry,) = seen.jobs

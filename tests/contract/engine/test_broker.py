@@ -13,13 +13,13 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from fennel_core.connections.kafka import client_config
 from fennel_core.engine.broker import (
-    Beyond,
     Broker,
-    Fenced,
-    Fetched,
-    Gone,
-    Outgoing,
+    FetchedRecords,
+    OffsetBeyondEnd,
+    OffsetTruncated,
+    OutgoingRecord,
     Producer,
+    ProducerFenced,
     Subscription,
     TopicPartition,
 )
@@ -66,20 +66,20 @@ def at(topic: TopicName, partition: int = 0) -> TopicPartition:
     return (topic, partition)
 
 
-def values(fetched: list[Fetched]) -> list[bytes]:
+def values(fetched: list[FetchedRecords]) -> list[bytes]:
     return [record.value for part in fetched for record in part.records]
 
 
-async def take(subscription: Subscription, count: int) -> list[Fetched]:
+async def take(subscription: Subscription, count: int) -> list[FetchedRecords]:
     """Read until `count` records have come."""
-    got: list[Fetched] = []
+    got: list[FetchedRecords] = []
     async with asyncio.timeout(20):
         while len(values(got)) < count:
             got.append(await subscription.next(MAX_BYTES))
     return got
 
 
-async def commit(broker: Broker, producer: Producer, *records: Outgoing) -> Offset:
+async def commit(broker: Broker, producer: Producer, *records: OutgoingRecord) -> Offset:
     """Commit, and wait until readers see it: Kafka acknowledges a transaction a moment before its
     marker stands in the log.
     """
@@ -91,7 +91,9 @@ async def commit(broker: Broker, producer: Producer, *records: Outgoing) -> Offs
 
 async def write(broker: Broker, topic: TopicName, *texts: bytes, partition: int = 0) -> Offset:
     producer = await broker.producer(f"{topic}-{uuid.uuid4().hex}")
-    return await commit(broker, producer, *(Outgoing(topic, partition, text) for text in texts))
+    return await commit(
+        broker, producer, *(OutgoingRecord(topic, partition, text) for text in texts)
+    )
 
 
 async def test_records_come_in_order_from_the_position_asked_for(
@@ -160,11 +162,11 @@ async def test_a_slow_reader_loses_nothing_and_stops_nobody(
 async def test_opening_a_producer_fences_the_earlier_one(broker: Broker, topic: TopicName) -> None:
     name = f"{topic}-owner"
     zombie = await broker.producer(name)
-    await commit(broker, zombie, Outgoing(topic, 0, b"before"))
+    await commit(broker, zombie, OutgoingRecord(topic, 0, b"before"))
     owner = await broker.producer(name)
-    with pytest.raises(Fenced):
-        await zombie.commit([Outgoing(topic, 0, b"zombie")])
-    await commit(broker, owner, Outgoing(topic, 0, b"owner"))
+    with pytest.raises(ProducerFenced):
+        await zombie.commit([OutgoingRecord(topic, 0, b"zombie")])
+    await commit(broker, owner, OutgoingRecord(topic, 0, b"owner"))
     assert [r.value for r in await broker.read(at(topic), START)] == [b"before", b"owner"]
 
 
@@ -179,7 +181,10 @@ async def test_a_range_can_be_read_again(broker: Broker, topic: TopicName) -> No
 async def test_control_records_are_told_from_data(broker: Broker, topic: TopicName) -> None:
     producer = await broker.producer(f"{topic}-control")
     await commit(
-        broker, producer, Outgoing(topic, 0, b"7", (("c", b"frontier"),)), Outgoing(topic, 0, b"a")
+        broker,
+        producer,
+        OutgoingRecord(topic, 0, b"7", (("c", b"frontier"),)),
+        OutgoingRecord(topic, 0, b"a"),
     )
     assert [(r.value, r.control) for r in await broker.read(at(topic), START)] == [
         (b"7", "frontier"),
@@ -203,10 +208,12 @@ async def test_a_reader_that_needs_records_which_are_gone_is_told_and_never_set_
     end = await write(broker, topic, b"a", b"b", b"c", b"d")
     await forget(broker, topic, 2)
     assert await broker.starts([at(topic), at(topic, 1)]) == {at(topic): 2, at(topic, 1): 0}
-    with pytest.raises(Gone, match="begins at 2: its records from 1 to 1 are gone") as gone:
+    with pytest.raises(
+        OffsetTruncated, match="begins at 2: its records from 1 to 1 are gone"
+    ) as gone:
         await broker.subscribe({at(topic): Offset(1)})
     assert (gone.value.source, gone.value.first, gone.value.start) == (at(topic), 1, 2)
-    with pytest.raises(Gone):
+    with pytest.raises(OffsetTruncated):
         await broker.read(at(topic), Offset(0), end)
     subscription = await broker.subscribe({at(topic): Offset(2)})
     assert values(await take(subscription, 2)) == [b"c", b"d"]
@@ -217,5 +224,5 @@ async def test_a_position_beyond_the_end_is_of_another_log(
     broker: Broker, topic: TopicName
 ) -> None:
     end = await write(broker, topic, b"a")
-    with pytest.raises(Beyond):
+    with pytest.raises(OffsetBeyondEnd):
         await broker.subscribe({at(topic): Offset(end + 7)})

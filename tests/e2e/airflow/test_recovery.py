@@ -17,8 +17,8 @@ import pytest
 from rocksdict import Cache
 
 from fennel_core.connections import s3
-from fennel_core.engine import progress
-from fennel_core.engine.progress import STATE_FORMAT
+from fennel_core.engine import state_progress
+from fennel_core.engine.state_progress import STATE_FORMAT
 from fennel_core.hangar.rocks import RocksHangar
 from fennel_core.hangar.store import WriteBatch
 from fennel_core.settings.model import Settings
@@ -159,7 +159,7 @@ def tampered(workspace: str, work: Path) -> int:
         )
         known = await flow.fetched(tools, pointer, STATE_FORMAT, work)
         hangar = RocksHangar(work, Cache(1 << 20))
-        key, value = next(progress.entries(hangar))
+        key, value = next(state_progress.entries(hangar))
         hangar.write(WriteBatch({key: value[:-1] + bytes([value[-1] ^ 1])}))
         hangar.checkpoint(work.parent / "copy")
         hangar.close()

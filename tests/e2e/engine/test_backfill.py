@@ -24,11 +24,11 @@ from rocksdict import Cache
 from fennel_core.blueprints.spec import Job, Output
 from fennel_core.connections import offsets, postgres, s3
 from fennel_core.connections.kafka import client_config
-from fennel_core.engine import progress
+from fennel_core.engine import state_progress
 from fennel_core.engine.backfill.driver import BackfillDriver, run_driver
 from fennel_core.engine.backfill.manifest import PREFIX
 from fennel_core.engine.backfill.queue import BackfillQueue
-from fennel_core.engine.broker import Outgoing
+from fennel_core.engine.broker import OutgoingRecord
 from fennel_core.engine.host import session
 from fennel_core.engine.kafka import KafkaBroker
 from fennel_core.engine.slot import run_slot
@@ -119,11 +119,11 @@ class Bench:
                     return
                 await asyncio.sleep(0.1)
 
-    def state(self, job: Job) -> list[progress.Progress]:
+    def state(self, job: Job) -> list[state_progress.StateProgress]:
         found = []
         for part in range(PARTITIONS):
             hangar = RocksHangar(self.settings.state_dir / job.id / str(part), Cache(1 << 20))
-            found.append(progress.load(hangar))
+            found.append(state_progress.load(hangar))
             hangar.close()
         return found
 
@@ -169,7 +169,7 @@ async def fill(bench: Bench) -> int:
     for part in range(PARTITIONS):
         values = [encode_frame(frame) for frame in batches(bench, part)]
         for value in values:
-            await producer.commit([Outgoing(bench.topic, part, value)])
+            await producer.commit([OutgoingRecord(bench.topic, part, value)])
         kept = [
             (r.offset, r.value) for r in await bench.broker.read((bench.topic, part), Offset(0))
         ][: bench.messages - TAIL]

@@ -16,7 +16,7 @@ from confluent_kafka.admin import AdminClient
 from fennel_core.connections import offsets, s3
 from fennel_core.connections.kafka import client_config
 from fennel_core.definition.retention import Retention, Watch
-from fennel_core.engine.broker import Gone
+from fennel_core.engine.broker import OffsetTruncated
 from fennel_core.snapshots.flow import PREFIX
 from fennel_core.snapshots.s3 import S3Objects
 from fennel_core.vocab.ids import Offset
@@ -80,7 +80,7 @@ async def test_what_every_kept_snapshot_covers_goes_and_everything_comes_back_wi
         await written(kept, USERS[::2], "Oslo")
         assert await shortened(kept) == {first.inputs[0], first.outputs[0].topic, first.replaylog}
         assert await shortened(kept) == set(), "the snapshots have not moved"
-        with pytest.raises(Gone):
+        with pytest.raises(OffsetTruncated):
             await kept.broker.read((first.inputs[0], 0), Offset(0))
         await snapshots(kept, "taken")
         assert await shortened(kept) == set(), (

@@ -22,7 +22,7 @@ from fennel_core.connections import postgres
 from fennel_core.connections.frames import Channel, RemoteError
 from fennel_core.connections.kafka import client_config
 from fennel_core.connections.slot_protocol import RefusalCode
-from fennel_core.engine.broker import Outgoing
+from fennel_core.engine.broker import OutgoingRecord
 from fennel_core.engine.kafka import KafkaBroker
 from fennel_core.engine.slot import run_slot
 from fennel_core.operators import spec
@@ -64,7 +64,7 @@ class Bench:
         versions = with_meta(rows, stamp(Hlc(self.hlc), 0, len(users)))
         keys = key_bytes(decode(encode(versions)), ["user"])
         outgoing = [
-            Outgoing(source, partition_of(key, PARTITIONS), encode(versions.slice(row, 1)))
+            OutgoingRecord(source, partition_of(key, PARTITIONS), encode(versions.slice(row, 1)))
             for row, key in enumerate(keys)
         ]
         written = await self.producer.commit(outgoing)

@@ -13,7 +13,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from fennel_core.connections.kafka import client_config
-from fennel_core.engine.broker import Outgoing, TopicPartition
+from fennel_core.engine.broker import OutgoingRecord, TopicPartition
 from fennel_core.engine.kafka import KafkaBroker
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import Offset, TopicName
@@ -45,7 +45,7 @@ def topics(infra: None) -> Iterator[list[TopicName]]:
 
 async def write(broker: KafkaBroker, source: TopicPartition, text: bytes) -> None:
     producer = await broker.producer(f"{source[0]}-{uuid.uuid4().hex}")
-    await producer.commit([Outgoing(*source, text)])
+    await producer.commit([OutgoingRecord(*source, text)])
 
 
 async def read(broker: KafkaBroker, source: TopicPartition, count: int) -> list[bytes]:

@@ -21,7 +21,7 @@ import msgspec
 import polars as pl
 
 from fennel_core.blueprints.spec import Job, Output
-from fennel_core.engine.broker import Outgoing
+from fennel_core.engine.broker import OutgoingRecord
 from fennel_core.engine.outputs import split
 from fennel_core.hangar.memory import MemoryHangar
 from fennel_core.hangar.store import WriteBatch
@@ -125,7 +125,7 @@ class Feed:
     """Users that may be accepted any moment, or never."""
     _stamped: int = 0
 
-    def batch(self, second: float) -> tuple[list[Row], list[Row], list[Outgoing]]:
+    def batch(self, second: float) -> tuple[list[Row], list[Row], list[OutgoingRecord]]:
         """Some events and users around `second`, often late, and the messages that carry them."""
         events = [
             {
@@ -169,8 +169,8 @@ class Feed:
         return {"at": micros(int(second) - late * self.random.random()), "__pos": position}
 
 
-def _message(topic: TopicName, part: int, batch: pl.DataFrame) -> Outgoing:
-    return Outgoing(topic, part, encode_frame(batch), (FORMAT_HEADER,))
+def _message(topic: TopicName, part: int, batch: pl.DataFrame) -> OutgoingRecord:
+    return OutgoingRecord(topic, part, encode_frame(batch), (FORMAT_HEADER,))
 
 
 # --- what must come out ---------------------------------------------------------------------------

@@ -10,11 +10,28 @@ from typing import Final
 
 import coverage
 
-from fennel_core.engine import frontiers, outputs, progress, runner, service, snapshots, supervisor
+from fennel_core.engine import (
+    outputs,
+    runner,
+    service,
+    snapshots,
+    state_progress,
+    supervisor,
+    watermarks,
+)
 from fennel_core.snapshots import flow
 from tests.sim.engine.world import simulate
 
-SUBJECTS: Final = (runner, supervisor, service, snapshots, progress, frontiers, outputs, flow)
+SUBJECTS: Final = (
+    runner,
+    supervisor,
+    service,
+    snapshots,
+    state_progress,
+    watermarks,
+    outputs,
+    flow,
+)
 WANTED_PERCENT: Final = 90
 ELSEWHERE: Final = {"_load", "_publish", "_of_chunk"}
 """Functions of the backfill, which this world does not have:

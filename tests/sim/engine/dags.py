@@ -17,7 +17,7 @@ from fennel_core.connections.slot_protocol import RefusalCode
 from fennel_core.engine.broker import BrokerError
 from fennel_core.engine.drill.beside import work_of
 from fennel_core.engine.drill.compare import drilled
-from fennel_core.engine.runner import Limits, Runner
+from fennel_core.engine.runner import Runner, RunnerLimits
 from fennel_core.hangar.store import Hangar
 from fennel_core.snapshots.drills import Finding, Verdict
 from fennel_core.snapshots.flow import Tools, prune
@@ -52,7 +52,7 @@ class SimDrills:
         broker, pool, limits = (
             SimBroker(self._process, self._log),
             ProcessPool(self._process),
-            Limits(6_000, "simulated"),
+            RunnerLimits(6_000, "simulated"),
         )
 
         def runner_over(hangar: Hangar) -> Runner:

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from fennel_core.engine.broker import Fenced, Outgoing, Record, TopicPartition
+from fennel_core.engine.broker import OutgoingRecord, ProducerFenced, Record, TopicPartition
 from fennel_core.vocab.ids import Offset
 
 START = Offset(0)
@@ -44,7 +44,7 @@ class ModelLog:
         self._logs: dict[TopicPartition, _Log] = {}
         self._generation: dict[str, int] = {}
         self._open: dict[str, Transaction] = {}
-        self.moved = asyncio.Event()
+        self.changed = asyncio.Event()
 
     def log(self, source: TopicPartition) -> _Log:
         return self._logs.setdefault(source, _Log())
@@ -60,7 +60,7 @@ class ModelLog:
         return self._generation[id_]
 
     def begin(
-        self, id_: str, generation: int, records: Sequence[Outgoing], now_ms: int
+        self, id_: str, generation: int, records: Sequence[OutgoingRecord], now_ms: int
     ) -> Transaction:
         """Write the records of a transaction; nobody sees them yet."""
         self._refuse_fenced(id_, generation)
@@ -80,7 +80,7 @@ class ModelLog:
         """Commit or abort."""
         self._refuse_fenced(transaction.id, transaction.generation)
         if transaction.state != "open":
-            raise Fenced(f"the transaction of {transaction.id} was ended by the broker")
+            raise ProducerFenced(f"the transaction of {transaction.id} was ended by the broker")
         self._end(transaction, state)
 
     def expire(self, now_ms: int) -> None:
@@ -115,7 +115,7 @@ class ModelLog:
 
     def _refuse_fenced(self, id_: str, generation: int) -> None:
         if self._generation[id_] != generation:
-            raise Fenced(f"a newer producer of {id_} exists")
+            raise ProducerFenced(f"a newer producer of {id_} exists")
 
     def _end(self, transaction: Transaction, state: str) -> None:
         transaction.state = state
@@ -125,5 +125,5 @@ class ModelLog:
             log = self.log(source)
             log.open.remove(transaction)
             log.entries.append((transaction, None))
-        moved, self.moved = self.moved, asyncio.Event()
-        moved.set()
+        changed, self.changed = self.changed, asyncio.Event()
+        changed.set()

@@ -23,15 +23,15 @@ from fennel_core.bank.memory_registry import MemoryRegistry
 from fennel_core.bank.registry import JobPartition, Registered, RegistryUnavailable, Report, Slot
 from fennel_core.engine.broker import (
     Aborted,
-    Fenced,
-    Fetched,
-    Gone,
-    Outgoing,
+    FetchedRecords,
+    OffsetTruncated,
+    OutgoingRecord,
+    ProducerFenced,
     Record,
     TopicPartition,
     Unavailable,
     Unknown,
-    within,
+    require_within_log,
 )
 from fennel_core.hangar.memory import MemoryHangar
 from fennel_core.hangar.store import HangarClosed, HangarDamaged, WriteBatch
@@ -167,7 +167,7 @@ class SimProducer:
     def __init__(self, process: Process, log: ModelLog, id_: str, generation: int) -> None:
         self._process, self._log, self._id, self._generation = process, log, id_, generation
 
-    async def commit(self, records: Sequence[Outgoing]) -> Mapping[TopicPartition, Offset]:
+    async def commit(self, records: Sequence[OutgoingRecord]) -> Mapping[TopicPartition, Offset]:
         await self._process.gate()
         await self._process.delay()
         if self._process.dice.fails(0.2):
@@ -186,7 +186,9 @@ class SimProducer:
         return written
 
     async def _at_the_broker(
-        self, records: Sequence[Outgoing], answer: asyncio.Future[Mapping[TopicPartition, Offset]]
+        self,
+        records: Sequence[OutgoingRecord],
+        answer: asyncio.Future[Mapping[TopicPartition, Offset]],
     ) -> None:
         dice = self._process.dice
         fault = (
@@ -210,7 +212,7 @@ class SimProducer:
             self._log.end(transaction, "aborted" if fault == "aborted" else "committed")
         except Died:
             _told(answer, Died())
-        except (Fenced, Unknown) as failed:
+        except (ProducerFenced, Unknown) as failed:
             _told(answer, failed)
         else:
             await self._process.delay()
@@ -242,7 +244,7 @@ class SimSubscription:
             source: now_ms() + 1000 * dice.random.choice(dice.held_s) for source in positions
         }
 
-    async def next(self, max_bytes: int) -> Fetched:
+    async def next(self, max_bytes: int) -> FetchedRecords:
         while True:
             await self._process.gate()
             if self._process.dice.fails(0.3):
@@ -260,10 +262,10 @@ class SimSubscription:
                     (min(self._held_until_ms[source] for source in waiting) - now_ms()) / 1000
                 )
             else:
-                await self._log.moved.wait()
+                await self._log.changed.wait()
                 await self._process.delay()
 
-    def _take(self, source: TopicPartition, max_bytes: int) -> Fetched:
+    def _take(self, source: TopicPartition, max_bytes: int) -> FetchedRecords:
         start, end = self._next[source], self._log.stable_end(source)
         there = self._log.committed(source, start)
         taken: list[Record] = []
@@ -274,7 +276,7 @@ class SimSubscription:
             taken.append(record)
             size += len(record.value)
         self._next[source] = end if len(taken) == len(there) else Offset(taken[-1].offset + 1)
-        return Fetched(source, tuple(taken), self._next[source])
+        return FetchedRecords(source, tuple(taken), self._next[source])
 
     def lag(self) -> int | None:
         return sum(self._log.stable_end(source) - at for source, at in self._next.items())
@@ -308,7 +310,7 @@ class SimBroker:
         def begun() -> SimSubscription:
             for source, position in positions.items():
                 log = self.log.log(source)
-                within(source, position, log.start, Offset(len(log.entries)))
+                require_within_log(source, position, log.start, Offset(len(log.entries)))
             return SimSubscription(self._process, self.log, positions)
 
         return await self._call(begun)
@@ -323,9 +325,9 @@ class SimBroker:
     ) -> list[Record]:
         end = self.log.stable_end(source) if stop is None else stop
         while self.log.stable_end(source) < end:
-            await self.log.moved.wait()
+            await self.log.changed.wait()
         if first < min(start := self.log.log(source).start, end):
-            raise Gone(source, first, start)
+            raise OffsetTruncated(source, first, start)
         return await self._call(lambda: self.log.committed(source, first, end))
 
 

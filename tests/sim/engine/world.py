@@ -32,10 +32,10 @@ from fennel_core.bank.memory_registry import MemoryRegistry
 from fennel_core.bank.registry import JobPartition, Slot
 from fennel_core.blueprints.spec import Job
 from fennel_core.connections.frames import RemoteError
-from fennel_core.engine import progress
-from fennel_core.engine.broker import Fenced
+from fennel_core.engine import state_progress
+from fennel_core.engine.broker import ProducerFenced
 from fennel_core.engine.drill.beside import Drills
-from fennel_core.engine.runner import Limits, Runner, Work
+from fennel_core.engine.runner import JobLogic, Runner, RunnerLimits
 from fennel_core.engine.service import SlotService
 from fennel_core.engine.snapshots import Snapshots
 from fennel_core.engine.supervisor import Supervisor
@@ -75,7 +75,7 @@ POLL_MS: Final = 600
 TRANSACTION_TIMEOUT_MS: Final = 5_000
 TURNS: Final = 30
 SETTLED_WITHIN_MS: Final = 150_000
-LIMITS: Final = Limits(iteration_bytes=6_000, environment="simulated")
+LIMITS: Final = RunnerLimits(iteration_bytes=6_000, environment="simulated")
 ASKED_AS_OF_S: Final = (5, 15, 1000)
 DOOMED: Final = JobId("doomed")
 FAULTS: Final = ("crash", "crash", "pause", "pause", "away", "rot", "damage", "damage")
@@ -134,7 +134,7 @@ class SimWorkshop:
             return None
         spec, step = _read(stored)
         remembering = _remembering(stored)
-        work = Work(
+        work = JobLogic(
             remembering,
             remembering if as_watermark_step(step) else None,
             step_version(spec.step),
@@ -147,9 +147,9 @@ class SimWorkshop:
                 await self.process.delay()
                 return step.apply(hangar, 0, batch)
 
-            work = Work(None, None, work.version, prepare)
+            work = JobLogic(None, None, work.version, prepare)
         if self.drifts and work.step is not None:
-            work = replace(work, step=Drifting(step, lambda: runner.status == "recovering"))
+            work = replace(work, step=Drifting(step, lambda: runner.status == "replaying"))
         hangar = await self.snapshots.open(
             job, part, epoch, lambda job, part: self.machine.open((job, part), self.process)
         )
@@ -158,8 +158,8 @@ class SimWorkshop:
         )
         return runner
 
-    def distrust(self, job: JobId, part: PartitionIndex, why: Exception) -> None:
-        self.snapshots.distrust(job, part, why)
+    def discard_state(self, job: JobId, part: PartitionIndex, why: Exception) -> None:
+        self.snapshots.discard_state(job, part, why)
 
     async def close(self, runner: Runner) -> None:
         if self.process.alive:
@@ -267,10 +267,12 @@ class World:
         snapshots = Snapshots(
             self.archive.tools(process), machine.root, ProcessPool(process), self._unique
         )
-        workshop = SimWorkshop(
+        runner_factory = SimWorkshop(
             snapshots, process, registry, broker, machine, self.as_user_code, drifts
         )
-        supervisor = Supervisor(slot, registry, workshop, ProcessClock(process), LEASE_MS, POLL_MS)
+        supervisor = Supervisor(
+            slot, registry, runner_factory, ProcessClock(process), LEASE_MS, POLL_MS
+        )
         task = asyncio.create_task(self._kept_up(supervisor, process))
         drills = SimDrills(
             self.archive.tools(process),
@@ -463,7 +465,7 @@ class World:
             return  # the server is gone: nothing of it was accepted
         try:
             self.log.end(transaction, "aborted" if self.dice.fails() else "committed")
-        except Fenced:
+        except ProducerFenced:
             return
         if transaction.state == "committed":
             self.feed.accepted(events, users)
@@ -562,7 +564,7 @@ class World:
             (job.id, PartitionIndex(part)) for job in self.jobs for part in range(self.partitions)
         ]
         return {
-            key: progress.load(
+            key: state_progress.load(
                 MemoryHangar(self._owner(key).machine.disk[key].content().entries)
             ).state_hash
             for key in keys

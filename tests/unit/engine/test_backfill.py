@@ -13,7 +13,7 @@ import polars as pl
 import pytest
 
 from fennel_core.blueprints.spec import Job, Output
-from fennel_core.engine import progress
+from fennel_core.engine import state_progress
 from fennel_core.engine.backfill import batch, manifest
 from fennel_core.engine.backfill.batch import Share, compute
 from fennel_core.engine.backfill.client import BackfillImpossible
@@ -34,9 +34,9 @@ from fennel_core.engine.backfill.start_mode import (
     batch_obstacle,
     choose_start_mode,
 )
-from fennel_core.engine.broker import Outgoing, Unknown
+from fennel_core.engine.broker import OutgoingRecord, Unknown
 from fennel_core.engine.memory_broker import MemoryBroker, MemoryLog, MemoryProducer
-from fennel_core.engine.runner import Missing, Runner, Work
+from fennel_core.engine.runner import JobLogic, LogTruncated, Runner
 from fennel_core.hangar.memory import MemoryHangar
 from fennel_core.history import parquet
 from fennel_core.operators import spec
@@ -120,7 +120,7 @@ async def world() -> MemoryLog:
     log = MemoryLog()
     producer = MemoryProducer(log, "ingest")
     for left, right in zip(messages(ROWS, "value", 1), messages(TABLE, "city", 2), strict=True):
-        await producer.commit([Outgoing(LEFT, 0, left), Outgoing(RIGHT, 0, right)])
+        await producer.commit([OutgoingRecord(LEFT, 0, left), OutgoingRecord(RIGHT, 0, right)])
     return log
 
 
@@ -195,7 +195,7 @@ class MemoryBackfillClient:
             job.id,
             0,
             step_version(job.step),
-            progress.STATE_FORMAT,
+            state_progress.STATE_FORMAT,
             1,
             ends,
             pieces,
@@ -218,7 +218,7 @@ def runner(
     backfill_client: MemoryBackfillClient | None,
     broker: MemoryBroker | None = None,
 ) -> Runner:
-    work = Work(build(job.step), None, step_version(job.step), None)
+    work = JobLogic(build(job.step), None, step_version(job.step), None)
     return Runner(
         job,
         0,
@@ -262,7 +262,7 @@ async def test_a_load_and_the_live_tail_come_to_what_the_live_lane_comes_to(
     await finish(runner(job, backfill_log, backfilled, 1, backfill_client), job, backfill_log)
     assert backfill_client.asked == 1
     assert written(backfill_log) == written(live_log)
-    assert progress.load(backfilled).state_hash == progress.load(live).state_hash
+    assert state_progress.load(backfilled).state_hash == state_progress.load(live).state_hash
     markers = [
         m
         for r in backfill_log.log((LOG, 0)).records
@@ -295,7 +295,7 @@ async def test_a_load_counts_once_whatever_dies_while_it_is_published(seed: int)
     else:
         pytest.fail("never came through")
     assert written(log) == written(live_log)
-    assert progress.load(hangar).state_hash == progress.load(live).state_hash
+    assert state_progress.load(hangar).state_hash == state_progress.load(live).state_hash
 
 
 async def test_a_job_partition_that_has_begun_live_asks_for_no_load() -> None:
@@ -332,7 +332,7 @@ async def test_a_new_job_over_truncated_logs_equals_the_live_path(
     log.forget((gone, 0), Offset(int(backfill_client.history[gone][-1][0]) - 3))
     await finish(runner(job, log, hangar, 1, backfill_client), job, log)
     assert written(log) == written(live_log)
-    assert progress.load(hangar).state_hash == progress.load(live).state_hash
+    assert state_progress.load(hangar).state_hash == state_progress.load(live).state_hash
 
 
 async def test_a_new_job_whose_rows_are_nowhere_is_told_where_they_were_and_what_to_do() -> None:
@@ -340,7 +340,7 @@ async def test_a_new_job_whose_rows_are_nowhere_is_told_where_they_were_and_what
     backfill_client = MemoryBackfillClient(log, from_rows=NEVER, kept=10)
     end = backfill_client.history[RIGHT][-1][0] + 1
     log.forget((RIGHT, 0), Offset(end + 1))
-    with pytest.raises(Missing) as told:
+    with pytest.raises(LogTruncated) as told:
         await runner(job, log, MemoryHangar(), 1, backfill_client).run()
     for said in (
         "join (job[0])",

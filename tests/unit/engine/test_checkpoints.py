@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fennel_core.blueprints.spec import Job
-from fennel_core.engine.progress import Progress
 from fennel_core.engine.snapshots import Snapshots
+from fennel_core.engine.state_progress import StateProgress
 from fennel_core.hangar.store import WriteBatch
 from fennel_core.operators import spec
 from fennel_core.snapshots.flow import Outrun, Taken, Tools
@@ -71,9 +71,9 @@ class Running:
     epoch: Epoch
     job: Job = SPEC
     part: int = PART
-    progress: Progress = field(default_factory=lambda: Progress(1, Offset(1), {}, 0))
+    progress: StateProgress = field(default_factory=lambda: StateProgress(1, Offset(1), {}, 0))
 
-    def settle(self) -> Progress:
+    def persist_offsets(self) -> StateProgress:
         return self.progress
 
 

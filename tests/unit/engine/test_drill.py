@@ -16,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fennel_core.blueprints.spec import Job
-from fennel_core.engine import progress
-from fennel_core.engine.broker import Outgoing
+from fennel_core.engine import state_progress
+from fennel_core.engine.broker import OutgoingRecord
 from fennel_core.engine.drill.beside import work_of
 from fennel_core.engine.drill.compare import drilled
 from fennel_core.engine.memory_broker import MemoryBroker, MemoryLog, MemoryProducer
-from fennel_core.engine.runner import Limits, Runner, Work
+from fennel_core.engine.runner import JobLogic, Runner, RunnerLimits
 from fennel_core.hangar.memory import MemoryHangar
 from fennel_core.hangar.store import Hangar, WriteBatch
 from fennel_core.operators import spec
@@ -64,7 +64,7 @@ LIVES = spec.AggregateSpec(
 Rows = list[tuple[str, int]]
 
 
-def work(kind: str) -> tuple[Job, Work]:
+def work(kind: str) -> tuple[Job, JobLogic]:
     """A job with outputs and one without, with steps of the runner's tests, and a real one that
     writes tiles.
     """
@@ -72,7 +72,7 @@ def work(kind: str) -> tuple[Job, Work]:
         made = replace(test_runner.job(outputs=False), step=TILES if kind == "tiles" else LIVES)
         return made, work_of(made)
     outputs = kind == "outputs"
-    return test_runner.job(outputs), Work(
+    return test_runner.job(outputs), JobLogic(
         CountingStep() if outputs else SilentStep(), None, 1, None
     )
 
@@ -90,7 +90,7 @@ async def lived(log: MemoryLog, rows: Rows) -> None:
             {"id": [number], "key": pa.array([key], pa.large_string()), "value": [value], **times}
         )
         await producer.commit(
-            [Outgoing(SOURCE, 0, encode(with_meta(table, stamp(Hlc(number), 0, 1))))]
+            [OutgoingRecord(SOURCE, 0, encode(with_meta(table, stamp(Hlc(number), 0, 1))))]
         )
 
 
@@ -110,7 +110,7 @@ class Partition:
 
     def runner(self, hangar: Hangar, iteration_bytes: int) -> Runner:
         job, made = work(self.kind)
-        limits = Limits(iteration_bytes, "test")
+        limits = RunnerLimits(iteration_bytes, "test")
         return Runner(
             job, PART, Epoch(self.epoch), made, hangar, MemoryBroker(self.log), SameThread(), limits
         )
@@ -131,7 +131,7 @@ class Partition:
         async def checkpoint() -> Path:
             return self.copy()
 
-        known = progress.load(self.live)
+        known = state_progress.load(self.live)
         position = Position(known.iteration, known.replayed, known.offsets)
         made = await flow.take(
             self.tools, Subject(JOB, PART, Epoch(1), 1, position), checkpoint, f"u{self.copies}"
@@ -191,7 +191,7 @@ async def test_a_drill_of_a_healthy_partition_agrees_whatever_the_snapshots_and_
         assert (
             found.live_hash
             == found.drilled_hash
-            == f"{progress.load(partition.live).state_hash:032x}"
+            == f"{state_progress.load(partition.live).state_hash:032x}"
         )
 
 
@@ -206,7 +206,7 @@ async def partition(request: pytest.FixtureRequest, tmp_path: Path) -> Partition
 
 
 def one_entry(hangar: MemoryHangar) -> tuple[bytes, bytes]:
-    return next(progress.entries(hangar))
+    return next(state_progress.entries(hangar))
 
 
 def changed(key: bytes, value: bytes) -> WriteBatch:
@@ -224,12 +224,12 @@ TAMPERINGS: dict[str, Callable[[bytes, bytes], WriteBatch]] = {
 async def test_a_live_state_that_was_tampered_with_is_found_with_both_hashes(
     partition: Partition, how: str
 ) -> None:
-    kept = progress.load(partition.live).state_hash
+    kept = state_progress.load(partition.live).state_hash
     partition.live.write(TAMPERINGS[how](*one_entry(partition.live)))
     found = await partition.drill()
     assert found.verdict is Verdict.DIFFERS
     assert (found.live_hash, found.drilled_hash) == (
-        f"{progress.hash_of(partition.live):032x}",
+        f"{state_progress.computed_state_hash(partition.live):032x}",
         f"{kept:032x}",
     )
     assert found.live_hash != found.drilled_hash
@@ -238,12 +238,15 @@ async def test_a_live_state_that_was_tampered_with_is_found_with_both_hashes(
 async def test_a_live_state_that_diverged_from_its_log_is_found_with_its_first_difference(
     partition: Partition,
 ) -> None:
-    known = progress.load(partition.live)
+    known = state_progress.load(partition.live)
     key, value = one_entry(partition.live)
     other = changed(key, value)
     outcome = test_runner.Outcome(other.puts)
-    after = replace(known, state_hash=progress.rehashed(partition.live, known.state_hash, outcome))
-    partition.live.write(progress.batch(after, outcome))
+    after = replace(
+        known,
+        state_hash=state_progress.updated_state_hash(partition.live, known.state_hash, outcome),
+    )
+    partition.live.write(state_progress.batch(after, outcome))
     found = await partition.drill()
     assert found.verdict is Verdict.DIFFERS
     assert f"1 entries differ, the first at key {key.hex()}" in found.told
@@ -332,7 +335,9 @@ async def test_where_bytes_depend_on_batches_what_is_answered_is_compared(lives:
     found = await lives.drill(300)
     assert found.verdict is Verdict.AGREES, found
     assert (
-        found.live_hash == found.drilled_hash != f"{progress.load(lives.live).state_hash:032x}"
+        found.live_hash
+        == found.drilled_hash
+        != f"{state_progress.load(lives.live).state_hash:032x}"
     ), "the bytes themselves are others"
 
 

@@ -18,18 +18,18 @@ import pyarrow as pa
 import pytest
 
 from fennel_core.blueprints.spec import Job, Output
-from fennel_core.engine import progress
-from fennel_core.engine.broker import Fenced, Outgoing, Unknown
+from fennel_core.engine import state_progress
+from fennel_core.engine.broker import OutgoingRecord, ProducerFenced, Unknown
 from fennel_core.engine.memory_broker import MemoryBroker, MemoryLog, MemoryProducer
 from fennel_core.engine.runner import (
-    Condemned,
-    Limits,
-    Missing,
+    EpochSuperseded,
+    JobLogic,
+    LogTruncated,
     ReplayMismatch,
     Runner,
-    StrangeState,
-    Superseded,
-    Work,
+    RunnerLimits,
+    StateAheadOfLog,
+    StateDiscarded,
 )
 from fennel_core.hangar.memory import MemoryHangar
 from fennel_core.operators import spec
@@ -47,7 +47,7 @@ SCHEMA = Schema((), (Field("key", Str()), Field("value", Int())), "at")
 SOURCE, TARGET, REPLAYLOG, DEAD = (
     TopicName(name) for name in ("source", "target", "replaylog", "dead")
 )
-LIMITS = Limits(iteration_bytes=2_000, environment="test")
+LIMITS = RunnerLimits(iteration_bytes=2_000, environment="test")
 
 
 class CountingStep:
@@ -96,7 +96,7 @@ def message(number: int, key: str, value: int) -> bytes:
 async def feed(log: MemoryLog, rows: Sequence[tuple[str, int]]) -> None:
     producer = MemoryProducer(log, "ingest")
     for number, (key, value) in enumerate(rows):
-        await producer.commit([Outgoing(SOURCE, 0, message(number, key, value))])
+        await producer.commit([OutgoingRecord(SOURCE, 0, message(number, key, value))])
 
 
 def emitted(log: MemoryLog) -> list[tuple[str, int]]:
@@ -131,7 +131,7 @@ def make(
     outputs: bool = True,
     broker: MemoryBroker | None = None,
 ) -> Runner:
-    work = Work(CountingStep() if outputs else SilentStep(), None, 1, None)
+    work = JobLogic(CountingStep() if outputs else SilentStep(), None, 1, None)
     return Runner(
         job(outputs),
         0,
@@ -151,8 +151,8 @@ async def run_until(runner: Runner, offset: int | Mapping[TopicName, Offset]) ->
     targets = offset if isinstance(offset, Mapping) else {SOURCE: Offset(offset)}
     task = asyncio.create_task(runner.run())
     async with asyncio.timeout(10):
-        while runner.status in {"recovering", "backfilling"} or runner.behind(targets):
-            waiting = asyncio.create_task(runner.moved())
+        while runner.status in {"replaying", "backfilling"} or runner.behind(targets):
+            waiting = asyncio.create_task(runner.changed())
             await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 task.result()
@@ -178,7 +178,7 @@ async def test_a_lost_state_is_replayed_without_emitting_again() -> None:
     rebuilt = MemoryHangar()
     await run_until(make(log, rebuilt, 2), 2 * len(ROWS))
     assert emitted(log) == expected(ROWS)
-    assert progress.load(rebuilt).state_hash == progress.load(lived).state_hash
+    assert state_progress.load(rebuilt).state_hash == state_progress.load(lived).state_hash
     assert rebuilt.scan(b"sum/", b"sum0") == lived.scan(b"sum/", b"sum0")
 
 
@@ -200,7 +200,7 @@ async def test_a_newer_owner_fences_the_older_one() -> None:
     await asyncio.sleep(0.05)
     await run_until(make(log, hangar, 2), 10)
     await feed(log, ROWS[5:])
-    with pytest.raises(Fenced):
+    with pytest.raises(ProducerFenced):
         async with asyncio.timeout(5):
             await zombie
     await run_until(make(log, hangar, 3), 2 * len(ROWS))
@@ -211,7 +211,7 @@ async def test_an_owner_of_an_old_epoch_stops_before_it_reads_anything() -> None
     log = MemoryLog()
     await feed(log, ROWS[:3])
     await run_until(make(log, MemoryHangar(), 7), 6)
-    with pytest.raises(Superseded):
+    with pytest.raises(EpochSuperseded):
         await make(log, MemoryHangar(), 6).run()
 
 
@@ -228,7 +228,7 @@ async def test_a_replay_that_makes_other_mutations_is_refused() -> None:
         job(),
         0,
         Epoch(2),
-        Work(Drifted(), None, 1, None),
+        JobLogic(Drifted(), None, 1, None),
         MemoryHangar(),
         MemoryBroker(log),
         SameThread(),
@@ -247,7 +247,7 @@ async def test_a_runner_that_needs_records_which_are_gone_says_which_and_skips_n
     log.forget((SOURCE, 0), Offset(6))
     runner = make(log, hangar, 1, outputs=outputs)
     with pytest.raises(
-        Missing,
+        LogTruncated,
         match=r"a job \(job\[0\]\).*source\[0\] begins at 6: its records from 0 to 5 are gone"
         r".*new version",
     ):
@@ -260,7 +260,7 @@ async def test_a_state_that_has_seen_more_than_its_log_holds_is_refused() -> Non
     log, hangar = MemoryLog(), MemoryHangar()
     await feed(log, ROWS)
     await run_until(make(log, hangar, 1), 2 * len(ROWS))
-    with pytest.raises(StrangeState, match="another log"):
+    with pytest.raises(StateAheadOfLog, match="another log"):
         await make(MemoryLog(), hangar, 2).run()
 
 
@@ -270,10 +270,10 @@ async def test_a_runner_with_condemned_state_ends_with_the_reason_unless_cancell
         runner = make(log, MemoryHangar(), 1)
         task = asyncio.create_task(runner.run())
         await asyncio.sleep(0.05)
-        runner.condemn("a block is damaged")
+        runner.discard_state("a block is damaged")
         if cancelled:
             task.cancel()
-        with pytest.raises(asyncio.CancelledError if cancelled else Condemned):
+        with pytest.raises(asyncio.CancelledError if cancelled else StateDiscarded):
             await task
 
 
@@ -289,14 +289,14 @@ async def test_settling_writes_down_what_was_passed_without_an_iteration_and_cha
         while runner.behind({SOURCE: Offset(6)}):
             await asyncio.sleep(0.01)
         await MemoryProducer(log, "other").commit(
-            [Outgoing(SOURCE, 0, b"7", (("c", b"frontier"),))]
+            [OutgoingRecord(SOURCE, 0, b"7", (("c", b"frontier"),))]
         )
         while runner.behind({SOURCE: Offset(8)}):
             await asyncio.sleep(0.01)
     before = runner.progress
     assert before.offsets[SOURCE] == 6, "a control record that nobody listens to is no iteration"
-    assert runner.settle() == dataclasses.replace(before, offsets={SOURCE: Offset(8)})
-    assert progress.load(hangar) == runner.progress
+    assert runner.persist_offsets() == dataclasses.replace(before, offsets={SOURCE: Offset(8)})
+    assert state_progress.load(hangar) == runner.progress
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     log.forget((SOURCE, 0), Offset(8))
@@ -332,7 +332,9 @@ class FaultyProducer:
     rate: float
     died: list[str] = field(default_factory=list)
 
-    async def commit(self, records: Sequence[Outgoing]) -> Mapping[tuple[TopicName, int], Offset]:
+    async def commit(
+        self, records: Sequence[OutgoingRecord]
+    ) -> Mapping[tuple[TopicName, int], Offset]:
         fault = (
             self.random.choice(["before", "after", "lost"])
             if self.random.random() < self.rate
@@ -381,7 +383,7 @@ async def test_each_row_counts_once_whatever_dies_and_whichever_state_survives(s
     assert emitted(log) == expected(ROWS)
     fresh = MemoryHangar()
     await run_until(make(log, fresh, epoch + 1), 2 * len(ROWS))
-    assert progress.load(fresh).state_hash == progress.load(hangar).state_hash
+    assert state_progress.load(fresh).state_hash == state_progress.load(hangar).state_hash
 
 
 class Closing(CountingStep):
@@ -416,12 +418,12 @@ async def test_every_partition_is_told_how_far_event_time_has_come_and_windows_c
 
     producer = MemoryProducer(log, "ingest")
     for number, minutes in enumerate((5, 9, 7)):
-        await producer.commit([Outgoing(SOURCE, 0, at(minutes, number))])
+        await producer.commit([OutgoingRecord(SOURCE, 0, at(minutes, number))])
     same = spec.MapSpec((SCHEMA,), ((),), SCHEMA)
     mapped = dataclasses.replace(
         job(), step=same, partitions=3, outputs=(Output(TARGET, ("key",), frontier=True),)
     )
-    copying = Work(build(same), None, 1, None)
+    copying = JobLogic(build(same), None, 1, None)
     await run_until(
         Runner(
             mapped,
@@ -431,7 +433,7 @@ async def test_every_partition_is_told_how_far_event_time_has_come_and_windows_c
             MemoryHangar(),
             MemoryBroker(log),
             SameThread(),
-            Limits(1, "test"),
+            RunnerLimits(1, "test"),
         ),
         6,
     )
@@ -454,7 +456,7 @@ async def test_every_partition_is_told_how_far_event_time_has_come_and_windows_c
             closing,
             part,
             Epoch(1),
-            Work(step, step, 1, None),
+            JobLogic(step, step, 1, None),
             MemoryHangar(),
             MemoryBroker(log),
             SameThread(),

@@ -10,7 +10,7 @@ import pytest
 from fennel_core.connections.frames import RemoteError
 from fennel_core.connections.slot_protocol import RefusalCode
 from fennel_core.engine.service import SlotService
-from fennel_core.engine.supervisor import Hosted
+from fennel_core.engine.supervisor import HostedPartition
 from fennel_core.hangar.store import HangarDamaged
 from fennel_core.vocab.ids import Epoch, JobId, PartitionIndex
 
@@ -43,13 +43,13 @@ class Runner:
     step: Unreadable = field(default_factory=Unreadable)
     condemned: list[str] = field(default_factory=list)
 
-    def condemn(self, why: str) -> None:
+    def discard_state(self, why: str) -> None:
         self.condemned.append(why)
 
 
 class Supervisor:
     def __init__(self, runner: Any) -> None:
-        self.hosted = {KEY: Hosted(Epoch(1), runner=runner)}
+        self.hosted = {KEY: HostedPartition(Epoch(1), runner=runner)}
 
     def lease_is_live(self) -> bool:
         return True

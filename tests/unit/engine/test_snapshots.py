@@ -15,11 +15,11 @@ from typing import TypeVar
 
 import pytest
 
-from fennel_core.engine import progress
-from fennel_core.engine.progress import Progress
-from fennel_core.engine.runner import Condemned, Ordered, ReplayMismatch
+from fennel_core.engine import state_progress
+from fennel_core.engine.runner import RebuildRequested, ReplayMismatch, StateDiscarded
+from fennel_core.engine.runner_factory import RocksStores
 from fennel_core.engine.snapshots import NothingLeft, Snapshots
-from fennel_core.engine.workshop import RocksStores
+from fennel_core.engine.state_progress import StateProgress
 from fennel_core.hangar.store import Hangar, HangarDamaged
 from fennel_core.operators.step import Outcome
 from fennel_core.snapshots import flow
@@ -72,7 +72,7 @@ class Slot:
         """
         hangar = await self.open()
         try:
-            known = progress.load(hangar)
+            known = state_progress.load(hangar)
             entries = hangar.scan(b"k", b"l")
             assert entries == [
                 (b"k%03d" % n, b"%d" % known.iteration)
@@ -85,9 +85,11 @@ class Slot:
     def write(self, iteration: int) -> None:
         """Local state as iteration `iteration` leaves it: every entry carries its number."""
         hangar = self.stores.open(JOB, PART)
-        after = Progress(iteration, Offset(iteration), {IN: Offset(iteration)}, 0)
+        after = StateProgress(iteration, Offset(iteration), {IN: Offset(iteration)}, 0)
         hangar.write(
-            progress.batch(after, Outcome({b"k%03d" % n: b"%d" % iteration for n in range(100)}))
+            state_progress.batch(
+                after, Outcome({b"k%03d" % n: b"%d" % iteration for n in range(100)})
+            )
         )
         hangar.close()
 
@@ -126,7 +128,7 @@ class Slot:
         """The iteration of the state that was put aside."""
         kept = RocksStores(self.root, 1 << 20).open(JOB, PartitionIndex(f"aside-{PART}"))  # type: ignore[arg-type]  # a folder's name
         try:
-            return progress.load(kept).iteration
+            return state_progress.load(kept).iteration
         finally:
             kept.close()
 
@@ -188,16 +190,16 @@ async def test_state_of_another_format_is_kept_aside_and_the_snapshot_used(
 ) -> None:
     await slot.snapshot(5)
     with monkeypatch.context() as patched:
-        patched.setattr("fennel_core.engine.progress.STATE_FORMAT", 99)
+        patched.setattr("fennel_core.engine.state_progress.STATE_FORMAT", 99)
         slot.write(7)
     assert await slot.found() == 5
 
 
 async def test_damage_that_is_met_later_leads_back_to_the_same_snapshot(slot: Slot) -> None:
     await slot.snapshot(5)
-    for why in (HangarDamaged("a block"), Condemned("a reader met a damaged block")):
+    for why in (HangarDamaged("a block"), StateDiscarded("a reader met a damaged block")):
         slot.write(7)
-        slot.snapshots.distrust(JOB, PART, why)
+        slot.snapshots.discard_state(JOB, PART, why)
         assert await slot.found() == 5
         assert slot.aside() == 7
 
@@ -207,7 +209,7 @@ async def test_damage_that_comes_back_with_a_snapshot_leads_to_the_one_before(sl
     await slot.snapshot(6)
     seen = []
     for _ in range(4):
-        slot.snapshots.distrust(JOB, PART, HangarDamaged("a block"))
+        slot.snapshots.discard_state(JOB, PART, HangarDamaged("a block"))
         seen.append(await slot.found())
     assert seen == [6, 6, 5, 5], "the local state; the newest, twice; then what was before it"
 
@@ -217,7 +219,7 @@ async def test_a_snapshot_that_was_taken_of_damaged_files_leads_to_the_one_befor
 ) -> None:
     await slot.snapshot(5)
     with monkeypatch.context() as patched:
-        patched.setattr("fennel_core.engine.progress.STATE_FORMAT", 99)
+        patched.setattr("fennel_core.engine.state_progress.STATE_FORMAT", 99)
         await slot.snapshot(7)
     shutil.rmtree(slot.folder)
     assert await slot.found() == 5
@@ -231,7 +233,7 @@ async def test_local_state_comes_back_when_the_snapshot_that_had_seen_more_canno
     slot.write(3)
     shutil.copytree(slot.folder, tmp_path / "local")
     with monkeypatch.context() as patched:
-        patched.setattr("fennel_core.engine.progress.STATE_FORMAT", 99)
+        patched.setattr("fennel_core.engine.state_progress.STATE_FORMAT", 99)
         await slot.snapshot(7)
     shutil.rmtree(slot.folder)
     shutil.copytree(tmp_path / "local", slot.folder)
@@ -247,7 +249,7 @@ async def test_a_failed_replay_tries_older_snapshots_then_the_log_alone_then_giv
     seen = []
     for _ in range(5):
         seen.append(await slot.found())
-        slot.snapshots.distrust(JOB, PART, ReplayMismatch("other mutations"))
+        slot.snapshots.discard_state(JOB, PART, ReplayMismatch("other mutations"))
     assert seen == [8, 6, 4, 2, 0]
     with pytest.raises(NothingLeft):
         await slot.open()
@@ -260,12 +262,12 @@ async def test_a_requested_rebuild_discards_local_state_and_retries_rejected_sna
 ) -> None:
     await slot.snapshot(4)
     await slot.snapshot(6)
-    slot.snapshots.distrust(JOB, PART, Ordered("a person asked"))
+    slot.snapshots.discard_state(JOB, PART, RebuildRequested("a person asked"))
     assert await slot.found() == 6
     assert slot.aside() == 6
-    slot.snapshots.distrust(JOB, PART, ReplayMismatch("other mutations"))
+    slot.snapshots.discard_state(JOB, PART, ReplayMismatch("other mutations"))
     assert await slot.found() == 4
-    slot.snapshots.distrust(JOB, PART, Ordered("a person asked"))
+    slot.snapshots.discard_state(JOB, PART, RebuildRequested("a person asked"))
     assert await slot.found() == 6
     assert slot.snapshots.origin(JOB, PART).startswith("snapshot #")
 
@@ -276,9 +278,9 @@ async def test_a_rebuild_can_exclude_snapshots_and_the_next_snapshot_is_a_full_c
     for iteration in (2, 4, 6):
         await slot.snapshot(iteration)
     newest, middle, _ = await slot.pointers.of(JOB, PART)
-    slot.snapshots.distrust(JOB, PART, Ordered("a person asked", middle.number))
+    slot.snapshots.discard_state(JOB, PART, RebuildRequested("a person asked", middle.number))
     assert await slot.found() == 2
-    slot.snapshots.distrust(JOB, PART, Ordered("a person asked", 1))
+    slot.snapshots.discard_state(JOB, PART, RebuildRequested("a person asked", 1))
     assert await slot.found() == 0
     assert slot.snapshots.origin(JOB, PART) == "the beginning of its log"
     made = await slot.copied(6, distrusted=(newest.number,))
@@ -293,7 +295,7 @@ async def test_who_is_cancelled_while_a_state_is_put_aside_leaves_it_doomed(
 ) -> None:
     await slot.snapshot(5)
     slot.write(7)
-    slot.snapshots.distrust(JOB, PART, Ordered("a person asked"))
+    slot.snapshots.discard_state(JOB, PART, RebuildRequested("a person asked"))
 
     async def cancelled(*_: object) -> None:
         raise asyncio.CancelledError

@@ -11,8 +11,8 @@ import pytest
 
 from fennel_core.bank.memory_registry import MemoryRegistry
 from fennel_core.bank.registry import JobPartition, RegistryUnavailable, Report, Slot
-from fennel_core.engine.runner import Ordered
-from fennel_core.engine.supervisor import Hosted, Supervisor
+from fennel_core.engine.runner import RebuildRequested
+from fennel_core.engine.supervisor import HostedPartition, Supervisor
 from fennel_core.vocab.ids import EngineId, Epoch, JobId, Millis, PartitionIndex, SlotId
 
 KEY = (JobId("job"), PartitionIndex(0))
@@ -53,10 +53,10 @@ async def test_an_unconfirmed_report_is_sent_again_even_if_the_status_changed_ba
     registry.add(KEY[0], b"", 1)
     await registry.heartbeat(ME, Millis(1000))
     epoch = (await registry.claim([(KEY, Epoch(0))], ME.id, Millis(1000)))[KEY]
-    workshop: Any = None
+    runner_factory: Any = None
     runner: Any = Running(0)
-    supervisor = Supervisor(ME, registry, workshop, Clock(), Millis(1000), 1000)
-    supervisor.hosted[KEY] = Hosted(epoch, runner=runner)
+    supervisor = Supervisor(ME, registry, runner_factory, Clock(), Millis(1000), 1000)
+    supervisor.hosted[KEY] = HostedPartition(epoch, runner=runner)
     for lag, answers in ((0, True), (6, False), (0, True)):
         runner.lag, registry.answers = lag, answers
         reporting = asyncio.gather(supervisor._report(), return_exceptions=True)
@@ -90,7 +90,7 @@ class Bench:
         self.asked.append("make")
         return Endless(self.fails)
 
-    def distrust(self, job: JobId, part: PartitionIndex, why: Exception) -> None:
+    def discard_state(self, job: JobId, part: PartitionIndex, why: Exception) -> None:
         self.asked.append(f"distrust: {why}")
 
     async def close(self, runner: Any) -> None:
@@ -125,7 +125,7 @@ async def test_an_order_to_rebuild_is_carried_out_at_once_whether_the_partition_
             await asyncio.sleep(0)
         bench.fails = False
         assert (
-            await supervisor.rebuild(KEY, Ordered("a person asked"))
+            await supervisor.rebuild(KEY, RebuildRequested("a person asked"))
             == supervisor.hosted[KEY].epoch
             == 1
         )
@@ -139,15 +139,15 @@ async def test_an_order_to_rebuild_is_carried_out_at_once_whether_the_partition_
 async def test_who_does_not_own_a_partition_does_not_rebuild_it() -> None:
     bench: Any = Bench(False)
     supervisor = Supervisor(ME, MemoryRegistry(lambda: 0), bench, Clock(), Millis(1000), 1000)
-    assert await supervisor.rebuild(KEY, Ordered("a person asked")) is None
-    supervisor.hosted[KEY] = Hosted(Epoch(1), lost=True)
-    assert await supervisor.rebuild(KEY, Ordered("a person asked")) is None
+    assert await supervisor.rebuild(KEY, RebuildRequested("a person asked")) is None
+    supervisor.hosted[KEY] = HostedPartition(Epoch(1), lost=True)
+    assert await supervisor.rebuild(KEY, RebuildRequested("a person asked")) is None
     assert bench.asked == []
 
 
 def test_why_a_partition_is_parked_stays_the_news_while_it_is_tried_again_and_no_longer() -> None:
-    runner: Any = Running(3, "recovering")
-    hosted = Hosted(Epoch(1), error="ValueError: no such column")
+    runner: Any = Running(3, "replaying")
+    hosted = HostedPartition(Epoch(1), error="ValueError: no such column")
     assert hosted.report() == Report("parked", None, "ValueError: no such column")
     hosted.runner = runner
     assert hosted.report() == Report("parked", None, "ValueError: no such column")
@@ -160,10 +160,10 @@ async def test_a_partition_that_ran_again_is_not_parked_for_what_happened_before
     bench: Any = Bench(fails=False)
     registry = MemoryRegistry(lambda: 0)
     supervisor = Supervisor(ME, registry, bench, Clock(), Millis(1000), 1000)
-    hosted = supervisor.hosted[KEY] = Hosted(Epoch(1), error="ValueError: no such column")
+    hosted = supervisor.hosted[KEY] = HostedPartition(Epoch(1), error="ValueError: no such column")
     running = asyncio.create_task(supervisor._run_once(KEY, hosted))
     while hosted.runner is None:
         await asyncio.sleep(0)
     running.cancel()
     await asyncio.wait([running])
-    assert hosted.report() == Report("recovering", None, None)
+    assert hosted.report() == Report("replaying", None, None)

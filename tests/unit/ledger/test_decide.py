@@ -33,7 +33,7 @@ def test_a_partition_is_behind_until_it_runs_at_the_end_of_its_inputs() -> None:
     progress = [
         part(A, 0),
         part(A, 1, lag=3),
-        part(B, 0, "recovering", 0),
+        part(B, 0, "replaying", 0),
         part(B, 1, "running", None),
         part(B, 2, "idle", None),
     ]

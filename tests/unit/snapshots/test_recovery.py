@@ -73,13 +73,13 @@ def running(lag: int | None, seen: int, epoch: int = 1) -> State:
     return State(epoch, "running", lag, None, seen, "snapshot #7")
 
 
-RECOVERING = State(1, "recovering", None, None, 0, "nothing yet")
+REPLAYING = State(1, "replaying", None, None, 0, "nothing yet")
 
 
 async def test_a_rebuild_ends_at_the_end_offsets_of_its_start_even_under_constant_writes() -> None:
     owners = Owners(
         {
-            0: [RECOVERING, running(None, 5), running(5, 5), running(9, 7), running(4, 10)],
+            0: [REPLAYING, running(None, 5), running(5, 5), running(9, 7), running(4, 10)],
             1: [running(0, 3)],
         }
     )
@@ -95,7 +95,7 @@ async def test_a_rebuild_ends_at_the_end_offsets_of_its_start_even_under_constan
 
 async def test_a_new_owner_is_ordered_anew_because_it_may_have_a_local_state_of_its_own() -> None:
     owners = Owners(
-        {0: [RECOVERING, running(0, 5, epoch=2), running(0, 5, epoch=2)], 1: [running(0, 3)]}
+        {0: [REPLAYING, running(0, 5, epoch=2), running(0, 5, epoch=2)], 1: [running(0, 3)]}
     )
     owners._epoch = lambda part: len([o for o in owners.orders if o[1] == part])  # type: ignore[method-assign]
     world = World(owners)
@@ -126,7 +126,7 @@ async def test_a_partition_parked_between_retries_does_not_count_as_rebuilding()
 
     parked = State(1, "parked", None, "it fails", 0, "snapshot #7")
     with pytest.raises(NotRebuilt, match="it fails"):
-        await World(Flapping({0: [parked, RECOVERING], 1: [running(0, 3)] * 2})).run(PARTS[:1])
+        await World(Flapping({0: [parked, REPLAYING], 1: [running(0, 3)] * 2})).run(PARTS[:1])
 
 
 async def test_one_that_was_parked_for_a_moment_is_waited_for() -> None:
@@ -134,7 +134,7 @@ async def test_one_that_was_parked_for_a_moment_is_waited_for() -> None:
         {
             0: [
                 State(1, "parked", None, "the bucket is away", 0, "nothing yet"),
-                RECOVERING,
+                REPLAYING,
                 running(0, 4),
             ],
             1: [],
@@ -161,6 +161,6 @@ async def test_a_slot_that_does_not_answer_for_a_moment_is_asked_again() -> None
 
 async def test_what_is_not_ready_in_time_is_named_with_what_was_last_seen() -> None:
     with pytest.raises(
-        NotRebuilt, match=r"\[0\]\): it has not caught up in time; last seen: recovering"
+        NotRebuilt, match=r"\[0\]\): it has not caught up in time; last seen: replaying"
     ):
-        await World(Owners({0: [RECOVERING], 1: [running(0, 1)]})).run(timeout_s=100)
+        await World(Owners({0: [REPLAYING], 1: [running(0, 1)]})).run(timeout_s=100)

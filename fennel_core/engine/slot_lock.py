@@ -22,9 +22,9 @@ from typing import Final
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
-class Succession(AbstractContextManager["Succession"]):
-    """The lock of one slot number on this machine. `family`: how the ids of all its lives begin.
-    `heir`: every earlier one is dead.
+class SlotLock(AbstractContextManager["SlotLock"]):
+    """The lock of one slot number on this machine. `id_prefix`: how the ids of all its lives begin.
+    `predecessor_is_dead`: every earlier one is dead.
     """
 
     def __init__(self, file: Path, name: str) -> None:
@@ -37,13 +37,13 @@ class Succession(AbstractContextManager["Succession"]):
         identity = blake2b(
             b"%d %d %s" % (there.st_dev, there.st_ino, boot), digest_size=4
         ).hexdigest()
-        self.family = f"{name}-{identity}-"
+        self.id_prefix = f"{name}-{identity}-"
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            self.heir = False
+            self.predecessor_is_dead = False
         else:
-            self.heir = bool(boot)
+            self.predecessor_is_dead = bool(boot)
 
     def __exit__(
         self,

@@ -36,7 +36,7 @@ class StateFormatError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class StateProgress:
     """`offsets`: next record to apply per input topic. `replayed`: next replaylog record to look
     at.
     """
@@ -47,20 +47,20 @@ class Progress:
     state_hash: int
 
 
-FRESH = Progress(0, Offset(0), {}, 0)
+NO_PROGRESS = StateProgress(0, Offset(0), {}, 0)
 
 
-def load(reads: Reads) -> Progress:
-    """The progress stored with the state; `FRESH` where there is none."""
+def load(reads: Reads) -> StateProgress:
+    """The progress stored with the state; `NO_PROGRESS` where there is none."""
     stored = reads.get_many([KEY])[0]
     if stored is None:
-        return FRESH
+        return NO_PROGRESS
     state_format, iteration, replayed, offsets, state_hash = _decode(stored)
     if state_format != STATE_FORMAT:
         raise StateFormatError(
             f"state format {state_format} is not {STATE_FORMAT}: run the version that wrote it"
         )
-    return Progress(
+    return StateProgress(
         iteration,
         Offset(replayed),
         {TopicName(t): Offset(o) for t, o in offsets.items()},
@@ -83,7 +83,7 @@ def digest(outcome: Outcome) -> bytes:
     return hashed.digest()
 
 
-class Remembered:
+class CachedReads:
     """Reads that keep what they were answered: the state hash asks for most of what the step has
     just read.
     """
@@ -105,7 +105,7 @@ class Remembered:
         return self._reads.scan(start, stop, reverse=reverse, limit=limit)
 
 
-def rehashed(reads: Reads, state_hash: int, outcome: Outcome) -> int:
+def updated_state_hash(reads: Reads, state_hash: int, outcome: Outcome) -> int:
     """The state hash after `outcome`, from the one before it and the state before it."""
     touched = [*outcome.puts, *outcome.deletes]
     for key, old in zip(touched, reads.get_many(touched), strict=True):
@@ -125,19 +125,19 @@ def entries(reads: Reads) -> Iterator[tuple[bytes, bytes]]:
         start = page[-1][0] + b"\0"
 
 
-def hash_of(reads: Reads) -> int:
+def computed_state_hash(reads: Reads) -> int:
     """The state hash by what is there, for comparison with the one that was kept. Reads
     everything.
     """
     return sum(_entry(key, value) for key, value in entries(reads)) % _MODULUS
 
 
-def batch(after: Progress, outcome: Outcome) -> WriteBatch:
+def batch(after: StateProgress, outcome: Outcome) -> WriteBatch:
     """The write batch of one iteration: its mutations and the progress they lead to."""
     return WriteBatch({**outcome.puts, KEY: _stored(after)}, outcome.deletes)
 
 
-def _stored(progress: Progress) -> bytes:
+def _stored(progress: StateProgress) -> bytes:
     hashed = progress.state_hash.to_bytes(_HASH_BYTES, "big")
     return _encode(
         [STATE_FORMAT, progress.iteration, progress.replayed, dict(progress.offsets), hashed]

@@ -24,7 +24,7 @@ import msgspec
 import polars as pl
 
 from fennel_core.blueprints.spec import Job
-from fennel_core.engine.broker import Outgoing, Record
+from fennel_core.engine.broker import OutgoingRecord, Record
 from fennel_core.operators.spec import JoinSpec, MapSpec, TableSpec, UserCodeSpec
 from fennel_core.operators.step import Emit
 from fennel_core.vocab.ids import Micros
@@ -57,7 +57,7 @@ def given(job: Job, source: int, batch: pl.DataFrame) -> Micros | None:
     return _largest(batch, timestamp)
 
 
-class Frontiers:
+class OutputWatermarks:
     """What a job partition has told about its outputs in this ownership."""
 
     def __init__(self, job: Job) -> None:
@@ -69,11 +69,11 @@ class Frontiers:
         """Does any output carry the frontier?"""
         return any(output.frontier for output in self._job.outputs)
 
-    def messages(self, emits: tuple[Emit, ...], heard: Micros | None) -> list[Outgoing]:
+    def messages(self, emits: tuple[Emit, ...], heard: Micros | None) -> list[OutgoingRecord]:
         """Control records that these emits and what was `heard` (given or told) call for; call it
         once per transaction and in order.
         """
-        out: list[Outgoing] = []
+        out: list[OutgoingRecord] = []
         for number, output in enumerate(self._job.outputs):
             if not output.frontier:
                 continue
@@ -83,7 +83,7 @@ class Frontiers:
             if largest is not None and largest > self._said.get(number, largest - 1):
                 self._said[number] = largest
                 out += [
-                    Outgoing(output.topic, part, _encode(largest), HEADERS)
+                    OutgoingRecord(output.topic, part, _encode(largest), HEADERS)
                     for part in range(self._job.partitions)
                 ]
         return out

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from fennel_core.engine.memory_broker import MemoryBroker, MemoryLog
-from fennel_core.engine.runner import Runner, Work
-from fennel_core.engine.workshop import RocksStores, SlotWorkshop, ThreadPool
+from fennel_core.engine.runner import JobLogic, Runner
+from fennel_core.engine.runner_factory import RocksStores, SingleThreadPool, SlotRunnerFactory
 from fennel_core.hangar.store import Hangar
 from fennel_core.vocab.ids import Epoch
 from tests.unit.engine.test_backfill import make_job
@@ -23,7 +23,7 @@ class Busy:
     """A slot's worker thread, which somebody else keeps busy until `free`."""
 
     def __init__(self) -> None:
-        self.pool, self._free = ThreadPool(), threading.Event()
+        self.pool, self._free = SingleThreadPool(), threading.Event()
 
     def take(self) -> asyncio.Task[bool]:
         return asyncio.create_task(self.pool.run(self._free.wait))
@@ -37,10 +37,10 @@ def runner_over(hangar: Hangar) -> Runner:
         make_job("table"),
         PART,
         Epoch(1),
-        Work(None, None, 1, None),
+        JobLogic(None, None, 1, None),
         hangar,
         MemoryBroker(MemoryLog()),
-        ThreadPool(),
+        SingleThreadPool(),
         LIMITS,
     )
 
@@ -49,12 +49,12 @@ async def test_a_cancelled_runner_closes_its_store_for_the_next_owner(
     tmp_path: Path,
 ) -> None:
     stores, busy, nothing = RocksStores(tmp_path, 1 << 20), Busy(), cast(Any, None)
-    workshop = SlotWorkshop(
+    runner_factory = SlotRunnerFactory(
         nothing, nothing, stores, nothing, nothing, nothing, LIMITS, busy.pool, nothing
     )
     runner = runner_over(stores.open(JOB, PART))
     other = busy.take()
-    closing = asyncio.create_task(workshop.close(runner))
+    closing = asyncio.create_task(runner_factory.close(runner))
     await asyncio.sleep(0)
     closing.cancel()
     await asyncio.gather(closing, return_exceptions=True)

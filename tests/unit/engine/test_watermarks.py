@@ -9,8 +9,8 @@ from dataclasses import replace
 import polars as pl
 
 from fennel_core.blueprints.spec import Job, Output
-from fennel_core.engine.broker import Outgoing, Record
-from fennel_core.engine.frontiers import Frontiers, given, told
+from fennel_core.engine.broker import OutgoingRecord, Record
+from fennel_core.engine.watermarks import OutputWatermarks, given, told
 from fennel_core.operators import spec
 from fennel_core.operators.step import Emit
 from fennel_core.vocab.dtypes import Field, Int, Str
@@ -45,7 +45,7 @@ def rows(*signed: tuple[int, int]) -> pl.DataFrame:
     )
 
 
-def heard_by(sent: list[Outgoing]) -> dict[int, Micros | None]:
+def heard_by(sent: list[OutgoingRecord]) -> dict[int, Micros | None]:
     """The frontier per partition."""
     return {m.partition: told([Record(Offset(0), m.value, m.headers[0][1].decode())]) for m in sent}
 
@@ -67,7 +67,7 @@ def test_a_map_is_given_nothing_because_rows_that_a_filter_refuses_do_not_count(
 def test_every_partition_hears_of_what_was_heard_or_emitted_whichever_is_later_and_only_once() -> (
     None
 ):
-    frontiers = Frontiers(JOB)
+    frontiers = OutputWatermarks(JOB)
     assert heard_by(frontiers.messages((Emit(0, rows((1, 5), (-1, 90))),), Micros(9))) == {
         0: 9,
         1: 9,
@@ -78,6 +78,6 @@ def test_every_partition_hears_of_what_was_heard_or_emitted_whichever_is_later_a
 
 
 def test_an_output_that_carries_no_frontier_gets_none() -> None:
-    silent = Frontiers(replace(JOB, outputs=(Output(OUT, ()),)))
+    silent = OutputWatermarks(replace(JOB, outputs=(Output(OUT, ()),)))
     assert not silent.wanted
     assert silent.messages((), Micros(9)) == []

@@ -20,7 +20,7 @@ from fennel_core.blueprints.spec import Job
 from fennel_core.engine import usercode
 from fennel_core.engine.backfill.client import BackfillClient
 from fennel_core.engine.broker import Broker
-from fennel_core.engine.runner import Limits, Pool, Runner, Work
+from fennel_core.engine.runner import JobLogic, Runner, RunnerLimits, WorkerPool
 from fennel_core.engine.snapshots import Snapshots
 from fennel_core.executors.client import Callbacks, Executors
 from fennel_core.hangar.rocks import RocksHangar
@@ -32,10 +32,10 @@ from fennel_core.vocab import canonical
 from fennel_core.vocab.ids import Epoch, JobId, PartitionIndex, WorkspaceId
 
 T = TypeVar("T")
-SecretOf = Callable[[WorkspaceId], Callbacks]
+CallbacksFor = Callable[[WorkspaceId], Callbacks]
 
 
-class ThreadPool:
+class SingleThreadPool:
     """One worker thread: a slot has one core, and one thread at a time keeps Polars' results in
     order.
     """
@@ -64,7 +64,7 @@ class RocksStores:
         shutil.rmtree(self._root / job, ignore_errors=True)
 
 
-class SlotWorkshop:
+class SlotRunnerFactory:
     """See `engine.supervisor.Workshop`."""
 
     def __init__(
@@ -74,9 +74,9 @@ class SlotWorkshop:
         stores: RocksStores,
         snapshots: Snapshots,
         executors: Executors,
-        callbacks: SecretOf,
-        limits: Limits,
-        pool: Pool,
+        callbacks: CallbacksFor,
+        limits: RunnerLimits,
+        pool: WorkerPool,
         backfill_client: BackfillClient,
     ) -> None:
         self._registry, self._broker, self._stores, self._limits, self._pool = (
@@ -102,7 +102,7 @@ class SlotWorkshop:
                 return None
             spec = self._specs[job] = canonical.loads(stored, Job)
         step = None if isinstance(spec.step, UserCodeSpec) else build(spec.step)
-        work = Work(
+        work = JobLogic(
             step,
             None if step is None else as_watermark_step(step),
             step_version(spec.step),
@@ -132,8 +132,8 @@ class SlotWorkshop:
 
         return prepare
 
-    def distrust(self, job: JobId, part: PartitionIndex, why: Exception) -> None:
-        self._snapshots.distrust(job, part, why)
+    def discard_state(self, job: JobId, part: PartitionIndex, why: Exception) -> None:
+        self._snapshots.discard_state(job, part, why)
 
     async def close(self, runner: Runner) -> None:
         # Who waits for this may be told to stop meanwhile, and work that has not begun would go

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fennel_core.engine import progress
-from fennel_core.engine.progress import FRESH, Progress, Remembered
+from fennel_core.engine import state_progress
+from fennel_core.engine.state_progress import NO_PROGRESS, CachedReads, StateProgress
 from fennel_core.hangar.memory import MemoryHangar
 from fennel_core.operators.step import Outcome
 from fennel_core.vocab.ids import Offset
@@ -35,22 +35,24 @@ class Counted(MemoryHangar):
 def test_the_state_hash_depends_on_content_alone(
     outcomes: list[Outcome], read_before: set[bytes]
 ) -> None:
-    hangar, state_hash = MemoryHangar(), FRESH.state_hash
+    hangar, state_hash = MemoryHangar(), NO_PROGRESS.state_hash
     for outcome in outcomes:
-        reads = Remembered(hangar)
+        reads = CachedReads(hangar)
         reads.get_many(sorted(read_before))
-        state_hash = progress.rehashed(reads, state_hash, outcome)
-        hangar.write(progress.batch(Progress(1, Offset(0), {}, state_hash), outcome))
+        state_hash = state_progress.updated_state_hash(reads, state_hash, outcome)
+        hangar.write(state_progress.batch(StateProgress(1, Offset(0), {}, state_hash), outcome))
     content = dict(hangar.scan(b"a", b"e"))
-    assert state_hash == progress.rehashed(MemoryHangar(), FRESH.state_hash, Outcome(content))
+    assert state_hash == state_progress.updated_state_hash(
+        MemoryHangar(), NO_PROGRESS.state_hash, Outcome(content)
+    )
 
 
 def test_what_the_step_has_read_is_not_read_again() -> None:
     hangar = Counted({b"a": b"1", b"b": b"2"})
-    reads = Remembered(hangar)
+    reads = CachedReads(hangar)
     assert reads.get_many([b"a", b"x", b"a"]) == [b"1", None, b"1"]
     asked = hangar.asked
-    progress.rehashed(reads, 0, Outcome({b"a": b"3", b"x": b"4"}))
+    state_progress.updated_state_hash(reads, 0, Outcome({b"a": b"3", b"x": b"4"}))
     assert hangar.asked == asked
-    progress.rehashed(reads, 0, Outcome({b"b": b"3"}))
+    state_progress.updated_state_hash(reads, 0, Outcome({b"b": b"3"}))
     assert hangar.asked == asked + 1
