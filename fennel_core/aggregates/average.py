@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from fennel_core.aggregates.numbers import NOTHING, Total, counts, scale_of, totals
-from fennel_core.aggregates.verbs import Aggregation, AnyEvents
+from fennel_core.aggregates.aggregation import Aggregator, AnyEvents
+from fennel_core.aggregates.totals import ZERO_TOTAL, Total, counts, scale_of, totals
 from fennel_core.vocab.dtypes import Dtype
 
 Partial = tuple[int, Total]
 
 
-class Average(Aggregation[Partial]):
+class AverageAggregator(Aggregator[Partial]):
     def __init__(self, of: str, dtype: Dtype, default: float | None) -> None:
         self._of, self._default = of, default
         self._unit = 10 ** scale_of(dtype)
@@ -34,7 +34,7 @@ class Average(Aggregation[Partial]):
 
     @property
     def empty(self) -> Partial:
-        return 0, NOTHING
+        return 0, ZERO_TOTAL
 
     def pack(self, partial: Partial) -> Any:
         return [partial[0], partial[1].pack()]

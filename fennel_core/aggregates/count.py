@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from fennel_core.aggregates.numbers import counts
-from fennel_core.aggregates.verbs import Aggregation, AnyEvents
+from fennel_core.aggregates.aggregation import Aggregator, AnyEvents
+from fennel_core.aggregates.totals import counts
 
 
-class Count(Aggregation[int]):
+class CountAggregator(Aggregator[int]):
     """`of`: count only rows where this column is not null; None counts every row."""
 
     def __init__(self, of: str | None) -> None:

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from fennel_core.aggregates import exact
+from fennel_core.aggregates.aggregation import INCOMPLETE, Aggregator, AnyEvents
 from fennel_core.aggregates.exact import Floats, Ints
-from fennel_core.aggregates.few import FewEvents
-from fennel_core.aggregates.numbers import NOTHING, Total, array_totals, scale_of
-from fennel_core.aggregates.records import Values
-from fennel_core.aggregates.verbs import UNKNOWN, Aggregation, AnyEvents
+from fennel_core.aggregates.records import ColumnValues
+from fennel_core.aggregates.small import SmallEvents
+from fennel_core.aggregates.totals import ZERO_TOTAL, Total, array_totals, scale_of
 from fennel_core.vocab.dtypes import Dtype
 
 SECOND_US = 1_000_000
@@ -33,7 +33,7 @@ NEGLIGIBLE = math.exp(-25)
 Partial = Total | None
 
 
-class DecayedSum(Aggregation[Partial]):
+class DecayedSumAggregator(Aggregator[Partial]):
     def __init__(self, of: str, dtype: Dtype, half_life_us: int) -> None:
         assert half_life_us > 0, "a half-life is positive"
         self._of, self._half_life_us = of, half_life_us
@@ -48,12 +48,12 @@ class DecayedSum(Aggregation[Partial]):
         return (self._of,)
 
     def update(self, events: AnyEvents) -> list[Partial]:
-        if isinstance(events, FewEvents):
+        if isinstance(events, SmallEvents):
             return [self._few(events)]
         values = events.column(self._of)
         whole, fractions = self._weights(events.ts)
         mantissas, exponents = np.frexp(values.data.astype(np.float64) / self._unit)
-        near = Values(mantissas * fractions, values.valid)
+        near = ColumnValues(mantissas * fractions, values.valid)
         base = np.minimum.reduceat(whole, events.starts)
         span = np.maximum.reduceat(whole, events.starts) - base
         if span.max() <= MAX_SPAN_HALF_LIVES:
@@ -66,11 +66,11 @@ class DecayedSum(Aggregation[Partial]):
             for total, wide in zip(found, span.tolist(), strict=True)
         ]
 
-    def _few(self, events: FewEvents) -> Partial:
+    def _few(self, events: SmallEvents) -> Partial:
         whole, fractions = self._weights(np.array(events.times))
         if whole.max() - whole.min() > MAX_SPAN_HALF_LIVES:
             return None
-        out = NOTHING
+        out = ZERO_TOTAL
         values = zip(
             events.column(self._of).items,
             events.weights,
@@ -101,7 +101,7 @@ class DecayedSum(Aggregation[Partial]):
 
     def finalize(self, partial: Partial, as_of: int) -> object:
         if partial is None:
-            return UNKNOWN
+            return INCOMPLETE
         whole, rest = divmod(as_of // SECOND_US * SECOND_US, self._half_life_us)
         mantissa, exponent = partial.number
         now = Total((mantissa, exponent - whole), partial.up, partial.down).over(1)
@@ -110,7 +110,7 @@ class DecayedSum(Aggregation[Partial]):
 
     @property
     def empty(self) -> Partial:
-        return NOTHING
+        return ZERO_TOTAL
 
     def pack(self, partial: Partial) -> Any:
         return None if partial is None else partial.pack()

@@ -7,13 +7,13 @@ from typing import Any
 
 import msgspec
 
-from fennel_core.aggregates.multiset import Bag, Bagged
-from fennel_core.aggregates.numbers import show
-from fennel_core.aggregates.verbs import AnyEvents
+from fennel_core.aggregates.aggregation import AnyEvents
+from fennel_core.aggregates.multiset import Multiset, MultisetAggregator
+from fennel_core.aggregates.totals import to_result
 from fennel_core.vocab.dtypes import Dtype
 
 
-class CountUnique(Bagged):
+class CountUniqueAggregator(MultisetAggregator):
     """How many distinct values; null is one of them unless dropped."""
 
     def __init__(self, of: str, *, dropnull: bool) -> None:
@@ -25,11 +25,11 @@ class CountUnique(Bagged):
     def elements(self, events: AnyEvents) -> Sequence[Any]:
         return events.column(self._of).elements()
 
-    def finalize(self, partial: Bag, as_of: int) -> object:  # noqa: ARG002  # the contract of Aggregation
+    def finalize(self, partial: Multiset, as_of: int) -> object:  # noqa: ARG002  # the contract of Aggregation
         return len(partial) - (self._dropnull and None in partial)
 
 
-class Distinct(Bagged):
+class DistinctAggregator(MultisetAggregator):
     """The distinct values, in their own order (of numbers, else of bytes), null first; so the list
     does not depend on arrival.
     """
@@ -43,7 +43,7 @@ class Distinct(Bagged):
     def elements(self, events: AnyEvents) -> Sequence[Any]:
         return events.column(self._of).elements()
 
-    def finalize(self, partial: Bag, as_of: int) -> object:  # noqa: ARG002  # the contract of Aggregation
+    def finalize(self, partial: Multiset, as_of: int) -> object:  # noqa: ARG002  # the contract of Aggregation
         values = sorted(element for element in partial if element is not None)
         nulls = [None] if None in partial and not self._dropnull else []
         return [*nulls, *(outward(value, self._dtype) for value in values)]
@@ -51,4 +51,4 @@ class Distinct(Bagged):
 
 def outward(element: Any, dtype: Dtype) -> object:
     """An element as results carry it: msgpack bytes go in as they are."""
-    return msgspec.Raw(element) if isinstance(element, bytes) else show(element, dtype)
+    return msgspec.Raw(element) if isinstance(element, bytes) else to_result(element, dtype)

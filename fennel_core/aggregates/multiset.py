@@ -1,11 +1,11 @@
 """Multisets of elements with signed counts, whole or only their best part: the partials of
 everything that is not a sum.
 
-Theory. A `Bag` maps elements to non-zero counts. A `Head` keeps the best elements of a bag in some
-order and remembers `edge`, the last one it kept when it cut: about elements beyond the edge it says
-nothing, and whatever comes or goes there is ignored, so what it does say stays exact under both
-merging and deletion. A head that was cut and has lost what it kept cannot answer: that is UNKNOWN,
-not a wrong value.
+Theory. A `Multiset` maps elements to non-zero counts. A `TopElements` keeps the best elements of a
+bag in some order and remembers `edge`, the last one it kept when it cut: about elements beyond the
+edge it says nothing, and whatever comes or goes there is ignored, so what it does say stays exact
+under both merging and deletion. A head that was cut and has lost what it kept cannot answer: that
+is INCOMPLETE, not a wrong value.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from dataclasses import dataclass
 from itertools import compress
 from typing import Any
 
-from fennel_core.aggregates.verbs import Aggregation, AnyEvents, pack_int
+from fennel_core.aggregates.aggregation import Aggregator, AnyEvents, pack_int
 
 _HALF = 1 << 63
-Bag = dict[Any, int]
+Multiset = dict[Any, int]
 MAX_PACKED = 256
 """Distinct elements up to which a whole bag is kept in a tile."""
 MAX_HEAD = 64
 """Elements up to which a head is kept in a tile."""
 
 
-def bags(elements: Sequence[Any], events: AnyEvents) -> list[Bag]:
+def multisets(elements: Sequence[Any], events: AnyEvents) -> list[Multiset]:
     """The bag of each segment."""
     if events.all_added:
         return [dict(Counter(elements[start:stop])) for start, stop in events.bounds]
@@ -42,7 +42,7 @@ def bags(elements: Sequence[Any], events: AnyEvents) -> list[Bag]:
     return out
 
 
-def union(a: Bag, b: Bag, sign: int = 1) -> Bag:
+def union(a: Multiset, b: Multiset, sign: int = 1) -> Multiset:
     """a + sign · b."""
     out = dict(a)
     for element, count in b.items():
@@ -74,46 +74,46 @@ def elements_of_pack(data: Sequence[Any]) -> list[Any]:
     ]
 
 
-class Bagged(Aggregation[Bag]):
+class MultisetAggregator(Aggregator[Multiset]):
     """An aggregation whose partial is the bag of all its elements."""
 
     @abstractmethod
     def elements(self, events: AnyEvents) -> Sequence[Any]:
         """The element of each event."""
 
-    def update(self, events: AnyEvents) -> list[Bag]:
-        return bags(self.elements(events), events)
+    def update(self, events: AnyEvents) -> list[Multiset]:
+        return multisets(self.elements(events), events)
 
-    def merge(self, a: Bag, b: Bag) -> Bag:
+    def merge(self, a: Multiset, b: Multiset) -> Multiset:
         return union(a, b)
 
-    def delete(self, whole: Bag, part: Bag) -> Bag:
+    def delete(self, whole: Multiset, part: Multiset) -> Multiset:
         return union(whole, part, -1)
 
     @property
-    def empty(self) -> Bag:
+    def empty(self) -> Multiset:
         return {}
 
-    def pack(self, partial: Bag) -> Any:
+    def pack(self, partial: Multiset) -> Any:
         if len(partial) > MAX_PACKED:
             return None
         return [elements_to_pack(list(partial)), list(partial.values())]
 
-    def unpack(self, data: Any) -> Bag:
+    def unpack(self, data: Any) -> Multiset:
         return dict(zip(elements_of_pack(data[0]), data[1], strict=True))
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class TopElements:
     """`bag`: the best elements; `edge`: None if nothing was cut, else the last element that was
     kept by the tightest cut.
     """
 
-    bag: Bag
+    bag: Multiset
     edge: tuple[Any] | None
 
 
-class Headed(Aggregation[Head]):
+class TopElementsAggregator(Aggregator[TopElements]):
     """An aggregation that needs only the first elements in some order. `keep` is how many a head
     holds; `last_first` reverses the order.
     """
@@ -126,17 +126,17 @@ class Headed(Aggregation[Head]):
     def elements(self, events: AnyEvents) -> Sequence[Any]:
         """The element of each event; None takes no part."""
 
-    def update(self, events: AnyEvents) -> list[Head]:
+    def update(self, events: AnyEvents) -> list[TopElements]:
         out = []
-        for bag in bags(self.elements(events), events):
+        for bag in multisets(self.elements(events), events):
             bag.pop(None, None)
-            out.append(self._cut(Head(bag, None)))
+            out.append(self._cut(TopElements(bag, None)))
         return out
 
-    def merge(self, a: Head, b: Head) -> Head:
+    def merge(self, a: TopElements, b: TopElements) -> TopElements:
         return self._together(a, b, 1)
 
-    def delete(self, whole: Head, part: Head) -> Head:
+    def delete(self, whole: TopElements, part: TopElements) -> TopElements:
         return self._together(whole, part, -1)
 
     @property
@@ -144,10 +144,10 @@ class Headed(Aggregation[Head]):
         return False
 
     @property
-    def empty(self) -> Head:
-        return Head({}, None)
+    def empty(self) -> TopElements:
+        return TopElements({}, None)
 
-    def first(self, partial: Head) -> list[tuple[Any, int]]:
+    def first(self, partial: TopElements) -> list[tuple[Any, int]]:
         """Elements that are present, best first, with their counts. Beyond them nothing is known if
         `partial.edge` is set.
         """
@@ -155,22 +155,22 @@ class Headed(Aggregation[Head]):
             ((e, count) for e, count in partial.bag.items() if count > 0), reverse=self._last_first
         )
 
-    def pack(self, partial: Head) -> Any:
+    def pack(self, partial: TopElements) -> Any:
         if len(partial.bag) > MAX_HEAD or (not partial.bag and partial.edge is not None):
             return None
         edge = None if partial.edge is None else elements_to_pack(partial.edge)
         return [elements_to_pack(list(partial.bag)), list(partial.bag.values()), edge]
 
-    def unpack(self, data: Any) -> Head:
+    def unpack(self, data: Any) -> TopElements:
         bag = dict(zip(elements_of_pack(data[0]), data[1], strict=True))
-        return Head(bag, None if data[2] is None else (elements_of_pack(data[2])[0],))
+        return TopElements(bag, None if data[2] is None else (elements_of_pack(data[2])[0],))
 
-    def exhaustive(self) -> Headed:
+    def exhaustive(self) -> TopElementsAggregator:
         whole = copy(self)
         whole._keep = None
         return whole
 
-    def _together(self, a: Head, b: Head, sign: int) -> Head:
+    def _together(self, a: TopElements, b: TopElements, sign: int) -> TopElements:
         if not b.bag and b.edge is None:
             return a
         edge = (
@@ -187,7 +187,7 @@ class Headed(Aggregation[Head]):
                 for element, count in bag.items()
                 if not self._beyond(element, edge[0])
             }
-        return self._cut(Head(bag, edge))
+        return self._cut(TopElements(bag, edge))
 
     def _tighter(self, a: tuple[Any], b: tuple[Any]) -> tuple[Any]:
         return b if self._beyond(a[0], b[0]) else a
@@ -195,7 +195,7 @@ class Headed(Aggregation[Head]):
     def _beyond(self, element: Any, edge: Any) -> bool:
         return bool(element < edge) if self._last_first else bool(element > edge)
 
-    def _cut(self, head: Head) -> Head:
+    def _cut(self, head: TopElements) -> TopElements:
         if self._keep is None or len(head.bag) <= self._keep:
             return head
         best = sorted(head.bag, reverse=self._last_first)
@@ -203,5 +203,5 @@ class Headed(Aggregation[Head]):
         for rank, element in enumerate(best, 1):
             present += head.bag[element] > 0
             if present == self._keep and rank < len(best):
-                return Head({e: head.bag[e] for e in best[:rank]}, (element,))
+                return TopElements({e: head.bag[e] for e in best[:rank]}, (element,))
         return head

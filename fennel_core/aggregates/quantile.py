@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from fennel_core.aggregates import exact
-from fennel_core.aggregates.multiset import Bag, Bagged
-from fennel_core.aggregates.numbers import scale_of
-from fennel_core.aggregates.verbs import AnyEvents
+from fennel_core.aggregates.aggregation import AnyEvents
+from fennel_core.aggregates.multiset import Multiset, MultisetAggregator
+from fennel_core.aggregates.totals import scale_of
 from fennel_core.vocab.dtypes import Dtype
 
 
-class Quantile(Bagged):
+class QuantileAggregator(MultisetAggregator):
     def __init__(self, of: str, dtype: Dtype, p: float, default: float | None) -> None:
         self._of, self._p, self._default = of, p, default
         self._unit = 10 ** scale_of(dtype)
@@ -26,7 +26,7 @@ class Quantile(Bagged):
     def elements(self, events: AnyEvents) -> Sequence[Any]:
         return events.column(self._of).elements()
 
-    def finalize(self, partial: Bag, as_of: int) -> object:  # noqa: ARG002  # the contract of Aggregation
+    def finalize(self, partial: Multiset, as_of: int) -> object:  # noqa: ARG002  # the contract of Aggregation
         counts = sorted((value, count) for value, count in partial.items() if value is not None)
         total = sum(count for _, count in counts)
         if not total:

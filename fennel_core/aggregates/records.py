@@ -35,7 +35,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _DECIMAL_BYTES = 16
 
 
-class Kind(Enum):
+class ColumnKind(Enum):
     """How a kept column is stored."""
 
     INT = "<i8"
@@ -45,20 +45,20 @@ class Kind(Enum):
     """Length of the value's msgpack bytes (the position: the position itself) in the heap."""
 
 
-def kind_of(dtype: Dtype) -> Kind:
+def column_kind(dtype: Dtype) -> ColumnKind:
     match base(dtype):
         case Int() | Timestamp() | Date():
-            return Kind.INT
+            return ColumnKind.INT
         case Float():
-            return Kind.FLOAT
+            return ColumnKind.FLOAT
         case Decimal():
-            return Kind.DECIMAL
+            return ColumnKind.DECIMAL
         case _:
-            return Kind.RAW
+            return ColumnKind.RAW
 
 
 @dataclass(frozen=True, slots=True)
-class Values:
+class ColumnValues:
     """One column of some events. `data`: int64, float64, or objects (decimals as unscaled integers,
     raw bytes); `valid` None: no nulls.
     """
@@ -66,8 +66,8 @@ class Values:
     data: Cells
     valid: Bools | None
 
-    def gather(self, rows: Ints) -> Values:
-        return Values(self.data[rows], None if self.valid is None else self.valid[rows])
+    def gather(self, rows: Ints) -> ColumnValues:
+        return ColumnValues(self.data[rows], None if self.valid is None else self.valid[rows])
 
     def elements(self) -> list[Any]:
         """The values as Python objects that compare and hash, None for null."""
@@ -79,12 +79,12 @@ class Values:
 
 
 @dataclass(frozen=True)
-class Layout:
+class RecordLayout:
     """The columns an aggregation job keeps (in order) and how each is stored; `ordered` keeps the
     position as well.
     """
 
-    columns: tuple[tuple[str, Kind], ...]
+    columns: tuple[tuple[str, ColumnKind], ...]
     ordered: bool
 
     @cached_property
@@ -99,17 +99,22 @@ class Layout:
         """The struct as the standard library reads it; a decimal as its bytes, a heaped cell as its
         length.
         """
-        cells = {Kind.INT: "q?", Kind.FLOAT: "d?", Kind.DECIMAL: "16s?", Kind.RAW: "I?"}
+        cells = {
+            ColumnKind.INT: "q?",
+            ColumnKind.FLOAT: "d?",
+            ColumnKind.DECIMAL: "16s?",
+            ColumnKind.RAW: "I?",
+        }
         return Struct("<qi" + "".join(cells[kind] for _, kind in self.stored))
 
     @cached_property
-    def stored(self) -> tuple[tuple[str, Kind], ...]:
-        return (*self.columns, (POSITION, Kind.RAW)) if self.ordered else self.columns
+    def stored(self) -> tuple[tuple[str, ColumnKind], ...]:
+        return (*self.columns, (POSITION, ColumnKind.RAW)) if self.ordered else self.columns
 
     @cached_property
     def heaped(self) -> tuple[int, ...]:
         """Numbers of the columns whose bytes are in the heap."""
-        return tuple(i for i, (_, kind) in enumerate(self.stored) if kind is Kind.RAW)
+        return tuple(i for i, (_, kind) in enumerate(self.stored) if kind is ColumnKind.RAW)
 
 
 @dataclass(frozen=True)
@@ -118,7 +123,7 @@ class Records:
     (its heaped cells in column order).
     """
 
-    layout: Layout
+    layout: RecordLayout
     fixed: Cells
     blobs: pa.LargeBinaryArray | None
 
@@ -140,18 +145,18 @@ class Records:
             None if self.blobs is None else self.blobs.take(pa.array(rows)),
         )
 
-    def column(self, name: str) -> Values:
+    def column(self, name: str) -> ColumnValues:
         """The values of a kept column."""
         i = next(i for i, (stored, _) in enumerate(self.layout.stored) if stored == name)
         valid = self.fixed[f"v{i}"]
         mask = None if valid.all() else np.ascontiguousarray(valid)
         match self.layout.stored[i][1]:
-            case Kind.RAW:
-                return Values(_objects(self._heap_column(i).to_pylist()), mask)
-            case Kind.DECIMAL:
-                return Values(_unscaled(self.fixed[f"c{i}"]), mask)
-            case Kind.INT | Kind.FLOAT:
-                return Values(np.ascontiguousarray(self.fixed[f"c{i}"]), mask)
+            case ColumnKind.RAW:
+                return ColumnValues(_objects(self._heap_column(i).to_pylist()), mask)
+            case ColumnKind.DECIMAL:
+                return ColumnValues(_unscaled(self.fixed[f"c{i}"]), mask)
+            case ColumnKind.INT | ColumnKind.FLOAT:
+                return ColumnValues(np.ascontiguousarray(self.fixed[f"c{i}"]), mask)
 
     def _heap_column(self, i: int) -> pa.LargeBinaryArray:
         assert self.blobs is not None, "a heaped column needs a heap"
@@ -211,7 +216,7 @@ class Records:
         return out, net["owner"].to_numpy().astype(np.int64)
 
 
-def load(layout: Layout, packs: Sequence[tuple[bytes, bytes]]) -> Records:
+def load_records(layout: RecordLayout, packs: Sequence[tuple[bytes, bytes]]) -> Records:
     """The records of some packs (structs, heap), one after the other."""
     fixed = np.frombuffer(b"".join(structs for structs, _ in packs), dtype=layout.struct)
     if not layout.heaped:
@@ -222,8 +227,8 @@ def load(layout: Layout, packs: Sequence[tuple[bytes, bytes]]) -> Records:
     return Records(layout, fixed, _binary(lengths, b"".join(heap for _, heap in packs)))
 
 
-def of_frame(
-    layout: Layout, frame: pl.DataFrame, ts: pl.Series, sign: pl.Series, positions: pl.Series
+def records_of_frame(
+    layout: RecordLayout, frame: pl.DataFrame, ts: pl.Series, sign: pl.Series, positions: pl.Series
 ) -> Records:
     """The records of a batch, row by row; `ts` are physical microseconds."""
     fixed = np.zeros(frame.height, dtype=layout.struct)
@@ -233,18 +238,18 @@ def of_frame(
         series = positions if name == POSITION else frame[name]
         fixed[f"v{i}"] = series.is_not_null().to_numpy() if series.null_count() else True
         match kind:
-            case Kind.INT:
+            case ColumnKind.INT:
                 whole = series.cast(pl.Int64)
                 fixed[f"c{i}"] = (whole.fill_null(0) if series.null_count() else whole).to_numpy()
-            case Kind.FLOAT:
+            case ColumnKind.FLOAT:
                 floats = series.to_numpy()  # null is NaN here, and NaN is null to us
                 fixed[f"v{i}"] = valid = ~np.isnan(floats)
                 fixed[f"c{i}"] = (
                     np.where(valid, floats, 0.0) + 0.0
                 )  # −0.0 is 0.0: equal values have equal bytes
-            case Kind.DECIMAL:
+            case ColumnKind.DECIMAL:
                 fixed[f"c{i}"] = _decimal_cells(series)
-            case Kind.RAW:
+            case ColumnKind.RAW:
                 cells = series.to_list() if name == POSITION else _raw(series)
                 fixed[f"c{i}"] = np.fromiter(map(len, cells), dtype=np.uint32, count=len(cells))
                 heaps.append(cells)

@@ -8,15 +8,15 @@ import math
 from typing import Any
 
 from fennel_core.aggregates import exact
+from fennel_core.aggregates.aggregation import Aggregator, AnyEvents
 from fennel_core.aggregates.exact import Exact
-from fennel_core.aggregates.numbers import NOTHING, Total, counts, scale_of, squares, totals
-from fennel_core.aggregates.verbs import Aggregation, AnyEvents
+from fennel_core.aggregates.totals import ZERO_TOTAL, Total, counts, scale_of, squares, totals
 from fennel_core.vocab.dtypes import Dtype
 
 Partial = tuple[int, Total, Exact]
 
 
-class Stddev(Aggregation[Partial]):
+class StddevAggregator(Aggregator[Partial]):
     def __init__(self, of: str, dtype: Dtype, default: float | None) -> None:
         self._of, self._default = of, default
         self._unit = 10 ** scale_of(dtype)
@@ -55,7 +55,7 @@ class Stddev(Aggregation[Partial]):
 
     @property
     def empty(self) -> Partial:
-        return 0, NOTHING, exact.ZERO
+        return 0, ZERO_TOTAL, exact.ZERO
 
     def pack(self, partial: Partial) -> Any:
         return [partial[0], partial[1].pack(), Total(partial[2]).pack()]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from fennel_core.aggregates.numbers import INT64, NOTHING, Total, decimal_text, totals
-from fennel_core.aggregates.verbs import Aggregation, AnyEvents
+from fennel_core.aggregates.aggregation import Aggregator, AnyEvents
+from fennel_core.aggregates.totals import INT64, ZERO_TOTAL, Total, decimal_text, totals
 from fennel_core.vocab.dtypes import Decimal, Dtype, Float, base
 
 
-class Sum(Aggregation[Total]):
+class SumAggregator(Aggregator[Total]):
     def __init__(self, of: str, dtype: Dtype) -> None:
         self._of, self._dtype = of, base(dtype)
 
@@ -36,7 +36,7 @@ class Sum(Aggregation[Total]):
 
     @property
     def empty(self) -> Total:
-        return NOTHING
+        return ZERO_TOTAL
 
     def pack(self, partial: Total) -> Any:
         return partial.pack()

@@ -8,7 +8,7 @@ import polars as pl
 
 from fennel_core.blueprints.spec import Job
 from fennel_core.engine.broker import OutgoingRecord
-from fennel_core.operators.step import DeadRows, Emit
+from fennel_core.operators.step import DeadRows, OutputBatch
 from fennel_core.vocab.keys import key_bytes, partition_of
 from fennel_core.vocab.versions import FORMAT_HEADER, encode_frame
 
@@ -18,7 +18,7 @@ _ROW = "__row"
 
 
 def messages(
-    job: Job, part: int, emits: tuple[Emit, ...], dead: tuple[DeadRows, ...]
+    job: Job, part: int, emits: tuple[OutputBatch, ...], dead: tuple[DeadRows, ...]
 ) -> list[OutgoingRecord]:
     """One message per output partition touched and emit, in the order of emits; rows keep their
     order.

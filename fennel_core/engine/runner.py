@@ -49,8 +49,8 @@ from fennel_core.engine.outputs import messages
 from fennel_core.engine.state_progress import StateProgress
 from fennel_core.engine.watermarks import OutputWatermarks, given, told
 from fennel_core.hangar.store import Hangar
-from fennel_core.operators.aggregate.overlay import Overlay
-from fennel_core.operators.step import Outcome, Reads, Step, WatermarkStep
+from fennel_core.operators.aggregate.overlay import StateOverlay
+from fennel_core.operators.step import OperatorStep, Outcome, StateReader, WatermarkStep
 from fennel_core.replaylog import marker as markers
 from fennel_core.replaylog.marker import EpochMarker, IterationMarker, Range
 from fennel_core.vocab.ids import Epoch, Micros, Offset, PartitionIndex, TopicName
@@ -125,7 +125,7 @@ class JobLogic:
     has any.
     """
 
-    step: Step | None
+    step: OperatorStep | None
     """None where the job only runs user code."""
     advances: WatermarkStep | None
     """The side of the step that closes windows, if it has one."""
@@ -204,7 +204,7 @@ class Runner:
         return self._lag()
 
     @property
-    def step(self) -> Step | None:
+    def step(self) -> OperatorStep | None:
         return self._work.step
 
     def behind(self, targets: Mapping[TopicName, Offset]) -> bool:
@@ -539,7 +539,7 @@ class Runner:
             reads, outcome, max((time for time in heard if time is not None), default=None)
         )
 
-    def _made(self, reads: Reads, outcome: Outcome, heard: Micros | None) -> IterationResult:
+    def _made(self, reads: StateReader, outcome: Outcome, heard: Micros | None) -> IterationResult:
         state_hash = progress_of_state.updated_state_hash(reads, self._progress.state_hash, outcome)
         outgoing = messages(self.job, self.part, outcome.emits, outcome.dead)
         digest = (
@@ -548,14 +548,14 @@ class Runner:
         return IterationResult(outcome, digest, state_hash, tuple(outgoing), heard)
 
     def _step(
-        self, reads: Reads, source: int, batch: pl.DataFrame | None, frontier: Micros | None
+        self, reads: StateReader, source: int, batch: pl.DataFrame | None, frontier: Micros | None
     ) -> Outcome:
         step = self._work.step
         assert step is not None, "a job has a step or runs user code"
         outcome = Outcome() if batch is None else step.apply(reads, source, batch)
         if frontier is None or self._work.advances is None:
             return outcome
-        after = Overlay(reads, dict(outcome.puts))
+        after = StateOverlay(reads, dict(outcome.puts))
         after.deletes.update(outcome.deletes)
         return _then(outcome, self._work.advances.advance(after, frontier))
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 from fennel_core.executors.calls import Assign, ExecutorCall, Filter, Transform
 from fennel_core.executors.errors import UserCodeError
 from fennel_core.operators.spec import UserCodeSpec
-from fennel_core.operators.step import DeadRows, Emit, Outcome
+from fennel_core.operators.step import DeadRows, Outcome, OutputBatch
 from fennel_core.vocab.versions import GONE, META
 
 Run = Callable[[ExecutorCall, pl.DataFrame], Awaitable[pa.Table]]
@@ -47,7 +47,7 @@ async def apply(run: Run, spec: UserCodeSpec, entity: str, batch: pl.DataFrame) 
     good, dead = await _good(run, call, batch.filter(~pl.col(GONE)), spec)
     tombstones = [_tombstones(spec, gone)] if len(gone) else []
     emitted = [frame for frame in (*good, *tombstones) if len(frame)]
-    emits = (Emit(0, pl.concat(emitted, how="vertical")),) if emitted else ()
+    emits = (OutputBatch(0, pl.concat(emitted, how="vertical")),) if emitted else ()
     return Outcome(emits=emits, dead=tuple(dead))
 
 

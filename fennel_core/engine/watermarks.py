@@ -26,7 +26,7 @@ import polars as pl
 from fennel_core.blueprints.spec import Job
 from fennel_core.engine.broker import OutgoingRecord, Record
 from fennel_core.operators.spec import JoinSpec, MapSpec, TableSpec, UserCodeSpec
-from fennel_core.operators.step import Emit
+from fennel_core.operators.step import OutputBatch
 from fennel_core.vocab.ids import Micros
 from fennel_core.vocab.versions import SIGN
 
@@ -69,7 +69,9 @@ class OutputWatermarks:
         """Does any output carry the frontier?"""
         return any(output.frontier for output in self._job.outputs)
 
-    def messages(self, emits: tuple[Emit, ...], heard: Micros | None) -> list[OutgoingRecord]:
+    def messages(
+        self, emits: tuple[OutputBatch, ...], heard: Micros | None
+    ) -> list[OutgoingRecord]:
         """Control records that these emits and what was `heard` (given or told) call for; call it
         once per transaction and in order.
         """

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from fennel_core.operators.step import Reads
+from fennel_core.operators.step import StateReader
 from fennel_core.vocab.keys import KEY_GROUPS, physical
 from fennel_core.vocab.schema import Schema
 from fennel_core.vocab.versions import META
@@ -77,8 +77,8 @@ def ordered_keys(
     )
 
 
-def settle(
-    reads: Reads, places: Sequence[bytes], rows: Sequence[bytes], signs: pl.Series
+def apply_signs(
+    reads: StateReader, places: Sequence[bytes], rows: Sequence[bytes], signs: pl.Series
 ) -> tuple[dict[bytes, bytes], frozenset[bytes]]:
     """Puts and deletes for signed versions, one per row: state key, bytes at rest, sign.
 

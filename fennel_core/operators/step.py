@@ -4,7 +4,8 @@ Theory. A step is a pure function of (state, input index, batch): no clock, no I
 own state, no randomness. So the live lane, replay after a crash, the bulk lane and the simulator
 run the same code and reach the same bytes. A step may be handed any split and interleaving of its
 inputs; the law is that the integral of its outputs depends only on the set of versions it was
-handed. Everything it reads of state it reads through `Reads`; everything it changes it returns.
+handed. Everything it reads of state it reads through `StateReader`; everything it changes it
+returns.
 
 State keys are `vocab.keys.state_prefix(tag, key) + suffix`; each step owns its one-byte table tags.
 Keys starting with 0xff belong to the runner (offsets, hashes).
@@ -21,7 +22,7 @@ import polars as pl
 from fennel_core.vocab.ids import Micros
 
 
-class Reads(Protocol):
+class StateReader(Protocol):
     """Read access to the job partition's state (the read half of `hangar.store`)."""
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]: ...
@@ -32,7 +33,7 @@ class Reads(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Emit:
+class OutputBatch:
     """Signed versions (columns of the output's schema + vocab.versions.META) for output number
     `output` of the job.
     """
@@ -57,12 +58,12 @@ class Outcome:
 
     puts: Mapping[bytes, bytes] = field(default_factory=dict)
     deletes: frozenset[bytes] = frozenset()
-    emits: tuple[Emit, ...] = ()
+    emits: tuple[OutputBatch, ...] = ()
     dead: tuple[DeadRows, ...] = ()
 
 
-class Step(Protocol):
-    def apply(self, reads: Reads, source: int, batch: pl.DataFrame) -> Outcome:
+class OperatorStep(Protocol):
+    def apply(self, reads: StateReader, source: int, batch: pl.DataFrame) -> Outcome:
         """Process one batch of signed versions (or facts) of input number `source`."""
         ...
 
@@ -71,7 +72,7 @@ class LookupStep(Protocol):
     """A step whose state answers lookups."""
 
     def lookup(
-        self, reads: Reads, keys: Sequence[bytes], as_of: Sequence[Micros]
+        self, reads: StateReader, keys: Sequence[bytes], as_of: Sequence[Micros]
     ) -> list[bytes | None]:
         """The row of each key as of each time (inclusive), None where there is none.
 
@@ -87,7 +88,7 @@ class WatermarkStep(Protocol):
     largest event time of each batch.
     """
 
-    def advance(self, reads: Reads, frontier: Micros) -> Outcome:
+    def advance(self, reads: StateReader, frontier: Micros) -> Outcome:
         """Emit what becomes visible now that the largest event time accepted from the whole input
         is `frontier` (never lowered).
         """

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fennel_core.hangar.memory import MemoryHangar
 from fennel_core.hangar.store import WriteBatch
 from fennel_core.operators.rows import frame_columns
-from fennel_core.operators.step import Step
+from fennel_core.operators.step import OperatorStep
 from fennel_core.vocab.schema import Schema
 
 META_TYPES = {"__pos": pl.Binary(), "__sign": pl.Int8(), "__gone": pl.Boolean()}
@@ -90,7 +90,7 @@ def as_frame(schema: Schema, changes: list[Change]) -> pl.DataFrame:
 
 
 def run(
-    step: Step, history: History, *schemas: Schema, canonical: bool = True
+    step: OperatorStep, history: History, *schemas: Schema, canonical: bool = True
 ) -> tuple[MemoryHangar, list[pl.DataFrame]]:
     """Apply every batch; the state at the end and the frames emitted on output 0. `canonical`:
     state does not depend on the split.
@@ -114,7 +114,7 @@ def entries(state: MemoryHangar) -> list[tuple[bytes, bytes]]:
 
 
 def _applied(
-    step: Step, batches: list[list[Change]], schemas: tuple[Schema, ...]
+    step: OperatorStep, batches: list[list[Change]], schemas: tuple[Schema, ...]
 ) -> tuple[MemoryHangar, list[pl.DataFrame]]:
     state, emitted = MemoryHangar(), []
     for batch in batches:

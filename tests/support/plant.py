@@ -35,7 +35,7 @@ from fennel_core.ingest.flow import LogFlow
 from fennel_core.ingest.store import BranchCatalog, Branches, MemoryClock, MemoryDirectory, Message
 from fennel_core.operators.build import as_watermark_step, build
 from fennel_core.operators.spec import step_version
-from fennel_core.operators.step import Step
+from fennel_core.operators.step import OperatorStep
 from fennel_core.query.lookups import Lookups
 from fennel_core.query.owners import Owners, Ownership
 from fennel_core.query.service import Bounds, QueryService
@@ -69,7 +69,7 @@ class Blueprint:
     request: SyncRequest
     catalog: Catalog
     jobs: tuple[Job, ...]
-    steps: Mapping[JobId, Step]
+    steps: Mapping[JobId, OperatorStep]
 
     def behind(self, datasets: Sequence[str]) -> tuple[Job, ...]:
         """The jobs that make these datasets and serve them, producers first."""

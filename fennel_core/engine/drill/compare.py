@@ -24,7 +24,7 @@ from fennel_core.engine.backfill.manifest import BackfillCorrupt
 from fennel_core.engine.runner import LogTruncated, Runner, StateUnusable
 from fennel_core.engine.state_progress import STATE_FORMAT, StateFormatError, StateProgress
 from fennel_core.hangar.store import Hangar, HangarDamaged, Reads
-from fennel_core.operators.build import by_order
+from fennel_core.operators.build import is_order_deterministic
 from fennel_core.snapshots import decide, flow
 from fennel_core.snapshots.drills import Finding, Verdict
 from fennel_core.snapshots.flow import Damaged, Tools
@@ -113,7 +113,7 @@ async def _rehearsed(
         ours != theirs
         and not runner.job.outputs
         and runner.step is not None
-        and not by_order(runner.step)
+        and not is_order_deterministic(runner.step)
     ):
         ours, theirs = (_answers(runner.step, reads) for reads in (live, restored))
     both = (

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fennel_core.operators.step import Reads
+from fennel_core.operators.step import StateReader
 
 
-class Overlay:
-    """`Reads` over `below` with puts and deletes; a key stands in one of them at most."""
+class StateOverlay:
+    """`StateReader` over `below` with puts and deletes; a key stands in one of them at most."""
 
-    def __init__(self, below: Reads, puts: dict[bytes, bytes]) -> None:
+    def __init__(self, below: StateReader, puts: dict[bytes, bytes]) -> None:
         self._below = below
         self.puts = puts
         self.deletes: set[bytes] = set()

@@ -14,15 +14,15 @@ from hashlib import blake2b
 
 import polars as pl
 
-from fennel_core.operators.aggregate.assemble import Assembler, Range
+from fennel_core.operators.aggregate.assemble import Assembler, TimeRange
 from fennel_core.operators.rows import columns_of, decode_rows, encode, output_names
-from fennel_core.operators.step import Emit, Reads
+from fennel_core.operators.step import OutputBatch, StateReader
 from fennel_core.vocab.schema import Schema
 from fennel_core.vocab.versions import GONE, POS, SIGN
 
 
 @dataclass(frozen=True, slots=True)
-class Derived:
+class ResultRow:
     """A row of the result. `ranges`: one per value, where values are assembled from ranges.
 
     `window`: begin and end (microseconds) where the window is part of the key.
@@ -30,11 +30,11 @@ class Derived:
 
     key: bytes
     time: int
-    ranges: tuple[Range, ...]
-    window: Range | None = None
+    ranges: tuple[TimeRange, ...]
+    window: TimeRange | None = None
 
 
-ValuesOf = Callable[[Reads, Sequence[Derived]], list[list[object]]]
+ValuesOf = Callable[[StateReader, Sequence[ResultRow]], list[list[object]]]
 """The values of derived rows, as of a state."""
 
 
@@ -45,7 +45,7 @@ def assembled(assembler: Assembler) -> ValuesOf:
     )
 
 
-class Results:
+class ResultEmitter:
     """`names`: output columns of the assembled values, in their order. `window_field`: the key
     column that holds the window, if any.
     """
@@ -69,7 +69,11 @@ class Results:
         self._names = output_names(output)
 
     def difference(
-        self, before: Reads, old: Sequence[Derived], after: Reads, new: Sequence[Derived]
+        self,
+        before: StateReader,
+        old: Sequence[ResultRow],
+        after: StateReader,
+        new: Sequence[ResultRow],
     ) -> list[pl.DataFrame]:
         """Frames that take back `old` as of `before` and say `new` as of `after`, without what is
         in both.
@@ -80,14 +84,14 @@ class Results:
         come = [(row, data) for row, data in becomes.items() if was.get(row) != data]
         return [self._frame(rows, sign) for rows, sign in ((gone, -1), (come, 1)) if rows]
 
-    def _rows(self, reads: Reads, rows: Sequence[Derived]) -> list[bytes]:
+    def _rows(self, reads: StateReader, rows: Sequence[ResultRow]) -> list[bytes]:
         found = self._values_of(reads, rows)
         return [
             encode([row.time, *_window(row, self._window_field), *(values[i] for i in self._order)])
             for row, values in zip(rows, found, strict=True)
         ]
 
-    def _frame(self, rows: Sequence[tuple[Derived, bytes]], sign: int) -> pl.DataFrame:
+    def _frame(self, rows: Sequence[tuple[ResultRow, bytes]], sign: int) -> pl.DataFrame:
         keys = [row.key for row, _ in rows]
         frame = pl.concat(
             [decode_rows(keys, self._keys), decode_rows([data for _, data in rows], self._values)],
@@ -99,19 +103,19 @@ class Results:
         ).select(self._names)
 
 
-def emits(*parts: list[pl.DataFrame]) -> tuple[Emit, ...]:
+def to_outputs(*parts: list[pl.DataFrame]) -> tuple[OutputBatch, ...]:
     """All frames as one emit on output 0."""
     frames = [frame for part in parts for frame in part]
-    return (Emit(0, pl.concat(frames)),) if frames else ()
+    return (OutputBatch(0, pl.concat(frames)),) if frames else ()
 
 
-def _window(row: Derived, field: str | None) -> list[dict[str, int]]:
+def _window(row: ResultRow, field: str | None) -> list[dict[str, int]]:
     if field is None:
         return []
     assert row.window is not None, "a result that is keyed by windows has one"
     return [{"begin": row.window[0], "end": row.window[1]}]
 
 
-def _position(row: Derived) -> bytes:
+def _position(row: ResultRow) -> bytes:
     """As long as any position; after everything that starts with a zero byte."""
     return b"\x01" + blake2b(row.key + repr(row.window).encode(), digest_size=13).digest()

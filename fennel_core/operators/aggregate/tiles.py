@@ -38,12 +38,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from fennel_core.aggregates.aggregation import Aggregator, Events
 from fennel_core.aggregates.exact import Ints
-from fennel_core.aggregates.few import MAX_EVENTS, parse
-from fennel_core.aggregates.records import Layout, Records, load
-from fennel_core.aggregates.verbs import Aggregation, Events
+from fennel_core.aggregates.records import RecordLayout, Records, load_records
+from fennel_core.aggregates.small import MAX_SMALL_EVENTS, parse_small
 from fennel_core.operators.rows import TIME_BYTES, prefixes, time_bytes, time_of
-from fennel_core.operators.step import Reads
+from fennel_core.operators.step import StateReader
 
 ROOTS = b"a"
 NODES = b"n"
@@ -63,14 +63,14 @@ Partials = list[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class TileNode:
     count: int
     partials: bytes
     structs: bytes
     heap: bytes
 
     @classmethod
-    def parse(cls, stored: bytes | None, struct_bytes: int) -> Node:
+    def parse(cls, stored: bytes | None, struct_bytes: int) -> TileNode:
         if stored is None:
             return EMPTY
         count, length = _HEAD.unpack_from(stored)
@@ -85,11 +85,11 @@ class Node:
         )
 
 
-EMPTY = Node(0, _NO_PARTIALS, b"", b"")
+EMPTY = TileNode(0, _NO_PARTIALS, b"", b"")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class TileQuery:
     """One key at one time: `cuts` are the ends (inclusive) of its intervals, ascending; events
     after the last are not wanted.
     """
@@ -105,8 +105,8 @@ class Tiles:
 
     def __init__(
         self,
-        layout: Layout,
-        aggregations: Sequence[Aggregation[Any]],
+        layout: RecordLayout,
+        aggregations: Sequence[Aggregator[Any]],
         tags: tuple[bytes, bytes] = (ROOTS, NODES),
     ) -> None:
         self._layout = layout
@@ -118,7 +118,7 @@ class Tiles:
     # --- writing ----------------------------------------------------------------------------------
 
     def add(
-        self, reads: Reads, keys: Sequence[bytes], records: Records, starts: Ints
+        self, reads: StateReader, keys: Sequence[bytes], records: Records, starts: Ints
     ) -> dict[bytes, bytes]:
         """Puts that add `records`, which belong to `keys[i]` from `starts[i]` on."""
         puts: dict[bytes, bytes] = {}
@@ -138,24 +138,24 @@ class Tiles:
 
     def _append(
         self,
-        reads: Reads,
+        reads: StateReader,
         places: list[bytes],
         records: Records,
         starts: Ints,
         puts: dict[bytes, bytes],
         limit: int,
-    ) -> list[tuple[int, Node]]:
+    ) -> list[tuple[int, TileNode]]:
         """Append each segment to its node's log; nodes whose log is now longer than `limit` come
         back unwritten.
         """
         edges = [*starts.tolist(), len(records)]
         added = records.slices(edges[:-1], edges[1:])
         held = reads.get_many(places)
-        full: list[tuple[int, Node]] = []
+        full: list[tuple[int, TileNode]] = []
         for i, (place, old, (structs, heap)) in enumerate(zip(places, held, added, strict=True)):
-            node = Node.parse(old, self._size)
+            node = TileNode.parse(old, self._size)
             count = node.count + edges[i + 1] - edges[i]
-            node = Node(count, node.partials, node.structs + structs, node.heap + heap)
+            node = TileNode(count, node.partials, node.structs + structs, node.heap + heap)
             if count > limit:
                 full.append((i, node))
             else:
@@ -166,14 +166,14 @@ class Tiles:
         self,
         places: list[bytes],
         owners: list[bytes],
-        full: list[tuple[int, Node]],
+        full: list[tuple[int, TileNode]],
         level: int,
         puts: dict[bytes, bytes],
     ) -> tuple[list[bytes], list[bytes], Records, Ints]:
         """Move what is full of the logs on to children: the children's places, owners, records and
         where each one's begin.
         """
-        records = load(self._layout, [(node.structs, node.heap) for _, node in full])
+        records = load_records(self._layout, [(node.structs, node.heap) for _, node in full])
         cut = _cut([node.count for _, node in full], LOG_RECORDS + 1)
         rests = records.slices(cut.stays.tolist(), cut.ends.tolist())
         records, blocks = _without_cancelled(
@@ -206,15 +206,15 @@ class Tiles:
         for place, summary, rest, count in zip(
             places, summaries, rests, (cut.ends - cut.stays).tolist(), strict=True
         ):
-            puts[place] = Node(count, _encode(dict(sorted(summary.items()))), *rest).stored()
+            puts[place] = TileNode(count, _encode(dict(sorted(summary.items()))), *rest).stored()
         starts = _starts(parents, children)
         below = list(zip(parents[starts].tolist(), children[starts].tolist(), strict=True))
         keys = [owners[parent] for parent, _ in below]
         return self._child_places(keys, level, [child for _, child in below]), keys, records, starts
 
-    def _put_aside(self, place: bytes, node: Node, puts: dict[bytes, bytes]) -> None:
+    def _put_aside(self, place: bytes, node: TileNode, puts: dict[bytes, bytes]) -> None:
         """Make the full stretches of the log of a node of the last level blocks of their own."""
-        records = load(self._layout, [(node.structs, node.heap)])
+        records = load_records(self._layout, [(node.structs, node.heap)])
         length = BLOCK_RECORDS + 1
         edges = [*range(0, node.count + 1, length), node.count]
         packs = records.slices(edges[:-1], edges[1:])
@@ -226,8 +226,8 @@ class Tiles:
         for pack, partials in zip(packs, updates, strict=False):
             number = len(summary)
             summary[number] = self._merged(None, partials)
-            puts[_block_place(place, number)] = Node(length, _NO_PARTIALS, *pack).stored()
-        puts[place] = Node(node.count - edges[-2], _encode(summary), *packs[-1]).stored()
+            puts[_block_place(place, number)] = TileNode(length, _NO_PARTIALS, *pack).stored()
+        puts[place] = TileNode(node.count - edges[-2], _encode(summary), *packs[-1]).stored()
 
     def _merged(self, packed: list[Any] | None, partials: Sequence[Any]) -> list[Any]:
         if packed is None:
@@ -242,14 +242,14 @@ class Tiles:
     # --- reading ----------------------------------------------------------------------------------
 
     def read(
-        self, reads: Reads, asked: Sequence[Asked], *, exhaustive: bool = False
+        self, reads: StateReader, asked: Sequence[TileQuery], *, exhaustive: bool = False
     ) -> list[list[Partials]]:
         """Per item and interval, one partial per aggregation. `exhaustive` reads every event:
-        nothing comes out UNKNOWN.
+        nothing comes out INCOMPLETE.
         """
         aggregations = self._whole if exhaustive else self._aggregations
         totals = [[[a.empty for a in aggregations] for _ in item.cuts] for item in asked]
-        logs: list[tuple[int, Node]] = []
+        logs: list[tuple[int, TileNode]] = []
         wanted = list(enumerate(prefixes(self._roots, [item.key for item in asked])))
         for level in range(len(SHIFTS) + 2):
             opened: list[tuple[int, bytes, int]] = []
@@ -258,7 +258,7 @@ class Tiles:
             ):
                 if stored is None:
                     continue
-                node = Node.parse(stored, self._size)
+                node = TileNode.parse(stored, self._size)
                 if node.count:
                     logs.append((i, node))
                 if node.partials != _NO_PARTIALS:
@@ -307,15 +307,15 @@ class Tiles:
 
     def _use_logs(
         self,
-        logs: list[tuple[int, Node]],
-        asked: Sequence[Asked],
+        logs: list[tuple[int, TileNode]],
+        asked: Sequence[TileQuery],
         totals: list[list[Partials]],
-        aggregations: Sequence[Aggregation[Any]],
+        aggregations: Sequence[Aggregator[Any]],
     ) -> None:
-        if sum(node.count for _, node in logs) <= MAX_EVENTS:
+        if sum(node.count for _, node in logs) <= MAX_SMALL_EVENTS:
             self._use_few(logs, asked, totals, aggregations)
             return
-        records = load(self._layout, [(node.structs, node.heap) for _, node in logs])
+        records = load_records(self._layout, [(node.structs, node.heap) for _, node in logs])
         cuts = np.array([asked[i].cuts for i, _ in logs], dtype=np.int64)
         counts = [node.count for _, node in logs]
         interval = (records.ts[:, None] > np.repeat(cuts, counts, axis=0)).sum(axis=1)
@@ -338,13 +338,13 @@ class Tiles:
 
     def _use_few(
         self,
-        logs: list[tuple[int, Node]],
-        asked: Sequence[Asked],
+        logs: list[tuple[int, TileNode]],
+        asked: Sequence[TileQuery],
         totals: list[list[Partials]],
-        aggregations: Sequence[Aggregation[Any]],
+        aggregations: Sequence[Aggregator[Any]],
     ) -> None:
         for i, group in groupby(sorted(logs, key=itemgetter(0)), key=itemgetter(0)):
-            events = parse(self._layout, [(node.structs, node.heap) for _, node in group])
+            events = parse_small(self._layout, [(node.structs, node.heap) for _, node in group])
             for interval, inside in events.within(asked[i].cuts):
                 total = totals[i][interval]
                 for j, aggregation in enumerate(aggregations):

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import polars as pl
 
-from fennel_core.operators.neighbours import difference, neighbourhood
+from fennel_core.operators.adjacent_rows import read_adjacent_rows, row_difference
 from fennel_core.operators.rows import TOMBSTONE, columns_of, decode_rows, output_names
 from fennel_core.operators.spec import ChangelogSpec
-from fennel_core.operators.step import Emit, Outcome, Reads
+from fennel_core.operators.step import Outcome, OutputBatch, StateReader
 from fennel_core.vocab.keys import key_bytes
 from fennel_core.vocab.versions import GONE, POS, SIGN
 
@@ -34,19 +34,19 @@ class ChangelogStep:
         self._columns = columns_of(spec.input, spec.input.names)
         self._names = output_names(spec.output)
 
-    def apply(self, reads: Reads, source: int, batch: pl.DataFrame) -> Outcome:
+    def apply(self, reads: StateReader, source: int, batch: pl.DataFrame) -> Outcome:
         assert source == 0, "a changelog has one input"
         times = batch[self._spec.input.timestamp].to_physical()
         keys = key_bytes(batch, self._spec.input.key_names)
-        around = neighbourhood(reads, VERSIONS, keys, times, batch, self._spec.input.names)
-        gone, come = difference(_events(around.before), _events(around.after))
+        around = read_adjacent_rows(reads, VERSIONS, keys, times, batch, self._spec.input.names)
+        gone, come = row_difference(_events(around.before), _events(around.after))
         frames = [
             self._frame(events, sign) for events, sign in ((gone, -1), (come, 1)) if events.height
         ]
         return Outcome(
             puts=around.puts,
             deletes=around.deletes,
-            emits=(Emit(0, pl.concat(frames)),) if frames else (),
+            emits=(OutputBatch(0, pl.concat(frames)),) if frames else (),
         )
 
     def _frame(self, events: pl.DataFrame, sign: int) -> pl.DataFrame:

@@ -16,10 +16,10 @@ from typing import assert_never
 
 import polars as pl
 
-from fennel_core.operators.neighbours import difference, neighbourhood
+from fennel_core.operators.adjacent_rows import read_adjacent_rows, row_difference
 from fennel_core.operators.rows import columns_of, decode_rows, output_names
 from fennel_core.operators.spec import DedupSpec
-from fennel_core.operators.step import Emit, Outcome, Reads
+from fennel_core.operators.step import Outcome, OutputBatch, StateReader
 from fennel_core.vocab.keys import key_bytes
 from fennel_core.vocab.versions import GONE, POS, SIGN
 from fennel_core.wire import operators as wire
@@ -37,18 +37,18 @@ class DedupStep:
         self._columns = columns_of(spec.input, spec.input.names)
         self._names = output_names(spec.output)
 
-    def apply(self, reads: Reads, source: int, batch: pl.DataFrame) -> Outcome:
+    def apply(self, reads: StateReader, source: int, batch: pl.DataFrame) -> Outcome:
         assert source == 0, "a dedup has one input"
         times = batch[self._spec.input.timestamp].to_physical()
-        around = neighbourhood(
+        around = read_adjacent_rows(
             reads, ROWS, key_bytes(batch, self._spec.by), times, batch, self._spec.input.names
         )
-        gone, come = difference(self._kept(around.before), self._kept(around.after))
+        gone, come = row_difference(self._kept(around.before), self._kept(around.after))
         frames = [self._frame(rows, sign) for rows, sign in ((gone, -1), (come, 1)) if rows.height]
         return Outcome(
             puts=around.puts,
             deletes=around.deletes,
-            emits=(Emit(0, pl.concat(frames)),) if frames else (),
+            emits=(OutputBatch(0, pl.concat(frames)),) if frames else (),
         )
 
     def _kept(self, rows: pl.DataFrame) -> pl.DataFrame:

@@ -22,7 +22,7 @@ from fennel_core.expressions.errors import RowFailure
 from fennel_core.expressions.evaluate import CompiledExpressions, Evaluation, compile_columns
 from fennel_core.operators.rows import columns_of, output_names
 from fennel_core.operators.spec import MapSpec, MapStage
-from fennel_core.operators.step import DeadRows, Emit, Outcome, Reads
+from fennel_core.operators.step import DeadRows, Outcome, OutputBatch, StateReader
 from fennel_core.vocab.dtypes import Bool, Dtype, Optional, is_optional
 from fennel_core.vocab.position import extend
 from fennel_core.vocab.schema import Schema
@@ -35,7 +35,7 @@ KEEP = "\0keep"
 
 
 @dataclass(frozen=True, slots=True)
-class Flow:
+class StageRows:
     """Rows on their way through the stages. `absent` are tombstones: their keys, timestamp and meta
     columns.
     """
@@ -45,7 +45,7 @@ class Flow:
     failures: tuple[RowFailure, ...] = ()
 
 
-Run = Callable[[Flow], Flow]
+StageFunction = Callable[[StageRows], StageRows]
 
 
 class MapStep:
@@ -66,14 +66,14 @@ class MapStep:
             for name, dtype in columns_of(spec.output, spec.output.value_names).items()
         ]
 
-    def apply(self, reads: Reads, source: int, batch: pl.DataFrame) -> Outcome:  # noqa: ARG002  # the contract of Step
+    def apply(self, reads: StateReader, source: int, batch: pl.DataFrame) -> Outcome:  # noqa: ARG002  # the contract of Step
         rows = batch.with_row_index(ROW)
         gone = rows[GONE]
         skeleton = rows[self._skeletons[source]]
         flow = (
-            Flow(rows.filter(~gone), skeleton.filter(gone))
+            StageRows(rows.filter(~gone), skeleton.filter(gone))
             if gone.any()
-            else Flow(rows, skeleton.clear())
+            else StageRows(rows, skeleton.clear())
         )
         for run in self._branches[source]:
             flow = run(flow)
@@ -89,19 +89,19 @@ class MapStep:
         if len(self._branches) > 1:
             out = _extended(out, pl.repeat(source, out.height, dtype=pl.UInt32, eager=True))
         return Outcome(
-            emits=(Emit(0, out),) if out.height else (), dead=_dead(batch, flow.failures)
+            emits=(OutputBatch(0, out),) if out.height else (), dead=_dead(batch, flow.failures)
         )
 
 
-def _compile(schema: Schema, stages: Sequence[MapStage]) -> tuple[Run, ...]:
-    runs: list[Run] = []
+def _compile(schema: Schema, stages: Sequence[MapStage]) -> tuple[StageFunction, ...]:
+    runs: list[StageFunction] = []
     for stage in stages:
         runs.append(_run(schema, stage))
         schema = stage.output
     return tuple(runs)
 
 
-def _run(schema: Schema, stage: MapStage) -> Run:
+def _run(schema: Schema, stage: MapStage) -> StageFunction:
     names = [*stage.output.names, *META, ROW]
     match stage.op:
         case wire.AssignExpr(columns=columns):
@@ -117,13 +117,13 @@ def _run(schema: Schema, stage: MapStage) -> Run:
             )
         case wire.Rename(columns=pairs):
             renames = dict(pairs)
-            return lambda flow: Flow(
+            return lambda flow: StageRows(
                 flow.live.rename(renames)[names],
                 flow.absent.rename(renames, strict=False),
                 flow.failures,
             )
         case wire.Drop():
-            return lambda flow: Flow(flow.live[names], flow.absent, flow.failures)
+            return lambda flow: StageRows(flow.live[names], flow.absent, flow.failures)
         case wire.Dropnull(columns=columns):
             checked = columns or tuple(f.name for f in schema.values if is_optional(f.dtype))
             return lambda flow: _split(
@@ -139,45 +139,47 @@ def _run(schema: Schema, stage: MapStage) -> Run:
             assert_never(unreachable)
 
 
-def _assign(program: CompiledExpressions, names: list[str]) -> Run:
-    def run(flow: Flow) -> Flow:
+def _assign(program: CompiledExpressions, names: list[str]) -> StageFunction:
+    def run(flow: StageRows) -> StageRows:
         evaluation = program.attempt(flow.live)
         survivors = _survivors(evaluation)[names]
-        return Flow(survivors, flow.absent, flow.failures + _of_input_rows(flow.live, evaluation))
+        return StageRows(
+            survivors, flow.absent, flow.failures + _of_input_rows(flow.live, evaluation)
+        )
 
     return run
 
 
-def _filter(program: CompiledExpressions, keyed: bool) -> Run:
-    def run(flow: Flow) -> Flow:
+def _filter(program: CompiledExpressions, keyed: bool) -> StageFunction:
+    def run(flow: StageRows) -> StageRows:
         evaluation = program.attempt(flow.live)
         rows = _survivors(evaluation)
         names = [name for name in rows.columns if name != KEEP]
         if rows[KEEP].all(ignore_nulls=False):
-            return Flow(
+            return StageRows(
                 rows[names], flow.absent, flow.failures + _of_input_rows(flow.live, evaluation)
             )
         kept = _split(flow, rows, pl.col(KEEP).fill_null(value=False), keyed)
-        return Flow(
+        return StageRows(
             kept.live[names], kept.absent, flow.failures + _of_input_rows(flow.live, evaluation)
         )
 
     return run
 
 
-def _split(flow: Flow, rows: pl.DataFrame, keep: pl.Expr, keyed: bool) -> Flow:
+def _split(flow: StageRows, rows: pl.DataFrame, keep: pl.Expr, keyed: bool) -> StageRows:
     """Rows to keep; the others become tombstones where the dataset is keyed."""
     kept = rows.filter(keep)
     if not keyed or kept.height == rows.height:
-        return Flow(kept, flow.absent, flow.failures)
-    return Flow(
+        return StageRows(kept, flow.absent, flow.failures)
+    return StageRows(
         kept,
         pl.concat([flow.absent, rows.filter(~keep).select(flow.absent.columns)]),
         flow.failures,
     )
 
 
-def _explode(flow: Flow, columns: tuple[str, ...]) -> Flow:
+def _explode(flow: StageRows, columns: tuple[str, ...]) -> StageRows:
     """One row per element, null for an empty or absent list; lists of one row must agree in
     length.
     """
@@ -203,7 +205,7 @@ def _explode(flow: Flow, columns: tuple[str, ...]) -> Flow:
     ]
     rows = flow.live.filter(~uneven).with_columns(filled).with_row_index(KEEP).explode(columns)
     elements = rows.select(pl.int_range(pl.len(), dtype=pl.UInt32).over(KEEP)).to_series()
-    return Flow(_extended(rows.drop(KEEP), elements), flow.absent, failures)
+    return StageRows(_extended(rows.drop(KEEP), elements), flow.absent, failures)
 
 
 def _extended(rows: pl.DataFrame, elements: pl.Series) -> pl.DataFrame:

@@ -20,16 +20,16 @@ from itertools import pairwise
 import numpy as np
 import polars as pl
 
-from fennel_core.aggregates.count import Count
-from fennel_core.aggregates.make import make
+from fennel_core.aggregates.count import CountAggregator
+from fennel_core.aggregates.factory import make_aggregator
 from fennel_core.operators.aggregate.assemble import Assembler
-from fennel_core.operators.aggregate.filing import Filed, Filing
-from fennel_core.operators.aggregate.overlay import Overlay
-from fennel_core.operators.aggregate.results import Derived, Results, assembled, emits
+from fennel_core.operators.aggregate.grouping import GroupedRecords, Grouping
+from fennel_core.operators.aggregate.overlay import StateOverlay
+from fennel_core.operators.aggregate.results import ResultEmitter, ResultRow, assembled, to_outputs
 from fennel_core.operators.aggregate.tiles import Tiles
 from fennel_core.operators.rows import decode, encode, prefixes, time_bytes, time_of
 from fennel_core.operators.spec import WindowsSpec
-from fennel_core.operators.step import Outcome, Reads
+from fennel_core.operators.step import Outcome, StateReader
 from fennel_core.vocab.ids import Micros
 from fennel_core.wire import operators as wire
 
@@ -47,12 +47,15 @@ class SessionWindowsStep:
             "tumbling and hopping windows have a step of their own"
         )
         self._gap_us = spec.window.gap_us
-        aggregations = [Count(None), *(make(one, spec.input) for one in spec.specs)]
+        aggregations = [
+            CountAggregator(None),
+            *(make_aggregator(one, spec.input) for one in spec.specs),
+        ]
         self._count = len(aggregations)
-        self._filing = Filing(spec.input, spec.by, None, aggregations)
+        self._filing = Grouping(spec.input, spec.by, None, aggregations)
         self._tiles = Tiles(self._filing.layout, aggregations)
         assembler = Assembler(self._tiles, aggregations, range(self._count))
-        self._results = Results(
+        self._results = ResultEmitter(
             assembled(assembler),
             ["", *(one.name for one in spec.specs)],
             spec.by,
@@ -60,14 +63,14 @@ class SessionWindowsStep:
             spec.field,
         )
 
-    def apply(self, reads: Reads, source: int, batch: pl.DataFrame) -> Outcome:
+    def apply(self, reads: StateReader, source: int, batch: pl.DataFrame) -> Outcome:
         assert source == 0, "windows have one input"
         filed = self._filing.file(batch)
-        after = Overlay(
+        after = StateOverlay(
             reads, dict(self._tiles.add(reads, filed.keys, filed.records, filed.starts))
         )
-        old: list[Derived] = []
-        new: list[Derived] = []
+        old: list[ResultRow] = []
+        new: list[ResultRow] = []
         places = zip(
             filed.keys,
             _net(filed),
@@ -80,14 +83,19 @@ class SessionWindowsStep:
             old += [self._derived(key, session) for session in was]
             new += [self._derived(key, session) for session in becomes]
         frames = self._results.difference(reads, old, after, new)
-        return Outcome(puts=after.puts, deletes=frozenset(after.deletes), emits=emits(frames))
+        return Outcome(puts=after.puts, deletes=frozenset(after.deletes), emits=to_outputs(frames))
 
-    def advance(self, reads: Reads, frontier: Micros) -> Outcome:  # noqa: ARG002  # the contract of Advances
+    def advance(self, reads: StateReader, frontier: Micros) -> Outcome:  # noqa: ARG002  # the contract of Advances
         """Nothing: sessions are visible at once."""
         return Outcome()
 
     def _resolve(
-        self, reads: Reads, after: Overlay, change: dict[int, int], times: bytes, sessions: bytes
+        self,
+        reads: StateReader,
+        after: StateOverlay,
+        change: dict[int, int],
+        times: bytes,
+        sessions: bytes,
     ) -> tuple[list[Session], list[Session]]:
         """The sessions of one key in the region of its changes, before and after them."""
         start, stop = self._region(reads, sessions, min(change), max(change))
@@ -111,7 +119,9 @@ class SessionWindowsStep:
             after.put(sessions + time_bytes(begin), encode(last))
         return was, becomes
 
-    def _region(self, reads: Reads, sessions: bytes, first: int, last: int) -> tuple[int, int]:
+    def _region(
+        self, reads: StateReader, sessions: bytes, first: int, last: int
+    ) -> tuple[int, int]:
         before = reads.scan(sessions, sessions + time_bytes(first + 1), reverse=True, limit=1)
         start = first
         if before and int(decode(before[0][1])) >= first - self._gap_us:
@@ -133,12 +143,14 @@ class SessionWindowsStep:
             )
         )
 
-    def _derived(self, key: bytes, session: Session) -> Derived:
+    def _derived(self, key: bytes, session: Session) -> ResultRow:
         begin, last = session
-        return Derived(key, last + 1, ((begin - 1, last),) * self._count, window=(begin, last + 1))
+        return ResultRow(
+            key, last + 1, ((begin - 1, last),) * self._count, window=(begin, last + 1)
+        )
 
 
-def _net(filed: Filed) -> list[dict[int, int]]:
+def _net(filed: GroupedRecords) -> list[dict[int, int]]:
     """Per key, how the number of rows at each time changes."""
     owners = np.repeat(np.arange(len(filed.keys)), np.diff(filed.starts, append=len(filed.records)))
     rows = pl.DataFrame({"owner": owners, "time": filed.records.ts, "weight": filed.records.weight})

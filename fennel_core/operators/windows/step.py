@@ -10,20 +10,20 @@ one stride later is made as well; without, only windows that contain a row are r
 
 from __future__ import annotations
 
-from fennel_core.aggregates.count import Count
+from fennel_core.aggregates.count import CountAggregator
 from fennel_core.aggregates.exact import Ints
-from fennel_core.aggregates.make import make
+from fennel_core.aggregates.factory import make_aggregator
 from fennel_core.operators.aggregate.assemble import Assembler
-from fennel_core.operators.aggregate.filing import Filing
-from fennel_core.operators.aggregate.moments import Moment, RowMomentStep
-from fennel_core.operators.aggregate.results import Derived, Results, assembled
+from fennel_core.operators.aggregate.change_points import ChangePoint, RowChangePointStep
+from fennel_core.operators.aggregate.grouping import Grouping
+from fennel_core.operators.aggregate.results import ResultEmitter, ResultRow, assembled
 from fennel_core.operators.aggregate.tiles import Tiles
-from fennel_core.operators.aggregate.timeline import Changes, changes, containing
+from fennel_core.operators.aggregate.window_times import Changes, changes, containing
 from fennel_core.operators.spec import WindowsSpec
 from fennel_core.wire import operators as wire
 
 
-class HoppingWindowsStep(RowMomentStep):
+class HoppingWindowsStep(RowChangePointStep):
     """The step of `spec.WindowsSpec` over tumbling and hopping windows."""
 
     def __init__(self, spec: WindowsSpec) -> None:
@@ -32,13 +32,16 @@ class HoppingWindowsStep(RowMomentStep):
         )
         self._window = spec.window
         self._with_empty = bool(spec.specs)
-        aggregations = [Count(None), *(make(one, spec.input) for one in spec.specs)]
-        filing = Filing(spec.input, spec.by, None, aggregations)
+        aggregations = [
+            CountAggregator(None),
+            *(make_aggregator(one, spec.input) for one in spec.specs),
+        ]
+        filing = Grouping(spec.input, spec.by, None, aggregations)
         tiles = Tiles(filing.layout, aggregations)
         self._count = len(aggregations)
         # The first value, the number of rows, is no column: no column is called by the empty name.
         assembler = Assembler(tiles, aggregations, range(self._count))
-        results = Results(
+        results = ResultEmitter(
             assembled(assembler),
             ["", *(one.name for one in spec.specs)],
             spec.by,
@@ -53,9 +56,9 @@ class HoppingWindowsStep(RowMomentStep):
     def reach(self, ts: Ints) -> None:  # noqa: ARG002  # the contract of RowMomentStep
         return None
 
-    def derived(self, moment: Moment) -> Derived:
+    def derived(self, moment: ChangePoint) -> ResultRow:
         key, end = moment
         inside = (end - self._window.duration_us - 1, end - 1)
-        return Derived(
+        return ResultRow(
             key, end, (inside,) * self._count, window=(end - self._window.duration_us, end)
         )

@@ -13,7 +13,7 @@ from typing import Any
 
 import polars as pl
 
-from fennel_core.operators.step import Outcome, Reads, Step
+from fennel_core.operators.step import OperatorStep, Outcome, StateReader
 from fennel_core.vocab.ids import Micros
 
 Asked = tuple[str, tuple[Any, ...], dict[str, Any], Any]
@@ -23,7 +23,7 @@ KEPT = 4_000
 class _Noted:
     """Reads, with a note of each."""
 
-    def __init__(self, reads: Reads) -> None:
+    def __init__(self, reads: StateReader) -> None:
         self._reads = reads
         self.notes: list[Asked] = []
 
@@ -45,19 +45,19 @@ class _Noted:
 class Remembering:
     """The step `inner`, with its served and advancing sides."""
 
-    def __init__(self, inner: Step) -> None:
+    def __init__(self, inner: OperatorStep) -> None:
         self._inner: Any = inner
         self._known: dict[tuple[Any, ...], list[tuple[list[Asked], Outcome]]] = {}
         self._count = 0
 
-    def apply(self, reads: Reads, source: int, batch: pl.DataFrame) -> Outcome:
+    def apply(self, reads: StateReader, source: int, batch: pl.DataFrame) -> Outcome:
         return self._remembered(
             (source, tuple(batch.rows())),
             reads,
             lambda noted: self._inner.apply(noted, source, batch),
         )
 
-    def advance(self, reads: Reads, frontier: Micros) -> Outcome:
+    def advance(self, reads: StateReader, frontier: Micros) -> Outcome:
         return self._remembered(
             (frontier,), reads, lambda noted: self._inner.advance(noted, frontier)
         )
@@ -66,7 +66,7 @@ class Remembering:
         return getattr(self._inner, name)
 
     def _remembered(
-        self, key: tuple[Any, ...], reads: Reads, compute: Callable[[Reads], Outcome]
+        self, key: tuple[Any, ...], reads: StateReader, compute: Callable[[StateReader], Outcome]
     ) -> Outcome:
         for notes, outcome in self._known.get(key, ()):
             if all(

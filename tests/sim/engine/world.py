@@ -42,7 +42,7 @@ from fennel_core.engine.supervisor import Supervisor
 from fennel_core.hangar.memory import MemoryHangar
 from fennel_core.operators.build import as_watermark_step, build
 from fennel_core.operators.spec import step_version
-from fennel_core.operators.step import Outcome, Reads, Step
+from fennel_core.operators.step import OperatorStep, Outcome, StateReader
 from fennel_core.replaylog import marker as markers
 from fennel_core.replaylog.marker import EpochMarker, IterationMarker
 from fennel_core.schedule.ownership import preferred
@@ -87,7 +87,7 @@ class Broken(AssertionError):
 
 
 @cache
-def _read(stored: bytes) -> tuple[Job, Step]:
+def _read(stored: bytes) -> tuple[Job, OperatorStep]:
     """Steps are pure and hold nothing: all runners may share one, which saves a third of a run."""
     job = canonical.loads(stored, Job)
     return job, build(job.step)
@@ -102,10 +102,10 @@ def _remembering(stored: bytes) -> Remembering:
 class Drifting:
     """A step that replays to something else than it once made."""
 
-    inner: Step
+    inner: OperatorStep
     replaying: Callable[[], bool]
 
-    def apply(self, reads: Reads, source: int, batch: pl.DataFrame) -> Outcome:
+    def apply(self, reads: StateReader, source: int, batch: pl.DataFrame) -> Outcome:
         made = self.inner.apply(reads, source, batch)
         return replace(made, puts={**made.puts, b"drifted": b"1"}) if self.replaying() else made
 

@@ -3,23 +3,23 @@
 import numpy as np
 import polars as pl
 
-from fennel_core.aggregates.make import make
-from fennel_core.aggregates.records import Layout, kind_of, of_frame
-from fennel_core.aggregates.verbs import Events
+from fennel_core.aggregates.aggregation import Events
+from fennel_core.aggregates.factory import make_aggregator
+from fennel_core.aggregates.records import RecordLayout, column_kind, records_of_frame
 from fennel_core.vocab.dtypes import Field, Float
 from fennel_core.vocab.schema import Schema
 from fennel_core.wire import operators as wire
 
 DAY = 86_400_000_000
 SCHEMA = Schema((), (Field("v", Float()),), "t")
-DAILY = make(wire.ExpDecay("x", wire.Forever(), "v", DAY), SCHEMA)
+DAILY = make_aggregator(wire.ExpDecay("x", wire.Forever(), "v", DAY), SCHEMA)
 
 
 def _partial(values, times):
     frame = pl.DataFrame({"v": values, "t": times}, schema={"v": pl.Float64, "t": pl.Int64})
     sign = pl.Series([1] * len(values), dtype=pl.Int8)
-    records = of_frame(
-        Layout((("v", kind_of(Float())),), ordered=False),
+    records = records_of_frame(
+        RecordLayout((("v", column_kind(Float())),), ordered=False),
         frame,
         frame["t"],
         sign,

@@ -25,7 +25,7 @@ from fennel_core.engine.runner import JobLogic, Runner, RunnerLimits
 from fennel_core.hangar.memory import MemoryHangar
 from fennel_core.hangar.store import Hangar, WriteBatch
 from fennel_core.operators import spec
-from fennel_core.operators.build import by_order
+from fennel_core.operators.build import is_order_deterministic
 from fennel_core.snapshots import flow
 from fennel_core.snapshots.drills import Finding, Verdict
 from fennel_core.snapshots.flow import Subject, Taken, Tools
@@ -354,7 +354,9 @@ async def test_where_bytes_depend_on_batches_another_answer_is_a_difference_all_
 
 def test_the_steps_whose_bytes_depend_on_batches_are_known() -> None:
     known = {kind: made.step for kind in ("tiles", "lives") for _, made in [work(kind)]}
-    assert {kind: step is not None and by_order(step) for kind, step in known.items()} == {
+    assert {
+        kind: step is not None and is_order_deterministic(step) for kind, step in known.items()
+    } == {
         "tiles": True,
         "lives": False,
     }

@@ -34,7 +34,7 @@ from fennel_core.engine.runner import (
 from fennel_core.hangar.memory import MemoryHangar
 from fennel_core.operators import spec
 from fennel_core.operators.build import build
-from fennel_core.operators.step import Emit, Outcome, Reads
+from fennel_core.operators.step import Outcome, OutputBatch, StateReader
 from fennel_core.replaylog import marker as markers
 from fennel_core.vocab.dtypes import Field, Int, Str
 from fennel_core.vocab.ids import Epoch, JobId, Offset, TopicName, WorkspaceId
@@ -55,7 +55,7 @@ class CountingStep:
     lost or repeated row shows.
     """
 
-    def apply(self, reads: Reads, source: int, batch: pl.DataFrame) -> Outcome:
+    def apply(self, reads: StateReader, source: int, batch: pl.DataFrame) -> Outcome:
         names = [b"sum/" + name.encode() for name in batch["key"]]
         sums = {name: int(old or 0) for name, old in zip(names, reads.get_many(names), strict=True)}
         running = []
@@ -64,7 +64,7 @@ class CountingStep:
             running.append(sums[name])
         return Outcome(
             {name: b"%d" % total for name, total in sums.items()},
-            emits=(Emit(0, batch.with_columns(value=pl.Series(running))),),
+            emits=(OutputBatch(0, batch.with_columns(value=pl.Series(running))),),
         )
 
 
@@ -119,7 +119,7 @@ def expected(rows: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
 class SilentStep(CountingStep):
     """Emits nothing."""
 
-    def apply(self, reads: Reads, source: int, batch: pl.DataFrame) -> Outcome:
+    def apply(self, reads: StateReader, source: int, batch: pl.DataFrame) -> Outcome:
         return Outcome(super().apply(reads, source, batch).puts)
 
 
@@ -221,7 +221,7 @@ async def test_a_replay_that_makes_other_mutations_is_refused() -> None:
     await run_until(make(log, MemoryHangar(), 1), 6)
 
     class Drifted(CountingStep):
-        def apply(self, reads: Reads, source: int, batch: pl.DataFrame) -> Outcome:
+        def apply(self, reads: StateReader, source: int, batch: pl.DataFrame) -> Outcome:
             return super().apply(reads, source, batch.with_columns(pl.col("value") + 1))
 
     drifted = Runner(
@@ -389,10 +389,10 @@ async def test_each_row_counts_once_whatever_dies_and_whichever_state_survives(s
 class Closing(CountingStep):
     """A step with windows: it emits how far event time has come, once per move."""
 
-    def apply(self, reads: Reads, source: int, batch: pl.DataFrame) -> Outcome:
+    def apply(self, reads: StateReader, source: int, batch: pl.DataFrame) -> Outcome:
         return Outcome(super().apply(reads, source, batch).puts)
 
-    def advance(self, reads: Reads, frontier: int) -> Outcome:
+    def advance(self, reads: StateReader, frontier: int) -> Outcome:
         (before,) = reads.get_many([b"frontier"])
         (total,) = reads.get_many([b"sum/a"])
         if before is not None and int(before) >= frontier:
@@ -401,7 +401,7 @@ class Closing(CountingStep):
             {"key": ["frontier"], "value": [frontier], "at": [datetime.fromtimestamp(0, UTC)]}
         ).with_columns(__pos=pl.lit(b"0" * 14), __sign=pl.lit(1, pl.Int8), __gone=pl.lit(False))
         return Outcome(
-            {b"frontier": b"%d" % frontier, b"seen": total or b""}, emits=(Emit(0, row),)
+            {b"frontier": b"%d" % frontier, b"seen": total or b""}, emits=(OutputBatch(0, row),)
         )
 
 

@@ -12,7 +12,7 @@ from fennel_core.blueprints.spec import Job, Output
 from fennel_core.engine.broker import OutgoingRecord, Record
 from fennel_core.engine.watermarks import OutputWatermarks, given, told
 from fennel_core.operators import spec
-from fennel_core.operators.step import Emit
+from fennel_core.operators.step import OutputBatch
 from fennel_core.vocab.dtypes import Field, Int, Str
 from fennel_core.vocab.ids import JobId, Micros, Offset, TopicName, WorkspaceId
 from fennel_core.vocab.schema import Schema
@@ -68,12 +68,12 @@ def test_every_partition_hears_of_what_was_heard_or_emitted_whichever_is_later_a
     None
 ):
     frontiers = OutputWatermarks(JOB)
-    assert heard_by(frontiers.messages((Emit(0, rows((1, 5), (-1, 90))),), Micros(9))) == {
+    assert heard_by(frontiers.messages((OutputBatch(0, rows((1, 5), (-1, 90))),), Micros(9))) == {
         0: 9,
         1: 9,
     }
     assert frontiers.messages((), Micros(9)) == []
-    assert heard_by(frontiers.messages((Emit(0, rows((1, 12))),), None)) == {0: 12, 1: 12}
+    assert heard_by(frontiers.messages((OutputBatch(0, rows((1, 12))),), None)) == {0: 12, 1: 12}
     assert frontiers.messages((), None) == []
 
 

@@ -9,7 +9,7 @@ import pytest
 from fennel_core.hangar.memory import MemoryHangar
 from fennel_core.hangar.store import WriteBatch
 from fennel_core.operators.aggregate import tiles
-from fennel_core.operators.aggregate.step import AggregateStep
+from fennel_core.operators.aggregate.read_time import ReadTimeAggregateStep
 from fennel_core.operators.spec import AggregateSpec
 from fennel_core.vocab.dtypes import Field, Float, Int, List, Str
 from fennel_core.vocab.keys import key_bytes
@@ -61,7 +61,7 @@ def _rows(times, sign=1):
 
 def _filled(changes, batch_rows):
     step, state = (
-        AggregateStep(AggregateSpec(INPUT, ("k",), SPECS, None, False, True, OUTPUT)),
+        ReadTimeAggregateStep(AggregateSpec(INPUT, ("k",), SPECS, None, False, True, OUTPUT)),
         CountedReads(),
     )
     for start in range(0, len(changes), batch_rows):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fennel_core.operators.aggregate import tiles
-from fennel_core.operators.aggregate.step import AggregateStep
+from fennel_core.operators.aggregate.read_time import ReadTimeAggregateStep
 from fennel_core.operators.spec import AggregateSpec
 from fennel_core.vocab.dtypes import Decimal, Field, Float, Int, List, Optional, Str
 from fennel_core.vocab.keys import key_bytes
@@ -57,7 +57,7 @@ def _step(make):
     made = [make(name, _window(span)) for name, span in WINDOWS.items()]
     fields = tuple(Field(spec.name, dtype) for spec, dtype in made)
     output = Schema((Field("k", Str()),), fields, "t")
-    return AggregateStep(
+    return ReadTimeAggregateStep(
         AggregateSpec(INPUT, ("k",), tuple(spec for spec, _ in made), None, False, True, output)
     )
 
@@ -81,7 +81,7 @@ def _check(history, make, expect):
         state, key_bytes(pl.DataFrame({"k": [k for k, _ in asked]}), ["k"]), [q for _, q in asked]
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tiles, "MAX_EVENTS", 0)
+        patch.setattr(tiles, "MAX_SMALL_EVENTS", 0)
         arrays = step.lookup(
             state,
             key_bytes(pl.DataFrame({"k": [k for k, _ in asked]}), ["k"]),
@@ -228,7 +228,7 @@ def test_decimals_are_summed_and_compared_exactly(history):
         wire.Average("mean", wire.Forever(), "d", 0.0),
     )
     fields = (Field("sum", Decimal(2)), Field("low", Decimal(2)), Field("mean", Float()))
-    step = AggregateStep(
+    step = ReadTimeAggregateStep(
         AggregateSpec(
             MONEY, ("k",), specs, None, False, True, Schema((Field("k", Str()),), fields, "t")
         )
@@ -259,7 +259,7 @@ def test_answers_are_the_same_bytes_however_the_rows_arrived(history):
     )
     types = (Float(), Float(), Optional(Float()), List(Optional(Str())))
     fields = tuple(Field(spec.name, dtype) for spec, dtype in zip(specs, types, strict=True))
-    step = AggregateStep(
+    step = ReadTimeAggregateStep(
         AggregateSpec(
             INPUT, ("k",), specs, None, False, True, Schema((Field("k", Str()),), fields, "t")
         )

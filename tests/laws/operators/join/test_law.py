@@ -5,7 +5,7 @@ however both arrived.
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fennel_core.operators.join.step import JoinStep
+from fennel_core.operators.join.stream_table import StreamTableJoinStep
 from fennel_core.operators.spec import JoinSpec
 from fennel_core.vocab.dtypes import Field, Int, Optional, Str, Timestamp
 from fennel_core.vocab.schema import Schema
@@ -37,6 +37,6 @@ RIGHT_ROWS = st.fixed_dictionaries(
 )
 def test_a_join_adds_up_to_the_last_right_version_inside_the_bounds(history, low, high, inner):
     spec = JoinSpec(LEFT, RIGHT, ("a",), ("v", "ts"), inner, low, high, OUTPUT)
-    _, emitted = run(JoinStep(spec), history, LEFT, RIGHT)
+    _, emitted = run(StreamTableJoinStep(spec), history, LEFT, RIGHT)
     expected = oracle.join(history.left_over(0), history.left_over(1), low, high, inner)
     assert bag(integral(emitted)) == bag(expected)

@@ -16,10 +16,10 @@ from operator import mul
 import numpy as np
 
 from fennel_core.aggregates import exact
+from fennel_core.aggregates.aggregation import AnyEvents, Events, pack_int, unpack_int
 from fennel_core.aggregates.exact import Exact, Ints
-from fennel_core.aggregates.few import FewEvents
-from fennel_core.aggregates.records import Cells, Values
-from fennel_core.aggregates.verbs import AnyEvents, Events, pack_int, unpack_int
+from fennel_core.aggregates.records import Cells, ColumnValues
+from fennel_core.aggregates.small import SmallEvents
 from fennel_core.vocab.dtypes import Decimal, Dtype, Float, base
 
 INT64 = 1 << 64
@@ -66,17 +66,19 @@ class Total:
         return cls((mantissa, exponent), *infinite)
 
 
-NOTHING = Total(exact.ZERO)
+ZERO_TOTAL = Total(exact.ZERO)
 
 
 def totals(events: AnyEvents, of: str) -> list[Total]:
     """The weighted total of the non-null values of each segment."""
-    if isinstance(events, FewEvents):
+    if isinstance(events, SmallEvents):
         return [_few_total(list(weighted(events, of)))]
     return array_totals(events, events.column(of))
 
 
-def array_totals(events: Events, values: Values, exponents: Ints | None = None) -> list[Total]:
+def array_totals(
+    events: Events, values: ColumnValues, exponents: Ints | None = None
+) -> list[Total]:
     """As `totals`; `exponents` multiply each value by a power of two (floats only)."""
     weight = _weights(events, values)
     if values.data.dtype != np.float64:
@@ -98,7 +100,7 @@ def array_totals(events: Events, values: Values, exponents: Ints | None = None) 
 
 def squares(events: AnyEvents, of: str) -> list[Exact]:
     """The weighted sum of the squares of the finite non-null values of each segment."""
-    if isinstance(events, FewEvents):
+    if isinstance(events, SmallEvents):
         numbers = (
             (exact.of_number(value), weight)
             for value, weight in weighted(events, of)
@@ -126,19 +128,19 @@ def counts(events: AnyEvents, of: str | None) -> list[int]:
     """The weighted number of events of each segment, of those with a value in the column if one is
     given.
     """
-    if isinstance(events, FewEvents):
+    if isinstance(events, SmallEvents):
         return [_few_count(events, of)]
     weight = events.weight if of is None else _weights(events, events.column(of))
     return list(np.add.reduceat(weight, events.starts).tolist())
 
 
-def weighted(events: FewEvents, of: str) -> Iterator[tuple[int | float, int]]:
+def weighted(events: SmallEvents, of: str) -> Iterator[tuple[int | float, int]]:
     """Non-null values with their weights."""
     pairs = zip(events.column(of).items, events.weights, strict=True)
     return ((value, weight) for value, weight in pairs if value is not None)
 
 
-def _few_count(events: FewEvents, of: str | None) -> int:
+def _few_count(events: SmallEvents, of: str | None) -> int:
     if of is None:
         return sum(events.weights)
     items = events.column(of).items
@@ -151,7 +153,7 @@ def _few_count(events: FewEvents, of: str | None) -> int:
 
 def _few_total(items: list[tuple[int | float, int]]) -> Total:
     if not items:
-        return NOTHING
+        return ZERO_TOTAL
     values, weights = zip(*items, strict=True)
     if isinstance(values[0], int):
         return Total((sum(map(mul, values, weights)), 0))
@@ -175,17 +177,17 @@ def _few_total(items: list[tuple[int | float, int]]) -> Total:
     return Total(number)
 
 
-def _weights(events: Events, values: Values) -> Ints:
+def _weights(events: Events, values: ColumnValues) -> Ints:
     return events.weight if values.valid is None else events.weight * values.valid
 
 
-def _weighted(values: Values, weight: Ints) -> Cells:
+def _weighted(values: ColumnValues, weight: Ints) -> Cells:
     if values.data.dtype != object and (len(values.data) == 0 or values.data.min() > -(1 << 63)):
         return np.asarray(values.data * weight)
     return np.asarray(values.data.astype(object) * weight.astype(object))
 
 
-def show(element: int | float, dtype: Dtype) -> object:
+def to_result(element: int | float, dtype: Dtype) -> object:
     """A number of a column of `dtype` as results carry it: decimals as text, the rest as it is."""
     kind = base(dtype)
     return decimal_text(int(element), kind.scale) if isinstance(kind, Decimal) else element
@@ -196,7 +198,7 @@ def decimal_text(unscaled: int, scale: int) -> str:
         return format(decimal.Decimal(unscaled).scaleb(-scale), "f")
 
 
-def default_of(default: float | None, dtype: Dtype) -> object:
+def default_result(default: float | None, dtype: Dtype) -> object:
     """A default in the unit of the wire (decimals as floats) as results carry it."""
     kind = base(dtype)
     if default is None:

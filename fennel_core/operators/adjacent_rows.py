@@ -18,15 +18,15 @@ import polars as pl
 
 from fennel_core.operators.rows import (
     MAX_TIME,
+    apply_signs,
     encode_rows,
     ordered_keys,
     prefixes,
-    settle,
     time_bytes,
     time_of,
     with_tombstones,
 )
-from fennel_core.operators.step import Reads
+from fennel_core.operators.step import StateReader
 from fennel_core.vocab.versions import GONE, POS, SIGN
 
 COLUMNS = {
@@ -38,11 +38,11 @@ COLUMNS = {
 }
 SMALL = 16
 """Rows up to which comparing them one by one is faster than a join."""
-Entry = tuple[bytes, bytes]
+StateEntry = tuple[bytes, bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Neighbourhood:
+class AdjacentRows:
     """`before` and `after`: COLUMNS, sorted by key, then (timestamp, position); `key` numbers the
     keys of the batch.
     """
@@ -53,19 +53,19 @@ class Neighbourhood:
     deletes: frozenset[bytes]
 
 
-def neighbourhood(
-    reads: Reads,
+def read_adjacent_rows(
+    reads: StateReader,
     tag: bytes,
     keys: list[bytes],
     times: pl.Series,
     batch: pl.DataFrame,
     kept: tuple[str, ...],
-) -> Neighbourhood:
+) -> AdjacentRows:
     """File a batch under `keys`, ordered by `times` and position; rows at rest hold the columns
     `kept`.
     """
     places = ordered_keys(tag, keys, times, batch[POS])
-    puts, deletes = settle(
+    puts, deletes = apply_signs(
         reads, places, with_tombstones(encode_rows(batch, kept), batch[GONE]), batch[SIGN]
     )
     touched = pl.DataFrame(
@@ -91,7 +91,7 @@ def neighbourhood(
         edge = _flat(number, len(prefix), above, edge=True)
         before += _flat(number, len(prefix), inside, edge=False) + edge
         after += _flat(number, len(prefix), sorted(new.items()), edge=False) + edge
-    return Neighbourhood(
+    return AdjacentRows(
         pl.DataFrame(before, schema=COLUMNS, orient="row"),
         pl.DataFrame(after, schema=COLUMNS, orient="row"),
         puts,
@@ -99,7 +99,7 @@ def neighbourhood(
     )
 
 
-def difference(before: pl.DataFrame, after: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+def row_difference(before: pl.DataFrame, after: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Rows only in `before` and rows only in `after`, by all columns."""
     if before.height + after.height <= SMALL:
         was, becomes = before.rows(), after.rows()
@@ -114,7 +114,9 @@ def _frame(like: pl.DataFrame, rows: list[tuple[object, ...]]) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=like.schema, orient="row") if rows else like.clear()
 
 
-def _around(reads: Reads, prefix: bytes, low: int, high: int) -> tuple[list[Entry], list[Entry]]:
+def _around(
+    reads: StateReader, prefix: bytes, low: int, high: int
+) -> tuple[list[StateEntry], list[StateEntry]]:
     """Entries from the last before `low` to the last at `high`, and those at the next timestamp."""
     start, stop = prefix + time_bytes(low), prefix + time_bytes(high + 1)
     inside = [*reads.scan(prefix, start, reverse=True, limit=1), *reads.scan(start, stop)]
@@ -126,7 +128,7 @@ def _around(reads: Reads, prefix: bytes, low: int, high: int) -> tuple[list[Entr
 
 
 def _flat(
-    number: int, length: int, entries: list[Entry], *, edge: bool
+    number: int, length: int, entries: list[StateEntry], *, edge: bool
 ) -> list[tuple[int, int, bytes, bytes, bool]]:
     return [
         (number, time_of(place, length), place[length + 8 :], row, edge) for place, row in entries

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from fennel_core.aggregates.few import FewEvents
-from fennel_core.aggregates.multiset import Head, Headed
-from fennel_core.aggregates.numbers import default_of, show
-from fennel_core.aggregates.verbs import UNKNOWN, AnyEvents
+from fennel_core.aggregates.aggregation import INCOMPLETE, AnyEvents
+from fennel_core.aggregates.multiset import TopElements, TopElementsAggregator
+from fennel_core.aggregates.small import SmallEvents
+from fennel_core.aggregates.totals import default_result, to_result
 from fennel_core.vocab.dtypes import Dtype
 
 KEEP = 6
@@ -21,11 +21,11 @@ again.
 """
 
 
-class Extreme(Headed):
+class MinMaxAggregator(TopElementsAggregator):
     def __init__(self, of: str, dtype: Dtype, default: float | None, *, largest: bool) -> None:
         super().__init__(KEEP, last_first=largest)
         self._of, self._dtype = of, dtype
-        self._default = default_of(default, dtype)
+        self._default = default_result(default, dtype)
 
     def prepare(self) -> tuple[str, ...]:
         return (self._of,)
@@ -33,14 +33,14 @@ class Extreme(Headed):
     def elements(self, events: AnyEvents) -> Sequence[Any]:
         return events.column(self._of).elements()
 
-    def finalize(self, partial: Head, as_of: int) -> object:  # noqa: ARG002  # the contract of Aggregation
+    def finalize(self, partial: TopElements, as_of: int) -> object:  # noqa: ARG002  # the contract of Aggregation
         found = self.first(partial)
         if found:
-            return show(found[0][0], self._dtype)
-        return self._default if partial.edge is None else UNKNOWN
+            return to_result(found[0][0], self._dtype)
+        return self._default if partial.edge is None else INCOMPLETE
 
 
-class LastTime(Headed):
+class LastTimeAggregator(TopElementsAggregator):
     """The time of the last event in microseconds; None when there is none."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class LastTime(Headed):
     def elements(self, events: AnyEvents) -> Sequence[Any]:
         return events.times
 
-    def update(self, events: AnyEvents) -> list[Head]:
+    def update(self, events: AnyEvents) -> list[TopElements]:
         """As any head; where nothing of a segment is taken back the largest time and its count are
         enough.
 
@@ -65,7 +65,7 @@ class LastTime(Headed):
                 if all(added[start:stop]):
                     heads[i] = _last(every[start:stop])
             return heads
-        if isinstance(events, FewEvents):
+        if isinstance(events, SmallEvents):
             return [_last(events.times)]
         lengths = np.diff(events.starts, append=len(events.ts))
         last = np.maximum.reduceat(events.ts, events.starts)
@@ -74,19 +74,19 @@ class LastTime(Headed):
         )
         found = zip(last.tolist(), counts.tolist(), lengths.tolist(), strict=True)
         return [
-            Head({moment: count}, None if count == length else (moment,))
+            TopElements({moment: count}, None if count == length else (moment,))
             for moment, count, length in found
         ]
 
-    def finalize(self, partial: Head, as_of: int) -> object:  # noqa: ARG002  # the contract of Aggregation
+    def finalize(self, partial: TopElements, as_of: int) -> object:  # noqa: ARG002  # the contract of Aggregation
         found = self.first(partial)
         if found:
             return found[0][0]
-        return None if partial.edge is None else UNKNOWN
+        return None if partial.edge is None else INCOMPLETE
 
 
-def _last(times: Sequence[int]) -> Head:
+def _last(times: Sequence[int]) -> TopElements:
     """The largest of some times that are all there, and its count."""
     moment = max(times)
     count = list(times).count(moment)
-    return Head({moment: count}, None if count == len(times) else (moment,))
+    return TopElements({moment: count}, None if count == len(times) else (moment,))

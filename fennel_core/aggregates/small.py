@@ -2,8 +2,8 @@
 
 Theory. NumPy pays about a microsecond per call, whatever the size; a lookup of a key with ten
 events would make eighty calls. For so few events the same aggregations run on lists, with C-level
-loops where nothing was taken back. `FewEvents` is one segment with the face of `verbs.Events`; both
-give the same partials, to the last bit, because sums are exact either way.
+loops where nothing was taken back. `SmallEvents` is one segment with the face of `verbs.Events`;
+both give the same partials, to the last bit, because sums are exact either way.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from functools import cached_property
 from itertools import compress
 from typing import Any
 
-from fennel_core.aggregates.records import Kind, Layout
+from fennel_core.aggregates.records import ColumnKind, RecordLayout
 
-MAX_EVENTS = 400
+MAX_SMALL_EVENTS = 400
 """Events up to which lists are faster than arrays."""
 _TIMES, _WEIGHTS, _CELLS = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True)
-class FewValues:
+class SmallValues:
     """One column; None for null."""
 
     items: Sequence[Any]
@@ -33,12 +33,12 @@ class FewValues:
 
 
 @dataclass(frozen=True)
-class FewEvents:
+class SmallEvents:
     """`columns`: times, weights (+1 or −1), then cells and whether they hold a value for each
     stored column of the layout.
     """
 
-    layout: Layout
+    layout: RecordLayout
     columns: Sequence[Sequence[Any]]
 
     @property
@@ -61,18 +61,18 @@ class FewEvents:
     def bounds(self) -> list[tuple[int, int]]:
         return [(0, len(self.times))]
 
-    def column(self, name: str) -> FewValues:
+    def column(self, name: str) -> SmallValues:
         i = next(i for i, (stored, _) in enumerate(self.layout.stored) if stored == name)
         cells, valid = self.columns[_CELLS + 2 * i], self.columns[_CELLS + 2 * i + 1]
-        if self.layout.stored[i][1] is Kind.DECIMAL:
+        if self.layout.stored[i][1] is ColumnKind.DECIMAL:
             cells = [int.from_bytes(cell, "little", signed=True) for cell in cells]
-        return FewValues(
+        return SmallValues(
             cells
             if all(valid)
             else [cell if there else None for cell, there in zip(cells, valid, strict=True)]
         )
 
-    def within(self, cuts: Sequence[int]) -> list[tuple[int, FewEvents]]:
+    def within(self, cuts: Sequence[int]) -> list[tuple[int, SmallEvents]]:
         """The events of each interval that has some; intervals end (inclusive) at `cuts`, what is
         after the last is left out.
         """
@@ -86,7 +86,7 @@ class FewEvents:
                 found.append(
                     (
                         interval,
-                        FewEvents(
+                        SmallEvents(
                             self.layout, [list(compress(column, inside)) for column in self.columns]
                         ),
                     )
@@ -94,7 +94,7 @@ class FewEvents:
         return found
 
 
-def parse(layout: Layout, packs: Sequence[tuple[bytes, bytes]]) -> FewEvents:
+def parse_small(layout: RecordLayout, packs: Sequence[tuple[bytes, bytes]]) -> SmallEvents:
     """The events of some packs (structs, heap), not all empty; one that stands for several equal
     events comes as often.
     """
@@ -109,10 +109,12 @@ def parse(layout: Layout, packs: Sequence[tuple[bytes, bytes]]) -> FewEvents:
             for column in columns
         ]
         columns[_WEIGHTS] = [1 if weight > 0 else -1 for weight in columns[_WEIGHTS]]
-    return FewEvents(layout, columns)
+    return SmallEvents(layout, columns)
 
 
-def _with_heap(layout: Layout, columns: list[Sequence[Any]], heap: bytes) -> list[Sequence[Any]]:
+def _with_heap(
+    layout: RecordLayout, columns: list[Sequence[Any]], heap: bytes
+) -> list[Sequence[Any]]:
     """Lengths of heaped cells replaced by the cells."""
     places = [_CELLS + 2 * i for i in layout.heaped]
     cells: list[list[bytes]] = [[] for _ in places]

@@ -9,10 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fennel_core.aggregates.few import parse
-from fennel_core.aggregates.make import make
-from fennel_core.aggregates.records import POSITION, Layout, kind_of, load, of_frame
-from fennel_core.aggregates.verbs import UNKNOWN, Events
+from fennel_core.aggregates.aggregation import INCOMPLETE, Events
+from fennel_core.aggregates.factory import make_aggregator
+from fennel_core.aggregates.records import (
+    POSITION,
+    RecordLayout,
+    column_kind,
+    load_records,
+    records_of_frame,
+)
+from fennel_core.aggregates.small import parse_small
 from fennel_core.vocab.dtypes import Decimal, Field, Float, Int, Optional, Str
 from fennel_core.vocab.schema import Schema
 from fennel_core.wire import operators as wire
@@ -65,8 +71,8 @@ BAGS = st.lists(st.lists(EVENT, min_size=1, max_size=8), min_size=2, max_size=4)
 
 def _records(aggregation, bags, signs):
     names = sorted(set(aggregation.prepare()) - {POSITION})
-    layout = Layout(
-        tuple((n, kind_of(SCHEMA.field(n).dtype)) for n in names),
+    layout = RecordLayout(
+        tuple((n, column_kind(SCHEMA.field(n).dtype)) for n in names),
         ordered=POSITION in aggregation.prepare(),
     )
     rows = [
@@ -78,7 +84,7 @@ def _records(aggregation, bags, signs):
     sign = pl.Series(
         [sign for bag, sign in zip(bags, signs, strict=True) for _ in bag], dtype=pl.Int8
     )
-    return of_frame(layout, frame, frame["t"], sign, frame["__pos"])
+    return records_of_frame(layout, frame, frame["t"], sign, frame["__pos"])
 
 
 def _partials(aggregation, bags, signs=None):
@@ -88,13 +94,13 @@ def _partials(aggregation, bags, signs=None):
 
 def _value(aggregation, partial):
     found = aggregation.exhaustive().finalize(partial, 10**12)
-    return found if found is UNKNOWN else msgspec.msgpack.encode(found)
+    return found if found is INCOMPLETE else msgspec.msgpack.encode(found)
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{type(spec).__name__}-{spec.of}")
 @given(bags=BAGS)
 def test_merging_in_any_order_equals_one_update_over_everything(spec, bags):
-    aggregation = make(spec, SCHEMA).exhaustive()
+    aggregation = make_aggregator(spec, SCHEMA).exhaustive()
     (whole,) = _partials(aggregation, [[event for bag in bags for event in bag]])
     forward, backward = aggregation.empty, aggregation.empty
     # The positions of one long bag differ from those of several: compare sums of parts with each
@@ -111,7 +117,7 @@ def test_merging_in_any_order_equals_one_update_over_everything(spec, bags):
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{type(spec).__name__}-{spec.of}")
 @given(bags=BAGS)
 def test_what_is_deleted_leaves_no_trace(spec, bags):
-    aggregation = make(spec, SCHEMA).exhaustive()
+    aggregation = make_aggregator(spec, SCHEMA).exhaustive()
     first, second, *_ = _partials(aggregation, bags)
     assert _value(
         aggregation, aggregation.delete(aggregation.merge(first, second), second)
@@ -125,7 +131,7 @@ def test_what_is_deleted_leaves_no_trace(spec, bags):
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{type(spec).__name__}-{spec.of}")
 @given(bags=BAGS)
 def test_a_partial_survives_its_packing_and_few_events_give_the_same_one(spec, bags):
-    aggregation = make(spec, SCHEMA)
+    aggregation = make_aggregator(spec, SCHEMA)
     partials = _partials(aggregation, bags)
     packed = [aggregation.pack(partial) for partial in partials]
     stored = msgspec.msgpack.encode(packed)
@@ -136,19 +142,19 @@ def test_a_partial_survives_its_packing_and_few_events_give_the_same_one(spec, b
     assert msgspec.msgpack.encode(again) == stored
     records = _records(aggregation, bags[:1], [1])
     ((structs, heap),) = records.slices([0], [len(records)])
-    (few,) = aggregation.update(parse(records.layout, [(structs, heap)]))
+    (few,) = aggregation.update(parse_small(records.layout, [(structs, heap)]))
     assert _value(aggregation, few) == _value(aggregation, partials[0])
-    loaded = load(records.layout, [(structs, heap)])
+    loaded = load_records(records.layout, [(structs, heap)])
     (reloaded,) = aggregation.update(Events.of(loaded, np.array([0])))
     assert _value(aggregation, reloaded) == _value(aggregation, partials[0])
 
 
 def test_a_head_that_has_run_dry_says_so_instead_of_guessing():
-    aggregation = make(wire.Max("x", EVER, "i", None), SCHEMA)
+    aggregation = make_aggregator(wire.Max("x", EVER, "i", None), SCHEMA)
     many = [{"i": n, "f": None, "d": None, "s": None, "t": 0} for n in range(20)]
     whole, best = _partials(aggregation, [many, many[12:]])
     assert aggregation.finalize(whole, 0) == 19
     assert not aggregation.is_deletable
-    assert aggregation.finalize(aggregation.delete(whole, best), 0) is UNKNOWN
+    assert aggregation.finalize(aggregation.delete(whole, best), 0) is INCOMPLETE
     (everything, best) = _partials(aggregation.exhaustive(), [many, many[12:]])
     assert aggregation.finalize(aggregation.exhaustive().delete(everything, best), 0) == 11

@@ -9,7 +9,8 @@ the row's own sign, for the timestamp of the answer. A key is found from its fir
 when all its rows have ended.
 
 State: tags 0x80 + 2i and 0x81 + 2i: tiles of the i-th distinct window of the specs. Assembled at
-read time, also tags `a`, `n`: tiles of the times of changes. Emitted, also what `moments.py` keeps.
+read time, also tags `a`, `n`: tiles of the times of changes. Emitted, also what `change_points.py`
+keeps.
 """
 
 from __future__ import annotations
@@ -20,25 +21,25 @@ from typing import Any, assert_never
 import numpy as np
 import polars as pl
 
-from fennel_core.aggregates.extremes import LastTime
-from fennel_core.aggregates.make import make
-from fennel_core.aggregates.verbs import Aggregation
+from fennel_core.aggregates.aggregation import Aggregator
+from fennel_core.aggregates.factory import make_aggregator
+from fennel_core.aggregates.min_max import LastTimeAggregator
 from fennel_core.operators.aggregate.assemble import Assembler
-from fennel_core.operators.aggregate.filing import Filing
-from fennel_core.operators.aggregate.moments import (
+from fennel_core.operators.aggregate.change_points import (
     Absorbed,
-    Moment,
-    MomentStep,
+    ChangePoint,
+    ChangePointStep,
     reach_of,
     reasons_of,
 )
-from fennel_core.operators.aggregate.results import Derived, Results
-from fennel_core.operators.aggregate.step import SECOND_US, rows_of
+from fennel_core.operators.aggregate.grouping import Grouping
+from fennel_core.operators.aggregate.read_time import SECOND_US, rows_of
+from fennel_core.operators.aggregate.results import ResultEmitter, ResultRow
 from fennel_core.operators.aggregate.tiles import NODES, ROOTS, Tiles
-from fennel_core.operators.aggregate.timeline import lookback_us
+from fennel_core.operators.aggregate.window_times import lookback_us
 from fennel_core.operators.rows import MAX_TIME, MIN_TIME, encode
 from fennel_core.operators.spec import VALID_TO, AggregateSpec, has_validity
-from fennel_core.operators.step import Outcome, Reads
+from fennel_core.operators.step import Outcome, StateReader
 from fennel_core.vocab.ids import Micros
 from fennel_core.vocab.versions import SIGN
 from fennel_core.wire import operators as wire
@@ -48,7 +49,7 @@ _AT = "\0at"
 _FIRST_TAG = 0x80
 
 
-class Lives:
+class ValidityIntervals:
     """Tiles of one kind of window: rows filed when they begin and cease to count in it, and the
     columns that are read from them.
     """
@@ -56,9 +57,11 @@ class Lives:
     def __init__(self, spec: AggregateSpec, window: wire.Window, number: int) -> None:
         specs = [one for one in spec.specs if one.window == window]
         self.names = [one.name for one in specs]
-        aggregations = [make(one, spec.input, time=spec.input.timestamp) for one in specs]
+        aggregations = [
+            make_aggregator(one, spec.input, time=spec.input.timestamp) for one in specs
+        ]
         self._begin, self._end = _life(window, pl.col(spec.along or spec.input.timestamp))
-        self._filing = Filing(spec.input, spec.keys, _AT, aggregations)
+        self._filing = Grouping(spec.input, spec.keys, _AT, aggregations)
         self._tiles = Tiles(self._filing.layout, aggregations, _tags(number))
         self._assembler = Assembler(self._tiles, aggregations, range(len(aggregations)))
 
@@ -73,7 +76,9 @@ class Lives:
             pl.col(_AT).is_not_null()
         )
 
-    def add(self, reads: Reads, begun: pl.DataFrame, ended: pl.DataFrame) -> dict[bytes, bytes]:
+    def add(
+        self, reads: StateReader, begun: pl.DataFrame, ended: pl.DataFrame
+    ) -> dict[bytes, bytes]:
         both = pl.concat([begun, ended.with_columns(-pl.col(SIGN))])
         if both.is_empty():
             return {}
@@ -81,14 +86,14 @@ class Lives:
         return self._tiles.add(reads, filed.keys, filed.records, filed.starts)
 
     def values(
-        self, reads: Reads, keys: Sequence[bytes], as_of: Sequence[int]
+        self, reads: StateReader, keys: Sequence[bytes], as_of: Sequence[int]
     ) -> list[list[object]]:
         return self._assembler.values(
             reads, keys, [((MIN_TIME, moment),) * len(self.names) for moment in as_of], as_of
         )
 
 
-def lives_of(spec: AggregateSpec) -> list[Lives]:
+def validity_intervals(spec: AggregateSpec) -> list[ValidityIntervals]:
     """One per distinct window, in the order of the specs."""
     for one in spec.specs:
         if isinstance(one, wire.ExpDecay):
@@ -97,24 +102,24 @@ def lives_of(spec: AggregateSpec) -> list[Lives]:
                 "aggregate its changelog instead"
             )
     windows = dict.fromkeys(one.window for one in spec.specs)
-    return [Lives(spec, window, number) for number, window in enumerate(windows)]
+    return [ValidityIntervals(spec, window, number) for number, window in enumerate(windows)]
 
 
-class FactsAggregateStep:
+class KeyedAggregateStep:
     """The step of a terminal `spec.AggregateSpec` whose input has facts; serves lookups."""
 
     def __init__(self, spec: AggregateSpec) -> None:
         assert spec.terminal, "a keyed dataset is aggregated at read time"
         assert has_validity(spec.input), "see AggregateStep"
-        self._lives = lives_of(spec)
-        clock: tuple[Aggregation[Any], ...] = (LastTime(),)
-        self._filing = Filing(spec.input, spec.keys, _AT, clock)
+        self._lives = validity_intervals(spec)
+        clock: tuple[Aggregator[Any], ...] = (LastTimeAggregator(),)
+        self._filing = Grouping(spec.input, spec.keys, _AT, clock)
         self._clock = Tiles(self._filing.layout, clock, (ROOTS, NODES))
         self._clock_assembler = Assembler(self._clock, clock, (0,))
         names = [name for lives in self._lives for name in lives.names]
         self._order = [names.index(name) for name in spec.output.value_names]
 
-    def apply(self, reads: Reads, source: int, batch: pl.DataFrame) -> Outcome:
+    def apply(self, reads: StateReader, source: int, batch: pl.DataFrame) -> Outcome:
         """File each row at its beginning and at its ends."""
         assert source == 0, "an aggregation has one input"
         puts: dict[bytes, bytes] = {}
@@ -131,7 +136,7 @@ class FactsAggregateStep:
         return Outcome(puts=puts)
 
     def lookup(
-        self, reads: Reads, keys: Sequence[bytes], as_of: Sequence[Micros]
+        self, reads: StateReader, keys: Sequence[bytes], as_of: Sequence[Micros]
     ) -> list[bytes | None]:
         ranges = [((MIN_TIME, moment),) for moment in as_of]
         clocks = self._clock_assembler.values(reads, keys, ranges, as_of)
@@ -144,12 +149,12 @@ class FactsAggregateStep:
             )
         return out
 
-    def rows(self, reads: Reads, as_of: Micros, limit: int) -> list[tuple[bytes, bytes]]:
+    def rows(self, reads: StateReader, as_of: Micros, limit: int) -> list[tuple[bytes, bytes]]:
         """Up to `limit` keys with their rows as of a time."""
         return rows_of(self, reads, as_of, limit)
 
 
-class EmittedFactsStep(MomentStep):
+class EmittedKeyedAggregateStep(ChangePointStep):
     """The step of a `spec.AggregateSpec` whose input has facts and that is not terminal: a version
     whenever a row begins or ceases to count.
     """
@@ -157,15 +162,15 @@ class EmittedFactsStep(MomentStep):
     def __init__(self, spec: AggregateSpec) -> None:
         assert not spec.terminal, "see FactsAggregateStep"
         self._time = spec.along or spec.input.timestamp
-        self._lives = lives_of(spec)
-        self._filing = Filing(spec.input, spec.keys, _AT, ())
+        self._lives = validity_intervals(spec)
+        self._filing = Grouping(spec.input, spec.keys, _AT, ())
         names = [name for lives in self._lives for name in lives.names]
         super().__init__(
-            Results(self._values, names, spec.keys, spec.output, None),
+            ResultEmitter(self._values, names, spec.keys, spec.output, None),
             lookback_us([one.window for one in spec.specs]),
         )
 
-    def absorb(self, reads: Reads, batch: pl.DataFrame) -> Absorbed:
+    def absorb(self, reads: StateReader, batch: pl.DataFrame) -> Absorbed:
         puts: dict[bytes, bytes] = {}
         changes = []
         for lives in self._lives:
@@ -186,11 +191,11 @@ class EmittedFactsStep(MomentStep):
             frontier,
         )
 
-    def derived(self, moment: Moment) -> Derived:
+    def derived(self, moment: ChangePoint) -> ResultRow:
         key, time = moment
-        return Derived(key, time, ())
+        return ResultRow(key, time, ())
 
-    def _values(self, reads: Reads, rows: Sequence[Derived]) -> list[list[object]]:
+    def _values(self, reads: StateReader, rows: Sequence[ResultRow]) -> list[list[object]]:
         keys, times = [row.key for row in rows], [row.time for row in rows]
         found = [lives.values(reads, keys, times) for lives in self._lives]
         return [[value for part in parts for value in part] for parts in zip(*found, strict=True)]

@@ -15,7 +15,7 @@ from fennel_core.operators.table.step import TableStep
 from fennel_core.vocab.dtypes import Field, Int, Str
 from fennel_core.vocab.keys import key_bytes
 from fennel_core.vocab.schema import Schema
-from tests.laws.operators.pick import oracle
+from tests.laws.operators.first_latest import oracle
 from tests.support.histories import histories, integral, run
 
 INPUT = Schema((), (Field("v", Int()), Field("k", Str())), "t")

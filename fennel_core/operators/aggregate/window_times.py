@@ -28,7 +28,7 @@ from typing import assert_never
 import numpy as np
 
 from fennel_core.aggregates.exact import Ints
-from fennel_core.operators.aggregate.assemble import Range
+from fennel_core.operators.aggregate.assemble import TimeRange
 from fennel_core.operators.rows import MAX_TIME, MIN_TIME
 from fennel_core.wire import operators as wire
 
@@ -102,7 +102,7 @@ def _reach(window: wire.Window, ts: Ints) -> tuple[Ints, Ints]:
             assert_never(unreachable)
 
 
-def covered(window: wire.Window, moment: int) -> Range:
+def covered(window: wire.Window, moment: int) -> TimeRange:
     """The rows a window covers as of a time."""
     match window:
         case wire.Forever():

@@ -17,16 +17,16 @@ from typing import Any
 
 import polars as pl
 
-from fennel_core.aggregates.decay import DecayedSum
-from fennel_core.aggregates.extremes import LastTime
-from fennel_core.aggregates.make import make
-from fennel_core.aggregates.verbs import Aggregation
-from fennel_core.operators.aggregate.assemble import Assembler, Range
-from fennel_core.operators.aggregate.filing import Filing
+from fennel_core.aggregates.aggregation import Aggregator
+from fennel_core.aggregates.decay import DecayedSumAggregator
+from fennel_core.aggregates.factory import make_aggregator
+from fennel_core.aggregates.min_max import LastTimeAggregator
+from fennel_core.operators.aggregate.assemble import Assembler, TimeRange
+from fennel_core.operators.aggregate.grouping import Grouping
 from fennel_core.operators.aggregate.tiles import ROOTS, Tiles
 from fennel_core.operators.rows import MIN_TIME, encode
 from fennel_core.operators.spec import AggregateSpec
-from fennel_core.operators.step import LookupStep, Outcome, Reads
+from fennel_core.operators.step import LookupStep, Outcome, StateReader
 from fennel_core.vocab.ids import Micros
 from fennel_core.vocab.keys import KEY_GROUPS
 from fennel_core.wire import operators as wire
@@ -34,13 +34,13 @@ from fennel_core.wire import operators as wire
 SECOND_US = 1_000_000
 
 
-class AggregateStep:
+class ReadTimeAggregateStep:
     """The step of a terminal `spec.AggregateSpec`; serves lookups."""
 
     def __init__(self, spec: AggregateSpec) -> None:
         assert spec.terminal, "what is emitted is aggregated by another step"
-        made = [make(one, spec.input) for one in spec.specs]
-        aggregations: tuple[Aggregation[Any], ...] = (LastTime(), *made)
+        made = [make_aggregator(one, spec.input) for one in spec.specs]
+        aggregations: tuple[Aggregator[Any], ...] = (LastTimeAggregator(), *made)
         self._spec = spec
         self._sliding = sorted(
             {
@@ -53,7 +53,7 @@ class AggregateStep:
             _span_us(one.window, aggregation)
             for one, aggregation in zip(spec.specs, made, strict=True)
         ]
-        self._filing = Filing(spec.input, spec.keys, spec.along, aggregations)
+        self._filing = Grouping(spec.input, spec.keys, spec.along, aggregations)
         self._tiles = Tiles(self._filing.layout, aggregations)
         self._assembler = Assembler(
             self._tiles,
@@ -64,23 +64,23 @@ class AggregateStep:
             [one.name for one in spec.specs].index(name) for name in spec.output.value_names
         ]
 
-    def apply(self, reads: Reads, source: int, batch: pl.DataFrame) -> Outcome:
+    def apply(self, reads: StateReader, source: int, batch: pl.DataFrame) -> Outcome:
         """File each row under its key."""
         assert source == 0, "an aggregation has one input"
         filed = self._filing.file(batch)
         return Outcome(puts=self._tiles.add(reads, filed.keys, filed.records, filed.starts))
 
     def lookup(
-        self, reads: Reads, keys: Sequence[bytes], as_of: Sequence[Micros]
+        self, reads: StateReader, keys: Sequence[bytes], as_of: Sequence[Micros]
     ) -> list[bytes | None]:
         answers = self._assembler.values(reads, keys, list(map(self._ranges, as_of)), as_of)
         return list(map(self._row, answers))
 
-    def rows(self, reads: Reads, as_of: Micros, limit: int) -> list[tuple[bytes, bytes]]:
+    def rows(self, reads: StateReader, as_of: Micros, limit: int) -> list[tuple[bytes, bytes]]:
         """Up to `limit` keys with their rows as of a time."""
         return rows_of(self, reads, as_of, limit)
 
-    def _ranges(self, moment: int) -> list[Range]:
+    def _ranges(self, moment: int) -> list[TimeRange]:
         """Ranges of: the last event; per sliding window the last event that has left it; every
         aggregated column.
         """
@@ -107,7 +107,7 @@ class AggregateStep:
         return encode([max(last, *expiries, last), *(columns[i] for i in self._order)])
 
 
-def _span_us(window: wire.Window, aggregation: Aggregation[Any]) -> int | None:
+def _span_us(window: wire.Window, aggregation: Aggregator[Any]) -> int | None:
     """How far back from q (exclusive) a window reaches; None is for ever. A decayed sum sees no
     further than its horizon.
     """
@@ -118,12 +118,14 @@ def _span_us(window: wire.Window, aggregation: Aggregation[Any]) -> int | None:
             span = duration_us + SECOND_US
         case _:
             raise ValueError(f"{window} closes by event time: it is not assembled at read time")
-    if isinstance(aggregation, DecayedSum):
+    if isinstance(aggregation, DecayedSumAggregator):
         return aggregation.horizon_us if span is None else min(span, aggregation.horizon_us)
     return span
 
 
-def rows_of(step: LookupStep, reads: Reads, as_of: Micros, limit: int) -> list[tuple[bytes, bytes]]:
+def rows_of(
+    step: LookupStep, reads: StateReader, as_of: Micros, limit: int
+) -> list[tuple[bytes, bytes]]:
     """Up to `limit` keys with their rows as of a time, found by the roots of their tiles."""
     found: list[tuple[bytes, bytes]] = []
     for group in range(KEY_GROUPS):

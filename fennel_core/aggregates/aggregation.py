@@ -5,8 +5,8 @@ signed events: `update` of events with weight −1 is the deletion of the same e
 `merge` is addition, and the result depends on the bag of events alone. That is what makes tiles
 right: a tile is the partial of everything that was ever filed under its span, whatever the order.
 Where a group element would be too large to keep (a multiset of every value), `pack` says so by
-None, or keeps only its best part and `finalize` answers `UNKNOWN` when that part has run dry; then
-the reader goes back to the events themselves.
+None, or keeps only its best part and `finalize` answers `INCOMPLETE` when that part has run dry;
+then the reader goes back to the events themselves.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from fennel_core.aggregates.exact import Ints
-from fennel_core.aggregates.few import FewEvents
-from fennel_core.aggregates.records import Records, Values
+from fennel_core.aggregates.records import ColumnValues, Records
+from fennel_core.aggregates.small import SmallEvents
 
 P = TypeVar("P")
 
 
-class Unknown(Enum):
-    UNKNOWN = "unknown"
+class Incomplete(Enum):
+    INCOMPLETE = "unknown"
 
 
-UNKNOWN = Unknown.UNKNOWN
+INCOMPLETE = Incomplete.INCOMPLETE
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,10 @@ class Events:
         return bool((self.weight > 0).all())
 
     @cached_property
-    def _columns(self) -> dict[str, Values]:
+    def _columns(self) -> dict[str, ColumnValues]:
         return {}
 
-    def column(self, name: str) -> Values:
+    def column(self, name: str) -> ColumnValues:
         if name not in self._columns:
             self._columns[name] = self.records.column(name)
         return self._columns[name]
@@ -91,10 +91,10 @@ class Events:
         return list(pairwise(edges))
 
 
-AnyEvents = Events | FewEvents
+AnyEvents = Events | SmallEvents
 
 
-class Aggregation(ABC, Generic[P]):
+class Aggregator(ABC, Generic[P]):
     """One aggregated column. `P` is its partial aggregate, never mutated once made."""
 
     @abstractmethod
@@ -117,14 +117,14 @@ class Aggregation(ABC, Generic[P]):
 
     @property
     def is_deletable(self) -> bool:
-        """Does `delete` always leave enough to finalize? If not, `finalize` may answer UNKNOWN
+        """Does `delete` always leave enough to finalize? If not, `finalize` may answer INCOMPLETE
         after it.
         """
         return True
 
     @abstractmethod
     def finalize(self, partial: P, as_of: int) -> object:
-        """The value in the form of `vocab.keys.physical`, as of a time in microseconds; UNKNOWN
+        """The value in the form of `vocab.keys.physical`, as of a time in microseconds; INCOMPLETE
         where the partial does not hold enough.
         """
 
@@ -141,8 +141,8 @@ class Aggregation(ABC, Generic[P]):
     def unpack(self, data: Any) -> P:
         """The inverse of `pack`."""
 
-    def exhaustive(self) -> Aggregation[P]:
-        """The same aggregation without any limit on what a partial holds: never UNKNOWN."""
+    def exhaustive(self) -> Aggregator[P]:
+        """The same aggregation without any limit on what a partial holds: never INCOMPLETE."""
         return self
 
 

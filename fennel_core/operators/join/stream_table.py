@@ -30,19 +30,19 @@ from fennel_core.operators.rows import (
     MAX_TIME,
     MIN_TIME,
     TOMBSTONE,
+    apply_signs,
     columns_of,
     decode_rows,
     encode_rows,
     ordered_keys,
     output_names,
     prefixes,
-    settle,
     time_bytes,
     time_of,
     with_tombstones,
 )
 from fennel_core.operators.spec import JoinSpec
-from fennel_core.operators.step import Emit, Outcome, Reads
+from fennel_core.operators.step import Outcome, OutputBatch, StateReader
 from fennel_core.vocab.keys import key_bytes
 from fennel_core.vocab.versions import GONE, POS, SIGN
 
@@ -61,11 +61,11 @@ class _Side:
     puts: Mapping[bytes, bytes]
     deletes: frozenset[bytes]
 
-    def outcome(self, emits: tuple[Emit, ...]) -> Outcome:
+    def outcome(self, emits: tuple[OutputBatch, ...]) -> Outcome:
         return Outcome(puts=self.puts, deletes=self.deletes, emits=emits)
 
 
-class JoinStep:
+class StreamTableJoinStep:
     """The step of `spec.JoinSpec`. Input 0 is the left side, input 1 the right dataset's topic."""
 
     def __init__(self, spec: JoinSpec) -> None:
@@ -75,13 +75,13 @@ class JoinStep:
         self._left_names = list(spec.left.names)
         self._names = list(output_names(spec.output))
 
-    def apply(self, reads: Reads, source: int, batch: pl.DataFrame) -> Outcome:
+    def apply(self, reads: StateReader, source: int, batch: pl.DataFrame) -> Outcome:
         assert source in (0, 1), "a join has two inputs"
         return self._left(reads, batch) if source == 0 else self._right(reads, batch)
 
     # --- a batch of the left side -----------------------------------------------------------------
 
-    def _left(self, reads: Reads, batch: pl.DataFrame) -> Outcome:
+    def _left(self, reads: StateReader, batch: pl.DataFrame) -> Outcome:
         times = batch[self._spec.left.timestamp].cast(pl.Int64)
         keys = key_bytes(batch, self._spec.left_on)
         side = _side(reads, LEFT, keys, times, batch, encode_rows(batch, self._left_names))
@@ -97,7 +97,7 @@ class JoinStep:
         matched = self._match(asked, self._right_candidates(reads, asked))
         return side.outcome(self._emit([(batch, matched, 1)]))
 
-    def _single(self, reads: Reads, key: bytes, moment: int) -> pl.Series:
+    def _single(self, reads: StateReader, key: bytes, moment: int) -> pl.Series:
         """What `_match` answers for one left row, without frames: most batches of a live job are
         one row.
         """
@@ -119,7 +119,7 @@ class JoinStep:
         """Is a right version at `right` recent enough for a left row at `moment`?"""
         return self._spec.low_us is None or right >= moment - self._spec.low_us
 
-    def _right_candidates(self, reads: Reads, asked: pl.DataFrame) -> pl.DataFrame:
+    def _right_candidates(self, reads: StateReader, asked: pl.DataFrame) -> pl.DataFrame:
         """Right versions that may answer `asked`: per key those from the last one visible to its
         earliest row to its latest row.
         """
@@ -139,7 +139,7 @@ class JoinStep:
 
     # --- a batch of the right side ----------------------------------------------------------------
 
-    def _right(self, reads: Reads, batch: pl.DataFrame) -> Outcome:
+    def _right(self, reads: StateReader, batch: pl.DataFrame) -> Outcome:
         times = batch[self._spec.right.timestamp].cast(pl.Int64)
         keys = key_bytes(batch, self._spec.right.key_names)
         rows = encode_rows(batch, self._spec.right_values)
@@ -207,7 +207,7 @@ class JoinStep:
         asked: pl.DataFrame,
         before: list[tuple[int, int, bytes]],
         after: list[tuple[int, int, bytes]],
-    ) -> tuple[Emit, ...]:
+    ) -> tuple[OutputBatch, ...]:
         old = self._match(asked, pl.DataFrame(before, schema=_CANDIDATES, orient="row"))
         new = self._match(asked, pl.DataFrame(after, schema=_CANDIDATES, orient="row"))
         changed = old.ne_missing(new)
@@ -243,7 +243,7 @@ class JoinStep:
             visible &= pl.col("at") >= pl.col("ts") - self._spec.high_us - self._spec.low_us
         return met.select(pl.when(visible).then("row")).to_series()
 
-    def _emit(self, parts: list[tuple[pl.DataFrame, pl.Series, int]]) -> tuple[Emit, ...]:
+    def _emit(self, parts: list[tuple[pl.DataFrame, pl.Series, int]]) -> tuple[OutputBatch, ...]:
         """Left rows with their matches, signs multiplied by the part's sign; in order, without the
         rows an inner join drops.
         """
@@ -256,7 +256,9 @@ class JoinStep:
                 frames.append(
                     (joined if sign == 1 else joined.with_columns(pl.col(SIGN) * sign))[self._names]
                 )
-        return (Emit(0, pl.concat(frames) if len(frames) > 1 else frames[0]),) if frames else ()
+        return (
+            (OutputBatch(0, pl.concat(frames) if len(frames) > 1 else frames[0]),) if frames else ()
+        )
 
     def _right_frame(self, matched: pl.Series) -> pl.DataFrame:
         if len(matched) == 1 and not matched.null_count():
@@ -272,7 +274,7 @@ class JoinStep:
 
 
 def _side(
-    reads: Reads,
+    reads: StateReader,
     tag: bytes,
     keys: list[bytes],
     times: pl.Series,
@@ -280,11 +282,13 @@ def _side(
     rows: list[bytes],
 ) -> _Side:
     places = ordered_keys(tag, keys, times, batch[POS])
-    puts, deletes = settle(reads, places, with_tombstones(rows, batch[GONE]), batch[SIGN])
+    puts, deletes = apply_signs(reads, places, with_tombstones(rows, batch[GONE]), batch[SIGN])
     return _Side(pl.DataFrame({"name": keys, "place": places}), puts, deletes)
 
 
-def _right_span(reads: Reads, prefix: bytes, touched: list[bytes]) -> list[tuple[bytes, bytes]]:
+def _right_span(
+    reads: StateReader, prefix: bytes, touched: list[bytes]
+) -> list[tuple[bytes, bytes]]:
     """Right versions before the batch, from the last one below those touched to the first one
     above, in order.
     """
@@ -295,7 +299,7 @@ def _right_span(reads: Reads, prefix: bytes, touched: list[bytes]) -> list[tuple
     return [*below, *between, *above]
 
 
-def _present(place: bytes, reads: Reads) -> list[tuple[bytes, bytes]]:
+def _present(place: bytes, reads: StateReader) -> list[tuple[bytes, bytes]]:
     (row,) = reads.get_many([place])
     return [] if row is None else [(place, row)]
 

@@ -13,7 +13,7 @@ A batch changes the pieces of the facts it brings or takes, and of those facts w
 that lives has none, so it is not used here.
 
 State: tag `l`: join key, beginning, position → `[to, row…]` of a left fact; tag `r`: as in
-`step.py`.
+`stream_table.py`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from fennel_core.operators.neighbours import Entry
+from fennel_core.operators.adjacent_rows import StateEntry
 from fennel_core.operators.rows import (
     MAX_TIME,
     TOMBSTONE,
+    apply_signs,
     columns_of,
     decode,
     decode_rows,
@@ -35,13 +36,12 @@ from fennel_core.operators.rows import (
     ordered_keys,
     output_names,
     prefixes,
-    settle,
     time_bytes,
     time_of,
     with_tombstones,
 )
 from fennel_core.operators.spec import VALID_TO, JoinSpec
-from fennel_core.operators.step import Emit, Outcome, Reads
+from fennel_core.operators.step import Outcome, OutputBatch, StateReader
 from fennel_core.vocab.keys import key_bytes
 from fennel_core.vocab.versions import GONE, POS, SIGN
 
@@ -55,7 +55,7 @@ tombstone.
 """
 
 
-class TableJoinStep:
+class TableTableJoinStep:
     """The step of `spec.JoinSpec` whose left side has facts."""
 
     def __init__(self, spec: JoinSpec) -> None:
@@ -67,15 +67,15 @@ class TableJoinStep:
         self._names = output_names(spec.output)
         self._keys = spec.output.key_names
 
-    def apply(self, reads: Reads, source: int, batch: pl.DataFrame) -> Outcome:
+    def apply(self, reads: StateReader, source: int, batch: pl.DataFrame) -> Outcome:
         assert source in (0, 1), "a join has two inputs"
         return self._left(reads, batch) if source == 0 else self._right(reads, batch)
 
-    def _left(self, reads: Reads, batch: pl.DataFrame) -> Outcome:
+    def _left(self, reads: StateReader, batch: pl.DataFrame) -> Outcome:
         keys = key_bytes(batch, self._spec.left_on)
         times = batch[self._spec.left.timestamp].to_physical()
         rows = encode_rows(batch, (VALID_TO, *self._row))
-        puts, deletes = settle(
+        puts, deletes = apply_signs(
             reads, ordered_keys(LEFT, keys, times, batch[POS]), rows, batch[SIGN]
         )
         plain = encode_rows(batch, self._row)
@@ -96,13 +96,13 @@ class TableJoinStep:
             ]
         return Outcome(puts=puts, deletes=deletes, emits=self._emit(pieces))
 
-    def _right(self, reads: Reads, batch: pl.DataFrame) -> Outcome:
+    def _right(self, reads: StateReader, batch: pl.DataFrame) -> Outcome:
         keys = key_bytes(batch, self._spec.right.key_names)
         places = ordered_keys(
             RIGHT, keys, batch[self._spec.right.timestamp].to_physical(), batch[POS]
         )
         rows = with_tombstones(encode_rows(batch, self._spec.right_values), batch[GONE])
-        puts, deletes = settle(reads, places, rows, batch[SIGN])
+        puts, deletes = apply_signs(reads, places, rows, batch[SIGN])
         touched = (
             pl.DataFrame({"name": keys, "place": places})
             .group_by("name", maintain_order=True)
@@ -150,14 +150,14 @@ class TableJoinStep:
             pieces.append((end, b"\x00" + pos, row, None, True))
         return pieces
 
-    def _emit(self, pieces: list[tuple[Piece, int]]) -> tuple[Emit, ...]:
+    def _emit(self, pieces: list[tuple[Piece, int]]) -> tuple[OutputBatch, ...]:
         """Takes back before it says."""
         parts = [
             frame
             for sign in (-1, 1)
             if (frame := self._frame([p for p, s in pieces if s == sign], sign)) is not None
         ]
-        return (Emit(0, pl.concat(parts)),) if parts else ()
+        return (OutputBatch(0, pl.concat(parts)),) if parts else ()
 
     def _frame(self, pieces: list[Piece], sign: int) -> pl.DataFrame | None:
         if not pieces:
@@ -184,7 +184,9 @@ class TableJoinStep:
         return frame.with_columns(absent).select(self._names)
 
 
-def _in_force(reads: Reads, prefix: bytes, begin: int, end: int | None) -> list[tuple[int, bytes]]:
+def _in_force(
+    reads: StateReader, prefix: bytes, begin: int, end: int | None
+) -> list[tuple[int, bytes]]:
     """Right versions in force at some time in [begin, end)."""
     start = prefix + time_bytes(begin + 1)
     entries = reads.scan(prefix, start, reverse=True, limit=1)
@@ -194,12 +196,12 @@ def _in_force(reads: Reads, prefix: bytes, begin: int, end: int | None) -> list[
     return _living(len(prefix), entries)
 
 
-def _living(length: int, entries: Sequence[Entry]) -> list[tuple[int, bytes]]:
+def _living(length: int, entries: Sequence[StateEntry]) -> list[tuple[int, bytes]]:
     """Times and bytes of the versions that ever live: the last of each timestamp."""
     return list({time_of(place, length): row for place, row in entries}.items())
 
 
-def _facts(reads: Reads, prefix: bytes, after: int) -> list[Fact]:
+def _facts(reads: StateReader, prefix: bytes, after: int) -> list[Fact]:
     """Left facts that live at or after a time."""
     found: list[Fact] = []
     for place, stored in reads.scan(prefix, prefix + time_bytes(MAX_TIME)):

@@ -14,17 +14,17 @@ import polars as pl
 
 from fennel_core.operators.rows import (
     MAX_TIME,
+    apply_signs,
     columns_of,
     decode_rows,
     encode_rows,
     ordered_keys,
     output_names,
     prefixes,
-    settle,
     time_bytes,
 )
 from fennel_core.operators.spec import FirstLatestSpec
-from fennel_core.operators.step import Emit, Outcome, Reads
+from fennel_core.operators.step import Outcome, OutputBatch, StateReader
 from fennel_core.vocab.keys import key_bytes
 from fennel_core.vocab.versions import GONE, POS, SIGN
 
@@ -38,8 +38,8 @@ class LatestStep:
         assert not spec.first, "see FirstStep"
         self._names = output_names(spec.output)
 
-    def apply(self, reads: Reads, source: int, batch: pl.DataFrame) -> Outcome:  # noqa: ARG002  # the contract of Step
-        return Outcome(emits=(Emit(0, batch.select(self._names)),))
+    def apply(self, reads: StateReader, source: int, batch: pl.DataFrame) -> Outcome:  # noqa: ARG002  # the contract of Step
+        return Outcome(emits=(OutputBatch(0, batch.select(self._names)),))
 
 
 class FirstStep:
@@ -51,13 +51,13 @@ class FirstStep:
         self._columns = columns_of(spec.input, spec.input.names)
         self._names = output_names(spec.output)
 
-    def apply(self, reads: Reads, source: int, batch: pl.DataFrame) -> Outcome:
+    def apply(self, reads: StateReader, source: int, batch: pl.DataFrame) -> Outcome:
         assert source == 0, "a pick has one input"
         keys = key_bytes(batch, self._spec.keys)
         places = ordered_keys(
             ROWS, keys, batch[self._spec.input.timestamp].to_physical(), batch[POS]
         )
-        puts, deletes = settle(
+        puts, deletes = apply_signs(
             reads, places, encode_rows(batch, self._spec.input.names), batch[SIGN]
         )
         added = (
@@ -80,7 +80,7 @@ class FirstStep:
                 new += [(first[0][len(prefix) + 8 :], first[1])] if first else []
         frames = [self._frame(entries, sign) for entries, sign in ((old, -1), (new, 1)) if entries]
         return Outcome(
-            puts=puts, deletes=deletes, emits=(Emit(0, pl.concat(frames)),) if frames else ()
+            puts=puts, deletes=deletes, emits=(OutputBatch(0, pl.concat(frames)),) if frames else ()
         )
 
     def _frame(self, entries: list[tuple[bytes, bytes]], sign: int) -> pl.DataFrame:

@@ -30,11 +30,11 @@ import numpy as np
 import polars as pl
 
 from fennel_core.aggregates.exact import Ints
-from fennel_core.operators.aggregate.filing import Filed, Filing
-from fennel_core.operators.aggregate.overlay import Overlay
-from fennel_core.operators.aggregate.results import Derived, Results, emits
+from fennel_core.operators.aggregate.grouping import GroupedRecords, Grouping
+from fennel_core.operators.aggregate.overlay import StateOverlay
+from fennel_core.operators.aggregate.results import ResultEmitter, ResultRow, to_outputs
 from fennel_core.operators.aggregate.tiles import Tiles
-from fennel_core.operators.aggregate.timeline import Changes
+from fennel_core.operators.aggregate.window_times import Changes
 from fennel_core.operators.rows import (
     MAX_TIME,
     MIN_TIME,
@@ -45,7 +45,7 @@ from fennel_core.operators.rows import (
     time_bytes,
     time_of,
 )
-from fennel_core.operators.step import Outcome, Reads
+from fennel_core.operators.step import Outcome, StateReader
 from fennel_core.vocab.ids import Micros
 from fennel_core.vocab.keys import KEY_GROUPS
 
@@ -56,7 +56,7 @@ NO_FRONTIER = MIN_TIME // 2
 """The frontier before anything was accepted; a lookback can be taken off it."""
 PREFIX = 3
 """Bytes before the time in a place on the agenda: key group and tag."""
-Moment = tuple[bytes, int]
+ChangePoint = tuple[bytes, int]
 """A key and a time."""
 
 
@@ -71,30 +71,30 @@ class Absorbed:
     """
 
     puts: dict[bytes, bytes]
-    reasons: dict[Moment, int]
+    reasons: dict[ChangePoint, int]
     reach: list[Reach]
     latest: Micros | None
 
 
-class MomentStep(ABC):
+class ChangePointStep(ABC):
     """A step whose results stand at moments. `lookback_us` None: every moment is visible."""
 
-    def __init__(self, results: Results, lookback_us: int | None) -> None:
+    def __init__(self, results: ResultEmitter, lookback_us: int | None) -> None:
         self._results = results
         self._lookback_us = lookback_us
 
     @abstractmethod
-    def absorb(self, reads: Reads, batch: pl.DataFrame) -> Absorbed:
+    def absorb(self, reads: StateReader, batch: pl.DataFrame) -> Absorbed:
         """File a batch."""
 
     @abstractmethod
-    def derived(self, moment: Moment) -> Derived:
+    def derived(self, moment: ChangePoint) -> ResultRow:
         """The result at a moment."""
 
-    def apply(self, reads: Reads, source: int, batch: pl.DataFrame) -> Outcome:
+    def apply(self, reads: StateReader, source: int, batch: pl.DataFrame) -> Outcome:
         assert source == 0, "an aggregation has one input"
         absorbed = self.absorb(reads, batch)
-        reasons, after = absorbed.reasons, Overlay(reads, absorbed.puts)
+        reasons, after = absorbed.reasons, StateOverlay(reads, absorbed.puts)
         visible = self._visible(reads)
         counts = dict(
             zip(reasons, map(_count, reads.get_many(list(map(_place, reasons)))), strict=True)
@@ -112,21 +112,27 @@ class MomentStep(ABC):
         return Outcome(
             puts=after.puts,
             deletes=frozenset(after.deletes),
-            emits=emits(frames, self._difference(reads, [], after, opened)),
+            emits=to_outputs(frames, self._difference(reads, [], after, opened)),
         )
 
-    def advance(self, reads: Reads, frontier: Micros) -> Outcome:
+    def advance(self, reads: StateReader, frontier: Micros) -> Outcome:
         """Emit what the frontier of the whole input (its largest accepted event time) makes
         visible.
         """
-        after = Overlay(reads, {})
+        after = StateOverlay(reads, {})
         opened = self._raise(reads, after, frontier)
         return Outcome(
-            after.puts, frozenset(after.deletes), emits(self._difference(reads, [], after, opened))
+            after.puts,
+            frozenset(after.deletes),
+            to_outputs(self._difference(reads, [], after, opened)),
         )
 
     def _difference(
-        self, before: Reads, old: Sequence[Moment], after: Reads, new: Sequence[Moment]
+        self,
+        before: StateReader,
+        old: Sequence[ChangePoint],
+        after: StateReader,
+        new: Sequence[ChangePoint],
     ) -> list[pl.DataFrame]:
         return self._results.difference(
             before, list(map(self.derived, old)), after, list(map(self.derived, new))
@@ -134,7 +140,9 @@ class MomentStep(ABC):
 
     # --- moments ----------------------------------------------------------------------------------
 
-    def _record(self, after: Overlay, moment: Moment, count: int, *, visible: bool) -> None:
+    def _record(
+        self, after: StateOverlay, moment: ChangePoint, count: int, *, visible: bool
+    ) -> None:
         """Keep the number of reasons for a moment, and whether it waits for the frontier."""
         assert count >= 0, "a reason is taken back once"
         waiting = [] if visible else [_waiting(moment)]
@@ -148,11 +156,13 @@ class MomentStep(ABC):
 
     # --- the frontier -----------------------------------------------------------------------------
 
-    def _visible(self, reads: Reads) -> int:
+    def _visible(self, reads: StateReader) -> int:
         """The last moment that may be seen."""
         return MAX_TIME if self._lookback_us is None else _horizon(reads)[0] - self._lookback_us
 
-    def _raise(self, reads: Reads, after: Overlay, told: Micros | None) -> list[Moment]:
+    def _raise(
+        self, reads: StateReader, after: StateOverlay, told: Micros | None
+    ) -> list[ChangePoint]:
         """Raise the frontier; the moments that become visible, taken off the agenda. Walks the
         agenda only if something on it is due.
         """
@@ -179,7 +189,7 @@ class MomentStep(ABC):
         return [(place[PREFIX + TIME_BYTES :], time_of(place, PREFIX)) for place in sorted(due)]
 
 
-def _horizon(reads: Reads) -> tuple[int, int]:
+def _horizon(reads: StateReader) -> tuple[int, int]:
     """The frontier, and a time before which nothing is on the agenda."""
     (stored,) = reads.get_many([FRONTIER_PLACE])
     if stored is None:
@@ -188,7 +198,7 @@ def _horizon(reads: Reads) -> tuple[int, int]:
     return frontier, earliest
 
 
-def _agenda(reads: Reads, first: int, last: int, limit: int | None) -> list[bytes]:
+def _agenda(reads: StateReader, first: int, last: int, limit: int | None) -> list[bytes]:
     """What waits for a time from `first` to `last`; at most `limit` of each key group, the
     earliest.
     """
@@ -200,11 +210,11 @@ def _agenda(reads: Reads, first: int, last: int, limit: int | None) -> list[byte
     return found
 
 
-class RowMomentStep(MomentStep):
+class RowChangePointStep(ChangePointStep):
     """Moments made by rows, each of which counts in windows around its own time."""
 
     def __init__(
-        self, filing: Filing, tiles: Tiles, results: Results, lookback_us: int | None
+        self, filing: Grouping, tiles: Tiles, results: ResultEmitter, lookback_us: int | None
     ) -> None:
         super().__init__(results, lookback_us)
         self._filing, self._tiles = filing, tiles
@@ -219,7 +229,7 @@ class RowMomentStep(MomentStep):
         the moments they make.
         """
 
-    def absorb(self, reads: Reads, batch: pl.DataFrame) -> Absorbed:
+    def absorb(self, reads: StateReader, batch: pl.DataFrame) -> Absorbed:
         filed = self._filing.file(batch)
         ts = filed.records.ts
         made = self.changes(ts)
@@ -232,7 +242,7 @@ class RowMomentStep(MomentStep):
         )
 
 
-def reach_of(filed: Filed, reached: tuple[Ints, Ints] | None) -> list[Reach]:
+def reach_of(filed: GroupedRecords, reached: tuple[Ints, Ints] | None) -> list[Reach]:
     """The reach of each key from those of its rows."""
     if reached is None:
         return []
@@ -244,9 +254,9 @@ def reach_of(filed: Filed, reached: tuple[Ints, Ints] | None) -> list[Reach]:
     return list(zip(filed.keys, lows, highs, strict=True))
 
 
-def _moments(reads: Reads, reach: Sequence[Reach]) -> list[Moment]:
+def _moments(reads: StateReader, reach: Sequence[Reach]) -> list[ChangePoint]:
     """Moments that are there, inside the reach."""
-    found: list[Moment] = []
+    found: list[ChangePoint] = []
     for (key, low, high), prefix in zip(
         reach, prefixes(MOMENTS, [key for key, _, _ in reach]), strict=True
     ):
@@ -255,7 +265,7 @@ def _moments(reads: Reads, reach: Sequence[Reach]) -> list[Moment]:
     return found
 
 
-def reasons_of(filed: Filed, rows: Ints, times: Ints) -> dict[Moment, int]:
+def reasons_of(filed: GroupedRecords, rows: Ints, times: Ints) -> dict[ChangePoint, int]:
     """How the number of reasons changes when row `rows[i]` makes a moment at `times[i]`."""
     owners = np.repeat(np.arange(len(filed.keys)), np.diff(filed.starts, append=len(filed.records)))
     counted = pl.DataFrame(
@@ -265,12 +275,12 @@ def reasons_of(filed: Filed, rows: Ints, times: Ints) -> dict[Moment, int]:
     return {(filed.keys[owner], time): weight for owner, time, weight in net.rows()}
 
 
-def _place(moment: Moment) -> bytes:
+def _place(moment: ChangePoint) -> bytes:
     key, time = moment
     return prefixes(MOMENTS, [key])[0] + time_bytes(time)
 
 
-def _waiting(moment: Moment) -> bytes:
+def _waiting(moment: ChangePoint) -> bytes:
     key, time = moment
     (prefix,) = prefixes(AGENDA, [key])
     return prefix[:3] + time_bytes(time) + key

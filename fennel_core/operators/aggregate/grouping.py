@@ -9,9 +9,15 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from fennel_core.aggregates.aggregation import Aggregator
 from fennel_core.aggregates.exact import Ints
-from fennel_core.aggregates.records import POSITION, Layout, Records, kind_of, of_frame
-from fennel_core.aggregates.verbs import Aggregation
+from fennel_core.aggregates.records import (
+    POSITION,
+    RecordLayout,
+    Records,
+    column_kind,
+    records_of_frame,
+)
 from fennel_core.vocab.keys import key_bytes
 from fennel_core.vocab.schema import Schema
 from fennel_core.vocab.versions import POS, SIGN
@@ -21,7 +27,7 @@ _FIRST: Ints = np.zeros(1, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
-class Filed:
+class GroupedRecords:
     """Records sorted by key: those of `keys[i]` begin at `starts[i]`."""
 
     keys: list[bytes]
@@ -29,7 +35,7 @@ class Filed:
     starts: Ints
 
 
-class Filing:
+class Grouping:
     """`along`: the column whose time counts in place of the timestamp."""
 
     def __init__(
@@ -37,16 +43,16 @@ class Filing:
         schema: Schema,
         keys: tuple[str, ...],
         along: str | None,
-        aggregations: Sequence[Aggregation[Any]],
+        aggregations: Sequence[Aggregator[Any]],
     ) -> None:
         assert not schema.keyed, "a keyed input reaches an aggregation as signed facts"
         self._keys = keys
         self._time = along or schema.timestamp
         self.layout = _layout(schema, aggregations)
 
-    def file(self, batch: pl.DataFrame) -> Filed:
+    def file(self, batch: pl.DataFrame) -> GroupedRecords:
         if batch.height == 1:
-            return Filed(key_bytes(batch, self._keys), self._records(batch), _FIRST)
+            return GroupedRecords(key_bytes(batch, self._keys), self._records(batch), _FIRST)
         groups = (
             batch.select(self._keys)
             .with_row_index(_ROW)
@@ -55,24 +61,24 @@ class Filing:
         )
         rows = groups[_ROW].explode(empty_as_null=False).to_numpy().astype(np.int64)
         lengths = groups[_ROW].list.len().to_numpy().astype(np.int64)
-        return Filed(
+        return GroupedRecords(
             key_bytes(groups, self._keys),
             self._records(batch).take(rows),
             np.cumsum(lengths) - lengths,
         )
 
     def _records(self, batch: pl.DataFrame) -> Records:
-        return of_frame(
+        return records_of_frame(
             self.layout, batch, batch[self._time].cast(pl.Int64), batch[SIGN], batch[POS]
         )
 
 
-def _layout(schema: Schema, aggregations: Sequence[Aggregation[Any]]) -> Layout:
+def _layout(schema: Schema, aggregations: Sequence[Aggregator[Any]]) -> RecordLayout:
     names = sorted(
         {name for aggregation in aggregations for name in aggregation.prepare()} - {POSITION}
     )
     fields = [schema.field(name) for name in names]
-    columns = tuple((field.name, kind_of(field.dtype)) for field in fields if field is not None)
-    return Layout(
+    columns = tuple((field.name, column_kind(field.dtype)) for field in fields if field is not None)
+    return RecordLayout(
         columns, ordered=any(POSITION in aggregation.prepare() for aggregation in aggregations)
     )

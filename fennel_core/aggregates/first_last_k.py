@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
-from fennel_core.aggregates.multiset import Head, Headed
-from fennel_core.aggregates.numbers import show
-from fennel_core.aggregates.records import POSITION, Kind, kind_of
-from fennel_core.aggregates.verbs import UNKNOWN, AnyEvents
+from fennel_core.aggregates.aggregation import INCOMPLETE, AnyEvents
+from fennel_core.aggregates.multiset import TopElements, TopElementsAggregator
+from fennel_core.aggregates.records import POSITION, ColumnKind, column_kind
+from fennel_core.aggregates.totals import to_result
 from fennel_core.vocab.dtypes import Dtype
 
 NULL = b"\xc0"
@@ -26,7 +26,7 @@ again.
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class EndK(Headed):
+class FirstLastKAggregator(TopElementsAggregator):
     """The first `limit` values from one end of time; `newest` says which. `time`: the column that
     orders, if not the event's own time.
     """
@@ -51,7 +51,10 @@ class EndK(Headed):
             dedup,
             dropnull,
         )
-        self._heaped, self._decimal = kind_of(dtype) is Kind.RAW, kind_of(dtype) is Kind.DECIMAL
+        self._heaped, self._decimal = (
+            column_kind(dtype) is ColumnKind.RAW,
+            column_kind(dtype) is ColumnKind.DECIMAL,
+        )
 
     def prepare(self) -> tuple[str, ...]:
         return (self._of, POSITION) if self._time is None else (self._of, POSITION, self._time)
@@ -64,7 +67,7 @@ class EndK(Headed):
             packed = list(
                 map(
                     _encode,
-                    [v if v is None else show(v, self._dtype) for v in values]
+                    [v if v is None else to_result(v, self._dtype) for v in values]
                     if self._decimal
                     else values,
                 )
@@ -73,14 +76,14 @@ class EndK(Headed):
         placed = zip(times, events.column(POSITION).elements(), packed, strict=True)
         return [None if self._dropnull and element[2] == NULL else element for element in placed]
 
-    def finalize(self, partial: Head, as_of: int) -> object:  # noqa: ARG002  # the contract of Aggregation
+    def finalize(self, partial: TopElements, as_of: int) -> object:  # noqa: ARG002  # the contract of Aggregation
         values = [value for (_, _, value), count in self.first(partial) for _ in range(count)]
         if self._dedup:
             values = list(dict.fromkeys(values))
         if len(values) < self._limit and partial.edge is not None:
-            return UNKNOWN
+            return INCOMPLETE
         return [msgspec.Raw(value) for value in values[: self._limit]]
 
-    def unpack(self, data: Any) -> Head:
+    def unpack(self, data: Any) -> TopElements:
         bag = {tuple(element): count for element, count in zip(data[0], data[1], strict=True)}
-        return Head(bag, None if data[2] is None else (tuple(data[2][0]),))
+        return TopElements(bag, None if data[2] is None else (tuple(data[2][0]),))
