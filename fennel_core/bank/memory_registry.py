@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fennel_core.bank.registry import Entry, JobPartition, Registered, Report, Slot
+from fennel_core.bank.registry import Entry, Registered, Report, Slot
 from fennel_core.schedule.lease import Lease
-from fennel_core.vocab.ids import Epoch, JobId, Millis, PartitionIndex, SlotId
+from fennel_core.vocab.ids import Epoch, JobId, JobPartition, Millis, PartitionIndex, SlotId
 
 NEVER_OWNED = Epoch(0)
 

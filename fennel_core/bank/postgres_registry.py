@@ -9,16 +9,9 @@ from psycopg import AsyncConnection, OperationalError
 from psycopg.rows import TupleRow
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
-from fennel_core.bank.registry import (
-    Entry,
-    JobPartition,
-    Registered,
-    RegistryUnavailable,
-    Report,
-    Slot,
-)
+from fennel_core.bank.registry import Entry, Registered, RegistryUnavailable, Report, Slot
 from fennel_core.schedule.lease import Lease
-from fennel_core.vocab.ids import Epoch, JobId, Millis, PartitionIndex, SlotId
+from fennel_core.vocab.ids import Epoch, JobId, JobPartition, Millis, PartitionIndex, SlotId
 
 WAKE = "SELECT pg_notify('registry', '')"
 

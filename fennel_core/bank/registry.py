@@ -12,9 +12,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from fennel_core.schedule.lease import Lease
-from fennel_core.vocab.ids import EngineId, Epoch, JobId, Millis, PartitionIndex, SlotId
-
-JobPartition = tuple[JobId, PartitionIndex]
+from fennel_core.vocab.ids import (
+    EngineId,
+    Epoch,
+    JobId,
+    JobPartition,
+    Millis,
+    PartitionIndex,
+    SlotId,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,12 +16,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException
+from confluent_kafka import TopicPartition as RdTopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from fennel_core.vocab.ids import Offset, TopicName
+from fennel_core.vocab.ids import Offset, TopicName, TopicPartition
 
-Source = tuple[TopicName, int]
 PAUSE_S: Final = 0.02
 LARGEST_PAUSE_S: Final = 0.5
 STALE_EPOCH: Final = frozenset({KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH})
@@ -40,8 +40,8 @@ _ASK_AGAIN: Final = frozenset(
 
 
 def bounds(
-    admin: AdminClient, sources: Sequence[Source], timeout_s: float
-) -> dict[Source, tuple[Offset, Offset]]:
+    admin: AdminClient, sources: Sequence[TopicPartition], timeout_s: float
+) -> dict[TopicPartition, tuple[Offset, Offset]]:
     """The first offset of each log and the one after its last committed record. KafkaException when
     any cannot be told.
     """
@@ -51,15 +51,15 @@ def bounds(
 
 
 def _asked(
-    admin: AdminClient, specs: Mapping[Source, OffsetSpec], timeout_s: float
-) -> dict[Source, Offset]:
+    admin: AdminClient, specs: Mapping[TopicPartition, OffsetSpec], timeout_s: float
+) -> dict[TopicPartition, Offset]:
     """One answer for each; leaders that are just being elected, as of a topic that was just made,
     are asked again.
     """
-    found: dict[Source, Offset] = {}
+    found: dict[TopicPartition, Offset] = {}
     left, deadline_s, pause_s = dict(specs), time.monotonic() + timeout_s, PAUSE_S
     while left:
-        asked = {TopicPartition(*source): spec for source, spec in left.items()}
+        asked = {RdTopicPartition(*source): spec for source, spec in left.items()}
         futures: Mapping[Any, Any] = admin.list_offsets(
             asked, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=timeout_s
         )
@@ -81,14 +81,16 @@ def _asked(
     return found
 
 
-def starts(admin: AdminClient, sources: Sequence[Source], timeout_s: float) -> dict[Source, Offset]:
+def starts(
+    admin: AdminClient, sources: Sequence[TopicPartition], timeout_s: float
+) -> dict[TopicPartition, Offset]:
     """The first offset of each log. KafkaException when any cannot be told."""
     return _asked(admin, dict.fromkeys(sources, OffsetSpec.earliest()), timeout_s)
 
 
 def since(
-    admin: AdminClient, sources: Sequence[Source], time_ms: int, timeout_s: float
-) -> dict[Source, Offset]:
+    admin: AdminClient, sources: Sequence[TopicPartition], time_ms: int, timeout_s: float
+) -> dict[TopicPartition, Offset]:
     """The first record of each log that was appended at `time_ms` (since 1970) or later; its end
     where there is none. KafkaException.
     """
@@ -97,13 +99,15 @@ def since(
     return found | _asked(admin, dict.fromkeys(none, OffsetSpec.latest()), timeout_s)
 
 
-def delete_before(admin: AdminClient, starts: Mapping[Source, Offset], timeout_s: float) -> None:
+def delete_before(
+    admin: AdminClient, starts: Mapping[TopicPartition, Offset], timeout_s: float
+) -> None:
     """Delete every record below these offsets. KafkaException when any log refused; the others were
     shortened all the same.
     """
     if not starts:
         return
-    wanted = [TopicPartition(*source, offset) for source, offset in starts.items()]
+    wanted = [RdTopicPartition(*source, offset) for source, offset in starts.items()]
     futures: Mapping[Any, Any] = admin.delete_records(
         wanted, request_timeout=timeout_s, operation_timeout=timeout_s
     )

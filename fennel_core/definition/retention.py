@@ -24,7 +24,6 @@ from fennel_core.blueprints.logical import AssetKind
 from fennel_core.blueprints.spec import Job
 from fennel_core.connections import offsets, postgres, s3
 from fennel_core.connections.kafka import client_config
-from fennel_core.connections.offsets import Source
 from fennel_core.connections.postgres import Pool
 from fennel_core.definition.watch import watch
 from fennel_core.history.postgres import PostgresHistoryFiles
@@ -40,7 +39,14 @@ from fennel_core.snapshots.store import Pointer
 from fennel_core.telemetry.logs import logger
 from fennel_core.telemetry.metrics import gauge
 from fennel_core.vocab import canonical
-from fennel_core.vocab.ids import JobId, Offset, PartitionIndex, TopicName
+from fennel_core.vocab.ids import (
+    JobId,
+    Offset,
+    PartitionIndex,
+    TopicName,
+    TopicPartition,
+    partition_indexes,
+)
 
 TIMEOUT_S: Final = 15.0
 TOPICS: Final = "SELECT id, blueprint FROM asset WHERE kind = ANY(%s) AND state = 'live'"
@@ -61,9 +67,9 @@ NEEDED_OLD: Final = gauge(
 class Seen:
     """One look at every log and at who needs it."""
 
-    logs: Mapping[Source, Log]
-    needs: Mapping[Source, tuple[Need, ...]]
-    history: Mapping[Source, Offset] | None
+    logs: Mapping[TopicPartition, Log]
+    needs: Mapping[TopicPartition, tuple[Need, ...]]
+    history: Mapping[TopicPartition, Offset] | None
     """Where history ends; None when nobody waits for it."""
 
     def alarms(self) -> list[Alarm]:
@@ -75,7 +81,7 @@ class Seen:
         ]
         return [each for each in found if each is not None]
 
-    def cuts(self) -> dict[Source, Offset]:
+    def cuts(self) -> dict[TopicPartition, Offset]:
         """The logs that may be shortened, and to where."""
         made = {}
         for source, found in self.logs.items():
@@ -108,31 +114,26 @@ class Retention:
         partitions |= {topic: job.partitions for job in jobs.values() for topic in job.inputs}
         kinds = await self._kinds(jobs.values())
         content = [topic for topic, kind in kinds.items() if kind is Kind.CONTENT]
-        history: Mapping[Source, Offset] | None = None
+        history: Mapping[TopicPartition, Offset] | None = None
         if self._settings.history_before_deletion:
-            history = {
-                (topic, int(part)): end
-                for (topic, part), end in (
-                    await PostgresHistoryFiles(self._pool).ends(content)
-                ).items()
-            }
+            history = await PostgresHistoryFiles(self._pool).ends(content)
         sources = [
             (topic, part)
             for topic in kinds
-            for part in range(partitions.get(topic, self._settings.partitions))
+            for part in partition_indexes(partitions.get(topic, self._settings.partitions))
         ]
         logs = await asyncio.to_thread(self._logs, sources, kinds, now_ms)
         return Seen(logs, needs, history)
 
-    async def delete(self, seen: Seen) -> dict[Source, Offset]:
+    async def delete(self, seen: Seen) -> dict[TopicPartition, Offset]:
         """Shorten every log as far as `seen` allows; what was shortened, and to where."""
         cuts = seen.cuts()
         await asyncio.to_thread(offsets.delete_before, self._admin, cuts, TIMEOUT_S)
         return cuts
 
     def _logs(
-        self, sources: list[Source], kinds: Mapping[TopicName, Kind], now_ms: int
-    ) -> dict[Source, Log]:
+        self, sources: list[TopicPartition], kinds: Mapping[TopicName, Kind], now_ms: int
+    ) -> dict[TopicPartition, Log]:
         keep_ms = self._settings.kafka_retention_ms
         warn_ms = keep_ms * self._settings.retention_alarm_percent // 100
         bounds = offsets.bounds(self._admin, sources, TIMEOUT_S)
@@ -159,8 +160,8 @@ class Retention:
             found[topic] = Kind.CONTENT if topic in content else passage
         return found
 
-    async def _needs(self, jobs: Mapping[JobId, Job]) -> dict[Source, tuple[Need, ...]]:
-        found: dict[Source, list[Need]] = defaultdict(list)
+    async def _needs(self, jobs: Mapping[JobId, Job]) -> dict[TopicPartition, tuple[Need, ...]]:
+        found: dict[TopicPartition, list[Need]] = defaultdict(list)
         kept: set[str] = set()
         loaded = set(await self._rows(LOADED))
         for job in jobs.values():
@@ -179,7 +180,7 @@ class Retention:
                         (job.id, part) in loaded,
                     )
                     if topic != job.replaylog or job.outputs:
-                        found[(topic, int(part))].append(need)
+                        found[(topic, part)].append(need)
         self._positions = {
             manifest: position for manifest, position in self._positions.items() if manifest in kept
         }
@@ -241,12 +242,12 @@ class Watch:
             metric.set(len({(each.job, each.part) for each in found if each.trouble is trouble}))
 
 
-def delete_unneeded(settings: Settings) -> tuple[dict[Source, Offset], list[Alarm]]:
+def delete_unneeded(settings: Settings) -> tuple[dict[TopicPartition, Offset], list[Alarm]]:
     """Delete what nobody needs any more; what was shortened to where, and what somebody should
     know. For callers without an event loop.
     """
 
-    async def done() -> tuple[dict[Source, Offset], list[Alarm]]:
+    async def done() -> tuple[dict[TopicPartition, Offset], list[Alarm]]:
         async with AsyncExitStack() as stack:
             pool = await stack.enter_async_context(
                 postgres.pool(settings.postgres_dsn.get_secret_value(), name="retention", size=1)

@@ -16,9 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from fennel_core.vocab.ids import Offset, TopicName
-
-TopicPartition = tuple[TopicName, int]
+from fennel_core.vocab.ids import Offset, TopicName, TopicPartition
 
 
 @dataclass(frozen=True, slots=True)

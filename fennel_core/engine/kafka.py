@@ -36,13 +36,12 @@ from fennel_core.engine.broker import (
     OutgoingRecord,
     ProducerFenced,
     Record,
-    TopicPartition,
     Unavailable,
     Unknown,
     require_within_log,
 )
 from fennel_core.settings.model import Settings
-from fennel_core.vocab.ids import Offset
+from fennel_core.vocab.ids import Offset, TopicPartition
 
 T = TypeVar("T")
 

@@ -15,10 +15,9 @@ from fennel_core.engine.broker import (
     OutgoingRecord,
     ProducerFenced,
     Record,
-    TopicPartition,
     require_within_log,
 )
-from fennel_core.vocab.ids import Offset
+from fennel_core.vocab.ids import Offset, PartitionIndex, TopicPartition
 
 START = Offset(0)
 
@@ -58,11 +57,12 @@ class MemoryLog:
             raise ProducerFenced(f"a newer producer of {transactional_id} exists")
         written: dict[TopicPartition, Offset] = {}
         for record in records:
-            log = self.log((record.topic, record.partition))
+            target = (record.topic, PartitionIndex(record.partition))
+            log = self.log(target)
             control = next((value.decode() for name, value in record.headers if name == "c"), None)
             log.records.append(Record(log.end, record.value, control))
             log.end = Offset(log.end + 1)
-            written[(record.topic, record.partition)] = log.end
+            written[target] = log.end
         for source in written:
             self.log(source).end = Offset(self.log(source).end + 1)  # the transaction marker
         return written

@@ -165,7 +165,7 @@ class Runner:
         backfill_client: BackfillClient | None = None,
     ) -> None:
         """`backfill_client` None: every row comes live."""
-        self.job, self.part, self.epoch = job, part, epoch
+        self.job, self.part, self.epoch = job, PartitionIndex(part), epoch
         self._backfill_client = backfill_client
         self.status = "replaying"
         self._work, self._hangar, self._broker, self._pool, self._limits = (

@@ -34,8 +34,8 @@ from fennel_core.snapshots import decide, flow
 from fennel_core.snapshots.checksums import Checksums
 from fennel_core.snapshots.flow import Outrun, Restored, Subject, Taken, Tools, Unchanged
 from fennel_core.snapshots.manifest import Position
-from fennel_core.snapshots.store import Place, Pointer
-from fennel_core.vocab.ids import Epoch, JobId, PartitionIndex
+from fennel_core.snapshots.store import Pointer
+from fennel_core.vocab.ids import Epoch, JobId, JobPartition, PartitionIndex
 
 log = structlog.get_logger(__name__)
 
@@ -67,17 +67,17 @@ class Snapshots:
     ) -> None:
         self._tools, self._root, self._pool, self._unique = tools, root, pool, unique
         self._one_at_a_time = asyncio.Lock()
-        self._sums: dict[Place, Checksums] = {}
-        self._origins: dict[Place, int | Origin] = {}
+        self._sums: dict[JobPartition, Checksums] = {}
+        self._origins: dict[JobPartition, int | Origin] = {}
         """What each local state was made from: the number of a snapshot, or where there was
         none.
         """
-        self._passed_over: dict[Place, set[int | Origin]] = {}
-        self._blamed: dict[Place, set[int]] = {}
+        self._passed_over: dict[JobPartition, set[int | Origin]] = {}
+        self._blamed: dict[JobPartition, set[int]] = {}
         """Snapshots whose state was damaged once."""
-        self._doomed: dict[Place, str] = {}
+        self._doomed: dict[JobPartition, str] = {}
         """Local states that the next opening puts aside, and why."""
-        self._before: dict[Place, int] = {}
+        self._before: dict[JobPartition, int] = {}
         """Numbers of snapshots from which on a person does not want any that exist when the
         partition is next opened.
         """
@@ -196,7 +196,7 @@ class Snapshots:
             best = await self._best(place, epoch, opener)
         return best
 
-    async def _best(self, place: Place, epoch: Epoch, opener: Opener) -> Hangar | None:
+    async def _best(self, place: JobPartition, epoch: Epoch, opener: Opener) -> Hangar | None:
         """One try at `open`; None when it chose a snapshot of what cannot be opened, which is
         passed over from then on.
         """
@@ -242,7 +242,7 @@ class Snapshots:
         return (await self._opened(place, opener))[0]
 
     async def _in_place(
-        self, place: Place, epoch: Epoch, opener: Opener, restored: Restored, replaced: bool
+        self, place: JobPartition, epoch: Epoch, opener: Opener, restored: Restored, replaced: bool
     ) -> Hangar | None:
         """The restored folder as local state. A snapshot of damaged files gives its place back to
         what it `replaced`.
@@ -270,7 +270,7 @@ class Snapshots:
         return opened[0]
 
     async def _restored(
-        self, place: Place, epoch: Epoch, pointers: Sequence[Pointer]
+        self, place: JobPartition, epoch: Epoch, pointers: Sequence[Pointer]
     ) -> Restored | None:
         """The first of these snapshots that is whole, in the folder `_coming`."""
         if not pointers:
@@ -282,7 +282,9 @@ class Snapshots:
             await asyncio.to_thread(shutil.rmtree, coming, ignore_errors=True)
         return restored
 
-    async def _local(self, place: Place, opener: Opener) -> tuple[Hangar, StateProgress] | None:
+    async def _local(
+        self, place: JobPartition, opener: Opener
+    ) -> tuple[Hangar, StateProgress] | None:
         """What is on this machine, opened; None, and put aside, where it cannot be used."""
         if not await asyncio.to_thread(self._folder(place).exists):
             return None
@@ -293,7 +295,7 @@ class Snapshots:
             await self._put_aside(place, str(wrong))
             return None
 
-    async def _opened(self, place: Place, opener: Opener) -> tuple[Hangar, StateProgress]:
+    async def _opened(self, place: JobPartition, opener: Opener) -> tuple[Hangar, StateProgress]:
         """The store in the folder, and how far it has come. A cancelled caller leaves none open:
         the next owner could not open it.
         """
@@ -313,7 +315,7 @@ class Snapshots:
             opening.add_done_callback(_close_again)
             raise
 
-    async def _put_aside(self, place: Place, why: str) -> None:
+    async def _put_aside(self, place: JobPartition, why: str) -> None:
         """Keep it for whoever wants to know what happened, in the place of what was put aside
         before.
         """
@@ -329,13 +331,13 @@ class Snapshots:
                 reason=why,
             )
 
-    def _folder(self, place: Place) -> Path:
+    def _folder(self, place: JobPartition) -> Path:
         return self._root / place[0] / str(place[1])
 
-    def _aside(self, place: Place) -> Path:
+    def _aside(self, place: JobPartition) -> Path:
         return self._root / place[0] / f"aside-{place[1]}"
 
-    def _coming(self, place: Place, epoch: Epoch) -> Path:
+    def _coming(self, place: JobPartition, epoch: Epoch) -> Path:
         return self._root / place[0] / f"restoring-{place[1]}-{epoch}"
 
 

@@ -18,20 +18,13 @@ from typing import Final, Protocol
 
 import structlog
 
-from fennel_core.bank.registry import (
-    JobPartition,
-    Registered,
-    Registry,
-    RegistryUnavailable,
-    Report,
-    Slot,
-)
+from fennel_core.bank.registry import Registered, Registry, RegistryUnavailable, Report, Slot
 from fennel_core.engine.broker import BrokerError, ProducerFenced
 from fennel_core.engine.runner import EpochSuperseded, Runner, StateUnusable
 from fennel_core.hangar.store import HangarDamaged
 from fennel_core.schedule.lease import Claim, HandOver, Keep, Leave, decide
 from fennel_core.schedule.ownership import preferred
-from fennel_core.vocab.ids import Epoch, JobId, Millis, PartitionIndex
+from fennel_core.vocab.ids import Epoch, JobId, JobPartition, Millis, PartitionIndex
 
 log = structlog.get_logger(__name__)
 

@@ -36,12 +36,19 @@ from fennel_core.connections.postgres import Pool
 from fennel_core.history import asof, parquet
 from fennel_core.history.kafka import Log
 from fennel_core.history.postgres import PostgresHistoryFiles
-from fennel_core.history.store import HistoryFile, TopicPart
+from fennel_core.history.store import HistoryFile
 from fennel_core.operators.rows import frame_columns
 from fennel_core.settings.model import Settings
 from fennel_core.vocab import canonical
 from fennel_core.vocab.errors import ApiError
-from fennel_core.vocab.ids import MAIN_BRANCH, DatasetName, Micros, Offset, WorkspaceId
+from fennel_core.vocab.ids import (
+    MAIN_BRANCH,
+    DatasetName,
+    Micros,
+    Offset,
+    TopicPartition,
+    WorkspaceId,
+)
 from fennel_core.vocab.schema import Schema
 from fennel_core.vocab.versions import META, decode
 
@@ -82,7 +89,7 @@ class Part(InputPartition):  # type: ignore[misc]  # pyspark is not typed for st
     tail_end).
     """
 
-    place: TopicPart
+    place: TopicPartition
     files: tuple[HistoryFile, ...]
     tail_first: Offset
     tail_end: Offset

@@ -14,8 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from fennel_core.history.store import TopicPart
-from fennel_core.vocab.ids import Offset
+from fennel_core.vocab.ids import Offset, TopicPartition
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +43,11 @@ class Backlog:
 
 
 def backlogs(
-    starts: Mapping[TopicPart, Offset],
-    ends: Mapping[TopicPart, Offset],
-    before: Mapping[TopicPart, Backlog],
+    starts: Mapping[TopicPartition, Offset],
+    ends: Mapping[TopicPartition, Offset],
+    before: Mapping[TopicPartition, Backlog],
     now_s: float,
-) -> dict[TopicPart, Backlog]:
+) -> dict[TopicPartition, Backlog]:
     """The partitions that are behind. One that has not moved since `before` keeps its age."""
     found = {}
     for place, end in ends.items():
@@ -61,7 +60,9 @@ def backlogs(
     return found
 
 
-def due(behind: Mapping[TopicPart, Backlog], rule: Rule, now_s: float) -> dict[TopicPart, Backlog]:
+def due(
+    behind: Mapping[TopicPartition, Backlog], rule: Rule, now_s: float
+) -> dict[TopicPartition, Backlog]:
     """Those to be rolled now."""
     return {
         place: each
@@ -74,7 +75,7 @@ def due(behind: Mapping[TopicPart, Backlog], rule: Rule, now_s: float) -> dict[T
 class Message:
     """One data record of a topic."""
 
-    place: TopicPart
+    place: TopicPartition
     offset: Offset
     value: bytes
 
@@ -83,7 +84,7 @@ class Message:
 class Cut:
     """What one file shall hold: all data records of offsets [first, following)."""
 
-    place: TopicPart
+    place: TopicPartition
     first: Offset
     following: Offset
     messages: tuple[tuple[Offset, bytes], ...]
@@ -91,8 +92,8 @@ class Cut:
 
 def cuts(
     messages: Iterable[Message],
-    floors: Mapping[TopicPart, Offset],
-    ends: Mapping[TopicPart, Offset],
+    floors: Mapping[TopicPartition, Offset],
+    ends: Mapping[TopicPartition, Offset],
     file_bytes: int,
 ) -> Iterator[Cut]:
     """A batch as files. Lazy: no more than one file's messages are held.
@@ -103,7 +104,7 @@ def cuts(
     the next one that has some begins at the floor.
     """
     held: list[tuple[Offset, bytes]] = []
-    place: TopicPart | None = None
+    place: TopicPartition | None = None
     first, size = Offset(0), 0
     for message in messages:
         if message.place != place:

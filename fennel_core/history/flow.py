@@ -19,8 +19,8 @@ import structlog
 from fennel_core.history.decide import Backlog, Rule, backlogs, due, strays
 from fennel_core.history.kafka import Bounds
 from fennel_core.history.roll import PREFIX, TopicLayout, folder, topic_of
-from fennel_core.history.store import HistoryFile, HistoryFiles, TopicPart, Totals
-from fennel_core.vocab.ids import Offset, TopicName
+from fennel_core.history.store import HistoryFile, HistoryFiles, Totals
+from fennel_core.vocab.ids import Offset, TopicName, TopicPartition
 
 log = structlog.get_logger(__name__)
 
@@ -47,7 +47,10 @@ class Roller(Protocol):
     """
 
     async def roll(
-        self, due: Mapping[TopicPart, Backlog], layouts: Mapping[TopicName, TopicLayout], rows: Rows
+        self,
+        due: Mapping[TopicPartition, Backlog],
+        layouts: Mapping[TopicName, TopicLayout],
+        rows: Rows,
     ) -> None: ...
 
 
@@ -64,15 +67,17 @@ class Rows:
     """
 
     files: HistoryFiles
-    covered: dict[TopicPart, Offset]
+    covered: dict[TopicPartition, Offset]
     added_files: int = 0
     added_rows: int = 0
 
-    async def floors(self, places: Sequence[TopicPart]) -> dict[TopicPart, Offset]:
+    async def floors(self, places: Sequence[TopicPartition]) -> dict[TopicPartition, Offset]:
         ends = await self.files.ends({topic for topic, _ in places})
         return {place: end for place, end in ends.items() if place in set(places)}
 
-    async def publish(self, files: Sequence[HistoryFile], ends: Mapping[TopicPart, Offset]) -> None:
+    async def publish(
+        self, files: Sequence[HistoryFile], ends: Mapping[TopicPartition, Offset]
+    ) -> None:
         """Add the rows of a batch whose ranges end at `ends`, in order of offsets. RollFailed when
         another writer was faster.
 
@@ -108,12 +113,12 @@ class Writer:
 
     files: HistoryFiles
     topics: WantedTopics
-    bounds: Callable[[Sequence[TopicName]], Mapping[TopicPart, Bounds]]
+    bounds: Callable[[Sequence[TopicName]], Mapping[TopicPartition, Bounds]]
     roller: Roller
     rule: Rule
     clock: Callable[[], float]
-    _covered: dict[TopicPart, Offset] = field(default_factory=dict)
-    _behind: dict[TopicPart, Backlog] = field(default_factory=dict)
+    _covered: dict[TopicPartition, Offset] = field(default_factory=dict)
+    _behind: dict[TopicPartition, Backlog] = field(default_factory=dict)
 
     async def round(self) -> Rolled:
         """Roll what is due. StoreError, RollFailed."""
@@ -131,7 +136,7 @@ class Writer:
 
     async def _look(
         self, layouts: Mapping[TopicName, TopicLayout], now_s: float
-    ) -> Mapping[TopicPart, Bounds]:
+    ) -> Mapping[TopicPartition, Bounds]:
         """Bring `_behind` up to date."""
         ends = await self.files.ends(list(layouts))
         bounds = await asyncio.to_thread(self.bounds, list(layouts))

@@ -10,14 +10,15 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException
+from confluent_kafka import TopicPartition as RdTopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from fennel_core.connections.kafka import client_config, consumer_config
 from fennel_core.history.decide import Message
-from fennel_core.history.store import StoreError, TopicPart
+from fennel_core.history.store import StoreError
 from fennel_core.settings.model import Settings
-from fennel_core.vocab.ids import Offset, PartitionIndex, TopicName
+from fennel_core.vocab.ids import Offset, PartitionIndex, TopicName, TopicPartition
 
 ANSWER_SECONDS: Final = 15.0
 CONTROL_HEADER: Final = "c"
@@ -41,14 +42,14 @@ class Log:
         self._settings = settings
         self._admin = AdminClient(client_config(settings))
 
-    def bounds(self, topics: Collection[TopicName]) -> dict[TopicPart, Bounds]:
+    def bounds(self, topics: Collection[TopicName]) -> dict[TopicPartition, Bounds]:
         """Of every partition of those of `topics` that exist."""
         try:
             known = self._admin.list_topics(timeout=ANSWER_SECONDS).topics
         except KafkaException as away:
             raise StoreError(f"Kafka: {away}") from away
         places = [
-            TopicPartition(topic, part)
+            RdTopicPartition(topic, part)
             for topic in topics
             if topic in known
             for part in known[topic].partitions
@@ -59,7 +60,9 @@ class Log:
         )
         return {place: Bounds(first[place], end[place]) for place in end if place in first}
 
-    def _offsets(self, places: list[TopicPartition], spec: OffsetSpec) -> dict[TopicPart, Offset]:
+    def _offsets(
+        self, places: list[RdTopicPartition], spec: OffsetSpec
+    ) -> dict[TopicPartition, Offset]:
         if not places:
             return {}
         futures = self._admin.list_offsets(
@@ -80,7 +83,7 @@ class Log:
                     raise StoreError(f"Kafka: {failed}") from failed
         return found
 
-    def tail(self, place: TopicPart, first: Offset, end: Offset) -> Iterator[Message]:
+    def tail(self, place: TopicPartition, first: Offset, end: Offset) -> Iterator[Message]:
         """The data records of [first, end); `end` was a last stable offset, so they are all
         there.
         """
@@ -89,7 +92,7 @@ class Log:
         topic, part = place
         consumer = Consumer(consumer_config(self._settings, fetch_wait_ms=10))
         try:
-            consumer.assign([TopicPartition(topic, part, first)])
+            consumer.assign([RdTopicPartition(topic, part, first)])
             while True:
                 message = consumer.poll(ANSWER_SECONDS)
                 if message is None:

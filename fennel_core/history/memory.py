@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 
-from fennel_core.history.store import HistoryFile, TopicPart, Totals
-from fennel_core.vocab.ids import Offset, PartitionIndex, TopicName
+from fennel_core.history.store import HistoryFile, Totals
+from fennel_core.vocab.ids import Offset, PartitionIndex, TopicName, TopicPartition
 
 
 class MemoryHistoryFiles:
@@ -14,10 +14,10 @@ class MemoryHistoryFiles:
 
     def __init__(self, now: Callable[[], datetime]) -> None:
         self._now = now
-        self._rows: dict[TopicPart, list[HistoryFile]] = {}
+        self._rows: dict[TopicPartition, list[HistoryFile]] = {}
         self._orphans: dict[TopicName, datetime] = {}
 
-    async def ends(self, topics: Collection[TopicName]) -> Mapping[TopicPart, Offset]:
+    async def ends(self, topics: Collection[TopicName]) -> Mapping[TopicPartition, Offset]:
         return {
             place: rows[-1].next_offset for place, rows in self._rows.items() if place[0] in topics
         }

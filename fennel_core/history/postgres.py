@@ -17,8 +17,8 @@ from psycopg import AsyncConnection
 from psycopg.rows import TupleRow
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
-from fennel_core.history.store import HistoryFile, StoreError, TopicPart, Totals
-from fennel_core.vocab.ids import Micros, Offset, PartitionIndex, TopicName
+from fennel_core.history.store import HistoryFile, StoreError, Totals
+from fennel_core.vocab.ids import Micros, Offset, PartitionIndex, TopicName, TopicPartition
 
 COLUMNS = (
     "topic, part, first_offset, next_offset, object_key, row_count, size_bytes, min_ts, max_ts"
@@ -60,7 +60,7 @@ class PostgresHistoryFiles:
     def __init__(self, pool: AsyncConnectionPool[AsyncConnection[TupleRow]]) -> None:
         self._pool = pool
 
-    async def ends(self, topics: Collection[TopicName]) -> Mapping[TopicPart, Offset]:
+    async def ends(self, topics: Collection[TopicName]) -> Mapping[TopicPartition, Offset]:
         async with self._connection() as connection:
             rows = await (await connection.execute(ENDS, (list(topics),))).fetchall()
         return {(TopicName(topic), PartitionIndex(part)): Offset(end) for topic, part, end in rows}

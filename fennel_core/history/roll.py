@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from fennel_core.history import parquet
 from fennel_core.history.decide import Cut, Message, cuts
-from fennel_core.history.store import HistoryFile, TopicPart
-from fennel_core.vocab.ids import Micros, Offset, PartitionIndex, TopicName
+from fennel_core.history.store import HistoryFile
+from fennel_core.vocab.ids import Micros, Offset, PartitionIndex, TopicName, TopicPartition
 
 PREFIX: Final = "history"
 Put = Callable[[str, bytes], None]
@@ -54,8 +54,8 @@ class TopicLayout:
 class Plan:
     """One batch: where rows end, where the batch's ranges end, and how the topics are laid out."""
 
-    floors: Mapping[TopicPart, Offset]
-    ends: Mapping[TopicPart, Offset]
+    floors: Mapping[TopicPartition, Offset]
+    ends: Mapping[TopicPartition, Offset]
     layouts: Mapping[TopicName, TopicLayout]
     file_bytes: int
 

@@ -36,9 +36,9 @@ from fennel_core.history.decide import Backlog
 from fennel_core.history.flow import RollFailed, Rows
 from fennel_core.history.kafka import CONTROL_HEADER
 from fennel_core.history.roll import Plan, TopicLayout, messages_of, proposed, roll, told
-from fennel_core.history.store import HistoryFile, TopicPart
+from fennel_core.history.store import HistoryFile
 from fennel_core.settings.model import MIB, Settings
-from fennel_core.vocab.ids import Offset, PartitionIndex, TopicName
+from fennel_core.vocab.ids import Offset, PartitionIndex, TopicName, TopicPartition
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -69,9 +69,9 @@ OFFSETS_VERSION: Final = "v1"
 JVM_GONE: Final = (Py4JError, ConnectionError, EOFError)
 """How py4j says that the JVM has gone."""
 
-Floors = Callable[[list[TopicPart]], Mapping[TopicPart, Offset]]
+Floors = Callable[[list[TopicPartition]], Mapping[TopicPartition, Offset]]
 """Where the rows of these partitions end now."""
-Publish = Callable[[list[HistoryFile], Mapping[TopicPart, Offset]], None]
+Publish = Callable[[list[HistoryFile], Mapping[TopicPartition, Offset]], None]
 """Add the rows of these files, in order; the second are the ends of the batch's ranges."""
 
 
@@ -89,21 +89,24 @@ class SparkRoller:
         self._spark: SparkSession | None = None
 
     async def roll(
-        self, due: Mapping[TopicPart, Backlog], layouts: Mapping[TopicName, TopicLayout], rows: Rows
+        self,
+        due: Mapping[TopicPartition, Backlog],
+        layouts: Mapping[TopicName, TopicLayout],
+        rows: Rows,
     ) -> None:
         loop = asyncio.get_running_loop()
 
-        def floors(places: list[TopicPart]) -> Mapping[TopicPart, Offset]:
+        def floors(places: list[TopicPartition]) -> Mapping[TopicPartition, Offset]:
             return asyncio.run_coroutine_threadsafe(rows.floors(places), loop).result()
 
-        def publish(files: list[HistoryFile], ends: Mapping[TopicPart, Offset]) -> None:
+        def publish(files: list[HistoryFile], ends: Mapping[TopicPartition, Offset]) -> None:
             asyncio.run_coroutine_threadsafe(rows.publish(files, ends), loop).result()
 
         await asyncio.to_thread(self._run, due, layouts, floors, publish)
 
     def _run(
         self,
-        due: Mapping[TopicPart, Backlog],
+        due: Mapping[TopicPartition, Backlog],
         layouts: Mapping[TopicName, TopicLayout],
         floors: Floors,
         publish: Publish,
@@ -188,7 +191,7 @@ def checkpoints(settings: Settings) -> Path:
 def run_query(
     spark: SparkSession,
     settings: Settings,
-    due: Mapping[TopicPart, Backlog],
+    due: Mapping[TopicPartition, Backlog],
     layouts: Mapping[TopicName, TopicLayout],
     floors: Floors,
     publish: Publish,
@@ -220,7 +223,7 @@ def run_query(
 
 
 def _messages(
-    spark: SparkSession, settings: Settings, due: Mapping[TopicPart, Backlog]
+    spark: SparkSession, settings: Settings, due: Mapping[TopicPartition, Backlog]
 ) -> DataFrame:
     """The data records of the partitions `due` as a stream: committed ones only, without control
     records.
@@ -244,7 +247,7 @@ def _messages(
     )
 
 
-def batch_ends(checkpoint: Path, number: int) -> dict[TopicPart, Offset]:
+def batch_ends(checkpoint: Path, number: int) -> dict[TopicPartition, Offset]:
     """Where the ranges of a batch end: Spark writes this into the checkpoint before it runs the
     batch.
     """

@@ -14,9 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
-from fennel_core.vocab.ids import Micros, Offset, PartitionIndex, TopicName
-
-TopicPart = tuple[TopicName, PartitionIndex]
+from fennel_core.vocab.ids import Micros, Offset, PartitionIndex, TopicName, TopicPartition
 
 
 class StoreError(Exception):
@@ -59,7 +57,7 @@ class Totals:
 class HistoryFiles(Protocol):
     """The rows. Every method raises StoreError when the database cannot be used."""
 
-    async def ends(self, topics: Collection[TopicName]) -> Mapping[TopicPart, Offset]:
+    async def ends(self, topics: Collection[TopicName]) -> Mapping[TopicPartition, Offset]:
         """Where each partition's rows end: the first offset that history lacks. Partitions without
         rows are absent (they end at 0).
         """

@@ -23,9 +23,9 @@ from typing import Protocol
 from fennel_core.blueprints.spec import Catalog, Job
 from fennel_core.connections.frames import RemoteError
 from fennel_core.query.errors import BarrierTimeout, ParkedJob, StaleView
-from fennel_core.query.owners import Owners, Partition
+from fennel_core.query.owners import Owners
 from fennel_core.query.slots import Slots, retry_reason
-from fennel_core.vocab.ids import JobId, TopicName
+from fennel_core.vocab.ids import JobId, JobPartition, TopicName, TopicPartition, partition_indexes
 
 WAIT_SLICE_MS = 1_000
 """A slot is asked to wait this long at most, so that a moved partition is noticed."""
@@ -33,7 +33,6 @@ NO_OWNER_PAUSE_S = 0.02
 SPECS_KEPT = 10_000
 """Specs never change, but jobs come and go."""
 
-TopicPartition = tuple[TopicName, int]
 Ends = Mapping[TopicPartition, int]
 
 
@@ -53,7 +52,7 @@ class Target:
     topic.
     """
 
-    partition: Partition
+    partition: JobPartition
     title: str
     offsets: Mapping[str, int]
 
@@ -82,14 +81,14 @@ def layers(jobs: Sequence[Job]) -> list[list[Job]]:
 def source_partitions(catalog: Catalog) -> list[TopicPartition]:
     """Every partition of every source topic of a branch version."""
     topics = dict.fromkeys(binding.topic for binding in catalog.sources)
-    return [(topic, part) for topic in topics for part in range(catalog.partitions)]
+    return [(topic, part) for topic in topics for part in partition_indexes(catalog.partitions)]
 
 
 def targets(layer: Sequence[Job], ends: Ends) -> list[Target]:
     """What each job partition of a layer has to reach; partitions without input are left out."""
     found = []
     for job in layer:
-        for part in range(job.partitions):
+        for part in partition_indexes(job.partitions):
             offsets = {
                 str(topic): ends[topic, part] for topic in job.inputs if ends[topic, part] > 0
             }
@@ -120,7 +119,7 @@ class Barrier:
                 (topic, part)
                 for job in layer
                 for topic in job.inputs
-                for part in range(job.partitions)
+                for part in partition_indexes(job.partitions)
             }
             unknown = [place for place in inputs if place not in ends]
             if unknown:

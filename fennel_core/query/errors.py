@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from fennel_core.plans.errors import PlansError
 from fennel_core.vocab.errors import ApiError
-from fennel_core.vocab.ids import JobId
+from fennel_core.vocab.ids import JobPartition
 
 
 class QueryError(ApiError):
@@ -99,7 +99,7 @@ class ParkedJob(QueryError):
     CODE = "parked"
 
     @classmethod
-    def of(cls, partition: tuple[JobId, int], error: str) -> ParkedJob:
+    def of(cls, partition: JobPartition, error: str) -> ParkedJob:
         """From the registry's row; a slot says the same in its own words."""
         job, part = partition
         return cls(f"{job}[{part}] is parked: {error}")
@@ -111,7 +111,7 @@ class Moving(QueryError):
     STATUS = 503
     CODE = "partition-moving"
 
-    def __init__(self, partition: tuple[JobId, int], why: str) -> None:
+    def __init__(self, partition: JobPartition, why: str) -> None:
         job, part = partition
         super().__init__(
             f"partition {part} of job `{job}` is not served at the moment: {why}. Try again"

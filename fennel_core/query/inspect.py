@@ -24,7 +24,7 @@ from fennel_core.query.owners import Owners
 from fennel_core.query.program import Table
 from fennel_core.query.slots import Slots, retry_reason
 from fennel_core.vocab.dtypes import Field, Timestamp
-from fennel_core.vocab.ids import JobId
+from fennel_core.vocab.ids import JobId, PartitionIndex, partition_indexes
 from fennel_core.vocab.schema import Schema
 from fennel_core.vocab.versions import GONE, POS, SIGN
 
@@ -51,12 +51,12 @@ class Inspector:
             return frame_columns(schema, None if frame is None else tail_rows(frame, schema, rows))
         job = table.job()
         parts = await asyncio.gather(
-            *(self._scan(job, part, rows, now_us) for part in range(table.partitions))
+            *(self._scan(job, part, rows, now_us) for part in partition_indexes(table.partitions))
         )
         return scanned_columns(schema, [pair for part in parts for pair in part], rows)
 
     async def _scan(
-        self, job: JobId, part: int, rows: int, now_us: int
+        self, job: JobId, part: PartitionIndex, rows: int, now_us: int
     ) -> Sequence[tuple[bytes, bytes]]:
         deadline = asyncio.get_running_loop().time() + self._timeout_s
         why = "it has no owner yet"

@@ -11,16 +11,16 @@ import time
 from collections.abc import Mapping, Sequence
 
 import polars as pl
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException
+from confluent_kafka import TopicPartition as RdTopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from fennel_core.connections.kafka import client_config, consumer_config
 from fennel_core.connections.offsets import STALE_EPOCH
-from fennel_core.query import barrier
 from fennel_core.query.errors import BrokerUnavailable, StaleView
 from fennel_core.settings.model import Settings
 from fennel_core.vocab import versions
-from fennel_core.vocab.ids import TopicName
+from fennel_core.vocab.ids import TopicName, TopicPartition
 
 REQUEST_S = 10.0
 FIRST_STEP = 16
@@ -54,16 +54,14 @@ class KafkaEnds:
     def __init__(self, settings: Settings) -> None:
         self._admin = AdminClient(client_config(settings), logger=LIBRARY_LOG)
 
-    async def ends(
-        self, partitions: Sequence[barrier.TopicPartition]
-    ) -> Mapping[barrier.TopicPartition, int]:
+    async def ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         """The high watermark of each partition, all in one request per broker.
 
         BrokerUnavailable when Kafka cannot say, StaleView when a topic is gone.
         """
         if not partitions:
             return {}
-        asked = {TopicPartition(topic, part): LATEST for topic, part in partitions}
+        asked = {RdTopicPartition(topic, part): LATEST for topic, part in partitions}
         deadline = asyncio.get_running_loop().time() + REQUEST_S
         while True:
             try:
@@ -124,7 +122,9 @@ class KafkaTails:
                     consumer_config(self._settings, fetch_wait_ms=FETCH_WAIT_MS), logger=LIBRARY_LOG
                 )
             ends = [
-                self._consumer.get_watermark_offsets(TopicPartition(topic, part), timeout=REQUEST_S)
+                self._consumer.get_watermark_offsets(
+                    RdTopicPartition(topic, part), timeout=REQUEST_S
+                )
                 for part in range(partitions)
             ]
             step = FIRST_STEP
@@ -149,7 +149,7 @@ class KafkaTails:
         if not open_parts:
             return frames
         self._consumer.assign(
-            [TopicPartition(topic, part, starts[part]) for part in sorted(open_parts)]
+            [RdTopicPartition(topic, part, starts[part]) for part in sorted(open_parts)]
         )
         try:
             stop_at = time.monotonic() + REQUEST_S

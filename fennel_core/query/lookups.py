@@ -19,9 +19,9 @@ import msgspec
 
 from fennel_core.connections.frames import RemoteError
 from fennel_core.query.errors import Moving, ParkedJob
-from fennel_core.query.owners import Owners, Partition
+from fennel_core.query.owners import Owners
 from fennel_core.query.slots import Slots, retry_reason
-from fennel_core.vocab.ids import JobId
+from fennel_core.vocab.ids import JobId, JobPartition, PartitionIndex
 from fennel_core.vocab.keys import partition_of
 
 RETRY_PAUSE_S = 0.02
@@ -48,7 +48,7 @@ class _Piece:
     """The part of a want that one partition answers; `places` are the keys' places in the want."""
 
     want: int
-    partition: Partition
+    partition: JobPartition
     places: Sequence[int]
     keys: Sequence[bytes]
     as_of: int | Sequence[int]
@@ -193,7 +193,7 @@ def _pieces(wants: Sequence[Want]) -> list[_Piece]:
                 if isinstance(want.as_of, int)
                 else [want.as_of[place] for place in places]
             )
-            pieces.append(_Piece(number, (want.job, part), places, keys, as_of))
+            pieces.append(_Piece(number, (want.job, PartitionIndex(part)), places, keys, as_of))
     return pieces
 
 

@@ -13,9 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from fennel_core.vocab.ids import JobId
-
-Partition = tuple[JobId, int]
+from fennel_core.vocab.ids import JobPartition
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +27,8 @@ class Parked:
 class Ownership:
     """One reading of the registry: addresses of live owners, and the partitions that are parked."""
 
-    addresses: Mapping[Partition, str]
-    parked: Mapping[Partition, Parked]
+    addresses: Mapping[JobPartition, str]
+    parked: Mapping[JobPartition, Parked]
 
 
 class OwnershipSource(Protocol):
@@ -48,11 +46,11 @@ class Owners:
         self._reading: asyncio.Task[None] | None = None
         self.epoch = 0
 
-    def address(self, partition: Partition) -> str | None:
+    def address(self, partition: JobPartition) -> str | None:
         """Where the owner listens, as far as we know."""
         return self._now.addresses.get(partition)
 
-    def parked(self, partition: Partition) -> Parked | None:
+    def parked(self, partition: JobPartition) -> Parked | None:
         return self._now.parked.get(partition)
 
     async def refresh(self, seen: int) -> None:

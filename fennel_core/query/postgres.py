@@ -14,10 +14,10 @@ from psycopg_pool import PoolTimeout
 from fennel_core.blueprints.spec import Catalog, Job
 from fennel_core.connections.postgres import Pool
 from fennel_core.query.errors import DatabaseUnavailable, OtherRelease, UnknownBranch
-from fennel_core.query.owners import Ownership, Parked, Partition
+from fennel_core.query.owners import Ownership, Parked
 from fennel_core.query.view import BranchKey, Serving
 from fennel_core.vocab import canonical
-from fennel_core.vocab.ids import CommitId, JobId, WorkspaceId
+from fennel_core.vocab.ids import CommitId, JobId, JobPartition, PartitionIndex, WorkspaceId
 from fennel_core.wire.decode import decode_sync_request
 
 SERVING = "SELECT serving FROM branch WHERE workspace = %s AND name = %s"
@@ -96,10 +96,10 @@ class PostgresReads:
 
     async def read_owners(self) -> Ownership:
         """One consistent read of who owns what; partitions without a live owner are absent."""
-        addresses: dict[Partition, str] = {}
-        parked: dict[Partition, Parked] = {}
+        addresses: dict[JobPartition, str] = {}
+        parked: dict[JobPartition, Parked] = {}
         for job, part, address, status, error in await self._rows(OWNERS, ()):
-            partition = (JobId(str(job)), int(str(part)))
+            partition = (JobId(str(job)), PartitionIndex(int(str(part))))
             if address is not None:
                 addresses[partition] = str(address)
             if status == "parked":

@@ -14,9 +14,8 @@ from typing import Final, cast
 
 from fennel_core.connections import postgres
 from fennel_core.settings.model import Settings
-from fennel_core.snapshots.store import Place
 from fennel_core.vocab.errors import ApiError
-from fennel_core.vocab.ids import JobId, PartitionIndex
+from fennel_core.vocab.ids import JobId, JobPartition, PartitionIndex
 
 NAMED_AT_MOST: Final = 30
 """Names in one sentence: beyond that nobody reads them."""
@@ -37,7 +36,7 @@ class Named:
     title: str
 
     @property
-    def place(self) -> Place:
+    def place(self) -> JobPartition:
         return self.job, self.part
 
     @property

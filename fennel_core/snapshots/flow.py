@@ -29,8 +29,8 @@ from fennel_core.snapshots.manifest import (
     decode,
     encode,
 )
-from fennel_core.snapshots.store import Objects, Place, Pointer, Pointers, Stored, StoreError
-from fennel_core.vocab.ids import Epoch, JobId, PartitionIndex
+from fennel_core.snapshots.store import Objects, Pointer, Pointers, Stored, StoreError
+from fennel_core.vocab.ids import Epoch, JobId, JobPartition, PartitionIndex
 
 PREFIX: Final = "snapshots"
 AT_ONCE: Final = 4
@@ -206,7 +206,9 @@ async def prune(tools: Tools, keep: int, grace: timedelta) -> Pruned:
     """
     # Listed before the pointers are read: what is listed then and named by a later snapshot is
     # reused from a kept one.
-    stored: dict[Place, list[Stored]] = {place: [] for place in await tools.pointers.places()}
+    stored: dict[JobPartition, list[Stored]] = {
+        place: [] for place in await tools.pointers.places()
+    }
     for each in await tools.objects.stored(f"{PREFIX}/"):
         if (place := _place(each.key)) is not None:
             stored.setdefault(place, []).append(each)
@@ -221,7 +223,12 @@ async def prune(tools: Tools, keep: int, grace: timedelta) -> Pruned:
 
 
 async def _prune(
-    tools: Tools, place: Place, stored: Sequence[Stored], keep: int, grace: timedelta, now: datetime
+    tools: Tools,
+    place: JobPartition,
+    stored: Sequence[Stored],
+    keep: int,
+    grace: timedelta,
+    now: datetime,
 ) -> Pruned:
     plan = decide.pruning(await tools.pointers.of(*place), keep, grace, now)
     await tools.pointers.remove(plan.surplus)
@@ -244,7 +251,7 @@ async def _prune(
 
 
 async def _clear(
-    tools: Tools, place: Place, stored: Sequence[Stored], grace: timedelta, now: datetime
+    tools: Tools, place: JobPartition, stored: Sequence[Stored], grace: timedelta, now: datetime
 ) -> Pruned:
     """Nothing of a job that is gone is needed; its pointers go last: they say what is not deleted
     yet.
@@ -337,7 +344,7 @@ def _base(job: JobId, part: PartitionIndex) -> str:
     return f"{PREFIX}/{job}/{part}/"
 
 
-def _place(key: str) -> Place | None:
+def _place(key: str) -> JobPartition | None:
     """Whose object this is; None for a key that is none of ours."""
     match key.split("/", 3):
         case [_, job, part, _] if part.isdecimal():

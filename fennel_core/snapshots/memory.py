@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from fennel_core.snapshots.store import Place, Pointer, Stored, StoreError
-from fennel_core.vocab.ids import Epoch, JobId, PartitionIndex
+from fennel_core.snapshots.store import Pointer, Stored, StoreError
+from fennel_core.vocab.ids import Epoch, JobId, JobPartition, PartitionIndex
 
 
 class MemoryObjects:
@@ -56,7 +56,7 @@ class MemoryPointers:
     registry would.
     """
 
-    def __init__(self, now: Callable[[], datetime], epochs: dict[Place, Epoch]) -> None:
+    def __init__(self, now: Callable[[], datetime], epochs: dict[JobPartition, Epoch]) -> None:
         self._now = now
         self.epochs = epochs
         self._rows: list[Pointer] = []
@@ -74,7 +74,7 @@ class MemoryPointers:
     async def of(self, job: JobId, part: PartitionIndex) -> list[Pointer]:
         return [row for row in reversed(self._rows) if (row.job, row.part) == (job, part)]
 
-    async def places(self) -> list[Place]:
+    async def places(self) -> list[JobPartition]:
         return sorted({(row.job, row.part) for row in self._rows})
 
     async def jobs(self) -> set[JobId]:

@@ -16,8 +16,8 @@ from psycopg import AsyncConnection
 from psycopg.rows import TupleRow
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
-from fennel_core.snapshots.store import Place, Pointer, StoreError
-from fennel_core.vocab.ids import Epoch, JobId, PartitionIndex
+from fennel_core.snapshots.store import Pointer, StoreError
+from fennel_core.vocab.ids import Epoch, JobId, JobPartition, PartitionIndex
 
 ADD = """
     WITH owner AS (
@@ -55,7 +55,7 @@ class PostgresPointers:
             for r in rows
         ]
 
-    async def places(self) -> list[Place]:
+    async def places(self) -> list[JobPartition]:
         async with self._connection() as connection:
             rows = await (
                 await connection.execute(

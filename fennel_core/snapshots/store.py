@@ -16,9 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from fennel_core.snapshots.manifest import Position
-from fennel_core.vocab.ids import Epoch, JobId, PartitionIndex
-
-Place = tuple[JobId, PartitionIndex]
+from fennel_core.vocab.ids import Epoch, JobId, JobPartition, PartitionIndex
 
 
 class StoreError(Exception):
@@ -99,7 +97,7 @@ class Pointers(Protocol):
         """The job partition's snapshots, newest first."""
         ...
 
-    async def places(self) -> list[Place]:
+    async def places(self) -> list[JobPartition]:
         """Every job partition that has a pointer, whether its job exists or not."""
         ...
 

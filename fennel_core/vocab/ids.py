@@ -27,4 +27,15 @@ Micros = NewType("Micros", int)
 """Microseconds since 1970-01-01 UTC: the unit of event time everywhere inside the platform."""
 Millis = NewType("Millis", int)
 
+JobPartition = tuple[JobId, PartitionIndex]
+"""One partition of a job: the unit that a slot owns, snapshots and restores."""
+TopicPartition = tuple[TopicName, PartitionIndex]
+"""One partition of a Kafka topic."""
+
+
+def partition_indexes(count: int) -> list[PartitionIndex]:
+    """Return the indexes of `count` partitions."""
+    return [PartitionIndex(index) for index in range(count)]
+
+
 MAIN_BRANCH = BranchName("main")

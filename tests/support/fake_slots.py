@@ -13,8 +13,8 @@ import msgspec
 
 from fennel_core.connections.frames import RemoteError, serve
 from fennel_core.connections.slot_protocol import RefusalCode
-from fennel_core.query.owners import Ownership, Parked, Partition
-from fennel_core.vocab.ids import JobId
+from fennel_core.query.owners import Ownership, Parked
+from fennel_core.vocab.ids import JobId, JobPartition
 
 encode = msgspec.msgpack.encode
 
@@ -109,8 +109,8 @@ class FakeRegistry:
     """Who owns what, changed by the test; counts how often it is read."""
 
     def __init__(self) -> None:
-        self.addresses: dict[Partition, str] = {}
-        self.parked: dict[Partition, Parked] = {}
+        self.addresses: dict[JobPartition, str] = {}
+        self.parked: dict[JobPartition, Parked] = {}
         self.reads = 0
 
     def own(self, slot: FakeSlot, job: str, partitions: int) -> None:

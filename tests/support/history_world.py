@@ -14,8 +14,8 @@ from fennel_core.history.decide import Backlog, Message
 from fennel_core.history.flow import RollFailed, Rows
 from fennel_core.history.kafka import Bounds
 from fennel_core.history.roll import Plan, TopicLayout, roll
-from fennel_core.history.store import HistoryFiles, TopicPart
-from fennel_core.vocab.ids import Offset, PartitionIndex, TopicName
+from fennel_core.history.store import HistoryFiles
+from fennel_core.vocab.ids import Offset, PartitionIndex, TopicName, TopicPartition
 from fennel_core.vocab.versions import encode_frame
 
 TOPIC = TopicName("w.topic.abc.1")
@@ -48,7 +48,7 @@ class MemoryLog:
     nobody is handed) and where it ends.
     """
 
-    records: dict[TopicPart, list[bytes | None]] = field(default_factory=dict)
+    records: dict[TopicPartition, list[bytes | None]] = field(default_factory=dict)
     written: int = 0
 
     def append(self, part: int, sizes: Sequence[int | None]) -> None:
@@ -58,14 +58,14 @@ class MemoryLog:
             here.append(None if size is None else batch(self.written, size))
             self.written += size or 0
 
-    def bounds(self, topics: Sequence[TopicName]) -> dict[TopicPart, Bounds]:
+    def bounds(self, topics: Sequence[TopicName]) -> dict[TopicPartition, Bounds]:
         return {
             place: Bounds(Offset(0), Offset(len(here)))
             for place, here in self.records.items()
             if place[0] in topics
         }
 
-    def read(self, place: TopicPart, first: int, end: int) -> Iterator[Message]:
+    def read(self, place: TopicPartition, first: int, end: int) -> Iterator[Message]:
         for offset, value in enumerate(self.records[place][first:end], first):
             if value is not None:
                 yield Message(place, Offset(offset), value)
@@ -91,7 +91,10 @@ class MemoryRoller:
             raise Died
 
     async def roll(
-        self, due: Mapping[TopicPart, Backlog], layouts: Mapping[TopicName, TopicLayout], rows: Rows
+        self,
+        due: Mapping[TopicPartition, Backlog],
+        layouts: Mapping[TopicName, TopicLayout],
+        rows: Rows,
     ) -> None:
         at = {place: backlog.start for place, backlog in due.items()}
         goal = {place: Offset(len(self.log.records[place])) for place in due}
@@ -123,7 +126,7 @@ class MemoryRoller:
 
 
 async def content(
-    files: HistoryFiles, objects: Mapping[str, bytes], place: TopicPart
+    files: HistoryFiles, objects: Mapping[str, bytes], place: TopicPartition
 ) -> list[tuple[int, bytes]]:
     """(offset, position) of every row of a partition's history in order; AssertionError when its
     files leave a gap.

@@ -18,7 +18,7 @@ from aiohttp import web
 
 from fennel_core.blueprints.spec import Catalog, DatasetView, Job
 from fennel_core.executors.client import Executors
-from fennel_core.query.barrier import Barrier, Ends, TopicPartition
+from fennel_core.query.barrier import Barrier, Ends
 from fennel_core.query.errors import UnknownBranch
 from fennel_core.query.forward import Forwarder, Upstream
 from fennel_core.query.inspect import Inspector
@@ -30,7 +30,14 @@ from fennel_core.query.slots import Slots
 from fennel_core.query.view import BranchKey, Serving, Views
 from fennel_core.telemetry.health import Health
 from fennel_core.vocab.errors import ApiError
-from fennel_core.vocab.ids import BranchName, CommitId, JobId, TopicName, WorkspaceId
+from fennel_core.vocab.ids import (
+    BranchName,
+    CommitId,
+    JobId,
+    TopicName,
+    TopicPartition,
+    WorkspaceId,
+)
 from fennel_core.wire.entities import Dataset, SyncRequest
 from tests.support.fake_slots import FakeRegistry, FakeSlot
 

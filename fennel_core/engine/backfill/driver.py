@@ -36,7 +36,7 @@ from fennel_core.engine.backfill.manifest import (
     encode_chunk,
     encode_manifest,
 )
-from fennel_core.engine.backfill.queue import CHANNEL, CLAIM_SECONDS, BackfillQueue, JobPartition
+from fennel_core.engine.backfill.queue import CHANNEL, CLAIM_SECONDS, BackfillQueue
 from fennel_core.engine.state_progress import STATE_FORMAT
 from fennel_core.hangar.rocks import RocksHangar
 from fennel_core.history.parquet import read
@@ -47,7 +47,7 @@ from fennel_core.settings.model import Settings
 from fennel_core.snapshots.s3 import S3Objects
 from fennel_core.snapshots.store import StoreError
 from fennel_core.vocab import canonical
-from fennel_core.vocab.ids import JobId, PartitionIndex
+from fennel_core.vocab.ids import JobId, JobPartition, PartitionIndex
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

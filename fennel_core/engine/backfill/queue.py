@@ -14,14 +14,13 @@ from psycopg_pool import PoolTimeout
 
 from fennel_core.bank.registry import RegistryUnavailable
 from fennel_core.connections.postgres import AsyncConnection, Pool
-from fennel_core.vocab.ids import JobId, PartitionIndex
+from fennel_core.vocab.ids import JobId, JobPartition, PartitionIndex
 
 CHANNEL: Final = "backfill"
 CLAIM_SECONDS: Final = 60
 """After this long without a sign from its driver a load is computed once more; the first of two
 counts.
 """
-JobPartition = tuple[JobId, PartitionIndex]
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,12 +21,11 @@ from fennel_core.engine.broker import (
     Producer,
     ProducerFenced,
     Subscription,
-    TopicPartition,
 )
 from fennel_core.engine.kafka import KafkaBroker
 from fennel_core.engine.memory_broker import MemoryBroker, MemoryLog
 from fennel_core.settings.model import Settings
-from fennel_core.vocab.ids import Offset, TopicName
+from fennel_core.vocab.ids import Offset, TopicName, TopicPartition
 from tests.sim.engine.log import ModelLog
 from tests.sim.engine.parts import Dice, Process, SimBroker
 

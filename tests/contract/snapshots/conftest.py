@@ -14,8 +14,8 @@ from fennel_core.connections.postgres import pool
 from fennel_core.snapshots.memory import MemoryObjects, MemoryPointers
 from fennel_core.snapshots.postgres import PostgresPointers
 from fennel_core.snapshots.s3 import S3Objects
-from fennel_core.snapshots.store import Objects, Place, Pointers
-from fennel_core.vocab.ids import Epoch
+from fennel_core.snapshots.store import Objects, Pointers
+from fennel_core.vocab.ids import Epoch, JobPartition
 from tests.support.postgres import database, empty_database, postgres_server
 from tests.support.s3 import s3_server
 
@@ -29,7 +29,7 @@ class Rows:
     """
 
     pointers: Pointers
-    own: Callable[[Place, int], Awaitable[None]]
+    own: Callable[[JobPartition, int], Awaitable[None]]
     gone: Callable[[str], Awaitable[None]]
 
 
@@ -47,7 +47,7 @@ async def rows(request: pytest.FixtureRequest) -> AsyncIterator[Rows]:
     if request.param == "memory":
         twin = MemoryPointers(lambda: datetime.now(UTC), {})
 
-        async def own(place: Place, epoch: int) -> None:
+        async def own(place: JobPartition, epoch: int) -> None:
             twin.epochs[place] = Epoch(epoch)
 
         async def gone(job: str) -> None:
@@ -57,7 +57,7 @@ async def rows(request: pytest.FixtureRequest) -> AsyncIterator[Rows]:
         return
     async with pool(request.getfixturevalue("database"), name="test", size=2) as connections:
 
-        async def own_row(place: Place, epoch: int) -> None:
+        async def own_row(place: JobPartition, epoch: int) -> None:
             async with connections.connection() as connection:
                 await connection.execute(
                     "INSERT INTO job (id, workspace, spec) VALUES (%s, 'w', '') ON "

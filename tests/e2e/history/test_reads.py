@@ -21,9 +21,8 @@ from fennel_core.history.decide import Backlog, Rule
 from fennel_core.history.flow import Rows, Writer
 from fennel_core.history.kafka import Log
 from fennel_core.history.roll import Plan, TopicLayout, roll
-from fennel_core.history.store import TopicPart
 from fennel_core.history.topics import Topics
-from fennel_core.vocab.ids import DatasetName, TopicName
+from fennel_core.vocab.ids import DatasetName, TopicName, TopicPartition
 from tests.e2e.history.reads import MARK
 from tests.e2e.history.world import (
     BEGIN,
@@ -46,7 +45,10 @@ class Hand:
         self._world = world
 
     async def roll(
-        self, due: Mapping[TopicPart, Backlog], layouts: Mapping[TopicName, TopicLayout], rows: Rows
+        self,
+        due: Mapping[TopicPartition, Backlog],
+        layouts: Mapping[TopicName, TopicLayout],
+        rows: Rows,
     ) -> None:
         ends = {place: backlog.end for place, backlog in due.items()}
         plan = Plan(await rows.floors(list(ends)), ends, layouts, file_bytes=20_000)

@@ -14,12 +14,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from fennel_core.bank.registry import JobPartition
 from fennel_core.snapshots import manifest as manifests
 from fennel_core.snapshots.flow import Tools
 from fennel_core.snapshots.memory import MemoryObjects, MemoryPointers
-from fennel_core.snapshots.store import Place, Pointer, Stored, StoreError
-from fennel_core.vocab.ids import Epoch, JobId, PartitionIndex
+from fennel_core.snapshots.store import Pointer, Stored, StoreError
+from fennel_core.vocab.ids import Epoch, JobId, JobPartition, PartitionIndex
 from tests.sim.engine.parts import Process
 from tests.sim.engine.virtual import now_ms
 
@@ -157,7 +156,7 @@ class SimPointers:
     async def of(self, job: JobId, part: PartitionIndex) -> list[Pointer]:
         return await self._process.ask(lambda: self._rows.of(job, part), StoreError)
 
-    async def places(self) -> list[Place]:
+    async def places(self) -> list[JobPartition]:
         return await self._process.ask(lambda: self._rows.places(), StoreError)
 
     async def jobs(self) -> set[JobId]:

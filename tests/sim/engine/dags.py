@@ -11,7 +11,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from fennel_core.bank.registry import JobPartition
 from fennel_core.connections.frames import RemoteError
 from fennel_core.connections.slot_protocol import RefusalCode
 from fennel_core.engine.broker import BrokerError
@@ -23,7 +22,7 @@ from fennel_core.snapshots.drills import Finding, Verdict
 from fennel_core.snapshots.flow import Tools, prune
 from fennel_core.snapshots.recovery import State
 from fennel_core.snapshots.store import StoreError
-from fennel_core.vocab.ids import PartitionIndex
+from fennel_core.vocab.ids import JobPartition, PartitionIndex
 from tests.sim.engine.log import ModelLog
 from tests.sim.engine.parts import Died, DiskHangar, Process, ProcessPool, SimBroker, restored
 

@@ -20,7 +20,7 @@ from zlib import crc32
 import msgspec
 
 from fennel_core.bank.memory_registry import MemoryRegistry
-from fennel_core.bank.registry import JobPartition, Registered, RegistryUnavailable, Report, Slot
+from fennel_core.bank.registry import Registered, RegistryUnavailable, Report, Slot
 from fennel_core.engine.broker import (
     Aborted,
     FetchedRecords,
@@ -28,14 +28,13 @@ from fennel_core.engine.broker import (
     OutgoingRecord,
     ProducerFenced,
     Record,
-    TopicPartition,
     Unavailable,
     Unknown,
     require_within_log,
 )
 from fennel_core.hangar.memory import MemoryHangar
 from fennel_core.hangar.store import HangarClosed, HangarDamaged, WriteBatch
-from fennel_core.vocab.ids import Epoch, JobId, Millis, Offset, SlotId
+from fennel_core.vocab.ids import Epoch, JobId, JobPartition, Millis, Offset, SlotId, TopicPartition
 from tests.sim.engine.log import ModelLog
 from tests.sim.engine.virtual import now_ms
 

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from fennel_core.bank.memory_registry import MemoryRegistry
-from fennel_core.bank.registry import JobPartition
 from fennel_core.engine.runner import Runner
 from fennel_core.engine.supervisor import Supervisor
 from fennel_core.snapshots.memory import MemoryPointers
-from fennel_core.vocab.ids import Epoch, JobId, Millis, PartitionIndex, SlotId
+from fennel_core.vocab.ids import Epoch, JobId, JobPartition, Millis, PartitionIndex, SlotId
 from tests.sim.engine.covered import WANTED_PERCENT, covered
 from tests.sim.engine.world import Broken, quiet, simulate
 

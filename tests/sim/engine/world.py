@@ -29,7 +29,7 @@ import polars as pl
 import structlog
 
 from fennel_core.bank.memory_registry import MemoryRegistry
-from fennel_core.bank.registry import JobPartition, Slot
+from fennel_core.bank.registry import Slot
 from fennel_core.blueprints.spec import Job
 from fennel_core.connections.frames import RemoteError
 from fennel_core.engine import state_progress
@@ -48,7 +48,15 @@ from fennel_core.replaylog.marker import EpochMarker, IterationMarker
 from fennel_core.schedule.ownership import preferred
 from fennel_core.snapshots.flow import prune
 from fennel_core.vocab import canonical
-from fennel_core.vocab.ids import EngineId, Epoch, JobId, Millis, PartitionIndex, SlotId
+from fennel_core.vocab.ids import (
+    EngineId,
+    Epoch,
+    JobId,
+    JobPartition,
+    Millis,
+    PartitionIndex,
+    SlotId,
+)
 from fennel_core.vocab.keys import partition_of
 from fennel_core.vocab.versions import decode
 from tests.sim.engine import chain

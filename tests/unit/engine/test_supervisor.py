@@ -10,10 +10,18 @@ from typing import Any
 import pytest
 
 from fennel_core.bank.memory_registry import MemoryRegistry
-from fennel_core.bank.registry import JobPartition, RegistryUnavailable, Report, Slot
+from fennel_core.bank.registry import RegistryUnavailable, Report, Slot
 from fennel_core.engine.runner import RebuildRequested
 from fennel_core.engine.supervisor import HostedPartition, Supervisor
-from fennel_core.vocab.ids import EngineId, Epoch, JobId, Millis, PartitionIndex, SlotId
+from fennel_core.vocab.ids import (
+    EngineId,
+    Epoch,
+    JobId,
+    JobPartition,
+    Millis,
+    PartitionIndex,
+    SlotId,
+)
 
 KEY = (JobId("job"), PartitionIndex(0))
 ME = Slot(SlotId("me"), EngineId("e"), "here")

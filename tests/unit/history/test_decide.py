@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 from fennel_core.history.decide import Backlog, Cut, Message, Rule, backlogs, cuts, due, strays
-from fennel_core.history.store import TopicPart
-from fennel_core.vocab.ids import Offset, PartitionIndex, TopicName
+from fennel_core.vocab.ids import Offset, PartitionIndex, TopicName, TopicPartition
 
-A: TopicPart = (TopicName("a"), PartitionIndex(0))
-B: TopicPart = (TopicName("a"), PartitionIndex(1))
+A: TopicPartition = (TopicName("a"), PartitionIndex(0))
+B: TopicPartition = (TopicName("a"), PartitionIndex(1))
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
@@ -36,21 +35,21 @@ def test_a_partition_waits_since_it_fell_behind_where_it_stands_now() -> None:
     assert backlogs({A: Offset(7)}, {A: Offset(7)}, first, 20.0) == {}
 
 
-def message(place: TopicPart, offset: int, size: int = 10) -> Message:
+def message(place: TopicPartition, offset: int, size: int = 10) -> Message:
     return Message(place, Offset(offset), b"." * size)
 
 
 def cut(
     messages: list[Message],
-    floors: dict[TopicPart, int],
-    ends: dict[TopicPart, int],
+    floors: dict[TopicPartition, int],
+    ends: dict[TopicPartition, int],
     file_bytes: int = 1000,
 ) -> list[Cut]:
     as_offsets = [{place: Offset(offset) for place, offset in of.items()} for of in (floors, ends)]
     return list(cuts(messages, *as_offsets, file_bytes))
 
 
-def shape(found: list[Cut]) -> list[tuple[TopicPart, int, int, list[int]]]:
+def shape(found: list[Cut]) -> list[tuple[TopicPartition, int, int, list[int]]]:
     return [
         (each.place, each.first, each.following, [offset for offset, _ in each.messages])
         for each in found
