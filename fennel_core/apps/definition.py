@@ -12,14 +12,14 @@ import uvloop
 
 from fennel_core.connections import postgres, secrets
 from fennel_core.connections.postgres import Pool
-from fennel_core.definition.airflow import Airflow
-from fennel_core.definition.drills import DrillWatch
-from fennel_core.definition.flow import CommitFlow
-from fennel_core.definition.orchestrate import Inline
-from fennel_core.definition.recovery import Recovery
-from fennel_core.definition.retention import Retention, Watch
-from fennel_core.definition.server import Office, application
-from fennel_core.definition.steps import steps_over
+from fennel_core.definition.airflow import AirflowOrchestrator
+from fennel_core.definition.commit_service import CommitService
+from fennel_core.definition.commit_steps import build_commit_steps
+from fennel_core.definition.drill_check import FailedDrillCheck
+from fennel_core.definition.log_retention import LogRetention, NeededRecordsCheck
+from fennel_core.definition.orchestrator import InlineOrchestrator
+from fennel_core.definition.reconcile_loop import ReconcileLoop
+from fennel_core.definition.server import ServerState, application
 from fennel_core.ledger.kafka import KafkaTopicAdmin
 from fennel_core.ledger.topics import Unreachable
 from fennel_core.settings.model import Orchestrator, Settings
@@ -42,10 +42,14 @@ async def serve(settings: Settings) -> None:
     async with postgres.pool(
         settings.postgres_dsn.get_secret_value(), name="fennel-definition"
     ) as pool:
-        steps = steps_over(pool, settings)
-        inline = Inline(steps.run)
-        orchestrator = inline if settings.orchestrator is Orchestrator.INLINE else Airflow(settings)
-        commits = CommitFlow(
+        steps = build_commit_steps(pool, settings)
+        inline = InlineOrchestrator(steps.run)
+        orchestrator = (
+            inline
+            if settings.orchestrator is Orchestrator.INLINE
+            else AirflowOrchestrator(settings)
+        )
+        commits = CommitService(
             steps,
             orchestrator,
             lambda: CommitId(uuid.uuid4().hex),
@@ -54,13 +58,13 @@ async def serve(settings: Settings) -> None:
         )
         key_file = settings.secrets_key_file
         sealer = None if key_file is None else secrets.Sealer.from_file(key_file)
-        recovery = Recovery(steps.tools, settings.reconcile_interval_s)
-        watch = Watch(Retention(settings, pool), settings.retention_check_s)
+        recovery = ReconcileLoop(steps.context, settings.reconcile_interval_s)
+        watch = NeededRecordsCheck(LogRetention(settings, pool), settings.retention_check_s)
         inlined = dataclasses.replace(commits, orchestrator=inline)
-        office = Office(
+        office = ServerState(
             settings, pool, commits, inlined, sealer, recovery.wake, lambda: watch.alarms
         )
-        drills = DrillWatch(pool, settings.retention_check_s)
+        drills = FailedDrillCheck(pool, settings.retention_check_s)
         tasks = [asyncio.create_task(each.run()) for each in (recovery, watch, drills)]
         config = uvicorn.Config(
             application(office, Health(PROCESS, checks(pool, settings))),

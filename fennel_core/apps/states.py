@@ -14,7 +14,7 @@ from typing import Final
 import psycopg
 
 from fennel_core.connections.frames import RemoteError
-from fennel_core.definition.retention import delete_unneeded
+from fennel_core.definition.log_retention import delete_unneeded
 from fennel_core.settings.model import Settings
 from fennel_core.snapshots import choice, drills, recovery, rounds
 from fennel_core.snapshots.choice import Wish

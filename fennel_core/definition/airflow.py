@@ -29,7 +29,7 @@ def run_id(commit: CommitId, attempt: int) -> str:
     return f"commit-{commit}-{attempt}"
 
 
-class Airflow:
+class AirflowOrchestrator:
     """See `orchestrate.Orchestrator`. Make it inside the event loop; `close` it at the end."""
 
     def __init__(self, settings: Settings) -> None:

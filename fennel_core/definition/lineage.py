@@ -24,23 +24,23 @@ Words = frozenset[str] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Version:
+class BranchVersion:
     """One version of a branch."""
 
     request: SyncRequest
     catalog: Catalog
 
     @classmethod
-    def of(cls, merged: bytes, catalog: bytes) -> Version:
+    def of(cls, merged: bytes, catalog: bytes) -> BranchVersion:
         return cls(decode_sync_request(merged), canonical.loads(catalog, Catalog))
 
     @classmethod
-    def empty(cls, workspace: WorkspaceId) -> Version:
+    def empty(cls, workspace: WorkspaceId) -> BranchVersion:
         return cls(decode_sync_request(b""), Catalog(workspace, (), (), (), 0))
 
 
 def xray(
-    version: Version, datasets: Words, featuresets: Words, properties: Words
+    version: BranchVersion, datasets: Words, featuresets: Words, properties: Words
 ) -> dict[str, list[dict[str, Any]]]:
     """Properties of the named entities (None: of all), only the named ones (None: all). An unknown
     property is left out.
@@ -57,8 +57,8 @@ def xray(
 
 
 def _described(
-    known: Mapping[str, Callable[[Version, Any], Any]],
-    version: Version,
+    known: Mapping[str, Callable[[BranchVersion, Any], Any]],
+    version: BranchVersion,
     entity: Any,
     properties: Words,
 ) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def _flags(metadata: Metadata) -> dict[str, Any]:
     }
 
 
-def _schema(_: Version, dataset: Dataset) -> dict[str, Any]:
+def _schema(_: BranchVersion, dataset: Dataset) -> dict[str, Any]:
     schema = dataset.schema
     return {
         "keys": [{"name": f.name, "dtype": show(f.dtype)} for f in schema.keys],
@@ -87,17 +87,17 @@ def _schema(_: Version, dataset: Dataset) -> dict[str, Any]:
     }
 
 
-def _physical(version: Version, dataset: Dataset) -> dict[str, Any]:
+def _physical(version: BranchVersion, dataset: Dataset) -> dict[str, Any]:
     view = next((d for d in version.catalog.datasets if d.name == dataset.name), None)
     return {} if view is None else {"topic": view.topic, "served_by": view.served_by}
 
 
-def _features(version: Version, featureset: Featureset) -> list[dict[str, Any]]:
+def _features(version: BranchVersion, featureset: Featureset) -> list[dict[str, Any]]:
     own = [f for f in version.request.features if f.ref.featureset == featureset.name]
     return [{"name": f.ref.name, "dtype": show(f.dtype), **_flags(f.metadata)} for f in own]
 
 
-DATASET: Mapping[str, Callable[[Version, Any], Any]] = {
+DATASET: Mapping[str, Callable[[BranchVersion, Any], Any]] = {
     "name": lambda _, d: d.name,
     "fullname": lambda _, d: f"{d.name}@v{d.version}",
     "version": lambda _, d: d.version,
@@ -115,7 +115,7 @@ DATASET: Mapping[str, Callable[[Version, Any], Any]] = {
     ],
     "physical": _physical,
 }
-FEATURESET: Mapping[str, Callable[[Version, Any], Any]] = {
+FEATURESET: Mapping[str, Callable[[BranchVersion, Any], Any]] = {
     "name": lambda _, f: f.name,
     "metaflags": lambda _, f: _flags(f.metadata),
     "tags": lambda _, f: list(f.metadata.tags),
@@ -134,7 +134,7 @@ FEATURESET: Mapping[str, Callable[[Version, Any], Any]] = {
 }
 
 
-def _tags_upstream(version: Version, name: str) -> set[str]:
+def _tags_upstream(version: BranchVersion, name: str) -> set[str]:
     """Tags of the dataset and of everything it is made of."""
     seen: set[str] = set()
     todo = [name]
@@ -146,7 +146,7 @@ def _tags_upstream(version: Version, name: str) -> set[str]:
     return {tag for d in version.request.datasets if d.name in seen for tag in d.metadata.tags}
 
 
-def lineage(version: Version) -> dict[str, list[dict[str, str]]]:
+def lineage(version: BranchVersion) -> dict[str, list[dict[str, str]]]:
     """`{"nodes": [{"id", "kind", "name"}], "edges": [{"from", "to"}]}`, each once and in a stable
     order.
     """

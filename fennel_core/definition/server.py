@@ -23,9 +23,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fennel_core.connections import secrets, tokens, workspaces
 from fennel_core.connections.postgres import Pool
-from fennel_core.definition import receive
-from fennel_core.definition.flow import CommitFlow
-from fennel_core.definition.lineage import Version, lineage, xray
+from fennel_core.definition import commit_request
+from fennel_core.definition.commit_service import CommitService
+from fennel_core.definition.lineage import BranchVersion, lineage, xray
 from fennel_core.ledger import branches
 from fennel_core.ledger.store import CommitOptions, LedgerUnavailable
 from fennel_core.settings.model import Orchestrator, Settings
@@ -45,15 +45,15 @@ DELETE_POLL_SECONDS: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Office:
+class ServerState:
     """What the routes work with. `wake` asks recovery to look now. `sealer` None: no key file is
     configured.
     """
 
     settings: Settings
     pool: Pool
-    commits: CommitFlow
-    inline: CommitFlow
+    commits: CommitService
+    inline: CommitService
     """The same flow with its steps in this process, for callers in development mode that ask for
     it.
     """
@@ -64,12 +64,12 @@ class Office:
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class Principal:
     workspace: WorkspaceId
     branch: BranchName
 
 
-def application(office: Office, health: Health) -> FastAPI:
+def application(office: ServerState, health: Health) -> FastAPI:
     """The definition server."""
     app = FastAPI(
         title="Fennel definition server",
@@ -83,7 +83,7 @@ def application(office: Office, health: Health) -> FastAPI:
     app.add_exception_handler(psycopg.DataError, unusable_text)
     health.mount(app)
     app.state.office = office
-    app.add_middleware(Counted)
+    app.add_middleware(RequestMetrics)
     for router in (
         commit_routes,
         branch_routes,
@@ -112,7 +112,7 @@ async def unusable_text(request: Request, error: Exception) -> Response:
     return errors.response_of(unusable, as_json=errors.wants_json(request.headers.get("accept")))
 
 
-class Counted:
+class RequestMetrics:
     """Counts and times each request by its route's pattern, so that names of secrets or branches
     never become labels.
     """
@@ -146,32 +146,32 @@ class Counted:
 # --- who calls, and with what ---------------------------------------------------------------------
 
 
-def office_of(request: Request) -> Office:
+def office_of(request: Request) -> ServerState:
     office = request.app.state.office
-    assert isinstance(office, Office)
+    assert isinstance(office, ServerState)
     return office
 
 
 async def caller_of(
-    office: Annotated[Office, Depends(office_of)],
+    office: Annotated[ServerState, Depends(office_of)],
     authorization: Annotated[str | None, Header()] = None,
     x_fennel_branch: Annotated[str, Header()] = MAIN_BRANCH,
-) -> Caller:
-    return Caller(
+) -> Principal:
+    return Principal(
         await tokens.workspace_of(office.pool, office.settings, authorization),
         BranchName(x_fennel_branch),
     )
 
 
 async def administrator(
-    office: Annotated[Office, Depends(office_of)],
+    office: Annotated[ServerState, Depends(office_of)],
     authorization: Annotated[str | None, Header()] = None,
 ) -> None:
     tokens.require_admin(office.settings, authorization)
 
 
-TheOffice = Annotated[Office, Depends(office_of)]
-TheCaller = Annotated[Caller, Depends(caller_of)]
+TheOffice = Annotated[ServerState, Depends(office_of)]
+TheCaller = Annotated[Principal, Depends(caller_of)]
 
 
 async def body_of(request: Request, limit_bytes: int) -> bytes:
@@ -194,7 +194,7 @@ async def body_of(request: Request, limit_bytes: int) -> bytes:
     return b"".join(chunks)
 
 
-async def json_of(request: Request, office: Office) -> dict[str, Any]:
+async def json_of(request: Request, office: ServerState) -> dict[str, Any]:
     """The body as a JSON object; no body is an empty one."""
     body = await body_of(request, office.settings.body_limit_bytes)
     try:
@@ -238,7 +238,7 @@ async def commit(
     SyncRequest.
     """
     body = await body_of(request, office.settings.body_limit_bytes)
-    wanted = receive.Request(
+    wanted = commit_request.CommitRequest(
         caller.workspace, caller.branch, body, CommitOptions(incremental, backfill)
     )
     flow = commits_of(office, request)
@@ -247,7 +247,7 @@ async def commit(
     return answer({"summary": [f"{line}\n" for line in lines]})
 
 
-def commits_of(office: Office, request: Request) -> CommitFlow:
+def commits_of(office: ServerState, request: Request) -> CommitService:
     """Who runs the steps: as configured, or in this process when the request says so and this is a
     development platform.
     """
@@ -280,12 +280,12 @@ async def init(request: Request, office: TheOffice, caller: TheCaller) -> Respon
             f"branch `{caller.branch}`: a name is 1 to 200 letters, digits and the "
             "characters `_`, `.`, `-` and `/`",
         )
-    tools = office.commits.steps.tools
+    context = office.commits.steps.context
     if body.get("clone_from") is None:
-        await branches.init_branch(tools, caller.workspace, caller.branch)
+        await branches.init_branch(context, caller.workspace, caller.branch)
     else:
         await branches.clone_branch(
-            tools, caller.workspace, caller.branch, BranchName(text_in(body, "clone_from"))
+            context, caller.workspace, caller.branch, BranchName(text_in(body, "clone_from"))
         )
     return answer({"name": caller.branch})
 
@@ -293,7 +293,7 @@ async def init(request: Request, office: TheOffice, caller: TheCaller) -> Respon
 @branch_routes.post("/delete")
 async def delete(office: TheOffice, caller: TheCaller) -> Response:
     """Delete the branch that the header names; what nobody else uses is destroyed."""
-    await branches.delete_branch(office.commits.steps.tools, caller.workspace, caller.branch)
+    await branches.delete_branch(office.commits.steps.context, caller.workspace, caller.branch)
     office.wake()
     return answer({})
 
@@ -301,7 +301,7 @@ async def delete(office: TheOffice, caller: TheCaller) -> Response:
 @branch_routes.get("/branch/list")
 async def list_branches(office: TheOffice, caller: TheCaller) -> Response:
     """All branches, in order of creation."""
-    found = await office.commits.steps.tools.ledger.run(lambda tx: tx.branches(caller.workspace))
+    found = await office.commits.steps.context.ledger.run(lambda tx: tx.branches(caller.workspace))
     return answer({"branches": [{"name": branch.name} for branch in found]})
 
 
@@ -310,7 +310,7 @@ async def list_branches(office: TheOffice, caller: TheCaller) -> Response:
 secret_routes = APIRouter(prefix=f"{API}/secret", tags=["secret"])
 
 
-def sealer_of(office: Office) -> secrets.Sealer:
+def sealer_of(office: ServerState) -> secrets.Sealer:
     if office.sealer is None:
         raise ApiError(
             503,
@@ -362,7 +362,9 @@ async def delete_secret(name: str, office: TheOffice, caller: TheCaller) -> Resp
     return answer({})
 
 
-async def _put_secret(name: str, body: dict[str, Any], office: Office, caller: Caller) -> None:
+async def _put_secret(
+    name: str, body: dict[str, Any], office: ServerState, caller: Principal
+) -> None:
     try:
         await secrets.put(
             office.pool, sealer_of(office), caller.workspace, name, text_in(body, "value")
@@ -414,13 +416,13 @@ async def delete_workspace(name: str, office: TheOffice) -> Response:
     let go of its jobs.
     """
     workspace = await workspaces.mark_deleting(office.pool, name)
-    tools = office.commits.steps.tools
-    began = tools.now()
+    context = office.commits.steps.context
+    began = context.now()
     while (
-        not (gone := await branches.drop_closed_workspace(tools, workspace))
-        and tools.now() - began < DELETE_SECONDS
+        not (gone := await branches.drop_closed_workspace(context, workspace))
+        and context.now() - began < DELETE_SECONDS
     ):
-        await tools.sleep(DELETE_POLL_SECONDS)
+        await context.sleep(DELETE_POLL_SECONDS)
     office.wake()
     return answer({"name": workspace, "gone": gone})
 
@@ -489,7 +491,7 @@ async def get_lineage(office: TheOffice, caller: TheCaller) -> Response:
     return answer(lineage(await _version(office, caller)))
 
 
-async def _version(office: Office, caller: Caller) -> Version:
+async def _version(office: ServerState, caller: Principal) -> BranchVersion:
     async def read(tx: Any) -> tuple[bytes, bytes] | None:
         branch = await tx.branch(caller.workspace, caller.branch)
         if branch is None:
@@ -498,9 +500,9 @@ async def _version(office: Office, caller: Caller) -> Version:
             return None
         return await tx.merged(branch.target), await tx.catalog(branch.target)
 
-    found: Awaitable[tuple[bytes, bytes] | None] = office.commits.steps.tools.ledger.run(read)
+    found: Awaitable[tuple[bytes, bytes] | None] = office.commits.steps.context.ledger.run(read)
     stored = await found
-    return Version.empty(caller.workspace) if stored is None else Version.of(*stored)
+    return BranchVersion.empty(caller.workspace) if stored is None else BranchVersion.of(*stored)
 
 
 def _words(text: str | None) -> frozenset[str] | None:

@@ -24,7 +24,7 @@ from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import MAIN_BRANCH, AssetId, BranchName, CommitId, WorkspaceId
 
 
-async def init_branch(tools: LedgerContext, workspace: WorkspaceId, name: BranchName) -> None:
+async def init_branch(context: LedgerContext, workspace: WorkspaceId, name: BranchName) -> None:
     """A new empty branch; ApiError when the name is taken."""
 
     async def work(tx: LedgerTransaction) -> None:
@@ -32,11 +32,11 @@ async def init_branch(tools: LedgerContext, workspace: WorkspaceId, name: Branch
         if not await tx.add_branch(Branch(workspace, name, None, None)):
             raise _taken(name)
 
-    await tools.ledger.run(work)
+    await context.ledger.run(work)
 
 
 async def clone_branch(
-    tools: LedgerContext, workspace: WorkspaceId, name: BranchName, source: BranchName
+    context: LedgerContext, workspace: WorkspaceId, name: BranchName, source: BranchName
 ) -> None:
     """A new branch with the definitions and the data of `source`; ApiError when the name is taken
     or the source is not there.
@@ -55,10 +55,10 @@ async def clone_branch(
             assert version is not None
             await tx.bank.refer(version, name, await tx.bank.references(workspace, source, version))
 
-    await tools.ledger.run(work)
+    await context.ledger.run(work)
 
 
-async def delete_branch(tools: LedgerContext, workspace: WorkspaceId, name: BranchName) -> None:
+async def delete_branch(context: LedgerContext, workspace: WorkspaceId, name: BranchName) -> None:
     """Let go of everything the branch holds, and of the branch. ApiError for `main` and for a
     branch that is not there.
     """
@@ -71,10 +71,10 @@ async def delete_branch(tools: LedgerContext, workspace: WorkspaceId, name: Bran
             raise ApiError(500, "branch-not-found", f"branch `{name}` does not exist")
         await _drop(tx, workspace, [name], None)
 
-    await tools.ledger.run(work)
+    await context.ledger.run(work)
 
 
-async def drop_closed_workspace(tools: LedgerContext, workspace: WorkspaceId) -> bool:
+async def drop_closed_workspace(context: LedgerContext, workspace: WorkspaceId) -> bool:
     """One round of taking a closed workspace apart; True when it is gone."""
 
     async def let_go(tx: LedgerTransaction) -> None:
@@ -95,9 +95,9 @@ async def drop_closed_workspace(tools: LedgerContext, workspace: WorkspaceId) ->
         await tx.remove_workspace(workspace)
         return True
 
-    await tools.ledger.run(let_go)
-    await destroy_condemned(tools, workspace)
-    return await tools.ledger.run(remove)
+    await context.ledger.run(let_go)
+    await destroy_condemned(context, workspace)
+    return await context.ledger.run(remove)
 
 
 async def _give_up(tx: LedgerTransaction, id_: CommitId) -> None:

@@ -220,7 +220,7 @@ def _check_backfill(made: Plan, compiled: Compiled) -> None:
 
 
 async def preview(
-    tools: LedgerContext,
+    context: LedgerContext,
     workspace: WorkspaceId,
     name: BranchName,
     compiled: Compiled,
@@ -233,13 +233,15 @@ async def preview(
         branch = await open_branch(tx, workspace, name)
         return plan(await bank_facts(tx, branch, compiled), compiled.blueprints)
 
-    made = await tools.ledger.run(work)
+    made = await context.ledger.run(work)
     if not backfill:
         _check_backfill(made, compiled)
     return diff(made)
 
 
-async def reserve(tools: LedgerContext, id_: CommitId, compiled: Compiled, merged: bytes) -> Commit:
+async def reserve(
+    context: LedgerContext, id_: CommitId, compiled: Compiled, merged: bytes
+) -> Commit:
     """T1: plan under the lock, add what is to be created, hold everything. Raises ApiError, and
     then nothing has happened.
     """
@@ -248,7 +250,7 @@ async def reserve(tools: LedgerContext, id_: CommitId, compiled: Compiled, merge
         row = await locked_commit_row(tx, id_)
         if row.state is not CommitState.RECEIVED:
             return row
-        await tx.lease(id_, tools.timings.lease_ms)
+        await tx.lease(id_, context.timings.lease_ms)
         branch = await open_branch(tx, row.workspace, row.branch)
         _check_base(row, branch)
         facts = await bank_facts(tx, branch, compiled)
@@ -270,7 +272,7 @@ async def reserve(tools: LedgerContext, id_: CommitId, compiled: Compiled, merge
         await apply_commit_event(tx, row, CommitEvent.RESERVE)
         return await commit_row(tx, id_)
 
-    return await tools.ledger.run(work)
+    return await context.ledger.run(work)
 
 
 def _check_base(row: Commit, branch: Branch) -> None:
@@ -283,7 +285,7 @@ def _check_base(row: Commit, branch: Branch) -> None:
         )
 
 
-async def reject_commit(tools: LedgerContext, id_: CommitId, error: ApiError) -> None:
+async def reject_commit(context: LedgerContext, id_: CommitId, error: ApiError) -> None:
     """The commit is wrong; nothing has happened."""
 
     async def work(tx: LedgerTransaction) -> None:
@@ -291,22 +293,22 @@ async def reject_commit(tools: LedgerContext, id_: CommitId, error: ApiError) ->
         if COMMIT.allows(row.state, CommitEvent.REJECT):
             await apply_commit_event(tx, row, CommitEvent.REJECT, error=error.text, code=error.code)
 
-    await tools.ledger.run(work)
+    await context.ledger.run(work)
 
 
 # --- create ---------------------------------------------------------------------------------------
 
 
-async def create_topics(tools: LedgerContext, id_: CommitId) -> Commit:
+async def create_assets(context: LedgerContext, id_: CommitId) -> Commit:
     """Make every asset of the creation ledger, and mark each after it exists. Raises ApiError when
     one is refused: undo comes next.
     """
     unreachable = ""
-    for attempt in range(tools.timings.create_attempts):
+    for attempt in range(context.timings.create_attempts):
         if attempt:
-            await tools.sleep(tools.timings.retry_seconds * attempt)
-        row, pending = await tools.ledger.run(
-            partial(_pending, id_=id_, lease_ms=tools.timings.lease_ms)
+            await context.sleep(context.timings.retry_seconds * attempt)
+        row, pending = await context.ledger.run(
+            partial(_pending, id_=id_, lease_ms=context.timings.lease_ms)
         )
         if row.state in UNDONE:
             raise undone_error(row)
@@ -314,15 +316,15 @@ async def create_topics(tools: LedgerContext, id_: CommitId) -> Commit:
             return row
         made = [a for a in pending if a.key.kind is not AssetKind.JOB]
         topics = [TopicSpec(TopicName(a.id), a.key.kind, a.blueprint.partitions) for a in made]
-        began = tools.now()
+        began = context.now()
         try:
-            refused = await tools.topics.create(topics) if topics else {}
+            refused = await context.topics.create(topics) if topics else {}
         except Unreachable as lost:
             unreachable = str(lost)
             continue
         why = {AssetId(name): str(text) for name, text in refused.items()}
-        took = tools.now() - began
-        row = await tools.ledger.run(
+        took = context.now() - began
+        row = await context.ledger.run(
             partial(_created, id_=id_, attempted=[a.id for a in pending], refused=why)
         )
         log_steps(AssetAction.CREATE, made, took, why)
@@ -334,7 +336,7 @@ async def create_topics(tools: LedgerContext, id_: CommitId) -> Commit:
         "kafka-unavailable",
         f"Kafka did not answer while topics were created, so nothing was changed: {unreachable}",
     )
-    await fail_commit(tools, id_, error)
+    await fail_commit(context, id_, error)
     raise error
 
 
@@ -392,7 +394,7 @@ async def _created(
 # --- T2 -------------------------------------------------------------------------------------------
 
 
-async def switch(tools: LedgerContext, id_: CommitId) -> Commit:
+async def switch(context: LedgerContext, id_: CommitId) -> Commit:
     """T2: from here on the new definition exists. Raises ApiError when the branch moved or went:
     undo comes next.
     """
@@ -401,7 +403,7 @@ async def switch(tools: LedgerContext, id_: CommitId) -> Commit:
         row = await locked_commit_row(tx, id_)
         if row.state is not CommitState.CREATED:
             return row, []
-        await tx.lease(id_, tools.timings.lease_ms)
+        await tx.lease(id_, context.timings.lease_ms)
         branch = await open_branch(tx, row.workspace, row.branch)
         _check_base(row, branch)
         jobs = await _take_hold(tx, row)
@@ -412,11 +414,11 @@ async def switch(tools: LedgerContext, id_: CommitId) -> Commit:
         await condemn(tx, row.workspace, id_, let_go)
         return await commit_row(tx, id_), jobs
 
-    began = tools.now()
+    began = context.now()
     try:
-        row, jobs = await tools.ledger.run(work)
+        row, jobs = await context.ledger.run(work)
     except ApiError as error:
-        await fail_commit(tools, id_, error)
+        await fail_commit(context, id_, error)
         raise
     if row.state in UNDONE:
         raise undone_error(row)
@@ -426,7 +428,7 @@ async def switch(tools: LedgerContext, id_: CommitId) -> Commit:
             "commit-out-of-order",
             f"commit `{id_}` is {row.state}: compile and create come before switch",
         )
-    log_steps(AssetAction.REGISTER, jobs, tools.now() - began)
+    log_steps(AssetAction.REGISTER, jobs, context.now() - began)
     return row
 
 
@@ -485,7 +487,7 @@ class WarmingJobs:
     must: frozenset[JobId]
 
 
-async def warm_and_serve(tools: LedgerContext, id_: CommitId, *, seconds: float) -> Readiness:
+async def warm_and_serve(context: LedgerContext, id_: CommitId, *, seconds: float) -> Readiness:
     """Wait until the new jobs have caught up, then let reads move; gives up after `seconds`, and
     leaves the rest to recovery.
 
@@ -493,28 +495,28 @@ async def warm_and_serve(tools: LedgerContext, id_: CommitId, *, seconds: float)
     serves nothing yet) are waited for a moment only: their engines will be there soon, and nobody
     reads anything yet that they hold.
     """
-    waiting = await tools.ledger.run(lambda tx: _waiting(tx, id_))
+    waiting = await context.ledger.run(lambda tx: _waiting(tx, id_))
     before: frozenset[JobPartition] = frozenset()
-    began = tools.now()
+    began = context.now()
     while True:
-        waited = tools.now() - began
-        patient = waited < min(seconds, tools.timings.first_warm_seconds)
-        outcome, now = await _warm_once(tools, id_, waiting, before, patient=patient)
+        waited = context.now() - began
+        patient = waited < min(seconds, context.timings.first_warm_seconds)
+        outcome, now = await _warm_once(context, id_, waiting, before, patient=patient)
         if not isinstance(outcome, CatchingUp) or waited >= seconds:
             return outcome
         before |= now
-        await tools.sleep(tools.timings.warm_poll_seconds)
+        await context.sleep(context.timings.warm_poll_seconds)
 
 
-async def serve_if_ready(tools: LedgerContext, id_: CommitId) -> Readiness:
+async def serve_if_ready(context: LedgerContext, id_: CommitId) -> Readiness:
     """Look once, and let reads move if they may."""
-    waiting = await tools.ledger.run(lambda tx: _waiting(tx, id_))
-    outcome, _ = await _warm_once(tools, id_, waiting, frozenset(), patient=False)
+    waiting = await context.ledger.run(lambda tx: _waiting(tx, id_))
+    outcome, _ = await _warm_once(context, id_, waiting, frozenset(), patient=False)
     return outcome
 
 
 async def _warm_once(
-    tools: LedgerContext,
+    context: LedgerContext,
     id_: CommitId,
     waiting: WarmingJobs,
     before: frozenset[JobPartition],
@@ -525,13 +527,13 @@ async def _warm_once(
         row = await commit_row(tx, id_)
         if row.state is not CommitState.WARMING:
             return Ready(), frozenset()
-        await tx.lease(id_, tools.timings.lease_ms)
+        await tx.lease(id_, context.timings.lease_ms)
         progress = await tx.progress(waiting.jobs)
         return judge_readiness(progress, before, waiting.must), caught_up(progress)
 
-    outcome, now = await tools.ledger.run(look)
+    outcome, now = await context.ledger.run(look)
     if isinstance(outcome, BlockedByParkedJob):
-        await tools.ledger.run(partial(_tell_parked, id_=id_, errors=outcome.errors))
+        await context.ledger.run(partial(_tell_parked, id_=id_, errors=outcome.errors))
     match outcome:
         case Ready() | BlockedByParkedJob(must=False):
             serve = True
@@ -542,7 +544,7 @@ async def _warm_once(
         case unreachable:
             assert_never(unreachable)
     if serve:
-        await tools.ledger.run(lambda tx: _serve(tx, id_))
+        await context.ledger.run(lambda tx: _serve(tx, id_))
         return outcome if isinstance(outcome, BlockedByParkedJob) else Ready(), now
     return outcome, now
 
@@ -612,7 +614,7 @@ async def _serve(tx: LedgerTransaction, id_: CommitId) -> None:
 # --- destroy and undo -----------------------------------------------------------------------------
 
 
-async def fail_commit(tools: LedgerContext, id_: CommitId, error: ApiError) -> None:
+async def fail_commit(context: LedgerContext, id_: CommitId, error: ApiError) -> None:
     """Give up a commit before T2: its reservations go, and what nobody else holds is condemned.
     Nothing else has happened.
     """
@@ -622,7 +624,7 @@ async def fail_commit(tools: LedgerContext, id_: CommitId, error: ApiError) -> N
         if COMMIT.allows(row.state, CommitEvent.FAIL):
             await fail_commit_in(tx, row, error)
 
-    await tools.ledger.run(work)
+    await context.ledger.run(work)
 
 
 async def fail_commit_in(tx: LedgerTransaction, row: Commit, error: ApiError) -> None:
@@ -636,29 +638,32 @@ async def fail_commit_in(tx: LedgerTransaction, row: Commit, error: ApiError) ->
     await condemn(tx, row.workspace, row.id, await tx.bank.unreserve(row.id))
 
 
-async def destroy_condemned(tools: LedgerContext, workspace: WorkspaceId) -> int:
+async def destroy_condemned(context: LedgerContext, workspace: WorkspaceId) -> int:
     """One round of the workspace's destruction ledger: jobs first, topics when no condemned job can
     write to them any more.
 
     Answers how many entries are still open. Settles the commits that waited for it.
     """
-    began = tools.now()
-    stopped, topics, entries = await tools.ledger.run(lambda tx: _destroy_jobs(tx, workspace))
-    log_steps(AssetAction.STOP, stopped, tools.now() - began)
+    began = context.now()
+    stopped, topics, entries = await context.ledger.run(lambda tx: _destroy_jobs(tx, workspace))
+    log_steps(AssetAction.STOP, stopped, context.now() - began)
     if topics:
-        began = tools.now()
+        began = context.now()
         try:
-            refused = await tools.topics.delete([TopicName(t.id) for t in topics])
+            refused = await context.topics.delete([TopicName(t.id) for t in topics])
         except Unreachable as lost:
             log_steps(
-                AssetAction.DESTROY, topics, tools.now() - began, {t.id: str(lost) for t in topics}
+                AssetAction.DESTROY,
+                topics,
+                context.now() - began,
+                {t.id: str(lost) for t in topics},
             )
             return len(entries)
         why = {AssetId(name): str(text) for name, text in refused.items()}
-        took = tools.now() - began
-        await tools.ledger.run(lambda tx: _destroyed(tx, workspace, [t.id for t in topics], why))
+        took = context.now() - began
+        await context.ledger.run(lambda tx: _destroyed(tx, workspace, [t.id for t in topics], why))
         log_steps(AssetAction.DESTROY, topics, took, why)
-    return await tools.ledger.run(lambda tx: _settle(tx, workspace))
+    return await context.ledger.run(lambda tx: _settle(tx, workspace))
 
 
 async def _destroy_jobs(

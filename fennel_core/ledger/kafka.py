@@ -29,7 +29,7 @@ BATCH: Final = 200
 """Topics per request: bounds what one controller round holds up."""
 FOR_EVER: Final = "-1"
 _NEEDED: Final = frozenset({AssetKind.TOPIC, AssetKind.REPLAYLOG})
-"""Jobs read these: they are shortened by who needs them (definition/retention.py), not by the
+"""Jobs read these: they are shortened by who needs them (definition/log_retention.py), not by the
 broker.
 """
 _UNKNOWN_OUTCOME: Final = frozenset(

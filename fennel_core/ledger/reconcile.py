@@ -70,53 +70,58 @@ class ReconcileResult:
         return not (self.commits or self.open_entries or self.strays)
 
 
-async def reconcile(tools: LedgerContext, *, strays: bool = True) -> ReconcileResult:
+async def reconcile(context: LedgerContext, *, strays: bool = True) -> ReconcileResult:
     """One round. Run it every few seconds, in as many processes as you like; looking for `strays`
     lists every topic, so do it rarely.
     """
     touched = [
         id_
-        for id_ in await tools.ledger.run(lambda tx: tx.open_commits())
-        if await _finish(tools, id_)
+        for id_ in await context.ledger.run(lambda tx: tx.open_commits())
+        if await _finish(context, id_)
     ]
-    for workspace in await tools.ledger.run(lambda tx: tx.workspaces(closing=True)):
-        await drop_closed_workspace(tools, workspace)
+    for workspace in await context.ledger.run(lambda tx: tx.workspaces(closing=True)):
+        await drop_closed_workspace(context, workspace)
     left = 0
     for workspace in sorted(
-        {e.workspace for e in await tools.ledger.run(lambda tx: tx.entries(LedgerKind.DESTRUCTION))}
+        {
+            e.workspace
+            for e in await context.ledger.run(lambda tx: tx.entries(LedgerKind.DESTRUCTION))
+        }
     ):
-        left += await destroy_condemned(tools, workspace)
-    return ReconcileResult(tuple(touched), left, await _destroy_strays(tools) if strays else ())
+        left += await destroy_condemned(context, workspace)
+    return ReconcileResult(tuple(touched), left, await _destroy_strays(context) if strays else ())
 
 
-async def _finish(tools: LedgerContext, id_: CommitId) -> bool:
+async def _finish(context: LedgerContext, id_: CommitId) -> bool:
     """Do what is owed to one commit if nobody else is at it; True when its state moved."""
 
     async def take(tx: LedgerTransaction) -> Commit | None:
         return (
-            await commit_row(tx, id_) if await tx.take_lapsed(id_, tools.timings.lease_ms) else None
+            await commit_row(tx, id_)
+            if await tx.take_lapsed(id_, context.timings.lease_ms)
+            else None
         )
 
-    row = await tools.ledger.run(take)
+    row = await context.ledger.run(take)
     if row is None:
         return False
     match reconcile_action(row.state):
         case AbandonCommit():
-            await tools.ledger.run(lambda tx: _abandon(tx, id_))
+            await context.ledger.run(lambda tx: _abandon(tx, id_))
         case UndoCommit():
-            await fail_commit(tools, id_, ABANDONED)
-            await destroy_condemned(tools, row.workspace)
+            await fail_commit(context, id_, ABANDONED)
+            await destroy_condemned(context, row.workspace)
         case ServeIfReady():
-            await serve_if_ready(tools, id_)
-            await tools.ledger.run(lambda tx: tx.lease(id_, _AT_ONCE))
+            await serve_if_ready(context, id_)
+            await context.ledger.run(lambda tx: tx.lease(id_, _AT_ONCE))
         case DestroyCondemned():
-            await destroy_condemned(tools, row.workspace)
-            await tools.ledger.run(lambda tx: tx.lease(id_, _AT_ONCE))
+            await destroy_condemned(context, row.workspace)
+            await context.ledger.run(lambda tx: tx.lease(id_, _AT_ONCE))
         case NothingToDo():
             pass
         case unreachable:
             assert_never(unreachable)
-    after = await tools.ledger.run(lambda tx: tx.commit(id_))
+    after = await context.ledger.run(lambda tx: tx.commit(id_))
     if after is None or after.state is row.state:
         return False
     log.info(
@@ -138,19 +143,19 @@ async def _abandon(tx: LedgerTransaction, id_: CommitId) -> None:
         )
 
 
-async def _destroy_strays(tools: LedgerContext) -> tuple[TopicName, ...]:
+async def _destroy_strays(context: LedgerContext) -> tuple[TopicName, ...]:
     try:
-        ours = [AssetId(name) for name in await tools.topics.names() if OURS.match(name)]
+        ours = [AssetId(name) for name in await context.topics.names() if OURS.match(name)]
     except Unreachable:
         return ()
 
     async def judge(tx: LedgerTransaction) -> list[str]:
-        return await tx.strays(await tx.unaccounted(ours), tools.timings.stray_grace_ms)
+        return await tx.strays(await tx.unaccounted(ours), context.timings.stray_grace_ms)
 
-    doomed = [TopicName(name) for name in await tools.ledger.run(judge)]
+    doomed = [TopicName(name) for name in await context.ledger.run(judge)]
     if doomed:
         try:
-            await tools.topics.delete(doomed)
+            await context.topics.delete(doomed)
         except Unreachable:
             return ()
     return tuple(doomed)

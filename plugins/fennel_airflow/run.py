@@ -23,9 +23,9 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from fennel_core.connections.frames import RemoteError
 from fennel_core.connections.workspaces import checked_name
-from fennel_core.definition import steps as definition
-from fennel_core.definition.retention import delete_unneeded
-from fennel_core.definition.steps import Steps
+from fennel_core.definition import commit_steps as definition
+from fennel_core.definition.commit_steps import CommitSteps
+from fennel_core.definition.log_retention import delete_unneeded
 from fennel_core.executors.definitions import DefinitionsError, read
 from fennel_core.ledger.lifecycle import CommitState
 from fennel_core.ledger.store import (
@@ -44,13 +44,13 @@ from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import AssetId, CommitId
 
 T = TypeVar("T")
-Ask = Callable[[Steps, CommitId], Awaitable[Commit]]
+Ask = Callable[[CommitSteps, CommitId], Awaitable[Commit]]
 log = logging.getLogger("fennel.airflow")
 STEPS: Mapping[str, Ask] = {
-    "create_assets": Steps.create_assets,
-    "switch": Steps.switch,
-    "destroy_assets": Steps.destroy_assets,
-    "undo": Steps.undo,
+    "create_assets": CommitSteps.create_assets,
+    "switch": CommitSteps.switch,
+    "destroy_assets": CommitSteps.destroy_assets,
+    "undo": CommitSteps.undo,
 }
 STATUS = "`fennel-core status` shows what runs, `fennel-core logs PART` what it said"
 NEXT: Mapping[str, str] = {
@@ -98,7 +98,7 @@ def submitted(params: Mapping[str, Any]) -> str:
     workspace, branch, body = _told(lambda: _submission(params))
     incremental, backfill = params["incremental"], params["backfill"]
     commit_id = _told(
-        lambda: definition.receive_commit(
+        lambda: definition.submit_commit(
             workspace, branch, body, incremental=incremental, backfill=backfill
         )
     )
@@ -108,7 +108,7 @@ def submitted(params: Mapping[str, Any]) -> str:
 
 def compiled(commit_id: str) -> bool:
     """Compile, plan and reserve; False when the commit has been carried out already."""
-    row = _told(lambda: asyncio.run(_step(Steps.compile_commit, CommitId(commit_id))))
+    row = _told(lambda: asyncio.run(_step(CommitSteps.compile_commit, CommitId(commit_id))))
     for line in row.summary:
         log.info("plan: %s", line)
     return row.state not in NOTHING_LEFT
@@ -262,7 +262,7 @@ def _told(work: Callable[[], T]) -> T:
 
 async def _step(ask: Ask, commit_id: CommitId) -> Commit:
     """One step over connections of its own; what the ledgers say is logged even when it fails."""
-    async with definition.opened(Settings()) as steps:
+    async with definition.open_commit_steps(Settings()) as steps:
         try:
             return await ask(steps, commit_id)
         finally:
@@ -270,10 +270,10 @@ async def _step(ask: Ask, commit_id: CommitId) -> Commit:
                 log.info("%s", line)
 
 
-async def _ledgers_if_there(steps: Steps, commit_id: CommitId) -> list[str]:
+async def _ledgers_if_there(steps: CommitSteps, commit_id: CommitId) -> list[str]:
     """A database that is away must not hide why the step itself failed."""
     try:
-        return await steps.tools.ledger.run(lambda tx: _ledgers(tx, commit_id))
+        return await steps.context.ledger.run(lambda tx: _ledgers(tx, commit_id))
     except LedgerUnavailable as away:
         return [f"the ledgers of commit {commit_id} cannot be read now: {away}"]
 

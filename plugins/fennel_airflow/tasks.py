@@ -1,4 +1,4 @@
-"""The tasks of the DAGs: each is one step of `fennel_core.definition.steps` or of
+"""The tasks of the DAGs: each is one step of `fennel_core.definition.commit_steps` or of
 `fennel_core.snapshots`, made visible.
 
 Theory. The steps are idempotent and remember everything in the platform's own database, so a task

@@ -10,11 +10,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
-from fennel_core.definition.flow import CommitFlow
-from fennel_core.definition.orchestrate import Inline, Orchestrator
-from fennel_core.definition.receive import Request
-from fennel_core.definition.recover import client_interpreter
-from fennel_core.definition.steps import Steps
+from fennel_core.definition.commit_request import CommitRequest
+from fennel_core.definition.commit_service import CommitService
+from fennel_core.definition.commit_steps import CommitSteps
+from fennel_core.definition.orchestrator import CommitOrchestrator, InlineOrchestrator
+from fennel_core.definition.window_specs import client_program_runner
 from fennel_core.ledger.store import CommitOptions
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import MAIN_BRANCH, BranchName, CommitId
@@ -42,8 +42,8 @@ def request(
     *,
     incremental: bool = False,
     backfill: bool = True,
-) -> Request:
-    return Request(SHOP, branch, body, CommitOptions(incremental, backfill))
+) -> CommitRequest:
+    return CommitRequest(SHOP, branch, body, CommitOptions(incremental, backfill))
 
 
 class Office:
@@ -52,18 +52,20 @@ class Office:
     def __init__(
         self,
         world: World,
-        orchestrate: Callable[[Callable[[CommitId], Awaitable[None]]], Orchestrator] = Inline,
+        orchestrate: Callable[
+            [Callable[[CommitId], Awaitable[None]]], CommitOrchestrator
+        ] = InlineOrchestrator,
     ) -> None:
         self.world = world
-        self.steps = Steps(
-            replace(world.tools(), sleep=self.sleep),
-            client_interpreter(Settings()),
+        self.steps = CommitSteps(
+            replace(world.context(), sleep=self.sleep),
+            client_program_runner(Settings()),
             partitions=2,
             warm_seconds=5,
         )
         numbers = itertools.count(1)
         self.orchestrator = orchestrate(self.steps.run)
-        self.flow = CommitFlow(
+        self.flow = CommitService(
             self.steps,
             self.orchestrator,
             lambda: CommitId(f"c{next(numbers)}"),
@@ -80,7 +82,10 @@ class Office:
 
     @classmethod
     async def open(
-        cls, orchestrate: Callable[[Callable[[CommitId], Awaitable[None]]], Orchestrator] = Inline
+        cls,
+        orchestrate: Callable[
+            [Callable[[CommitId], Awaitable[None]]], CommitOrchestrator
+        ] = InlineOrchestrator,
     ) -> Office:
         world = World()
         await world.open()

@@ -118,7 +118,7 @@ class FaultyTopics:
 
 
 class World:
-    """One platform. `tools(faults)` is a process of it."""
+    """One platform. `context(faults)` is a process of it."""
 
     def __init__(self) -> None:
         self.now_ms = 1_000_000
@@ -147,7 +147,7 @@ class World:
             status, lag, error = ("parked", None, "bad code") if parked else ("running", 0, None)
             world.parts[job, part] = PartitionProgress(job, part, status, lag, error)
 
-    def tools(self, faults: Faults | None = None) -> commit_protocol.LedgerContext:
+    def context(self, faults: Faults | None = None) -> commit_protocol.LedgerContext:
         faults = faults or Faults()
         timings = commit_protocol.LedgerTimings(retry_seconds=0.1)
         return commit_protocol.LedgerContext(
@@ -198,25 +198,25 @@ class World:
         await self.run(await self.receive(id_, branch, backfill=backfill), compiled, faults)
 
     async def run(self, id_: CommitId, compiled: Compiled, faults: Faults | None = None) -> None:
-        tools = self.tools(faults)
+        context = self.context(faults)
         try:
-            await commit_protocol.reserve(tools, id_, compiled, b"merged")
+            await commit_protocol.reserve(context, id_, compiled, b"merged")
         except ApiError as error:
-            await commit_protocol.reject_commit(tools, id_, error)
+            await commit_protocol.reject_commit(context, id_, error)
             raise
         try:
-            await commit_protocol.create_topics(tools, id_)
-            await commit_protocol.switch(tools, id_)
-            await commit_protocol.warm_and_serve(tools, id_, seconds=5)
+            await commit_protocol.create_assets(context, id_)
+            await commit_protocol.switch(context, id_)
+            await commit_protocol.warm_and_serve(context, id_, seconds=5)
         finally:
-            await commit_protocol.destroy_condemned(tools, SHOP)
+            await commit_protocol.destroy_condemned(context, SHOP)
 
     async def settle(self, rounds: int = 60) -> None:
         """Time passes, recovery runs, until nothing is left to do."""
         for _ in range(rounds):
             self.now_ms += 4_000_000
             self.engines()
-            if (await reconcile(self.tools())).quiet and not await self.ledger.run(
+            if (await reconcile(self.context())).quiet and not await self.ledger.run(
                 lambda tx: tx.open_commits()
             ):
                 return

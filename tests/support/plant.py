@@ -23,7 +23,7 @@ import msgspec
 from fennel_core.blueprints.plan import BankFacts, plan
 from fennel_core.blueprints.resolve import resolve_catalog, resolve_job
 from fennel_core.blueprints.spec import Catalog, Job
-from fennel_core.definition import definitions
+from fennel_core.definition import validation
 from fennel_core.engine.broker import OutgoingRecord
 from fennel_core.engine.runner import JobLogic, Runner, RunnerLimits
 from fennel_core.engine.service import SlotService
@@ -87,8 +87,10 @@ def blueprint(subject: str) -> Blueprint:
     """The commit recorded as `tests/golden/wire/<subject>.binpb`, as the definition server would
     make it.
     """
-    read = definitions.read((GOLDEN / f"{subject}.binpb").read_bytes())
-    compiled = definitions.compiled(definitions.check(read, None, incremental=False), PARTITIONS)
+    read = validation.decode_commit((GOLDEN / f"{subject}.binpb").read_bytes())
+    compiled = validation.compile_definitions(
+        validation.validate_definitions(read, None, incremental=False), PARTITIONS
+    )
     names = plan(BankFacts(WORKSPACE, 1), compiled.blueprints).ids()
     jobs = tuple(resolve_job(job, WORKSPACE, names) for job in compiled.jobs)
     return Blueprint(

@@ -14,11 +14,11 @@ from pydantic import SecretStr
 
 from fennel_core.connections import secrets
 from fennel_core.connections.postgres import pool
-from fennel_core.definition.flow import CommitFlow
-from fennel_core.definition.orchestrate import Inline
-from fennel_core.definition.recover import client_interpreter
-from fennel_core.definition.server import Office, application
-from fennel_core.definition.steps import Steps
+from fennel_core.definition.commit_service import CommitService
+from fennel_core.definition.commit_steps import CommitSteps
+from fennel_core.definition.orchestrator import InlineOrchestrator
+from fennel_core.definition.server import ServerState, application
+from fennel_core.definition.window_specs import client_program_runner
 from fennel_core.ledger.commit_protocol import LedgerContext, LedgerTimings
 from fennel_core.ledger.postgres import PostgresLedger
 from fennel_core.ledger.topics import MemoryTopicAdmin
@@ -45,22 +45,24 @@ async def client(
     secrets.make_key_file(key)
     settings = Settings(dev_tokens=True, admin_token=SecretStr(ADMIN), body_limit_bytes=200_000)
     async with pool(database, name="test", size=6) as connections:
-        tools = LedgerContext(
+        context = LedgerContext(
             PostgresLedger(connections),
             topics,
             asyncio.sleep,
             LedgerTimings(first_warm_seconds=0.0),
         )
-        steps = Steps(tools, client_interpreter(settings), partitions=2, warm_seconds=0.0)
-        orchestrator = Inline(steps.run)
-        flow = CommitFlow(
+        steps = CommitSteps(
+            context, client_program_runner(settings), partitions=2, warm_seconds=0.0
+        )
+        orchestrator = InlineOrchestrator(steps.run)
+        flow = CommitService(
             steps,
             orchestrator,
             lambda: CommitId(uuid.uuid4().hex),
             time.monotonic,
             timeout_seconds=10,
         )
-        office = Office(
+        office = ServerState(
             settings, connections, flow, flow, secrets.Sealer.from_file(key), wake=lambda: None
         )
         transport = httpx.ASGITransport(application(office, Health("test", {})))

@@ -180,7 +180,7 @@ class Worker:
 
     def __init__(self, ledger: Ledger) -> None:
         self.topics = MemoryTopicAdmin()
-        self.tools = commit_protocol.LedgerContext(
+        self.context = commit_protocol.LedgerContext(
             ledger,
             self.topics,
             asyncio.sleep,
@@ -192,11 +192,11 @@ class Worker:
         base = await self.ledger.run(lambda tx: tx.branch(SHOP, MAIN_BRANCH))
         assert base is not None
         await add(self.ledger, commit(id_, digest=id_, base=base.target))
-        await commit_protocol.reserve(self.tools, id_, toy(*words), b"")
-        await commit_protocol.create_topics(self.tools, id_)
-        await commit_protocol.switch(self.tools, id_)
-        await commit_protocol.warm_and_serve(self.tools, id_, seconds=warm_seconds)
-        await commit_protocol.destroy_condemned(self.tools, SHOP)
+        await commit_protocol.reserve(self.context, id_, toy(*words), b"")
+        await commit_protocol.create_assets(self.context, id_)
+        await commit_protocol.switch(self.context, id_)
+        await commit_protocol.warm_and_serve(self.context, id_, seconds=warm_seconds)
+        await commit_protocol.destroy_condemned(self.context, SHOP)
 
     async def state(self, id_: CommitId) -> CommitState:
         row = await self.ledger.run(lambda tx: tx.commit(id_))
@@ -215,7 +215,7 @@ async def test_a_whole_history_of_a_workspace(ledger: Ledger) -> None:
     assert sorted(catalog.jobs) == jobs
     assert len(await ledger.run(lambda tx: tx.progress(jobs))) == 2 * 2
 
-    await branches.clone_branch(worker.tools, SHOP, FEATURE, MAIN_BRANCH)
+    await branches.clone_branch(worker.context, SHOP, FEATURE, MAIN_BRANCH)
     await worker.run(SECOND, "users", "cities")
     assert await worker.state(SECOND) == "warming", (
         "no engine runs the new job over existing data, so the old version is still served"
@@ -231,8 +231,8 @@ async def test_a_whole_history_of_a_workspace(ledger: Ledger) -> None:
         "the clone holds `orders`; the table of `cities` is gone"
     )
 
-    await branches.delete_branch(worker.tools, SHOP, FEATURE)
-    assert (await reconcile(worker.tools)).open_entries == 0
+    await branches.delete_branch(worker.context, SHOP, FEATURE)
+    assert (await reconcile(worker.context)).open_entries == 0
     assert len(await ledger.run(lambda tx: tx.registered(SHOP))) == 1
     entries = await ledger.run(
         lambda tx: tx.entries(LedgerKind.DESTRUCTION, workspace=SHOP, only_open=False)
@@ -241,8 +241,8 @@ async def test_a_whole_history_of_a_workspace(ledger: Ledger) -> None:
 
     await ledger.run(lambda tx: tx.close_workspace(SHOP))
     with pytest.raises(ApiError, match="does not exist"):
-        await branches.init_branch(worker.tools, SHOP, FEATURE)
-    while not await branches.drop_closed_workspace(worker.tools, SHOP):
+        await branches.init_branch(worker.context, SHOP, FEATURE)
+    while not await branches.drop_closed_workspace(worker.context, SHOP):
         pass
     assert not worker.topics.there
     assert await ledger.run(lambda tx: tx.workspaces(closing=True)) == []
@@ -257,9 +257,9 @@ async def test_commits_at_once_on_one_branch_leave_one_winner_and_a_clear_loser(
 
     async def whole(id_: CommitId, word: str) -> str:
         try:
-            await commit_protocol.reserve(worker.tools, id_, toy("shared", word), b"")
-            await commit_protocol.create_topics(worker.tools, id_)
-            await commit_protocol.switch(worker.tools, id_)
+            await commit_protocol.reserve(worker.context, id_, toy("shared", word), b"")
+            await commit_protocol.create_assets(worker.context, id_)
+            await commit_protocol.switch(worker.context, id_)
         except ApiError as error:
             return error.code
         return "committed"
@@ -268,5 +268,5 @@ async def test_commits_at_once_on_one_branch_leave_one_winner_and_a_clear_loser(
         "commit-base-moved",
         "committed",
     ]
-    await commit_protocol.destroy_condemned(worker.tools, SHOP)
+    await commit_protocol.destroy_condemned(worker.context, SHOP)
     assert len(worker.topics.there) == 5, "two datasets with a log each, and the dead letters"

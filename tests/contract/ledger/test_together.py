@@ -31,7 +31,7 @@ async def test_whatever_happens_at_once_ends_with_exactly_what_is_held(
 ) -> None:
     rng = random.Random(seed)
     topics = MemoryTopicAdmin()
-    tools = commit_protocol.LedgerContext(
+    context = commit_protocol.LedgerContext(
         ledger,
         topics,
         asyncio.sleep,
@@ -51,49 +51,49 @@ async def test_whatever_happens_at_once_ends_with_exactly_what_is_held(
 
         await ledger.run(receive)
         try:
-            await commit_protocol.reserve(tools, id_, toy(*words), b"")
+            await commit_protocol.reserve(context, id_, toy(*words), b"")
         except ApiError as error:
-            await commit_protocol.reject_commit(tools, id_, error)
+            await commit_protocol.reject_commit(context, id_, error)
             return
         with suppress(ApiError):
-            await commit_protocol.create_topics(tools, id_)
-            await commit_protocol.switch(tools, id_)
-            await commit_protocol.warm_and_serve(tools, id_, seconds=0)
-        await commit_protocol.destroy_condemned(tools, SHOP)
+            await commit_protocol.create_assets(context, id_)
+            await commit_protocol.switch(context, id_)
+            await commit_protocol.warm_and_serve(context, id_, seconds=0)
+        await commit_protocol.destroy_condemned(context, SHOP)
 
     async def other() -> None:
         name = rng.choice(BRANCHES[1:])
         with suppress(ApiError):
             if rng.random() < 0.6:
-                await branches.clone_branch(tools, SHOP, name, MAIN_BRANCH)
+                await branches.clone_branch(context, SHOP, name, MAIN_BRANCH)
             else:
-                await branches.delete_branch(tools, SHOP, name)
+                await branches.delete_branch(context, SHOP, name)
 
     for round_ in range(3):
         acts = (
             [commit(10 * round_ + n) for n in range(6)]
             + [other() for _ in range(3)]
-            + [recover(tools)]
+            + [recover(context)]
         )
         rng.shuffle(acts)
         async with asyncio.timeout(60):
             await asyncio.gather(*acts)
-    await rest(tools)
+    await rest(context)
     await check(ledger, topics)
 
 
-async def recover(tools: commit_protocol.LedgerContext) -> None:
-    await reconcile(tools)
+async def recover(context: commit_protocol.LedgerContext) -> None:
+    await reconcile(context)
 
 
-async def rest(tools: commit_protocol.LedgerContext) -> None:
+async def rest(context: commit_protocol.LedgerContext) -> None:
     """Leases lapse and recovery runs until nothing moves; no engine runs, so every job is stopped
     the moment it is retired.
     """
     for _ in range(20):
-        for id_ in await tools.ledger.run(lambda tx: tx.open_commits()):
-            await tools.ledger.run(lambda tx, id_=id_: tx.lease(id_, Millis(0)))  # type: ignore[misc]  # bound now
-        if (await reconcile(tools)).quiet:
+        for id_ in await context.ledger.run(lambda tx: tx.open_commits()):
+            await context.ledger.run(lambda tx, id_=id_: tx.lease(id_, Millis(0)))  # type: ignore[misc]  # bound now
+        if (await reconcile(context)).quiet:
             return
     raise AssertionError("recovery never came to rest")
 

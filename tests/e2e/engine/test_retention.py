@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient
 
 from fennel_core.connections import offsets, s3
 from fennel_core.connections.kafka import client_config
-from fennel_core.definition.retention import Retention, Watch
+from fennel_core.definition.log_retention import LogRetention, NeededRecordsCheck
 from fennel_core.engine.broker import OffsetTruncated
 from fennel_core.snapshots.flow import PREFIX
 from fennel_core.snapshots.s3 import S3Objects
@@ -65,7 +65,7 @@ def now_ms() -> int:
 
 async def shortened(bench: Bench) -> set[str]:
     """Look and delete; the topics of which something went."""
-    retention = Retention(bench.settings, bench.pool)
+    retention = LogRetention(bench.settings, bench.pool)
     return {topic for topic, _ in await retention.delete(await retention.look(now_ms()))}
 
 
@@ -97,7 +97,7 @@ async def test_an_expiring_record_is_reported_and_a_lost_one_parks_the_job_with_
     kept: Bench,
 ) -> None:
     first, second = kept.jobs
-    watch = Watch(Retention(kept.settings, kept.pool), 60)
+    watch = NeededRecordsCheck(LogRetention(kept.settings, kept.pool), 60)
     async with slot(kept, 0):
         await written(kept, USERS, "Rome")
         await watch.once()

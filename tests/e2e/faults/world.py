@@ -23,7 +23,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from fennel_core.connections.kafka import client_config
-from fennel_core.definition.steps import reconcile_all
+from fennel_core.definition.commit_steps import reconcile_all
 from fennel_core.settings.model import Settings
 
 NOW: Final = "2026-01-01T00:00:00"

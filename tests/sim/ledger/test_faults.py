@@ -86,7 +86,9 @@ async def test_any_history_of_commits_branches_crashes_and_recoveries_comes_to_r
             world.now_ms += rng.choice([100, 70_000, 4_000_000])
             with suppress(Crash, LedgerUnavailable):
                 await reconcile(
-                    world.tools(Faults({rng.randrange(1, 12): rng.choice(list(Fault))}, jitter=rng))
+                    world.context(
+                        Faults({rng.randrange(1, 12): rng.choice(list(Fault))}, jitter=rng)
+                    )
                 )
     await world.settle()
     world.check()
@@ -106,9 +108,9 @@ async def one_act(world: World, rng: random.Random, number: int, faults: Faults)
             )
             assert len(done) == 2
         case "clone":
-            await branches.clone_branch(world.tools(faults), SHOP, EXPERIMENT, MAIN_BRANCH)
+            await branches.clone_branch(world.context(faults), SHOP, EXPERIMENT, MAIN_BRANCH)
         case "delete":
-            await branches.delete_branch(world.tools(faults), SHOP, EXPERIMENT)
+            await branches.delete_branch(world.context(faults), SHOP, EXPERIMENT)
 
 
 async def quietly(world: World, id_: str, compiled: Compiled, faults: Faults) -> None:
@@ -129,7 +131,7 @@ async def test_recovery_that_takes_a_paused_worker_for_dead_never_does_harm(seed
     async def hasty_recovery() -> None:
         for _ in range(6):
             world.now_ms += 70_000  # every lease lapses while its holder is at work
-            await reconcile(world.tools(Faults(jitter=rng)))
+            await reconcile(world.context(Faults(jitter=rng)))
 
     await asyncio.gather(quietly(world, id_, NEW, Faults(jitter=rng)), hasty_recovery())
     await world.settle()
@@ -146,7 +148,7 @@ async def test_a_late_create_of_an_undone_commit_is_an_orphan_and_is_destroyed()
     await world.settle()
     world.check()
     world.topics.there = late  # the paused request arrives now
-    await reconcile(world.tools())
+    await reconcile(world.context())
     assert set(world.topics.there) > before, "within the grace period a stray is left alone"
     await world.settle()
     world.check()
@@ -160,7 +162,7 @@ async def test_a_deleted_workspace_is_empty_whatever_fails_on_the_way(fault: Fau
             await world.commit("second", NEW, faults=Faults({step: Fault.CRASH_AFTER}))
         await world.ledger.run(lambda tx: tx.close_workspace(SHOP))
         with suppress(Crash, LedgerUnavailable):
-            await branches.drop_closed_workspace(world.tools(Faults({step: fault})), SHOP)
+            await branches.drop_closed_workspace(world.context(Faults({step: fault})), SHOP)
         await world.settle()
         assert not world.topics.there
         assert not world.ledger.world.jobs

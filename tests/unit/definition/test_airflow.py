@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from pydantic import SecretStr
 
-from fennel_core.definition.airflow import Airflow
+from fennel_core.definition.airflow import AirflowOrchestrator
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import CommitId
@@ -68,10 +68,10 @@ class FakeAirflow:
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[tuple[FakeAirflow, Airflow]]:
+async def server() -> AsyncIterator[tuple[FakeAirflow, AirflowOrchestrator]]:
     fake = FakeAirflow()
     async with TestServer(fake.application()) as running:
-        airflow = Airflow(
+        airflow = AirflowOrchestrator(
             Settings(
                 airflow_url=str(running.make_url("/")),
                 airflow_user="admin",
@@ -82,7 +82,7 @@ async def server() -> AsyncIterator[tuple[FakeAirflow, Airflow]]:
         await airflow.close()
 
 
-Both = tuple[FakeAirflow, Airflow]
+Both = tuple[FakeAirflow, AirflowOrchestrator]
 
 
 async def test_a_run_is_named_after_commit_and_attempt_and_carries_the_commits_id(
@@ -146,7 +146,7 @@ async def test_an_airflow_that_is_away_is_unavailable_and_its_runs_are_taken_for
         return None
 
     monkeypatch.setattr(asyncio, "sleep", at_once)
-    airflow = Airflow(
+    airflow = AirflowOrchestrator(
         Settings(airflow_url="http://127.0.0.1:1", airflow_password=SecretStr("hush"))
     )
     with pytest.raises(ApiError, match="cannot be reached"):

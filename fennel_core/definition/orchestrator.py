@@ -1,5 +1,5 @@
 """Who runs the steps of a commit: Airflow, or this process. Both run the same functions
-(`steps.py`).
+(`commit_steps.py`).
 
 Theory. An orchestrator is told a commit's id and nothing more; the steps read the rest from the
 commit's row and write their outcome there, so the server waits for the row and not for the
@@ -22,7 +22,7 @@ log = logger(__name__)
 STEP_NAMES: Final = ("compile_commit", "create_assets", "switch", "destroy_assets")
 
 
-class Orchestrator(Protocol):
+class CommitOrchestrator(Protocol):
     async def start(self, commit: CommitId, attempt: int) -> None:
         """See that the steps of the commit run. ApiError `orchestrator-unavailable` when they
         certainly will not.
@@ -34,7 +34,7 @@ class Orchestrator(Protocol):
         ...
 
 
-class Inline:
+class InlineOrchestrator:
     """Runs the steps as a task of this process."""
 
     def __init__(self, run: Callable[[CommitId], Awaitable[None]]) -> None:

@@ -10,7 +10,9 @@ from fennel_core.telemetry.logs import logger
 log = logger(__name__)
 
 
-async def watch(look: Callable[[], Awaitable[None]], what: str, interval_s: float) -> None:
+async def run_periodically(
+    look: Callable[[], Awaitable[None]], what: str, interval_s: float
+) -> None:
     """For ever, `interval_s` after the end of the last look; `what` is looked at, for the log of a
     look that failed.
     """

@@ -36,7 +36,9 @@ fields and one tuple.
 """
 
 
-def assemble(graph: Graph, message: str, parts: Sequence[tuple[bytes, SyncRequest]]) -> bytes:
+def assemble_request(
+    graph: Graph, message: str, parts: Sequence[tuple[bytes, SyncRequest]]
+) -> bytes:
     """The request with exactly the entities of `graph`, each of which is a value of one of `parts`
     (bytes, and what they decode to).
     """

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from fennel_core.definition.watch import watch
+from fennel_core.definition.periodic import run_periodically
 
 
 async def test_a_look_that_fails_does_not_end_the_watch() -> None:
@@ -20,7 +20,7 @@ async def test_a_look_that_fails_does_not_end_the_watch() -> None:
             raise ValueError("no answer")
         again.set()
 
-    watching = asyncio.create_task(watch(look, "drills", 0))
+    watching = asyncio.create_task(run_periodically(look, "drills", 0))
     async with asyncio.timeout(10):
         await again.wait()
     watching.cancel()

@@ -38,7 +38,7 @@ fails.
 """
 
 
-def client_interpreter(settings: Settings) -> RunProgram:
+def client_program_runner(settings: Settings) -> RunProgram:
     """Programs run as processes of the client's interpreter."""
 
     async def run(program: str) -> str:
@@ -47,7 +47,7 @@ def client_interpreter(settings: Settings) -> RunProgram:
     return run
 
 
-async def with_window_specs(
+async def add_window_specs(
     body: bytes, request: SyncRequest, standing: SyncRequest | None, run: RunProgram
 ) -> bytes:
     """`body` (which decodes to `request`) with the aggregations of its windowed groupbys; `body`

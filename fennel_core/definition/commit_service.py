@@ -14,10 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
+from fennel_core.definition.commit_request import CommitRequest, store_commit
+from fennel_core.definition.commit_steps import CommitSteps
 from fennel_core.definition.errors import commit_error
-from fennel_core.definition.orchestrate import Orchestrator
-from fennel_core.definition.receive import Request, receive
-from fennel_core.definition.steps import Steps
+from fennel_core.definition.orchestrator import CommitOrchestrator
 from fennel_core.ledger import commit_protocol
 from fennel_core.ledger.lifecycle import COMMITTED, UNDONE, CommitState
 from fennel_core.ledger.store import Commit, LedgerUnavailable
@@ -33,22 +33,22 @@ _BEFORE: Final = (CommitState.RECEIVED, CommitState.RESERVED, CommitState.CREATE
 
 
 @dataclass(frozen=True, slots=True)
-class CommitFlow:
+class CommitService:
     """`now` in seconds; `timeout_seconds`: how long a client is kept waiting."""
 
-    steps: Steps
-    orchestrator: Orchestrator
+    steps: CommitSteps
+    orchestrator: CommitOrchestrator
     new_id: Callable[[], CommitId]
     now: Callable[[], float]
     timeout_seconds: float
 
-    async def commit(self, request: Request) -> tuple[str, ...]:
+    async def commit(self, request: CommitRequest) -> tuple[str, ...]:
         """Carry a commit out and answer its summary. ApiError with everything that is wrong, or
         with what became of it.
         """
         began = self.now()
-        stored, definitions = await self.steps.check(request)
-        row = await receive(self.steps.tools, request, self.new_id(), stored)
+        stored, definitions = await self.steps.validate(request)
+        row = await store_commit(self.steps.context, request, self.new_id(), stored)
         standing = row.state in COMMITTED
         with bound(commit=row.id, workspace=request.workspace, branch=request.branch):
             if row.state in _BEFORE:
@@ -78,7 +78,9 @@ class CommitFlow:
         """Hand the commit over, unless a run of it is under way already."""
         if row.attempt and await self.orchestrator.alive(row.id, row.attempt):
             return row
-        attempt = await self.steps.tools.ledger.run(lambda tx: tx.next_attempt(row.id, row.attempt))
+        attempt = await self.steps.context.ledger.run(
+            lambda tx: tx.next_attempt(row.id, row.attempt)
+        )
         if attempt is None:
             return await self._read(
                 row.id
@@ -86,7 +88,7 @@ class CommitFlow:
         try:
             await self.orchestrator.start(row.id, attempt)
         except ApiError as unavailable:
-            await commit_protocol.reject_commit(self.steps.tools, row.id, unavailable)
+            await commit_protocol.reject_commit(self.steps.context, row.id, unavailable)
             raise
         return await self._read(row.id)
 
@@ -101,7 +103,7 @@ class CommitFlow:
             and not commit_protocol.is_blocked_by_parked_job(row)
             and self.now() < deadline
         ):
-            await self.steps.tools.sleep(POLL_SECONDS)
+            await self.steps.context.sleep(POLL_SECONDS)
             polls += 1
             try:
                 row = await self._read(row.id)
@@ -117,15 +119,17 @@ class CommitFlow:
         back what nobody carries on.
         """
         if await self.orchestrator.alive(row.id, row.attempt):
-            await self.steps.tools.ledger.run(
-                lambda tx: tx.lease(row.id, self.steps.tools.timings.lease_ms)
+            await self.steps.context.ledger.run(
+                lambda tx: tx.lease(row.id, self.steps.context.timings.lease_ms)
             )
             return row
         row = await self._read(row.id)
         return await self.steps.undo(row.id) if row.state in _BEFORE else row
 
     async def _read(self, commit: CommitId) -> Commit:
-        return await self.steps.tools.ledger.run(lambda tx: commit_protocol.commit_row(tx, commit))
+        return await self.steps.context.ledger.run(
+            lambda tx: commit_protocol.commit_row(tx, commit)
+        )
 
     def _answer(self, row: Commit) -> tuple[str, ...]:
         if row.state in UNDONE:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Final
 
 from fennel_core.connections.postgres import Pool
-from fennel_core.definition.watch import watch
+from fennel_core.definition.periodic import run_periodically
 from fennel_core.snapshots import drills
 from fennel_core.snapshots.drills import Failing
 from fennel_core.telemetry.logs import logger
@@ -20,7 +20,7 @@ FAILED: Final = gauge(
 )
 
 
-class DrillWatch:
+class FailedDrillCheck:
     """Looks every `interval_s`."""
 
     def __init__(self, pool: Pool, interval_s: float) -> None:
@@ -29,7 +29,7 @@ class DrillWatch:
 
     async def run(self) -> None:
         """For ever."""
-        await watch(self.once, "drills", self._interval_s)
+        await run_periodically(self.once, "drills", self._interval_s)
 
     async def once(self) -> None:
         found = await drills.failing(self._pool)

@@ -20,11 +20,11 @@ STRAYS_EVERY: Final = 60
 log = logger(__name__)
 
 
-class Recovery:
+class ReconcileLoop:
     """`interval_s` between rounds."""
 
-    def __init__(self, tools: LedgerContext, interval_s: float) -> None:
-        self._tools = tools
+    def __init__(self, context: LedgerContext, interval_s: float) -> None:
+        self._tools = context
         self._interval_s = interval_s
         self._woken = asyncio.Event()
 

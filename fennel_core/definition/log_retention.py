@@ -25,7 +25,7 @@ from fennel_core.blueprints.spec import Job
 from fennel_core.connections import offsets, postgres, s3
 from fennel_core.connections.kafka import client_config
 from fennel_core.connections.postgres import Pool
-from fennel_core.definition.watch import watch
+from fennel_core.definition.periodic import run_periodically
 from fennel_core.history.postgres import PostgresHistoryFiles
 from fennel_core.history.topics import Topics
 from fennel_core.settings.model import Settings
@@ -64,7 +64,7 @@ NEEDED_OLD: Final = gauge(
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class LogSurvey:
     """One look at every log and at who needs it."""
 
     logs: Mapping[TopicPartition, Log]
@@ -92,7 +92,7 @@ class Seen:
         return made
 
 
-class Retention:
+class LogRetention:
     """Looks and deletes, over given connections. Errors of Postgres, S3 and Kafka pass through."""
 
     def __init__(self, settings: Settings, pool: Pool) -> None:
@@ -104,7 +104,7 @@ class Retention:
         self._topics = Topics(pool)
         self._positions: dict[str, Position] = {}
 
-    async def look(self, now_ms: int) -> Seen:
+    async def look(self, now_ms: int) -> LogSurvey:
         jobs = {
             JobId(cast(str, id_)): canonical.loads(cast(bytes, spec), Job)
             for id_, spec in await self._rows(JOBS)
@@ -123,9 +123,9 @@ class Retention:
             for part in partition_indexes(partitions.get(topic, self._settings.partitions))
         ]
         logs = await asyncio.to_thread(self._logs, sources, kinds, now_ms)
-        return Seen(logs, needs, history)
+        return LogSurvey(logs, needs, history)
 
-    async def delete(self, seen: Seen) -> dict[TopicPartition, Offset]:
+    async def delete(self, seen: LogSurvey) -> dict[TopicPartition, Offset]:
         """Shorten every log as far as `seen` allows; what was shortened, and to where."""
         cuts = seen.cuts()
         await asyncio.to_thread(offsets.delete_before, self._admin, cuts, TIMEOUT_S)
@@ -209,18 +209,19 @@ def _stand(position: Position, topic: TopicName, replaylog: TopicName) -> int:
     return position.replayed if topic == replaylog else position.offsets.get(topic, 0)
 
 
-class Watch:
-    """The definition server's look, every `retention_check_s`: alarms in the log when they begin
-    and end, in gauges, and for `status`.
+class NeededRecordsCheck:
+    """Report every `retention_check_s` which job partitions need records that are about to expire.
+
+    An alarm is logged when it begins, exported as a gauge, and kept for `status`.
     """
 
-    def __init__(self, retention: Retention, interval_s: float) -> None:
+    def __init__(self, retention: LogRetention, interval_s: float) -> None:
         self._retention, self._interval_s = retention, interval_s
         self.alarms: list[Alarm] = []
 
     async def run(self) -> None:
         """For ever."""
-        await watch(self.once, "retention", self._interval_s)
+        await run_periodically(self.once, "retention", self._interval_s)
 
     async def once(self) -> None:
         found = (await self._retention.look(time.time_ns() // 1_000_000)).alarms()
@@ -252,7 +253,7 @@ def delete_unneeded(settings: Settings) -> tuple[dict[TopicPartition, Offset], l
             pool = await stack.enter_async_context(
                 postgres.pool(settings.postgres_dsn.get_secret_value(), name="retention", size=1)
             )
-            retention = Retention(settings, pool)
+            retention = LogRetention(settings, pool)
             seen = await retention.look(time.time_ns() // 1_000_000)
             return await retention.delete(seen), seen.alarms()
 

@@ -23,9 +23,14 @@ from typing import Final, TypeVar
 
 from fennel_core.connections import postgres
 from fennel_core.connections.postgres import Pool
-from fennel_core.definition.definitions import Definitions, check, compiled, read
-from fennel_core.definition.receive import Request, receive
-from fennel_core.definition.recover import RunProgram, client_interpreter, with_window_specs
+from fennel_core.definition.commit_request import CommitRequest, store_commit
+from fennel_core.definition.validation import (
+    ValidDefinitions,
+    compile_definitions,
+    decode_commit,
+    validate_definitions,
+)
+from fennel_core.definition.window_specs import RunProgram, add_window_specs, client_program_runner
 from fennel_core.ledger import commit_protocol
 from fennel_core.ledger.commit_protocol import LedgerContext
 from fennel_core.ledger.kafka import KafkaTopicAdmin
@@ -45,7 +50,7 @@ lease); recovery does the rest.
 DESTROY_POLL_SECONDS: Final = 0.2
 
 
-class Steps:
+class CommitSteps:
     """The steps over given tools. `partitions`: of every new topic and job. `warm_seconds`: how
     long to wait for new jobs.
 
@@ -53,15 +58,20 @@ class Steps:
     """
 
     def __init__(
-        self, tools: LedgerContext, run_program: RunProgram, *, partitions: int, warm_seconds: float
+        self,
+        context: LedgerContext,
+        run_program: RunProgram,
+        *,
+        partitions: int,
+        warm_seconds: float,
     ) -> None:
-        self.tools = tools
+        self.context = context
         self._run_program = run_program
         self._partitions = partitions
         self._warm_seconds = warm_seconds
-        self._checked: dict[CommitId, Definitions] = {}
+        self._checked: dict[CommitId, ValidDefinitions] = {}
 
-    async def check(self, request: Request) -> tuple[bytes, Definitions]:
+    async def validate(self, request: CommitRequest) -> tuple[bytes, ValidDefinitions]:
         """Decode and validate a commit against what its branch has; answers the body to store, and
         what it defines.
 
@@ -72,31 +82,35 @@ class Steps:
             branch = await commit_protocol.open_branch(tx, request.workspace, request.branch)
             return await _definitions_of(tx, branch.target)
 
-        return await self._check(request.body, await self.tools.ledger.run(base), request.options)
+        return await self._check(request.body, await self.context.ledger.run(base), request.options)
 
     async def _check(
         self, body: bytes, standing: bytes | None, options: CommitOptions
-    ) -> tuple[bytes, Definitions]:
-        received = await asyncio.to_thread(read, body)
-        before = None if standing is None else await asyncio.to_thread(read, standing)
-        whole = await with_window_specs(
+    ) -> tuple[bytes, ValidDefinitions]:
+        received = await asyncio.to_thread(decode_commit, body)
+        before = None if standing is None else await asyncio.to_thread(decode_commit, standing)
+        whole = await add_window_specs(
             body, received.request, None if before is None else before.request, self._run_program
         )
         if whole is not body:
-            received = await asyncio.to_thread(read, whole)
+            received = await asyncio.to_thread(decode_commit, whole)
         return whole, await asyncio.to_thread(
-            check, received, before, incremental=options.incremental
+            validate_definitions, received, before, incremental=options.incremental
         )
 
-    async def preview(self, request: Request) -> tuple[str, ...]:
+    async def preview(self, request: CommitRequest) -> tuple[str, ...]:
         """What the commit would do, as lines; nothing is changed."""
-        _, definitions = await self.check(request)
-        wanted = await asyncio.to_thread(compiled, definitions, self._partitions)
+        _, definitions = await self.validate(request)
+        wanted = await asyncio.to_thread(compile_definitions, definitions, self._partitions)
         return await commit_protocol.preview(
-            self.tools, request.workspace, request.branch, wanted, backfill=request.options.backfill
+            self.context,
+            request.workspace,
+            request.branch,
+            wanted,
+            backfill=request.options.backfill,
         )
 
-    def remember(self, commit: CommitId, definitions: Definitions) -> None:
+    def remember(self, commit: CommitId, definitions: ValidDefinitions) -> None:
         """Spare `compile_commit` of this process the second decoding of a request that was just
         checked.
         """
@@ -110,7 +124,7 @@ class Steps:
         """Definitions → plan → T1. ApiError when they are wrong, with all that is wrong; the commit
         is then rejected.
         """
-        row, body, before = await self.tools.ledger.run(lambda tx: _sources(tx, commit))
+        row, body, before = await self.context.ledger.run(lambda tx: _sources(tx, commit))
         if row.state in UNDONE:
             raise commit_protocol.undone_error(row)
         if row.state is not CommitState.RECEIVED:
@@ -119,39 +133,39 @@ class Steps:
             definitions = self._checked.pop(commit, None)
             if definitions is None:
                 _, definitions = await self._check(body, before, row.options)
-            wanted = await asyncio.to_thread(compiled, definitions, self._partitions)
-            return await commit_protocol.reserve(self.tools, commit, wanted, definitions.body)
+            wanted = await asyncio.to_thread(compile_definitions, definitions, self._partitions)
+            return await commit_protocol.reserve(self.context, commit, wanted, definitions.body)
         except ApiError as wrong:
-            await commit_protocol.reject_commit(self.tools, commit, wrong)
+            await commit_protocol.reject_commit(self.context, commit, wrong)
             raise
 
     async def create_assets(self, commit: CommitId) -> Commit:
         """Make the topics. ApiError when one is refused; the commit is then undoing."""
-        return await commit_protocol.create_topics(self.tools, commit)
+        return await commit_protocol.create_assets(self.context, commit)
 
     async def switch(self, commit: CommitId) -> Commit:
         """T2. ApiError when the branch moved meanwhile; the commit is then undoing."""
-        return await commit_protocol.switch(self.tools, commit)
+        return await commit_protocol.switch(self.context, commit)
 
     async def destroy_assets(self, commit: CommitId) -> Commit:
         """Wait until the new jobs have caught up, let reads move, then destroy what nobody holds
         any more; bounded in time.
         """
-        await commit_protocol.warm_and_serve(self.tools, commit, seconds=self._warm_seconds)
+        await commit_protocol.warm_and_serve(self.context, commit, seconds=self._warm_seconds)
         return await self._destroy(commit)
 
     async def undo(self, commit: CommitId) -> Commit:
         """Take back what a failed commit made; does nothing after T2."""
-        row = await self.tools.ledger.run(lambda tx: commit_protocol.commit_row(tx, commit))
+        row = await self.context.ledger.run(lambda tx: commit_protocol.commit_row(tx, commit))
         abandoned = ApiError(
             500,
             "commit-undone",
             f"commit `{commit}` was taken back because a step of it failed; nothing was changed",
         )
         if row.state is CommitState.RECEIVED:
-            await commit_protocol.reject_commit(self.tools, commit, abandoned)
+            await commit_protocol.reject_commit(self.context, commit, abandoned)
         elif row.state in (CommitState.RESERVED, CommitState.CREATED):
-            await commit_protocol.fail_commit(self.tools, commit, abandoned)
+            await commit_protocol.fail_commit(self.context, commit, abandoned)
         return await self._destroy(commit)
 
     async def run(self, commit: CommitId) -> None:
@@ -166,17 +180,17 @@ class Steps:
         await self.destroy_assets(commit)
 
     async def _destroy(self, commit: CommitId) -> Commit:
-        began = self.tools.now()
-        row = await self.tools.ledger.run(lambda tx: commit_protocol.commit_row(tx, commit))
+        began = self.context.now()
+        row = await self.context.ledger.run(lambda tx: commit_protocol.commit_row(tx, commit))
         while row.state in (CommitState.SERVING, CommitState.UNDOING):
-            await commit_protocol.destroy_condemned(self.tools, row.workspace)
-            row = await self.tools.ledger.run(lambda tx: commit_protocol.commit_row(tx, commit))
+            await commit_protocol.destroy_condemned(self.context, row.workspace)
+            row = await self.context.ledger.run(lambda tx: commit_protocol.commit_row(tx, commit))
             if (
                 row.state not in (CommitState.SERVING, CommitState.UNDOING)
-                or self.tools.now() - began >= DESTROY_SECONDS
+                or self.context.now() - began >= DESTROY_SECONDS
             ):
                 break
-            await self.tools.sleep(DESTROY_POLL_SECONDS)
+            await self.context.sleep(DESTROY_POLL_SECONDS)
         return row
 
 
@@ -190,15 +204,15 @@ async def _sources(tx: LedgerTransaction, commit: CommitId) -> tuple[Commit, byt
     return row, await tx.request(commit), await _definitions_of(tx, row.base)
 
 
-def steps_over(pool: Pool, settings: Settings) -> Steps:
+def build_commit_steps(pool: Pool, settings: Settings) -> CommitSteps:
     """The steps over the real Postgres and Kafka."""
     timings = commit_protocol.LedgerTimings(
         lease_ms=Millis(settings.commit_lease_ms), stray_grace_ms=Millis(settings.orphan_grace_ms)
     )
-    tools = LedgerContext(PostgresLedger(pool), KafkaTopicAdmin(settings), asyncio.sleep, timings)
-    return Steps(
-        tools,
-        client_interpreter(settings),
+    context = LedgerContext(PostgresLedger(pool), KafkaTopicAdmin(settings), asyncio.sleep, timings)
+    return CommitSteps(
+        context,
+        client_program_runner(settings),
         partitions=settings.partitions,
         warm_seconds=settings.warm_timeout_s,
     )
@@ -208,36 +222,36 @@ def steps_over(pool: Pool, settings: Settings) -> Steps:
 
 
 @asynccontextmanager
-async def opened(settings: Settings) -> AsyncIterator[Steps]:
+async def open_commit_steps(settings: Settings) -> AsyncIterator[CommitSteps]:
     """Steps with connections of their own."""
     async with postgres.pool(
         settings.postgres_dsn.get_secret_value(), name="fennel-steps", size=2
     ) as pool:
-        yield steps_over(pool, settings)
+        yield build_commit_steps(pool, settings)
 
 
-def _run(work: Callable[[Steps], Awaitable[T]]) -> T:
+def _run(work: Callable[[CommitSteps], Awaitable[T]]) -> T:
     async def main() -> T:
-        async with opened(Settings()) as steps:
+        async with open_commit_steps(Settings()) as steps:
             return await work(steps)
 
     return asyncio.run(main())
 
 
-def receive_commit(
+def submit_commit(
     workspace: str, branch: str, body: bytes, *, incremental: bool = False, backfill: bool = True
 ) -> str:
     """Check and store a commit that did not come through the server; answers its id. ApiError when
     it is wrong.
     """
-    request = Request(
+    request = CommitRequest(
         WorkspaceId(workspace), BranchName(branch), body, CommitOptions(incremental, backfill)
     )
 
-    async def work(steps: Steps) -> str:
+    async def work(steps: CommitSteps) -> str:
         await _open_in_development(steps, request.workspace)
-        stored, _ = await steps.check(request)
-        return (await receive(steps.tools, request, CommitId(uuid.uuid4().hex), stored)).id
+        stored, _ = await steps.validate(request)
+        return (await store_commit(steps.context, request, CommitId(uuid.uuid4().hex), stored)).id
 
     return _run(work)
 
@@ -246,50 +260,50 @@ def preview_commit(
     workspace: str, branch: str, body: bytes, *, incremental: bool = False, backfill: bool = True
 ) -> tuple[str, ...]:
     """What such a commit would do, as lines."""
-    request = Request(
+    request = CommitRequest(
         WorkspaceId(workspace), BranchName(branch), body, CommitOptions(incremental, backfill)
     )
 
-    async def work(steps: Steps) -> tuple[str, ...]:
+    async def work(steps: CommitSteps) -> tuple[str, ...]:
         await _open_in_development(steps, request.workspace)
         return await steps.preview(request)
 
     return _run(work)
 
 
-async def _open_in_development(steps: Steps, workspace: WorkspaceId) -> None:
+async def _open_in_development(steps: CommitSteps, workspace: WorkspaceId) -> None:
     """Where a token `dev-<name>` would make the workspace by opening it, so does a commit that
     names it.
     """
     if Settings().dev_tokens:
-        await steps.tools.ledger.run(lambda tx: tx.add_workspace(workspace))
+        await steps.context.ledger.run(lambda tx: tx.add_workspace(workspace))
 
 
 def compile_commit(commit_id: str) -> Commit:
-    """See `Steps.compile_commit`."""
+    """See `CommitSteps.compile_commit`."""
     return _run(lambda steps: steps.compile_commit(CommitId(commit_id)))
 
 
 def create_assets(commit_id: str) -> Commit:
-    """See `Steps.create_assets`."""
+    """See `CommitSteps.create_assets`."""
     return _run(lambda steps: steps.create_assets(CommitId(commit_id)))
 
 
 def switch(commit_id: str) -> Commit:
-    """See `Steps.switch`."""
+    """See `CommitSteps.switch`."""
     return _run(lambda steps: steps.switch(CommitId(commit_id)))
 
 
 def destroy_assets(commit_id: str) -> Commit:
-    """See `Steps.destroy_assets`."""
+    """See `CommitSteps.destroy_assets`."""
     return _run(lambda steps: steps.destroy_assets(CommitId(commit_id)))
 
 
 def undo(commit_id: str) -> Commit:
-    """See `Steps.undo`."""
+    """See `CommitSteps.undo`."""
     return _run(lambda steps: steps.undo(CommitId(commit_id)))
 
 
 def reconcile_all() -> ReconcileResult:
     """One round of recovery over everything, strays included."""
-    return _run(lambda steps: reconcile(steps.tools))
+    return _run(lambda steps: reconcile(steps.context))

@@ -1,9 +1,8 @@
 """From the bytes of a commit to what it defines, and from that to what must exist.
 
-Theory. `check` is the whole of validation: it decodes, joins the definitions of an incremental
-commit with those the branch has, runs every pass of the graph, and answers all problems at once, so
-that a person fixes them in one go. `compiled` may only be asked about what passed. Both are
-functions of bytes; they touch nothing.
+`validate_definitions` is the whole of validation: it merges the definitions of an incremental
+commit with those of the branch, runs every graph pass, and reports all problems at once, so that a
+user can fix them in one go. `compile_definitions` requires validated definitions. Neither does I/O.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from fennel_core.blueprints.compile import compile_subjects
 from fennel_core.blueprints.logical import Compiled
 from fennel_core.blueprints.subject import Node, PipelineSubject, Subject
-from fennel_core.definition.merge import assemble
+from fennel_core.definition.merged_request import assemble_request
 from fennel_core.graph.derived_schemas import derive_pipeline_schemas
 from fennel_core.graph.entity_graph import Graph, build_graph, merge_incremental
 from fennel_core.graph.passes import validate
@@ -27,7 +26,7 @@ from fennel_core.wire.errors import MalformedMessage, WireError
 
 
 @dataclass(frozen=True, slots=True)
-class Definitions:
+class ValidDefinitions:
     """A version of a branch that passed validation. `body`: its SyncRequest, merged where it was
     incremental.
     """
@@ -37,14 +36,16 @@ class Definitions:
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class DecodedCommit:
     """A SyncRequest and what it says."""
 
     body: bytes
     request: SyncRequest
 
 
-def check(received: Read, before: Read | None, *, incremental: bool) -> Definitions:
+def validate_definitions(
+    received: DecodedCommit, before: DecodedCommit | None, *, incremental: bool
+) -> ValidDefinitions:
     """Validate a commit against `before`, which the branch stands at (None: empty). ApiError with
     every problem.
     """
@@ -57,21 +58,21 @@ def check(received: Read, before: Read | None, *, incremental: bool) -> Definiti
             parts.append((before.body, before.request))
     problems = validate(graph, base, incremental=incremental and base is not None)
     if problems:
-        raise refusal(problems)
-    return Definitions(graph, assemble(graph, received.request.message, parts))
+        raise problems_error(problems)
+    return ValidDefinitions(graph, assemble_request(graph, received.request.message, parts))
 
 
-def read(body: bytes) -> Read:
+def decode_commit(body: bytes) -> DecodedCommit:
     """Decode a commit. ApiError 400 when it is none."""
     try:
-        return Read(body, decode_sync_request(body))
+        return DecodedCommit(body, decode_sync_request(body))
     except MalformedMessage as malformed:
         raise ApiError(400, "commit-malformed", str(malformed)) from malformed
     except WireError as unsupported:
         raise ApiError(400, "commit-unsupported", str(unsupported)) from unsupported
 
 
-def refusal(problems: Sequence[Problem]) -> ApiError:
+def problems_error(problems: Sequence[Problem]) -> ApiError:
     """All problems as one answer: a single one as it is, because the client's tests pin such texts;
     several as a numbered list.
     """
@@ -87,7 +88,7 @@ def refusal(problems: Sequence[Problem]) -> ApiError:
     )
 
 
-def compiled(definitions: Definitions, partitions: int) -> Compiled:
+def compile_definitions(definitions: ValidDefinitions, partitions: int) -> Compiled:
     """What must exist for validated definitions."""
     return compile_subjects(subjects(definitions.graph), partitions)
 

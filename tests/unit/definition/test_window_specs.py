@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import pytest
 
-from fennel_core.definition import recover
-from fennel_core.definition.definitions import read
-from fennel_core.definition.recover import client_interpreter, with_window_specs
+from fennel_core.definition import window_specs
+from fennel_core.definition.validation import decode_commit
+from fennel_core.definition.window_specs import add_window_specs, client_program_runner
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.errors import ApiError
 from fennel_core.wire.operators import WindowOp
 from tests.support.definition_world import recorded
 
-RECEIVED = read(recorded("operators"))
+RECEIVED = decode_commit(recorded("operators"))
 
 
 async def test_recovered_window_aggregations_are_stored_and_not_requested_again() -> None:
-    body = await with_window_specs(
-        RECEIVED.body, RECEIVED.request, None, client_interpreter(Settings())
+    body = await add_window_specs(
+        RECEIVED.body, RECEIVED.request, None, client_program_runner(Settings())
     )
-    again = read(body)
+    again = decode_commit(body)
     (window,) = [
         o.kind
         for o in again.request.operators
         if o.dataset == "Sessions" and isinstance(o.kind, WindowOp)
     ]
     assert [s.name for s in window.specs] == ["orders"]
-    assert await with_window_specs(body, again.request, None, never) is body
+    assert await add_window_specs(body, again.request, None, never) is body
 
 
 async def never(program: str) -> str:
@@ -34,8 +34,8 @@ async def never(program: str) -> str:
 
 
 async def test_a_commit_without_windowed_groupbys_runs_nothing() -> None:
-    plain = read(recorded("featuresets"))
-    assert await with_window_specs(plain.body, plain.request, None, never) is plain.body
+    plain = decode_commit(recorded("featuresets"))
+    assert await add_window_specs(plain.body, plain.request, None, never) is plain.body
 
 
 async def test_an_answer_that_does_not_fit_is_refused() -> None:
@@ -43,7 +43,7 @@ async def test_an_answer_that_does_not_fit_is_refused() -> None:
         return "[]"
 
     with pytest.raises(ApiError) as refused:
-        await with_window_specs(RECEIVED.body, RECEIVED.request, None, odd)
+        await add_window_specs(RECEIVED.body, RECEIVED.request, None, odd)
     assert (refused.value.status, refused.value.code) == (400, "window-aggregations")
 
 
@@ -51,7 +51,7 @@ async def test_code_that_fails_is_told_with_what_python_said_and_sees_nothing_of
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("FENNEL_ADMIN_TOKEN", "hush")
-    run = client_interpreter(Settings())
+    run = client_program_runner(Settings())
     assert (
         await run("import os; print([n for n in os.environ if n.startswith('FENNEL')])")
     ).strip() == "[]"
@@ -62,9 +62,9 @@ async def test_code_that_fails_is_told_with_what_python_said_and_sees_nothing_of
 async def test_code_that_does_not_end_is_killed_and_so_is_code_that_eats_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    run = client_interpreter(Settings(executor_memory_limit_bytes=1))
+    run = client_program_runner(Settings(executor_memory_limit_bytes=1))
     with pytest.raises(ApiError, match="MemoryError"):
         await run("x = bytearray(5 * 1024 ** 3)")
-    monkeypatch.setattr(recover, "TIME_LIMIT_SECONDS", 0.5)
+    monkeypatch.setattr(window_specs, "TIME_LIMIT_SECONDS", 0.5)
     with pytest.raises(ApiError, match=r"did not end within 0\.5 s"):
         await run("while True: pass")

@@ -21,7 +21,7 @@ from fennel_core.vocab.ids import BranchName, CommitId, WorkspaceId
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class CommitRequest:
     """A commit as a client asks for it. `body`: the bytes of a SyncRequest."""
 
     workspace: WorkspaceId
@@ -30,7 +30,7 @@ class Request:
     options: CommitOptions
 
 
-def digest_of(request: Request) -> str:
+def digest_of(request: CommitRequest) -> str:
     """What makes two requests the same, apart from where the branch is."""
     options = json.dumps(
         [request.workspace, request.branch, request.options.incremental, request.options.backfill]
@@ -45,14 +45,14 @@ def is_repeated(same: Commit, branch: Branch) -> bool:
     return same.id == branch.target if same.state in COMMITTED else same.base == branch.target
 
 
-async def receive(
-    tools: LedgerContext, request: Request, new_id: CommitId, stored: bytes
+async def store_commit(
+    context: LedgerContext, request: CommitRequest, new_id: CommitId, stored: bytes
 ) -> Commit:
     """Store the commit as `new_id`, or find the one that it repeats. ApiError when workspace or
     branch are not there.
 
-    `stored` is the body with what had to be recovered (`recover.py`); what was sent decides whether
-    it is a repetition.
+    `stored` is the body with the window specifications that the client dropped (`window_specs.py`).
+    The digest is taken from the body as it was sent.
     """
     digest = digest_of(request)
 
@@ -73,7 +73,7 @@ async def receive(
                 branch.target,
             )
             await tx.add_commit(row, stored)
-            await tx.lease(new_id, tools.timings.lease_ms)
+            await tx.lease(new_id, context.timings.lease_ms)
         return row
 
-    return await tools.ledger.run(work)
+    return await context.ledger.run(work)

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from fennel_core.definition.lineage import Version
-from fennel_core.definition.merge import assemble
+from fennel_core.definition.lineage import BranchVersion
+from fennel_core.definition.merged_request import assemble_request
 from fennel_core.graph.entity_graph import build_graph, merge_incremental
 from fennel_core.ledger.commit_protocol import LedgerTimings
 from fennel_core.ledger.reconcile import reconcile
@@ -29,7 +29,7 @@ def renamed(message: services_pb2.SyncRequest) -> None:
     message.message = "the same again"
 
 
-async def serving(world: World, branch: BranchName = MAIN_BRANCH) -> Version:
+async def serving(world: World, branch: BranchName = MAIN_BRANCH) -> BranchVersion:
     commit = world.ledger.world.branch_rows[SHOP, branch].serving
     assert commit is not None
     merged, catalog = (
@@ -38,7 +38,7 @@ async def serving(world: World, branch: BranchName = MAIN_BRANCH) -> Version:
     )
     assert merged is not None
     assert catalog is not None
-    return Version.of(merged, catalog)
+    return BranchVersion.of(merged, catalog)
 
 
 async def test_a_commit_answers_with_its_plan_once_reads_have_moved() -> None:
@@ -185,7 +185,7 @@ async def test_an_incremental_commit_adds_to_what_the_branch_has() -> None:
 def test_a_merged_request_decodes_to_the_merged_graph() -> None:
     one, two = decode_sync_request(OPERATORS), decode_sync_request(FEATURES)
     merged = merge_incremental(build_graph(one), build_graph(two))
-    body = assemble(merged, "both", [(OPERATORS, one), (FEATURES, two)])
+    body = assemble_request(merged, "both", [(OPERATORS, one), (FEATURES, two)])
     again = build_graph(decode_sync_request(body))
     assert again.operators == merged.operators
     assert again.extractors == merged.extractors
@@ -271,12 +271,14 @@ async def test_a_commit_that_takes_longer_than_the_client_waits_is_told_to_be_un
 
 async def test_recovery_leaves_a_commit_alone_whose_run_waits_long_for_a_worker() -> None:
     office = await Office.open(Silent)
-    office.steps.tools = replace(office.steps.tools, timings=LedgerTimings(lease_ms=Millis(5_000)))
+    office.steps.context = replace(
+        office.steps.context, timings=LedgerTimings(lease_ms=Millis(5_000))
+    )
     waiting = asyncio.create_task(office.flow.commit(request(FEATURES)))
     while office.states != ["received"]:
         await asyncio.sleep(0)
     while not waiting.done():
-        await reconcile(office.world.tools())
+        await reconcile(office.world.context())
         assert office.states == ["received"] or waiting.done()
         await asyncio.sleep(0.002)
     with pytest.raises(ApiError, match="still under way"):
