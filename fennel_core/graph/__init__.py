@@ -1,3 +1,1 @@
-"""The entity graph of a commit: entities, typed edges, derived schemas, and the passes that decide
-whether it may be committed.
-"""
+"""The entity graph of a commit: entities, derived schemas, and the validation passes."""

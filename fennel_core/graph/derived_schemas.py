@@ -1,12 +1,12 @@
 """The schema of every operator's output, derived from its inputs.
 
-Theory. The client checks schemas when a class is defined; the platform derives them again, because
-it stores and computes by them and a request can come from anywhere. One function per kind of
-operator: schemas in, schema out, `SchemaMismatch` when the operator cannot stand on its input. Maps
-of the protocol have no order, so columns that come from one (`transform`, `assign`) are in name
-order: rooms select columns by name. Two schemas agree when names, key split, timestamp and *stored*
-types agree: `between`, `oneof` and `regex` restrict what enters through the door and are not
-carried through operators by the client either.
+Theory. The client checks schemas when a class is defined. The platform derives them again, because
+it stores and computes by them and a request need not come from the client. There is one function
+per kind of operator: input schemas to output schema, `SchemaMismatch` if the operator cannot be
+applied to its input. Maps of the protocol are unordered, so columns that come from one
+(`transform`, `assign`) are in name order; readers select columns by name. Two schemas agree when
+names, keys, timestamp and *storage types* agree: `between`, `oneof` and `regex` restrict rows at
+ingestion, and the client does not carry them through operators either.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import assert_never
 
+from fennel_core.expressions.type_lattice import non_optional
 from fennel_core.graph.entity_graph import Graph
+from fennel_core.graph.errors import SchemaMismatch
 from fennel_core.vocab import dtypes
 from fennel_core.vocab.dtypes import Dtype, Field, base, is_optional, optional, show
 from fennel_core.vocab.schema import Schema
@@ -25,18 +27,15 @@ from fennel_core.wire.entities import Pipeline
 WINDOW_TYPE = dtypes.Struct(
     "Window", (Field("begin", dtypes.Timestamp()), Field("end", dtypes.Timestamp()))
 )
-"""The type of the key that a windowed groupby adds."""
+"""The type of the key column that a windowed groupby adds."""
 NUMERIC = (dtypes.Int, dtypes.Float, dtypes.Decimal)
 ORDERED = (*NUMERIC, dtypes.Date, dtypes.Timestamp)
 
 
-class SchemaMismatch(ValueError):
-    """An operator that cannot stand on its input; the text says what to do."""
-
-
 def storage_type(dtype: Dtype) -> Dtype:
-    """The dtype without restrictions at any depth and without names of structs: what two agreeing
-    columns have in common.
+    """Return the dtype without restrictions at any depth and without struct names.
+
+    Two columns are compatible when their storage types are equal.
     """
     match dtype:
         case dtypes.Optional(of):
@@ -53,16 +52,11 @@ def storage_type(dtype: Dtype) -> Dtype:
             return dtype
 
 
-def non_optional(dtype: Dtype) -> Dtype:
-    """The dtype without Optional."""
-    return dtype.of if isinstance(dtype, dtypes.Optional) else dtype
-
-
 def derive_pipeline_schemas(graph: Graph, pipeline: Pipeline) -> Mapping[str, Schema]:
-    """The schema of every operator of the pipeline, by operator id.
+    """Return the schema of every operator of the pipeline, by operator id.
 
-    Raises `SchemaMismatch` at the first operator that cannot stand on its input or reads what is
-    not there; the passes for references and cycles should be silent before this is asked.
+    Raises `SchemaMismatch` at the first operator that cannot be applied to its input or that reads
+    an undefined name; run the passes for references and cycles first.
     """
     known: dict[str, Schema] = {}
     for operator in graph.operators_of(pipeline):
@@ -70,16 +64,17 @@ def derive_pipeline_schemas(graph: Graph, pipeline: Pipeline) -> Mapping[str, Sc
             inputs = [known[operand] for operand in operator.inputs]
         except KeyError as error:
             raise SchemaMismatch(
-                f"an operator reads `{error.args[0]}`, which comes later or not at "
-                "all in its pipeline"
+                f"an operator reads `{error.args[0]}`, which its pipeline "
+                "defines later or not at all"
             ) from error
         known[operator.id] = derive_schema(graph, operator.kind, inputs)
     return known
 
 
 def derive_schema(graph: Graph, kind: o.OperatorKind, inputs: Sequence[Schema]) -> Schema:
-    """The schema of one operator's output from those of its inputs (in the order of `operand_ids`).
-    Raises `SchemaMismatch`.
+    """Return the schema of one operator's output.
+
+    `inputs` are in the order of `operator.inputs`. Raises `SchemaMismatch`.
     """
     match kind:
         case o.DatasetRef(dataset=name):
@@ -434,8 +429,9 @@ def _expect_windows(kind: o.Aggregate, schema: Schema) -> None:
 
 
 def spec_dtype(spec: o.Spec, schema: Schema) -> Dtype:
-    """The type of an aggregation's output over rows of `schema`. Raises `SchemaMismatch` when it
-    cannot be applied to its column.
+    """Return the type of an aggregation's output over rows of `schema`.
+
+    Raises `SchemaMismatch` if the aggregation cannot be applied to its column.
     """
     match spec:
         case o.Count(of=of, unique=unique, dropnull=dropnull):
@@ -512,8 +508,9 @@ def _hashable(dtype: Dtype) -> bool:
 
 
 def schema_difference(ours: Schema, theirs: Schema) -> str | None:
-    """The first way in which two schemas differ, as a sentence about `ours` against `theirs`; None
-    when they agree.
+    """Return the first difference between a derived and a declared schema, None if they agree.
+
+    The sentence is about `ours` (derived) against `theirs` (declared).
     """
     if ours.timestamp != theirs.timestamp:
         return f"the timestamp field is `{ours.timestamp}`, but `{theirs.timestamp}` is declared"

@@ -1,19 +1,18 @@
-"""Entities and the edges between them.
+"""Entities of a commit, and lookup of an entity and its parts by name.
 
-Theory. A commit is a flat list of entities that name each other. `build_graph` turns it into a
-`Graph`: deleted entities are gone with everything that hangs on them, operators of pipelines that
-the environment de-selected are gone too (the client sends them all the same), and every name can be
-asked for. A graph may still be wrong: names may dangle, pipelines may loop. The passes say so;
-until they are silent, only the functions that return None or an empty tuple for what is missing may
-be used. Names are unique per kind; where a commit repeats one, the first wins here and
-`unique_names` complains.
+Theory. A commit is a flat list of entities that refer to each other by name. `build_graph` turns it
+into a `Graph`: it drops deleted entities together with their parts, and operators of pipelines that
+the commit's environment does not select (the client sends those operators anyway), and it indexes
+the rest by name. A graph may still be invalid: names may be unresolved, pipelines may be cyclic.
+The passes (`graph.passes`) report that; before they have succeeded, use only the lookups that
+return None or an empty tuple for a missing entity. Names are unique per kind; if a commit repeats
+one, the first entity wins here and the pass `unique_names` reports the repetition.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass, fields
-from enum import Enum
+from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
 from typing import TypeVar
@@ -38,53 +37,12 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-class NodeKind(Enum):
-    SOURCE = "source"
-    DATASET = "dataset"
-    PIPELINE = "pipeline"
-    SINK = "sink"
-    FEATURE = "feature"
-    EXTRACTOR = "extractor"
-
-
-class EdgeKind(Enum):
-    FEEDS = "feeds"
-    """source → dataset"""
-    READS = "reads"
-    """dataset → pipeline"""
-    COMPUTES = "computes"
-    """pipeline → dataset"""
-    DRAINS = "drains"
-    """dataset → sink"""
-    LOOKED_UP = "looked up"
-    """dataset → extractor"""
-    INPUT = "input"
-    """feature → extractor"""
-    EXTRACTS = "extracts"
-    """extractor → feature"""
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Node:
-    """An entity by kind and name: `Dataset`, `Dataset.pipeline`, `Featureset.feature`,
-    `Featureset.extractor`.
-    """
-
-    kind: NodeKind
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Edge:
-    kind: EdgeKind
-    origin: Node
-    target: Node
-
-
 @dataclass(frozen=True, slots=True)
 class DeletedEntities:
-    """Entities that the commit names as deleted: they are not in the graph, but nobody may say that
-    they were forgotten.
+    """Entities that the commit names as deleted.
+
+    They are not in the graph, but they are not missing from the commit either: an incremental
+    commit removes them, and references to them need no error of their own.
     """
 
     datasets: tuple[DatasetName, ...] = ()
@@ -94,8 +52,9 @@ class DeletedEntities:
 
 @dataclass(frozen=True)
 class Graph:
-    """What one commit defines, after deleted and de-selected entities are gone. Tuples keep the
-    order of the commit.
+    """The definitions of one commit, without deleted and de-selected entities.
+
+    Tuples keep the order of the commit.
     """
 
     datasets: tuple[Dataset, ...] = ()
@@ -109,7 +68,7 @@ class Graph:
     sinks: tuple[Sink, ...] = ()
     indices: tuple[Index, ...] = ()
     expectations: tuple[ExpectationSuite, ...] = ()
-    retired: DeletedEntities = DeletedEntities()
+    deleted: DeletedEntities = DeletedEntities()
 
     # --- one entity by name -----------------------------------------------------------------------
 
@@ -123,27 +82,23 @@ class Graph:
         return self._features.get(ref)
 
     def extractor_of(self, ref: FeatureRef) -> Extractor | None:
-        """The extractor that computes the feature; None when it can only be given."""
+        """Return the extractor of the feature; None if the feature can only be an input."""
         return self._extractor_of.get(ref)
 
-    # --- what hangs on an entity ------------------------------------------------------------------
+    # --- parts of an entity ----------------------------------------------------------------------
 
     def pipelines_of(self, dataset: str) -> tuple[Pipeline, ...]:
         return self._pipelines_of.get(dataset, ())
 
     def operators_of(self, pipeline: Pipeline) -> tuple[Operator, ...]:
-        """The operators of a pipeline, inputs before what reads them (the order of the client)."""
+        """Return the operators of a pipeline, inputs before their readers (the client's order)."""
         return self._operators_of.get((pipeline.dataset, pipeline.version, pipeline.name), ())
 
     def root_of(self, pipeline: Pipeline) -> Operator | None:
-        """The operator whose output is the dataset."""
+        """Return the operator whose output is the dataset."""
         return next(
             (operator for operator in self.operators_of(pipeline) if operator.is_root), None
         )
-
-    def readers_of(self, dataset: str) -> tuple[Pipeline, ...]:
-        """The pipelines that read a dataset."""
-        return tuple(pipeline for pipeline in self.pipelines if dataset in pipeline.inputs)
 
     def sources_of(self, dataset: str) -> tuple[Source, ...]:
         return self._sources_of.get(dataset, ())
@@ -162,38 +117,6 @@ class Graph:
 
     def extractors_of(self, featureset: str) -> tuple[Extractor, ...]:
         return self._extractors_of.get(featureset, ())
-
-    # --- edges ------------------------------------------------------------------------------------
-
-    @cached_property
-    def edges(self) -> tuple[Edge, ...]:
-        """Every edge that entities state, whether or not both ends exist."""
-        out: list[Edge] = []
-        for number, source in enumerate(self.sources):
-            origin = Node(NodeKind.SOURCE, f"{source.dataset}#{number}")
-            out.append(Edge(EdgeKind.FEEDS, origin, dataset_node(source.dataset)))
-        for pipeline in self.pipelines:
-            node = Node(NodeKind.PIPELINE, f"{pipeline.dataset}.{pipeline.name}")
-            out += [Edge(EdgeKind.READS, dataset_node(name), node) for name in pipeline.inputs]
-            out.append(Edge(EdgeKind.COMPUTES, node, dataset_node(pipeline.dataset)))
-        for number, sink in enumerate(self.sinks):
-            out.append(
-                Edge(
-                    EdgeKind.DRAINS,
-                    dataset_node(sink.dataset),
-                    Node(NodeKind.SINK, f"{sink.dataset}#{number}"),
-                )
-            )
-        for extractor in self.extractors:
-            node = Node(NodeKind.EXTRACTOR, extractor.fqn)
-            out += [
-                Edge(EdgeKind.LOOKED_UP, dataset_node(name), node) for name in extractor.datasets
-            ]
-            out += [Edge(EdgeKind.INPUT, feature_node(ref), node) for ref in extractor.inputs]
-            out += [
-                Edge(EdgeKind.EXTRACTS, node, feature_node(ref)) for ref in extractor.output_refs
-            ]
-        return tuple(out)
 
     # --- indexes over the tuples, built once ------------------------------------------------------
 
@@ -243,14 +166,6 @@ class Graph:
         return _grouped(self.extractors, lambda x: str(x.featureset))
 
 
-def dataset_node(name: str) -> Node:
-    return Node(NodeKind.DATASET, name)
-
-
-def feature_node(ref: FeatureRef) -> Node:
-    return Node(NodeKind.FEATURE, ref.fqn)
-
-
 def _first(items: Iterable[V], key: Callable[[V], K]) -> Mapping[K, V]:
     found: dict[K, V] = {}
     for item in items:
@@ -269,64 +184,72 @@ def _grouped(items: Iterable[V], key: Callable[[V], K]) -> Mapping[K, tuple[V, .
 
 
 def build_graph(request: SyncRequest) -> Graph:
-    """The graph of one commit."""
-    gone = {d.name for d in request.datasets if d.metadata.deleted}
-    gone_sets = {f.name for f in request.featuresets if f.metadata.deleted}
-    hidden = {f.ref for f in request.features if f.metadata.deleted}
+    """Build the graph of one commit."""
+    deleted_datasets = {d.name for d in request.datasets if d.metadata.deleted}
+    deleted_featuresets = {f.name for f in request.featuresets if f.metadata.deleted}
+    deleted_features = {f.ref for f in request.features if f.metadata.deleted}
     pipelines = tuple(
-        p for p in request.pipelines if p.dataset not in gone and not p.metadata.deleted
+        p for p in request.pipelines if p.dataset not in deleted_datasets and not p.metadata.deleted
     )
     selected = {(p.dataset, p.version, p.name) for p in pipelines}
     return Graph(
-        datasets=tuple(d for d in request.datasets if d.name not in gone),
+        datasets=tuple(d for d in request.datasets if d.name not in deleted_datasets),
         pipelines=pipelines,
         operators=tuple(
             o for o in request.operators if (o.dataset, o.version, o.pipeline) in selected
         ),
-        featuresets=tuple(f for f in request.featuresets if f.name not in gone_sets),
+        featuresets=tuple(f for f in request.featuresets if f.name not in deleted_featuresets),
         features=tuple(
-            f for f in request.features if f.ref not in hidden and f.ref.featureset not in gone_sets
+            f
+            for f in request.features
+            if f.ref not in deleted_features and f.ref.featureset not in deleted_featuresets
         ),
-        extractors=tuple(x for x in request.extractors if _lives(x, gone_sets, hidden)),
-        sources=tuple(s for s in request.sources if s.dataset not in gone),
+        extractors=tuple(
+            x for x in request.extractors if _is_kept(x, deleted_featuresets, deleted_features)
+        ),
+        sources=tuple(s for s in request.sources if s.dataset not in deleted_datasets),
         databases=request.databases,
-        sinks=tuple(s for s in request.sinks if s.dataset not in gone),
-        indices=tuple(i for i in request.indices if i.dataset not in gone),
-        expectations=tuple(e for e in request.expectations if e.entity not in gone),
-        retired=DeletedEntities(
-            datasets=tuple(d.name for d in request.datasets if d.name in gone),
-            featuresets=tuple(f.name for f in request.featuresets if f.name in gone_sets),
-            features=tuple(f.ref for f in request.features if f.ref in hidden),
+        sinks=tuple(s for s in request.sinks if s.dataset not in deleted_datasets),
+        indices=tuple(i for i in request.indices if i.dataset not in deleted_datasets),
+        expectations=tuple(e for e in request.expectations if e.entity not in deleted_datasets),
+        deleted=DeletedEntities(
+            datasets=tuple(d.name for d in request.datasets if d.name in deleted_datasets),
+            featuresets=tuple(f.name for f in request.featuresets if f.name in deleted_featuresets),
+            features=tuple(f.ref for f in request.features if f.ref in deleted_features),
         ),
     )
 
 
-def _lives(extractor: Extractor, gone_sets: set[FeaturesetName], hidden: set[FeatureRef]) -> bool:
-    """Not deleted itself, and with at least one feature left to compute."""
-    if extractor.metadata.deleted or extractor.featureset in gone_sets:
+def _is_kept(
+    extractor: Extractor,
+    deleted_featuresets: set[FeaturesetName],
+    deleted_features: set[FeatureRef],
+) -> bool:
+    """Return whether the extractor is not deleted and computes at least one kept feature."""
+    if extractor.metadata.deleted or extractor.featureset in deleted_featuresets:
         return False
-    return any(ref not in hidden for ref in extractor.output_refs)
+    return any(ref not in deleted_features for ref in extractor.output_refs)
 
 
 def merge_incremental(before: Graph, after: Graph) -> Graph:
-    """The graph of an incremental commit: what `after` defines replaces what `before` had of the
-    same name; the rest stays.
+    """Return the graph after an incremental commit.
 
-    A dataset is replaced with its pipelines, operators, sources, sinks, indices and expectations; a
-    featureset with its features and extractors. What `after` names as deleted goes. Replaced
-    datasets and featuresets keep their place, new ones follow.
+    Definitions of `after` replace those of the same name in `before`; the rest stays. A dataset is
+    replaced together with its pipelines, operators, sources, sinks, indices and expectations, a
+    featureset together with its features and extractors. Entities that `after` names as deleted are
+    removed. Replaced datasets and featuresets keep their place, new ones follow.
     """
-    datasets = {d.name for d in after.datasets}.union(after.retired.datasets)
-    featuresets = {f.name for f in after.featuresets}.union(after.retired.featuresets)
+    datasets = {d.name for d in after.datasets}.union(after.deleted.datasets)
+    featuresets = {f.name for f in after.featuresets}.union(after.deleted.featuresets)
     names = {db.name for db in after.databases}
     return Graph(
         datasets=_replaced(
-            (d for d in before.datasets if d.name not in after.retired.datasets),
+            (d for d in before.datasets if d.name not in after.deleted.datasets),
             after.datasets,
             lambda d: d.name,
         ),
         featuresets=_replaced(
-            (f for f in before.featuresets if f.name not in after.retired.featuresets),
+            (f for f in before.featuresets if f.name not in after.deleted.featuresets),
             after.featuresets,
             lambda f: f.name,
         ),
@@ -348,7 +271,7 @@ def merge_incremental(before: Graph, after: Graph) -> Graph:
             *(e for e in before.expectations if e.entity not in datasets),
             *after.expectations,
         ),
-        retired=after.retired,
+        deleted=after.deleted,
     )
 
 
@@ -358,17 +281,8 @@ def _replaced(before: Iterable[V], after: Iterable[V], key: Callable[[V], K]) ->
     repeated: list[V] = []
     for item in after:
         if key(item) in own:
-            repeated.append(item)  # a name twice in one commit is for `unique_names` to see
+            # Keep repeated names: the pass `unique_names` reports them.
+            repeated.append(item)
         own.add(key(item))
         merged[key(item)] = item
     return (*merged.values(), *repeated)
-
-
-def unite(graph: Graph) -> SyncRequest:
-    """The graph as a request again, for rooms that take one; `build_graph` of it is the graph
-    without `retired`.
-    """
-    parts = {
-        field.name: getattr(graph, field.name) for field in fields(graph) if field.name != "retired"
-    }
-    return SyncRequest(**parts, message="")

@@ -1,6 +1,4 @@
-"""What validation finds: a stable code for programs, the entity at fault, and a sentence that says
-what to do.
-"""
+"""A finding of validation."""
 
 from __future__ import annotations
 
@@ -9,7 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """`code` never changes its meaning; `entity` is the full name (`Dataset`, `Dataset.pipeline`,
+    """One violated rule: a stable code, the entity at fault, and a sentence that says what to do.
+
+    `code` never changes its meaning; `entity` is the full name (`Dataset`, `Dataset.pipeline`,
     `Featureset.feature`).
     """
 

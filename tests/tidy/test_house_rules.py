@@ -25,7 +25,6 @@ LONG_FILES: dict[str, str] = {
     "fennel_core/engine/runner.py": "to be split in this issue",
     "fennel_core/ledger/commit_protocol.py": "to be split in the next issue",
     "tests/sim/engine/world.py": "to be split",
-    "tests/unit/graph/test_graph_passes.py": "to be split",
 }
 """path → why it may be longer."""
 

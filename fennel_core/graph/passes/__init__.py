@@ -1,9 +1,9 @@
-"""The passes of validation, in the order in which a person wants to read their findings.
+"""The validation passes, in the order in which their findings are reported.
 
-Every pass is one file with one function `(graph, before) -> Iterator[Problem]`. `graph` is what the
-branch will hold, `before` what it holds now (None for a branch without commits). A pass reports
-what it alone looks at: where a name dangles, only `resolve_references` speaks, and the passes that
-would need the missing entity stay silent about it.
+Every pass is one file with one function `(graph, before) -> Iterator[Problem]`. `graph` holds the
+definitions of the branch after the commit, `before` those it has now (None for a branch without
+commits). Each pass reports only its own rule: an unresolved name is reported by
+`resolve_references` alone, and passes that need the missing entity skip it.
 """
 
 from __future__ import annotations
@@ -47,16 +47,15 @@ RULES: tuple[Pass, ...] = (
     require_new_version_on_change,
 )
 INCREMENTAL_RULES: tuple[Pass, ...] = (keep_features,)
-"""What holds only for incremental commits: a full commit may leave anything out."""
+"""Rules of incremental commits only: a full commit may leave out any definition."""
 
 
 def validate(
     graph: Graph, before: Graph | None, *, incremental: bool = False
 ) -> tuple[Problem, ...]:
-    """Every problem of the commit that turns `before` into `graph`; an empty tuple when it may be
-    committed.
+    """Return every problem of the commit that turns `before` into `graph`; empty if it is valid.
 
-    For an incremental commit `graph` is `merge_incremental(before, build(request))`.
+    For an incremental commit, `graph` is `merge_incremental(before, build_graph(request))`.
     """
     rules = (*RULES, *INCREMENTAL_RULES) if incremental else RULES
     return tuple(problem for rule in rules for problem in rule(graph, before))

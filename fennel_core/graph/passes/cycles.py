@@ -1,14 +1,13 @@
-"""Nothing is computed from itself: neither a dataset through pipelines nor a feature through
-extractors.
-"""
+"""Reject cycles: among datasets through pipelines, and among features through extractors."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from fennel_core.graph.entity_graph import Graph
+from fennel_core.graph.errors import DependencyCycle
 from fennel_core.graph.problems import Problem
-from fennel_core.graph.topological_order import DependencyCycle, dataset_order, inputs_first
+from fennel_core.graph.topological_order import dataset_order, inputs_first
 from fennel_core.wire.entities import Extractor
 
 

@@ -1,5 +1,6 @@
-"""Every expression has the type that its place asks for: a filter is a bool, an assigned column
-fits its declared type.
+"""Check that every expression has the type that its place requires.
+
+A filter is a bool; an assigned column fits its declared type.
 """
 
 from __future__ import annotations
@@ -8,8 +9,9 @@ from collections.abc import Iterator, Mapping
 
 from fennel_core.expressions.errors import InvalidExpression
 from fennel_core.expressions.infer import expect_declared, infer
-from fennel_core.graph.derived_schemas import SchemaMismatch, derive_pipeline_schemas
+from fennel_core.graph.derived_schemas import derive_pipeline_schemas
 from fennel_core.graph.entity_graph import Graph
+from fennel_core.graph.errors import SchemaMismatch
 from fennel_core.graph.passes.schemas import is_complete
 from fennel_core.graph.problems import Problem
 from fennel_core.vocab.dtypes import Bool, Dtype, show
@@ -21,8 +23,9 @@ from fennel_core.wire.operators import AssignExpr, FilterExpr
 
 
 def check_expressions(graph: Graph, before: Graph | None) -> Iterator[Problem]:
-    """Yield one problem per expression of a pipeline, a source or an extractor that has no type or
-    the wrong one.
+    """Yield one problem per expression without a type or with the wrong one.
+
+    Covers pipelines, sources and extractors.
     """
     del before
     for pipeline in graph.pipelines:
@@ -63,7 +66,7 @@ def _pipeline(graph: Graph, pipeline: Pipeline) -> Iterator[Problem]:
     try:
         schemas = derive_pipeline_schemas(graph, pipeline)
     except SchemaMismatch:
-        return  # `check_operator_schemas` has said so
+        return  # reported by `check_operator_schemas`
     name = f"{pipeline.dataset}.{pipeline.name}"
     for operator in graph.operators_of(pipeline):
         if isinstance(operator.kind, FilterExpr):
@@ -81,11 +84,13 @@ def _pipeline(graph: Graph, pipeline: Pipeline) -> Iterator[Problem]:
 
 
 def _source(dataset: Dataset, source: Source) -> Iterator[Problem]:
-    """Expressions of a source see the dataset's fields that preproc does not make, and the payload
-    columns they declare.
+    """Check the expressions of a source.
+
+    They see the dataset's fields that preproc does not assign, and the payload columns that they
+    declare.
     """
-    made = {field for field, _ in source.preproc}
-    fields = {name: dtype for name, dtype in _types(dataset.schema).items() if name not in made}
+    assigned = {field for field, _ in source.preproc}
+    fields = {name: dtype for name, dtype in _types(dataset.schema).items() if name not in assigned}
     for field, value in source.preproc:
         target = dataset.schema.field(field)
         if isinstance(value, EvalExpr) and target is not None:
@@ -114,7 +119,7 @@ def _extractor(graph: Graph, extractor: Extractor) -> Iterator[Problem]:
         return
     output = graph.feature(FeatureRef(extractor.featureset, extractor.outputs[0]))
     if output is None or any(graph.feature(ref) is None for ref in extractor.inputs):
-        return  # `resolve_references` has said so
+        return  # reported by `resolve_references`
     columns = {
         feature.ref.name: feature.dtype for feature in graph.features_of(extractor.featureset)
     }

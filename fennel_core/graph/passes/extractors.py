@@ -1,4 +1,4 @@
-"""A feature has one provider among the extractors that the environment selects."""
+"""Check that each feature has one extractor among those that the environment selects."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fennel_core.wire.entities import FeatureRef
 
 
 def one_extractor_per_feature(graph: Graph, before: Graph | None) -> Iterator[Problem]:
-    """Yield one problem per extractor that computes what another one already does."""
+    """Yield one problem per extractor that computes a feature of another extractor."""
     del before
     provided: set[FeatureRef] = set()
     for extractor in graph.extractors:

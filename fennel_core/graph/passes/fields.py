@@ -1,5 +1,6 @@
-"""Fields of a dataset can be stored: names are unique and not the platform's own, and keys are
-never null.
+"""Check that the fields of each dataset can be stored.
+
+Names are unique and not reserved, and keys are never null.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An index answers by key, so its dataset has keys."""
+"""Check that indexed datasets have keys: an index is a lookup by key."""
 
 from __future__ import annotations
 

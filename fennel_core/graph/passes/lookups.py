@@ -1,26 +1,29 @@
-"""A lookup can be answered: its dataset has an index, the field exists, and the inputs are the
-keys.
+"""Check that every lookup can be served.
+
+Its dataset has an index, the field exists, and the inputs match the keys.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fennel_core.graph.derived_schemas import non_optional, storage_type
+from fennel_core.expressions.type_lattice import non_optional
+from fennel_core.graph.derived_schemas import storage_type
 from fennel_core.graph.entity_graph import Graph
 from fennel_core.graph.problems import Problem
 from fennel_core.vocab import dtypes
 from fennel_core.vocab.dtypes import Dtype, show
 from fennel_core.wire.entities import Dataset, Extractor, ListLookup, Lookup
 
-READ_AS_EACH_OTHER = {dtypes.Int, dtypes.Str}
-"""Shipped projects give an `int` key from a feature declared `str`: numbers and their decimal text
-are read as each other.
+INTERCHANGEABLE_KEY_TYPES = {dtypes.Int, dtypes.Str}
+"""Key types that convert to each other: a number and its decimal text.
+
+Existing client projects pass a feature declared `str` as an `int` key.
 """
 
 
 def check_lookups(graph: Graph, before: Graph | None) -> Iterator[Problem]:
-    """Yield what is wrong with each lookup extractor whose dataset is there."""
+    """Yield the problems of each lookup extractor whose dataset is defined."""
     del before
     for extractor in graph.extractors:
         if not isinstance(extractor.kind, Lookup | ListLookup):
@@ -68,7 +71,7 @@ def _keys(graph: Graph, dataset: Dataset, extractor: Extractor) -> Iterator[Prob
         return
     for ref, key in zip(extractor.inputs, keys, strict=True):
         feature = graph.feature(ref)
-        if feature is not None and not _is_key(
+        if feature is not None and not _matches_key(
             feature.dtype, key.dtype, isinstance(extractor.kind, ListLookup)
         ):
             text = (
@@ -79,11 +82,11 @@ def _keys(graph: Graph, dataset: Dataset, extractor: Extractor) -> Iterator[Prob
             yield Problem("lookup-keys", extractor.fqn, text)
 
 
-def _is_key(given: Dtype, key: Dtype, listed: bool) -> bool:
+def _matches_key(given: Dtype, key: Dtype, listed: bool) -> bool:
     value = non_optional(given)
     if listed and isinstance(value, dtypes.List):
         value = non_optional(value.of)
     return (
         storage_type(value) == storage_type(key)
-        or {type(storage_type(value)), type(storage_type(key))} == READ_AS_EACH_OTHER
+        or {type(storage_type(value)), type(storage_type(key))} == INTERCHANGEABLE_KEY_TYPES
     )

@@ -1,5 +1,7 @@
-"""Names are unique: a dataset or featureset is committed once, and so is a feature, an extractor or
-a pipeline within its owner.
+"""Check that names are unique.
+
+A dataset or featureset is committed once, and so is a feature, an extractor or a pipeline within
+its owner.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""A dataset is computed by at most one pipeline.
+"""Check that at most one pipeline computes a dataset.
 
-Environments are the client's business: it sends only the pipelines that the commit's environment
-selects.
+Environments are selected by the client: it sends only the pipelines of the commit's environment.
 """
 
 from __future__ import annotations
@@ -13,9 +12,7 @@ from fennel_core.graph.problems import Problem
 
 
 def one_pipeline_per_dataset(graph: Graph, before: Graph | None) -> Iterator[Problem]:
-    """Yield one problem per dataset with several pipelines, and per pipeline of another version
-    than its dataset.
-    """
+    """Yield one problem per dataset with several pipelines or pipeline of another version."""
     del before
     for dataset in graph.datasets:
         pipelines = graph.pipelines_of(dataset.name)
@@ -29,7 +26,7 @@ def one_pipeline_per_dataset(graph: Graph, before: Graph | None) -> Iterator[Pro
         for pipeline in pipelines:
             if pipeline.version != dataset.version:
                 text = (
-                    f"pipeline `{dataset.name}.{pipeline.name}` is of version "
-                    f"{pipeline.version}, its dataset of {dataset.version}"
+                    f"pipeline `{dataset.name}.{pipeline.name}` has version {pipeline.version}, "
+                    f"but its dataset has version {dataset.version}; use the same version"
                 )
                 yield Problem("pipeline-version", f"{dataset.name}.{pipeline.name}", text)

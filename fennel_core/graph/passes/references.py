@@ -1,5 +1,7 @@
-"""Every name leads somewhere: inputs of pipelines and operators, datasets and features of
-extractors, owners of sources and indices.
+"""Check that every name resolves.
+
+Covers inputs of pipelines and operators, datasets and features of extractors, and owners of sources
+and indices.
 """
 
 from __future__ import annotations
@@ -13,9 +15,7 @@ from fennel_core.wire.operators import DatasetRef
 
 
 def resolve_references(graph: Graph, before: Graph | None) -> Iterator[Problem]:
-    """Yield one problem per name that leads nowhere, with the texts that users of the client
-    know.
-    """
+    """Yield one problem per unresolved name, with the texts that users of the client know."""
     del before
     for pipeline in graph.pipelines:
         yield from _pipeline(graph, pipeline)
@@ -77,7 +77,7 @@ def _extractor(graph: Graph, extractor: Extractor) -> Iterator[Problem]:
         )
         return
     for ref in dict.fromkeys(extractor.inputs):
-        if graph.feature(ref) is not None or ref in graph.retired.features:
+        if graph.feature(ref) is not None or ref in graph.deleted.features:
             continue
         if graph.featureset(ref.featureset) is None:
             yield Problem(
@@ -94,7 +94,7 @@ def _extractor(graph: Graph, extractor: Extractor) -> Iterator[Problem]:
             )
             yield Problem("feature-missing", extractor.fqn, text)
     for ref in extractor.output_refs:
-        if graph.feature(ref) is None and ref not in graph.retired.features:
+        if graph.feature(ref) is None and ref not in graph.deleted.features:
             text = (
                 f"Extractor `{extractor.fqn}` has an output feature `{ref.fqn}` that "
                 f"does not exist; add it to `{ref.featureset}`"

@@ -1,24 +1,22 @@
-"""Every operator can stand on its input, and what a pipeline yields is what its dataset
-declares.
-"""
+"""Check that every operator fits its input and that a pipeline yields the declared schema."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from fennel_core.graph.derived_schemas import (
-    SchemaMismatch,
     derive_pipeline_schemas,
     schema_difference,
 )
 from fennel_core.graph.entity_graph import Graph
+from fennel_core.graph.errors import SchemaMismatch
 from fennel_core.graph.problems import Problem
 from fennel_core.wire.entities import Pipeline
 from fennel_core.wire.operators import DatasetRef, WindowOp
 
 
 def check_operator_schemas(graph: Graph, before: Graph | None) -> Iterator[Problem]:
-    """Yield the first problem of each pipeline whose references all lead somewhere."""
+    """Yield the first problem of each pipeline whose references all resolve."""
     del before
     for pipeline in graph.pipelines:
         dataset, root = graph.dataset(pipeline.dataset), graph.root_of(pipeline)
@@ -48,8 +46,8 @@ def check_operator_schemas(graph: Graph, before: Graph | None) -> Iterator[Probl
 
 
 def is_complete(graph: Graph, pipeline: Pipeline) -> bool:
-    """Do all names inside the pipeline lead somewhere? (If not, `resolve_references` has said
-    so.)
+    """Return whether all names inside the pipeline resolve; `resolve_references` reports those that
+    do not.
     """
     operators = graph.operators_of(pipeline)
     ids = {operator.id for operator in operators}

@@ -1,4 +1,4 @@
-"""Sinks write what the platform computed: a dataset that comes from a source has none."""
+"""Check that sinks belong to derived datasets: a dataset with a source has no sink."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Sources agree with their dataset: rows come from sources or from a pipeline, and the kind of
-change feed fits the keys.
+"""Check that sources agree with their dataset.
+
+Rows come either from sources or from a pipeline, and the kind of change feed fits the keys.
 """
 
 from __future__ import annotations
@@ -13,9 +14,7 @@ from fennel_core.wire.entities import Dataset
 
 
 def check_sources(graph: Graph, before: Graph | None) -> Iterator[Problem]:
-    """Yield what is wrong with the sources of each dataset, with the texts that users of the client
-    know.
-    """
+    """Yield the problems of each dataset's sources, with the texts known from the client."""
     del before
     for dataset in graph.datasets:
         sources = graph.sources_of(dataset.name)
@@ -48,7 +47,7 @@ def _agreement(dataset: Dataset, source: Source) -> Iterator[Problem]:
     if source.version != dataset.version:
         text = (
             f"a source of dataset `{dataset.name}` is for version {source.version}, but "
-            f"the dataset is of version {dataset.version}"
+            f"the dataset has version {dataset.version}; use the same version"
         )
         yield Problem("source-version", dataset.name, text)
     if isinstance(source.table, HttpPath):
@@ -90,14 +89,14 @@ def _bounds(dataset: Dataset, source: Source) -> Iterator[Problem]:
         yield Problem(
             "source-idleness",
             dataset.name,
-            f"Dataset `{dataset.name}`: a bounded source needs `idleness`, after "
-            "which it has ended",
+            f"Dataset `{dataset.name}`: a bounded source needs `idleness`, the "
+            "time without rows after which it has ended",
         )
     if source.sampling is not None:
         for column in source.sampling.columns:
             if dataset.schema.field(column) is None:
                 text = (
                     f"Dataset `{dataset.name}`: its source samples by column `{column}`, "
-                    "which the dataset does not have"
+                    "which the dataset does not have; sample by one of its columns"
                 )
                 yield Problem("sampling-column", dataset.name, text)

@@ -1,4 +1,4 @@
-"""Nothing follows a terminal aggregation: its values exist only when they are read."""
+"""Check that a terminal aggregation is last: its values are computed only when they are read."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from fennel_core.wire.operators import Aggregate, Operator
 
 
 def terminals_are_last(graph: Graph, before: Graph | None) -> Iterator[Problem]:
-    """Yield one problem per operator after a terminal aggregation, and per pipeline that reads a
-    terminal dataset.
+    """Yield one problem per operator after a terminal aggregation.
+
+    Also yields one per pipeline that reads a dataset with a terminal aggregation.
     """
     del before
     for pipeline in graph.pipelines:
@@ -36,9 +37,7 @@ def terminals_are_last(graph: Graph, before: Graph | None) -> Iterator[Problem]:
 
 
 def is_terminal_dataset(graph: Graph, name: str) -> bool:
-    """Does the dataset end in a terminal aggregation, so that it has no rows of its own to pass
-    on?
-    """
+    """Return whether the dataset ends in a terminal aggregation, so has no rows to pass on."""
     return any(_ends_terminal(graph, pipeline) for pipeline in graph.pipelines_of(name))
 
 

@@ -1,8 +1,7 @@
-"""Schemas of operator outputs, derived from recorded commits; the golden text shows each operator
-of each pipeline.
+"""Schemas of operator outputs, derived from recorded commits.
 
-`REFRESH_GOLDEN=1 pytest tests/unit/graph/test_derived_schemas.py` rewrites the text; read the diff
-before committing it.
+The golden text shows each operator with its keys, values and timestamp. `REFRESH_GOLDEN=1 pytest
+tests/unit/graph/test_derived_schemas.py` rewrites it; read the diff before committing it.
 """
 
 import os
@@ -217,7 +216,7 @@ def test_a_left_join_makes_the_right_side_optional_and_an_inner_join_does_not():
         ),
     ],
 )
-def test_an_operator_that_cannot_stand_on_its_input_says_why(kind, inputs, text):
+def test_an_operator_that_does_not_fit_its_input_is_rejected_with_the_reason(kind, inputs, text):
     with pytest.raises(SchemaMismatch) as caught:
         derived(kind, *inputs)
     assert text in str(caught.value)
@@ -269,20 +268,20 @@ HOURLY, DAILY = o.Tumbling(3_600_000_000, 0), o.Tumbling(86_400_000_000, 60_000_
         (aggregate(count(), keys=("x",)), KEYLESS, "`groupby` uses column `x`"),
     ],
 )
-def test_an_aggregation_that_cannot_be_says_why(kind, schema, text):
+def test_an_invalid_aggregation_is_rejected_with_the_reason(kind, schema, text):
     with pytest.raises(SchemaMismatch) as caught:
         derived(kind, schema)
     assert text in str(caught.value)
 
 
-def test_a_terminal_aggregation_is_one_that_only_a_reader_can_finish():
+def test_an_aggregation_completed_at_read_time_is_terminal():
     assert aggregate(count()).terminal
     assert aggregate(count(), emit=o.Emit.FINAL).terminal is False
     assert aggregate(count(window=HOURLY)).terminal is False
     assert aggregate(o.ExpDecay("x", HOURLY, "b", 1)).terminal
 
 
-def test_agreement_ignores_restrictions_and_struct_names_but_not_optionality():
+def test_schema_comparison_ignores_restrictions_and_struct_names_only():
     def of(dtype):
         return Schema((), (Field("x", dtype),), "at")
 

@@ -1,20 +1,15 @@
-"""Each pass finds what it is for, and only that: recorded commits are broken in one way each.
+"""Each pass reports its own rule only: recorded commits are broken in one way each.
 
 `REFRESH_GOLDEN=1 pytest tests/unit/graph/test_graph_passes.py` rewrites the texts; read the diff
 before committing it.
 """
 
-import base64
-import json
 import os
 from dataclasses import replace
-from functools import cache
-from pathlib import Path
 
 import pytest
-from google.protobuf import duration_pb2
 
-from fennel_core.graph.entity_graph import Graph, build_graph, merge_incremental
+from fennel_core.graph.entity_graph import Graph, merge_incremental
 from fennel_core.graph.passes import INCREMENTAL_RULES, RULES, validate
 from fennel_core.graph.passes.cycles import forbid_cycles
 from fennel_core.graph.passes.expressions import check_expressions
@@ -31,74 +26,23 @@ from fennel_core.graph.passes.sources import check_sources
 from fennel_core.graph.passes.supersets import keep_features
 from fennel_core.graph.passes.terminals import terminals_are_last
 from fennel_core.graph.passes.versions import require_new_version_on_change
-from fennel_core.vocab.dtypes import Field, Float, Int, Optional, Str
-from fennel_core.wire.connectors import Cdc, EvalExpr, Sampling, Webhook
-from fennel_core.wire.decode import decode_sync_request
+from fennel_core.vocab.dtypes import Field, Float, Optional, Str
+from fennel_core.wire.connectors import Cdc, EvalExpr, Sampling
 from fennel_core.wire.entities import FeatureRef, Index, IndexSide, ListLookup, Lookup, PyFunc
 from fennel_core.wire.expr import Literal, Ref
-from fennel_core.wire.gen import spec_pb2, window_pb2
 from fennel_core.wire.operators import Aggregate, AssignExpr, Drop, FilterExpr, WindowOp
-from fennel_core.wire.window_specs import insert_window_specs, pipelines_without_specs
-
-TESTS = Path(__file__).resolve().parents[2]
-
-
-WINDOW = window_pb2.Window(session=window_pb2.Session(gap=duration_pb2.Duration(seconds=900)))
-ORDERS = spec_pb2.PreSpec(count=spec_pb2.Count(name="orders", window=WINDOW))
-RECOVERED = json.dumps(
-    [[{"emit": "eager", "specs": [base64.b64encode(ORDERS.SerializeToString()).decode()]}]]
+from tests.support.commit_graphs import (
+    TESTS,
+    edit,
+    edit_dataset,
+    edit_extractor,
+    edit_operator,
+    edit_source,
+    graph,
+    number,
+    values,
+    without_dataset,
 )
-"""What running the one pipeline whose aggregations do not travel would print."""
-
-
-def body(subject: str) -> bytes:
-    return (TESTS / "golden" / "wire" / f"{subject}.binpb").read_bytes()
-
-
-@cache
-def graph(subject: str) -> Graph:
-    sent = body(subject)
-    pipelines = pipelines_without_specs(decode_sync_request(sent))
-    return build_graph(
-        decode_sync_request(insert_window_specs(sent, pipelines, RECOVERED) if pipelines else sent)
-    )
-
-
-def without_dataset(g: Graph, name: str) -> Graph:
-    return replace(
-        g,
-        datasets=tuple(d for d in g.datasets if d.name != name),
-        sources=tuple(s for s in g.sources if s.dataset != name),
-        indices=tuple(i for i in g.indices if i.dataset != name),
-    )
-
-
-def edit(items: tuple, wanted, change) -> tuple:
-    edited = tuple(change(item) if wanted(item) else item for item in items)
-    assert edited != items, "the edit changed nothing"
-    return edited
-
-
-def edit_dataset(g: Graph, name: str, change) -> Graph:
-    return replace(g, datasets=edit(g.datasets, lambda d: d.name == name, change))
-
-
-def edit_operator(g: Graph, dataset: str, kind: type, change) -> Graph:
-    def wanted(o):
-        return o.dataset == dataset and isinstance(o.kind, kind)
-
-    return replace(
-        g, operators=edit(g.operators, wanted, lambda o: replace(o, kind=change(o.kind)))
-    )
-
-
-def edit_source(g: Graph, dataset: str, change) -> Graph:
-    return replace(g, sources=edit(g.sources, lambda s: s.dataset == dataset, change))
-
-
-def edit_extractor(g: Graph, kind: type, change) -> Graph:
-    first = next(x for x in g.extractors if isinstance(x.kind, kind))
-    return replace(g, extractors=edit(g.extractors, lambda x: x is first, change))
 
 
 def retype(feature: str, dtype):
@@ -131,10 +75,6 @@ def add_lookup_key(g: Graph) -> Graph:
     return edit_extractor(g, Lookup, lambda x: replace(x, inputs=x.inputs * 2))
 
 
-def values(*fields):
-    return lambda d: replace(d, schema=replace(d.schema, values=(*d.schema.values, *fields)))
-
-
 def copy_reads_terminal(g: Graph) -> Graph:
     def pipelines(p):
         return replace(p, inputs=("Continuously",))
@@ -154,10 +94,6 @@ def drop_after_aggregate(g: Graph) -> Graph:
             follower,
         ),
     )
-
-
-def number(name: str):
-    return Field(name, Int())
 
 
 # name, pass, recorded commit, how it is broken
@@ -431,14 +367,14 @@ CASES = [
 
 
 @pytest.mark.parametrize("subject", ["operators", "expressions", "connectors", "featuresets"])
-def test_what_the_client_sends_is_valid_alone_and_after_itself(subject):
+def test_recorded_commits_are_valid_on_an_empty_branch_and_when_repeated(subject):
     g = graph(subject)
     assert validate(g, None) == ()
     assert validate(g, g) == ()
     assert validate(merge_incremental(g, g), g, incremental=True) == ()
 
 
-def test_every_way_to_break_a_commit_is_told_in_its_golden_text():
+def test_every_broken_commit_yields_its_golden_problem_text():
     lines = []
     for title, rule, subject, change in CASES:
         problems = list(rule(change(graph(subject)), None))
@@ -457,7 +393,7 @@ def test_every_rule_has_a_case():
     assert {rule for _, rule, _, _ in CASES} | with_before == {*RULES, *INCREMENTAL_RULES}
 
 
-def test_a_missing_input_is_told_once_and_in_the_words_of_the_client():
+def test_a_missing_input_is_reported_once_with_the_clients_text():
     g = without_dataset(graph("operators"), "Users")
     g = replace(
         g,
@@ -473,7 +409,7 @@ def test_a_missing_input_is_told_once_and_in_the_words_of_the_client():
     assert [p.text for p in validate(g, None)] == [text]
 
 
-def test_a_missing_lookup_dataset_is_told_once_and_in_the_words_of_the_client():
+def test_a_missing_lookup_dataset_is_reported_once_with_the_clients_text():
     g = without_dataset(graph("featuresets"), "Items")
     assert [p.text for p in validate(g, None)] == [
         (
@@ -487,116 +423,3 @@ def test_all_problems_are_collected():
     g = without_dataset(graph("operators"), "Users")
     g = edit_source(g, "Orders", lambda s: replace(s, cdc=Cdc.UPSERT))
     assert {p.code for p in validate(g, None)} >= {"dataset-missing", "cdc-keys"}
-
-
-CHANGES = {
-    "schema": lambda g: edit_dataset(g, "Users", values(number("more"))),
-    "history": lambda g: edit_dataset(g, "Users", lambda d: replace(d, history_us=1)),
-    "source": lambda g: edit_source(g, "Users", lambda s: replace(s, disorder_us=5)),
-}
-
-
-@pytest.mark.parametrize("what", CHANGES)
-def test_a_changed_dataset_needs_a_higher_version(what):
-    before = graph("operators")
-    after = CHANGES[what](before)
-    (problem,) = require_new_version_on_change(after, before)
-    assert "please increment dataset version" in problem.text
-    assert what in problem.text
-    for version, told in ((2, False), (1, True), (0, True)):
-        raised = edit_dataset(
-            after,
-            "Users",
-            lambda d, v=version: replace(d, version=v, metadata=replace(d.metadata, owner="me")),
-        )
-        assert bool(list(require_new_version_on_change(raised, before))) is told
-
-
-def test_a_changed_pipeline_needs_a_higher_version_of_its_dataset_only():
-    before = graph("operators")
-    after = edit_operator(
-        before, "Continuously", Aggregate, lambda k: replace(k, specs=k.specs[1:])
-    )
-    assert [p.entity for p in require_new_version_on_change(after, before)] == ["Continuously"]
-
-
-def test_metadata_ids_of_operators_and_comments_need_no_new_version():
-    before = graph("operators")
-    after = replace(
-        before,
-        operators=tuple(replace(o, id=f"x{o.id}", kind=_renamed(o.kind)) for o in before.operators),
-    )
-    after = replace(
-        after,
-        datasets=tuple(
-            replace(d, metadata=replace(d.metadata, description="new")) for d in after.datasets
-        ),
-    )
-    assert list(require_new_version_on_change(after, before)) == []
-
-
-def test_the_source_that_the_clients_mock_adds_is_nobodys_change():
-    before = graph("operators")
-    orders = before.sources[0]
-    hidden = replace(
-        orders,
-        table=replace(
-            orders.table,
-            db=Webhook("_internal_fennel_webhook", 0),
-            endpoint="_internal_Orders_endpoint",
-        ),
-    )
-    assert (
-        list(
-            require_new_version_on_change(
-                replace(before, sources=(*before.sources, hidden)), before
-            )
-        )
-        == []
-    )
-    other = replace(hidden, table=replace(orders.table, endpoint="Others"))
-    assert [
-        p.entity
-        for p in require_new_version_on_change(
-            replace(before, sources=(*before.sources, other)), before
-        )
-    ] == ["Orders"]
-
-
-def _renamed(kind):
-    names = {n: f"x{getattr(kind, n)}" for n in ("operand", "left", "right") if hasattr(kind, n)}
-    if hasattr(kind, "operands"):
-        names["operands"] = tuple(f"x{i}" for i in kind.operands)
-    return replace(kind, **names)
-
-
-def test_changed_extractor_code_needs_a_higher_version_of_the_extractor():
-    before = graph("featuresets")
-
-    def recoded(x, version):
-        return replace(
-            x,
-            version=version,
-            kind=PyFunc(replace(x.kind.pycode, core_code="def speak(cls, ts): return None")),
-        )
-
-    same = edit_extractor(before, PyFunc, lambda x: recoded(x, 3))
-    assert [p.code for p in require_new_version_on_change(same, before)] == ["extractor-version"]
-    assert (
-        list(
-            require_new_version_on_change(
-                edit_extractor(before, PyFunc, lambda x: recoded(x, 4)), before
-            )
-        )
-        == []
-    )
-
-
-def test_an_incremental_commit_may_not_lose_a_feature_silently():
-    before = graph("featuresets")
-    after = replace(before, features=before.features[:-1])
-    assert [p.text for p in keep_features(after, before)] == [
-        "Featureset BasketFeatures is not a superset of the existing featureset"
-    ]
-    named = replace(after, retired=replace(after.retired, features=(before.features[-1].ref,)))
-    assert list(keep_features(named, before)) == []
