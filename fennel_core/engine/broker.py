@@ -4,10 +4,10 @@ contract suite holds both to it.
 Theory. A runner reads committed records of its input partitions in order, and commits outputs and a
 marker in one transaction under a stable transactional id. Opening a producer fences every earlier
 one of that id. A failed commit has one of three meanings and each has its own error:
-`ProducerFenced` (somebody newer owns this id: stop), `Aborted` (nothing was written: try again),
-`Unknown` (it may or may not have been written: throw the producer away, open a new one, look at the
-replaylog). A log loses its oldest records in time; a reader that still needs them is told
-(`OffsetTruncated`), never set to where the log begins now.
+`ProducerFenced` (somebody newer owns this id: stop), `TransactionAborted` (nothing was written: try
+again), `TransactionOutcomeUnknown` (it may or may not have been written: throw the producer away,
+open a new one, look at the replaylog). A log loses its oldest records in time; a reader that still
+needs them is told (`OffsetTruncated`), never set to where the log begins now.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from fennel_core.engine.errors import OffsetBeyondEnd, OffsetTruncated
 from fennel_core.vocab.ids import Offset, TopicName, TopicPartition
 
 
@@ -44,48 +45,6 @@ class OutgoingRecord:
     partition: int
     value: bytes
     headers: tuple[tuple[str, bytes], ...] = ()
-
-
-class BrokerError(Exception):
-    """Root of what can go wrong with the log."""
-
-
-class ProducerFenced(BrokerError):
-    """A newer producer of this transactional id exists: whoever holds this one is no longer the
-    owner.
-    """
-
-
-class Aborted(BrokerError):
-    """Nothing of the transaction was or will be visible."""
-
-
-class Unknown(BrokerError):
-    """The transaction may or may not have committed; the producer is of no further use."""
-
-
-class Unavailable(BrokerError):
-    """The log could not be reached or refused; nothing was changed."""
-
-
-class OffsetTruncated(BrokerError):
-    """Records that are asked for are no longer in the log: trying again does not bring them
-    back.
-    """
-
-    def __init__(self, source: TopicPartition, first: Offset, start: Offset) -> None:
-        super().__init__(
-            f"{source[0]}[{source[1]}] begins at {start}: its records from {first} "
-            f"to {start - 1} are gone"
-        )
-        self.source, self.first, self.start = source, first, start
-
-
-class OffsetBeyondEnd(BrokerError):
-    """A position beyond the log's end: whoever holds it has read another log than this one."""
-
-    def __init__(self, source: TopicPartition, position: Offset, end: Offset) -> None:
-        super().__init__(f"{source[0]}[{source[1]}] ends at {end}, and {position} lies beyond it")
 
 
 def require_within_log(

@@ -28,18 +28,14 @@ from confluent_kafka import TopicPartition as RdTopicPartition
 from confluent_kafka.admin import AdminClient
 
 from fennel_core.connections import offsets
-from fennel_core.connections.kafka import client_config, consumer_config, producer_config
-from fennel_core.engine.broker import (
-    Aborted,
-    FetchedRecords,
-    OffsetTruncated,
-    OutgoingRecord,
-    ProducerFenced,
-    Record,
-    Unavailable,
-    Unknown,
-    require_within_log,
+from fennel_core.connections.errors import (
+    SystemUnavailable,
+    TransactionAborted,
+    TransactionOutcomeUnknown,
 )
+from fennel_core.connections.kafka import client_config, consumer_config, producer_config
+from fennel_core.engine.broker import FetchedRecords, OutgoingRecord, Record, require_within_log
+from fennel_core.engine.errors import OffsetTruncated, ProducerFenced
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import Offset, TopicPartition
 
@@ -126,7 +122,7 @@ class KafkaSubscription:
     async def next(self, max_bytes: int) -> FetchedRecords:
         while True:
             if self._error is not None:
-                raise Unavailable(str(self._error)) from self._error
+                raise SystemUnavailable(str(self._error)) from self._error
             for _ in range(len(self._turn)):
                 source = self._turn[0]
                 self._turn.rotate(-1)
@@ -327,16 +323,16 @@ class KafkaProducer:
         if error.code() in _FENCED:
             return ProducerFenced(error.str())
         if not error.txn_requires_abort():
-            return Unknown(error.str())
+            return TransactionOutcomeUnknown(error.str())
         try:
             self._producer.abort_transaction(self._timeout_s)
         except KafkaException as worse:
             return (
                 ProducerFenced(worse.args[0].str())
                 if worse.args[0].code() in _FENCED
-                else Unknown(worse.args[0].str())
+                else TransactionOutcomeUnknown(worse.args[0].str())
             )
-        return Aborted(error.str())
+        return TransactionAborted(error.str())
 
     async def close(self) -> None:
         """Nothing is sent outside a transaction, so there is nothing to flush; the client ends when
@@ -398,7 +394,7 @@ class KafkaBroker:
             while True:
                 message = consumer.poll(self._timeout_s)
                 if message is None:
-                    raise Unavailable(
+                    raise SystemUnavailable(
                         f"no answer from the broker while reading {source[0]}[{source[1]}]"
                     )
                 error = message.error()
@@ -428,7 +424,9 @@ class KafkaBroker:
         except KafkaException as failed:
             error: Any = failed.args[0]
             raise (
-                ProducerFenced(error.str()) if error.code() in _FENCED else Unavailable(error.str())
+                ProducerFenced(error.str())
+                if error.code() in _FENCED
+                else SystemUnavailable(error.str())
             ) from failed
 
     async def close(self) -> None:

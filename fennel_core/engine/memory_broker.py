@@ -9,14 +9,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fennel_core.engine.broker import (
-    FetchedRecords,
-    OffsetTruncated,
-    OutgoingRecord,
-    ProducerFenced,
-    Record,
-    require_within_log,
-)
+from fennel_core.engine.broker import FetchedRecords, OutgoingRecord, Record, require_within_log
+from fennel_core.engine.errors import OffsetTruncated, ProducerFenced
 from fennel_core.vocab.ids import Offset, PartitionIndex, TopicPartition
 
 START = Offset(0)

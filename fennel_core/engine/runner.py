@@ -25,6 +25,7 @@ from typing import Protocol, TypeVar
 import polars as pl
 
 from fennel_core.blueprints.spec import Job
+from fennel_core.connections.errors import TransactionAborted
 from fennel_core.engine import state_progress as progress_of_state
 from fennel_core.engine.backfill.client import BackfillClient, BackfillImpossible
 from fennel_core.engine.backfill.manifest import (
@@ -35,15 +36,15 @@ from fennel_core.engine.backfill.manifest import (
     input_topic,
     manifest_key,
 )
-from fennel_core.engine.broker import (
-    Aborted,
-    Broker,
-    FetchedRecords,
+from fennel_core.engine.broker import Broker, FetchedRecords, OutgoingRecord, Producer, Record
+from fennel_core.engine.errors import (
+    EpochSuperseded,
+    LogTruncated,
     OffsetBeyondEnd,
     OffsetTruncated,
-    OutgoingRecord,
-    Producer,
-    Record,
+    ReplayMismatch,
+    StateAheadOfLog,
+    StateDiscarded,
 )
 from fennel_core.engine.outputs import messages
 from fennel_core.engine.state_progress import StateProgress
@@ -69,47 +70,6 @@ class WorkerPool(Protocol):
     """
 
     async def run(self, work: Callable[[], T]) -> T: ...
-
-
-class StateUnusable(Exception):
-    """This state must not be used again: an older copy of it, or the log alone, has to take its
-    place.
-    """
-
-
-class ReplayMismatch(StateUnusable):
-    """Replay did not reproduce what the marker says: state or code is not what it was. The
-    partition must be rebuilt, never go on.
-    """
-
-
-class StateAheadOfLog(StateUnusable):
-    """The state has seen more of the log than there is: it stems from another log, or the log lost
-    its end.
-    """
-
-
-class StateDiscarded(StateUnusable):
-    """Somebody who looked at the state while it ran said that it must be rebuilt."""
-
-
-class RebuildRequested(StateDiscarded):
-    """A person wants the state rebuilt: everything that was passed over before is tried again."""
-
-    def __init__(self, why: str, before: int | None = None) -> None:
-        """`before`: only from snapshots with lower numbers than this; None: from any."""
-        super().__init__(why)
-        self.before = before
-
-
-class LogTruncated(Exception):
-    """The log no longer has records that this state needs: the job partition can neither go on nor
-    skip them.
-    """
-
-
-class EpochSuperseded(Exception):
-    """The replaylog shows a higher epoch than ours: somebody else owns this job partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -581,7 +541,7 @@ class Runner:
         for attempt in range(1, COMMIT_ATTEMPTS + 1):
             try:
                 return (await producer.commit(outgoing))[(self.job.replaylog, self.part)]
-            except Aborted:
+            except TransactionAborted:
                 if attempt == COMMIT_ATTEMPTS:
                     raise
         raise AssertionError("unreachable: the last attempt returns or raises")

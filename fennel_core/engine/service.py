@@ -17,7 +17,8 @@ from typing import Any, Protocol, cast
 from fennel_core.connections.frames import RemoteError
 from fennel_core.connections.slot_protocol import RefusalCode
 from fennel_core.engine.drill.beside import Drills
-from fennel_core.engine.runner import RebuildRequested, Runner
+from fennel_core.engine.errors import RebuildRequested
+from fennel_core.engine.runner import Runner
 from fennel_core.engine.snapshots import Snapshots
 from fennel_core.engine.supervisor import Supervisor
 from fennel_core.hangar.store import HangarClosed, HangarDamaged

@@ -27,8 +27,9 @@ from pathlib import Path
 import structlog
 
 from fennel_core.engine import state_progress
-from fennel_core.engine.runner import RebuildRequested, Runner, StateDiscarded, WorkerPool
-from fennel_core.engine.state_progress import STATE_FORMAT, StateFormatError, StateProgress
+from fennel_core.engine.errors import RebuildRequested, StateDiscarded, StateFormatError
+from fennel_core.engine.runner import Runner, WorkerPool
+from fennel_core.engine.state_progress import STATE_FORMAT, StateProgress
 from fennel_core.hangar.store import Hangar, HangarDamaged
 from fennel_core.snapshots import decide, flow
 from fennel_core.snapshots.checksums import Checksums

@@ -16,6 +16,7 @@ from typing import Final
 
 import msgspec
 
+from fennel_core.engine.errors import StateFormatError
 from fennel_core.hangar.store import Reads, WriteBatch
 from fennel_core.operators.step import Outcome
 from fennel_core.vocab.ids import Offset, TopicName
@@ -29,10 +30,6 @@ _HASH_BYTES: Final = 16
 _MODULUS: Final = 1 << (8 * _HASH_BYTES)
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
-
-
-class StateFormatError(Exception):
-    """The local state was written in a format this version does not read."""
 
 
 @dataclass(frozen=True, slots=True)

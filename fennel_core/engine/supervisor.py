@@ -19,8 +19,9 @@ from typing import Final, Protocol
 import structlog
 
 from fennel_core.bank.registry import Registered, Registry, RegistryUnavailable, Report, Slot
-from fennel_core.engine.broker import BrokerError, ProducerFenced
-from fennel_core.engine.runner import EpochSuperseded, Runner, StateUnusable
+from fennel_core.connections.errors import ConnectionsError
+from fennel_core.engine.errors import BrokerError, EpochSuperseded, ProducerFenced, StateUnusable
+from fennel_core.engine.runner import Runner
 from fennel_core.hangar.store import HangarDamaged
 from fennel_core.schedule.lease import Claim, HandOver, Keep, Leave, decide
 from fennel_core.schedule.ownership import preferred
@@ -229,7 +230,7 @@ class Supervisor:
                 bound.warning("ownership lost", error=str(newer))
                 hosted.lost = True
                 self.wake.set()
-            except (BrokerError, RegistryUnavailable) as passing:
+            except (BrokerError, ConnectionsError, RegistryUnavailable) as passing:
                 bound.warning("runner restarts", error=str(passing))
             except Exception as failed:  # noqa: BLE001  # the supervisor's last line: one job's failure parks that job
                 bound.exception("job parked")

@@ -31,8 +31,9 @@ from fennel_core.engine.backfill.client import QueuedBackfillClient
 from fennel_core.engine.backfill.queue import BackfillQueue
 from fennel_core.engine.drill.compare import drilled
 from fennel_core.engine.environment import environment_hash
+from fennel_core.engine.errors import ReplayMismatch
 from fennel_core.engine.kafka import KafkaBroker
-from fennel_core.engine.runner import JobLogic, ReplayMismatch, Runner, RunnerLimits, WorkerPool
+from fennel_core.engine.runner import JobLogic, Runner, RunnerLimits, WorkerPool
 from fennel_core.engine.runner_factory import SingleThreadPool
 from fennel_core.hangar.rocks import RocksHangar
 from fennel_core.hangar.store import Hangar, HangarDamaged

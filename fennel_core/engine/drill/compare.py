@@ -21,8 +21,9 @@ import msgspec
 
 from fennel_core.engine import state_progress
 from fennel_core.engine.backfill.manifest import BackfillCorrupt
-from fennel_core.engine.runner import LogTruncated, Runner, StateUnusable
-from fennel_core.engine.state_progress import STATE_FORMAT, StateFormatError, StateProgress
+from fennel_core.engine.errors import LogTruncated, StateFormatError, StateUnusable
+from fennel_core.engine.runner import Runner
+from fennel_core.engine.state_progress import STATE_FORMAT, StateProgress
 from fennel_core.hangar.store import Hangar, HangarDamaged, Reads
 from fennel_core.operators.build import is_order_deterministic
 from fennel_core.snapshots import decide, flow

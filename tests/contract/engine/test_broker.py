@@ -12,16 +12,8 @@ from confluent_kafka import TopicPartition as RdTopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from fennel_core.connections.kafka import client_config
-from fennel_core.engine.broker import (
-    Broker,
-    FetchedRecords,
-    OffsetBeyondEnd,
-    OffsetTruncated,
-    OutgoingRecord,
-    Producer,
-    ProducerFenced,
-    Subscription,
-)
+from fennel_core.engine.broker import Broker, FetchedRecords, OutgoingRecord, Producer, Subscription
+from fennel_core.engine.errors import OffsetBeyondEnd, OffsetTruncated, ProducerFenced
 from fennel_core.engine.kafka import KafkaBroker
 from fennel_core.engine.memory_broker import MemoryBroker, MemoryLog
 from fennel_core.settings.model import Settings
@@ -208,7 +200,7 @@ async def test_a_reader_that_needs_records_which_are_gone_is_told_and_never_set_
     await forget(broker, topic, 2)
     assert await broker.starts([at(topic), at(topic, 1)]) == {at(topic): 2, at(topic, 1): 0}
     with pytest.raises(
-        OffsetTruncated, match="begins at 2: its records from 1 to 1 are gone"
+        OffsetTruncated, match="begins at 2: its records from 1 to 1 are deleted"
     ) as gone:
         await broker.subscribe({at(topic): Offset(1)})
     assert (gone.value.source, gone.value.first, gone.value.start) == (at(topic), 1, 2)

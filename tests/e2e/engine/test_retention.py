@@ -16,7 +16,7 @@ from confluent_kafka.admin import AdminClient
 from fennel_core.connections import offsets, s3
 from fennel_core.connections.kafka import client_config
 from fennel_core.definition.log_retention import LogRetention, NeededRecordsCheck
-from fennel_core.engine.broker import OffsetTruncated
+from fennel_core.engine.errors import OffsetTruncated
 from fennel_core.snapshots.flow import PREFIX
 from fennel_core.snapshots.s3 import S3Objects
 from fennel_core.vocab.ids import Offset
@@ -138,6 +138,6 @@ async def test_an_expiring_record_is_reported_and_a_lost_one_parks_the_job_with_
             assert f"copy ({first.id}[{part}])" in error
             source = (first.inputs[0], part)
             assert f"{source[0]}[{part}] begins at {more[source]}: its records from" in error
-            assert f"to {more[source] - 1} are gone. Nothing is skipped" in error
+            assert f"to {more[source] - 1} are deleted. Nothing is skipped" in error
             assert "commit its dataset under a new version" in error
         await read_everywhere(kept, USERS, await kept.owned(second, slots=1), "Oslo")

@@ -11,11 +11,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from fennel_core.connections.errors import ConnectionsError
 from fennel_core.connections.frames import RemoteError
 from fennel_core.connections.slot_protocol import RefusalCode
-from fennel_core.engine.broker import BrokerError
 from fennel_core.engine.drill.beside import work_of
 from fennel_core.engine.drill.compare import drilled
+from fennel_core.engine.errors import BrokerError
 from fennel_core.engine.runner import Runner, RunnerLimits
 from fennel_core.hangar.store import Hangar
 from fennel_core.snapshots.drills import Finding, Verdict
@@ -64,7 +65,7 @@ class SimDrills:
             return await drilled(
                 self._tools, pointers[0], live, self._scratch(), opener, runner_over
             )
-        except BrokerError as failed:
+        except (BrokerError, ConnectionsError) as failed:
             return Finding(Verdict.UNKNOWN, str(failed))
 
 

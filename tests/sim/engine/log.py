@@ -12,7 +12,8 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from fennel_core.engine.broker import OutgoingRecord, ProducerFenced, Record
+from fennel_core.engine.broker import OutgoingRecord, Record
+from fennel_core.engine.errors import ProducerFenced
 from fennel_core.vocab.ids import Offset, TopicPartition
 
 START = Offset(0)

@@ -21,17 +21,13 @@ import msgspec
 
 from fennel_core.bank.memory_registry import MemoryRegistry
 from fennel_core.bank.registry import Registered, RegistryUnavailable, Report, Slot
-from fennel_core.engine.broker import (
-    Aborted,
-    FetchedRecords,
-    OffsetTruncated,
-    OutgoingRecord,
-    ProducerFenced,
-    Record,
-    Unavailable,
-    Unknown,
-    require_within_log,
+from fennel_core.connections.errors import (
+    SystemUnavailable,
+    TransactionAborted,
+    TransactionOutcomeUnknown,
 )
+from fennel_core.engine.broker import FetchedRecords, OutgoingRecord, Record, require_within_log
+from fennel_core.engine.errors import OffsetTruncated, ProducerFenced
 from fennel_core.hangar.memory import MemoryHangar
 from fennel_core.hangar.store import HangarClosed, HangarDamaged, WriteBatch
 from fennel_core.vocab.ids import Epoch, JobId, JobPartition, Millis, Offset, SlotId, TopicPartition
@@ -204,22 +200,22 @@ class SimProducer:
             )  # the client sends the end; one that stands still or dies in between leaves it open
             await self._process.delay()
             if fault == "never ended":
-                raise Unknown("the end of the transaction was lost on its way")
+                raise TransactionOutcomeUnknown("the end of the transaction was lost on its way")
             if fault == "ended late":
-                _told(answer, Unknown("no answer in time"))
+                _told(answer, TransactionOutcomeUnknown("no answer in time"))
                 await asyncio.sleep(dice.random.random() * 3)
             self._log.end(transaction, "aborted" if fault == "aborted" else "committed")
         except Died:
             _told(answer, Died())
-        except (ProducerFenced, Unknown) as failed:
+        except (ProducerFenced, TransactionOutcomeUnknown) as failed:
             _told(answer, failed)
         else:
             await self._process.delay()
             match fault:
                 case "aborted":
-                    _told(answer, Aborted("the broker refused"))
+                    _told(answer, TransactionAborted("the broker refused"))
                 case "ended, not told":
-                    _told(answer, Unknown("the answer was lost"))
+                    _told(answer, TransactionOutcomeUnknown("the answer was lost"))
                 case _ if not answer.done():
                     answer.set_result(transaction.next)
 
@@ -247,7 +243,7 @@ class SimSubscription:
         while True:
             await self._process.gate()
             if self._process.dice.fails(0.3):
-                raise Unavailable("the reader lost its connection")
+                raise SystemUnavailable("the reader lost its connection")
             waiting = [
                 source
                 for source, start in self._next.items()
@@ -294,11 +290,11 @@ class SimBroker:
         await self._process.gate()
         await self._process.delay()
         if self._process.dice.fails():
-            raise Unavailable("not reached")
+            raise SystemUnavailable("not reached")
         done = effect()
         await self._process.delay()
         if may_be_lost and self._process.dice.fails():
-            raise Unavailable("the answer was lost")
+            raise SystemUnavailable("the answer was lost")
         await self._process.gate()
         return done
 

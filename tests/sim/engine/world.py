@@ -33,8 +33,8 @@ from fennel_core.bank.registry import Slot
 from fennel_core.blueprints.spec import Job
 from fennel_core.connections.frames import RemoteError
 from fennel_core.engine import state_progress
-from fennel_core.engine.broker import ProducerFenced
 from fennel_core.engine.drill.beside import Drills
+from fennel_core.engine.errors import ProducerFenced
 from fennel_core.engine.runner import JobLogic, Runner, RunnerLimits
 from fennel_core.engine.service import SlotService
 from fennel_core.engine.snapshots import Snapshots

@@ -13,6 +13,7 @@ import polars as pl
 import pytest
 
 from fennel_core.blueprints.spec import Job, Output
+from fennel_core.connections.errors import TransactionOutcomeUnknown
 from fennel_core.engine import state_progress
 from fennel_core.engine.backfill import batch, manifest
 from fennel_core.engine.backfill.batch import Share, compute
@@ -34,9 +35,10 @@ from fennel_core.engine.backfill.start_mode import (
     batch_obstacle,
     choose_start_mode,
 )
-from fennel_core.engine.broker import OutgoingRecord, Unknown
+from fennel_core.engine.broker import OutgoingRecord
+from fennel_core.engine.errors import LogTruncated
 from fennel_core.engine.memory_broker import MemoryBroker, MemoryLog, MemoryProducer
-from fennel_core.engine.runner import JobLogic, LogTruncated, Runner
+from fennel_core.engine.runner import JobLogic, Runner
 from fennel_core.hangar.memory import MemoryHangar
 from fennel_core.history import parquet
 from fennel_core.operators import spec
@@ -290,7 +292,7 @@ async def test_a_load_counts_once_whatever_dies_while_it_is_published(seed: int)
                 log,
             )
             break
-        except (Death, Unknown):
+        except (Death, TransactionOutcomeUnknown):
             continue
     else:
         pytest.fail("never came through")

@@ -289,7 +289,7 @@ async def test_records_that_a_recovery_would_miss_are_told(partition: Partition)
         partition.log.forget((topic, 0), Offset(max(log.end - 1, 0)))
     found = await partition.drill()
     assert found.verdict is Verdict.LOST
-    assert "are gone" in found.told
+    assert "are deleted" in found.told
 
 
 async def test_a_live_state_that_has_not_come_as_far_as_its_snapshot_is_no_difference(

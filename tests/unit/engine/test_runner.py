@@ -18,19 +18,19 @@ import pyarrow as pa
 import pytest
 
 from fennel_core.blueprints.spec import Job, Output
+from fennel_core.connections.errors import TransactionOutcomeUnknown
 from fennel_core.engine import state_progress
-from fennel_core.engine.broker import OutgoingRecord, ProducerFenced, Unknown
-from fennel_core.engine.memory_broker import MemoryBroker, MemoryLog, MemoryProducer
-from fennel_core.engine.runner import (
+from fennel_core.engine.broker import OutgoingRecord
+from fennel_core.engine.errors import (
     EpochSuperseded,
-    JobLogic,
     LogTruncated,
+    ProducerFenced,
     ReplayMismatch,
-    Runner,
-    RunnerLimits,
     StateAheadOfLog,
     StateDiscarded,
 )
+from fennel_core.engine.memory_broker import MemoryBroker, MemoryLog, MemoryProducer
+from fennel_core.engine.runner import JobLogic, Runner, RunnerLimits
 from fennel_core.hangar.memory import MemoryHangar
 from fennel_core.operators import spec
 from fennel_core.operators.build import build
@@ -248,7 +248,7 @@ async def test_a_runner_that_needs_records_which_are_gone_says_which_and_skips_n
     runner = make(log, hangar, 1, outputs=outputs)
     with pytest.raises(
         LogTruncated,
-        match=r"a job \(job\[0\]\).*source\[0\] begins at 6: its records from 0 to 5 are gone"
+        match=r"a job \(job\[0\]\).*source\[0\] begins at 6: its records from 0 to 5 are deleted"
         r".*new version",
     ):
         await runner.run()
@@ -346,7 +346,7 @@ class FaultyProducer:
         if fault == "after":
             raise Death
         if fault == "lost":
-            raise Unknown("the answer to the commit was lost")
+            raise TransactionOutcomeUnknown("the answer to the commit was lost")
         return written
 
     async def close(self) -> None:
@@ -376,7 +376,7 @@ async def test_each_row_counts_once_whatever_dies_and_whichever_state_survives(s
                 make(log, hangar, epoch, broker=FaultyBroker(log, seeded)), 2 * len(ROWS)
             )
             break
-        except (Death, Unknown):
+        except (Death, TransactionOutcomeUnknown):
             continue
     else:
         pytest.fail("never came through")

@@ -16,7 +16,7 @@ from typing import TypeVar
 import pytest
 
 from fennel_core.engine import state_progress
-from fennel_core.engine.runner import RebuildRequested, ReplayMismatch, StateDiscarded
+from fennel_core.engine.errors import RebuildRequested, ReplayMismatch, StateDiscarded
 from fennel_core.engine.runner_factory import RocksStores
 from fennel_core.engine.snapshots import NothingLeft, Snapshots
 from fennel_core.engine.state_progress import StateProgress

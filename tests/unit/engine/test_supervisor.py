@@ -11,7 +11,7 @@ import pytest
 
 from fennel_core.bank.memory_registry import MemoryRegistry
 from fennel_core.bank.registry import RegistryUnavailable, Report, Slot
-from fennel_core.engine.runner import RebuildRequested
+from fennel_core.engine.errors import RebuildRequested
 from fennel_core.engine.supervisor import HostedPartition, Supervisor
 from fennel_core.vocab.ids import (
     EngineId,
