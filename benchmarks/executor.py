@@ -17,8 +17,8 @@ from pathlib import Path
 import pyarrow as pa
 import uvloop
 
-from fennel_core.executors.calls import Extract
-from fennel_core.executors.client import Asked, Callbacks, Executors, Found
+from fennel_core.executors.calls import ExtractCall
+from fennel_core.executors.client import Callbacks, Executors, LookupReply, LookupRequest
 from fennel_core.executors.protocol import TS
 from fennel_core.vocab.dtypes import Field, Float, Int, Optional, Str, arrow_type
 from fennel_core.wire.pycode import PyCode
@@ -36,7 +36,7 @@ def code(text: str) -> PyCode:
     return PyCode("run", "", "", text, imports, (), ())
 
 
-def subjects() -> dict[str, Extract]:
+def subjects() -> dict[str, ExtractCall]:
     one = (Field("F.a", Int()),)
     mixed = tuple(
         Field(f"F.m{i}", kind)
@@ -48,7 +48,7 @@ def subjects() -> dict[str, Extract]:
         "    return pd.Series(found['v'].fillna(0), name='F.out')\n"
     )
     return {
-        "one int": Extract(
+        "one int": ExtractCall(
             code("def run(ts, a):\n    return pd.Series(a + 1, name='F.out')\n"),
             "F",
             "one",
@@ -56,7 +56,7 @@ def subjects() -> dict[str, Extract]:
             OUT,
             (),
         ),
-        "ten mixed": Extract(
+        "ten mixed": ExtractCall(
             code("def run(ts, *g):\n    return pd.Series(g[0] + 1, name='F.out')\n"),
             "F",
             "ten",
@@ -64,20 +64,20 @@ def subjects() -> dict[str, Extract]:
             OUT,
             (),
         ),
-        "a lookup": Extract(code(looking), "F", "look", one, OUT, ("D",)),
+        "a lookup": ExtractCall(code(looking), "F", "look", one, OUT, ("D",)),
     }
 
 
-async def look_up(asked: Asked) -> Found:
+async def look_up(asked: LookupRequest) -> LookupReply:
     rows = len(asked.keys)
-    return Found(
+    return LookupReply(
         pa.table({"v": pa.array(range(rows), pa.int64())}),
         (Field("v", Optional(Int())),),
         pa.array([True] * rows),
     )
 
 
-def table_of(call: Extract, rows: int) -> pa.Table:
+def table_of(call: ExtractCall, rows: int) -> pa.Table:
     samples = {Int: 1, Float: 1.5, Str: "abc"}
     columns = {
         f.name: pa.array(

@@ -53,11 +53,11 @@ from fennel_core.operators.spec import TableSpec
 from fennel_core.operators.table.step import TableStep
 from fennel_core.query.lookups import Lookups
 from fennel_core.query.owners import Owners, Ownership
-from fennel_core.query.server import Application
-from fennel_core.query.service import Bounds, QueryService
-from fennel_core.query.slots import Slots
-from fennel_core.query.view import BranchKey, Serving, Views
-from fennel_core.telemetry.health import Health
+from fennel_core.query.server import QueryApplication
+from fennel_core.query.service import QueryLimits, QueryService
+from fennel_core.query.slot_connections import SlotConnections
+from fennel_core.query.view import BranchKey, ServingVersion, Views
+from fennel_core.telemetry.health import HealthEndpoint
 from fennel_core.vocab import dtypes, versions
 from fennel_core.vocab.dtypes import Dtype, Field, optional
 from fennel_core.vocab.ids import CommitId, DatasetName, FeaturesetName, JobId, Micros, WorkspaceId
@@ -96,7 +96,7 @@ def schema(dataset: int, *, mixed: bool) -> Schema:
     return Schema((Field("uid", dtypes.Int()),), values, "ts")
 
 
-def definitions(*, mixed: bool) -> Serving:
+def definitions(*, mixed: bool) -> ServingVersion:
     """One featureset: `F.uid` given, fifty features looked up by it."""
     featureset = FeaturesetName("F")
     uid = wire.FeatureRef(featureset, "uid")
@@ -148,7 +148,7 @@ def definitions(*, mixed: bool) -> Serving:
     catalog = Catalog(
         WORKSPACE, tuple(views), (), tuple(JobId(f"job{n}") for n in range(DATASETS)), PARTITIONS
     )
-    return Serving(CommitId("c1"), request, catalog)
+    return ServingVersion(CommitId("c1"), request, catalog)
 
 
 # --- the slot -------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ def sample(dtype: Dtype) -> list[object]:
 class Static:
     """One branch version and one slot, without Postgres."""
 
-    def __init__(self, serving: Serving, address: str) -> None:
+    def __init__(self, serving: ServingVersion, address: str) -> None:
         self._serving = serving
         self._owners = {
             (JobId(f"job{n}"), p): address for n in range(DATASETS) for p in range(PARTITIONS)
@@ -259,7 +259,7 @@ class Static:
         self,
         key: BranchKey,  # noqa: ARG002  # one branch
         known: CommitId | None,  # noqa: ARG002  # one version
-    ) -> Serving | CommitId | None:
+    ) -> ServingVersion | CommitId | None:
         return self._serving
 
     async def read_owners(self) -> Ownership:
@@ -271,7 +271,7 @@ class Timed:
     it.
     """
 
-    def __init__(self, app: Application) -> None:
+    def __init__(self, app: QueryApplication) -> None:
         self._app = app
         self._times: list[float] = []
 
@@ -299,7 +299,7 @@ def query_process(folder: str, port: int, mixed: bool) -> None:
 
 async def _query(folder: Path, port: int, *, mixed: bool) -> None:
     static = Static(definitions(mixed=mixed), str(folder / "slot.sock"))
-    slots, owners, views = Slots(), Owners(static), Views(static)
+    slots, owners, views = SlotConnections(), Owners(static), Views(static)
     service = QueryService(
         views=views,
         lookups=Lookups(slots, owners, 2.0),
@@ -308,13 +308,13 @@ async def _query(folder: Path, port: int, *, mixed: bool) -> None:
         barrier=None,  # type: ignore[arg-type]  # not asked here
         secret=no_secret,
         now_us=lambda: time.time_ns() // 1000,
-        bounds=Bounds(10_000, 30.0),
+        bounds=QueryLimits(10_000, 30.0),
     )
-    app = Application(
+    app = QueryApplication(
         service=service,
         views=views,
         status=None,  # type: ignore[arg-type]  # not asked here
-        health=Health("bench", {}),
+        health=HealthEndpoint("bench", {}),
         forwarder=None,  # type: ignore[arg-type]  # nothing is passed on here
         upstreams={},
         workspace_of=anybody,

@@ -24,7 +24,7 @@ from fennel_core.ledger.kafka import KafkaTopicAdmin
 from fennel_core.ledger.topics import Unreachable
 from fennel_core.settings.model import Orchestrator, Settings
 from fennel_core.telemetry import logs, traces
-from fennel_core.telemetry.health import Check, Health
+from fennel_core.telemetry.health import HealthEndpoint, ReadinessCheck
 from fennel_core.vocab.ids import CommitId
 
 PROCESS = "definition"
@@ -67,7 +67,7 @@ async def serve(settings: Settings) -> None:
         drills = FailedDrillCheck(pool, settings.retention_check_s)
         tasks = [asyncio.create_task(each.run()) for each in (recovery, watch, drills)]
         config = uvicorn.Config(
-            application(office, Health(PROCESS, checks(pool, settings))),
+            application(office, HealthEndpoint(PROCESS, checks(pool, settings))),
             host=settings.host,
             port=settings.definition_port,
             loop="none",
@@ -89,7 +89,7 @@ async def serve(settings: Settings) -> None:
             await inline.close()
 
 
-def checks(pool: Pool, settings: Settings) -> dict[str, Check]:
+def checks(pool: Pool, settings: Settings) -> dict[str, ReadinessCheck]:
     """What this server cannot work without."""
     topics = KafkaTopicAdmin(settings)
 

@@ -11,20 +11,20 @@ import uvicorn
 import uvloop
 
 from fennel_core.connections import erasures, postgres, secrets, tokens
-from fennel_core.connections.postgres import Heard, Listening, Pool
+from fennel_core.connections.postgres import ListenStarted, Notification, Pool
 from fennel_core.executors.client import Executors
-from fennel_core.ingest import counts
+from fennel_core.ingest import source_metrics
 from fennel_core.ingest.catalogs import Catalogs
 from fennel_core.ingest.committer import Committer
-from fennel_core.ingest.erase import EraseFlow
-from fennel_core.ingest.flow import LogFlow, ReadSecret
-from fennel_core.ingest.kafka import KafkaLane
-from fennel_core.ingest.postgres import PostgresClock, PostgresDirectory
-from fennel_core.ingest.server import Application
+from fennel_core.ingest.erase import EraseService
+from fennel_core.ingest.kafka import KafkaTransactionalProducer
+from fennel_core.ingest.log_service import LogService, ReadSecret
+from fennel_core.ingest.postgres import PostgresDirectory, PostgresIngestClock
+from fennel_core.ingest.server import IngestApplication
 from fennel_core.ingest.store import Away
 from fennel_core.settings.model import Settings
 from fennel_core.telemetry import logs, traces
-from fennel_core.telemetry.health import Health
+from fennel_core.telemetry.health import HealthEndpoint
 from fennel_core.vocab.ids import WorkspaceId
 
 PROCESS = "ingest"
@@ -54,7 +54,7 @@ async def serve(settings: Settings) -> None:
             settings.executors_socket, time_limit_ms=settings.executor_time_limit_ms
         ) as executors,
     ):
-        clock, directory = PostgresClock(pool), PostgresDirectory(pool)
+        clock, directory = PostgresIngestClock(pool), PostgresDirectory(pool)
         catalogs = Catalogs(directory)
         with ThreadPoolExecutor(LANES, thread_name_prefix="lane") as threads:
             server = await clock.server_number()
@@ -62,11 +62,11 @@ async def serve(settings: Settings) -> None:
                 uuid.uuid4().hex
             )  # a log may serve several installations: a server's number is unique in its own only
             lanes = [
-                KafkaLane(settings, f"ingest.{process}.{number}", threads)
+                KafkaTransactionalProducer(settings, f"ingest.{process}.{number}", threads)
                 for number in range(LANES)
             ]
-            committer = Committer(clock, lanes, server, counts.tell)
-            flow = LogFlow(
+            committer = Committer(clock, lanes, server, source_metrics.count_transaction)
+            flow = LogService(
                 catalogs, committer, executors, _secrets(settings, pool), settings.log_rows
             )
             beside = [
@@ -75,7 +75,7 @@ async def serve(settings: Settings) -> None:
             ]
             try:
                 await _listen(
-                    _application(settings, pool, lanes, flow, EraseFlow(catalogs, directory)),
+                    _application(settings, pool, lanes, flow, EraseService(catalogs, directory)),
                     settings,
                 )
             finally:
@@ -86,8 +86,12 @@ async def serve(settings: Settings) -> None:
 
 
 def _application(
-    settings: Settings, pool: Pool, lanes: list[KafkaLane], flow: LogFlow, erasing: EraseFlow
-) -> Application:
+    settings: Settings,
+    pool: Pool,
+    lanes: list[KafkaTransactionalProducer],
+    flow: LogService,
+    erasing: EraseService,
+) -> IngestApplication:
     async def workspace_of(authorization: str | None) -> WorkspaceId:
         return await tokens.workspace_of(pool, settings, authorization)
 
@@ -99,8 +103,8 @@ def _application(
     async def lanes_open() -> str | None:
         return None if any(lane.problem is None for lane in lanes) else lanes[0].problem
 
-    health = Health(PROCESS, {"database": database, "log": lanes_open})
-    return Application(flow, erasing, health, workspace_of, settings.body_limit_bytes)
+    health = HealthEndpoint(PROCESS, {"database": database, "log": lanes_open})
+    return IngestApplication(flow, erasing, health, workspace_of, settings.body_limit_bytes)
 
 
 def _secrets(settings: Settings, pool: Pool) -> ReadSecret:
@@ -113,7 +117,7 @@ def _secrets(settings: Settings, pool: Pool) -> ReadSecret:
     return secret
 
 
-async def _opened(lane: KafkaLane) -> None:
+async def _opened(lane: KafkaTransactionalProducer) -> None:
     """Open a lane ahead of its first request, as soon as the log can be reached."""
     while True:
         try:
@@ -129,13 +133,13 @@ async def _follow(dsn: str, catalogs: Catalogs) -> None:
         dsn, ("catalog", erasures.CHANNEL), name="fennel-ingest-wakeups"
     ):
         match wakeup:
-            case Listening():
+            case ListenStarted():
                 catalogs.forget(None)
-            case Heard(_, payload):
+            case Notification(_, payload):
                 catalogs.forget(WorkspaceId(payload.partition("/")[0]))
 
 
-async def _listen(app: Application, settings: Settings) -> None:
+async def _listen(app: IngestApplication, settings: Settings) -> None:
     config = uvicorn.Config(
         app,
         host=settings.host,

@@ -30,7 +30,7 @@ def main() -> int:
                 for migration in migrate.apply(connection, migrate.read()):
                     print(f"applied {migration.number:04d}_{migration.name}")
             return 0
-        except migrate.MigrationError as wrong:
+        except migrate.MigrationMismatch as wrong:
             print(f"cannot migrate: {wrong}", file=sys.stderr)
             return 1
         except psycopg.OperationalError as unreachable:

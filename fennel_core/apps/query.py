@@ -21,17 +21,17 @@ from fennel_core.query.forward import Forwarder, Upstream
 from fennel_core.query.inspect import Inspector
 from fennel_core.query.kafka import KafkaEnds, KafkaTails
 from fennel_core.query.lookups import Lookups
+from fennel_core.query.notifications import NotificationListener
 from fennel_core.query.owners import Owners
-from fennel_core.query.postgres import PostgresReads
-from fennel_core.query.server import Application
-from fennel_core.query.service import Bounds, QueryService
-from fennel_core.query.slots import Slots
+from fennel_core.query.postgres import PostgresReader
+from fennel_core.query.server import QueryApplication
+from fennel_core.query.service import QueryLimits, QueryService
+from fennel_core.query.slot_connections import SlotConnections
 from fennel_core.query.status import StatusReport
 from fennel_core.query.view import Views
-from fennel_core.query.wakeups import Wakeups
 from fennel_core.settings.model import Settings
 from fennel_core.telemetry import logs, traces
-from fennel_core.telemetry.health import Health
+from fennel_core.telemetry.health import HealthEndpoint
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import WorkspaceId
 
@@ -58,14 +58,18 @@ def main() -> None:
 async def serve(settings: Settings) -> None:
     """Serve until a signal says stop."""
     dsn = settings.postgres_dsn.get_secret_value()
-    slots, tails, forwarder = Slots(), KafkaTails(settings), Forwarder(settings.body_limit_bytes)
+    slots, tails, forwarder = (
+        SlotConnections(),
+        KafkaTails(settings),
+        Forwarder(settings.body_limit_bytes),
+    )
     async with (
         postgres.pool(dsn, name="fennel-query") as pool,
         Executors(
             settings.executors_socket, time_limit_ms=settings.executor_time_limit_ms
         ) as executors,
     ):
-        reads = PostgresReads(pool)
+        reads = PostgresReader(pool)
         owners, views = Owners(reads), Views(reads)
         erased = Erasures(pool, views)
         app = application(
@@ -73,7 +77,7 @@ async def serve(settings: Settings) -> None:
         )
         server = asyncio.create_task(_listen(app, settings))
         listeners = {
-            asyncio.create_task(Wakeups(dsn, owners, views).run()),
+            asyncio.create_task(NotificationListener(dsn, owners, views).run()),
             asyncio.create_task(erased.follow(dsn)),
         }
         try:
@@ -95,15 +99,15 @@ async def serve(settings: Settings) -> None:
 def application(
     settings: Settings,
     pool: Pool,
-    reads: PostgresReads,
+    reads: PostgresReader,
     owners: Owners,
     views: Views,
-    slots: Slots,
+    slots: SlotConnections,
     tails: KafkaTails,
     forwarder: Forwarder,
     executors: Executors,
     erased: Erasures,
-) -> Application:
+) -> QueryApplication:
     """Everything wired together; must be called inside the event loop."""
     timeout_s = settings.lookup_timeout_ms / 1000
     key_file = settings.secrets_key_file
@@ -135,14 +139,14 @@ def application(
         barrier=Barrier(reads, KafkaEnds(settings), owners, slots),
         secret=secret,
         now_us=lambda: time.time_ns() // MICROS,
-        bounds=Bounds(settings.query_rows, settings.barrier_timeout_s),
+        bounds=QueryLimits(settings.query_rows, settings.barrier_timeout_s),
     )
     ingest = Upstream("ingest", settings.ingest_url)
-    return Application(
+    return QueryApplication(
         service=service,
         views=views,
         status=StatusReport(reads, views, workspace_of, is_admin),
-        health=Health(PROCESS, {"database": database}),
+        health=HealthEndpoint(PROCESS, {"database": database}),
         forwarder=forwarder,
         upstreams={
             "log": ingest,
@@ -171,7 +175,7 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
 
-async def _listen(app: Application, settings: Settings) -> None:
+async def _listen(app: QueryApplication, settings: Settings) -> None:
     config = uvicorn.Config(
         app,
         host=settings.host,

@@ -34,7 +34,7 @@ CREATE TABLE IF NOT EXISTS migration (
 )"""
 
 
-class MigrationError(Exception):
+class MigrationMismatch(Exception):
     """The files and the database disagree; the text says how, and what to do."""
 
 
@@ -68,11 +68,13 @@ def read(folder: Path = FOLDER) -> tuple[Migration, ...]:
     for path in sorted(folder.glob("*.sql")):
         match = _NAME.match(path.name)
         if match is None:
-            raise MigrationError(f"{path.name} is not a migration: call it NNNN_what_it_does.sql")
+            raise MigrationMismatch(
+                f"{path.name} is not a migration: call it NNNN_what_it_does.sql"
+            )
         found.append(Migration(int(match[1]), match[2], path.read_text(encoding="utf-8")))
     for expected, migration in enumerate(found, start=1):
         if migration.number != expected:
-            raise MigrationError(
+            raise MigrationMismatch(
                 f"migration {migration.number:04d}_{migration.name} stands where "
                 f"{expected:04d} should: numbers start at 1 without gaps"
             )
@@ -85,17 +87,17 @@ def pending(files: Sequence[Migration], applied: Sequence[Applied]) -> tuple[Mig
     """
     for row in applied:
         if row.number > len(files):
-            raise MigrationError(
+            raise MigrationMismatch(
                 f"the database has migration {row.number:04d}_{row.name}, which this "
                 "version does not know: run the newer version"
             )
         if files[row.number - 1].sha256 != row.sha256:
-            raise MigrationError(
+            raise MigrationMismatch(
                 f"migration {row.number:04d}_{row.name} was changed after it was "
                 "applied: restore it and put the change into a new file"
             )
     if [row.number for row in applied] != list(range(1, len(applied) + 1)):
-        raise MigrationError(
+        raise MigrationMismatch(
             "the table `migration` has a gap: somebody deleted from it; restore the "
             "row of the missing number"
         )

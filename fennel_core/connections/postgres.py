@@ -8,9 +8,9 @@ happened. Postgres does: each writing transaction has an id, and `pg_xact_status
 `committed` or `aborted` for weeks. So a transaction reads its id before it commits, and an unknown
 outcome is resolved by reading on a new connection; only when no connection can be had within
 `RESOLVE_SECONDS` does the caller see `UnknownOutcome`, and must then resolve it from the rows it
-meant to write. A *notification* sent while we were not connected is lost. Therefore `listen` says
-`Listening` each time it starts to hear: whoever caches something re-reads it then, and after that
-each `Heard`.
+meant to write. A *notification* sent while we were not connected is lost. Therefore `listen` yields
+`ListenStarted` after every (re)connection, so that callers re-read what they cache, and then each
+`Notification`.
 
 Statements run in autocommit unless they are inside `in_transaction`, so a pool never holds an idle
 transaction (which would stop vacuum).
@@ -58,21 +58,21 @@ class RolledBack(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Listening:
+class ListenStarted:
     """From now on notifications are heard; whatever happened before may have been missed, so
     re-read what you keep.
     """
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class Notification:
     """One notification."""
 
     channel: str
     payload: str
 
 
-Wakeup = Listening | Heard
+ListenEvent = ListenStarted | Notification
 
 
 def conninfo(dsn: str, *, name: str, statement_timeout_ms: int = STATEMENT_TIMEOUT_MS) -> str:
@@ -228,9 +228,10 @@ async def _status(source: Pool, transaction_id: str) -> str | None:
 
 async def listen(
     dsn: str, channels: Sequence[str], *, name: str, check_seconds: float = LISTEN_CHECK_SECONDS
-) -> AsyncIterator[Wakeup]:
-    """Yield `Listening` after each (re)connection and `Heard` per notification, for ever;
-    connection errors are waited out.
+) -> AsyncIterator[ListenEvent]:
+    """Yield `ListenStarted` after each (re)connection, then each `Notification`, without end.
+
+    Connection errors are retried with back-off.
     """
     failures = 0
     while True:
@@ -241,10 +242,10 @@ async def listen(
                 for channel in channels:
                     await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
                 failures = 0
-                yield Listening()
+                yield ListenStarted()
                 while True:
                     async for notice in connection.notifies(timeout=check_seconds):
-                        yield Heard(notice.channel, notice.payload)
+                        yield Notification(notice.channel, notice.payload)
                     await connection.execute("SELECT 1")
         except psycopg.OperationalError:
             await asyncio.sleep(RECONNECT_SECONDS[min(failures, len(RECONNECT_SECONDS) - 1)])

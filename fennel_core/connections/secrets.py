@@ -26,7 +26,7 @@ SECRET_BYTES: Final = 64 * 1024
 """Longest value, bytes: keys and certificates fit, data sets do not."""
 
 
-class SealError(Exception):
+class SecretUnreadable(Exception):
     """A key file or a sealed secret cannot be used; the text says which and what to do, never the
     value.
     """
@@ -47,20 +47,22 @@ class Sealer:
             mode = stat.S_IMODE(path.stat().st_mode)
             lines = path.read_text(encoding="ascii").split()
         except (OSError, UnicodeDecodeError) as unreadable:
-            raise SealError(f"the key file {path} cannot be read: {unreadable}") from unreadable
+            raise SecretUnreadable(
+                f"the key file {path} cannot be read: {unreadable}"
+            ) from unreadable
         if mode & 0o077:
-            raise SealError(
+            raise SecretUnreadable(
                 f"the key file {path} has mode {mode:04o}: only its owner may read it (chmod 600)"
             )
         if not lines:
-            raise SealError(
+            raise SecretUnreadable(
                 f"the key file {path} is empty: restore it, without it no stored "
                 "secret can be opened"
             )
         try:
             return cls(MultiFernet([Fernet(line) for line in lines]))
         except ValueError as malformed:
-            raise SealError(
+            raise SecretUnreadable(
                 f"the key file {path} has a line that is not 32 bytes in urlsafe base64"
             ) from malformed
 
@@ -76,12 +78,12 @@ class Sealer:
                 self._keys.decrypt(sealed), type=tuple[str, str, str]
             )
         except (InvalidToken, msgspec.DecodeError) as closed:
-            raise SealError(
+            raise SecretUnreadable(
                 f"secret `{name}` does not open: it was sealed with another key "
                 "(FENNEL_SECRETS_KEY_FILE) or damaged"
             ) from closed
         if (owner, title) != (workspace, name):
-            raise SealError(
+            raise SecretUnreadable(
                 f"secret `{name}` was sealed for another workspace or name: somebody "
                 "copied its row; set it again"
             )

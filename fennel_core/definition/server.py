@@ -32,7 +32,7 @@ from fennel_core.settings.model import Orchestrator, Settings
 from fennel_core.snapshots import drills
 from fennel_core.snapshots.retention import Alarm
 from fennel_core.telemetry import errors, metrics
-from fennel_core.telemetry.health import Health
+from fennel_core.telemetry.health import HealthEndpoint
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import MAIN_BRANCH, BranchName, WorkspaceId
 
@@ -69,7 +69,7 @@ class Principal:
     branch: BranchName
 
 
-def application(office: ServerState, health: Health) -> FastAPI:
+def application(office: ServerState, health: HealthEndpoint) -> FastAPI:
     """The definition server."""
     app = FastAPI(
         title="Fennel definition server",
@@ -325,7 +325,7 @@ def sealer_of(office: ServerState) -> secrets.Sealer:
 async def get_secret(name: str, office: TheOffice, caller: TheCaller) -> Response:
     try:
         value = await secrets.get(office.pool, sealer_of(office), caller.workspace, name)
-    except secrets.SealError as closed:
+    except secrets.SecretUnreadable as closed:
         raise ApiError(500, "secret-sealed", str(closed)) from closed
     if value is None:
         raise ApiError(

@@ -28,7 +28,7 @@ from fennel_core.engine.backfill.driver import run_driver
 from fennel_core.engine.environment import ENVIRONMENT_HASH, environment_hash
 from fennel_core.settings.model import Settings
 from fennel_core.telemetry import logs
-from fennel_core.telemetry.health import Health
+from fennel_core.telemetry.health import HealthEndpoint
 from fennel_core.vocab.ids import EngineId
 
 JVM_GONE: Final = (Py4JError, ConnectionError, EOFError)
@@ -138,7 +138,7 @@ async def run_engine(settings: Settings, engine: EngineId) -> None:
                 else f"{live} of {settings.engine_slots} slots are up"
             )
 
-        server = await Health("engine", {"slots": slots_live}).serve(
+        server = await HealthEndpoint("engine", {"slots": slots_live}).serve(
             settings.host, settings.engine_port
         )
         spark = await asyncio.to_thread(session, settings, engine)

@@ -16,7 +16,7 @@ from typing import assert_never
 import polars as pl
 import pyarrow as pa
 
-from fennel_core.executors.calls import Assign, ExecutorCall, Filter, Transform
+from fennel_core.executors.calls import AssignCall, ExecutorCall, FilterCall, TransformCall
 from fennel_core.executors.errors import UserCodeError
 from fennel_core.operators.spec import UserCodeSpec
 from fennel_core.operators.step import DeadRows, Outcome, OutputBatch
@@ -30,12 +30,12 @@ def call_of(spec: UserCodeSpec, entity: str) -> ExecutorCall:
     """The executor call of a user code step."""
     match spec.kind:
         case "transform":
-            return Transform(spec.code, entity, spec.input.fields, spec.output.fields)
+            return TransformCall(spec.code, entity, spec.input.fields, spec.output.fields)
         case "filter":
-            return Filter(spec.code, entity, spec.input.fields)
+            return FilterCall(spec.code, entity, spec.input.fields)
         case "assign":
             assert spec.column is not None, "an assign names its column"
-            return Assign(spec.code, entity, spec.input.fields, spec.column)
+            return AssignCall(spec.code, entity, spec.input.fields, spec.column)
         case other:
             raise ValueError(f"`{other}` is not a kind of user code")
 
@@ -72,10 +72,10 @@ def _rows(
 ) -> pl.DataFrame:
     made = pl.DataFrame(pl.from_arrow(answer))
     match call:
-        case Transform():
+        case TransformCall():
             order = made.get_column(ROW)
             return made.drop(ROW).select(spec.output.names).hstack(rows.select(META)[order])
-        case Filter():
+        case FilterCall():
             kept = rows[made.get_column(ROW)]
             if not spec.output.keyed:
                 return kept
@@ -85,7 +85,7 @@ def _rows(
                 .drop(ROW)
             )
             return pl.concat([kept, _tombstones(spec, refused)], how="vertical")
-        case Assign(column=column):
+        case AssignCall(column=column):
             return rows.with_columns(made.get_column(column.name)).select(*spec.output.names, *META)
         case other:
             assert_never(other)  # type: ignore[arg-type]  # a pipeline has no other kinds of user code

@@ -26,7 +26,7 @@ it stands for.
 
 
 @dataclass(frozen=True, slots=True)
-class Transform:
+class TransformCall:
     """A frame to a frame with as many rows. Answer: the columns `output` and `__row`, the input row
     each row came from.
 
@@ -40,7 +40,7 @@ class Transform:
 
 
 @dataclass(frozen=True, slots=True)
-class Filter:
+class FilterCall:
     """Rows to keep; a pipeline's filter or a source's `where`. Answer: the one column `__row`,
     ascending as user code left them.
 
@@ -54,7 +54,7 @@ class Filter:
 
 
 @dataclass(frozen=True, slots=True)
-class Assign:
+class AssignCall:
     """One new column; a pipeline's assign or a source's preproc. Answer: the one column
     `column.name`, row for row.
 
@@ -71,7 +71,7 @@ class Assign:
 
 
 @dataclass(frozen=True, slots=True)
-class Extract:
+class ExtractCall:
     """A Python extractor. The table has `__ts` and the `inputs` in order; `inputs` and `outputs`
     carry full names `Featureset.feature`.
 
@@ -87,7 +87,7 @@ class Extract:
 
 
 @dataclass(frozen=True, slots=True)
-class Warm:
+class WarmCall:
     """Load code into every worker, so that the first real call finds it. Answer: an empty table."""
 
     code: PyCode
@@ -98,7 +98,7 @@ class Warm:
     """
 
 
-ExecutorCall = Transform | Filter | Assign | Extract | Warm
+ExecutorCall = TransformCall | FilterCall | AssignCall | ExtractCall | WarmCall
 
 
 @lru_cache(maxsize=4096)
@@ -166,11 +166,11 @@ def code_hash(code: PyCode, module: str | None) -> str:
 def module_of(call: ExecutorCall) -> str | None:
     """The name the code's module is registered under while it loads, if any."""
     match call:
-        case Extract(featureset=featureset, extractor=extractor):
+        case ExtractCall(featureset=featureset, extractor=extractor):
             return f"{featureset}.{extractor}"
-        case Warm(module=module):
+        case WarmCall(module=module):
             return module
-        case Transform() | Filter() | Assign():
+        case TransformCall() | FilterCall() | AssignCall():
             return None
         case unreachable:
             assert_never(unreachable)
@@ -190,18 +190,18 @@ def _header(call: ExecutorCall) -> dict[str, Any]:
         "module": module,
     }
     match call:
-        case Transform(input=given, output=output):
+        case TransformCall(input=given, output=output):
             return out | {
                 "kind": "transform",
                 "input": describe_fields(given),
                 "output": describe_fields(output),
             }
-        case Filter(input=given, raw=raw):
+        case FilterCall(input=given, raw=raw):
             return out | {
                 "kind": "filter",
                 "input": [*describe_fields(given), *([name, RAW] for name in raw)],
             }
-        case Assign(input=given, column=column, raw=raw, checked=checked, entity=entity):
+        case AssignCall(input=given, column=column, raw=raw, checked=checked, entity=entity):
             columns = [*describe_fields(given), *([name, RAW] for name in raw)]
             return out | {
                 "kind": "assign",
@@ -210,7 +210,7 @@ def _header(call: ExecutorCall) -> dict[str, Any]:
                 "checked": checked,
                 "entity": entity,
             }
-        case Extract(
+        case ExtractCall(
             featureset=featureset,
             extractor=extractor,
             inputs=given,
@@ -225,7 +225,7 @@ def _header(call: ExecutorCall) -> dict[str, Any]:
                 "output": describe_fields(outputs),
                 "datasets": list(datasets),
             }
-        case Warm():
+        case WarmCall():
             return out | {"kind": "warm"}
         case unreachable:
             assert_never(unreachable)
@@ -234,7 +234,7 @@ def _header(call: ExecutorCall) -> dict[str, Any]:
 def entity_of(call: ExecutorCall) -> str:
     """The place of the code, for messages."""
     match call:
-        case Extract(featureset=featureset, extractor=extractor):
+        case ExtractCall(featureset=featureset, extractor=extractor):
             return f"{featureset}.{extractor}"
         case _:
             return call.entity

@@ -55,7 +55,7 @@ class LookupRefused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class LookupRequest:
     """User code called `Dataset.lookup`. `keys`: the key columns in the dataset's order; `at`: a
     timestamp per key; no `fields`: all.
 
@@ -69,7 +69,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class LookupReply:
     """The reply: one row per key in order; `fields` are the declared types of the columns of
     `table`, null where there is no row.
     """
@@ -85,7 +85,7 @@ class Callbacks:
     exist.
     """
 
-    lookup: Callable[[Asked], Awaitable[Found]] | None = None
+    lookup: Callable[[LookupRequest], Awaitable[LookupReply]] | None = None
     secret: Callable[[str], Awaitable[str | None]] | None = None
 
 
@@ -245,7 +245,7 @@ async def _reply(
             if callbacks.lookup is None:
                 raise LookupRefused("datasets can only be looked up by extractors")
             table = _table(payload)
-            asked = Asked(
+            asked = LookupRequest(
                 header["dataset"],
                 tuple(header["fields"]),
                 table.drop_columns([protocol.TS]),

@@ -27,7 +27,7 @@ from typing import Any
 WRONG = 3
 
 
-class Wrong(Exception):
+class DefinitionsInvalid(Exception):
     """The definitions cannot be committed as they are."""
 
 
@@ -41,7 +41,7 @@ def load(definitions: str) -> ModuleType:
         return importlib.import_module(definitions)
     path = path.resolve()
     if not path.exists():
-        raise Wrong(
+        raise DefinitionsInvalid(
             f"there is no file or folder {definitions} (relative paths start at {os.getcwd()})"
         )
     if path.is_file() or (path / "__init__.py").exists():
@@ -50,7 +50,7 @@ def load(definitions: str) -> ModuleType:
     sys.path.insert(0, str(path))
     files = sorted(path.glob("*.py"))
     if not files:
-        raise Wrong(f"the folder {definitions} holds no Python files")
+        raise DefinitionsInvalid(f"the folder {definitions} holds no Python files")
     together = ModuleType("definitions")
     for file in files:
         setattr(together, file.stem, importlib.import_module(file.stem))
@@ -78,12 +78,12 @@ def defined(module: ModuleType, kinds: tuple[type, ...]) -> list[Any]:
                 continue
             name = value._name  # type: ignore[attr-defined]  # the client's own name of a dataset or featureset
             if found.setdefault(name, value) is not value:
-                raise Wrong(
+                raise DefinitionsInvalid(
                     f"`{name}` is defined twice (second time in {place.__name__}): a "
                     "name stands for one dataset or featureset"
                 )
     if not found:
-        raise Wrong(
+        raise DefinitionsInvalid(
             f"{module.__name__} defines no dataset and no featureset: give the "
             "module or file that holds them"
         )
@@ -106,7 +106,7 @@ def main(arguments: list[str]) -> int:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     try:
         body = request(definitions, env, message)
-    except Wrong as wrong:
+    except DefinitionsInvalid as wrong:
         print(wrong, file=sys.stderr)  # noqa: T201  # standard error is this program's answer
         return WRONG
     except Exception:  # noqa: BLE001  # the last line before the process ends: user code may raise anything

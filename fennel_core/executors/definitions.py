@@ -28,7 +28,7 @@ TOLD_CHARS: Final = 4_000
 """How much of a failure's text is told: its end, where Python says what was wrong."""
 
 
-class DefinitionsError(Exception):
+class DefinitionsNotLoaded(Exception):
     """The definitions could not be read; the text ends with what their code said."""
 
 
@@ -80,7 +80,7 @@ async def read(
             async with asyncio.timeout(limit_s):
                 _, printed = await process.communicate()
         except TimeoutError:
-            raise DefinitionsError(
+            raise DefinitionsNotLoaded(
                 f"{definitions}: loading it did not end within {limit_s:g} s, so it was stopped"
             ) from None
         finally:
@@ -90,7 +90,7 @@ async def read(
         told = printed.decode(errors="replace").strip()
         if process.returncode != 0:
             said = told[-TOLD_CHARS:] or f"its process ended with {process.returncode}"
-            raise DefinitionsError(
+            raise DefinitionsNotLoaded(
                 said
                 if process.returncode == WRONG
                 else f"{definitions}: the process that loaded it failed: {said}"

@@ -13,12 +13,12 @@ from typing import assert_never
 
 from fennel_core.executors import protocol
 from fennel_core.executors.calls import (
-    Assign,
+    AssignCall,
     ExecutorCall,
-    Extract,
-    Filter,
-    Transform,
-    Warm,
+    ExtractCall,
+    FilterCall,
+    TransformCall,
+    WarmCall,
     entity_of,
 )
 
@@ -89,26 +89,26 @@ def raised_text(call: ExecutorCall, message: str) -> str:
     mock).
     """
     match call:
-        case Transform(code=code, entity=entity):
+        case TransformCall(code=code, entity=entity):
             return (
                 f"Error in transform function `{_function(code.core_code)}` for pipeline "
                 f"`{entity}`, {message}"
             )
-        case Filter(code=code, entity=entity):
+        case FilterCall(code=code, entity=entity):
             return (
                 f"Error in filter function `{_function(code.core_code)}` for pipeline "
                 f"`{entity}`, {message}"
             )
-        case Assign(column=column, entity=entity):
+        case AssignCall(column=column, entity=entity):
             return (
                 f"Error in assign node for column `{column.name}` for pipeline "
                 f"`{entity}`, {message}"
             )
-        case Extract(featureset=featureset, extractor=extractor):
+        case ExtractCall(featureset=featureset, extractor=extractor):
             return (
                 f"Extractor `{extractor}` in `{featureset}` failed to run with error: {message}. "
             )
-        case Warm(entity=entity):
+        case WarmCall(entity=entity):
             return f"Error while loading the code of `{entity}`: {message}"
         case unreachable:
             assert_never(unreachable)
@@ -121,7 +121,7 @@ def failure(call: ExecutorCall, reason: str, message: str, traceback: str) -> Ex
         case protocol.RAISED:
             return UserCodeError(raised_text(call, message), entity, message, traceback)
         case protocol.INVALID:
-            text = message if isinstance(call, Extract) else raised_text(call, message)
+            text = message if isinstance(call, ExtractCall) else raised_text(call, message)
             return UserCodeError(text, entity, message, traceback)
         case protocol.IMPORT:
             return ImportFailed(

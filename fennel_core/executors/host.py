@@ -79,15 +79,15 @@ class HostSettings:
 
 
 @dataclass(eq=False, slots=True)
-class Connection:
+class CallerConnection:
     sock: socket.socket
-    worker: Process | None = None
+    worker: WorkerProcess | None = None
     limit_ms: int = 0
     waiting_until: float | None = None
 
 
 @dataclass(eq=False, slots=True)
-class Process:
+class WorkerProcess:
     """A worker as the host sees it. `connection` is set while it runs a call, `loading` while it
     loads code; idle otherwise.
     """
@@ -99,14 +99,14 @@ class Process:
     born: float
     loading: str | None = None
     dying: bool = False
-    connection: Connection | None = None
+    connection: CallerConnection | None = None
     deadline: float | None = None
     cause: str | None = None
     inbox: bytearray = field(default_factory=bytearray)
     loaded: set[str] = field(default_factory=set)
 
 
-class Host:
+class ExecutorHost:
     """The parent's loop."""
 
     def __init__(self, settings: HostSettings) -> None:
@@ -114,10 +114,12 @@ class Host:
         self._epoll = select.epoll()
         self._listener = listen(settings.socket)
         self._epoll.register(self._listener, select.EPOLLIN)
-        self._connections: dict[int, Connection] = {}
-        self._processes: dict[int, Process] = {}  # by control descriptor and by process descriptor
-        self._queue: deque[Connection] = deque()
-        self._idle: list[Process] = []
+        self._connections: dict[int, CallerConnection] = {}
+        self._processes: dict[
+            int, WorkerProcess
+        ] = {}  # by control descriptor and by process descriptor
+        self._queue: deque[CallerConnection] = deque()
+        self._idle: list[WorkerProcess] = []
         self._known: OrderedDict[str, bytes] = OrderedDict()
         self._wake, self._woken = socket.socketpair()
         self._woken.setblocking(False)
@@ -165,10 +167,10 @@ class Host:
 
     def _accept(self) -> None:
         sock, _ = self._listener.accept()
-        self._connections[sock.fileno()] = Connection(sock)
+        self._connections[sock.fileno()] = CallerConnection(sock)
         self._epoll.register(sock, select.EPOLLIN | select.EPOLLRDHUP)
 
-    def _connection_event(self, connection: Connection, events: int) -> None:
+    def _connection_event(self, connection: CallerConnection, events: int) -> None:
         if connection.worker is not None:
             if events & (select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR):
                 if not connection.worker.answering[
@@ -217,7 +219,7 @@ class Host:
         for process in [p for p in self._idle if len(p.loaded) < len(self._known)]:
             self._pass_on(process, now)
 
-    def _pass_on(self, process: Process, now: float) -> None:
+    def _pass_on(self, process: WorkerProcess, now: float) -> None:
         """Let an idle worker load one code that another one has loaded."""
         key = next((k for k in self._known if k not in process.loaded), None)
         if key is None:
@@ -231,7 +233,7 @@ class Host:
         except OSError:
             self._kill(process, "it could not be reached")
 
-    def _read_control(self, process: Process) -> None:
+    def _read_control(self, process: WorkerProcess) -> None:
         try:
             chunk = process.control.recv(CONTROL_CHUNK_BYTES, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -253,7 +255,7 @@ class Host:
             elif kind == DONE:
                 self._done(process, worn=bool(body))
 
-    def _learn(self, process: Process, body: bytes) -> None:
+    def _learn(self, process: WorkerProcess, body: bytes) -> None:
         key = json.loads(body)["code"]
         process.loaded.add(key)
         self._known[key] = body
@@ -263,7 +265,7 @@ class Host:
             for other in set(self._processes.values()):
                 other.loaded.discard(gone)
 
-    def _done(self, process: Process, *, worn: bool) -> None:
+    def _done(self, process: WorkerProcess, *, worn: bool) -> None:
         connection = process.connection
         process.connection, process.deadline, process.loading = None, None, None
         if connection is not None:
@@ -297,7 +299,7 @@ class Host:
             )
             self._close(connection)
 
-    def _kill(self, process: Process, cause: str) -> None:
+    def _kill(self, process: WorkerProcess, cause: str) -> None:
         process.cause, process.deadline, process.dying = process.cause or cause, None, True
         if process in self._idle:
             self._idle.remove(process)
@@ -310,7 +312,7 @@ class Host:
             except ProcessLookupError:
                 continue
 
-    def _reap(self, process: Process) -> None:
+    def _reap(self, process: WorkerProcess) -> None:
         _, status = os.waitpid(process.pid, 0)
         if process.cause != RETIRED:
             log.warning("worker %d is gone: %s", process.pid, process.cause or death(status))
@@ -336,7 +338,7 @@ class Host:
         process.answering.close()
         self._replace(process)
 
-    def _replace(self, process: Process) -> None:
+    def _replace(self, process: WorkerProcess) -> None:
         if self._stopping:
             return
         now = time.monotonic()
@@ -345,14 +347,14 @@ class Host:
         else:
             self._fork()
 
-    def _answer(self, connection: Connection, reason: str, message: str) -> None:
+    def _answer(self, connection: CallerConnection, reason: str, message: str) -> None:
         frame = protocol.pack(json.dumps(worker.failure(reason, message, "")).encode())
         try:
             connection.sock.send(frame, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except OSError:
             return  # the caller is gone
 
-    def _close(self, connection: Connection) -> None:
+    def _close(self, connection: CallerConnection) -> None:
         descriptor = connection.sock.fileno()
         if self._connections.pop(descriptor, None) is not None:
             self._epoll.unregister(descriptor)
@@ -369,7 +371,7 @@ class Host:
         if pid == 0:
             self._become_worker(theirs, ours, answering)
         theirs.close()
-        process = Process(pid, os.pidfd_open(pid), ours, answering, time.monotonic())
+        process = WorkerProcess(pid, os.pidfd_open(pid), ours, answering, time.monotonic())
         self._processes[process.pid_descriptor] = self._processes[ours.fileno()] = process
         self._epoll.register(process.pid_descriptor, select.EPOLLIN)
         self._epoll.register(ours, select.EPOLLIN)
@@ -442,7 +444,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     settings = HostSettings.read(dict(os.environ))
     warm_up()
-    host = Host(settings)
+    host = ExecutorHost(settings)
     signal.signal(signal.SIGTERM, host.stop)
     signal.signal(signal.SIGINT, host.stop)
     log.info("%d processes on %s", settings.processes, settings.socket)

@@ -24,9 +24,9 @@ import pandas as pd
 import pyarrow as pa
 
 from fennel_core.executors import protocol
-from fennel_core.executors.code import Code
+from fennel_core.executors.code_cache import CodeCache
 from fennel_core.executors.columns_out import layout
-from fennel_core.executors.kinds import assign, extract, keep, transform
+from fennel_core.executors.invocation import assign, extract, keep, transform
 
 IMPORTED = (
     fennel.connectors.connectors,
@@ -87,4 +87,4 @@ def exercise() -> None:
         header | {"output": [["i", "i"]]},
         timed,
     )
-    Code().load("warm-up", "import pandas as pd\ndef f(): return pd", "f", None)
+    CodeCache().load("warm-up", "import pandas as pd\ndef f(): return pd", "f", None)

@@ -30,10 +30,10 @@ import pandas as pd
 import pyarrow as pa
 
 from fennel_core.executors import protocol
-from fennel_core.executors.code import Code, LoadFailed, message_of
+from fennel_core.executors.code_cache import CodeCache, CodeLoadFailed, message_of
 from fennel_core.executors.columns_in import frame
 from fennel_core.executors.columns_out import NotDeclared
-from fennel_core.executors.kinds import KINDS, UserRaised
+from fennel_core.executors.invocation import KINDS, UserRaised
 
 CONTROL = struct.Struct(">cI")
 """A control message: its kind and the length of its body."""
@@ -42,7 +42,7 @@ PAGE_BYTES = resource.getpagesize()
 _PR_SET_PDEATHSIG = 1
 
 
-class Gone(Exception):
+class PeerClosed(Exception):
     """The other side closed its end."""
 
 
@@ -53,7 +53,7 @@ class WorkerLimits:
 
 
 def receive_exactly(sock: socket.socket, size: int) -> bytes:
-    """The next `size` bytes; `Gone` at the end of the stream."""
+    """The next `size` bytes; `PeerClosed` at the end of the stream."""
     if not size:
         return b""
     chunk = sock.recv(size, socket.MSG_WAITALL)
@@ -64,7 +64,7 @@ def receive_exactly(sock: socket.socket, size: int) -> bytes:
     while got < size:
         chunk = sock.recv(size - got)
         if not chunk:
-            raise Gone
+            raise PeerClosed
         parts.append(chunk)
         got += len(chunk)
     return b"".join(parts)
@@ -75,7 +75,7 @@ def control_message(kind: bytes, body: bytes = b"") -> bytes:
     return CONTROL.pack(kind, len(body)) + body
 
 
-class Call:
+class CallChannel:
     """The connection of the call under way: how user code's questions travel."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -109,8 +109,8 @@ class Worker:
         self._control = control
         self._answering = answering
         self._limits = limits
-        self._code = Code()
-        self._call: Call | None = None
+        self._code = CodeCache()
+        self._call: CallChannel | None = None
         self._header: dict[str, Any] = {}
         self._calls = 0
         self._retire_at_bytes = address_space_bytes() + limits.memory_bytes // 2
@@ -124,13 +124,13 @@ class Worker:
         try:
             while True:
                 self._one()
-        except (Gone, ConnectionError):
+        except (PeerClosed, ConnectionError):
             return
 
     def _one(self) -> None:
         data, descriptors, _, _ = socket.recv_fds(self._control, CONTROL.size, 1)
         if len(data) < CONTROL.size:
-            raise Gone
+            raise PeerClosed
         kind, size = CONTROL.unpack(data)
         body = receive_exactly(self._control, size)
         known = None
@@ -149,7 +149,7 @@ class Worker:
         if known["code"] not in self._code:
             try:
                 self._code.load(known["code"], known["text"], known["entry"], known["module"])
-            except LoadFailed:
+            except CodeLoadFailed:
                 # it loaded in another worker; the call that needs it here will say why it does not
                 return
 
@@ -157,7 +157,7 @@ class Worker:
         """Run the call that waits on the connection and answer it; the new code to tell the host
         of, if any.
         """
-        call = Call(sock)
+        call = CallChannel(sock)
         self._call = call
         known: bytes | None = None
         try:
@@ -166,14 +166,14 @@ class Worker:
             known, answer, out = self._answer(call, header, payload)
             self._answering[0] = 1
             call.send(answer, out)
-        except (Gone, ConnectionError):
+        except (PeerClosed, ConnectionError):
             pass  # the caller went away: nobody to answer
         finally:
             self._call = None
         return known
 
     def _answer(
-        self, call: Call, header: dict[str, Any], payload: bytes
+        self, call: CallChannel, header: dict[str, Any], payload: bytes
     ) -> tuple[bytes | None, dict[str, Any], bytes]:
         known = None
         try:
@@ -185,10 +185,10 @@ class Worker:
                 self._code.function(header["code"]), header, pa.ipc.open_stream(payload).read_all()
             )
             return known, {"op": "answer"}, ipc_bytes(out)
-        except LoadFailed as failed:
+        except CodeLoadFailed as failed:
             return known, failure(protocol.IMPORT, str(failed), failed.trace), b""
         except UserRaised as raised:
-            if isinstance(raised.cause, Gone | ConnectionError):
+            if isinstance(raised.cause, PeerClosed | ConnectionError):
                 raise raised.cause from raised
             return (
                 known,
@@ -212,7 +212,7 @@ class Worker:
                 b"",
             )
 
-    def _load(self, call: Call, header: dict[str, Any]) -> bytes:
+    def _load(self, call: CallChannel, header: dict[str, Any]) -> bytes:
         reply, _ = call.ask({"op": "code", "code": header["code"]})
         self._code.load(header["code"], reply["text"], header["entry"], header["module"])
         return json.dumps(
@@ -256,7 +256,7 @@ class Worker:
         value: str = reply["value"]
         return value
 
-    def _asking(self) -> Call:
+    def _asking(self) -> CallChannel:
         if self._call is None:
             raise ValueError(
                 "datasets and secrets can only be read while a call runs, not while "

@@ -28,7 +28,7 @@ from fennel_core.history.store import StoreError, Totals
 from fennel_core.history.topics import Topics
 from fennel_core.settings.model import Settings
 from fennel_core.telemetry import logs, metrics
-from fennel_core.telemetry.health import Health
+from fennel_core.telemetry.health import HealthEndpoint
 from fennel_core.vocab.ids import TopicName
 
 PROCESS: Final = "history"
@@ -121,7 +121,7 @@ async def run_history(settings: Settings) -> None:
                 except StoreError as away:
                     log.warning("history could not be pruned; it is tried later", reason=str(away))
 
-        server = await Health(PROCESS, {"rounds": state.check}).serve(
+        server = await HealthEndpoint(PROCESS, {"rounds": state.check}).serve(
             settings.host, settings.history_port
         )
         tasks = [

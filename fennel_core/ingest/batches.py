@@ -20,10 +20,16 @@ import polars as pl
 import pyarrow as pa
 
 from fennel_core.blueprints.spec import SourceBinding
-from fennel_core.ingest.catalogs import Feed
-from fennel_core.ingest.decide import Advance, Progress, changes, has_ended, oldest_accepted
-from fennel_core.ingest.door import Dead, Rows
-from fennel_core.ingest.store import Begun, CatalogVersion, Message
+from fennel_core.ingest.acceptance import (
+    SourceAdvance,
+    SourceProgress,
+    has_ended,
+    needs_recording,
+    oldest_accepted,
+)
+from fennel_core.ingest.admission import DeadLetter, TypedRows
+from fennel_core.ingest.catalogs import EndpointTarget
+from fennel_core.ingest.store import CatalogVersion, ProducerRecord, TransactionStart
 from fennel_core.vocab.ids import Identity, Micros, TopicName
 from fennel_core.vocab.keys import KEY_GROUPS, key_bytes, partition_of
 from fennel_core.vocab.position import stamp
@@ -41,15 +47,15 @@ PRESENT = pl.Series(GONE, [False])
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TargetRows:
     """What one feed takes of a request."""
 
-    feed: Feed
-    rows: Rows
+    feed: EndpointTarget
+    rows: TypedRows
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedRequest:
     """One request, ready to be stamped. `count` rows were logged; `turn` chooses the partition of
     what has no key.
     """
@@ -60,12 +66,12 @@ class Prepared:
     turn: int
     raw: tuple[tuple[TopicName, int], ...]
     """Raw topics of the endpoint, with their partitions."""
-    entries: tuple[Entry, ...]
-    dead: tuple[tuple[Feed, Dead], ...]
+    entries: tuple[TargetRows, ...]
+    dead: tuple[tuple[EndpointTarget, DeadLetter], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Discarded:
+class LateRows:
     """Late rows of one source: how many, and the event time of the last."""
 
     binding: SourceBinding
@@ -74,7 +80,7 @@ class Discarded:
 
 
 @dataclass(frozen=True, slots=True)
-class Accepted:
+class AcceptedRows:
     """Rows of one source that enter, and their largest event time."""
 
     binding: SourceBinding
@@ -83,23 +89,25 @@ class Accepted:
 
 
 @dataclass(frozen=True, slots=True)
-class Transaction:
-    messages: tuple[Message, ...]
-    advances: tuple[Advance, ...]
-    discarded: tuple[Discarded, ...]
-    accepted: tuple[Accepted, ...]
+class IngestTransaction:
+    messages: tuple[ProducerRecord, ...]
+    advances: tuple[SourceAdvance, ...]
+    discarded: tuple[LateRows, ...]
+    accepted: tuple[AcceptedRows, ...]
     dead: tuple[tuple[SourceBinding, int], ...]
     """Rows set aside for other branches, per definition."""
 
 
-def transaction(requests: Sequence[Prepared], begun: Begun, server: int) -> Transaction:
+def build_transaction(
+    requests: Sequence[PreparedRequest], begun: TransactionStart, server: int
+) -> IngestTransaction:
     """Everything that one transaction writes for `requests`, in their order, and what it changes of
     the sources.
     """
-    messages: list[Message] = []
+    messages: list[ProducerRecord] = []
     taken: dict[Identity, list[tuple[int, pl.DataFrame]]] = {}
-    feeds: dict[Identity, Feed] = {}
-    discarded: list[Discarded] = []
+    feeds: dict[Identity, EndpointTarget] = {}
+    discarded: list[LateRows] = []
     first = 0
     for request in requests:
         positions = stamp(begun.hlc, server, request.count, first)
@@ -124,7 +132,7 @@ def transaction(requests: Sequence[Prepared], begun: Begun, server: int) -> Tran
     dead = tuple(
         (feed.binding, len(aside.payload)) for request in requests for feed, aside in request.dead
     )
-    return Transaction(
+    return IngestTransaction(
         tuple(messages),
         _advances(begun, requests, accepted, discarded),
         tuple(discarded),
@@ -133,18 +141,20 @@ def transaction(requests: Sequence[Prepared], begun: Begun, server: int) -> Tran
     )
 
 
-def _accepted(binding: SourceBinding, parts: Sequence[pl.DataFrame]) -> Accepted:
+def _accepted(binding: SourceBinding, parts: Sequence[pl.DataFrame]) -> AcceptedRows:
     latest = [part.get_column(binding.schema.timestamp).to_physical().max() for part in parts]
-    return Accepted(binding, sum(map(len, parts)), Micros(max(latest)))  # type: ignore[arg-type,type-var]  # integers: no part is empty
+    return AcceptedRows(binding, sum(map(len, parts)), Micros(max(latest)))  # type: ignore[arg-type,type-var]  # integers: no part is empty
 
 
-def _in_time(rows: Rows, binding: SourceBinding, begun: Begun) -> tuple[Rows, Discarded | None]:
+def _in_time(
+    rows: TypedRows, binding: SourceBinding, begun: TransactionStart
+) -> tuple[TypedRows, LateRows | None]:
     """Without late rows, and without all of them when the source has ended (nobody counts those:
     they are no rows of the source).
     """
-    progress = begun.progress.get(binding.identity, Progress())
+    progress = begun.progress.get(binding.identity, SourceProgress())
     if has_ended(progress, binding.source, begun.now_us):
-        return Rows(rows.frame.clear(), rows.numbers[:0]), None
+        return TypedRows(rows.frame.clear(), rows.numbers[:0]), None
     oldest = oldest_accepted(progress, binding.source, begun.now_us)
     if oldest is None:
         return rows, None
@@ -153,12 +163,12 @@ def _in_time(rows: Rows, binding: SourceBinding, begun: Begun) -> tuple[Rows, Di
         return rows, None
     keep = times >= oldest
     late = times.filter(~keep)
-    return Rows(rows.frame.filter(keep), rows.numbers[keep.to_numpy()]), Discarded(
+    return TypedRows(rows.frame.filter(keep), rows.numbers[keep.to_numpy()]), LateRows(
         binding, len(late), Micros(late[-1])
     )
 
 
-def _versions(rows: Rows, schema: Schema, positions: pa.Array) -> pl.DataFrame:
+def _versions(rows: TypedRows, schema: Schema, positions: pa.Array) -> pl.DataFrame:
     own = (
         positions if len(rows.numbers) == len(positions) else positions.take(pa.array(rows.numbers))
     )
@@ -173,7 +183,9 @@ def _versions(rows: Rows, schema: Schema, positions: pa.Array) -> pl.DataFrame:
     )
 
 
-def _typed_messages(feed: Feed, parts: Sequence[tuple[int, pl.DataFrame]]) -> Iterator[Message]:
+def _typed_messages(
+    feed: EndpointTarget, parts: Sequence[tuple[int, pl.DataFrame]]
+) -> Iterator[ProducerRecord]:
     topic, keys = feed.binding.topic, feed.binding.schema.key_names
     if keys:
         frame = (
@@ -182,13 +194,13 @@ def _typed_messages(feed: Feed, parts: Sequence[tuple[int, pl.DataFrame]]) -> It
             else pl.concat([part for _, part in parts], how="vertical")
         )
         for partition, share in split(frame, keys, feed.partitions):
-            yield Message(topic, partition, encode_frame(share), (FORMAT_HEADER,))
+            yield ProducerRecord(topic, partition, encode_frame(share), (FORMAT_HEADER,))
         return
     shares: dict[int, list[pl.DataFrame]] = {}
     for turn, part in parts:
         shares.setdefault(turn % feed.partitions, []).append(part)
     for partition, frames in shares.items():
-        yield Message(
+        yield ProducerRecord(
             topic,
             partition,
             encode_frame(frames[0] if len(frames) == 1 else pl.concat(frames, how="vertical")),
@@ -211,10 +223,12 @@ def split(
         yield target, frame.filter(pl.Series(targets == target))
 
 
-def _raw_messages(request: Prepared, positions: pa.Array) -> Iterator[Message]:
+def _raw_messages(request: PreparedRequest, positions: pa.Array) -> Iterator[ProducerRecord]:
     where = ((POSITION_HEADER, positions[0].as_py()),) if len(positions) else ()
     for topic, partitions in request.raw:
-        yield Message(topic, request.turn % partitions, request.body, (RAW_FORMAT_HEADER, *where))
+        yield ProducerRecord(
+            topic, request.turn % partitions, request.body, (RAW_FORMAT_HEADER, *where)
+        )
     for feed, dead in request.dead:
         rows = [
             dict(zip(dead.payload.columns, values, strict=True))
@@ -226,7 +240,7 @@ def _raw_messages(request: Prepared, positions: pa.Array) -> Iterator[Message]:
         )
         own = pl.Series(POS, positions.take(pa.array(dead.payload.numbers)), dtype=pl.Binary)
         headers = (FORMAT_HEADER, (REASON_HEADER, dead.reason.encode()))
-        yield Message(
+        yield ProducerRecord(
             feed.binding.dead_letters,
             request.turn % feed.partitions,
             encode_frame(frame.with_columns(own)),
@@ -235,11 +249,11 @@ def _raw_messages(request: Prepared, positions: pa.Array) -> Iterator[Message]:
 
 
 def _advances(
-    begun: Begun,
-    requests: Sequence[Prepared],
-    accepted: Sequence[Accepted],
-    discarded: Sequence[Discarded],
-) -> tuple[Advance, ...]:
+    begun: TransactionStart,
+    requests: Sequence[PreparedRequest],
+    accepted: Sequence[AcceptedRows],
+    discarded: Sequence[LateRows],
+) -> tuple[SourceAdvance, ...]:
     """What has to be recorded of each source; nothing for one that did not move."""
     bindings = {
         e.feed.binding.identity: e.feed.binding for request in requests for e in request.entries
@@ -249,10 +263,13 @@ def _advances(
     for late in discarded:
         dropped[late.binding.identity] = dropped.get(late.binding.identity, 0) + late.rows
     advances = [
-        Advance(identity, latest.get(identity), dropped.get(identity, 0)) for identity in bindings
+        SourceAdvance(identity, latest.get(identity), dropped.get(identity, 0))
+        for identity in bindings
     ]
     return tuple(
         a
         for a in advances
-        if changes(begun.progress.get(a.identity, Progress()), a, bindings[a.identity].source)
+        if needs_recording(
+            begun.progress.get(a.identity, SourceProgress()), a, bindings[a.identity].source
+        )
     )

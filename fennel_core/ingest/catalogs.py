@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from fennel_core.blueprints.spec import Catalog, DatasetView, SourceBinding
 from fennel_core.connections.erasures import ErasedKeys
-from fennel_core.ingest.store import Branches, CatalogVersion, Directory
+from fennel_core.ingest.store import Branches, CatalogDirectory, CatalogVersion
 from fennel_core.vocab.ids import BranchName, CommitId, DatasetName, Identity, WorkspaceId
 
 WORKSPACES_KEPT = 1000
@@ -25,7 +25,7 @@ Endpoint = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Feed:
+class EndpointTarget:
     """One source dataset that an endpoint feeds, and the branches that have it."""
 
     binding: SourceBinding
@@ -35,19 +35,19 @@ class Feed:
 
 
 @dataclass(frozen=True, slots=True)
-class Directions:
+class RoutingTable:
     """Where the rows of each endpoint of a workspace go."""
 
     version: CatalogVersion
-    feeds: Mapping[Endpoint, tuple[Feed, ...]]
+    feeds: Mapping[Endpoint, tuple[EndpointTarget, ...]]
     datasets: Mapping[tuple[BranchName, DatasetName], DatasetView]
 
 
-def directions(branches: Branches) -> Directions:
+def routing_table(branches: Branches) -> RoutingTable:
     """The feeds of all branches, equal identities joined; in the order of branches and of their
     catalogs.
     """
-    found: dict[Endpoint, dict[Identity, Feed]] = {}
+    found: dict[Endpoint, dict[Identity, EndpointTarget]] = {}
     for branch in branches.branches:
         for binding in branch.catalog.sources:
             feeds = found.setdefault((binding.webhook, binding.endpoint), {})
@@ -58,7 +58,7 @@ def directions(branches: Branches) -> Directions:
                 else frozenset({branch.branch})
             )
             erased = tuple(branches.erased.get(binding.dataset, ()))
-            feeds[binding.identity] = Feed(
+            feeds[binding.identity] = EndpointTarget(
                 known.binding if known is not None else binding,
                 branch.catalog.partitions,
                 names,
@@ -69,7 +69,7 @@ def directions(branches: Branches) -> Directions:
         for branch in branches.branches
         for view in branch.catalog.datasets
     }
-    return Directions(
+    return RoutingTable(
         branches.version,
         {endpoint: tuple(feeds.values()) for endpoint, feeds in found.items()},
         datasets,
@@ -79,18 +79,18 @@ def directions(branches: Branches) -> Directions:
 class Catalogs:
     """The directions of the workspaces that logged lately. Use from one event loop."""
 
-    def __init__(self, directory: Directory) -> None:
+    def __init__(self, directory: CatalogDirectory) -> None:
         self._directory = directory
-        self._known: OrderedDict[WorkspaceId, Directions] = OrderedDict()
+        self._known: OrderedDict[WorkspaceId, RoutingTable] = OrderedDict()
         self._commits: dict[WorkspaceId, dict[CommitId, Catalog]] = {}
-        self._reading: dict[WorkspaceId, asyncio.Task[Directions]] = {}
+        self._reading: dict[WorkspaceId, asyncio.Task[RoutingTable]] = {}
 
-    async def get(self, workspace: WorkspaceId) -> Directions:
+    async def get(self, workspace: WorkspaceId) -> RoutingTable:
         """The directions in memory, or those read now. Raises `store.Away`."""
         found = self._known.get(workspace)
         return found if found is not None else await self.reload(workspace)
 
-    async def reload(self, workspace: WorkspaceId) -> Directions:
+    async def reload(self, workspace: WorkspaceId) -> RoutingTable:
         """Directions that were read after this call began: a reading that was already under way
         does not count.
         """
@@ -112,17 +112,17 @@ class Catalogs:
         else:
             self._known.pop(workspace, None)
 
-    async def _read(self, workspace: WorkspaceId) -> Directions:
+    async def _read(self, workspace: WorkspaceId) -> RoutingTable:
         branches = await self._directory.read(workspace, self._commits.get(workspace, {}))
         self._commits[workspace] = {branch.commit: branch.catalog for branch in branches.branches}
-        found = self._known[workspace] = directions(branches)
+        found = self._known[workspace] = routing_table(branches)
         self._known.move_to_end(workspace)
         if len(self._known) > WORKSPACES_KEPT:
             gone, _ = self._known.popitem(last=False)
             self._commits.pop(gone, None)
         return found
 
-    def _read_done(self, workspace: WorkspaceId, task: asyncio.Task[Directions]) -> None:
+    def _read_done(self, workspace: WorkspaceId, task: asyncio.Task[RoutingTable]) -> None:
         if self._reading.get(workspace) is task:
             del self._reading[workspace]
         if not task.cancelled():

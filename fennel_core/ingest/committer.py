@@ -15,8 +15,15 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from fennel_core.ingest.batches import Prepared, Transaction, transaction
-from fennel_core.ingest.store import Away, Begun, Clock, Lane, NotWritten, OutcomeUnknown
+from fennel_core.ingest.batches import IngestTransaction, PreparedRequest, build_transaction
+from fennel_core.ingest.store import (
+    Away,
+    IngestClock,
+    NotWritten,
+    OutcomeUnknown,
+    TransactionalProducer,
+    TransactionStart,
+)
 from fennel_core.telemetry.logs import logger
 from fennel_core.vocab.ids import WorkspaceId
 
@@ -26,13 +33,13 @@ BYTES_PER_TRANSACTION = 16 * 1024 * 1024
 log = logger(__name__)
 
 
-class Stale(Exception):
+class CatalogChanged(Exception):
     """The request was prepared under definitions that are no longer current: prepare it again."""
 
 
 @dataclass(slots=True)
 class _Waiting:
-    request: Prepared
+    request: PreparedRequest
     done: asyncio.Future[None]
 
 
@@ -54,10 +61,10 @@ class Committer:
 
     def __init__(
         self,
-        clock: Clock,
-        lanes: Sequence[Lane],
+        clock: IngestClock,
+        lanes: Sequence[TransactionalProducer],
         server: int,
-        told: Callable[[Transaction], None] = lambda _: None,
+        told: Callable[[IngestTransaction], None] = lambda _: None,
     ) -> None:
         self._clock = clock
         self._server = server
@@ -66,8 +73,8 @@ class Committer:
         self._work = asyncio.Semaphore(0)
         self._tasks = [asyncio.create_task(self._serve(lane)) for lane in lanes]
 
-    async def submit(self, workspace: WorkspaceId, request: Prepared) -> None:
-        """Return when the request is written. Raises `Stale`, `Away`, `NotWritten`,
+    async def submit(self, workspace: WorkspaceId, request: PreparedRequest) -> None:
+        """Return when the request is written. Raises `CatalogChanged`, `Away`, `NotWritten`,
         `OutcomeUnknown`.
 
         A caller that goes away does not take its request back: it may already be under way.
@@ -87,7 +94,7 @@ class Committer:
             for waiting in queue.waiting:
                 waiting.done.set_exception(Away("the server is stopping"))
 
-    async def _serve(self, lane: Lane) -> None:
+    async def _serve(self, lane: TransactionalProducer) -> None:
         while True:
             await self._work.acquire()
             workspace = next((w for w, queue in self._queues.items() if queue.waiting), None)
@@ -113,7 +120,11 @@ class Committer:
         return group
 
     async def _run(
-        self, lane: Lane, workspace: WorkspaceId, queue: _Queue, group: list[_Waiting]
+        self,
+        lane: TransactionalProducer,
+        workspace: WorkspaceId,
+        queue: _Queue,
+        group: list[_Waiting],
     ) -> None:
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         before: asyncio.Future[None] | None = None
@@ -141,9 +152,13 @@ class Committer:
             ended.set_result(None)
 
     async def _write(
-        self, lane: Lane, workspace: WorkspaceId, requests: Sequence[Prepared], begun: Begun
+        self,
+        lane: TransactionalProducer,
+        workspace: WorkspaceId,
+        requests: Sequence[PreparedRequest],
+        begun: TransactionStart,
     ) -> None:
-        made = transaction(requests, begun, self._server)
+        made = build_transaction(requests, begun, self._server)
         if made.messages:
             await lane.commit(made.messages)
         if made.advances:
@@ -157,13 +172,13 @@ class Committer:
         self._told(made)
 
 
-def _current(group: list[_Waiting], begun: Begun) -> list[_Waiting]:
+def _current(group: list[_Waiting], begun: TransactionStart) -> list[_Waiting]:
     """Those that were prepared under the current definitions; the others are told to prepare
     again.
     """
     for waiting in group:
         if waiting.request.version != begun.version:
-            waiting.done.set_exception(Stale())
+            waiting.done.set_exception(CatalogChanged())
     return [w for w in group if w.request.version == begun.version]
 
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from fennel_core.blueprints.spec import DatasetView
 from fennel_core.ingest.catalogs import Catalogs
-from fennel_core.ingest.store import Away, Directory
+from fennel_core.ingest.store import Away, CatalogDirectory
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import BranchName, DatasetName, WorkspaceId
 from fennel_core.vocab.keys import key_bytes
@@ -35,10 +35,10 @@ class EraseBody(msgspec.Struct):
 _decode = msgspec.json.Decoder(EraseBody).decode
 
 
-class EraseFlow:
+class EraseService:
     """Use from one event loop."""
 
-    def __init__(self, catalogs: Catalogs, directory: Directory) -> None:
+    def __init__(self, catalogs: Catalogs, directory: CatalogDirectory) -> None:
         self._catalogs = catalogs
         self._directory = directory
 

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from fennel_core.connections.kafka import producer_config
-from fennel_core.ingest.store import Away, Message, NotWritten, OutcomeUnknown
+from fennel_core.ingest.store import Away, NotWritten, OutcomeUnknown, ProducerRecord
 from fennel_core.settings.model import Settings
 
 NEW_TOPIC_MS = 2_000
@@ -26,7 +26,7 @@ of them.
 """
 
 
-class KafkaLane:
+class KafkaTransactionalProducer:
     """See `store.Lane`. The producer is made at the first commit, and anew after an error whose
     outcome is open.
     """
@@ -53,7 +53,7 @@ class KafkaLane:
         with self._turn:
             self._opened()
 
-    async def commit(self, messages: Sequence[Message]) -> None:
+    async def commit(self, messages: Sequence[ProducerRecord]) -> None:
         await asyncio.get_running_loop().run_in_executor(self._threads, self._commit, messages)
 
     def _opened(self) -> Producer:
@@ -70,11 +70,11 @@ class KafkaLane:
             self._producer, self.problem = producer, None
         return self._producer
 
-    def _commit(self, messages: Sequence[Message]) -> None:
+    def _commit(self, messages: Sequence[ProducerRecord]) -> None:
         with self._turn:
             self._transact(self._opened(), messages)
 
-    def _transact(self, producer: Producer, messages: Sequence[Message]) -> None:
+    def _transact(self, producer: Producer, messages: Sequence[ProducerRecord]) -> None:
         refused: list[KafkaError] = []
         try:
             producer.begin_transaction()

@@ -58,7 +58,7 @@ class Payload:
         return Payload({**self.columns, column: values}, self.numbers)
 
 
-def read_body(body: bytes, rows_limit: int) -> tuple[LogBody, Payload]:
+def parse_log_body(body: bytes, rows_limit: int) -> tuple[LogBody, Payload]:
     """The request in `body`. ApiError 400 when it is malformed, 413 when it has more than
     `rows_limit` rows.
     """

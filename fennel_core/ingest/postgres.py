@@ -17,8 +17,8 @@ from psycopg_pool import PoolTimeout
 from fennel_core.blueprints.spec import Catalog
 from fennel_core.connections import erasures
 from fennel_core.connections.postgres import Pool
-from fennel_core.ingest.decide import Advance, Progress
-from fennel_core.ingest.store import Away, Begun, BranchCatalog, Branches
+from fennel_core.ingest.acceptance import SourceAdvance, SourceProgress
+from fennel_core.ingest.store import Away, BranchCatalog, Branches, TransactionStart
 from fennel_core.vocab import canonical
 from fennel_core.vocab.ids import BranchName, CommitId, DatasetName, Identity, Micros, WorkspaceId
 from fennel_core.vocab.position import Hlc
@@ -71,24 +71,26 @@ _BRANCHES: LiteralString = """
 """The same text of versions as `_BEGIN` makes: they are compared."""
 
 
-class PostgresClock:
+class PostgresIngestClock:
     """See `store.Clock`."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
 
-    async def begin(self, workspace: WorkspaceId, sources: Collection[Identity]) -> Begun:
+    async def begin(
+        self, workspace: WorkspaceId, sources: Collection[Identity]
+    ) -> TransactionStart:
         rows = await _rows(self._pool, _BEGIN, {"workspace": workspace, "sources": list(sources)})
         hlc, now_us, version, progress = rows[0]
         known = {
-            Identity(str(identity)): Progress(watermark, latest, last)
+            Identity(str(identity)): SourceProgress(watermark, latest, last)
             for identity, watermark, latest, last in cast(
                 list[tuple[str, Micros | None, Micros | None, Micros | None]], progress
             )
         }
-        return Begun(Hlc(cast(int, hlc)), Micros(cast(int, now_us)), str(version), known)
+        return TransactionStart(Hlc(cast(int, hlc)), Micros(cast(int, now_us)), str(version), known)
 
-    async def accepted(self, workspace: WorkspaceId, advances: Sequence[Advance]) -> None:
+    async def accepted(self, workspace: WorkspaceId, advances: Sequence[SourceAdvance]) -> None:
         arguments = {
             "workspace": workspace,
             "identities": [a.identity for a in advances],

@@ -16,11 +16,11 @@ from urllib.parse import unquote
 
 import msgspec
 
-from fennel_core.ingest.erase import EraseFlow
-from fennel_core.ingest.flow import LogFlow
+from fennel_core.ingest.erase import EraseService
+from fennel_core.ingest.log_service import LogService
 from fennel_core.telemetry import metrics
 from fennel_core.telemetry.errors import INTERNAL, send_error, wants_json
-from fennel_core.telemetry.health import Health
+from fennel_core.telemetry.health import HealthEndpoint
 from fennel_core.telemetry.logs import logger
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import MAIN_BRANCH, BranchName, DatasetName, WorkspaceId
@@ -39,16 +39,16 @@ class Disconnected(Exception):
     """The caller went away before its body was complete."""
 
 
-class Application:
+class IngestApplication:
     """ASGI 3. `workspace_of` opens the workspace of an `Authorization` header or raises ApiError
     401.
     """
 
     def __init__(
         self,
-        flow: LogFlow,
-        erasing: EraseFlow,
-        health: Health,
+        flow: LogService,
+        erasing: EraseService,
+        health: HealthEndpoint,
         workspace_of: Callable[[str | None], Awaitable[WorkspaceId]],
         body_limit_bytes: int,
     ) -> None:

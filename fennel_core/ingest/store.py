@@ -15,7 +15,7 @@ from typing import Protocol
 
 from fennel_core.blueprints.spec import Catalog
 from fennel_core.connections.erasures import Erased, ErasedKeys
-from fennel_core.ingest.decide import Advance, Progress, advanced
+from fennel_core.ingest.acceptance import SourceAdvance, SourceProgress, advance_progress
 from fennel_core.vocab.ids import (
     BranchName,
     CommitId,
@@ -32,7 +32,7 @@ CatalogVersion = str
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class TransactionStart:
     """One transaction's stamp and what was true when it was taken. `now_us`: the database's
     clock.
     """
@@ -40,15 +40,17 @@ class Begun:
     hlc: Hlc
     now_us: Micros
     version: CatalogVersion
-    progress: Mapping[Identity, Progress]
+    progress: Mapping[Identity, SourceProgress]
 
 
-class Clock(Protocol):
-    async def begin(self, workspace: WorkspaceId, sources: Collection[Identity]) -> Begun:
+class IngestClock(Protocol):
+    async def begin(
+        self, workspace: WorkspaceId, sources: Collection[Identity]
+    ) -> TransactionStart:
         """The next stamp of the workspace. Raises `Away` when the database cannot be asked."""
         ...
 
-    async def accepted(self, workspace: WorkspaceId, advances: Sequence[Advance]) -> None:
+    async def accepted(self, workspace: WorkspaceId, advances: Sequence[SourceAdvance]) -> None:
         """Record what a committed transaction accepted. Raises `Away`."""
         ...
 
@@ -72,7 +74,7 @@ class Branches:
     """Keys whose rows are never taken again."""
 
 
-class Directory(Protocol):
+class CatalogDirectory(Protocol):
     async def read(self, workspace: WorkspaceId, known: Mapping[CommitId, Catalog]) -> Branches:
         """The workspace's branches; catalogs of commits in `known` are not read again. Raises
         `Away`.
@@ -91,7 +93,7 @@ class Directory(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class ProducerRecord:
     topic: TopicName
     partition: int
     value: bytes
@@ -110,10 +112,10 @@ class OutcomeUnknown(Exception):
     """The log's answer was lost: the transaction may or may not have been committed."""
 
 
-class Lane(Protocol):
+class TransactionalProducer(Protocol):
     """One transactional producer: one transaction at a time."""
 
-    async def commit(self, messages: Sequence[Message]) -> None:
+    async def commit(self, messages: Sequence[ProducerRecord]) -> None:
         """Write all or nothing. Raises `NotWritten`, `OutcomeUnknown`, `Away`; the lane stays
         usable after each.
         """
@@ -156,7 +158,7 @@ class MemoryDirectory:
 
 
 @dataclass(slots=True)
-class MemoryClock:
+class MemoryIngestClock:
     """The clock of any number of servers of one process, beside their directory. `now_us` is the
     database's clock, and may go backwards.
     """
@@ -164,10 +166,12 @@ class MemoryClock:
     now_us: Callable[[], Micros]
     directory: MemoryDirectory = field(default_factory=MemoryDirectory)
     stamps: dict[WorkspaceId, Hlc] = field(default_factory=dict)
-    sources: dict[tuple[WorkspaceId, Identity], Progress] = field(default_factory=dict)
+    sources: dict[tuple[WorkspaceId, Identity], SourceProgress] = field(default_factory=dict)
     discarded: dict[Identity, int] = field(default_factory=dict)
 
-    async def begin(self, workspace: WorkspaceId, sources: Collection[Identity]) -> Begun:
+    async def begin(
+        self, workspace: WorkspaceId, sources: Collection[Identity]
+    ) -> TransactionStart:
         now_us = self.now_us()
         stamp = self.stamps[workspace] = next_hlc(
             self.stamps.get(workspace, Hlc(0)), now_us // 1000
@@ -178,13 +182,13 @@ class MemoryClock:
             if (workspace, identity) in self.sources
         }
         version = self.directory.workspaces.get(workspace, Branches("", ())).version
-        return Begun(stamp, now_us, version, known)
+        return TransactionStart(stamp, now_us, version, known)
 
-    async def accepted(self, workspace: WorkspaceId, advances: Sequence[Advance]) -> None:
+    async def accepted(self, workspace: WorkspaceId, advances: Sequence[SourceAdvance]) -> None:
         for advance in advances:
             key = (workspace, advance.identity)
-            self.sources[key] = advanced(
-                self.sources.get(key, Progress()), advance.latest_us, self.now_us()
+            self.sources[key] = advance_progress(
+                self.sources.get(key, SourceProgress()), advance.latest_us, self.now_us()
             )
             self.discarded[advance.identity] = (
                 self.discarded.get(advance.identity, 0) + advance.discarded
@@ -192,13 +196,13 @@ class MemoryClock:
 
 
 @dataclass(slots=True)
-class MemoryLane:
+class MemoryProducer:
     """Appends to a log shared by lanes: per (topic, partition), the values in the order of
     commits.
     """
 
-    log: dict[tuple[TopicName, int], list[Message]]
+    log: dict[tuple[TopicName, int], list[ProducerRecord]]
 
-    async def commit(self, messages: Sequence[Message]) -> None:
+    async def commit(self, messages: Sequence[ProducerRecord]) -> None:
         for message in messages:
             self.log.setdefault((message.topic, message.partition), []).append(message)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from fennel_core.query.errors import BadRequest, BodyTooLarge
+from fennel_core.query.errors import BodyTooLarge, RequestMalformed
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -43,7 +43,7 @@ def body_limit(scope: Scope, limit_bytes: int) -> int | None:
     if announced is None:
         return None
     if not announced.isdecimal():
-        raise BadRequest(f"`Content-Length: {announced}` is not a number of bytes")
+        raise RequestMalformed(f"`Content-Length: {announced}` is not a number of bytes")
     if int(announced) > limit_bytes:
         raise BodyTooLarge(limit_bytes)
     return int(announced)

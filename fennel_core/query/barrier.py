@@ -22,9 +22,9 @@ from typing import Protocol
 
 from fennel_core.blueprints.spec import Catalog, Job
 from fennel_core.connections.frames import RemoteError
-from fennel_core.query.errors import BarrierTimeout, ParkedJob, StaleView
+from fennel_core.query.errors import BarrierTimeout, JobParked, ViewOutdated
 from fennel_core.query.owners import Owners
-from fennel_core.query.slots import Slots, retry_reason
+from fennel_core.query.slot_connections import SlotConnections, retry_reason
 from fennel_core.vocab.ids import JobId, JobPartition, TopicName, TopicPartition, partition_indexes
 
 WAIT_SLICE_MS = 1_000
@@ -47,7 +47,7 @@ class Jobs(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class BarrierTarget:
     """What one job partition must have applied: the offset after the last record, per input
     topic.
     """
@@ -84,7 +84,7 @@ def source_partitions(catalog: Catalog) -> list[TopicPartition]:
     return [(topic, part) for topic in topics for part in partition_indexes(catalog.partitions)]
 
 
-def targets(layer: Sequence[Job], ends: Ends) -> list[Target]:
+def targets(layer: Sequence[Job], ends: Ends) -> list[BarrierTarget]:
     """What each job partition of a layer has to reach; partitions without input are left out."""
     found = []
     for job in layer:
@@ -93,12 +93,14 @@ def targets(layer: Sequence[Job], ends: Ends) -> list[Target]:
                 str(topic): ends[topic, part] for topic in job.inputs if ends[topic, part] > 0
             }
             if offsets:
-                found.append(Target((job.id, part), job.title, offsets))
+                found.append(BarrierTarget((job.id, part), job.title, offsets))
     return found
 
 
 class Barrier:
-    def __init__(self, jobs: Jobs, topics: TopicEnds, owners: Owners, slots: Slots) -> None:
+    def __init__(
+        self, jobs: Jobs, topics: TopicEnds, owners: Owners, slots: SlotConnections
+    ) -> None:
         self._jobs = jobs
         self._topics = topics
         self._owners = owners
@@ -109,7 +111,7 @@ class Barrier:
         """Return when all rows accepted before this call are applied by every job of the branch
         version.
 
-        Raises `ParkedJob`, `BarrierTimeout` (naming job, partition and lag) or `StaleView`.
+        Raises `JobParked`, `BarrierTimeout` (naming job, partition and lag) or `ViewOutdated`.
         """
         deadline = asyncio.get_running_loop().time() + timeout_s
         sources = source_partitions(catalog)
@@ -135,17 +137,19 @@ class Barrier:
             self._specs.update(await self._jobs.read_jobs(missing))
         gone = next((job for job in jobs if job not in self._specs), None)
         if gone is not None:
-            raise StaleView(f"job `{gone}` is gone")
+            raise ViewOutdated(f"job `{gone}` is gone")
         return [self._specs[job] for job in jobs]
 
-    async def _wait_for(self, waiting: list[Target], deadline: float, timeout_s: float) -> None:
+    async def _wait_for(
+        self, waiting: list[BarrierTarget], deadline: float, timeout_s: float
+    ) -> None:
         while waiting:
             epoch = self._owners.epoch
             left_s = deadline - asyncio.get_running_loop().time()
             if left_s <= 0:
                 raise BarrierTimeout(await self._late(waiting[0], len(waiting), timeout_s))
-            by_owner: dict[str, list[Target]] = {}
-            nowhere: list[Target] = []
+            by_owner: dict[str, list[BarrierTarget]] = {}
+            nowhere: list[BarrierTarget] = []
             for target in waiting:
                 address = self._owners.address(target.partition)
                 (nowhere if address is None else by_owner.setdefault(address, [])).append(target)
@@ -158,8 +162,8 @@ class Barrier:
                 await asyncio.sleep(NO_OWNER_PAUSE_S)
 
     async def _ask(
-        self, address: str, group: list[Target], left_s: float
-    ) -> tuple[list[Target], bool]:
+        self, address: str, group: list[BarrierTarget], left_s: float
+    ) -> tuple[list[BarrierTarget], bool]:
         """Those of `group` that must be asked for again, and whether that is because their owner is
         not there.
         """
@@ -176,13 +180,13 @@ class Barrier:
         lagging = {(JobId(item[0]), int(item[1])) for item in late}
         return [target for target in group if target.partition in lagging], False
 
-    def _refuse_parked(self, targets: Sequence[Target]) -> None:
+    def _refuse_parked(self, targets: Sequence[BarrierTarget]) -> None:
         for target in targets:
             parked = self._owners.parked(target.partition)
             if parked is not None:
-                raise ParkedJob.of(target.partition, parked.error)
+                raise JobParked.of(target.partition, parked.error)
 
-    async def _late(self, target: Target, others: int, timeout_s: float) -> str:
+    async def _late(self, target: BarrierTarget, others: int, timeout_s: float) -> str:
         job, part = target.partition
         behind = await self._behind(target)
         lag = "its position is not known" if behind is None else f"{behind} records behind"
@@ -191,7 +195,7 @@ class Barrier:
             f"done: {lag}; {others} partitions of its layer wait"
         )
 
-    async def _behind(self, target: Target) -> int | None:
+    async def _behind(self, target: BarrierTarget) -> int | None:
         address = self._owners.address(target.partition)
         if address is None:
             return None

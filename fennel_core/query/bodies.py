@@ -14,9 +14,14 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from fennel_core.query.columns import Column
-from fennel_core.query.errors import BadLookup, BadRequest, BadValue, TooManyRows
-from fennel_core.query.values import given_column
+from fennel_core.query.columns import QueryColumn
+from fennel_core.query.errors import (
+    LookupRejected,
+    RequestMalformed,
+    TooManyRows,
+    ValueNotConvertible,
+)
+from fennel_core.query.values import input_column
 from fennel_core.vocab.dtypes import Field, Timestamp
 
 
@@ -63,7 +68,7 @@ def parse(body: bytes, kind: type[Body]) -> Body:
     try:
         found: Body = _decoders[kind](body)
     except msgspec.ValidationError as error:
-        raise BadRequest(f"the body is not what this call takes: {error}") from error
+        raise RequestMalformed(f"the body is not what this call takes: {error}") from error
     except msgspec.DecodeError:
         return _parse_slowly(body, kind)
     return found
@@ -78,9 +83,9 @@ def _parse_slowly(body: bytes, kind: type[Body]) -> Body:
             )  # Python reads half of a surrogate pair as text; nothing after this could write it
         return msgspec.convert(found, kind)
     except msgspec.ValidationError as error:
-        raise BadRequest(f"the body is not what this call takes: {error}") from error
+        raise RequestMalformed(f"the body is not what this call takes: {error}") from error
     except (ValueError, RecursionError) as error:
-        raise BadRequest(f"the body is not JSON: {error}") from error
+        raise RequestMalformed(f"the body is not JSON: {error}") from error
 
 
 def query_body(body: bytes, limit_rows: int) -> QueryBody:
@@ -90,7 +95,7 @@ def query_body(body: bytes, limit_rows: int) -> QueryBody:
     found = parse(body, QueryBody)
     lengths = set(map(len, found.data.values()))
     if len(lengths) > 1:
-        raise BadRequest(
+        raise RequestMalformed(
             "the columns of `data` must be of one length, but have "
             f"{', '.join(map(str, sorted(lengths)))} values"
         )
@@ -105,37 +110,39 @@ def lookup_body(body: bytes, limit_rows: int) -> LookupBody:
     if len(found.keys) > limit_rows:
         raise TooManyRows(len(found.keys), limit_rows)
     if found.timestamps and len(found.timestamps) != len(found.keys):
-        raise BadRequest(
+        raise RequestMalformed(
             "`timestamps` must be a list as long as `keys`: it has "
             f"{len(found.timestamps)} for {len(found.keys)}"
         )
     return found
 
 
-def key_columns(keys: list[dict[str, Any]], fields: Sequence[Field], dataset: str) -> list[Column]:
+def key_columns(
+    keys: list[dict[str, Any]], fields: Sequence[Field], dataset: str
+) -> list[QueryColumn]:
     """The key columns of a lookup in the dataset's order; BadLookup when a key object has other
     fields than the dataset's key.
     """
     sizes = set(map(len, keys)) - {len(fields)}
     if sizes:
-        raise BadLookup(
+        raise LookupRejected(
             f"Dataset {dataset} has {len(fields)} key fields, but {sizes.pop()} key "
             "fields were provided."
         )
     try:
         return [
-            given_column(list(map(itemgetter(field.name), keys)), field.dtype, field.name)
+            input_column(list(map(itemgetter(field.name), keys)), field.dtype, field.name)
             for field in fields
         ]
     except KeyError as missing:
-        raise BadLookup(
+        raise LookupRejected(
             f"Missing key {missing.args[0]} in the lookup call for dataset `{dataset}`"
         ) from missing
 
 
 def timestamp_column(values: list[Any]) -> Sequence[int]:
     """Timestamps of a lookup (strings or epoch numbers) in microseconds."""
-    micros = given_column(values, Timestamp(), "timestamps").values
+    micros = input_column(values, Timestamp(), "timestamps").values
     if None in micros:
-        raise BadValue("`timestamps` must not hold nulls")
+        raise ValueNotConvertible("`timestamps` must not hold nulls")
     return micros  # type: ignore[return-value]  # physical timestamps are integers

@@ -21,7 +21,7 @@ from fennel_core.vocab.dtypes import DECIMAL_PRECISION, Dtype
 LOGICAL_TIME = pl.Datetime("us", "UTC")
 
 
-class Column:
+class QueryColumn:
     """One feature or field: values of `dtype`, one per row of the query. Never changed once
     made.
     """
@@ -62,13 +62,13 @@ class Column:
             self._series = made if physical == logical else made.cast(logical)
         return self._series
 
-    def filled(self, fill: object, dtype: Dtype) -> Column:
+    def filled(self, fill: object, dtype: Dtype) -> QueryColumn:
         """With the physical value `fill` for null (None leaves nulls), as a column of `dtype`,
         which has the same layout.
         """
         if fill is None or None not in self.values:
-            return self if dtype == self.dtype else Column(dtype, self._values, self._series)
-        return Column(dtype, fill_nulls(self.values, fill))
+            return self if dtype == self.dtype else QueryColumn(dtype, self._values, self._series)
+        return QueryColumn(dtype, fill_nulls(self.values, fill))
 
 
 def fill_nulls(values: Sequence[object], fill: object) -> Sequence[object]:

@@ -15,22 +15,22 @@ from dataclasses import dataclass
 import polars as pl
 import pyarrow as pa
 
-from fennel_core.executors.client import Asked, Found, LookupRefused
-from fennel_core.query.columns import LOGICAL_TIME, Column, logical_type
-from fennel_core.query.errors import BadLookup, QueryError, UnknownField
-from fennel_core.query.flow import key_bytes, key_values
-from fennel_core.query.lookups import Lookups, Want, transpose
-from fennel_core.query.program import Table
+from fennel_core.executors.client import LookupRefused, LookupReply, LookupRequest
+from fennel_core.query.columns import LOGICAL_TIME, QueryColumn, logical_type
+from fennel_core.query.errors import LookupRejected, QueryError, UnknownField
+from fennel_core.query.execution import key_bytes, key_values
+from fennel_core.query.lookups import JobLookup, Lookups, transpose
+from fennel_core.query.program import ServedDataset
 from fennel_core.vocab.dtypes import Field, Timestamp, optional
 from fennel_core.vocab.ids import DatasetName
 from fennel_core.vocab.schema import Schema
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class LookupResult:
     """Columns in the order asked for, and whether each key has a row."""
 
-    columns: tuple[tuple[Field, Column], ...]
+    columns: tuple[tuple[Field, QueryColumn], ...]
     found: list[bool]
 
 
@@ -44,23 +44,23 @@ def chosen_fields(schema: Schema, names: Sequence[str]) -> tuple[str, ...]:
     return tuple(names) or schema.names
 
 
-def serving_check(table: Table, *, as_of: bool) -> None:
+def serving_check(table: ServedDataset, *, as_of: bool) -> None:
     """BadLookup when the dataset has no index of the side that this lookup needs."""
     name = table.view.name
     table.job()
     if as_of and not table.view.offline:
-        raise BadLookup(f"Please define an offline index on dataset : {name}")
+        raise LookupRejected(f"Please define an offline index on dataset : {name}")
     if not as_of and not table.view.online:
-        raise BadLookup(f"Please define an online index on dataset : {name}")
+        raise LookupRejected(f"Please define an online index on dataset : {name}")
 
 
 async def look_up(
     lookups: Lookups,
-    table: Table,
-    keys: Sequence[Column],
+    table: ServedDataset,
+    keys: Sequence[QueryColumn],
     names: tuple[str, ...],
     as_of: int | Sequence[int],
-) -> Answer:
+) -> LookupResult:
     """The rows of `table` under `keys` (columns in key order), as of one moment or one per key
     (microseconds).
     """
@@ -68,31 +68,35 @@ async def look_up(
     values = [
         key_values(column, field.dtype) for column, field in zip(keys, schema.keys, strict=True)
     ]
-    [rows] = await lookups.fetch([Want(table.job(), table.partitions, key_bytes(values), as_of)])
+    [rows] = await lookups.fetch(
+        [JobLookup(table.job(), table.partitions, key_bytes(values), as_of)]
+    )
     echoed = {
-        field.name: (field, Column(field.dtype, column))
+        field.name: (field, QueryColumn(field.dtype, column))
         for field, column in zip(schema.keys, values, strict=True)
     }
     read = transpose(rows, table.absent_row) if rows else [()] * (1 + len(schema.values))
     for field, column in zip(schema.values, read[1:], strict=True):
         echoed[field.name] = (
             Field(field.name, optional(field.dtype)),
-            Column(optional(field.dtype), column),
+            QueryColumn(optional(field.dtype), column),
         )
     moment = optional(Timestamp())
-    echoed[schema.timestamp] = (Field(schema.timestamp, moment), Column(moment, read[0]))
-    return Answer(tuple(echoed[name] for name in names), [row is not None for row in rows])
+    echoed[schema.timestamp] = (Field(schema.timestamp, moment), QueryColumn(moment, read[0]))
+    return LookupResult(tuple(echoed[name] for name in names), [row is not None for row in rows])
 
 
 class ExtractorLookups:
     """Answers `Dataset.lookup` of user code during one query, which read the clock at `now_us`."""
 
-    def __init__(self, lookups: Lookups, tables: Mapping[DatasetName, Table], now_us: int) -> None:
+    def __init__(
+        self, lookups: Lookups, tables: Mapping[DatasetName, ServedDataset], now_us: int
+    ) -> None:
         self._lookups = lookups
         self._tables = tables
         self._now_us = now_us
 
-    async def __call__(self, asked: Asked) -> Found:
+    async def __call__(self, asked: LookupRequest) -> LookupReply:
         """See `executors.client.Callbacks.lookup`; what user code asked wrongly is a
         `LookupRefused`.
         """
@@ -108,13 +112,13 @@ class ExtractorLookups:
         answer = await look_up(self._lookups, table, keys, names, self._moments(asked))
         frame = pl.DataFrame([column.series.alias(field.name) for field, column in answer.columns])
         fields = tuple(field for field, _ in answer.columns)
-        return Found(
+        return LookupReply(
             frame.to_arrow(compat_level=pl.CompatLevel.oldest()),
             fields,
             pa.array(answer.found, pa.bool_()),
         )
 
-    def _moments(self, asked: Asked) -> int | list[int]:
+    def _moments(self, asked: LookupRequest) -> int | list[int]:
         """The moments asked for, none later than the query's own: rows of the future are invisible
         to it.
         """
@@ -131,15 +135,15 @@ class ExtractorLookups:
         return micros.to_list()
 
 
-def _key_columns(asked: Asked, schema: Schema) -> list[Column]:
+def _key_columns(asked: LookupRequest, schema: Schema) -> list[QueryColumn]:
     if asked.keys.num_columns != len(schema.keys):
-        raise BadLookup(
+        raise LookupRejected(
             f"Dataset {asked.dataset} has {len(schema.keys)} key fields, but "
             f"{asked.keys.num_columns} key fields were provided."
         )
     frame = pl.from_arrow(asked.keys)
     assert isinstance(frame, pl.DataFrame), "a table becomes a frame"
     return [
-        Column(field.dtype, series=series.cast(logical_type(field.dtype)))
+        QueryColumn(field.dtype, series=series.cast(logical_type(field.dtype)))
         for series, field in zip(frame.get_columns(), schema.keys, strict=True)
     ]

@@ -18,7 +18,7 @@ from math import isfinite
 from operator import attrgetter
 from typing import Any
 
-from fennel_core.query.columns import Column
+from fennel_core.query.columns import QueryColumn
 from fennel_core.vocab import dtypes
 from fennel_core.vocab.dtypes import Dtype, is_optional
 from fennel_core.wire.json_decode import encode_column
@@ -28,10 +28,10 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 EPOCH_DAY = EPOCH.date().toordinal()
 
 
-Encoder = Callable[[Column], Sequence[object]]
+Encoder = Callable[[QueryColumn], Sequence[object]]
 
 
-def json_values(column: Column) -> Sequence[object]:
+def json_values(column: QueryColumn) -> Sequence[object]:
     """One JSON-ready value per row (bytes may be among them: the encoder writes them as base64, as
     the reference server does).
     """
@@ -57,11 +57,11 @@ def encoder_of(dtype: Dtype) -> Encoder:
             return _through_codec
 
 
-def _through_codec(column: Column) -> Sequence[object]:
+def _through_codec(column: QueryColumn) -> Sequence[object]:
     return encode_column(column.series, column.dtype)
 
 
-def _floats(column: Column) -> Sequence[object]:
+def _floats(column: QueryColumn) -> Sequence[object]:
     """Of a type that may not be null: JSON has no NaN and no infinity, the client reads their
     names.
     """
@@ -71,19 +71,19 @@ def _floats(column: Column) -> Sequence[object]:
     return [value if value is None or isfinite(value) else _name(value) for value in values]
 
 
-def _moments(column: Column) -> Sequence[object]:
+def _moments(column: QueryColumn) -> Sequence[object]:
     if len(column) > FEW_ROWS:
         return _through_codec(column)
     return [None if value is None else _moment(value) for value in column.values]
 
 
-def _days(column: Column) -> Sequence[object]:
+def _days(column: QueryColumn) -> Sequence[object]:
     if len(column) > FEW_ROWS:
         return _through_codec(column)
     return [None if value is None else _day(value) for value in column.values]
 
 
-def _decimals(column: Column) -> Sequence[object]:
+def _decimals(column: QueryColumn) -> Sequence[object]:
     if len(column) > FEW_ROWS:
         return _through_codec(column)
     return [None if value is None else float(str(value)) for value in column.values]

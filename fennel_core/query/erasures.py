@@ -18,7 +18,7 @@ from psycopg_pool import PoolTimeout
 from fennel_core.connections import erasures
 from fennel_core.connections.erasures import ErasedKeys
 from fennel_core.connections.postgres import Pool, listen
-from fennel_core.query.program import Table
+from fennel_core.query.program import ServedDataset
 from fennel_core.query.view import Views
 from fennel_core.telemetry.logs import logger
 from fennel_core.vocab.ids import DatasetName, JobId, WorkspaceId
@@ -29,7 +29,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class ErasureRule:
     """Erased keys of one table: `places` are the erase keys' places in its key, None when they are
     the whole key in order.
     """
@@ -44,7 +44,7 @@ class Rule:
         return _encode([values[place] for place in self.places]) in self.keys
 
 
-def rules(table: Table, erased: Sequence[ErasedKeys]) -> tuple[Rule, ...]:
+def erasure_rules(table: ServedDataset, erased: Sequence[ErasedKeys]) -> tuple[ErasureRule, ...]:
     """What hides keys of `table`; an erasure by columns that are no keys of this version says
     nothing here.
     """
@@ -57,7 +57,7 @@ def rules(table: Table, erased: Sequence[ErasedKeys]) -> tuple[Rule, ...]:
                 if each.columns == names
                 else tuple(names.index(column) for column in each.columns)
             )
-            found.append(Rule(places, each.keys))
+            found.append(ErasureRule(places, each.keys))
     return tuple(found)
 
 
@@ -68,7 +68,7 @@ class Erasures:
         self._pool = pool
         self._views = views
         self._erased: dict[WorkspaceId, dict[DatasetName, tuple[ErasedKeys, ...]]] = {}
-        self._rules: dict[JobId, tuple[Rule, ...]] = {}
+        self._rules: dict[JobId, tuple[ErasureRule, ...]] = {}
 
     async def reload(self) -> None:
         """Read all erasures anew. Raises what the pool raises."""
@@ -100,11 +100,11 @@ class Erasures:
             else []
         )
 
-    def _of(self, job: JobId) -> tuple[Rule, ...]:
-        found: dict[DatasetName, tuple[Rule, ...]] = {}
+    def _of(self, job: JobId) -> tuple[ErasureRule, ...]:
+        found: dict[DatasetName, tuple[ErasureRule, ...]] = {}
         for (workspace, _), view in self._views.known().items():
             of_workspace = self._erased.get(workspace, {})
             for name, table in view.tables.items():
                 if table.view.served_by == job and name in of_workspace:
-                    found[name] = rules(table, of_workspace[name])
+                    found[name] = erasure_rules(table, of_workspace[name])
         return tuple(rule for of_dataset in found.values() for rule in of_dataset)

@@ -21,14 +21,14 @@ class QueryError(ApiError):
         super().__init__(self.STATUS, self.CODE, text)
 
 
-class BadRequest(QueryError):
+class RequestMalformed(QueryError):
     """The body is not what this call takes."""
 
     STATUS = 400
     CODE = "query-body"
 
 
-class BadQuery(ApiError):
+class QueryRejected(ApiError):
     """A query that no plan can answer on this version of the branch."""
 
     def __init__(self, refused: PlansError) -> None:
@@ -60,21 +60,21 @@ class UnknownField(QueryError):
         super().__init__(f"Field: {field} not in dataset")
 
 
-class BadLookup(QueryError):
+class LookupRejected(QueryError):
     """A lookup that the dataset's keys, fields or indexes do not allow."""
 
     STATUS = 400
     CODE = "lookup-refused"
 
 
-class BadValue(QueryError):
+class ValueNotConvertible(QueryError):
     """A value that cannot be cast to its feature's or field's type."""
 
     STATUS = 400
     CODE = "query-value"
 
 
-class BadExpression(QueryError):
+class ExpressionRejected(QueryError):
     """An expression that does not fit the features it reads; the commit should have refused it."""
 
     CODE = "query-expression"
@@ -93,19 +93,19 @@ class ExtractorUnavailable(QueryError):
     CODE = "executor-unavailable"
 
 
-class ParkedJob(QueryError):
+class JobParked(QueryError):
     """The job that would answer is stopped because its code fails."""
 
     CODE = "parked"
 
     @classmethod
-    def of(cls, partition: JobPartition, error: str) -> ParkedJob:
+    def of(cls, partition: JobPartition, error: str) -> JobParked:
         """From the registry's row; a slot says the same in its own words."""
         job, part = partition
         return cls(f"{job}[{part}] is parked: {error}")
 
 
-class Moving(QueryError):
+class PartitionUnavailable(QueryError):
     """A partition found no live owner within the deadline. Asking again later helps."""
 
     STATUS = 503
@@ -118,7 +118,7 @@ class Moving(QueryError):
         )
 
 
-class StaleView(QueryError):
+class ViewOutdated(QueryError):
     """The branch version in memory names a job that is gone: the view is read again and the request
     repeated.
     """
@@ -193,7 +193,7 @@ class MissingInput(QueryError):
         )
 
 
-class OtherRelease(QueryError):
+class ReleaseMismatch(QueryError):
     """Rows that this release cannot read."""
 
     CODE = "other-release"

@@ -17,12 +17,12 @@ import msgspec
 import polars as pl
 
 from fennel_core.connections.frames import RemoteError
-from fennel_core.query.columns import Column
-from fennel_core.query.errors import Moving, ParkedJob
+from fennel_core.query.columns import QueryColumn
+from fennel_core.query.errors import JobParked, PartitionUnavailable
 from fennel_core.query.kafka import KafkaTails
 from fennel_core.query.owners import Owners
-from fennel_core.query.program import Table
-from fennel_core.query.slots import Slots, retry_reason
+from fennel_core.query.program import ServedDataset
+from fennel_core.query.slot_connections import SlotConnections, retry_reason
 from fennel_core.vocab.dtypes import Field, Timestamp
 from fennel_core.vocab.ids import JobId, PartitionIndex, partition_indexes
 from fennel_core.vocab.schema import Schema
@@ -36,13 +36,17 @@ _decode_list = msgspec.msgpack.Decoder(list[object]).decode
 
 
 class Inspector:
-    def __init__(self, tails: KafkaTails, slots: Slots, owners: Owners, timeout_s: float) -> None:
+    def __init__(
+        self, tails: KafkaTails, slots: SlotConnections, owners: Owners, timeout_s: float
+    ) -> None:
         self._tails = tails
         self._slots = slots
         self._owners = owners
         self._timeout_s = timeout_s
 
-    async def last_rows(self, table: Table, rows: int, now_us: int) -> list[tuple[Field, Column]]:
+    async def last_rows(
+        self, table: ServedDataset, rows: int, now_us: int
+    ) -> list[tuple[Field, QueryColumn]]:
         """The columns of the dataset's last `rows` rows, oldest first."""
         rows = min(rows, ROWS_MAX)
         schema = table.view.schema
@@ -77,10 +81,10 @@ class Inspector:
                 except (OSError, TimeoutError) as lost:
                     why = f"its owner at {address} does not answer: {str(lost) or 'time is up'}"
             elif (parked := self._owners.parked((job, part))) is not None:
-                raise ParkedJob.of((job, part), parked.error)
+                raise JobParked.of((job, part), parked.error)
             await self._owners.refresh(epoch)
             await asyncio.sleep(RETRY_PAUSE_S)
-        raise Moving((job, part), why)
+        raise PartitionUnavailable((job, part), why)
 
 
 def tail_rows(frame: pl.DataFrame, schema: Schema, rows: int) -> pl.DataFrame:
@@ -98,16 +102,16 @@ def tail_rows(frame: pl.DataFrame, schema: Schema, rows: int) -> pl.DataFrame:
     )
 
 
-def frame_columns(schema: Schema, frame: pl.DataFrame | None) -> list[tuple[Field, Column]]:
+def frame_columns(schema: Schema, frame: pl.DataFrame | None) -> list[tuple[Field, QueryColumn]]:
     """The columns of a frame of rows; empty ones when there is none."""
     if frame is None:
-        return [(field, Column(field.dtype, ())) for field in schema.fields]
-    return [(field, Column(field.dtype, series=frame[field.name])) for field in schema.fields]
+        return [(field, QueryColumn(field.dtype, ())) for field in schema.fields]
+    return [(field, QueryColumn(field.dtype, series=frame[field.name])) for field in schema.fields]
 
 
 def scanned_columns(
     schema: Schema, pairs: Sequence[tuple[bytes, bytes]], rows: int
-) -> list[tuple[Field, Column]]:
+) -> list[tuple[Field, QueryColumn]]:
     """The columns of (key, row) pairs as slots list them, the `rows` newest, oldest first."""
     if not pairs:
         return frame_columns(schema, None)
@@ -119,12 +123,12 @@ def scanned_columns(
     values = 1 + len(schema.values)
     return [
         *(
-            (field, Column(field.dtype, column))
+            (field, QueryColumn(field.dtype, column))
             for field, column in zip(schema.keys, columns[values:], strict=True)
         ),
         *(
-            (field, Column(field.dtype, column))
+            (field, QueryColumn(field.dtype, column))
             for field, column in zip(schema.values, columns[1:values], strict=True)
         ),
-        (Field(schema.timestamp, Timestamp()), Column(Timestamp(), columns[0])),
+        (Field(schema.timestamp, Timestamp()), QueryColumn(Timestamp(), columns[0])),
     ]

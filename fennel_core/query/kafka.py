@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from fennel_core.connections.kafka import client_config, consumer_config
 from fennel_core.connections.offsets import STALE_EPOCH
-from fennel_core.query.errors import BrokerUnavailable, StaleView
+from fennel_core.query.errors import BrokerUnavailable, ViewOutdated
 from fennel_core.settings.model import Settings
 from fennel_core.vocab import versions
 from fennel_core.vocab.ids import TopicName, TopicPartition
@@ -72,7 +72,9 @@ class KafkaEnds:
             except KafkaException as failed:
                 code = failed.args[0].code()
                 if code in GONE:
-                    raise StaleView(f"a topic of this branch version is gone: {failed}") from failed
+                    raise ViewOutdated(
+                        f"a topic of this branch version is gone: {failed}"
+                    ) from failed
                 if code in STALE_EPOCH:
                     await asyncio.to_thread(self._admin.list_topics, timeout=REQUEST_S)
                 if (

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 import msgspec
 
 from fennel_core.connections.frames import RemoteError
-from fennel_core.query.errors import Moving, ParkedJob
+from fennel_core.query.errors import JobParked, PartitionUnavailable
 from fennel_core.query.owners import Owners
-from fennel_core.query.slots import Slots, retry_reason
+from fennel_core.query.slot_connections import SlotConnections, retry_reason
 from fennel_core.vocab.ids import JobId, JobPartition, PartitionIndex
 from fennel_core.vocab.keys import partition_of
 
@@ -29,12 +29,12 @@ RETRY_PAUSE_S = 0.02
 milliseconds.
 """
 
-Rows = list[bytes | None]
+EncodedRows = list[bytes | None]
 _decode_rows = msgspec.msgpack.Decoder().decode
 
 
 @dataclass(frozen=True, slots=True)
-class Want:
+class JobLookup:
     """Rows of one job under `keys`, all as of one time or each as of its own (microseconds)."""
 
     job: JobId
@@ -65,7 +65,7 @@ class Lookups:
 
     def __init__(
         self,
-        slots: Slots,
+        slots: SlotConnections,
         owners: Owners,
         timeout_s: float,
         hidden: Callable[[JobId, Sequence[bytes]], Sequence[int]] = lambda _job, _keys: (),
@@ -75,12 +75,12 @@ class Lookups:
         self._owners = owners
         self._timeout_s = timeout_s
 
-    async def fetch(self, wants: Sequence[Want]) -> list[Rows]:
+    async def fetch(self, wants: Sequence[JobLookup]) -> list[EncodedRows]:
         """For each want one row (msgpack `[ts, value, …]`) or None per key.
 
-        Raises `ParkedJob` with the job's error, `Moving` when the deadline passes.
+        Raises `JobParked` with the job's error, `PartitionUnavailable` when the deadline passes.
         """
-        answers: list[Rows] = [[None] * len(want.keys) for want in wants]
+        answers: list[EncodedRows] = [[None] * len(want.keys) for want in wants]
         open_pieces = _pieces(wants)
         deadline = asyncio.get_running_loop().time() + self._timeout_s
         while True:
@@ -93,7 +93,7 @@ class Lookups:
                         rows[place] = None
                 return answers
             if asyncio.get_running_loop().time() >= deadline:
-                raise Moving(failed[0].partition, failed[0].failure)
+                raise PartitionUnavailable(failed[0].partition, failed[0].failure)
             known = {
                 piece.partition: address for piece, address in zip(open_pieces, asked, strict=True)
             }
@@ -112,13 +112,13 @@ class Lookups:
         for piece in pieces:
             parked = self._owners.parked(piece.partition)
             if parked is not None and self._owners.address(piece.partition) is None:
-                raise ParkedJob.of(piece.partition, parked.error)
+                raise JobParked.of(piece.partition, parked.error)
 
     async def _ask(
         self,
         pieces: list[_Piece],
         addresses: list[str | None],
-        answers: list[Rows],
+        answers: list[EncodedRows],
         deadline: float,
     ) -> list[_Piece]:
         """Ask every owner at once; the pieces that must be asked again."""
@@ -142,7 +142,7 @@ class Lookups:
         return again
 
     async def _ask_one(
-        self, address: str, pieces: list[_Piece], answers: list[Rows], deadline: float
+        self, address: str, pieces: list[_Piece], answers: list[EncodedRows], deadline: float
     ) -> list[_Piece]:
         try:
             async with asyncio.timeout_at(deadline):
@@ -167,7 +167,7 @@ def _failed(pieces: list[_Piece], why: str) -> list[_Piece]:
     return pieces
 
 
-def _place(answer: Rows, places: Sequence[int], rows: Sequence[bytes | None]) -> None:
+def _place(answer: EncodedRows, places: Sequence[int], rows: Sequence[bytes | None]) -> None:
     assert len(rows) == len(places), "a slot answers every key"
     if isinstance(places, range):
         answer[:] = rows
@@ -176,7 +176,7 @@ def _place(answer: Rows, places: Sequence[int], rows: Sequence[bytes | None]) ->
         answer[place] = row
 
 
-def _pieces(wants: Sequence[Want]) -> list[_Piece]:
+def _pieces(wants: Sequence[JobLookup]) -> list[_Piece]:
     """The wants by partition. Wants of one level mostly share their keys (one list): those are
     divided once.
     """
@@ -215,7 +215,7 @@ def row_bytes(values: Sequence[object]) -> bytes:
     return msgspec.msgpack.encode([None, *values])
 
 
-def transpose(rows: Rows, absent: bytes) -> list[tuple[object, ...]]:
+def transpose(rows: EncodedRows, absent: bytes) -> list[tuple[object, ...]]:
     """Columns of `rows` (timestamp first), `absent` standing in for missing ones. There must be a
     row.
     """

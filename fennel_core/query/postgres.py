@@ -13,9 +13,9 @@ from psycopg_pool import PoolTimeout
 
 from fennel_core.blueprints.spec import Catalog, Job
 from fennel_core.connections.postgres import Pool
-from fennel_core.query.errors import DatabaseUnavailable, OtherRelease, UnknownBranch
+from fennel_core.query.errors import DatabaseUnavailable, ReleaseMismatch, UnknownBranch
 from fennel_core.query.owners import Ownership, Parked
-from fennel_core.query.view import BranchKey, Serving
+from fennel_core.query.view import BranchKey, ServingVersion
 from fennel_core.vocab import canonical
 from fennel_core.vocab.ids import CommitId, JobId, JobPartition, PartitionIndex, WorkspaceId
 from fennel_core.wire.decode import decode_sync_request
@@ -66,7 +66,7 @@ class PartitionState:
     """Age of what the runner last said."""
 
 
-class PostgresReads:
+class PostgresReader:
     """Implements `view.ServingSource` and `owners.OwnershipSource`."""
 
     def __init__(self, pool: Pool) -> None:
@@ -74,7 +74,7 @@ class PostgresReads:
 
     async def read_serving(
         self, key: BranchKey, known: CommitId | None
-    ) -> Serving | CommitId | None:
+    ) -> ServingVersion | CommitId | None:
         """See `view.ServingSource.read`."""
         rows = await self._rows(SERVING, key)
         if not rows:
@@ -88,7 +88,7 @@ class PostgresReads:
         [(request, catalog)] = await self._rows(VERSION, (commit,))
         assert isinstance(request, bytes), "a commit keeps the request as received"
         assert isinstance(catalog, bytes), "a commit that serves has a catalog"
-        return Serving(
+        return ServingVersion(
             commit,
             decode_sync_request(request),
             _loaded(catalog, Catalog, f"the catalog of commit `{commit}`"),
@@ -144,7 +144,7 @@ def _loaded(data: bytes, expected: type[T], what: str) -> T:
     try:
         return canonical.loads(data, expected)
     except (TypeError, ValueError, KeyError, AttributeError, ImportError) as unknown:
-        raise OtherRelease(
+        raise ReleaseMismatch(
             f"{what} was written by another release ({unknown}): run servers of one "
             "release, or commit again"
         ) from unknown

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from fennel_core.blueprints.spec import DatasetView
-from fennel_core.executors.calls import Extract
+from fennel_core.executors.calls import ExtractCall
 from fennel_core.plans import plan_nodes
 from fennel_core.plans.absent_keys import AbsentValue
 from fennel_core.plans.plan_nodes import QueryPlan, TypedFeature
-from fennel_core.query.columns import Column
+from fennel_core.query.bound_expressions import BoundExpressions, group_expressions
+from fennel_core.query.columns import QueryColumn
 from fennel_core.query.encode import Encoder, encoder_of
-from fennel_core.query.errors import BadLookup, UnknownDataset
-from fennel_core.query.formulas import Formulas, group_expressions
+from fennel_core.query.errors import LookupRejected, UnknownDataset
 from fennel_core.query.lookups import row_bytes
 from fennel_core.query.values import default_value
 from fennel_core.vocab.dtypes import Dtype, Field, List, base
@@ -33,7 +33,7 @@ TIMESTAMP_PLACE = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class ServedDataset:
     """A dataset as lookups see it. `absent` are its values for a key that is not there."""
 
     view: DatasetView
@@ -50,19 +50,21 @@ class Table:
     def job(self) -> JobId:
         """The job that serves lookups; BadLookup when none does."""
         if not self.view.schema.keyed:
-            raise BadLookup(
+            raise LookupRejected(
                 f"Dataset {self.view.name} does not have any key fields. Cannot "
                 "perform lookup operation on it."
             )
         if self.view.served_by is None:
-            raise BadLookup(f"Please define an index on dataset : {self.view.name} for loookup")
+            raise LookupRejected(
+                f"Please define an index on dataset : {self.view.name} for loookup"
+            )
         return self.view.served_by
 
     def online_job(self) -> JobId:
         """As `job`, for reads as of now by features."""
         job = self.job()
         if not self.view.online:
-            raise BadLookup(f"Please define an online index on dataset : {self.view.name}")
+            raise LookupRejected(f"Please define an online index on dataset : {self.view.name}")
         return job
 
 
@@ -110,12 +112,12 @@ class BoundAlias:
 class BoundExtractor:
     """`keep` pairs (place in the answer, register) leave out what was given."""
 
-    call: Extract
+    call: ExtractCall
     inputs: tuple[int, ...]
     keep: tuple[tuple[int, int], ...]
 
 
-BoundLocal = BoundAlias | Formulas
+BoundLocal = BoundAlias | BoundExpressions
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,7 @@ class BoundLevel:
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class QueryProgram:
     """`inputs` name the given columns to read, with the register of each; `outputs` the columns of
     the answer and how each is encoded.
     """
@@ -137,10 +139,10 @@ class Program:
     registers: int
 
 
-Registers = list[Column]
+Registers = list[QueryColumn]
 
 
-def bind(plan: QueryPlan, tables: Mapping[DatasetName, Table]) -> Program:
+def bind(plan: QueryPlan, tables: Mapping[DatasetName, ServedDataset]) -> QueryProgram:
     """The program of a plan. BadLookup or UnknownDataset when a dataset that it looks up is not
     served.
     """
@@ -148,20 +150,20 @@ def bind(plan: QueryPlan, tables: Mapping[DatasetName, Table]) -> Program:
 
 
 class _Binder:
-    def __init__(self, tables: Mapping[DatasetName, Table]) -> None:
+    def __init__(self, tables: Mapping[DatasetName, ServedDataset]) -> None:
         self._tables = tables
         self._registers: dict[FeatureRef, int] = {}
         self._given: frozenset[FeatureRef] = frozenset()
         self._groups: dict[tuple[tuple[FeatureRef, ...], tuple[Dtype, ...], bool], int] = {}
 
-    def bind(self, plan: QueryPlan) -> Program:
+    def bind(self, plan: QueryPlan) -> QueryProgram:
         self._given = frozenset(i.ref for i in plan.inputs)
         inputs = tuple((i.ref.fqn, i.dtype, self._register(i.ref)) for i in plan.inputs)
         levels = tuple(self._level(level) for level in plan.levels)
         outputs = tuple(
             (o.ref.fqn, encoder_of(o.dtype), self._register(o.ref)) for o in plan.outputs
         )
-        return Program(inputs, levels, outputs, len(self._registers))
+        return QueryProgram(inputs, levels, outputs, len(self._registers))
 
     def _register(self, ref: FeatureRef) -> int:
         return self._registers.setdefault(ref, len(self._registers))
@@ -190,7 +192,7 @@ class _Binder:
                     self._register(source), self._register(output.ref), output.dtype, fill
                 )
             case expressions:
-                return Formulas.of(expressions, self._register)
+                return BoundExpressions.of(expressions, self._register)
 
     def _lookup(self, step: plan_nodes.LookupNode | plan_nodes.ListLookupNode) -> BoundLookup:
         table = self._tables.get(step.dataset)
@@ -213,7 +215,12 @@ class _Binder:
         )
 
     def _read(
-        self, read: plan_nodes.FieldRead, table: Table, names: tuple[str, ...], *, listed: bool
+        self,
+        read: plan_nodes.FieldRead,
+        table: ServedDataset,
+        names: tuple[str, ...],
+        *,
+        listed: bool,
     ) -> BoundRead:
         output = read.output
         element = _element(output) if listed else output.dtype
@@ -222,7 +229,7 @@ class _Binder:
             return BoundRead(TIMESTAMP_PLACE, self._register(output.ref), output.dtype, fill)
         number = names.index(read.field) if read.field in names else None
         if number is None:
-            raise BadLookup(
+            raise LookupRejected(
                 f"Field: {read.field} is a key of dataset `{table.view.name}`: a "
                 "feature cannot look it up"
             )
@@ -232,7 +239,7 @@ class _Binder:
         return BoundRead(number + 1, self._register(output.ref), output.dtype, fill)
 
     def _extractor(self, step: plan_nodes.PythonExtractorNode) -> BoundExtractor:
-        call = Extract(
+        call = ExtractCall(
             code=step.code,
             featureset=step.featureset,
             extractor=step.name,

@@ -18,14 +18,14 @@ from prometheus_client import Counter, Histogram
 
 from fennel_core.query.asgi import Disconnected, Receive, Scope, Send, header, read_body, send_json
 from fennel_core.query.bodies import BarrierBody, parse
-from fennel_core.query.errors import BadRequest, UnknownRoute
+from fennel_core.query.errors import RequestMalformed, UnknownRoute
 from fennel_core.query.forward import Forwarder, Upstream
 from fennel_core.query.service import QueryService
 from fennel_core.query.status import StatusReport
 from fennel_core.query.view import BranchKey, Views
 from fennel_core.telemetry import metrics, traces
 from fennel_core.telemetry.errors import INTERNAL, send_error, wants_json
-from fennel_core.telemetry.health import Health
+from fennel_core.telemetry.health import HealthEndpoint
 from fennel_core.telemetry.logs import logger
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import MAIN_BRANCH, BranchName, WorkspaceId
@@ -38,7 +38,7 @@ log = logger(__name__)
 WorkspaceOf = Callable[[str | None], Awaitable[WorkspaceId]]
 
 
-class Application:
+class QueryApplication:
     """`upstreams` maps the first word after `/api/v1/` to a server; `""` is the one for all other
     words.
     """
@@ -48,7 +48,7 @@ class Application:
         service: QueryService,
         views: Views,
         status: StatusReport,
-        health: Health,
+        health: HealthEndpoint,
         forwarder: Forwarder,
         upstreams: Mapping[str, Upstream],
         workspace_of: WorkspaceOf,
@@ -196,5 +196,5 @@ def _count(scope: Scope, name: str, default: int) -> int:
     if given is None:
         return default
     if not given[-1].isdecimal():
-        raise BadRequest(f"`{name}={given[-1]}` is not a number of rows")
+        raise RequestMalformed(f"`{name}={given[-1]}` is not a number of rows")
     return int(given[-1])

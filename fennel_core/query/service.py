@@ -30,25 +30,32 @@ from fennel_core.query.bodies import (
 from fennel_core.query.datasets import ExtractorLookups, chosen_fields, look_up, serving_check
 from fennel_core.query.encode import json_values
 from fennel_core.query.errors import (
-    BadExpression,
-    BadLookup,
-    BadQuery,
+    ExpressionRejected,
+    LookupRejected,
     MissingInput,
-    StaleView,
+    QueryRejected,
     UnknownDataset,
     UnknownField,
+    ViewOutdated,
 )
-from fennel_core.query.flow import Flow, Request
+from fennel_core.query.execution import ProgramRunner, QueryRequest
 from fennel_core.query.inspect import Inspector
 from fennel_core.query.lookups import Lookups
-from fennel_core.query.program import Table
-from fennel_core.query.values import given_column
+from fennel_core.query.program import ServedDataset
+from fennel_core.query.values import input_column
 from fennel_core.query.view import BranchKey, View, Views
 from fennel_core.telemetry import metrics
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import DatasetName, WorkspaceId
 
-MAYBE_STALE = (BadQuery, BadLookup, BadExpression, UnknownDataset, UnknownField, StaleView)
+MAYBE_STALE = (
+    QueryRejected,
+    LookupRejected,
+    ExpressionRejected,
+    UnknownDataset,
+    UnknownField,
+    ViewOutdated,
+)
 """Refusals that a newer view may turn into an answer."""
 
 DEFAULT_WORKFLOW = "default"
@@ -61,7 +68,7 @@ SecretReader = Callable[[WorkspaceId, str], Awaitable[str | None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class QueryLimits:
     """Limits of one request."""
 
     query_rows: int
@@ -80,11 +87,11 @@ class QueryService:
         barrier: Barrier,
         secret: SecretReader,
         now_us: Callable[[], int],
-        bounds: Bounds,
+        bounds: QueryLimits,
     ) -> None:
         self._views = views
         self._lookups = lookups
-        self._flow = Flow(lookups, executors)
+        self._flow = ProgramRunner(lookups, executors)
         self._inspector = inspector
         self._barrier = barrier
         self._secret = secret
@@ -115,8 +122,8 @@ class QueryService:
             values = asked.data.get(name)
             if values is None:
                 raise MissingInput(name)
-            given[name] = given_column(values, dtype, name)
-        request = Request(given, asked.rows, self._now_us())
+            given[name] = input_column(values, dtype, name)
+        request = QueryRequest(given, asked.rows, self._now_us())
         columns = await self._flow.run(program, request, self._callbacks(key, view, request.now_us))
         return dump(
             {
@@ -203,7 +210,7 @@ def _rows(workflow: str) -> Counter:
     return metrics.EXTRACT_FEATURES.labels(workflow)
 
 
-def _table(view: View, dataset: str) -> Table:
+def _table(view: View, dataset: str) -> ServedDataset:
     table = view.tables.get(DatasetName(dataset))
     if table is None:
         raise UnknownDataset(dataset)

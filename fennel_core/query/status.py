@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from fennel_core.query.bodies import dump
-from fennel_core.query.postgres import PartitionState, PostgresReads
+from fennel_core.query.postgres import PartitionState, PostgresReader
 from fennel_core.query.view import Views
 from fennel_core.vocab.ids import WorkspaceId
 
@@ -23,7 +23,7 @@ class StatusReport:
 
     def __init__(
         self,
-        reads: PostgresReads,
+        reads: PostgresReader,
         views: Views,
         workspace_of: WorkspaceOf,
         is_admin: Callable[[str | None], bool],

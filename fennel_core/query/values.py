@@ -17,8 +17,8 @@ from typing import Any
 
 import polars as pl
 
-from fennel_core.query.columns import Column
-from fennel_core.query.errors import BadValue
+from fennel_core.query.columns import QueryColumn
+from fennel_core.query.errors import ValueNotConvertible
 from fennel_core.vocab import dtypes
 from fennel_core.vocab.dtypes import Dtype, is_optional, optional
 from fennel_core.wire.errors import WireError
@@ -33,7 +33,7 @@ _PLAIN: dict[type[object], type[object]] = {
 }
 
 
-def given_column(values: Sequence[Any], dtype: Dtype, name: str) -> Column:
+def input_column(values: Sequence[Any], dtype: Dtype, name: str) -> QueryColumn:
     """A column of a request as values of `dtype`. BadValue names the column, the row and the value
     that cannot be cast.
     """
@@ -44,13 +44,13 @@ def given_column(values: Sequence[Any], dtype: Dtype, name: str) -> Column:
         if is_optional(dtype):
             kinds.discard(type(None))
         if kinds <= {plain} and _fits(values, plain):
-            return Column(dtype, values)
+            return QueryColumn(dtype, values)
     try:
-        return Column(
+        return QueryColumn(
             dtype, series=_decoded(values, optional(bare) if is_optional(dtype) else bare, name)
         )
     except WireError as error:
-        raise BadValue(str(error)) from error
+        raise ValueNotConvertible(str(error)) from error
 
 
 def default_value(default_json: str | None, dtype: Dtype) -> object:
@@ -62,10 +62,10 @@ def default_value(default_json: str | None, dtype: Dtype) -> object:
     try:
         series = _decoded([json.loads(default_json)], optional(dtypes.base(dtype)), "default")
     except (WireError, ValueError) as error:
-        raise BadValue(
+        raise ValueNotConvertible(
             f"the default {default_json} is not a value of type {dtypes.show(dtype)}: {error}"
         ) from error
-    return Column(dtype, series=series).values[0]
+    return QueryColumn(dtype, series=series).values[0]
 
 
 def _decoded(values: Sequence[Any], dtype: Dtype, name: str) -> pl.Series:

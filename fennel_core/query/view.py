@@ -21,8 +21,8 @@ from fennel_core.plans.absent_keys import absent_rows
 from fennel_core.plans.errors import PlansError
 from fennel_core.plans.feature_index import FeatureIndex
 from fennel_core.plans.planner import make_plan
-from fennel_core.query.errors import BadQuery, UnknownBranch
-from fennel_core.query.program import Program, Table, bind
+from fennel_core.query.errors import QueryRejected, UnknownBranch
+from fennel_core.query.program import QueryProgram, ServedDataset, bind
 from fennel_core.vocab.ids import BranchName, CommitId, DatasetName, WorkspaceId
 from fennel_core.wire.entities import SyncRequest
 
@@ -32,12 +32,12 @@ questions.
 """
 VIEWS_KEPT = 1000
 
-Asked = tuple[tuple[str, ...], tuple[str, ...]]
+FeatureRequest = tuple[tuple[str, ...], tuple[str, ...]]
 BranchKey = tuple[WorkspaceId, BranchName]
 
 
 @dataclass(frozen=True, slots=True)
-class Serving:
+class ServingVersion:
     """What a branch serves: None before its first commit."""
 
     commit: CommitId
@@ -48,7 +48,7 @@ class Serving:
 class ServingSource(Protocol):
     async def read_serving(
         self, key: BranchKey, known: CommitId | None
-    ) -> Serving | CommitId | None:
+    ) -> ServingVersion | CommitId | None:
         """The branch's serving version; just its id when that is `known`; None when nothing was
         committed. `UnknownBranch` raises.
         """
@@ -60,25 +60,23 @@ class View:
     commit: CommitId | None
     catalog: Catalog | None
     index: FeatureIndex
-    tables: Mapping[DatasetName, Table]
-    _programs: OrderedDict[Asked, Program] = field(default_factory=OrderedDict)
+    tables: Mapping[DatasetName, ServedDataset]
+    _programs: OrderedDict[FeatureRequest, QueryProgram] = field(default_factory=OrderedDict)
 
     @classmethod
-    def of(cls, serving: Serving | None) -> View:
+    def of(cls, serving: ServingVersion | None) -> View:
         if serving is None:
             return cls(None, None, FeatureIndex({}, {}, {}, {}), {})
         absent = absent_rows(serving.request)
         catalog = serving.catalog
         tables = {
-            view.name: Table(view, catalog.partitions, absent.get(view.name, ()))
+            view.name: ServedDataset(view, catalog.partitions, absent.get(view.name, ()))
             for view in catalog.datasets
         }
         return cls(serving.commit, catalog, FeatureIndex.of(serving.request), tables)
 
-    def program(self, asked: Asked) -> Program:
-        """The program that answers `asked`, made once. Raises `BadQuery` or another `QueryError`
-        when there is none.
-        """
+    def program(self, asked: FeatureRequest) -> QueryProgram:
+        """Return the cached program for `asked`; raises `QueryRejected` or another `QueryError`."""
         found = self._programs.get(asked)
         if found is not None:
             self._programs.move_to_end(asked)
@@ -86,7 +84,7 @@ class View:
         try:
             made = bind(make_plan(self.index, *asked), self.tables)
         except PlansError as refused:
-            raise BadQuery(refused) from refused
+            raise QueryRejected(refused) from refused
         self._programs[asked] = made
         if len(self._programs) > PROGRAMS_KEPT:
             self._programs.popitem(last=False)
@@ -160,7 +158,7 @@ class Views:
             case str():
                 assert before is not None, "only a known version is answered by its id"
                 return before
-            case None | Serving():
+            case None | ServingVersion():
                 view = View.of(serving)
                 self._views[key] = view
                 self._views.move_to_end(key)

@@ -27,28 +27,28 @@ REQUEST_BYTES: Final = 16 * 1024
 REQUEST_SECONDS: Final = 5.0
 PATHS: Final = frozenset({"/healthz", "/readyz", "/metrics"})
 
-Check = Callable[[], Awaitable[str | None]]
+ReadinessCheck = Callable[[], Awaitable[str | None]]
 """None when all is well, else a sentence saying what is missing."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HealthResponse:
     status: int
     content_type: str
     body: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
+class HealthEndpoint:
     """The health of process `process`; it is ready when every check says so."""
 
     process: str
-    checks: Mapping[str, Check]
+    checks: Mapping[str, ReadinessCheck]
 
     def handles(self, path: str) -> bool:
         return path in PATHS
 
-    async def answer(self, path: str) -> Answer:
+    async def answer(self, path: str) -> HealthResponse:
         """The answer to GET `path`, 404 for a path that is not ours."""
         match path:
             case "/healthz":
@@ -56,7 +56,7 @@ class Health:
             case "/readyz":
                 return await self._ready()
             case "/metrics":
-                return Answer(200, metrics.CONTENT_TYPE, metrics.render())
+                return HealthResponse(200, metrics.CONTENT_TYPE, metrics.render())
             case _:
                 return _json(404, {"status": "unknown path", "paths": sorted(PATHS)})
 
@@ -95,7 +95,7 @@ class Health:
         """
         return await asyncio.start_server(self._connection, host, port, limit=REQUEST_BYTES)
 
-    async def _ready(self) -> Answer:
+    async def _ready(self) -> HealthResponse:
         names = list(self.checks)
         results = dict(
             zip(
@@ -138,7 +138,7 @@ class Health:
             writer.close()
 
 
-async def _run(check: Check) -> str | None:
+async def _run(check: ReadinessCheck) -> str | None:
     try:
         async with asyncio.timeout(CHECK_SECONDS):
             return await check()
@@ -148,5 +148,5 @@ async def _run(check: Check) -> str | None:
         return redact_text(f"{type(failure).__name__}: {failure}")
 
 
-def _json(status: int, content: object) -> Answer:
-    return Answer(status, "application/json", orjson.dumps(content))
+def _json(status: int, content: object) -> HealthResponse:
+    return HealthResponse(status, "application/json", orjson.dumps(content))

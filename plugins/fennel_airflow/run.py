@@ -26,7 +26,7 @@ from fennel_core.connections.workspaces import checked_name
 from fennel_core.definition import commit_steps as definition
 from fennel_core.definition.commit_steps import CommitSteps
 from fennel_core.definition.log_retention import delete_unneeded
-from fennel_core.executors.definitions import DefinitionsError, read
+from fennel_core.executors.definitions import DefinitionsNotLoaded, read
 from fennel_core.ledger.lifecycle import CommitState
 from fennel_core.ledger.store import (
     Commit,
@@ -233,7 +233,7 @@ def _told(work: Callable[[], T]) -> T:
             log.error("what to do: %s", after)
             told = f"{told}. What to do: {after}"
         raise AirflowFailException(told) from None
-    except DefinitionsError as error:
+    except DefinitionsNotLoaded as error:
         log.error("%s", error)
         raise AirflowFailException(str(error)) from None
     except (recovery.NotRebuilt, drills.DrillFailed) as stuck:

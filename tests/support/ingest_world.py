@@ -18,16 +18,16 @@ from fennel_core.executors.client import Callbacks
 from fennel_core.ingest.batches import RAW_FORMAT_HEADER
 from fennel_core.ingest.catalogs import Catalogs
 from fennel_core.ingest.committer import Committer
-from fennel_core.ingest.flow import LogFlow
+from fennel_core.ingest.log_service import LogService
 from fennel_core.ingest.store import (
-    Begun,
     BranchCatalog,
     Branches,
-    Lane,
-    MemoryClock,
     MemoryDirectory,
-    MemoryLane,
-    Message,
+    MemoryIngestClock,
+    MemoryProducer,
+    ProducerRecord,
+    TransactionalProducer,
+    TransactionStart,
 )
 from fennel_core.vocab.dtypes import Field, Float, Int, Str
 from fennel_core.vocab.ids import (
@@ -129,32 +129,34 @@ class ScriptedLane:
     `fails()` gives.
     """
 
-    log: dict[tuple[TopicName, int], list[Message]]
+    log: dict[tuple[TopicName, int], list[ProducerRecord]]
     turns: Callable[[], int] = lambda: 0
     fails: Callable[[], Exception | None] = lambda: None
     commits: int = 0
 
-    async def commit(self, messages: Sequence[Message]) -> None:
+    async def commit(self, messages: Sequence[ProducerRecord]) -> None:
         for _ in range(self.turns()):
             await asyncio.sleep(0)
         if (failure := self.fails()) is not None:
             raise failure
         self.commits += 1
-        await MemoryLane(self.log).commit(messages)
+        await MemoryProducer(self.log).commit(messages)
 
 
 @dataclass(slots=True)
-class DawdlingClock(MemoryClock):
+class DawdlingClock(MemoryIngestClock):
     """A clock whose question and answer take `turns()` turns of the loop each, as a database's
     do.
     """
 
     turns: Callable[[], int] = lambda: 0
 
-    async def begin(self, workspace: WorkspaceId, sources: Collection[Identity]) -> Begun:
+    async def begin(
+        self, workspace: WorkspaceId, sources: Collection[Identity]
+    ) -> TransactionStart:
         for _ in range(self.turns()):
             await asyncio.sleep(0)
-        begun = await MemoryClock.begin(self, workspace, sources)
+        begun = await MemoryIngestClock.begin(self, workspace, sources)
         for _ in range(self.turns()):
             await asyncio.sleep(0)
         return begun
@@ -165,7 +167,7 @@ class World:
     """Servers over one clock, one directory and one log."""
 
     now_us: Callable[[], Micros] = lambda: Micros(1_700_000_000_000_000)
-    log: dict[tuple[TopicName, int], list[Message]] = field(default_factory=dict)
+    log: dict[tuple[TopicName, int], list[ProducerRecord]] = field(default_factory=dict)
     directory: MemoryDirectory = field(default_factory=MemoryDirectory)
     committers: list[Committer] = field(default_factory=list)
 
@@ -177,8 +179,8 @@ class World:
         self.directory.workspaces[WORKSPACE] = replace(branches(version, **catalogs), erased=erased)
 
     def server(
-        self, lanes: Sequence[Lane] | None = None, executors: object | None = None
-    ) -> LogFlow:
+        self, lanes: Sequence[TransactionalProducer] | None = None, executors: object | None = None
+    ) -> LogService:
         committer = Committer(self.clock, lanes or [ScriptedLane(self.log)], len(self.committers))
         self.committers.append(committer)
 
@@ -186,13 +188,13 @@ class World:
             return f"secret {name}"
 
         runs = executors if executors is not None else NoExecutors()
-        return LogFlow(Catalogs(self.directory), committer, runs, secret, 10_000)  # type: ignore[arg-type]  # a stand-in
+        return LogService(Catalogs(self.directory), committer, runs, secret, 10_000)  # type: ignore[arg-type]  # a stand-in
 
     async def close(self) -> None:
         for committer in self.committers:
             await committer.close()
 
-    def messages(self, topic: str) -> list[tuple[int, Message]]:
+    def messages(self, topic: str) -> list[tuple[int, ProducerRecord]]:
         return [
             (partition, m)
             for (name, partition), found in sorted(self.log.items())

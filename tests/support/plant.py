@@ -31,15 +31,21 @@ from fennel_core.engine.supervisor import HostedPartition
 from fennel_core.hangar.memory import MemoryHangar
 from fennel_core.ingest.catalogs import Catalogs
 from fennel_core.ingest.committer import Committer
-from fennel_core.ingest.flow import LogFlow
-from fennel_core.ingest.store import BranchCatalog, Branches, MemoryClock, MemoryDirectory, Message
+from fennel_core.ingest.log_service import LogService
+from fennel_core.ingest.store import (
+    BranchCatalog,
+    Branches,
+    MemoryDirectory,
+    MemoryIngestClock,
+    ProducerRecord,
+)
 from fennel_core.operators.build import as_watermark_step, build
 from fennel_core.operators.spec import step_version
 from fennel_core.operators.step import OperatorStep
 from fennel_core.query.lookups import Lookups
 from fennel_core.query.owners import Owners, Ownership
-from fennel_core.query.service import Bounds, QueryService
-from fennel_core.query.view import BranchKey, Serving, Views
+from fennel_core.query.service import QueryLimits, QueryService
+from fennel_core.query.view import BranchKey, ServingVersion, Views
 from fennel_core.vocab.ids import (
     BranchName,
     CommitId,
@@ -111,7 +117,7 @@ class ModelLane:
     log: ModelLog
     name: str
 
-    async def commit(self, messages: Sequence[Message]) -> None:
+    async def commit(self, messages: Sequence[ProducerRecord]) -> None:
         records = [OutgoingRecord(m.topic, m.partition, m.value, m.headers) for m in messages]
         transaction = self.log.begin(self.name, self.log.open(self.name), records, now_ms())
         await asyncio.sleep(0.001)
@@ -157,8 +163,8 @@ class Branch:
 
     async def read_serving(
         self, key: BranchKey, known: CommitId | None
-    ) -> Serving | CommitId | None:
-        return Serving(CommitId("c1"), self.made.request, self.made.catalog)
+    ) -> ServingVersion | CommitId | None:
+        return ServingVersion(CommitId("c1"), self.made.request, self.made.catalog)
 
 
 # --- the plant ------------------------------------------------------------------------------------
@@ -194,26 +200,28 @@ class Plant:
         for key in self._stores:
             self._start(key)
 
-    def _ingest(self, skews_us: Sequence[int], now_us: int) -> list[LogFlow]:
+    def _ingest(self, skews_us: Sequence[int], now_us: int) -> list[LogService]:
         """One server per skew; the stamps are the database's, whose clock each of them happens to
         meet skewed.
         """
         directory = MemoryDirectory(
             {WORKSPACE: Branches("1", (BranchCatalog(MAIN, CommitId("c1"), self.made.catalog),))}
         )
-        clock = MemoryClock(lambda: Micros(now_us), directory)
+        clock = MemoryIngestClock(lambda: Micros(now_us), directory)
         made = []
         for number, skew_us in enumerate(skews_us):
 
             def skewed(skew_us: int = skew_us) -> Micros:
                 return Micros(now_us + skew_us)
 
-            own = MemoryClock(skewed, directory, clock.stamps, clock.sources, clock.discarded)
+            own = MemoryIngestClock(skewed, directory, clock.stamps, clock.sources, clock.discarded)
             committer = Committer(
                 own, [ModelLane(self.log, f"ingest-{number}-{lane}") for lane in range(2)], number
             )
             self._committers.append(committer)
-            made.append(LogFlow(Catalogs(directory), committer, NoExecutors(), _no_secret, 10_000))
+            made.append(
+                LogService(Catalogs(directory), committer, NoExecutors(), _no_secret, 10_000)
+            )
         return made
 
     def _front(self, now_us: int) -> QueryService:
@@ -228,7 +236,7 @@ class Plant:
             absent,
             _no_secret,
             lambda: now_us,
-            Bounds(1000, 5.0),
+            QueryLimits(1000, 5.0),
         )
 
     # --- runners

@@ -24,11 +24,11 @@ from fennel_core.query.forward import Forwarder, Upstream
 from fennel_core.query.inspect import Inspector
 from fennel_core.query.lookups import Lookups
 from fennel_core.query.owners import Owners
-from fennel_core.query.server import Application
-from fennel_core.query.service import Bounds, QueryService
-from fennel_core.query.slots import Slots
-from fennel_core.query.view import BranchKey, Serving, Views
-from fennel_core.telemetry.health import Health
+from fennel_core.query.server import QueryApplication
+from fennel_core.query.service import QueryLimits, QueryService
+from fennel_core.query.slot_connections import SlotConnections
+from fennel_core.query.view import BranchKey, ServingVersion, Views
+from fennel_core.telemetry.health import HealthEndpoint
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import (
     BranchName,
@@ -71,7 +71,7 @@ def table_view(
 class FakePlatform:
     """What Postgres and Kafka say, set by the test."""
 
-    branches: dict[str, Serving | None] = field(default_factory=dict)
+    branches: dict[str, ServingVersion | None] = field(default_factory=dict)
     jobs: dict[JobId, Job] = field(default_factory=dict)
     topic_ends: dict[TopicPartition, int] = field(default_factory=dict)
     tails: dict[str, pl.DataFrame] = field(default_factory=dict)
@@ -87,11 +87,11 @@ class FakePlatform:
         commit: str = "c1",
     ) -> None:
         catalog = Catalog(WORKSPACE, tuple(views), (), (), PARTITIONS)
-        self.branches[branch] = Serving(CommitId(commit), request, catalog)
+        self.branches[branch] = ServingVersion(CommitId(commit), request, catalog)
 
     async def read_serving(
         self, key: BranchKey, known: CommitId | None
-    ) -> Serving | CommitId | None:
+    ) -> ServingVersion | CommitId | None:
         self.serving_reads += 1
         if key[1] not in self.branches:
             raise UnknownBranch(key[1])
@@ -178,7 +178,7 @@ async def workspace_of(authorization: str | None) -> WorkspaceId:
 @asynccontextmanager
 async def running_world(folder: Path) -> AsyncIterator[World]:
     platform, registry, upstreams, clock = FakePlatform(), FakeRegistry(), Upstreams(), [10**15]
-    slots, owners, views = Slots(), Owners(registry), Views(platform)
+    slots, owners, views = SlotConnections(), Owners(registry), Views(platform)
     upstream = web.AppRunner(_upstream_app(upstreams))
     await upstream.setup()
     site = web.TCPSite(upstream, "127.0.0.1", 0)
@@ -193,13 +193,13 @@ async def running_world(folder: Path) -> AsyncIterator[World]:
         barrier=Barrier(platform, platform, owners, slots),
         secret=_no_secret,
         now_us=lambda: clock[0],
-        bounds=Bounds(1000, 5.0),
+        bounds=QueryLimits(1000, 5.0),
     )
-    app = Application(
+    app = QueryApplication(
         service=service,
         views=views,
         status=None,  # type: ignore[arg-type]  # needs Postgres
-        health=Health("query", {}),
+        health=HealthEndpoint("query", {}),
         forwarder=forwarder,
         upstreams={
             "log": Upstream("ingest", f"{address}/ingest"),

@@ -166,7 +166,7 @@ def migrate(settings: Settings) -> None:
     try:
         with connect(settings.postgres_dsn.get_secret_value(), name="fennel-up") as connection:
             migrations.apply(connection, migrations.read())
-    except (migrations.MigrationError, psycopg.Error) as error:
+    except (migrations.MigrationMismatch, psycopg.Error) as error:
         raise SetupFailed(f"The platform's database cannot be migrated ({error})") from error
 
 

@@ -83,7 +83,9 @@ def test_a_file_that_fails_half_way_leaves_nothing_of_itself_and_keeps_the_earli
 
 def test_a_file_changed_after_it_was_applied_is_refused(empty_database: str) -> None:
     _apply(empty_database, (migrate.Migration(1, "first", "CREATE TABLE a (n int);"),))
-    with pytest.raises(migrate.MigrationError, match="0001_first was changed after it was applied"):
+    with pytest.raises(
+        migrate.MigrationMismatch, match="0001_first was changed after it was applied"
+    ):
         _apply(empty_database, (migrate.Migration(1, "first", "CREATE TABLE a (n bigint);"),))
 
 

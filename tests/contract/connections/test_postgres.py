@@ -14,8 +14,8 @@ import pytest_asyncio
 
 from fennel_core.connections.postgres import (
     AsyncConnection,
-    Heard,
-    Listening,
+    ListenStarted,
+    Notification,
     Pool,
     RolledBack,
     UnknownOutcome,
@@ -180,17 +180,17 @@ async def test_a_listener_hears_and_says_so_when_it_may_have_missed_something(
     open_pool: Pool, database: str
 ) -> None:
     async with aclosing(listen(database, ["registry", "catalog"], name="test-listener")) as wakeups:
-        assert await anext(wakeups) == Listening()
+        assert await anext(wakeups) == ListenStarted()
         async with open_pool.connection() as connection:
             await connection.execute("INSERT INTO workspace (name) VALUES ('shop')")
             await connection.execute("INSERT INTO branch (workspace, name) VALUES ('shop', 'main')")
-            assert await asyncio.wait_for(anext(wakeups), 5) == Heard("catalog", "shop/main")
+            assert await asyncio.wait_for(anext(wakeups), 5) == Notification("catalog", "shop/main")
             await connection.execute(
                 "INSERT INTO job (id, workspace, spec) VALUES ('j', 'shop', '')"
             )
-            assert await asyncio.wait_for(anext(wakeups), 5) == Heard("registry", "")
+            assert await asyncio.wait_for(anext(wakeups), 5) == Notification("registry", "")
             await connection.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE "
                 "application_name = 'test-listener'"
             )
-        assert await asyncio.wait_for(anext(wakeups), 5) == Listening()
+        assert await asyncio.wait_for(anext(wakeups), 5) == ListenStarted()

@@ -61,7 +61,7 @@ async def test_a_row_copied_to_another_workspace_or_name_does_not_open(
             "INSERT INTO secret (workspace, name, sealed) SELECT %s, %s, sealed FROM secret",
             (workspace, name),
         )
-    with pytest.raises(secrets.SealError, match="copied"):
+    with pytest.raises(secrets.SecretUnreadable, match="copied"):
         await secrets.get(open_pool, sealer, workspace, name)
 
 
@@ -71,7 +71,7 @@ async def test_a_key_is_changed_without_losing_a_secret(
     await secrets.put(open_pool, secrets.Sealer.from_file(key_file), SHOP, "k", "value")
     secrets.make_key_file(tmp_path / "new")
     old, new = key_file.read_text(), (tmp_path / "new").read_text()
-    with pytest.raises(secrets.SealError, match="another key"):
+    with pytest.raises(secrets.SecretUnreadable, match="another key"):
         await secrets.get(open_pool, secrets.Sealer.from_file(tmp_path / "new"), SHOP, "k")
     key_file.write_text(new + old)
     assert await secrets.reseal(open_pool, secrets.Sealer.from_file(key_file)) == 1
@@ -84,7 +84,7 @@ async def test_a_key_is_changed_without_losing_a_secret(
 def test_a_key_file_that_others_may_read_is_refused(key_file: Path) -> None:
     assert key_file.stat().st_mode & 0o777 == 0o600
     key_file.chmod(0o640)
-    with pytest.raises(secrets.SealError, match="0640"):
+    with pytest.raises(secrets.SecretUnreadable, match="0640"):
         secrets.Sealer.from_file(key_file)
 
 
@@ -96,7 +96,7 @@ def test_a_key_file_that_is_no_key_says_so(tmp_path: Path, content: str | None, 
     if content is not None:
         path.write_text(content)
         path.chmod(0o600)
-    with pytest.raises(secrets.SealError, match=text):
+    with pytest.raises(secrets.SecretUnreadable, match=text):
         secrets.Sealer.from_file(path)
 
 

@@ -23,7 +23,7 @@ from fennel_core.ledger.commit_protocol import LedgerContext, LedgerTimings
 from fennel_core.ledger.postgres import PostgresLedger
 from fennel_core.ledger.topics import MemoryTopicAdmin
 from fennel_core.settings.model import Settings
-from fennel_core.telemetry.health import Health
+from fennel_core.telemetry.health import HealthEndpoint
 from fennel_core.vocab.ids import CommitId
 from tests.support.postgres import database, empty_database, postgres_server
 
@@ -65,7 +65,7 @@ async def client(
         office = ServerState(
             settings, connections, flow, flow, secrets.Sealer.from_file(key), wake=lambda: None
         )
-        transport = httpx.ASGITransport(application(office, Health("test", {})))
+        transport = httpx.ASGITransport(application(office, HealthEndpoint("test", {})))
         headers = {"Authorization": "Bearer dev-shop"}
         async with httpx.AsyncClient(
             transport=transport, base_url="http://test", headers=headers

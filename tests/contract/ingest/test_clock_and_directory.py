@@ -12,16 +12,16 @@ import pytest
 
 from fennel_core.blueprints.spec import Catalog
 from fennel_core.connections import postgres
-from fennel_core.ingest.decide import Advance, Progress
-from fennel_core.ingest.postgres import PostgresClock, PostgresDirectory
+from fennel_core.ingest.acceptance import SourceAdvance, SourceProgress
+from fennel_core.ingest.postgres import PostgresDirectory, PostgresIngestClock
 from fennel_core.ingest.store import (
     Away,
     BranchCatalog,
     Branches,
-    Clock,
-    Directory,
-    MemoryClock,
+    CatalogDirectory,
+    IngestClock,
     MemoryDirectory,
+    MemoryIngestClock,
 )
 from fennel_core.vocab.ids import BranchName, CommitId, DatasetName, Identity, Micros, WorkspaceId
 from tests.support.ingest_rows import open_workspace, point_branch
@@ -33,8 +33,8 @@ USERS, ORDERS = Identity("users"), Identity("orders")
 
 @dataclass
 class Bench:
-    clock: Clock
-    directory: Directory
+    clock: IngestClock
+    directory: CatalogDirectory
     pool: Any = None
     moved: int = 0
 
@@ -57,12 +57,12 @@ class Bench:
 async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
     if request.param == "memory":
         directory = MemoryDirectory()
-        yield Bench(MemoryClock(lambda: Micros(time.time_ns() // 1000), directory), directory)
+        yield Bench(MemoryIngestClock(lambda: Micros(time.time_ns() // 1000), directory), directory)
         return
     async with postgres.pool(request.getfixturevalue("database"), name="test") as pool:
         for workspace in (WORKSPACE, OTHER):
             await open_workspace(pool, workspace)
-        yield Bench(PostgresClock(pool), PostgresDirectory(pool), pool)
+        yield Bench(PostgresIngestClock(pool), PostgresDirectory(pool), pool)
 
 
 async def test_stamps_grow_and_each_is_given_once(bench: Bench) -> None:
@@ -83,11 +83,11 @@ async def test_a_source_that_accepted_nothing_has_no_progress(bench: Bench) -> N
 
 
 async def test_the_newest_time_counts_for_lateness_from_the_second_advance_on(bench: Bench) -> None:
-    await bench.clock.accepted(WORKSPACE, [Advance(USERS, Micros(100), 0)])
+    await bench.clock.accepted(WORKSPACE, [SourceAdvance(USERS, Micros(100), 0)])
     first = (await bench.clock.begin(WORKSPACE, (USERS, ORDERS))).progress
     assert (first[USERS].watermark_us, first[USERS].latest_us, set(first)) == (None, 100, {USERS})
     await bench.clock.accepted(
-        WORKSPACE, [Advance(USERS, Micros(40), 2), Advance(ORDERS, Micros(7), 0)]
+        WORKSPACE, [SourceAdvance(USERS, Micros(40), 2), SourceAdvance(ORDERS, Micros(7), 0)]
     )
     second = (await bench.clock.begin(WORKSPACE, (USERS, ORDERS))).progress
     assert (second[USERS].watermark_us, second[USERS].latest_us) == (100, 100)
@@ -95,12 +95,12 @@ async def test_the_newest_time_counts_for_lateness_from_the_second_advance_on(be
 
 
 async def test_dropped_rows_are_counted_and_move_nothing(bench: Bench) -> None:
-    await bench.clock.accepted(WORKSPACE, [Advance(USERS, Micros(100), 0)])
+    await bench.clock.accepted(WORKSPACE, [SourceAdvance(USERS, Micros(100), 0)])
     before = (await bench.clock.begin(WORKSPACE, (USERS,))).progress
-    await bench.clock.accepted(WORKSPACE, [Advance(USERS, None, 3)])
-    await bench.clock.accepted(WORKSPACE, [Advance(USERS, None, 4)])
+    await bench.clock.accepted(WORKSPACE, [SourceAdvance(USERS, None, 3)])
+    await bench.clock.accepted(WORKSPACE, [SourceAdvance(USERS, None, 4)])
     assert (await bench.clock.begin(WORKSPACE, (USERS,))).progress == before
-    if isinstance(bench.clock, MemoryClock):
+    if isinstance(bench.clock, MemoryIngestClock):
         discarded = bench.clock.discarded[USERS]
     else:
         async with bench.pool.connection() as connection:
@@ -111,7 +111,7 @@ async def test_dropped_rows_are_counted_and_move_nothing(bench: Bench) -> None:
 
 
 async def test_progress_says_when_rows_last_came(bench: Bench) -> None:
-    await bench.clock.accepted(WORKSPACE, [Advance(USERS, Micros(100), 0)])
+    await bench.clock.accepted(WORKSPACE, [SourceAdvance(USERS, Micros(100), 0)])
     begun = await bench.clock.begin(WORKSPACE, (USERS,))
     last = begun.progress[USERS].last_rows_us
     assert last is not None
@@ -119,8 +119,10 @@ async def test_progress_says_when_rows_last_came(bench: Bench) -> None:
 
 
 async def test_workspaces_do_not_share_progress(bench: Bench) -> None:
-    await bench.clock.accepted(WORKSPACE, [Advance(USERS, Micros(100), 0)])
-    assert (await bench.clock.begin(OTHER, (USERS,))).progress.get(USERS, Progress()) == Progress()
+    await bench.clock.accepted(WORKSPACE, [SourceAdvance(USERS, Micros(100), 0)])
+    assert (await bench.clock.begin(OTHER, (USERS,))).progress.get(
+        USERS, SourceProgress()
+    ) == SourceProgress()
 
 
 async def test_an_unknown_workspace_has_no_branches(bench: Bench) -> None:
@@ -171,5 +173,5 @@ async def test_a_database_that_is_gone_is_said_to_be_away() -> None:
     pool.timeout = 0.2
     await pool.open(wait=False)
     with pytest.raises(Away, match="cannot be reached"):
-        await PostgresClock(pool).begin(WORKSPACE, ())
+        await PostgresIngestClock(pool).begin(WORKSPACE, ())
     await pool.close()

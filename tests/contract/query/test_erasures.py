@@ -9,7 +9,7 @@ import msgspec
 from fennel_core.blueprints.spec import DatasetView
 from fennel_core.connections import erasures, postgres
 from fennel_core.query.erasures import Erasures
-from fennel_core.query.program import Table
+from fennel_core.query.program import ServedDataset
 from fennel_core.query.view import View
 from fennel_core.vocab.dtypes import Field, Str
 from fennel_core.vocab.ids import MAIN_BRANCH, DatasetName, JobId, WorkspaceId
@@ -24,7 +24,9 @@ VIEW = DatasetView(
 
 class OneView:
     def known(self) -> dict:
-        return {(WORKSPACE, MAIN_BRANCH): View(None, None, None, {USERS: Table(VIEW, 4, ())})}  # type: ignore[arg-type]  # only its tables are asked for
+        return {
+            (WORKSPACE, MAIN_BRANCH): View(None, None, None, {USERS: ServedDataset(VIEW, 4, ())})
+        }  # type: ignore[arg-type]  # only its tables are asked for
 
 
 async def test_an_erasure_is_obeyed_as_soon_as_it_is_read_and_everywhere_when_it_is_heard_of(

@@ -14,12 +14,12 @@ import pytest_asyncio
 from fennel_core.blueprints.spec import Catalog, Job
 from fennel_core.connections.postgres import Pool, pool
 from fennel_core.operators.spec import TableSpec
-from fennel_core.query.errors import DatabaseUnavailable, OtherRelease, UnknownBranch
+from fennel_core.query.errors import DatabaseUnavailable, ReleaseMismatch, UnknownBranch
+from fennel_core.query.notifications import NotificationListener
 from fennel_core.query.owners import Owners, Parked
-from fennel_core.query.postgres import PostgresReads
+from fennel_core.query.postgres import PostgresReader
 from fennel_core.query.status import StatusReport
-from fennel_core.query.view import BranchKey, Serving, Views
-from fennel_core.query.wakeups import Wakeups
+from fennel_core.query.view import BranchKey, ServingVersion, Views
 from fennel_core.vocab import canonical
 from fennel_core.vocab.ids import BranchName, JobId, TopicName, WorkspaceId
 from fennel_core.wire.gen import services_pb2
@@ -107,11 +107,11 @@ async def db(database: str) -> AsyncIterator[Database]:
 
 
 async def test_a_branch_serves_the_commit_it_points_at(db: Database) -> None:
-    reads = PostgresReads(db.pool)
+    reads = PostgresReader(db.pool)
     assert await reads.read_serving(MAIN, None) is None
     await db.commit("c1")
     serving = await reads.read_serving(MAIN, None)
-    assert isinstance(serving, Serving)
+    assert isinstance(serving, ServingVersion)
     assert (serving.commit, serving.request.message, serving.catalog.partitions) == ("c1", "c1", 4)
     assert await reads.read_serving(MAIN, serving.commit) == "c1", (
         "a known version is not read again"
@@ -120,9 +120,9 @@ async def test_a_branch_serves_the_commit_it_points_at(db: Database) -> None:
 
 async def test_a_branch_that_is_not_there_is_refused(db: Database) -> None:
     with pytest.raises(UnknownBranch):
-        await PostgresReads(db.pool).read_serving((W, BranchName("dev")), None)
+        await PostgresReader(db.pool).read_serving((W, BranchName("dev")), None)
     with pytest.raises(UnknownBranch):
-        await PostgresReads(db.pool).read_serving((WorkspaceId("other"), BranchName("main")), None)
+        await PostgresReader(db.pool).read_serving((WorkspaceId("other"), BranchName("main")), None)
 
 
 async def test_only_live_leases_own_and_parked_partitions_say_why(db: Database) -> None:
@@ -136,14 +136,14 @@ async def test_only_live_leases_own_and_parked_partitions_say_why(db: Database) 
     await db.do(
         "UPDATE job_partition SET status = 'parked', error = 'boom' WHERE job_id = 'c' AND part = 1"
     )
-    ownership = await PostgresReads(db.pool).read_owners()
+    ownership = await PostgresReader(db.pool).read_owners()
     assert ownership.addresses == {("a", 0): "/alive"}
     assert ownership.parked == {("c", 1): Parked("boom")}
 
 
 async def test_specs_of_jobs_are_read_by_name(db: Database) -> None:
     await db.job("a")
-    assert await PostgresReads(db.pool).read_jobs([JobId("a"), JobId("gone")]) == {"a": job("a")}
+    assert await PostgresReader(db.pool).read_jobs([JobId("a"), JobId("gone")]) == {"a": job("a")}
 
 
 async def test_the_status_of_a_workspace_is_its_own(db: Database) -> None:
@@ -151,7 +151,7 @@ async def test_the_status_of_a_workspace_is_its_own(db: Database) -> None:
     await db.slot("alive")
     await db.job("a")
     await db.own("a", 1, "alive")
-    reads = PostgresReads(db.pool)
+    reads = PostgresReader(db.pool)
     assert [(p.job, p.title, p.part, p.slot, p.status) for p in await reads.read_partitions(W)] == [
         ("a", "a", 0, None, "idle"),
         ("a", "a", 1, "alive", "idle"),
@@ -165,13 +165,13 @@ async def test_rows_of_another_release_are_told_as_such(db: Database) -> None:
     await db.commit("c1")
     await db.do("UPDATE commit SET catalog = %s", b'["blueprints.spec.Catalog",{"unheard_of":1}]')
     with pytest.raises(
-        OtherRelease, match="the catalog of commit `c1` was written by another release"
+        ReleaseMismatch, match="the catalog of commit `c1` was written by another release"
     ):
-        await PostgresReads(db.pool).read_serving(MAIN, None)
+        await PostgresReader(db.pool).read_serving(MAIN, None)
     await db.job("a")
     await db.do("UPDATE job SET spec = %s", b'["no.such.Class",{}]')
-    with pytest.raises(OtherRelease):
-        await PostgresReads(db.pool).read_jobs([JobId("a")])
+    with pytest.raises(ReleaseMismatch):
+        await PostgresReader(db.pool).read_jobs([JobId("a")])
 
 
 async def test_the_status_report_shows_a_token_its_own_workspace_and_the_administrator_all(
@@ -187,7 +187,7 @@ async def test_the_status_report_shows_a_token_its_own_workspace_and_the_adminis
     async def workspace_of(header: str | None) -> WorkspaceId:
         return WorkspaceId(str(header))
 
-    reads = PostgresReads(db.pool)
+    reads = PostgresReader(db.pool)
     report = StatusReport(reads, Views(reads), workspace_of, lambda header: header == "admin")
     for header, count in (("w", 2), ("other", 0), ("admin", 2)):
         assert len(json.loads(await report.report(header))["job_partitions"]) == count
@@ -207,7 +207,7 @@ async def test_the_status_report_shows_a_token_its_own_workspace_and_the_adminis
 async def test_a_database_that_is_away_is_an_error_that_says_so() -> None:
     async with pool("postgresql://nobody@127.0.0.1:1/none", name="test", size=1) as opened:
         with pytest.raises(DatabaseUnavailable):
-            await PostgresReads(opened).read_owners()
+            await PostgresReader(opened).read_owners()
 
 
 # --- notifications --------------------------------------------------------------------------------
@@ -224,9 +224,9 @@ async def until(holds: Callable[[], Awaitable[bool] | bool]) -> None:
 
 @pytest_asyncio.fixture
 async def hearing(db: Database) -> AsyncIterator[tuple[Database, Views, Owners]]:
-    reads = PostgresReads(db.pool)
+    reads = PostgresReader(db.pool)
     views, owners = Views(reads), Owners(reads)
-    task = asyncio.create_task(Wakeups(db.dsn, owners, views).run())
+    task = asyncio.create_task(NotificationListener(db.dsn, owners, views).run())
     await until(lambda: owners.epoch > 0)
     yield db, views, owners
     task.cancel()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from fennel_core.executors.calls import Extract, Warm
+from fennel_core.executors.calls import ExtractCall, WarmCall
 from fennel_core.executors.client import Executors
 from fennel_core.executors.errors import (
     ExecutorCrashed,
@@ -28,12 +28,12 @@ IMPORTS = "import os, time, ctypes, threading\nimport pandas as pd\n"
 MIB = 1 << 20
 
 
-def calling(body: str, module_level: str = "") -> Extract:
+def calling(body: str, module_level: str = "") -> ExtractCall:
     text = (
         f"{module_level}\ndef run(ts, given):\n    {body}\n    return pd.Series(given + "
         "1, name='F.out')\n"
     )
-    return Extract(
+    return ExtractCall(
         PyCode("run", "", "", text, IMPORTS, (), ()),
         "F",
         "e",
@@ -113,7 +113,7 @@ async def test_a_call_that_finds_no_free_process_in_time_says_so(executors):
 
 async def test_a_worn_process_is_replaced_between_calls(executors):
     pids = set()
-    call = Extract(
+    call = ExtractCall(
         PyCode("run", "", "", "def run(ts, given):\n    return "
             "pd.Series([os.getpid()], name='F.out')\n", IMPORTS, (), ()),
         "F", "pid", (Field("F.given", Int()),), (Field("F.out", Int()),), (),
@@ -138,7 +138,7 @@ async def test_what_user_code_starts_dies_with_its_process(executors, tmp_path):
 
 async def test_warm_code_runs_without_being_asked_for(executors):
     call = calling("pass", module_level=f"UNIQUE = {id(object())}")
-    assert (await executors.run(Warm(call.code, "F.e", "F.e"), None)).num_rows == 0
+    assert (await executors.run(WarmCall(call.code, "F.e", "F.e"), None)).num_rows == 0
     assert (await executors.run(call, ONE)).num_rows == 1
 
 
@@ -161,7 +161,7 @@ async def test_a_restarted_host_is_met_by_the_same_client(tmp_path):
 async def test_an_input_may_be_given_twice(executors):
     text = "def run(ts, a, b):\n    return pd.Series(a * 10 + b, name='F.out')\n"
     given = Field("F.given", Int())
-    call = Extract(
+    call = ExtractCall(
         PyCode("run", "", "", text, IMPORTS, (), ()),
         "F",
         "twice",

@@ -8,8 +8,20 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from fennel_core.executors.calls import Assign, ExecutorCall, Extract, Filter, Transform
-from fennel_core.executors.client import Asked, Callbacks, Executors, Found, LookupRefused
+from fennel_core.executors.calls import (
+    AssignCall,
+    ExecutorCall,
+    ExtractCall,
+    FilterCall,
+    TransformCall,
+)
+from fennel_core.executors.client import (
+    Callbacks,
+    Executors,
+    LookupRefused,
+    LookupReply,
+    LookupRequest,
+)
 from fennel_core.executors.errors import UserCodeError
 from fennel_core.executors.protocol import ROW, TS
 from fennel_core.vocab.dtypes import Field, Optional, arrow_type
@@ -70,21 +82,23 @@ def pipeline_call(
             continue
         match operator.kind:
             case operators.Transform() as op:
-                return Transform(
+                return TransformCall(
                     op.pycode, f"{dataset}.{pipeline}", given, fields_of(commit, dataset)
                 )
             case operators.Filter() as op if column is None:
-                return Filter(op.pycode, f"{dataset}.{pipeline}", given)
+                return FilterCall(op.pycode, f"{dataset}.{pipeline}", given)
             case operators.Assign() as op if op.column == column:
-                return Assign(op.pycode, f"{dataset}.{pipeline}", given, Field(op.column, op.dtype))
+                return AssignCall(
+                    op.pycode, f"{dataset}.{pipeline}", given, Field(op.column, op.dtype)
+                )
     raise LookupError(f"{dataset}.{pipeline} has no such user code")
 
 
-def extract_call(commit: SyncRequest, name: str) -> Extract:
+def extract_call(commit: SyncRequest, name: str) -> ExtractCall:
     extractor = next(e for e in commit.extractors if e.name == name)
     types = {f.ref: f.dtype for f in commit.features}
     assert isinstance(extractor.kind, PyFunc)
-    return Extract(
+    return ExtractCall(
         extractor.kind.pycode,
         extractor.featureset,
         extractor.name,
@@ -94,7 +108,7 @@ def extract_call(commit: SyncRequest, name: str) -> Extract:
     )
 
 
-def feature_rows(call: Extract, *values: tuple) -> pa.Table:
+def feature_rows(call: ExtractCall, *values: tuple) -> pa.Table:
     columns = {
         f.name: pa.array([v[i] for v in values], arrow_type(f.dtype))
         for i, f in enumerate(call.inputs)
@@ -186,10 +200,10 @@ async def test_secrets_reach_user_code_and_a_missing_one_is_the_clients_key_erro
     assert "with_secret" in raised.value.traceback
 
 
-def users_answering(commit: SyncRequest, ages: dict[str, int], asked: list[Asked]):
+def users_answering(commit: SyncRequest, ages: dict[str, int], asked: list[LookupRequest]):
     fields = fields_of(commit, "Users")
 
-    async def lookup(question: Asked) -> Found:
+    async def lookup(question: LookupRequest) -> LookupReply:
         asked.append(question)
         keys = question.keys.column("user").to_pylist()
         table = pa.table(
@@ -205,7 +219,7 @@ def users_answering(commit: SyncRequest, ages: dict[str, int], asked: list[Asked
                 ),
             }
         )
-        return Found(table, fields, pa.array([k in ages for k in keys]))
+        return LookupReply(table, fields, pa.array([k in ages for k in keys]))
 
     return Callbacks(lookup=lookup)
 
@@ -245,10 +259,10 @@ async def test_a_name_the_client_did_not_send_is_not_defined(commit, executors):
 async def test_a_refused_lookup_is_user_codes_error_and_a_broken_one_the_callers(commit, executors):
     call = extract_call(commit, "both")
 
-    async def refuse(_: Asked) -> Found:
+    async def refuse(_: LookupRequest) -> LookupReply:
         raise LookupRefused("Please define an online index on dataset : Users")
 
-    async def broken(_: Asked) -> Found:
+    async def broken(_: LookupRequest) -> LookupReply:
         raise ConnectionError("the slot is gone")
 
     with pytest.raises(UserCodeError, match="Please define an online index"):
@@ -292,7 +306,7 @@ async def test_a_sources_code_runs_on_payload_columns(commit, executors):
         .append_column("cents", pa.array([250]))
         .append_column("note", pa.array(['{"a": 1}'], pa.large_string()))
     )
-    call = Assign(
+    call = AssignCall(
         preproc.pycode,
         "Events",
         (*fields, *preproc.schema),
@@ -301,7 +315,7 @@ async def test_a_sources_code_runs_on_payload_columns(commit, executors):
         False,
     )
     assert (await executors.run(call, table)).column("amount").to_pylist() == [2.5]
-    where = Filter(source.where.pycode, "Events", fields_of(commit, "Events"))
+    where = FilterCall(source.where.pycode, "Events", fields_of(commit, "Events"))
     assert (await executors.run(where, events(commit, {}, {"amount": -1.0}))).column(
         ROW
     ).to_pylist() == [0]

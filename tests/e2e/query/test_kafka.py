@@ -11,7 +11,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from fennel_core.connections.kafka import client_config, producer_config
-from fennel_core.query.errors import StaleView
+from fennel_core.query.errors import ViewOutdated
 from fennel_core.query.kafka import FIRST_STEP, KafkaEnds, KafkaTails
 from fennel_core.settings.model import Settings
 from fennel_core.vocab import versions
@@ -75,7 +75,7 @@ async def test_an_end_covers_what_was_acknowledged_the_moment_it_was(topic: Topi
 
 
 async def test_the_end_of_a_topic_that_is_gone_says_that_the_view_is_old(topic: Topic) -> None:
-    with pytest.raises(StaleView):
+    with pytest.raises(ViewOutdated):
         await KafkaEnds(topic.settings).ends([(TopicName(f"{topic.name}.never"), 0)])
 
 

@@ -17,17 +17,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fennel_core.blueprints.spec import DatasetView
-from fennel_core.executors.calls import ExecutorCall, Extract
+from fennel_core.executors.calls import ExecutorCall, ExtractCall
 from fennel_core.executors.client import NO_CALLBACKS, Callbacks
 from fennel_core.plans.absent_keys import NULL
 from fennel_core.plans.feature_index import FeatureIndex
 from fennel_core.plans.planner import make_plan
-from fennel_core.query.columns import Column
-from fennel_core.query.flow import Flow, Request
+from fennel_core.query.columns import QueryColumn
+from fennel_core.query.execution import ProgramRunner, QueryRequest
 from fennel_core.query.lookups import Lookups
 from fennel_core.query.owners import Owners
-from fennel_core.query.program import Table, bind
-from fennel_core.query.slots import Slots
+from fennel_core.query.program import ServedDataset, bind
+from fennel_core.query.slot_connections import SlotConnections
 from fennel_core.vocab.dtypes import Int, List, Optional
 from fennel_core.vocab.ids import JobId, TopicName
 from fennel_core.wire import entities as wire
@@ -109,7 +109,7 @@ class FakeExecutors:
     async def run(
         self, call: ExecutorCall, rows: pa.Table, *, callbacks: Callbacks = NO_CALLBACKS
     ) -> pa.Table:
-        assert isinstance(call, Extract)
+        assert isinstance(call, ExtractCall)
         assert rows.column_names == ["__ts", *(field.name for field in call.inputs)]
         inputs = list(zip(*(column.to_pylist() for column in rows.columns[1:]), strict=True))
         return pa.table(
@@ -120,7 +120,7 @@ class FakeExecutors:
         )
 
 
-def tables() -> dict[object, Table]:
+def tables() -> dict[object, ServedDataset]:
     view = DatasetView(
         DATASET.name,
         1,
@@ -132,7 +132,7 @@ def tables() -> dict[object, Table]:
         erase_keys=(),
         is_source=True,
     )
-    return {DATASET.name: Table(view, 4, (NULL,))}
+    return {DATASET.name: ServedDataset(view, 4, (NULL,))}
 
 
 async def run_flow(
@@ -146,11 +146,15 @@ async def run_flow(
         async with FakeSlot(Path(folder) / "s") as slot:
             for key, value in STORE.items():
                 slot.put("job", [key], 1, [value])
-            registry, slots = FakeRegistry(), Slots()
+            registry, slots = FakeRegistry(), SlotConnections()
             registry.own(slot, "job", 4)
-            flow = Flow(Lookups(slots, Owners(registry), 2.0), FakeExecutors())  # type: ignore[arg-type]  # has the one method
-            given_columns = {name: Column(OPTIONAL, [row[name] for row in rows]) for name in inputs}
-            columns = await flow.run(program, Request(given_columns, len(rows), NOW), NO_CALLBACKS)
+            flow = ProgramRunner(Lookups(slots, Owners(registry), 2.0), FakeExecutors())  # type: ignore[arg-type]  # has the one method
+            given_columns = {
+                name: QueryColumn(OPTIONAL, [row[name] for row in rows]) for name in inputs
+            }
+            columns = await flow.run(
+                program, QueryRequest(given_columns, len(rows), NOW), NO_CALLBACKS
+            )
             await slots.close()
     return {
         name: list(column.values)
@@ -203,10 +207,10 @@ def test_a_list_lookup_is_the_lookup_of_each_element(
             async with FakeSlot(Path(folder) / "s") as slot:
                 for key, value in STORE.items():
                     slot.put("job", [key], 1, [value])
-                registry, slots = FakeRegistry(), Slots()
+                registry, slots = FakeRegistry(), SlotConnections()
                 registry.own(slot, "job", 4)
-                flow = Flow(Lookups(slots, Owners(registry), 2.0), FakeExecutors())  # type: ignore[arg-type]  # has the one method
-                asked = Request({"L.keys": Column(List(OPTIONAL), keys)}, len(keys), NOW)
+                flow = ProgramRunner(Lookups(slots, Owners(registry), 2.0), FakeExecutors())  # type: ignore[arg-type]  # has the one method
+                asked = QueryRequest({"L.keys": QueryColumn(List(OPTIONAL), keys)}, len(keys), NOW)
                 [column] = await flow.run(program, asked, NO_CALLBACKS)
                 await slots.close()
                 return list(column.values)

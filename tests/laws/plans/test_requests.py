@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from fennel_core.executors.client import Executors
 from fennel_core.query.lookups import Lookups
 from fennel_core.query.owners import Owners
-from fennel_core.query.service import Bounds, QueryService
-from fennel_core.query.slots import Slots
+from fennel_core.query.service import QueryLimits, QueryService
+from fennel_core.query.slot_connections import SlotConnections
 from fennel_core.query.view import Views
 from fennel_core.vocab import dtypes
 from fennel_core.vocab.dtypes import (
@@ -157,7 +157,7 @@ async def ask(path: str, dataset_name: str, body: bytes) -> bytes:
     platform.serve(request(FEATURES, EXTRACTORS, DATASETS), [table_view(each) for each in DATASETS])
     with tempfile.TemporaryDirectory() as folder:
         async with FakeSlot(Path(folder) / "s") as slot:
-            registry, slots = FakeRegistry(), Slots()
+            registry, slots = FakeRegistry(), SlotConnections()
             for each in DATASETS:
                 registry.own(slot, f"job-{each.name}", PARTITIONS)
             service = QueryService(
@@ -168,7 +168,7 @@ async def ask(path: str, dataset_name: str, body: bytes) -> bytes:
                 barrier=None,  # type: ignore[arg-type]  # not asked
                 secret=None,  # type: ignore[arg-type]  # not asked
                 now_us=lambda: 10**15,
-                bounds=Bounds(100, 1.0),
+                bounds=QueryLimits(100, 1.0),
             )
             try:
                 if path == "query":

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from fennel_core.connections.frames import RemoteError
 from fennel_core.connections.slot_protocol import RefusalCode
 from fennel_core.engine.service import SlotService
-from fennel_core.query.errors import Moving, ParkedJob
-from fennel_core.query.lookups import Lookups, Want
+from fennel_core.query.errors import JobParked, PartitionUnavailable
+from fennel_core.query.lookups import JobLookup, Lookups
 from fennel_core.query.owners import Owners, Ownership
 from fennel_core.vocab.ids import JobId, PartitionIndex, TopicName
 from fennel_core.vocab.keys import partition_of
@@ -129,9 +129,9 @@ class Client:
             second = chosen.choice(MOMENTS)
             try:
                 ((row,),) = await self._lookups.fetch(
-                    [Want(chain.TABLE.id, self._world.partitions, [key], chain.micros(second))]
+                    [JobLookup(chain.TABLE.id, self._world.partitions, [key], chain.micros(second))]
                 )
-            except (Moving, ParkedJob):
+            except (PartitionUnavailable, JobParked):
                 continue
             self.answers += 1
             self._judge(uid, second, chain.decoded(row))

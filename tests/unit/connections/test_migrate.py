@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fennel_core.connections.migrate import Applied, Migration, MigrationError, pending, read
+from fennel_core.connections.migrate import Applied, Migration, MigrationMismatch, pending, read
 
 ONE, TWO, THREE = (Migration(n, f"m{n}", f"SELECT {n};") for n in (1, 2, 3))
 
@@ -21,12 +21,12 @@ def test_what_is_missing_is_applied_in_order() -> None:
 
 
 def test_a_database_from_the_future_is_refused() -> None:
-    with pytest.raises(MigrationError, match="does not know"):
+    with pytest.raises(MigrationMismatch, match="does not know"):
         pending((ONE,), _applied(ONE, TWO))
 
 
 def test_a_gap_in_the_bookkeeping_is_refused() -> None:
-    with pytest.raises(MigrationError, match="gap"):
+    with pytest.raises(MigrationMismatch, match="gap"):
         pending((ONE, TWO, THREE), _applied(ONE, THREE))
 
 
@@ -39,5 +39,5 @@ def test_numbers_that_start_late_repeat_or_are_misspelt_are_refused(
 ) -> None:
     for name in names:
         (tmp_path / name).write_text("SELECT 1;")
-    with pytest.raises(MigrationError, match=text):
+    with pytest.raises(MigrationMismatch, match=text):
         read(tmp_path)

@@ -6,11 +6,11 @@ import pytest
 
 from fennel_core.executors import protocol
 from fennel_core.executors.calls import (
-    Assign,
-    Extract,
-    Filter,
-    Transform,
-    Warm,
+    AssignCall,
+    ExtractCall,
+    FilterCall,
+    TransformCall,
+    WarmCall,
     code_hash,
     code_text,
     describe,
@@ -65,10 +65,10 @@ def test_code_is_cached_apart_by_text_entry_point_and_module():
 
 
 def test_a_warmed_extractor_is_the_one_that_is_called():
-    extract = Extract(LAMBDA, "F", "e", (A,), (d.Field("F.b", d.Int()),), ())
+    extract = ExtractCall(LAMBDA, "F", "e", (A,), (d.Field("F.b", d.Int()),), ())
     assert (
         json.loads(header_of(extract))["code"]
-        == json.loads(header_of(Warm(LAMBDA, "F.e", "F.e")))["code"]
+        == json.loads(header_of(WarmCall(LAMBDA, "F.e", "F.e")))["code"]
     )
 
 
@@ -83,16 +83,19 @@ def test_a_frame_is_read_back_from_its_prefix():
     ("call", "text"),
     [
         (
-            Transform(NAMED, "D.p", (A,), (A,)),
+            TransformCall(NAMED, "D.p", (A,), (A,)),
             "Error in transform function `double` for pipeline `D.p`, oh",
         ),
-        (Filter(LAMBDA, "D.p", (A,)), "Error in filter function `<lambda>` for pipeline `D.p`, oh"),
         (
-            Assign(LAMBDA, "D.p", (A,), A),
+            FilterCall(LAMBDA, "D.p", (A,)),
+            "Error in filter function `<lambda>` for pipeline `D.p`, oh",
+        ),
+        (
+            AssignCall(LAMBDA, "D.p", (A,), A),
             "Error in assign node for column `a` for pipeline `D.p`, oh",
         ),
         (
-            Extract(LAMBDA, "F", "e", (A,), (A,), ()),
+            ExtractCall(LAMBDA, "F", "e", (A,), (A,), ()),
             "Extractor `e` in `F` failed to run with error: oh. ",
         ),
     ],
@@ -108,12 +111,13 @@ def test_an_extractors_wrong_result_is_told_without_a_prefix():
         "Extractor `e` returned invalid type `<class 'int'>`, expected a pandas series or dataframe"
     )
     assert (
-        str(failure(Extract(LAMBDA, "F", "e", (A,), (A,), ()), protocol.INVALID, text, "")) == text
+        str(failure(ExtractCall(LAMBDA, "F", "e", (A,), (A,), ()), protocol.INVALID, text, ""))
+        == text
     )
 
 
 def test_only_user_codes_own_errors_are_user_code_errors():
-    call = Filter(LAMBDA, "D.p", (A,))
+    call = FilterCall(LAMBDA, "D.p", (A,))
     assert isinstance(failure(call, protocol.IMPORT, "x", ""), ImportFailed)
     assert isinstance(failure(call, protocol.TIMEOUT, "x", ""), ExecutorTimeout)
     assert not isinstance(failure(call, protocol.CRASHED, "x", ""), UserCodeError)

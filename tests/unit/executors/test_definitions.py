@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fennel_core.executors.definitions import DefinitionsError, read
+from fennel_core.executors.definitions import DefinitionsNotLoaded, read
 from fennel_core.settings.model import Settings
 from fennel_core.wire.decode import decode_sync_request
 
@@ -112,13 +112,13 @@ async def test_definitions_that_cannot_be_committed_say_why(
     tmp_path: Path, code: str, text: str
 ) -> None:
     _write(tmp_path, shop=code)
-    with pytest.raises(DefinitionsError) as caught:
+    with pytest.raises(DefinitionsNotLoaded) as caught:
         await _names("shop", tmp_path)
     assert text in str(caught.value)
 
 
 async def test_a_path_that_is_not_there_is_told_as_it_was_given(tmp_path: Path) -> None:
-    with pytest.raises(DefinitionsError, match=r"no file or folder nowhere\.py"):
+    with pytest.raises(DefinitionsNotLoaded, match=r"no file or folder nowhere\.py"):
         await _names("nowhere.py", tmp_path)
 
 
@@ -128,7 +128,7 @@ async def test_code_that_never_ends_is_stopped_with_all_it_started(tmp_path: Pat
         f"import subprocess, time\nopen({str(marker)!r}, "
         "'w').write(str(subprocess.Popen(['sleep', '60']).pid))\ntime.sleep(60)\n"
     )
-    with pytest.raises(DefinitionsError, match="did not end within 8 s"):
+    with pytest.raises(DefinitionsNotLoaded, match="did not end within 8 s"):
         await _names("shop", tmp_path, limit_s=8)
     child = int(marker.read_text())
     state = Path(f"/proc/{child}/stat")

@@ -15,9 +15,9 @@ from fennel_core.connections.frames import RemoteError
 from fennel_core.connections.slot_protocol import RefusalCode
 from fennel_core.operators.spec import TableSpec
 from fennel_core.query.barrier import Barrier, layers, targets
-from fennel_core.query.errors import BarrierTimeout, ParkedJob, StaleView
+from fennel_core.query.errors import BarrierTimeout, JobParked, ViewOutdated
 from fennel_core.query.owners import Owners, Parked
-from fennel_core.query.slots import Slots
+from fennel_core.query.slot_connections import SlotConnections
 from fennel_core.vocab.ids import Identity, JobId, TopicName
 from tests.support.fake_slots import FakeRegistry, FakeSlot
 from tests.support.featuresets import USERS
@@ -49,7 +49,7 @@ class Chain:
     """source → map → join (with other) → table, all on one slot."""
 
     def __init__(self, folder: Path) -> None:
-        self.platform, self.registry, self.slots = FakePlatform(), FakeRegistry(), Slots()
+        self.platform, self.registry, self.slots = FakePlatform(), FakeRegistry(), SlotConnections()
         self.slot = FakeSlot(folder / "s.sock")
         self.platform.jobs = {each.id: each for each in (MAP, JOIN, TABLE)}
         for name in self.platform.jobs:
@@ -152,7 +152,7 @@ async def test_a_parked_job_answers_at_once(chain: Chain) -> None:
 
     chain.slot.misbehave = parked
     began = asyncio.get_running_loop().time()
-    with pytest.raises(ParkedJob, match="ZeroDivisionError"):
+    with pytest.raises(JobParked, match="ZeroDivisionError"):
         await chain.barrier.wait(chain.catalog, 30.0)
     assert asyncio.get_running_loop().time() - began < 2
 
@@ -163,7 +163,7 @@ async def test_a_job_that_only_the_registry_knows_to_be_parked_answers_at_once(
     chain.end("source", 10)
     chain.registry.addresses = {}
     chain.registry.parked = {(MAP.id, 0): Parked("boom")}
-    with pytest.raises(ParkedJob, match="boom"):
+    with pytest.raises(JobParked, match="boom"):
         await chain.barrier.wait(chain.catalog, 30.0)
 
 
@@ -196,7 +196,7 @@ async def test_a_moved_partition_is_waited_for_at_its_new_owner(
 
 async def test_a_job_that_is_gone_says_that_the_view_is_old(chain: Chain) -> None:
     del chain.platform.jobs[JOIN.id]
-    with pytest.raises(StaleView):
+    with pytest.raises(ViewOutdated):
         await chain.barrier.wait(chain.catalog, 1.0)
 
 

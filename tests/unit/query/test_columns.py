@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fennel_core.query.columns import Column
+from fennel_core.query.columns import QueryColumn
 from fennel_core.query.encode import FEW_ROWS, json_values
-from fennel_core.query.errors import BadValue
-from fennel_core.query.flow import key_bytes
-from fennel_core.query.values import default_value, given_column
+from fennel_core.query.errors import ValueNotConvertible
+from fennel_core.query.execution import key_bytes
+from fennel_core.query.values import default_value, input_column
 from fennel_core.vocab import dtypes, keys
 from fennel_core.vocab.dtypes import (
     Bool,
@@ -99,9 +99,9 @@ def series_of(dtype: Dtype, values: list[Any]) -> pl.Series:
 def test_both_forms_of_a_column_say_the_same(data: st.DataObject) -> None:
     dtype = data.draw(st.sampled_from(TYPES))
     series = series_of(dtype, data.draw(st.lists(values_of(dtype), max_size=5)))
-    physical = Column(dtype, series=series).values
+    physical = QueryColumn(dtype, series=series).values
     assert physical == [row[0] for row in keys.physical(series.to_frame("x")).rows()]
-    assert Column(dtype, physical).series.to_list() == series.to_list()
+    assert QueryColumn(dtype, physical).series.to_list() == series.to_list()
 
 
 @settings(max_examples=200, deadline=None)
@@ -118,7 +118,9 @@ def test_key_bytes_are_those_that_ingest_and_engine_make(data: st.DataObject) ->
             for n, (kind, column) in enumerate(zip(kinds, columns, strict=True))
         ]
     )
-    made = key_bytes([Column(kind, series=frame[f"k{n}"]).values for n, kind in enumerate(kinds)])
+    made = key_bytes(
+        [QueryColumn(kind, series=frame[f"k{n}"]).values for n, kind in enumerate(kinds)]
+    )
     assert made == keys.key_bytes(frame, frame.columns)
 
 
@@ -128,7 +130,7 @@ def test_short_cuts_into_json_agree_with_the_codec(data: st.DataObject) -> None:
     dtype = data.draw(st.sampled_from(TYPES))
     size = data.draw(st.sampled_from([0, 1, 3, FEW_ROWS + 1]))
     series = series_of(dtype, data.draw(st.lists(values_of(dtype), min_size=size, max_size=size)))
-    quick = json_values(Column(dtype, Column(dtype, series=series).values))
+    quick = json_values(QueryColumn(dtype, QueryColumn(dtype, series=series).values))
     assert json.loads(msgspec.json.encode(quick)) == json.loads(
         msgspec.json.encode(encode_column(series, dtype))
     )
@@ -146,7 +148,10 @@ def test_short_cuts_into_json_agree_with_the_codec(data: st.DataObject) -> None:
 def test_a_float_that_json_lacks_is_spelt_where_null_is_forbidden(
     dtype: Dtype, value: float, sent: object
 ) -> None:
-    assert json.loads(msgspec.json.encode(json_values(Column(dtype, [value, 0.0])))) == [sent, 0.0]
+    assert json.loads(msgspec.json.encode(json_values(QueryColumn(dtype, [value, 0.0])))) == [
+        sent,
+        0.0,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -175,7 +180,7 @@ def test_defaults_are_read_by_their_type(dtype: Dtype, text: str, physical: obje
 
 
 def test_a_default_of_another_type_is_refused() -> None:
-    with pytest.raises(BadValue, match="not a value of type int"):
+    with pytest.raises(ValueNotConvertible, match="not a value of type int"):
         default_value('"x"', Int())
 
 
@@ -199,7 +204,7 @@ def test_a_default_of_another_type_is_refused() -> None:
 def test_request_columns_are_read_by_their_type(
     dtype: Dtype, values: list[Any], physical: list[Any]
 ) -> None:
-    assert list(given_column(values, dtype, "F.x").values) == physical
+    assert list(input_column(values, dtype, "F.x").values) == physical
 
 
 @pytest.mark.parametrize(
@@ -209,10 +214,10 @@ def test_request_columns_are_read_by_their_type(
 def test_a_value_that_cannot_be_cast_is_refused_with_its_column(
     dtype: Dtype, values: list[Any]
 ) -> None:
-    with pytest.raises(BadValue, match=r"F\.x"):
-        given_column(values, dtype, "F.x")
+    with pytest.raises(ValueNotConvertible, match=r"F\.x"):
+        input_column(values, dtype, "F.x")
 
 
 def test_a_default_fills_nulls_only() -> None:
-    column = Column(Optional(Int()), [1, None]).filled(7, Int())
+    column = QueryColumn(Optional(Int()), [1, None]).filled(7, Int())
     assert (column.dtype, list(column.values)) == (Int(), [1, 7])

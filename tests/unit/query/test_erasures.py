@@ -4,8 +4,8 @@ import msgspec
 
 from fennel_core.blueprints.spec import DatasetView
 from fennel_core.connections.erasures import ErasedKeys
-from fennel_core.query.erasures import Erasures, rules
-from fennel_core.query.program import Table
+from fennel_core.query.erasures import Erasures, erasure_rules
+from fennel_core.query.program import ServedDataset
 from fennel_core.query.view import View
 from fennel_core.vocab.dtypes import Field, Int, Str
 from fennel_core.vocab.ids import MAIN_BRANCH, BranchName, DatasetName, JobId, WorkspaceId
@@ -20,13 +20,15 @@ SCHEMA = Schema((Field("user", Str()), Field("shop", Int())), (), "at")
 VIEW = DatasetView(
     DatasetName("Visits"), 1, SCHEMA, None, JobId("w.job.visits.1"), True, True, ("user",), False
 )
-TABLE = Table(VIEW, 4, ())
+TABLE = ServedDataset(VIEW, 4, ())
 KEYS = [key_of("ann", 1), key_of("bob", 1), key_of("ann", 2)]
 
 
 def hidden(*erased: ErasedKeys) -> list[int]:
     return [
-        i for i, key in enumerate(KEYS) if any(rule.hides(key) for rule in rules(TABLE, erased))
+        i
+        for i, key in enumerate(KEYS)
+        if any(rule.hides(key) for rule in erasure_rules(TABLE, erased))
     ]
 
 

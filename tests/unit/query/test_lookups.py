@@ -9,10 +9,10 @@ import pytest
 
 from fennel_core.connections.frames import RemoteError
 from fennel_core.connections.slot_protocol import RefusalCode
-from fennel_core.query.errors import Moving, ParkedJob
-from fennel_core.query.lookups import Lookups, Want, row_bytes, transpose
+from fennel_core.query.errors import JobParked, PartitionUnavailable
+from fennel_core.query.lookups import JobLookup, Lookups, row_bytes, transpose
 from fennel_core.query.owners import Owners, Parked
-from fennel_core.query.slots import Slots
+from fennel_core.query.slot_connections import SlotConnections
 from fennel_core.vocab.ids import JobId
 from fennel_core.vocab.keys import partition_of
 from tests.support.fake_slots import FakeRegistry, FakeSlot, encode
@@ -27,7 +27,7 @@ class World:
     def __init__(self, folder: Path, timeout_s: float = 1.0) -> None:
         self.first, self.second = FakeSlot(folder / "a.sock"), FakeSlot(folder / "b.sock")
         self.registry = FakeRegistry()
-        self.slots = Slots()
+        self.slots = SlotConnections()
         self.lookups = Lookups(self.slots, Owners(self.registry), timeout_s)
         for slot in (self.first, self.second):
             for n in range(40):
@@ -36,7 +36,7 @@ class World:
     async def values(
         self, keys: Sequence[bytes] = KEYS, as_of: int | list[int] = NOW
     ) -> list[bytes | None]:
-        [rows] = await self.lookups.fetch([Want(JOB, PARTITIONS, keys, as_of)])
+        [rows] = await self.lookups.fetch([JobLookup(JOB, PARTITIONS, keys, as_of)])
         return rows
 
 
@@ -62,7 +62,7 @@ async def test_each_owner_gets_one_request_with_its_own_keys_only(world: World) 
     world.registry.own(world.first, JOB, 2)
     world.registry.addresses |= {(JOB, 2): world.second.path, (JOB, 3): world.second.path}
     await world.lookups.fetch(
-        [Want(JOB, PARTITIONS, KEYS, NOW), Want(JOB, PARTITIONS, KEYS[:1], NOW)]
+        [JobLookup(JOB, PARTITIONS, KEYS, NOW), JobLookup(JOB, PARTITIONS, KEYS[:1], NOW)]
     )
     for slot, parts in ((world.first, {0, 1}), (world.second, {2, 3})):
         [(op, argument)] = slot.requests
@@ -124,7 +124,7 @@ async def test_an_owner_that_does_not_listen_is_asked_for_until_the_registry_nam
 async def test_a_partition_without_owner_is_refused_at_the_deadline(tmp_path: Path) -> None:
     world = World(tmp_path, timeout_s=0.1)
     began = asyncio.get_running_loop().time()
-    with pytest.raises(Moving, match="no owner yet"):
+    with pytest.raises(PartitionUnavailable, match="no owner yet"):
         await world.values()
     assert asyncio.get_running_loop().time() - began < 1
 
@@ -136,14 +136,14 @@ async def test_a_parked_job_answers_at_once_with_its_error(world: World) -> None
         raise RemoteError(RefusalCode.PARKED, "division by zero")
 
     world.first.misbehave = parked
-    with pytest.raises(ParkedJob, match="division by zero"):
+    with pytest.raises(JobParked, match="division by zero"):
         await world.values()
 
 
 async def test_a_job_that_is_parked_in_the_registry_is_not_waited_for(world: World) -> None:
     world.registry.parked = {(JOB, part): Parked("boom") for part in range(PARTITIONS)}
     began = asyncio.get_running_loop().time()
-    with pytest.raises(ParkedJob, match="boom"):
+    with pytest.raises(JobParked, match="boom"):
         await world.values()
     assert asyncio.get_running_loop().time() - began < 0.5
 
@@ -166,7 +166,7 @@ async def test_a_frozen_slot_holds_a_lookup_only_until_the_deadline(tmp_path: Pa
         lambda reader, writer: asyncio.sleep(10), str(tmp_path / "f.sock")
     )
     world.registry.addresses = {(JOB, part): str(tmp_path / "f.sock") for part in range(PARTITIONS)}
-    with pytest.raises(Moving, match="does not answer"):
+    with pytest.raises(PartitionUnavailable, match="does not answer"):
         await world.values()
     frozen.close()
     await world.slots.close()

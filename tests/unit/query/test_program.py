@@ -9,19 +9,19 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from fennel_core.executors.client import NO_CALLBACKS, Asked, Executors, LookupRefused
+from fennel_core.executors.client import NO_CALLBACKS, Executors, LookupRefused, LookupRequest
 from fennel_core.plans.absent_keys import NULL, AbsentValue
 from fennel_core.plans.feature_index import FeatureIndex
 from fennel_core.plans.planner import make_plan
-from fennel_core.query.columns import Column
+from fennel_core.query.bound_expressions import BoundExpressions, group_expressions
+from fennel_core.query.columns import QueryColumn
 from fennel_core.query.datasets import ExtractorLookups
-from fennel_core.query.errors import BadLookup
-from fennel_core.query.flow import Flow, Request
-from fennel_core.query.formulas import Formulas, group_expressions
+from fennel_core.query.errors import LookupRejected
+from fennel_core.query.execution import ProgramRunner, QueryRequest
 from fennel_core.query.lookups import Lookups
 from fennel_core.query.owners import Owners
-from fennel_core.query.program import Table, bind
-from fennel_core.query.slots import Slots
+from fennel_core.query.program import ServedDataset, bind
+from fennel_core.query.slot_connections import SlotConnections
 from fennel_core.vocab.dtypes import Dtype, Float, Int, Optional, Str, Timestamp
 from fennel_core.wire import entities as wire
 from fennel_core.wire.expr import Binary, BinaryOp, Ref
@@ -36,18 +36,18 @@ async def absent_value(folder: Path, field: str, dtype: Dtype, default: str | No
     """What a feature that looks `field` up answers for a key that is not there."""
     steps = [extractor("F.out", lookup("Totals", field, dtype, default), "F.uid")]
     index = FeatureIndex.of(request({"F.uid": Int(), "F.out": dtype}, steps, [TOTALS]))
-    table = Table(
+    table = ServedDataset(
         table_view(TOTALS),
         PARTITIONS,
         (AbsentValue(0, declared=False), AbsentValue(-1.0, declared=True)),
     )
     program = bind(make_plan(index, ("F.uid",), ("F.out",)), {TOTALS.name: table})
     async with FakeSlot(folder / "s") as slot:
-        registry, slots = FakeRegistry(), Slots()
+        registry, slots = FakeRegistry(), SlotConnections()
         registry.own(slot, "job-Totals", PARTITIONS)
-        flow = Flow(Lookups(slots, Owners(registry), 1.0), Executors(folder / "none"))
+        flow = ProgramRunner(Lookups(slots, Owners(registry), 1.0), Executors(folder / "none"))
         [column] = await flow.run(
-            program, Request({"F.uid": Column(Int(), [5])}, 1, 1), NO_CALLBACKS
+            program, QueryRequest({"F.uid": QueryColumn(Int(), [5])}, 1, 1), NO_CALLBACKS
         )
         await slots.close()
         return column.values[0]
@@ -71,8 +71,8 @@ async def test_a_features_default_gives_way_only_to_an_aggregations_own(
 def test_a_feature_cannot_look_up_what_has_no_online_index() -> None:
     steps = [extractor("F.out", lookup("Totals", "count"), "F.uid")]
     index = FeatureIndex.of(request({"F.uid": Int(), "F.out": Int()}, steps, [TOTALS]))
-    table = Table(table_view(TOTALS, online=False), PARTITIONS, (NULL, NULL))
-    with pytest.raises(BadLookup, match="Please define an online index on dataset : Totals"):
+    table = ServedDataset(table_view(TOTALS, online=False), PARTITIONS, (NULL, NULL))
+    with pytest.raises(LookupRejected, match="Please define an online index on dataset : Totals"):
         bind(make_plan(index, ("F.uid",), ("F.out",)), {TOTALS.name: table})
 
 
@@ -100,9 +100,9 @@ def test_expressions_that_do_not_read_one_another_are_one_group() -> None:
     ]
     assert groups == [["b", "e"], "d", ["c", "f"]]
     program = bind(plan, {})
-    registers = [Column(Int(), [1, 2])] * program.registers
+    registers = [QueryColumn(Int(), [1, 2])] * program.registers
     for step in program.levels[0].local:
-        if isinstance(step, Formulas):
+        if isinstance(step, BoundExpressions):
             step.run(registers, 2, 0)
         else:
             registers[step.out] = registers[step.source]
@@ -116,16 +116,16 @@ class Inside:
     """`Dataset.lookup` of user code during a query at time 100 (microseconds)."""
 
     def __init__(self, slot: FakeSlot) -> None:
-        registry, self.slots = FakeRegistry(), Slots()
+        registry, self.slots = FakeRegistry(), SlotConnections()
         registry.own(slot, "job-Users", PARTITIONS)
         lookups = Lookups(self.slots, Owners(registry), 1.0)
         self.answer = ExtractorLookups(
-            lookups, {USERS.name: Table(table_view(USERS), PARTITIONS, (NULL, NULL))}, 100
+            lookups, {USERS.name: ServedDataset(table_view(USERS), PARTITIONS, (NULL, NULL))}, 100
         )
 
 
-def asked(uids: list[object], at: list[int], *fields: str, name: str = "Users") -> Asked:
-    return Asked(
+def asked(uids: list[object], at: list[int], *fields: str, name: str = "Users") -> LookupRequest:
+    return LookupRequest(
         name,
         fields,
         pa.table({"uid": uids}),
@@ -170,7 +170,7 @@ async def test_user_code_sees_the_past_it_asks_for_and_never_the_future(tmp_path
     ],
 )
 async def test_what_user_code_asks_wrongly_is_told_to_it(
-    tmp_path: Path, question: Asked, text: str
+    tmp_path: Path, question: LookupRequest, text: str
 ) -> None:
     async with FakeSlot(tmp_path / "s") as slot:
         inside = Inside(slot)

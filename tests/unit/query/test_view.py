@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import pytest
 
 from fennel_core.plans.absent_keys import NULL
-from fennel_core.query.errors import BadQuery, UnknownBranch
-from fennel_core.query.view import BranchKey, Serving, View, Views
-from fennel_core.query.wakeups import branch_key
+from fennel_core.query.errors import QueryRejected, UnknownBranch
+from fennel_core.query.notifications import branch_key
+from fennel_core.query.view import BranchKey, ServingVersion, View, Views
 from fennel_core.vocab.dtypes import Int
 from fennel_core.vocab.ids import CommitId
 from fennel_core.wire import entities as wire
@@ -38,7 +38,7 @@ async def test_a_program_is_made_once() -> None:
 async def test_a_refused_question_is_not_remembered() -> None:
     view = await Views(platform()).get(MAIN)
     for _ in range(2):
-        with pytest.raises(BadQuery):
+        with pytest.raises(QueryRejected):
             view.program(((), ("A.y",)))
 
 
@@ -73,7 +73,7 @@ class Slow(FakePlatform):
 
     async def read_serving(
         self, key: BranchKey, known: CommitId | None
-    ) -> Serving | CommitId | None:
+    ) -> ServingVersion | CommitId | None:
         answer = await super().read_serving(key, known)
         await self.gate.wait()
         return answer

@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from fennel_core.telemetry import health, logs
-from fennel_core.telemetry.health import Health
+from fennel_core.telemetry.health import HealthEndpoint
 
 
 async def _fine() -> str | None:
@@ -33,7 +33,7 @@ async def _hangs() -> str | None:
 
 
 async def test_a_process_is_ready_when_every_check_says_so() -> None:
-    answer = await Health("query", {"postgres": _fine}).answer("/readyz")
+    answer = await HealthEndpoint("query", {"postgres": _fine}).answer("/readyz")
     assert (answer.status, json.loads(answer.body)["checks"]) == (200, {"postgres": "ok"})
 
 
@@ -41,7 +41,7 @@ async def test_every_failed_check_is_told_and_a_process_that_is_not_ready_is_sti
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(health, "CHECK_SECONDS", 0.05)
-    one = Health("query", {"a": _fine, "b": _missing, "c": _raises, "d": _hangs})
+    one = HealthEndpoint("query", {"a": _fine, "b": _missing, "c": _raises, "d": _hangs})
     answer = await one.answer("/readyz")
     checks = json.loads(answer.body)["checks"]
     assert answer.status == 503
@@ -60,7 +60,7 @@ async def _get(port: int, request: bytes) -> bytes:
 
 
 async def test_a_process_without_http_serves_the_three_paths() -> None:
-    server = await Health("engine", {}).serve("127.0.0.1", 0)
+    server = await HealthEndpoint("engine", {}).serve("127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     async with server:
         assert (await _get(port, b"GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n")).startswith(
@@ -78,7 +78,7 @@ async def test_a_process_without_http_serves_the_three_paths() -> None:
 
 def test_a_fastapi_application_gets_the_same_routes_outside_its_description() -> None:
     app = FastAPI()
-    Health("definition", {"b": _missing}).mount(app)
+    HealthEndpoint("definition", {"b": _missing}).mount(app)
     with TestClient(app) as client:
         assert client.get("/healthz").json() == {"status": "alive", "process": "definition"}
         assert client.get("/readyz").status_code == 503
@@ -94,7 +94,7 @@ async def test_raw_asgi_answers_too() -> None:
     async def send(message: MutableMapping[str, Any]) -> None:
         sent.append(message)
 
-    one = Health("query", {})
+    one = HealthEndpoint("query", {})
     assert one.handles("/readyz")
     assert not one.handles("/api/v1/query")
     await one.asgi({"path": "/readyz"}, send)

@@ -34,7 +34,7 @@ HASH_SPACE = 1 << 32
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class SourceProgress:
     """What a source has accepted so far. Both times of events are None before its first row;
     `last_rows_us` is the database's clock.
     """
@@ -45,7 +45,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Advance:
+class SourceAdvance:
     """What one transaction changed of a source: the largest event time it accepted (None: no row),
     and rows dropped as late.
     """
@@ -55,7 +55,7 @@ class Advance:
     discarded: int
 
 
-def oldest_accepted(progress: Progress, source: Source, now_us: Micros) -> int | None:
+def oldest_accepted(progress: SourceProgress, source: Source, now_us: Micros) -> int | None:
     """Event time from which on rows are in time; None while everything is. `now_us`: the database's
     clock when the stamp was taken.
     """
@@ -66,17 +66,19 @@ def oldest_accepted(progress: Progress, source: Source, now_us: Micros) -> int |
     )
 
 
-def advanced(progress: Progress, latest_us: Micros | None, now_us: Micros) -> Progress:
+def advance_progress(
+    progress: SourceProgress, latest_us: Micros | None, now_us: Micros
+) -> SourceProgress:
     """Progress after a transaction whose largest accepted event time is `latest_us`: what was the
     latest now counts for lateness.
     """
     if latest_us is None:
         return progress
     latest = latest_us if progress.latest_us is None else max(progress.latest_us, latest_us)
-    return Progress(progress.latest_us, Micros(latest), now_us)
+    return SourceProgress(progress.latest_us, Micros(latest), now_us)
 
 
-def changes(progress: Progress, advance: Advance, source: Source) -> bool:
+def needs_recording(progress: SourceProgress, advance: SourceAdvance, source: Source) -> bool:
     """Does the advance say anything that is not recorded yet? (A quiet source costs no write.)"""
     if advance.discarded:
         return True
@@ -90,7 +92,7 @@ def changes(progress: Progress, advance: Advance, source: Source) -> bool:
     )
 
 
-def has_ended(progress: Progress, source: Source, now_us: Micros) -> bool:
+def has_ended(progress: SourceProgress, source: Source, now_us: Micros) -> bool:
     """Has a bounded source been idle for longer than it may? A source ends only after its first
     row.
     """

@@ -16,7 +16,7 @@ import pandas as pd
 import pyarrow as pa
 
 from fennel_core.executors import protocol
-from fennel_core.executors.code import message_of
+from fennel_core.executors.code_cache import message_of
 from fennel_core.executors.columns_in import frame, series
 from fennel_core.executors.columns_out import (
     NotDeclared,

@@ -9,7 +9,7 @@ import pytest
 
 from fennel_core.blueprints.spec import DatasetView
 from fennel_core.ingest.catalogs import Catalogs
-from fennel_core.ingest.erase import EraseFlow, erased_keys
+from fennel_core.ingest.erase import EraseService, erased_keys
 from fennel_core.ingest.store import Away, NotWritten, OutcomeUnknown
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import BranchName, DatasetName, Micros, TopicName
@@ -176,7 +176,7 @@ async def test_an_erased_key_is_never_taken_again_in_any_branch(world: World) ->
     world.commit("1", main=of_main, dev=catalog(binding(identity="other")))
     server = world.server()
     await server.log(WORKSPACE, MAIN, body(**ANN))
-    erasing = EraseFlow(Catalogs(world.directory), world.directory)
+    erasing = EraseService(Catalogs(world.directory), world.directory)
     assert (
         await erasing.erase(
             WORKSPACE,
@@ -214,7 +214,7 @@ async def test_erase_says_what_is_wrong_in_the_clients_words(
 ) -> None:
     world.commit(main=replace(catalog(binding()), datasets=(users_view(),)))
     with pytest.raises(ApiError, match=re.escape(text)) as refused:
-        await EraseFlow(Catalogs(world.directory), world.directory).erase(
+        await EraseService(Catalogs(world.directory), world.directory).erase(
             WORKSPACE, MAIN, DatasetName(name), b'{"erase_keys": ' + keys + b"}"
         )
     assert refused.value.status == status

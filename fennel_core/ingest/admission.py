@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from fennel_core.blueprints.spec import SourceBinding
 from fennel_core.connections.erasures import ErasedKeys
-from fennel_core.executors.calls import Assign, ExecutorCall, Filter
+from fennel_core.executors.calls import AssignCall, ExecutorCall, FilterCall
 from fennel_core.executors.client import Callbacks
 from fennel_core.executors.errors import ExecutorError, ExecutorUnavailable, UserCodeError
 from fennel_core.executors.protocol import ROW
@@ -34,7 +34,7 @@ from fennel_core.expressions.errors import EvaluationFailed, InvalidExpression
 from fennel_core.expressions.evaluate import compile_columns
 from fennel_core.expressions.infer import infer
 from fennel_core.expressions.references import references
-from fennel_core.ingest.decide import not_erased, sampled, within_bounds
+from fennel_core.ingest.acceptance import not_erased, sampled, within_bounds
 from fennel_core.ingest.payload import Payload, descend
 from fennel_core.vocab import dtypes
 from fennel_core.vocab.dtypes import Dtype, Field
@@ -56,7 +56,7 @@ _VALUE = "value"
 UNAVAILABLE = 503
 
 
-class Runs(Protocol):
+class CodeRunner(Protocol):
     """The part of `executors.client.Executors` the door uses."""
 
     async def run(
@@ -69,7 +69,7 @@ class Runs(Protocol):
     ) -> pa.Table: ...
 
 
-class Refused(ApiError):
+class RowsRejected(ApiError):
     """Rows that may not enter; `numbers` are theirs within the request, None when it is not known
     which they are.
     """
@@ -80,7 +80,7 @@ class Refused(ApiError):
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class TypedRows:
     """Typed rows in the order of the schema, and their numbers within the request."""
 
     frame: pl.DataFrame
@@ -88,26 +88,26 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Dead:
+class DeadLetter:
     """Rows set aside, as they were logged."""
 
     reason: str
     payload: Payload
 
 
-class Door:
+class Validator:
     """Admits payloads to sources. `secret` reads a secret of the workspace for user code."""
 
-    def __init__(self, executors: Runs, secret: Callable[[str], Awaitable[str | None]]) -> None:
+    def __init__(
+        self, executors: CodeRunner, secret: Callable[[str], Awaitable[str | None]]
+    ) -> None:
         self._executors = executors
         self._callbacks = Callbacks(secret=secret)
 
     async def admit(
         self, binding: SourceBinding, payload: Payload, erased: tuple[ErasedKeys, ...] = ()
-    ) -> Rows:
-        """The rows of `payload` that the source takes. Raises `Refused` when any of them cannot be
-        taken.
-        """
+    ) -> TypedRows:
+        """Return the rows of `payload` that the source accepts; raises `RowsRejected`."""
         for field, step in binding.source.preproc:
             payload = payload.having(field, await self._made(binding, payload, field, step))
         if binding.source.where is not None:
@@ -121,38 +121,38 @@ class Door:
                 table = decode_table(payload.columns, binding.schema, binding.dataset)
         except RejectedRows as rejected:
             places = _places(rejected)
-            raise Refused(
+            raise RowsRejected(
                 str(rejected), None if places is None else payload.numbers[places]
             ) from rejected
         frame = pl.from_arrow(table)
         assert isinstance(frame, pl.DataFrame), "a table becomes a frame"
-        return _selected(Rows(frame, payload.numbers), binding, erased)
+        return _selected(TypedRows(frame, payload.numbers), binding, erased)
 
     async def admit_some(
         self, binding: SourceBinding, payload: Payload, erased: tuple[ErasedKeys, ...] = ()
-    ) -> tuple[list[Rows], list[Dead]]:
+    ) -> tuple[list[TypedRows], list[DeadLetter]]:
         """The rows that can be taken, and those that cannot, with the reason."""
-        good: list[Rows] = []
-        dead: list[Dead] = []
+        good: list[TypedRows] = []
+        dead: list[DeadLetter] = []
         waiting, attempts = [payload], 0
         while waiting:
             part = waiting.pop()
             attempts += 1
             try:
                 good.append(await self.admit(binding, part, erased))
-            except Refused as refused:
+            except RowsRejected as refused:
                 bad = _split(part, refused)
                 if bad is None or attempts >= ATTEMPTS:
-                    dead.append(Dead(refused.text, part))
+                    dead.append(DeadLetter(refused.text, part))
                 elif refused.numbers is not None:
-                    dead.append(Dead(refused.text, bad[0]))
+                    dead.append(DeadLetter(refused.text, bad[0]))
                     waiting.append(bad[1])
                 else:
                     waiting.extend(reversed(bad))
             except ApiError as failed:
                 if failed.status == UNAVAILABLE:
                     raise  # it says nothing about the rows: nobody's are set aside for it
-                dead.append(Dead(failed.text, part))
+                dead.append(DeadLetter(failed.text, part))
         return good, dead
 
     async def _made(
@@ -185,7 +185,7 @@ class Door:
                 declared = binding.schema.field(field)
                 assert declared is not None, "the compiler has checked that preproc fields exist"
                 frame, given, raw = _code_inputs(binding, payload, _preproc_schema(binding, extra))
-                call = Assign(pycode, binding.dataset, given, declared, raw, checked=False)
+                call = AssignCall(pycode, binding.dataset, given, declared, raw, checked=False)
                 answer = await self._run(
                     binding, payload, call, frame, f"Error in assign preproc for field `{field}`"
                 )
@@ -207,7 +207,7 @@ class Door:
                 answer = await self._run(
                     binding,
                     payload,
-                    Filter(pycode, binding.dataset, given, raw),
+                    FilterCall(pycode, binding.dataset, given, raw),
                     frame,
                     "Error using where",
                 )
@@ -333,7 +333,7 @@ def _json_values(values: pl.Series | pa.ChunkedArray, dtype: Dtype) -> list[Any]
     return encode_column(values, dtype)
 
 
-def _selected(rows: Rows, binding: SourceBinding, erased: tuple[ErasedKeys, ...]) -> Rows:
+def _selected(rows: TypedRows, binding: SourceBinding, erased: tuple[ErasedKeys, ...]) -> TypedRows:
     """Without the rows outside `since` and `until`, outside the sample, or with an erased key."""
     source = binding.source
     if (
@@ -353,10 +353,10 @@ def _selected(rows: Rows, binding: SourceBinding, erased: tuple[ErasedKeys, ...]
     if not masks:
         return rows
     keep = reduce(operator.and_, masks)
-    return Rows(rows.frame.filter(keep), rows.numbers[keep.to_numpy()])
+    return TypedRows(rows.frame.filter(keep), rows.numbers[keep.to_numpy()])
 
 
-def _split(payload: Payload, refused: Refused) -> tuple[Payload, Payload] | None:
+def _split(payload: Payload, refused: RowsRejected) -> tuple[Payload, Payload] | None:
     """(bad, good) when it is known which rows are bad, else two halves; None when there is nothing
     to split.
     """
@@ -384,12 +384,12 @@ def _places(rejected: RejectedRows) -> list[int] | None:
 
 def _refusal(
     binding: SourceBinding, payload: Payload, text: str, places: Sequence[int] | None = None
-) -> Refused:
+) -> RowsRejected:
     where = f"Schema validation failed during data insertion to `{binding.dataset}`: {text}"
-    return Refused(where, None if places is None else payload.numbers[list(places)])
+    return RowsRejected(where, None if places is None else payload.numbers[list(places)])
 
 
-def _preproc_refusal(binding: SourceBinding, payload: Payload, text: str) -> Refused:
+def _preproc_refusal(binding: SourceBinding, payload: Payload, text: str) -> RowsRejected:
     return _refusal(
         binding, payload, f"Error using pre_proc for dataset `{binding.dataset}`: {text}"
     )

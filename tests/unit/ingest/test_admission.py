@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fennel_core.ingest.door import Door, Refused
+from fennel_core.ingest.admission import RowsRejected, Validator
 from fennel_core.ingest.payload import Payload, descend
 from fennel_core.vocab.dtypes import Field, Int, Optional, Timestamp
 from fennel_core.vocab.ids import Micros
@@ -18,7 +18,7 @@ async def no_secret(_: str) -> str | None:
     return None
 
 
-DOOR = Door(NoExecutors(), no_secret)
+DOOR = Validator(NoExecutors(), no_secret)
 
 
 def payload(**columns: list) -> Payload:
@@ -35,14 +35,14 @@ async def test_a_preproc_copies_a_payload_column_or_descends_into_it():
         who=["a", "b"], data=[{"years": {"n": 7}}, {"years": {}}], age=[0, 0], at=[AT_MS] * 2
     )
     preproc = (("age", FromPayload("data[years][n]")), ("user", FromPayload("who")))
-    with pytest.raises(Refused, match="Null values found"):
+    with pytest.raises(RowsRejected, match="Null values found"):
         await ages(given, preproc=preproc)
     assert await ages(given.take(np.array([0])), preproc=preproc) == [("a", 7)]
 
 
 async def test_a_preproc_that_names_no_column_says_so():
     with pytest.raises(
-        Refused,
+        RowsRejected,
         match="Error using pre_proc for dataset `Users`: Referenced column who not found "
         "in dataframe",
     ):

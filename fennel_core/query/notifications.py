@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 
-from fennel_core.connections.postgres import Heard, Listening, listen
+from fennel_core.connections.postgres import ListenStarted, Notification, listen
 from fennel_core.query.owners import Owners
 from fennel_core.query.view import BranchKey, Views
 from fennel_core.telemetry.logs import logger
@@ -20,7 +20,7 @@ CHANNELS = ("registry", "catalog")
 log = logger(__name__)
 
 
-class Wakeups:
+class NotificationListener:
     def __init__(self, dsn: str, owners: Owners, views: Views) -> None:
         self._dsn = dsn
         self._owners = owners
@@ -33,12 +33,12 @@ class Wakeups:
             tasks.create_task(self._follow_owners())
             async for wakeup in listen(self._dsn, CHANNELS, name="fennel-query-wakeups"):
                 match wakeup:
-                    case Listening():
+                    case ListenStarted():
                         self._owners_moved.set()
                         await self._try_views(None)
-                    case Heard("registry", _):
+                    case Notification("registry", _):
                         self._owners_moved.set()
-                    case Heard(_, payload):
+                    case Notification(_, payload):
                         await self._try_views(branch_key(payload))
 
     async def _follow_owners(self) -> None:

@@ -13,12 +13,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from itertools import count
 
-from fennel_core.ingest import counts
-from fennel_core.ingest.batches import Entry, Prepared
-from fennel_core.ingest.catalogs import Catalogs, Feed
-from fennel_core.ingest.committer import Committer, Stale
-from fennel_core.ingest.door import Dead, Door, Refused, Rows, Runs
-from fennel_core.ingest.payload import LogBody, Payload, read_body
+from fennel_core.ingest import source_metrics
+from fennel_core.ingest.admission import CodeRunner, DeadLetter, RowsRejected, TypedRows, Validator
+from fennel_core.ingest.batches import PreparedRequest, TargetRows
+from fennel_core.ingest.catalogs import Catalogs, EndpointTarget
+from fennel_core.ingest.committer import CatalogChanged, Committer
+from fennel_core.ingest.payload import LogBody, Payload, parse_log_body
 from fennel_core.ingest.store import Away, CatalogVersion, NotWritten, OutcomeUnknown
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import BranchName, WorkspaceId
@@ -36,14 +36,14 @@ class Logged:
     rows: int
 
 
-class LogFlow:
+class LogService:
     """Use from one event loop."""
 
     def __init__(
         self,
         catalogs: Catalogs,
         committer: Committer,
-        executors: Runs,
+        executors: CodeRunner,
         secret: ReadSecret,
         rows_limit: int,
     ) -> None:
@@ -60,7 +60,7 @@ class LogFlow:
         ApiError: 400 malformed, 404 unknown endpoint, 413 too many rows, 500 rows that do not fit
         (column, row, value), 503 when the platform cannot write now or cannot say whether it did.
         """
-        request, payload = read_body(body, self._rows_limit)
+        request, payload = parse_log_body(body, self._rows_limit)
         turn = next(self._turns)
         try:
             for _ in range(PREPARATIONS):
@@ -72,10 +72,10 @@ class LogFlow:
                         workspace, branch, body, payload, turn, version, feeds
                     )
                     await self._committer.submit(workspace, prepared)
-                except Stale:
+                except CatalogChanged:
                     await self._catalogs.reload(workspace)
                     continue
-                except Refused:
+                except RowsRejected:
                     if (await self._catalogs.reload(workspace)).version == version:
                         raise
                     continue  # refused under definitions that somebody has replaced meanwhile
@@ -105,7 +105,7 @@ class LogFlow:
 
     async def _feeds(
         self, workspace: WorkspaceId, request: LogBody
-    ) -> tuple[CatalogVersion, tuple[Feed, ...]]:
+    ) -> tuple[CatalogVersion, tuple[EndpointTarget, ...]]:
         endpoint = (request.webhook, request.endpoint)
         found = await self._catalogs.get(workspace)
         if endpoint not in found.feeds:
@@ -123,28 +123,28 @@ class LogFlow:
         payload: Payload,
         turn: int,
         version: CatalogVersion,
-        feeds: tuple[Feed, ...],
-    ) -> Prepared:
-        door = Door(self._executors, lambda name: self._secret(workspace, name))
-        entries: list[Entry] = []
-        dead: list[tuple[Feed, Dead]] = []
+        feeds: tuple[EndpointTarget, ...],
+    ) -> PreparedRequest:
+        door = Validator(self._executors, lambda name: self._secret(workspace, name))
+        entries: list[TargetRows] = []
+        dead: list[tuple[EndpointTarget, DeadLetter]] = []
         for feed in feeds:
             rows, aside = await _admitted(door, feed, payload, branch)
-            entries += [Entry(feed, part) for part in rows]
+            entries += [TargetRows(feed, part) for part in rows]
             dead += [(feed, part) for part in aside]
         raw = {feed.binding.raw_topic: feed.partitions for feed in feeds}
-        return Prepared(
+        return PreparedRequest(
             version, body, len(payload), turn, tuple(raw.items()), tuple(entries), tuple(dead)
         )
 
 
 async def _admitted(
-    door: Door, feed: Feed, payload: Payload, branch: BranchName
-) -> tuple[list[Rows], list[Dead]]:
+    door: Validator, feed: EndpointTarget, payload: Payload, branch: BranchName
+) -> tuple[list[TypedRows], list[DeadLetter]]:
     if branch in feed.branches:
         try:
             return [await door.admit(feed.binding, payload, feed.erased)], []
-        except Refused:
-            counts.refused(feed.binding, len(payload))
+        except RowsRejected:
+            source_metrics.count_rejected(feed.binding, len(payload))
             raise
     return await door.admit_some(feed.binding, payload, feed.erased)

@@ -22,7 +22,7 @@ USER_FILE = "<string>"
 """File name of executed text; the client's class decorators expect text that has no file."""
 
 
-class LoadFailed(Exception):
+class CodeLoadFailed(Exception):
     """The module could not be executed; `trace` is its traceback."""
 
     def __init__(self, message: str, trace: str) -> None:
@@ -30,7 +30,7 @@ class LoadFailed(Exception):
         self.trace = trace
 
 
-class Code:
+class CodeCache:
     """The functions of one process."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Code:
         return self._functions[key][0]
 
     def load(self, key: str, text: str, entry: str, module: str | None) -> None:
-        """Execute `text` and keep its function `entry`; `LoadFailed` when it cannot be executed."""
+        """Execute `text` and cache its function `entry`; raises `CodeLoadFailed`."""
         created = types.ModuleType(module or entry)
         if module is not None:
             sys.modules[module] = created
@@ -55,9 +55,9 @@ class Code:
             )  # this file's `from __future__` is not user code's
             exec(module_code, created.__dict__)  # noqa: S102 - running user code is what this process is for
         except (Exception, SystemExit) as error:
-            raise LoadFailed(message_of(error), trace_of(error, text)) from error
+            raise CodeLoadFailed(message_of(error), trace_of(error, text)) from error
         if entry not in created.__dict__:
-            raise LoadFailed(f"the code does not define `{entry}`", "")
+            raise CodeLoadFailed(f"the code does not define `{entry}`", "")
         self._functions[key] = (created.__dict__[entry], text)
         while len(self._functions) > CACHED:
             self._functions.popitem(last=False)

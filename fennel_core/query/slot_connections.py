@@ -14,7 +14,7 @@ from typing import Any
 
 from fennel_core.connections.frames import Channel, RemoteError
 from fennel_core.connections.slot_protocol import Reaction, reaction_to
-from fennel_core.query.errors import ParkedJob
+from fennel_core.query.errors import JobParked
 
 
 async def connect(address: str) -> Channel:
@@ -28,18 +28,18 @@ async def connect(address: str) -> Channel:
 def retry_reason(refused: RemoteError) -> str:
     """Return why a refused call must be repeated at the partition's owner.
 
-    Raises `ParkedJob` when the job is parked, and the refusal itself when a retry cannot help.
+    Raises `JobParked` when the job is parked, and the refusal itself when a retry cannot help.
     """
     match reaction_to(refused):
         case Reaction.RETRY_AT_OWNER:
             return str(refused)
         case Reaction.REPORT_PARKED:
-            raise ParkedJob(str(refused)) from refused
+            raise JobParked(str(refused)) from refused
         case Reaction.FAIL:
             raise refused
 
 
-class Slots:
+class SlotConnections:
     """All connections of one event loop."""
 
     def __init__(self) -> None:

@@ -18,19 +18,19 @@ import msgspec
 import polars as pl
 import pyarrow as pa
 
-from fennel_core.executors.client import Asked, Callbacks, Executors, Found
+from fennel_core.executors.client import Callbacks, Executors, LookupReply, LookupRequest
 from fennel_core.executors.errors import ExecutorError, ExecutorUnavailable
 from fennel_core.executors.protocol import TS
-from fennel_core.query.columns import LOGICAL_TIME, Column, logical_type
-from fennel_core.query.errors import BadValue, ExtractorFailed, ExtractorUnavailable
-from fennel_core.query.formulas import Formulas
-from fennel_core.query.lookups import Lookups, Rows, Want, transpose
+from fennel_core.query.bound_expressions import BoundExpressions
+from fennel_core.query.columns import LOGICAL_TIME, QueryColumn, logical_type
+from fennel_core.query.errors import ExtractorFailed, ExtractorUnavailable, ValueNotConvertible
+from fennel_core.query.lookups import EncodedRows, JobLookup, Lookups, transpose
 from fennel_core.query.program import (
     BoundAlias,
     BoundExtractor,
     BoundLevel,
     BoundLookup,
-    Program,
+    QueryProgram,
     Registers,
 )
 from fennel_core.vocab.dtypes import Dtype, base
@@ -38,31 +38,33 @@ from fennel_core.vocab.dtypes import Dtype, base
 _encode_key = msgspec.msgpack.Encoder().encode
 _decode_row = msgspec.msgpack.Decoder(list[object]).decode
 
-LookupAnswers = Callable[[Asked], Awaitable[Found]]
+LookupAnswers = Callable[[LookupRequest], Awaitable[LookupReply]]
 SecretAnswers = Callable[[str], Awaitable[str | None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class QueryRequest:
     """One query: its columns by full feature name, its number of rows, its one clock reading."""
 
-    given: dict[str, Column]
+    given: dict[str, QueryColumn]
     rows: int
     now_us: int
 
 
-class Flow:
+class ProgramRunner:
     """Runs programs against slots and executors."""
 
     def __init__(self, lookups: Lookups, executors: Executors) -> None:
         self._lookups = lookups
         self._executors = executors
 
-    async def run(self, program: Program, request: Request, callbacks: Callbacks) -> list[Column]:
+    async def run(
+        self, program: QueryProgram, request: QueryRequest, callbacks: Callbacks
+    ) -> list[QueryColumn]:
         """The columns of `program.outputs`, each with `request.rows` values. Raises
         `QueryError`.
         """
-        registers: list[Column | None] = [None] * program.registers
+        registers: list[QueryColumn | None] = [None] * program.registers
         for name, _, place in program.inputs:
             registers[place] = request.given[name]
         filled: Registers = registers  # type: ignore[assignment]  # the planner computes every register before it is read
@@ -71,13 +73,13 @@ class Flow:
         return [filled[place] for _, _, place in program.outputs]
 
     async def _level(
-        self, level: BoundLevel, registers: Registers, request: Request, callbacks: Callbacks
+        self, level: BoundLevel, registers: Registers, request: QueryRequest, callbacks: Callbacks
     ) -> None:
         for step in level.local:
             match step:
                 case BoundAlias(source, out, dtype, fill):
                     registers[out] = registers[source].filled(fill, dtype)
-                case Formulas():
+                case BoundExpressions():
                     step.run(registers, request.rows, request.now_us)
         if level.lookups and level.extractors:
             beside = (
@@ -92,7 +94,7 @@ class Flow:
             )
 
     async def _look_up(
-        self, steps: tuple[BoundLookup, ...], registers: Registers, request: Request
+        self, steps: tuple[BoundLookup, ...], registers: Registers, request: QueryRequest
     ) -> None:
         of_group: dict[int, _Asking] = {}
         for step in steps:
@@ -100,14 +102,18 @@ class Flow:
                 of_group[step.group] = _Asking.of(step, registers)
         asked = [of_group[step.group] for step in steps]
         wants = [
-            Want(step.job, step.partitions, each.keys, request.now_us)
+            JobLookup(step.job, step.partitions, each.keys, request.now_us)
             for step, each in zip(steps, asked, strict=True)
         ]
         for step, each, rows in zip(steps, asked, await self._lookups.fetch(wants), strict=True):
             each.answer(step, rows, registers)
 
     async def _extract(
-        self, step: BoundExtractor, registers: Registers, request: Request, callbacks: Callbacks
+        self,
+        step: BoundExtractor,
+        registers: Registers,
+        request: QueryRequest,
+        callbacks: Callbacks,
     ) -> None:
         now = (
             pl.Series([request.now_us], dtype=pl.Int64)
@@ -130,7 +136,7 @@ class Flow:
         assert frame.height == request.rows, "an extractor answers row for row"
         for place, out in step.keep:
             field = step.call.outputs[place]
-            registers[out] = Column(field.dtype, series=frame[field.name])
+            registers[out] = QueryColumn(field.dtype, series=frame[field.name])
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,13 +168,15 @@ class _Asking:
         numbers = dict(zip(distinct, range(len(distinct)), strict=True))
         return cls(list(distinct), list(map(numbers.__getitem__, keys)), lengths)
 
-    def answer(self, step: BoundLookup, rows: Rows, registers: Registers) -> None:
+    def answer(self, step: BoundLookup, rows: EncodedRows, registers: Registers) -> None:
         """Put what the rows say into the registers of the step."""
         if self.lengths is None and len(rows) == 1 and self.places is None:
             values = _decode_row(rows[0] if rows[0] is not None else step.absent)
             for read in step.reads:
                 value = values[read.place]
-                registers[read.out] = Column(read.dtype, (read.fill if value is None else value,))
+                registers[read.out] = QueryColumn(
+                    read.dtype, (read.fill if value is None else value,)
+                )
             return
         columns = transpose(rows, step.absent) if rows else None
         for read in step.reads:
@@ -179,19 +187,19 @@ class _Asking:
                 found = list(map(found.__getitem__, self.places))
             if self.lengths is not None:
                 found = list(map(list, map(islice, repeat(iter(found)), self.lengths)))
-            registers[read.out] = Column(read.dtype, found)
+            registers[read.out] = QueryColumn(read.dtype, found)
 
 
-def key_values(column: Column, dtype: Dtype) -> Sequence[object]:
+def key_values(column: QueryColumn, dtype: Dtype) -> Sequence[object]:
     """A key column's physical values as the key field `dtype` has them: key bytes must agree with
     those that ingest wrote.
     """
     if column.dtype == dtype or base(column.dtype) == base(dtype):
         return column.values
     try:
-        return Column(dtype, series=column.series.cast(logical_type(dtype))).values
+        return QueryColumn(dtype, series=column.series.cast(logical_type(dtype))).values
     except pl.exceptions.PolarsError as error:
-        raise BadValue(
+        raise ValueNotConvertible(
             f"a key of type {column.dtype} cannot be looked up as {dtype}: {error}"
         ) from error
 
@@ -208,14 +216,14 @@ def _flatten(step: BoundLookup, registers: Registers) -> tuple[list[Sequence[obj
     lists = [registers[i].values for i in step.keys]
     for name, column in zip(step.names, lists, strict=True):
         if None in column:
-            raise BadValue(
+            raise ValueNotConvertible(
                 f"Input feature `{name}` is not of type list,found `None` of type `{type(None)}`"
             )
     lengths: list[list[int]] = [list(map(len, column)) for column in lists]  # type: ignore[arg-type]  # lists, by the check above
     for name, other in zip(step.names, lengths, strict=True):
         if other != lengths[0]:
             row = next(i for i, (a, b) in enumerate(zip(other, lengths[0], strict=True)) if a != b)
-            raise BadValue(
+            raise ValueNotConvertible(
                 f"All input features must have the same length, found {other[row]} "
                 f"for feature {name} "
                 f"and {lengths[0][row]} for feature {step.names[0]}"

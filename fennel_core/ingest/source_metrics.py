@@ -5,14 +5,14 @@ documentation.
 from __future__ import annotations
 
 from fennel_core.blueprints.spec import SourceBinding
-from fennel_core.ingest.batches import Transaction
+from fennel_core.ingest.batches import IngestTransaction
 from fennel_core.telemetry import metrics
 
 MICROS = 1e6
 FORMAT = "json"
 
 
-def tell(made: Transaction) -> None:
+def count_transaction(made: IngestTransaction) -> None:
     """Count what entered and what was too late."""
     for entered in made.accepted:
         name, dataset = _source(entered.binding), entered.binding.dataset
@@ -32,7 +32,7 @@ def tell(made: Transaction) -> None:
         metrics.DISCARDED_TIMESTAMP.labels(name, dataset).set(late.last_us / MICROS)
 
 
-def refused(binding: SourceBinding, rows: int) -> None:
+def count_rejected(binding: SourceBinding, rows: int) -> None:
     """Count the rows of a request that was refused."""
     metrics.SOURCE_DATASET_ROWS.labels(
         _source(binding), binding.dataset, FORMAT, "schema_error"

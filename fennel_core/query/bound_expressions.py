@@ -17,8 +17,8 @@ from fennel_core.expressions.evaluate import CompiledExpressions as Compiled
 from fennel_core.expressions.evaluate import compile_columns
 from fennel_core.expressions.references import uses_now
 from fennel_core.plans.plan_nodes import AliasNode, ExpressionNode, LocalNode
-from fennel_core.query.columns import LOGICAL_TIME, Column
-from fennel_core.query.errors import BadExpression, BadValue
+from fennel_core.query.columns import LOGICAL_TIME, QueryColumn
+from fennel_core.query.errors import ExpressionRejected, ValueNotConvertible
 from fennel_core.vocab.dtypes import Dtype
 from fennel_core.wire.entities import FeatureRef
 
@@ -27,7 +27,7 @@ NOW = "\0now"
 
 
 @dataclass(frozen=True, slots=True)
-class Formulas:
+class BoundExpressions:
     """Expressions evaluated together: registers read (by column name) and registers written."""
 
     compiled: Compiled
@@ -38,7 +38,7 @@ class Formulas:
     @classmethod
     def of(
         cls, expressions: tuple[ExpressionNode, ...], register: Callable[[FeatureRef], int]
-    ) -> Formulas:
+    ) -> BoundExpressions:
         """Compile `expressions`; BadExpression when one does not fit its features' types (a commit
         checks the same).
         """
@@ -52,7 +52,7 @@ class Formulas:
             )
         except InvalidExpression as refused:
             names = ", ".join(f"`{e.output.ref.fqn}`" for e in expressions)
-            raise BadExpression(f"the expression of feature {names}: {refused}") from refused
+            raise ExpressionRejected(f"the expression of feature {names}: {refused}") from refused
         return cls(
             compiled,
             tuple(inputs.items()),
@@ -60,7 +60,7 @@ class Formulas:
             any(uses_now(e.expr) for e in expressions),
         )
 
-    def run(self, registers: list[Column], rows: int, now_us: int) -> None:
+    def run(self, registers: list[QueryColumn], rows: int, now_us: int) -> None:
         """Evaluate over the registers' columns; BadValue names the feature, row and value that has
         no result.
         """
@@ -71,9 +71,9 @@ class Formulas:
         try:
             frame = self.compiled.evaluate(pl.DataFrame(columns))
         except EvaluationFailed as failed:
-            raise BadValue(str(failed)) from failed
+            raise ValueNotConvertible(str(failed)) from failed
         for name, dtype, place in self.outputs:
-            registers[place] = Column(dtype, series=frame[name])
+            registers[place] = QueryColumn(dtype, series=frame[name])
 
 
 def group_expressions(
