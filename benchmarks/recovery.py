@@ -51,9 +51,9 @@ from fennel_core.engine.broker import OutgoingRecord
 from fennel_core.engine.kafka import KafkaBroker
 from fennel_core.operators import spec
 from fennel_core.settings.model import Settings
-from fennel_core.snapshots.flow import PREFIX
-from fennel_core.snapshots.manifest import Manifest, decode
+from fennel_core.snapshots.manifest import SnapshotManifest, decode_manifest
 from fennel_core.snapshots.s3 import S3Objects
+from fennel_core.snapshots.transfer import PREFIX
 from fennel_core.vocab import canonical
 from fennel_core.vocab.dtypes import Field, Int, Str
 from fennel_core.vocab.ids import JobId, TopicName, WorkspaceId
@@ -222,7 +222,7 @@ async def world(settings: Settings) -> AsyncIterator[World]:
             admin.delete_topics([source, replaylog, dead])
 
 
-def floor_s(settings: Settings, manifest: Manifest, target: Path) -> float:
+def floor_s(settings: Settings, manifest: SnapshotManifest, target: Path) -> float:
     """boto3 alone: the snapshot's objects to the same disk, four at a time."""
     client = s3.client(settings)
     target.mkdir(parents=True)
@@ -272,7 +272,7 @@ async def measured(
         print(f"  {found[-1]}", flush=True)
     body = await S3Objects(s3.client(settings), settings.s3_bucket).get(await manifest_key(world))
     assert body is not None
-    manifest = decode(body)
+    manifest = decode_manifest(body)
     floors = [
         await asyncio.to_thread(floor_s, settings, manifest, settings.state_dir.parent / "floor")
         for _ in range(2)

@@ -388,14 +388,14 @@ def recover(
     again. Lookups are answered with 503 meanwhile. What Airflow's DAG `recovery` does.
     """
     from fennel_core.apps import states
-    from fennel_core.snapshots.choice import Wish
+    from fennel_core.snapshots.selection import Selection
 
     settings = _chosen(())[0].settings
     try:
         states.recover(
             settings,
             click.echo,
-            Wish(workspace, dataset, jobs, partitions),
+            Selection(workspace, dataset, jobs, partitions),
             before,
             dry_run=dry_run,
         )
@@ -428,12 +428,16 @@ def drill(
     DAG `drill` does.
     """
     from fennel_core.apps import states
-    from fennel_core.snapshots.choice import Wish
+    from fennel_core.snapshots.selection import Selection
 
     settings = _chosen(())[0].settings
     try:
         states.drill(
-            settings, click.echo, Wish(workspace, dataset, jobs, partitions), at_most, max_bytes
+            settings,
+            click.echo,
+            Selection(workspace, dataset, jobs, partitions),
+            at_most,
+            max_bytes,
         )
     except states.REASONS as error:
         _fail(states.sentence(error))

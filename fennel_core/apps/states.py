@@ -16,14 +16,19 @@ import psycopg
 from fennel_core.connections.frames import RemoteError
 from fennel_core.definition.log_retention import delete_unneeded
 from fennel_core.settings.model import Settings
-from fennel_core.snapshots import choice, drills, recovery, rounds
-from fennel_core.snapshots.choice import Wish
+from fennel_core.snapshots import drills, rebuild, selection, snapshot_pass
+from fennel_core.snapshots.selection import Selection
 from fennel_core.snapshots.store import StoreError
 from fennel_core.vocab.errors import ApiError
 
 Tell = Callable[[str], None]
 REASONS: Final = (
-    *(rounds.RoundFailed, recovery.NotRebuilt, drills.DrillFailed, drills.DrillUnknown),
+    *(
+        snapshot_pass.SnapshotPassFailed,
+        rebuild.RebuildFailed,
+        drills.DrillFailed,
+        drills.DrillNotRun,
+    ),
     *(ApiError, StoreError, RemoteError, OSError, psycopg.Error),
 )
 """What one of these commands may fail with: a sentence each."""
@@ -59,35 +64,35 @@ def snapshots(settings: Settings, tell: Tell, every_s: float | None) -> None:
 
 
 def recover(
-    settings: Settings, tell: Tell, wish: Wish, before: int | None, *, dry_run: bool
+    settings: Settings, tell: Tell, wish: Selection, before: int | None, *, dry_run: bool
 ) -> None:
-    found = choice.chosen(choice.known(settings), wish)
+    found = selection.select_partitions(selection.list_partitions(settings), wish)
     for each in found:
         tell(f"meant: {each}")
     if not dry_run:
-        recovery.rebuild(settings, found, tell, before=before, timeout_s=REBUILD_S)
+        rebuild.rebuild_partitions(settings, found, tell, before=before, timeout_s=REBUILD_S)
 
 
 def drill(
-    settings: Settings, tell: Tell, wish: Wish, at_most: int | None, max_bytes: int | None
+    settings: Settings, tell: Tell, wish: Selection, at_most: int | None, max_bytes: int | None
 ) -> None:
-    found = drills.due(settings, wish, at_most)
+    found = drills.due_partitions(settings, wish, at_most)
     tell(f"job partitions to drill: {len(found)}")
     try:
-        drills.drill(settings, found, tell, max_bytes=max_bytes or settings.drill_bytes)
+        drills.run_drills(settings, found, tell, max_bytes=max_bytes or settings.drill_bytes)
     except drills.DrillFailed as failed:
-        raise drills.DrillFailed(f"{failed}\nWhat to do: {drills.AFTER_DRILL}") from failed
+        raise drills.DrillFailed(f"{failed}\nWhat to do: {drills.REMEDY}") from failed
 
 
 def _round(settings: Settings, tell: Tell) -> None:
-    slots = rounds.owning_slots(settings)
+    slots = snapshot_pass.owning_slots(settings)
     answers = []
     for address in slots:
-        theirs = rounds.snapshot_slot(settings, address)
+        theirs = snapshot_pass.snapshot_slot(settings, address)
         answers += theirs
         for each in theirs:
             tell(str(each))
-    pruned = rounds.prune_snapshots(settings)
+    pruned = snapshot_pass.run_pruning(settings)
     cuts, alarms = delete_unneeded(settings)
     tell(
         f"slots: {len(slots)}; job partitions: {len(answers)}; snapshots removed: "
@@ -96,4 +101,4 @@ def _round(settings: Settings, tell: Tell) -> None:
     )
     for alarm in alarms:
         tell(f"needed records ({alarm.trouble.value}): {alarm.told}")
-    rounds.refuse_failures(answers)
+    snapshot_pass.raise_on_failures(answers)

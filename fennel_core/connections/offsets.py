@@ -88,7 +88,7 @@ def starts(
     return _asked(admin, dict.fromkeys(sources, OffsetSpec.earliest()), timeout_s)
 
 
-def since(
+def offsets_at_time(
     admin: AdminClient, sources: Sequence[TopicPartition], time_ms: int, timeout_s: float
 ) -> dict[TopicPartition, Offset]:
     """The first record of each log that was appended at `time_ms` (since 1970) or later; its end

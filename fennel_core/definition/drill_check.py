@@ -9,7 +9,7 @@ from typing import Final
 from fennel_core.connections.postgres import Pool
 from fennel_core.definition.periodic import run_periodically
 from fennel_core.snapshots import drills
-from fennel_core.snapshots.drills import Failing
+from fennel_core.snapshots.drills import FailedDrill
 from fennel_core.telemetry.logs import logger
 from fennel_core.telemetry.metrics import gauge
 
@@ -25,14 +25,14 @@ class FailedDrillCheck:
 
     def __init__(self, pool: Pool, interval_s: float) -> None:
         self._pool, self._interval_s = pool, interval_s
-        self._known: list[Failing] = []
+        self._known: list[FailedDrill] = []
 
     async def run(self) -> None:
         """For ever."""
         await run_periodically(self.once, "drills", self._interval_s)
 
     async def once(self) -> None:
-        found = await drills.failing(self._pool)
+        found = await drills.failed_drills(self._pool)
         before = {(each.job, each.part, each.at) for each in self._known}
         for each in found:
             if (each.job, each.part, each.at) not in before:

@@ -27,15 +27,23 @@ from fennel_core.connections.kafka import client_config
 from fennel_core.connections.postgres import Pool
 from fennel_core.definition.periodic import run_periodically
 from fennel_core.history.postgres import PostgresHistoryFiles
-from fennel_core.history.topics import Topics
+from fennel_core.history.topics import HistoryTopics
 from fennel_core.settings.model import Settings
-from fennel_core.snapshots import flow
-from fennel_core.snapshots.flow import Tools
-from fennel_core.snapshots.manifest import Position
+from fennel_core.snapshots import transfer
+from fennel_core.snapshots.log_retention import (
+    LogKind,
+    LogPartition,
+    RequiredOffset,
+    RetentionAlarm,
+    RetentionProblem,
+    deletion_bound,
+    retention_alarm,
+)
+from fennel_core.snapshots.manifest import StatePosition
 from fennel_core.snapshots.postgres import PostgresPointers
-from fennel_core.snapshots.retention import Alarm, Kind, Log, Need, Trouble, alarm, cut
 from fennel_core.snapshots.s3 import S3Objects
 from fennel_core.snapshots.store import Pointer
+from fennel_core.snapshots.transfer import SnapshotContext
 from fennel_core.telemetry.logs import logger
 from fennel_core.telemetry.metrics import gauge
 from fennel_core.vocab import canonical
@@ -67,14 +75,14 @@ NEEDED_OLD: Final = gauge(
 class LogSurvey:
     """One look at every log and at who needs it."""
 
-    logs: Mapping[TopicPartition, Log]
-    needs: Mapping[TopicPartition, tuple[Need, ...]]
+    logs: Mapping[TopicPartition, LogPartition]
+    needs: Mapping[TopicPartition, tuple[RequiredOffset, ...]]
     history: Mapping[TopicPartition, Offset] | None
     """Where history ends; None when nobody waits for it."""
 
-    def alarms(self) -> list[Alarm]:
+    def alarms(self) -> list[RetentionAlarm]:
         found = [
-            alarm(self.logs[source], need)
+            retention_alarm(self.logs[source], need)
             for source, needs in self.needs.items()
             if source in self.logs
             for need in needs
@@ -86,7 +94,7 @@ class LogSurvey:
         made = {}
         for source, found in self.logs.items():
             history = None if self.history is None else self.history.get(source, Offset(0))
-            start = cut(found, self.needs.get(source, ()), history)
+            start = deletion_bound(found, self.needs.get(source, ()), history)
             if start > found.start:
                 made[source] = start
         return made
@@ -97,12 +105,12 @@ class LogRetention:
 
     def __init__(self, settings: Settings, pool: Pool) -> None:
         self._settings, self._pool = settings, pool
-        self._tools = Tools(
+        self._tools = SnapshotContext(
             S3Objects(s3.client(settings), settings.s3_bucket), PostgresPointers(pool)
         )
         self._admin = AdminClient(client_config(settings))
-        self._topics = Topics(pool)
-        self._positions: dict[str, Position] = {}
+        self._topics = HistoryTopics(pool)
+        self._positions: dict[str, StatePosition] = {}
 
     async def look(self, now_ms: int) -> LogSurvey:
         jobs = {
@@ -113,7 +121,7 @@ class LogRetention:
         partitions = {job.replaylog: job.partitions for job in jobs.values()}
         partitions |= {topic: job.partitions for job in jobs.values() for topic in job.inputs}
         kinds = await self._kinds(jobs.values())
-        content = [topic for topic, kind in kinds.items() if kind is Kind.CONTENT]
+        content = [topic for topic, kind in kinds.items() if kind is LogKind.CONTENT]
         history: Mapping[TopicPartition, Offset] | None = None
         if self._settings.history_before_deletion:
             history = await PostgresHistoryFiles(self._pool).ends(content)
@@ -132,19 +140,19 @@ class LogRetention:
         return cuts
 
     def _logs(
-        self, sources: list[TopicPartition], kinds: Mapping[TopicName, Kind], now_ms: int
-    ) -> dict[TopicPartition, Log]:
+        self, sources: list[TopicPartition], kinds: Mapping[TopicName, LogKind], now_ms: int
+    ) -> dict[TopicPartition, LogPartition]:
         keep_ms = self._settings.kafka_retention_ms
         warn_ms = keep_ms * self._settings.retention_alarm_percent // 100
         bounds = offsets.bounds(self._admin, sources, TIMEOUT_S)
-        aged = offsets.since(self._admin, sources, now_ms - keep_ms, TIMEOUT_S)
-        warned = offsets.since(self._admin, sources, now_ms - warn_ms, TIMEOUT_S)
+        aged = offsets.offsets_at_time(self._admin, sources, now_ms - keep_ms, TIMEOUT_S)
+        warned = offsets.offsets_at_time(self._admin, sources, now_ms - warn_ms, TIMEOUT_S)
         return {
-            s: Log(s[0], PartitionIndex(s[1]), kinds[s[0]], *bounds[s], aged[s], warned[s])
+            s: LogPartition(s[0], PartitionIndex(s[1]), kinds[s[0]], *bounds[s], aged[s], warned[s])
             for s in sources
         }
 
-    async def _kinds(self, jobs: Collection[Job]) -> dict[TopicName, Kind]:
+    async def _kinds(self, jobs: Collection[Job]) -> dict[TopicName, LogKind]:
         """Every topic that the bank holds and that is deleted from here."""
         kept = await self._rows(TOPICS, ([AssetKind.TOPIC.value, AssetKind.REPLAYLOG.value],))
         content = await self._topics.wanted()
@@ -153,15 +161,17 @@ class LogRetention:
         for name, _ in kept:
             topic = TopicName(cast(str, name))
             passage = (
-                Kind.REPLAYLOG
+                LogKind.REPLAYLOG
                 if f".{AssetKind.REPLAYLOG}." in topic or topic in replaylogs
-                else Kind.PASSAGE
+                else LogKind.PASSAGE
             )
-            found[topic] = Kind.CONTENT if topic in content else passage
+            found[topic] = LogKind.CONTENT if topic in content else passage
         return found
 
-    async def _needs(self, jobs: Mapping[JobId, Job]) -> dict[TopicPartition, tuple[Need, ...]]:
-        found: dict[TopicPartition, list[Need]] = defaultdict(list)
+    async def _needs(
+        self, jobs: Mapping[JobId, Job]
+    ) -> dict[TopicPartition, tuple[RequiredOffset, ...]]:
+        found: dict[TopicPartition, list[RequiredOffset]] = defaultdict(list)
         kept: set[str] = set()
         loaded = set(await self._rows(LOADED))
         for job in jobs.values():
@@ -171,7 +181,7 @@ class LogRetention:
                 positions = [await self._position(pointer) for pointer in pointers]
                 for topic in (*job.inputs, job.replaylog):
                     stands = [_stand(position, topic, job.replaylog) for position in positions]
-                    need = Need(
+                    need = RequiredOffset(
                         job.id,
                         job.title,
                         part,
@@ -186,15 +196,15 @@ class LogRetention:
         }
         return {source: tuple(needs) for source, needs in found.items()}
 
-    async def _position(self, pointer: Pointer) -> Position:
+    async def _position(self, pointer: Pointer) -> StatePosition:
         """Manifests never change, so each is read once; one that cannot be read stands at the
         beginning: nothing is deleted for it.
         """
         known = self._positions.get(pointer.manifest)
         if known is None:
-            (placed,) = await flow.positioned(self._tools, [pointer])
+            (placed,) = await transfer.with_newest_position(self._tools, [pointer])
             if placed.position is None:
-                return Position(0, Offset(0), {})
+                return StatePosition(0, Offset(0), {})
             known = self._positions[pointer.manifest] = placed.position
         return known
 
@@ -205,7 +215,7 @@ class LogRetention:
             return await (await connection.execute(statement, values)).fetchall()
 
 
-def _stand(position: Position, topic: TopicName, replaylog: TopicName) -> int:
+def _stand(position: StatePosition, topic: TopicName, replaylog: TopicName) -> int:
     return position.replayed if topic == replaylog else position.offsets.get(topic, 0)
 
 
@@ -217,7 +227,7 @@ class NeededRecordsCheck:
 
     def __init__(self, retention: LogRetention, interval_s: float) -> None:
         self._retention, self._interval_s = retention, interval_s
-        self.alarms: list[Alarm] = []
+        self.alarms: list[RetentionAlarm] = []
 
     async def run(self) -> None:
         """For ever."""
@@ -239,16 +249,21 @@ class NeededRecordsCheck:
         if self.alarms and not found:
             log.info("needed records: no trouble any more")
         self.alarms = found
-        for metric, trouble in ((NEEDED_LOST, Trouble.LOST), (NEEDED_OLD, Trouble.OLD)):
+        for metric, trouble in (
+            (NEEDED_LOST, RetentionProblem.LOST),
+            (NEEDED_OLD, RetentionProblem.OLD),
+        ):
             metric.set(len({(each.job, each.part) for each in found if each.trouble is trouble}))
 
 
-def delete_unneeded(settings: Settings) -> tuple[dict[TopicPartition, Offset], list[Alarm]]:
+def delete_unneeded(
+    settings: Settings,
+) -> tuple[dict[TopicPartition, Offset], list[RetentionAlarm]]:
     """Delete what nobody needs any more; what was shortened to where, and what somebody should
     know. For callers without an event loop.
     """
 
-    async def done() -> tuple[dict[TopicPartition, Offset], list[Alarm]]:
+    async def done() -> tuple[dict[TopicPartition, Offset], list[RetentionAlarm]]:
         async with AsyncExitStack() as stack:
             pool = await stack.enter_async_context(
                 postgres.pool(settings.postgres_dsn.get_secret_value(), name="retention", size=1)

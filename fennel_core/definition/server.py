@@ -30,7 +30,7 @@ from fennel_core.ledger import branches
 from fennel_core.ledger.store import CommitOptions, LedgerUnavailable
 from fennel_core.settings.model import Orchestrator, Settings
 from fennel_core.snapshots import drills
-from fennel_core.snapshots.retention import Alarm
+from fennel_core.snapshots.log_retention import RetentionAlarm
 from fennel_core.telemetry import errors, metrics
 from fennel_core.telemetry.health import HealthEndpoint
 from fennel_core.vocab.errors import ApiError
@@ -59,7 +59,7 @@ class ServerState:
     """
     sealer: secrets.Sealer | None
     wake: Callable[[], None]
-    alarms: Callable[[], Sequence[Alarm]] = tuple
+    alarms: Callable[[], Sequence[RetentionAlarm]] = tuple
     """What the watch over needed records found last."""
 
 
@@ -456,7 +456,7 @@ async def failing_drills(office: TheOffice) -> Response:
             "drilled_hash": each.finding.drilled_hash,
             "drilled_at": each.at.isoformat(),
         }
-        for each in await drills.failing(office.pool)
+        for each in await drills.failed_drills(office.pool)
     ]
     return answer({"drills": found})
 

@@ -53,7 +53,7 @@ from fennel_core.hangar.store import Hangar
 from fennel_core.operators.aggregate.overlay import StateOverlay
 from fennel_core.operators.step import OperatorStep, Outcome, StateReader, WatermarkStep
 from fennel_core.replaylog import marker as markers
-from fennel_core.replaylog.marker import EpochMarker, IterationMarker, Range
+from fennel_core.replaylog.marker import ConsumedRange, EpochMarker, IterationMarker
 from fennel_core.vocab.ids import Epoch, Micros, Offset, PartitionIndex, TopicName
 from fennel_core.vocab.versions import decode
 
@@ -319,7 +319,7 @@ class Runner:
 
     async def _replay_until(self, end: Offset) -> None:
         log = await self._broker.read((self.job.replaylog, self.part), self._progress.replayed, end)
-        found = [(record.offset, markers.decode(record.value)) for record in log]
+        found = [(record.offset, markers.decode_marker(record.value)) for record in log]
         self._refuse_later_than_ours(max((marker.epoch for _, marker in found), default=self.epoch))
         for offset, marker in found:
             if isinstance(marker, IterationMarker):
@@ -400,10 +400,10 @@ class Runner:
 
     async def _publish(self, load: BackfillManifest, number: int, chunk: Chunk) -> None:
         made = await self._of_chunk(chunk)
-        covered = [Range(input_topic(load.key), Offset(number), Offset(number + 1))]
+        covered = [ConsumedRange(input_topic(load.key), Offset(number), Offset(number + 1))]
         if number + 1 == len(load.chunks):
             covered += [
-                Range(TopicName(topic), Offset(0), Offset(end))
+                ConsumedRange(TopicName(topic), Offset(0), Offset(end))
                 for topic, end in load.end_offsets.items()
             ]
         replayed = self._progress.replayed
@@ -461,7 +461,7 @@ class Runner:
         replayed = self._progress.replayed
         if self._producer is not None:
             replayed = await self._commit(
-                self._producer, made, (Range(topic, first, fetched.next),)
+                self._producer, made, (ConsumedRange(topic, first, fetched.next),)
             )
         iteration = self._progress.iteration + 1
         self._progress = self._store(
@@ -520,7 +520,7 @@ class Runner:
         return _then(outcome, self._work.advances.advance(after, frontier))
 
     async def _commit(
-        self, producer: Producer, made: IterationResult, covered: tuple[Range, ...]
+        self, producer: Producer, made: IterationResult, covered: tuple[ConsumedRange, ...]
     ) -> Offset:
         iteration = self._progress.iteration + 1
         state_format = progress_of_state.STATE_FORMAT
@@ -564,7 +564,7 @@ class Runner:
         return after
 
     def _to_replaylog(self, marker: markers.Marker) -> OutgoingRecord:
-        return OutgoingRecord(self.job.replaylog, self.part, markers.encode(marker))
+        return OutgoingRecord(self.job.replaylog, self.part, markers.encode_marker(marker))
 
     def _announce(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()

@@ -16,17 +16,17 @@ from typing import Any, Protocol, cast
 
 from fennel_core.connections.frames import RemoteError
 from fennel_core.connections.slot_protocol import RefusalCode
-from fennel_core.engine.drill.beside import Drills
+from fennel_core.engine.drill.subprocess_drill import DrillRunner
 from fennel_core.engine.errors import RebuildRequested
 from fennel_core.engine.runner import Runner
 from fennel_core.engine.snapshots import Snapshots
 from fennel_core.engine.supervisor import Supervisor
-from fennel_core.hangar.store import HangarClosed, HangarDamaged
+from fennel_core.hangar.store import HangarClosed, HangarCorrupt
 from fennel_core.operators.step import LookupStep
-from fennel_core.snapshots.drills import Finding, Verdict
-from fennel_core.snapshots.flow import Outrun, Taken, Unchanged
-from fennel_core.snapshots.recovery import State
+from fennel_core.snapshots.drills import DrillFinding, DrillVerdict
+from fennel_core.snapshots.rebuild import SlotReport
 from fennel_core.snapshots.store import StoreError
+from fennel_core.snapshots.transfer import OwnershipLost, SnapshotTaken, SnapshotUnchanged
 from fennel_core.vocab.ids import JobId, Micros, Offset, PartitionIndex, TopicName
 
 Item = tuple[str, int]
@@ -41,7 +41,7 @@ class Scans(Protocol):
 class SlotService:
     """Handler of `connections.frames.serve`."""
 
-    def __init__(self, supervisor: Supervisor, snapshots: Snapshots, drills: Drills) -> None:
+    def __init__(self, supervisor: Supervisor, snapshots: Snapshots, drills: DrillRunner) -> None:
         self._supervisor, self._snapshots, self._drills = supervisor, snapshots, drills
 
     async def __call__(self, op: str, argument: Any) -> object:
@@ -91,14 +91,14 @@ class SlotService:
             raise RemoteError(RefusalCode.NOT_OWNER, f"{job}[{part}] is replaying")
         return hosted.runner
 
-    def _state(self, job: JobId, part: PartitionIndex) -> State | None:
+    def _state(self, job: JobId, part: PartitionIndex) -> SlotReport | None:
         """How far one of our job partitions has come, whatever it is doing; None for others'."""
         hosted = self._supervisor.hosted.get((job, part))
         if hosted is None or hosted.lost or not self._supervisor.lease_is_live():
             return None
         report = hosted.report()
         seen = 0 if hosted.runner is None else sum(hosted.runner.applied.values())
-        return State(
+        return SlotReport(
             hosted.epoch,
             report.status,
             report.lag,
@@ -131,29 +131,29 @@ class SlotService:
         """
         try:
             match await self._snapshots.take(self._runner(job, part)):
-                case Taken(manifest, uploaded_bytes=sent):
+                case SnapshotTaken(manifest, uploaded_bytes=sent):
                     return "taken", manifest, sent
-                case Unchanged(manifest):
+                case SnapshotUnchanged(manifest):
                     return "unchanged", manifest, 0
-                case Outrun():
+                case OwnershipLost():
                     return RefusalCode.NOT_OWNER, f"{job}[{part}] has another owner now", 0
         except RemoteError as refused:
             return refused.code, str(refused), 0
         except HangarClosed as closed:
             return RefusalCode.NOT_OWNER, str(closed), 0
-        except HangarDamaged as damaged:
+        except HangarCorrupt as damaged:
             self._runner(job, part).discard_state(str(damaged))
             return "failed", str(damaged), 0
         except (StoreError, OSError) as failed:
             return "failed", str(failed), 0
 
-    async def _drill(self, job: str, part: int, max_bytes: int) -> Finding:
+    async def _drill(self, job: str, part: int, max_bytes: int) -> DrillFinding:
         try:
             return await self._drills.run(self._runner(job, part), max_bytes)
         except HangarClosed as closed:
             raise RemoteError(RefusalCode.NOT_OWNER, str(closed)) from closed
         except (StoreError, OSError) as failed:
-            return Finding(Verdict.UNKNOWN, str(failed))
+            return DrillFinding(DrillVerdict.UNKNOWN, str(failed))
 
     async def _wait(
         self, items: Sequence[tuple[str, int, dict[str, int]]], timeout_ms: int
@@ -181,7 +181,7 @@ def _condemned_if_damaged(runner: Runner) -> Iterator[None]:
     """
     try:
         yield
-    except HangarDamaged as damaged:
+    except HangarCorrupt as damaged:
         runner.discard_state(str(damaged))
         raise RemoteError(
             RefusalCode.NOT_OWNER,

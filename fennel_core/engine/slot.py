@@ -24,7 +24,7 @@ from fennel_core.bank.registry import Slot
 from fennel_core.connections import frames, postgres, s3, secrets
 from fennel_core.engine.backfill.client import QueuedBackfillClient
 from fennel_core.engine.backfill.queue import BackfillQueue
-from fennel_core.engine.drill.beside import Drills
+from fennel_core.engine.drill.subprocess_drill import DrillRunner
 from fennel_core.engine.environment import environment_hash
 from fennel_core.engine.kafka import KafkaBroker
 from fennel_core.engine.runner import RunnerLimits
@@ -36,9 +36,9 @@ from fennel_core.engine.supervisor import Supervisor
 from fennel_core.executors.client import Callbacks, Executors
 from fennel_core.history.postgres import PostgresHistoryFiles
 from fennel_core.settings.model import Settings
-from fennel_core.snapshots.flow import Tools
 from fennel_core.snapshots.postgres import PostgresPointers
 from fennel_core.snapshots.s3 import S3Objects
+from fennel_core.snapshots.transfer import SnapshotContext
 from fennel_core.telemetry import logs
 from fennel_core.vocab.ids import EngineId, Millis, SlotId, WorkspaceId
 
@@ -102,7 +102,7 @@ async def _run(settings: Settings, slot: Slot, number: int, slot_lock: SlotLock)
         limits = RunnerLimits(settings.iteration_bytes, environment_hash())
         threads = SingleThreadPool()
         objects, clock = S3Objects(s3.client(settings), settings.s3_bucket), SystemClock()
-        kept = Tools(objects, PostgresPointers(pool))
+        kept = SnapshotContext(objects, PostgresPointers(pool))
         snapshots = Snapshots(kept, settings.state_dir, threads, lambda: uuid.uuid4().hex)
         backfill_client = QueuedBackfillClient(
             PostgresHistoryFiles(pool),
@@ -131,7 +131,7 @@ async def _run(settings: Settings, slot: Slot, number: int, slot_lock: SlotLock)
             settings.supervisor_poll_ms,
         )
         server = await frames.serve(
-            slot.address, SlotService(supervisor, snapshots, Drills(settings, kept, threads))
+            slot.address, SlotService(supervisor, snapshots, DrillRunner(settings, kept, threads))
         )
         helpers = [
             asyncio.create_task(_wake(dsn, supervisor)),

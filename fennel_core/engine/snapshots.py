@@ -30,12 +30,19 @@ from fennel_core.engine import state_progress
 from fennel_core.engine.errors import RebuildRequested, StateDiscarded, StateFormatError
 from fennel_core.engine.runner import Runner, WorkerPool
 from fennel_core.engine.state_progress import STATE_FORMAT, StateProgress
-from fennel_core.hangar.store import Hangar, HangarDamaged
-from fennel_core.snapshots import decide, flow
+from fennel_core.hangar.store import Hangar, HangarCorrupt
+from fennel_core.snapshots import transfer, transfer_plan
 from fennel_core.snapshots.checksums import Checksums
-from fennel_core.snapshots.flow import Outrun, Restored, Subject, Taken, Tools, Unchanged
-from fennel_core.snapshots.manifest import Position
+from fennel_core.snapshots.manifest import StatePosition
 from fennel_core.snapshots.store import Pointer
+from fennel_core.snapshots.transfer import (
+    OwnershipLost,
+    RestoredSnapshot,
+    SnapshotContext,
+    SnapshotSource,
+    SnapshotTaken,
+    SnapshotUnchanged,
+)
 from fennel_core.vocab.ids import Epoch, JobId, JobPartition, PartitionIndex
 
 log = structlog.get_logger(__name__)
@@ -45,11 +52,11 @@ Opener = Callable[[JobId, PartitionIndex], Hangar]
 """Opens the local state of a job partition."""
 
 
-class NothingLeft(Exception):
+class RebuildExhausted(Exception):
     """Everything that the state could be rebuilt from has been tried."""
 
 
-class Origin(Enum):
+class StateOrigin(Enum):
     """Where a state came from that no snapshot gave."""
 
     DISK = auto()
@@ -64,16 +71,16 @@ class Snapshots:
     """
 
     def __init__(
-        self, tools: Tools, root: Path, pool: WorkerPool, unique: Callable[[], str]
+        self, tools: SnapshotContext, root: Path, pool: WorkerPool, unique: Callable[[], str]
     ) -> None:
         self._tools, self._root, self._pool, self._unique = tools, root, pool, unique
         self._one_at_a_time = asyncio.Lock()
         self._sums: dict[JobPartition, Checksums] = {}
-        self._origins: dict[JobPartition, int | Origin] = {}
+        self._origins: dict[JobPartition, int | StateOrigin] = {}
         """What each local state was made from: the number of a snapshot, or where there was
         none.
         """
-        self._passed_over: dict[JobPartition, set[int | Origin]] = {}
+        self._passed_over: dict[JobPartition, set[int | StateOrigin]] = {}
         self._blamed: dict[JobPartition, set[int]] = {}
         """Snapshots whose state was damaged once."""
         self._doomed: dict[JobPartition, str] = {}
@@ -83,7 +90,7 @@ class Snapshots:
         partition is next opened.
         """
 
-    async def take(self, runner: Runner) -> Taken | Unchanged | Outrun:
+    async def take(self, runner: Runner) -> SnapshotTaken | SnapshotUnchanged | OwnershipLost:
         """Copy a running runner's state. StoreError, HangarClosed (it stopped meanwhile) and
         OSError pass through.
         """
@@ -100,7 +107,7 @@ class Snapshots:
             return folder
 
         async with self._one_at_a_time:
-            subject = Subject(
+            subject = SnapshotSource(
                 job, part, runner.epoch, STATE_FORMAT, _position(runner.persist_offsets())
             )
             sums = self._sums.setdefault((job, part), Checksums())
@@ -108,9 +115,9 @@ class Snapshots:
                 passed = [
                     number
                     for number in self._passed_over.get((job, part), ())
-                    if not isinstance(number, Origin)
+                    if not isinstance(number, StateOrigin)
                 ]
-                made = await flow.take(
+                made = await transfer.take_snapshot(
                     self._tools,
                     subject,
                     lambda: self._pool.run(copied),
@@ -122,7 +129,7 @@ class Snapshots:
                 await asyncio.shield(
                     self._pool.run(lambda: shutil.rmtree(folder, ignore_errors=True))
                 )
-        if isinstance(made, Taken):
+        if isinstance(made, SnapshotTaken):
             log.info(
                 "snapshot taken",
                 job=job,
@@ -149,9 +156,9 @@ class Snapshots:
             self._before.pop(place, None)
             if why.before is not None:
                 self._before[place] = why.before
-        origin = self._origins.get(place, Origin.DISK)
-        if not isinstance(why, HangarDamaged | StateDiscarded):
-            if origin is not Origin.DISK:
+        origin = self._origins.get(place, StateOrigin.DISK)
+        if not isinstance(why, HangarCorrupt | StateDiscarded):
+            if origin is not StateOrigin.DISK:
                 self._passed_over.setdefault(place, set()).add(origin)
         elif isinstance(origin, int) and not isinstance(why, RebuildRequested):
             blamed = self._blamed.setdefault(place, set())
@@ -163,9 +170,9 @@ class Snapshots:
         match self._origins.get((job, part)):
             case None:
                 return "nothing yet"
-            case Origin.DISK:
+            case StateOrigin.DISK:
                 return "its local state"
-            case Origin.NOTHING:
+            case StateOrigin.NOTHING:
                 return "the beginning of its log"
             case number:
                 return f"snapshot #{number}"
@@ -210,18 +217,20 @@ class Snapshots:
         local = await self._local(place, opener)
         try:
             if local is not None:
-                pointers = await flow.positioned(self._tools, pointers)
+                pointers = await transfer.with_newest_position(self._tools, pointers)
             restored = await self._restored(
                 place,
                 epoch,
-                decide.better(None if local is None else _position(local[1]), pointers),
+                transfer_plan.restore_candidates(
+                    None if local is None else _position(local[1]), pointers
+                ),
             )
         except BaseException:
             if local is not None:
                 await asyncio.shield(self._pool.run(local[0].close))
             raise
         if restored is None and local is not None:
-            self._origins.setdefault(place, Origin.DISK)
+            self._origins.setdefault(place, StateOrigin.DISK)
             return local[0]
         if restored is not None:
             if local is not None:
@@ -230,8 +239,8 @@ class Snapshots:
                     place, f"the snapshot {restored.pointer.manifest} has seen more"
                 )
             return await self._in_place(place, epoch, opener, restored, local is not None)
-        if Origin.NOTHING in self._passed_over.get(place, ()):
-            raise NothingLeft(
+        if StateOrigin.NOTHING in self._passed_over.get(place, ()):
+            raise RebuildExhausted(
                 f"{job}[{part}] cannot be rebuilt: replay from every snapshot and "
                 "from the log's beginning came to other results than were "
                 "written (another version of the platform or of its libraries?). "
@@ -239,11 +248,16 @@ class Snapshots:
                 f"`fennel-core recover --job {job}` (DAG recovery) tries all of them "
                 "again; else commit its dataset under a new version"
             )
-        self._origins[place] = Origin.NOTHING
+        self._origins[place] = StateOrigin.NOTHING
         return (await self._opened(place, opener))[0]
 
     async def _in_place(
-        self, place: JobPartition, epoch: Epoch, opener: Opener, restored: Restored, replaced: bool
+        self,
+        place: JobPartition,
+        epoch: Epoch,
+        opener: Opener,
+        restored: RestoredSnapshot,
+        replaced: bool,
     ) -> Hangar | None:
         """The restored folder as local state. A snapshot of damaged files gives its place back to
         what it `replaced`.
@@ -253,7 +267,7 @@ class Snapshots:
         self._origins[place] = restored.pointer.number
         try:
             opened = await self._opened(place, opener)
-        except (HangarDamaged, StateFormatError) as wrong:
+        except (HangarCorrupt, StateFormatError) as wrong:
             log.error(
                 "snapshot is passed over",
                 job=place[0],
@@ -272,13 +286,13 @@ class Snapshots:
 
     async def _restored(
         self, place: JobPartition, epoch: Epoch, pointers: Sequence[Pointer]
-    ) -> Restored | None:
+    ) -> RestoredSnapshot | None:
         """The first of these snapshots that is whole, in the folder `_coming`."""
         if not pointers:
             return None
         coming = self._coming(place, epoch)
         await asyncio.to_thread(shutil.rmtree, coming, ignore_errors=True)
-        restored = await flow.restore(self._tools, pointers, STATE_FORMAT, coming)
+        restored = await transfer.restore_snapshot(self._tools, pointers, STATE_FORMAT, coming)
         if restored is None:
             await asyncio.to_thread(shutil.rmtree, coming, ignore_errors=True)
         return restored
@@ -292,7 +306,7 @@ class Snapshots:
 
         try:
             return await self._opened(place, opener)
-        except (HangarDamaged, StateFormatError) as wrong:
+        except (HangarCorrupt, StateFormatError) as wrong:
             await self._put_aside(place, str(wrong))
             return None
 
@@ -305,7 +319,7 @@ class Snapshots:
             hangar = opener(*place)
             try:
                 return hangar, state_progress.load(hangar)
-            except (HangarDamaged, StateFormatError):
+            except (HangarCorrupt, StateFormatError):
                 hangar.close()
                 raise
 
@@ -347,11 +361,11 @@ def _close_again(opening: asyncio.Future[tuple[Hangar, StateProgress]]) -> None:
         opening.result()[0].close()
 
 
-def _position(known: StateProgress) -> Position:
-    return Position(known.iteration, known.replayed, known.offsets)
+def _position(known: StateProgress) -> StatePosition:
+    return StatePosition(known.iteration, known.replayed, known.offsets)
 
 
-def _tell_restored(restored: Restored) -> None:
+def _tell_restored(restored: RestoredSnapshot) -> None:
     position = restored.manifest.position
     log.info(
         "state restored from snapshot",

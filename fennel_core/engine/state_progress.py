@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from fennel_core.engine.errors import StateFormatError
-from fennel_core.hangar.store import Reads, WriteBatch
+from fennel_core.hangar.store import HangarReader, WriteBatch
 from fennel_core.operators.step import Outcome
 from fennel_core.vocab.ids import Offset, TopicName
 
@@ -47,7 +47,7 @@ class StateProgress:
 NO_PROGRESS = StateProgress(0, Offset(0), {}, 0)
 
 
-def load(reads: Reads) -> StateProgress:
+def load(reads: HangarReader) -> StateProgress:
     """The progress stored with the state; `NO_PROGRESS` where there is none."""
     stored = reads.get_many([KEY])[0]
     if stored is None:
@@ -85,7 +85,7 @@ class CachedReads:
     just read.
     """
 
-    def __init__(self, reads: Reads) -> None:
+    def __init__(self, reads: HangarReader) -> None:
         self._reads = reads
         self._known: dict[bytes, bytes | None] = {}
 
@@ -102,7 +102,7 @@ class CachedReads:
         return self._reads.scan(start, stop, reverse=reverse, limit=limit)
 
 
-def updated_state_hash(reads: Reads, state_hash: int, outcome: Outcome) -> int:
+def updated_state_hash(reads: HangarReader, state_hash: int, outcome: Outcome) -> int:
     """The state hash after `outcome`, from the one before it and the state before it."""
     touched = [*outcome.puts, *outcome.deletes]
     for key, old in zip(touched, reads.get_many(touched), strict=True):
@@ -114,7 +114,7 @@ def updated_state_hash(reads: Reads, state_hash: int, outcome: Outcome) -> int:
     return state_hash % _MODULUS
 
 
-def entries(reads: Reads) -> Iterator[tuple[bytes, bytes]]:
+def entries(reads: HangarReader) -> Iterator[tuple[bytes, bytes]]:
     """Every entry of a state in order of keys, but for what the runner keeps beside it."""
     start = b""
     while page := reads.scan(start, _OURS, limit=_PAGE):
@@ -122,7 +122,7 @@ def entries(reads: Reads) -> Iterator[tuple[bytes, bytes]]:
         start = page[-1][0] + b"\0"
 
 
-def computed_state_hash(reads: Reads) -> int:
+def computed_state_hash(reads: HangarReader) -> int:
     """The state hash by what is there, for comparison with the one that was kept. Reads
     everything.
     """

@@ -22,7 +22,7 @@ from fennel_core.bank.registry import Registered, Registry, RegistryUnavailable,
 from fennel_core.connections.errors import ConnectionsError
 from fennel_core.engine.errors import BrokerError, EpochSuperseded, ProducerFenced, StateUnusable
 from fennel_core.engine.runner import Runner
-from fennel_core.hangar.store import HangarDamaged
+from fennel_core.hangar.store import HangarCorrupt
 from fennel_core.schedule.lease import Claim, HandOver, Keep, Leave, decide
 from fennel_core.schedule.ownership import preferred
 from fennel_core.vocab.ids import Epoch, JobId, JobPartition, Millis, PartitionIndex
@@ -254,7 +254,7 @@ class Supervisor:
                 # cancellation that meets its result.
                 raise asyncio.CancelledError
             await runner.run()
-        except (StateUnusable, HangarDamaged) as wrong:
+        except (StateUnusable, HangarCorrupt) as wrong:
             self.runner_factory.discard_state(*key, wrong)
             raise
         finally:

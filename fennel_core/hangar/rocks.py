@@ -28,7 +28,7 @@ from rocksdict import (
 )
 from rocksdict import WriteBatch as RocksBatch
 
-from fennel_core.hangar.store import HangarClosed, HangarDamaged, WriteBatch
+from fennel_core.hangar.store import HangarClosed, HangarCorrupt, WriteBatch
 
 BLOOM_BITS_PER_KEY = 10
 WRITE_BUFFER_BYTES = 16 * 1024 * 1024
@@ -81,7 +81,7 @@ def _above(
 def _tell_damage(failed: Exception) -> None:
     """Raise HangarDamaged if that is what a bare exception of RocksDB means."""
     if str(failed).startswith(_DAMAGE):
-        raise HangarDamaged(str(failed)) from failed
+        raise HangarCorrupt(str(failed)) from failed
 
 
 class RocksHangar:
@@ -91,7 +91,7 @@ class RocksHangar:
 
     def __init__(self, path: Path, cache: Cache) -> None:
         if path.exists() and any(path.iterdir()) and not (path / _CURRENT).exists():
-            raise HangarDamaged(
+            raise HangarCorrupt(
                 f"{path.name} holds files and no {_CURRENT}: opening it would make "
                 "an empty store of it"
             )

@@ -19,7 +19,7 @@ class HangarClosed(Exception):
     """The store was closed before it was asked."""
 
 
-class HangarDamaged(Exception):
+class HangarCorrupt(Exception):
     """The store's files are not what was written: nothing that it says can be relied on."""
 
 
@@ -31,7 +31,7 @@ class WriteBatch:
     deletes: frozenset[bytes] = frozenset()
 
 
-class Reads(Protocol):
+class HangarReader(Protocol):
     """Read access to state. It raises HangarDamaged rather than answer with less than was
     written.
     """
@@ -49,7 +49,7 @@ class Reads(Protocol):
         ...
 
 
-class Hangar(Reads, Protocol):
+class Hangar(HangarReader, Protocol):
     def write(self, batch: WriteBatch) -> None:
         """Apply the batch atomically and durably enough to survive the process (not the
         machine).
@@ -65,7 +65,7 @@ class Hangar(Reads, Protocol):
     def close(self) -> None: ...
 
 
-def after(prefix: bytes) -> bytes:
+def prefix_end(prefix: bytes) -> bytes:
     """The least key greater than every key that starts with `prefix`."""
     for cut in range(len(prefix), 0, -1):
         if prefix[cut - 1] != 0xFF:

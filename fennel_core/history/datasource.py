@@ -34,7 +34,7 @@ from fennel_core.connections import erasures, postgres, s3, tokens
 from fennel_core.connections.erasures import ErasedKeys
 from fennel_core.connections.postgres import Pool
 from fennel_core.history import asof, parquet
-from fennel_core.history.kafka import Log
+from fennel_core.history.kafka import TopicReader
 from fennel_core.history.postgres import PostgresHistoryFiles
 from fennel_core.history.store import HistoryFile
 from fennel_core.operators.rows import frame_columns
@@ -66,14 +66,14 @@ SERVING: Final = """
 """
 
 
-class ReadError(Exception):
+class ReadFailed(Exception):
     """The read cannot be done as asked; the text says what to change, and ends with a stable
     code.
     """
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ReadRequest:
     """The options, parsed."""
 
     dataset: DatasetName
@@ -84,7 +84,7 @@ class Asked:
 
 
 @dataclass
-class Part(InputPartition):  # type: ignore[misc]  # pyspark is not typed for strict checking
+class ReadPartition(InputPartition):  # type: ignore[misc]  # pyspark is not typed for strict checking
     """One partition of the dataset's topic: its files in order, then the tail [tail_first,
     tail_end).
     """
@@ -95,17 +95,17 @@ class Part(InputPartition):  # type: ignore[misc]  # pyspark is not typed for st
     tail_end: Offset
 
 
-def asked(options: Mapping[str, str], now: datetime) -> Asked:
+def parse_options(options: Mapping[str, str], now: datetime) -> ReadRequest:
     """What the options ask for. ReadError."""
     unknown = sorted(set(options) - {*OPTIONS, "path"})
     if unknown:
-        raise ReadError(
+        raise ReadFailed(
             f"there is no option `{unknown[0]}`: there are {', '.join(OPTIONS)} [read-option]"
         )
     if not options.get("dataset"):
-        raise ReadError('no dataset: add .option("dataset", "<name>") [read-option]')
+        raise ReadFailed('no dataset: add .option("dataset", "<name>") [read-option]')
     if not options.get("token") and not options.get("workspace"):
-        raise ReadError(
+        raise ReadFailed(
             'no workspace: add .option("token", "<your token>"), or '
             '.option("workspace", "<name>") [read-option]'
         )
@@ -113,12 +113,12 @@ def asked(options: Mapping[str, str], now: datetime) -> Asked:
     try:
         at = now if text is None else datetime.fromisoformat(text)
     except ValueError as wrong:
-        raise ReadError(
+        raise ReadFailed(
             f'as_of `{text}` is no ISO 8601 time: write it like "2026-05-01T12:00:00Z" [read-as-of]'
         ) from wrong
     at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
     branch = options.get("branch") or MAIN_BRANCH
-    return Asked(
+    return ReadRequest(
         DatasetName(options["dataset"]),
         branch,
         options.get("workspace") or None,
@@ -127,8 +127,8 @@ def asked(options: Mapping[str, str], now: datetime) -> Asked:
     )
 
 
-async def dataset_of(
-    pool: Pool, settings: Settings, want: Asked
+async def resolve_dataset(
+    pool: Pool, settings: Settings, want: ReadRequest
 ) -> tuple[WorkspaceId, DatasetView]:
     """The workspace and the dataset as its branch serves it now. ReadError."""
     workspace = want.workspace
@@ -136,40 +136,40 @@ async def dataset_of(
         try:
             workspace = await tokens.workspace_of(pool, settings, f"Bearer {want.token}")
         except ApiError as refused:
-            raise ReadError(f"{refused.text} [{refused.code}]") from refused
+            raise ReadFailed(f"{refused.text} [{refused.code}]") from refused
         if want.workspace not in (None, workspace):
-            raise ReadError(
+            raise ReadFailed(
                 f"the token opens workspace `{workspace}`, not `{want.workspace}`: "
                 "leave out one of the two [read-workspace]"
             )
     async with pool.connection() as connection:
         rows = await (await connection.execute(SERVING, (workspace,))).fetchall()
     if not rows:
-        raise ReadError(
+        raise ReadFailed(
             f"there is no workspace `{workspace}`: `fennel-core workspace list` "
             "names those there are [read-workspace]"
         )
     catalogs = {str(name): data for name, data in rows if name is not None}
     if want.branch not in catalogs:
-        raise ReadError(
+        raise ReadFailed(
             f"there is no branch `{want.branch}` in `{workspace}`; there are "
             f"{_listed(catalogs)} [read-branch]"
         )
     data = catalogs[want.branch]
     if not isinstance(data, bytes):
-        raise ReadError(
+        raise ReadFailed(
             f"branch `{want.branch}` serves nothing yet: commit to it first, or wait "
             "until its commit has caught up [read-branch]"
         )
     views = {view.name: view for view in canonical.loads(data, Catalog).datasets}
     view = views.get(want.dataset)
     if view is None:
-        raise ReadError(
+        raise ReadFailed(
             f"there is no dataset `{want.dataset}` in branch `{want.branch}`; there "
             f"are {_listed(views)} [read-dataset]"
         )
     if view.topic is None:
-        raise ReadError(
+        raise ReadFailed(
             f"`{want.dataset}` is a terminal aggregate: it is assembled when it is "
             "asked for and has no rows. Read the dataset it is"
             " computed from, or look it up [read-dataset]"
@@ -177,18 +177,18 @@ async def dataset_of(
     return WorkspaceId(str(workspace)), view
 
 
-async def planned(
-    settings: Settings, want: Asked
-) -> tuple[DatasetView, tuple[ErasedKeys, ...], list[Part]]:
+async def plan_read(
+    settings: Settings, want: ReadRequest
+) -> tuple[DatasetView, tuple[ErasedKeys, ...], list[ReadPartition]]:
     """The dataset, its erased keys, and what there is to read now. ReadError."""
     async with postgres.pool(
         settings.postgres_dsn.get_secret_value(), name="fennel-read", size=1
     ) as pool:
-        workspace, view = await dataset_of(pool, settings, want)
+        workspace, view = await resolve_dataset(pool, settings, want)
         assert view.topic is not None, "dataset_of sees to it"
         banned = await erasures.read(pool, workspace)
         erased = banned[workspace].get(view.name, ()) if workspace in banned else ()
-        bounds = await asyncio.to_thread(Log(settings).bounds, [view.topic])
+        bounds = await asyncio.to_thread(TopicReader(settings).bounds, [view.topic])
         rows = PostgresHistoryFiles(pool)
         parts = []
         for place, bound in sorted(bounds.items()):
@@ -197,14 +197,14 @@ async def planned(
             useful = tuple(
                 file for file in files if file.min_ts is not None and file.min_ts <= want.as_of
             )
-            parts.append(Part(place, useful, max(covered, bound.first), bound.end))
+            parts.append(ReadPartition(place, useful, max(covered, bound.first), bound.end))
     return view, erased, parts
 
 
 class FennelReader(DataSourceReader):  # type: ignore[misc]  # pyspark is not typed for strict checking
     """One read: planned when it is made; `read` runs in Spark's Python workers."""
 
-    def __init__(self, settings: Settings, want: Asked, schema: StructType) -> None:
+    def __init__(self, settings: Settings, want: ReadRequest, schema: StructType) -> None:
         view, self._erased, self._parts = _run(settings, want)
         self._settings, self._as_of, self._dataset, self._schema = (
             settings,
@@ -217,9 +217,9 @@ class FennelReader(DataSourceReader):  # type: ignore[misc]  # pyspark is not ty
         return self._parts
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, Part), "a partition of ours"
+        assert isinstance(partition, ReadPartition), "a partition of ours"
         rows = asof.content(
-            versions(self._settings, partition, self._dataset),
+            read_versions(self._settings, partition, self._dataset),
             self._dataset,
             self._as_of,
             self._erased,
@@ -248,20 +248,20 @@ class FennelDataSource(DataSource):  # type: ignore[misc]  # as above
     def reader(self, schema: StructType) -> DataSourceReader:
         return FennelReader(*self._asked(), schema)
 
-    def _asked(self) -> tuple[Settings, Asked]:
+    def _asked(self) -> tuple[Settings, ReadRequest]:
         file = self.options.get("env_file")
         try:
             settings = Settings(_env_file=file)
         except ValidationError as wrong:
-            raise ReadError(
+            raise ReadFailed(
                 f"the platform's settings cannot be used: {wrong} [read-settings]"
             ) from wrong
-        return settings, asked(dict(self.options), datetime.now(UTC))
+        return settings, parse_options(dict(self.options), datetime.now(UTC))
 
 
-def versions(settings: Settings, part: Part, schema: Schema) -> pl.DataFrame:
+def read_versions(settings: Settings, part: ReadPartition, schema: Schema) -> pl.DataFrame:
     """Every version of a partition up to where the read was planned, with the columns of
-    `vocab.versions`.
+    `vocab.read_versions`.
     """
     columns = [*schema.names, *META]
     client = s3.client(settings)
@@ -278,23 +278,25 @@ def versions(settings: Settings, part: Part, schema: Schema) -> pl.DataFrame:
     for file in part.files:
         body = s3.get(client, settings.s3_bucket, file.object_key)
         if body is None:
-            raise ReadError(
+            raise ReadFailed(
                 f"{file.object_key} is missing from bucket `{settings.s3_bucket}`: "
                 "history is damaged [read-object]"
             )
-        frames.append(parquet.read(body, columns))
+        frames.append(parquet.decode_file(body, columns))
     frames += [
         decode(message.value).select(columns)
-        for message in Log(settings).tail(part.place, part.tail_first, part.tail_end)
+        for message in TopicReader(settings).tail(part.place, part.tail_first, part.tail_end)
     ]
     return pl.concat(frames)
 
 
-def _run(settings: Settings, want: Asked) -> tuple[DatasetView, tuple[ErasedKeys, ...], list[Part]]:
+def _run(
+    settings: Settings, want: ReadRequest
+) -> tuple[DatasetView, tuple[ErasedKeys, ...], list[ReadPartition]]:
     try:
-        return asyncio.run(planned(settings, want))
+        return asyncio.run(plan_read(settings, want))
     except (psycopg.OperationalError, PoolTimeout) as away:
-        raise ReadError(
+        raise ReadFailed(
             f"the platform's database cannot be reached ({away}): is "
             "FENNEL_POSTGRES_DSN right? [read-settings]"
         ) from away

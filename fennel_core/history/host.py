@@ -18,14 +18,14 @@ from typing import Final
 import structlog
 
 from fennel_core.connections import postgres, s3
-from fennel_core.history.decide import Rule
-from fennel_core.history.flow import Rolled, RollFailed, Writer, prune
-from fennel_core.history.kafka import Log
+from fennel_core.history.backlog import RollRule
+from fennel_core.history.kafka import TopicReader
 from fennel_core.history.postgres import PostgresHistoryFiles
 from fennel_core.history.s3 import S3Objects
 from fennel_core.history.spark import SparkRoller
-from fennel_core.history.store import StoreError, Totals
-from fennel_core.history.topics import Topics
+from fennel_core.history.store import HistoryTotals, StoreError
+from fennel_core.history.topics import HistoryTopics
+from fennel_core.history.writer import HistoryWriter, PassResult, RollFailed, prune_history
 from fennel_core.settings.model import Settings
 from fennel_core.telemetry import logs, metrics
 from fennel_core.telemetry.health import HealthEndpoint
@@ -36,7 +36,7 @@ FAILURES_TOLD: Final = 3
 """So many failed rounds in a row are what a restart of Kafka or Postgres takes; more of them are a
 state that people should see.
 """
-NOTHING: Final = Totals(0, 0, 0)
+NOTHING: Final = HistoryTotals(0, 0, 0)
 log = structlog.get_logger(__name__)
 
 FILES = metrics.gauge("fennel_history_files", "Files that hold a topic's history.", ("topic",))
@@ -65,7 +65,7 @@ class _State:
     async def check(self) -> str | None:
         return self._problem if self._failures >= FAILURES_TOLD else None
 
-    def done(self, rolled: Rolled) -> None:
+    def done(self, rolled: PassResult) -> None:
         self._failures, self._problem = 0, None
         ROUNDS.labels("done").inc()
         topics = frozenset(rolled.lag) | frozenset(rolled.totals)
@@ -106,9 +106,11 @@ async def run_history(settings: Settings) -> None:
     async with postgres.pool(
         settings.postgres_dsn.get_secret_value(), name=PROCESS, size=2
     ) as pool:
-        files, topics = PostgresHistoryFiles(pool), Topics(pool)
-        rule = Rule(settings.history_file_records, settings.history_max_wait_s)
-        writer = Writer(files, topics, Log(settings).bounds, roller, rule, time.monotonic)
+        files, topics = PostgresHistoryFiles(pool), HistoryTopics(pool)
+        rule = RollRule(settings.history_file_records, settings.history_max_wait_s)
+        writer = HistoryWriter(
+            files, topics, TopicReader(settings).bounds, roller, rule, time.monotonic
+        )
         objects = S3Objects(s3.client(settings), settings.s3_bucket)
         grace = timedelta(milliseconds=settings.history_grace_ms)
 
@@ -116,7 +118,7 @@ async def run_history(settings: Settings) -> None:
             while True:
                 await asyncio.sleep(grace.total_seconds())
                 try:
-                    done = await prune(files, topics, objects, grace)
+                    done = await prune_history(files, topics, objects, grace)
                     log.info("history was pruned", topics=done.topics, objects=done.objects)
                 except StoreError as away:
                     log.warning("history could not be pruned; it is tried later", reason=str(away))
@@ -140,7 +142,7 @@ async def run_history(settings: Settings) -> None:
             task.result()  # ours end only with an error
 
 
-async def _rounds(writer: Writer, state: _State, trigger_s: float) -> None:
+async def _rounds(writer: HistoryWriter, state: _State, trigger_s: float) -> None:
     while True:
         began = time.monotonic()
         try:

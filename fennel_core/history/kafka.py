@@ -15,25 +15,25 @@ from confluent_kafka import TopicPartition as RdTopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from fennel_core.connections.kafka import client_config, consumer_config
-from fennel_core.history.decide import Message
+from fennel_core.history.backlog import TopicRecord
 from fennel_core.history.store import StoreError
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import Offset, PartitionIndex, TopicName, TopicPartition
 
-ANSWER_SECONDS: Final = 15.0
+REQUEST_TIMEOUT_S: Final = 15.0
 CONTROL_HEADER: Final = "c"
 """Messages with this header carry no rows (frontiers, markers)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class LogBounds:
     """What a partition holds: offsets [first, end), all of them settled."""
 
     first: Offset
     end: Offset
 
 
-class Log:
+class TopicReader:
     """Blocking; call it from a worker thread. Every method raises StoreError when the broker cannot
     be asked.
     """
@@ -42,10 +42,10 @@ class Log:
         self._settings = settings
         self._admin = AdminClient(client_config(settings))
 
-    def bounds(self, topics: Collection[TopicName]) -> dict[TopicPartition, Bounds]:
+    def bounds(self, topics: Collection[TopicName]) -> dict[TopicPartition, LogBounds]:
         """Of every partition of those of `topics` that exist."""
         try:
-            known = self._admin.list_topics(timeout=ANSWER_SECONDS).topics
+            known = self._admin.list_topics(timeout=REQUEST_TIMEOUT_S).topics
         except KafkaException as away:
             raise StoreError(f"Kafka: {away}") from away
         places = [
@@ -58,7 +58,7 @@ class Log:
             self._offsets(places, OffsetSpec.earliest()),
             self._offsets(places, OffsetSpec.latest()),
         )
-        return {place: Bounds(first[place], end[place]) for place in end if place in first}
+        return {place: LogBounds(first[place], end[place]) for place in end if place in first}
 
     def _offsets(
         self, places: list[RdTopicPartition], spec: OffsetSpec
@@ -68,7 +68,7 @@ class Log:
         futures = self._admin.list_offsets(
             dict.fromkeys(places, spec),
             isolation_level=IsolationLevel.READ_COMMITTED,
-            request_timeout=ANSWER_SECONDS,
+            request_timeout=REQUEST_TIMEOUT_S,
         )
         found = {}
         for place, future in futures.items():
@@ -83,7 +83,7 @@ class Log:
                     raise StoreError(f"Kafka: {failed}") from failed
         return found
 
-    def tail(self, place: TopicPartition, first: Offset, end: Offset) -> Iterator[Message]:
+    def tail(self, place: TopicPartition, first: Offset, end: Offset) -> Iterator[TopicRecord]:
         """The data records of [first, end); `end` was a last stable offset, so they are all
         there.
         """
@@ -94,14 +94,14 @@ class Log:
         try:
             consumer.assign([RdTopicPartition(topic, part, first)])
             while True:
-                message = consumer.poll(ANSWER_SECONDS)
+                message = consumer.poll(REQUEST_TIMEOUT_S)
                 if message is None:
                     raise StoreError(f"Kafka: no answer while reading {topic}[{part}]")
                 error = message.error()
                 if error is not None and error.code() != KafkaError._PARTITION_EOF:
                     raise StoreError(f"Kafka: {topic}[{part}]: {error.str()}")
                 if error is None and message.offset() < end and not _is_control(message.headers()):
-                    yield Message(place, Offset(message.offset()), message.value())
+                    yield TopicRecord(place, Offset(message.offset()), message.value())
                 position = message.offset() if error is not None else message.offset() + 1
                 if position >= end:
                     return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 
-from fennel_core.history.store import HistoryFile, Totals
+from fennel_core.history.store import HistoryFile, HistoryTotals
 from fennel_core.vocab.ids import Offset, PartitionIndex, TopicName, TopicPartition
 
 
@@ -51,11 +51,11 @@ class MemoryHistoryFiles:
             for row in rows
         )
 
-    async def totals(self) -> Mapping[TopicName, Totals]:
+    async def totals(self) -> Mapping[TopicName, HistoryTotals]:
         files = [file for rows in self._rows.values() for file in rows]
         mine = {topic: [file for file in files if file.topic == topic] for topic, _ in self._rows}
         return {
-            t: Totals(len(of), sum(f.row_count for f in of), sum(f.size_bytes for f in of))
+            t: HistoryTotals(len(of), sum(f.row_count for f in of), sum(f.size_bytes for f in of))
             for t, of in mine.items()
         }
 

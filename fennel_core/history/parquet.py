@@ -33,7 +33,7 @@ ZSTD_LEVEL: Final = 3
 _ROW: Final = "__row"
 
 
-def gather(messages: Sequence[tuple[Offset, bytes]], keys: tuple[str, ...]) -> pl.DataFrame:
+def file_frame(messages: Sequence[tuple[Offset, bytes]], keys: tuple[str, ...]) -> pl.DataFrame:
     """Data messages of one partition, in order of offsets, as the rows of a file. `keys`: the
     columns whose bytes chose the partition.
     """
@@ -46,9 +46,9 @@ def gather(messages: Sequence[tuple[Offset, bytes]], keys: tuple[str, ...]) -> p
     return frame.with_columns(_groups(frame, keys)).sort(GROUP, OFFSET, maintain_order=True)
 
 
-def write(frame: pl.DataFrame) -> bytes:
+def encode_file(frame: pl.DataFrame) -> bytes:
     """The object of a file."""
-    assert {OFFSET, GROUP} <= set(frame.columns), "a file's frame comes from `gather`"
+    assert {OFFSET, GROUP} <= set(frame.columns), "a file's frame comes from `file_frame`"
     sink = io.BytesIO()
     frame.write_parquet(
         sink,
@@ -60,7 +60,7 @@ def write(frame: pl.DataFrame) -> bytes:
     return sink.getvalue()
 
 
-def read(body: bytes, columns: Sequence[str] | None = None) -> pl.DataFrame:
+def decode_file(body: bytes, columns: Sequence[str] | None = None) -> pl.DataFrame:
     """The rows of a file, all columns or some."""
     return pl.read_parquet(io.BytesIO(body), columns=None if columns is None else list(columns))
 

@@ -17,7 +17,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import TupleRow
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
-from fennel_core.history.store import HistoryFile, StoreError, Totals
+from fennel_core.history.store import HistoryFile, HistoryTotals, StoreError
 from fennel_core.vocab.ids import Micros, Offset, PartitionIndex, TopicName, TopicPartition
 
 COLUMNS = (
@@ -89,11 +89,11 @@ class PostgresHistoryFiles:
             ).fetchall()
         return frozenset(key for (key,) in rows)
 
-    async def totals(self) -> Mapping[TopicName, Totals]:
+    async def totals(self) -> Mapping[TopicName, HistoryTotals]:
         async with self._connection() as connection:
             rows = await (await connection.execute(TOTALS)).fetchall()
         return {
-            TopicName(topic): Totals(int(files), int(count), int(size))
+            TopicName(topic): HistoryTotals(int(files), int(count), int(size))
             for topic, files, count, size in rows
         }
 

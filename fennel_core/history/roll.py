@@ -16,7 +16,7 @@ import polars as pl
 import pyarrow as pa
 
 from fennel_core.history import parquet
-from fennel_core.history.decide import Cut, Message, cuts
+from fennel_core.history.backlog import FileSlice, TopicRecord, split_into_files
 from fennel_core.history.store import HistoryFile
 from fennel_core.vocab.ids import Micros, Offset, PartitionIndex, TopicName, TopicPartition
 
@@ -24,7 +24,7 @@ PREFIX: Final = "history"
 Put = Callable[[str, bytes], None]
 """Write a new object of this key."""
 
-PROPOSED: Final = pa.schema(
+PROPOSAL_SCHEMA: Final = pa.schema(
     [
         ("topic", pa.string()),
         ("part", pa.int32()),
@@ -51,7 +51,7 @@ class TopicLayout:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RollPlan:
     """One batch: where rows end, where the batch's ranges end, and how the topics are laid out."""
 
     floors: Mapping[TopicPartition, Offset]
@@ -60,29 +60,29 @@ class Plan:
     file_bytes: int
 
 
-def folder(topic: TopicName) -> str:
+def topic_prefix(topic: TopicName) -> str:
     """Where a topic's objects are."""
     return f"{PREFIX}/{topic}/"
 
 
-def topic_of(key: str) -> TopicName:
-    """The inverse of `folder`, for any key below it."""
+def topic_of_key(key: str) -> TopicName:
+    """The inverse of `topic_prefix`, for any key below it."""
     return TopicName(key.split("/")[1])
 
 
-def roll(messages: Iterable[Message], plan: Plan, put: Put) -> Iterator[HistoryFile]:
+def roll(messages: Iterable[TopicRecord], plan: RollPlan, put: Put) -> Iterator[HistoryFile]:
     """Upload the data records of a batch, file by file; lazy, so that one file at a time is in
     memory.
     """
-    for cut in cuts(messages, plan.floors, plan.ends, plan.file_bytes):
+    for cut in split_into_files(messages, plan.floors, plan.ends, plan.file_bytes):
         yield _uploaded(cut, plan.layouts[cut.place[0]], put)
 
 
-def _uploaded(cut: Cut, layout: TopicLayout, put: Put) -> HistoryFile:
+def _uploaded(cut: FileSlice, layout: TopicLayout, put: Put) -> HistoryFile:
     topic, part = cut.place
-    frame = parquet.gather(cut.messages, layout.keys)
-    body = parquet.write(frame)
-    key = f"{folder(topic)}{part}/{cut.first:020d}-{uuid.uuid4().hex}.parquet"
+    frame = parquet.file_frame(cut.messages, layout.keys)
+    body = parquet.encode_file(frame)
+    key = f"{topic_prefix(topic)}{part}/{cut.first:020d}-{uuid.uuid4().hex}.parquet"
     put(key, body)
     times = frame.select(
         least=pl.col(layout.timestamp).min().to_physical(),
@@ -93,25 +93,25 @@ def _uploaded(cut: Cut, layout: TopicLayout, put: Put) -> HistoryFile:
     return HistoryFile(topic, part, cut.first, cut.following, key, frame.height, len(body), *bounds)
 
 
-def messages_of(batches: Iterable[pa.RecordBatch]) -> Iterator[Message]:
+def records_of(batches: Iterable[pa.RecordBatch]) -> Iterator[TopicRecord]:
     """Rows of Spark's Kafka source (topic, partition, offset, value) as messages."""
     for batch in batches:
         columns = [
             batch.column(name).to_pylist() for name in ("topic", "partition", "offset", "value")
         ]
         for topic, part, offset, value in zip(*columns, strict=True):
-            yield Message((TopicName(topic), PartitionIndex(part)), Offset(offset), value)
+            yield TopicRecord((TopicName(topic), PartitionIndex(part)), Offset(offset), value)
 
 
-def told(files: Iterable[HistoryFile]) -> Iterator[pa.RecordBatch]:
+def encode_proposals(files: Iterable[HistoryFile]) -> Iterator[pa.RecordBatch]:
     """Files as rows for the driver, each as soon as it is uploaded."""
     for file in files:
         yield pa.RecordBatch.from_pylist(
-            [{name: getattr(file, name) for name in PROPOSED.names}], schema=PROPOSED
+            [{name: getattr(file, name) for name in PROPOSAL_SCHEMA.names}], schema=PROPOSAL_SCHEMA
         )
 
 
-def proposed(table: pa.Table) -> list[HistoryFile]:
-    """The inverse of `told`, in the order in which rows must be added."""
+def decode_proposals(table: pa.Table) -> list[HistoryFile]:
+    """The inverse of `encode_proposals`, in the order in which rows must be added."""
     files = [HistoryFile(**row) for row in table.to_pylist()]
     return sorted(files, key=lambda file: (file.topic, file.part, file.first_offset))

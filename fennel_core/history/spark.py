@@ -32,11 +32,18 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from fennel_core.connections import s3
-from fennel_core.history.decide import Backlog
-from fennel_core.history.flow import RollFailed, Rows
+from fennel_core.history.backlog import Backlog
 from fennel_core.history.kafka import CONTROL_HEADER
-from fennel_core.history.roll import Plan, TopicLayout, messages_of, proposed, roll, told
+from fennel_core.history.roll import (
+    RollPlan,
+    TopicLayout,
+    decode_proposals,
+    encode_proposals,
+    records_of,
+    roll,
+)
 from fennel_core.history.store import HistoryFile
+from fennel_core.history.writer import BatchPublisher, RollFailed
 from fennel_core.settings.model import MIB, Settings
 from fennel_core.vocab.ids import Offset, PartitionIndex, TopicName, TopicPartition
 
@@ -75,7 +82,7 @@ Publish = Callable[[list[HistoryFile], Mapping[TopicPartition, Offset]], None]
 """Add the rows of these files, in order; the second are the ends of the batch's ranges."""
 
 
-class JvmGone(Exception):
+class JvmExited(Exception):
     """Spark's JVM has ended: this process is of no use any more."""
 
 
@@ -92,7 +99,7 @@ class SparkRoller:
         self,
         due: Mapping[TopicPartition, Backlog],
         layouts: Mapping[TopicName, TopicLayout],
-        rows: Rows,
+        rows: BatchPublisher,
     ) -> None:
         loop = asyncio.get_running_loop()
 
@@ -121,7 +128,7 @@ class SparkRoller:
         except PySparkException as failed:
             raise RollFailed(_first_lines(failed)) from failed
         except JVM_GONE as gone:
-            raise JvmGone(str(gone)) from gone
+            raise JvmExited(str(gone)) from gone
 
     def stop(self) -> None:
         """End Spark; a query under way fails, and what it did not add is done by the next
@@ -203,11 +210,11 @@ def run_query(
 
     def batch(frame: DataFrame, number: int) -> None:
         ends = batch_ends(checkpoint, number)
-        plan = Plan(floors(list(ends)), ends, layouts, settings.history_file_bytes)
+        plan = RollPlan(floors(list(ends)), ends, layouts, settings.history_file_bytes)
         rolled = frame.select("topic", "partition", "offset", "value").mapInArrow(
             worker_task(settings, plan), SCHEMA
         )
-        publish(proposed(rolled.toArrow()), ends)
+        publish(decode_proposals(rolled.toArrow()), ends)
 
     try:
         query = (
@@ -264,12 +271,12 @@ def batch_ends(checkpoint: Path, number: int) -> dict[TopicPartition, Offset]:
 
 
 def worker_task(
-    settings: Settings, plan: Plan
+    settings: Settings, plan: RollPlan
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """What the workers run over their part of a batch; it needs nothing of the driver's process."""
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return told(roll(messages_of(batches), plan, partial(_put, settings)))
+        return encode_proposals(roll(records_of(batches), plan, partial(_put, settings)))
 
     return work
 

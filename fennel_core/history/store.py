@@ -48,7 +48,7 @@ class HistoryFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Totals:
+class HistoryTotals:
     files: int
     rows: int
     size_bytes: int
@@ -84,7 +84,7 @@ class HistoryFiles(Protocol):
         """The objects that the rows of a topic name."""
         ...
 
-    async def totals(self) -> Mapping[TopicName, Totals]:
+    async def totals(self) -> Mapping[TopicName, HistoryTotals]:
         """What history holds, by topic; topics without rows are absent."""
         ...
 

@@ -35,7 +35,7 @@ ALIVE: Final = "SELECT id FROM asset WHERE kind = 'topic' AND state NOT IN ('con
 Layouts = Mapping[TopicName, TopicLayout]
 
 
-def of_catalog(catalog: Catalog) -> dict[TopicName, TopicLayout]:
+def catalog_layouts(catalog: Catalog) -> dict[TopicName, TopicLayout]:
     """The topics of a branch version's datasets."""
     views = [view for view in catalog.datasets if view.topic is not None]
     return {
@@ -45,7 +45,7 @@ def of_catalog(catalog: Catalog) -> dict[TopicName, TopicLayout]:
     }
 
 
-def of_job(job: Job) -> dict[TopicName, TopicLayout]:
+def job_layouts(job: Job) -> dict[TopicName, TopicLayout]:
     """The input of a terminal aggregate."""
     match job.step:
         case AggregateSpec(terminal=True) as step:
@@ -54,7 +54,7 @@ def of_job(job: Job) -> dict[TopicName, TopicLayout]:
             return {}
 
 
-class Topics:
+class HistoryTopics:
     """The topics of a database. Every method raises StoreError when it cannot be used."""
 
     def __init__(self, pool: Pool) -> None:
@@ -70,14 +70,14 @@ class Topics:
         self._catalogs = {
             str(commit): self._catalogs[str(commit)]
             if data is None
-            else of_catalog(canonical.loads(cast(bytes, data), Catalog))
+            else catalog_layouts(canonical.loads(cast(bytes, data), Catalog))
             for commit, data in catalogs
         }
         jobs = await self._rows(JOBS, {"known": list(self._jobs)})
         self._jobs = {
             str(job): self._jobs[str(job)]
             if data is None
-            else of_job(canonical.loads(cast(bytes, data), Job))
+            else job_layouts(canonical.loads(cast(bytes, data), Job))
             for job, data in jobs
         }
         found: dict[TopicName, TopicLayout] = {}

@@ -26,12 +26,12 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
 
 
-class MarkerFormatError(Exception):
+class MarkerMalformed(Exception):
     """A marker this version cannot read."""
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class ConsumedRange:
     """Records [first, next) of this job partition's share of `topic`."""
 
     topic: TopicName
@@ -51,7 +51,7 @@ class IterationMarker:
     epoch: Epoch
     iteration: int
     """Counts from 1 over the life of the job partition, across epochs."""
-    ranges: tuple[Range, ...]
+    ranges: tuple[ConsumedRange, ...]
     step_version: int
     state_format: int
     environment: str
@@ -65,7 +65,7 @@ class IterationMarker:
 Marker = EpochMarker | IterationMarker
 
 
-def encode(marker: Marker) -> bytes:
+def encode_marker(marker: Marker) -> bytes:
     """The message value of a marker."""
     match marker:
         case EpochMarker(epoch):
@@ -76,18 +76,18 @@ def encode(marker: Marker) -> bytes:
             return _encode([FORMAT, _ITERATION, marker.epoch, marker.iteration, ranges, *rest])
 
 
-def decode(value: bytes) -> Marker:
+def decode_marker(value: bytes) -> Marker:
     """The marker in a message value; MarkerFormatError when another version wrote it."""
     fields = _decode(value)
     if fields[0] != FORMAT:
-        raise MarkerFormatError(
+        raise MarkerMalformed(
             f"replaylog marker format {fields[0]} is not {FORMAT}: run the version "
             "that wrote it, or rebuild the job partition"
         )
     if fields[1] == _EPOCH:
         return EpochMarker(Epoch(fields[2]))
     epoch, iteration, ranges, step_version, state_format, environment, digest = fields[2:]
-    parsed = tuple(Range(TopicName(t), Offset(a), Offset(b)) for t, a, b in ranges)
+    parsed = tuple(ConsumedRange(TopicName(t), Offset(a), Offset(b)) for t, a, b in ranges)
     return IterationMarker(
         Epoch(epoch), iteration, parsed, step_version, state_format, environment, digest
     )

@@ -12,7 +12,7 @@ import hashlib
 from pathlib import Path
 from typing import Final
 
-from fennel_core.snapshots.decide import Local
+from fennel_core.snapshots.transfer_plan import LocalFile
 
 CHUNK_BYTES: Final = 1024 * 1024
 _Identity = tuple[int, int, int, int]
@@ -24,7 +24,7 @@ class Checksums:
     def __init__(self) -> None:
         self._known: dict[_Identity, str] = {}
 
-    def of_folder(self, folder: Path) -> list[Local]:
+    def of_folder(self, folder: Path) -> list[LocalFile]:
         """Every file with its checksum; what was remembered of other files is forgotten."""
         known: dict[_Identity, str] = {}
         files = []
@@ -32,7 +32,7 @@ class Checksums:
             there = path.stat()
             identity = (there.st_dev, there.st_ino, there.st_size, there.st_mtime_ns)
             known[identity] = self._known.get(identity) or _sha256(path)
-            files.append(Local(path.name, there.st_size, known[identity]))
+            files.append(LocalFile(path.name, there.st_size, known[identity]))
         self._known = known
         return files
 

@@ -22,34 +22,34 @@ from fennel_core.connections.frames import RemoteError
 from fennel_core.connections.postgres import Pool
 from fennel_core.connections.slot_protocol import Reaction, reaction_to
 from fennel_core.settings.model import Settings
-from fennel_core.snapshots import choice
-from fennel_core.snapshots.choice import Named, Wish
-from fennel_core.snapshots.recovery import LiveSlots, Slots
+from fennel_core.snapshots import selection
+from fennel_core.snapshots.rebuild import SlotClient, SocketSlotClient
+from fennel_core.snapshots.selection import NamedPartition, Selection
 from fennel_core.vocab.errors import ApiError
 
-DRILL_S: Final = 1800.0
+DRILL_TIMEOUT_S: Final = 1800.0
 """A drill that takes longer is given up: the next one may be luckier."""
-LAST: Final = "SELECT job_id, part, drilled_at FROM drill"
-STORE: Final = """
+LAST_DRILLS: Final = "SELECT job_id, part, drilled_at FROM drill"
+UPSERT_FINDING: Final = """
     INSERT INTO drill (job_id, part, verdict, told, live_hash, drilled_hash) VALUES (%s, %s, %s,
         %s, %s, %s)
     ON CONFLICT (job_id, part) DO UPDATE SET verdict = excluded.verdict, told = excluded.told,
         live_hash = excluded.live_hash,
         drilled_hash = excluded.drilled_hash, drilled_at = now()
 """
-WAITED: Final = """
+UPSERT_SKIPPED: Final = """
     INSERT INTO drill (job_id, part, verdict, told, live_hash, drilled_hash) VALUES (%s, %s, %s,
         %s, '', '')
     ON CONFLICT (job_id, part) DO UPDATE SET drilled_at = now()
 """
-ALARMING: Final = """
+SELECT_FAILED: Final = """
     SELECT d.job_id, d.part, a.title, d.verdict, d.told, d.live_hash, d.drilled_hash, d.drilled_at
     FROM drill d JOIN job j ON j.id = d.job_id JOIN asset a ON a.id = d.job_id
     WHERE d.verdict = ANY(%s::text[]) AND j.desired = 'run' ORDER BY d.job_id, d.part
 """
 
 
-class Verdict(StrEnum):
+class DrillVerdict(StrEnum):
     AGREES = "agrees"
     DIFFERS = "differs"
     """The live state is not what it should be, or its snapshot would not lead to it."""
@@ -63,14 +63,14 @@ class Verdict(StrEnum):
     """The drill could not be carried out."""
 
 
-ALARMS: Final = (Verdict.DIFFERS, Verdict.DAMAGED, Verdict.LOST)
+FAILED_VERDICTS: Final = (DrillVerdict.DIFFERS, DrillVerdict.DAMAGED, DrillVerdict.LOST)
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class DrillFinding:
     """What one drill found; the hashes are hex digits, empty where none were compared."""
 
-    verdict: Verdict
+    verdict: DrillVerdict
     told: str
     live_hash: str = ""
     drilled_hash: str = ""
@@ -81,20 +81,20 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Failing:
+class FailedDrill:
     """A job partition whose last drill did not agree."""
 
     job: str
     part: int
     title: str
-    finding: Finding
+    finding: DrillFinding
     at: datetime
 
     def __str__(self) -> str:
         return f"{self.title} ({self.job}[{self.part}]): {self.finding}"
 
 
-AFTER_DRILL: Final = (
+REMEDY: Final = (
     "rebuild it with the DAG `recovery` or `fennel-core recover`, from an older "
     "snapshot where the newest one is at fault (`--before` its "
     "number); its local state is put aside then and can be looked at; drill it "
@@ -108,13 +108,13 @@ class DrillFailed(Exception):
     """
 
 
-class DrillUnknown(Exception):
+class DrillNotRun(Exception):
     """Some drills could not be carried out; the text says which and why."""
 
 
-def in_turn(
-    known: Sequence[Named], last: Mapping[tuple[str, int], datetime], limit: int
-) -> list[Named]:
+def least_recently_drilled(
+    known: Sequence[NamedPartition], last: Mapping[tuple[str, int], datetime], limit: int
+) -> list[NamedPartition]:
     """At most `limit` of them: those never drilled first, then those whose last drill is longest
     ago.
     """
@@ -123,12 +123,14 @@ def in_turn(
     ]
 
 
-def due(settings: Settings, wish: Wish, at_most: int | None) -> list[Named]:
+def due_partitions(
+    settings: Settings, wish: Selection, at_most: int | None
+) -> list[NamedPartition]:
     """The job partitions to drill now: those that are named, or some of all there are; ApiError
     with what there is for a wrong name.
     """
-    there, limit = choice.known(settings), at_most
-    if wish == Wish():
+    there, limit = selection.list_partitions(settings), at_most
+    if wish == Selection():
         limit = at_most or settings.drill_partitions
     elif not wish.workspace and not wish.jobs:
         raise ApiError(
@@ -137,15 +139,19 @@ def due(settings: Settings, wish: Wish, at_most: int | None) -> list[Named]:
             "name the workspace too, or name nothing: then those are drilled whose turn it is",
         )
     else:
-        there = choice.chosen(there, wish)
+        there = selection.select_partitions(there, wish)
     with postgres.connect(settings.postgres_dsn.get_secret_value(), name="drills") as connection:
-        rows = connection.execute(LAST).fetchall()
+        rows = connection.execute(LAST_DRILLS).fetchall()
     last = {(str(job), cast(int, part)): cast(datetime, at) for job, part, at in rows}
-    return in_turn(there, last, limit or len(there))
+    return least_recently_drilled(there, last, limit or len(there))
 
 
-def drill(
-    settings: Settings, wanted: Sequence[Named], tell: Callable[[str], None], *, max_bytes: int
+def run_drills(
+    settings: Settings,
+    wanted: Sequence[NamedPartition],
+    tell: Callable[[str], None],
+    *,
+    max_bytes: int,
 ) -> None:
     """Drill job partitions one after the other, each of at most `max_bytes` of state, and remember
     what was found.
@@ -153,66 +159,68 @@ def drill(
     DrillFailed names those that do not agree; DrillUnknown those that could not be tried, when all
     others agree.
     """
-    found: list[tuple[Named, Finding]] = []
+    found: list[tuple[NamedPartition, DrillFinding]] = []
     for each in wanted:
-        finding = asyncio.run(drilled_by_owner(LiveSlots(settings), each, max_bytes))
+        finding = asyncio.run(drill_at_owner(SocketSlotClient(settings), each, max_bytes))
         tell(f"{each}: {finding}")
-        remember(settings, each, finding)
+        record_finding(settings, each, finding)
         found.append((each, finding))
-    refuse(found)
+    raise_on_failures(found)
 
 
-def remember(settings: Settings, drilled: Named, finding: Finding) -> None:
+def record_finding(settings: Settings, drilled: NamedPartition, finding: DrillFinding) -> None:
     """Write a finding into the job partition's row; what says nothing about the state leaves an
     alarm as it is.
     """
     values = (drilled.job, drilled.part, finding.verdict, finding.told)
     with postgres.connect(settings.postgres_dsn.get_secret_value(), name="drills") as connection:
-        if finding.verdict is Verdict.SKIPPED:
-            connection.execute(WAITED, values)
-        elif finding.verdict is not Verdict.UNKNOWN:
-            connection.execute(STORE, (*values, finding.live_hash, finding.drilled_hash))
+        if finding.verdict is DrillVerdict.SKIPPED:
+            connection.execute(UPSERT_SKIPPED, values)
+        elif finding.verdict is not DrillVerdict.UNKNOWN:
+            connection.execute(UPSERT_FINDING, (*values, finding.live_hash, finding.drilled_hash))
 
 
-def refuse(found: Sequence[tuple[Named, Finding]]) -> None:
+def raise_on_failures(found: Sequence[tuple[NamedPartition, DrillFinding]]) -> None:
     """Raise DrillFailed or DrillUnknown if any finding says so."""
-    for verdicts, error in ((ALARMS, DrillFailed), ((Verdict.UNKNOWN,), DrillUnknown)):
+    for verdicts, error in ((FAILED_VERDICTS, DrillFailed), ((DrillVerdict.UNKNOWN,), DrillNotRun)):
         if those := [
             f"{each}: {finding}" for each, finding in found if finding.verdict in verdicts
         ]:
             raise error(f"{len(those)} of {len(found)} drills: {'; '.join(those)}")
 
 
-async def drilled_by_owner(slots: Slots, wanted: Named, max_bytes: int) -> Finding:
+async def drill_at_owner(slots: SlotClient, wanted: NamedPartition, max_bytes: int) -> DrillFinding:
     """What the owner of a job partition finds."""
     address = (await slots.owners([wanted.job])).get(wanted.place)
     if address is None:
-        return Finding(Verdict.SKIPPED, "no slot owns it now")
+        return DrillFinding(DrillVerdict.SKIPPED, "no slot owns it now")
     try:
-        async with asyncio.timeout(DRILL_S):
+        async with asyncio.timeout(DRILL_TIMEOUT_S):
             verdict, *told = await slots.call(
                 address, "drill", {"items": [list(wanted.place)], "max_bytes": max_bytes}
             )
     except RemoteError as refused:
-        return Finding(
-            Verdict.UNKNOWN if reaction_to(refused) is Reaction.FAIL else Verdict.SKIPPED,
+        return DrillFinding(
+            DrillVerdict.UNKNOWN if reaction_to(refused) is Reaction.FAIL else DrillVerdict.SKIPPED,
             str(refused),
         )
     except (OSError, TimeoutError) as lost:
-        return Finding(Verdict.UNKNOWN, f"its slot gave no answer: {lost or 'it took too long'}")
-    return Finding(Verdict(verdict), *told)
+        return DrillFinding(
+            DrillVerdict.UNKNOWN, f"its slot gave no answer: {lost or 'it took too long'}"
+        )
+    return DrillFinding(DrillVerdict(verdict), *told)
 
 
-async def failing(pool: Pool) -> list[Failing]:
+async def failed_drills(pool: Pool) -> list[FailedDrill]:
     """Every job partition whose last drill did not agree."""
     async with pool.connection() as connection:
-        rows = await (await connection.execute(ALARMING, (list(ALARMS),))).fetchall()
+        rows = await (await connection.execute(SELECT_FAILED, (list(FAILED_VERDICTS),))).fetchall()
     return [
-        Failing(
+        FailedDrill(
             str(job),
             cast(int, part),
             str(title),
-            Finding(Verdict(str(v)), str(told), str(live), str(drilled)),
+            DrillFinding(DrillVerdict(str(v)), str(told), str(live), str(drilled)),
             cast(datetime, at),
         )
         for job, part, title, v, told, live, drilled, at in rows

@@ -23,12 +23,12 @@ from fennel_core.vocab.ids import Epoch, JobId, Offset, PartitionIndex, TopicNam
 FORMAT: Final = 1
 
 
-class ManifestError(Exception):
+class ManifestInvalid(Exception):
     """Bytes that are no manifest, or one that this version does not read."""
 
 
 @dataclass(frozen=True, slots=True)
-class File:
+class ManifestFile:
     """One file of the state. `name` is relative to the state's folder and names no other folder."""
 
     name: str
@@ -39,7 +39,7 @@ class File:
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class StatePosition:
     """`offsets`: next record to apply per input topic. `replayed`: next replaylog record to look
     at. Both at least.
     """
@@ -50,45 +50,45 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest:
+class SnapshotManifest:
     format: int
     job: JobId
     part: PartitionIndex
     epoch: Epoch
     """Of the owner that took the snapshot."""
     state_format: int
-    position: Position
-    files: tuple[File, ...]
+    position: StatePosition
+    files: tuple[ManifestFile, ...]
 
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
-_decode = msgspec.json.Decoder(Manifest).decode
+_decode = msgspec.json.Decoder(SnapshotManifest).decode
 
 
-def encode(manifest: Manifest) -> bytes:
-    """The bytes of a manifest; the inverse of `decode`."""
+def encode_manifest(manifest: SnapshotManifest) -> bytes:
+    """The bytes of a manifest; the inverse of `decode_manifest`."""
     _checked(manifest)
     return _encode(manifest)
 
 
-def decode(body: bytes) -> Manifest:
+def decode_manifest(body: bytes) -> SnapshotManifest:
     """The manifest in `body`; ManifestError when it is none, or of another format."""
     try:
         manifest = _decode(body)
     except msgspec.DecodeError as wrong:
-        raise ManifestError(f"not a manifest: {wrong}") from wrong
+        raise ManifestInvalid(f"not a manifest: {wrong}") from wrong
     _checked(manifest)
     return manifest
 
 
-def _checked(manifest: Manifest) -> None:
+def _checked(manifest: SnapshotManifest) -> None:
     if manifest.format != FORMAT:
-        raise ManifestError(
+        raise ManifestInvalid(
             f"manifest format {manifest.format} is not {FORMAT}: run the version that wrote it"
         )
     names = [file.name for file in manifest.files]
     strays = [name for name in names if "/" in name or name in {"", ".", ".."}]
     if strays or len(set(names)) != len(names):
-        raise ManifestError(
+        raise ManifestInvalid(
             f"files of a manifest need plain, distinct names; these are not: {strays or names}"
         )

@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
-from fennel_core.snapshots.manifest import Position
+from fennel_core.snapshots.manifest import StatePosition
 from fennel_core.vocab.ids import Epoch, JobId, JobPartition, PartitionIndex
 
 
@@ -46,7 +46,7 @@ class Pointer:
     sha256: str
     """Of the manifest's bytes."""
     taken_at: datetime
-    position: Position | None = None
+    position: StatePosition | None = None
     """Where it stands; None where only its manifest knows."""
 
 

@@ -36,8 +36,8 @@ from fennel_core.ledger.store import (
     LedgerUnavailable,
 )
 from fennel_core.settings.model import Settings
-from fennel_core.snapshots import choice, drills, recovery, rounds
-from fennel_core.snapshots.choice import Named, Wish
+from fennel_core.snapshots import drills, rebuild, selection, snapshot_pass
+from fennel_core.snapshots.selection import NamedPartition, Selection
 from fennel_core.snapshots.store import StoreError
 from fennel_core.telemetry.logs import redact_text
 from fennel_core.vocab.errors import ApiError
@@ -133,7 +133,7 @@ def reconciled() -> None:
 
 def slots() -> list[str]:
     """Addresses of the slots that own something."""
-    found = rounds.owning_slots(Settings())
+    found = snapshot_pass.owning_slots(Settings())
     log.info(
         "slots that own something: %s", ", ".join(found) or f"none, so nothing is copied; {STATUS}"
     )
@@ -142,7 +142,7 @@ def slots() -> list[str]:
 
 def snapshotted(address: str) -> None:
     """Have one slot copy what it owns, and tell what came of each."""
-    answers = _told(lambda: rounds.snapshot_slot(Settings(), address))
+    answers = _told(lambda: snapshot_pass.snapshot_slot(Settings(), address))
     for each in answers:
         log.info("%s", each)
     outcomes = ", ".join(
@@ -160,18 +160,20 @@ def snapshotted(address: str) -> None:
         sent,
         newest,
     )
-    _told(lambda: rounds.refuse_failures(answers))
+    _told(lambda: snapshot_pass.raise_on_failures(answers))
 
 
 def pruned() -> None:
     """Delete the copies that nobody needs any more."""
-    done = _told(lambda: rounds.prune_snapshots(Settings()))
+    done = _told(lambda: snapshot_pass.run_pruning(Settings()))
     log.info("snapshots removed: %d; objects removed: %d", done.snapshots, done.objects)
 
 
-def named(params: Mapping[str, Any]) -> list[Named]:
+def named(params: Mapping[str, Any]) -> list[NamedPartition]:
     """The job partitions that the form means."""
-    found = _told(lambda: choice.chosen(choice.known(Settings()), _wish(params)))
+    found = _told(
+        lambda: selection.select_partitions(selection.list_partitions(Settings()), _wish(params))
+    )
     log.info("job partitions: %d", len(found))
     for each in found:
         log.info("meant: %s", each)
@@ -180,10 +182,12 @@ def named(params: Mapping[str, Any]) -> list[Named]:
 
 def rebuilt(params: Mapping[str, Any]) -> None:
     """Rebuild what the form means, and wait until it has caught up."""
-    found = _told(lambda: choice.chosen(choice.known(Settings()), _wish(params)))
+    found = _told(
+        lambda: selection.select_partitions(selection.list_partitions(Settings()), _wish(params))
+    )
     tell = partial(log.info, "%s")
     _told(
-        lambda: recovery.rebuild(
+        lambda: rebuild.rebuild_partitions(
             Settings(), found, tell, before=params["before"], timeout_s=REBUILD_S
         )
     )
@@ -194,11 +198,11 @@ def drilled(params: Mapping[str, Any]) -> None:
     agree.
     """
     settings, wish = Settings(), _wish(params)
-    found = _told(lambda: drills.due(settings, wish, params["at_most"]))
+    found = _told(lambda: drills.due_partitions(settings, wish, params["at_most"]))
     log.info("job partitions to drill: %d", len(found))
     tell = partial(log.info, "%s")
     _told(
-        lambda: drills.drill(
+        lambda: drills.run_drills(
             settings, found, tell, max_bytes=params["max_bytes"] or settings.drill_bytes
         )
     )
@@ -214,8 +218,8 @@ def shortened() -> None:
         log.error("needed records (%s): %s", alarm.trouble.value, alarm.told)
 
 
-def _wish(params: Mapping[str, Any]) -> Wish:
-    return Wish(
+def _wish(params: Mapping[str, Any]) -> Selection:
+    return Selection(
         params["workspace"],
         params["dataset"],
         tuple(params["jobs"] or ()),
@@ -236,18 +240,18 @@ def _told(work: Callable[[], T]) -> T:
     except DefinitionsNotLoaded as error:
         log.error("%s", error)
         raise AirflowFailException(str(error)) from None
-    except (recovery.NotRebuilt, drills.DrillFailed) as stuck:
+    except (rebuild.RebuildFailed, drills.DrillFailed) as stuck:
         log.error("%s", stuck)
         log.error(
             "what to do: %s",
-            AFTER_REBUILD if isinstance(stuck, recovery.NotRebuilt) else drills.AFTER_DRILL,
+            AFTER_REBUILD if isinstance(stuck, rebuild.RebuildFailed) else drills.REMEDY,
         )
         raise AirflowFailException(str(stuck)) from None
     except (
         LedgerUnavailable,
         StoreError,
-        rounds.RoundFailed,
-        drills.DrillUnknown,
+        snapshot_pass.SnapshotPassFailed,
+        drills.DrillNotRun,
         OSError,
         RemoteError,
     ) as away:

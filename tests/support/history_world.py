@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 import polars as pl
 
 from fennel_core.history import parquet
-from fennel_core.history.decide import Backlog, Message
-from fennel_core.history.flow import RollFailed, Rows
-from fennel_core.history.kafka import Bounds
-from fennel_core.history.roll import Plan, TopicLayout, roll
+from fennel_core.history.backlog import Backlog, TopicRecord
+from fennel_core.history.kafka import LogBounds
+from fennel_core.history.roll import RollPlan, TopicLayout, roll
 from fennel_core.history.store import HistoryFiles
+from fennel_core.history.writer import BatchPublisher, RollFailed
 from fennel_core.vocab.ids import Offset, PartitionIndex, TopicName, TopicPartition
 from fennel_core.vocab.versions import encode_frame
 
@@ -58,17 +58,17 @@ class MemoryLog:
             here.append(None if size is None else batch(self.written, size))
             self.written += size or 0
 
-    def bounds(self, topics: Sequence[TopicName]) -> dict[TopicPartition, Bounds]:
+    def bounds(self, topics: Sequence[TopicName]) -> dict[TopicPartition, LogBounds]:
         return {
-            place: Bounds(Offset(0), Offset(len(here)))
+            place: LogBounds(Offset(0), Offset(len(here)))
             for place, here in self.records.items()
             if place[0] in topics
         }
 
-    def read(self, place: TopicPartition, first: int, end: int) -> Iterator[Message]:
+    def read(self, place: TopicPartition, first: int, end: int) -> Iterator[TopicRecord]:
         for offset, value in enumerate(self.records[place][first:end], first):
             if value is not None:
-                yield Message(place, Offset(offset), value)
+                yield TopicRecord(place, Offset(offset), value)
 
 
 @dataclass
@@ -94,7 +94,7 @@ class MemoryRoller:
         self,
         due: Mapping[TopicPartition, Backlog],
         layouts: Mapping[TopicName, TopicLayout],
-        rows: Rows,
+        rows: BatchPublisher,
     ) -> None:
         at = {place: backlog.start for place, backlog in due.items()}
         goal = {place: Offset(len(self.log.records[place])) for place in due}
@@ -103,7 +103,7 @@ class MemoryRoller:
             for place in at:
                 ends[place] = Offset(min(goal[place], at[place] + room))
                 room -= ends[place] - at[place]
-            plan = Plan(await rows.floors(list(ends)), ends, layouts, self.file_bytes)
+            plan = RollPlan(await rows.floors(list(ends)), ends, layouts, self.file_bytes)
             messages = (
                 message
                 for place in ends
@@ -135,7 +135,7 @@ async def content(
     for file in await files.files(*place):
         assert file.first_offset == end
         end = file.next_offset
-        frame = parquet.read(objects[file.object_key])
+        frame = parquet.decode_file(objects[file.object_key])
         assert frame.height == file.row_count
         found += frame.select(parquet.OFFSET, "__pos").rows()
     return sorted(found)

@@ -39,7 +39,7 @@ from fennel_core.engine.backfill.manifest import (
 from fennel_core.engine.backfill.queue import CHANNEL, CLAIM_SECONDS, BackfillQueue
 from fennel_core.engine.state_progress import STATE_FORMAT
 from fennel_core.hangar.rocks import RocksHangar
-from fennel_core.history.parquet import read
+from fennel_core.history.parquet import decode_file
 from fennel_core.history.postgres import PostgresHistoryFiles
 from fennel_core.history.store import StoreError as HistoryError
 from fennel_core.operators.spec import step_version
@@ -221,7 +221,7 @@ def stage(settings: Settings, task: BackfillTask) -> Iterator[tuple[str, str]]:
         body = s3.get(client, settings.s3_bucket, key)
         if body is None:
             raise FileNotFoundError(f"history file {key} is gone from the bucket")
-        return read(body)
+        return decode_file(body)
 
     hangar = RocksHangar(scratch / "state", Cache(SCRATCH_CACHE_BYTES))
     try:

@@ -24,13 +24,13 @@ from fennel_core.engine.backfill.manifest import BackfillCorrupt
 from fennel_core.engine.errors import LogTruncated, StateFormatError, StateUnusable
 from fennel_core.engine.runner import Runner
 from fennel_core.engine.state_progress import STATE_FORMAT, StateProgress
-from fennel_core.hangar.store import Hangar, HangarDamaged, Reads
+from fennel_core.hangar.store import Hangar, HangarCorrupt, HangarReader
 from fennel_core.operators.build import is_order_deterministic
-from fennel_core.snapshots import decide, flow
-from fennel_core.snapshots.drills import Finding, Verdict
-from fennel_core.snapshots.flow import Damaged, Tools
-from fennel_core.snapshots.manifest import Position
+from fennel_core.snapshots import transfer, transfer_plan
+from fennel_core.snapshots.drills import DrillFinding, DrillVerdict
+from fennel_core.snapshots.manifest import StatePosition
 from fennel_core.snapshots.store import Pointer
+from fennel_core.snapshots.transfer import SnapshotContext, SnapshotCorrupt
 from fennel_core.vocab.ids import Micros
 
 FAR: Final = Micros(2**53)
@@ -40,14 +40,14 @@ CHANGES: Final = 64
 Opener = Callable[[Path], Hangar]
 
 
-async def drilled(
-    tools: Tools,
+async def drill_partition(
+    tools: SnapshotContext,
     pointer: Pointer,
-    live: Reads,
+    live: HangarReader,
     scratch: Path,
     opener: Opener,
     runner_over: Callable[[Hangar], Runner],
-) -> Finding:
+) -> DrillFinding:
     """What a drill finds. `live`: a copy that nobody writes; `scratch`: a new folder for the
     snapshot; `runner_over`: one that rehearses.
 
@@ -56,58 +56,60 @@ async def drilled(
     try:
         known = state_progress.load(live)
         held = state_progress.computed_state_hash(live)
-    except (HangarDamaged, StateFormatError) as wrong:
-        return Finding(Verdict.DAMAGED, f"the live state cannot be read: {wrong}")
+    except (HangarCorrupt, StateFormatError) as wrong:
+        return DrillFinding(DrillVerdict.DAMAGED, f"the live state cannot be read: {wrong}")
     if held != known.state_hash:
         told = (
             "the live state holds other entries than were written to it (the second hash "
             "was kept as they were written)"
         )
-        return Finding(Verdict.DIFFERS, told, _hex(held), _hex(known.state_hash))
+        return DrillFinding(DrillVerdict.DIFFERS, told, _hex(held), _hex(known.state_hash))
     name = f"snapshot #{pointer.number}"
     try:
-        await flow.fetched(tools, pointer, STATE_FORMAT, scratch)
+        await transfer.download_snapshot(tools, pointer, STATE_FORMAT, scratch)
         restored = opener(scratch)
-    except (Damaged, HangarDamaged) as wrong:
-        return Finding(Verdict.DAMAGED, f"{name} cannot be used: {wrong}")
+    except (SnapshotCorrupt, HangarCorrupt) as wrong:
+        return DrillFinding(DrillVerdict.DAMAGED, f"{name} cannot be used: {wrong}")
     try:
         return await _rehearsed(name, live, known, restored, runner_over)
-    except (HangarDamaged, StateFormatError) as wrong:
-        return Finding(Verdict.DAMAGED, f"{name} cannot be used: {wrong}")
+    except (HangarCorrupt, StateFormatError) as wrong:
+        return DrillFinding(DrillVerdict.DAMAGED, f"{name} cannot be used: {wrong}")
     finally:
         restored.close()
 
 
 async def _rehearsed(
     name: str,
-    live: Reads,
+    live: HangarReader,
     known: StateProgress,
     restored: Hangar,
     runner_over: Callable[[Hangar], Runner],
-) -> Finding:
+) -> DrillFinding:
     begun, held = state_progress.load(restored), state_progress.computed_state_hash(restored)
     if held != begun.state_hash:
         told = (
             f"{name} holds other entries than were written to the state it copied (the "
             "first hash was kept as they were written)"
         )
-        return Finding(Verdict.DAMAGED, told, _hex(begun.state_hash), _hex(held))
-    if not decide.covers(_position(known), _position(begun)):
-        return Finding(Verdict.SKIPPED, f"the live state has not come as far as {name} yet")
+        return DrillFinding(DrillVerdict.DAMAGED, told, _hex(begun.state_hash), _hex(held))
+    if not transfer_plan.covers(_position(known), _position(begun)):
+        return DrillFinding(
+            DrillVerdict.SKIPPED, f"the live state has not come as far as {name} yet"
+        )
     runner = runner_over(restored)
     try:
         reached = await runner.replay_copy(known)
     except StateUnusable as wrong:
         stopped = state_progress.load(restored)
-        return Finding(
-            Verdict.DIFFERS,
+        return DrillFinding(
+            DrillVerdict.DIFFERS,
             f"{name} cannot be replayed: {wrong}",
             _hex(known.state_hash),
             _hex(stopped.state_hash),
         )
     except (LogTruncated, BackfillCorrupt) as gone:
-        return Finding(
-            Verdict.LOST, f"{name} cannot be replayed to where the live state stands: {gone}"
+        return DrillFinding(
+            DrillVerdict.LOST, f"{name} cannot be replayed to where the live state stands: {gone}"
         )
     ours, theirs = _hex(known.state_hash), _hex(reached.state_hash)
     if (
@@ -121,16 +123,16 @@ async def _rehearsed(
         f"{name} and {sum(reached.offsets.values()) - sum(begun.offsets.values())} records after it"
     )
     if ours == theirs:
-        return Finding(Verdict.AGREES, f"{both} come to the live state", ours, theirs)
-    return Finding(
-        Verdict.DIFFERS,
+        return DrillFinding(DrillVerdict.AGREES, f"{both} come to the live state", ours, theirs)
+    return DrillFinding(
+        DrillVerdict.DIFFERS,
         f"{both} come to another state: {_difference(live, restored)}",
         ours,
         theirs,
     )
 
 
-def _answers(step: Any, reads: Reads) -> str:
+def _answers(step: Any, reads: HangarReader) -> str:
     """A digest of what is served: of every key its row after every event, and before each of its
     last changes.
 
@@ -150,7 +152,7 @@ def _answers(step: Any, reads: Reads) -> str:
     return found.hexdigest()
 
 
-def _difference(live: Reads, restored: Reads) -> str:
+def _difference(live: HangarReader, restored: HangarReader) -> str:
     """How many entries differ, and where the first one is."""
     differing = 0
     first = b""
@@ -179,8 +181,8 @@ def _differing(
             left, right = next(one, None), next(other, None)
 
 
-def _position(known: StateProgress) -> Position:
-    return Position(known.iteration, known.replayed, known.offsets)
+def _position(known: StateProgress) -> StatePosition:
+    return StatePosition(known.iteration, known.replayed, known.offsets)
 
 
 def _hex(state_hash: int) -> str:

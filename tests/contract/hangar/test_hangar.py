@@ -11,7 +11,7 @@ from rocksdict import Cache
 
 from fennel_core.hangar.memory import MemoryHangar
 from fennel_core.hangar.rocks import FILE_BYTES, RocksHangar
-from fennel_core.hangar.store import Hangar, HangarClosed, HangarDamaged, WriteBatch, after
+from fennel_core.hangar.store import Hangar, HangarClosed, HangarCorrupt, WriteBatch, prefix_end
 
 Open = Callable[[Path], Hangar]
 
@@ -124,9 +124,9 @@ def test_a_damaged_block_is_never_taken_for_the_end_of_the_data(
     store.close()
     spoil(data_file(tmp_path / "state"))
     store = open_rocks(tmp_path / "state")
-    with pytest.raises(HangarDamaged):
+    with pytest.raises(HangarCorrupt):
         store.scan(b"k", b"l", reverse=reverse)
-    with pytest.raises(HangarDamaged):
+    with pytest.raises(HangarCorrupt):
         store.get_many([b"k%05d" % i for i in range(20_000)])
     store.close()
 
@@ -141,7 +141,7 @@ def test_a_store_that_lost_a_file_is_not_opened_and_never_as_an_empty_one(
     store.close()
     for path in (tmp_path / "state").glob(lost):
         path.unlink()
-    with pytest.raises(HangarDamaged):
+    with pytest.raises(HangarCorrupt):
         open_rocks(tmp_path / "state")
 
 
@@ -149,7 +149,7 @@ def test_a_store_that_somebody_else_holds_is_not_called_damaged(tmp_path: Path) 
     store = open_rocks(tmp_path / "state")
     with pytest.raises(Exception, match="lock") as refused:
         open_rocks(tmp_path / "state")
-    assert not isinstance(refused.value, HangarDamaged)
+    assert not isinstance(refused.value, HangarCorrupt)
     store.close()
 
 
@@ -193,8 +193,8 @@ def test_rocks_equals_its_twin(
     rest=st.binary(max_size=4),
 )
 def test_after_bounds_exactly_what_starts_with_the_prefix(prefix: bytes, rest: bytes) -> None:
-    assert prefix <= prefix + rest < after(prefix)
-    assert not after(prefix).startswith(prefix)
+    assert prefix <= prefix + rest < prefix_end(prefix)
+    assert not prefix_end(prefix).startswith(prefix)
 
 
 def test_no_file_of_a_large_state_is_much_larger_than_what_stores_are_made_for(

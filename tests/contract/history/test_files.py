@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 
-from fennel_core.history.store import HistoryFile, HistoryFiles, Totals
+from fennel_core.history.store import HistoryFile, HistoryFiles, HistoryTotals
 from fennel_core.vocab.ids import Micros, Offset, PartitionIndex, TopicName
 
 TOPIC, OTHER = TopicName("w.topic.abc.1"), TopicName("w.topic.def.2")
@@ -123,4 +123,7 @@ async def test_totals_add_up_what_each_topic_holds(files: HistoryFiles) -> None:
         file(0, 1, topic=OTHER, rows=7),
     ):
         assert await files.add(each)
-    assert await files.totals() == {TOPIC: Totals(3, 6, 300), OTHER: Totals(1, 7, 100)}
+    assert await files.totals() == {
+        TOPIC: HistoryTotals(3, 6, 300),
+        OTHER: HistoryTotals(1, 7, 100),
+    }

@@ -10,19 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from fennel_core.snapshots.flow import (
-    Outrun,
-    Restored,
-    Subject,
-    Taken,
-    Tools,
-    Unchanged,
-    prune,
-    restore,
-    take,
-)
-from fennel_core.snapshots.manifest import Position
+from fennel_core.snapshots.manifest import StatePosition
 from fennel_core.snapshots.store import Objects, StoreError
+from fennel_core.snapshots.transfer import (
+    OwnershipLost,
+    RestoredSnapshot,
+    SnapshotContext,
+    SnapshotSource,
+    SnapshotTaken,
+    SnapshotUnchanged,
+    prune_snapshots,
+    restore_snapshot,
+    take_snapshot,
+)
 from fennel_core.vocab.ids import Epoch, JobId, Offset, PartitionIndex, TopicName
 from tests.contract.snapshots.conftest import Rows
 
@@ -104,19 +104,19 @@ async def test_pointers_outlive_their_job_and_age_by_the_database_clock(rows: Ro
     assert before <= pointer.taken_at <= await rows.pointers.now()
 
 
-def subject(iteration: int, epoch: int = 1) -> Subject:
-    return Subject(
+def subject(iteration: int, epoch: int = 1) -> SnapshotSource:
+    return SnapshotSource(
         JOB,
         PART,
         Epoch(epoch),
         1,
-        Position(iteration, Offset(iteration), {TopicName("in"): Offset(iteration)}),
+        StatePosition(iteration, Offset(iteration), {TopicName("in"): Offset(iteration)}),
     )
 
 
 async def snapshot(
-    tools: Tools, folder: Path, contents: dict[str, bytes], iteration: int, epoch: int = 1
-) -> Taken | Unchanged | Outrun:
+    tools: SnapshotContext, folder: Path, contents: dict[str, bytes], iteration: int, epoch: int = 1
+) -> SnapshotTaken | SnapshotUnchanged | OwnershipLost:
     """Take a snapshot of `contents`, said to be the state after `iteration`."""
     unique = f"n{next(NUMBERS)}"
 
@@ -127,11 +127,13 @@ async def snapshot(
             (made / name).write_bytes(body)
         return made
 
-    return await take(tools, subject(iteration, epoch), checkpoint, unique)
+    return await take_snapshot(tools, subject(iteration, epoch), checkpoint, unique)
 
 
-async def back(tools: Tools, folder: Path) -> tuple[Restored | None, dict[str, bytes]]:
-    restored = await restore(tools, await tools.pointers.of(JOB, PART), 1, folder)
+async def back(
+    tools: SnapshotContext, folder: Path
+) -> tuple[RestoredSnapshot | None, dict[str, bytes]]:
+    restored = await restore_snapshot(tools, await tools.pointers.of(JOB, PART), 1, folder)
     return restored, {
         path.name: path.read_bytes() for path in folder.iterdir()
     } if folder.exists() else {}
@@ -140,29 +142,29 @@ async def back(tools: Tools, folder: Path) -> tuple[Restored | None, dict[str, b
 async def test_only_new_contents_are_uploaded_and_all_of_them_come_back(
     objects: Objects, rows: Rows, tmp_path: Path
 ) -> None:
-    tools = Tools(objects, rows.pointers)
+    tools = SnapshotContext(objects, rows.pointers)
     await rows.own(PLACE, 1)
     first = await snapshot(tools, tmp_path, {"1.sst": b"one", "CURRENT": b"a"}, 1)
-    assert isinstance(first, Taken)
+    assert isinstance(first, SnapshotTaken)
     assert (first.files, first.uploaded_files) == (2, 2)
     second = await snapshot(
         tools, tmp_path, {"1.sst": b"one", "2.sst": b"two!", "CURRENT": b"b"}, 2
     )
-    assert isinstance(second, Taken)
+    assert isinstance(second, SnapshotTaken)
     assert (second.files, second.uploaded_files, second.uploaded_bytes) == (3, 2, 5)
     restored, contents = await back(tools, tmp_path / "back")
     assert contents == {"1.sst": b"one", "2.sst": b"two!", "CURRENT": b"b"}
     assert restored is not None
     assert (restored.pointer.manifest, restored.manifest.position.iteration) == (second.manifest, 2)
-    assert await snapshot(tools, tmp_path, {"never": b"looked at"}, 2, epoch=2) == Unchanged(
-        second.manifest
-    )
+    assert await snapshot(
+        tools, tmp_path, {"never": b"looked at"}, 2, epoch=2
+    ) == SnapshotUnchanged(second.manifest)
 
 
 async def test_a_damaged_snapshot_is_passed_over_for_an_older_one_and_not_built_upon(
     objects: Objects, rows: Rows, tmp_path: Path
 ) -> None:
-    tools = Tools(objects, rows.pointers)
+    tools = SnapshotContext(objects, rows.pointers)
     await rows.own(PLACE, 1)
     await snapshot(tools, tmp_path, {"1.sst": b"one"}, 1)
     await snapshot(tools, tmp_path, {"1.sst": b"one", "2.sst": b"two"}, 2)
@@ -173,7 +175,7 @@ async def test_a_damaged_snapshot_is_passed_over_for_an_older_one_and_not_built_
     assert restored is not None
     assert (restored.manifest.position.iteration, contents) == (1, {"1.sst": b"one"})
     third = await snapshot(tools, tmp_path, {"1.sst": b"one", "2.sst": b"two"}, 2)
-    assert isinstance(third, Taken), (
+    assert isinstance(third, SnapshotTaken), (
         "the same position is copied again, because its snapshot is damaged"
     )
     assert third.uploaded_files == 2
@@ -182,7 +184,7 @@ async def test_a_damaged_snapshot_is_passed_over_for_an_older_one_and_not_built_
 async def test_an_object_of_other_bytes_is_damage_and_without_any_good_snapshot_there_is_none(
     objects: Objects, rows: Rows, tmp_path: Path
 ) -> None:
-    tools = Tools(objects, rows.pointers)
+    tools = SnapshotContext(objects, rows.pointers)
     await rows.own(PLACE, 1)
     await snapshot(tools, tmp_path, {"1.sst": b"one"}, 1)
     (key,) = [each.key for each in await objects.stored("") if each.key.endswith(".sst")]
@@ -194,16 +196,16 @@ async def test_an_object_of_other_bytes_is_damage_and_without_any_good_snapshot_
 async def test_a_former_owner_points_at_nothing(
     objects: Objects, rows: Rows, tmp_path: Path
 ) -> None:
-    tools = Tools(objects, rows.pointers)
+    tools = SnapshotContext(objects, rows.pointers)
     await rows.own(PLACE, 2)
-    assert await snapshot(tools, tmp_path, {"1.sst": b"zombie"}, 1, epoch=1) == Outrun()
+    assert await snapshot(tools, tmp_path, {"1.sst": b"zombie"}, 1, epoch=1) == OwnershipLost()
     assert (await back(tools, tmp_path / "back"))[0] is None
 
 
 async def test_pruning_keeps_the_newest_and_what_they_share_with_older_ones(
     objects: Objects, rows: Rows, tmp_path: Path
 ) -> None:
-    tools = Tools(objects, rows.pointers)
+    tools = SnapshotContext(objects, rows.pointers)
     await rows.own(PLACE, 1)
     for number in range(1, 5):
         await snapshot(
@@ -212,30 +214,30 @@ async def test_pruning_keeps_the_newest_and_what_they_share_with_older_ones(
             {"shared.sst": b"shared", f"{number}.sst": str(number).encode()},
             number,
         )
-    assert (await prune(tools, 2, timedelta(hours=1))).objects == 0, "it is too early"
+    assert (await prune_snapshots(tools, 2, timedelta(hours=1))).objects == 0, "it is too early"
     await asyncio.sleep(1.1)  # the store tells times in whole seconds
-    done = await prune(tools, 2, timedelta(0))
+    done = await prune_snapshots(tools, 2, timedelta(0))
     assert (done.snapshots, done.objects) == (2, 4), (
         "two manifests and the contents only they named"
     )
     assert len(await rows.pointers.of(JOB, PART)) == 2
     assert (await back(tools, tmp_path / "back"))[1] == {"shared.sst": b"shared", "4.sst": b"4"}
     await rows.gone(JOB)
-    assert (await prune(tools, 2, timedelta(0))).snapshots == 2
+    assert (await prune_snapshots(tools, 2, timedelta(0))).snapshots == 2
     assert (await objects.stored(""), await rows.pointers.places()) == ([], [])
 
 
 async def test_what_was_uploaded_and_never_pointed_at_goes_too_even_when_its_job_is_gone(
     objects: Objects, rows: Rows, tmp_path: Path
 ) -> None:
-    tools = Tools(objects, rows.pointers)
+    tools = SnapshotContext(objects, rows.pointers)
     await rows.own(PLACE, 2)
-    assert await snapshot(tools, tmp_path, {"1.sst": b"zombie"}, 1, epoch=1) == Outrun()
+    assert await snapshot(tools, tmp_path, {"1.sst": b"zombie"}, 1, epoch=1) == OwnershipLost()
     await rows.gone(JOB)
     assert await rows.pointers.places() == []
-    assert (await prune(tools, 2, timedelta(hours=1))).objects == 0, (
+    assert (await prune_snapshots(tools, 2, timedelta(hours=1))).objects == 0, (
         "somebody may be about to point at it"
     )
     await asyncio.sleep(1.1)  # the store tells times in whole seconds
-    assert (await prune(tools, 2, timedelta(0))).objects == 2
+    assert (await prune_snapshots(tools, 2, timedelta(0))).objects == 2
     assert await objects.stored("") == []

@@ -22,12 +22,12 @@ from fennel_core.engine.state_progress import STATE_FORMAT
 from fennel_core.hangar.rocks import RocksHangar
 from fennel_core.hangar.store import WriteBatch
 from fennel_core.settings.model import Settings
-from fennel_core.snapshots import flow, rounds
-from fennel_core.snapshots.flow import Tools
-from fennel_core.snapshots.manifest import File, encode
+from fennel_core.snapshots import snapshot_pass, transfer
+from fennel_core.snapshots.manifest import ManifestFile, encode_manifest
 from fennel_core.snapshots.memory import MemoryPointers
 from fennel_core.snapshots.s3 import S3Objects
 from fennel_core.snapshots.store import Pointer
+from fennel_core.snapshots.transfer import SnapshotContext
 from fennel_core.vocab.ids import Epoch, JobId, PartitionIndex
 from tests.e2e.airflow import test_dags
 from tests.e2e.airflow.test_dags import rows
@@ -64,8 +64,8 @@ def served(workspace: str) -> Any:
 
 def copied(workspace: str) -> None:
     """Have every slot copy what it owns: what the DAG `snapshot` does."""
-    for address in rounds.owning_slots(Settings()):
-        rounds.refuse_failures(rounds.snapshot_slot(Settings(), address))
+    for address in snapshot_pass.owning_slots(Settings()):
+        snapshot_pass.raise_on_failures(snapshot_pass.snapshot_slot(Settings(), address))
     assert rows(
         "SELECT count(DISTINCT part) FROM snapshot WHERE starts_with(job_id, %s)", f"{workspace}."
     ) == [(Settings().partitions,)]
@@ -147,7 +147,7 @@ def tampered(workspace: str, work: Path) -> int:
     objects = S3Objects(s3.client(Settings()), Settings().s3_bucket)
 
     async def made() -> str:
-        tools = Tools(objects, MemoryPointers(lambda: datetime.now(UTC), {}))
+        tools = SnapshotContext(objects, MemoryPointers(lambda: datetime.now(UTC), {}))
         pointer = Pointer(
             JobId(str(job)),
             PartitionIndex(0),
@@ -157,7 +157,7 @@ def tampered(workspace: str, work: Path) -> int:
             str(sha256),
             datetime.now(UTC),
         )
-        known = await flow.fetched(tools, pointer, STATE_FORMAT, work)
+        known = await transfer.download_snapshot(tools, pointer, STATE_FORMAT, work)
         hangar = RocksHangar(work, Cache(1 << 20))
         key, value = next(state_progress.entries(hangar))
         hangar.write(WriteBatch({key: value[:-1] + bytes([value[-1] ^ 1])}))
@@ -168,7 +168,7 @@ def tampered(workspace: str, work: Path) -> int:
         for path in sorted((work.parent / "copy").iterdir()):
             body = path.read_bytes()
             files.append(
-                File(
+                ManifestFile(
                     path.name,
                     len(body),
                     hashlib.sha256(body).hexdigest(),
@@ -176,7 +176,7 @@ def tampered(workspace: str, work: Path) -> int:
                 )
             )
             await objects.put(files[-1].object, body)
-        body = encode(replace(known, files=tuple(files)))
+        body = encode_manifest(replace(known, files=tuple(files)))
         await objects.put(f"{base}/manifest.json", body)
         insert = (
             "INSERT INTO snapshot (job_id, part, epoch, manifest, sha256) VALUES (%s, "

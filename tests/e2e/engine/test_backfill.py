@@ -176,9 +176,9 @@ async def fill(bench: Bench) -> int:
         first = Offset(0)
         for start in range(0, len(kept), 10):
             cut = kept[start : start + 10]
-            frame = parquet.gather(cut, ("card",))
+            frame = parquet.file_frame(cut, ("card",))
             body, key, following = (
-                parquet.write(frame),
+                parquet.encode_file(frame),
                 f"history/{bench.topic}/{part}-{start}",
                 Offset(cut[-1][0] + 1),
             )

@@ -17,8 +17,8 @@ from fennel_core.connections import offsets, s3
 from fennel_core.connections.kafka import client_config
 from fennel_core.definition.log_retention import LogRetention, NeededRecordsCheck
 from fennel_core.engine.errors import OffsetTruncated
-from fennel_core.snapshots.flow import PREFIX
 from fennel_core.snapshots.s3 import S3Objects
+from fennel_core.snapshots.transfer import PREFIX
 from fennel_core.vocab.ids import Offset
 from tests.e2e.engine import test_slot
 from tests.e2e.engine.test_slot import PARTITIONS, USERS, Bench, read_everywhere, slot

@@ -16,9 +16,9 @@ from confluent_kafka.admin import AdminClient
 from fennel_core.connections import s3
 from fennel_core.connections.frames import Channel
 from fennel_core.connections.kafka import client_config
-from fennel_core.snapshots.flow import PREFIX
-from fennel_core.snapshots.manifest import Manifest, decode
+from fennel_core.snapshots.manifest import SnapshotManifest, decode_manifest
 from fennel_core.snapshots.s3 import S3Objects
+from fennel_core.snapshots.transfer import PREFIX
 from fennel_core.vocab.ids import Offset, TopicName
 from tests.e2e.engine import test_slot
 from tests.e2e.engine.test_slot import PARTITIONS, USERS, Bench, read_everywhere, slot, visible
@@ -33,10 +33,10 @@ Emitted = list[tuple[Offset, bytes]]
 class Bucket:
     objects: S3Objects
 
-    async def manifest(self, key: str) -> Manifest:
+    async def manifest(self, key: str) -> SnapshotManifest:
         body = await self.objects.get(key)
         assert body is not None
-        return decode(body)
+        return decode_manifest(body)
 
     async def damage(self, key: str) -> None:
         """Lose the contents that this snapshot was the first to name."""
@@ -63,7 +63,7 @@ async def snapshots(bench: Bench, expected: str) -> dict[tuple[str, int], str]:
     return {(job, part): key for job, part, _, key, _ in answers}
 
 
-def forget_before(bench: Bench, manifests: list[Manifest]) -> None:
+def forget_before(bench: Bench, manifests: list[SnapshotManifest]) -> None:
     """Delete every input record that a snapshot says nobody needs."""
     ends = [
         TopicPartition(topic, m.part, offset)
@@ -78,7 +78,7 @@ def forget_before(bench: Bench, manifests: list[Manifest]) -> None:
         deleted.result(30)
 
 
-async def emitted(bench: Bench, manifests: list[Manifest]) -> dict[int, Emitted]:
+async def emitted(bench: Bench, manifests: list[SnapshotManifest]) -> dict[int, Emitted]:
     """What stands on the output topic from the table's snapshots on, without control records."""
     output = bench.jobs[0].outputs[0].topic
     starts = {

@@ -16,12 +16,12 @@ import pyarrow as pa
 import pytest
 
 from fennel_core.connections import erasures, s3
-from fennel_core.history.datasource import FennelReader, ReadError, asked, spark_schema
-from fennel_core.history.decide import Backlog, Rule
-from fennel_core.history.flow import Rows, Writer
-from fennel_core.history.kafka import Log
-from fennel_core.history.roll import Plan, TopicLayout, roll
-from fennel_core.history.topics import Topics
+from fennel_core.history.backlog import Backlog, RollRule
+from fennel_core.history.datasource import FennelReader, ReadFailed, parse_options, spark_schema
+from fennel_core.history.kafka import TopicReader
+from fennel_core.history.roll import RollPlan, TopicLayout, roll
+from fennel_core.history.topics import HistoryTopics
+from fennel_core.history.writer import BatchPublisher, HistoryWriter
 from fennel_core.vocab.ids import DatasetName, TopicName, TopicPartition
 from tests.e2e.history.reads import MARK
 from tests.e2e.history.world import (
@@ -48,11 +48,11 @@ class Hand:
         self,
         due: Mapping[TopicPartition, Backlog],
         layouts: Mapping[TopicName, TopicLayout],
-        rows: Rows,
+        rows: BatchPublisher,
     ) -> None:
         ends = {place: backlog.end for place, backlog in due.items()}
-        plan = Plan(await rows.floors(list(ends)), ends, layouts, file_bytes=20_000)
-        log, client = Log(self._world.settings), s3.client(self._world.settings)
+        plan = RollPlan(await rows.floors(list(ends)), ends, layouts, file_bytes=20_000)
+        log, client = TopicReader(self._world.settings), s3.client(self._world.settings)
 
         def put(key: str, body: bytes) -> None:
             assert s3.put_new(client, self._world.settings.s3_bucket, key, body)
@@ -91,7 +91,7 @@ async def read(world: World, options: dict[str, str]) -> list[tuple[Any, ...]]:
     """As Spark reads, without Spark: plan, then every partition by itself."""
 
     def work() -> list[tuple[Any, ...]]:
-        want = asked(options, datetime.now(UTC))
+        want = parse_options(options, datetime.now(UTC))
         reader = FennelReader(
             world.settings, want, spark_schema(KEYED if want.dataset == "Homes" else KEYLESS)
         )
@@ -108,12 +108,12 @@ async def read(world: World, options: dict[str, str]) -> list[tuple[Any, ...]]:
 async def rolled(world: World, rows: int) -> None:
     """Topics of which most is in history, and the last rows are not."""
     await asyncio.to_thread(world.write, rows)
-    writer = Writer(
+    writer = HistoryWriter(
         world.files,
-        Topics(world.pool),
-        Log(world.settings).bounds,
+        HistoryTopics(world.pool),
+        TopicReader(world.settings).bounds,
         Hand(world),
-        Rule(1, 0),
+        RollRule(1, 0),
         lambda: 0.0,
     )
     assert (await writer.round()).files >= 2 * PARTITIONS
@@ -178,7 +178,7 @@ async def test_spark_reads_a_dataset_by_its_name_and_tells_what_is_wrong(world: 
 async def test_a_read_that_cannot_be_done_names_the_fix(
     world: World, changed: dict[str, str], said: str
 ) -> None:
-    with pytest.raises(ReadError) as refused:
+    with pytest.raises(ReadFailed) as refused:
         await read(world, {"dataset": "Homes", "token": TOKEN} | changed)
     assert said in str(refused.value)
     assert str(refused.value).endswith("]"), "a stable code ends it"

@@ -234,7 +234,7 @@ class World:
             body = s3.get(client, self.settings.s3_bucket, file.object_key)
             assert body is not None, f"{file.object_key} is missing"
             assert len(body) == file.size_bytes
-            frame = parquet.read(body)
+            frame = parquet.decode_file(body)
             assert frame.height == file.row_count
             assert (
                 frame.is_empty()

@@ -27,8 +27,8 @@ from fennel_core.connections import s3
 from fennel_core.connections.kafka import client_config
 from fennel_core.engine.kafka import KafkaBroker
 from fennel_core.settings.model import Settings
-from fennel_core.snapshots import rounds
-from fennel_core.snapshots.manifest import Manifest, decode
+from fennel_core.snapshots import snapshot_pass
+from fennel_core.snapshots.manifest import SnapshotManifest, decode_manifest
 from fennel_core.vocab import canonical
 from fennel_core.vocab.ids import Offset
 from tests.conftest import cli
@@ -42,7 +42,7 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 NAMES = [f"person {n}" for n in range(500)]
 CITIES = [f"city {n}" for n in range(20)]
 BEFORE, AFTER, AT_ONCE = 160_000, 60_000, 40_000
-Places = Mapping[tuple[str, int], Manifest]
+Places = Mapping[tuple[str, int], SnapshotManifest]
 
 
 class Shop:
@@ -156,7 +156,9 @@ def snapshots_of(settings: Settings, jobs: list[Job]) -> tuple[Places, set[str]]
             )
             row = connection.execute(newest, (job.id, part)).fetchone()
             assert row is not None, f"{job.title}[{part}] has no snapshot"
-            found[(job.id, part)] = decode(s3.get(client, settings.s3_bucket, row[0]) or b"")
+            found[(job.id, part)] = decode_manifest(
+                s3.get(client, settings.s3_bucket, row[0]) or b""
+            )
             keys.add(row[0])
     return found, keys
 
@@ -239,8 +241,8 @@ async def test_an_engine_killed_as_a_whole_comes_back_from_snapshots_alone(
     await shop.people()
     await shop.buy(BEFORE)
     await shop.settled()
-    for address in rounds.owning_slots(settings):
-        await asyncio.to_thread(rounds.snapshot_slot, settings, address)
+    for address in snapshot_pass.owning_slots(settings):
+        await asyncio.to_thread(snapshot_pass.snapshot_slot, settings, address)
     jobs = jobs_of(settings, api.workspace)
     snapshots, keys = snapshots_of(settings, jobs)
     await shop.buy(AFTER)

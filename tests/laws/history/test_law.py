@@ -12,10 +12,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fennel_core.history.decide import Rule
-from fennel_core.history.flow import RollFailed, Writer
+from fennel_core.history.backlog import RollRule
 from fennel_core.history.memory import MemoryHistoryFiles
 from fennel_core.history.store import HistoryFiles
+from fennel_core.history.writer import HistoryWriter, RollFailed
 from fennel_core.vocab.ids import TopicName
 from fennel_core.vocab.versions import decode
 from tests.support.history_world import LAYOUT, TOPIC, Died, MemoryLog, MemoryRoller, content
@@ -41,11 +41,11 @@ def process(
     objects: dict[str, bytes],
     limits: tuple[int, int],
     fate: Iterator[bool],
-) -> Writer:
+) -> HistoryWriter:
     """A writer that has just started: it knows nothing but what the rows say."""
     roller = MemoryRoller(log, objects, limits[0], limits[1], fate)
-    return Writer(
-        files, OneTopic(), log.bounds, roller, Rule(enough_records=1, wait_s=0), lambda: 0.0
+    return HistoryWriter(
+        files, OneTopic(), log.bounds, roller, RollRule(enough_records=1, wait_s=0), lambda: 0.0
     )
 
 
@@ -98,7 +98,7 @@ def test_concurrent_writers_conflict_and_the_survivor_writes_each_record_once(
             for each, fate in zip(limits, (iter(()), iter(deaths)), strict=True)
         ]
 
-        async def work(writer: Writer) -> None:
+        async def work(writer: HistoryWriter) -> None:
             for _ in range(3):
                 try:
                     await writer.round()

@@ -15,9 +15,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from fennel_core.snapshots import manifest as manifests
-from fennel_core.snapshots.flow import Tools
 from fennel_core.snapshots.memory import MemoryObjects, MemoryPointers
 from fennel_core.snapshots.store import Pointer, Stored, StoreError
+from fennel_core.snapshots.transfer import SnapshotContext
 from fennel_core.vocab.ids import Epoch, JobId, JobPartition, PartitionIndex
 from tests.sim.engine.parts import Process
 from tests.sim.engine.virtual import now_ms
@@ -44,9 +44,9 @@ class Archive:
     def __post_init__(self) -> None:
         self.pointers = MemoryPointers(now, {})
 
-    def tools(self, process: Process) -> Tools:
+    def tools(self, process: Process) -> SnapshotContext:
         """The archive as a process reaches it."""
-        return Tools(SimObjects(process, self.objects), SimPointers(process, self))
+        return SnapshotContext(SimObjects(process, self.objects), SimPointers(process, self))
 
     def rot(self, chosen: random.Random) -> None:
         """An object is cut, or is gone."""
@@ -86,7 +86,7 @@ class Archive:
                     [] if pointer.manifest in self.rotten else [f"{pointer.manifest} is missing"]
                 )
                 continue
-            for file in manifests.decode(body).files:
+            for file in manifests.decode_manifest(body).files:
                 content = self.objects.contents.get(file.object)
                 if file.object not in self.rotten and (
                     content is None or hashlib.sha256(content).hexdigest() != file.sha256

@@ -19,7 +19,7 @@ from fennel_core.engine import (
     supervisor,
     watermarks,
 )
-from fennel_core.snapshots import flow
+from fennel_core.snapshots import transfer
 from tests.sim.engine.world import simulate
 
 SUBJECTS: Final = (
@@ -30,7 +30,7 @@ SUBJECTS: Final = (
     state_progress,
     watermarks,
     outputs,
-    flow,
+    transfer,
 )
 WANTED_PERCENT: Final = 90
 ELSEWHERE: Final = {"_load", "_publish", "_of_chunk"}

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from fennel_core.connections.errors import ConnectionsError
 from fennel_core.connections.frames import RemoteError
 from fennel_core.connections.slot_protocol import RefusalCode
-from fennel_core.engine.drill.beside import work_of
-from fennel_core.engine.drill.compare import drilled
+from fennel_core.engine.drill.compare import drill_partition
+from fennel_core.engine.drill.subprocess_drill import work_of
 from fennel_core.engine.errors import BrokerError
 from fennel_core.engine.runner import Runner, RunnerLimits
 from fennel_core.hangar.store import Hangar
-from fennel_core.snapshots.drills import Finding, Verdict
-from fennel_core.snapshots.flow import Tools, prune
-from fennel_core.snapshots.recovery import State
+from fennel_core.snapshots.drills import DrillFinding, DrillVerdict
+from fennel_core.snapshots.rebuild import SlotReport
 from fennel_core.snapshots.store import StoreError
+from fennel_core.snapshots.transfer import SnapshotContext, prune_snapshots
 from fennel_core.vocab.ids import JobPartition, PartitionIndex
 from tests.sim.engine.log import ModelLog
 from tests.sim.engine.parts import Died, DiskHangar, Process, ProcessPool, SimBroker, restored
@@ -39,15 +39,15 @@ class SimDrills:
     """As `engine.drill.beside.Drills`; what that has a child process do is done here."""
 
     def __init__(
-        self, tools: Tools, process: Process, log: ModelLog, scratch: Callable[[], Path]
+        self, tools: SnapshotContext, process: Process, log: ModelLog, scratch: Callable[[], Path]
     ) -> None:
         self._tools, self._process, self._log, self._scratch = tools, process, log, scratch
 
-    async def run(self, runner: Runner, max_bytes: int) -> Finding:
+    async def run(self, runner: Runner, max_bytes: int) -> DrillFinding:
         job, part = runner.job, PartitionIndex(runner.part)
         pointers = await self._tools.pointers.of(job.id, part)
         if not pointers:
-            return Finding(Verdict.SKIPPED, "it has no snapshot yet")
+            return DrillFinding(DrillVerdict.SKIPPED, "it has no snapshot yet")
         live = cast(DiskHangar, runner.hangar).copied()
         broker, pool, limits = (
             SimBroker(self._process, self._log),
@@ -62,11 +62,11 @@ class SimDrills:
             return DiskHangar(self._process, restored(folder))
 
         try:
-            return await drilled(
+            return await drill_partition(
                 self._tools, pointers[0], live, self._scratch(), opener, runner_over
             )
         except (BrokerError, ConnectionsError) as failed:
-            return Finding(Verdict.UNKNOWN, str(failed))
+            return DrillFinding(DrillVerdict.UNKNOWN, str(failed))
 
 
 class Dags:
@@ -89,7 +89,7 @@ class Dags:
                 if items and world.dice.random.random() < 0.5:
                     self._in_the_background(self._copied(living, items))
             try:
-                await prune(world.archive.tools(dag), KEPT, GRACE)
+                await prune_snapshots(world.archive.tools(dag), KEPT, GRACE)
             except StoreError:
                 continue  # the next round tries again
 
@@ -148,7 +148,7 @@ class Dags:
             self._world.say(f"{living.slot.id} died while it drilled")
         else:
             self.findings[verdict] += 1
-            if verdict in (Verdict.DIFFERS, Verdict.LOST):
+            if verdict in (DrillVerdict.DIFFERS, DrillVerdict.LOST):
                 self._world.broken.append(f"a drill of {key} says {verdict}: {told}")
 
     async def _rebuilt(self, living: Living, items: list[list[Any]], before: int | None) -> None:
@@ -162,7 +162,7 @@ class Dags:
             )
             await living.process.delay()
             await living.process.gate()
-            states = cast(list[State | None], await living.service("states", {"items": items}))
+            states = cast(list[SlotReport | None], await living.service("states", {"items": items}))
             for (job, part), epoch, state in zip(items, epochs, states, strict=True):
                 if state is not None and epoch is not None and state.epoch < epoch:
                     self._world.broken.append(

@@ -29,7 +29,7 @@ from fennel_core.connections.errors import (
 from fennel_core.engine.broker import FetchedRecords, OutgoingRecord, Record, require_within_log
 from fennel_core.engine.errors import OffsetTruncated, ProducerFenced
 from fennel_core.hangar.memory import MemoryHangar
-from fennel_core.hangar.store import HangarClosed, HangarDamaged, WriteBatch
+from fennel_core.hangar.store import HangarClosed, HangarCorrupt, WriteBatch
 from fennel_core.vocab.ids import Epoch, JobId, JobPartition, Millis, Offset, SlotId, TopicPartition
 from tests.sim.engine.log import ModelLog
 from tests.sim.engine.virtual import now_ms
@@ -421,7 +421,7 @@ class DiskHangar(MemoryHangar):
 
     def _refuse_damaged(self, keys: Iterable[bytes]) -> None:
         if self.damaged and any(_file_of(key) in self.damaged for key in keys):
-            raise HangarDamaged("a block is not what was written")
+            raise HangarCorrupt("a block is not what was written")
 
     def damage(self, file: int) -> None:
         """From now on nobody can read this file, and whoever copies it copies that."""

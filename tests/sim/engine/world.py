@@ -33,7 +33,7 @@ from fennel_core.bank.registry import Slot
 from fennel_core.blueprints.spec import Job
 from fennel_core.connections.frames import RemoteError
 from fennel_core.engine import state_progress
-from fennel_core.engine.drill.beside import Drills
+from fennel_core.engine.drill.subprocess_drill import DrillRunner
 from fennel_core.engine.errors import ProducerFenced
 from fennel_core.engine.runner import JobLogic, Runner, RunnerLimits
 from fennel_core.engine.service import SlotService
@@ -46,7 +46,7 @@ from fennel_core.operators.step import OperatorStep, Outcome, StateReader
 from fennel_core.replaylog import marker as markers
 from fennel_core.replaylog.marker import EpochMarker, IterationMarker
 from fennel_core.schedule.ownership import preferred
-from fennel_core.snapshots.flow import prune
+from fennel_core.snapshots.transfer import prune_snapshots
 from fennel_core.vocab import canonical
 from fennel_core.vocab.ids import (
     EngineId,
@@ -293,7 +293,7 @@ class World:
             machine,
             process,
             supervisor,
-            SlotService(supervisor, snapshots, cast(Drills, drills)),
+            SlotService(supervisor, snapshots, cast(DrillRunner, drills)),
             task,
             drifts,
         )
@@ -380,7 +380,7 @@ class World:
         for living in list(self.slots):
             await self.leave(living)
         await asyncio.sleep(2 * GRACE.total_seconds())
-        await prune(self.archive.tools(Process(self.dice)), KEPT, GRACE)
+        await prune_snapshots(self.archive.tools(Process(self.dice)), KEPT, GRACE)
         await self._check_archive()
         self._refuse_broken()
         return blake2b(
@@ -657,7 +657,9 @@ class World:
                 raise Broken(f"{chain.SERVE.id}[{part}] has applied {applied}")
 
     def _check_replaylog(self, job: Job, part: int) -> None:
-        found = [markers.decode(r.value) for r in self.log.committed((job.replaylog, part), 0)]
+        found = [
+            markers.decode_marker(r.value) for r in self.log.committed((job.replaylog, part), 0)
+        ]
         epochs = 0
         applied = dict.fromkeys(job.inputs, 0)
         iteration = 0

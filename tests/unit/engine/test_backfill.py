@@ -45,7 +45,7 @@ from fennel_core.operators import spec
 from fennel_core.operators.build import build
 from fennel_core.operators.spec import step_version
 from fennel_core.replaylog.marker import IterationMarker
-from fennel_core.replaylog.marker import decode as marker_of
+from fennel_core.replaylog.marker import decode_marker as marker_of
 from fennel_core.vocab.dtypes import Field, Int, Str
 from fennel_core.vocab.ids import Epoch, JobId, Offset, PartitionIndex, TopicName, WorkspaceId
 from fennel_core.vocab.position import Hlc, stamp
@@ -172,7 +172,7 @@ class MemoryBackfillClient:
             names = [f"{topic}-{i}" for i in range(len(cuts))]
             bodies.update(
                 {
-                    name: parquet.write(parquet.gather(cut, ("key",)))
+                    name: parquet.encode_file(parquet.file_frame(cut, ("key",)))
                     for name, cut in zip(names, cuts, strict=True)
                 }
             )
@@ -185,7 +185,7 @@ class MemoryBackfillClient:
                 part,
                 Share(number, self.shares),
                 files,
-                lambda key: parquet.read(bodies[key]),
+                lambda key: parquet.decode_file(bodies[key]),
                 MemoryHangar(),
             )
             for chunk in chunks:

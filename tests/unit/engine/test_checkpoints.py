@@ -15,8 +15,8 @@ from fennel_core.engine.snapshots import Snapshots
 from fennel_core.engine.state_progress import StateProgress
 from fennel_core.hangar.store import WriteBatch
 from fennel_core.operators import spec
-from fennel_core.snapshots.flow import Outrun, Taken, Tools
 from fennel_core.snapshots.memory import MemoryObjects, MemoryPointers
+from fennel_core.snapshots.transfer import OwnershipLost, SnapshotContext, SnapshotTaken
 from fennel_core.vocab.dtypes import Field, Str
 from fennel_core.vocab.ids import Epoch, JobId, Offset, PartitionIndex, TopicName, WorkspaceId
 from fennel_core.vocab.schema import Schema
@@ -91,7 +91,7 @@ async def test_a_process_that_lost_its_partition_does_not_touch_the_copy_that_it
     buckets = [Held(contents), Held(contents)]
     names = iter("abcd")
     both = [
-        Snapshots(Tools(bucket, pointers), tmp_path, Here(), lambda: next(names))
+        Snapshots(SnapshotContext(bucket, pointers), tmp_path, Here(), lambda: next(names))
         for bucket in buckets
     ]
     runners: list[Any] = [
@@ -105,9 +105,9 @@ async def test_a_process_that_lost_its_partition_does_not_touch_the_copy_that_it
     await buckets[1].asked.wait()
     buckets[0].go.set()
     (lost,) = await asyncio.gather(zombie, return_exceptions=True)
-    assert isinstance(lost, Outrun | OSError)
+    assert isinstance(lost, OwnershipLost | OSError)
     buckets[1].go.set()
-    assert isinstance(await owner, Taken)
+    assert isinstance(await owner, SnapshotTaken)
 
     def opener(job: JobId, part: PartitionIndex) -> DiskHangar:
         return DiskHangar(NOBODY, restored(tmp_path / job / str(part)))
@@ -126,6 +126,9 @@ async def test_a_copy_that_a_dead_process_left_behind_is_removed_by_the_next_own
     pointers = MemoryPointers(lambda: datetime.now(UTC), {(JOB, PART): Epoch(2)})
     running: Any = Running(holding(b"owner"), Epoch(2))
     assert isinstance(
-        await Snapshots(Tools(bucket, pointers), tmp_path, Here(), lambda: "a").take(running), Taken
+        await Snapshots(SnapshotContext(bucket, pointers), tmp_path, Here(), lambda: "a").take(
+            running
+        ),
+        SnapshotTaken,
     )
     assert not left.exists()

@@ -18,19 +18,19 @@ from hypothesis import strategies as st
 from fennel_core.blueprints.spec import Job
 from fennel_core.engine import state_progress
 from fennel_core.engine.broker import OutgoingRecord
-from fennel_core.engine.drill.beside import work_of
-from fennel_core.engine.drill.compare import drilled
+from fennel_core.engine.drill.compare import drill_partition
+from fennel_core.engine.drill.subprocess_drill import work_of
 from fennel_core.engine.memory_broker import MemoryBroker, MemoryLog, MemoryProducer
 from fennel_core.engine.runner import JobLogic, Runner, RunnerLimits
 from fennel_core.hangar.memory import MemoryHangar
 from fennel_core.hangar.store import Hangar, WriteBatch
 from fennel_core.operators import spec
 from fennel_core.operators.build import is_order_deterministic
-from fennel_core.snapshots import flow
-from fennel_core.snapshots.drills import Finding, Verdict
-from fennel_core.snapshots.flow import Subject, Taken, Tools
-from fennel_core.snapshots.manifest import Position
+from fennel_core.snapshots import transfer
+from fennel_core.snapshots.drills import DrillFinding, DrillVerdict
+from fennel_core.snapshots.manifest import StatePosition
 from fennel_core.snapshots.memory import MemoryObjects, MemoryPointers
+from fennel_core.snapshots.transfer import SnapshotContext, SnapshotSource, SnapshotTaken
 from fennel_core.vocab.dtypes import Field, Int, Str
 from fennel_core.vocab.ids import Epoch, JobId, Offset, PartitionIndex
 from fennel_core.vocab.position import Hlc, stamp
@@ -104,7 +104,7 @@ class Partition:
     def __post_init__(self) -> None:
         self.log, self.live, self.epoch, self.copies = MemoryLog(), MemoryHangar(), 0, 0
         self.objects = MemoryObjects(lambda: datetime.now(UTC))
-        self.tools = Tools(
+        self.tools = SnapshotContext(
             self.objects, MemoryPointers(lambda: datetime.now(UTC), {(JOB, PART): Epoch(1)})
         )
 
@@ -132,14 +132,17 @@ class Partition:
             return self.copy()
 
         known = state_progress.load(self.live)
-        position = Position(known.iteration, known.replayed, known.offsets)
-        made = await flow.take(
-            self.tools, Subject(JOB, PART, Epoch(1), 1, position), checkpoint, f"u{self.copies}"
+        position = StatePosition(known.iteration, known.replayed, known.offsets)
+        made = await transfer.take_snapshot(
+            self.tools,
+            SnapshotSource(JOB, PART, Epoch(1), 1, position),
+            checkpoint,
+            f"u{self.copies}",
         )
-        assert isinstance(made, Taken)
+        assert isinstance(made, SnapshotTaken)
         return made.manifest
 
-    async def drill(self, iteration_bytes: int = 2_000) -> Finding:
+    async def drill(self, iteration_bytes: int = 2_000) -> DrillFinding:
         live = MemoryHangar.restore(self.copy())
         (pointer, *_) = await self.tools.pointers.of(JOB, PART)
         log_before = {
@@ -150,7 +153,9 @@ class Partition:
             return self.runner(hangar, iteration_bytes)
 
         scratch = self.folder / f"scratch-{self.copies}"
-        found = await drilled(self.tools, pointer, live, scratch, MemoryHangar.restore, runner_over)
+        found = await drill_partition(
+            self.tools, pointer, live, scratch, MemoryHangar.restore, runner_over
+        )
         assert log_before == {
             topic: len(self.log.log((topic, 0)).records) for topic in log_before
         }, "a drill writes nothing"
@@ -187,7 +192,7 @@ async def test_a_drill_of_a_healthy_partition_agrees_whatever_the_snapshots_and_
             if copied:
                 await partition.snapshot()
         found = await partition.drill(sizes[-1])
-        assert found.verdict is Verdict.AGREES, found
+        assert found.verdict is DrillVerdict.AGREES, found
         assert (
             found.live_hash
             == found.drilled_hash
@@ -227,7 +232,7 @@ async def test_a_live_state_that_was_tampered_with_is_found_with_both_hashes(
     kept = state_progress.load(partition.live).state_hash
     partition.live.write(TAMPERINGS[how](*one_entry(partition.live)))
     found = await partition.drill()
-    assert found.verdict is Verdict.DIFFERS
+    assert found.verdict is DrillVerdict.DIFFERS
     assert (found.live_hash, found.drilled_hash) == (
         f"{state_progress.computed_state_hash(partition.live):032x}",
         f"{kept:032x}",
@@ -248,7 +253,7 @@ async def test_a_live_state_that_diverged_from_its_log_is_found_with_its_first_d
     )
     partition.live.write(state_progress.batch(after, outcome))
     found = await partition.drill()
-    assert found.verdict is Verdict.DIFFERS
+    assert found.verdict is DrillVerdict.DIFFERS
     assert f"1 entries differ, the first at key {key.hex()}" in found.told
     assert found.live_hash == f"{after.state_hash:032x}"
     assert found.drilled_hash == f"{known.state_hash:032x}"
@@ -263,7 +268,7 @@ async def test_a_tampered_state_is_found_although_the_snapshots_checksums_match(
     await partition.snapshot()
     partition.live.write(WriteBatch({key: value}))
     found = await partition.drill()
-    assert found.verdict is Verdict.DAMAGED
+    assert found.verdict is DrillVerdict.DAMAGED
     assert "snapshot #2 holds other entries than were written" in found.told
     assert found.live_hash != found.drilled_hash
 
@@ -278,7 +283,7 @@ async def test_a_snapshot_with_a_damaged_file_is_found_and_named(
     else:
         partition.objects.contents[name] = partition.objects.contents[name][:-1] + b" "
     found = await partition.drill()
-    assert found.verdict is Verdict.DAMAGED
+    assert found.verdict is DrillVerdict.DAMAGED
     assert "snapshot #1 cannot be used" in found.told
     assert name in found.told
 
@@ -288,7 +293,7 @@ async def test_records_that_a_recovery_would_miss_are_told(partition: Partition)
         log = partition.log.log((topic, 0))
         partition.log.forget((topic, 0), Offset(max(log.end - 1, 0)))
     found = await partition.drill()
-    assert found.verdict is Verdict.LOST
+    assert found.verdict is DrillVerdict.LOST
     assert "are deleted" in found.told
 
 
@@ -299,7 +304,7 @@ async def test_a_live_state_that_has_not_come_as_far_as_its_snapshot_is_no_diffe
     await partition.process([("a", 1)], 2_000)
     await partition.snapshot()
     partition.live = behind
-    assert (await partition.drill()).verdict is Verdict.SKIPPED
+    assert (await partition.drill()).verdict is DrillVerdict.SKIPPED
 
 
 async def test_a_replay_that_comes_to_other_mutations_than_the_marker_says_is_a_difference(
@@ -315,7 +320,7 @@ async def test_a_replay_that_comes_to_other_mutations_than_the_marker_says_is_a_
         lambda self, reads, source, batch: test_runner.Outcome({b"sum/a": b"0"}),
     )
     found = await partition.drill()
-    assert found.verdict is Verdict.DIFFERS
+    assert found.verdict is DrillVerdict.DIFFERS
     assert "snapshot #1 cannot be replayed" in found.told
 
 
@@ -333,7 +338,7 @@ async def lives(tmp_path: Path) -> Partition:
 
 async def test_where_bytes_depend_on_batches_what_is_answered_is_compared(lives: Partition) -> None:
     found = await lives.drill(300)
-    assert found.verdict is Verdict.AGREES, found
+    assert found.verdict is DrillVerdict.AGREES, found
     assert (
         found.live_hash
         == found.drilled_hash
@@ -348,7 +353,7 @@ async def test_where_bytes_depend_on_batches_another_answer_is_a_difference_all_
     await twin.process([*ROWS[:20], ("a", 7), *ROWS[21:]], 20_000)
     lives.live = twin.live
     found = await lives.drill(300)
-    assert found.verdict is Verdict.DIFFERS
+    assert found.verdict is DrillVerdict.DIFFERS
     assert found.live_hash != found.drilled_hash
 
 

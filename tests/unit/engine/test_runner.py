@@ -309,7 +309,7 @@ async def test_every_iteration_leaves_a_marker_with_its_range() -> None:
     log = MemoryLog()
     await feed(log, ROWS)
     await run_until(make(log, MemoryHangar(), 1), 2 * len(ROWS))
-    found = [markers.decode(r.value) for r in log.log((REPLAYLOG, 0)).records]
+    found = [markers.decode_marker(r.value) for r in log.log((REPLAYLOG, 0)).records]
     assert isinstance(found[0], markers.EpochMarker)
     iterations = [m for m in found if isinstance(m, markers.IterationMarker)]
     assert [m.iteration for m in iterations] == list(range(1, len(iterations) + 1))

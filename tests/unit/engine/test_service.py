@@ -11,7 +11,7 @@ from fennel_core.connections.frames import RemoteError
 from fennel_core.connections.slot_protocol import RefusalCode
 from fennel_core.engine.service import SlotService
 from fennel_core.engine.supervisor import HostedPartition
-from fennel_core.hangar.store import HangarDamaged
+from fennel_core.hangar.store import HangarCorrupt
 from fennel_core.vocab.ids import Epoch, JobId, PartitionIndex
 
 KEY = (JobId("job"), PartitionIndex(0))
@@ -21,10 +21,10 @@ class Unreadable:
     """A served step that meets a damaged block, whatever it is asked."""
 
     def lookup(self, reads: Any, keys: Any, as_of: Any) -> Any:
-        raise HangarDamaged("block checksum mismatch")
+        raise HangarCorrupt("block checksum mismatch")
 
     def rows(self, reads: Any, as_of: Any, limit: int) -> Any:
-        raise HangarDamaged("block checksum mismatch")
+        raise HangarCorrupt("block checksum mismatch")
 
 
 @dataclass

@@ -18,15 +18,15 @@ import pytest
 from fennel_core.engine import state_progress
 from fennel_core.engine.errors import RebuildRequested, ReplayMismatch, StateDiscarded
 from fennel_core.engine.runner_factory import RocksStores
-from fennel_core.engine.snapshots import NothingLeft, Snapshots
+from fennel_core.engine.snapshots import RebuildExhausted, Snapshots
 from fennel_core.engine.state_progress import StateProgress
-from fennel_core.hangar.store import Hangar, HangarDamaged
+from fennel_core.hangar.store import Hangar, HangarCorrupt
 from fennel_core.operators.step import Outcome
-from fennel_core.snapshots import flow
-from fennel_core.snapshots.flow import Subject, Taken, Tools
-from fennel_core.snapshots.manifest import Position
+from fennel_core.snapshots import transfer
+from fennel_core.snapshots.manifest import StatePosition
 from fennel_core.snapshots.memory import MemoryObjects, MemoryPointers
 from fennel_core.snapshots.store import StoreError
+from fennel_core.snapshots.transfer import SnapshotContext, SnapshotSource, SnapshotTaken
 from fennel_core.vocab.ids import Epoch, JobId, Offset, PartitionIndex, TopicName
 
 T = TypeVar("T")
@@ -56,7 +56,7 @@ class Slot:
     def restart(self) -> None:
         self.stores = RocksStores(self.root, 1 << 20)
         self.snapshots = Snapshots(
-            Tools(self.objects, self.pointers), self.root, SameThread(), lambda: "unique"
+            SnapshotContext(self.objects, self.pointers), self.root, SameThread(), lambda: "unique"
         )
 
     @property
@@ -96,7 +96,7 @@ class Slot:
     async def snapshot(self, iteration: int) -> str:
         """Bring local state to `iteration` and copy it; the manifest's key."""
         made = await self.copied(iteration)
-        assert isinstance(made, Taken)
+        assert isinstance(made, SnapshotTaken)
         return made.manifest
 
     async def copied(self, iteration: int, distrusted: tuple[int, ...] = ()) -> object:
@@ -109,10 +109,15 @@ class Slot:
         async def checkpoint() -> Path:
             return copy
 
-        position = Position(iteration, Offset(iteration), {IN: Offset(iteration)})
-        subject = Subject(JOB, PART, Epoch(1), 1, position)
-        return await flow.take(
-            Tools(self.objects, self.pointers), subject, checkpoint, copy.name, None, distrusted
+        position = StatePosition(iteration, Offset(iteration), {IN: Offset(iteration)})
+        subject = SnapshotSource(JOB, PART, Epoch(1), 1, position)
+        return await transfer.take_snapshot(
+            SnapshotContext(self.objects, self.pointers),
+            subject,
+            checkpoint,
+            copy.name,
+            None,
+            distrusted,
         )
 
     async def spoil(self, manifest: str) -> None:
@@ -197,7 +202,7 @@ async def test_state_of_another_format_is_kept_aside_and_the_snapshot_used(
 
 async def test_damage_that_is_met_later_leads_back_to_the_same_snapshot(slot: Slot) -> None:
     await slot.snapshot(5)
-    for why in (HangarDamaged("a block"), StateDiscarded("a reader met a damaged block")):
+    for why in (HangarCorrupt("a block"), StateDiscarded("a reader met a damaged block")):
         slot.write(7)
         slot.snapshots.discard_state(JOB, PART, why)
         assert await slot.found() == 5
@@ -209,7 +214,7 @@ async def test_damage_that_comes_back_with_a_snapshot_leads_to_the_one_before(sl
     await slot.snapshot(6)
     seen = []
     for _ in range(4):
-        slot.snapshots.discard_state(JOB, PART, HangarDamaged("a block"))
+        slot.snapshots.discard_state(JOB, PART, HangarCorrupt("a block"))
         seen.append(await slot.found())
     assert seen == [6, 6, 5, 5], "the local state; the newest, twice; then what was before it"
 
@@ -251,7 +256,7 @@ async def test_a_failed_replay_tries_older_snapshots_then_the_log_alone_then_giv
         seen.append(await slot.found())
         slot.snapshots.discard_state(JOB, PART, ReplayMismatch("other mutations"))
     assert seen == [8, 6, 4, 2, 0]
-    with pytest.raises(NothingLeft):
+    with pytest.raises(RebuildExhausted):
         await slot.open()
     slot.restart()
     assert await slot.found() == 6, "another process, perhaps of another version, tries again"
@@ -284,7 +289,9 @@ async def test_a_rebuild_can_exclude_snapshots_and_the_next_snapshot_is_a_full_c
     assert await slot.found() == 0
     assert slot.snapshots.origin(JOB, PART) == "the beginning of its log"
     made = await slot.copied(6, distrusted=(newest.number,))
-    assert isinstance(made, Taken), "although the newest snapshot stands where this state does"
+    assert isinstance(made, SnapshotTaken), (
+        "although the newest snapshot stands where this state does"
+    )
     assert made.uploaded_files == made.files
     slot.restart()
     assert await slot.found() == 6, "what is newer than the order is not meant by it"
@@ -352,7 +359,9 @@ async def test_an_opening_that_is_cancelled_half_way_leaves_the_store_free_for_t
         kept.append(slot.stores.open(job, part))  # as a reference cycle would keep it
         return kept[-1]
 
-    slow = Snapshots(Tools(slot.objects, slot.pointers), slot.root, Slow(), lambda: "unique")
+    slow = Snapshots(
+        SnapshotContext(slot.objects, slot.pointers), slot.root, Slow(), lambda: "unique"
+    )
     task = asyncio.create_task(slow.open(JOB, PART, Epoch(1), opener))
     await going.wait()
     task.cancel()

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
-from fennel_core.history.decide import Backlog, Cut, Message, Rule, backlogs, cuts, due, strays
+from fennel_core.history.backlog import (
+    Backlog,
+    FileSlice,
+    RollRule,
+    TopicRecord,
+    backlogs,
+    due_partitions,
+    split_into_files,
+    strays,
+)
 from fennel_core.vocab.ids import Offset, PartitionIndex, TopicName, TopicPartition
 
 A: TopicPartition = (TopicName("a"), PartitionIndex(0))
@@ -18,11 +27,11 @@ def behind(start: int, end: int, since_s: float) -> Backlog:
 
 
 def test_a_partition_is_due_when_it_has_enough_or_has_waited_long_enough() -> None:
-    rule = Rule(enough_records=10, wait_s=60)
+    rule = RollRule(enough_records=10, wait_s=60)
     waiting = {A: behind(0, 9, 100.0), B: behind(5, 15, 100.0)}
-    assert set(due(waiting, rule, 100.0)) == {B}
-    assert set(due(waiting, rule, 159.9)) == {B}
-    assert set(due(waiting, rule, 160.0)) == {A, B}
+    assert set(due_partitions(waiting, rule, 100.0)) == {B}
+    assert set(due_partitions(waiting, rule, 159.9)) == {B}
+    assert set(due_partitions(waiting, rule, 160.0)) == {A, B}
 
 
 def test_a_partition_waits_since_it_fell_behind_where_it_stands_now() -> None:
@@ -35,21 +44,21 @@ def test_a_partition_waits_since_it_fell_behind_where_it_stands_now() -> None:
     assert backlogs({A: Offset(7)}, {A: Offset(7)}, first, 20.0) == {}
 
 
-def message(place: TopicPartition, offset: int, size: int = 10) -> Message:
-    return Message(place, Offset(offset), b"." * size)
+def message(place: TopicPartition, offset: int, size: int = 10) -> TopicRecord:
+    return TopicRecord(place, Offset(offset), b"." * size)
 
 
 def cut(
-    messages: list[Message],
+    messages: list[TopicRecord],
     floors: dict[TopicPartition, int],
     ends: dict[TopicPartition, int],
     file_bytes: int = 1000,
-) -> list[Cut]:
+) -> list[FileSlice]:
     as_offsets = [{place: Offset(offset) for place, offset in of.items()} for of in (floors, ends)]
-    return list(cuts(messages, *as_offsets, file_bytes))
+    return list(split_into_files(messages, *as_offsets, file_bytes))
 
 
-def shape(found: list[Cut]) -> list[tuple[TopicPartition, int, int, list[int]]]:
+def shape(found: list[FileSlice]) -> list[tuple[TopicPartition, int, int, list[int]]]:
     return [
         (each.place, each.first, each.following, [offset for offset, _ in each.messages])
         for each in found
@@ -84,12 +93,12 @@ def test_a_range_without_data_makes_no_file() -> None:
 def test_no_more_than_one_file_is_held() -> None:
     taken = []
 
-    def endless() -> Iterator[Message]:
+    def endless() -> Iterator[TopicRecord]:
         for offset in range(10**6):
             taken.append(offset)
             yield message(A, offset)
 
-    first = next(cuts(endless(), {}, {A: Offset(10**6)}, 50))
+    first = next(split_into_files(endless(), {}, {A: Offset(10**6)}, 50))
     assert (len(first.messages), len(taken)) == (5, 6)
 
 

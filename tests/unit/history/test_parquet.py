@@ -51,7 +51,7 @@ def message(users: list[str | None], server: int) -> bytes:
 
 def test_rows_are_sorted_by_key_group_and_offset_and_keep_their_order_within_a_message() -> None:
     users = [f"user-{number % 7}" for number in range(100)]
-    frame = parquet.gather(
+    frame = parquet.file_frame(
         [(Offset(5), message(users, 1)), (Offset(9), message(users, 2))], ("user",)
     )
     assert frame[GROUP].to_list() == [key_group(key) for key in key_bytes(frame, ("user",))]
@@ -61,7 +61,7 @@ def test_rows_are_sorted_by_key_group_and_offset_and_keep_their_order_within_a_m
 
 
 def test_without_a_key_every_row_is_of_group_zero_and_the_order_is_the_topics() -> None:
-    frame = parquet.gather(
+    frame = parquet.file_frame(
         [(Offset(0), message(["b", "a"], 1)), (Offset(2), message(["c"], 2))], ()
     )
     assert (frame[GROUP].to_list(), frame["user"].to_list(), frame[OFFSET].to_list()) == (
@@ -72,19 +72,23 @@ def test_without_a_key_every_row_is_of_group_zero_and_the_order_is_the_topics() 
 
 
 def test_every_type_comes_back_as_it_was() -> None:
-    frame = parquet.gather(
+    frame = parquet.file_frame(
         [(Offset(0), message(["b", "a"], 1)), (Offset(7), message(["c"], 2))], ("user",)
     )
-    back = parquet.read(parquet.write(frame))
+    back = parquet.decode_file(parquet.encode_file(frame))
     assert back.schema == frame.schema
     assert back.equals(frame)
     assert (back.schema[OFFSET], back.schema[GROUP]) == (pl.Int64, pl.Int32)
-    assert parquet.read(parquet.write(frame), ["user", OFFSET]).equals(frame.select("user", OFFSET))
+    assert parquet.decode_file(parquet.encode_file(frame), ["user", OFFSET]).equals(
+        frame.select("user", OFFSET)
+    )
 
 
 def test_an_empty_batch_between_others_adds_nothing() -> None:
-    frame = parquet.gather([(Offset(0), message([], 1)), (Offset(1), message(["c"], 2))], ("user",))
+    frame = parquet.file_frame(
+        [(Offset(0), message([], 1)), (Offset(1), message(["c"], 2))], ("user",)
+    )
     assert frame[OFFSET].to_list() == [1]
-    assert parquet.read(
-        parquet.write(parquet.gather([(Offset(0), message([], 1))], ("user",)))
+    assert parquet.decode_file(
+        parquet.encode_file(parquet.file_frame([(Offset(0), message([], 1))], ("user",)))
     ).is_empty()

@@ -11,19 +11,22 @@ import pytest
 
 from fennel_core.connections.frames import RemoteError
 from fennel_core.connections.slot_protocol import RefusalCode
-from fennel_core.snapshots.choice import Named
 from fennel_core.snapshots.drills import (
     DrillFailed,
-    DrillUnknown,
-    Finding,
-    Verdict,
-    drilled_by_owner,
-    in_turn,
-    refuse,
+    DrillFinding,
+    DrillNotRun,
+    DrillVerdict,
+    drill_at_owner,
+    least_recently_drilled,
+    raise_on_failures,
 )
+from fennel_core.snapshots.selection import NamedPartition
 from fennel_core.vocab.ids import JobId, PartitionIndex
 
-PARTS = [Named(JobId("w.job.a.1"), PartitionIndex(part), "w", "Order: table") for part in range(5)]
+PARTS = [
+    NamedPartition(JobId("w.job.a.1"), PartitionIndex(part), "w", "Order: table")
+    for part in range(5)
+]
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -31,7 +34,7 @@ def test_every_partition_has_its_turn_before_any_has_a_second() -> None:
     last: dict[tuple[str, int], datetime] = {}
     turns = []
     for night in range(5):
-        chosen = in_turn(PARTS, last, 2)
+        chosen = least_recently_drilled(PARTS, last, 2)
         turns += [each.part for each in chosen]
         last |= {each.place: NOW + timedelta(days=night) for each in chosen}
     assert turns == [0, 1, 2, 3, 4, 0, 1, 2, 3, 0]
@@ -56,39 +59,41 @@ class Slot:
 @pytest.mark.parametrize(
     ("slot", "verdict"),
     [
-        (Slot(["differs", "told", "aa", "bb"]), Verdict.DIFFERS),
-        (Slot(["agrees", "told", "aa", "aa"]), Verdict.AGREES),
-        (Slot(RemoteError(RefusalCode.NOT_OWNER, "not here")), Verdict.SKIPPED),
-        (Slot(RemoteError(RefusalCode.PARKED, "it is parked")), Verdict.SKIPPED),
+        (Slot(["differs", "told", "aa", "bb"]), DrillVerdict.DIFFERS),
+        (Slot(["agrees", "told", "aa", "aa"]), DrillVerdict.AGREES),
+        (Slot(RemoteError(RefusalCode.NOT_OWNER, "not here")), DrillVerdict.SKIPPED),
+        (Slot(RemoteError(RefusalCode.PARKED, "it is parked")), DrillVerdict.SKIPPED),
         (
             Slot(RemoteError(RefusalCode.UNKNOWN_OPERATION, "of different versions")),
-            Verdict.UNKNOWN,
+            DrillVerdict.UNKNOWN,
         ),
-        (Slot(ConnectionError("lost")), Verdict.UNKNOWN),
-        (Slot(TimeoutError()), Verdict.UNKNOWN),
-        (Slot(None, owner=None), Verdict.SKIPPED),
+        (Slot(ConnectionError("lost")), DrillVerdict.UNKNOWN),
+        (Slot(TimeoutError()), DrillVerdict.UNKNOWN),
+        (Slot(None, owner=None), DrillVerdict.SKIPPED),
     ],
 )
 async def test_what_a_slot_answers_is_a_finding_and_what_it_does_not_is_none_about_the_state(
-    slot: Slot, verdict: Verdict
+    slot: Slot, verdict: DrillVerdict
 ) -> None:
-    assert (await drilled_by_owner(slot, PARTS[0], 1)).verdict is verdict
+    assert (await drill_at_owner(slot, PARTS[0], 1)).verdict is verdict
 
 
 def test_a_difference_fails_with_name_and_both_hashes_before_anything_that_is_only_unknown() -> (
     None
 ):
     differs, unknown = (
-        Finding(Verdict.DIFFERS, "told", "aa", "bb"),
-        Finding(Verdict.UNKNOWN, "no answer"),
+        DrillFinding(DrillVerdict.DIFFERS, "told", "aa", "bb"),
+        DrillFinding(DrillVerdict.UNKNOWN, "no answer"),
     )
-    fine = [Finding(verdict, "fine") for verdict in (Verdict.AGREES, Verdict.SKIPPED)]
+    fine = [
+        DrillFinding(verdict, "fine") for verdict in (DrillVerdict.AGREES, DrillVerdict.SKIPPED)
+    ]
     with pytest.raises(
         DrillFailed,
         match=r"1 of 4 drills: Order: table \(w.job.a.1\[0\]\): "
         r"differs: told \(live aa, drilled bb\)$",
     ):
-        refuse(list(zip(PARTS, [differs, unknown, *fine], strict=False)))
-    with pytest.raises(DrillUnknown, match=r"1 of 3 drills: .*no answer"):
-        refuse(list(zip(PARTS, [unknown, *fine], strict=False)))
-    refuse(list(zip(PARTS, fine, strict=False)))
+        raise_on_failures(list(zip(PARTS, [differs, unknown, *fine], strict=False)))
+    with pytest.raises(DrillNotRun, match=r"1 of 3 drills: .*no answer"):
+        raise_on_failures(list(zip(PARTS, [unknown, *fine], strict=False)))
+    raise_on_failures(list(zip(PARTS, fine, strict=False)))

@@ -14,12 +14,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from fennel_core.snapshots.manifest import File, Manifest, Position
+from fennel_core.snapshots.manifest import ManifestFile, SnapshotManifest, StatePosition
 from fennel_core.snapshots.store import Pointer, Stored
 
 
 @dataclass(frozen=True, slots=True)
-class Local:
+class LocalFile:
     """One file of a checkpoint on this machine."""
 
     name: str
@@ -28,20 +28,20 @@ class Local:
 
 
 @dataclass(frozen=True, slots=True)
-class Uploads:
+class UploadPlan:
     """`reused` files have an object already, `fresh` ones need one."""
 
-    reused: tuple[File, ...]
-    fresh: tuple[Local, ...]
+    reused: tuple[ManifestFile, ...]
+    fresh: tuple[LocalFile, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Pruning:
+class PruningPlan:
     kept: tuple[Pointer, ...]
     surplus: tuple[Pointer, ...]
 
 
-def uploads(files: Sequence[Local], newest: Manifest | None) -> Uploads:
+def plan_uploads(files: Sequence[LocalFile], newest: SnapshotManifest | None) -> UploadPlan:
     """Which of `files` must be uploaded, given the newest snapshot of the same job partition.
 
     Equal contents are recognized by checksum, never by name: a store that was restored may give an
@@ -54,26 +54,30 @@ def uploads(files: Sequence[Local], newest: Manifest | None) -> Uploads:
     )
     contents = [(file, known.get((file.size_bytes, file.sha256))) for file in files]
     reused = tuple(
-        File(file.name, file.size_bytes, file.sha256, found)
+        ManifestFile(file.name, file.size_bytes, file.sha256, found)
         for file, found in contents
         if found is not None
     )
-    return Uploads(reused, tuple(file for file, found in contents if found is None))
+    return UploadPlan(reused, tuple(file for file, found in contents if found is None))
 
 
-def unchanged(newest: Manifest | None, state_format: int, position: Position) -> bool:
+def is_unchanged(
+    newest: SnapshotManifest | None, state_format: int, position: StatePosition
+) -> bool:
     """Does the newest snapshot hold exactly this state already?"""
     return newest is not None and (newest.state_format, newest.position) == (state_format, position)
 
 
-def covers(one: Position, other: Position) -> bool:
+def covers(one: StatePosition, other: StatePosition) -> bool:
     """Has a state at `one` seen everything that a state at `other` has?"""
     return one.replayed >= other.replayed and all(
         one.offsets.get(topic, 0) >= offset for topic, offset in other.offsets.items()
     )
 
 
-def better(local: Position | None, pointers: Sequence[Pointer]) -> tuple[Pointer, ...]:
+def restore_candidates(
+    local: StatePosition | None, pointers: Sequence[Pointer]
+) -> tuple[Pointer, ...]:
     """The snapshots to try before local state at `local` (None: there is none), in the order of
     `pointers`, newest first.
 
@@ -86,7 +90,9 @@ def better(local: Position | None, pointers: Sequence[Pointer]) -> tuple[Pointer
     return tuple(p for p in pointers if p.position is not None and not covers(local, p.position))
 
 
-def pruning(pointers: Sequence[Pointer], keep: int, grace: timedelta, now: datetime) -> Pruning:
+def plan_pruning(
+    pointers: Sequence[Pointer], keep: int, grace: timedelta, now: datetime
+) -> PruningPlan:
     """Which snapshots of one job partition stay; `pointers` newest first. One is surplus since the
     one `keep` places newer exists.
     """
@@ -97,7 +103,7 @@ def pruning(pointers: Sequence[Pointer], keep: int, grace: timedelta, now: datet
         for place, pointer in enumerate(pointers)
         if place >= keep and pointers[place - keep].taken_at < now - grace
     ]
-    return Pruning(tuple(p for p in pointers if p not in surplus), tuple(surplus))
+    return PruningPlan(tuple(p for p in pointers if p not in surplus), tuple(surplus))
 
 
 def garbage(

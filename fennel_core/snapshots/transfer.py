@@ -18,53 +18,53 @@ from typing import Final
 
 import structlog
 
-from fennel_core.snapshots import decide
+from fennel_core.snapshots import transfer_plan
 from fennel_core.snapshots.checksums import Checksums
 from fennel_core.snapshots.manifest import (
     FORMAT,
-    File,
-    Manifest,
-    ManifestError,
-    Position,
-    decode,
-    encode,
+    ManifestFile,
+    ManifestInvalid,
+    SnapshotManifest,
+    StatePosition,
+    decode_manifest,
+    encode_manifest,
 )
 from fennel_core.snapshots.store import Objects, Pointer, Pointers, Stored, StoreError
 from fennel_core.vocab.ids import Epoch, JobId, JobPartition, PartitionIndex
 
 PREFIX: Final = "snapshots"
-AT_ONCE: Final = 4
+TRANSFER_CONCURRENCY: Final = 4
 """Objects on their way at one time: enough to hide the store's latency, few enough to leave a slot
 its core.
 """
 log = structlog.get_logger(__name__)
 
 
-class Damaged(Exception):
+class SnapshotCorrupt(Exception):
     """A snapshot that cannot be used: something is missing, is not what was written, or is of
     another format.
     """
 
 
 @dataclass(frozen=True, slots=True)
-class Tools:
+class SnapshotContext:
     objects: Objects
     pointers: Pointers
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class SnapshotSource:
     """Whose state is copied, by which owner, and how far it has come at least."""
 
     job: JobId
     part: PartitionIndex
     epoch: Epoch
     state_format: int
-    position: Position
+    position: StatePosition
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class SnapshotTaken:
     manifest: str
     files: int
     uploaded_files: int
@@ -72,39 +72,39 @@ class Taken:
 
 
 @dataclass(frozen=True, slots=True)
-class Unchanged:
+class SnapshotUnchanged:
     """The newest snapshot holds this state already."""
 
     manifest: str
 
 
 @dataclass(frozen=True, slots=True)
-class Outrun:
+class OwnershipLost:
     """Another owner has the job partition now: what was uploaded is nobody's, and pruning removes
     it.
     """
 
 
 @dataclass(frozen=True, slots=True)
-class Restored:
+class RestoredSnapshot:
     pointer: Pointer
-    manifest: Manifest
+    manifest: SnapshotManifest
 
 
 @dataclass(frozen=True, slots=True)
-class Pruned:
+class PrunedSnapshots:
     snapshots: int
     objects: int
 
 
-async def take(
-    tools: Tools,
-    subject: Subject,
+async def take_snapshot(
+    tools: SnapshotContext,
+    subject: SnapshotSource,
     checkpoint: Callable[[], Awaitable[Path]],
     unique: str,
     sums: Checksums | None = None,
     distrusted: Collection[int] = (),
-) -> Taken | Unchanged | Outrun:
+) -> SnapshotTaken | SnapshotUnchanged | OwnershipLost:
     """Copy a state to the bucket, if it changed. `checkpoint` makes a folder of files that nobody
     changes. StoreError passes through.
 
@@ -113,20 +113,22 @@ async def take(
     state is copied as a whole, even if it stands where that stands.
     """
     newest = await _newest(tools, subject.job, subject.part, distrusted)
-    if newest is not None and decide.unchanged(newest[1], subject.state_format, subject.position):
-        return Unchanged(newest[0].manifest)
+    if newest is not None and transfer_plan.is_unchanged(
+        newest[1], subject.state_format, subject.position
+    ):
+        return SnapshotUnchanged(newest[0].manifest)
     folder = await checkpoint()
     local = await asyncio.to_thread((sums or Checksums()).of_folder, folder)
-    plan = decide.uploads(local, None if newest is None else newest[1])
+    plan = transfer_plan.plan_uploads(local, None if newest is None else newest[1])
     base = f"{_base(subject.job, subject.part)}{subject.epoch:010d}-{unique}"
     fresh = [
-        File(file.name, file.size_bytes, file.sha256, f"{base}/files/{file.name}")
+        ManifestFile(file.name, file.size_bytes, file.sha256, f"{base}/files/{file.name}")
         for file in plan.fresh
     ]
     await _all(tools.objects.upload(file.object, folder / file.name) for file in fresh)
     files = tuple(sorted([*plan.reused, *fresh], key=lambda file: file.name))
-    body = encode(
-        Manifest(
+    body = encode_manifest(
+        SnapshotManifest(
             FORMAT,
             subject.job,
             subject.part,
@@ -139,13 +141,13 @@ async def take(
     key = f"{base}/manifest.json"
     await tools.objects.put(key, body)
     if not await tools.pointers.add(subject.job, subject.part, subject.epoch, key, _sha256(body)):
-        return Outrun()
-    return Taken(key, len(files), len(fresh), sum(file.size_bytes for file in fresh))
+        return OwnershipLost()
+    return SnapshotTaken(key, len(files), len(fresh), sum(file.size_bytes for file in fresh))
 
 
-async def restore(
-    tools: Tools, pointers: Sequence[Pointer], state_format: int, target: Path
-) -> Restored | None:
+async def restore_snapshot(
+    tools: SnapshotContext, pointers: Sequence[Pointer], state_format: int, target: Path
+) -> RestoredSnapshot | None:
     """Fill the new folder `target` from the first of `pointers` that passes every check; None
     without one (`target` may hold rubbish).
 
@@ -154,8 +156,10 @@ async def restore(
     """
     for pointer in pointers:
         try:
-            return Restored(pointer, await fetched(tools, pointer, state_format, target))
-        except Damaged as damaged:
+            return RestoredSnapshot(
+                pointer, await download_snapshot(tools, pointer, state_format, target)
+            )
+        except SnapshotCorrupt as damaged:
             log.error(
                 "snapshot cannot be used",
                 job=pointer.job,
@@ -166,20 +170,24 @@ async def restore(
     return None
 
 
-async def fetched(tools: Tools, pointer: Pointer, state_format: int, target: Path) -> Manifest:
+async def download_snapshot(
+    tools: SnapshotContext, pointer: Pointer, state_format: int, target: Path
+) -> SnapshotManifest:
     """Fill the folder `target` from one snapshot. Damaged when it is not whole; StoreError passes
     through.
     """
     manifest = await _manifest(tools.objects, pointer)
     if manifest.state_format != state_format:
-        raise Damaged(
+        raise SnapshotCorrupt(
             f"its state format is {manifest.state_format}, this version reads {state_format}"
         )
     await _download(tools.objects, manifest, target)
     return manifest
 
 
-async def positioned(tools: Tools, pointers: Sequence[Pointer]) -> list[Pointer]:
+async def with_newest_position(
+    tools: SnapshotContext, pointers: Sequence[Pointer]
+) -> list[Pointer]:
     """`pointers`, of which the newest says where it stands, if that can be learnt: its manifest may
     be damaged, or the bucket away.
     """
@@ -187,7 +195,7 @@ async def positioned(tools: Tools, pointers: Sequence[Pointer]) -> list[Pointer]
         return list(pointers)
     try:
         manifest = await _manifest(tools.objects, pointers[0])
-    except (Damaged, StoreError) as unknown:
+    except (SnapshotCorrupt, StoreError) as unknown:
         log.warning(
             "it is not known where the newest snapshot stands",
             snapshot=pointers[0].manifest,
@@ -197,7 +205,7 @@ async def positioned(tools: Tools, pointers: Sequence[Pointer]) -> list[Pointer]
     return [replace(pointers[0], position=manifest.position), *pointers[1:]]
 
 
-async def prune(tools: Tools, keep: int, grace: timedelta) -> Pruned:
+async def prune_snapshots(tools: SnapshotContext, keep: int, grace: timedelta) -> PrunedSnapshots:
     """Delete what nobody needs: snapshots beyond the newest `keep`, those of jobs that are gone,
     and objects that no snapshot names.
 
@@ -219,55 +227,59 @@ async def prune(tools: Tools, keep: int, grace: timedelta) -> Pruned:
             done.append(await _prune(tools, place, there, keep, grace, now))
         else:
             done.append(await _clear(tools, place, there, grace, now))
-    return Pruned(sum(each.snapshots for each in done), sum(each.objects for each in done))
+    return PrunedSnapshots(sum(each.snapshots for each in done), sum(each.objects for each in done))
 
 
 async def _prune(
-    tools: Tools,
+    tools: SnapshotContext,
     place: JobPartition,
     stored: Sequence[Stored],
     keep: int,
     grace: timedelta,
     now: datetime,
-) -> Pruned:
-    plan = decide.pruning(await tools.pointers.of(*place), keep, grace, now)
+) -> PrunedSnapshots:
+    plan = transfer_plan.plan_pruning(await tools.pointers.of(*place), keep, grace, now)
     await tools.pointers.remove(plan.surplus)
     named: set[str] = set()
     for pointer in plan.kept:
         try:
             manifest = await _manifest(tools.objects, pointer)
-        except Damaged as damaged:
+        except SnapshotCorrupt as damaged:
             # What it names is unknown, so nothing goes until it is surplus itself.
             log.error(
                 "snapshot is damaged, nothing of its partition is deleted",
                 snapshot=pointer.manifest,
                 error=str(damaged),
             )
-            return Pruned(len(plan.surplus), 0)
+            return PrunedSnapshots(len(plan.surplus), 0)
         named |= {pointer.manifest, *(file.object for file in manifest.files)}
-    unnamed = decide.garbage(stored, named, grace, now)
+    unnamed = transfer_plan.garbage(stored, named, grace, now)
     await tools.objects.remove(unnamed)
-    return Pruned(len(plan.surplus), len(unnamed))
+    return PrunedSnapshots(len(plan.surplus), len(unnamed))
 
 
 async def _clear(
-    tools: Tools, place: JobPartition, stored: Sequence[Stored], grace: timedelta, now: datetime
-) -> Pruned:
+    tools: SnapshotContext,
+    place: JobPartition,
+    stored: Sequence[Stored],
+    grace: timedelta,
+    now: datetime,
+) -> PrunedSnapshots:
     """Nothing of a job that is gone is needed; its pointers go last: they say what is not deleted
     yet.
     """
-    unnamed = decide.garbage(stored, (), grace, now)
+    unnamed = transfer_plan.garbage(stored, (), grace, now)
     await tools.objects.remove(unnamed)
     if len(unnamed) < len(stored):
-        return Pruned(0, len(unnamed))
+        return PrunedSnapshots(0, len(unnamed))
     pointers = await tools.pointers.of(*place)
     await tools.pointers.remove(pointers)
-    return Pruned(len(pointers), len(unnamed))
+    return PrunedSnapshots(len(pointers), len(unnamed))
 
 
 async def _newest(
-    tools: Tools, job: JobId, part: PartitionIndex, distrusted: Collection[int]
-) -> tuple[Pointer, Manifest] | None:
+    tools: SnapshotContext, job: JobId, part: PartitionIndex, distrusted: Collection[int]
+) -> tuple[Pointer, SnapshotManifest] | None:
     """The newest snapshot, if it can be built upon: a damaged one is answered with a complete new
     one.
     """
@@ -276,7 +288,7 @@ async def _newest(
         return None
     try:
         manifest = await _manifest(tools.objects, pointers[0])
-    except Damaged as damaged:
+    except SnapshotCorrupt as damaged:
         log.error(
             "snapshot is damaged, the next one is complete",
             snapshot=pointers[0].manifest,
@@ -294,41 +306,41 @@ async def _newest(
     return pointers[0], manifest
 
 
-async def _manifest(objects: Objects, pointer: Pointer) -> Manifest:
+async def _manifest(objects: Objects, pointer: Pointer) -> SnapshotManifest:
     body = await objects.get(pointer.manifest)
     if body is None:
-        raise Damaged("its manifest is missing")
+        raise SnapshotCorrupt("its manifest is missing")
     if _sha256(body) != pointer.sha256:
-        raise Damaged("its manifest is not the one that was written")
+        raise SnapshotCorrupt("its manifest is not the one that was written")
     try:
-        manifest = decode(body)
-    except ManifestError as wrong:
-        raise Damaged(str(wrong)) from wrong
+        manifest = decode_manifest(body)
+    except ManifestInvalid as wrong:
+        raise SnapshotCorrupt(str(wrong)) from wrong
     if (manifest.job, manifest.part) != (pointer.job, pointer.part):
-        raise Damaged(f"it is of {manifest.job}[{manifest.part}]")
+        raise SnapshotCorrupt(f"it is of {manifest.job}[{manifest.part}]")
     return manifest
 
 
-async def _download(objects: Objects, manifest: Manifest, target: Path) -> None:
+async def _download(objects: Objects, manifest: SnapshotManifest, target: Path) -> None:
     await asyncio.to_thread(target.mkdir, parents=True, exist_ok=True)
     for path in await asyncio.to_thread(lambda: list(target.iterdir())):
         await asyncio.to_thread(path.unlink)  # of an attempt at a newer snapshot
 
-    async def fetched(file: File) -> None:
+    async def download_snapshot(file: ManifestFile) -> None:
         found = await objects.download(file.object, target / file.name)
         if found is None:
-            raise Damaged(f"{file.object} is missing")
+            raise SnapshotCorrupt(f"{file.object} is missing")
         if found != file.sha256:
-            raise Damaged(f"{file.object} is not what was written")
+            raise SnapshotCorrupt(f"{file.object} is not what was written")
 
-    await _all(fetched(file) for file in manifest.files)
+    await _all(download_snapshot(file) for file in manifest.files)
 
 
 async def _all(works: Iterable[Awaitable[None]]) -> None:
     """Do all, a few at a time; when any failed, say why only after every other has ended: nobody
     writes on behind the caller's back.
     """
-    gate = asyncio.Semaphore(AT_ONCE)
+    gate = asyncio.Semaphore(TRANSFER_CONCURRENCY)
 
     async def gated(work: Awaitable[None]) -> None:
         async with gate:
@@ -336,7 +348,7 @@ async def _all(works: Iterable[Awaitable[None]]) -> None:
 
     ended = await asyncio.gather(*(gated(work) for work in works), return_exceptions=True)
     failed = [each for each in ended if isinstance(each, BaseException)]
-    for each in sorted(failed, key=lambda error: isinstance(error, Damaged)):
+    for each in sorted(failed, key=lambda error: isinstance(error, SnapshotCorrupt)):
         raise each  # a bucket that is away comes before damage: it may be the reason
 
 

@@ -10,12 +10,15 @@ import pytest
 
 from fennel_core.connections.frames import RemoteError
 from fennel_core.connections.slot_protocol import RefusalCode
-from fennel_core.snapshots.choice import Named
-from fennel_core.snapshots.recovery import NotRebuilt, Recovery, State
+from fennel_core.snapshots.rebuild import RebuildFailed, RebuildRun, SlotReport
+from fennel_core.snapshots.selection import NamedPartition
 from fennel_core.vocab.ids import JobId, PartitionIndex
 
-PARTS = [Named(JobId("w.job.a.1"), PartitionIndex(part), "w", "Order: table") for part in range(2)]
-RUNNING = State(1, "running", 0, None, 10, "its local state")
+PARTS = [
+    NamedPartition(JobId("w.job.a.1"), PartitionIndex(part), "w", "Order: table")
+    for part in range(2)
+]
+RUNNING = SlotReport(1, "running", 0, None, 10, "its local state")
 
 
 @dataclass
@@ -24,7 +27,7 @@ class Owners:
     question, the last for ever.
     """
 
-    script: dict[int, list[State | None]]
+    script: dict[int, list[SlotReport | None]]
     address: Callable[[], str | None] = lambda: "a.sock"
     orders: list[tuple[str, int, int | None]] = field(default_factory=list)
     away: int = 0
@@ -42,7 +45,7 @@ class Owners:
             return [self._epoch(part) for _, part in argument["items"]]
         return [self._answer(part) for _, part in argument["items"]]
 
-    def _answer(self, part: int) -> State | None:
+    def _answer(self, part: int) -> SlotReport | None:
         if not any(ordered == part for _, ordered, _ in self.orders):
             return RUNNING
         states = self.script[part]
@@ -59,21 +62,24 @@ class World:
     told: list[str] = field(default_factory=list)
 
     async def run(
-        self, wanted: Sequence[Named] = PARTS, before: int | None = None, timeout_s: float = 300.0
+        self,
+        wanted: Sequence[NamedPartition] = PARTS,
+        before: int | None = None,
+        timeout_s: float = 300.0,
     ) -> None:
         async def sleep(seconds: float) -> None:
             self.now_s += seconds
 
-        await Recovery(self.owners, self.told.append, lambda: self.now_s, sleep, "why", before).run(
-            wanted, timeout_s
-        )
+        await RebuildRun(
+            self.owners, self.told.append, lambda: self.now_s, sleep, "why", before
+        ).run(wanted, timeout_s)
 
 
-def running(lag: int | None, seen: int, epoch: int = 1) -> State:
-    return State(epoch, "running", lag, None, seen, "snapshot #7")
+def running(lag: int | None, seen: int, epoch: int = 1) -> SlotReport:
+    return SlotReport(epoch, "running", lag, None, seen, "snapshot #7")
 
 
-REPLAYING = State(1, "replaying", None, None, 0, "nothing yet")
+REPLAYING = SlotReport(1, "replaying", None, None, 0, "nothing yet")
 
 
 async def test_a_rebuild_ends_at_the_end_offsets_of_its_start_even_under_constant_writes() -> None:
@@ -107,12 +113,12 @@ async def test_a_new_owner_is_ordered_anew_because_it_may_have_a_local_state_of_
 async def test_a_partition_that_stays_parked_fails_with_its_name_and_its_error() -> None:
     owners = Owners(
         {
-            0: [State(1, "parked", None, "ValueError: no such column", 0, "snapshot #7")],
+            0: [SlotReport(1, "parked", None, "ValueError: no such column", 0, "snapshot #7")],
             1: [running(0, 3)],
         }
     )
     with pytest.raises(
-        NotRebuilt,
+        RebuildFailed,
         match=r"1 of 2 .*Order: table \(w.job.a.1\[0\]\): it is parked: ValueError: no such column",
     ):
         await World(owners).run()
@@ -120,12 +126,12 @@ async def test_a_partition_that_stays_parked_fails_with_its_name_and_its_error()
 
 async def test_a_partition_parked_between_retries_does_not_count_as_rebuilding() -> None:
     class Flapping(Owners):
-        def _answer(self, part: int) -> State | None:
+        def _answer(self, part: int) -> SlotReport | None:
             self.script[part].append(self.script[part].pop(0))
             return super()._answer(part)
 
-    parked = State(1, "parked", None, "it fails", 0, "snapshot #7")
-    with pytest.raises(NotRebuilt, match="it fails"):
+    parked = SlotReport(1, "parked", None, "it fails", 0, "snapshot #7")
+    with pytest.raises(RebuildFailed, match="it fails"):
         await World(Flapping({0: [parked, REPLAYING], 1: [running(0, 3)] * 2})).run(PARTS[:1])
 
 
@@ -133,7 +139,7 @@ async def test_one_that_was_parked_for_a_moment_is_waited_for() -> None:
     owners = Owners(
         {
             0: [
-                State(1, "parked", None, "the bucket is away", 0, "nothing yet"),
+                SlotReport(1, "parked", None, "the bucket is away", 0, "nothing yet"),
                 REPLAYING,
                 running(0, 4),
             ],
@@ -144,7 +150,7 @@ async def test_one_that_was_parked_for_a_moment_is_waited_for() -> None:
 
 
 async def test_without_an_owner_it_says_so_and_an_owner_that_comes_in_time_is_asked() -> None:
-    with pytest.raises(NotRebuilt, match="no slot owns it: does an engine run"):
+    with pytest.raises(RebuildFailed, match="no slot owns it: does an engine run"):
         await World(Owners({}, address=lambda: None)).run()
     late = Owners({0: [running(0, 1)], 1: [running(0, 1)]})
     world = World(late)
@@ -161,6 +167,6 @@ async def test_a_slot_that_does_not_answer_for_a_moment_is_asked_again() -> None
 
 async def test_what_is_not_ready_in_time_is_named_with_what_was_last_seen() -> None:
     with pytest.raises(
-        NotRebuilt, match=r"\[0\]\): it has not caught up in time; last seen: replaying"
+        RebuildFailed, match=r"\[0\]\): it has not caught up in time; last seen: replaying"
     ):
         await World(Owners({0: [REPLAYING], 1: [running(0, 1)]})).run(timeout_s=100)

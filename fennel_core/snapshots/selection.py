@@ -17,9 +17,9 @@ from fennel_core.settings.model import Settings
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import JobId, JobPartition, PartitionIndex
 
-NAMED_AT_MOST: Final = 30
+LISTED_NAMES: Final = 30
 """Names in one sentence: beyond that nobody reads them."""
-KNOWN: Final = """
+PARTITIONS: Final = """
     SELECT j.id, p.part, j.workspace, a.title FROM job j JOIN job_partition p ON p.job_id = j.id
         JOIN asset a ON a.id = j.id
     WHERE j.desired = 'run' ORDER BY j.id, p.part
@@ -27,7 +27,7 @@ KNOWN: Final = """
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class NamedPartition:
     """One job partition that is wanted, and what people call it."""
 
     job: JobId
@@ -51,7 +51,7 @@ class Named:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class Selection:
     """What somebody names. `parts` empty: all. Without `jobs` a workspace is needed; without
     `dataset` all of it is meant.
     """
@@ -62,7 +62,7 @@ class Wish:
     parts: tuple[int, ...] = ()
 
 
-def chosen(known: Sequence[Named], wish: Wish) -> list[Named]:
+def select_partitions(known: Sequence[NamedPartition], wish: Selection) -> list[NamedPartition]:
     """The job partitions that are meant; ApiError with what there is where a name leads nowhere."""
     if not wish.jobs and not wish.workspace:
         raise ApiError(
@@ -89,19 +89,22 @@ def chosen(known: Sequence[Named], wish: Wish) -> list[Named]:
     return found
 
 
-def known(settings: Settings) -> list[Named]:
+def list_partitions(settings: Settings) -> list[NamedPartition]:
     """Every job partition there is, by job."""
     with postgres.connect(settings.postgres_dsn.get_secret_value(), name="snapshots") as connection:
-        rows = connection.execute(KNOWN).fetchall()
+        rows = connection.execute(PARTITIONS).fetchall()
     return [
-        Named(JobId(str(job)), PartitionIndex(cast(int, part)), str(workspace), str(title))
+        NamedPartition(JobId(str(job)), PartitionIndex(cast(int, part)), str(workspace), str(title))
         for job, part, workspace, title in rows
     ]
 
 
 def _those(
-    known: Sequence[Named], names: Collection[str], noun: str, of: Callable[[Named], str]
-) -> list[Named]:
+    known: Sequence[NamedPartition],
+    names: Collection[str],
+    noun: str,
+    of: Callable[[NamedPartition], str],
+) -> list[NamedPartition]:
     there = {of(each): each for each in known}
     for name in names:
         if name not in there:
@@ -118,5 +121,5 @@ def _listed(name: str, there: Iterable[str]) -> str:
         return "there is none at all; nothing is committed"
     near = get_close_matches(name, names, len(names), 0.5)
     ordered = [*near, *(each for each in names if each not in near)]
-    more = f" and {len(ordered) - NAMED_AT_MOST} more" if len(ordered) > NAMED_AT_MOST else ""
-    return f"there is {', '.join(ordered[:NAMED_AT_MOST])}{more}"
+    more = f" and {len(ordered) - LISTED_NAMES} more" if len(ordered) > LISTED_NAMES else ""
+    return f"there is {', '.join(ordered[:LISTED_NAMES])}{more}"

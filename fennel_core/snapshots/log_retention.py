@@ -17,7 +17,7 @@ from enum import StrEnum
 from fennel_core.vocab.ids import JobId, Offset, PartitionIndex, TopicName
 
 
-class Kind(StrEnum):
+class LogKind(StrEnum):
     """What decides how far a log may go. `CONTENT`: age, and how far history has it; `PASSAGE`:
     rows on their way, age alone.
     """
@@ -27,7 +27,7 @@ class Kind(StrEnum):
     REPLAYLOG = "replaylog"
 
 
-class Trouble(StrEnum):
+class RetentionProblem(StrEnum):
     LOST = "lost"
     """What is needed is not there any more."""
     OLD = "old"
@@ -35,14 +35,14 @@ class Trouble(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Log:
+class LogPartition:
     """One partition of a topic. `aged`: the first record younger than the retention; `warned`: than
     the age at which somebody is told.
     """
 
     topic: TopicName
     part: PartitionIndex
-    kind: Kind
+    kind: LogKind
     start: Offset
     end: Offset
     aged: Offset
@@ -50,7 +50,7 @@ class Log:
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class RequiredOffset:
     """What one job partition may have to read again: everything from `offset` on. `title`: of the
     job, for people.
     """
@@ -66,30 +66,32 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True)
-class Alarm:
+class RetentionAlarm:
     job: JobId
     part: PartitionIndex
     topic: TopicName
-    trouble: Trouble
+    trouble: RetentionProblem
     told: str
     """The sentence for people, with what to do."""
 
 
-def cut(log: Log, needs: Sequence[Need], history: Offset | None) -> Offset:
+def deletion_bound(
+    log: LogPartition, needs: Sequence[RequiredOffset], history: Offset | None
+) -> Offset:
     """Below which offset `log` may be deleted now; its start when nothing may. `history`: where
     that ends, None: do not wait for it.
     """
     bounds = [log.end, *(need.offset for need in needs)]
-    if log.kind is not Kind.REPLAYLOG:
+    if log.kind is not LogKind.REPLAYLOG:
         bounds.append(log.aged)
     elif not needs:
         bounds.append(log.start)  # nobody is known to read it: somebody is about to
-    if log.kind is Kind.CONTENT and history is not None:
+    if log.kind is LogKind.CONTENT and history is not None:
         bounds.append(history)
     return max(log.start, min(bounds))
 
 
-def alarm(log: Log, need: Need) -> Alarm | None:
+def retention_alarm(log: LogPartition, need: RequiredOffset) -> RetentionAlarm | None:
     """What somebody should be told about this need. A replaylog holds records of any age without
     harm while snapshots are taken.
     """
@@ -100,8 +102,8 @@ def alarm(log: Log, need: Need) -> Alarm | None:
             f"{log.topic}[{log.part}] to start again, and they are gone: "
             "take a snapshot while it runs (`fennel-core snapshot`, DAG snapshot)"
         )
-        return Alarm(need.job, need.part, log.topic, Trouble.LOST, told)
-    if log.kind is not Kind.REPLAYLOG and max(need.offset, log.start) < min(log.warned, log.end):
+        return RetentionAlarm(need.job, need.part, log.topic, RetentionProblem.LOST, told)
+    if log.kind is not LogKind.REPLAYLOG and max(need.offset, log.start) < min(log.warned, log.end):
         held = max(need.offset, log.start)
         why = "it has no snapshot" if need.snapshots == 0 else "its oldest kept snapshot is old"
         told = (
@@ -109,5 +111,5 @@ def alarm(log: Log, need: Need) -> Alarm | None:
             f"{log.end}): {why}; does the DAG snapshot, or "
             "`fennel-core snapshot --every 10`, run?"
         )
-        return Alarm(need.job, need.part, log.topic, Trouble.OLD, told)
+        return RetentionAlarm(need.job, need.part, log.topic, RetentionProblem.OLD, told)
     return None

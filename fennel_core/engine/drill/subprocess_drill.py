@@ -29,24 +29,24 @@ from fennel_core.blueprints.spec import Job
 from fennel_core.connections import postgres, s3
 from fennel_core.engine.backfill.client import QueuedBackfillClient
 from fennel_core.engine.backfill.queue import BackfillQueue
-from fennel_core.engine.drill.compare import drilled
+from fennel_core.engine.drill.compare import drill_partition
 from fennel_core.engine.environment import environment_hash
 from fennel_core.engine.errors import ReplayMismatch
 from fennel_core.engine.kafka import KafkaBroker
 from fennel_core.engine.runner import JobLogic, Runner, RunnerLimits, WorkerPool
 from fennel_core.engine.runner_factory import SingleThreadPool
 from fennel_core.hangar.rocks import RocksHangar
-from fennel_core.hangar.store import Hangar, HangarDamaged
+from fennel_core.hangar.store import Hangar, HangarCorrupt
 from fennel_core.history.postgres import PostgresHistoryFiles
 from fennel_core.operators.build import as_watermark_step, build
 from fennel_core.operators.spec import UserCodeSpec, step_version
 from fennel_core.operators.step import Outcome
 from fennel_core.settings.model import Settings
-from fennel_core.snapshots.drills import Finding, Verdict
-from fennel_core.snapshots.flow import Tools
+from fennel_core.snapshots.drills import DrillFinding, DrillVerdict
 from fennel_core.snapshots.postgres import PostgresPointers
 from fennel_core.snapshots.s3 import S3Objects
 from fennel_core.snapshots.store import Pointer
+from fennel_core.snapshots.transfer import SnapshotContext
 from fennel_core.telemetry import logs
 from fennel_core.vocab.ids import Epoch, PartitionIndex
 
@@ -57,7 +57,7 @@ LIVE, SCRATCH = "live", "restored"
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class DrillTask:
     """What the child is handed: `folder` holds the copy of the live state and takes the
     snapshot.
     """
@@ -70,14 +70,14 @@ class Task:
     folder: Path
 
 
-class Drills:
+class DrillRunner:
     """A slot's side. `root` is the folder of local state."""
 
-    def __init__(self, settings: Settings, tools: Tools, pool: WorkerPool) -> None:
+    def __init__(self, settings: Settings, tools: SnapshotContext, pool: WorkerPool) -> None:
         self._settings, self._tools, self._pool = settings, tools, pool
         self._one_at_a_time = asyncio.Lock()
 
-    async def run(self, runner: Runner, max_bytes: int) -> Finding:
+    async def run(self, runner: Runner, max_bytes: int) -> DrillFinding:
         """Drill the job partition of a running runner; a state of more than `max_bytes` is skipped.
         StoreError, HangarClosed and OSError pass through.
         """
@@ -88,26 +88,27 @@ class Drills:
                 job.id, part
             )  # before the copy is made: what it holds is that or more
             if not pointers:
-                return Finding(
-                    Verdict.SKIPPED, "it has no snapshot yet (`fennel-core snapshot`, DAG snapshot)"
+                return DrillFinding(
+                    DrillVerdict.SKIPPED,
+                    "it has no snapshot yet (`fennel-core snapshot`, DAG snapshot)",
                 )
             try:
                 size_bytes = await self._pool.run(
                     partial(_copied, runner.hangar, folder, runner.epoch)
                 )
                 if size_bytes > max_bytes:
-                    return Finding(
-                        Verdict.SKIPPED,
+                    return DrillFinding(
+                        DrillVerdict.SKIPPED,
                         f"its state is {size_bytes} bytes, more than a drill may "
                         f"read now ({max_bytes})",
                     )
                 return await _in_child(
-                    Task(self._settings, job, part, runner.epoch, pointers[0], folder)
+                    DrillTask(self._settings, job, part, runner.epoch, pointers[0], folder)
                 )
-            except HangarDamaged as damaged:
+            except HangarCorrupt as damaged:
                 runner.discard_state(str(damaged))
-                return Finding(
-                    Verdict.DAMAGED, f"the live state cannot be read, it is rebuilt: {damaged}"
+                return DrillFinding(
+                    DrillVerdict.DAMAGED, f"the live state cannot be read, it is rebuilt: {damaged}"
                 )
             finally:
                 await asyncio.shield(asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True))
@@ -125,7 +126,7 @@ def _copied(hangar: Hangar, folder: Path, epoch: int) -> int:
     return sum(path.stat().st_size for path in (folder / LIVE).iterdir())
 
 
-async def _in_child(task: Task) -> Finding:
+async def _in_child(task: DrillTask) -> DrillFinding:
     words = [sys.executable, "-m", __name__]
     child = await asyncio.create_subprocess_exec(
         *words, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
@@ -136,24 +137,24 @@ async def _in_child(task: Task) -> Finding:
         if child.returncode is None:
             child.kill()
     if not said:
-        return Finding(
-            Verdict.UNKNOWN,
+        return DrillFinding(
+            DrillVerdict.UNKNOWN,
             f"the drill's process ended with {child.returncode} and without an "
             "answer: see the engine's log",
         )
     finding = pickle.loads(said)  # noqa: S301  # from a child of our own, over its pipe
-    assert isinstance(finding, Finding)
+    assert isinstance(finding, DrillFinding)
     return finding
 
 
-async def _carried_out(task: Task) -> Finding:
+async def _carried_out(task: DrillTask) -> DrillFinding:
     settings = task.settings
     async with postgres.pool(
         settings.postgres_dsn.get_secret_value(), name="drill", size=1
     ) as pool:
         broker = KafkaBroker(settings)
         try:
-            tools = Tools(
+            tools = SnapshotContext(
                 S3Objects(s3.client(settings), settings.s3_bucket), PostgresPointers(pool)
             )
 
@@ -188,7 +189,7 @@ async def _carried_out(task: Task) -> Finding:
 
             live = opener(task.folder / LIVE)
             try:
-                return await drilled(
+                return await drill_partition(
                     tools, task.pointer, live, task.folder / SCRATCH, opener, runner_over
                 )
             finally:
@@ -220,7 +221,7 @@ def main() -> None:
     os.dup2(2, 1)  # what a library prints is no part of the answer
     os.nice(NICE)
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
-    task: Task = pickle.load(sys.stdin.buffer)  # noqa: S301  # from our own parent, over its pipe
+    task: DrillTask = pickle.load(sys.stdin.buffer)  # noqa: S301  # from our own parent, over its pipe
     logs.configure("drill", task.settings.log_level, hidden=logs.secrets_of(task.settings))
     found = asyncio.run(_carried_out(task))
     with os.fdopen(answer, "wb") as stream:
@@ -234,6 +235,6 @@ def _end_with_parent(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    from fennel_core.engine.drill import beside
+    from fennel_core.engine.drill import subprocess_drill
 
-    beside.main()  # not `main`: what is pickled must bear the module's name
+    subprocess_drill.main()  # not `main`: what is pickled must bear the module's name

@@ -21,11 +21,11 @@ from typing import Any, Final, NamedTuple, Protocol, cast
 from fennel_core.connections import postgres
 from fennel_core.connections.frames import Channel, RemoteError
 from fennel_core.settings.model import Settings
-from fennel_core.snapshots.choice import Named
+from fennel_core.snapshots.selection import NamedPartition
 
 POLL_S: Final = 0.25
-TOLD_EVERY_S: Final = 10.0
-TROUBLE_S: Final = 45.0
+REPORT_INTERVAL_S: Final = 10.0
+FAILURE_AFTER_S: Final = 45.0
 """Parked, or without an owner that answers, this long in a row is a failure: leases have lapsed, a
 slot has tried half a dozen times.
 """
@@ -35,11 +35,11 @@ OWNERS: Final = """
 """
 
 
-class NotRebuilt(Exception):
+class RebuildFailed(Exception):
     """Some job partitions have not caught up again; the text says which and why."""
 
 
-class State(NamedTuple):
+class SlotReport(NamedTuple):
     """What a slot says of one of its job partitions. `seen`: sum of the next offsets of its inputs;
     `origin`: what it was made from.
     """
@@ -52,7 +52,7 @@ class State(NamedTuple):
     origin: str
 
 
-class Slots(Protocol):
+class SlotClient(Protocol):
     """The owners, to be asked."""
 
     async def owners(self, jobs: Sequence[str]) -> Mapping[tuple[str, int], str]:
@@ -65,10 +65,10 @@ class Slots(Protocol):
 
 
 @dataclass(slots=True)
-class Watched:
+class RebuildProgress:
     """One job partition under way, as far as it was seen."""
 
-    named: Named
+    named: NamedPartition
     ordered: int | None = None
     """The epoch whose owner took the order; None while nobody has."""
     goal: int | None = None
@@ -83,23 +83,23 @@ class Watched:
 
 
 @dataclass(slots=True)
-class Recovery:
+class RebuildRun:
     """One rebuilding. `before`: only from snapshots with lower numbers; None: from any. `tell` is
     given lines for people.
     """
 
-    slots: Slots
+    slots: SlotClient
     tell: Callable[[str], None]
     now_s: Callable[[], float]
     sleep: Callable[[float], Awaitable[None]]
     why: str
     before: int | None = None
-    watched: list[Watched] = field(default_factory=list)
+    watched: list[RebuildProgress] = field(default_factory=list)
 
-    async def run(self, wanted: Sequence[Named], timeout_s: float) -> None:
+    async def run(self, wanted: Sequence[NamedPartition], timeout_s: float) -> None:
         """Return when all have caught up again. NotRebuilt names those that have not, and why."""
         began = self.now_s()
-        self.watched = [Watched(each, well_s=began) for each in wanted]
+        self.watched = [RebuildProgress(each, well_s=began) for each in wanted]
         while open_ := [each for each in self.watched if not each.done]:
             await self._look(open_)
             self._give_up_on_lost(open_, late=self.now_s() - began > timeout_s)
@@ -109,9 +109,9 @@ class Recovery:
             f"{self.now_s() - began:.1f} s"
         )
 
-    async def _look(self, open_: Sequence[Watched]) -> None:
+    async def _look(self, open_: Sequence[RebuildProgress]) -> None:
         owners = await self.slots.owners(sorted({each.named.job for each in open_}))
-        by_slot: dict[str, list[Watched]] = {}
+        by_slot: dict[str, list[RebuildProgress]] = {}
         for each in open_:
             address = owners.get(each.named.place)
             if address is None:
@@ -125,11 +125,11 @@ class Recovery:
                 for each in theirs:
                     each.trouble = f"its slot at {address} does not answer: {lost}"
 
-    async def _ask(self, address: str, theirs: Sequence[Watched]) -> None:
+    async def _ask(self, address: str, theirs: Sequence[RebuildProgress]) -> None:
         answers = await self.slots.call(
             address, "states", {"items": [list(each.named.place) for each in theirs]}
         )
-        states = [None if answer is None else State(*answer) for answer in answers]
+        states = [None if answer is None else SlotReport(*answer) for answer in answers]
         for each, state in zip(theirs, states, strict=True):
             if state is not None and each.ordered == state.epoch:
                 self._seen(each, state)
@@ -153,7 +153,7 @@ class Recovery:
             if epoch is not None:
                 self._say(each, f"ordered from {address}{again}")
 
-    def _seen(self, each: Watched, state: State) -> None:
+    def _seen(self, each: RebuildProgress, state: SlotReport) -> None:
         if state.error is not None:
             each.parked, each.trouble = True, f"it is parked: {state.error}"
             self._say(each, each.trouble)
@@ -172,28 +172,28 @@ class Recovery:
             f", {state.lag} records behind",
         )
 
-    def _give_up_on_lost(self, open_: Sequence[Watched], *, late: bool) -> None:
+    def _give_up_on_lost(self, open_: Sequence[RebuildProgress], *, late: bool) -> None:
         now = self.now_s()
-        lost = [each for each in open_ if not each.done and now - each.well_s > TROUBLE_S]
+        lost = [each for each in open_ if not each.done and now - each.well_s > FAILURE_AFTER_S]
         if late and not lost:
             lost = [each for each in open_ if not each.done]
             for each in lost:
                 each.trouble = f"it has not caught up in time; last seen: {each.said or 'nothing'}"
         if lost:
             named = "; ".join(f"{each.named}: {each.trouble}" for each in lost)
-            raise NotRebuilt(
+            raise RebuildFailed(
                 f"{len(lost)} of {len(self.watched)} job partitions were not rebuilt: {named}"
             )
 
-    def _say(self, each: Watched, said: str, also: str = "") -> None:
+    def _say(self, each: RebuildProgress, said: str, also: str = "") -> None:
         """Once when it changes, and every now and then."""
-        if said != each.said or self.now_s() - each.said_s > TOLD_EVERY_S:
+        if said != each.said or self.now_s() - each.said_s > REPORT_INTERVAL_S:
             each.said, each.said_s = said, self.now_s()
             self.tell(f"{each.named}: {said}{also}")
 
 
-class LiveSlots:
-    """See `Slots`: over the registry and the slots' sockets."""
+class SocketSlotClient:
+    """See `SlotClient`: over the registry and the slots' sockets."""
 
     def __init__(self, settings: Settings) -> None:
         self._dsn = settings.postgres_dsn.get_secret_value()
@@ -216,9 +216,9 @@ class LiveSlots:
             await channel.close()
 
 
-def rebuild(
+def rebuild_partitions(
     settings: Settings,
-    wanted: Sequence[Named],
+    wanted: Sequence[NamedPartition],
     tell: Callable[[str], None],
     *,
     before: int | None,
@@ -227,8 +227,8 @@ def rebuild(
     """Rebuild job partitions and wait until they have caught up; NotRebuilt names those that have
     not, and why.
     """
-    recovery = Recovery(
-        LiveSlots(settings),
+    recovery = RebuildRun(
+        SocketSlotClient(settings),
         tell,
         time.monotonic,
         asyncio.sleep,

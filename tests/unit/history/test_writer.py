@@ -7,11 +7,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from fennel_core.history.decide import Rule
-from fennel_core.history.flow import RollFailed, Rows, Writer, prune
+from fennel_core.history.backlog import RollRule
 from fennel_core.history.memory import MemoryHistoryFiles
 from fennel_core.history.roll import TopicLayout
 from fennel_core.history.store import HistoryFile
+from fennel_core.history.writer import BatchPublisher, HistoryWriter, RollFailed, prune_history
 from fennel_core.vocab.ids import Micros, Offset, PartitionIndex, TopicName
 from tests.support.history_world import LAYOUT, TOPIC, MemoryLog, MemoryRoller
 
@@ -45,8 +45,8 @@ class World:
         for key in keys:
             del self.objects[key]
 
-    def writer(self, rule: Rule) -> Writer:
-        return Writer(
+    def writer(self, rule: RollRule) -> HistoryWriter:
+        return HistoryWriter(
             self.files, self, self.log.bounds, self.roller, rule, lambda: self.now.timestamp()
         )
 
@@ -71,7 +71,7 @@ class World:
 
 async def test_few_messages_wait_and_are_rolled_when_they_have_waited() -> None:
     world = World()
-    writer = world.writer(Rule(enough_records=5, wait_s=60))
+    writer = world.writer(RollRule(enough_records=5, wait_s=60))
     world.log.append(0, [1, 2, None])
     assert (await writer.round()).lag == {TOPIC: 3}
     world.now += timedelta(seconds=59)
@@ -88,7 +88,7 @@ async def test_few_messages_wait_and_are_rolled_when_they_have_waited() -> None:
 
 async def test_control_records_at_the_end_make_no_file_and_are_looked_at_once() -> None:
     world = World()
-    writer = world.writer(Rule(enough_records=1, wait_s=0))
+    writer = world.writer(RollRule(enough_records=1, wait_s=0))
     world.log.append(0, [None, None])
     assert await writer.round() == await writer.round()
     assert (await writer.round()).lag == {TOPIC: 0}
@@ -100,7 +100,7 @@ async def test_control_records_at_the_end_make_no_file_and_are_looked_at_once() 
 
 async def test_a_writer_that_was_outrun_ends_its_query_and_goes_on_from_the_rows() -> None:
     world = World()
-    rows = Rows(world.files, {})
+    rows = BatchPublisher(world.files, {})
     await world.rolled(0, 5)
     late = HistoryFile(*PLACE, Offset(0), Offset(9), "mine", 1, 10, Micros(0), Micros(0))
     with pytest.raises(RollFailed, match="another writer was faster"):
@@ -114,9 +114,9 @@ async def test_strays_go_after_the_grace_period_and_what_rows_name_stays() -> No
     world.objects["history/w.topic.abc.1/0/stray"] = world.objects[
         "history/never.topic.x.1/0/stray"
     ] = world.now
-    assert (await prune(world.files, world, world, HOUR)).objects == 0
+    assert (await prune_history(world.files, world, world, HOUR)).objects == 0
     world.now += HOUR + timedelta(seconds=1)
-    assert (await prune(world.files, world, world, HOUR)).objects == 2
+    assert (await prune_history(world.files, world, world, HOUR)).objects == 2
     assert set(world.objects) == {kept}
 
 
@@ -126,14 +126,14 @@ async def test_the_history_of_a_deleted_topic_goes_late_and_not_when_the_topic_c
     mine, theirs = await world.rolled(0, 5), await world.rolled(0, 5, other)
     world.topics = {other}
     for _ in range(2):
-        assert (await prune(world.files, world, world, HOUR)).topics == 0
+        assert (await prune_history(world.files, world, world, HOUR)).topics == 0
         world.now += HOUR / 2
     world.topics = {TOPIC, other}
-    await prune(world.files, world, world, HOUR)
+    await prune_history(world.files, world, world, HOUR)
     world.topics = {other}
-    await prune(world.files, world, world, HOUR)
+    await prune_history(world.files, world, world, HOUR)
     world.now += HOUR + timedelta(seconds=1)
-    done = await prune(world.files, world, world, HOUR)
+    done = await prune_history(world.files, world, world, HOUR)
     assert (done.topics, done.objects) == (1, 1)
     assert (set(world.objects), set(await world.files.totals())) == ({theirs}, {other})
     assert mine not in world.objects

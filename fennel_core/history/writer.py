@@ -16,10 +16,10 @@ from typing import Final, Protocol
 
 import structlog
 
-from fennel_core.history.decide import Backlog, Rule, backlogs, due, strays
-from fennel_core.history.kafka import Bounds
-from fennel_core.history.roll import PREFIX, TopicLayout, folder, topic_of
-from fennel_core.history.store import HistoryFile, HistoryFiles, Totals
+from fennel_core.history.backlog import Backlog, RollRule, backlogs, due_partitions, strays
+from fennel_core.history.kafka import LogBounds
+from fennel_core.history.roll import PREFIX, TopicLayout, topic_of_key, topic_prefix
+from fennel_core.history.store import HistoryFile, HistoryFiles, HistoryTotals
 from fennel_core.vocab.ids import Offset, TopicName, TopicPartition
 
 log = structlog.get_logger(__name__)
@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 KEYS_AT_ONCE: Final = 1_000
 
 
-class WantedTopics(Protocol):
+class TopicSource(Protocol):
     """See `history.topics.Topics`."""
 
     async def wanted(self) -> Mapping[TopicName, TopicLayout]: ...
@@ -50,7 +50,7 @@ class Roller(Protocol):
         self,
         due: Mapping[TopicPartition, Backlog],
         layouts: Mapping[TopicName, TopicLayout],
-        rows: Rows,
+        rows: BatchPublisher,
     ) -> None: ...
 
 
@@ -61,7 +61,7 @@ class RollFailed(Exception):
 
 
 @dataclass
-class Rows:
+class BatchPublisher:
     """The rows as a roller sees them. `covered`: below these offsets every data record has its row;
     it grows with each batch.
     """
@@ -96,47 +96,47 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Rolled:
+class PassResult:
     """What a round did, what history holds after it, and what is left: messages behind, by topic
     that shall have a history.
     """
 
     files: int
     rows: int
-    totals: Mapping[TopicName, Totals]
+    totals: Mapping[TopicName, HistoryTotals]
     lag: Mapping[TopicName, int]
 
 
 @dataclass
-class Writer:
+class HistoryWriter:
     """`bounds` asks the log; `clock` gives seconds that never go back."""
 
     files: HistoryFiles
-    topics: WantedTopics
-    bounds: Callable[[Sequence[TopicName]], Mapping[TopicPartition, Bounds]]
+    topics: TopicSource
+    bounds: Callable[[Sequence[TopicName]], Mapping[TopicPartition, LogBounds]]
     roller: Roller
-    rule: Rule
+    rule: RollRule
     clock: Callable[[], float]
     _covered: dict[TopicPartition, Offset] = field(default_factory=dict)
     _behind: dict[TopicPartition, Backlog] = field(default_factory=dict)
 
-    async def round(self) -> Rolled:
+    async def round(self) -> PassResult:
         """Roll what is due. StoreError, RollFailed."""
         layouts = await self.topics.wanted()
         now_s = self.clock()
         bounds = await self._look(layouts, now_s)
-        rows = Rows(self.files, self._covered)
-        if ready := due(self._behind, self.rule, now_s):
+        rows = BatchPublisher(self.files, self._covered)
+        if ready := due_partitions(self._behind, self.rule, now_s):
             await self.roller.roll(ready, layouts, rows)
             bounds = await self._look(layouts, now_s)
         lag = {topic: 0 for topic, _ in bounds}
         for (topic, _), backlog in self._behind.items():
             lag[topic] += backlog.records
-        return Rolled(rows.added_files, rows.added_rows, await self.files.totals(), lag)
+        return PassResult(rows.added_files, rows.added_rows, await self.files.totals(), lag)
 
     async def _look(
         self, layouts: Mapping[TopicName, TopicLayout], now_s: float
-    ) -> Mapping[TopicPartition, Bounds]:
+    ) -> Mapping[TopicPartition, LogBounds]:
         """Bring `_behind` up to date."""
         ends = await self.files.ends(list(layouts))
         bounds = await asyncio.to_thread(self.bounds, list(layouts))
@@ -162,14 +162,14 @@ class Writer:
 
 
 @dataclass(frozen=True, slots=True)
-class Pruned:
+class PrunedHistory:
     topics: int
     objects: int
 
 
-async def prune(
-    files: HistoryFiles, topics: WantedTopics, objects: Objects, grace: timedelta
-) -> Pruned:
+async def prune_history(
+    files: HistoryFiles, topics: TopicSource, objects: Objects, grace: timedelta
+) -> PrunedHistory:
     """Forget topics that the bank has not known for `grace`, and delete objects older than `grace`
     that no row names.
 
@@ -187,11 +187,11 @@ async def prune(
         log.info("history of deleted topics is forgotten", topics=gone)
     written = await objects.written(f"{PREFIX}/")
     deleted = 0
-    for topic in sorted({topic_of(key) for key in written}):
+    for topic in sorted({topic_of_key(key) for key in written}):
         # Listed before the rows are read: an object that got its row in between is named by then.
-        mine = {key: at for key, at in written.items() if key.startswith(folder(topic))}
+        mine = {key: at for key, at in written.items() if key.startswith(topic_prefix(topic))}
         unnamed = strays(mine, await files.keys(topic), grace, now)
         for start in range(0, len(unnamed), KEYS_AT_ONCE):
             await objects.remove(unnamed[start : start + KEYS_AT_ONCE])
         deleted += len(unnamed)
-    return Pruned(len(gone), deleted)
+    return PrunedHistory(len(gone), deleted)

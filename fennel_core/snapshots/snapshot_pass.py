@@ -18,34 +18,34 @@ from typing import Final, cast
 from fennel_core.connections import postgres, s3
 from fennel_core.connections.frames import Channel
 from fennel_core.settings.model import Settings
-from fennel_core.snapshots.flow import Pruned, Tools, prune
 from fennel_core.snapshots.postgres import PostgresPointers
 from fennel_core.snapshots.s3 import S3Objects
+from fennel_core.snapshots.transfer import PrunedSnapshots, SnapshotContext, prune_snapshots
 
-ROUND_S: Final = 1800
+PASS_TIMEOUT_S: Final = 1800
 """A slot that does not answer within this is asked again in a later round. Less than the grace
 period of objects, or a slow upload would lose its first files to pruning before its manifest is
 written.
 """
-OWNING = """
+OWNING_SLOTS = """
     SELECT DISTINCT s.address FROM slot s JOIN job_partition p ON p.slot_id = s.id
     WHERE s.lease_until > now() AND NOT s.stopping ORDER BY s.address
 """
-OWNED = """
+OWNED_PARTITIONS = """
     SELECT p.job_id, p.part, a.title FROM slot s JOIN job_partition p ON p.slot_id = s.id JOIN
         asset a ON a.id = p.job_id
     WHERE s.lease_until > now() AND p.status = 'running' AND s.address = %s ORDER BY p.job_id,
         p.part
 """
-NUMBERS = "SELECT manifest, number FROM snapshot WHERE manifest = ANY(%s::text[])"
+SNAPSHOT_NUMBERS = "SELECT manifest, number FROM snapshot WHERE manifest = ANY(%s::text[])"
 
 
-class RoundFailed(Exception):
+class SnapshotPassFailed(Exception):
     """Some states could not be copied; the text says which and why."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class SnapshotResult:
     """`code`: taken, unchanged, failed, or why the slot refused (not-owner, parked). `text`: the
     manifest's key, or the reason.
 
@@ -72,10 +72,10 @@ class Answer:
 def owning_slots(settings: Settings) -> list[str]:
     """Addresses of the live slots that own something."""
     with postgres.connect(settings.postgres_dsn.get_secret_value(), name="snapshots") as connection:
-        return [str(address) for (address,) in connection.execute(OWNING).fetchall()]
+        return [str(address) for (address,) in connection.execute(OWNING_SLOTS).fetchall()]
 
 
-def snapshot_slot(settings: Settings, address: str) -> list[Answer]:
+def snapshot_slot(settings: Settings, address: str) -> list[SnapshotResult]:
     """Ask one slot to copy every state it owns; answers what came of each. OSError or RemoteError
     without an answer.
     """
@@ -83,37 +83,39 @@ def snapshot_slot(settings: Settings, address: str) -> list[Answer]:
     with postgres.connect(dsn, name="snapshots") as connection:
         owned = {
             (str(job), part): str(title)
-            for job, part, title in connection.execute(OWNED, (address,)).fetchall()
+            for job, part, title in connection.execute(OWNED_PARTITIONS, (address,)).fetchall()
         }
     answers = asyncio.run(_asked(address, [[*each] for each in owned])) if owned else []
     with postgres.connect(dsn, name="snapshots") as connection:
-        rows = connection.execute(NUMBERS, ([text for _, _, _, text, _ in answers],)).fetchall()
+        rows = connection.execute(
+            SNAPSHOT_NUMBERS, ([text for _, _, _, text, _ in answers],)
+        ).fetchall()
     numbers = {str(manifest): cast(int, number) for manifest, number in rows}
     return [
-        Answer(job, part, code, text, sent, owned[job, part], numbers.get(text))
+        SnapshotResult(job, part, code, text, sent, owned[job, part], numbers.get(text))
         for job, part, code, text, sent in answers
     ]
 
 
-def refuse_failures(answers: Sequence[Answer]) -> None:
+def raise_on_failures(answers: Sequence[SnapshotResult]) -> None:
     """RoundFailed when any state could not be copied; one that moved or is parked is no failure."""
     if failed := [
         f"{each.title}[{each.part}] ({each.job}): {each.text}"
         for each in answers
         if each.code == "failed"
     ]:
-        raise RoundFailed(
+        raise SnapshotPassFailed(
             f"{len(failed)} of {len(answers)} states were not copied: {'; '.join(failed)}"
         )
 
 
-def prune_snapshots(settings: Settings) -> Pruned:
+def run_pruning(settings: Settings) -> PrunedSnapshots:
     """Delete what nobody needs any more; StoreError when bucket or database are away."""
     return asyncio.run(_pruned(settings))
 
 
 async def _asked(address: str, items: list[list[object]]) -> list[tuple[str, int, str, str, int]]:
-    async with asyncio.timeout(ROUND_S):
+    async with asyncio.timeout(PASS_TIMEOUT_S):
         channel = await Channel.open(address)
         try:
             return [
@@ -124,11 +126,13 @@ async def _asked(address: str, items: list[list[object]]) -> list[tuple[str, int
             await channel.close()
 
 
-async def _pruned(settings: Settings) -> Pruned:
+async def _pruned(settings: Settings) -> PrunedSnapshots:
     async with postgres.pool(
         settings.postgres_dsn.get_secret_value(), name="snapshots", size=1
     ) as pool:
-        tools = Tools(S3Objects(s3.client(settings), settings.s3_bucket), PostgresPointers(pool))
-        return await prune(
+        tools = SnapshotContext(
+            S3Objects(s3.client(settings), settings.s3_bucket), PostgresPointers(pool)
+        )
+        return await prune_snapshots(
             tools, settings.snapshots_kept, timedelta(milliseconds=settings.snapshot_grace_ms)
         )

@@ -18,7 +18,7 @@ from fennel_core.vocab.ids import Offset, TopicPartition
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class RollRule:
     """`enough_records`: messages that are worth a file; `wait_s`: a partition with fewer waits this
     long at most.
     """
@@ -60,8 +60,8 @@ def backlogs(
     return found
 
 
-def due(
-    behind: Mapping[TopicPartition, Backlog], rule: Rule, now_s: float
+def due_partitions(
+    behind: Mapping[TopicPartition, Backlog], rule: RollRule, now_s: float
 ) -> dict[TopicPartition, Backlog]:
     """Those to be rolled now."""
     return {
@@ -72,7 +72,7 @@ def due(
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class TopicRecord:
     """One data record of a topic."""
 
     place: TopicPartition
@@ -81,7 +81,7 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class FileSlice:
     """What one file shall hold: all data records of offsets [first, following)."""
 
     place: TopicPartition
@@ -90,12 +90,12 @@ class Cut:
     messages: tuple[tuple[Offset, bytes], ...]
 
 
-def cuts(
-    messages: Iterable[Message],
+def split_into_files(
+    messages: Iterable[TopicRecord],
     floors: Mapping[TopicPartition, Offset],
     ends: Mapping[TopicPartition, Offset],
     file_bytes: int,
-) -> Iterator[Cut]:
+) -> Iterator[FileSlice]:
     """A batch as files. Lazy: no more than one file's messages are held.
 
     `messages`: the data records that some offset ranges hold, each partition's side by side and in
@@ -109,7 +109,7 @@ def cuts(
     for message in messages:
         if message.place != place:
             if place is not None and held:
-                yield Cut(place, first, ends[place], tuple(held))
+                yield FileSlice(place, first, ends[place], tuple(held))
             place, held, size = message.place, [], 0
             first = floors.get(place, Offset(0))
         assert message.offset < ends[message.place], "a batch holds nothing beyond its end"
@@ -118,12 +118,12 @@ def cuts(
             continue
         if held and size + len(message.value) > file_bytes:
             following = Offset(held[-1][0] + 1)
-            yield Cut(message.place, first, following, tuple(held))
+            yield FileSlice(message.place, first, following, tuple(held))
             held, size, first = [], 0, following
         held.append((message.offset, message.value))
         size += len(message.value)
     if place is not None and held:
-        yield Cut(place, first, ends[place], tuple(held))
+        yield FileSlice(place, first, ends[place], tuple(held))
 
 
 def strays(

@@ -1,0 +1,106 @@
+"""How far a log may be deleted, and when somebody is told."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fennel_core.snapshots.log_retention import (
+    LogKind,
+    LogPartition,
+    RequiredOffset,
+    RetentionProblem,
+    deletion_bound,
+    retention_alarm,
+)
+from fennel_core.vocab.ids import JobId, Offset, PartitionIndex, TopicName
+
+OFFSETS = st.integers(0, 20).map(Offset)
+
+
+def a_log(kind: LogKind, start: int, warned: int, aged: int, end: int) -> LogPartition:
+    return LogPartition(
+        TopicName("t"),
+        PartitionIndex(2),
+        kind,
+        Offset(start),
+        Offset(end),
+        Offset(aged),
+        Offset(warned),
+    )
+
+
+def needing(offset: int, snapshots: int = 1) -> RequiredOffset:
+    return RequiredOffset(
+        JobId("w.job.a.1"), "Totals: aggregate", PartitionIndex(2), Offset(offset), snapshots
+    )
+
+
+LOG = a_log(LogKind.CONTENT, 10, 60, 50, 100)
+
+
+def test_content_goes_by_age_and_only_as_far_as_history_has_it_and_nobody_needs_it() -> None:
+    assert deletion_bound(LOG, [needing(80), needing(90)], Offset(70)) == 50
+    assert deletion_bound(LOG, [needing(80), needing(40)], Offset(70)) == 40
+    assert deletion_bound(LOG, [needing(80)], Offset(30)) == 30
+    assert deletion_bound(LOG, [needing(80)], None) == 50, "without history there is only age"
+    assert deletion_bound(LOG, [], Offset(0)) == 10, "history has not begun"
+
+
+def test_rows_on_their_way_do_not_wait_for_history() -> None:
+    assert (
+        deletion_bound(dataclasses.replace(LOG, kind=LogKind.PASSAGE), [needing(80)], Offset(0))
+        == 50
+    )
+
+
+def test_a_replaylog_goes_as_soon_as_no_snapshot_needs_it_whatever_its_age() -> None:
+    replaylog = dataclasses.replace(LOG, kind=LogKind.REPLAYLOG)
+    assert deletion_bound(replaylog, [needing(80)], Offset(0)) == 80
+    assert deletion_bound(replaylog, [], None) == 10, (
+        "nobody is known to read it, so somebody may be about to"
+    )
+
+
+@given(
+    kind=st.sampled_from(LogKind),
+    cuts=st.lists(OFFSETS, min_size=4, max_size=4).map(sorted),
+    needs=st.lists(OFFSETS),
+    history=OFFSETS,
+)
+def test_no_log_is_ever_cut_behind_a_need_nor_grown_nor_cut_beyond_its_end(
+    kind: LogKind, cuts: list[int], needs: list[int], history: int
+) -> None:
+    start, aged, warned, end = cuts
+    found = deletion_bound(
+        a_log(kind, start, warned, aged, end), [needing(n) for n in needs], Offset(history)
+    )
+    assert start <= found <= end
+    assert found == start or all(found <= n for n in needs)
+
+
+def test_somebody_is_told_before_what_is_needed_can_go_and_when_it_has_gone() -> None:
+    assert retention_alarm(LOG, needing(60)) is None
+    old = retention_alarm(LOG, needing(59))
+    assert old is not None
+    assert (old.trouble, old.job, old.part) == (RetentionProblem.OLD, "w.job.a.1", 2)
+    assert "Totals: aggregate (w.job.a.1[2]) holds back t[2] at 59" in old.told
+    lost = retention_alarm(LOG, needing(9, snapshots=0))
+    assert lost is not None
+    assert lost.trouble is RetentionProblem.LOST
+    assert "records 9 to 9 of t[2]" in lost.told
+
+
+def test_what_a_load_holds_is_not_lost_until_a_snapshot_is_what_the_partition_starts_from() -> None:
+    log = a_log(LogKind.CONTENT, 40, 40, 40, 100)
+    assert retention_alarm(log, dataclasses.replace(needing(0, snapshots=0), loaded=True)) is None
+    lost = retention_alarm(log, dataclasses.replace(needing(9, snapshots=1), loaded=True))
+    assert lost is not None
+    assert lost.trouble is RetentionProblem.LOST
+
+
+def test_a_log_in_which_nothing_is_left_to_read_alarms_nobody() -> None:
+    assert retention_alarm(a_log(LogKind.CONTENT, 0, 100, 100, 100), needing(100)) is None
+    assert retention_alarm(a_log(LogKind.CONTENT, 0, 0, 0, 0), needing(0, snapshots=0)) is None
