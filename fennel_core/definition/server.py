@@ -22,6 +22,7 @@ from fastapi import APIRouter, Depends, FastAPI, Header, Query, Request, Respons
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fennel_core.connections import secrets, tokens, workspaces
+from fennel_core.connections.asgi import ClientDisconnected, read_body
 from fennel_core.connections.postgres import Pool
 from fennel_core.definition import commit_request
 from fennel_core.definition.commit_service import CommitService
@@ -79,6 +80,7 @@ def application(office: ServerState, health: HealthEndpoint) -> FastAPI:
         openapi_url=f"{API}/openapi.json",
     )
     errors.install(app)
+    app.add_exception_handler(ClientDisconnected, client_disconnected)
     app.add_exception_handler(LedgerUnavailable, database_away)
     app.add_exception_handler(psycopg.DataError, unusable_text)
     health.mount(app)
@@ -100,6 +102,11 @@ async def database_away(request: Request, error: Exception) -> Response:
     """Nobody knows whether the call did anything: all of them may be repeated."""
     away = ApiError(503, "database-unavailable", f"{error}: try again")
     return errors.response_of(away, as_json=errors.wants_json(request.headers.get("accept")))
+
+
+async def client_disconnected(_request: Request, _error: Exception) -> Response:
+    """End a request whose client is gone; 499 appears in metrics only."""
+    return Response(status_code=499)
 
 
 async def unusable_text(request: Request, error: Exception) -> Response:
@@ -174,29 +181,9 @@ TheOffice = Annotated[ServerState, Depends(office_of)]
 TheCaller = Annotated[Principal, Depends(caller_of)]
 
 
-async def body_of(request: Request, limit_bytes: int) -> bytes:
-    """The whole body; ApiError 413 as soon as it is known to be over the limit."""
-    too_large = ApiError(
-        413,
-        "body-too-large",
-        f"the request's body is over the limit of {limit_bytes} bytes "
-        "(FENNEL_BODY_LIMIT_BYTES): send less at once",
-    )
-    announced = request.headers.get("content-length")
-    if announced is not None and announced.isdigit() and int(announced) > limit_bytes:
-        raise too_large
-    chunks, size = [], 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > limit_bytes:
-            raise too_large
-        chunks.append(chunk)
-    return b"".join(chunks)
-
-
 async def json_of(request: Request, office: ServerState) -> dict[str, Any]:
     """The body as a JSON object; no body is an empty one."""
-    body = await body_of(request, office.settings.body_limit_bytes)
+    body = await read_body(request.scope, request.receive, office.settings.body_limit_bytes)
     try:
         value = msgspec.json.decode(body) if body.strip() else {}
     except (msgspec.DecodeError, UnicodeDecodeError) as malformed:
@@ -237,7 +224,7 @@ async def commit(
     """Replace (or, incrementally, extend) what the branch defines. The body is the client's
     SyncRequest.
     """
-    body = await body_of(request, office.settings.body_limit_bytes)
+    body = await read_body(request.scope, request.receive, office.settings.body_limit_bytes)
     wanted = commit_request.CommitRequest(
         caller.workspace, caller.branch, body, CommitOptions(incremental, backfill)
     )

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from collections.abc import Awaitable, Callable
 from urllib.parse import unquote
 
 import msgspec
+from starlette.types import Receive, Scope, Send
 
+from fennel_core.connections.asgi import ClientDisconnected, read_body, send_json
 from fennel_core.ingest.erase import EraseService
 from fennel_core.ingest.log_service import LogService
 from fennel_core.telemetry import metrics
@@ -25,18 +26,10 @@ from fennel_core.telemetry.logs import logger
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import MAIN_BRANCH, BranchName, DatasetName, WorkspaceId
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-
 LOG_PATH = "/api/v1/log"
 ERASE_PATH = re.compile(r"/api/v1/dataset/([^/]+)/erase")
 BRANCH_HEADER = b"x-fennel-branch"
 log = logger(__name__)
-
-
-class Disconnected(Exception):
-    """The caller went away before its body was complete."""
 
 
 class IngestApplication:
@@ -67,9 +60,9 @@ class IngestApplication:
         started = time.perf_counter()
         headers = dict(scope["headers"])
         try:
-            status, body = 200, await self._answer(path, scope["method"], headers, receive)
-            await _send_json(send, body)
-        except Disconnected:
+            status, body = 200, await self._answer(scope, headers, receive)
+            await send_json(send, body)
+        except ClientDisconnected:
             return
         except ApiError as refused:
             status = refused.status
@@ -85,9 +78,8 @@ class IngestApplication:
             time.perf_counter() - started
         )
 
-    async def _answer(
-        self, path: str, method: str, headers: dict[bytes, bytes], receive: Receive
-    ) -> bytes:
+    async def _answer(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive) -> bytes:
+        path, method = scope["path"], scope["method"]
         erase = ERASE_PATH.fullmatch(path)
         if path != LOG_PATH and erase is None:
             raise ApiError(
@@ -107,7 +99,7 @@ class IngestApplication:
             if BRANCH_HEADER in headers
             else MAIN_BRANCH
         )
-        body = await self._body(headers, receive)
+        body = await read_body(scope, receive, self._body_limit_bytes)
         if erase is not None:
             erased = await self._erasing.erase(
                 workspace, branch, DatasetName(unquote(erase[1])), body
@@ -116,39 +108,8 @@ class IngestApplication:
         logged = await self._flow.log(workspace, branch, body)
         return msgspec.json.encode({"rows": logged.rows})
 
-    async def _body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
-        announced = headers.get(b"content-length", b"0")
-        if announced.isdigit() and int(announced) > self._body_limit_bytes:
-            raise self._too_large()
-        parts: list[bytes] = []
-        size = 0
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise Disconnected
-            part = message.get("body", b"")
-            size += len(part)
-            if size > self._body_limit_bytes:
-                raise self._too_large()
-            parts.append(part)
-            if not message.get("more_body", False):
-                return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def _too_large(self) -> ApiError:
-        return ApiError(
-            413,
-            "body-too-large",
-            f"a body may have {self._body_limit_bytes} bytes: log fewer rows at a time",
-        )
-
     async def _refuse(self, send: Send, error: ApiError, headers: dict[bytes, bytes]) -> None:
         accept = headers.get(b"accept")
         await send_error(
             send, error, as_json=wants_json(None if accept is None else accept.decode("latin-1"))
         )
-
-
-async def _send_json(send: Send, body: bytes) -> None:
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

@@ -140,16 +140,6 @@ class DatabaseUnavailable(QueryError):
     CODE = "database-unavailable"
 
 
-class BodyTooLarge(QueryError):
-    STATUS = 413
-    CODE = "body-too-large"
-
-    def __init__(self, limit_bytes: int) -> None:
-        super().__init__(
-            f"the request body is over the limit of {limit_bytes} bytes: send it in smaller parts"
-        )
-
-
 class TooManyRows(QueryError):
     STATUS = 413
     CODE = "too-many-rows"
@@ -165,6 +155,17 @@ class UpstreamUnavailable(QueryError):
 
     STATUS = 503
     CODE = "upstream-unavailable"
+
+
+class ResponseTruncated(QueryError):
+    """The upstream server broke off after the response had started.
+
+    It is too late for an error response: return from the ASGI application, which closes the
+    client's connection.
+    """
+
+    STATUS = 502
+    CODE = "response-truncated"
 
 
 class UnknownRoute(QueryError):

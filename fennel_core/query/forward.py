@@ -13,10 +13,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
 import aiohttp
+from starlette.types import Receive, Scope, Send
 from yarl import URL
 
-from fennel_core.query.asgi import Disconnected, Receive, Scope, Send, body_limit, header
-from fennel_core.query.errors import BodyTooLarge, UpstreamUnavailable
+from fennel_core.connections.asgi import (
+    BodyTooLarge,
+    ClientDisconnected,
+    announced_length,
+    body_chunks,
+    header,
+)
+from fennel_core.query.errors import ResponseTruncated, UpstreamUnavailable
 from fennel_core.telemetry import traces
 
 HOP_BY_HOP = frozenset(
@@ -81,12 +88,12 @@ class Forwarder:
         Raises `BodyTooLarge` before the body is read, `UpstreamUnavailable` when the server cannot
         be reached or does not answer.
         """
-        length = body_limit(scope, self._limit_bytes)
+        length = announced_length(scope, self._limit_bytes)
         has_body = length != 0 and (
             length is not None or header(scope, b"transfer-encoding") is not None
         )
-        overflow: list[BodyTooLarge] = []
-        body = _body(receive, self._limit_bytes, overflow) if has_body else None
+        failures: list[Exception] = []
+        body = _body(receive, self._limit_bytes, failures) if has_body else None
         path = scope.get("raw_path") or scope["path"].encode()
         query = scope.get("query_string", b"")
         target = f"{upstream.url}{path.decode('latin-1')}" + (
@@ -119,11 +126,12 @@ class Forwarder:
                 await send({"type": "http.response.body", "body": b""})
                 return answer.status
         except (aiohttp.ClientError, TimeoutError) as lost:
-            if overflow:
-                raise overflow[0] from lost
+            if failures:
+                raise failures[0] from lost
             if started:
-                # too late for another answer: the broken connection tells the client
-                raise Disconnected from lost
+                raise ResponseTruncated(
+                    f"the {upstream.name} server broke off its response"
+                ) from lost
             raise UpstreamUnavailable(
                 f"the {upstream.name} server cannot be reached now "
                 f"({type(lost).__name__}): try again"
@@ -131,19 +139,12 @@ class Forwarder:
 
 
 async def _body(
-    receive: Receive, limit_bytes: int, overflow: list[BodyTooLarge]
+    receive: Receive, limit_bytes: int, failures: list[Exception]
 ) -> AsyncIterator[bytes]:
-    seen = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise aiohttp.ClientConnectionError("the client went away")
-        chunk: bytes = message.get("body", b"")
-        seen += len(chunk)
-        if seen > limit_bytes:
-            overflow.append(BodyTooLarge(limit_bytes))
-            raise aiohttp.ClientPayloadError("the body is over the limit")
-        if chunk:
+    """Yield the request body; aiohttp hides what the generator raises, so keep it in `failures`."""
+    try:
+        async for chunk in body_chunks(receive, limit_bytes):
             yield chunk
-        if not message.get("more_body", False):
-            return
+    except (BodyTooLarge, ClientDisconnected) as failed:
+        failures.append(failed)
+        raise aiohttp.ClientPayloadError(str(failed)) from failed

@@ -15,10 +15,11 @@ from functools import lru_cache
 from urllib.parse import parse_qs, unquote
 
 from prometheus_client import Counter, Histogram
+from starlette.types import Receive, Scope, Send
 
-from fennel_core.query.asgi import Disconnected, Receive, Scope, Send, header, read_body, send_json
+from fennel_core.connections.asgi import ClientDisconnected, header, read_body, send_json
 from fennel_core.query.bodies import BarrierBody, parse
-from fennel_core.query.errors import RequestMalformed, UnknownRoute
+from fennel_core.query.errors import RequestMalformed, ResponseTruncated, UnknownRoute
 from fennel_core.query.forward import Forwarder, Upstream
 from fennel_core.query.service import QueryService
 from fennel_core.query.status import StatusReport
@@ -86,11 +87,11 @@ class QueryApplication:
         try:
             with traces.span(route, method=method):
                 status = await self._answer(path, scope, receive, send)
+        except (ClientDisconnected, ResponseTruncated):
+            status = 499
         except ApiError as refused:
             status = refused.status
             await send_error(send, refused, as_json=wants_json(header(scope, b"accept")))
-        except Disconnected:
-            status = 499
         # the last line: whatever it is, the client gets an answer and the log the reason
         except Exception as bug:
             status = 500

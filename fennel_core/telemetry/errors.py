@@ -13,14 +13,14 @@ or a secret; the log has it.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import structlog
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.types import Send
 
 from fennel_core.vocab.errors import (
     ApiError as ApiError,
@@ -36,8 +36,6 @@ _BY_STATUS: Final = {
     413: "body-too-large",
     415: "media-type",
 }
-
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 def body_of(error: ApiError, *, as_json: bool = False) -> bytes:

@@ -1,0 +1,109 @@
+"""Raw ASGI for servers whose requests are too short for a web framework.
+
+A framework costs as much per request as a lookup. The hot routes therefore work on ASGI values
+(`starlette.types` names them) and share the few functions of this module. The limit on a request
+body is enforced twice: an announced `Content-Length` is checked before the first byte is received,
+so a client that sent `Expect: 100-continue` never sends the body, and received bytes are counted,
+so a chunked body is refused at the byte that exceeds the limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import ClassVar, Final
+
+from starlette.types import Receive, Scope, Send
+
+from fennel_core.connections.errors import ConnectionsError
+from fennel_core.vocab.errors import ApiError
+
+_JSON: Final = (b"content-type", b"application/json")
+
+
+class ClientDisconnected(ConnectionsError):
+    """The client closed the connection before its request was complete; do not respond."""
+
+    code: ClassVar[str] = "client-disconnected"
+
+
+class ContentLengthMalformed(ApiError):
+    """The `Content-Length` header is not a decimal number of bytes."""
+
+    def __init__(self, value: str) -> None:
+        super().__init__(
+            400, "content-length", f"`Content-Length: {value}` is not a number of bytes"
+        )
+
+
+class BodyTooLarge(ApiError):
+    """The request body exceeds the setting FENNEL_BODY_LIMIT_BYTES."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(
+            413,
+            "body-too-large",
+            f"the request body exceeds the limit of {limit_bytes} bytes "
+            "(FENNEL_BODY_LIMIT_BYTES); send it in smaller parts",
+        )
+
+
+def header(scope: Scope, name: bytes) -> str | None:
+    """Return the value of the first header with the lower-case `name`."""
+    for key, value in scope["headers"]:
+        if key == name:
+            text: str = value.decode("latin-1")
+            return text
+    return None
+
+
+def announced_length(scope: Scope, limit_bytes: int) -> int | None:
+    """Return the `Content-Length` of a request, None without one.
+
+    Raises `ContentLengthMalformed`, and `BodyTooLarge` for a length over the limit.
+    """
+    value = header(scope, b"content-length")
+    if value is None:
+        return None
+    # isdecimal() alone accepts digits of every script.
+    if not (value.isascii() and value.isdecimal()):
+        raise ContentLengthMalformed(value)
+    if int(value) > limit_bytes:
+        raise BodyTooLarge(limit_bytes)
+    return int(value)
+
+
+async def body_chunks(receive: Receive, limit_bytes: int) -> AsyncIterator[bytes]:
+    """Yield the non-empty chunks of a request body as they arrive.
+
+    Raises `BodyTooLarge` instead of yielding a chunk that exceeds the limit, and
+    `ClientDisconnected`.
+    """
+    received_bytes, more = 0, True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnected("the client closed the connection before the end of its body")
+        chunk: bytes = message.get("body", b"")
+        received_bytes += len(chunk)
+        if received_bytes > limit_bytes:
+            raise BodyTooLarge(limit_bytes)
+        if chunk:
+            yield chunk
+        more = message.get("more_body", False)
+
+
+async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
+    """Return the whole request body, holding at most `limit_bytes` of it in memory.
+
+    Raises `ContentLengthMalformed`, `BodyTooLarge` and `ClientDisconnected`.
+    """
+    announced_length(scope, limit_bytes)
+    chunks = [chunk async for chunk in body_chunks(receive, limit_bytes)]
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+async def send_json(send: Send, body: bytes, status: int = 200) -> None:
+    """Send a response whose body is encoded JSON."""
+    headers = [_JSON, (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
