@@ -1,4 +1,4 @@
-# Everything a person or CI does with this repository. `make help` lists the targets.
+# Every task of developers and of CI. `make help` lists the targets.
 SHELL := /bin/bash
 PREPARE := bash fennel_core/apps/local/prepare.sh
 CLI := .venv/bin/python -m fennel_core.apps.cli
@@ -12,63 +12,63 @@ SEEDS ?= 300
 .DEFAULT_GOAL := help
 .PHONY: help system env jars demo up down status logs lint format test sim faults conformance compose-test clean distclean lock
 
-help: ## This list
+help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-system: ## Install Python 3.11, Java 17 and Maven from Debian's packages where missing
+system: ## Install missing Debian packages: Python 3.11, Java 17, Maven
 	@$(PREPARE) system
 
-env: system ## Create both environments exactly as requirements/*.lock say
+env: system ## Create both Python environments from requirements/*.lock
 	@$(PREPARE) env
 
 jars: system ## Resolve the Kafka, S3 and Spark jars with Maven
 	@$(PREPARE) jars
 
-demo: env jars ## Start everything, commit a fraud-detection project, log data, query features
+demo: env jars ## Start the platform, commit a fraud-detection project, log data, query features
 	@$(CLI) up
 	@$(CLI) demo
 
-up: env jars ## Start the platform on this machine and wait until every part is healthy
+up: env jars ## Start the platform on this machine and wait until every service is ready
 	@$(CLI) up
 
-down: env ## Stop everything that `up` started, and nothing else; data survives
+down: env ## Stop everything that `up` started; data survives
 	@$(CLI) down
 
-status: env ## What runs where, and which slot owns which job partition
+status: env ## Show services, ports, job partitions and their slots, and alarms
 	@$(CLI) status
 
-logs: env ## The log files' ends; `make logs NAME=kafka` follows one
+logs: env ## Show the last lines of all logs; `make logs NAME=kafka` follows one
 	@$(CLI) logs $(NAME) $(if $(NAME),--follow)
 
-lint: env ## ruff, mypy, import-linter and the house rules
+lint: env ## Run ruff, mypy, import-linter and the house rules (tests/tidy)
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports --no-cache
 	.venv/bin/pytest -q tests/tidy
 
-format: env ## Let ruff format and sort what it may
+format: env ## Format the code and sort imports with ruff
 	.venv/bin/ruff check --fix-only .
 	.venv/bin/ruff format .
 
-test: lint jars ## Everything that CI runs; leaves the platform it used running
+test: lint jars ## Run everything that CI runs; leaves the platform running
 	$(TESTS) -m "not platform" $(PYTEST_ARGS) tests
 	$(TESTS) -m platform $(PYTEST_ARGS) tests || { \
-	  echo "FAILED AT FIRST: the tests named above are tried once more, alone"; $(TESTS) -m platform --last-failed --last-failed-no-failures none $(PYTEST_ARGS) tests; }
+	  echo "Retrying the failed tests in isolation"; $(TESTS) -m platform --last-failed --last-failed-no-failures none $(PYTEST_ARGS) tests; }
 	@$(CLI) up
 	.venv/bin/python -m tests.conformance.run --ratchet
 
-sim: env ## Seeds of a simulated world: crashes, pauses, zombies, lost answers; `make sim WORLD=engine SEEDS=300`
+sim: env ## Simulate crashes, pauses, zombies and lost responses: `make sim WORLD=engine SEEDS=300`
 	.venv/bin/python -m tests.sim.run --world $(WORLD) --seeds $(SEEDS)
 
-faults: up ## Kill, cut and freeze parts of the running platform in the middle of commits, also where Airflow takes long to notice
+faults: up ## Kill, disconnect and freeze services of the running platform during commits
 	.venv/bin/pytest -q tests/e2e/faults/test_broker.py tests/e2e/faults/test_slots.py tests/e2e/faults/test_faults.py tests/e2e/faults/patient.py
 
-conformance: up ## The public client's own test suite against the running platform, and ten of its tests through Airflow
+conformance: up ## Run the public client's test suite against the platform, ten tests through Airflow
 	.venv/bin/python -m tests.conformance.run
 	.venv/bin/python -m tests.conformance.run --airflow
 
-compose-test: env ## docker-compose.yml for real: bases made here, built, the fraud example, a restart, removed (root, Docker)
+compose-test: env ## Build and run docker-compose.yml with the fraud example, then remove it (root, Docker)
 	.venv/bin/python -m tests.compose.run $(COMPOSE_ARGS)
 
 clean: env ## Stop the platform and delete its data, logs and generated secrets
@@ -77,5 +77,5 @@ clean: env ## Stop the platform and delete its data, logs and generated secrets
 distclean: clean ## Also delete both environments, the jars and every cache
 	rm -rf .venv .venv-executor .fennel .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
-lock: system ## Compile requirements/*.in to *.lock again
+lock: system ## Compile requirements/*.in to requirements/*.lock
 	@$(PREPARE) lock

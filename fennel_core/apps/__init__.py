@@ -1,3 +1,1 @@
-"""Everything a person or a process manager starts: servers, the command line, the local
-platform.
-"""
+"""Executables: the servers, the command line and the local platform."""

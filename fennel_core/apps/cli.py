@@ -1,6 +1,6 @@
-"""The command `fennel-core`: run the platform on this machine, look at it, and manage workspaces.
+"""The command `fennel-core`: run and inspect the platform on this machine, manage workspaces.
 
-Commands import what they need when they run, so that `--help` answers at once.
+Commands import their dependencies when they run, so that `--help` is fast.
 """
 
 import json
@@ -8,12 +8,12 @@ import os
 import shlex
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
+
+from fennel_core import __version__
 
 if TYPE_CHECKING:
     from fennel_core.apps.local.launcher import StartFailure
@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 
 CONTEXT: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 DEMO_TOKEN: Final = "dev-demo"  # noqa: S105  # not a secret: development tokens name a workspace and work on loopback only
-ASK_S: Final = 60.0
+REQUEST_TIMEOUT_S: Final = 60.0
+STATUS_TIMEOUT_S: Final = 5.0
 
 
 @click.group(context_settings=CONTEXT)
-@click.version_option(package_name=None, version="0.1.0", prog_name="fennel-core")
+@click.version_option(version=__version__, prog_name="fennel-core")
 def main() -> None:
     """Run fennel-core on this machine: a data plane for features on Kafka, Spark, RocksDB,
     Postgres, S3 and Airflow.
@@ -35,11 +36,11 @@ def main() -> None:
     First steps:
       fennel-core up                  start everything and wait until it is healthy
       fennel-core demo                commit a project, log data, query features
-      eval "$(fennel-core env)"       put the API's URL and a token into your shell
+      eval "$(fennel-core env)"       export the API's URL and a token
       fennel-core down                stop everything; data survives
 
-    Every setting is an environment variable FENNEL_…; `fennel-core settings` lists them with unit
-    and reason.
+    Every setting is an environment variable FENNEL_…; `fennel-core settings` lists them with
+    unit and reason.
     """
 
 
@@ -47,31 +48,31 @@ def main() -> None:
 @click.option(
     "--only",
     multiple=True,
-    metavar="PART",
-    help="Start only this part or group (infra, fennel) and what it needs. May be repeated.",
+    metavar="SERVICE",
+    help="Start only this service or group (infra, fennel) and its dependencies. Repeatable.",
 )
 def up(only: tuple[str, ...]) -> None:
-    """Start the platform and wait until every part is healthy.
+    """Start the platform and wait until every service is ready.
 
-    Runs again without harm: what runs is kept, what died is started, what was started with other
-    settings is restarted. Everything listens on loopback. A port in use, missing Java or a full
-    disk is said before anything starts.
+    Safe to repeat: running services are kept, stopped ones are started, and those with changed
+    settings are restarted. Everything listens on loopback. Ports in use, a missing Java and a full
+    disk are reported before anything starts.
     """
     from fennel_core.apps.errors import SetupFailed
     from fennel_core.apps.local import platform
 
-    context, wanted = _chosen(_names(only))
+    context, wanted = _select(_names(only))
     try:
         failures = platform.up(context, wanted)
     except SetupFailed as error:
         _fail(str(error))
     except KeyboardInterrupt:
         _fail(
-            "Stopped waiting. What was started goes on: `fennel-core status` shows "
-            "it, `fennel-core down` stops it."
+            "Stopped waiting. The started services keep running: `fennel-core status` shows "
+            "them, `fennel-core down` stops them."
         )
     for failure in failures:
-        _explain(context, failure)
+        _print_failure(context, failure)
     if failures:
         sys.exit(1)
     settings, names = context.settings, {service.name for service in wanted}
@@ -81,12 +82,12 @@ def up(only: tuple[str, ...]) -> None:
     if "airflow-api" in names:
         click.echo(f"Airflow is at {settings.airflow_pages} (user {settings.airflow_user}).")
     click.echo(
-        "`fennel-core env` prints what a client needs, `fennel-core status` what "
-        "runs, `fennel-core down` stops it."
+        "Next: `fennel-core env` prints the client's settings, `fennel-core status` shows the "
+        "services, `fennel-core down` stops them."
     )
 
 
-def _explain(context: "PlatformContext", failure: "StartFailure") -> None:
+def _print_failure(context: "PlatformContext", failure: "StartFailure") -> None:
     log = context.layout.shown(context.layout.log(failure.service.name))
     click.secho(
         f"\n{failure.service.title} did not become ready: {failure.why.rstrip('.')}.",
@@ -96,8 +97,8 @@ def _explain(context: "PlatformContext", failure: "StartFailure") -> None:
     for line in failure.log_lines:
         click.echo(f"    {line}", err=True)
     click.echo(
-        f"  Its whole log: {log}. When it is solved, run `fennel-core up` again: "
-        "parts that run are kept.",
+        f"  Full log: {log}. After fixing the problem run `fennel-core up` again; "
+        "running services are kept.",
         err=True,
     )
 
@@ -106,49 +107,49 @@ def _explain(context: "PlatformContext", failure: "StartFailure") -> None:
 @click.option(
     "--only",
     multiple=True,
-    metavar="PART",
-    help="Stop only this part or group (infra, fennel). May be repeated.",
+    metavar="SERVICE",
+    help="Stop only this service or group (infra, fennel). Repeatable.",
 )
 def down(only: tuple[str, ...]) -> None:
     """Stop everything that `up` started, and nothing else; data survives.
 
-    Each part is asked to end, together with whatever it started, and killed only if it has not
-    ended within FENNEL_SHUTDOWN_GRACE_S.
+    Each service and its child processes get a signal, and are killed only if they still run after
+    FENNEL_SHUTDOWN_GRACE_S.
     """
     from fennel_core.apps.local import platform
 
-    context, wanted = _chosen(_names(only))
+    context, wanted = _select(_names(only))
     stopped = platform.down(context, wanted)
     for service in stopped:
-        click.echo(f"stopped {service.name}" + ("" if service.gently else " (had to be killed)"))
+        click.echo(f"stopped {service.name}" + ("" if service.gently else " (killed)"))
     if not stopped:
         click.echo("Nothing was running.")
 
 
 @main.command()
-@click.argument("names", nargs=-1, metavar="PART...", required=True)
+@click.argument("names", nargs=-1, metavar="SERVICE...", required=True)
 def restart(names: tuple[str, ...]) -> None:
-    """Stop parts and start them again, as after a change of their code."""
+    """Stop services and start them again, for example after a change of their code."""
     from fennel_core.apps.local import platform
 
-    context, wanted = _chosen(names)
+    context, wanted = _select(names)
     platform.down(context, wanted)
     failures = platform.up(context, wanted)
     for failure in failures:
-        _explain(context, failure)
+        _print_failure(context, failure)
     sys.exit(1 if failures else 0)
 
 
 @main.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 def status(as_json: bool) -> None:
-    """What runs where, and which slot owns which job partition.
+    """Show services, job partitions and their slots, history, and alarms.
 
-    Exits with 1 unless every part is ready.
+    Exits with 1 unless every service is ready.
     """
     from fennel_core.apps.local import platform, status_tables
 
-    context, _ = _chosen(())
+    context, _ = _select(())
     rows = platform.status(context)
     partitions, history, alarms, drills = (
         _partitions(context),
@@ -187,66 +188,67 @@ def status(as_json: bool) -> None:
 
 
 def _partitions(context: "PlatformContext") -> list[dict[str, Any]] | None:
-    """What the query server says of job partitions; None while it cannot be asked."""
+    """Return the query server's job partitions, or None if it does not respond."""
     return _rows(context, f"{context.settings.query_url}/status", "job_partitions")
 
 
 def _alarms(context: "PlatformContext") -> list[dict[str, Any]] | None:
-    """What the definition server says of needed records; None while it cannot be asked."""
+    """Return the alarms about records that are still needed, or None without a response."""
     return _rows(context, f"{context.settings.definition_url}/api/v1/operations/needed", "alarms")
 
 
 def _failing_drills(context: "PlatformContext") -> list[dict[str, Any]] | None:
-    """What the definition server says of drills that did not agree; None while it cannot be
-    asked.
-    """
+    """Return the drills that failed, or None if the definition server does not respond."""
     return _rows(context, f"{context.settings.definition_url}/api/v1/operations/drills", "drills")
 
 
 def _rows(context: "PlatformContext", url: str, name: str) -> list[dict[str, Any]] | None:
-    """A list that a server of ours tells the administrator; None without an answer."""
-    token = context.settings.admin_token.get_secret_value()
-    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})  # noqa: S310  # our own URL
+    """Return a list from a server's response to the administrator, or None without one."""
+    import httpx
+
     try:
-        with urllib.request.urlopen(request, timeout=5) as answer:  # noqa: S310  # our own URL
-            rows: list[dict[str, Any]] = json.loads(answer.read())[name]
-            return rows
-    except (OSError, json.JSONDecodeError, KeyError):
+        response = httpx.get(
+            url, headers=_admin_headers(context), timeout=STATUS_TIMEOUT_S, trust_env=False
+        )
+        rows: list[dict[str, Any]] = response.raise_for_status().json()[name]
+    except (httpx.HTTPError, json.JSONDecodeError, KeyError):
         return None
+    return rows
+
+
+def _admin_headers(context: "PlatformContext") -> dict[str, str]:
+    return {"Authorization": f"Bearer {context.settings.admin_token.get_secret_value()}"}
 
 
 def _history(context: "PlatformContext") -> dict[str, dict[str, int]] | None:
-    """Files, rows and messages behind of each topic with a history; None while its writer cannot be
-    asked.
-    """
+    """Return files, rows and lag of each topic with history, or None without a response."""
+    import httpx
+
     from fennel_core.apps.local.status_tables import parse_history_metrics
 
     settings = context.settings
+    url = f"http://{settings.host}:{settings.history_port}/metrics"
     try:
-        with urllib.request.urlopen(
-            f"http://{settings.host}:{settings.history_port}/metrics", timeout=5
-        ) as answer:  # our own URL
-            return parse_history_metrics(answer.read().decode())
-    except (OSError, ValueError):
+        response = httpx.get(url, timeout=STATUS_TIMEOUT_S, trust_env=False)
+        return parse_history_metrics(response.raise_for_status().text)
+    except (httpx.HTTPError, ValueError):
         return None
 
 
 @main.command()
 @click.argument("name", required=False)
-@click.option(
-    "-f", "--follow", is_flag=True, help="Go on printing as lines arrive; end with Ctrl-C."
-)
-@click.option("-n", "--lines", default=20, show_default=True, help="Lines to begin with.")
+@click.option("-f", "--follow", is_flag=True, help="Keep printing new lines; stop with Ctrl-C.")
+@click.option("-n", "--lines", default=20, show_default=True, help="Number of last lines.")
 def logs(name: str | None, follow: bool, lines: int) -> None:
-    """Print the ends of the log files, or of one part's."""
-    context, wanted = _chosen((name,) if name else ())
+    """Print the last lines of all log files, or of one service's."""
+    context, wanted = _select((name,) if name else ())
     files = [
         str(context.layout.log(service.name))
         for service in wanted
         if context.layout.log(service.name).exists()
     ]
     if not files:
-        _fail("There is no log yet: nothing was started.")
+        _fail("There is no log yet. Run `fennel-core up` first.")
     try:
         sys.exit(
             subprocess.run(
@@ -262,13 +264,13 @@ def logs(name: str | None, follow: bool, lines: int) -> None:
     "--all",
     "everything",
     is_flag=True,
-    help="Every setting the platform was started with, passwords included.",
+    help="Print every setting of the platform, passwords included.",
 )
 def env(everything: bool) -> None:
     """Print export lines with the API's URL and a token: eval "$(fennel-core env)"."""
     from fennel_core.apps.local.services import process_env
 
-    context, _ = _chosen(())
+    context, _ = _select(())
     variables = process_env(context.settings) if everything else {}
     variables |= {"FENNEL_URL": context.settings.query_url, "FENNEL_TOKEN": DEMO_TOKEN}
     for name, value in variables.items():
@@ -277,7 +279,7 @@ def env(everything: bool) -> None:
 
 @main.command()
 def settings() -> None:
-    """List every setting: its variable, its default, its unit and its reason."""
+    """List every setting with its default, unit and reason."""
     from pydantic import SecretStr
 
     from fennel_core.settings.model import ENV_PREFIX, Settings
@@ -300,8 +302,8 @@ def demo() -> None:
     import importlib.util
 
     if importlib.util.find_spec("fennel_core.apps.demo") is None:
-        _fail("This version has no demo.")
-    context, _ = _chosen(())
+        _fail("This installation has no demo.")
+    context, _ = _select(())
     from fennel_core.apps.local.services import process_env
 
     environment = process_env(context.settings)
@@ -319,18 +321,18 @@ def demo() -> None:
     "--every",
     type=click.IntRange(1),
     metavar="MINUTES",
-    help="Go on, one round every so many minutes; end with Ctrl-C.",
+    help="Repeat every so many minutes; stop with Ctrl-C.",
 )
 def snapshot(every: int | None) -> None:
-    """Copy the state of every job partition to S3, and delete the copies and records that nobody
-    needs any more.
+    """Copy the state of every job partition to S3, and delete snapshots and records that are no
+    longer needed.
 
-    What Airflow's DAG `snapshot` does, for platforms without it (FENNEL_ORCHESTRATOR=inline): from
-    cron, or with --every.
+    Does the same as Airflow's DAG `snapshot`, for platforms without Airflow
+    (FENNEL_ORCHESTRATOR=inline): from cron, or with --every.
     """
     from fennel_core.apps import states
 
-    settings = _chosen(())[0].settings
+    settings = _select(())[0].settings
     try:
         states.snapshots(settings, click.echo, None if every is None else every * 60.0)
     except states.REASONS as error:
@@ -339,41 +341,39 @@ def snapshot(every: int | None) -> None:
         return
 
 
-def _which(command: Callable[..., None]) -> Callable[..., None]:
-    """The options that name job partitions."""
+def _selection_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that select job partitions."""
     for option in (
         click.option(
             "--partition",
             "partitions",
             type=click.IntRange(0),
             multiple=True,
-            help="Only this one. May be repeated.",
+            help="Only the partition with this number. Repeatable.",
         ),
         click.option(
             "--job",
             "jobs",
             multiple=True,
             metavar="ID",
-            help="A job's id, as `status --json` shows it. May be repeated.",
+            help="Only this job, by its id in `status --json`. Repeatable.",
         ),
-        click.option("--dataset", metavar="NAME", help="Only the jobs that work for this dataset."),
-        click.option("--workspace", metavar="NAME", help="All job partitions of this workspace."),
+        click.option("--dataset", metavar="NAME", help="Only the jobs that compute this dataset."),
+        click.option("--workspace", metavar="NAME", help="The job partitions of this workspace."),
     ):
         command = option(command)
     return command
 
 
 @main.command()
-@_which
+@_selection_options
 @click.option(
     "--before",
     type=click.IntRange(1),
     metavar="NUMBER",
-    help="Start from a snapshot with a lower number than this.",
+    help="Restore the newest snapshot with a lower number than this.",
 )
-@click.option(
-    "--dry-run", is_flag=True, help="Show which job partitions are meant, and do nothing."
-)
+@click.option("--dry-run", is_flag=True, help="Only list the selected job partitions.")
 def recover(
     workspace: str | None,
     dataset: str | None,
@@ -384,13 +384,14 @@ def recover(
 ) -> None:
     """Rebuild job partitions from their newest snapshots, and wait until they have caught up.
 
-    Their owners put local state aside, restore, and replay what came after without emitting it
-    again. Lookups are answered with 503 meanwhile. What Airflow's DAG `recovery` does.
+    The slots that own them quarantine the local state, restore a snapshot, and replay later records
+    without emitting output again. Until then lookups return 503. Does the same as Airflow's DAG
+    `recovery`.
     """
     from fennel_core.apps import states
     from fennel_core.snapshots.selection import Selection
 
-    settings = _chosen(())[0].settings
+    settings = _select(())[0].settings
     try:
         states.recover(
             settings,
@@ -404,14 +405,16 @@ def recover(
 
 
 @main.command()
-@_which
+@_selection_options
 @click.option(
     "--at-most",
     type=click.IntRange(1),
-    help="So many, those first whose last drill is longest ago.",
+    help="Number of job partitions; the one drilled longest ago comes first.",
 )
 @click.option(
-    "--max-bytes", type=click.IntRange(1), help="Skip larger states. Default: FENNEL_DRILL_BYTES."
+    "--max-bytes",
+    type=click.IntRange(1),
+    help="Skip larger states, bytes. Default: FENNEL_DRILL_BYTES.",
 )
 def drill(
     workspace: str | None,
@@ -421,16 +424,16 @@ def drill(
     at_most: int | None,
     max_bytes: int | None,
 ) -> None:
-    """Try whether job partitions could be rebuilt: restore, replay and compare beside the live
-    state, and discard.
+    """Verify that job partitions can be rebuilt: restore and replay a copy, compare it with the
+    live state, and discard it.
 
-    Without names those are drilled whose turn it is. Nothing that runs is disturbed. What Airflow's
-    DAG `drill` does.
+    Without a selection the job partitions that are due are drilled. Running jobs are not disturbed.
+    Does the same as Airflow's DAG `drill`.
     """
     from fennel_core.apps import states
     from fennel_core.snapshots.selection import Selection
 
-    settings = _chosen(())[0].settings
+    settings = _select(())[0].settings
     try:
         states.drill(
             settings,
@@ -444,15 +447,15 @@ def drill(
 
 
 @main.command()
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def clean(yes: bool) -> None:
     """Stop the platform and delete its data, logs and generated secrets.
 
-    Environments and jars stay; `make distclean` removes them too.
+    Environments and jars remain; `make distclean` deletes them too.
     """
     from fennel_core.apps.local import platform
 
-    context, wanted = _chosen(())
+    context, wanted = _select(())
     if not yes:
         click.confirm(f"Delete everything in {context.layout.data}?", abort=True)
     platform.down(context, wanted)
@@ -462,77 +465,70 @@ def clean(yes: bool) -> None:
 
 @main.group()
 def workspace() -> None:
-    """Create, delete and list workspaces. A token names a workspace; nothing is shared between
-    two.
+    """Create, delete and list workspaces. A token belongs to one workspace, and workspaces share
+    nothing.
     """
 
 
 @workspace.command("list")
 def workspace_list() -> None:
-    """Every workspace, one per line."""
-    for row in _definition("GET", "/api/v1/workspaces")["workspaces"]:
+    """List all workspaces, one per line."""
+    for row in _admin_request("GET", "/api/v1/workspaces")["workspaces"]:
         click.echo(row["name"])
 
 
 @workspace.command("create")
 @click.argument("name")
 def workspace_create(name: str) -> None:
-    """Create a workspace and print its token, which is shown only once."""
-    made = _definition("POST", "/api/v1/workspaces", {"name": name})
+    """Create a workspace and print its token, which cannot be shown again."""
+    made = _admin_request("POST", "/api/v1/workspaces", {"name": name})
     click.echo(f"export FENNEL_TOKEN={shlex.quote(str(made['token']))}")
 
 
 @workspace.command("delete")
 @click.argument("name")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def workspace_delete(name: str, yes: bool) -> None:
-    """Delete a workspace: its jobs stop, its topics and state are destroyed."""
+    """Delete a workspace: stop its jobs, delete its topics and state."""
     if not yes:
         click.confirm(f"Delete workspace {name} and all its data?", abort=True)
-    _definition("DELETE", f"/api/v1/workspaces/{name}")
+    _admin_request("DELETE", f"/api/v1/workspaces/{name}")
     click.echo(f"Deleted workspace {name}.")
 
 
-def _definition(method: str, path: str, body: dict[str, str] | None = None) -> dict[str, Any]:
-    """Asks the definition server as administrator; ends the program with its sentence where it
-    refuses.
-    """
-    context, _ = _chosen(())
-    request = urllib.request.Request(  # noqa: S310  # our own URL
-        context.settings.definition_url + path,
-        data=json.dumps(body).encode() if body is not None else None,
-        method=method,
-        headers={
-            "Authorization": f"Bearer {context.settings.admin_token.get_secret_value()}",
-            "Content-Type": "application/json",
-        },
-    )
+def _admin_request(method: str, path: str, body: dict[str, str] | None = None) -> dict[str, Any]:
+    """Send an administrator's request to the definition server; exits with its error message."""
+    import httpx
+
+    context, _ = _select(())
+    url = context.settings.definition_url
     try:
-        with urllib.request.urlopen(request, timeout=ASK_S) as answer:  # noqa: S310  # our own URL
-            text = answer.read()
-            parsed: dict[str, Any] = json.loads(text) if text else {}
-            return parsed
-    except urllib.error.HTTPError as error:
-        said = error.read().decode(errors="replace").strip()
-        _fail(said or f"The definition server answers {error.code}.")
-    except OSError as error:
-        _fail(
-            f"The definition server at {context.settings.definition_url} does not "
-            f"answer ({error}): is the platform up?"
+        response = httpx.request(
+            method,
+            url + path,
+            json=body,
+            headers=_admin_headers(context),
+            timeout=REQUEST_TIMEOUT_S,
+            trust_env=False,
         )
+    except httpx.HTTPError as error:
+        _fail(f"The definition server at {url} does not respond ({error}). Is the platform up?")
+    if response.is_error:
+        text = response.text.strip()
+        _fail(text or f"The definition server returned status {response.status_code}.")
+    parsed: dict[str, Any] = response.json() if response.content else {}
+    return parsed
 
 
 def _names(only: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for word in only for name in word.split(",") if name)
 
 
-def _chosen(names: tuple[str, ...]) -> "tuple[PlatformContext, tuple[Service, ...]]":
-    """This machine and the parts that names mean; ends the program with one sentence where that
-    cannot be.
-    """
+def _select(names: tuple[str, ...]) -> "tuple[PlatformContext, tuple[Service, ...]]":
+    """Return this platform and the named services; exits with a message if that is impossible."""
     from pydantic import ValidationError
 
-    from fennel_core.apps.errors import SetupFailed, UnknownService
+    from fennel_core.apps.errors import AppsError
     from fennel_core.apps.local.launch_plan import select_services
     from fennel_core.apps.local.platform import load_context
     from fennel_core.apps.local.services import service_table
@@ -549,14 +545,14 @@ def _chosen(names: tuple[str, ...]) -> "tuple[PlatformContext, tuple[Service, ..
                 for e in error.errors()
             )
         )
-    except (SetupFailed, UnknownService) as error:
+    except AppsError as error:
         _fail(str(error))
     except OSError as error:
         _fail(f"{error.strerror}: {error.filename}")
 
 
-def _fail(sentence: str) -> NoReturn:
-    click.secho(sentence, fg="red", err=True)
+def _fail(message: str) -> NoReturn:
+    click.secho(message, fg="red", err=True)
     sys.exit(1)
 
 

@@ -1,18 +1,16 @@
-"""What a container of `docker-compose.yml` runs: one row of the same process table that `make up`
-starts on a machine.
+"""Entry point of the containers of `docker-compose.yml`: one row of the service table each.
 
-    python -m fennel_core.apps.container prepare [STEP ...]   make the keys where there are none,
-    carry out steps, end
-    python -m fennel_core.apps.container run PART             carry out what comes before the part,
-    then become it
-    python -m fennel_core.apps.container healthy              the health check: silent and 0, or a
-    few words and 1
+    python -m fennel_core.apps.container prepare [STEP ...]
+        Generate missing keys, run setup steps, exit.
+    python -m fennel_core.apps.container run SERVICE
+        Run the setup steps of the service, then replace this process by it.
+    python -m fennel_core.apps.container healthy
+        Health check: exits with 0 and no output, or with 1 and the problem.
 
-Theory. Commands, configuration files and environments are made in one place, so that containers
-cannot drift from the local platform; what is left to the compose file is order, folders and
-networks. `run` replaces itself by the part, so that signals reach it. It leaves the part's health
-question in a file, because making the process table again would cost a second of processor time per
-question.
+Commands, configuration files and environments come from the table that `make up` uses, so that
+containers cannot drift from the local platform; order, volumes and networks are left to the compose
+file. `run` uses exec, so that signals reach the service. It writes the readiness check to a file,
+because building the service table takes a second of processor time, too much for each check.
 """
 
 from __future__ import annotations
@@ -29,39 +27,41 @@ from fennel_core.apps.local.readiness import check_readiness, from_json, to_json
 if TYPE_CHECKING:
     from fennel_core.apps.local.setup_steps import PlatformContext
 
-USAGE: Final = "usage: python -m fennel_core.apps.container prepare [STEP ...] | run PART | healthy"
+USAGE: Final = (
+    "usage: python -m fennel_core.apps.container prepare [STEP ...] | run SERVICE | healthy"
+)
 
 
-def main(words: list[str], question: Path) -> int | str:
-    """The exit status, or what is wrong. `question`: the file of the health question."""
+def main(words: list[str], check_file: Path) -> int | str:
+    """Return the exit status, or an error message. `check_file`: holds the readiness check."""
     match words:
         case ["prepare", *steps]:
             return prepare(steps)
         case ["run", name]:
-            return run(name, question)
+            return run(name, check_file)
         case ["healthy"]:
-            return healthy(question)
+            return healthy(check_file)
         case _:
             return USAGE
 
 
-def healthy(question: Path) -> int | str:
-    """Asks what `run` wrote; the file's age is the part's."""
+def healthy(check_file: Path) -> int | str:
+    """Perform the check that `run` wrote; the file's age is the service's age."""
     try:
-        health, began_s = from_json(question.read_text()), question.stat().st_mtime
+        readiness, began_s = from_json(check_file.read_text()), check_file.stat().st_mtime
     except FileNotFoundError:
-        return "its start is being prepared"
-    return check_readiness(health, datetime.fromtimestamp(began_s, UTC)) or 0
+        return "its setup steps are running"
+    return check_readiness(readiness, datetime.fromtimestamp(began_s, UTC)) or 0
 
 
 def prepare(names: list[str]) -> int | str:
-    """Carries out steps by name, as `make-bucket`, in the order given; the keys come first."""
+    """Generate the keys, then run setup steps by name (as `make-bucket`) in the order given."""
     from fennel_core.apps.errors import SetupFailed
     from fennel_core.apps.local.setup_steps import SetupStep, run_setup_step
 
     known = {step.name.lower().replace("_", "-"): step for step in SetupStep}
     if unknown := [name for name in names if name not in known]:
-        return f"There is no step {', '.join(unknown)}; there are {', '.join(known)}."
+        return f"unknown step `{', '.join(unknown)}`; valid steps: {', '.join(known)}"
     try:
         context = _context()
         for name in names:
@@ -72,27 +72,27 @@ def prepare(names: list[str]) -> int | str:
     return 0
 
 
-def run(name: str, question: Path) -> str:
-    """Becomes the part; returns only where that cannot be."""
+def run(name: str, check_file: Path) -> str:
+    """Replace this process by the service; returns an error message if that is impossible."""
     from fennel_core.apps.errors import SetupFailed
     from fennel_core.apps.local.launcher import environment_of
     from fennel_core.apps.local.services import service_table
     from fennel_core.apps.local.setup_steps import run_setup_step
 
-    question.unlink(missing_ok=True)  # of the time before a restart
+    check_file.unlink(missing_ok=True)  # left over from before a restart
     try:
         context = _context()
         services = {service.name: service for service in service_table(context)}
         if name not in services:
-            return f"There is no part {name}; there are {', '.join(services)}."
+            return f"unknown service `{name}`; valid services: {', '.join(services)}"
         service = services[name]
         for step in service.before:
             run_setup_step(step, context)
     except SetupFailed as error:
         return str(error)
-    descriptor = os.open(question, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    descriptor = os.open(check_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as file:
-        file.write(to_json(service.health))
+        file.write(to_json(service.readiness))
     os.chdir(context.layout.root)
     return _become(service.command, environment_of(service))
 

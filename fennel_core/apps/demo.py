@@ -1,6 +1,4 @@
-"""The demo: commits the fraud example with the real client, logs its sample, queries features, and
-shows each stage and its time.
-"""
+"""The demo: commit the fraud example with the real client, log its data and query features."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ TOKEN = "dev-demo"  # noqa: S105  # opens workspace `demo` in development mode o
 
 
 def run_demo(settings: Settings, console: Console) -> None:
-    """Run the example against the platform that is up; raises DemoFailed with its last lines."""
+    """Run the example against the running platform; raises DemoFailed with its last lines."""
     console.print("\n[bold]The fraud example, with the real client[/bold] (examples/fraud)")
     command = [
         str(settings.executor_python),
@@ -53,7 +51,7 @@ def _show(console: Console, event: dict[str, Any]) -> None:
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> Table:
-    """One column per card: features are many, and a terminal is narrow."""
+    """Return a table with one column per card: there are too many features for columns."""
     table = Table(title="CardRisk, looked up online", title_justify="left")
     table.add_column("cc_num", no_wrap=True)
     for row in rows:
@@ -71,19 +69,19 @@ def _table(rows: Sequence[dict[str, Any]]) -> Table:
 
 def _what_next(settings: Settings, console: Console) -> None:
     user, password = settings.airflow_user, settings.airflow_password.get_secret_value()
-    form = '{"definitions": "examples.fraud.definitions", "workspace": "demo", "branch": "main"}'
-    say = partial(console.print, soft_wrap=True)
-    say("\n[bold]What next[/bold]")
-    say(
+    conf = '{"definitions": "examples.fraud.definitions", "workspace": "demo", "branch": "main"}'
+    show = partial(console.print, soft_wrap=True)
+    show("\n[bold]What next[/bold]")
+    show(
         f"  API       {settings.query_url}   token [bold]{TOKEN}[/bold] "
         "(`dev-<name>` opens workspace `<name>`)"
     )
-    say(f"  Airflow   {settings.airflow_pages}   user {user}, password {password}")
-    say(f"            to commit from its form: Dags, commit, Trigger, e.g. {form}")
-    say("  status    make status      processes, slots, job partitions, lag and last errors")
-    say("  logs      make logs        or `fennel-core logs engine -f`")
-    say("  stop      make down        data stays; `make up` starts again, `make clean` wipes it")
-    say("  go on     edit examples/fraud/definitions.py and `make demo` again\n")
+    show(f"  Airflow   {settings.airflow_pages}   user {user}, password {password}")
+    show(f"            commit from its form: Dags, commit, Trigger, for example {conf}")
+    show("  status    make status      processes, slots, job partitions, lag and last errors")
+    show("  logs      make logs        or `fennel-core logs engine -f`")
+    show("  stop      make down        data survives; `make up` starts, `make clean` deletes")
+    show("  go on     docs/tutorial.md builds a project of your own\n")
 
 
 def main() -> None:
@@ -93,9 +91,9 @@ def main() -> None:
         run_demo(Settings(), console)
     except DemoFailed as failed:
         console.print(
-            f"[red]The demo failed.[/red] The example said last:\n{failed}", soft_wrap=True
+            f"[red]The demo failed.[/red] Last lines of the example:\n{failed}", soft_wrap=True
         )
-        console.print("Look at `make status` and `make logs`.")
+        console.print("See `make status` and `make logs`.")
         sys.exit(1)
 
 

@@ -1,4 +1,4 @@
-"""`python -m fennel_core.apps.engine`: one engine, its slots as long-lived Spark tasks."""
+"""One engine with its slots as long-lived Spark tasks: `python -m fennel_core.apps.engine`."""
 
 import asyncio
 import os

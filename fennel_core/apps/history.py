@@ -1,4 +1,7 @@
-"""`python -m fennel_core.apps.history`: the history writer, dataset topics as Parquet on S3."""
+"""The history writer, which copies dataset topics to Parquet on S3.
+
+Run it with `python -m fennel_core.apps.history`.
+"""
 
 import asyncio
 

@@ -1,5 +1,6 @@
-"""`python -m fennel_core.apps.migrate`: bring the platform's database to this version's schema,
-before any server starts.
+"""Migrate the platform's database to this version's schema: `python -m fennel_core.apps.migrate`.
+
+Run it before any server starts.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from fennel_core.connections.postgres import connect
 from fennel_core.settings.model import Settings
 
 WAIT_SECONDS: Final = 30.0
-"""How long a database that does not answer is waited for: it may be starting beside us."""
+"""How long to wait for a database that does not respond: it may be starting."""
 
 
 def main() -> int:
-    """Apply what is missing and print it; 1 when files and database disagree or the database cannot
-    be reached.
+    """Apply and print the missing migrations.
+
+    Returns 1 if files and database disagree or the database cannot be reached.
     """
     dsn = Settings().postgres_dsn.get_secret_value()
     deadline = time.monotonic() + WAIT_SECONDS
@@ -31,7 +33,7 @@ def main() -> int:
                     print(f"applied {migration.number:04d}_{migration.name}")
             return 0
         except migrate.MigrationMismatch as wrong:
-            print(f"cannot migrate: {wrong}", file=sys.stderr)
+            print(f"cannot migrate the database: {wrong}", file=sys.stderr)
             return 1
         except psycopg.OperationalError as unreachable:
             if time.monotonic() >= deadline:

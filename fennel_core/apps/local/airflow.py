@@ -1,8 +1,8 @@
-"""Airflow's three processes, configured wholly by environment variables: no generated file to
-drift, no import of Airflow here.
+"""Airflow's three processes, configured by environment variables only.
 
-The timings are measured ones: `scheduler_idle_sleep_time` and `min_heartbeat_interval` at their
-defaults make a commit wait seconds between its tasks.
+No generated configuration file can drift, and Airflow is not imported here. The timings were
+measured: with the defaults of `scheduler_idle_sleep_time` and `min_heartbeat_interval` a commit
+waits seconds between its tasks.
 """
 
 import importlib.metadata
@@ -10,7 +10,6 @@ import json
 import os
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -22,30 +21,31 @@ from fennel_core.apps.local.platform_keys import PlatformKeys
 from fennel_core.settings.model import Settings
 
 PARALLELISM: Final = 8
-"""Worker processes forked ahead; each waits up to `min_heartbeat_interval` after a task, so a chain
+"""Pre-forked workers; each waits up to `min_heartbeat_interval` after a task, so a chain of tasks
 needs several.
 """
 
 SILENT_TASK_S: Final = 30
-"""A task whose worker says nothing for this long is dead. Workers report every second; Airflow's
-own 300 s would keep a commit waiting.
+"""A task without a heartbeat for this long is dead. Workers send one every second; Airflow's
+default of 300 s would keep a commit waiting.
 """
 
 WARM_S: Final = 180.0
-"""Four seconds on an idle machine, more than a minute where twenty others want its cores."""
+"""Four seconds on an idle machine, more than a minute on one with twenty busy processes."""
 
 
 def home(layout: FileLayout) -> str:
+    """Return AIRFLOW_HOME."""
     return str(layout.data / "airflow")
 
 
 def passwords_file(layout: FileLayout) -> Path:
-    """In its own folder, because it opens the file for writing."""
+    """Return the login file, in Airflow's own folder because Airflow opens it for writing."""
     return layout.data / "airflow" / "passwords.json"
 
 
 def env(settings: Settings, layout: FileLayout, keys: PlatformKeys) -> Mapping[str, str]:
-    """Everything Airflow reads, as its own variables."""
+    """Return Airflow's whole configuration as `AIRFLOW__…` variables."""
     options = {
         ("core", "executor"): "LocalExecutor",
         ("core", "parallelism"): PARALLELISM,
@@ -93,18 +93,17 @@ def env(settings: Settings, layout: FileLayout, keys: PlatformKeys) -> Mapping[s
 
 
 def migrate(settings: Settings, layout: FileLayout, keys: PlatformKeys) -> None:
-    """Brings the database to this version of Airflow and writes the login. Raises HostError with
-    Airflow's last lines.
+    """Migrate Airflow's database and write the login; raises SetupFailed with Airflow's last line.
 
-    A stamp in the data folder skips the migration, which takes ten seconds even with nothing to do.
+    A stamp in the data folder skips the migration, which takes ten seconds even if there is nothing
+    to do.
     """
     folder = layout.data / "airflow"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     passwords = passwords_file(layout)
     logins = json.dumps({settings.airflow_user: keys.airflow_password})
-    if (
-        not passwords.exists() or passwords.read_text() != logins
-    ):  # containers share it: one that starts must not empty what another reads
+    # Containers share the file: a starting one must not truncate it under a reader.
+    if not passwords.exists() or passwords.read_text() != logins:
         passwords.touch(mode=0o600)
         passwords.write_text(logins)
     version = importlib.metadata.version("apache-airflow")
@@ -122,24 +121,24 @@ def migrate(settings: Settings, layout: FileLayout, keys: PlatformKeys) -> None:
         )
     if done.returncode != 0:
         lines = layout.log("airflow-migrate").read_text(errors="replace").strip().splitlines() or [
-            "it said nothing"
+            "no output"
         ]
         raise SetupFailed(
-            f"Airflow could not migrate its database ({lines[-1]}): see "
+            f"Airflow could not migrate its database ({lines[-1]}). See "
             f"{layout.shown(layout.log('airflow-migrate'))}"
         )
     stamp.write_text(version)
 
 
 def warm(settings: Settings) -> None:
-    """Makes the api-server build the API its tasks talk to, which it otherwise does at the first
-    task: seconds of the first commit.
+    """Make the api-server build its task API now; raises SetupFailed if it does not respond.
 
-    Raises HostError if that API does not answer.
+    Otherwise it would do so at the first task, which costs the first commit seconds.
     """
+    import httpx
+
     url = f"{settings.airflow_url}/execution/health"
     try:
-        with urllib.request.urlopen(url, timeout=WARM_S) as answer:  # noqa: S310  # our own URL
-            answer.read()
-    except OSError as error:
-        raise SetupFailed(f"Airflow's task API does not answer at {url} ({error})") from error
+        httpx.get(url, timeout=WARM_S, trust_env=False).raise_for_status()
+    except httpx.HTTPError as error:
+        raise SetupFailed(f"Airflow's task API does not respond at {url} ({error})") from error

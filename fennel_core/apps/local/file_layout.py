@@ -1,6 +1,4 @@
-"""Where things are: the checkout, and the data folder with logs, pid files, generated secrets, jars
-and each part's own data.
-"""
+"""Paths of a local platform: the checkout, logs, pid files, secrets, jars and service data."""
 
 import hashlib
 import os
@@ -14,9 +12,9 @@ ROOT: Final = Path(__file__).resolve().parents[3]
 """The checkout this package runs from."""
 
 SOCKET_PATH_BYTES: Final = 107
-"""`sun_path` of Linux less its final zero: a longer path cannot be bound."""
+"""Linux's `sun_path` without its final zero byte: a longer path cannot be bound."""
 SOCKET_NAME_BYTES: Final = 32
-"""Room for a socket's own file name."""
+"""Reserved for the file name of a socket."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,20 +38,18 @@ class FileLayout:
 
     @property
     def jars(self) -> Path:
-        """Beside the environments, not inside the data: wiping data must not mean downloading
-        again.
-        """
+        """Jars; outside the data folder, so that deleting data needs no new download."""
         return self.root / ".fennel" / "jars"
 
     @property
     def env_file(self) -> Path:
-        """The settings the running platform was started with (mode 0600: it carries passwords)."""
+        """Settings of the running platform (mode 0600: it contains passwords)."""
         return self.data / "env"
 
     @property
     def run(self) -> Path:
-        """Unix sockets: `<data>/run`, or a private folder under the system's temporary one if that
-        path is too long for a socket.
+        """Folder of Unix sockets: `<data>/run`, or a private folder in the system's temporary
+        folder if that path is too long for a socket.
         """
         near = self.data / "run"
         if len(os.fsencode(near)) + 1 + SOCKET_NAME_BYTES <= SOCKET_PATH_BYTES:
@@ -65,15 +61,13 @@ class FileLayout:
         return self.logs / f"{service}.log"
 
     def make(self) -> None:
-        """Creates the folders, private to their owner. Raises OSError where the disk refuses."""
+        """Create the folders, private to their owner; raises OSError."""
         for folder in (self.data, self.logs, self.pids, self.secrets, self.run):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if stat.S_IMODE(self.secrets.stat().st_mode) != 0o700:
             self.secrets.chmod(0o700)
 
     def shown(self, path: Path) -> str:
-        """A path as people like to read it: relative to the working directory where that is
-        shorter.
-        """
+        """Return the path relative to the working directory if that is shorter."""
         relative = os.path.relpath(path)
         return relative if len(relative) < len(str(path)) else str(path)

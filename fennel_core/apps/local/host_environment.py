@@ -1,4 +1,4 @@
-"""Facts about this machine, gathered once before anything is started."""
+"""Inspect this machine once, before anything is started."""
 
 import os
 import pwd
@@ -12,8 +12,10 @@ from fennel_core.apps.errors import SetupFailed
 
 @dataclass(frozen=True, slots=True)
 class HostEnvironment:
-    """`java`: its command. `unprivileged`: command prefix under which Postgres may run.
-    `owner_uid`: who must own its files.
+    """The commands and the user that services run with.
+
+    `java`: path of the command. `unprivileged`: command prefix that lets Postgres run although we
+    are root. `owner_uid`: owner of Postgres's files.
     """
 
     java: str
@@ -22,11 +24,11 @@ class HostEnvironment:
 
 
 def inspect_host() -> HostEnvironment:
-    """Raises HostError."""
+    """Return the environment of this machine; raises SetupFailed if Java or a user is missing."""
     if not _has_name(os.getuid()):
         raise SetupFailed(
-            "Postgres, Spark and Airflow all ask for the user's name, and uid "
-            f"{os.getuid()} has none in /etc/passwd: use one that has."
+            f"uid {os.getuid()} has no name in /etc/passwd; Postgres, Spark and Airflow need one. "
+            "Run as a user that has a name."
         )
     prefix, owner = _unprivileged()
     return HostEnvironment(java=_java(), unprivileged=prefix, owner_uid=owner)
@@ -36,16 +38,16 @@ def _java() -> str:
     home = os.environ.get("JAVA_HOME")
     java = shutil.which(str(Path(home) / "bin" / "java") if home else "java")
     if java is None:
-        raise SetupFailed("Java 17 is missing: run `make system`, or set JAVA_HOME to where it is.")
+        raise SetupFailed("Java 17 is missing: run `make system`, or set JAVA_HOME.")
     return java
 
 
 def _unprivileged() -> tuple[tuple[str, ...], int]:
-    """Postgres refuses to run as root."""
+    """Return prefix and file owner for Postgres, which refuses to run as root."""
     if os.getuid() != 0:
         return (), os.getuid()
-    other = _somebody()
-    # In a user namespace of its own it sees another uid, while its files stay ours.
+    other = _unprivileged_user()
+    # In a user namespace of its own Postgres sees another uid, while its files remain ours.
     namespace = ("unshare", "--user", f"--map-user={other.pw_uid}", f"--map-group={other.pw_gid}")
     if (
         shutil.which("unshare")
@@ -54,11 +56,11 @@ def _unprivileged() -> tuple[tuple[str, ...], int]:
         return namespace, os.getuid()
     if shutil.which("setpriv") is None:
         raise SetupFailed(
-            "Postgres refuses to run as root, and neither `unshare` nor `setpriv` "
-            "can help: use an ordinary user."
+            "Postgres refuses to run as root, and neither `unshare` nor `setpriv` is available. "
+            "Run as an ordinary user."
         )
-    # Where user namespaces are blocked, as in many containers: another uid, for whom the files must
-    # then be reachable.
+    # User namespaces are blocked, as in many containers: switch to another uid, which must then be
+    # able to reach the files.
     return (
         "setpriv",
         f"--reuid={other.pw_uid}",
@@ -75,15 +77,13 @@ def _has_name(uid: int) -> bool:
     return True
 
 
-def _somebody() -> pwd.struct_passwd:
-    """A user without rights that exists everywhere, Postgres's own before others. Raises
-    HostError.
-    """
+def _unprivileged_user() -> pwd.struct_passwd:
+    """Return a user without privileges, preferably Postgres's own; raises SetupFailed."""
     by_name = {entry.pw_name: entry for entry in pwd.getpwall() if entry.pw_uid != 0}
     for name in ("postgres", "daemon", "nobody"):
         if name in by_name:
             return by_name[name]
     raise SetupFailed(
         "Postgres refuses to run as root, and this machine has no user `postgres`, "
-        "`daemon` or `nobody`: use an ordinary user."
+        "`daemon` or `nobody`. Run as an ordinary user."
     )

@@ -1,6 +1,4 @@
-"""Kafka from Maven's jars: one node that is broker and controller (KRaft), with transactions
-working on a single replica.
-"""
+"""Kafka from Maven's jars: one KRaft node, broker and controller, with single-replica topics."""
 
 import subprocess
 from collections.abc import Mapping
@@ -14,7 +12,7 @@ from fennel_core.settings.model import MIB, Settings
 
 NODE: Final = "1"
 MESSAGE_BYTES: Final = 16 * MIB
-"""One message is one Arrow batch; it must hold a request of the largest size and its stamps."""
+"""One message is one Arrow batch; it must hold the largest request and its positions."""
 JVM: Final = ("-Xms256m", "-Xmx512m", "-XX:+UseSerialGC", "-Djava.awt.headless=true")
 LOGGING: Final = (
     "-Dorg.slf4j.simpleLogger.showDateTime=true",
@@ -33,7 +31,7 @@ def command(layout: FileLayout, host: HostEnvironment) -> tuple[str, ...]:
 
 
 def properties(settings: Settings, layout: FileLayout) -> Mapping[str, str]:
-    """server.properties as a mapping."""
+    """Return server.properties as a mapping."""
     controller = f"{settings.own_address}:{settings.kafka_controller_port}"
     return {
         "process.roles": "broker,controller",
@@ -45,7 +43,7 @@ def properties(settings: Settings, layout: FileLayout) -> Mapping[str, str]:
         "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
         "log.dirs": str(layout.data / "kafka" / "logs"),
         "num.partitions": str(settings.partitions),
-        # a topic that nobody made on purpose is an error to see, not to hide
+        # A missing topic is an error; auto-creation would hide it.
         "auto.create.topics.enable": "false",
         "default.replication.factor": "1",
         "offsets.topic.replication.factor": "1",
@@ -71,8 +69,9 @@ def properties(settings: Settings, layout: FileLayout) -> Mapping[str, str]:
 def format_storage(
     settings: Settings, layout: FileLayout, keys: PlatformKeys, host: HostEnvironment
 ) -> None:
-    """Writes the configuration and formats the log folder once. Raises HostError with the tool's
-    last line.
+    """Write the configuration and format the log folder once.
+
+    Raises SetupFailed with the tool's last line.
     """
     folder = layout.data / "kafka"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -1,11 +1,10 @@
-"""What `up` and `down` do, decided from facts without touching the world.
+"""Decide, without I/O, which services to start, keep, restart or stop, and in which order.
 
-| a part is | its record says | decision |
+| service | its record | action |
 |---|---|---|
-| not running | anything | start |
-| running | the same command, environment and ports | keep |
-| running | another command, environment or port | restart, so that a changed setting never half
-applies |
+| not running | any | start |
+| running | same command, environment and ports | keep |
+| running | another command, environment or port | restart, so that no change applies partially |
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,8 @@ from fennel_core.apps.local.services import FENNEL, INFRA, Service
 
 
 class LaunchAction(StrEnum):
+    """What `up` does with one service."""
+
     START = "start"
     KEEP = "keep"
     RESTART = "restart"
@@ -24,28 +25,28 @@ class LaunchAction(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunningService:
-    """A part that is alive, and the digest it was started with."""
+    """A service that is alive, and the digest it was started with."""
 
     digest: str
 
 
 def launch_action(service: Service, running: RunningService | None) -> LaunchAction:
+    """Return the cell of the table above."""
     if running is None:
         return LaunchAction.START
     return LaunchAction.KEEP if running.digest == service.digest else LaunchAction.RESTART
 
 
 def select_services(services: Sequence[Service], names: Sequence[str]) -> tuple[Service, ...]:
-    """The parts that names and groups (`infra`, `fennel`) mean, in the table's order; all of them
-    for no name.
+    """Return the services with these names or groups, in table order; all of them for no name.
 
-    Raises UnknownPartError.
+    Raises UnknownService.
     """
     known = {service.name for service in services} | {INFRA, FENNEL}
     unknown = [name for name in names if name not in known]
     if unknown:
         raise UnknownService(
-            f"There is no part called {', '.join(unknown)}; there are {', '.join(sorted(known))}."
+            f"unknown service `{', '.join(unknown)}`; valid names: {', '.join(sorted(known))}"
         )
     return tuple(
         service
@@ -57,9 +58,7 @@ def select_services(services: Sequence[Service], names: Sequence[str]) -> tuple[
 def with_dependencies(
     services: Sequence[Service], wanted: Sequence[Service]
 ) -> tuple[Service, ...]:
-    """What must run so that the wanted parts can: themselves and, transitively, what they need; in
-    the table's order.
-    """
+    """Return the wanted services and, transitively, those they need, in table order."""
     by_name: Mapping[str, Service] = {service.name: service for service in services}
     needed: set[str] = set()
     open_names = [service.name for service in wanted]
@@ -72,15 +71,13 @@ def with_dependencies(
 
 
 def stop_waves(services: Sequence[Service]) -> tuple[tuple[Service, ...], ...]:
-    """Groups to stop one after another: nobody is stopped before those who need it. Each part
-    stands in exactly one.
-    """
-    left = list(services)
+    """Return groups to stop one after another: a service stops after those that need it."""
+    remaining = list(services)
     waves = []
-    while left:
-        needed = {name for service in left for name in service.needs}
-        wave = tuple(service for service in left if service.name not in needed)
-        assert wave, f"parts need each other in a circle: {[service.name for service in left]}"
+    while remaining:
+        needed = {name for service in remaining for name in service.needs}
+        wave = tuple(service for service in remaining if service.name not in needed)
+        assert wave, f"services need each other in a cycle: {[each.name for each in remaining]}"
         waves.append(wave)
-        left = [service for service in left if service not in wave]
+        remaining = [service for service in remaining if service not in wave]
     return tuple(waves)

@@ -1,9 +1,8 @@
-"""Starts parts in parallel, each as soon as what it needs is ready, and waits until all are
-healthy.
+"""Start services in parallel, each when its dependencies are ready, and wait for all of them.
 
-One thread per part, because starting is waiting: on a file, a port, a process. A step that several
-parts name is carried out once. Nothing is stopped when one part fails: what runs is kept for the
-next try, and the failure tells where to look.
+One thread per service, because starting is waiting: for a file, a port, a process. A setup step
+that several services name runs once. Nothing is stopped when one service fails: the others keep
+running for the next attempt, and the failure names the log to read.
 """
 
 import os
@@ -33,24 +32,22 @@ from fennel_core.apps.local.start_display import (
 )
 from fennel_core.settings.model import MIB
 
-ASK_EVERY_S: Final = 0.2
+CHECK_EVERY_S: Final = 0.2
 LOG_KEPT_BYTES: Final = 20 * MIB
 LAST_LINES: Final = 15
 NOT_INHERITED: Final = frozenset(
     {"PYTHONDONTWRITEBYTECODE", "PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV"}
 )
-"""Without bytecode files each of Airflow's processes compiles a thousand modules at every start."""
-OURS: Final = ("FENNEL_", "AIRFLOW__")
-"""A part gets these from its row alone: Kafka and the executors have no business with passwords
-that stand in somebody's shell.
+"""Without bytecode files each Airflow process compiles a thousand modules at every start."""
+OWN_PREFIXES: Final = ("FENNEL_", "AIRFLOW__")
+"""A service gets these variables from its row only: Kafka and the executors must not inherit
+passwords from the caller's shell.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class StartFailure:
-    """A part that did not become ready. `log_lines`: the end of what it said since it was
-    started.
-    """
+    """A service that did not become ready. `log_lines`: its last log lines since the start."""
 
     service: Service
     why: str
@@ -68,10 +65,10 @@ class Launcher:
     _given_up: threading.Event = field(default_factory=threading.Event)
 
     def run(self, services: Sequence[Service]) -> tuple[StartFailure, ...]:
-        """Blocks until each part is ready, failed or skipped. The parts must include what they
-        need.
+        """Start the services and block until each is ready, failed or skipped.
 
-        On KeyboardInterrupt what was started goes on, each with its record.
+        `services` must include every dependency. On KeyboardInterrupt the started services keep
+        running, each with its record.
         """
         outcomes: dict[str, Future[StartState]] = {service.name: Future() for service in services}
         failures: list[StartFailure] = []
@@ -81,7 +78,7 @@ class Launcher:
             try:
                 wait(outcomes.values())
             except KeyboardInterrupt:
-                # or leaving the pool would wait for what nobody waits for any more
+                # Without this, leaving the pool would wait for every readiness check.
                 self._given_up.set()
                 raise
         return tuple(failures)
@@ -92,17 +89,17 @@ class Launcher:
         outcomes: Mapping[str, "Future[StartState]"],
         failures: list[StartFailure],
     ) -> None:
-        outcome: StartState = StartFailed("the launcher itself failed")
+        outcome: StartState = StartFailed("internal error of the launcher")
         log_start = 0
         try:
             for need in service.needs:
                 if not outcomes[need].done():
                     self.display.show(service, AwaitingDependency(need))
                 if not isinstance(outcomes[need].result(), StartSucceeded):
-                    outcome = StartSkipped(need)
+                    outcome = StartSkipped(f"`{need}` is not ready")
                     return
             if self._given_up.is_set():
-                outcome = StartSkipped("somebody who waits")
+                outcome = StartSkipped("the start was interrupted")
                 return
             log_start = size_of_log(self.context.layout, service)
             outcome = self._start_and_wait(service)
@@ -151,7 +148,10 @@ class Launcher:
         return StartSucceeded(time.monotonic() - began, kept=decision is LaunchAction.KEEP)
 
     def start(self, service: Service) -> None:
-        """Starts it and writes its record; does not wait. Raises HostError and OSError."""
+        """Start the service and write its record, without waiting.
+
+        Raises SetupFailed and OSError.
+        """
         for step in service.before:
             self._once(service, step)
         self.display.show(service, InProgress("starting"))
@@ -167,7 +167,7 @@ class Launcher:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        # Written before anything else: a part without a record could not be stopped.
+        # First of all: a service without a record cannot be stopped.
         processes.write_record(
             layout.pids / service.name,
             processes.describe(process.pid, service.digest, service.port),
@@ -177,20 +177,18 @@ class Launcher:
         record = processes.read_record(self.context.layout.pids / service.name)
         assert record is not None
         while True:
-            why = check_readiness(service.health, processes.began_at(record))
+            why = check_readiness(service.readiness, processes.began_at(record))
             if why is None:
                 return None
             if not processes.is_alive(record):
-                return "it ended while it was starting"
+                return "its process ended during the start"
             if time.monotonic() - began > service.ready_s:
                 return f"not ready after {service.ready_s:.0f} s: {why}"
-            if self._given_up.wait(ASK_EVERY_S):
-                return "nobody waits for it any more"
+            if self._given_up.wait(CHECK_EVERY_S):
+                return "the start was interrupted"
 
     def _once(self, service: Service, step: SetupStep) -> None:
-        """Carries out a step, or waits for the part that is already at it; whoever comes second
-        gets the same error.
-        """
+        """Run a setup step, or wait for the service that runs it; both get the same error."""
         self.display.show(service, InProgress(step.value))
         with self._lock:
             mine = step not in self._steps
@@ -206,30 +204,30 @@ class Launcher:
 
 
 def environment_of(service: Service) -> dict[str, str]:
-    """Its row's variables, and of ours what is nobody's setting."""
+    """Return the variables of its row on top of the inherited ones, less `OWN_PREFIXES`."""
     inherited = {
         name: value
         for name, value in os.environ.items()
-        if name not in NOT_INHERITED and not name.startswith(OURS)
+        if name not in NOT_INHERITED and not name.startswith(OWN_PREFIXES)
     }
     return inherited | dict(service.env)
 
 
 def size_of_log(layout: FileLayout, service: Service) -> int:
+    """Return where the next start begins in the log; 0 if the log is about to be rotated."""
     path = layout.log(service.name)
     return path.stat().st_size if path.exists() and path.stat().st_size <= LOG_KEPT_BYTES else 0
 
 
 def rotate(layout: FileLayout, service: Service) -> None:
+    """Move the log aside once it is larger than `LOG_KEPT_BYTES`."""
     path = layout.log(service.name)
     if path.exists() and path.stat().st_size > LOG_KEPT_BYTES:
         path.replace(path.with_suffix(".log.1"))
 
 
 def last_lines(layout: FileLayout, service: Service, start: int) -> tuple[str, ...]:
-    """The last lines a part wrote behind byte `start` of its log, without the frames of Java's
-    stack traces, which say little.
-    """
+    """Return the last lines after byte `start` of the log, without frames of Java stack traces."""
     path = layout.log(service.name)
     if not path.exists():
         return ()

@@ -1,9 +1,8 @@
-"""The local platform as a whole: `up`, `down`, `status` and `wipe`, for the command line and for
-tests.
+"""The local platform as a whole: `up`, `down`, `status` and `wipe`.
 
-`up` runs every part on this machine, so it decides every address itself from the ports; other
-settings come from `FENNEL_*`. What it decided is written to `<data>/env`, from which anybody can
-make the same `Settings`.
+`up` runs every service on this machine, so it derives every address from the ports; other settings
+come from `FENNEL_*`. The result is written to `<data>/env`, from which another process can create
+the same `Settings`.
 """
 
 import fcntl
@@ -40,41 +39,41 @@ from fennel_core.settings.model import Settings
 
 
 def load_context() -> PlatformContext:
-    """Reads the settings, makes the folders and keys. Raises HostError and OSError."""
-    asked = Settings()
-    layout = FileLayout(root=ROOT, data=(ROOT / asked.data_dir).resolve())
+    """Read the settings and create folders and keys; raises SetupFailed and OSError."""
+    given = Settings()
+    layout = FileLayout(root=ROOT, data=(ROOT / given.data_dir).resolve())
     layout.make()
     keys = ensure_keys(layout.secrets)
     return PlatformContext(
-        settings=local_settings(asked, layout, keys), layout=layout, keys=keys, host=inspect_host()
+        settings=local_settings(given, layout, keys), layout=layout, keys=keys, host=inspect_host()
     )
 
 
-def local_settings(asked: Settings, layout: FileLayout, keys: PlatformKeys) -> Settings:
-    """The asked settings with every address, folder and password of the local platform put in."""
-    return asked.model_copy(
+def local_settings(given: Settings, layout: FileLayout, keys: PlatformKeys) -> Settings:
+    """Return the settings with every address, folder and password of the local platform."""
+    return given.model_copy(
         update={
-            "postgres_dsn": SecretStr(postgres.dsn(asked, keys)),
-            "kafka_bootstrap": f"{asked.address_of('kafka')}:{asked.kafka_port}",
-            "s3_endpoint": f"http://{asked.address_of('s3')}:{asked.s3_port}",
+            "postgres_dsn": SecretStr(postgres.dsn(given, keys)),
+            "kafka_bootstrap": f"{given.address_of('kafka')}:{given.kafka_port}",
+            "s3_endpoint": f"http://{given.address_of('s3')}:{given.s3_port}",
             "s3_secret_key": SecretStr(keys.s3_secret_key),
-            "airflow_url": f"http://{asked.address_of('airflow-api')}:{asked.airflow_port}",
+            "airflow_url": f"http://{given.address_of('airflow-api')}:{given.airflow_port}",
             "airflow_password": SecretStr(keys.airflow_password),
             "admin_token": SecretStr(keys.admin_token),
             "secrets_key_file": layout.secrets / "users_secrets_key",
             "data_dir": layout.data,
             "run_dir": layout.run,
             "jars_dir": layout.jars,
-            "executor_python": ROOT / asked.executor_python,
-            "dev_tokens": asked.dev_tokens
-            or ("dev_tokens" not in asked.model_fields_set and asked.only_on_loopback),
+            "executor_python": ROOT / given.executor_python,
+            "dev_tokens": given.dev_tokens
+            or ("dev_tokens" not in given.model_fields_set and given.only_on_loopback),
         }
     )
 
 
 @contextmanager
 def platform_lock(layout: FileLayout, wait: bool = True) -> Iterator[None]:
-    """Who starts or stops parts does so alone. Raises Busy instead of waiting if asked to."""
+    """Hold the lock for starting and stopping; without `wait` raises PlatformLocked."""
     with (layout.data / "lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -84,9 +83,9 @@ def platform_lock(layout: FileLayout, wait: bool = True) -> Iterator[None]:
 
 
 def up(context: PlatformContext, wanted: Sequence[Service]) -> tuple[StartFailure, ...]:
-    """Starts the wanted parts and what they need, shows progress, returns what failed.
+    """Start the wanted services and their dependencies, show progress, and return the failures.
 
-    Raises HostError, one sentence per line, if it is clear beforehand that it cannot work.
+    Raises SetupFailed, one problem per line, if the pre-flight checks find any.
     """
     layout = context.layout
     rows = service_table(context)
@@ -97,14 +96,15 @@ def up(context: PlatformContext, wanted: Sequence[Service]) -> tuple[StartFailur
             for service in services
             if launch_action(service, running(layout, service)) is LaunchAction.START
         ]
-        if sentences := preflight_problems(context.settings, layout, context.host, starting):
-            raise SetupFailed("\n".join(sentences))
+        if problems := preflight_problems(context.settings, layout, context.host, starting):
+            raise SetupFailed("\n".join(problems))
         write_env_file(layout, process_env(context.settings))
         with display_for(services, layout) as display:
             return Launcher(context, display).run(services)
 
 
 def running(layout: FileLayout, service: Service) -> RunningService | None:
+    """Return the service as it runs now, or None if it does not run."""
     record = processes.read_record(layout.pids / service.name)
     return (
         RunningService(record.digest) if record is not None and processes.is_alive(record) else None
@@ -112,7 +112,7 @@ def running(layout: FileLayout, service: Service) -> RunningService | None:
 
 
 def write_env_file(layout: FileLayout, variables: Mapping[str, str]) -> None:
-    """`NAME=value` lines, for `Settings(_env_file=…)`; only its owner may read it."""
+    """Write `NAME=value` lines for `Settings(_env_file=…)`, readable by the owner only."""
     new = layout.env_file.with_suffix(".new")
     new.unlink(missing_ok=True)
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -123,29 +123,27 @@ def write_env_file(layout: FileLayout, variables: Mapping[str, str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class StoppedService:
-    """A part that ran and does no more. `gently`: nobody had to be killed."""
+    """A service that was stopped. `gently`: without SIGKILL."""
 
     name: str
     gently: bool
 
 
 def down(context: PlatformContext, wanted: Sequence[Service]) -> tuple[StoppedService, ...]:
-    """Stops what `up` started among the wanted parts, those who need others first; touches no other
-    process.
-    """
+    """Stop those of the wanted services that `up` started, dependents first, and nothing else."""
     layout = context.layout
     known = {service.name for service in service_table(context)}
     with platform_lock(layout):
         stopped: list[StoppedService] = []
         if len(wanted) == len(known):
-            # Rows of an earlier table, as Airflow's after a change to the inline orchestrator.
+            # Services of an earlier table, such as Airflow's after a change to FENNEL_ORCHESTRATOR.
             others = [
                 path.name
                 for path in sorted(layout.pids.iterdir())
                 if path.name not in known and not path.suffix
             ]
             stopped += _stop_all(context, dict.fromkeys(others, signal.SIGTERM))
-        # The watch goes first: it would start the others again.
+        # The watchdog first: it would restart the others.
         stopped += _stop_all(
             context,
             {service.name: service.stop_signal for service in wanted if service.name == WATCHDOG},
@@ -176,9 +174,7 @@ def _stop_all(
 
 @dataclass(frozen=True, slots=True)
 class ServiceStatus:
-    """One row of `status`. `state`: ready, starting, died or stopped; `why` says more where it is
-    not ready.
-    """
+    """One row of `status`. `state`: ready, not ready, died or stopped; `why`: the problem."""
 
     service: Service
     state: str
@@ -190,7 +186,7 @@ class ServiceStatus:
 
 
 def status(context: PlatformContext) -> tuple[ServiceStatus, ...]:
-    """Every part of the table; all health checks are asked at once."""
+    """Return the status of every service; the readiness checks run in parallel."""
     services = service_table(context)
     with ThreadPoolExecutor(max_workers=len(services)) as pool:
         return tuple(pool.map(lambda service: _status_of(context.layout, service), services))
@@ -205,13 +201,13 @@ def _status_of(layout: FileLayout, service: Service) -> ServiceStatus:
         return ServiceStatus(
             service,
             "died",
-            f"`fennel-core up` starts it again; see {layout.shown(log)}",
+            f"run `fennel-core up` to restart it, and see {layout.shown(log)}",
             None,
             None,
             None,
             log,
         )
-    why = check_readiness(service.health, processes.began_at(record))
+    why = check_readiness(service.readiness, processes.began_at(record))
     state = "ready" if why is None else "not ready"
     return ServiceStatus(
         service,
@@ -225,9 +221,7 @@ def _status_of(layout: FileLayout, service: Service) -> ServiceStatus:
 
 
 def wipe(context: PlatformContext) -> None:
-    """Deletes data, logs and generated secrets; nothing may run. The installers' tools and the jars
-    stay.
-    """
+    """Delete data, logs and generated secrets, but not jars and installers; nothing may run."""
     keep = {"jars", "tools"} if context.layout.data == ROOT / ".fennel" else set()
     for path in context.layout.data.iterdir():
         if path.name in keep:

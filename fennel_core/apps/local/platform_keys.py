@@ -1,8 +1,7 @@
-"""Passwords and keys of the local platform, generated once and kept in files that only their owner
-may read.
+"""Passwords and keys of the local platform, generated once into files with mode 0600.
 
-They are made at random on each machine, never shipped: two installations share nothing. A lost file
-means lost access to the data that it protects, which is why `clean` removes both together.
+They are random and never shipped, so two installations share no key. Losing a file means losing
+access to the data it protects, which is why `clean` deletes both together.
 """
 
 import base64
@@ -14,7 +13,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PlatformKeys:
-    """One attribute per file in the secrets folder; never printed."""
+    """One attribute per file of the secrets folder; never printed."""
 
     postgres_password: str
     airflow_database_password: str
@@ -29,9 +28,7 @@ class PlatformKeys:
 
 
 def ensure_keys(folder: Path) -> PlatformKeys:
-    """Reads each key, making those that do not exist yet. Raises OSError if the folder cannot be
-    written.
-    """
+    """Read each key, generating the missing ones; raises OSError if the folder is not writable."""
     return PlatformKeys(
         **{field.name: _ensure(folder / field.name) for field in fields(PlatformKeys)}
     )
@@ -43,7 +40,7 @@ def _ensure(path: Path) -> str:
     except FileExistsError:
         value = path.read_text().strip()
         assert value, (
-            f"{path} is empty: remove it together with the data it protects (fennel-core clean)"
+            f"{path} is empty: delete it together with the data it protects (`fennel-core clean`)"
         )
         return value
     value = _generate(path.name)
@@ -60,7 +57,7 @@ def _generate(name: str) -> str:
             # A leading dash would read as an option on the command line of Kafka's own tools.
             return base64.urlsafe_b64encode(b"\0" + secrets.token_bytes(15)).decode().rstrip("=")
         case "airflow_jwt_secret":
-            return secrets.token_urlsafe(64)  # SHA-512 wants a key as long as its digest
+            return secrets.token_urlsafe(64)  # SHA-512 needs a key as long as its digest
         case "airflow_password":
             return secrets.token_urlsafe(12)  # people type this one
         case _:

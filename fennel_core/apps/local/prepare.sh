@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Prepares what the platform stands on, and says in one sentence what is missing.
+# Install the platform's prerequisites, or print one line that names the missing ones.
 #
-#   prepare.sh system    Python 3.11, Java 17 and Maven: installs Debian's packages where it may, else names the line to run
-#   prepare.sh env       .venv (platform) and .venv-executor (the client's environment), exactly as requirements/*.lock say
-#   prepare.sh jars      Kafka, S3 and Spark jars into .fennel/jars, as fennel_core/apps/local/jars says
-#   prepare.sh lock      compiles requirements/*.in to *.lock again
+#   prepare.sh system    Python 3.11, Java 17 and Maven: install Debian's packages as root, else print the command to run
+#   prepare.sh env       create .venv (platform) and .venv-executor (the client's environment) from requirements/*.lock
+#   prepare.sh jars      resolve the Kafka, S3 and Spark jars of fennel_core/apps/local/jars into .fennel/jars
+#   prepare.sh lock      compile requirements/*.in to *.lock
 #
-# Shell, because it must run before there is a Python to trust. Every step is idempotent: a stamp holds the hash of what it was
-# made from, so a second run takes no time.
+# Shell, because it runs before a usable Python is known. Every step is idempotent: a stamp holds the hash of its inputs, so a
+# second run takes no time.
 set -euo pipefail
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)"
@@ -25,13 +25,13 @@ die() {
   exit 1
 }
 
-# --- what the system must offer ---------------------------------------------------------------------------------------
+# --- system packages ---------------------------------------------------------------------------------------
 
 python_is_usable() {
   "$1" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info[:2] != (3, 11))' >/dev/null 2>&1
 }
 
-# Whoever sets PYTHON means it: no other is tried then. Debian's own is named in full, because a shim may stand before it.
+# If PYTHON is set, no other interpreter is tried. Debian's is named in full, because a shim may precede it on the PATH.
 find_python() {
   local candidate candidates=(python3.11 python3 /usr/bin/python3.11)
   [ -n "${PYTHON:-}" ] && candidates=("$PYTHON")
@@ -60,10 +60,10 @@ missing_packages() {
   maven_is_usable || printf 'maven '
 }
 
-python_sentence() {
+python_problem() {
   local found
   found="$("${PYTHON:-python3}" --version 2>/dev/null || echo 'none')"
-  printf 'Python 3.11 with its venv module is needed and %s is %s' "${PYTHON:-python3}" "$found"
+  printf 'Python 3.11 with its venv module is needed but %s is %s' "${PYTHON:-python3}" "$found"
 }
 
 ensure_system() {
@@ -71,31 +71,31 @@ ensure_system() {
   missing="$(missing_packages)"
   [ -z "$missing" ] && return 0
   if ! command -v apt-get >/dev/null 2>&1; then
-    die "this needs Python 3.11, Java 17 and Maven; missing here: ${missing% } (Debian's names). Install them with your system's package manager and run the same command again."
+    die "Python 3.11, Java 17 and Maven are needed; missing (Debian's names): ${missing% }. Install them with your system's package manager and run the same command again."
   fi
   if [ "$(id -u)" -ne 0 ]; then
-    die "missing: ${missing% }. Run this line, then the same command again: sudo apt-get install -y ${missing% }"
+    die "missing: ${missing% }. Run this command, then the same command again: sudo apt-get install -y ${missing% }"
   fi
   say "Installing from Debian's packages: ${missing% }"
-  log="$(mktemp)" # as root, a name that others can guess in /tmp is a way in
+  log="$(mktemp)" # as root, a predictable name in /tmp could be a planted symlink
   # shellcheck disable=SC2086 # a list of package names
   if ! { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $missing; } >"$log" 2>&1; then
     tail -n 15 "$log" >&2
     rm -f "$log"
-    find_python >/dev/null || die "$(python_sentence), and the system's packages do not offer 3.11: install it another way and run again with PYTHON=/path/to/python3.11."
-    die "apt-get could not install ${missing% } (its last lines stand above); run again when that is solved."
+    find_python >/dev/null || die "$(python_problem), and the system's packages do not include 3.11. Install it another way and run again with PYTHON=/path/to/python3.11."
+    die "apt-get could not install ${missing% } (see its last lines above). Fix the problem and run again."
   fi
   rm -f "$log"
-  find_python >/dev/null || die "$(python_sentence): install it and run again with PYTHON=/path/to/python3.11."
-  java_is_usable || die "Java 17 or newer is needed and 'java -version' says $(java_major || echo nothing): set JAVA_HOME to a newer one."
-  maven_is_usable || die "Maven is needed and 'mvn' is not on the PATH: run apt-get install maven."
+  find_python >/dev/null || die "$(python_problem). Install it and run again with PYTHON=/path/to/python3.11."
+  java_is_usable || die "Java 17 or newer is needed but 'java -version' reports $(java_major || echo nothing). Set JAVA_HOME to a newer one."
+  maven_is_usable || die "Maven is needed but 'mvn' is not on the PATH. Run apt-get install maven."
 }
 
 ensure_disk() {
   local free_mib
   free_mib="$(df -Pm . | awk 'NR == 2 { print $4 }')"
   if [ "$free_mib" -lt "$DISK_NEEDED_MIB" ]; then
-    die "the disk that holds $ROOT has ${free_mib} MiB free and the installation needs ${DISK_NEEDED_MIB} MiB: free some space and run again."
+    die "the disk of $ROOT has ${free_mib} MiB free, but the installation needs ${DISK_NEEDED_MIB} MiB. Free some space and run again."
   fi
 }
 
@@ -104,11 +104,11 @@ ensure_disk() {
 hash_of() { cat "$@" | sha256sum | cut -d ' ' -f 1; }
 is_fresh() { [ -f "$1" ] && [ "$(cat "$1")" = "$2" ]; }
 
-# Two terminals may start at once: the second waits for the first, then finds everything made.
-take_turns() {
+# Two terminals may run this at once: the second waits for the first, then finds everything done.
+lock_preparation() {
   mkdir -p "$TOOLS"
   exec 9>"$TOOLS/lock"
-  flock -n 9 || { say "Waiting for another preparation to end"; flock 9; }
+  flock -n 9 || { say "Waiting for another preparation to finish"; flock 9; }
 }
 
 # --- environments -----------------------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ ensure_uv() {
   printf '%s' "$want" >"$TOOLS/uv/.made-from"
 }
 
-# uv reads neither pip's configuration nor, unasked, the system's certificates; whoever set them up means them for us too.
+# uv reads neither pip's configuration nor, by default, the system's certificates; a mirror set up for pip applies here too.
 use_pips_index() {
   local index
   export UV_SYSTEM_CERTS="${UV_SYSTEM_CERTS:-true}"
@@ -135,7 +135,7 @@ use_pips_index() {
 
 venv_is_usable() { "$1/bin/python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' >/dev/null 2>&1; }
 
-make_environment() { # folder, lock file, what it is
+make_environment() { # folder, lock file, description
   local venv="$1" lock="$2" what="$3" want
   want="$(hash_of "$lock")"
   if is_fresh "$venv/.made-from" "$want" && venv_is_usable "$venv"; then return 0; fi
@@ -145,28 +145,28 @@ make_environment() { # folder, lock file, what it is
   venv_is_usable "$venv" || "$UV" venv -q --clear --no-python-downloads --python "$(find_python)" "$venv"
   rm -f "$venv/.made-from"
   UV_HTTP_TIMEOUT="${UV_HTTP_TIMEOUT:-180}" "$UV" pip sync -q --python "$venv/bin/python" --require-hashes "$lock"
-  put_ourselves_on_the_path "$venv"
+  add_checkout_to_path "$venv"
   printf '%s' "$want" >"$venv/.made-from"
 }
 
-# A path file instead of an editable install: nothing to build, nothing to download, the same in both environments.
-put_ourselves_on_the_path() {
+# A path file instead of an editable install: no build, no download, and the same in both environments.
+add_checkout_to_path() {
   local site
   site="$("$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
   printf '%s\n' "$ROOT" >"$site/fennel_core.pth"
 }
 
-put_command_on_the_path() {
+install_command() {
   printf '#!/bin/sh\nexec "%s/.venv/bin/python" -m fennel_core.apps.cli "$@"\n' "$ROOT" >.venv/bin/fennel-core
   chmod 755 .venv/bin/fennel-core
 }
 
 ensure_environments() {
-  find_python >/dev/null || die "$(python_sentence): run 'make system' or set PYTHON=/path/to/python3.11."
+  find_python >/dev/null || die "$(python_problem). Run 'make system' or set PYTHON=/path/to/python3.11."
   { venv_is_usable .venv && venv_is_usable .venv-executor; } || ensure_disk
-  take_turns
+  lock_preparation
   make_environment .venv requirements/platform.lock "the platform"
-  [ -x .venv/bin/fennel-core ] || put_command_on_the_path
+  [ -x .venv/bin/fennel-core ] || install_command
   make_environment .venv-executor requirements/executor.lock "the client's environment, in which user code runs"
 }
 
@@ -176,15 +176,15 @@ ensure_jars() {
   local want new="$JARS.new"
   want="$(hash_of "$HERE"/jars/pom.xml "$HERE"/jars/*/pom.xml "$HERE"/jars/jars.sha256)"
   is_fresh "$JARS/.made-from" "$want" && return 0
-  java_is_usable || die "Java 17 or newer is needed: run 'make system'."
-  maven_is_usable || die "Maven is needed: run 'make system'."
-  take_turns
+  java_is_usable || die "Java 17 or newer is needed. Run 'make system'."
+  maven_is_usable || die "Maven is needed. Run 'make system'."
+  lock_preparation
   say "Resolving Kafka, S3 and Spark jars with Maven into $JARS"
   rm -rf "$new"
-  # Maven ends with a colour reset even when it is told to use no colours.
+  # Maven prints a final colour reset even without colours.
   mvn -q -B -ntp -Dstyle.color=never -f "$HERE/jars/pom.xml" -Dfennel.jars="$ROOT/$new" process-resources 2>&1 | sed 's/\x1b\[[0-9;]*m//g; /^$/d' \
-    || die "Maven could not resolve the jars (its lines stand above): check that this machine reaches Maven Central or set a mirror in ~/.m2/settings.xml."
-  (cd "$new" && sha256sum --quiet -c "$ROOT/$HERE/jars/jars.sha256") || die "a jar differs from $HERE/jars/jars.sha256: the repository it came from is not to be trusted."
+    || die "Maven could not resolve the jars (see its output above). Check that this machine reaches Maven Central, or set a mirror in ~/.m2/settings.xml."
+  (cd "$new" && sha256sum --quiet -c "$ROOT/$HERE/jars/jars.sha256") || die "a jar does not match $HERE/jars/jars.sha256. Do not use the repository it came from."
   printf '%s' "$want" >"$new/.made-from"
   rm -rf "$JARS"
   mv "$new" "$JARS"

@@ -1,10 +1,12 @@
-"""Processes we started, and how to be sure that it is them.
+"""Identify, inspect and stop the processes that the launcher started.
 
-Theory. A pid alone names nothing: it is given to another program once ours has ended. A pid
-together with the kernel's start time of the process names one process until the next boot, and the
-boot has an id. Each part leads a session of its own; whatever it starts stays in that session (also
-programs that change their process group, as Spark's Python daemon does), so a session's members are
-what has to be stopped. Linux only: this reads /proc.
+A pid alone does not identify a process: the kernel reuses it. A pid together with the process's
+start time identifies it until the next boot, and the kernel gives each boot an id. The start time
+is kept relative to the boot, so that a step of the wall clock does not change it.
+
+Each service leads a session of its own. Its children stay in that session, also those that change
+their process group (as Spark's Python daemon does), so stopping a service means stopping the
+members of its session. Linux only: psutil knows neither boot ids nor sessions.
 """
 
 import json
@@ -12,78 +14,56 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
-PROC: Final = Path("/proc")
+import psutil
+
+BOOT_ID_FILE: Final = Path("/proc/sys/kernel/random/boot_id")
 POLL_S: Final = 0.05
-PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
-TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+SAME_START_S: Final = 0.005
+"""Half of the kernel's clock tick: two readings of one start time differ only by float rounding."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessRecord:
-    """What a pid file holds: who was started, when by the kernel's clock, with which command and
-    environment (as a digest).
+    """Content of a pid file.
+
+    `started_s`: start time in seconds after boot. `digest`: hash of command, environment and ports.
     """
 
     pid: int
-    start_ticks: int
+    started_s: float
     boot_id: str
     digest: str
     port: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessStat:
-    """The part of /proc/<pid>/stat we need. `start_ticks`: clock ticks after boot."""
-
-    state: str
-    session: int
-    start_ticks: int
-    rss_bytes: int
-
-
 def boot_id() -> str:
-    return (PROC / "sys/kernel/random/boot_id").read_text().strip()
-
-
-def read_stat(pid: int) -> ProcessStat | None:
-    """None if there is no such process (any more)."""
-    try:
-        text = (PROC / str(pid) / "stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    # The name in brackets may hold spaces and brackets; fields count from behind its last one.
-    values = text.rpartition(")")[2].split()
-    return ProcessStat(
-        state=values[0],
-        session=int(values[3]),
-        start_ticks=int(values[19]),
-        rss_bytes=int(values[21]) * PAGE_BYTES,
-    )
+    """Return the kernel's id of the present boot."""
+    return BOOT_ID_FILE.read_text().strip()
 
 
 def describe(pid: int, digest: str, port: int | None) -> ProcessRecord:
-    """The record of a process just started. Raises ProcessLookupError if it is gone already."""
-    stat = read_stat(pid)
-    if stat is None:
+    """Return the record of a process just started; raises ProcessLookupError if it has ended."""
+    started_s = _started_s(pid)
+    if started_s is None:
         raise ProcessLookupError(pid)
-    return ProcessRecord(
-        pid=pid, start_ticks=stat.start_ticks, boot_id=boot_id(), digest=digest, port=port
-    )
+    return ProcessRecord(pid, started_s, boot_id(), digest, port)
 
 
-def write_record(path: Path, started: ProcessRecord) -> None:
+def write_record(path: Path, record: ProcessRecord) -> None:
+    """Write the pid file atomically."""
     new = path.with_suffix(".new")
-    new.write_text(json.dumps(asdict(started)))
+    new.write_text(json.dumps(asdict(record)))
     new.replace(path)
 
 
 def read_record(path: Path) -> ProcessRecord | None:
-    """None if there is no record, or one that was cut short by a full disk."""
+    """Return the record, or None if there is none or a full disk cut it short."""
     try:
         return ProcessRecord(**json.loads(path.read_text()))
     except FileNotFoundError:
@@ -92,96 +72,112 @@ def read_record(path: Path) -> ProcessRecord | None:
         return None
 
 
-def is_alive(started: ProcessRecord) -> bool:
-    """Whether exactly this process still runs; a zombie does not, another program with its pid is
-    not it.
-    """
-    if started.boot_id != boot_id():
+def is_running(pid: int) -> bool:
+    """Return whether a process with this pid exists and is not a zombie."""
+    try:
+        return bool(psutil.Process(pid).status() not in {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD})
+    except psutil.NoSuchProcess:
         return False
-    stat = read_stat(started.pid)
-    return stat is not None and stat.start_ticks == started.start_ticks and stat.state not in "ZX"
 
 
-def session_members(started: ProcessRecord) -> tuple[int, ...]:
-    """Pids of the session it led, itself included; empty if its pid has gone to another program.
+def is_alive(record: ProcessRecord) -> bool:
+    """Return whether exactly this process still runs: not a zombie, not a reused pid."""
+    if record.boot_id != boot_id() or not is_running(record.pid):
+        return False
+    started_s = _started_s(record.pid)
+    return started_s is not None and abs(started_s - record.started_s) < SAME_START_S
 
-    The kernel gives no pid away while a session bears its number, so living members without their
-    leader are still ours.
+
+def session_members(record: ProcessRecord) -> tuple[int, ...]:
+    """Return the pids of the session that the process leads or led, itself included.
+
+    Empty if its pid was reused. The kernel does not reuse a pid while a session has that number, so
+    living members without their leader still belong to the service.
     """
-    if started.boot_id != boot_id():
+    if record.boot_id != boot_id():
         return ()
-    leader = read_stat(started.pid)
-    if leader is not None and leader.start_ticks != started.start_ticks:
+    leader_started_s = _started_s(record.pid)
+    if leader_started_s is not None and abs(leader_started_s - record.started_s) >= SAME_START_S:
         return ()
-    found = []
-    for entry in PROC.iterdir():
-        if entry.name.isdigit() and (stat := read_stat(int(entry.name))) is not None:
-            ours = (
-                stat.session == started.pid
-                and stat.start_ticks >= started.start_ticks
-                and stat.state not in "ZX"
-            )
-            found += [int(entry.name)] if ours else []
-    return tuple(found)
+    return tuple(pid for pid in psutil.pids() if _belongs(pid, record))
 
 
-def memory_bytes(started: ProcessRecord) -> int:
-    """Memory of the session, bytes: each process's proportional share, so that pages of forked
-    children count once in all.
+def _belongs(pid: int, record: ProcessRecord) -> bool:
+    try:
+        if os.getsid(pid) != record.pid:
+            return False
+    except ProcessLookupError:
+        return False
+    started_s = _started_s(pid)
+    return (
+        started_s is not None and started_s >= record.started_s - SAME_START_S and is_running(pid)
+    )
 
-    Resident memory stands in where the kernel does not tell us shares.
+
+def _started_s(pid: int) -> float | None:
+    """Return the start time in seconds after boot, or None if there is no such process.
+
+    psutil adds the boot time to the kernel's number; subtracting it again leaves a value that does
+    not move with the wall clock.
     """
-    return sum(_memory_of(pid) for pid in session_members(started))
+    try:
+        return round(float(psutil.Process(pid).create_time() - psutil.boot_time()), 2)
+    except psutil.NoSuchProcess:
+        return None
+
+
+def memory_bytes(record: ProcessRecord) -> int:
+    """Return the memory of the session, bytes.
+
+    Each process counts with its proportional share, so that pages shared with forked children count
+    once. Resident memory takes its place where the kernel denies access to the shares.
+    """
+    return sum(_memory_of(pid) for pid in session_members(record))
 
 
 def _memory_of(pid: int) -> int:
-    try:
-        for line in (PROC / str(pid) / "smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) * 1024
-    except OSError:  # it ended, or it is not ours to look into
-        stat = read_stat(pid)
-        return stat.rss_bytes if stat is not None else 0
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        try:
+            return int(process.memory_full_info().pss)
+        except psutil.AccessDenied:
+            return int(process.memory_info().rss)
     return 0
 
 
-def age_s(started: ProcessRecord) -> float:
-    """Seconds since it started, on the kernel's clock."""
-    up = float((PROC / "uptime").read_text().split()[0])
-    return max(0.0, up - started.start_ticks / TICKS_PER_S)
+def age_s(record: ProcessRecord) -> float:
+    """Return the seconds since the process started, by the kernel's clock."""
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - record.started_s)
 
 
-def began_at(started: ProcessRecord) -> datetime:
-    """When it started, by the wall clock."""
-    return datetime.now(UTC) - timedelta(seconds=age_s(started))
+def began_at(record: ProcessRecord) -> datetime:
+    """Return when the process started, by the wall clock."""
+    return datetime.now(UTC) - timedelta(seconds=age_s(record))
 
 
-def stop(started: ProcessRecord, gentle: signal.Signals, grace_s: float) -> bool:
-    """Asks the leader to end, then its whole session, then kills what is left. True if nobody had
-    to be killed.
+def stop(record: ProcessRecord, gentle: signal.Signals, grace_s: float) -> bool:
+    """Stop the leader, then its session, then kill what remains after `grace_s`.
 
-    The leader is asked alone first: it knows best how to end its children. What outlives it is
-    asked as well.
+    The leader gets the signal alone first, because it knows best how to stop its children; the
+    members that outlive it get SIGTERM. Returns True if nothing had to be killed.
     """
     deadline = time.monotonic() + grace_s
-    if is_alive(started):
-        _signal(started.pid, gentle)
-        _wait(lambda: not is_alive(started), deadline)
-    for pid in session_members(started):
+    if is_alive(record):
+        _signal(record.pid, gentle)
+        _wait(lambda: not is_alive(record), deadline)
+    for pid in session_members(record):
         _signal(pid, signal.SIGTERM)
-    _wait(lambda: not session_members(started), min(deadline, time.monotonic() + grace_s / 4))
-    left = session_members(started)
-    for pid in left:
+    _wait(lambda: not session_members(record), min(deadline, time.monotonic() + grace_s / 4))
+    remaining = session_members(record)
+    for pid in remaining:
         _signal(pid, signal.SIGKILL)
-    _wait(lambda: not session_members(started), time.monotonic() + 5)
-    return not left
+    _wait(lambda: not session_members(record), time.monotonic() + 5)
+    return not remaining
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
-    try:
+    with suppress(ProcessLookupError):
         os.kill(pid, number)
-    except ProcessLookupError:
-        return
 
 
 def _wait(done: Callable[[], bool], deadline: float) -> None:

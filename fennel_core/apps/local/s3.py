@@ -1,5 +1,6 @@
-"""S3 on a folder, by s3proxy. Buckets are made through the protocol, so that any other S3 may take
-its place.
+"""S3 on a folder, served by s3proxy.
+
+Buckets are created through the protocol, so that any other S3 server can take its place.
 """
 
 from typing import Final
@@ -16,8 +17,8 @@ JVM: Final = (
     "-Djava.awt.headless=true",
     "-DLOG_LEVEL=warn",
 )
-"""It holds a whole signed request in memory, twice while it arrives: two slots that send four files
-of 16 MiB each must fit, and more.
+"""It holds a signed request in memory, twice while receiving it: two slots that each upload four
+files of 16 MiB must fit.
 """
 
 
@@ -34,7 +35,7 @@ def command(layout: FileLayout, host: HostEnvironment) -> tuple[str, ...]:
 
 
 def configure(settings: Settings, layout: FileLayout) -> None:
-    """Writes the configuration, readable by its owner only: it holds the secret key."""
+    """Write the configuration, readable by its owner only: it contains the secret key."""
     folder = layout.data / "s3"
     objects = folder / "objects"
     objects.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -45,7 +46,7 @@ def configure(settings: Settings, layout: FileLayout) -> None:
         "s3proxy.credential": settings.s3_secret_key.get_secret_value(),
         "jclouds.provider": "filesystem-nio2",
         "jclouds.filesystem.basedir": str(objects),
-        # asked for by its library even where there is nothing to log in to
+        # The library requires them although a folder needs no login.
         "jclouds.identity": "unused",
         "jclouds.credential": "unused",
     }
@@ -55,7 +56,7 @@ def configure(settings: Settings, layout: FileLayout) -> None:
 
 
 def make_bucket(settings: Settings) -> None:
-    """Idempotent. Raises HostError where the backend refuses."""
+    """Create the bucket if it is missing; raises SetupFailed if the server refuses."""
     import boto3
     from botocore.exceptions import BotoCoreError, ClientError
 
@@ -73,5 +74,5 @@ def make_bucket(settings: Settings) -> None:
             client.create_bucket(Bucket=settings.s3_bucket)
     except (BotoCoreError, ClientError) as error:
         raise SetupFailed(
-            f"S3 runs but the bucket {settings.s3_bucket} cannot be made ({error})"
+            f"S3 is running but the bucket {settings.s3_bucket} cannot be created ({error})"
         ) from error

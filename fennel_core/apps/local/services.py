@@ -1,8 +1,8 @@
-"""The process table: every part of the platform as a row of data.
+"""The service table: every service of the platform as one row of plain data.
 
-A row says what to run, with which environment, how to know that it is ready, what it needs, and
-which variable moves its port. The functions here only build values; what must happen before or
-after a start is named by a `SetupStep` and carried out by `setup_steps.py`.
+A row holds command, environment, readiness check, dependencies, and ports with the variables that
+set them. The functions here only build values; work before or after a start is named by a
+`SetupStep` and done by `setup_steps.py`.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ WATCHDOG: Final = "watchdog"
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """A TCP port a part listens on, and the variable that moves it."""
+    """A TCP port that a service listens on, and the variable that sets it."""
 
     number: int
     variable: str
@@ -45,8 +45,10 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """One process of the platform. `ready_s`: how long it may take until its health check passes,
-    s.
+    """One service of the platform.
+
+    `needs`: names of services that must be ready before it starts. `ready_s`: how long it may take
+    to become ready, s.
     """
 
     name: str
@@ -54,7 +56,7 @@ class Service:
     group: str
     command: tuple[str, ...]
     env: Mapping[str, str]
-    health: ReadinessCheck
+    readiness: ReadinessCheck
     ports: tuple[Port, ...] = ()
     needs: tuple[str, ...] = ()
     before: tuple[SetupStep, ...] = ()
@@ -64,13 +66,14 @@ class Service:
 
     @property
     def port(self) -> int | None:
-        """The port people know it by."""
+        """The service's main port, or None."""
         return self.ports[0].number if self.ports else None
 
     @property
     def digest(self) -> str:
-        """Changes when the part would be started differently. Some read their ports from a file
-        that is written at each start.
+        """Hash of command, environment and ports; it changes when the service must be restarted.
+
+        Ports count separately: some services read them from a file written at each start.
         """
         text = json.dumps(
             [self.command, sorted(self.env.items()), [port.number for port in self.ports]]
@@ -79,7 +82,7 @@ class Service:
 
 
 def process_env(settings: Settings) -> dict[str, str]:
-    """The settings as `FENNEL_*` variables: what every process of ours is started with."""
+    """Return the settings as `FENNEL_*` variables, the environment of every fennel-core process."""
     values = {}
     for name in type(settings).model_fields:
         value = getattr(settings, name)
@@ -93,7 +96,7 @@ def process_env(settings: Settings) -> dict[str, str]:
 
 
 def service_table(context: PlatformContext) -> tuple[Service, ...]:
-    """Every part this machine shall run, in an order in which each comes after what it needs."""
+    """Return every service of this platform; each row comes after the rows it needs."""
     rows = [*_stores(context)]
     if context.settings.orchestrator is Orchestrator.AIRFLOW:
         rows += _airflow(context)
@@ -101,9 +104,7 @@ def service_table(context: PlatformContext) -> tuple[Service, ...]:
 
 
 def _watchdog(context: PlatformContext) -> Service:
-    """Its environment is all that a part may depend on, so that it starts parts exactly as `up`
-    does.
-    """
+    """Return the watchdog, with all settings, so that it starts services exactly as `up` does."""
     return Service(
         name=WATCHDOG,
         title="Watchdog (restarts)",
@@ -112,7 +113,7 @@ def _watchdog(context: PlatformContext) -> Service:
         env=MappingProxyType(
             {**process_env(context.settings), "PYTHONPATH": str(context.layout.root)}
         ),
-        health=HeartbeatFile(context.layout.run / "watchdog.beat", every_s=1.0),
+        readiness=HeartbeatFile(context.layout.run / "watchdog.beat", every_s=1.0),
     )
 
 
@@ -125,11 +126,11 @@ def _stores(context: PlatformContext) -> tuple[Service, ...]:
             group=INFRA,
             command=postgres.command(settings, layout, host),
             env=MappingProxyType({}),
-            health=PostgresResponds(postgres.dsn(settings, keys, "postgres")),
+            readiness=PostgresResponds(postgres.dsn(settings, keys, "postgres")),
             ports=(Port(settings.postgres_port, "FENNEL_POSTGRES_PORT"),),
             before=(SetupStep.MAKE_POSTGRES_CLUSTER,),
             after=(SetupStep.MAKE_DATABASES,),
-            # "fast": roll back and end, instead of waiting for every client to leave
+            # Postgres' "fast" shutdown: roll back instead of waiting for clients to disconnect.
             stop_signal=signal.SIGINT,
         ),
         Service(
@@ -138,7 +139,7 @@ def _stores(context: PlatformContext) -> tuple[Service, ...]:
             group=INFRA,
             command=kafka.command(layout, host),
             env=MappingProxyType({}),
-            health=KafkaResponds(settings.kafka_bootstrap),
+            readiness=KafkaResponds(settings.kafka_bootstrap),
             ports=(
                 Port(settings.kafka_port, "FENNEL_KAFKA_PORT"),
                 Port(settings.kafka_controller_port, "FENNEL_KAFKA_CONTROLLER_PORT"),
@@ -151,7 +152,7 @@ def _stores(context: PlatformContext) -> tuple[Service, ...]:
             group=INFRA,
             command=s3.command(layout, host),
             env=MappingProxyType({}),
-            health=HttpResponds(settings.s3_endpoint),
+            readiness=HttpResponds(settings.s3_endpoint),
             ports=(Port(settings.s3_port, "FENNEL_S3_PORT"),),
             before=(SetupStep.CONFIGURE_S3,),
             after=(SetupStep.MAKE_BUCKET,),
@@ -170,7 +171,7 @@ def _airflow(context: PlatformContext) -> tuple[Service, ...]:
             group=INFRA,
             command=(*program, "api-server"),
             env=env,
-            health=HttpOk(f"{settings.airflow_url}/api/v2/version"),
+            readiness=HttpOk(f"{settings.airflow_url}/api/v2/version"),
             ports=(Port(settings.airflow_port, "FENNEL_AIRFLOW_PORT"),),
             needs=("postgres",),
             before=(SetupStep.MIGRATE_AIRFLOW,),
@@ -181,11 +182,10 @@ def _airflow(context: PlatformContext) -> tuple[Service, ...]:
             name="airflow-scheduler",
             title="Airflow scheduler",
             group=INFRA,
-            # Its log server would listen on every address; the api-server reads the log files
-            # themselves.
+            # Its log server would listen on every address; the api-server reads the files instead.
             command=(*program, "scheduler", "--skip-serve-logs"),
             env=env,
-            health=AirflowHeartbeat(settings.airflow_url, "scheduler"),
+            readiness=AirflowHeartbeat(settings.airflow_url, "scheduler"),
             needs=("postgres",),
             before=(SetupStep.MIGRATE_AIRFLOW,),
             ready_s=180,
@@ -196,7 +196,7 @@ def _airflow(context: PlatformContext) -> tuple[Service, ...]:
             group=INFRA,
             command=(*program, "dag-processor"),
             env=env,
-            health=AirflowHeartbeat(settings.airflow_url, "dag_processor"),
+            readiness=AirflowHeartbeat(settings.airflow_url, "dag_processor"),
             needs=("postgres",),
             before=(SetupStep.MIGRATE_AIRFLOW,),
             ready_s=180,
@@ -206,7 +206,7 @@ def _airflow(context: PlatformContext) -> tuple[Service, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Server:
-    """A server of ours, before it becomes a row."""
+    """A fennel-core server before it becomes a row."""
 
     name: str
     title: str
@@ -236,7 +236,7 @@ def _servers(context: PlatformContext) -> tuple[Service, ...]:
             group=FENNEL,
             command=(sys.executable, "-m", f"fennel_core.apps.{server.name}"),
             env=env,
-            health=HttpOk(f"http://{settings.own_address}:{server.port}/readyz"),
+            readiness=HttpOk(f"http://{settings.own_address}:{server.port}/readyz"),
             ports=(Port(server.port, f"FENNEL_{server.name.upper()}_PORT"),),
             needs=server.needs,
             ready_s=server.ready_s,
@@ -249,6 +249,6 @@ def _servers(context: PlatformContext) -> tuple[Service, ...]:
         group=FENNEL,
         command=tuple(executor_host.command(settings)),
         env=MappingProxyType(executor_host.environment(settings, {})),
-        health=SocketAccepts(settings.executors_socket),
+        readiness=SocketAccepts(settings.executors_socket),
     )
     return (*rows, executors)

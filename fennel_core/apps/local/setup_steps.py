@@ -1,5 +1,6 @@
-"""What must be done around a start, by name, so that the process table stays data; each step is
-idempotent.
+"""Setup steps around a start, by name, so that the service table is plain data.
+
+Each step is idempotent.
 """
 
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from fennel_core.settings.model import Settings
 
 
 class SetupStep(StrEnum):
-    """The value is what the progress display says while it is being done."""
+    """A setup step; its value is the text that the start display shows while it runs."""
 
     MAKE_POSTGRES_CLUSTER = "making the database cluster"
     MAKE_DATABASES = "making and migrating databases"
@@ -27,7 +28,7 @@ class SetupStep(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PlatformContext:
-    """All that steps and rows are made from."""
+    """Inputs of the service table and of the setup steps."""
 
     settings: Settings
     layout: FileLayout
@@ -36,7 +37,7 @@ class PlatformContext:
 
 
 def run_setup_step(step: SetupStep, context: PlatformContext) -> None:
-    """Raises HostError, or what the technology's client raises, where it cannot be done."""
+    """Run a setup step; raises SetupFailed, or the error of the system's client."""
     settings, layout, keys, host = context.settings, context.layout, context.keys, context.host
     match step:
         case SetupStep.MAKE_POSTGRES_CLUSTER:

@@ -1,6 +1,4 @@
-"""What people see while parts start: a table that renews itself on a terminal, a line per change
-anywhere else.
-"""
+"""Show the progress of a start: a live table on a terminal, a line per change anywhere else."""
 
 import sys
 import threading
@@ -21,19 +19,21 @@ from fennel_core.apps.local.services import Service
 
 @dataclass(frozen=True, slots=True)
 class AwaitingDependency:
-    """Not begun: another part has to be ready first."""
+    """Not started yet: the service `on` has to be ready first."""
 
     on: str
 
 
 @dataclass(frozen=True, slots=True)
 class InProgress:
-    what: str
+    """Being started. `activity`: the present step."""
+
+    activity: str
 
 
 @dataclass(frozen=True, slots=True)
 class StartSucceeded:
-    """`kept`: it ran already."""
+    """Ready. `kept`: it was running before."""
 
     took_s: float
     kept: bool
@@ -41,41 +41,42 @@ class StartSucceeded:
 
 @dataclass(frozen=True, slots=True)
 class StartFailed:
-    """`why`: one sentence."""
+    """Not ready. `why`: one sentence."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class StartSkipped:
-    """Never begun, because what it needs failed."""
+    """Not started. `reason`: a dependency failed, or the start was interrupted."""
 
-    needs: str
+    reason: str
 
 
 StartState = AwaitingDependency | InProgress | StartSucceeded | StartFailed | StartSkipped
 
 
 def describe_state(state: StartState) -> str:
+    """Return the state in a few words."""
     match state:
         case AwaitingDependency(on):
-            return f"waits for {on}"
-        case InProgress(what):
-            return what
+            return f"waiting for {on}"
+        case InProgress(activity):
+            return activity
         case StartSucceeded(_, kept=True):
             return "ready (was running)"
         case StartSucceeded(took_s):
             return f"ready after {took_s:.1f} s"
         case StartFailed(why):
             return f"FAILED: {why}"
-        case StartSkipped(needs):
-            return f"not started: needs {needs}"
+        case StartSkipped(reason):
+            return f"not started: {reason}"
         case unexpected:
             assert_never(unexpected)
 
 
 class StartDisplay(Protocol):
-    """Told of each change, from any thread."""
+    """Shows each change of state; called from any thread."""
 
     def show(self, service: Service, state: StartState) -> None: ...
     def __enter__(self) -> Self: ...
@@ -88,12 +89,13 @@ class StartDisplay(Protocol):
 
 
 def display_for(services: Sequence[Service], layout: FileLayout) -> StartDisplay:
+    """Return the display that suits the standard output."""
     return LiveTable(services, layout) if sys.stdout.isatty() else PlainLines(services, layout)
 
 
 @dataclass
 class PlainLines:
-    """For log files and CI."""
+    """One line per change, for log files and CI."""
 
     services: Sequence[Service]
     layout: FileLayout
@@ -124,7 +126,7 @@ class PlainLines:
 
 
 class LiveTable:
-    """For people: one row per part, renewed in place."""
+    """One row per service, redrawn in place."""
 
     def __init__(self, services: Sequence[Service], layout: FileLayout) -> None:
         self._services = services
@@ -144,7 +146,7 @@ class LiveTable:
         table = Table(
             box=None,
             pad_edge=False,
-            title=f"{done} of {len(states)} parts ready, {time.monotonic() - self._began:.0f} s",
+            title=f"{done} of {len(states)} services ready, {time.monotonic() - self._began:.0f} s",
             title_justify="left",
         )
         for name in ("service", "port", "state", "log file"):

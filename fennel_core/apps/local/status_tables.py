@@ -1,8 +1,7 @@
-"""`status` as people read it: the parts of the platform, then its job partitions.
+"""The tables of `fennel-core status`: services, job partitions, history, alarms.
 
-A demo has two dozen job partitions and is shown whole. A platform with hundreds is counted by
-workspace, and only those partitions are shown one by one that somebody should look at; `status
---json` has them all.
+Up to `MAX_ROWS` job partitions are listed. Above that they are counted by workspace, and only the
+unhealthy ones are listed; `status --json` contains them all.
 """
 
 import shutil
@@ -17,23 +16,21 @@ from rich.table import Table
 from fennel_core.apps.local.file_layout import FileLayout
 from fennel_core.apps.local.platform import ServiceStatus
 
-SHOWN_WHOLE: Final = 64
-LEAST_COLUMNS: Final = 110
-"""On a narrower terminal lines wrap rather than lose their ends."""
-COLUMNS_OF_A_FILE: Final = 220
+MAX_ROWS: Final = 64
+MIN_COLUMNS: Final = 110
+"""On a narrower terminal lines wrap instead of being cut."""
+FILE_COLUMNS: Final = 220
 RUNNING: Final = "running"
 COLUMNS: Final = ("job", "part", "slot", "epoch", "status", "lag", "reported_s", "error")
 
 JobPartitionRow = dict[str, Any]
-"""One entry of the query server's `job_partitions`."""
+"""One entry of `job_partitions` in the query server's status."""
 AlarmRow = dict[str, Any]
-"""One entry of the definition server's `alarms`."""
+"""One alarm or failed drill that the definition server reports."""
 
 
 def _console() -> Console:
-    return Console(
-        width=max(shutil.get_terminal_size((COLUMNS_OF_A_FILE, 40)).columns, LEAST_COLUMNS)
-    )
+    return Console(width=max(shutil.get_terminal_size((FILE_COLUMNS, 40)).columns, MIN_COLUMNS))
 
 
 def print_parts(layout: FileLayout, rows: Sequence[ServiceStatus]) -> None:
@@ -62,27 +59,25 @@ def print_parts(layout: FileLayout, rows: Sequence[ServiceStatus]) -> None:
 
 
 def print_partitions(partitions: Sequence[JobPartitionRow] | None) -> None:
-    """`None`: the query server could not be asked."""
+    """Print the job partitions; None means that the query server did not respond."""
     console = _console()
     console.print()
     if partitions is None:
-        console.print("Job partitions: the query server does not answer.", style="dim")
+        console.print("Job partitions: the query server does not respond.", style="dim")
     elif not partitions:
-        console.print("Job partitions: none; nothing is committed.", style="dim")
-    elif len(partitions) <= SHOWN_WHOLE:
+        console.print("Job partitions: none, because nothing is committed.", style="dim")
+    elif len(partitions) <= MAX_ROWS:
         console.print(_each(partitions))
     else:
         console.print(_counted(partitions))
-        if odd := [row for row in partitions if needs_attention(row)]:
-            shown = "" if len(odd) <= SHOWN_WHOLE else f" (the first {SHOWN_WHOLE})"
-            console.print(f"\n{len(odd)} of them need a look{shown}:", style="red")
-            console.print(_each(odd[:SHOWN_WHOLE]))
+        if unhealthy := [row for row in partitions if needs_attention(row)]:
+            shown = "" if len(unhealthy) <= MAX_ROWS else f" (the first {MAX_ROWS})"
+            console.print(f"\n{len(unhealthy)} of them need attention{shown}:", style="red")
+            console.print(_each(unhealthy[:MAX_ROWS]))
 
 
 def print_alarms(alarms: Sequence[AlarmRow] | None) -> None:
-    """Records that job partitions need and that are gone, or about to be too old; nothing where
-    there are none.
-    """
+    """Print one line per job partition whose records have expired or are about to expire."""
     for row in alarms or ():
         _console().print(
             f"Needed records ({row['trouble']}): {row['told']}", style="red", highlight=False
@@ -90,7 +85,7 @@ def print_alarms(alarms: Sequence[AlarmRow] | None) -> None:
 
 
 def print_drills(drills: Sequence[AlarmRow] | None) -> None:
-    """Job partitions whose last drill did not agree; nothing where there are none."""
+    """Print one line per job partition whose last drill failed."""
     for row in drills or ():
         _console().print(
             f"Drill of {row['drilled_at']}: {row['told']}", style="red", highlight=False
@@ -98,12 +93,12 @@ def print_drills(drills: Sequence[AlarmRow] | None) -> None:
 
 
 def needs_attention(row: JobPartitionRow) -> bool:
-    """Not running, failing, or owned by nobody."""
+    """Return whether the job partition is not running, has an error, or has no owner."""
     return row.get("status") != RUNNING or row.get("error") is not None or row.get("slot") is None
 
 
 def workspace_of(row: JobPartitionRow) -> str:
-    """A job's id begins with its workspace."""
+    """Return the workspace, with which a job's id begins."""
     return str(row["id"]).partition(".")[0]
 
 
@@ -130,11 +125,11 @@ def _counted(partitions: Sequence[JobPartitionRow]) -> Table:
 
 
 HISTORY: Final = ("files", "rows", "lag_records")
-"""What the history writer's metrics `fennel_history_…` tell of each topic."""
+"""The metrics `fennel_history_…` that are shown for each topic."""
 
 
 def parse_history_metrics(metrics: str) -> dict[str, dict[str, int]]:
-    """Topic → files, rows and messages behind, from the text of the history writer's `/metrics`."""
+    """Return topic → files, rows and lag in messages, from the text of the writer's `/metrics`."""
     found: dict[str, dict[str, int]] = {}
     for family in text_string_to_metric_families(metrics):
         for sample in family.samples:
@@ -147,29 +142,30 @@ def parse_history_metrics(metrics: str) -> dict[str, dict[str, int]]:
 
 
 def print_history(topics: Mapping[str, Mapping[str, int]] | None) -> None:
-    """`None`: the history writer could not be asked. More than `SHOWN_WHOLE` topics are summed by
-    workspace.
+    """Print files, rows and lag; None means that the history writer did not respond.
+
+    More than `MAX_ROWS` topics are summed by workspace.
     """
     console = _console()
     console.print()
     if topics is None:
-        console.print("History: its writer does not answer.", style="dim")
+        console.print("History: the writer does not respond.", style="dim")
         return
-    whole = len(topics) <= SHOWN_WHOLE
+    whole = len(topics) <= MAX_ROWS
     rows: dict[str, Counter[str]] = {}
-    for topic, told in topics.items():
-        rows.setdefault(topic if whole else topic.partition(".")[0], Counter()).update(told)
+    for topic, counts in topics.items():
+        rows.setdefault(topic if whole else topic.partition(".")[0], Counter()).update(counts)
     table = Table(box=None, pad_edge=False)
     for name in (
         "topic with history" if whole else "workspace",
         "files",
         "rows",
-        "messages behind",
+        "lag (messages)",
     ):
         table.add_column(
             name,
-            justify="right" if rows and name in {"files", "rows", "messages behind"} else "left",
+            justify="right" if rows and name in {"files", "rows", "lag (messages)"} else "left",
         )
     for name, sums in sorted(rows.items()):
         table.add_row(name, *(str(sums[each]) for each in HISTORY))
-    console.print(table if rows else "History: no dataset has a topic.")
+    console.print(table if rows else "History: there is no dataset with a topic.")

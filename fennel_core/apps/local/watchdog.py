@@ -1,11 +1,10 @@
-"""`python -m fennel_core.apps.local.watchdog`: starts a part again when it has ended without being
-asked to.
+"""Restart services that crash: `python -m fennel_core.apps.local.watchdog`.
 
-Theory. A part that `up` started has a record; `down` removes it. So a record without its process
-means a crash, and nothing else does. A part that ends again and again soon after its start is
-broken rather than unlucky: the pauses double, and after a few tries it is left as it is for a
-person to look at (`status` shows it as died, `up` tries again). Whoever starts or stops parts holds
-the platform's lock; while somebody does, the watch only looks on.
+`up` writes a record for each service and `down` removes it, so a record without its process means a
+crash, and nothing else does. A service that keeps ending soon after its start is broken: pauses
+between restarts double, and after a few attempts the watchdog gives up (`status` shows the service
+as died, `up` tries again). Starting and stopping hold the platform lock; while another process
+holds it, the watchdog does nothing.
 """
 
 import os
@@ -25,18 +24,19 @@ from fennel_core.apps.local.services import WATCHDOG, Service, service_table
 from fennel_core.apps.local.setup_steps import PlatformContext
 from fennel_core.apps.local.start_display import InProgress, PlainLines, StartFailed, StartSucceeded
 
-LOOK_EVERY_S: Final = 1.0
+CHECK_EVERY_S: Final = 1.0
 FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 30.0
 STEADY_S: Final = 60.0
-"""A part that lived this long was well: its next crash counts as its first."""
+"""A service that ran this long was healthy: its next crash counts as its first."""
 TRIES: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
 class CrashHistory:
-    """What the watch remembers of a part: crashes in a row, the last of them, and when it may be
-    started again (monotonic, s).
+    """Crashes of one service in a row.
+
+    `record`: the process that crashed last. `again_at_s`: earliest restart, monotonic clock, s.
     """
 
     in_a_row: int
@@ -47,18 +47,19 @@ class CrashHistory:
 def after_crash(
     before: CrashHistory | None, record: processes.ProcessRecord, now_s: float, lived_s: float
 ) -> CrashHistory:
-    """The memory after one more crash. Pure."""
+    """Return the history after one more crash of a process that lived `lived_s`."""
     in_a_row = 1 if before is None or lived_s >= STEADY_S else before.in_a_row + 1
     pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (in_a_row - 1))
     return CrashHistory(in_a_row, record, now_s + pause_s)
 
 
 def has_given_up(crashes: CrashHistory) -> bool:
+    """Return whether the service crashed too often to be restarted once more."""
     return crashes.in_a_row > TRIES
 
 
 class Watchdog:
-    """One look at a time; `now_s` is a monotonic clock in seconds."""
+    """Restarts the services of one platform; call `check` about once a second."""
 
     def __init__(self, context: PlatformContext) -> None:
         self._context = context
@@ -72,7 +73,10 @@ class Watchdog:
         return self._memory
 
     def check(self, now_s: float) -> None:
-        """Finds who has ended and starts again those whose pause is over."""
+        """Record new crashes and restart services whose pause is over.
+
+        `now_s`: monotonic clock, s.
+        """
         for service in self._services:
             record = processes.read_record(self._context.layout.pids / service.name)
             if record is None:
@@ -86,27 +90,25 @@ class Watchdog:
                 lived_s = now_s - self._seen_alive_s.pop(service.name, now_s)
                 known = after_crash(known, record, now_s, lived_s)
                 self._memory[service.name] = known
-                self._tell(service, known)
+                self._show_crash(service, known)
             if now_s >= known.again_at_s and not has_given_up(known):
                 self._start_again(service)
 
-    def _tell(self, service: Service, crashes: CrashHistory) -> None:
+    def _show_crash(self, service: Service, crashes: CrashHistory) -> None:
         if has_given_up(crashes):
             self._display.show(
                 service,
-                StartFailed(
-                    f"ended {crashes.in_a_row} times in a row: it is left for you to look at"
-                ),
+                StartFailed(f"ended {crashes.in_a_row} times in a row; not restarting it"),
             )
         else:
-            self._display.show(service, InProgress("ended unasked"))
+            self._display.show(service, InProgress("crashed"))
 
     def _start_again(self, service: Service) -> None:
         try:
             with platform_lock(self._context.layout, wait=False):
                 record = processes.read_record(self._context.layout.pids / service.name)
                 if record is None or processes.is_alive(record):
-                    return  # somebody was faster
+                    return  # another process restarted or stopped it first
                 processes.stop(record, signal.SIGTERM, 1.0)  # children that outlived it
                 Launcher(self._context, self._display).start(service)
                 self._display.show(service, StartSucceeded(0.0, kept=False))
@@ -117,6 +119,7 @@ class Watchdog:
 
 
 def main() -> None:
+    """Check once a second until SIGTERM."""
     stopping = False
 
     def stop(_number: int, _frame: FrameType | None) -> None:
@@ -132,13 +135,13 @@ def main() -> None:
         watchdog.check(time.monotonic())
         reap()
         beat.touch()
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(CHECK_EVERY_S)
     beat.unlink(missing_ok=True)
     sys.exit(0)
 
 
 def reap() -> None:
-    """Takes the exit status of parts started from here."""
+    """Collect the exit status of services that the watchdog started."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

@@ -19,9 +19,9 @@ import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from fennel_core.apps.local.processes import read_stat
+from fennel_core.apps.local.processes import is_running
 
-PARTS = "postgres,kafka,s3"
+SERVICES = "postgres,kafka,s3"
 PORTS = (
     "QUERY",
     "DEFINITION",
@@ -46,14 +46,8 @@ def free_ports(count: int) -> list[int]:
     return numbers
 
 
-def runs(pid: int) -> bool:
-    """A zombie that nobody waits for has ended all the same."""
-    stat = read_stat(pid)
-    return stat is not None and stat.state not in "ZX"
-
-
 class Platform:
-    """A platform of its own, driven through the command line as people do."""
+    """A platform of its own, driven through the command line."""
 
     def __init__(self, data: Path) -> None:
         self.data = data
@@ -95,26 +89,26 @@ class Platform:
 @pytest.fixture(scope="module")
 def ours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
     platform = Platform(tmp_path_factory.mktemp("platform"))
-    done = platform.run("up", "--only", PARTS)
+    done = platform.run("up", "--only", SERVICES)
     assert done.returncode == 0, done.stdout + done.stderr
     yield platform
     platform.run("down")
 
 
-def test_everything_asked_for_becomes_ready_and_names_its_port_and_log(ours: Platform) -> None:
+def test_started_services_become_ready_and_status_shows_port_and_log(ours: Platform) -> None:
     states = ours.states()
-    assert [states[name] for name in PARTS.split(",")] == ["ready"] * 3
+    assert [states[name] for name in SERVICES.split(",")] == ["ready"] * 3
     assert states["airflow-api"] == states["query"] == "stopped"
     shown = ours.run("status").stdout
     assert str(ours.ports["KAFKA"]) in shown
     assert "kafka.log" in shown
 
 
-def test_up_again_keeps_what_runs(ours: Platform) -> None:
+def test_up_again_keeps_what_is_running(ours: Platform) -> None:
     before = ours.pids()
-    done = ours.run("up", "--only", PARTS)
+    done = ours.run("up", "--only", SERVICES)
     assert done.returncode == 0
-    assert done.stdout.count("ready (was running)") == 4  # and the watch
+    assert done.stdout.count("ready (was running)") == 4  # and the watchdog
     assert ours.pids() == before
 
 
@@ -137,7 +131,7 @@ def test_everything_listens_on_loopback_only(ours: Platform) -> None:
     ]
 
 
-def test_a_part_that_died_is_started_again_unasked(ours: Platform) -> None:
+def test_the_watchdog_restarts_a_killed_service(ours: Platform) -> None:
     before = ours.pids()["s3"]
     os.kill(before, 9)
     deadline = time.monotonic() + 30
@@ -146,21 +140,21 @@ def test_a_part_that_died_is_started_again_unasked(ours: Platform) -> None:
         time.sleep(0.2)
 
 
-def test_up_starts_what_died_while_nobody_watched(ours: Platform) -> None:
+def test_up_starts_a_service_that_died_without_a_watchdog(ours: Platform) -> None:
     ours.run("down", "--only", "watchdog")
     os.kill(ours.pids()["s3"], 9)
     assert ours.states()["s3"] in {"died", "not ready"}
-    assert ours.run("up", "--only", PARTS).returncode == 0
+    assert ours.run("up", "--only", SERVICES).returncode == 0
     assert ours.states()["s3"] == "ready"
 
 
-def test_a_stranger_is_refused_and_stays_out(ours: Platform) -> None:
-    """A second platform that wants a port of the first says so in a sentence and starts nothing."""
+def test_a_second_platform_is_refused_a_port_in_use(ours: Platform) -> None:
+    """It names the port and its owner in one message and starts nothing."""
     other = Platform(ours.data.parent / "other")
-    done = other.run("up", "--only", PARTS, FENNEL_POSTGRES_PORT=str(ours.ports["POSTGRES"]))
+    done = other.run("up", "--only", SERVICES, FENNEL_POSTGRES_PORT=str(ours.ports["POSTGRES"]))
     assert done.returncode == 1
     assert (
-        f"Port {ours.ports['POSTGRES']}, which Postgres wants, is in use by pid "
+        f"Port {ours.ports['POSTGRES']}, which Postgres needs, is in use by pid "
         f"{ours.pids()['postgres']}"
     ) in done.stderr
     assert "Traceback" not in done.stderr
@@ -180,7 +174,7 @@ def test_data_survives_down_and_up(ours: Platform) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap})
     admin.create_topics([NewTopic("kept", 1, 1)])["kept"].result(timeout=10)
     pids = ours.pids()
-    stranger = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    bystander = subprocess.Popen(["sleep", "60"], start_new_session=True)
 
     done = ours.run("down")
 
@@ -190,28 +184,28 @@ def test_data_survives_down_and_up(ours: Platform) -> None:
         "stopped s3",
         "stopped watchdog",
     ]
-    assert not [pid for pid in pids.values() if runs(pid)]
-    assert stranger.poll() is None
-    stranger.kill()
-    stranger.wait()
-    assert ours.run("up", "--only", PARTS).returncode == 0
+    assert not [pid for pid in pids.values() if is_running(pid)]
+    assert bystander.poll() is None
+    bystander.kill()
+    bystander.wait()
+    assert ours.run("up", "--only", SERVICES).returncode == 0
     with psycopg.connect(dsn) as connection:
         assert connection.execute("SELECT n FROM kept").fetchone() == (42,)
     assert "kept" in AdminClient({"bootstrap.servers": bootstrap}).list_topics(timeout=10).topics
 
 
-def test_a_changed_setting_restarts_only_the_parts_it_concerns(ours: Platform) -> None:
+def test_a_changed_setting_restarts_only_the_affected_services(ours: Platform) -> None:
     before = ours.pids()
     moved = free_ports(1)[0]
     ours.environment["FENNEL_POSTGRES_PORT"] = str(moved)
-    assert ours.run("up", "--only", PARTS).returncode == 0
+    assert ours.run("up", "--only", SERVICES).returncode == 0
     after = ours.pids()
     assert after["postgres"] != before["postgres"]
     assert (after["kafka"], after["s3"]) == (before["kafka"], before["s3"])
     assert f":{moved}/" in ours.settings()["FENNEL_POSTGRES_DSN"]
 
 
-def test_a_part_that_cannot_start_shows_its_last_lines_and_what_to_do(ours: Platform) -> None:
+def test_a_failed_start_shows_the_last_log_lines_and_the_next_action(ours: Platform) -> None:
     ours.run("down", "--only", "kafka")
     meta = ours.data / "kafka" / "logs" / "meta.properties"
     good = meta.read_text()
@@ -219,12 +213,12 @@ def test_a_part_that_cannot_start_shows_its_last_lines_and_what_to_do(ours: Plat
     done = ours.run("up", "--only", "kafka")
     meta.write_text(good)
     assert done.returncode == 1
-    assert "Kafka did not become ready: it ended while it was starting." in done.stderr
+    assert "Kafka did not become ready: its process ended during the start." in done.stderr
     assert "node" in done.stderr.lower()
     assert "run `fennel-core up` again" in done.stderr
 
 
-def test_env_prints_lines_a_shell_can_take_and_no_password(ours: Platform) -> None:
+def test_env_prints_shell_exports_without_passwords(ours: Platform) -> None:
     done = ours.run("env")
     assert done.stdout == (
         f"export FENNEL_URL=http://127.0.0.1:{ours.ports['QUERY']}\nexport FENNEL_TOKEN=dev-demo\n"
@@ -234,9 +228,9 @@ def test_env_prints_lines_a_shell_can_take_and_no_password(ours: Platform) -> No
     assert everything.stdout == f"http://127.0.0.1:{ours.ports['S3']}\n"
 
 
-def test_ctrl_c_ends_the_waiting_and_loses_no_record(ours: Platform) -> None:
+def test_ctrl_c_stops_waiting_and_keeps_every_record(ours: Platform) -> None:
     ours.run("down")
-    command = [sys.executable, "-m", "fennel_core.apps.cli", "up", "--only", PARTS]
+    command = [sys.executable, "-m", "fennel_core.apps.cli", "up", "--only", SERVICES]
     waiting = subprocess.Popen(
         command,
         env=ours.environment,
@@ -247,12 +241,12 @@ def test_ctrl_c_ends_the_waiting_and_loses_no_record(ours: Platform) -> None:
     )
     assert waiting.stdout is not None
     while "Kafka" not in (line := waiting.stdout.readline()) or "starting" not in line:
-        assert line, "it ended before Kafka was started"
+        assert line, "`up` ended before Kafka was started"
     waiting.send_signal(signal.SIGINT)
-    _, said = waiting.communicate(timeout=20)
+    _, message = waiting.communicate(timeout=20)
     assert waiting.returncode == 1
-    assert said.startswith("Stopped waiting. What was started goes on")
-    started = {name for name, pid in ours.pids().items() if runs(pid)}
+    assert message.startswith("Stopped waiting. The started services keep running")
+    started = {name for name, pid in ours.pids().items() if is_running(pid)}
     assert started
     assert {
         line.removeprefix("stopped ") for line in ours.run("down").stdout.splitlines()

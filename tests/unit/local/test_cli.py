@@ -1,4 +1,4 @@
-"""The command line: help worth reading, one sentence for each mistake, never a traceback."""
+"""The command line: complete help, one message per mistake, never a traceback."""
 
 import http.server
 import json
@@ -11,6 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+import fennel_core
 from fennel_core.apps.cli import main
 
 
@@ -33,7 +34,7 @@ def run(*words: str) -> tuple[int, str, str]:
     return done.exit_code, done.stdout, done.stderr
 
 
-def test_the_promised_commands_exist() -> None:
+def test_the_documented_commands_exist() -> None:
     names = {" ".join(path) for path, _ in commands(main)}
     assert names >= {
         "up",
@@ -50,7 +51,7 @@ def test_the_promised_commands_exist() -> None:
     assert names >= {"snapshot", "recover", "drill"}
 
 
-def test_each_command_says_what_it_does_and_each_option_what_for() -> None:
+def test_each_command_and_option_has_a_help_text() -> None:
     for path, command in commands(main):
         assert len(command.help or "") > 20, path
         for option in (p for p in command.params if isinstance(p, click.Option)):
@@ -58,52 +59,52 @@ def test_each_command_says_what_it_does_and_each_option_what_for() -> None:
 
 
 @pytest.mark.parametrize("path", [path for path, _ in commands(main)])
-def test_help_can_be_asked_of_every_command(path: tuple[str, ...]) -> None:
+def test_every_command_has_help(path: tuple[str, ...]) -> None:
     code, shown, _ = run(*path, "--help")
     assert code == 0
     assert "Usage:" in shown
 
 
 @pytest.mark.parametrize("words", [("snapshot",), ("recover", "--workspace", "shop"), ("drill",)])
-def test_what_needs_the_platform_says_so_in_one_sentence_when_it_is_down(
+def test_commands_report_that_the_platform_is_down_in_one_line(
     words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FENNEL_POSTGRES_PORT", "1")
-    code, _, said = run(*words)
+    code, _, message = run(*words)
     assert code == 1
-    assert said.startswith("The platform's database does not answer (")
-    assert said.rstrip().endswith("is the platform up?")
-    assert said.count("\n") == 1
+    assert message.startswith("The platform's database does not answer (")
+    assert message.rstrip().endswith("is the platform up?")
+    assert message.count("\n") == 1
 
 
-def test_an_unknown_part_is_answered_with_the_known_ones() -> None:
-    code, _, said = run("up", "--only", "zookeeper")
+def test_an_unknown_service_is_refused_with_the_valid_names() -> None:
+    code, _, message = run("up", "--only", "zookeeper")
     assert code == 1
-    assert said.startswith("There is no part called zookeeper; there are airflow-api, ")
-    assert said.count("\n") == 1
+    assert message.startswith("unknown service `zookeeper`; valid names: airflow-api, ")
+    assert message.count("\n") == 1
 
 
-def test_a_wrong_setting_is_named_as_the_variable_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_setting_is_named_as_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FENNEL_ENGINE_SLOTS", "many")
-    code, _, said = run("status")
+    code, _, message = run("status")
     assert code == 1
-    assert said.startswith("FENNEL_ENGINE_SLOTS: Input should be a valid integer")
+    assert message.startswith("FENNEL_ENGINE_SLOTS: Input should be a valid integer")
 
 
-def test_a_folder_that_cannot_be_made_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_created_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FENNEL_DATA_DIR", "/proc/nowhere")
-    code, _, said = run("env")
+    code, _, message = run("env")
     assert code == 1
-    assert said == "No such file or directory: /proc/nowhere\n"
+    assert message == "No such file or directory: /proc/nowhere\n"
 
 
-def test_down_with_nothing_running_says_so() -> None:
+def test_down_reports_that_nothing_was_running() -> None:
     assert run("down")[:2] == (0, "Nothing was running.\n")
 
 
-def test_logs_before_the_first_start_say_so() -> None:
-    code, _, said = run("logs")
-    assert (code, said) == (1, "There is no log yet: nothing was started.\n")
+def test_logs_before_the_first_start_name_the_command_to_run() -> None:
+    code, _, message = run("logs")
+    assert (code, message) == (1, "There is no log yet. Run `fennel-core up` first.\n")
 
 
 def test_status_of_a_stopped_platform_is_not_success() -> None:
@@ -119,23 +120,23 @@ def test_settings_lists_each_variable_with_its_reason() -> None:
 
 
 class Definition(http.server.BaseHTTPRequestHandler):
-    """Stands in for the definition server's workspace calls; remembers what it was asked."""
+    """Fake of the definition server's workspace calls; records every request."""
 
-    asked: ClassVar[list[tuple[str, str, str | None, bytes]]] = []
+    requests: ClassVar[list[tuple[str, str, str | None, bytes]]] = []
 
-    def answer(self) -> None:
+    def respond(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        self.asked.append((self.command, self.path, self.headers["Authorization"], body))
+        self.requests.append((self.command, self.path, self.headers["Authorization"], body))
         known = self.path == "/api/v1/workspaces"
-        said = {
+        responses = {
             "GET": b'{"workspaces": [{"name": "one"}, {"name": "two"}]}',
             "POST": b'{"name": "new", "token": "t0k3n"}',
         }
         self.send_response(200 if known else 404)
         self.end_headers()
-        self.wfile.write(said[self.command] if known else b"workspace `x` does not exist")
+        self.wfile.write(responses[self.command] if known else b"workspace `x` does not exist")
 
-    do_GET = do_POST = do_DELETE = answer
+    do_GET = do_POST = do_DELETE = respond
 
     def log_message(self, format: str, *args: object) -> None:
         return
@@ -148,8 +149,8 @@ def definition(
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Definition)
     monkeypatch.setenv("FENNEL_DEFINITION_PORT", str(server.server_address[1]))
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    Definition.asked.clear()
-    yield Definition.asked
+    Definition.requests.clear()
+    yield Definition.requests
     server.shutdown()
     server.server_close()
 
@@ -166,19 +167,23 @@ def test_a_new_workspace_prints_its_token_as_an_export_line(
     definition: list[tuple[str, str, str | None, bytes]],
 ) -> None:
     assert run("workspace", "create", "new")[:2] == (0, "export FENNEL_TOKEN=t0k3n\n")
-    assert definition[0][3] == b'{"name": "new"}'
+    assert definition[0][3] == b'{"name":"new"}'
 
 
-def test_a_refusal_is_shown_in_the_servers_words(
+def test_a_refusal_is_shown_with_the_servers_message(
     definition: list[tuple[str, str, str | None, bytes]],
 ) -> None:
-    code, _, said = run("workspace", "delete", "x", "--yes")
-    assert (code, said) == (1, "workspace `x` does not exist\n")
+    code, _, message = run("workspace", "delete", "x", "--yes")
+    assert (code, message) == (1, "workspace `x` does not exist\n")
 
 
-def test_a_definition_server_that_is_down_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_definition_server_that_is_down_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FENNEL_DEFINITION_PORT", "1")
-    code, _, said = run("workspace", "list")
+    code, _, message = run("workspace", "list")
     assert code == 1
-    assert said.startswith("The definition server at http://127.0.0.1:1 does not answer")
-    assert said.endswith("is the platform up?\n")
+    assert message.startswith("The definition server at http://127.0.0.1:1 does not respond")
+    assert message.endswith("Is the platform up?\n")
+
+
+def test_the_version_is_the_one_of_the_package() -> None:
+    assert run("--version")[:2] == (0, f"fennel-core, version {fennel_core.__version__}\n")

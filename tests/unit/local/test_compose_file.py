@@ -31,7 +31,7 @@ VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 
 
 def interpolated(text: str) -> str:
-    """As compose reads it where no variable is set."""
+    """Return the text as compose reads it if no variable is set."""
     return VARIABLE.sub(lambda found: found.group(2) or "", text)
 
 
@@ -43,7 +43,7 @@ def compose() -> dict[str, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def context() -> PlatformContext:
-    """The context that a container sees; no folder is made."""
+    """Return the context as a container sees it; creates no folder."""
     words = {"host": "0.0.0.0", "published_host": "127.0.0.1", "reach_by_name": True}
     folders = {"data_dir": Path("/data"), "executors_dir": Path("/data/executors")}
     layout = FileLayout(root=ROOT, data=Path("/data"))
@@ -57,12 +57,10 @@ def services(context: PlatformContext) -> dict[str, Service]:
     return {row.name: row for row in service_table(context) if row.group in {INFRA, FENNEL}}
 
 
-def test_there_is_one_service_for_each_part_and_the_others_prepare(
+def test_every_service_of_the_table_is_one_container_and_the_others_run_once(
     compose: dict[str, Any], services: dict[str, Service]
 ) -> None:
-    own_image = {
-        "executors"
-    }  # user code lives apart, in an image that has nothing to read settings with
+    own_image = {"executors"}  # user code runs in an image that cannot read the settings
     assert {
         name: service.get("command") for name, service in compose.items() if "restart" in service
     } == {name: [*RUN, name] for name in services if name not in own_image} | dict.fromkeys(
@@ -70,7 +68,7 @@ def test_there_is_one_service_for_each_part_and_the_others_prepare(
     )
 
 
-def test_what_prepares_names_steps_and_together_they_are_all_that_no_part_does_for_itself(
+def test_containers_that_run_once_cover_every_setup_step_outside_the_services(
     compose: dict[str, Any], services: dict[str, Service]
 ) -> None:
     once = {name: service for name, service in compose.items() if "restart" not in service}
@@ -101,7 +99,7 @@ def test_each_service_is_built_from_a_base_that_can_be_chosen(compose: dict[str,
         )
 
 
-def test_each_part_has_a_health_check_and_waits_for_the_health_of_what_it_needs(
+def test_each_container_has_a_health_check_and_waits_for_its_dependencies(
     compose: dict[str, Any], services: dict[str, Service]
 ) -> None:
     for name, row in services.items():
@@ -120,7 +118,7 @@ def test_each_part_has_a_health_check_and_waits_for_the_health_of_what_it_needs(
             ), name
 
 
-def test_each_part_is_stopped_with_its_own_signal(
+def test_each_container_is_stopped_with_its_own_signal(
     compose: dict[str, Any], services: dict[str, Service]
 ) -> None:
     assert {name: compose[name].get("stop_signal", "SIGTERM") for name in services} == {
@@ -128,20 +126,20 @@ def test_each_part_is_stopped_with_its_own_signal(
     }
 
 
-def test_ports_are_published_on_loopback_and_the_settings_know_the_address(
+def test_ports_are_published_on_loopback_and_the_settings_contain_the_address(
     compose: dict[str, Any],
 ) -> None:
     published = {name: service["ports"] for name, service in compose.items() if "ports" in service}
     assert published == {"query": ["127.0.0.1:7400:7400"], "airflow-api": ["127.0.0.1:7480:7480"]}
     addresses = set(re.findall(r"(\S+?):\$\{FENNEL_\w+_PORT:-\d+\}:", FILE.read_text()))
-    told = set(re.findall(r"FENNEL_PUBLISHED_HOST: (\S+)", FILE.read_text()))
-    assert {address.strip('["') for address in addresses} == told, (
-        "one variable says both, so that tokens know where they are valid"
+    configured = set(re.findall(r"FENNEL_PUBLISHED_HOST: (\S+)", FILE.read_text()))
+    assert {address.strip('["') for address in addresses} == configured, (
+        "one variable must set both: development tokens depend on the published address"
     )
     assert all("network_mode" not in service for service in compose.values())
 
 
-def test_off_loopback_the_settings_of_a_service_refuse_development_tokens(
+def test_development_tokens_are_refused_off_loopback(
     compose: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in compose["query"]["environment"].items():
@@ -156,7 +154,7 @@ def test_off_loopback_the_settings_of_a_service_refuse_development_tokens(
         Settings()
 
 
-def test_no_secret_stands_in_the_file_or_in_the_images(compose: dict[str, Any]) -> None:
+def test_neither_the_file_nor_the_images_contain_a_secret(compose: dict[str, Any]) -> None:
     secret = re.compile(r"PASSWORD|SECRET|TOKEN|KEY|DSN", re.IGNORECASE)
     for name, service in compose.items():
         given = {
@@ -172,7 +170,7 @@ def test_no_secret_stands_in_the_file_or_in_the_images(compose: dict[str, Any]) 
         for line in (ROOT / ".dockerignore").read_text().splitlines()
         if line and not line.startswith("#")
     ]
-    assert sent[0] == "*", "nothing is sent to the engine but what is named"
+    assert sent[0] == "*", "only listed files are sent to the container engine"
     assert not [
         line
         for line in DOCKERFILE.read_text().splitlines()
@@ -180,7 +178,7 @@ def test_no_secret_stands_in_the_file_or_in_the_images(compose: dict[str, Any]) 
     ]
 
 
-def test_user_code_has_no_secrets_no_slots_and_no_network_of_the_platform(
+def test_executors_have_no_secrets_no_slots_and_no_network_of_the_platform(
     compose: dict[str, Any], context: PlatformContext
 ) -> None:
     executors = compose["executors"]
@@ -199,7 +197,7 @@ def test_user_code_has_no_secrets_no_slots_and_no_network_of_the_platform(
     assert {protocol.SOCKET_ENV, *launch.SINGLE_THREADED} <= given.keys()
 
 
-def test_data_is_in_volumes_and_keys_can_be_written_only_by_what_prepares(
+def test_data_is_in_volumes_and_only_the_first_container_writes_keys(
     compose: dict[str, Any],
 ) -> None:
     volumes = {
@@ -218,11 +216,11 @@ def test_data_is_in_volumes_and_keys_can_be_written_only_by_what_prepares(
     assert writers == {"secrets"}
     made = re.findall(r"/data/[\w/]+", DOCKERFILE.read_text())
     assert {where for places in volumes.values() for where in places} <= set(made), (
-        "a folder that the image lacks would belong to root"
+        "a volume over a folder missing in the image would belong to root"
     )
 
 
-def test_services_bind_beyond_loopback_only_where_others_must_reach_them(
+def test_containers_bind_beyond_loopback_only_where_others_must_reach_them(
     compose: dict[str, Any],
 ) -> None:
     assert compose["engine"]["environment"]["FENNEL_HOST"] in LOOPBACK
@@ -230,19 +228,19 @@ def test_services_bind_beyond_loopback_only_where_others_must_reach_them(
 
 
 def composes() -> list[list[str]]:
-    """The versions of compose that this context has."""
+    """Return the compose commands installed here."""
     found = [["docker-compose"]] if shutil.which("docker-compose") else []
-    asked = (
+    plugin = (
         shutil.which("docker")
         and subprocess.run(
             ["docker", "compose", "version"], capture_output=True, check=False
         ).returncode
         == 0
     )
-    return [*found, *([["docker", "compose"]] if asked else [])]
+    return [*found, *([["docker", "compose"]] if plugin else [])]
 
 
-@pytest.mark.skipif(not composes(), reason="this context has no compose")
+@pytest.mark.skipif(not composes(), reason="compose is not installed")
 def test_compose_itself_accepts_the_file() -> None:
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("FENNEL_")

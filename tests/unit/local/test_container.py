@@ -1,6 +1,4 @@
-"""A container's part is configured for neighbours that have names, and asks about its health
-without making the process table.
-"""
+"""Containers reach each other by name, and check their health without the service table."""
 
 from __future__ import annotations
 
@@ -57,7 +55,7 @@ def test_stores_bind_to_every_address_and_are_reached_by_name(context: PlatformC
     assert (settings.kafka_bootstrap, settings.s3_endpoint) == ("kafka:7411", "http://s3:7412")
     properties = kafka.properties(settings, layout)
     assert properties["listeners"] == "PLAINTEXT://0.0.0.0:7411,CONTROLLER://127.0.0.1:7413", (
-        "the controller is nobody else's"
+        "the controller is not reachable from other containers"
     )
     assert properties["advertised.listeners"] == "PLAINTEXT://kafka:7411"
     s3.configure(settings, layout)
@@ -67,7 +65,7 @@ def test_stores_bind_to_every_address_and_are_reached_by_name(context: PlatformC
     )
 
 
-def test_airflow_tells_browsers_the_published_address_and_its_tasks_the_name(
+def test_airflow_uses_the_published_address_for_browsers_and_its_name_for_tasks(
     context: PlatformContext,
 ) -> None:
     env = airflow.env(context.settings, context.layout, context.keys)
@@ -78,7 +76,7 @@ def test_airflow_tells_browsers_the_published_address_and_its_tasks_the_name(
 @pytest.mark.parametrize(
     ("host", "admitted"), [("127.0.0.1", False), ("0.0.0.0", True), ("192.168.1.5", True)]
 )
-def test_postgres_admits_neighbours_only_beyond_loopback_and_nobody_without_a_password(
+def test_postgres_requires_passwords_and_admits_other_hosts_only_beyond_loopback(
     context: PlatformContext, host: str, admitted: bool
 ) -> None:
     postgres.data_folder(context.layout).mkdir()
@@ -91,16 +89,16 @@ def test_postgres_admits_neighbours_only_beyond_loopback_and_nobody_without_a_pa
 
 
 @pytest.mark.parametrize("words", [{"published_host": "127.0.0.1"}, {"reach_by_name": True}])
-def test_up_on_a_machine_refuses_to_pass_for_a_container(
+def test_up_on_a_machine_refuses_container_settings(
     context: PlatformContext, words: dict[str, object]
 ) -> None:
     settings = Settings().model_copy(update=words)
-    assert "describe containers" in " ".join(
+    assert "apply to containers only" in " ".join(
         preflight_problems(settings, context.layout, HostEnvironment("true", (), 0), [])
     )
 
 
-def test_keys_can_be_read_where_they_cannot_be_written(tmp_path: Path) -> None:
+def test_keys_are_read_from_a_read_only_mount(tmp_path: Path) -> None:
     made = ensure_keys(tmp_path)
     reading = (
         "import sys, pathlib; from fennel_core.apps.local.platform_keys import "
@@ -113,12 +111,12 @@ def test_keys_can_be_read_where_they_cannot_be_written(tmp_path: Path) -> None:
     command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", read_only]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if "mount" in done.stderr or "unshare" in done.stderr:
-        pytest.skip("this machine lets nobody mount")
+        pytest.skip("mounting is not permitted here")
     assert done.stdout.strip() == made.admin_token, done.stderr
 
 
 @pytest.mark.parametrize(
-    "health",
+    "check",
     [
         HeartbeatFile(Path("/data/run/watchdog.beat"), 1.0),
         HttpOk("http://127.0.0.1:7400/readyz"),
@@ -129,37 +127,37 @@ def test_keys_can_be_read_where_they_cannot_be_written(tmp_path: Path) -> None:
         AirflowHeartbeat("http://airflow-api:7480", "scheduler"),
     ],
 )
-def test_a_health_question_survives_its_file(health: ReadinessCheck) -> None:
-    assert from_json(to_json(health)) == health
+def test_a_readiness_check_survives_its_file(check: ReadinessCheck) -> None:
+    assert from_json(to_json(check)) == check
 
 
-def test_a_part_that_has_not_begun_is_not_healthy(tmp_path: Path) -> None:
-    assert container.healthy(tmp_path / "question") == "its start is being prepared"
+def test_a_service_in_setup_is_not_healthy(tmp_path: Path) -> None:
+    assert container.healthy(tmp_path / "check") == "its setup steps are running"
 
 
-def test_a_part_is_as_old_as_its_question(tmp_path: Path) -> None:
-    question, beat = tmp_path / "question", tmp_path / "beat"
-    question.write_text(to_json(HeartbeatFile(beat, 60.0)))
+def test_a_service_is_as_old_as_its_check_file(tmp_path: Path) -> None:
+    check_file, beat = tmp_path / "check", tmp_path / "beat"
+    check_file.write_text(to_json(HeartbeatFile(beat, 60.0)))
     beat.touch()
     now = time.time()
-    os.utime(question, (now - 10, now - 10))
-    assert container.healthy(question) == 0
+    os.utime(check_file, (now - 10, now - 10))
+    assert container.healthy(check_file) == 0
     os.utime(beat, (now - 20, now - 20))
-    assert container.healthy(question) == "it has not begun to work", (
-        "a beat of the time before a restart does not count"
+    assert container.healthy(check_file) == "it has not started working yet", (
+        "a heartbeat from before the restart does not count"
     )
 
 
-def test_asking_for_health_imports_nothing_heavy(tmp_path: Path) -> None:
+def test_the_health_check_imports_no_heavy_module(tmp_path: Path) -> None:
     probe = (
         "import sys, pathlib; from fennel_core.apps import container; "
         "container.healthy(pathlib.Path(sys.argv[1]));"
         "print(*sorted({'pydantic', 'psycopg', 'confluent_kafka', 'click'} & sys.modules.keys()))"
     )
-    question = tmp_path / "question"
-    question.write_text(to_json(HttpResponds("http://127.0.0.1:1")))
+    check_file = tmp_path / "check"
+    check_file.write_text(to_json(HttpResponds("http://127.0.0.1:1")))
     done = subprocess.run(
-        [sys.executable, "-c", probe, str(question)],
+        [sys.executable, "-c", probe, str(check_file)],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -169,17 +167,17 @@ def test_asking_for_health_imports_nothing_heavy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ([], "usage"),
         (["run"], "usage"),
         (
             ["prepare", "make-coffee"],
-            "There is no step make-coffee; there are make-postgres-cluster",
+            "unknown step `make-coffee`; valid steps: make-postgres-cluster",
         ),
     ],
 )
-def test_wrong_words_are_answered_with_the_right_ones(
-    tmp_path: Path, words: list[str], said: str
+def test_unknown_words_are_refused_with_the_valid_ones(
+    tmp_path: Path, words: list[str], message: str
 ) -> None:
-    assert str(container.main(words, tmp_path / "question")).startswith(said)
+    assert str(container.main(words, tmp_path / "check")).startswith(message)

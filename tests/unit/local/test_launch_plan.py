@@ -1,4 +1,4 @@
-"""What `up` and `down` decide, and what the process table promises them."""
+"""Decisions of `up` and `down`, and the guarantees of the service table they rely on."""
 
 import signal
 from dataclasses import replace
@@ -48,15 +48,15 @@ def context(tmp_path: Path) -> PlatformContext:
     )
 
 
-def test_a_part_that_is_not_running_is_started() -> None:
+def test_a_service_that_is_not_running_is_started() -> None:
     assert launch_action(service("a"), None) is LaunchAction.START
 
 
-def test_a_part_that_runs_with_the_same_settings_is_kept() -> None:
+def test_a_service_that_runs_with_the_same_settings_is_kept() -> None:
     assert launch_action(service("a"), RunningService(service("a").digest)) is LaunchAction.KEEP
 
 
-def test_a_part_that_runs_with_other_settings_is_restarted() -> None:
+def test_a_service_that_runs_with_other_settings_is_restarted() -> None:
     assert launch_action(service("a"), RunningService("another")) is LaunchAction.RESTART
 
 
@@ -70,23 +70,25 @@ def test_each_change_of_command_environment_or_port_changes_the_digest() -> None
     assert len({each.digest for each in (one, other_command, other_env, other_port)}) == 4
 
 
-def test_a_group_stands_for_its_parts_and_no_name_for_all() -> None:
+def test_a_group_selects_its_services_and_no_name_selects_all() -> None:
     services = (service("a"), service("b", group=FENNEL))
     assert select_services(services, ("infra",)) == services[:1]
     assert select_services(services, ()) == services
 
 
-def test_an_unknown_part_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(UnknownService, match=r"no part called zookeeper; there are a, .*infra"):
+def test_an_unknown_service_is_refused_with_the_valid_names() -> None:
+    with pytest.raises(
+        UnknownService, match=r"unknown service `zookeeper`; valid names: a, .*infra"
+    ):
         select_services((service("a"),), ("zookeeper",))
 
 
-def test_needs_are_followed_to_their_end() -> None:
+def test_dependencies_are_followed_transitively() -> None:
     services = (service("a"), service("b", "a"), service("c", "b"), service("d"))
     assert [p.name for p in with_dependencies(services, services[2:3])] == ["a", "b", "c"]
 
 
-def test_nobody_is_stopped_before_those_who_need_it(context: PlatformContext) -> None:
+def test_a_service_is_stopped_after_those_that_need_it(context: PlatformContext) -> None:
     services = service_table(context)
     waves = stop_waves(services)
     when = {p.name: i for i, wave in enumerate(waves) for p in wave}
@@ -94,14 +96,16 @@ def test_nobody_is_stopped_before_those_who_need_it(context: PlatformContext) ->
     assert all(when[p.name] < when[need] for p in services for need in p.needs)
 
 
-def test_every_need_stands_above_its_part_in_the_table(context: PlatformContext) -> None:
+def test_every_dependency_is_above_its_service_in_the_table(context: PlatformContext) -> None:
     seen: set[str] = set()
     for row in service_table(context):
         assert set(row.needs) <= seen, row.name
         seen.add(row.name)
 
 
-def test_no_two_parts_share_a_port_and_each_port_can_be_moved(context: PlatformContext) -> None:
+def test_no_two_services_share_a_port_and_each_port_has_a_variable(
+    context: PlatformContext,
+) -> None:
     ports = [port for row in service_table(context) for port in row.ports]
     assert len({port.number for port in ports}) == len(ports) == 10
     variables = {f"FENNEL_{name.upper()}" for name in Settings.model_fields}
@@ -118,7 +122,7 @@ def test_the_inline_orchestrator_needs_no_airflow(context: PlatformContext) -> N
     assert not [row.name for row in service_table(inline) if row.name.startswith("airflow")]
 
 
-def test_postgres_is_stopped_in_the_way_that_does_not_wait_for_clients(
+def test_postgres_is_stopped_without_waiting_for_clients(
     context: PlatformContext,
 ) -> None:
     assert {row.name: row.stop_signal for row in service_table(context)}[
@@ -126,7 +130,7 @@ def test_postgres_is_stopped_in_the_way_that_does_not_wait_for_clients(
     ] is signal.SIGINT
 
 
-def test_user_code_is_started_without_our_passwords(context: PlatformContext) -> None:
+def test_executors_are_started_without_passwords(context: PlatformContext) -> None:
     executors = next(row for row in service_table(context) if row.name == "executors")
     secrets = [
         context.keys.postgres_password,
@@ -139,7 +143,7 @@ def test_user_code_is_started_without_our_passwords(context: PlatformContext) ->
     ]
 
 
-def test_passwords_stand_in_no_command_line(context: PlatformContext) -> None:
+def test_no_command_line_contains_a_password(context: PlatformContext) -> None:
     words = [word for row in service_table(context) for word in row.command]
     assert not [
         word
@@ -149,7 +153,7 @@ def test_passwords_stand_in_no_command_line(context: PlatformContext) -> None:
     ]
 
 
-def test_settings_survive_their_way_through_the_environment(
+def test_settings_survive_the_environment(
     context: PlatformContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in process_env(context.settings).items():

@@ -1,4 +1,4 @@
-"""What stands in the way is said beforehand, in one sentence that says what to do."""
+"""Problems are found before a start, each with a message that names the next action."""
 
 import os
 import shutil
@@ -68,7 +68,7 @@ def context(tmp_path: Path) -> PlatformContext:
     )
 
 
-def said(context: PlatformContext) -> tuple[str, ...]:
+def problems(context: PlatformContext) -> tuple[str, ...]:
     return preflight_problems(
         context.settings,
         context.layout,
@@ -77,50 +77,50 @@ def said(context: PlatformContext) -> tuple[str, ...]:
     )
 
 
-def test_a_machine_with_everything_hears_nothing(context: PlatformContext) -> None:
-    assert said(context) == ()
+def test_a_complete_machine_has_no_problems(context: PlatformContext) -> None:
+    assert problems(context) == ()
 
 
 def test_a_port_in_use_is_named_with_its_owner_and_its_variable(context: PlatformContext) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", context.settings.kafka_port))
         taken.listen()
-        (sentence,) = said(context)
-    assert sentence.startswith(
-        f"Port {context.settings.kafka_port}, which Kafka wants, is in use by pid {os.getpid()} ("
+        (problem,) = problems(context)
+    assert problem.startswith(
+        f"Port {context.settings.kafka_port}, which Kafka needs, is in use by pid {os.getpid()} ("
     )
-    assert "set FENNEL_KAFKA_PORT to a free port." in sentence
+    assert "set FENNEL_KAFKA_PORT to a free port." in problem
 
 
-def test_a_full_disk_is_said_with_both_figures(
+def test_a_full_disk_is_reported_with_both_sizes(
     context: PlatformContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10**12, 10**12, 5 * 2**20))
-    (sentence,) = said(context)
-    assert "has 5 MiB free and at least 1024 MiB are needed" in sentence
+    (problem,) = problems(context)
+    assert "has 5 MiB free, and at least 1024 MiB are needed" in problem
 
 
-def test_an_old_java_is_said_with_its_version(context: PlatformContext, tmp_path: Path) -> None:
+def test_an_old_java_is_reported_with_its_version(context: PlatformContext, tmp_path: Path) -> None:
     old = fake(tmp_path, "oldjava", "echo 'openjdk version \"11.0.2\"' >&2")
-    (sentence,) = said(
+    (problem,) = problems(
         PlatformContext(context.settings, context.layout, context.keys, HostEnvironment(old, (), 0))
     )
-    assert "Java 17 or newer is needed" in sentence
-    assert "version 11" in sentence
+    assert "Java 17 or newer is needed" in problem
+    assert "version 11" in problem
 
 
 def test_missing_jars_name_the_command(context: PlatformContext) -> None:
     (context.layout.jars / ".made-from").unlink()
-    (sentence,) = said(context)
-    assert sentence.endswith("run `make jars`.")
+    (problem,) = problems(context)
+    assert problem.endswith("run `make jars`.")
 
 
-def test_everything_that_is_wrong_is_said_at_once(
+def test_all_problems_are_reported_at_once(
     context: PlatformContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (context.layout.jars / ".made-from").unlink()
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(1, 1, 0))
-    assert len(said(context)) == 2
+    assert len(problems(context)) == 2
 
 
 def test_a_port_in_time_wait_counts_as_free() -> None:
@@ -144,7 +144,7 @@ def test_keys_are_generated_once_and_readable_by_their_owner_only(tmp_path: Path
     assert keys.postgres_password not in repr(keys)
 
 
-def test_two_machines_share_no_key(tmp_path: Path) -> None:
+def test_two_installations_share_no_key(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     one, other = ensure_keys(tmp_path / "a"), ensure_keys(tmp_path / "b")
@@ -153,7 +153,7 @@ def test_two_machines_share_no_key(tmp_path: Path) -> None:
     ]
 
 
-def test_the_env_file_is_private_even_if_an_open_one_was_there(tmp_path: Path) -> None:
+def test_the_env_file_is_private_even_if_it_replaces_a_readable_one(tmp_path: Path) -> None:
     layout = FileLayout(root=tmp_path, data=tmp_path)
     layout.env_file.write_text("old")
     layout.env_file.chmod(0o644)
@@ -162,7 +162,7 @@ def test_the_env_file_is_private_even_if_an_open_one_was_there(tmp_path: Path) -
     assert Settings(_env_file=layout.env_file).query_port == 1234  # type: ignore[call-arg]  # pydantic-settings' own argument
 
 
-def test_a_deep_checkout_still_has_room_for_sockets(tmp_path: Path) -> None:
+def test_socket_paths_stay_short_in_a_deep_checkout(tmp_path: Path) -> None:
     deep = FileLayout(root=tmp_path, data=tmp_path / ("d" * 120))
     assert len(str(deep.run)) + 1 + SOCKET_NAME_BYTES <= SOCKET_PATH_BYTES
     assert deep.run != FileLayout(root=tmp_path, data=tmp_path / ("e" * 120)).run
@@ -189,8 +189,9 @@ SHELL_TOOLS = (
 
 
 def prepare(tmp_path: Path, what: str, **programs: str) -> subprocess.CompletedProcess[str]:
-    """Runs a copy of prepare.sh, in a tree of its own, on a machine that has a shell's tools and
-    these programs (`_` stands for `-`).
+    """Run a copy of prepare.sh in a tree of its own; its PATH holds a shell's tools and `programs`.
+
+    `_` in a program's name is replaced by `-`.
     """
     script = tmp_path / "checkout" / "fennel_core" / "apps" / "local" / "prepare.sh"
     script.parent.mkdir(parents=True)
@@ -209,14 +210,14 @@ def prepare(tmp_path: Path, what: str, **programs: str) -> subprocess.CompletedP
     )
 
 
-def test_an_ordinary_user_is_told_the_one_line_to_run(tmp_path: Path) -> None:
+def test_an_ordinary_user_gets_the_command_to_run(tmp_path: Path) -> None:
     done = prepare(tmp_path, "system", python="exit 0", id="echo 1000", apt_get="exit 9")
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert "sudo apt-get install -y openjdk-17-jre-headless maven" in done.stderr
 
 
-def test_root_gets_what_is_missing_from_debians_packages(tmp_path: Path) -> None:
+def test_missing_packages_are_installed_for_root(tmp_path: Path) -> None:
     mirror = tmp_path / "mirror"
     mirror.mkdir()
     fake(mirror, "java", "echo 'openjdk version \"17.0.1\"' >&2")
@@ -227,7 +228,7 @@ def test_root_gets_what_is_missing_from_debians_packages(tmp_path: Path) -> None
     assert done.stdout == "Installing from Debian's packages: openjdk-17-jre-headless maven\n"
 
 
-def test_packages_that_cannot_be_installed_are_named_with_the_installers_last_lines(
+def test_a_failed_installation_is_reported_with_the_last_lines_of_apt_get(
     tmp_path: Path,
 ) -> None:
     done = prepare(
@@ -242,26 +243,26 @@ def test_packages_that_cannot_be_installed_are_named_with_the_installers_last_li
     assert "apt-get could not install openjdk-17-jre-headless maven" in done.stderr
 
 
-def test_a_too_old_python_is_said_with_its_version(tmp_path: Path) -> None:
+def test_an_old_python_is_reported_with_its_version(tmp_path: Path) -> None:
     done = prepare(
         tmp_path, "env", python='[ "$1" = --version ] && echo Python 3.8.10 && exit 0; exit 1'
     )
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
-    assert "Python 3.11 with its venv module is needed and python is Python 3.8.10" in done.stderr
+    assert "Python 3.11 with its venv module is needed but python is Python 3.8.10" in done.stderr
 
 
-def test_a_disk_too_small_for_the_environments_is_said_before_anything_is_made(
+def test_a_small_disk_is_reported_before_anything_is_created(
     tmp_path: Path,
 ) -> None:
     df = "echo Filesystem; echo 'disk 9 9 100 1% /'"
     done = prepare(tmp_path, "env", python="exit 0", df=df)
     assert done.returncode == 1
-    assert "has 100 MiB free and the installation needs 6000 MiB" in done.stderr
+    assert "has 100 MiB free, but the installation needs 6000 MiB" in done.stderr
     assert not (tmp_path / "checkout" / ".venv").exists()
 
 
-def test_a_wrong_word_is_answered_with_the_right_ones(tmp_path: Path) -> None:
+def test_an_unknown_word_is_refused_with_the_usage(tmp_path: Path) -> None:
     done = prepare(tmp_path, "everything")
     assert done.returncode == 1
     assert "usage: prepare.sh system | env | jars | lock" in done.stderr

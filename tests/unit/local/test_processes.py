@@ -1,4 +1,4 @@
-"""Real processes: only ours are stopped, with everything they started, and nobody else."""
+"""Real processes: only those in a record are stopped, together with everything they started."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ STUBBORN = (
     "import signal,time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', "
     "flush=True); time.sleep(60)"
 )
-FAMILY = """
+LEADER_WITH_CHILD = """
 import os, subprocess, sys, time
 program = "import os,time; os.setpgid(0, 0); print(os.getpid(), flush=True); time.sleep(60)"
 child = subprocess.Popen([sys.executable, "-c", program])
@@ -55,7 +55,7 @@ def test_a_process_is_alive_until_it_is_stopped(children: list[subprocess.Popen[
     assert not processes.is_alive(started)
 
 
-def test_a_process_that_ignores_the_request_is_killed_after_the_grace(
+def test_a_process_that_ignores_the_signal_is_killed_after_the_grace_period(
     children: list[subprocess.Popen[str]],
 ) -> None:
     started = start(children, STUBBORN)
@@ -69,18 +69,17 @@ def test_a_process_that_ignores_the_request_is_killed_after_the_grace(
 def test_children_that_left_the_process_group_are_stopped_too(
     children: list[subprocess.Popen[str]],
 ) -> None:
-    started = start(children, FAMILY)
+    started = start(children, LEADER_WITH_CHILD)
     grandchild = int(line(children))
     assert os.getpgid(grandchild) == grandchild
     processes.stop(started, signal.SIGTERM, 5)
-    stat = processes.read_stat(grandchild)
-    assert stat is None or stat.state == "Z"
+    assert not processes.is_running(grandchild)
 
 
 def test_children_that_outlive_their_leader_are_found(
     children: list[subprocess.Popen[str]],
 ) -> None:
-    started = start(children, FAMILY)
+    started = start(children, LEADER_WITH_CHILD)
     grandchild = int(line(children))
     os.kill(started.pid, signal.SIGKILL)
     children[-1].wait()
@@ -91,32 +90,36 @@ def test_children_that_outlive_their_leader_are_found(
 
 def test_a_recycled_pid_is_never_touched(children: list[subprocess.Popen[str]]) -> None:
     innocent = start(children, "import time; time.sleep(60)")
-    of_before = replace(innocent, start_ticks=innocent.start_ticks - 1)
-    assert not processes.is_alive(of_before)
-    assert processes.stop(of_before, signal.SIGTERM, 0.5)
+    earlier = replace(innocent, started_s=innocent.started_s - 0.01)
+    assert not processes.is_alive(earlier)
+    assert processes.stop(earlier, signal.SIGTERM, 0.5)
     assert processes.is_alive(innocent)
 
 
-def test_a_record_of_an_earlier_boot_means_nothing(children: list[subprocess.Popen[str]]) -> None:
+def test_a_record_of_an_earlier_boot_matches_no_process(
+    children: list[subprocess.Popen[str]],
+) -> None:
     innocent = start(children, "import time; time.sleep(60)")
-    of_before = replace(innocent, boot_id="another")
-    assert processes.session_members(of_before) == ()
-    processes.stop(of_before, signal.SIGTERM, 0.5)
+    earlier = replace(innocent, boot_id="another")
+    assert processes.session_members(earlier) == ()
+    processes.stop(earlier, signal.SIGTERM, 0.5)
     assert processes.is_alive(innocent)
 
 
-def test_a_record_is_read_back_and_a_torn_one_is_none(
+def test_a_record_is_read_back_and_a_truncated_one_is_none(
     tmp_path: Path, children: list[subprocess.Popen[str]]
 ) -> None:
     started = start(children, "import time; time.sleep(60)")
-    processes.write_record(tmp_path / "part", started)
-    assert processes.read_record(tmp_path / "part") == started
-    (tmp_path / "part").write_text('{"pid": 1')
-    assert processes.read_record(tmp_path / "part") is None
-    assert processes.read_record(tmp_path / "nobody") is None
+    processes.write_record(tmp_path / "query", started)
+    assert processes.read_record(tmp_path / "query") == started
+    (tmp_path / "query").write_text('{"pid": 1')
+    assert processes.read_record(tmp_path / "query") is None
+    assert processes.read_record(tmp_path / "absent") is None
 
 
-def test_start_time_by_the_wall_clock_is_now(children: list[subprocess.Popen[str]]) -> None:
+def test_a_process_just_started_has_an_age_near_zero_and_uses_memory(
+    children: list[subprocess.Popen[str]],
+) -> None:
     started = start(children, "import time; time.sleep(60)")
     assert abs(processes.began_at(started).timestamp() - time.time()) < 2
     assert processes.memory_bytes(started) > 1_000_000

@@ -1,4 +1,4 @@
-"""`status` shows a small platform whole, and of a large one what somebody should look at."""
+"""`status` lists everything of a small platform, and of a large one what needs attention."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def partition(number: int, workspace: str = "demo", **more: Any) -> dict[str, An
     return row | {"status": "running", "lag": 2, "reported_s": 0.1, "error": None} | more
 
 
-def test_a_small_platform_is_shown_whole_with_owner_lag_and_error(
+def test_a_small_platform_is_listed_with_owner_lag_and_error(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     status_tables.print_partitions(
@@ -30,7 +30,7 @@ def test_a_small_platform_is_shown_whole_with_owner_lag_and_error(
     assert "division by zero" in shown
 
 
-def test_a_large_platform_is_counted_and_only_the_odd_ones_are_shown(
+def test_a_large_platform_is_counted_and_only_unhealthy_partitions_are_listed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     rows = [partition(n, workspace=f"w{n % 2}") for n in range(200)]
@@ -43,21 +43,21 @@ def test_a_large_platform_is_counted_and_only_the_odd_ones_are_shown(
         ["w0", "running", "100", "200"],
         ["w1", "running", "100", "200"],
     ]
-    assert "2 of them need a look:" in shown
+    assert "2 of them need attention:" in shown
     assert [n for n in ("D.p777", "D.p778", "D.p5:") if n in shown] == ["D.p777", "D.p778"]
 
 
 @pytest.mark.parametrize(
-    ("partitions", "said"), [(None, "does not answer"), ([], "nothing is committed")]
+    ("partitions", "message"), [(None, "does not respond"), ([], "nothing is committed")]
 )
-def test_nothing_to_show_is_said(
-    partitions: list[Any] | None, said: str, capsys: pytest.CaptureFixture[str]
+def test_an_empty_or_unknown_status_is_explained(
+    partitions: list[Any] | None, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status_tables.print_partitions(partitions)
-    assert said in capsys.readouterr().out
+    assert message in capsys.readouterr().out
 
 
-def test_a_drill_that_did_not_agree_is_shown_with_when_what_and_both_hashes(
+def test_a_failed_drill_is_shown_with_time_and_both_hashes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     told = "Order: table (shop.job.a.1[0]): differs: told (live aa, drilled bb)"
@@ -81,7 +81,7 @@ fennel_history_rounds_total{outcome="done"} 9.0
 """
 
 
-def test_history_is_shown_by_topic_with_what_it_lacks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_history_is_shown_by_topic_with_its_lag(capsys: pytest.CaptureFixture[str]) -> None:
     status_tables.print_history(status_tables.parse_history_metrics(METRICS))
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[2:] == [["demo.topic.b.1", "0", "0", "12"], ["shop.topic.a.1", "3", "20000", "0"]]
@@ -101,10 +101,10 @@ def test_the_history_of_many_topics_is_summed_by_workspace(
 
 
 @pytest.mark.parametrize(
-    ("topics", "said"), [(None, "does not answer"), ({}, "no dataset has a topic")]
+    ("topics", "message"), [(None, "does not respond"), ({}, "there is no dataset with a topic")]
 )
-def test_no_history_is_said(
-    topics: dict[str, dict[str, int]] | None, said: str, capsys: pytest.CaptureFixture[str]
+def test_an_empty_or_unknown_history_is_explained(
+    topics: dict[str, dict[str, int]] | None, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status_tables.print_history(topics)
-    assert said in capsys.readouterr().out
+    assert message in capsys.readouterr().out

@@ -1,5 +1,5 @@
-"""The watch: who crashed is started again, who crashes again and again is left alone, who was
-stopped stays stopped.
+"""The watchdog restarts crashed services, gives up on those that keep crashing, and leaves stopped
+ones alone.
 """
 
 import sys
@@ -27,7 +27,7 @@ from fennel_core.apps.local.watchdog import (
 )
 from fennel_core.settings.model import Settings
 
-RECORD = processes.ProcessRecord(pid=1, start_ticks=1, boot_id="b", digest="d", port=None)
+RECORD = processes.ProcessRecord(pid=1, started_s=0.01, boot_id="b", digest="d", port=None)
 STEADY = (sys.executable, "-c", "import time; time.sleep(60)")
 
 
@@ -39,14 +39,14 @@ def test_pauses_double_up_to_a_bound() -> None:
     assert pauses == [1, 2, 4, 8, 16, LONGEST_PAUSE_S, LONGEST_PAUSE_S, LONGEST_PAUSE_S]
 
 
-def test_a_part_that_lived_long_is_forgiven() -> None:
+def test_a_long_run_resets_the_crash_count() -> None:
     crashes = None
     for _ in range(TRIES):
         crashes = after_crash(crashes, RECORD, now_s=0.0, lived_s=0.1)
     assert after_crash(crashes, RECORD, now_s=0.0, lived_s=STEADY_S).in_a_row == 1
 
 
-def test_it_gives_up_after_its_tries() -> None:
+def test_it_gives_up_after_a_number_of_crashes() -> None:
     crashes = None
     verdicts = []
     for _ in range(TRIES + 1):
@@ -78,13 +78,13 @@ def watching(
 
 def dead(path: Path) -> processes.ProcessRecord:
     record = processes.ProcessRecord(
-        pid=2**22, start_ticks=1, boot_id=processes.boot_id(), digest="d", port=None
+        pid=2**22, started_s=0.01, boot_id=processes.boot_id(), digest="d", port=None
     )
     processes.write_record(path, record)
     return record
 
 
-def test_who_was_never_started_or_was_stopped_is_left_alone(
+def test_a_service_without_a_record_is_not_started(
     context: PlatformContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     subject, path = watching(context, monkeypatch, STEADY)
@@ -93,7 +93,7 @@ def test_who_was_never_started_or_was_stopped_is_left_alone(
     assert not path.exists()
 
 
-def test_who_crashed_is_started_again_after_the_pause(
+def test_a_crashed_service_is_restarted_after_the_pause(
     context: PlatformContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     subject, path = watching(context, monkeypatch, STEADY)
@@ -106,7 +106,7 @@ def test_who_crashed_is_started_again_after_the_pause(
     assert processes.is_alive(record)
 
 
-def test_nobody_is_started_while_somebody_else_starts_or_stops_parts(
+def test_nothing_is_restarted_while_another_process_holds_the_platform_lock(
     context: PlatformContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     subject, path = watching(context, monkeypatch, STEADY)
@@ -119,7 +119,7 @@ def test_nobody_is_started_while_somebody_else_starts_or_stops_parts(
     assert processes.read_record(path) != crashed
 
 
-def test_who_crashes_at_once_again_and_again_is_left_for_a_person(
+def test_a_service_that_keeps_crashing_is_not_restarted_for_ever(
     context: PlatformContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     subject, path = watching(context, monkeypatch, (sys.executable, "-c", "raise SystemExit(1)"))
