@@ -7,9 +7,9 @@ import dataclasses
 import time
 import uuid
 
-import uvicorn
 import uvloop
 
+from fennel_core.apps.serve import serve_http
 from fennel_core.connections import postgres, secrets
 from fennel_core.connections.postgres import Pool
 from fennel_core.definition.airflow import AirflowOrchestrator
@@ -66,21 +66,13 @@ async def serve(settings: Settings) -> None:
         )
         drills = FailedDrillCheck(pool, settings.retention_check_s)
         tasks = [asyncio.create_task(each.run()) for each in (recovery, watch, drills)]
-        config = uvicorn.Config(
-            application(office, HealthEndpoint(PROCESS, checks(pool, settings))),
-            host=settings.host,
-            port=settings.definition_port,
-            loop="none",
-            http="httptools",
-            ws="none",
-            lifespan="off",
-            access_log=False,
-            log_config=None,
-            server_header=False,
-            timeout_graceful_shutdown=int(settings.shutdown_grace_s),
-        )
         try:
-            await uvicorn.Server(config).serve()
+            await serve_http(
+                application(office, HealthEndpoint(PROCESS, checks(pool, settings))),
+                settings.host,
+                settings.definition_port,
+                grace_s=settings.shutdown_grace_s,
+            )
         finally:
             for task in tasks:
                 task.cancel()

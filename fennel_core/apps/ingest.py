@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 
-import uvicorn
 import uvloop
 
+from fennel_core.apps.serve import serve_http
 from fennel_core.connections import erasures, postgres, secrets, tokens
 from fennel_core.connections.postgres import ListenStarted, Notification, Pool
 from fennel_core.executors.client import Executors
@@ -28,7 +27,6 @@ from fennel_core.telemetry.health import HealthEndpoint
 from fennel_core.vocab.ids import WorkspaceId
 
 PROCESS = "ingest"
-BACKLOG = 2048
 REOPEN_S = 1.0
 LANES = 4
 """Transactions under way at once: enough to hide the broker's latency, few enough for requests to
@@ -74,9 +72,11 @@ async def serve(settings: Settings) -> None:
                 *(asyncio.create_task(_opened(lane)) for lane in lanes),
             ]
             try:
-                await _listen(
+                await serve_http(
                     _application(settings, pool, lanes, flow, EraseService(catalogs, directory)),
-                    settings,
+                    settings.host,
+                    settings.ingest_port,
+                    grace_s=settings.shutdown_grace_s,
                 )
             finally:
                 for task in beside:
@@ -137,28 +137,6 @@ async def _follow(dsn: str, catalogs: Catalogs) -> None:
                 catalogs.forget(None)
             case Notification(_, payload):
                 catalogs.forget(WorkspaceId(payload.partition("/")[0]))
-
-
-async def _listen(app: IngestApplication, settings: Settings) -> None:
-    config = uvicorn.Config(
-        app,
-        host=settings.host,
-        port=settings.ingest_port,
-        loop="none",
-        http="httptools",
-        ws="none",
-        lifespan="off",
-        interface="asgi3",
-        backlog=BACKLOG,
-        access_log=False,
-        log_config=None,
-        server_header=False,
-        timeout_graceful_shutdown=int(settings.shutdown_grace_s),
-    )
-    gc.collect()
-    # what is alive now lives as long as the process: collections need not look at it again
-    gc.freeze()
-    await uvicorn.Server(config).serve()
 
 
 if __name__ == "__main__":

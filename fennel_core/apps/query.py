@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import signal
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
 
-import uvicorn
 import uvloop
 
+from fennel_core.apps.serve import serve_http
 from fennel_core.connections import postgres, secrets, tokens
 from fennel_core.connections.postgres import Pool
 from fennel_core.executors.client import Executors
@@ -36,7 +33,6 @@ from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import WorkspaceId
 
 PROCESS = "query"
-BACKLOG = 2048
 KEEP_ALIVE_S = 75
 """Longer than the idle time after which common clients drop a connection themselves, so that none
 is closed under a request.
@@ -75,7 +71,16 @@ async def serve(settings: Settings) -> None:
         app = application(
             settings, pool, reads, owners, views, slots, tails, forwarder, executors, erased
         )
-        server = asyncio.create_task(_listen(app, settings))
+        gc.set_threshold(*GC_THRESHOLDS)
+        server = asyncio.create_task(
+            serve_http(
+                app,
+                settings.host,
+                settings.query_port,
+                grace_s=settings.shutdown_grace_s,
+                keep_alive_s=KEEP_ALIVE_S,
+            )
+        )
         listeners = {
             asyncio.create_task(NotificationListener(dsn, owners, views).run()),
             asyncio.create_task(erased.follow(dsn)),
@@ -157,46 +162,6 @@ def application(
         body_limit_bytes=settings.body_limit_bytes,
         after_erase=erased.try_reload,
     )
-
-
-class _Server(uvicorn.Server):
-    """Stops on our loop's signals: uvicorn's own way ends the process before what it holds is
-    closed.
-    """
-
-    @contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop)
-        yield
-
-    def _stop(self) -> None:
-        self.should_exit = True
-
-
-async def _listen(app: QueryApplication, settings: Settings) -> None:
-    config = uvicorn.Config(
-        app,
-        host=settings.host,
-        port=settings.query_port,
-        loop="none",
-        http="httptools",
-        ws="none",
-        lifespan="off",
-        interface="asgi3",
-        backlog=BACKLOG,
-        access_log=False,
-        log_config=None,
-        server_header=False,
-        timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=int(settings.shutdown_grace_s),
-    )
-    gc.collect()
-    # what is alive now lives as long as the process: collections need not look at it again
-    gc.freeze()
-    gc.set_threshold(*GC_THRESHOLDS)
-    await _Server(config).serve()
 
 
 if __name__ == "__main__":

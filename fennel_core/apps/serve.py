@@ -1,0 +1,72 @@
+"""Run an ASGI application under uvicorn and return when a signal stops it.
+
+uvicorn's own signal handling raises the signal again after the last response, so the process ends
+inside `Server.serve()` and the caller's `finally` blocks never run: producers, pools and consumers
+stay open. Here SIGTERM and SIGINT only ask the server to stop, `serve_http` returns, and the caller
+closes what it opened:
+
+    try:
+        await serve_http(app, host, port, grace_s=settings.shutdown_grace_s)
+    finally:
+        await committer.close()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Final
+
+import uvicorn
+from starlette.types import ASGIApp
+
+BACKLOG: Final = 2048
+KEEP_ALIVE_S: Final = 5
+
+
+class _Server(uvicorn.Server):
+    """A server that stops on the event loop's signals and does not raise them again."""
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Replace uvicorn's handlers; ours stay installed while the caller closes its resources."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop)
+        yield
+
+    def _stop(self) -> None:
+        self.should_exit = True
+
+
+async def serve_http(
+    app: ASGIApp, host: str, port: int, *, grace_s: float, keep_alive_s: int = KEEP_ALIVE_S
+) -> None:
+    """Serve `app` until SIGTERM or SIGINT, then finish the requests under way and return.
+
+    Requests that take longer than `grace_s` are cancelled. Idle connections are closed after
+    `keep_alive_s`. Call it from the main thread.
+    """
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        loop="none",
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        backlog=BACKLOG,
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        timeout_keep_alive=keep_alive_s,
+        timeout_graceful_shutdown=int(grace_s),
+    )
+    # Objects that are alive now live as long as the process: no collection needs to visit them.
+    gc.collect()
+    gc.freeze()
+    await _Server(config).serve()
