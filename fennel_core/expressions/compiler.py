@@ -1,10 +1,10 @@
-"""From an expression to a Polars expression: one walk, one small function per family.
+"""Compile an expression to a Polars expression: one walk, one small function per family.
 
 Theory. The type of every node is known (`infer`), so the walk only chooses Polars functions and
-lays operands out for them. What a row can fail at is collected on the way as checks. A failing
-branch of a case that a row does not take does not fail the row: the client's evaluator, which works
-on whole batches, is stricter here, but a guard such as `when(x ==
-"").then(null).otherwise(parse(x))` is what such an expression means.
+casts operands for them. Conditions under which a row fails are collected as checks. A row fails
+only in the branch of a case that it takes. The client's evaluator, which works on whole batches, is
+stricter here, but a guard such as `when(x == "").then(null).otherwise(parse(x))` has no other
+meaning.
 """
 
 from __future__ import annotations
@@ -28,16 +28,19 @@ from fennel_core.wire import expr as wire
 from fennel_core.wire.expr import ListFold
 
 STAGE_PREFIX = "\0stage "
-"""Names of stages: the expression itself, so that equal ones share a stage; no column of the client
-can start with a NUL.
+"""Prefix of names of staged columns.
+
+The rest of a name is the expression itself, so that equal expressions share a column. A client's
+column cannot start with NUL.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """`now` is the expression of the time of a row; None where an expression may not ask for it.
+    """Compiles expressions within one scope.
 
-    `staged`: may the term refer to stages, which whoever runs it computes first? A lone Polars
+    `now` is the expression of a row's time; None if an expression must not use it. `staged`:
+    whether the term may refer to staged columns, which the caller computes first. A single Polars
     expression may not.
     """
 
@@ -46,8 +49,9 @@ class Compiler:
     staged: bool = False
 
     def term(self, expr: wire.Expr) -> Term:
-        """The term of `expr`; raises InvalidExpression where it is ill typed. What names nothing is
-        computed here and now.
+        """Return the term of `expr`; a term that depends on no row is computed at once.
+
+        Raises `InvalidExpression` if `expr` is ill typed.
         """
         result = type_in(self.scope, expr)
         if isinstance(expr, wire.Literal | wire.DatetimeLiteral) or depends_on_row(expr):
@@ -113,7 +117,7 @@ class Compiler:
         if self.now is None:
             raise InvalidExpression(
                 "now-missing",
-                "now() has no meaning here: only features know the time of a query. "
+                "now() is not available here: only features have the time of a query. "
                 "Use the timestamp column.",
             )
         return self.now.cast(polars_type(Timestamp()))
@@ -123,16 +127,16 @@ class Compiler:
     ) -> Term:
         values: list[tuple[pl.Expr, pl.Expr]] = []
         checks: list[RowCheck] = []
-        open_: pl.Expr = pl.lit(value=True)
+        not_taken: pl.Expr = pl.lit(value=True)
         for branch in branches:
             when, then = self.term(branch.when), self.term(branch.then)
             condition = when.to(Bool()).fill_null(value=False)
-            checks += [check.guarded(open_) for check in when.checks]
-            checks += [check.guarded(open_ & condition) for check in then.checks]
+            checks += [check.guarded(not_taken) for check in when.checks]
+            checks += [check.guarded(not_taken & condition) for check in then.checks]
             values.append((condition, then.to(result)))
-            open_ = open_ & ~condition
+            not_taken = not_taken & ~condition
         last = Term(pl.lit(None), Null()) if otherwise is None else self.term(otherwise)
-        checks += [check.guarded(open_) for check in last.checks]
+        checks += [check.guarded(not_taken) for check in last.checks]
         value = last.to(result)
         for condition, then_value in reversed(values):
             value = pl.when(condition).then(then_value).otherwise(value)
@@ -153,9 +157,11 @@ class Compiler:
             case wire.ListContains(item):
                 return lists.contains(operand, element, self.term(item), result)
             case wire.ListFilter(var, predicate):
-                return lists.keep(operand, self._inside(var, element).term(predicate), result)
+                return lists.filter_elements(
+                    operand, self._inside(var, element).term(predicate), result
+                )
             case wire.ListMap(var, body):
-                return lists.transform(
+                return lists.map_elements(
                     operand,
                     self._inside(var, element).term(body),
                     result,
@@ -165,9 +171,8 @@ class Compiler:
                 assert_never(unreachable)
 
     def _inside(self, var: str, element: Dtype) -> Compiler:
-        return Compiler(
-            self.scope.inside(var, element), self.now
-        )  # a stage has one row per row, not per member
+        # Without staging: a staged column has one value per row, not per list element.
+        return Compiler(self.scope.inside(var, element), self.now)
 
     def _dict(self, operand: Term, op: wire.DictOp, result: Dtype) -> Term:
         match op:
@@ -200,7 +205,7 @@ class Compiler:
 
 
 def _column(name: str, dtype: Dtype) -> pl.Expr:
-    """A column as the client hands it over: NaN in a float column is null."""
+    """Return a column with NaN of a float column as null, as in the client's data frames."""
     column = pl.col(name)
     return column.fill_nan(None) if polars_type(dtype) == pl.Float64 else column
 

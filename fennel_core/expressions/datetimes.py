@@ -1,9 +1,9 @@
 """The `.dt` functions and `from_epoch` over Polars expressions.
 
 Theory. A datetime is an instant, stored as microseconds in UTC; a zone matters only where it is
-read as a calendar (parts, strftime). Distances are counted in whole units and cut off toward zero;
-a year is 365 days, a month has no length. Milliseconds and microseconds as *parts* are those within
-the second.
+read as a calendar date (parts, strftime). Distances are counted in whole units and truncated toward
+zero; a year is 365 days, a month has no length. Milliseconds and microseconds as *parts* are those
+within the second.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ PARTS: dict[TimeUnit, Callable[[pl.Expr], pl.Expr]] = {
 
 
 def date_time(op: DateTimeOp, operand: Term, other: Term | None, result: Dtype) -> Term:
-    """A `.dt` function; `other` is the term of `Since`, None otherwise."""
+    """Compile a `.dt` function; `other` is the term of `Since`, None otherwise."""
     instant = operand.to(Timestamp())
     match op:
         case Since(_, unit):
@@ -63,8 +63,9 @@ def date_time(op: DateTimeOp, operand: Term, other: Term | None, result: Dtype) 
 
 
 def _whole(distance_us: pl.Expr, unit: TimeUnit) -> pl.Expr:
-    """Whole units toward zero; whole weeks and years are then counted down from whole days, as the
-    client does.
+    """Return whole units, truncated toward zero.
+
+    Weeks and years are computed from whole days by floor division, as in the client.
     """
     if unit in LENGTH_DAYS:
         return _whole(distance_us, TimeUnit.DAY) // LENGTH_DAYS[unit]
@@ -73,8 +74,9 @@ def _whole(distance_us: pl.Expr, unit: TimeUnit) -> pl.Expr:
 
 
 def from_epoch(operand: Term, unit: TimeUnit, result: Dtype) -> Term:
-    """The instant that many units after 1970; a row whose instant no calendar here can hold fails
-    (in the client it wraps around).
+    """Return the instant that many units after 1970.
+
+    A row whose instant is outside the supported years fails (in the client it wraps around).
     """
     count, length_us = operand.to(Int()), LENGTH_US[unit]
     beyond = ~count.is_between(-(-FIRST_US // length_us), LAST_US // length_us)
@@ -82,7 +84,7 @@ def from_epoch(operand: Term, unit: TimeUnit, result: Dtype) -> Term:
         beyond,
         count,
         "bad-epoch",
-        f"this many {unit.value}s from 1970 lie outside the years 1 to 9999. Check the unit.",
+        f"this many {unit.value}s from 1970 are outside the years 1 to 9999. Check the unit.",
     )
     return Term(
         (pl.when(~beyond).then(count) * length_us).cast(TIMESTAMP), result, (*operand.checks, check)

@@ -1,37 +1,56 @@
-"""What can be wrong with an expression, and what can go wrong with a row.
+"""Exceptions of expressions, and the description of a failed row.
 
-Theory. An expression is judged once, against a schema, before any row exists: what is found then is
-an `InvalidExpression`, the author's mistake. A row is judged when it arrives: a text that is no
-date, a null where the type has none. That is a `RowFailure`, the row's mistake; it names the
-column, the row and the value, and it never spoils its neighbours, because the runner turns it into
-a dead letter. `EvaluationFailed` is the same news for callers who want all rows or none.
+Theory. An expression is checked once, against a schema, before any row exists; a violation is an
+`InvalidExpression`, an error of its author. A row is checked when it arrives: a text that is not a
+date, a null in a column that is not Optional. That is a `RowFailure`: it names the column, the row
+and the value, other rows are computed, and the job runner turns the row into a dead letter.
+`EvaluationFailed` carries the same information for callers that need all rows or none.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import polars as pl
 
 NULL_IN_NON_OPTIONAL = "Null values found in non-optional field."
-"""The client raises this very sentence; shipped tests look for it."""
+"""The client raises exactly this sentence, and its tests check it."""
 
 
-class InvalidExpression(ValueError):
-    """An expression that does not fit its schema. `code` is stable; `text` says what is wrong and
-    what to do, without naming the entity.
+class ExpressionsError(ValueError):
+    """Base class of all exceptions of this package."""
+
+    code: ClassVar[str] = "expressions"
+
+
+class InvalidExpression(ExpressionsError):
+    """Raised when an expression does not fit its schema; its author has to correct it.
+
+    `rule` is the stable code of the violated rule, also shown to users; `text` says what is wrong
+    and what to do, without naming the entity.
     """
 
-    def __init__(self, code: str, text: str) -> None:
-        super().__init__(f"{text} [{code}]")
-        self.code = code
+    code: ClassVar[str] = "invalid-expression"
+
+    def __init__(self, rule: str, text: str) -> None:
+        super().__init__(f"{text} [{rule}]")
+        self.rule = rule
         self.text = text
+
+
+class JsonTypeMismatch(ExpressionsError):
+    """Raised when JSON does not fit its type; the caller turns it into a row failure."""
+
+    code: ClassVar[str] = "json-type-mismatch"
 
 
 @dataclass(frozen=True, slots=True)
 class RowFailure:
-    """Why one row has no value in one column. `row` counts from 0 within the frame; `value` is the
-    culprit as text, None if it was null.
+    """Why one row has no value in one column.
+
+    `row` counts from 0 within the frame; `value` is the offending value as text, None if it was
+    null.
     """
 
     column: str
@@ -41,16 +60,17 @@ class RowFailure:
     value: str | None
 
     def __str__(self) -> str:
-        culprit = "null" if self.value is None else f"`{self.value}`"
-        return (
-            f"column `{self.column}`, row {self.row}: {self.text} Value: {culprit}. [{self.code}]"
-        )
+        value = "null" if self.value is None else f"`{self.value}`"
+        return f"column `{self.column}`, row {self.row}: {self.text} Value: {value}. [{self.code}]"
 
 
-class EvaluationFailed(ValueError):
-    """Some rows could not be evaluated. `failure` is the first of them, `failed` a Boolean series
-    over all rows of the frame.
+class EvaluationFailed(ExpressionsError):
+    """Raised when rows fail and the caller needs all of them; correct or drop these rows.
+
+    `failure` is the first failure, `failed` a Boolean series over all rows of the frame.
     """
+
+    code: ClassVar[str] = "evaluation-failed"
 
     def __init__(self, failure: RowFailure, failed: pl.Series) -> None:
         others = int(failed.sum()) - 1
@@ -61,7 +81,3 @@ class EvaluationFailed(ValueError):
         )
         self.failure = failure
         self.failed = failed
-
-    @property
-    def code(self) -> str:
-        return self.failure.code

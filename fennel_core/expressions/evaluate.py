@@ -1,10 +1,13 @@
-"""Run compiled expressions over a frame: columns added, and the rows that could not be evaluated.
+"""Run compiled expressions over a frame, and report the rows that failed.
 
-Theory. Compilation is separate from running, because a job compiles once and runs for every batch.
-A `CompiledExpressions` holds, per column, the value and the checks; a run computes all of them in
-one pass over the *input* frame (no expression sees another's result, as with the client's assign),
-and a null in a column that is not Optional is one more check, the last. `attempt` answers for every
-row, `evaluate` for all or none.
+Theory. Compilation is separate from execution, because a job compiles once and runs for every
+batch. `CompiledExpressions` holds the value and the checks of every column; a run computes all of
+them in one pass over the *input* frame (no expression reads another's result, as in the client's
+assign). A null in a column that is not Optional is one more check, the last. `attempt` returns a
+result for every row, `evaluate` for all rows or none.
+
+Example: the column `n`, the int in text `s`, over rows "1" and "x". `attempt` returns `n` as 1 and
+null, and a `RowFailure` of row 1; `evaluate` raises `EvaluationFailed`.
 """
 
 from __future__ import annotations
@@ -26,10 +29,11 @@ from fennel_core.vocab.dtypes import Dtype, is_optional
 from fennel_core.wire.expr import Expr
 
 CHECK_PREFIX = "\0check"
-"""Names of the flags during a run; no column of the client can start with a NUL."""
-MAX_CULPRIT_CHARS = 200
-"""Characters of a culprit kept in a failure: enough to find it, too few to fill a dead-letter table
-with one document.
+"""Prefix of check columns during a run; a client's column cannot start with NUL."""
+MAX_VALUE_CHARS = 200
+"""Characters of an offending value kept in a failure.
+
+Enough to find the value, too few for one document to fill the dead-letter table.
 """
 
 
@@ -45,8 +49,10 @@ class CompiledColumn:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """All rows of a run. `failed` is a Boolean series over the frame; `failures` holds each failed
-    row's first reason, in row order.
+    """The result of a run.
+
+    `failed` is a Boolean series over the frame; `failures` holds the first failure of each failed
+    row, in row order.
     """
 
     frame: pl.DataFrame
@@ -56,11 +62,14 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class CompiledExpressions:
+    """Expressions that one run adds to a frame as columns."""
+
     columns: tuple[CompiledColumn, ...]
 
     def attempt(self, frame: pl.DataFrame) -> Evaluation:
-        """`frame` with the columns added or replaced, and which rows failed; the cells of a failed
-        row mean nothing.
+        """Return `frame` with the columns added or replaced, and the rows that failed.
+
+        The cells of a failed row are undefined.
         """
         checks = [(column, check) for column in self.columns for check in column.checks]
         flags = {f"{CHECK_PREFIX}{i}": check.failed for i, (_, check) in enumerate(checks)}
@@ -73,30 +82,33 @@ class CompiledExpressions:
         wide = (
             staged.lazy().with_columns(**{c.name: c.value for c in self.columns}, **flags).collect()
         )
-        raised = [(c, check, wide[flag]) for flag, (c, check) in zip(flags, checks, strict=True)]
-        verdicts = [
-            (c, check, flag.fill_null(value=False)) for c, check, flag in raised if flag.any()
+        checked = [(c, check, wide[flag]) for flag, (c, check) in zip(flags, checks, strict=True)]
+        failing = [
+            (c, check, flag.fill_null(value=False)) for c, check, flag in checked if flag.any()
         ]
         extra = flags.keys() | stages.keys()
         result = wide[[name for name in wide.columns if name not in extra]] if extra else wide
         nulls = dict(zip(result.columns, result.null_count().row(0), strict=True))
-        verdicts += [
+        failing += [
             (c, _null_check(c), result[c.name].is_null())
             for c in self.columns
             if nulls[c.name] and not is_optional(c.dtype)
         ]
-        if not verdicts:
+        if not failing:
             return Evaluation(
                 result,
                 pl.Series("failed", [False], dtype=pl.Boolean).new_from_index(0, frame.height),
                 (),
             )
         return Evaluation(
-            result, _any_of([flag for _, _, flag in verdicts]), _failures(staged, verdicts)
+            result, _any_of([flag for _, _, flag in failing]), _failures(staged, failing)
         )
 
     def evaluate(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """`frame` with the columns added or replaced; raises EvaluationFailed if any row fails."""
+        """Return `frame` with the columns added or replaced.
+
+        Raises `EvaluationFailed` if any row fails.
+        """
         evaluation = self.attempt(frame)
         if evaluation.failures:
             raise EvaluationFailed(evaluation.failures[0], evaluation.failed)
@@ -116,20 +128,22 @@ def _any_of(flags: list[pl.Series]) -> pl.Series:
     return reduce(operator.or_, flags).alias("failed")
 
 
-def _failures(frame: pl.DataFrame, verdicts: list[_CheckedRows]) -> tuple[RowFailure, ...]:
-    """Each failed row's first reason: checks in the order of evaluation, so a null that a failed
-    check left behind is not the reason.
+def _failures(frame: pl.DataFrame, failing: list[_CheckedRows]) -> tuple[RowFailure, ...]:
+    """Return the first failure of each failed row.
+
+    Checks are in the order of evaluation, so a null that results from a failed check is not
+    reported as the cause.
     """
     reasons: dict[int, RowFailure] = {}
-    for column, check, flag in verdicts:
+    for column, check, flag in failing:
         rows = [row for row in flag.arg_true().to_list() if row not in reasons]
-        culprits = (
-            frame[rows].with_columns(check.culprit.alias(CHECK_PREFIX))[CHECK_PREFIX].to_list()
+        values = (
+            frame[rows].with_columns(check.operand.alias(CHECK_PREFIX))[CHECK_PREFIX].to_list()
             if rows
             else []
         )
-        for row, culprit in zip(rows, culprits, strict=True):
-            value = None if culprit is None else str(culprit)[:MAX_CULPRIT_CHARS]
+        for row, operand in zip(rows, values, strict=True):
+            value = None if operand is None else str(operand)[:MAX_VALUE_CHARS]
             reasons[row] = RowFailure(column.name, row, check.code, check.text, value)
     return tuple(reasons[row] for row in sorted(reasons))
 
@@ -140,10 +154,9 @@ def compile_columns(
     *,
     now: pl.Expr | None = None,
 ) -> CompiledExpressions:
-    """A program that adds or replaces the named columns, each laid out as the declared type that
-    its expression must fit.
+    """Compile columns to add or replace, each cast to its declared type.
 
-    Raises InvalidExpression for the first expression that is ill typed or does not fit its
+    Raises `InvalidExpression` for the first expression that is ill typed or does not fit its
     declaration.
     """
     compiler = Compiler(NameScope(schema), now, staged=True)

@@ -1,11 +1,10 @@
-"""The type of an expression: section by section the rules of the client's language.
+"""The type of an expression, section by section the rules of the client's language.
 
 Theory. Types decide everything that can be decided before a row exists, so that evaluation has only
-data errors left. The rules are those of the client's own compiler (observed, not invented): a
-definition that the client accepts is accepted here with the same type. Null travels: a result is
-Optional as soon as an operand that it depends on is, except where the function ends nulls
-(`isnull`, `fillnull`) or starts them (`list.at`, `list.min`, `dict.get`, `json_extract`, a case
-without otherwise).
+data errors left. The rules are those of the client's own compiler, as observed: a definition that
+the client accepts is accepted here with the same type. Null propagates: a result is Optional if an
+operand that it depends on is, except where the function removes nulls (`isnull`, `fillnull`) or
+introduces them (`list.at`, `list.min`, `dict.get`, `json_extract`, a case without otherwise).
 """
 
 from __future__ import annotations
@@ -56,14 +55,15 @@ EPOCH_UNITS = (TimeUnit.SECOND, TimeUnit.MILLISECOND, TimeUnit.MICROSECOND)
 
 
 def infer(expr: wire.Expr, schema: Mapping[str, Dtype]) -> Dtype:
-    """The type of `expr` over rows of `schema`; raises InvalidExpression where the expression does
-    not fit it.
+    """Return the type of `expr` over rows of `schema`.
+
+    Raises `InvalidExpression` if the expression does not fit the schema.
     """
     return type_in(NameScope(schema), expr)
 
 
 def type_in(scope: NameScope, expr: wire.Expr) -> Dtype:
-    """The type of `expr` at a point where names mean what `scope` says."""
+    """Return the type of `expr` within `scope`."""
     match expr:
         case wire.Ref(name):
             return scope.column(name)
@@ -120,7 +120,7 @@ def type_in(scope: NameScope, expr: wire.Expr) -> Dtype:
 
 
 def expect_number(what: str, dtype: Dtype, null: Int | Float = Int()) -> Int | Float:  # noqa: B008  a frozen value
-    """The number type of an operand; a bare null counts as `null`."""
+    """Return the number type of an operand; a bare null counts as `null`."""
     match numeric(dtype):
         case None:
             raise InvalidExpression(
@@ -135,6 +135,7 @@ def expect_number(what: str, dtype: Dtype, null: Int | Float = Int()) -> Int | F
 
 
 def expect_bool(what: str, dtype: Dtype) -> None:
+    """Raise unless the operand is a bool or null."""
     if not isinstance(non_optional(dtype), Bool | Null):
         raise InvalidExpression(
             "not-a-bool",
@@ -143,6 +144,7 @@ def expect_bool(what: str, dtype: Dtype) -> None:
 
 
 def expect_str(what: str, dtype: Dtype) -> None:
+    """Raise unless the operand is a str or null."""
     if not isinstance(non_optional(unrestricted(dtype)), Str | Null):
         raise InvalidExpression(
             "not-a-string", f"`{what}` needs a str, but was given {show(dtype)}. Convert it first."
@@ -150,6 +152,7 @@ def expect_str(what: str, dtype: Dtype) -> None:
 
 
 def expect_datetime(what: str, dtype: Dtype) -> None:
+    """Raise unless the operand is a datetime or null."""
     if not isinstance(non_optional(dtype), Timestamp | Null):
         raise InvalidExpression(
             "not-a-datetime",
@@ -158,6 +161,7 @@ def expect_datetime(what: str, dtype: Dtype) -> None:
 
 
 def expect_int(what: str, dtype: Dtype) -> None:
+    """Raise unless the operand is an int that is not Optional."""
     if not isinstance(unrestricted(dtype), Int):
         raise InvalidExpression(
             "not-an-int",
@@ -202,14 +206,14 @@ def _binary(op: BinaryOp, left: Dtype, right: Dtype) -> Dtype:
 
 
 def _expect_common(what: str, left: Dtype, right: Dtype) -> Dtype:
-    meet = common_type(left, right)
-    if meet is None:
+    result = common_type(left, right)
+    if result is None:
         raise InvalidExpression(
             "types-incompatible",
             f"both sides of `{what}` must have one type, but they are {show(left)} "
             f"and {show(right)}. Convert one of them.",
         )
-    return meet
+    return result
 
 
 def _case(scope: NameScope, case: wire.Case) -> Dtype:
@@ -285,7 +289,7 @@ def _math(scope: NameScope, operand: Dtype, op: wire.MathOp) -> Dtype:
 
 
 def element_of(what: str, dtype: Dtype) -> Dtype:
-    """The type of a list's members; an embedding is a list of floats."""
+    """Return the type of a list's elements; an embedding is a list of floats."""
     match non_optional(dtype):
         case List(of):
             return of
@@ -318,12 +322,12 @@ def _list(scope: NameScope, operand: Dtype, op: wire.ListOp) -> Dtype:
             return optional_if(Bool(), operand, element)
         case wire.ListFilter(var, predicate):
             element = element_of("filter", operand)
-            verdict = type_in(scope.inside(var, element), predicate)
-            if not isinstance(verdict, Bool):
+            found = type_in(scope.inside(var, element), predicate)
+            if not isinstance(found, Bool):
                 raise InvalidExpression(
                     "not-a-bool",
                     "the predicate of `list.filter` must be bool, but is "
-                    f"{show(verdict)}. Use fillnull to decide about nulls.",
+                    f"{show(found)}. Use fillnull to decide about nulls.",
                 )
             return optional_if(List(element), operand)
         case wire.ListMap(var, body):
@@ -543,8 +547,9 @@ def _from_epoch(operand: Dtype, unit: TimeUnit) -> Dtype:
 
 
 def expect_declared(inferred: Dtype, declared: Dtype) -> None:
-    """Raise unless a value of type `inferred` may be stored in a column declared as `declared` (the
-    client's `astype`).
+    """Raise unless a value of type `inferred` may be stored in a column of type `declared`.
+
+    This is the client's `astype`.
     """
     if not is_assignable(inferred, declared):
         hint = (

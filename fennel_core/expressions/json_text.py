@@ -1,12 +1,12 @@
-"""JSON text to typed values: what `str.parse` and literals share.
+"""Read JSON text as typed values, for `str.parse` and for literals.
 
-Theory. Reading is strict in two stages. First the text must be JSON as RFC 8259 has it (no NaN, no
-trailing commas); of repeated names the first counts, as in the client's reader. Then each value is
-fitted to its type: `decode` answers None where it does not fit, and None is a failure wherever the
-type is not Optional. That is how the client's evaluator behaves, and it makes `Optional[T]` the way
-to tolerate odd input. Numbers bend as there: a fraction is cut off for an int, a bool counts 0 or
-1, a string takes numbers and bools in their shortest notation. One deviation: where the client
-reads a scalar as a list of one, or anything as a struct of nulls, it does not fit here.
+Theory. Reading has two strict stages. First the text must be JSON as defined by RFC 8259 (no NaN,
+no trailing commas); of repeated names the first counts, as in the client's reader. Then each value
+is fitted to its type: `decode` returns None if it does not fit, and None is a failure wherever the
+type is not Optional. The client's evaluator does the same, so `Optional[T]` is the way to tolerate
+bad input. Numbers convert as in the client: an int drops the fraction, a bool counts as 0 or 1, a
+string takes numbers and bools in their shortest notation. One deviation: the client reads a scalar
+as a list of one element, and any value as a struct of nulls; here these do not fit.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from decimal import ROUND_DOWN, InvalidOperation
 from decimal import Decimal as PyDecimal
 from typing import assert_never
 
+from fennel_core.expressions.errors import JsonTypeMismatch
 from fennel_core.vocab.dtypes import (
     Between,
     Bool,
@@ -56,7 +57,7 @@ Value = (
     | dict[str, "Value"]
     | None
 )
-"""A value as Polars takes it for one cell: maps are lists of key/value dicts."""
+"""A value in the form that Polars takes for one cell: maps are lists of key/value dicts."""
 
 INT64_MIN, INT64_MAX, UINT64_MAX = -(2**63), 2**63 - 1, 2**64 - 1
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -64,12 +65,8 @@ INSTANT = re.compile(r"(\d{4}-\d{2}-\d{2})[Tt](\d{2}:\d{2}:\d{2})(\.\d+)? ?([Zz]
 """RFC 3339: a date, a time with seconds, and an offset."""
 
 
-class JsonTypeMismatch(ValueError):
-    """A JSON text or value that its type cannot hold."""
-
-
 def read(text: str) -> Json:
-    """The JSON value that `text` is; raises JsonTypeMismatch when it is none."""
+    """Parse `text` as JSON; raises `JsonTypeMismatch` if it is not JSON."""
     try:
         value: Json = READER.decode(text)
     except (ValueError, RecursionError) as error:
@@ -77,7 +74,7 @@ def read(text: str) -> Json:
     return value
 
 
-def _refuse(constant: str) -> float:
+def _reject_constant(constant: str) -> float:
     raise JsonTypeMismatch(f"{constant} is not JSON")
 
 
@@ -85,26 +82,27 @@ def _first_of_each(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     return dict(reversed(pairs))
 
 
-READER = json.JSONDecoder(parse_constant=_refuse, object_pairs_hook=_first_of_each)
+READER = json.JSONDecoder(parse_constant=_reject_constant, object_pairs_hook=_first_of_each)
 
 
 def decode(value: Json, dtype: Dtype) -> Value:
-    """`value` as a `dtype`, None where it does not fit; raises JsonTypeMismatch where a part that
-    is not Optional does not fit.
+    """Return `value` as a `dtype`, None if it does not fit.
+
+    Raises `JsonTypeMismatch` if a part that is not Optional does not fit.
     """
     inner = dtype.of if isinstance(dtype, Optional) else dtype
-    fitted = None if value is None else _fit(value, inner)
+    fitted = None if value is None else _fitted(value, inner)
     if fitted is None and not is_optional(dtype):
         raise JsonTypeMismatch(f"{json.dumps(value)} does not fit the type")
     return fitted
 
 
-def _fit(value: Json, dtype: Dtype) -> Value:
+def _fitted(value: Json, dtype: Dtype) -> Value:
     if isinstance(value, int | float):
         _expect_number(value)
     match dtype:
         case Optional(of) | Between(of=of) | OneOf(of=of):
-            return _fit(value, of)
+            return _fitted(value, of)
         case Int():
             return _int(value)
         case Float():
@@ -130,8 +128,9 @@ def _fit(value: Json, dtype: Dtype) -> Value:
 
 
 def _expect_number(value: int | float) -> None:
-    """Numbers are those that the client's reader knows: ints of a 64-bit word, signed or not, and
-    finite floats.
+    """Raise unless the number is one that the client's reader supports.
+
+    These are ints of a 64-bit word, signed or not, and finite floats.
     """
     if isinstance(value, float):
         if math.isinf(value):
@@ -162,13 +161,13 @@ def _text(value: Json) -> str | None:
 
 
 def _encodable(text: str) -> bool:
-    """JSON can spell half of a surrogate pair, which no UTF-8 column can hold."""
+    """Return whether the text is valid UTF-8: JSON can encode half of a surrogate pair."""
     return not any("\ud800" <= c <= "\udfff" for c in text)
 
 
 def _instant(value: Json) -> datetime | None:
     if isinstance(value, int) and not isinstance(value, bool):
-        return _moved(EPOCH, timedelta(microseconds=1), value)
+        return _plus(EPOCH, timedelta(microseconds=1), value)
     parts = INSTANT.fullmatch(value) if isinstance(value, str) else None
     if parts is None:
         return None
@@ -181,11 +180,11 @@ def _instant(value: Json) -> datetime | None:
 
 def _day(value: Json) -> date | None:
     days = _int(value)
-    moment = None if days is None else _moved(EPOCH, timedelta(days=1), days)
+    moment = None if days is None else _plus(EPOCH, timedelta(days=1), days)
     return None if moment is None else moment.date()
 
 
-def _moved(start: datetime, step: timedelta, count: int) -> datetime | None:
+def _plus(start: datetime, step: timedelta, count: int) -> datetime | None:
     try:
         return start + step * count
     except OverflowError:
@@ -193,7 +192,7 @@ def _moved(start: datetime, step: timedelta, count: int) -> datetime | None:
 
 
 def _decimal(value: Json, scale: int) -> PyDecimal | None:
-    """Exact digits, those beyond the scale cut off."""
+    """Return the decimal with the digits beyond the scale cut off."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:

@@ -1,9 +1,9 @@
-"""Lists: the `.list` functions, lambdas, zip and repeat over Polars expressions.
+"""The `.list` functions, lambdas, zip and repeat over Polars expressions.
 
-Theory. A list of nulls is a list of unknowns: sum, mean, min, max and `all` of it are unknown as
-soon as one member is, `any` and `contains` only while no member settles the question. An empty list
-has sum 0, satisfies `all`, and has no mean, min or max. Lambdas run once over the members of all
-rows. Equality inside `contains` is structural.
+Theory. A null element is an unknown value: sum, mean, min, max and `all` of a list are unknown if
+one element is, `any` and `contains` only if no other element decides the result. An empty list has
+sum 0, satisfies `all`, and has no mean, min or max. Lambdas run once over the elements of all rows.
+Equality inside `contains` is structural.
 """
 
 from __future__ import annotations
@@ -19,16 +19,19 @@ from fennel_core.vocab.dtypes import Dtype, Int, List, Struct
 from fennel_core.wire.expr import ListFold
 
 MAX_REPEAT = 10_000
-"""Members of a list made by `repeat`: a wild count in every row of a batch must not take the memory
-of a slot.
+"""Elements of a list made by `repeat`.
+
+A large count in every row of a batch must not exhaust the memory of a slot.
 """
 
 
 def has_null(lists: pl.Expr) -> pl.Expr:
+    """Return whether a list has a null element."""
     return lists.list.drop_nulls().list.len() < lists.list.len()
 
 
 def fold(op: ListFold, operand: Term, result: Dtype) -> Term:
+    """Reduce each list to one value."""
     lists = operand.value
     match op:
         case ListFold.LEN:
@@ -58,18 +61,19 @@ def fold(op: ListFold, operand: Term, result: Dtype) -> Term:
 
 
 def _known(lists: pl.Expr, value: pl.Expr) -> pl.Expr:
-    """`value` where no member is null (and the list is not)."""
+    """Return `value` where no element is null (and the list is not null)."""
     return pl.when(~has_null(lists)).then(value)
 
 
 def get(operand: Term, index: Term, result: Dtype) -> Term:
-    """The member at `index`, counted from the end if negative; null beyond either end."""
+    """Return the element at `index`, from the end if negative; null beyond either end."""
     return Term(
         operand.value.list.get(index.to(Int()), null_on_oob=True), result, checks_of(operand, index)
     )
 
 
 def contains(operand: Term, element: Dtype, item: Term, result: Dtype) -> Term:
+    """Return whether a list has an element equal to `item`, null if unknown."""
     lists, wanted = operand.value, item.to(element)
     found = lists.list.contains(wanted, nulls_equal=False)
     unknown = (lists.list.len() > 0) & (has_null(lists) | wanted.is_null())
@@ -82,8 +86,8 @@ def contains(operand: Term, element: Dtype, item: Term, result: Dtype) -> Term:
     return Term(value, result, checks_of(operand, item))
 
 
-def keep(operand: Term, predicate: Term, result: Dtype) -> Term:
-    """`list.filter`: the members for which `predicate`, a term over `pl.element()`, is true."""
+def filter_elements(operand: Term, predicate: Term, result: Dtype) -> Term:
+    """`list.filter`: keep the elements for which `predicate` is true."""
     lists = operand.value
     kept = lists.list.eval(pl.element().filter(predicate.value))
     return Term(
@@ -91,9 +95,10 @@ def keep(operand: Term, predicate: Term, result: Dtype) -> Term:
     )
 
 
-def transform(operand: Term, body: Term, result: Dtype, *, constant: bool) -> Term:
-    """`list.map`: `body`, a term over `pl.element()`, for every member. A `constant` body does not
-    name the member, so it is repeated.
+def map_elements(operand: Term, body: Term, result: Dtype, *, constant: bool) -> Term:
+    """`list.map`: apply `body`, a term over `pl.element()`, to every element.
+
+    A `constant` body does not name the element, so it is repeated.
     """
     lists = operand.value
     if constant:
@@ -107,6 +112,7 @@ def transform(operand: Term, body: Term, result: Dtype, *, constant: bool) -> Te
 
 
 def repeat(operand: Term, count: Term, result: Dtype) -> Term:
+    """Return a list of `count` copies; counts outside 0 to MAX_REPEAT fail."""
     times = count.to(Int())
     bad = ~times.is_between(0, MAX_REPEAT)
     checks = (
@@ -122,7 +128,7 @@ def repeat(operand: Term, count: Term, result: Dtype) -> Term:
 
 
 def zip_lists(struct: Struct, fields: tuple[tuple[str, Term], ...], result: Dtype) -> Term:
-    """A list of structs from parallel lists, cut to the shortest of them."""
+    """Return a list of structs from parallel lists, cut to the shortest of them."""
     wanted = {f.name: f.dtype for f in struct.fields}
     laid_out = [term.to(List(wanted[name])).alias(name) for name, term in fields]
     dtype = polars_type(result)
@@ -133,14 +139,12 @@ def zip_lists(struct: Struct, fields: tuple[tuple[str, Term], ...], result: Dtyp
 
 
 def _zip(rows: pl.Series, dtype: pl.DataType) -> pl.Series:
-    """Cut all lists of a row to one length, zip their flattened members, and cut the result at the
-    same offsets.
-    """
+    """Cut all lists of a row to one length, and zip their flattened elements."""
     lists = rows.struct.unnest()
     lengths = lists.select(pl.min_horizontal(pl.all().list.len()).alias("n"))["n"].cast(pl.Int64)
-    members = lists.select(pl.all().list.head(pl.lit(lengths))).select(
+    elements = lists.select(pl.all().list.head(pl.lit(lengths))).select(
         pl.all().explode(empty_as_null=False, keep_nulls=False)
     )
     offsets = pa.array([0, *lengths.cum_sum()], type=pa.int64())
-    values = members.to_struct("").to_arrow()
+    values = elements.to_struct("").to_arrow()
     return pl.Series(rows.name, pa.LargeListArray.from_arrays(offsets, values), dtype=dtype)

@@ -1,11 +1,11 @@
-"""Constants: JSON text of a type, and wall-clock readings in a zone.
+"""Constants: JSON text of a type, and local times in a time zone.
 
-Theory. A literal is decided once, when the expression is compiled, so a bad one is the author's
-error and never a row's. Unlike the reader of `str.parse`, this one is the client's own `lit`: types
-must agree to the letter (no float for an int), and what JSON cannot spell comes as text: datetimes
-and dates in ISO form (without an offset: UTC), decimals, bytes in base64; a bare number for a
-datetime counts whatever unit fits. A datetime that its zone never showed (the hour skipped in
-spring) or showed twice (in autumn) is refused: there is no right guess.
+Theory. A literal is checked once, when the expression is compiled, so an invalid one is the
+author's error and never a row's. Unlike the reader of `str.parse`, this one follows the client's
+`lit`: types must agree exactly (no float for an int), and types that JSON does not have come as
+text: datetimes and dates in ISO form (UTC without an offset), decimals, bytes in base64. A bare
+number for a datetime is read in the first unit that fits. A local time that its zone skips (the
+hour lost in spring) or repeats (in autumn) is rejected, because either guess could be wrong.
 """
 
 from __future__ import annotations
@@ -17,15 +17,8 @@ from datetime import UTC, date, datetime, timedelta
 import polars as pl
 
 from fennel_core.expressions import json_text
-from fennel_core.expressions.errors import InvalidExpression
-from fennel_core.expressions.json_text import (
-    EPOCH,
-    INT64_MAX,
-    INT64_MIN,
-    Json,
-    JsonTypeMismatch,
-    Value,
-)
+from fennel_core.expressions.errors import InvalidExpression, JsonTypeMismatch
+from fennel_core.expressions.json_text import EPOCH, INT64_MAX, INT64_MIN, Json, Value
 from fennel_core.expressions.patterns import check_zone
 from fennel_core.expressions.type_lattice import KEY, VALUE, non_optional, polars_type, unrestricted
 from fennel_core.vocab.dtypes import (
@@ -49,27 +42,26 @@ from fennel_core.vocab.dtypes import (
 from fennel_core.wire.expr import DatetimeLiteral, Literal
 
 UNITS_US = (1_000_000, 1_000, 1)
-"""A bare number is seconds, or else milliseconds, or else microseconds: the first in which it lies
-within `EPOCH_SPAN_US`.
+"""Units of a bare number, in microseconds: seconds, else milliseconds, else microseconds.
+
+The first unit is taken in which the number lies within `EPOCH_SPAN_US`.
 """
 EPOCH_SPAN_US = 2**63 // 1_000
-"""About 292 years: what the client's nanosecond timestamps can hold."""
+"""About 292 years: the range of the client's nanosecond timestamps."""
 
 
 def literal_type(literal: Literal) -> Dtype:
-    """The type of a constant: null has none of its own, and a value is never Optional nor
-    bounded.
-    """
+    """Return the type of a constant, which is never Optional nor restricted; null has type Null."""
     return Null() if constant(literal) is None else unrestricted(non_optional(literal.dtype))
 
 
 def literal_value(literal: Literal) -> pl.Expr:
-    """The constant as a Polars scalar of its type."""
+    """Return the constant as a Polars scalar of its type."""
     return pl.lit(constant(literal), dtype=polars_type(literal_type(literal)))
 
 
 def constant(literal: Literal) -> Value:
-    """The constant as a Python value; None only for a null whose declared type has nulls."""
+    """Return the constant as a Python value; None only for a null of a type that has nulls."""
     dtype = literal.dtype
     try:
         value = json_text.read(literal.json)
@@ -77,13 +69,13 @@ def constant(literal: Literal) -> Value:
     except JsonTypeMismatch as error:
         raise InvalidExpression(
             "bad-literal",
-            f"`{literal.json}` is no literal of type {show(dtype)}: {error}. Give a "
+            f"`{literal.json}` is not a literal of type {show(dtype)}: {error}. Give a "
             "value of that type.",
         ) from None
 
 
 def datetime_value(literal: DatetimeLiteral) -> pl.Expr:
-    """The instant at which the clocks of `literal.timezone` show the reading."""
+    """Return the instant at which clocks in `literal.timezone` show the local time."""
     zone = check_zone(literal.timezone)
     try:
         reading = datetime(  # noqa: DTZ001  the zone is applied below, by the same rules as in strptime
@@ -97,7 +89,7 @@ def datetime_value(literal: DatetimeLiteral) -> pl.Expr:
         )
     except ValueError as error:
         raise InvalidExpression(
-            "bad-literal", f"there is no such date and time: {error}. Correct the literal."
+            "bad-literal", f"the date and time do not exist: {error}. Correct the literal."
         ) from None
     local = pl.Series([reading], dtype=pl.Datetime("us"))
     instant = (
@@ -156,7 +148,7 @@ def _int(value: Json) -> int:
     except ValueError:
         whole = None
     if whole is None or not INT64_MIN <= whole <= INT64_MAX:
-        raise JsonTypeMismatch(f"{value!r} is no 64-bit int")
+        raise JsonTypeMismatch(f"{value!r} is not a 64-bit int")
     return whole
 
 
@@ -170,14 +162,14 @@ def _timestamp(value: Json) -> datetime:
             return EPOCH + timedelta(microseconds=value * unit_us)
     except (ValueError, OverflowError):
         pass
-    raise JsonTypeMismatch(f"{value!r} is no datetime")
+    raise JsonTypeMismatch(f"{value!r} is not a datetime")
 
 
 def _iso_date(text: str) -> date:
     try:
         return date.fromisoformat(text)
     except ValueError:
-        raise JsonTypeMismatch(f"{text!r} is no date") from None
+        raise JsonTypeMismatch(f"{text!r} is not a date") from None
 
 
 def _base64(text: str) -> bytes:

@@ -1,11 +1,11 @@
 """Arithmetic, comparison, logic and the `.num` functions over Polars expressions.
 
-Theory. Ints are 64 bits and wrap; `/` is always a float's; `//` and `%` follow the divisor's sign;
-an int divided by zero is null, a float is infinite or NaN. Logic is Kleene's. NaN equals itself and
-is larger than every number (Polars' total order). Rounding is half away from zero. An int is never
-NaN nor infinite, not even when it is null. The client's evaluator sends ints through a float in
-abs, ceil, floor and round, and so loses digits beyond 2^53. Here an int stays an int: the one place
-where its answer is plainly an accident.
+Theory. Ints have 64 bits and wrap; `/` always yields a float; `//` and `%` follow the divisor's
+sign; an int divided by zero is null, a float is infinite or NaN. Logic is Kleene's. NaN equals
+itself and is larger than every number (Polars' total order). Rounding is half away from zero. An
+int is never NaN nor infinite, not even when it is null. The client's evaluator computes abs, ceil,
+floor and round of ints in floats and so loses digits beyond 2^53; here an int stays an int. This is
+the one deviation from a result of the client, because that result is clearly unintended.
 """
 
 from __future__ import annotations
@@ -53,10 +53,11 @@ FLOATING: dict[MathUnary, Callable[[pl.Expr], pl.Expr]] = {
 
 
 MAX_INT_POWER = 2**32 - 1
-"""Polars' exponents are unsigned 32-bit ints; a larger one fails a whole batch."""
+"""Polars' exponents are unsigned 32-bit ints; a larger one fails the whole batch."""
 
 
 def unary(op: UnaryOp, operand: Term, result: Dtype) -> Term:
+    """Compile a unary operator."""
     match op:
         case UnaryOp.NEG:
             return Term(-operand.to(result), result, operand.checks)
@@ -67,6 +68,7 @@ def unary(op: UnaryOp, operand: Term, result: Dtype) -> Term:
 
 
 def binary(op: BinaryOp, left: Term, right: Term, result: Dtype) -> Term:
+    """Compile a binary operator."""
     checks = checks_of(left, right)
     match op:
         case BinaryOp.AND:
@@ -91,7 +93,7 @@ def binary(op: BinaryOp, left: Term, right: Term, result: Dtype) -> Term:
 
 
 def math(op: MathOp, operand: Term, exponent: Term | None, result: Dtype) -> Term:
-    """A `.num` function; `exponent` is the term of `Pow`, None otherwise."""
+    """Compile a `.num` function; `exponent` is the term of `Pow`, None otherwise."""
     whole = isinstance(non_optional(unrestricted(operand.dtype)), Int)
     match op:
         case MathUnary.ABS:
@@ -138,7 +140,7 @@ def math(op: MathOp, operand: Term, exponent: Term | None, result: Dtype) -> Ter
 
 
 def _to_int(value: pl.Expr) -> pl.Expr:
-    """Null where a float has no 64-bit int (NaN, infinite, too large)."""
+    """Return null where a float has no 64-bit int (NaN, infinite, too large)."""
     return value.cast(pl.Int64, strict=False)
 
 
@@ -147,7 +149,7 @@ def _round(operand: Term, precision: int) -> pl.Expr:
 
 
 def _to_string(operand: Term) -> pl.Expr:
-    """The shortest digits that read back as the same number; exponents carry no plus sign."""
+    """Return the shortest digits that parse to the same number; exponents have no plus sign."""
     text = operand.value.cast(pl.String)
     return (
         text
@@ -166,6 +168,6 @@ def _power(base: Term, exponent: Term, result: Dtype) -> Term:
         bad,
         power,
         "bad-exponent",
-        "an int has no negative int power, nor one this large. Make base or exponent a float.",
+        "an int power must not be negative, nor this large. Make base or exponent a float.",
     )
     return Term(base.to(Int()).pow(pl.when(~bad).then(power)), result, (*checks, check))

@@ -1,8 +1,8 @@
-"""Which columns and lambda variables an expression names.
+"""The columns and lambda variables that an expression references.
 
 Theory. An expression is a finite tree of frozen dataclasses, so one generic walk over their fields
-finds every name, and a node added to the language later is found too. Planners use it to fetch only
-needed columns; `compile` uses it to tell a constant lambda body.
+finds every name, and also covers nodes added to the language later. Planners use it to fetch only
+the needed columns; the compiler uses it to detect constant expressions and lambda bodies.
 """
 
 from __future__ import annotations
@@ -14,24 +14,25 @@ from fennel_core.wire.expr import Expr, Now, Ref, Var
 
 
 def references(expr: Expr) -> frozenset[str]:
-    """The columns that `expr` reads; inside a source's preproc these are payload fields, inside an
-    extractor features.
+    """Return the columns that `expr` reads.
+
+    In a source's preproc these are payload fields, in an extractor features.
     """
     return frozenset(node.name for node in _nodes(expr) if isinstance(node, Ref))
 
 
 def variables(expr: Expr) -> frozenset[str]:
-    """The lambda variables that `expr` names."""
+    """Return the lambda variables that `expr` names."""
     return frozenset(node.name for node in _nodes(expr) if isinstance(node, Var))
 
 
 def uses_now(expr: Expr) -> bool:
-    """Does the value depend on the time at which it is asked for?"""
+    """Return whether the value depends on the time of the query."""
     return any(isinstance(node, Now) for node in _nodes(expr))
 
 
 def depends_on_row(expr: Expr) -> bool:
-    """Does the value depend on a row at all?"""
+    """Return whether the value depends on a column, a lambda variable or `now()`."""
     return any(isinstance(node, Ref | Var | Now) for node in _nodes(expr))
 
 

@@ -1,9 +1,9 @@
 """The `.str` functions over Polars expressions.
 
-Theory. Text is counted and cut in Unicode code points, needles are literal, null makes null. Two
-functions read text and can fail: `strptime` (a pattern, a zone for text that carries no offset) and
-`parse` (strict JSON of a type). A row whose text cannot be read fails; a null text is a null.
-`json_extract` never fails: what is not there, is null or is no JSON is null.
+Theory. Text is counted and cut in Unicode code points, search texts are literal, and null yields
+null. Two functions parse text and can fail: `strptime` (a pattern, and a zone for text without an
+offset) and `parse` (strict JSON of a type). A row whose text cannot be parsed fails; a null text is
+null. `json_extract` never fails: a missing path, a null and invalid JSON are null.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import assert_never
 import polars as pl
 
 from fennel_core.expressions import json_text
-from fennel_core.expressions.json_text import JsonTypeMismatch, Value
+from fennel_core.expressions.errors import JsonTypeMismatch
+from fennel_core.expressions.json_text import Value
 from fennel_core.expressions.patterns import (
     check_path,
     check_reading_pattern,
@@ -40,8 +41,10 @@ from fennel_core.wire.expr import (
 def string(
     op: StringOp, operand: Term, other: Term | None, result: Dtype, *, stage: str | None
 ) -> Term:
-    """A `.str` function; `other` is the term of its second text, `stage` the column for what is
-    dear; None where there is none.
+    """Compile a `.str` function.
+
+    `other` is the term of its second text, None if it has none. `stage` is the name of the staged
+    column for an expensive function, None if staging is not possible.
     """
     text = operand.to(Str())
     match op:
@@ -52,13 +55,13 @@ def string(
         case StringUnary.TO_UPPER:
             return Term(text.str.to_uppercase(), result, operand.checks)
         case StringUnary.TO_INT:
-            return _readable(
+            return _parsed(
                 operand,
                 text,
                 text.str.to_integer(strict=False),
                 result,
                 "bad-int",
-                "this text is no int. Clean it first.",
+                "this text is not an int. Clean it first.",
             )
         case StringContains() | StartsWith() | EndsWith() | Concat():
             assert other is not None, "the function has a second text"
@@ -91,10 +94,10 @@ def _pair(
             assert_never(unreachable)
 
 
-def _readable(
+def _parsed(
     operand: Term, text: pl.Expr, value: pl.Expr, result: Dtype, code: str, sentence: str
 ) -> Term:
-    """A value read from text: rows whose text is there but could not be read fail."""
+    """Return a value parsed from text; rows with a text that cannot be parsed fail."""
     unread = RowCheck(text.is_not_null() & value.is_null(), text, code, sentence)
     return Term(value, result, (*operand.checks, unread))
 
@@ -110,10 +113,10 @@ def _strptime(op: Strptime, operand: Term, text: pl.Expr, result: Dtype) -> Term
         ).dt.convert_time_zone("UTC")
     instant = pl.when(instant.to_physical().is_between(FIRST_US, LAST_US)).then(instant)
     sentence = (
-        f"this text is no datetime of pattern `{op.format}` in {zone}. Clean it, or "
+        f"this text is not a datetime of pattern `{op.format}` in {zone}. Clean it, or "
         "filter such rows out first."
     )
-    return _readable(operand, text, instant, result, "bad-datetime", sentence)
+    return _parsed(operand, text, instant, result, "bad-datetime", sentence)
 
 
 def _json_decode(

@@ -1,8 +1,8 @@
 """Structs and dicts over Polars expressions.
 
-Theory. A struct is a Polars struct; a dict is a list of key/value entries with text keys, the later
-of two equal keys never seen. A null struct has null fields. A missing key and a null dict have the
-default, or null where none was given; the length of a null dict is null.
+Theory. A struct is a Polars struct; a dict is a list of key/value entries with text keys, in which
+the later of two equal keys is never visible. A null struct has null fields. The value of a missing
+key or of a null dict is the default, or null if none is given; the length of a null dict is null.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ def dict_len(operand: Term, result: Dtype) -> Term:
 def dict_get(
     operand: Term, key: Term, constant_key: str | None, default: Term | None, result: Dtype
 ) -> Term:
-    """The value under `key`; `constant_key` is the key's text where every row asks for the same
-    one, which needs no walk over rows.
+    """Return the value under `key`.
+
+    `constant_key` is the text of a constant key, which needs no loop over rows; None otherwise.
     """
     checks = checks_of(operand, key) if default is None else checks_of(operand, key, default)
     found = _entry(operand.value, key.to(Str()), constant_key, polars_type(result))
@@ -65,8 +66,9 @@ def _entry(entries: pl.Expr, key: pl.Expr, constant_key: str | None, dtype: pl.D
 
 
 def _look_up(pairs: pl.Series, dtype: pl.DataType) -> pl.Series:
-    """One key per row is beyond Polars' list functions, whose bodies see no other column: walk the
-    entries.
+    """Look up one key per row by joining the exploded entries.
+
+    Polars' list functions cannot do this, because their bodies read no other column.
     """
     flat = pairs.struct.unnest().with_row_index("row").explode(ENTRIES).unnest(ENTRIES)
     hits = (

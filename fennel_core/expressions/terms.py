@@ -1,10 +1,11 @@
-"""A compiled expression: its value, its type, and the ways in which a row can fail to have one.
+"""A compiled expression: its value, its type, and the conditions under which a row has no value.
 
-Theory. Polars either raises for a whole batch or says nothing; neither is fit for a stream, where
-one bad row must not stop its neighbours and must not slip through as a null. So every function that
-can fail is compiled to a value that is null where it fails, and to a `RowCheck`, a condition that
-is true exactly for the failing rows. Checks travel with the value: a case guards the checks of a
-branch by the branch's condition, a lambda folds those of its body over the elements of a row.
+Theory. On bad input Polars either raises for the whole batch or returns null. Neither is acceptable
+for a stream, where one bad row must not stop the others and must not pass as a null. So every
+function that can fail is compiled to a value that is null where it fails, and to a `RowCheck`, a
+condition that is true exactly for the failing rows. Checks travel with the value: a case restricts
+the checks of a branch by the branch's condition, a lambda folds those of its body over the elements
+of a row.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from fennel_core.vocab.dtypes import Dtype
 
 @dataclass(frozen=True, slots=True)
 class StagedColumn:
-    """A column computed before value and checks, because both are read off it and it is dear (a
-    walk over rows in Python).
+    """A column computed before the value and the checks that both read from it.
+
+    Used for expensive functions (a Python loop over rows), so that they run once.
     """
 
     name: str
@@ -29,49 +31,53 @@ class StagedColumn:
 
 @dataclass(frozen=True, slots=True)
 class RowCheck:
-    """`failed` is true for a row that has no value (null counts as false); `culprit` is the operand
-    to show.
+    """A condition that is true for rows without a value (null counts as false).
 
-    `stage`, if any, is the column that `failed` and the value are read off.
+    `operand` is the value to show. `stage`, if any, is the column from which `failed` and the value
+    are read.
     """
 
     failed: pl.Expr
-    culprit: pl.Expr
+    operand: pl.Expr
     code: str
     text: str
     stage: StagedColumn | None = None
 
     def guarded(self, condition: pl.Expr) -> RowCheck:
-        """The same check, only where `condition` is true."""
+        """Return the check restricted to rows where `condition` is true."""
         return replace(self, failed=condition & self.failed)
 
     def over_elements(self, lists: pl.Expr) -> RowCheck:
-        """The check of a lambda's body as a check of the row that holds the list."""
+        """Return the check of a lambda's body as a check of the row that holds the list."""
         return replace(
             self,
             failed=lists.list.eval(self.failed.fill_null(value=False)).list.any(),
-            culprit=lists,
+            operand=lists,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Term:
+    """A value with its type and the checks of all its operands."""
+
     value: pl.Expr
     dtype: Dtype
     checks: tuple[RowCheck, ...] = ()
 
     def to(self, dtype: Dtype) -> pl.Expr:
-        """The value laid out as `dtype`, to which the term's own type must convert."""
+        """Return the value cast to `dtype`, to which the term's own type must convert."""
         return cast(self.value, self.dtype, dtype)
 
 
 def checks_of(*terms: Term) -> tuple[RowCheck, ...]:
+    """Return the checks of all terms, in order."""
     return tuple(check for term in terms for check in term.checks)
 
 
 def fold_constant(term: Term) -> Term:
-    """A term that names no column, as a scalar literal: Polars may make of literals a series of one
-    row, which does not broadcast.
+    """Evaluate a term that depends on no row, and return it as a scalar literal.
+
+    Polars may turn literals into a series of one row, which does not broadcast.
     """
     checks = [check.failed.alias(f"check {i}") for i, check in enumerate(term.checks)]
     row = pl.select(term.value.alias("value"), *checks)

@@ -1,13 +1,12 @@
-"""The type lattice of expressions: which types meet, which type may stand for another, and how a
-type is laid out in Polars.
+"""The type lattice of expressions, and the layout of each type in Polars.
 
-Theory. The language has few conversions, all of them silent and total: an int may stand for a
-float, a `T` for an `Optional[T]`, null for any optional, and a checked type (between, oneof, regex)
-for its base. Everything else must be equal. `common_type` is the least type both sides convert to
-(comparison, fillnull, case); `is_assignable` says whether a value of one type may be stored as
-another (`astype`, struct fields, list members). Lists and dicts are invariant: a `List[int]` is no
-`List[float]`. Where the client's evaluator is stricter by accident (it rejects regex against str,
-and a struct against its optional), this lattice is more generous.
+Theory. The language has few conversions, all of them implicit and total: an int is usable as a
+float, a `T` as an `Optional[T]`, null as any optional, and a restricted type (between, oneof,
+regex) as its base. All other types must be equal. `common_type` is the least type both sides
+convert to (comparison, fillnull, case); `is_assignable` decides whether a value of one type may be
+stored as another (`astype`, struct fields, list elements). Lists and dicts are invariant: a
+`List[int]` is not a `List[float]`. Where the client's evaluator is stricter without a reason (it
+rejects regex against str, and a struct against its optional), this lattice is more permissive.
 """
 
 from __future__ import annotations
@@ -42,16 +41,18 @@ from fennel_core.vocab.dtypes import (
 
 TIMESTAMP = pl.Datetime("us", "UTC")
 FIRST_US, LAST_US = -62_135_596_800_000_000, 253_402_300_799_999_999
-"""The years 1 to 9999 in microseconds from 1970: what every part of the system can hold. Polars
-panics on calendars far beyond.
+"""The years 1 to 9999 in microseconds since 1970, which every part of the system supports.
+
+Polars panics on dates far beyond them.
 """
 KEY, VALUE = "key", "value"
 """Field names of a map's entries."""
 
 
 def polars_type(dtype: Dtype) -> pl.DataType:
-    """The Polars type a value of `dtype` has in a frame; the Arrow twin is
-    `vocab.dtypes.arrow_type`.
+    """Return the Polars type of a value of `dtype` in a frame.
+
+    `vocab.dtypes.arrow_type` is its Arrow counterpart.
     """
     match dtype:
         case Optional(of) | Between(of=of) | OneOf(of=of):
@@ -87,13 +88,14 @@ def polars_type(dtype: Dtype) -> pl.DataType:
 
 
 def non_optional(dtype: Dtype) -> Dtype:
-    """The dtype without its outer Optional."""
+    """Return the dtype without its outer Optional."""
     return dtype.of if isinstance(dtype, Optional) else dtype
 
 
 def unrestricted(dtype: Dtype) -> Dtype:
-    """The dtype without the door's checks, Optional kept: what an operator returns for a between, a
-    oneof or a regex.
+    """Return the dtype without restrictions at the outermost level, Optional kept.
+
+    This is the type of an operator's result for a between, a oneof or a regex.
     """
     match dtype:
         case Optional(of):
@@ -107,15 +109,17 @@ def unrestricted(dtype: Dtype) -> Dtype:
 
 
 def optional_if(dtype: Dtype, *operands: Dtype) -> Dtype:
-    """`dtype`, optional when any of `operands` is: how null travels through nearly every
-    function.
+    """Return `dtype`, made optional if any of `operands` is.
+
+    Nearly every function propagates null this way.
     """
     return optional(dtype) if any(is_optional(o) for o in operands) else dtype
 
 
 def numeric(dtype: Dtype) -> Int | Float | Null | None:
-    """The number type an arithmetic operator sees; None if it sees none. A bounded int is no number
-    for the client, a bounded float is.
+    """Return the number type that an arithmetic operator uses; None if `dtype` is not a number.
+
+    As in the client, a bounded float is a number and a bounded int is not.
     """
     match non_optional(dtype):
         case Int() | Float() | Null() as number:
@@ -127,16 +131,16 @@ def numeric(dtype: Dtype) -> Int | Float | Null | None:
 
 
 def common_type(left: Dtype, right: Dtype) -> Dtype | None:
-    """The least type both sides convert to; None if there is none."""
+    """Return the least type both sides convert to; None if there is none."""
     if isinstance(left, Null):
         return optional(unrestricted(right))
     if isinstance(right, Null):
         return optional(unrestricted(left))
-    meet = _meet(unrestricted(non_optional(left)), unrestricted(non_optional(right)))
-    return None if meet is None else optional_if(meet, left, right)
+    common = _common_base(unrestricted(non_optional(left)), unrestricted(non_optional(right)))
+    return None if common is None else optional_if(common, left, right)
 
 
-def _meet(left: Dtype, right: Dtype) -> Dtype | None:
+def _common_base(left: Dtype, right: Dtype) -> Dtype | None:
     match left, right:
         case (Int(), Float()) | (Float(), Int()):
             return Float()
@@ -145,7 +149,7 @@ def _meet(left: Dtype, right: Dtype) -> Dtype | None:
 
 
 def same_type(left: Dtype, right: Dtype) -> bool:
-    """Equal types, the door's checks and struct names aside, at every depth."""
+    """Return whether the types are equal, ignoring restrictions and struct names at every depth."""
     match left, right:
         case (Optional(a), Optional(b)) | (List(a), List(b)) | (Map(a), Map(b)):
             return same_type(a, b)
@@ -159,7 +163,7 @@ def same_type(left: Dtype, right: Dtype) -> bool:
 
 
 def is_assignable(dtype: Dtype, target: Dtype) -> bool:
-    """May a value of `dtype` be stored as `target` without losing anything?"""
+    """Return whether a value of `dtype` can be stored as `target` without loss."""
     if isinstance(target, Optional):
         return isinstance(dtype, Null) or is_assignable(non_optional(dtype), target.of)
     if is_optional(dtype):
@@ -177,6 +181,6 @@ def is_assignable(dtype: Dtype, target: Dtype) -> bool:
 
 
 def cast(value: pl.Expr, source: Dtype, target: Dtype) -> pl.Expr:
-    """`value`, of type `source`, laid out as `target`; no work where both have one layout."""
+    """Return `value`, of type `source`, cast to the layout of `target` (if they differ)."""
     wanted = polars_type(target)
     return value if polars_type(source) == wanted else value.cast(wanted)

@@ -1,3 +1,4 @@
-"""Physical plans of queries: from (features given, features wanted) to the steps that compute them,
-as frozen data. Pure.
+"""Query plans: from (input features, output features) to the nodes that compute them.
+
+Pure: a plan is frozen data, built once per query shape and branch version.
 """

@@ -1,12 +1,12 @@
-"""What a lookup answers for a key that is not there.
+"""The row that a lookup returns for an absent key.
 
-Theory. A dataset that ends in an aggregation holds, for a key it never saw, the aggregation of
-nothing: zero for counts and sums, an empty list, the declared default for averages and the like.
-The reference server answers so (with `found` false), and the engine cannot: it keeps nothing about
-such a key. For every other dataset each value is null. Values are in the physical form of rows
-(`operators.step.Served`): temporals as integers, decimals as text.
+Theory. A dataset that ends in an aggregation has, for a key without rows, the aggregation of the
+empty set: zero for counts and sums, an empty list, the declared default for averages and similar.
+The reference server returns these values (with `found` false). The engine cannot, because it stores
+nothing for such a key. In every other dataset each value is null. Values have the physical form of
+rows (`operators.step.Served`): temporals as integers, decimals as text.
 
-A lookup *feature* with a default of its own prefers that to zero or an empty list, but not to an
+The default of a lookup *feature* takes precedence over zero or an empty list, but not over an
 aggregation's declared default, which is the more specific of the two.
 """
 
@@ -27,8 +27,9 @@ PhysicalValue = int | float | str | tuple[()] | None
 
 @dataclass(frozen=True, slots=True)
 class AbsentValue:
-    """The value of one field of an absent key. `declared`: the definition names it, so it wins over
-    a feature's default.
+    """The value of one field for an absent key.
+
+    `declared`: the aggregation declares it as its default, so it overrides a feature's default.
     """
 
     value: PhysicalValue
@@ -39,7 +40,7 @@ NULL = AbsentValue(None, declared=False)
 
 
 def absent_rows(request: SyncRequest) -> Mapping[DatasetName, tuple[AbsentValue, ...]]:
-    """For each dataset of a merged commit: one `AbsentValue` per value field, in schema order."""
+    """Return, per dataset of a merged commit, one `AbsentValue` per value field in schema order."""
     pipelines = {p.dataset: p.name for p in request.pipelines if not p.metadata.deleted}
     specs = {
         op.dataset: {spec.name: spec for spec in op.kind.specs}
@@ -48,16 +49,17 @@ def absent_rows(request: SyncRequest) -> Mapping[DatasetName, tuple[AbsentValue,
         and isinstance(op.kind, ops.Aggregate)
         and pipelines.get(op.dataset) == op.pipeline
     }
-    return {d.name: _absent(d, specs.get(d.name, {})) for d in request.datasets}
+    return {d.name: _absent_row(d, specs.get(d.name, {})) for d in request.datasets}
 
 
-def _absent(dataset: Dataset, specs: Mapping[str, ops.Spec]) -> tuple[AbsentValue, ...]:
+def _absent_row(dataset: Dataset, specs: Mapping[str, ops.Spec]) -> tuple[AbsentValue, ...]:
     return tuple(
-        _empty(specs[f.name], f.dtype) if f.name in specs else NULL for f in dataset.schema.values
+        _aggregate_of_nothing(specs[f.name], f.dtype) if f.name in specs else NULL
+        for f in dataset.schema.values
     )
 
 
-def _empty(spec: ops.Spec, dtype: Dtype) -> AbsentValue:
+def _aggregate_of_nothing(spec: ops.Spec, dtype: Dtype) -> AbsentValue:
     match spec:
         case ops.Sum() | ops.Count() | ops.ExpDecay():
             return AbsentValue(_number(0, dtype), declared=False)

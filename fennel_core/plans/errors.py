@@ -1,37 +1,45 @@
-"""The one error tree of planning: a query that no plan can answer.
+"""Exceptions of query planning.
 
-`code` is stable and machine-readable; the text is what the client shows, and shipped tests pin some
-of them word for word.
+`code` is stable and machine-readable. The client shows the text; its own tests check some texts
+word for word.
 """
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 
 class PlansError(ValueError):
-    """A query that cannot be planned on this version of the branch."""
+    """Base class: the query cannot be planned on this version of the branch."""
 
-    code = "query-plan"
+    code: ClassVar[str] = "query-plan"
 
 
 class MissingProvider(PlansError):
-    """A feature is needed that is neither given nor computable."""
+    """Raised when a needed feature is neither an input nor computed by an extractor.
 
-    code = "query-no-extractor"
+    Pass it as an input, or commit an extractor for it.
+    """
+
+    code: ClassVar[str] = "query-no-extractor"
 
 
 class UnknownName(PlansError):
-    """A featureset, or a name that is neither a feature nor a featureset."""
+    """Raised when a name is neither a feature nor a featureset; correct the name or commit it."""
 
-    code = "query-unknown-name"
+    code: ClassVar[str] = "query-unknown-name"
 
 
 class CyclicFeatures(PlansError):
-    """A feature that is needed to compute itself."""
+    """Raised when a feature depends on itself; pass one feature of the cycle as an input."""
 
-    code = "query-cycle"
+    code: ClassVar[str] = "query-cycle"
 
 
 class UnservedDataset(PlansError):
-    """A lookup into a dataset that is not committed or has no key to look up by."""
+    """Raised when a lookup reads a dataset or field that is not committed, or one without keys.
 
-    code = "query-lookup-dataset"
+    Commit the dataset with a key and an index.
+    """
+
+    code: ClassVar[str] = "query-lookup-dataset"

@@ -1,8 +1,8 @@
-"""A plan as text for people: one line per step, levels numbered in the order they run."""
+"""A query plan as text: one line per node, numbered by level in execution order."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import assert_never
 
 from fennel_core.expressions.references import references
@@ -21,56 +21,57 @@ from fennel_core.vocab.dtypes import show
 
 
 def explain(plan: QueryPlan) -> str:
-    """What is given, the steps of each level, and what is answered."""
+    """Return the plan as text: its inputs, the nodes of each level, and its outputs."""
     return "\n".join(_lines(plan)) + "\n"
 
 
 def _lines(plan: QueryPlan) -> Iterator[str]:
-    yield "given: " + (", ".join(f"{i.ref.fqn}: {show(i.dtype)}" for i in plan.inputs) or "nothing")
+    yield "inputs: " + (", ".join(f"{i.ref.fqn}: {show(i.dtype)}" for i in plan.inputs) or "none")
     for number, level in enumerate(plan.levels):
         for local in level.local:
-            yield f"  {number} here    {_local(local)}"
+            yield f"  {number} local   {_local(local)}"
         for remote in level.remote:
-            yield f"  {number} away    {_remote(remote)}"
-    yield "answer: " + ", ".join(f"{o.ref.fqn}: {show(o.dtype)}" for o in plan.outputs)
+            yield f"  {number} remote  {_remote(remote)}"
+    yield "outputs: " + ", ".join(f"{o.ref.fqn}: {show(o.dtype)}" for o in plan.outputs)
 
 
-def _local(step: LocalNode) -> str:
-    match step:
+def _local(node: LocalNode) -> str:
+    match node:
         case AliasNode(source, output, default_json):
-            return f"{output.ref.fqn} = {source.fqn}{_or(default_json)}"
+            return f"{output.ref.fqn} = {source.fqn}{_default(default_json)}"
         case ExpressionNode(expr, _, output):
             return (
                 f"{output.ref.fqn} = expression of "
-                f"{', '.join(sorted(references(expr))) or 'nothing'}"
+                f"{', '.join(sorted(references(expr))) or 'constants'}"
             )
         case unreachable:
             assert_never(unreachable)
 
 
-def _remote(step: RemoteNode) -> str:
-    match step:
+def _remote(node: RemoteNode) -> str:
+    match node:
         case LookupNode(dataset, keys, reads):
-            return f"{dataset}[{', '.join(k.fqn for k in keys)}] -> {', '.join(map(_read, reads))}"
+            return f"{dataset}[{', '.join(k.fqn for k in keys)}] -> {_fields(reads)}"
         case ListLookupNode(dataset, keys, reads):
-            return (
-                f"{dataset}[each of {', '.join(k.fqn for k in keys)}] -> "
-                f"{', '.join(map(_read, reads))}"
-            )
+            return f"{dataset}[each of {', '.join(k.fqn for k in keys)}] -> {_fields(reads)}"
         case PythonExtractorNode():
-            given = ", ".join(i.ref.fqn for i in step.inputs)
-            using = f" using {', '.join(step.datasets)}" if step.datasets else ""
+            inputs = ", ".join(i.ref.fqn for i in node.inputs)
+            using = f" using {', '.join(node.datasets)}" if node.datasets else ""
             return (
-                f"{step.featureset}.{step.name}({given}){using} -> "
-                f"{', '.join(o.ref.fqn for o in step.outputs)}"
+                f"{node.featureset}.{node.name}({inputs}){using} -> "
+                f"{', '.join(o.ref.fqn for o in node.outputs)}"
             )
         case unreachable:
             assert_never(unreachable)
 
 
-def _read(read: FieldRead) -> str:
-    return f"{read.output.ref.fqn} = {read.field}{_or(read.default_json)}"
+def _fields(reads: Sequence[FieldRead]) -> str:
+    return ", ".join(map(_field_read, reads))
 
 
-def _or(default_json: str | None) -> str:
+def _field_read(read: FieldRead) -> str:
+    return f"{read.output.ref.fqn} = {read.field}{_default(read.default_json)}"
+
+
+def _default(default_json: str | None) -> str:
     return "" if default_json is None else f" or {default_json}"

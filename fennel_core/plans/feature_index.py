@@ -1,9 +1,8 @@
-"""What one version of a branch can compute: features, the extractor that provides each, and the
-datasets lookups read.
+"""The features of one branch version, the extractor of each, and the datasets that lookups read.
 
-Theory. A commit is a flat list; a planner asks by name. The index is made once per branch version
-and never changes. Entities that their author flagged as deleted are not there: asking for one is
-asking for an unknown name.
+Theory. A commit is a flat list; a planner looks entities up by name. The index is built once per
+branch version and never changes. Entities marked as deleted are not in it: requesting one is
+requesting an unknown name.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from fennel_core.wire.entities import Dataset, Extractor, Feature, FeatureRef, S
 class FeatureIndex:
     features: Mapping[FeatureRef, Feature]
     providers: Mapping[FeatureRef, Extractor]
-    """The one extractor of each feature; a feature without one can only be given."""
+    """The extractor of each feature; a feature without one can only be an input."""
     featuresets: Mapping[FeaturesetName, tuple[FeatureRef, ...]]
-    """Features of each featureset in the order of its definition."""
+    """The features of each featureset, in the order of its definition."""
     datasets: Mapping[DatasetName, Dataset]
 
     @classmethod
     def of(cls, request: SyncRequest) -> FeatureIndex:
-        """The index of a merged commit."""
+        """Build the index of a merged commit."""
         featuresets = {f.name for f in request.featuresets if not f.metadata.deleted}
         features = {
             f.ref: f
@@ -52,10 +51,10 @@ class FeatureIndex:
         )
 
     def expand(self, outputs: tuple[str, ...]) -> tuple[FeatureRef, ...]:
-        """The features that `outputs` (names of features or featuresets) ask for, in order, each
-        once.
+        """Return the features named by `outputs`, in order and each once.
 
-        UnknownName for a name that is neither.
+        `outputs` are names of features or featuresets. Raises `UnknownName` for a name that is
+        neither.
         """
         found: dict[FeatureRef, None] = {}
         for name in outputs:
@@ -65,14 +64,19 @@ class FeatureIndex:
                 found.update(dict.fromkeys(self.featuresets[FeaturesetName(name)]))
             else:
                 raise UnknownName(
-                    f"featureset `{name}` not found: commit it to this branch, or correct the name"
+                    f"featureset `{name}` not found; commit it to this branch, or correct the name"
                 )
         return tuple(found)
 
 
 def parse_ref(name: str) -> FeatureRef:
-    """The feature `Featureset.feature` names; UnknownName when it is not of this form."""
+    """Return the reference for the name `Featureset.feature`.
+
+    Raises `UnknownName` if the name does not have this form.
+    """
     featureset, dot, feature = name.partition(".")
     if not (featureset and dot and feature) or "." in feature:
-        raise UnknownName(f"`{name}` is not the name of a feature: write `Featureset.feature`")
+        raise UnknownName(
+            f"`{name}` is not the name of a feature; use the form `Featureset.feature`"
+        )
     return FeatureRef(FeaturesetName(featureset), feature)

@@ -1,11 +1,15 @@
-"""Physical plans as frozen values.
+"""Query plans as frozen values.
 
-Theory. A plan is a list of levels. A level first evaluates its local steps in order (aliases and
-expressions: no IO), then sends all its remote steps (lookups and Python extractors) out together;
-the next level begins when all of them have answered. A feature is computed in the earliest level in
-which its inputs are there, so the number of levels is the largest number of *remote* steps on any
-path: the round trips that no planner could avoid. Lookups of one level that share dataset, key
-features and kind are one step with several reads, because they are one row fetched once.
+Theory. A plan is a list of levels. A level first evaluates its local nodes in order (aliases and
+expressions: no I/O), then sends all its remote nodes (lookups and Python extractors) at once; the
+next level starts when all of them have returned. A feature is computed in the earliest level in
+which its inputs are available, so the number of levels is the largest number of *remote* nodes on
+any path: the minimum number of round trips. Lookups of one level that share dataset, key features
+and kind are one node with several fields, because they fetch the same row.
+
+Example: `F.age` is looked up by `F.user`, `F.adult` is an expression of `F.age`, and `G.score` is
+user code over `F.adult`. Level 0 has no local node and sends the lookup; level 1 evaluates
+`F.adult` and sends the user code; level 2 is empty, and `G.score` is ready.
 """
 
 from __future__ import annotations
@@ -29,8 +33,9 @@ class TypedFeature:
 
 @dataclass(frozen=True, slots=True)
 class FieldRead:
-    """One value field of the fetched row becomes `output`; `default_json` (JSON text) fills nulls,
-    None leaves them.
+    """Assigns one value field of the fetched row to the feature `output`.
+
+    `default_json` (JSON text) replaces nulls; None keeps them.
     """
 
     field: str
@@ -40,8 +45,9 @@ class FieldRead:
 
 @dataclass(frozen=True, slots=True)
 class LookupNode:
-    """Fetch the row of `dataset` under each row's key: the features `keys`, in the order of the
-    dataset's key fields.
+    """Fetches one row of `dataset` per input row.
+
+    The key is the values of the features `keys`, in the order of the dataset's key fields.
     """
 
     dataset: DatasetName
@@ -51,9 +57,7 @@ class LookupNode:
 
 @dataclass(frozen=True, slots=True)
 class ListLookupNode:
-    """As `LookupNode`, with a list of keys per row; each read becomes a list, parallel to the
-    keys.
-    """
+    """Like `LookupNode`, with a list of keys per row; each output is a parallel list."""
 
     dataset: DatasetName
     keys: tuple[FeatureRef, ...]
@@ -62,7 +66,7 @@ class ListLookupNode:
 
 @dataclass(frozen=True, slots=True)
 class AliasNode:
-    """`output` is `source`; `default_json` (JSON text) fills nulls, None leaves them."""
+    """Copies `source` to `output`; `default_json` (JSON text) replaces nulls, None keeps them."""
 
     source: FeatureRef
     output: TypedFeature
@@ -71,7 +75,7 @@ class AliasNode:
 
 @dataclass(frozen=True, slots=True)
 class ExpressionNode:
-    """`output` is `expr` over `inputs`, which the expression names by their full names."""
+    """Computes `output` as `expr` over `inputs`, which it references by full name."""
 
     expr: Expr
     inputs: tuple[TypedFeature, ...]
@@ -80,10 +84,10 @@ class ExpressionNode:
 
 @dataclass(frozen=True, slots=True)
 class PythonExtractorNode:
-    """User code over `inputs` in order; it provides `outputs` and may look up `datasets`.
+    """Runs user code over `inputs`, in order; it computes `outputs` and may look up `datasets`.
 
-    `outputs` are all features of the extractor; those that were given, or that nobody asked for,
-    are computed and dropped.
+    `outputs` are all features of the extractor. Features that are inputs of the query, or that no
+    output needs, are computed and dropped.
     """
 
     name: str
@@ -100,14 +104,18 @@ RemoteNode = LookupNode | ListLookupNode | PythonExtractorNode
 
 @dataclass(frozen=True, slots=True)
 class Level:
+    """Nodes that run together: `local` in order, then all `remote` concurrently."""
+
     local: tuple[LocalNode, ...]
     remote: tuple[RemoteNode, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class QueryPlan:
-    """`inputs` are the given features the plan really reads, `outputs` what the answer holds, in
-    the order asked for.
+    """The nodes that compute `outputs` from `inputs`.
+
+    `inputs` are those input features that the plan reads, `outputs` the columns of the response in
+    the requested order.
     """
 
     inputs: tuple[TypedFeature, ...]

@@ -1,11 +1,11 @@
-"""The planner: walk back from the wanted features to the given ones, then lay the extractors found
-into levels.
+"""The query planner: find the extractors between outputs and inputs, and assign them to levels.
 
-Theory. A given feature is never computed, even if it could be, and the walk stops there. What
-remains is a DAG of extractors. The *stage* of a feature is the level in which it can first be read:
-0 for given ones; for a computed one the largest stage of its inputs, plus one if computing it
-leaves the process. Every rule here is a function of (index, inputs, outputs) alone, so a plan may
-be cached as long as the branch version lives.
+Theory. The planner walks from the output features back to the input features. An input feature is
+never computed, even if an extractor could compute it: the search stops there. The result is a DAG
+of extractors. The *ready level* of a feature is the first level that can read it: 0 for inputs; for
+a computed feature the largest ready level of its inputs, plus one if it is computed remotely. A
+plan is a function of (index, inputs, outputs) alone, so it may be cached as long as the branch
+version is served.
 """
 
 from __future__ import annotations
@@ -33,68 +33,70 @@ from fennel_core.wire import entities as wire
 from fennel_core.wire.entities import Extractor, FeatureRef
 
 NO_DEFAULT = "null"
-"""How the client writes "no default" for lookups: the JSON text of None."""
+"""The client's encoding of "no default" in lookups: the JSON text of None."""
 
 
 def make_plan(index: FeatureIndex, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> QueryPlan:
-    """The plan that computes `outputs` (feature or featureset names) from `inputs` (feature names).
+    """Return the plan that computes `outputs` from `inputs`.
 
-    Raises `PlansError`: an unknown name, a feature without provider, a cycle, or a lookup into a
-    dataset that is not there.
+    `inputs` are feature names, `outputs` names of features or featuresets. Raises `PlansError` for
+    an unknown name, a feature without extractor, a cycle, or a lookup into an unknown dataset.
     """
-    given = tuple(dict.fromkeys(parse_ref(name) for name in inputs))
-    wanted = index.expand(outputs)
-    walk = _Walk(index, frozenset(given))
-    for ref in wanted:
-        walk.visit(ref)
-    used = [ref for ref in given if ref in walk.read_as_given]
+    input_refs = tuple(dict.fromkeys(parse_ref(name) for name in inputs))
+    requested = index.expand(outputs)
+    search = _DependencySearch(index, frozenset(input_refs))
+    for ref in requested:
+        search.visit(ref)
+    used = [ref for ref in input_refs if ref in search.used_inputs]
     return QueryPlan(
-        inputs=tuple(_typed(index, ref) for ref in used),
-        levels=_levels(index, walk),
-        outputs=tuple(_typed(index, ref) for ref in wanted),
+        inputs=tuple(_typed_feature(index, ref) for ref in used),
+        levels=_levels(index, search),
+        outputs=tuple(_typed_feature(index, ref) for ref in requested),
     )
 
 
 @dataclass(slots=True)
-class _Walk:
-    """Depth-first, by hand: a chain of features may be longer than the interpreter's stack."""
+class _DependencySearch:
+    """A depth-first search with its own stack: feature chains may exceed the recursion limit."""
 
     index: FeatureIndex
-    given: frozenset[FeatureRef]
+    inputs: frozenset[FeatureRef]
     order: list[Extractor] = field(default_factory=list)
-    """Extractors to run, each after those it reads from."""
-    stage: dict[FeatureRef, int] = field(default_factory=dict)
-    read_as_given: set[FeatureRef] = field(default_factory=set)
-    _done: set[str] = field(default_factory=set)
+    """Extractors to run, each after those whose features it reads."""
+    ready_level: dict[FeatureRef, int] = field(default_factory=dict)
+    used_inputs: set[FeatureRef] = field(default_factory=set)
+    _finished: set[str] = field(default_factory=set)
 
-    def visit(self, wanted: FeatureRef) -> None:
-        stack: list[tuple[FeatureRef, bool]] = [(wanted, False)]
-        under_way: set[str] = set()
+    def visit(self, requested: FeatureRef) -> None:
+        stack: list[tuple[FeatureRef, bool]] = [(requested, False)]
+        in_progress: set[str] = set()
         while stack:
             ref, inputs_ready = stack.pop()
-            if ref in self.given:
-                self._take(ref)
+            if ref in self.inputs:
+                self._use_input(ref)
                 continue
             extractor = self._provider(ref)
-            if extractor.fqn in self._done:
+            if extractor.fqn in self._finished:
                 continue
             if inputs_ready:
-                under_way.discard(extractor.fqn)
+                in_progress.discard(extractor.fqn)
                 self._finish(extractor)
                 continue
-            if extractor.fqn in under_way:
+            if extractor.fqn in in_progress:
                 raise CyclicFeatures(f"Cyclic dependency found for {ref.fqn}")
-            under_way.add(extractor.fqn)
+            in_progress.add(extractor.fqn)
             stack.append((ref, True))
             stack.extend(
-                (needed, False) for needed in reversed(extractor.inputs) if needed not in self.stage
+                (needed, False)
+                for needed in reversed(extractor.inputs)
+                if needed not in self.ready_level
             )
 
-    def _take(self, ref: FeatureRef) -> None:
+    def _use_input(self, ref: FeatureRef) -> None:
         if ref not in self.index.features:
             raise MissingProvider(f"No extractor found for feature `{ref.fqn}`.")
-        self.read_as_given.add(ref)
-        self.stage[ref] = 0
+        self.used_inputs.add(ref)
+        self.ready_level[ref] = 0
 
     def _provider(self, ref: FeatureRef) -> Extractor:
         extractor = self.index.providers.get(ref)
@@ -103,64 +105,68 @@ class _Walk:
         return extractor
 
     def _finish(self, extractor: Extractor) -> None:
-        ready = max((self.stage[ref] for ref in extractor.inputs), default=0)
+        ready = max((self.ready_level[ref] for ref in extractor.inputs), default=0)
         for ref in extractor.output_refs:
-            if ref not in self.given:
-                self.stage[ref] = ready + 1 if _leaves_process(extractor) else ready
+            if ref not in self.inputs:
+                self.ready_level[ref] = ready + 1 if _is_remote(extractor) else ready
         self.order.append(extractor)
-        self._done.add(extractor.fqn)
+        self._finished.add(extractor.fqn)
 
 
-def _leaves_process(extractor: Extractor) -> bool:
+def _is_remote(extractor: Extractor) -> bool:
     return isinstance(extractor.kind, wire.Lookup | wire.ListLookup | wire.PyFunc)
 
 
-def _levels(index: FeatureIndex, walk: _Walk) -> tuple[Level, ...]:
-    count = 1 + max(walk.stage.values(), default=0)
+def _levels(index: FeatureIndex, search: _DependencySearch) -> tuple[Level, ...]:
+    count = 1 + max(search.ready_level.values(), default=0)
     local: list[list[LocalNode]] = [[] for _ in range(count)]
     remote: list[list[RemoteNode]] = [[] for _ in range(count)]
-    for extractor in walk.order:
-        ready = max((walk.stage[ref] for ref in extractor.inputs), default=0)
-        step = _step(index, extractor)
-        match step:
+    for extractor in search.order:
+        ready = max((search.ready_level[ref] for ref in extractor.inputs), default=0)
+        node = _node(index, extractor)
+        match node:
             case AliasNode() | ExpressionNode():
-                local[ready].append(step)
+                local[ready].append(node)
             case LookupNode() | ListLookupNode() | PythonExtractorNode():
-                remote[ready].append(step)
+                remote[ready].append(node)
             case unreachable:
                 assert_never(unreachable)
-    return tuple(Level(tuple(here), _fuse(out)) for here, out in zip(local, remote, strict=True))
+    return tuple(
+        Level(tuple(here), _merge_lookups(out)) for here, out in zip(local, remote, strict=True)
+    )
 
 
-def _fuse(steps: list[RemoteNode]) -> tuple[RemoteNode, ...]:
-    """One step per row fetched: lookups of the same kind, dataset and keys share it."""
-    fused: dict[object, RemoteNode] = {}
-    for step in steps:
-        match step:
+def _merge_lookups(nodes: list[RemoteNode]) -> tuple[RemoteNode, ...]:
+    """Merge lookups that fetch the same row: same kind, dataset and keys."""
+    merged: dict[object, RemoteNode] = {}
+    for node in nodes:
+        match node:
             case LookupNode(dataset, keys, reads) | ListLookupNode(dataset, keys, reads):
-                place = (type(step), dataset, keys)
-                same = fused.get(place)
+                row_key = (type(node), dataset, keys)
+                same = merged.get(row_key)
                 assert same is None or isinstance(same, LookupNode | ListLookupNode), (
-                    "a lookup shares its place only with lookups"
+                    "only lookups share a row key"
                 )
-                fused[place] = step if same is None else replace(same, reads=same.reads + reads)
+                merged[row_key] = node if same is None else replace(same, reads=same.reads + reads)
             case PythonExtractorNode():
-                fused[(step.featureset, step.name)] = step
+                merged[(node.featureset, node.name)] = node
             case unreachable:
                 assert_never(unreachable)
-    return tuple(fused.values())
+    return tuple(merged.values())
 
 
-def _step(index: FeatureIndex, extractor: Extractor) -> LocalNode | RemoteNode:
+def _node(index: FeatureIndex, extractor: Extractor) -> LocalNode | RemoteNode:
     match extractor.kind:
         case wire.PyFunc(code):
             return PythonExtractorNode(
                 name=extractor.name,
                 featureset=extractor.featureset,
                 code=code,
-                inputs=tuple(_typed(index, ref) for ref in extractor.inputs),
+                inputs=tuple(_typed_feature(index, ref) for ref in extractor.inputs),
                 outputs=tuple(
-                    _typed(index, ref) for ref in extractor.output_refs if ref in index.features
+                    _typed_feature(index, ref)
+                    for ref in extractor.output_refs
+                    if ref in index.features
                 ),
                 datasets=extractor.datasets,
             )
@@ -173,7 +179,7 @@ def _step(index: FeatureIndex, extractor: Extractor) -> LocalNode | RemoteNode:
                 _only_input(extractor), _only_output(index, extractor), _default(default_json)
             )
         case wire.ExprExtractor(expr):
-            inputs = tuple(_typed(index, ref) for ref in extractor.inputs)
+            inputs = tuple(_typed_feature(index, ref) for ref in extractor.inputs)
             full = rename_refs(expr, {i.ref.name: i.ref.fqn for i in inputs})
             return ExpressionNode(full, inputs, _only_output(index, extractor))
         case unreachable:
@@ -210,10 +216,10 @@ def _only_input(extractor: Extractor) -> FeatureRef:
 
 def _only_output(index: FeatureIndex, extractor: Extractor) -> TypedFeature:
     assert len(extractor.outputs) == 1, "only user code computes several features"
-    return _typed(index, extractor.output_refs[0])
+    return _typed_feature(index, extractor.output_refs[0])
 
 
-def _typed(index: FeatureIndex, ref: FeatureRef) -> TypedFeature:
+def _typed_feature(index: FeatureIndex, ref: FeatureRef) -> TypedFeature:
     feature = index.features.get(ref)
     if feature is None:
         raise MissingProvider(f"No extractor found for feature `{ref.fqn}`.")

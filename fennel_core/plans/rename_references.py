@@ -1,9 +1,9 @@
-"""Expressions over full feature names.
+"""Rewrite expressions to refer to features by full name.
 
-Theory. The client writes an expression over short names of one featureset. A plan evaluates the
-expressions of several featuresets over one frame, so that one call of the engine serves them all;
-there a column needs the feature's full name. Only references change: variables of list functions
-are bound inside the expression and stay.
+Theory. The client writes an expression over the short names of one featureset. A plan evaluates
+expressions of several featuresets over one frame, so that one Polars call computes them all; there
+a column is named by the feature's full name. Only references change: variables of list functions
+are bound inside the expression and keep their names.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from fennel_core.wire.expr import Expr, Ref
 
 
 def rename_refs(expr: Expr, names: Mapping[str, str]) -> Expr:
-    """`expr` with each reference to `a` made one to `names[a]`; KeyError for a name that is not
-    there.
+    """Return `expr` with each reference `a` replaced by `names[a]`.
+
+    Raises KeyError for a name that is not in `names`.
     """
     renamed: Expr = _rename(expr, names)
     return renamed

@@ -4,7 +4,7 @@ import random
 
 DEPTH = 4
 LEAF_SHARE = 0.15
-"""How often a column is taken although the depth would allow a function."""
+"""Probability of a column where the depth still allows a function."""
 
 
 PLAIN = {
@@ -119,7 +119,7 @@ OPTIONAL = {
     ),
     "otime": ("from_epoch(<<oint>>, 'millisecond')",),
 }
-"""What makes a value of a type; `<<type>>` is a hole to be filled by an expression of that type."""
+"""Productions per type; `<<type>>` is a placeholder for an expression of that type."""
 REQUIRED = {"oint": "int", "ofloat": "float", "obool": "bool", "ostr": "str", "otime": "time"}
 
 
@@ -135,8 +135,9 @@ def productions(wanted):
 
 
 class Composer:
-    """Random well-typed expressions, as source text: `pick` chooses a production for the wanted
-    type until the depth is used up.
+    """Composes random well-typed expressions, as source text.
+
+    `pick` chooses a production for the requested type until the depth is used up.
     """
 
     def __init__(self, seed):
@@ -165,8 +166,10 @@ class Composer:
         return source
 
     def leaves(self, wanted):
-        """Columns, not constants: the client's evaluator folds constants wrongly (see the
-        deviations), which would drown the rest.
+        """Return columns, not constants.
+
+        The client's evaluator folds constants incorrectly (see the deviations), which would hide
+        every other difference.
         """
         columns = {
             "int": ["i", "j"],

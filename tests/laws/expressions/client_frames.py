@@ -1,6 +1,7 @@
 # ruff: noqa: UP006, UP045  the client reads these annotations in their older spelling
-"""The frames on which the law is checked, with the edge values of every type. Runs in the client's
-environment.
+"""The frames on which the law is checked, with the edge values of every type.
+
+This module runs in the client's environment.
 """
 
 from datetime import date, datetime, timezone

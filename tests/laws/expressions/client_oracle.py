@@ -1,10 +1,10 @@
 """The oracle: the client's own evaluator, run over a table of expressions and over random ones.
 
-This script runs in the *client's* environment (`.venv-executor`), imports nothing of ours and
-prints one JSON document: frames, and cases with the serialised expression, the type the client
-infers (or its compile error), and per row the value or the error. Values are tagged (`plain`), so
-that NaN, 64-bit ints, instants and dicts survive JSON. Where a whole batch fails, the rows are
-evaluated one by one, which tells which are at fault.
+This script runs in the *client's* environment (`.venv-executor`), imports nothing of this project
+and prints one JSON document: frames, and cases with the serialised expression, the type that the
+client infers (or its compile error), and per row the value or the error. Values are tagged
+(`plain`), so that NaN, 64-bit ints, instants and dicts survive JSON. If a whole batch fails, the
+rows are evaluated one by one to find those at fault.
 
 Usage: python client_oracle.py <seed> <number of random expressions>
 """
@@ -86,8 +86,9 @@ def columns_of(message):
 
 
 def plain(value, dtype):
-    """A value as JSON: floats as text, instants as microseconds, dicts as pairs; everything tagged
-    that JSON would blur.
+    """Return a value as JSON, tagged where JSON has no type for it.
+
+    Floats become text, instants microseconds, dicts pairs.
     """
     kind = dtype.WhichOneof("dtype")
     if value is None:

@@ -1,9 +1,8 @@
-"""The client's shipped expression tests, overheard: what they hand to the evaluator and what it
-answers.
+"""Record the inputs and results of the evaluator in the client's shipped expression tests.
 
-Runs in the client's environment. Every test function of `fennel.expr.test_expr` runs as it is, with
-the evaluator wrapped by a recorder, so that the inputs are exactly those that the client's own data
-frames become. Prints cases in the form of `client_oracle.py`, each with its own frame.
+Runs in the client's environment. Every test function of `fennel.expr.test_expr` runs unchanged,
+with the evaluator wrapped by a recorder, so that the inputs are exactly those made from the
+client's own data frames. Prints cases in the form of `client_oracle.py`, each with its own frame.
 """
 
 import base64

@@ -1,9 +1,8 @@
-"""One case of the oracle against our compiler: the same verdict about the type, the same rows
-failing, the same values.
+"""Compare one case of the oracle with our compiler: its type, its failing rows and its values.
 
-Values are brought to one plain Python form on both sides. Floats are equal when they are the same
-number to 1 part in 10^14 (the trigonometric functions come from different maths libraries), NaN
-equals NaN: the evaluators are compared before the door where NaN becomes null.
+Values are converted to one plain Python form on both sides. Floats are equal when they are the same
+number to 1 part in 10^14 (the trigonometric functions come from different maths libraries), and NaN
+equals NaN: the evaluators are compared before the boundary at which NaN becomes null.
 """
 
 import base64
@@ -33,7 +32,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True)
 class Failed:
-    """A row without a value; all failures are equal, whatever the reason given."""
+    """A row without a value; all failures are equal, whatever their cause."""
 
     reason: str = field(default="", compare=False)
 
@@ -52,9 +51,9 @@ class Case:
     frame: str
     source: str
     expr: Expr | None
-    """None: the protocol's decoder refuses it."""
+    """None: the protocol's decoder rejects it."""
     dtype: Dtype | None
-    """None: the client refuses the expression."""
+    """None: the client rejects the expression."""
     rows: tuple[object, ...]
     """Per row the value, or `FAILED`."""
 
@@ -97,8 +96,9 @@ def read_case(document: dict) -> Case:
 
 @dataclass(frozen=True)
 class Difference:
-    """Either `verdict` (about the expression) or `rows`: (row, our value or FAILED, the
-    client's).
+    """A difference between our result and the client's.
+
+    Either `verdict` (about the expression) or `rows`: (row, our value or FAILED, the client's).
     """
 
     verdict: str = ""
@@ -111,7 +111,7 @@ class Difference:
 
 
 def difference(case: Case, frame: Frame) -> Difference | None:
-    """What sets our answer apart from the client's; None if nothing does."""
+    """Return the difference between our result and the client's; None if there is none."""
     if case.expr is None:
         return None if case.dtype is None else Difference("the decoder refuses")
     try:
@@ -133,7 +133,7 @@ def difference(case: Case, frame: Frame) -> Difference | None:
 
 
 def compiled(case: Case, frame: Frame) -> Term | None:
-    """The term of a case, None where we refuse it."""
+    """Return the term of a case, None if our compiler rejects it."""
     try:
         return None if case.expr is None else _term(case.expr, frame)
     except InvalidExpression:

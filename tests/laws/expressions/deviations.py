@@ -1,8 +1,7 @@
-"""Where we differ from the client's evaluator, and why: the whole list.
+"""The complete list of deviations from the client's evaluator, with reasons.
 
-Each entry says what it covers and recognises its cases by the shape of the expression and of the
-difference. The law fails for a difference that no entry covers, and for an entry that nothing needs
-any more.
+Each entry recognises its cases by the shape of the expression and of the difference. The law fails
+for a difference that no entry covers, and for an entry that no case needs any more.
 """
 
 import re
@@ -43,8 +42,9 @@ BREAKDOWN = re.compile(
     r"|invalid series dtype|expected type: Bytes|expected (between|oneof) type"
     r"|error parsing Regex|not yet implemented"
 )
-"""What the client's evaluator says of its own internals: a narrow or unsigned int where it wants 64
-bits, a type that it cannot repeat.
+"""Internal errors of the client's evaluator.
+
+For example a narrow or unsigned int where it needs 64 bits, or a type that it cannot repeat.
 """
 
 
@@ -98,7 +98,7 @@ def is_a_length(node: object) -> bool:
 
 
 def subtracts_or_chooses(node: object) -> bool:
-    """Where the width of an int shows: a difference, or the common type of two branches."""
+    """Return whether the width of an int is visible: in a difference, or a case of two types."""
     return isinstance(node, CaseExpr) or (isinstance(node, Binary) and node.op is BinaryOp.SUB)
 
 
@@ -115,7 +115,7 @@ def negates_a_division(node: object) -> bool:
 def only(
     difference: Difference, *, ours_failed: bool | None = None, theirs_failed: bool | None = None
 ) -> bool:
-    """Are all differing rows of this kind?"""
+    """Return whether all differing rows are of this kind."""
     return bool(difference.rows) and all(
         (ours_failed is None or (ours == FAILED) == ours_failed)
         and (theirs_failed is None or (theirs == FAILED) == theirs_failed)
@@ -125,14 +125,14 @@ def only(
 
 DEVIATIONS = (
     Deviation(
-        "generous types",
-        "a regex is a str and a bounded int meets a bounded float; the client's "
-        "compiler rejects both by accident",
+        "permissive types",
+        "a regex is a str and a bounded int is comparable with a bounded float; the "
+        "client's compiler rejects both",
         lambda case, d: case.frame == "others" and d.verdict.startswith("we accept"),
     ),
     Deviation(
-        "no breakdown",
-        "the client's evaluator breaks down on a well-typed expression; we answer",
+        "no internal errors",
+        "the client's evaluator fails on a well-typed expression; ours returns a value",
         lambda case, d: (
             only(d, ours_failed=False)
             and all(BREAKDOWN.search(getattr(theirs, "reason", "")) for _, _, theirs in d.rows)
@@ -151,8 +151,8 @@ DEVIATIONS = (
     ),
     Deviation(
         "strict containers",
-        "in str.parse a scalar is no list, and what is no object is no struct; the "
-        "client's makes a list of one, or a struct of nulls",
+        "str.parse reads only lists as lists and objects as structs; the client's "
+        "reads others as a list of one, or a struct of nulls",
         lambda case, d: (
             has(case.expr, parses_a_container)
             and all(ours in (FAILED, None) for _, ours, _ in d.rows)
@@ -168,12 +168,12 @@ DEVIATIONS = (
     ),
     Deviation(
         "constant bodies",
-        "a map to a constant is a list of that constant; the client's evaluator cannot lay it out",
+        "a map to a constant is a list of that constant; the client's evaluator fails",
         lambda case, d: case.source == "col('li').list.map('x', lit(7))",
     ),
     Deviation(
         "empty zips",
-        "zipped empty lists are an empty list (as the client's own tests have it); "
+        "zipped empty lists are an empty list (as in the client's own tests); "
         "its evaluator makes one struct of nulls",
         lambda case, d: (
             has(case.expr, lambda n: isinstance(n, Zip))
@@ -226,7 +226,7 @@ DEVIATIONS = (
     ),
     Deviation(
         "no wall clock",
-        "now() without a time is refused; the client's evaluator reads the clock",
+        "now() without a time is rejected; the client's evaluator reads the clock",
         lambda case, d: "[now-missing]" in d.verdict,
     ),
     Deviation(

@@ -1,9 +1,9 @@
-"""The law: over a table of expressions and a seeded crowd of random ones, we and the client's own
-evaluator agree row by row.
+"""Law: our evaluator and the client's agree row by row.
 
-The oracles run in the client's environment, one over our table (`client_oracle.py`), one over the
-client's shipped tests (`client_suite.py`); all is skipped where that environment is not installed.
-To hunt further: FENNEL_EXPRESSIONS="<seed> <count>" pytest tests/laws/expressions
+Both run over a table of expressions and over random ones of a fixed seed. The oracles run in the
+client's environment, one over our table (`client_oracle.py`), one over the client's shipped tests
+(`client_suite.py`); all tests are skipped if that environment is not installed. To search further:
+FENNEL_EXPRESSIONS="<seed> <count>" pytest tests/laws/expressions
 """
 
 import os
@@ -30,15 +30,15 @@ CLIENT_PYTHON = ROOT / ".venv-executor" / "bin" / "python"
 SEED, RANDOM_EXPRESSIONS = os.environ.get("FENNEL_EXPRESSIONS", "20240229 400").split()
 ORACLE_TIMEOUT_S = 120
 MAX_SINGLE_ROWS = 9
-"""Frames of at most this many rows are cut into single rows, longer ones into halves."""
+"""Frames of at most this many rows are split into single rows, longer ones into halves."""
 
 pytestmark = pytest.mark.skipif(
     not CLIENT_PYTHON.exists(), reason="the client's environment is not installed"
 )
 
 
-def asked(script: str, *arguments: str) -> tuple[dict[str, Frame], list[Case]]:
-    """What a script in the client's environment reports."""
+def run_in_client(script: str, *arguments: str) -> tuple[dict[str, Frame], list[Case]]:
+    """Return the frames and cases that a script in the client's environment reports."""
     answer = subprocess.run(
         [CLIENT_PYTHON, Path(__file__).with_name(script), *arguments],
         capture_output=True,
@@ -57,12 +57,12 @@ def all_differences(frames: dict[str, Frame], cases: list[Case]) -> list[tuple[C
 
 @pytest.fixture(scope="module")
 def oracle() -> tuple[dict[str, Frame], list[Case]]:
-    return asked("client_oracle.py", SEED, RANDOM_EXPRESSIONS)
+    return run_in_client("client_oracle.py", SEED, RANDOM_EXPRESSIONS)
 
 
 @pytest.fixture(scope="module")
 def shipped() -> tuple[dict[str, Frame], list[Case]]:
-    return asked("client_suite.py")
+    return run_in_client("client_suite.py")
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def differences(
     return all_differences(*oracle) + all_differences(*shipped)
 
 
-def test_the_oracle_answers_for_enough_expressions_of_every_verdict(
+def test_the_oracle_accepts_and_rejects_enough_expressions(
     oracle: tuple[dict[str, Frame], list[Case]], shipped: tuple[dict[str, Frame], list[Case]]
 ) -> None:
     _, cases = oracle
@@ -81,7 +81,7 @@ def test_the_oracle_answers_for_enough_expressions_of_every_verdict(
     assert sum(case.dtype is not None for case in cases) > 1500
 
 
-def test_we_agree_with_the_client_on_every_type_value_and_failing_row(
+def test_types_values_and_failing_rows_agree_with_the_client(
     differences: list[tuple[Case, Difference]],
 ) -> None:
     unexplained = [
@@ -94,9 +94,10 @@ def test_we_agree_with_the_client_on_every_type_value_and_failing_row(
     )
 
 
-def test_rows_do_not_see_each_other(oracle: tuple[dict[str, Frame], list[Case]]) -> None:
-    """Any split of a frame gives the same rows, and no rows give none: what lets a job cut its
-    input into batches as it likes.
+def test_rows_are_evaluated_independently(oracle: tuple[dict[str, Frame], list[Case]]) -> None:
+    """Any split of a frame gives the same rows, and an empty frame gives none.
+
+    Therefore a job may cut its input into any batches.
     """
     frames, cases = oracle
     for case in cases:
@@ -117,5 +118,5 @@ def test_every_deviation_is_still_needed(
     deviation, differences: list[tuple[Case, Difference]]
 ) -> None:
     assert any(deviation.covers(case, d) for case, d in differences), (
-        f"nothing deviates by `{deviation.name}` any more: {deviation.why}"
+        f"no case needs the deviation `{deviation.name}`: {deviation.why}"
     )

@@ -1,8 +1,7 @@
-"""The law of plans: a plan run by the query flow equals computing every feature by itself, whatever
-the graph of features is.
+"""Law: a plan run by the query flow equals computing every feature separately.
 
-The oracle below knows nothing of plans, levels, batches or columns: it computes one feature of one
-row by recursion.
+The oracle uses no plans, levels, batches or columns: it computes one feature of one row by
+recursion.
 """
 
 from __future__ import annotations
@@ -164,7 +163,7 @@ async def run_flow(
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_a_plan_computes_what_each_feature_is_by_itself(data: st.DataObject) -> None:
+def test_a_plan_equals_computing_each_feature_separately(data: st.DataObject) -> None:
     steps = data.draw(graphs())
     providers = {ref.fqn: step for step in steps for ref in step.output_refs}
     computed = list(providers)
@@ -193,7 +192,7 @@ def test_a_plan_computes_what_each_feature_is_by_itself(data: st.DataObject) -> 
     st.lists(st.lists(st.integers(0, 20), max_size=5), min_size=1, max_size=10),
     st.sampled_from([None, "3"]),
 )
-def test_a_list_lookup_is_the_lookup_of_each_element(
+def test_a_list_lookup_equals_one_lookup_per_element(
     keys: list[list[int]], default: str | None
 ) -> None:
     steps = [extractor("L.out", list_lookup("D", "v", OPTIONAL, default), "L.keys")]
@@ -221,7 +220,7 @@ def test_a_list_lookup_is_the_lookup_of_each_element(
     ]
 
 
-def test_a_given_feature_is_not_overwritten_by_the_extractor_that_also_provides_another() -> None:
+def test_an_input_feature_is_not_overwritten_by_its_extractor() -> None:
     steps = [extractor("A.f", wire.PyFunc(CODE), "A.g0", also=("fb",))]
     answer = asyncio.run(run_flow(steps, [{"A.g0": 1, "A.f": 40}], ("A.f", "A.fb")))
     assert answer == {"A.f": [40], "A.fb": [python_code([1], 1)]}

@@ -1,6 +1,4 @@
-"""Whatever is sent, the answer is an answer or an error that says what is wrong: never a failure of
-the server.
-"""
+"""Any request is served or fails with an API error, never with an internal error."""
 
 from __future__ import annotations
 
@@ -190,11 +188,11 @@ def answered(path: str, dataset_name: str, body: Any) -> None:
 
 @settings(max_examples=250, deadline=None)
 @given(st.one_of(bodies, likely, likely))
-def test_any_query_is_answered_or_refused(body: Any) -> None:
+def test_any_query_succeeds_or_fails_with_an_api_error(body: Any) -> None:
     answered("query", "", body)
 
 
 @settings(max_examples=150, deadline=None)
 @given(lookups)
-def test_any_lookup_is_answered_or_refused(asked: tuple[str, Any]) -> None:
+def test_any_lookup_succeeds_or_fails_with_an_api_error(asked: tuple[str, Any]) -> None:
     answered("lookup", *asked)

@@ -1,4 +1,4 @@
-"""What the compiler of expressions accepts and what it says otherwise."""
+"""Type inference: accepted expressions and their types, rejected ones and their errors."""
 
 import re
 
@@ -133,12 +133,12 @@ REFUSED: dict[str, tuple[e.Expr, ...]] = {
 @pytest.mark.parametrize(
     ("code", "expr"), [(code, expr) for code, exprs in REFUSED.items() for expr in exprs], ids=str
 )
-def test_an_ill_typed_expression_is_refused_with_its_code_and_what_to_do(
+def test_an_ill_typed_expression_is_rejected_with_its_rule_and_a_remedy(
     code: str, expr: e.Expr
 ) -> None:
     with pytest.raises(InvalidExpression) as caught:
         Compiler(NameScope(SCHEMA), None).term(expr)
-    assert caught.value.code == code
+    assert caught.value.rule == code
     assert str(caught.value).endswith(f"[{code}]")
     assert re.search(r"\. [A-Z]", caught.value.text), "the second sentence says what to do"
 
@@ -158,7 +158,7 @@ def test_an_ill_typed_expression_is_refused_with_its_code_and_what_to_do(
         (Bool(), Int(), None),
     ],
 )
-def test_two_types_meet_in_the_least_type_both_convert_to(
+def test_the_common_type_is_the_least_type_both_convert_to(
     left: Dtype, right: Dtype, meet: Dtype | None
 ) -> None:
     assert common_type(left, right) == meet
@@ -179,13 +179,11 @@ def test_two_types_meet_in_the_least_type_both_convert_to(
         (List(Int()), List(Float()), False),
     ],
 )
-def test_a_value_is_stored_as_another_type_only_if_nothing_is_lost(
-    dtype: Dtype, target: Dtype, verdict: bool
-) -> None:
+def test_a_type_is_assignable_only_without_loss(dtype: Dtype, target: Dtype, verdict: bool) -> None:
     assert is_assignable(dtype, target) is verdict
 
 
-def test_null_travels_to_the_result_unless_the_function_ends_it() -> None:
+def test_null_propagates_unless_the_function_removes_it() -> None:
     total = e.Binary(BinaryOp.ADD, e.Ref("i"), e.Ref("oi"))
     assert infer(total, SCHEMA) == Optional(Int())
     assert infer(e.FillNull(total, lit("0.5", Float())), SCHEMA) == Float()
@@ -195,7 +193,7 @@ def test_null_travels_to_the_result_unless_the_function_ends_it() -> None:
     assert infer(e.ListFn(e.Ref("l"), ListFold.MAX), SCHEMA) == Optional(Int())
 
 
-def test_references_are_the_columns_and_not_the_variables() -> None:
+def test_references_are_columns_and_not_lambda_variables() -> None:
     longest = e.ListFn(e.Ref("l"), e.ListMap("x", e.Binary(BinaryOp.MUL, e.Var("x"), ONE)))
     chosen = e.Case((e.WhenThen(e.IsNull(e.Ref("oi")), e.Repeat(e.Ref("i"), ONE)),), longest)
     assert references(chosen) == {"l", "oi", "i"}

@@ -1,4 +1,4 @@
-"""What is answered for a key that an aggregated dataset never saw."""
+"""The values of a lookup for a key without rows in an aggregated dataset."""
 
 from dataclasses import replace
 
@@ -15,8 +15,9 @@ W = Forever()
 
 
 def committed(dtype: Dtype, spec: ops.Spec, *, pipeline: str = "p") -> SyncRequest:
-    """`Totals` with one value field `v`, computed by `spec` in pipeline `p`; the commit selected
-    `pipeline`.
+    """Commit `Totals` with one value field `v`, computed by `spec` in pipeline `p`.
+
+    `pipeline` is the pipeline that the commit selected.
     """
     totals = dataset("Totals", {"uid": Int()}, {"v": dtype})
     base = request({}, [], [USERS, totals])
@@ -51,18 +52,18 @@ def committed(dtype: Dtype, spec: ops.Spec, *, pipeline: str = "p") -> SyncReque
         (Float(), ops.Stddev("v", W, "age", -1.0), AbsentValue(-1.0, declared=True)),
     ],
 )
-def test_an_aggregation_of_nothing_is_its_empty_value(
+def test_an_aggregation_of_nothing_has_its_empty_value(
     dtype: Dtype, spec: ops.Spec, empty: AbsentValue
 ) -> None:
     assert absent_rows(committed(dtype, spec))["Totals"] == (empty,)
 
 
-def test_other_datasets_answer_nulls() -> None:
+def test_other_datasets_have_nulls_for_an_absent_key() -> None:
     rows = absent_rows(committed(Int(), ops.Sum("v", W, "age")))
     assert rows[USERS.name] == (NULL, NULL)
 
 
-def test_operators_of_a_pipeline_that_was_not_selected_do_not_count() -> None:
+def test_operators_of_deselected_pipelines_are_ignored() -> None:
     assert absent_rows(committed(Int(), ops.Sum("v", W, "age"), pipeline="other"))["Totals"] == (
         NULL,
     )

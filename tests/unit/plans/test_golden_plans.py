@@ -1,5 +1,6 @@
-"""Plans of a commit that the real client made, against text a person has read. `REFRESH_GOLDEN=1`
-writes it anew.
+"""Plans of a commit made by the real client, against reviewed text.
+
+`REFRESH_GOLDEN=1 pytest tests/unit/plans/test_golden_plans.py` rewrites it; read the diff.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ QUESTIONS = {
         tuple(ref.fqn for ref in sorted(INDEX.providers)),
     ),
     "one-lookup": (("UserFeatures.user",), ("UserFeatures.name", "UserFeatures.age")),
-    "given-wins": (
+    "input-not-computed": (
         ("UserFeatures.user", "UserFeatures.age"),
         ("UserFeatures.double_age", "UserFeatures.age"),
     ),
@@ -30,7 +31,7 @@ QUESTIONS = {
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
-def test_a_plan_is_its_golden_text(question: str) -> None:
+def test_a_plan_matches_its_golden_text(question: str) -> None:
     text = explain(make_plan(INDEX, *QUESTIONS[question]))
     golden = GOLDEN / "plans" / f"{question}.txt"
     if os.environ.get("REFRESH_GOLDEN"):

@@ -1,4 +1,4 @@
-"""Plans against what a person would draw."""
+"""Plans of small featuresets, compared line by line."""
 
 import itertools
 
@@ -71,7 +71,7 @@ def plan(inputs: list[str], outputs: list[str]) -> QueryPlan:
 
 
 def shape(made: QueryPlan) -> list[str]:
-    """One line per step, in order, levels numbered."""
+    """Return one line per node, in order, levels numbered."""
     lines = []
     for number, level in enumerate(made.levels):
         for step in (*level.local, *level.remote):
@@ -94,7 +94,7 @@ def shape(made: QueryPlan) -> list[str]:
     return lines
 
 
-def test_a_plan_has_as_many_levels_as_its_longest_chain_of_round_trips_needs() -> None:
+def test_the_number_of_levels_is_the_longest_chain_of_round_trips() -> None:
     assert shape(plan(["User.uid", "Card.card"], ["Card.score", "User.name"])) == [
         "0 alias Card.uid = User.uid",
         "0 lookup Cards[Card.uid, Card.card]: Card.limit=limit",
@@ -104,25 +104,25 @@ def test_a_plan_has_as_many_levels_as_its_longest_chain_of_round_trips_needs() -
     ]
 
 
-def test_lookups_of_one_row_are_one_step_even_with_different_defaults() -> None:
+def test_lookups_of_one_row_are_one_node_despite_different_defaults() -> None:
     step = plan(["User.uid"], ["User.age", "User.name"]).levels[0].remote[0]
     assert isinstance(step, LookupNode)
     assert [(r.field, r.default_json) for r in step.reads] == [("age", "7"), ("name", None)]
 
 
-def test_a_given_feature_is_not_computed_and_nothing_behind_it_is() -> None:
+def test_an_input_feature_and_its_dependencies_are_not_computed() -> None:
     made = plan(["User.age", "User.uid"], ["User.double"])
     assert shape(made) == ["0 expr User.double of User.age"]
     assert [i.ref.fqn for i in made.inputs] == ["User.age"]
 
 
-def test_a_given_output_is_answered_as_given() -> None:
+def test_an_output_that_is_also_an_input_is_returned_unchanged() -> None:
     made = plan(["User.age"], ["User.age"])
     assert shape(made) == []
     assert [o.ref.fqn for o in made.outputs] == ["User.age"]
 
 
-def test_one_given_output_of_an_extractor_does_not_stop_the_others() -> None:
+def test_an_extractor_still_runs_if_one_of_its_outputs_is_an_input() -> None:
     made = plan(["Card.limit", "User.age", "Card.score"], ["Card.score", "Card.rank"])
     assert shape(made) == [
         "0 expr User.double of User.age",
@@ -130,12 +130,12 @@ def test_one_given_output_of_an_extractor_does_not_stop_the_others() -> None:
     ]
 
 
-def test_a_featureset_name_stands_for_its_features_in_order_and_each_feature_comes_once() -> None:
+def test_a_featureset_name_expands_to_its_features_in_order_and_once() -> None:
     made = plan(["User.uid"], ["User.double", "User"])
     assert [o.ref.fqn for o in made.outputs] == ["User.double", "User.uid", "User.age", "User.name"]
 
 
-def test_list_lookups_are_never_fused_with_plain_ones() -> None:
+def test_list_lookups_are_not_merged_with_plain_lookups() -> None:
     made = plan(["User.uid", "Many.uids"], ["Many.ages", "User.age"])
     assert shape(made) == [
         "0 list lookup Users[Many.uids]: Many.ages=age",
@@ -143,18 +143,18 @@ def test_list_lookups_are_never_fused_with_plain_ones() -> None:
     ]
 
 
-def test_expressions_name_features_in_full() -> None:
+def test_expressions_reference_features_by_full_name() -> None:
     step = plan(["User.age"], ["User.double"]).levels[0].local[0]
     assert isinstance(step, ExpressionNode)
     assert step.expr == Binary(BinaryOp.ADD, Ref("User.age"), Ref("User.age"))
 
 
-def test_a_feature_nobody_provides_is_named_as_the_client_names_it() -> None:
+def test_a_feature_without_extractor_is_reported_with_the_clients_text() -> None:
     with pytest.raises(MissingProvider, match=r"^No extractor found for feature `Card.card`.$"):
         plan(["User.uid"], ["Card.limit"])
 
 
-def test_an_unknown_featureset_is_named() -> None:
+def test_an_unknown_featureset_is_reported_by_name() -> None:
     with pytest.raises(UnknownName, match="`Nowhere`"):
         plan(["User.uid"], ["Nowhere"])
 
@@ -165,7 +165,7 @@ def test_an_input_must_be_a_full_feature_name(name: str) -> None:
         plan([name], ["User.age"])
 
 
-def test_a_feature_that_needs_itself_is_refused() -> None:
+def test_a_cyclic_feature_is_rejected() -> None:
     features = {"A.x": Int(), "A.y": Int()}
     index = FeatureIndex.of(
         request(
@@ -178,20 +178,20 @@ def test_a_feature_that_needs_itself_is_refused() -> None:
     assert shape(make_plan(index, ("A.y",), ("A.x",))) == ["0 alias A.x = A.y"]
 
 
-def test_a_chain_longer_than_the_interpreters_stack_is_planned() -> None:
+def test_a_chain_longer_than_the_recursion_limit_is_planned() -> None:
     names = [f"A.f{n}" for n in range(3000)]
     steps = [extractor(b, wire.Alias(None), a) for a, b in itertools.pairwise(names)]
     index = FeatureIndex.of(request(dict.fromkeys(names, Int()), steps))
     assert len(make_plan(index, (names[0],), (names[-1],)).levels[0].local) == 2999
 
 
-def test_a_lookup_into_a_dataset_that_is_not_committed_is_refused() -> None:
+def test_a_lookup_into_an_uncommitted_dataset_is_rejected() -> None:
     index = FeatureIndex.of(request(FEATURES, EXTRACTORS, [CARDS]))
     with pytest.raises(UnservedDataset, match="`Users` not found"):
         make_plan(index, ("User.uid",), ("User.age",))
 
 
-def test_a_lookup_with_too_few_key_features_is_refused() -> None:
+def test_a_lookup_with_too_few_key_features_is_rejected() -> None:
     short = extractor("Card.limit", lookup("Cards", "limit"), "Card.uid")
     index = FeatureIndex.of(request(FEATURES, [short], [CARDS]))
     with pytest.raises(UnservedDataset, match="uid, card"):
