@@ -1,1 +1,1 @@
-"""A fraud-detection project, written as a user of the public client writes it."""
+"""A fraud-detection project, written with the public client only."""

@@ -1,6 +1,4 @@
-"""The sample of card transactions that ships inside the client's wheel, moved to end a minute
-ago.
-"""
+"""The card transactions that ship with the client, shifted to end a minute ago."""
 
 from importlib.resources import files
 
@@ -8,10 +6,10 @@ import pandas as pd
 
 
 def load(now: pd.Timestamp) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Cards and their transactions.
+    """Return cards and their transactions.
 
-    Each card is issued a day before the first transaction; times keep their distances and the last
-    one is a minute before `now` (UTC).
+    Intervals between transactions are kept; the last one is a minute before `now` (UTC). Each card
+    is issued a day before the first transaction.
     """
     with files("fennel.client_tests").joinpath("data/fraud_sample.csv").open() as file:
         rows = pd.read_csv(file)

@@ -1,10 +1,9 @@
-"""Datasets, a pipeline and a featureset for card fraud: everything here is plain Fennel, nothing of
-it knows fennel-core.
+"""Datasets, a pipeline and a featureset for card fraud, in plain Fennel.
 
 Cards and transactions arrive by webhook. The pipeline drops refunds, converts the amount to cents,
 joins each transaction with the card's data *as of that moment*, and keeps running aggregates per
-card. The featureset looks them up, computes an expression from them, and lets a Python function
-turn them into a score.
+card. The featureset looks them up, computes an expression from them, and turns them into a score
+with a Python function.
 """
 
 from datetime import datetime

@@ -1,5 +1,6 @@
-"""Commit, log and query the fraud project with the real client; one JSON object per line says what
-happened and how long it took.
+"""Commit, log and query the fraud project with the real client.
+
+Prints one JSON object per stage, with its duration:
 
 python -m examples.fraud.demo http://127.0.0.1:7400 dev-demo
 """
@@ -23,20 +24,21 @@ from examples.fraud.definitions import DATASETS, FEATURESETS, CardRisk
 BARRIER_TIMEOUT_S = 60
 
 
-def tell(**event: object) -> None:
+def emit(**event: object) -> None:
+    """Print an event as one line of JSON."""
     sys.stdout.write(json.dumps(event, default=str) + "\n")
     sys.stdout.flush()
 
 
 @contextlib.contextmanager
 def stage(title: str) -> Iterator[io.StringIO]:
-    """Time one stage; what the client prints meanwhile is kept apart from our lines."""
-    tell(begin=title)
+    """Time one stage; the client's own output is kept out of the JSON lines."""
+    emit(begin=title)
     started = time.perf_counter()
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
-        yield said
-    tell(end=title, seconds=round(time.perf_counter() - started, 3))
+    client_output = io.StringIO()
+    with contextlib.redirect_stdout(client_output):
+        yield client_output
+    emit(end=title, seconds=round(time.perf_counter() - started, 3))
 
 
 def barrier(url: str, token: str) -> None:
@@ -50,8 +52,8 @@ def barrier(url: str, token: str) -> None:
             "X-FENNEL-BRANCH": "main",
         },
     )
-    with urllib.request.urlopen(request, timeout=BARRIER_TIMEOUT_S + 5) as answer:  # noqa: S310  # as above
-        answer.read()
+    with urllib.request.urlopen(request, timeout=BARRIER_TIMEOUT_S + 5) as response:  # noqa: S310  # as above
+        response.read()
 
 
 def main(url: str, token: str) -> None:
@@ -72,7 +74,7 @@ def main(url: str, token: str) -> None:
             inputs=[CardRisk.cc_num], outputs=[CardRisk], input_dataframe=wanted
         )
     features.columns = [name.split(".", 1)[1] for name in features.columns]
-    tell(features=json.loads(features.to_json(orient="records")))
+    emit(features=json.loads(features.to_json(orient="records")))
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""One model of everything that can be configured (`fennel_core.settings.model.Settings`)."""
+"""All settings of the platform, in one model: `fennel_core.settings.model.Settings`."""

@@ -1,14 +1,15 @@
 """Every limit, address and switch of the platform, each with its unit and its reason.
 
-Why one model: a limit that lives beside the code that obeys it is found only by whoever reads that
-code. Here an operator sees all of them, and `FENNEL_<NAME>` in the environment changes any of them
-for every process alike. The model reads the environment when it is *made* (`Settings()`), never
-when it is imported, and touches neither disk nor network. What would break it: a process that reads
-`os.environ` for itself, or a room that keeps a private constant for a limit that people may need to
-change.
+All settings are in one model, so that an operator can see them all, and `FENNEL_<NAME>` in the
+environment changes a setting for every process. The environment is read when `Settings()` is
+called, never at import; neither disk nor network is touched. Two things would break this: a process
+that reads `os.environ` itself, and a package with a private constant for a limit that an operator
+may need to change.
 
-Passwords and tokens are `SecretStr`: they print as stars, and are read with `.get_secret_value()`
-at the edge that needs them.
+Example: `FENNEL_LEASE_MS=20000` makes `Settings().lease_ms == 20_000` in every process.
+
+Passwords and tokens are `SecretStr`: they print as stars. Read them with `.get_secret_value()` only
+where they are sent.
 """
 
 from enum import StrEnum
@@ -27,41 +28,38 @@ DAY_MS: Final = 24 * HOUR_MS
 
 ENV_PREFIX: Final = "FENNEL_"
 LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
-EVERY_ADDRESS: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104  # to know it, not to bind to it
+EVERY_ADDRESS: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104  # compared, never bound
 
 
 class Orchestrator(StrEnum):
-    """Who runs the steps of a commit: Airflow's DAG, or the definition server itself (the same
-    code).
-    """
+    """Runner of a commit's steps: Airflow's DAG or the definition server, with the same code."""
 
     AIRFLOW = "airflow"
     INLINE = "inline"
 
 
 class AddressSettings(BaseSettings):
-    """Where each part listens. Everything binds to loopback unless told otherwise."""
+    """Where each service listens. By default everything binds to loopback."""
 
     host: str = Field(
         "127.0.0.1",
-        description="Address every server binds to. Loopback: nothing is reachable from outside "
-        "by accident.",
+        description="Address that every server binds to. Loopback by default, so that nothing is "
+        "reachable from outside by accident.",
     )
     published_host: str | None = Field(
         None,
-        description="In a container, which binds to every address of its own: the host's address "
-        "that publishes its ports. Unset: `host`.",
+        description="Containers only: the host's address on which their ports are published. "
+        "Unset: `host`.",
     )
     reach_by_name: bool = Field(
         False,
-        description="Parts reach each other by their names, as containers do, instead of at "
-        "`host`.",
+        description="Containers only: services reach each other by name instead of at `host`.",
     )
     query_port: int = Field(
         7400,
         gt=0,
         lt=65536,
-        description="Query server, which is also the front door users talk to.",
+        description="Query server, which is also the API's front door.",
     )
     definition_port: int = Field(
         7401,
@@ -69,9 +67,7 @@ class AddressSettings(BaseSettings):
         lt=65536,
         description="Definition server: commits, branches, secrets, workspaces.",
     )
-    ingest_port: int = Field(
-        7402, gt=0, lt=65536, description="Ingest server: `log` and the barrier's input ends."
-    )
+    ingest_port: int = Field(7402, gt=0, lt=65536, description="Ingest server: `log` and `erase`.")
     engine_port: int = Field(
         7403, gt=0, lt=65536, description="Health and metrics of the engine's driver."
     )
@@ -92,17 +88,17 @@ class AddressSettings(BaseSettings):
     )
 
     def address_of(self, part: str) -> str:
-        """Where other parts reach the one of that name."""
+        """Return the address at which other services reach the service of that name."""
         return part if self.reach_by_name else self.own_address
 
     @property
     def own_address(self) -> str:
-        """Where a process reaches what it binds itself."""
+        """The address at which a process reaches its own port."""
         return "127.0.0.1" if self.host in EVERY_ADDRESS else self.host
 
     @property
     def users_address(self) -> str:
-        """Where people on this machine reach what is for them."""
+        """The address at which users on this machine reach the API and Airflow."""
         return (
             self.own_address
             if self.published_host is None or self.published_host in EVERY_ADDRESS
@@ -111,9 +107,10 @@ class AddressSettings(BaseSettings):
 
     @property
     def only_on_loopback(self) -> bool:
-        """Whether nobody outside this machine reaches what binds to `host`. A published address
-        speaks for a wildcard only: what binds to one address of a network is reached there,
-        whatever else is said.
+        """Whether servers are reachable from this machine only.
+
+        A published address replaces `host` only if `host` is a wildcard: a server bound to one
+        network address is reachable there in any case.
         """
         bound = (
             self.published_host
@@ -128,7 +125,7 @@ class AddressSettings(BaseSettings):
 
     @property
     def airflow_pages(self) -> str:
-        """Airflow for a browser; programs of the platform use `airflow_url`."""
+        """Airflow's address for browsers; the platform itself uses `airflow_url`."""
         return f"http://{self.users_address}:{self.airflow_port}"
 
     @property
@@ -141,28 +138,28 @@ class AddressSettings(BaseSettings):
 
 
 class BackendSettings(BaseSettings):
-    """How to reach Postgres, Kafka, S3 and Airflow, local or not."""
+    """Addresses and credentials of Postgres, Kafka, S3 and Airflow, local or remote."""
 
     postgres_dsn: SecretStr = Field(
         SecretStr("postgresql://fennel@127.0.0.1:7410/fennel"),
-        description="Connection string of the platform's database. Secret, because it carries "
-        "the password.",
+        description="Connection string of the platform's database; secret because it contains the "
+        "password.",
     )
     kafka_bootstrap: str = Field(
         "127.0.0.1:7411", description="`host:port[,host:port]` of the Kafka brokers."
     )
     s3_endpoint: str = Field(
         "http://127.0.0.1:7412",
-        description="S3 endpoint URL; the local one speaks path-style addresses.",
+        description="S3 endpoint URL; the local server uses path-style addresses.",
     )
     s3_region: str = Field(
         "us-east-1",
-        description="Region put into signatures; local backends ignore it, Spark insists on one.",
+        description="Region for request signatures; local servers ignore it, Spark requires one.",
     )
     s3_bucket: str = Field(
         "fennel",
         min_length=3,
-        description="Bucket for snapshots, history and offline results (three letters at least).",
+        description="Bucket for snapshots and history (at least three letters).",
     )
     s3_access_key: str = Field("fennel", description="Access key of the bucket's user.")
     s3_secret_key: SecretStr = Field(SecretStr(""), description="Secret key of the bucket's user.")
@@ -171,42 +168,43 @@ class BackendSettings(BaseSettings):
     )
     airflow_user: str = Field(
         "admin",
-        description="User the definition server triggers DAGs as, and the one you log in as.",
+        description="Airflow user, for your login and for the definition server's requests.",
     )
     airflow_password: SecretStr = Field(
-        SecretStr(""), description="Its password, generated at first start."
+        SecretStr(""), description="Password of the Airflow user, generated at the first start."
     )
     orchestrator: Orchestrator = Field(
         Orchestrator.AIRFLOW,
-        description="`airflow`, or `inline` to run a commit's steps in process.",
+        description="`airflow`, or `inline` to run a commit's steps in the definition server.",
     )
 
 
 class SecuritySettings(BaseSettings):
-    """Who may do what, and where keys are."""
+    """Tokens and keys."""
 
     dev_tokens: bool = Field(
         False,
-        description="Let a token `dev-<name>` open workspace `<name>`, made at first use. For "
-        "loopback only: it lets anyone in.",
+        description="Accept tokens `dev-<name>` for workspace `<name>`, created at first use. For "
+        "loopback only, because it admits anyone.",
     )
     admin_token: SecretStr = Field(
-        SecretStr(""), description="Bearer token for `/api/v1/workspaces`; empty refuses everybody."
+        SecretStr(""),
+        description="Bearer token of the administrator. Empty: such requests are refused.",
     )
     secrets_key_file: Path | None = Field(
-        None, description="File with the key that encrypts users' secrets at rest (mode 0600)."
+        None, description="File (mode 0600) with the key that encrypts users' secrets at rest."
     )
 
 
 class LimitSettings(BaseSettings):
-    """The bounds. A change here changes cost or latency, never a result."""
+    """Limits and intervals. They affect cost and latency, never a result."""
 
     partitions: int = Field(
         4,
         gt=0,
         le=128,
         description="Partitions of each new dataset, at most one per key group: twice the default "
-        "slots, so load can move.",
+        "number of slots, to spread load.",
     )
     engine_slots: int = Field(
         2,
@@ -217,199 +215,204 @@ class LimitSettings(BaseSettings):
     engine_spare_slots: int = Field(
         1,
         ge=0,
-        description="Spark slots kept free for side jobs, so that a stuck runner cannot starve "
-        "them.",
+        description="Spark slots reserved for backfills and drills, so that stuck runners cannot "
+        "starve them.",
     )
     backfill_from_rows: int = Field(
         500_000,
         ge=0,
-        description="Rows of history from which a Spark batch computes a new job partition; with "
-        "less, the live lane is done as soon, and "
-        "computes it unless its log has lost its beginning.",
+        description="Rows of history above which a Spark batch backfills a new job partition. "
+        "Below, the live path is as fast, and is used unless the log's first records have "
+        "expired.",
     )
     lease_ms: int = Field(
         10_000,
         gt=0,
-        description="Life of a slot's lease, ms. Longer stalls partitions after a crash, shorter "
-        "evicts slots that only pause.",
+        description="Lifetime of a slot's lease, ms. Longer: partitions stall after a crash. "
+        "Shorter: slots that only pause lose their partitions.",
     )
     transaction_timeout_ms: int = Field(
         10_000,
         gt=0,
-        description="Kafka aborts an open transaction after this, ms: a frozen process stalls "
-        "readers no longer.",
+        description="Kafka aborts an open transaction after this, ms: bounds how long a frozen "
+        "process stalls readers.",
     )
     kafka_retention_ms: int = Field(
         7 * DAY_MS,
         gt=0,
-        description="How long topics keep messages, ms. History on S3 keeps the rest.",
+        description="How long topics keep messages, ms. History on S3 keeps older ones.",
     )
     history_before_deletion: bool = Field(
         True,
-        description="Delete a dataset's messages only as far as history on S3 has them. Off: by "
-        "age alone, for those without history.",
+        description="Delete a dataset's messages only if history on S3 contains them. Off: delete "
+        "by age alone, for platforms without history.",
     )
     retention_alarm_percent: int = Field(
         80,
         gt=0,
         lt=100,
-        description="A needed message older than this share of the retention is an alarm: "
-        "snapshots should long cover it.",
+        description="A message that is still needed raises an alarm at this share of its retention "
+        "time: a snapshot should have covered it long before.",
     )
     retention_check_s: float = Field(
-        60.0, gt=0, description="How often the definition server looks who needs old messages, s."
+        60.0,
+        gt=0,
+        description="How often the definition server checks for needed messages and failed drills, "
+        "s.",
     )
     kafka_replication: int = Field(
         1,
         gt=0,
-        description="Copies of each new topic: 1 suits the local broker; a cluster wants 3, and "
-        "its transaction log as many.",
+        description="Replicas of each new topic: 1 for the local broker; a cluster should use 3, "
+        "also for its transaction log.",
     )
     supervisor_poll_ms: int = Field(
         3_000,
         gt=0,
-        description="How often a supervisor reads the registry without being woken, ms: the "
-        "price of a lost notification.",
+        description="How often a supervisor reads the registry without a notification, ms: bounds "
+        "the delay if one is lost.",
     )
     iteration_bytes: int = Field(
-        8 * MIB, gt=0, description="Bytes one iteration reads at most; bounds memory per runner."
+        8 * MIB, gt=0, description="Maximum bytes of one iteration; bounds memory per runner."
     )
     state_cache_bytes: int = Field(
         64 * MIB,
         gt=0,
-        description="RocksDB block cache of one slot, shared by all its job partitions.",
+        description="RocksDB block cache of one slot, bytes, shared by its job partitions.",
     )
     commit_threads: int = Field(
-        8, gt=0, description="Threads per slot that carry Kafka commits, which block."
+        8, gt=0, description="Threads per slot for Kafka commits, which block."
     )
     body_limit_bytes: int = Field(
         10 * MIB,
         gt=0,
-        description="Largest request body, bytes. More answers 413 before it is read into memory.",
+        description="Maximum request body, bytes. A larger one is refused with status 413 "
+        "before it is read into memory.",
     )
     log_rows: int = Field(
         100_000,
         gt=0,
-        description="Rows one `log` request may carry: they are one Kafka transaction.",
+        description="Maximum rows of one `log` request, which is one Kafka transaction.",
     )
     query_rows: int = Field(
         10_000,
         gt=0,
-        description="Rows one `query` request may carry: they are answered from memory.",
+        description="Maximum rows of one `query` request, which is answered in memory.",
     )
     lookup_timeout_ms: int = Field(
-        2_000, gt=0, description="How long a query looks for the owner of a moved partition, ms."
+        2_000,
+        gt=0,
+        description="How long a query retries while a partition moves between slots, ms.",
     )
     commit_timeout_s: int = Field(
         120,
         gt=0,
-        description="How long `commit` waits for its steps, s; they go on after that and the "
-        "answer says so.",
+        description="How long `commit` waits for its steps, s. Afterwards the response says that "
+        "they continue in the background.",
     )
     warm_timeout_s: float = Field(
         60.0,
         gt=0,
-        description="How long a commit waits for new jobs to catch up, s; after that reads stay "
-        "where they are and recovery goes on.",
+        description="How long a commit waits for new jobs to catch up, s. Afterwards reads stay on "
+        "the previous version and the reconcile loop switches them later.",
     )
     commit_lease_ms: int = Field(
         60_000,
         gt=0,
-        description="A commit that shows no sign of life for this long, ms, is finished or "
-        "undone by recovery.",
+        description="A commit without progress for this long, ms, is finished or undone by the "
+        "reconcile loop.",
     )
     orphan_grace_ms: int = Field(
         HOUR_MS,
         gt=0,
-        description="A topic that no ledger knows is deleted after this, ms: longer than any "
-        "paused task may sleep.",
+        description="A topic that is in no ledger (an orphan) is deleted after this, ms: longer "
+        "than any task may pause.",
     )
     snapshot_minutes: int = Field(
         10,
         gt=0,
         lt=60,
-        description="Every so many minutes each changed state is copied to S3: bounds how much "
-        "is replayed after a loss.",
+        description="Interval at which changed states are copied to S3, minutes: bounds the replay "
+        "after a loss.",
     )
     snapshots_kept: int = Field(
         3,
         gt=0,
-        description="Snapshots of each job partition that stay: an older one helps when the "
-        "newest is damaged.",
+        description="Snapshots kept per job partition: an older one is used if the newest is "
+        "corrupt.",
     )
     snapshot_grace_ms: int = Field(
         HOUR_MS,
         gt=0,
-        description="A snapshot goes this long after it became one too many, ms: a restore may "
-        "be reading it.",
+        description="A superseded snapshot is deleted after this, ms: a restore may be reading it.",
     )
     drill_schedule: str = Field(
         "0 3 * * *",
-        description="When job partitions are drilled (rebuilt beside the live ones, compared): "
-        "cron line, UTC. Empty: never.",
+        description="When job partitions are drilled (a copy is rebuilt and compared): cron "
+        "expression, UTC. Empty: never.",
     )
     drill_partitions: int = Field(
         8,
         gt=0,
-        description="Job partitions of one scheduled drill: those whose last drill is longest ago.",
+        description="Job partitions per scheduled drill; those drilled longest ago come first.",
     )
     drill_bytes: int = Field(
         1024**3,
         gt=0,
-        description="A larger state is skipped by scheduled drills, bytes: each is copied, "
-        "fetched and read as a whole.",
+        description="Scheduled drills skip larger states, bytes: a drill downloads and reads a "
+        "whole state.",
     )
     history: bool = Field(
         True,
-        description="Run the history writer: dataset topics go to S3 as Parquet. Off: only Kafka "
-        "keeps them.",
+        description="Run the history writer, which copies dataset topics to S3 as Parquet. Off: "
+        "data is kept in Kafka only.",
     )
     history_trigger_s: float = Field(
         30.0,
         gt=0,
-        description="How often the history writer looks for work, s. Readers add the topic's "
-        "tail, so nothing waits for it.",
+        description="How often the history writer checks for work, s. Readers add the topic's "
+        "tail, so no reader waits for it.",
     )
     history_file_records: int = Field(
         1_000,
         gt=0,
-        description="Messages of one partition that are worth a file at once: small files cost "
-        "every later reader.",
+        description="Messages of one partition after which a file is written at once: small files "
+        "slow down every reader.",
     )
     history_max_wait_s: float = Field(
         300.0,
         gt=0,
         description="A partition with fewer messages is written after this, s: far less than "
-        "Kafka keeps them.",
+        "Kafka's retention.",
     )
     history_file_bytes: int = Field(
         32 * MIB,
         gt=0,
-        description="Message bytes one file holds at most; a worker holds one file, decoded, in "
+        description="Maximum message bytes of one file; a worker decodes one file at a time in "
         "memory.",
     )
     history_batch_records: int = Field(
         20_000,
         gt=0,
-        description="Messages of one batch over all partitions: bounds what is done again after "
-        "a crash.",
+        description="Messages of one batch over all partitions: bounds the work repeated after a "
+        "crash.",
     )
     history_workers: int = Field(
         2,
         gt=0,
-        description="Spark tasks of the history writer that run at once, one Python process each.",
+        description="Concurrent Spark tasks of the history writer, one Python process each.",
     )
     history_grace_ms: int = Field(
         HOUR_MS,
         gt=0,
-        description="Objects that no row names, and deleted topics' history, go after this, ms: "
-        "somebody may be writing or reading.",
+        description="Orphaned objects and the history of deleted topics are deleted after this, "
+        "ms: they may be in use until then.",
     )
     reconcile_interval_s: float = Field(
         2.0,
         gt=0,
-        description="How often the definition server looks for unfinished commits and open "
-        "destructions, s.",
+        description="How often the reconcile loop checks for unfinished commits and pending "
+        "deletions, s.",
     )
     barrier_timeout_s: float = Field(30.0, gt=0, description="Default deadline of a barrier, s.")
     executor_processes: int = Field(
@@ -418,56 +421,57 @@ class LimitSettings(BaseSettings):
     executor_time_limit_ms: int = Field(
         10_000,
         gt=0,
-        description="A call of user code longer than this, ms, is killed and fails its request.",
+        description="A call of user code that takes longer, ms, is killed and its request fails.",
     )
     executor_memory_limit_bytes: int = Field(
         2 * GIB,
         gt=0,
-        description="Address space beyond the warm process that a call may take, bytes.",
+        description="Address space a call may use beyond the warm process, bytes.",
     )
     executor_calls_per_process: int = Field(
         10_000,
         gt=0,
-        description="Calls after which a process is replaced: bounds what user code leaks.",
+        description="Calls after which a process is replaced: bounds memory leaks of user code.",
     )
     shutdown_grace_s: float = Field(
-        20.0, gt=0, description="How long a stopped process may take before it is killed, s."
+        20.0, gt=0, description="How long a process may take to stop before it is killed, s."
     )
 
 
 class PathSettings(BaseSettings):
-    """Folders. Relative ones are taken from the working directory."""
+    """Folders and process identity. Relative paths start at the working directory."""
 
     data_dir: Path = Field(
         Path(".fennel"),
-        description="Everything the local platform writes: data, logs, pids, generated secrets.",
+        description="Folder of everything that the local platform writes: data, logs, pid files, "
+        "secrets.",
     )
     run_dir: Path | None = Field(
         None,
-        description="Unix sockets and pid files; `<data_dir>/run` unless its path is too long "
-        "for a socket (107 bytes).",
+        description="Folder of Unix sockets; `<data_dir>/run` unless its path is too long for a "
+        "socket (107 bytes).",
     )
     executors_dir: Path | None = Field(
         None,
-        description="Folder of the executors' socket, where their user code shall not see the "
-        "slots' sockets; unset: beside them.",
+        description="Folder of the executors' socket, if user code must not see the slots' "
+        "sockets. Unset: `run_dir`.",
     )
     jars_dir: Path = Field(
         Path(".fennel/jars"),
-        description="Folders `kafka`, `s3` and `spark` with the jars that Maven resolved.",
+        description="Folder with the jars that Maven resolved, in `kafka`, `s3` and `spark`.",
     )
     executor_python: Path = Field(
         Path(".venv-executor/bin/python"),
         description="Python of the client's environment, in which user code runs.",
     )
-    log_level: str = Field("INFO", description="Least severe level that is logged.")
+    log_level: str = Field("INFO", description="Minimum level of log lines.")
     otlp_endpoint: str | None = Field(
-        None, description="OpenTelemetry collector (OTLP over HTTP); unset sends no traces."
+        None, description="OpenTelemetry collector (OTLP over HTTP). Unset: no traces are sent."
     )
 
     @property
     def sockets_dir(self) -> Path:
-        """Where slots put their Unix sockets."""
+        """Folder of the slots' Unix sockets."""
         return self.run_dir if self.run_dir is not None else self.data_dir / "run"
 
     @property
@@ -485,11 +489,10 @@ class PathSettings(BaseSettings):
 
 
 class Settings(AddressSettings, BackendSettings, SecuritySettings, LimitSettings, PathSettings):
-    """All settings of one process, read from `FENNEL_*` when made.
+    """All settings of one process, read from `FENNEL_*` at construction; immutable.
 
-    Raises `pydantic.ValidationError` naming each variable that cannot be used. Frozen: a running
-    process never changes its mind. `Settings(_env_file=path)` reads a file that `fennel-core env
-    --all` wrote, below the environment.
+    `Settings(_env_file=path)` also reads a file written by `fennel-core env --all`; the environment
+    takes precedence. Raises `pydantic.ValidationError`, which names every invalid variable.
     """
 
     model_config = SettingsConfigDict(
@@ -503,7 +506,6 @@ class Settings(AddressSettings, BackendSettings, SecuritySettings, LimitSettings
                 f", FENNEL_PUBLISHED_HOST={self.published_host}" if self.published_host else ""
             )
             raise ValueError(
-                f"FENNEL_DEV_TOKENS lets anyone in and {where} is not loopback: turn "
-                "one of them off"
+                f"FENNEL_DEV_TOKENS admits anyone and {where} is not loopback; turn one of them off"
             )
         return self

@@ -115,7 +115,7 @@ def test_status_of_a_stopped_platform_is_not_success() -> None:
 
 def test_settings_lists_each_variable_with_its_reason() -> None:
     _, shown, _ = run("settings")
-    assert "FENNEL_LEASE_MS=10000\n    Life of a slot's lease, ms." in shown
+    assert "FENNEL_LEASE_MS=10000\n    Lifetime of a slot's lease, ms." in shown
     assert "FENNEL_ADMIN_TOKEN=(generated)" in shown
 
 

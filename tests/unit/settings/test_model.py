@@ -1,4 +1,4 @@
-"""The settings model: read from the environment when made, explained, and silent about secrets."""
+"""The settings model: read at construction, documented, and without printed secrets."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ def test_environment_variables_change_any_setting(monkeypatch: pytest.MonkeyPatc
     assert settings.orchestrator is Orchestrator.INLINE
 
 
-def test_every_setting_says_what_it_is_for() -> None:
+def test_every_setting_has_a_description() -> None:
     silent = [
         name for name, field in Settings.model_fields.items() if len(field.description or "") < 20
     ]
@@ -52,7 +52,7 @@ def test_dev_tokens_are_refused_off_loopback(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(
-    ("host", "published", "lets_in"),
+    ("host", "published", "accepted"),
     [
         ("127.0.0.1", "", True),
         ("0.0.0.0", "127.0.0.1", True),  # a container whose ports are published on loopback
@@ -68,21 +68,21 @@ def test_dev_tokens_are_refused_off_loopback(monkeypatch: pytest.MonkeyPatch) ->
         ("127.0.0.1", "192.168.1.5", False),  # something passes it on to a network
     ],
 )
-def test_dev_tokens_are_for_what_is_reached_on_loopback_only(
-    monkeypatch: pytest.MonkeyPatch, host: str, published: str, lets_in: bool
+def test_dev_tokens_require_that_only_loopback_is_reachable(
+    monkeypatch: pytest.MonkeyPatch, host: str, published: str, accepted: bool
 ) -> None:
     monkeypatch.setenv("FENNEL_HOST", host)
     monkeypatch.setenv("FENNEL_PUBLISHED_HOST", published)
-    assert Settings().only_on_loopback is lets_in
+    assert Settings().only_on_loopback is accepted
     monkeypatch.setenv("FENNEL_DEV_TOKENS", "true")
-    if lets_in:
+    if accepted:
         assert Settings().dev_tokens
     else:
         with pytest.raises(ValidationError, match="not loopback"):
             Settings()
 
 
-def test_containers_reach_each_other_by_name_and_users_reach_what_is_published(
+def test_containers_use_names_and_users_the_published_address(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name, value in {
@@ -114,7 +114,7 @@ def test_more_partitions_than_key_groups_are_refused(monkeypatch: pytest.MonkeyP
         Settings()
 
 
-def test_a_wrong_value_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_value_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FENNEL_ENGINE_SLOTS", "many")
     with pytest.raises(ValidationError, match="engine_slots"):
         Settings()
@@ -125,7 +125,7 @@ def test_settings_are_frozen() -> None:
         Settings().host = "0.0.0.0"
 
 
-def test_importing_the_model_opens_no_file_of_ours_and_no_socket() -> None:
+def test_importing_the_model_opens_no_project_file_and_no_socket() -> None:
     probe = """
 import sys
 seen = []
