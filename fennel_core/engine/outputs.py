@@ -1,4 +1,4 @@
-"""From what a step emits to messages: encode, and route each row to the partition of its key."""
+"""Encode the rows that a step emits, and route each row to the partition of its key."""
 
 from __future__ import annotations
 
@@ -17,16 +17,19 @@ _PART = "__part"
 _ROW = "__row"
 
 
-def messages(
+def output_records(
     job: Job, part: int, emits: tuple[OutputBatch, ...], dead: tuple[DeadRows, ...]
 ) -> list[OutgoingRecord]:
-    """One message per output partition touched and emit, in the order of emits; rows keep their
-    order.
+    """Return one record per emit and output partition it touches; rows keep their order.
+
+    `part`: partition of the job, for dead letters and for outputs without a key.
     """
     out: list[OutgoingRecord] = []
     for emit in emits:
         output = job.outputs[emit.output]
-        for target, frame in split(emit.frame, output.partition_by, job.partitions, part):
+        for target, frame in split_by_partition(
+            emit.frame, output.partition_by, job.partitions, part
+        ):
             out.append(OutgoingRecord(output.topic, target, encode_frame(frame), (FORMAT_HEADER,)))
     out += [
         OutgoingRecord(
@@ -40,11 +43,12 @@ def messages(
     return out
 
 
-def split(
+def split_by_partition(
     frame: pl.DataFrame, by: tuple[str, ...], partitions: int, own: int
 ) -> Iterator[tuple[int, pl.DataFrame]]:
-    """The non-empty parts of `frame` by partition of the key columns `by`; without a key every row
-    stays in partition `own`.
+    """Yield (partition, rows) for every partition of the key columns `by` that gets rows.
+
+    Without a key every row stays in partition `own`.
     """
     if frame.is_empty():
         return

@@ -20,7 +20,8 @@ from fennel_core.blueprints.spec import Job
 from fennel_core.engine import usercode
 from fennel_core.engine.backfill.client import BackfillClient
 from fennel_core.engine.broker import Broker
-from fennel_core.engine.runner import JobLogic, Runner, RunnerLimits, WorkerPool
+from fennel_core.engine.iteration import JobLogic, WorkerPool
+from fennel_core.engine.runner import Runner, RunnerLimits
 from fennel_core.engine.snapshots import Snapshots
 from fennel_core.executors.client import Callbacks, Executors
 from fennel_core.hangar.rocks import RocksHangar

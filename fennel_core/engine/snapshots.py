@@ -28,7 +28,8 @@ import structlog
 
 from fennel_core.engine import state_progress
 from fennel_core.engine.errors import RebuildRequested, StateDiscarded, StateFormatError
-from fennel_core.engine.runner import Runner, WorkerPool
+from fennel_core.engine.iteration import WorkerPool
+from fennel_core.engine.runner import Runner
 from fennel_core.engine.state_progress import STATE_FORMAT, StateProgress
 from fennel_core.hangar.store import Hangar, HangarCorrupt
 from fennel_core.snapshots import transfer, transfer_plan

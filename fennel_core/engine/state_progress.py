@@ -1,10 +1,9 @@
-"""What a job partition's state knows about itself: how far it has come, and a hash of what it
-holds.
+"""The progress of a job partition: how far its state has applied its inputs, and the state's hash.
 
-Theory. Offsets, replaylog position and state hash change in the same write batch as the state they
-describe: there is no moment at which they disagree. The hash is the sum, modulo 2^128, of a hash of
-every entry: it does not depend on order, changes by one subtraction and one addition per entry
-written, and lets a drill compare two states by comparing two numbers.
+Theory. Input offsets, replaylog position and state hash change in the same write batch as the state
+that they describe, so they never disagree with it. The hash is the sum, modulo 2^128, of a hash of
+every entry. It does not depend on the order of writes, costs one subtraction and one addition per
+entry written, and lets a drill compare two states by comparing two numbers.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from typing import Final
 import msgspec
 
 from fennel_core.engine.errors import StateFormatError
-from fennel_core.hangar.store import HangarReader, WriteBatch
+from fennel_core.hangar.store import Hangar, HangarReader, WriteBatch
 from fennel_core.operators.step import Outcome
 from fennel_core.vocab.ids import Offset, TopicName
 
 STATE_FORMAT: Final = 1
-KEY: Final = b"\xffprogress"
-_OURS: Final = b"\xff"
-"""Keys from here on are the runner's."""
+PROGRESS_KEY: Final = b"\xffprogress"
+_RUNNER_KEYS: Final = b"\xff"
+"""Keys from here on belong to the runner; all lower keys belong to the step."""
 _PAGE: Final = 4096
 _HASH_BYTES: Final = 16
 _MODULUS: Final = 1 << (8 * _HASH_BYTES)
@@ -34,13 +33,14 @@ _decode = msgspec.msgpack.Decoder().decode
 
 @dataclass(frozen=True, slots=True)
 class StateProgress:
-    """`offsets`: next record to apply per input topic. `replayed`: next replaylog record to look
-    at.
-    """
+    """The position that a state has reached."""
 
     iteration: int
+    """Number of the last iteration applied."""
     replayed: Offset
+    """The next replaylog record to replay."""
     offsets: Mapping[TopicName, Offset]
+    """The next record to apply per input topic."""
     state_hash: int
 
 
@@ -48,14 +48,18 @@ NO_PROGRESS = StateProgress(0, Offset(0), {}, 0)
 
 
 def load(reads: HangarReader) -> StateProgress:
-    """The progress stored with the state; `NO_PROGRESS` where there is none."""
-    stored = reads.get_many([KEY])[0]
+    """Return the progress stored with the state, `NO_PROGRESS` if there is none.
+
+    Raises StateFormatError.
+    """
+    stored = reads.get_many([PROGRESS_KEY])[0]
     if stored is None:
         return NO_PROGRESS
     state_format, iteration, replayed, offsets, state_hash = _decode(stored)
     if state_format != STATE_FORMAT:
         raise StateFormatError(
-            f"state format {state_format} is not {STATE_FORMAT}: run the version that wrote it"
+            f"the state has format {state_format}, this version reads format {STATE_FORMAT}: "
+            "run the version that wrote it"
         )
     return StateProgress(
         iteration,
@@ -65,10 +69,8 @@ def load(reads: HangarReader) -> StateProgress:
     )
 
 
-def digest(outcome: Outcome) -> bytes:
-    """A digest of the mutations of one iteration: equal exactly when the mutations are (but for
-    collisions).
-    """
+def mutations_digest(outcome: Outcome) -> bytes:
+    """Return a digest of the mutations of one iteration; equal mutations have equal digests."""
     hashed = blake2b(digest_size=_HASH_BYTES)
     for key in sorted(outcome.puts):
         hashed.update(b"+%d,%d:" % (len(key), len(outcome.puts[key])))
@@ -81,9 +83,7 @@ def digest(outcome: Outcome) -> bytes:
 
 
 class CachedReads:
-    """Reads that keep what they were answered: the state hash asks for most of what the step has
-    just read.
-    """
+    """Reads that remember point lookups: the state hash needs most of what the step has read."""
 
     def __init__(self, reads: HangarReader) -> None:
         self._reads = reads
@@ -103,7 +103,7 @@ class CachedReads:
 
 
 def updated_state_hash(reads: HangarReader, state_hash: int, outcome: Outcome) -> int:
-    """The state hash after `outcome`, from the one before it and the state before it."""
+    """Return the state hash after `outcome`, from the hash and the state before it."""
     touched = [*outcome.puts, *outcome.deletes]
     for key, old in zip(touched, reads.get_many(touched), strict=True):
         if old is not None:
@@ -115,23 +115,21 @@ def updated_state_hash(reads: HangarReader, state_hash: int, outcome: Outcome) -
 
 
 def entries(reads: HangarReader) -> Iterator[tuple[bytes, bytes]]:
-    """Every entry of a state in order of keys, but for what the runner keeps beside it."""
+    """Yield every entry of the step in the order of keys, without the runner's own entries."""
     start = b""
-    while page := reads.scan(start, _OURS, limit=_PAGE):
+    while page := reads.scan(start, _RUNNER_KEYS, limit=_PAGE):
         yield from page
         start = page[-1][0] + b"\0"
 
 
 def computed_state_hash(reads: HangarReader) -> int:
-    """The state hash by what is there, for comparison with the one that was kept. Reads
-    everything.
-    """
+    """Compute the state hash from all entries, to compare it with the stored one."""
     return sum(_entry(key, value) for key, value in entries(reads)) % _MODULUS
 
 
-def batch(after: StateProgress, outcome: Outcome) -> WriteBatch:
-    """The write batch of one iteration: its mutations and the progress they lead to."""
-    return WriteBatch({**outcome.puts, KEY: _stored(after)}, outcome.deletes)
+def write_batch(after: StateProgress, outcome: Outcome) -> WriteBatch:
+    """Return the write batch of one iteration: its mutations and the progress after them."""
+    return WriteBatch({**outcome.puts, PROGRESS_KEY: _stored(after)}, outcome.deletes)
 
 
 def _stored(progress: StateProgress) -> bytes:
@@ -145,3 +143,37 @@ def _entry(key: bytes, value: bytes) -> int:
     return int.from_bytes(
         blake2b(len(key).to_bytes(4, "big") + key + value, digest_size=_HASH_BYTES).digest(), "big"
     )
+
+
+class PartitionState:
+    """The state of one job partition together with its progress."""
+
+    def __init__(self, hangar: Hangar) -> None:
+        self.hangar = hangar
+        self.progress = NO_PROGRESS
+        """As of the last iteration applied."""
+
+    def load(self) -> None:
+        """Read the progress that is stored with the state. Raises StateFormatError."""
+        self.progress = load(self.hangar)
+
+    def apply(
+        self,
+        iteration: int,
+        outcome: Outcome,
+        state_hash: int,
+        offsets: Mapping[TopicName, Offset],
+        replayed: Offset,
+    ) -> None:
+        """Write an iteration's mutations and the progress after them in one batch.
+
+        Call it on the thread that serves lookups: they then never read half an iteration.
+        """
+        after = StateProgress(iteration, replayed, {**self.progress.offsets, **offsets}, state_hash)
+        self.hangar.write(write_batch(after, outcome))
+        self.progress = after
+
+    def advance(self, offsets: Mapping[TopicName, Offset], replayed: Offset) -> None:
+        """Store later positions that need no iteration."""
+        known = self.progress
+        self.apply(known.iteration, Outcome(), known.state_hash, offsets, replayed)

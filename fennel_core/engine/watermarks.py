@@ -1,18 +1,20 @@
-"""Frontiers: how far event time has come, told in-band to every partition of an output.
+"""Watermarks: how far event time has come, sent in-band to every partition of an output.
 
-Theory. A window closes by the largest event time of the whole input, over all keys and partitions;
-a consumer sees its own partition. So a producer whose output asks for it puts a small control
-record into *every* partition, in the transaction that carries the rows, whenever the largest event
-time it has written there moved. A consumer's frontier is the largest it was told. What is written
-once more after a restart is at most what was said before, and a frontier is never lowered, so
-nothing has to be remembered.
+Theory. A window closes by the largest event time of its whole input, over all keys and partitions,
+but a consumer reads one partition only. A producer whose output carries the watermark therefore
+writes a small control record into *every* partition whenever the largest event time that it has
+written grows, in the transaction that carries the rows. The watermark of a consumer is the largest
+one it has received. After a restart a producer may write an older watermark again; a watermark is
+never lowered, so nothing has to be stored.
 
-A frontier must be a function of the rows that were accepted, not of the order they came in
-(decision record 0025). What a join emits is not: a row that meets its match and loses it later was
-emitted, one whose match was gone before it came never is. So steps that keep state tell the largest
-time they were *given*, whatever they made of it, and what one was told it passes on. Only a
-`MapSpec` tells just what it lets through: over rows that nobody takes back that is a function of
-the rows, over others it hears of the rest.
+Two ways in which this differs from Flink: a watermark here is the largest event time accepted,
+without an allowance for late rows (lateness is decided at ingest), and it must be a function of the
+accepted rows, not of their order of arrival (decision record 0025). The rows that a join emits are
+not: a row that meets its match and loses it later was emitted, a row whose match was deleted before
+it arrived never is. So steps with state use the largest time of the rows they *received*, and pass
+on the watermarks they received. Only a `MapSpec` uses just the rows that it lets through: over rows
+that are never retracted that is a function of the rows, and over others the watermark of its input
+covers the rest.
 """
 
 from __future__ import annotations
@@ -27,30 +29,36 @@ from fennel_core.blueprints.spec import Job
 from fennel_core.engine.broker import OutgoingRecord, Record
 from fennel_core.operators.spec import JoinSpec, MapSpec, TableSpec, UserCodeSpec
 from fennel_core.operators.step import OutputBatch
-from fennel_core.vocab.ids import Micros
+from fennel_core.vocab.ids import Micros, partition_indexes
 from fennel_core.vocab.versions import SIGN
 
-KIND: Final = "frontier"
+KIND: Final = "watermark"
 HEADERS: Final = (("c", KIND.encode()),)
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(int).decode
 
 
-def told(records: Sequence[Record]) -> Micros | None:
-    """The largest frontier among control records, None when there is none."""
+def received_watermark(records: Sequence[Record]) -> Micros | None:
+    """Return the largest watermark among control records, None if there is none."""
     return max((Micros(_decode(r.value)) for r in records if r.control == KIND), default=None)
 
 
-def given(job: Job, source: int, batch: pl.DataFrame) -> Micros | None:
-    """The largest event time in a batch of input `source` that counts for the frontier of the job's
-    outputs; None if none does.
+def carries_watermark(job: Job) -> bool:
+    """Return True if any output of the job carries the watermark."""
+    return any(output.frontier for output in job.outputs)
+
+
+def batch_max_time(job: Job, source: int, batch: pl.DataFrame) -> Micros | None:
+    """Return the largest event time of the batch that counts for the watermark of the outputs.
+
+    `source`: number of the input. None if no row counts.
     """
     match job.step:
         case MapSpec() | UserCodeSpec() | TableSpec():
-            return None  # what they emit says it, and what they were told
+            return None  # the rows that they emit count, and the watermarks that they received
         case JoinSpec(left=left, right=right, output=output):
             if source != 0 and not output.keyed:
-                return None  # events are those of the left side
+                return None  # the events of the output are those of the left side
             timestamp = left.timestamp if source == 0 else right.timestamp
         case step:
             timestamp = step.input.timestamp
@@ -58,35 +66,33 @@ def given(job: Job, source: int, batch: pl.DataFrame) -> Micros | None:
 
 
 class OutputWatermarks:
-    """What a job partition has told about its outputs in this ownership."""
+    """The watermarks that a job partition has written to its outputs during this ownership."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._said: dict[int, int] = {}
+        self._written: dict[int, int] = {}
+        """Per output number."""
 
-    @property
-    def wanted(self) -> bool:
-        """Does any output carry the frontier?"""
-        return any(output.frontier for output in self._job.outputs)
-
-    def messages(
-        self, emits: tuple[OutputBatch, ...], heard: Micros | None
+    def records(
+        self, emits: tuple[OutputBatch, ...], max_time: Micros | None
     ) -> list[OutgoingRecord]:
-        """Control records that these emits and what was `heard` (given or told) call for; call it
-        once per transaction and in order.
+        """Return the control records that one transaction must carry.
+
+        `emits`: rows of the transaction; `max_time`: largest event time received. Call it once per
+        transaction, in order.
         """
         out: list[OutgoingRecord] = []
         for number, output in enumerate(self._job.outputs):
             if not output.frontier:
                 continue
             timestamp: str = self._job.step.output.timestamp  # type: ignore[union-attr]  # a step that emits has an output schema
-            tops = [heard, *(_largest(e.frame, timestamp) for e in emits if e.output == number)]
-            largest = max((top for top in tops if top is not None), default=None)
-            if largest is not None and largest > self._said.get(number, largest - 1):
-                self._said[number] = largest
+            times = [max_time, *(_largest(e.frame, timestamp) for e in emits if e.output == number)]
+            largest = max((time for time in times if time is not None), default=None)
+            if largest is not None and largest > self._written.get(number, largest - 1):
+                self._written[number] = largest
                 out += [
                     OutgoingRecord(output.topic, part, _encode(largest), HEADERS)
-                    for part in range(self._job.partitions)
+                    for part in partition_indexes(self._job.partitions)
                 ]
         return out
 

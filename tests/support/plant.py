@@ -25,7 +25,8 @@ from fennel_core.blueprints.resolve import resolve_catalog, resolve_job
 from fennel_core.blueprints.spec import Catalog, Job
 from fennel_core.definition import validation
 from fennel_core.engine.broker import OutgoingRecord
-from fennel_core.engine.runner import JobLogic, Runner, RunnerLimits
+from fennel_core.engine.iteration import JobLogic
+from fennel_core.engine.runner import Runner, RunnerLimits
 from fennel_core.engine.service import SlotService
 from fennel_core.engine.supervisor import HostedPartition
 from fennel_core.hangar.memory import MemoryHangar

@@ -21,7 +21,7 @@ import polars as pl
 from fennel_core.blueprints.spec import Job
 from fennel_core.engine.backfill.manifest import Chunk
 from fennel_core.engine.broker import OutgoingRecord
-from fennel_core.engine.outputs import messages
+from fennel_core.engine.outputs import output_records
 from fennel_core.hangar.store import Hangar, WriteBatch
 from fennel_core.history.parquet import GROUP, OFFSET
 from fennel_core.operators.build import build
@@ -69,7 +69,7 @@ def compute(
         for batch in _batches(job, share, files[source], fetch):
             outcome = step.apply(scratch, source, batch)
             scratch.write(WriteBatch(outcome.puts, outcome.deletes))
-            made = messages(job, part, outcome.emits, outcome.dead)
+            made = output_records(job, part, outcome.emits, outcome.dead)
             waiting += made
             size += sum(len(message.value) for message in made)
             if size >= CHUNK_BYTES:

@@ -174,11 +174,11 @@ async def test_control_records_are_told_from_data(broker: Broker, topic: TopicNa
     await commit(
         broker,
         producer,
-        OutgoingRecord(topic, 0, b"7", (("c", b"frontier"),)),
+        OutgoingRecord(topic, 0, b"7", (("c", b"watermark"),)),
         OutgoingRecord(topic, 0, b"a"),
     )
     assert [(r.value, r.control) for r in await broker.read(at(topic), START)] == [
-        (b"7", "frontier"),
+        (b"7", "watermark"),
         (b"a", None),
     ]
 

@@ -22,7 +22,7 @@ import polars as pl
 
 from fennel_core.blueprints.spec import Job, Output
 from fennel_core.engine.broker import OutgoingRecord
-from fennel_core.engine.outputs import split
+from fennel_core.engine.outputs import split_by_partition
 from fennel_core.hangar.memory import MemoryHangar
 from fennel_core.hangar.store import WriteBatch
 from fennel_core.operators import spec
@@ -145,7 +145,7 @@ class Feed:
         if users:
             sent += [
                 _message(USERS, p, part)
-                for p, part in split(frame(USER, users), ("uid",), self.partitions, 0)
+                for p, part in split_by_partition(frame(USER, users), ("uid",), self.partitions, 0)
             ]
         return events, users, sent
 
@@ -209,7 +209,7 @@ def expected_integrals(feed: Feed) -> Mapping[TopicName, Counter[tuple[Any, ...]
     one_pass: list[pl.DataFrame] = []
     if met:
         top = max(row["at"] for row in met)
-        for _, part in split(frame(MET, met), ("city",), feed.partitions, 0):
+        for _, part in split_by_partition(frame(MET, met), ("city",), feed.partitions, 0):
             one_pass += [e.frame for e in _single_pass(part, Micros(top))]
     return {
         CLEANED: integral([frame(EVENT, feed.events)], EVENT),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fennel_core.bank.memory_registry import MemoryRegistry
-from fennel_core.engine.runner import Runner
+from fennel_core.engine.replay import ReplaylogReplay
 from fennel_core.engine.supervisor import Supervisor
 from fennel_core.snapshots.memory import MemoryPointers
 from fennel_core.vocab.ids import Epoch, JobId, JobPartition, Millis, PartitionIndex, SlotId
@@ -87,7 +87,7 @@ def test_an_epoch_that_can_be_claimed_twice_is_caught(monkeypatch: pytest.Monkey
 
 
 def test_an_owner_of_yesterday_that_goes_on_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Runner, "_refuse_later_than_ours", lambda self, highest: None)
+    monkeypatch.setattr(ReplaylogReplay, "_require_newest_epoch", lambda self, highest: None)
     assert any("after epoch" in str(broken) for broken in map(outcome, range(CAUGHT_WITHIN)))
 
 

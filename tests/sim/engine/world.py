@@ -35,7 +35,8 @@ from fennel_core.connections.frames import RemoteError
 from fennel_core.engine import state_progress
 from fennel_core.engine.drill.subprocess_drill import DrillRunner
 from fennel_core.engine.errors import ProducerFenced
-from fennel_core.engine.runner import JobLogic, Runner, RunnerLimits
+from fennel_core.engine.iteration import JobLogic
+from fennel_core.engine.runner import Runner, RunnerLimits
 from fennel_core.engine.service import SlotService
 from fennel_core.engine.snapshots import Snapshots
 from fennel_core.engine.supervisor import Supervisor
@@ -155,7 +156,7 @@ class SimWorkshop:
                 await self.process.delay()
                 return step.apply(hangar, 0, batch)
 
-            work = JobLogic(None, None, work.version, prepare)
+            work = JobLogic(None, None, work.step_version, prepare)
         if self.drifts and work.step is not None:
             work = replace(work, step=Drifting(step, lambda: runner.status == "replaying"))
         hangar = await self.snapshots.open(

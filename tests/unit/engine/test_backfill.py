@@ -37,8 +37,9 @@ from fennel_core.engine.backfill.start_mode import (
 )
 from fennel_core.engine.broker import OutgoingRecord
 from fennel_core.engine.errors import LogTruncated
+from fennel_core.engine.iteration import JobLogic
 from fennel_core.engine.memory_broker import MemoryBroker, MemoryLog, MemoryProducer
-from fennel_core.engine.runner import JobLogic, Runner
+from fennel_core.engine.runner import Runner
 from fennel_core.hangar.memory import MemoryHangar
 from fennel_core.history import parquet
 from fennel_core.operators import spec

@@ -20,8 +20,9 @@ from fennel_core.engine import state_progress
 from fennel_core.engine.broker import OutgoingRecord
 from fennel_core.engine.drill.compare import drill_partition
 from fennel_core.engine.drill.subprocess_drill import work_of
+from fennel_core.engine.iteration import JobLogic
 from fennel_core.engine.memory_broker import MemoryBroker, MemoryLog, MemoryProducer
-from fennel_core.engine.runner import JobLogic, Runner, RunnerLimits
+from fennel_core.engine.runner import Runner, RunnerLimits
 from fennel_core.hangar.memory import MemoryHangar
 from fennel_core.hangar.store import Hangar, WriteBatch
 from fennel_core.operators import spec
@@ -251,7 +252,7 @@ async def test_a_live_state_that_diverged_from_its_log_is_found_with_its_first_d
         known,
         state_hash=state_progress.updated_state_hash(partition.live, known.state_hash, outcome),
     )
-    partition.live.write(state_progress.batch(after, outcome))
+    partition.live.write(state_progress.write_batch(after, outcome))
     found = await partition.drill()
     assert found.verdict is DrillVerdict.DIFFERS
     assert f"1 entries differ, the first at key {key.hex()}" in found.told

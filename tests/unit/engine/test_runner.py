@@ -29,8 +29,9 @@ from fennel_core.engine.errors import (
     StateAheadOfLog,
     StateDiscarded,
 )
+from fennel_core.engine.iteration import JobLogic
 from fennel_core.engine.memory_broker import MemoryBroker, MemoryLog, MemoryProducer
-from fennel_core.engine.runner import JobLogic, Runner, RunnerLimits
+from fennel_core.engine.runner import Runner, RunnerLimits
 from fennel_core.hangar.memory import MemoryHangar
 from fennel_core.operators import spec
 from fennel_core.operators.build import build
@@ -289,7 +290,7 @@ async def test_settling_writes_down_what_was_passed_without_an_iteration_and_cha
         while runner.behind({SOURCE: Offset(6)}):
             await asyncio.sleep(0.01)
         await MemoryProducer(log, "other").commit(
-            [OutgoingRecord(SOURCE, 0, b"7", (("c", b"frontier"),))]
+            [OutgoingRecord(SOURCE, 0, b"7", (("c", b"watermark"),))]
         )
         while runner.behind({SOURCE: Offset(8)}):
             await asyncio.sleep(0.01)

@@ -9,8 +9,9 @@ import threading
 from pathlib import Path
 from typing import Any, cast
 
+from fennel_core.engine.iteration import JobLogic
 from fennel_core.engine.memory_broker import MemoryBroker, MemoryLog
-from fennel_core.engine.runner import JobLogic, Runner
+from fennel_core.engine.runner import Runner
 from fennel_core.engine.runner_factory import RocksStores, SingleThreadPool, SlotRunnerFactory
 from fennel_core.hangar.store import Hangar
 from fennel_core.vocab.ids import Epoch

@@ -87,7 +87,7 @@ class Slot:
         hangar = self.stores.open(JOB, PART)
         after = StateProgress(iteration, Offset(iteration), {IN: Offset(iteration)}, 0)
         hangar.write(
-            state_progress.batch(
+            state_progress.write_batch(
                 after, Outcome({b"k%03d" % n: b"%d" % iteration for n in range(100)})
             )
         )

@@ -40,7 +40,9 @@ def test_the_state_hash_depends_on_content_alone(
         reads = CachedReads(hangar)
         reads.get_many(sorted(read_before))
         state_hash = state_progress.updated_state_hash(reads, state_hash, outcome)
-        hangar.write(state_progress.batch(StateProgress(1, Offset(0), {}, state_hash), outcome))
+        hangar.write(
+            state_progress.write_batch(StateProgress(1, Offset(0), {}, state_hash), outcome)
+        )
     content = dict(hangar.scan(b"a", b"e"))
     assert state_hash == state_progress.updated_state_hash(
         MemoryHangar(), NO_PROGRESS.state_hash, Outcome(content)

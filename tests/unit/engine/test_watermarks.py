@@ -1,6 +1,4 @@
-"""Frontiers are a function of what was accepted, so what a job tells depends on what it was given,
-not on what it made of it.
-"""
+"""The watermark depends on the accepted rows only, not on what a job makes of them."""
 
 from __future__ import annotations
 
@@ -10,7 +8,12 @@ import polars as pl
 
 from fennel_core.blueprints.spec import Job, Output
 from fennel_core.engine.broker import OutgoingRecord, Record
-from fennel_core.engine.watermarks import OutputWatermarks, given, told
+from fennel_core.engine.watermarks import (
+    OutputWatermarks,
+    batch_max_time,
+    carries_watermark,
+    received_watermark,
+)
 from fennel_core.operators import spec
 from fennel_core.operators.step import OutputBatch
 from fennel_core.vocab.dtypes import Field, Int, Str
@@ -45,39 +48,49 @@ def rows(*signed: tuple[int, int]) -> pl.DataFrame:
     )
 
 
-def heard_by(sent: list[OutgoingRecord]) -> dict[int, Micros | None]:
-    """The frontier per partition."""
-    return {m.partition: told([Record(Offset(0), m.value, m.headers[0][1].decode())]) for m in sent}
+def watermarks_of(sent: list[OutgoingRecord]) -> dict[int, Micros | None]:
+    """The watermark per partition."""
+    return {
+        m.partition: received_watermark([Record(Offset(0), m.value, m.headers[0][1].decode())])
+        for m in sent
+    }
 
 
-def test_a_join_is_given_event_time_by_its_left_side_alone() -> None:
-    assert given(JOB, 0, rows((1, 5), (1, 9), (-1, 30))) == 9
-    assert given(JOB, 1, rows((1, 70))) is None
+def test_only_the_left_side_of_a_join_counts_for_the_watermark() -> None:
+    assert batch_max_time(JOB, 0, rows((1, 5), (1, 9), (-1, 30))) == 9
+    assert batch_max_time(JOB, 1, rows((1, 70))) is None
 
 
-def test_a_join_of_tables_is_given_event_time_by_both_sides() -> None:
+def test_both_sides_of_a_table_join_count_for_the_watermark() -> None:
     keyed = replace(JOB, step=replace(JOIN, output=USERS))
-    assert [given(keyed, source, rows((1, 7))) for source in (0, 1)] == [7, 7]
+    assert [batch_max_time(keyed, source, rows((1, 7))) for source in (0, 1)] == [7, 7]
 
 
-def test_a_map_is_given_nothing_because_rows_that_a_filter_refuses_do_not_count() -> None:
-    assert given(replace(JOB, step=spec.MapSpec((CLICKS,), ((),), CLICKS)), 0, rows((1, 7))) is None
+def test_the_input_rows_of_a_map_do_not_count_for_the_watermark() -> None:
+    assert (
+        batch_max_time(replace(JOB, step=spec.MapSpec((CLICKS,), ((),), CLICKS)), 0, rows((1, 7)))
+        is None
+    )
 
 
-def test_every_partition_hears_of_what_was_heard_or_emitted_whichever_is_later_and_only_once() -> (
-    None
-):
-    frontiers = OutputWatermarks(JOB)
-    assert heard_by(frontiers.messages((OutputBatch(0, rows((1, 5), (-1, 90))),), Micros(9))) == {
+def test_every_partition_gets_the_larger_of_received_and_emitted_time_once() -> None:
+    watermarks = OutputWatermarks(JOB)
+    assert watermarks_of(
+        watermarks.records((OutputBatch(0, rows((1, 5), (-1, 90))),), Micros(9))
+    ) == {
         0: 9,
         1: 9,
     }
-    assert frontiers.messages((), Micros(9)) == []
-    assert heard_by(frontiers.messages((OutputBatch(0, rows((1, 12))),), None)) == {0: 12, 1: 12}
-    assert frontiers.messages((), None) == []
+    assert watermarks.records((), Micros(9)) == []
+    assert watermarks_of(watermarks.records((OutputBatch(0, rows((1, 12))),), None)) == {
+        0: 12,
+        1: 12,
+    }
+    assert watermarks.records((), None) == []
 
 
-def test_an_output_that_carries_no_frontier_gets_none() -> None:
-    silent = OutputWatermarks(replace(JOB, outputs=(Output(OUT, ()),)))
-    assert not silent.wanted
-    assert silent.messages((), Micros(9)) == []
+def test_an_output_without_the_watermark_gets_no_control_records() -> None:
+    job = replace(JOB, outputs=(Output(OUT, ()),))
+    assert carries_watermark(JOB)
+    assert not carries_watermark(job)
+    assert OutputWatermarks(job).records((), Micros(9)) == []
