@@ -11,6 +11,7 @@ import uvloop
 
 from fennel_core.apps.serve import serve_http
 from fennel_core.connections import postgres, secrets
+from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.connections.postgres import Pool
 from fennel_core.definition.airflow import AirflowOrchestrator
 from fennel_core.definition.commit_service import CommitService
@@ -21,7 +22,6 @@ from fennel_core.definition.orchestrator import InlineOrchestrator
 from fennel_core.definition.reconcile_loop import ReconcileLoop
 from fennel_core.definition.server import ServerState, application
 from fennel_core.ledger.kafka import KafkaTopicAdmin
-from fennel_core.ledger.topics import Unreachable
 from fennel_core.settings.model import Orchestrator, Settings
 from fennel_core.telemetry import logs, traces
 from fennel_core.telemetry.health import HealthEndpoint, ReadinessCheck
@@ -93,7 +93,7 @@ def checks(pool: Pool, settings: Settings) -> dict[str, ReadinessCheck]:
     async def kafka() -> str | None:
         try:
             await topics.names()
-        except Unreachable as error:
+        except SystemUnavailable as error:
             return str(error)
         return None
 

@@ -14,9 +14,10 @@ import hashlib
 import json
 from dataclasses import dataclass
 
-from fennel_core.ledger.commit_protocol import LedgerContext, open_branch
+from fennel_core.ledger.context import LedgerContext
 from fennel_core.ledger.lifecycle import COMMITTED, UNDONE, CommitState
 from fennel_core.ledger.store import Branch, Commit, CommitOptions, LedgerTransaction
+from fennel_core.ledger.transitions import locked_branch
 from fennel_core.vocab.ids import BranchName, CommitId, WorkspaceId
 
 
@@ -57,7 +58,7 @@ async def store_commit(
     digest = digest_of(request)
 
     async def work(tx: LedgerTransaction) -> Commit:
-        branch = await open_branch(tx, request.workspace, request.branch)
+        branch = await locked_branch(tx, request.workspace, request.branch)
         same = await tx.same_commit(request.workspace, request.branch, digest)
         if same is not None and is_repeated(same, branch):
             return same
@@ -73,7 +74,7 @@ async def store_commit(
                 branch.target,
             )
             await tx.add_commit(row, stored)
-            await tx.lease(new_id, context.timings.lease_ms)
+            await tx.extend_lease(new_id, context.timings.lease_ms)
         return row
 
     return await context.ledger.run(work)

@@ -14,13 +14,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
+from fennel_core.connections.errors import ConnectionsError
 from fennel_core.definition.commit_request import CommitRequest, store_commit
 from fennel_core.definition.commit_steps import CommitSteps
 from fennel_core.definition.errors import commit_error
 from fennel_core.definition.orchestrator import CommitOrchestrator
 from fennel_core.ledger import commit_protocol
 from fennel_core.ledger.lifecycle import COMMITTED, UNDONE, CommitState
-from fennel_core.ledger.store import Commit, LedgerUnavailable
+from fennel_core.ledger.store import Commit
+from fennel_core.ledger.transitions import commit_row
+from fennel_core.ledger.warming import is_blocked_by_parked_job
 from fennel_core.telemetry.logs import bound, logger
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import CommitId
@@ -100,7 +103,7 @@ class CommitService:
         polls = 0
         while (
             row.state in (*_BEFORE, CommitState.WARMING)
-            and not commit_protocol.is_blocked_by_parked_job(row)
+            and not is_blocked_by_parked_job(row)
             and self.now() < deadline
         ):
             await self.steps.context.sleep(POLL_SECONDS)
@@ -109,7 +112,7 @@ class CommitService:
                 row = await self._read(row.id)
                 if polls % ALIVE_EVERY == 0 and row.state in _BEFORE:
                     row = await self._look_after(row)
-            except LedgerUnavailable:
+            except ConnectionsError:
                 # the steps do not need us; ask again until the client has waited long enough
                 continue
         return row
@@ -120,16 +123,14 @@ class CommitService:
         """
         if await self.orchestrator.alive(row.id, row.attempt):
             await self.steps.context.ledger.run(
-                lambda tx: tx.lease(row.id, self.steps.context.timings.lease_ms)
+                lambda tx: tx.extend_lease(row.id, self.steps.context.timings.lease_ms)
             )
             return row
         row = await self._read(row.id)
         return await self.steps.undo(row.id) if row.state in _BEFORE else row
 
     async def _read(self, commit: CommitId) -> Commit:
-        return await self.steps.context.ledger.run(
-            lambda tx: commit_protocol.commit_row(tx, commit)
-        )
+        return await self.steps.context.ledger.run(lambda tx: commit_row(tx, commit))
 
     def _answer(self, row: Commit) -> tuple[str, ...]:
         if row.state in UNDONE:

@@ -32,12 +32,15 @@ from fennel_core.definition.validation import (
 )
 from fennel_core.definition.window_specs import RunProgram, add_window_specs, client_program_runner
 from fennel_core.ledger import commit_protocol
-from fennel_core.ledger.commit_protocol import LedgerContext
+from fennel_core.ledger.context import LedgerContext, LedgerTimings
+from fennel_core.ledger.destruction import destroy_condemned
 from fennel_core.ledger.kafka import KafkaTopicAdmin
 from fennel_core.ledger.lifecycle import UNDONE, CommitState
 from fennel_core.ledger.postgres import PostgresLedger
 from fennel_core.ledger.reconcile import ReconcileResult, reconcile
 from fennel_core.ledger.store import Commit, CommitOptions, LedgerTransaction
+from fennel_core.ledger.transitions import commit_row, locked_branch, stored_error
+from fennel_core.ledger.warming import wait_and_serve
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import BranchName, CommitId, Millis, WorkspaceId
@@ -79,7 +82,7 @@ class CommitSteps:
         """
 
         async def base(tx: LedgerTransaction) -> bytes | None:
-            branch = await commit_protocol.open_branch(tx, request.workspace, request.branch)
+            branch = await locked_branch(tx, request.workspace, request.branch)
             return await _definitions_of(tx, branch.target)
 
         return await self._check(request.body, await self.context.ledger.run(base), request.options)
@@ -126,7 +129,7 @@ class CommitSteps:
         """
         row, body, before = await self.context.ledger.run(lambda tx: _sources(tx, commit))
         if row.state in UNDONE:
-            raise commit_protocol.undone_error(row)
+            raise stored_error(row)
         if row.state is not CommitState.RECEIVED:
             return row
         try:
@@ -151,12 +154,12 @@ class CommitSteps:
         """Wait until the new jobs have caught up, let reads move, then destroy what nobody holds
         any more; bounded in time.
         """
-        await commit_protocol.warm_and_serve(self.context, commit, seconds=self._warm_seconds)
+        await wait_and_serve(self.context, commit, seconds=self._warm_seconds)
         return await self._destroy(commit)
 
     async def undo(self, commit: CommitId) -> Commit:
         """Take back what a failed commit made; does nothing after T2."""
-        row = await self.context.ledger.run(lambda tx: commit_protocol.commit_row(tx, commit))
+        row = await self.context.ledger.run(lambda tx: commit_row(tx, commit))
         abandoned = ApiError(
             500,
             "commit-undone",
@@ -181,10 +184,10 @@ class CommitSteps:
 
     async def _destroy(self, commit: CommitId) -> Commit:
         began = self.context.now()
-        row = await self.context.ledger.run(lambda tx: commit_protocol.commit_row(tx, commit))
+        row = await self.context.ledger.run(lambda tx: commit_row(tx, commit))
         while row.state in (CommitState.SERVING, CommitState.UNDOING):
-            await commit_protocol.destroy_condemned(self.context, row.workspace)
-            row = await self.context.ledger.run(lambda tx: commit_protocol.commit_row(tx, commit))
+            await destroy_condemned(self.context, row.workspace)
+            row = await self.context.ledger.run(lambda tx: commit_row(tx, commit))
             if (
                 row.state not in (CommitState.SERVING, CommitState.UNDOING)
                 or self.context.now() - began >= DESTROY_SECONDS
@@ -200,14 +203,14 @@ async def _definitions_of(tx: LedgerTransaction, commit: CommitId | None) -> byt
 
 
 async def _sources(tx: LedgerTransaction, commit: CommitId) -> tuple[Commit, bytes, bytes | None]:
-    row = await commit_protocol.commit_row(tx, commit)
+    row = await commit_row(tx, commit)
     return row, await tx.request(commit), await _definitions_of(tx, row.base)
 
 
 def build_commit_steps(pool: Pool, settings: Settings) -> CommitSteps:
     """The steps over the real Postgres and Kafka."""
-    timings = commit_protocol.LedgerTimings(
-        lease_ms=Millis(settings.commit_lease_ms), stray_grace_ms=Millis(settings.orphan_grace_ms)
+    timings = LedgerTimings(
+        lease_ms=Millis(settings.commit_lease_ms), orphan_grace_ms=Millis(settings.orphan_grace_ms)
     )
     context = LedgerContext(PostgresLedger(pool), KafkaTopicAdmin(settings), asyncio.sleep, timings)
     return CommitSteps(

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 from typing import Final
 
-from fennel_core.ledger.commit_protocol import LedgerContext
+from fennel_core.ledger.context import LedgerContext
 from fennel_core.ledger.reconcile import reconcile
 from fennel_core.telemetry.logs import logger
 
@@ -37,9 +37,9 @@ class ReconcileLoop:
         rounds = 0
         while True:
             try:
-                done = await reconcile(self._tools, strays=rounds % STRAYS_EVERY == 0)
-                if done.commits or done.strays:
-                    log.info("recovered", commits=list(done.commits), strays=list(done.strays))
+                done = await reconcile(self._tools, orphans=rounds % STRAYS_EVERY == 0)
+                if done.commits or done.orphans:
+                    log.info("recovered", commits=list(done.commits), orphans=list(done.orphans))
             # a supervisor's last line: recovery must outlive whatever it meets
             except Exception as error:
                 log.error("recovery failed", exc_info=error)

@@ -23,12 +23,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fennel_core.connections import secrets, tokens, workspaces
 from fennel_core.connections.asgi import ClientDisconnected, read_body
+from fennel_core.connections.errors import ConnectionsError
 from fennel_core.connections.postgres import Pool
 from fennel_core.definition import commit_request
 from fennel_core.definition.commit_service import CommitService
 from fennel_core.definition.lineage import BranchVersion, lineage, xray
 from fennel_core.ledger import branches
-from fennel_core.ledger.store import CommitOptions, LedgerUnavailable
+from fennel_core.ledger.store import CommitOptions
 from fennel_core.settings.model import Orchestrator, Settings
 from fennel_core.snapshots import drills
 from fennel_core.snapshots.log_retention import RetentionAlarm
@@ -81,7 +82,7 @@ def application(office: ServerState, health: HealthEndpoint) -> FastAPI:
     )
     errors.install(app)
     app.add_exception_handler(ClientDisconnected, client_disconnected)
-    app.add_exception_handler(LedgerUnavailable, database_away)
+    app.add_exception_handler(ConnectionsError, database_away)
     app.add_exception_handler(psycopg.DataError, unusable_text)
     health.mount(app)
     app.state.office = office

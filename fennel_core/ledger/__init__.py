@@ -1,3 +1,1 @@
-"""Two ledgers around one transaction: how a commit's assets come to be and cease to be, whatever
-crashes on the way.
-"""
+"""The creation and destruction ledgers, and the commit protocol that keeps them crash-safe."""

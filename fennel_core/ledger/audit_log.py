@@ -1,9 +1,8 @@
-"""What the ledgers did, one log line per asset: `ledger step` with what was done, to what, and how
-long that took.
+"""Log one `ledger step` line per asset, with the action, the asset and the duration.
 
-Theory. A line is written after the deed and its bookkeeping are both true, never before, so that
-nobody reads of a thing that a rolled-back transaction took away again. Topics are made and unmade
-by one request for all of them: each line carries its whole time.
+A line is written after the action and its bookkeeping have both succeeded, never before, so that
+the log does not report an action that a transaction rolled back. Topics are created and deleted in
+batches: every line of a batch carries the duration of the whole batch.
 """
 
 from __future__ import annotations
@@ -19,8 +18,10 @@ log = logger(__name__)
 
 
 class AssetAction(StrEnum):
-    """What happens to an asset. A job is registered by T2 and stopped by its engines; everything
-    else is a topic.
+    """What happened to an asset.
+
+    A job is registered by T2 and stopped by its engines; every other asset is a topic, which is
+    created and destroyed.
     """
 
     CREATE = "create"
@@ -30,23 +31,23 @@ class AssetAction(StrEnum):
 
 
 def log_steps(
-    deed: AssetAction,
-    things: Iterable[Asset | Holding],
+    action: AssetAction,
+    assets: Iterable[Asset | Holding],
     seconds: float,
-    refused: Mapping[AssetId, str] | None = None,
+    failures: Mapping[AssetId, str] | None = None,
 ) -> None:
-    """One line for each of `things`; those in `refused` were not done, and the line says why."""
-    for each in things:
-        title = each.blueprint.title if isinstance(each, Asset) else each.title
-        why = (refused or {}).get(each.id)
-        said = {
-            "action": str(deed),
-            "kind": str(each.key.kind),
+    """Log one line per asset; an asset in `failures` is logged as failed, with the reason."""
+    for asset in assets:
+        title = asset.blueprint.title if isinstance(asset, Asset) else asset.title
+        reason = (failures or {}).get(asset.id)
+        fields = {
+            "action": str(action),
+            "kind": str(asset.key.kind),
             "title": title,
             "ms": round(seconds * 1000, 1),
-            "asset": each.id,
+            "asset": asset.id,
         }
-        if why is None:
-            log.info("ledger step", **said)
+        if reason is None:
+            log.info("ledger step", **fields)
         else:
-            log.warning("ledger step refused", **said, reason=why)
+            log.warning("ledger step failed", **fields, reason=reason)

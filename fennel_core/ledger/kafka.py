@@ -1,9 +1,9 @@
-"""Topics in Kafka, through the admin client.
+"""Topic administration through Kafka's admin client.
 
-Theory. The admin client answers with futures of its own threads, so calls run in a worker thread. A
-batch is one request: brokers make hundreds of topics in one controller round. Retention counts the
-time of ingest, never event time, so brokers stamp the messages. What jobs read is never shortened
-by the broker, which does not know who needs it.
+The admin client returns futures that its own threads complete, so calls run in a worker thread. A
+batch is one request: a controller creates hundreds of topics at once. Retention is measured by
+ingest time, never by event time, so topics use `LogAppendTime`. Topics that jobs read have no
+broker retention, because the broker does not know which consumers still need a record.
 """
 
 from __future__ import annotations
@@ -17,21 +17,20 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic as KafkaTopic
 
 from fennel_core.blueprints.logical import AssetKind
+from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.connections.kafka import FETCH_MAX_BYTES, client_config
-from fennel_core.ledger.topics import TopicRefusal, TopicSpec, Unreachable
+from fennel_core.ledger.topics import TopicRefusal, TopicSpec
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import TopicName
 
 REQUEST_SECONDS: Final = 15.0
-ANSWER_SECONDS: Final = 20.0
-"""A little more than the broker is given, so that its own answer comes first."""
-BATCH: Final = 200
-"""Topics per request: bounds what one controller round holds up."""
-FOR_EVER: Final = "-1"
-_NEEDED: Final = frozenset({AssetKind.TOPIC, AssetKind.REPLAYLOG})
-"""Jobs read these: they are shortened by who needs them (definition/log_retention.py), not by the
-broker.
-"""
+RESPONSE_SECONDS: Final = 20.0
+"""Longer than the broker's own time limit, so that the broker's response arrives first."""
+BATCH_TOPICS: Final = 200
+"""Topics per request; bounds how long one request occupies the controller."""
+UNLIMITED: Final = "-1"
+_READ_BY_JOBS: Final = frozenset({AssetKind.TOPIC, AssetKind.REPLAYLOG})
+"""Topics that jobs read; `definition/log_retention.py` deletes their old records."""
 _UNKNOWN_OUTCOME: Final = frozenset(
     {
         KafkaError._TIMED_OUT,
@@ -46,7 +45,7 @@ _UNKNOWN_OUTCOME: Final = frozenset(
 
 
 class KafkaTopicAdmin:
-    """See `ledger.effectors.Topics`."""
+    """Implement `ledger.topics.TopicAdmin`."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -60,8 +59,10 @@ class KafkaTopicAdmin:
     def _config(self, kind: AssetKind) -> dict[str, str]:
         return {
             "cleanup.policy": "delete",
-            "retention.ms": FOR_EVER if kind in _NEEDED else str(self._settings.kafka_retention_ms),
-            "retention.bytes": FOR_EVER,
+            "retention.ms": UNLIMITED
+            if kind in _READ_BY_JOBS
+            else str(self._settings.kafka_retention_ms),
+            "retention.bytes": UNLIMITED,
             "message.timestamp.type": "LogAppendTime",
             "max.message.bytes": str(FETCH_MAX_BYTES),
         }
@@ -71,20 +72,20 @@ class KafkaTopicAdmin:
 
     def _create(self, topics: Sequence[TopicSpec]) -> Mapping[TopicName, TopicRefusal]:
         refused: dict[TopicName, TopicRefusal] = {}
-        for start in range(0, len(topics), BATCH):
-            wanted = [
+        for start in range(0, len(topics), BATCH_TOPICS):
+            new_topics = [
                 KafkaTopic(
                     t.name,
                     num_partitions=t.partitions,
                     replication_factor=self._settings.kafka_replication,
                     config=self._config(t.kind),
                 )
-                for t in topics[start : start + BATCH]
+                for t in topics[start : start + BATCH_TOPICS]
             ]
             futures = self._client().create_topics(
-                wanted, operation_timeout=REQUEST_SECONDS, request_timeout=ANSWER_SECONDS
+                new_topics, operation_timeout=REQUEST_SECONDS, request_timeout=RESPONSE_SECONDS
             )
-            refused |= _gather(futures, fine=KafkaError.TOPIC_ALREADY_EXISTS)
+            refused |= _gather(futures, success_code=KafkaError.TOPIC_ALREADY_EXISTS)
         return refused
 
     async def delete(self, names: Sequence[TopicName]) -> Mapping[TopicName, TopicRefusal]:
@@ -92,13 +93,13 @@ class KafkaTopicAdmin:
 
     def _delete(self, names: Sequence[TopicName]) -> Mapping[TopicName, TopicRefusal]:
         refused: dict[TopicName, TopicRefusal] = {}
-        for start in range(0, len(names), BATCH):
+        for start in range(0, len(names), BATCH_TOPICS):
             futures = self._client().delete_topics(
-                list(names[start : start + BATCH]),
+                list(names[start : start + BATCH_TOPICS]),
                 operation_timeout=REQUEST_SECONDS,
-                request_timeout=ANSWER_SECONDS,
+                request_timeout=RESPONSE_SECONDS,
             )
-            refused |= _gather(futures, fine=KafkaError.UNKNOWN_TOPIC_OR_PART)
+            refused |= _gather(futures, success_code=KafkaError.UNKNOWN_TOPIC_OR_PART)
         return refused
 
     async def names(self) -> list[TopicName]:
@@ -108,24 +109,26 @@ class KafkaTopicAdmin:
         try:
             return sorted(self._client().list_topics(timeout=REQUEST_SECONDS).topics)
         except KafkaException as error:
-            raise Unreachable(str(error)) from error
+            raise SystemUnavailable(f"Kafka: {error}") from error
 
 
-def _gather(futures: Mapping[str, Any], *, fine: int) -> dict[TopicName, TopicRefusal]:
-    """Wait for every answer of a batch before judging any: an unknown outcome of one topic leaves
-    the batch to be tried again.
+def _gather(futures: Mapping[str, Any], *, success_code: int) -> dict[TopicName, TopicRefusal]:
+    """Wait for every response of a batch and return the refused topics.
+
+    `success_code` is the error code that counts as success. Raises SystemUnavailable if the outcome
+    of any topic is unknown; the caller then repeats the whole batch.
     """
     refused: dict[TopicName, TopicRefusal] = {}
     unknown: list[str] = []
     for name, error in _errors(futures):
-        if error.code() == fine:
+        if error.code() == success_code:
             continue
         if error.code() in _UNKNOWN_OUTCOME:
             unknown.append(f"{name}: {error.str()}")
         else:
             refused[TopicName(name)] = TopicRefusal(error.str())
     if unknown:
-        raise Unreachable("; ".join(unknown[:3]))
+        raise SystemUnavailable(f"Kafka: {'; '.join(unknown[:3])}")
     return refused
 
 

@@ -1,49 +1,35 @@
-"""Life cycles of commits, ledger entries and assets: state × event → state. A cell that is not in a
-table is an error, never a no-op.
+"""Life cycles of commits, ledger entries and assets, as tables: state × event → state.
 
-Commit (architecture, section 3: T1, create, T2, warm, destroy)
-                 reserve   reject    abandon    create_ok  fail      switch   supersede   serve
-                 destroyed  undone
-  received       reserved  rejected  rejected   –          –         –        –           –        –
-  –
-  reserved       (same)    –         –          created    undoing   –        –           –        –
-  –
-  created        –         –         –          (same)     undoing   warming  –           –        –
-  –
-  undoing        –         –         –          –          (same)    –        –           –        –
-  rolled_back
-  warming        –         –         –          –          –         (same)   superseded  serving  –
-  –
-  serving        –         –         –          –          –         –        –           (same)
-  finished   –
-  superseded     –         –         –          –          –         –        (same)      –        –
-  –
-  finished       –         –         –          –          –         –        –           –
-  (same)     –
-  rejected       –         (same)    (same)     –          –         –        –           –        –
-  –
-  rolled_back    –         –         –          –          –         –        –           –        –
-  (same)
+A cell that is not in a table raises `ForbiddenTransition`; it is never a silent no-op. The steps of
+a commit are T1 (reserve), create, T2 (switch), serve and destroy.
 
-Ledger entry                                      Asset
-               done     failed   cancelled                        create_ok  create_failed  switched
-               undone     released   destroyed
-  pending      done     failed   cancelled          pending       created    failed         –
-  condemned  –          –
-  failed       done     (same)   cancelled          created       (same)     –              live
-  condemned  –          –
-  done         (same)   –        cancelled          failed        –          (same)         –
-  condemned  –          –
-  cancelled    –        –        (same)             live          –          –              (same)
-  –          condemned  –
-                                                    condemned     –          –              –
-                                                    (same)     (same)     gone
-                                                    gone          –          –              –
-                                                    –          –          (same)
+    commit state   event → next state
+    received       reserve → reserved; reject, abandon → rejected
+    reserved       create_ok → created; fail → undoing
+    created        switch → warming; fail → undoing
+    undoing        undone → rolled_back
+    warming        serve → serving; supersede → superseded
+    serving        destroyed → finished
+    superseded, finished, rejected, rolled_back: settled, no event changes them
 
-A destruction entry that failed is tried again until it is done. A pending asset is condemned and
-not forgotten when its commit is undone, because the attempt to create it may still succeed behind
-our back.
+    entry state    event → next state
+    pending        done → done; failed → failed; cancelled → cancelled
+    failed         done → done; cancelled → cancelled
+    done           cancelled → cancelled
+    cancelled      no event changes it
+
+    asset state    event → next state
+    pending        create_ok → created; create_failed → failed; undone → condemned
+    created        switched → live; undone → condemned
+    failed         undone → condemned
+    live           released → condemned
+    condemned      destroyed → gone
+    gone           no event changes it
+
+Because every step may run again, the event that led to a state is accepted there too and changes
+nothing (`reserve` in `reserved`, `fail` in `undoing`, ...). A destruction entry that failed is
+retried until it is done. A pending asset is condemned rather than forgotten when its commit is
+undone, because a paused attempt to create it may still succeed later.
 """
 
 from __future__ import annotations
@@ -53,6 +39,7 @@ from enum import StrEnum
 from typing import Generic, TypeVar
 
 from fennel_core.bank.store import AssetState
+from fennel_core.ledger.errors import ForbiddenTransition
 
 
 class CommitState(StrEnum):
@@ -103,36 +90,30 @@ class AssetEvent(StrEnum):
     DESTROYED = "destroyed"
 
 
-class ForbiddenTransition(Exception):
-    """An event that the table does not allow in this state: the caller's picture of the world is
-    wrong.
-    """
-
-    code = "ledger-forbidden-move"
-
-
 S = TypeVar("S", bound=StrEnum)
 E = TypeVar("E", bound=StrEnum)
 
 
 class LifeCycle(Generic[S, E]):
-    """Hold a transition table. `then` returns the next state or raises `ForbiddenTransition`."""
+    """Hold the transition table of one kind of entity."""
 
-    def __init__(self, noun: str, moves: Mapping[tuple[S, E], S]) -> None:
-        self.noun = noun
-        self.moves = dict(moves)
+    def __init__(self, entity: str, transitions: Mapping[tuple[S, E], S]) -> None:
+        self.entity = entity
+        self.transitions = dict(transitions)
 
-    def then(self, state: S, event: E) -> S:
+    def next_state(self, state: S, event: E) -> S:
+        """Return the state after `event`. Raises ForbiddenTransition."""
         try:
-            return self.moves[state, event]
+            return self.transitions[state, event]
         except KeyError:
             raise ForbiddenTransition(
-                f"a {self.noun} that is {state} cannot take the event {event} "
+                f"event {event} is not allowed for a {self.entity} in state {state} "
                 f"[{ForbiddenTransition.code}]"
             ) from None
 
     def allows(self, state: S, event: E) -> bool:
-        return (state, event) in self.moves
+        """Return whether the table has a transition for `event` in `state`."""
+        return (state, event) in self.transitions
 
 
 _C, _CE = CommitState, CommitEvent
@@ -163,11 +144,11 @@ COMMIT = LifeCycle[CommitState, CommitEvent](
     },
 )
 SETTLED = frozenset({_C.SUPERSEDED, _C.FINISHED, _C.REJECTED, _C.ROLLED_BACK})
-"""States that nothing leaves: the commit needs nobody any more."""
+"""Final states: nothing is left to do for the commit."""
 UNDONE = frozenset({_C.UNDOING, _C.REJECTED, _C.ROLLED_BACK})
-"""States of a commit that did not happen."""
+"""States of a commit that failed before T2."""
 COMMITTED = frozenset({_C.WARMING, _C.SERVING, _C.SUPERSEDED, _C.FINISHED})
-"""States of a commit that stands."""
+"""States of a commit that passed T2."""
 
 ENTRY = LifeCycle[EntryState, EntryEvent](
     "ledger entry",

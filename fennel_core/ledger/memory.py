@@ -1,5 +1,6 @@
-"""The ledgers in memory: one world, copied by each transaction and put back when it succeeds. The
-clock is an argument.
+"""In-memory implementation of the ledgers: each transaction works on a copy of the whole state.
+
+The copy replaces the state when the transaction succeeds. The clock is an argument.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ from fennel_core.vocab.ids import (
     BranchName,
     CommitId,
     JobId,
+    JobPartition,
     Millis,
     WorkspaceId,
+    partition_indexes,
 )
 
 T = TypeVar("T")
@@ -37,7 +40,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RegisteredJob:
-    """A job row: its spec, whether it is to run, and when the lease of its last runner ends."""
+    """A job's row: its spec, whether it is retired, and when the lease of its runner ends."""
 
     spec: Job
     retired: bool = False
@@ -46,7 +49,7 @@ class RegisteredJob:
 
 @dataclass(slots=True)
 class MemoryLedgerTransaction:
-    """See `ledger.store.LedgerTransaction`."""
+    """Implement `ledger.store.LedgerTransaction`."""
 
     now_ms: Callable[[], int]
     bank: MemoryBank = field(default_factory=MemoryBank)
@@ -57,8 +60,8 @@ class MemoryLedgerTransaction:
     branch_rows: dict[tuple[WorkspaceId, BranchName], Branch] = field(default_factory=dict)
     entry_rows: dict[int, LedgerEntry] = field(default_factory=dict)
     jobs: dict[JobId, RegisteredJob] = field(default_factory=dict)
-    parts: dict[tuple[JobId, int], PartitionProgress] = field(default_factory=dict)
-    stray_since: dict[str, int] = field(default_factory=dict)
+    partitions: dict[JobPartition, PartitionProgress] = field(default_factory=dict)
+    orphan_since: dict[str, int] = field(default_factory=dict)
 
     def copy(self) -> MemoryLedgerTransaction:
         return MemoryLedgerTransaction(
@@ -71,8 +74,8 @@ class MemoryLedgerTransaction:
             dict(self.branch_rows),
             dict(self.entry_rows),
             dict(self.jobs),
-            dict(self.parts),
-            dict(self.stray_since),
+            dict(self.partitions),
+            dict(self.orphan_since),
         )
 
     async def add_workspace(self, workspace: WorkspaceId) -> bool:
@@ -127,14 +130,14 @@ class MemoryLedgerTransaction:
             if c.state not in SETTLED and workspace in (None, c.workspace)
         ]
 
-    async def lease(self, id_: CommitId, ms: Millis) -> bool:
+    async def extend_lease(self, id_: CommitId, ms: Millis) -> bool:
         if id_ not in self.commits:
             return False
         self.leases[id_] = self.now_ms() + ms
         return True
 
-    async def take_lapsed(self, id_: CommitId, ms: Millis) -> bool:
-        return self.leases.get(id_, 0) <= self.now_ms() and await self.lease(id_, ms)
+    async def take_expired_lease(self, id_: CommitId, ms: Millis) -> bool:
+        return self.leases.get(id_, 0) <= self.now_ms() and await self.extend_lease(id_, ms)
 
     async def request(self, id_: CommitId) -> bytes:
         return self.blobs[id_, "request"]
@@ -187,7 +190,7 @@ class MemoryLedgerTransaction:
     async def branches(self, workspace: WorkspaceId) -> list[Branch]:
         return [b for b in self.branch_rows.values() if b.workspace == workspace]
 
-    async def put_branch(self, branch: Branch) -> None:
+    async def update_branch(self, branch: Branch) -> None:
         assert (branch.workspace, branch.name) in self.branch_rows
         self.branch_rows[branch.workspace, branch.name] = branch
 
@@ -224,7 +227,9 @@ class MemoryLedgerTransaction:
             and (not only_open or e.state in OPEN_ENTRIES)
         ]
 
-    async def mark(self, ids: Iterable[int], state: EntryState, error: str | None = None) -> None:
+    async def mark_entries(
+        self, ids: Iterable[int], state: EntryState, error: str | None = None
+    ) -> None:
         for id_ in ids:
             entry = self.entry_rows[id_]
             self.entry_rows[id_] = replace(
@@ -235,51 +240,53 @@ class MemoryLedgerTransaction:
         for job in jobs:
             if job.id not in self.jobs:
                 self.jobs[job.id] = RegisteredJob(job)
-                self.parts |= {
-                    (job.id, part): PartitionProgress(job.id, part, "idle", None, None)
-                    for part in range(job.partitions)
+                self.partitions |= {
+                    (job.id, index): PartitionProgress(job.id, index, "idle", None, None)
+                    for index in partition_indexes(job.partitions)
                 }
 
-    async def progress(self, jobs: Iterable[JobId]) -> list[PartitionProgress]:
+    async def partition_progress(self, jobs: Iterable[JobId]) -> list[PartitionProgress]:
         wanted = set(jobs)
-        return [p for (job, _), p in sorted(self.parts.items()) if job in wanted]
+        return [p for (job, _), p in sorted(self.partitions.items()) if job in wanted]
 
-    async def registered(self, workspace: WorkspaceId) -> list[JobId]:
+    async def registered_jobs(self, workspace: WorkspaceId) -> list[JobId]:
         return sorted(id_ for id_, row in self.jobs.items() if row.spec.workspace == workspace)
 
-    async def retire(self, jobs: Iterable[JobId]) -> None:
+    async def retire_jobs(self, jobs: Iterable[JobId]) -> None:
         for job in set(jobs) & self.jobs.keys():
             self.jobs[job] = replace(self.jobs[job], retired=True)
 
-    async def remove_stopped(self, jobs: Iterable[JobId]) -> list[JobId]:
-        asked = set(jobs)
-        for job in asked & self.jobs.keys():
+    async def remove_stopped_jobs(self, jobs: Iterable[JobId]) -> list[JobId]:
+        requested = set(jobs)
+        for job in requested & self.jobs.keys():
             if self.jobs[job].retired and self.jobs[job].leased_until_ms <= self.now_ms():
                 del self.jobs[job]
-        self.parts = {key: p for key, p in self.parts.items() if key[0] in self.jobs}
-        return sorted(asked - self.jobs.keys())
+        self.partitions = {key: p for key, p in self.partitions.items() if key[0] in self.jobs}
+        return sorted(requested - self.jobs.keys())
 
     async def unaccounted(self, ids: Iterable[AssetId]) -> list[AssetId]:
         known = {id_ for id_, asset in self.bank.rows.items() if asset.state is not AssetState.GONE}
-        given_out = range(self.bank.incarnations.first, self.bank.incarnations.last + 1)
-        return sorted(id_ for id_ in ids if id_ not in known and incarnation_of(id_) in given_out)
+        issued = range(self.bank.incarnations.first, self.bank.incarnations.last + 1)
+        return sorted(id_ for id_ in ids if id_ not in known and incarnation_of(id_) in issued)
 
-    async def strays(self, seen: Iterable[str], grace_ms: Millis) -> list[str]:
+    async def record_orphans(self, seen: Iterable[str], grace_ms: Millis) -> list[str]:
         now = self.now_ms()
-        self.stray_since = {topic: self.stray_since.get(topic, now) for topic in seen}
-        return sorted(topic for topic, since in self.stray_since.items() if since + grace_ms <= now)
+        self.orphan_since = {topic: self.orphan_since.get(topic, now) for topic in seen}
+        return sorted(
+            topic for topic, since in self.orphan_since.items() if since + grace_ms <= now
+        )
 
 
 class MemoryLedger:
-    """See `ledger.store.Ledger`. Transactions run one after the other."""
+    """Implement `ledger.store.Ledger`; transactions run one at a time."""
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
-        self.world = MemoryLedgerTransaction(now_ms)
+        self.state = MemoryLedgerTransaction(now_ms)
         self._one_at_a_time = asyncio.Lock()
 
     async def run(self, work: Callable[[LedgerTransaction], Awaitable[T]]) -> T:
         async with self._one_at_a_time:
-            draft = self.world.copy()
+            draft = self.state.copy()
             result = await work(draft)
-            self.world = draft
+            self.state = draft
             return result

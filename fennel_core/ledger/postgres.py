@@ -1,5 +1,6 @@
-"""The ledgers in Postgres. `connections.postgres.in_transaction` makes every outcome certain before
-`run` answers.
+"""The ledgers in Postgres.
+
+`connections.postgres.in_transaction` determines the outcome of every COMMIT before `run` returns.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from fennel_core.bank.postgres import PostgresBank
 from fennel_core.blueprints.plan import incarnation_of
 from fennel_core.blueprints.spec import Job
 from fennel_core.connections import workspaces
+from fennel_core.connections.errors import SystemUnavailable, TransactionOutcomeUnknown
 from fennel_core.connections.postgres import (
     AsyncConnection,
     Pool,
@@ -29,7 +31,6 @@ from fennel_core.ledger.store import (
     LedgerEntry,
     LedgerKind,
     LedgerTransaction,
-    LedgerUnavailable,
     PartitionProgress,
 )
 from fennel_core.vocab import canonical
@@ -37,8 +38,8 @@ from fennel_core.vocab.ids import AssetId, BranchName, CommitId, JobId, Millis, 
 
 T = TypeVar("T")
 Values = Sequence[Any] | Mapping[str, Any]
-LOST_COMMITS: Final = 3
-"""How often a transaction is run again whose COMMIT was lost and certainly did not happen."""
+ABORTED_ATTEMPTS: Final = 3
+"""Attempts of a transaction whose COMMIT was lost and turned out to be rolled back."""
 
 COMMIT_COLUMNS = """
     id, workspace, branch, state, digest, options->>'incremental' = 'true', options->>'backfill' =
@@ -50,12 +51,12 @@ ADD_COMMIT = """
     VALUES (%s, %s, %s, %s, %s, %s, jsonb_build_object('incremental', %s::boolean, 'backfill',
         %s::boolean), %s)
 """
-COMMIT = f"SELECT {COMMIT_COLUMNS} FROM commit WHERE id = %s"  # noqa: S608  # a constant
+COMMIT = f"SELECT {COMMIT_COLUMNS} FROM commit WHERE id = %s"  # noqa: S608  # built from constants
 SAME = f"""
     SELECT {COMMIT_COLUMNS} FROM commit WHERE workspace = %s AND branch = %s AND digest = %s AND
         state <> ALL(%s)
     ORDER BY created_at DESC LIMIT 1
-"""  # noqa: S608  # a constant
+"""  # noqa: S608  # built from constants
 OPEN = (
     "SELECT id FROM commit WHERE finished_at IS NULL AND (%(workspace)s::text IS NULL OR "
     "workspace = %(workspace)s) ORDER BY created_at, id"
@@ -117,7 +118,7 @@ REMOVE_WORKSPACE = (
 
 
 class PostgresLedgerTransaction:
-    """See `ledger.store.LedgerTransaction`."""
+    """Implement `ledger.store.LedgerTransaction`."""
 
     def __init__(self, connection: AsyncConnection) -> None:
         self._connection = connection
@@ -127,7 +128,7 @@ class PostgresLedgerTransaction:
     def bank(self) -> PostgresBank:
         return self._bank
 
-    async def _do(self, query: str, values: Values = ()) -> int:
+    async def _execute(self, query: str, values: Values = ()) -> int:
         return (await self._connection.execute(query, values)).rowcount
 
     async def _rows(self, query: str, values: Values = ()) -> list[tuple[Any, ...]]:
@@ -140,13 +141,15 @@ class PostgresLedgerTransaction:
 
     async def close_workspace(self, workspace: WorkspaceId) -> bool:
         return (
-            await self._do("UPDATE workspace SET state = 'deleting' WHERE name = %s", (workspace,))
+            await self._execute(
+                "UPDATE workspace SET state = 'deleting' WHERE name = %s", (workspace,)
+            )
             == 1
         )
 
     async def remove_workspace(self, workspace: WorkspaceId) -> None:
         for statement in REMOVE_WORKSPACE:
-            await self._do(statement, {"w": workspace})
+            await self._execute(statement, {"w": workspace})
 
     async def workspaces(self, *, closing: bool) -> list[WorkspaceId]:
         rows = await self._rows(
@@ -167,7 +170,9 @@ class PostgresLedgerTransaction:
             commit.digest,
             request,
         )
-        await self._do(ADD_COMMIT, (*values, options.incremental, options.backfill, commit.base))
+        await self._execute(
+            ADD_COMMIT, (*values, options.incremental, options.backfill, commit.base)
+        )
 
     async def commit(self, id_: CommitId) -> Commit | None:
         rows = await self._rows(COMMIT, (id_,))
@@ -183,22 +188,24 @@ class PostgresLedgerTransaction:
     async def open_commits(self, workspace: WorkspaceId | None = None) -> list[CommitId]:
         return [CommitId(id_) for (id_,) in await self._rows(OPEN, {"workspace": workspace})]
 
-    async def lease(self, id_: CommitId, ms: Millis) -> bool:
-        return await self._do(LEASE, (ms, id_)) == 1
+    async def extend_lease(self, id_: CommitId, ms: Millis) -> bool:
+        return await self._execute(LEASE, (ms, id_)) == 1
 
-    async def take_lapsed(self, id_: CommitId, ms: Millis) -> bool:
+    async def take_expired_lease(self, id_: CommitId, ms: Millis) -> bool:
         return (
-            await self._do(LEASE + " AND (lease_until IS NULL OR lease_until <= now())", (ms, id_))
+            await self._execute(
+                LEASE + " AND (lease_until IS NULL OR lease_until <= now())", (ms, id_)
+            )
             == 1
         )
 
     async def _blob(self, column: str, id_: CommitId) -> bytes | None:
-        rows = await self._rows(f"SELECT {column} FROM commit WHERE id = %s", (id_,))  # noqa: S608  # column is one of ours
+        rows = await self._rows(f"SELECT {column} FROM commit WHERE id = %s", (id_,))  # noqa: S608  # the column name is a constant of this class
         return bytes(rows[0][0]) if rows and rows[0][0] is not None else None
 
     async def request(self, id_: CommitId) -> bytes:
         request = await self._blob("request", id_)
-        assert request is not None, "a commit row has its request"
+        assert request is not None, "every commit row has a request"
         return request
 
     async def merged(self, id_: CommitId) -> bytes | None:
@@ -214,7 +221,7 @@ class PostgresLedgerTransaction:
             "UPDATE commit SET merged = %s, catalog = %s, summary = to_jsonb(%s::text[]) "
             "WHERE id = %s"
         )
-        await self._do(query, (merged, catalog, list(summary), id_))
+        await self._execute(query, (merged, catalog, list(summary), id_))
 
     async def set_state(
         self,
@@ -225,7 +232,7 @@ class PostgresLedgerTransaction:
         error_code: str | None = None,
     ) -> None:
         settled = [str(s) for s in SETTLED]
-        await self._do(
+        await self._execute(
             SET_STATE,
             {
                 "id": id_,
@@ -237,7 +244,7 @@ class PostgresLedgerTransaction:
         )
 
     async def add_summary(self, id_: CommitId, lines: Sequence[str]) -> None:
-        await self._do(
+        await self._execute(
             "UPDATE commit SET summary = summary || to_jsonb(%s::text[]) WHERE id = %s",
             (list(lines), id_),
         )
@@ -258,7 +265,9 @@ class PostgresLedgerTransaction:
             "%s) ON CONFLICT DO NOTHING"
         )
         return (
-            await self._do(query, (branch.workspace, branch.name, branch.target, branch.serving))
+            await self._execute(
+                query, (branch.workspace, branch.name, branch.target, branch.serving)
+            )
             == 1
         )
 
@@ -276,15 +285,17 @@ class PostgresLedgerTransaction:
         )
         return [Branch(*row) for row in await self._rows(query, (workspace,))]
 
-    async def put_branch(self, branch: Branch) -> None:
+    async def update_branch(self, branch: Branch) -> None:
         query = "UPDATE branch SET target = %s, serving = %s WHERE workspace = %s AND name = %s"
-        changed = await self._do(
+        changed = await self._execute(
             query, (branch.target, branch.serving, branch.workspace, branch.name)
         )
-        assert changed == 1, "a branch that moves exists"
+        assert changed == 1, "an updated branch exists"
 
     async def remove_branch(self, workspace: WorkspaceId, name: BranchName) -> None:
-        await self._do("DELETE FROM branch WHERE workspace = %s AND name = %s", (workspace, name))
+        await self._execute(
+            "DELETE FROM branch WHERE workspace = %s AND name = %s", (workspace, name)
+        )
 
     # --- ledgers
 
@@ -295,7 +306,7 @@ class PostgresLedgerTransaction:
         commit: CommitId | None,
         assets: Iterable[AssetId],
     ) -> None:
-        await self._do(ADD_ENTRIES, (str(ledger), workspace, commit, list(assets)))
+        await self._execute(ADD_ENTRIES, (str(ledger), workspace, commit, list(assets)))
 
     async def entries(
         self,
@@ -317,14 +328,16 @@ class PostgresLedgerTransaction:
             for id_, led, ws, c, a, state, n, error in rows
         ]
 
-    async def mark(self, ids: Iterable[int], state: EntryState, error: str | None = None) -> None:
-        await self._do(MARK, (str(state), error, list(ids)))
+    async def mark_entries(
+        self, ids: Iterable[int], state: EntryState, error: str | None = None
+    ) -> None:
+        await self._execute(MARK, (str(state), error, list(ids)))
 
     # --- the job registry
 
     async def add_jobs(self, jobs: Sequence[Job]) -> None:
         if jobs:
-            await self._do(
+            await self._execute(
                 ADD_JOBS,
                 (
                     [j.id for j in jobs],
@@ -332,16 +345,16 @@ class PostgresLedgerTransaction:
                     [canonical.dumps(j) for j in jobs],
                 ),
             )
-            await self._do(ADD_PARTS, ([j.id for j in jobs], [j.partitions for j in jobs]))
+            await self._execute(ADD_PARTS, ([j.id for j in jobs], [j.partitions for j in jobs]))
 
-    async def progress(self, jobs: Iterable[JobId]) -> list[PartitionProgress]:
+    async def partition_progress(self, jobs: Iterable[JobId]) -> list[PartitionProgress]:
         query = (
             "SELECT job_id, part, status, lag, error FROM job_partition WHERE job_id = "
             "ANY(%s::text[]) ORDER BY job_id, part"
         )
         return [PartitionProgress(*row) for row in await self._rows(query, (list(jobs),))]
 
-    async def registered(self, workspace: WorkspaceId) -> list[JobId]:
+    async def registered_jobs(self, workspace: WorkspaceId) -> list[JobId]:
         return [
             JobId(id_)
             for (id_,) in await self._rows(
@@ -349,18 +362,18 @@ class PostgresLedgerTransaction:
             )
         ]
 
-    async def retire(self, jobs: Iterable[JobId]) -> None:
-        await self._do(
+    async def retire_jobs(self, jobs: Iterable[JobId]) -> None:
+        await self._execute(
             "UPDATE job SET desired = 'gone' WHERE id = ANY(%s::text[]) AND desired <> 'gone'",
             (list(jobs),),
         )
 
-    async def remove_stopped(self, jobs: Iterable[JobId]) -> list[JobId]:
+    async def remove_stopped_jobs(self, jobs: Iterable[JobId]) -> list[JobId]:
         values = {"ids": list(jobs)}
-        await self._do(REMOVE_STOPPED, values)
+        await self._execute(REMOVE_STOPPED, values)
         return sorted(JobId(id_) for (id_,) in await self._rows(STILL_THERE, values))
 
-    # --- strays
+    # --- orphaned topics
 
     async def unaccounted(self, ids: Iterable[AssetId]) -> list[AssetId]:
         candidates = list(ids)
@@ -369,18 +382,19 @@ class PostgresLedgerTransaction:
         )
         return sorted(AssetId(id_) for (id_,) in rows)
 
-    async def strays(self, seen: Iterable[str], grace_ms: Millis) -> list[str]:
+    async def record_orphans(self, seen: Iterable[str], grace_ms: Millis) -> list[str]:
         topics = list(seen)
-        await self._do("DELETE FROM stray WHERE topic <> ALL(%s::text[])", (topics,))
-        await self._do(
-            "INSERT INTO stray (topic) SELECT unnest(%s::text[]) ON CONFLICT DO NOTHING", (topics,)
+        await self._execute("DELETE FROM orphan_topic WHERE topic <> ALL(%s::text[])", (topics,))
+        await self._execute(
+            "INSERT INTO orphan_topic (topic) SELECT unnest(%s::text[]) ON CONFLICT DO NOTHING",
+            (topics,),
         )
-        query = "SELECT topic FROM stray WHERE seen_at <= now() - %s * interval '1 ms'"
+        query = "SELECT topic FROM orphan_topic WHERE seen_at <= now() - %s * interval '1 ms'"
         return sorted(topic for (topic,) in await self._rows(query, (grace_ms,)))
 
 
 class PostgresLedger:
-    """See `ledger.store.Ledger`."""
+    """Implement `ledger.store.Ledger`."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -389,18 +403,20 @@ class PostgresLedger:
         async def inside(connection: AsyncConnection) -> T:
             return await work(PostgresLedgerTransaction(connection))
 
-        lost: Exception | None = None
-        for _ in range(LOST_COMMITS):
+        aborted: Exception | None = None
+        for _ in range(ABORTED_ATTEMPTS):
             try:
                 return await in_transaction(self._pool, inside)
-            # it certainly did not happen, and `work` reads before it writes
-            except RolledBack as again:
-                lost = again
-            except (psycopg.OperationalError, PoolTimeout, UnknownOutcome) as unavailable:
-                raise LedgerUnavailable(f"the platform's database: {unavailable}") from unavailable
-        raise LedgerUnavailable(
-            "the platform's database lost the same transaction again and again"
-        ) from lost
+            # Safe to run again: nothing was written, and `work` reads before it writes.
+            except RolledBack as error:
+                aborted = error
+            except UnknownOutcome as error:
+                raise TransactionOutcomeUnknown(f"the platform's database: {error}") from error
+            except (psycopg.OperationalError, PoolTimeout) as error:
+                raise SystemUnavailable(f"the platform's database: {error}") from error
+        raise SystemUnavailable(
+            f"the platform's database rolled back the same transaction {ABORTED_ATTEMPTS} times"
+        ) from aborted
 
 
 def _commit(row: tuple[Any, ...]) -> Commit:

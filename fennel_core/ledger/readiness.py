@@ -1,5 +1,8 @@
-"""What the ledgers decide, without touching anything: whether new jobs are warm, and what recovery
-owes a commit.
+"""Decide whether the new jobs of a commit are ready to serve reads.
+
+Pure functions over what the engines reported. A job is ready when each of its partitions has been
+at the end of its inputs once since T2. Reads must wait for *required* jobs only: those that have a
+backlog, because an input existed before the commit.
 """
 
 from __future__ import annotations
@@ -8,11 +11,9 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from fennel_core.blueprints.logical import AssetKey, LogicalJob
-from fennel_core.ledger.lifecycle import CommitState
 from fennel_core.ledger.store import PartitionProgress
-from fennel_core.vocab.ids import JobId
+from fennel_core.vocab.ids import JobId, JobPartition
 
-JobPartition = tuple[JobId, int]
 RUNNING = "running"
 PARKED = "parked"
 
@@ -24,124 +25,81 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class CatchingUp:
-    """These have not yet. `must`: reads may not move before they have."""
+    """Job partitions that have not caught up. `required`: reads must wait for one of them."""
 
     behind: frozenset[JobPartition]
-    must: bool
+    required: bool
 
 
 @dataclass(frozen=True, slots=True)
 class BlockedByParkedJob:
-    """A parked job will not catch up by itself; `errors` says why, per job. `must` as above."""
+    """A parked job, which will not catch up by itself, with its error.
+
+    `required`: reads must wait for it.
+    """
 
     errors: tuple[tuple[JobId, str], ...]
-    must: bool
+    required: bool
 
 
 Readiness = Ready | CatchingUp | BlockedByParkedJob
 
 
 def caught_up(progress: Iterable[PartitionProgress]) -> frozenset[JobPartition]:
-    """Partitions that stand at the ends of their inputs now. Having stood there once since the
-    switch is enough to be warm, because the ends of that moment were passed; under load a lag of
-    exactly 0 is seen only now and then.
+    """Return the partitions that are at the end of their inputs now.
+
+    Being there once since T2 is enough, because the end offsets of that moment were passed. Under
+    load a lag of exactly 0 is observed only now and then.
     """
-    return frozenset((p.job, p.part) for p in progress if p.status == RUNNING and p.lag == 0)
+    return frozenset((p.job, p.partition) for p in progress if p.status == RUNNING and p.lag == 0)
 
 
-def jobs_with_backlog(jobs: Iterable[LogicalJob], new: Collection[AssetKey]) -> frozenset[AssetKey]:
-    """Those of `jobs` that have something to catch up with: an input that is not `new`, or that
-    such a job writes.
+def jobs_with_backlog(
+    jobs: Iterable[LogicalJob], new_assets: Collection[AssetKey]
+) -> frozenset[AssetKey]:
+    """Return those of `jobs` that have a backlog.
 
-    The others read topics that did not exist before the commit, so what they have not read yet
-    nobody has written yet.
+    A job has a backlog if one of its inputs is not in `new_assets`, or is written by another job
+    with a backlog. The other jobs read topics that did not exist before the commit, so they have
+    not missed a record.
     """
-    left = {job.key: job for job in jobs}
+    remaining = {job.key: job for job in jobs}
     found: set[AssetKey] = set()
-    written: set[AssetKey] = set()
+    outputs: set[AssetKey] = set()
     while True:
         more = [
-            job for job in left.values() if any(i not in new or i in written for i in job.inputs)
+            job
+            for job in remaining.values()
+            if any(i not in new_assets or i in outputs for i in job.inputs)
         ]
         if not more:
             return frozenset(found)
         for job in more:
-            del left[job.key]
+            del remaining[job.key]
             found.add(job.key)
-            written |= {o.topic for o in job.outputs}
+            outputs |= {o.topic for o in job.outputs}
 
 
 def judge_readiness(
     progress: Collection[PartitionProgress],
-    before: frozenset[JobPartition],
-    must: Collection[JobId],
+    caught_up_before: frozenset[JobPartition],
+    required: Collection[JobId],
 ) -> Readiness:
-    """Judge new jobs by what their engines report and by which of them were seen caught up
-    `before`.
+    """Judge the new jobs by their reported progress and by earlier observations.
 
-    Reads may not move before the jobs in `must` have caught up. A parked one among them is told
-    before any that is on its way.
+    Reads must wait for the jobs in `required`. If one of them is parked, that is reported before
+    any job that still catches up.
     """
-    done = before | caught_up(progress)
-    behind = frozenset((p.job, p.part) for p in progress) - done
+    done = caught_up_before | caught_up(progress)
+    behind = frozenset((p.job, p.partition) for p in progress) - done
     if not behind:
         return Ready()
     parked = {
         p.job: p.error or "no error was reported"
         for p in progress
-        if p.status == PARKED and (p.job, p.part) in behind
+        if p.status == PARKED and (p.job, p.partition) in behind
     }
-    bound = any(job in must for job, _ in behind)
-    if parked and (not bound or any(job in must for job in parked)):
-        return BlockedByParkedJob(tuple(sorted(parked.items())), bound)
-    return CatchingUp(behind, bound)
-
-
-@dataclass(frozen=True, slots=True)
-class AbandonCommit:
-    """Nothing has happened yet and nobody is at work: say so."""
-
-
-@dataclass(frozen=True, slots=True)
-class UndoCommit:
-    """Before the commit point, whoever asked has been told nothing or an error: take everything
-    back.
-    """
-
-
-@dataclass(frozen=True, slots=True)
-class ServeIfReady:
-    """After the commit point there is only forward."""
-
-
-@dataclass(frozen=True, slots=True)
-class DestroyCondemned:
-    """Only old things are left to be removed."""
-
-
-@dataclass(frozen=True, slots=True)
-class NothingToDo:
-    """Nothing is owed."""
-
-
-ReconcileAction = AbandonCommit | UndoCommit | ServeIfReady | DestroyCondemned | NothingToDo
-
-
-def reconcile_action(state: CommitState) -> ReconcileAction:
-    """What recovery does about a commit whose lease has lapsed."""
-    match state:
-        case CommitState.RECEIVED:
-            return AbandonCommit()
-        case CommitState.RESERVED | CommitState.CREATED:
-            return UndoCommit()
-        case CommitState.WARMING:
-            return ServeIfReady()
-        case CommitState.UNDOING | CommitState.SERVING:
-            return DestroyCondemned()
-        case (
-            CommitState.SUPERSEDED
-            | CommitState.FINISHED
-            | CommitState.REJECTED
-            | CommitState.ROLLED_BACK
-        ):
-            return NothingToDo()
+    reads_wait = any(job in required for job, _ in behind)
+    if parked and (not reads_wait or any(job in required for job in parked)):
+        return BlockedByParkedJob(tuple(sorted(parked.items())), reads_wait)
+    return CatchingUp(behind, reads_wait)

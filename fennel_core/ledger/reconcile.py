@@ -1,13 +1,14 @@
-"""Whatever a crash left, finished: commits whose worker is gone, ledgers with open entries,
-workspaces to empty, strays.
+"""Finish what crashes left behind: commits without a worker, open destructions, orphaned topics.
 
-Theory. Nothing here knows more than the ledgers say. A commit is touched only when its lease has
-lapsed, so recovery and a living worker rarely meet; when they do (a process that was paused for a
-minute), the steps are the same functions, safe to run twice. A stray is a topic named like one of
-ours that the bank does not account for: a create that was paused and came back after its commit was
-undone. It is destroyed when it has been seen without interruption for a grace period, so that
-nothing is taken from a commit whose bookkeeping is late. Names that this installation never gave
-out are left alone: somebody else may share the Kafka.
+Reconcile decides from the ledgers alone. It touches a commit only when the commit's lease has
+expired, so it rarely meets a living worker. When it does (a process that was paused for a minute),
+both run the same steps, which are safe to run twice.
+
+An orphan is a topic named like an asset that the bank does not account for: the work of a create
+request that was delayed until after its commit was undone. It is deleted when it has been seen for
+a grace period without interruption, so that no commit whose bookkeeping is late loses a topic.
+Topics with an incarnation that this installation never issued are left alone, because another
+installation may share the Kafka cluster.
 """
 
 from __future__ import annotations
@@ -17,18 +18,14 @@ from dataclasses import dataclass
 from typing import Final, assert_never
 
 from fennel_core.blueprints.logical import AssetKind
+from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.ledger.branches import drop_closed_workspace
-from fennel_core.ledger.commit_protocol import (
-    LedgerContext,
-    apply_commit_event,
-    commit_row,
-    destroy_condemned,
-    fail_commit,
-    locked_commit_row,
-    serve_if_ready,
-)
+from fennel_core.ledger.commit_protocol import fail_commit
+from fennel_core.ledger.context import LedgerContext
+from fennel_core.ledger.destruction import destroy_condemned
+from fennel_core.ledger.errors import CommitAbandoned
 from fennel_core.ledger.lifecycle import COMMIT, CommitEvent
-from fennel_core.ledger.readiness import (
+from fennel_core.ledger.reconcile_action import (
     AbandonCommit,
     DestroyCondemned,
     NothingToDo,
@@ -37,86 +34,83 @@ from fennel_core.ledger.readiness import (
     reconcile_action,
 )
 from fennel_core.ledger.store import Commit, LedgerKind, LedgerTransaction
-from fennel_core.ledger.topics import Unreachable
+from fennel_core.ledger.transitions import apply_commit_event, commit_row, locked_commit_row
+from fennel_core.ledger.warming import serve_if_ready
 from fennel_core.telemetry.logs import logger
-from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import AssetId, CommitId, Millis, TopicName
 
 log = logger(__name__)
-OURS: Final = re.compile(r"^[a-z0-9-]{1,63}\.(" + "|".join(AssetKind) + r")\.[0-9a-f]{32}\.[0-9]+$")
-_AT_ONCE: Final = Millis(0)
-"""A lease that lapses immediately: recovery has done its part for now and waits for others (an
-engine, Kafka).
-"""
-ABANDONED: Final = ApiError(
-    503,
-    "commit-abandoned",
-    "the commit was not finished because its server stopped; nothing was changed, commit again",
+ASSET_TOPIC: Final = re.compile(
+    r"^[a-z0-9-]{1,63}\.(" + "|".join(AssetKind) + r")\.[0-9a-f]{32}\.[0-9]+$"
 )
+"""The form of a topic name that `blueprints.plan.asset_id` makes."""
+_EXPIRED: Final = Millis(0)
+"""A lease that expires immediately: reconcile has done its part and now waits for an engine or for
+Kafka, so the next pass may take the commit again.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class ReconcileResult:
-    """What one round did. `open_entries`: destructions that still wait, for instance for an engine
-    to let go of a job.
+    """The result of one pass.
+
+    `commits`: commits whose state changed. `open_entries`: destructions that still wait, for
+    example until an engine has stopped a job. `orphans`: topics that were deleted.
     """
 
     commits: tuple[CommitId, ...]
     open_entries: int
-    strays: tuple[TopicName, ...]
+    orphans: tuple[TopicName, ...]
 
     @property
     def quiet(self) -> bool:
-        return not (self.commits or self.open_entries or self.strays)
+        """Whether the pass changed nothing and nothing is left to do."""
+        return not (self.commits or self.open_entries or self.orphans)
 
 
-async def reconcile(context: LedgerContext, *, strays: bool = True) -> ReconcileResult:
-    """One round. Run it every few seconds, in as many processes as you like; looking for `strays`
-    lists every topic, so do it rarely.
+async def reconcile(context: LedgerContext, *, orphans: bool = True) -> ReconcileResult:
+    """Run one pass. Any number of processes may run passes, every few seconds.
+
+    `orphans`: also search for orphaned topics. The search lists every topic of the cluster, so
+    request it rarely.
     """
-    touched = [
+    changed = [
         id_
         for id_ in await context.ledger.run(lambda tx: tx.open_commits())
-        if await _finish(context, id_)
+        if await _finish_commit(context, id_)
     ]
     for workspace in await context.ledger.run(lambda tx: tx.workspaces(closing=True)):
         await drop_closed_workspace(context, workspace)
-    left = 0
-    for workspace in sorted(
-        {
-            e.workspace
-            for e in await context.ledger.run(lambda tx: tx.entries(LedgerKind.DESTRUCTION))
-        }
-    ):
-        left += await destroy_condemned(context, workspace)
-    return ReconcileResult(tuple(touched), left, await _destroy_strays(context) if strays else ())
+    open_entries = 0
+    entries = await context.ledger.run(lambda tx: tx.entries(LedgerKind.DESTRUCTION))
+    for workspace in sorted({e.workspace for e in entries}):
+        open_entries += await destroy_condemned(context, workspace)
+    deleted = await _delete_orphans(context) if orphans else ()
+    return ReconcileResult(tuple(changed), open_entries, deleted)
 
 
-async def _finish(context: LedgerContext, id_: CommitId) -> bool:
-    """Do what is owed to one commit if nobody else is at it; True when its state moved."""
+async def _finish_commit(context: LedgerContext, id_: CommitId) -> bool:
+    """Do what a commit without a worker needs; return whether its state changed."""
 
-    async def take(tx: LedgerTransaction) -> Commit | None:
-        return (
-            await commit_row(tx, id_)
-            if await tx.take_lapsed(id_, context.timings.lease_ms)
-            else None
-        )
+    async def take_expired(tx: LedgerTransaction) -> Commit | None:
+        taken = await tx.take_expired_lease(id_, context.timings.lease_ms)
+        return await commit_row(tx, id_) if taken else None
 
-    row = await context.ledger.run(take)
+    row = await context.ledger.run(take_expired)
     if row is None:
         return False
     match reconcile_action(row.state):
         case AbandonCommit():
             await context.ledger.run(lambda tx: _abandon(tx, id_))
         case UndoCommit():
-            await fail_commit(context, id_, ABANDONED)
+            await fail_commit(context, id_, CommitAbandoned())
             await destroy_condemned(context, row.workspace)
         case ServeIfReady():
             await serve_if_ready(context, id_)
-            await context.ledger.run(lambda tx: tx.lease(id_, _AT_ONCE))
+            await context.ledger.run(lambda tx: tx.extend_lease(id_, _EXPIRED))
         case DestroyCondemned():
             await destroy_condemned(context, row.workspace)
-            await context.ledger.run(lambda tx: tx.lease(id_, _AT_ONCE))
+            await context.ledger.run(lambda tx: tx.extend_lease(id_, _EXPIRED))
         case NothingToDo():
             pass
         case unreachable:
@@ -125,7 +119,7 @@ async def _finish(context: LedgerContext, id_: CommitId) -> bool:
     if after is None or after.state is row.state:
         return False
     log.info(
-        "commit recovered",
+        "commit reconciled",
         commit=id_,
         workspace=row.workspace,
         branch=row.branch,
@@ -137,25 +131,26 @@ async def _finish(context: LedgerContext, id_: CommitId) -> bool:
 
 async def _abandon(tx: LedgerTransaction, id_: CommitId) -> None:
     row = await locked_commit_row(tx, id_)
+    error = CommitAbandoned()
     if COMMIT.allows(row.state, CommitEvent.ABANDON):
-        await apply_commit_event(
-            tx, row, CommitEvent.ABANDON, error=ABANDONED.text, code=ABANDONED.code
-        )
+        await apply_commit_event(tx, row, CommitEvent.ABANDON, error=error.text, code=error.code)
 
 
-async def _destroy_strays(context: LedgerContext) -> tuple[TopicName, ...]:
+async def _delete_orphans(context: LedgerContext) -> tuple[TopicName, ...]:
     try:
-        ours = [AssetId(name) for name in await context.topics.names() if OURS.match(name)]
-    except Unreachable:
+        names = await context.topics.names()
+    except SystemUnavailable:
         return ()
+    candidates = [AssetId(name) for name in names if ASSET_TOPIC.match(name)]
 
-    async def judge(tx: LedgerTransaction) -> list[str]:
-        return await tx.strays(await tx.unaccounted(ours), context.timings.stray_grace_ms)
+    async def expired_orphans(tx: LedgerTransaction) -> list[str]:
+        unaccounted = await tx.unaccounted(candidates)
+        return await tx.record_orphans(unaccounted, context.timings.orphan_grace_ms)
 
-    doomed = [TopicName(name) for name in await context.ledger.run(judge)]
-    if doomed:
+    orphans = [TopicName(name) for name in await context.ledger.run(expired_orphans)]
+    if orphans:
         try:
-            await context.topics.delete(doomed)
-        except Unreachable:
+            await context.topics.delete(orphans)
+        except SystemUnavailable:
             return ()
-    return tuple(doomed)
+    return tuple(orphans)

@@ -1,10 +1,12 @@
-"""What the ledgers remember, as a transaction over it. `memory.py` is the twin, `postgres.py` the
-real one, one suite holds both to it.
+"""The stored state of the ledgers, as a transaction: commits, branches, entries, jobs and the bank.
 
-Theory. A commit, its entries, the branch pointers, the job registry and the bank change together or
-not at all, so there is one transaction type with the bank inside it. `Ledger.run(work)` runs
-`work(transaction)` and answers only when the outcome is certain; `work` may be run again, so it
-begins by reading the state it is about to change and does nothing where that has been done already.
+`memory.py` is the in-memory implementation and `postgres.py` the real one; one contract suite tests
+both. A commit, its entries, the branch pointers, the job registry and the bank change together or
+not at all, so there is one transaction type with the bank inside it.
+
+`Ledger.run(work)` runs `work(transaction)` and returns only when the outcome is certain. `work` may
+be run again, so it starts by reading the state it is about to change, and does nothing if that
+change was already made.
 """
 
 from __future__ import annotations
@@ -17,15 +19,25 @@ from typing import Protocol, TypeVar
 from fennel_core.bank.store import Bank
 from fennel_core.blueprints.spec import Job
 from fennel_core.ledger.lifecycle import CommitState, EntryState
-from fennel_core.vocab.ids import AssetId, BranchName, CommitId, JobId, Millis, WorkspaceId
+from fennel_core.vocab.ids import (
+    AssetId,
+    BranchName,
+    CommitId,
+    JobId,
+    Millis,
+    PartitionIndex,
+    WorkspaceId,
+)
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class CommitOptions:
-    """How a commit is meant. `backfill` False refuses to compute anything again from data that
-    exists.
+    """Options of a commit.
+
+    `incremental`: extend the branch's definitions instead of replacing them. `backfill` False:
+    reject the commit if it would recompute from existing data.
     """
 
     incremental: bool = False
@@ -34,8 +46,10 @@ class CommitOptions:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """A commit row without its large columns. `base`: the branch's target when the commit was
-    received.
+    """A commit's row without its large columns.
+
+    `digest` identifies a repeated request. `base` is the branch's target when the commit was
+    received. `attempt` counts the hand-overs to the orchestrator.
     """
 
     id: CommitId
@@ -53,7 +67,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """`target` is what is written, `serving` what is read. None: empty."""
+    """A branch: jobs write the version `target`, reads use the version `serving`. None: empty."""
 
     workspace: WorkspaceId
     name: BranchName
@@ -62,14 +76,17 @@ class Branch:
 
 
 class LedgerKind(StrEnum):
+    """The two ledgers."""
+
     CREATION = "creation"
     DESTRUCTION = "destruction"
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """One line of a ledger. `commit` None: a destruction that no commit waits for (a deleted branch
-    or workspace).
+    """One asset to create or to destroy.
+
+    `commit` None: no commit waits for the destruction (of a deleted branch or workspace).
     """
 
     id: int
@@ -84,72 +101,86 @@ class LedgerEntry:
 
 @dataclass(frozen=True, slots=True)
 class PartitionProgress:
-    """A job partition as its engine last reported it. `lag` None: not known."""
+    """A job partition as its engine reported it last. `lag` in records; None: unknown."""
 
     job: JobId
-    part: int
+    partition: PartitionIndex
     status: str
     lag: int | None
     error: str | None
 
 
 class LedgerTransaction(Protocol):
-    """One transaction over everything. Times are the store's own clock."""
+    """One transaction over all of the state. Times are measured by the store's own clock."""
 
     @property
-    def bank(self) -> Bank: ...
+    def bank(self) -> Bank:
+        """The asset bank inside this transaction."""
+        ...
 
     # --- workspaces
 
     async def add_workspace(self, workspace: WorkspaceId) -> bool:
-        """Open a workspace with its branch `main`; False when it exists already."""
+        """Create a workspace with its branch `main`; return False if it exists already."""
         ...
 
     async def close_workspace(self, workspace: WorkspaceId) -> bool:
-        """From now on nothing is committed there; False when there is no such workspace."""
+        """Refuse further commits to the workspace; return False if it does not exist."""
         ...
 
-    async def remove_workspace(self, workspace: WorkspaceId) -> None: ...
+    async def remove_workspace(self, workspace: WorkspaceId) -> None:
+        """Delete every row of the workspace."""
+        ...
 
-    async def workspaces(self, *, closing: bool) -> list[WorkspaceId]: ...
+    async def workspaces(self, *, closing: bool) -> list[WorkspaceId]:
+        """Return the closed workspaces if `closing`, else the open ones."""
+        ...
 
     # --- commits
 
-    async def add_commit(self, commit: Commit, request: bytes) -> None: ...
+    async def add_commit(self, commit: Commit, request: bytes) -> None:
+        """Insert a commit and the SyncRequest it was received with."""
+        ...
 
-    async def commit(self, id_: CommitId) -> Commit | None: ...
+    async def commit(self, id_: CommitId) -> Commit | None:
+        """Return the commit, None if there is none."""
+        ...
 
     async def same_commit(
         self, workspace: WorkspaceId, branch: BranchName, digest: str
     ) -> Commit | None:
-        """The newest commit of the branch with this digest that is under way or stands, if there is
-        one.
-        """
+        """Return the branch's newest commit with this digest that is running or succeeded."""
         ...
 
     async def open_commits(self, workspace: WorkspaceId | None = None) -> list[CommitId]:
-        """Commits that are not settled, oldest first."""
+        """Return the commits that are not settled, oldest first."""
         ...
 
-    async def lease(self, id_: CommitId, ms: Millis) -> bool:
-        """Take or prolong the commit's lease unconditionally; False when there is no such
-        commit.
-        """
+    async def extend_lease(self, id_: CommitId, ms: Millis) -> bool:
+        """Take or extend the commit's lease; return False if there is no such commit."""
         ...
 
-    async def take_lapsed(self, id_: CommitId, ms: Millis) -> bool:
-        """Take the lease only if it has lapsed."""
+    async def take_expired_lease(self, id_: CommitId, ms: Millis) -> bool:
+        """Take the commit's lease if it has expired; return whether it was taken."""
         ...
 
-    async def request(self, id_: CommitId) -> bytes: ...
+    async def request(self, id_: CommitId) -> bytes:
+        """Return the SyncRequest that the commit was received with."""
+        ...
 
-    async def merged(self, id_: CommitId) -> bytes | None: ...
+    async def merged(self, id_: CommitId) -> bytes | None:
+        """Return the SyncRequest of the whole version, None before T1."""
+        ...
 
-    async def catalog(self, id_: CommitId) -> bytes | None: ...
+    async def catalog(self, id_: CommitId) -> bytes | None:
+        """Return the encoded catalog of the version, None before T1."""
+        ...
 
     async def set_compiled(
         self, id_: CommitId, merged: bytes, catalog: bytes, summary: Sequence[str]
-    ) -> None: ...
+    ) -> None:
+        """Store what T1 computed."""
+        ...
 
     async def set_state(
         self,
@@ -159,34 +190,41 @@ class LedgerTransaction(Protocol):
         error: str | None = None,
         error_code: str | None = None,
     ) -> None:
-        """Move; an error is added only where there is none yet. A settled commit gets its end
-        time.
-        """
+        """Set the state, and the error if none is stored yet; a settled commit gets an end time."""
         ...
 
-    async def add_summary(self, id_: CommitId, lines: Sequence[str]) -> None: ...
+    async def add_summary(self, id_: CommitId, lines: Sequence[str]) -> None:
+        """Append lines to the commit's summary."""
+        ...
 
     async def next_attempt(self, id_: CommitId, seen: int) -> int | None:
-        """Count one more hand-over to the orchestrator after `seen` of them, and say which it is;
-        None when somebody else was first.
+        """Count one more hand-over to the orchestrator and return its number.
+
+        Returns None if the count is no longer `seen`: another process handed the commit over.
         """
         ...
 
     # --- branches
 
     async def add_branch(self, branch: Branch) -> bool:
-        """False when the name is taken."""
+        """Insert a branch; return False if the name is taken."""
         ...
 
-    async def branch(self, workspace: WorkspaceId, name: BranchName) -> Branch | None: ...
+    async def branch(self, workspace: WorkspaceId, name: BranchName) -> Branch | None:
+        """Return the branch, None if there is none."""
+        ...
 
     async def branches(self, workspace: WorkspaceId) -> list[Branch]:
-        """In order of creation."""
+        """Return the workspace's branches in order of creation."""
         ...
 
-    async def put_branch(self, branch: Branch) -> None: ...
+    async def update_branch(self, branch: Branch) -> None:
+        """Set the target and serving versions of an existing branch."""
+        ...
 
-    async def remove_branch(self, workspace: WorkspaceId, name: BranchName) -> None: ...
+    async def remove_branch(self, workspace: WorkspaceId, name: BranchName) -> None:
+        """Delete the branch's row."""
+        ...
 
     # --- ledgers
 
@@ -196,7 +234,9 @@ class LedgerTransaction(Protocol):
         workspace: WorkspaceId,
         commit: CommitId | None,
         assets: Iterable[AssetId],
-    ) -> None: ...
+    ) -> None:
+        """Append one pending entry per asset."""
+        ...
 
     async def entries(
         self,
@@ -206,59 +246,61 @@ class LedgerTransaction(Protocol):
         workspace: WorkspaceId | None = None,
         only_open: bool = True,
     ) -> list[LedgerEntry]:
-        """By id; of one commit, of one workspace, or all."""
+        """Return entries by id: of one commit, of one workspace, or all."""
         ...
 
-    async def mark(self, ids: Iterable[int], state: EntryState, error: str | None = None) -> None:
-        """`attempts` grows with every mark."""
+    async def mark_entries(
+        self, ids: Iterable[int], state: EntryState, error: str | None = None
+    ) -> None:
+        """Set the state of entries and count one more attempt for each."""
         ...
 
     # --- the job registry
 
     async def add_jobs(self, jobs: Sequence[Job]) -> None:
-        """Registers each job and its partitions; those that are registered stay as they are."""
+        """Register jobs and their partitions; leave registered ones unchanged."""
         ...
 
-    async def progress(self, jobs: Iterable[JobId]) -> list[PartitionProgress]: ...
-
-    async def registered(self, workspace: WorkspaceId) -> list[JobId]: ...
-
-    async def retire(self, jobs: Iterable[JobId]) -> None:
-        """Ask the engines to stop these jobs and to remove their local state."""
+    async def partition_progress(self, jobs: Iterable[JobId]) -> list[PartitionProgress]:
+        """Return what engines reported last about every partition of `jobs`."""
         ...
 
-    async def remove_stopped(self, jobs: Iterable[JobId]) -> list[JobId]:
-        """Remove those retired jobs of which no partition is under a live lease; says which of
-        `jobs` are not registered now.
+    async def registered_jobs(self, workspace: WorkspaceId) -> list[JobId]:
+        """Return the registered jobs of a workspace."""
+        ...
+
+    async def retire_jobs(self, jobs: Iterable[JobId]) -> None:
+        """Request the engines to stop these jobs and to delete their local state."""
+        ...
+
+    async def remove_stopped_jobs(self, jobs: Iterable[JobId]) -> list[JobId]:
+        """Remove the retired jobs without a live lease on any partition.
+
+        Returns those of `jobs` that are not registered (any more).
         """
         ...
 
-    # --- strays
+    # --- orphaned topics
 
     async def unaccounted(self, ids: Iterable[AssetId]) -> list[AssetId]:
-        """Those of `ids` whose incarnation this installation gave out, but that the bank knows only
-        as gone, or not at all.
+        """Return those of `ids` that this installation named but the bank does not account for.
+
+        The bank accounts for every asset that it has in a state other than gone.
         """
         ...
 
-    async def strays(self, seen: Iterable[str], grace_ms: Millis) -> list[str]:
-        """Remember exactly `seen` as strays; answers those that have been strays for `grace_ms` or
-        longer.
-        """
+    async def record_orphans(self, seen: Iterable[str], grace_ms: Millis) -> list[str]:
+        """Record exactly `seen` as orphans; return those seen for `grace_ms` or longer."""
         ...
-
-
-class LedgerUnavailable(Exception):
-    """The store could not be reached, or did not say in time whether the transaction happened: run
-    the step again to learn it.
-    """
 
 
 class Ledger(Protocol):
-    async def run(self, work: Callable[[LedgerTransaction], Awaitable[T]]) -> T:
-        """Run `work` in one transaction and return its result when the commit is certain; its
-        errors roll back and pass through.
+    """The store of the ledgers."""
 
-        Raises `LedgerUnavailable`.
+    async def run(self, work: Callable[[LedgerTransaction], Awaitable[T]]) -> T:
+        """Run `work` in one transaction and return its result once the COMMIT is certain.
+
+        An exception of `work` rolls back and propagates. Raises SystemUnavailable (nothing changed)
+        and TransactionOutcomeUnknown; after either, run the step again.
         """
         ...

@@ -1,10 +1,11 @@
-"""The hands of the ledgers: what makes and unmakes topics. `kafka.py` is the real one,
-`MemoryTopicAdmin` its twin.
+"""Create and delete topics: the `TopicAdmin` protocol and its in-memory implementation.
 
-Theory. Making a topic that exists and unmaking one that does not are successes, because every step
-may be run again. An answer is per topic: one refusal condemns its commit but says nothing about the
-others. `Unreachable` means that nothing is known about any of them; the caller tries again. Jobs
-need no hands: a job is a row of the registry, made by the commit transaction itself.
+`kafka.py` is the real implementation. Creating a topic that exists and deleting one that does not
+are successes, because every step may run again. Results are per topic: a refusal of one topic fails
+its commit and says nothing about the others. `SystemUnavailable` means that the state of every
+topic of the request is unknown; the caller repeats the request.
+
+Jobs need no such interface: a job is a row of the registry, inserted by the commit transaction.
 """
 
 from __future__ import annotations
@@ -17,17 +18,13 @@ from fennel_core.blueprints.logical import AssetKind
 from fennel_core.vocab.ids import TopicName
 
 
-class Unreachable(Exception):
-    """Kafka did not answer; whether it did what was asked is unknown."""
-
-
 class TopicRefusal(str):
-    """Why a topic could not be made or unmade."""
+    """The reason why a topic could not be created or deleted."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicSpec:
-    """What is needed to know about a topic to make it."""
+    """A topic to create."""
 
     name: TopicName
     kind: AssetKind
@@ -35,16 +32,18 @@ class TopicSpec:
 
 
 class TopicAdmin(Protocol):
+    """Topic administration. Every method raises `SystemUnavailable`."""
+
     async def create(self, topics: Sequence[TopicSpec]) -> Mapping[TopicName, TopicRefusal]:
-        """Make what is not there; answers those refused. Raises `Unreachable`."""
+        """Create the missing topics and return the refused ones."""
         ...
 
     async def delete(self, names: Sequence[TopicName]) -> Mapping[TopicName, TopicRefusal]:
-        """Unmake what is there; answers those refused. Raises `Unreachable`."""
+        """Delete the existing topics and return the refused ones."""
         ...
 
     async def names(self) -> list[TopicName]:
-        """Every topic there is. Raises `Unreachable`."""
+        """Return the names of all topics."""
         ...
 
 
@@ -52,18 +51,20 @@ class MemoryTopicAdmin:
     """Topics as a dict of partition counts."""
 
     def __init__(self) -> None:
-        self.there: dict[TopicName, int] = {}
-        self.refuse: dict[TopicName, TopicRefusal] = {}
-        """Topics that a test wants refused."""
+        self.partition_counts: dict[TopicName, int] = {}
+        self.refusals: dict[TopicName, TopicRefusal] = {}
+        """Topics that a test wants `create` to refuse."""
 
     async def create(self, topics: Sequence[TopicSpec]) -> Mapping[TopicName, TopicRefusal]:
-        self.there |= {t.name: t.partitions for t in topics if t.name not in self.refuse}
-        return {t.name: self.refuse[t.name] for t in topics if t.name in self.refuse}
+        self.partition_counts |= {
+            t.name: t.partitions for t in topics if t.name not in self.refusals
+        }
+        return {t.name: self.refusals[t.name] for t in topics if t.name in self.refusals}
 
     async def delete(self, names: Sequence[TopicName]) -> Mapping[TopicName, TopicRefusal]:
         for name in names:
-            self.there.pop(name, None)
+            self.partition_counts.pop(name, None)
         return {}
 
     async def names(self) -> list[TopicName]:
-        return sorted(self.there)
+        return sorted(self.partition_counts)

@@ -7,7 +7,7 @@ then what to do next. `AirflowFailException` also spares it retries, which would
 answer. A database, a bucket or a slot that is away fails the task as itself: retries are for that.
 
 To find what was done in a log: `ledger step` (one line per asset, with `action`, `kind`, `title`,
-`ms`), `plan:`, `commit recovered`, `snapshot #`, `meant:`, `caught up`, `what to do:`.
+`ms`), `plan:`, `commit reconciled`, `snapshot #`, `meant:`, `caught up`, `what to do:`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from airflow.sdk.exceptions import AirflowFailException
 
+from fennel_core.connections.errors import ConnectionsError
 from fennel_core.connections.frames import RemoteError
 from fennel_core.connections.workspaces import checked_name
 from fennel_core.definition import commit_steps as definition
@@ -33,7 +34,6 @@ from fennel_core.ledger.store import (
     LedgerEntry,
     LedgerKind,
     LedgerTransaction,
-    LedgerUnavailable,
 )
 from fennel_core.settings.model import Settings
 from fennel_core.snapshots import drills, rebuild, selection, snapshot_pass
@@ -128,7 +128,7 @@ def reconciled() -> None:
         done.open_entries,
         " (they wait for an engine or for Kafka)" if done.open_entries else "",
     )
-    log.info("strays removed (topics that no ledger knows): %s", ", ".join(done.strays) or "none")
+    log.info("orphans deleted (topics that no ledger knows): %s", ", ".join(done.orphans) or "none")
 
 
 def slots() -> list[str]:
@@ -248,7 +248,7 @@ def _told(work: Callable[[], T]) -> T:
         )
         raise AirflowFailException(str(stuck)) from None
     except (
-        LedgerUnavailable,
+        ConnectionsError,
         StoreError,
         snapshot_pass.SnapshotPassFailed,
         drills.DrillNotRun,
@@ -278,7 +278,7 @@ async def _ledgers_if_there(steps: CommitSteps, commit_id: CommitId) -> list[str
     """A database that is away must not hide why the step itself failed."""
     try:
         return await steps.context.ledger.run(lambda tx: _ledgers(tx, commit_id))
-    except LedgerUnavailable as away:
+    except ConnectionsError as away:
         return [f"the ledgers of commit {commit_id} cannot be read now: {away}"]
 
 

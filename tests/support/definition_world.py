@@ -93,4 +93,4 @@ class Office:
 
     @property
     def states(self) -> list[str]:
-        return [str(row.state) for row in self.world.ledger.world.commits.values()]
+        return [str(row.state) for row in self.world.ledger.state.commits.values()]

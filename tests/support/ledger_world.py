@@ -17,7 +17,10 @@ from typing import Any
 
 from fennel_core.bank.store import AssetState
 from fennel_core.blueprints.logical import AssetKind, Compiled
+from fennel_core.connections.errors import SystemUnavailable, TransactionOutcomeUnknown
 from fennel_core.ledger import commit_protocol
+from fennel_core.ledger.context import LedgerContext, LedgerTimings
+from fennel_core.ledger.destruction import destroy_condemned
 from fennel_core.ledger.lifecycle import COMMITTED, SETTLED, CommitState
 from fennel_core.ledger.memory import MemoryLedger
 from fennel_core.ledger.reconcile import reconcile
@@ -25,10 +28,10 @@ from fennel_core.ledger.store import (
     Commit,
     CommitOptions,
     LedgerTransaction,
-    LedgerUnavailable,
     PartitionProgress,
 )
-from fennel_core.ledger.topics import MemoryTopicAdmin, TopicRefusal, TopicSpec, Unreachable
+from fennel_core.ledger.topics import MemoryTopicAdmin, TopicRefusal, TopicSpec
+from fennel_core.ledger.warming import wait_and_serve
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import MAIN_BRANCH, BranchName, CommitId, TopicName, WorkspaceId
 
@@ -74,12 +77,12 @@ class FaultyLedger:
         if fault in (Fault.CRASH_BEFORE, Fault.CRASH_HALF):
             raise Crash
         if fault in (Fault.LOST_BEFORE, Fault.LOST_HALF):
-            raise LedgerUnavailable("nothing happened, but nobody says so")
+            raise SystemUnavailable("no response, nothing changed")
         result = await self.inner.run(work)
         if fault is Fault.CRASH_AFTER:
             raise Crash
         if fault is Fault.LOST_AFTER:
-            raise LedgerUnavailable("it happened, but nobody says so")
+            raise TransactionOutcomeUnknown("no response, but committed")
         return result
 
 
@@ -96,7 +99,7 @@ class FaultyTopics:
         if fault is Fault.CRASH_BEFORE:
             raise Crash
         if fault is Fault.LOST_BEFORE:
-            raise Unreachable("no answer")
+            raise SystemUnavailable("no answer")
         half = fault in (Fault.CRASH_HALF, Fault.LOST_HALF)
         refused = items[:1] if fault is Fault.REFUSED else []
         done = items[: len(items) // 2] if half else items[len(refused) :]
@@ -104,7 +107,7 @@ class FaultyTopics:
         if fault in (Fault.CRASH_AFTER, Fault.CRASH_HALF):
             raise Crash
         if fault in (Fault.LOST_AFTER, Fault.LOST_HALF):
-            raise Unreachable("no answer")
+            raise SystemUnavailable("no answer")
         return answer | {getattr(item, "name", item): TopicRefusal("policy") for item in refused}
 
     async def create(self, topics: Sequence[TopicSpec]) -> Mapping[TopicName, TopicRefusal]:
@@ -137,20 +140,20 @@ class World:
 
     def engines(self) -> None:
         """Engines run what is wanted and let go of what is not, as soon as time passes."""
-        world = self.ledger.world
+        world = self.ledger.state
         for id_, row in list(world.jobs.items()):
             world.jobs[id_] = replace(
                 row, leased_until_ms=0 if row.retired else self.now_ms + 10_000
             )
-        for (job, part), _ in list(world.parts.items()):
+        for (job, part), _ in list(world.partitions.items()):
             parked = world.jobs[job].spec.title in self.parked
             status, lag, error = ("parked", None, "bad code") if parked else ("running", 0, None)
-            world.parts[job, part] = PartitionProgress(job, part, status, lag, error)
+            world.partitions[job, part] = PartitionProgress(job, part, status, lag, error)
 
-    def context(self, faults: Faults | None = None) -> commit_protocol.LedgerContext:
+    def context(self, faults: Faults | None = None) -> LedgerContext:
         faults = faults or Faults()
-        timings = commit_protocol.LedgerTimings(retry_seconds=0.1)
-        return commit_protocol.LedgerContext(
+        timings = LedgerTimings(retry_seconds=0.1)
+        return LedgerContext(
             FaultyLedger(self.ledger, faults),
             FaultyTopics(self.topics, faults),
             self.sleep,
@@ -207,9 +210,9 @@ class World:
         try:
             await commit_protocol.create_assets(context, id_)
             await commit_protocol.switch(context, id_)
-            await commit_protocol.warm_and_serve(context, id_, seconds=5)
+            await wait_and_serve(context, id_, seconds=5)
         finally:
-            await commit_protocol.destroy_condemned(context, SHOP)
+            await destroy_condemned(context, SHOP)
 
     async def settle(self, rounds: int = 60) -> None:
         """Time passes, recovery runs, until nothing is left to do."""
@@ -223,11 +226,11 @@ class World:
         raise AssertionError("recovery never came to rest")
 
     def target(self, branch: BranchName = MAIN_BRANCH) -> str | None:
-        return self.ledger.world.branch_rows[SHOP, branch].target
+        return self.ledger.state.branch_rows[SHOP, branch].target
 
     def words(self, branch: BranchName = MAIN_BRANCH) -> set[str]:
         """The datasets the branch holds."""
-        bank = self.ledger.world.bank
+        bank = self.ledger.state.bank
         held = {id_ for _, name, id_ in bank.refs if name == branch}
         return {
             bank.rows[id_].blueprint.title
@@ -236,8 +239,8 @@ class World:
         }
 
     def check(self) -> None:
-        """No stray, no loss, all or nothing: true whenever the world is at rest."""
-        world = self.ledger.world
+        """No orphan, no loss, all or nothing: true whenever the world is at rest."""
+        world = self.ledger.state
         assert all(c.state in SETTLED for c in world.commits.values())
         assert not world.bank.reservations, "nothing is held for a commit that is over"
         held = {id_ for _, _, id_ in world.bank.refs}
@@ -245,7 +248,9 @@ class World:
         assert alive == held, "what is held is there, what is not held is gone"
         assert all(world.bank.rows[id_].state is AssetState.LIVE for id_ in held)
         topics = {id_ for id_ in held if world.bank.rows[id_].key.kind is not AssetKind.JOB}
-        assert set(self.topics.there) == topics, "Kafka has exactly the topics that somebody holds"
+        assert set(self.topics.partition_counts) == topics, (
+            "Kafka has exactly the topics that somebody holds"
+        )
         assert set(world.jobs) == held - topics, (
             "the registry has exactly the jobs that somebody holds"
         )
@@ -257,7 +262,7 @@ class World:
                 job.spec.dead_letters,
                 *(o.topic for o in job.spec.outputs),
             }
-            assert names <= set(self.topics.there), "a job's topics are there"
+            assert names <= set(self.topics.partition_counts), "a job's topics are there"
         for branch in world.branch_rows.values():
             assert branch.target == branch.serving, "reads have followed"
             versions = {commit for commit, name, _ in world.bank.refs if name == branch.name}

@@ -88,7 +88,7 @@ CREATE TABLE ledger_entry (
 CREATE INDEX ledger_open ON ledger_entry (ledger, workspace) WHERE state IN ('pending', 'failed');
 CREATE INDEX ledger_of_commit ON ledger_entry (commit_id);
 
-CREATE TABLE stray (                                   -- topics that no asset accounts for, and since when: gone after a grace period
+CREATE TABLE orphan_topic (                            -- topics that no asset accounts for, and since when: deleted after a grace period
     topic       text PRIMARY KEY,
     seen_at     timestamptz NOT NULL DEFAULT now()
 );

@@ -19,7 +19,7 @@ from fennel_core.definition.commit_steps import CommitSteps
 from fennel_core.definition.orchestrator import InlineOrchestrator
 from fennel_core.definition.server import ServerState, application
 from fennel_core.definition.window_specs import client_program_runner
-from fennel_core.ledger.commit_protocol import LedgerContext, LedgerTimings
+from fennel_core.ledger.context import LedgerContext, LedgerTimings
 from fennel_core.ledger.postgres import PostgresLedger
 from fennel_core.ledger.topics import MemoryTopicAdmin
 from fennel_core.settings.model import Settings

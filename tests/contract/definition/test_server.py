@@ -58,7 +58,7 @@ async def test_a_preview_changes_nothing(
 ) -> None:
     response = await post(client, "/commit?preview=true", content=FEATURES)
     assert "+ create job of Profiles: table\n" in response.json()["summary"]
-    assert not topics.there
+    assert not topics.partition_counts
     assert (await client.get(f"{API}/xray")).json() == {"datasets": [], "featuresets": []}
 
 
@@ -81,7 +81,7 @@ async def test_bytes_that_are_no_commit_are_400_and_too_many_are_413(
         large = await post(client, "/commit", content=content)
         assert (large.status_code, large.headers["x-fennel-error-code"]) == (413, "body-too-large")
         assert "200000 bytes" in large.text
-    assert not topics.there
+    assert not topics.partition_counts
 
 
 async def test_init_makes_an_empty_branch_and_refuses_a_name_that_is_taken_or_odd(
@@ -111,9 +111,9 @@ async def test_a_clone_has_what_its_source_has_and_is_its_own_afterwards(
     client: httpx.AsyncClient, topics: MemoryTopicAdmin
 ) -> None:
     await post(client, "/commit", content=FEATURES)
-    made = set(topics.there)
+    made = set(topics.partition_counts)
     assert (await post(client, "/init", "copy", json={"clone_from": "main"})).status_code == 200
-    assert set(topics.there) == made, "a clone is more references, no copies"
+    assert set(topics.partition_counts) == made, "a clone is more references, no copies"
     assert (await client.get(f"{API}/xray", headers=on("copy"))).json() == (
         await client.get(f"{API}/xray")
     ).json()
@@ -122,7 +122,7 @@ async def test_a_clone_has_what_its_source_has_and_is_its_own_afterwards(
         d["name"] for d in (await client.get(f"{API}/xray", headers=on("copy"))).json()["datasets"]
     }
     assert names == {"Profiles", "Items"}
-    assert made < set(topics.there), "what the clone holds stays"
+    assert made < set(topics.partition_counts), "what the clone holds stays"
     is_error(
         await post(client, "/init", "x", json={"clone_from": "random"}),
         500,
@@ -191,7 +191,7 @@ async def test_a_workspace_lives_from_its_token_to_its_deletion_and_leaves_nothi
     token = {"Authorization": f"Bearer {made.json()['token']}"}
     assert (await client.post(f"{API}/commit", content=FEATURES, headers=token)).status_code == 200
     await post(client, "/commit", content=FEATURES)
-    assert {name.split(".")[0] for name in topics.there} == {"mill", "shop"}
+    assert {name.split(".")[0] for name in topics.partition_counts} == {"mill", "shop"}
     more = await client.post(f"{API}/workspaces/mill/tokens", headers=AS_ADMIN)
     assert (
         await client.get(
@@ -206,7 +206,7 @@ async def test_a_workspace_lives_from_its_token_to_its_deletion_and_leaves_nothi
         "name": "mill",
         "gone": True,
     }
-    assert {name.split(".")[0] for name in topics.there} == {"shop"}
+    assert {name.split(".")[0] for name in topics.partition_counts} == {"shop"}
     listed = (await client.get(f"{API}/workspaces", headers=AS_ADMIN)).json()["workspaces"]
     assert [w["name"] for w in listed] == ["shop"]
     assert (await client.delete(f"{API}/workspaces/mill", headers=AS_ADMIN)).status_code == 404

@@ -11,8 +11,11 @@ import pytest
 from fennel_core.bank.store import Asset, AssetState
 from fennel_core.blueprints.plan import asset_id
 from fennel_core.blueprints.spec import Catalog
+from fennel_core.connections.errors import ConnectionsError
 from fennel_core.connections.postgres import pool
 from fennel_core.ledger import branches, commit_protocol
+from fennel_core.ledger.context import LedgerContext, LedgerTimings
+from fennel_core.ledger.destruction import destroy_condemned
 from fennel_core.ledger.lifecycle import CommitState, EntryState
 from fennel_core.ledger.postgres import PostgresLedger
 from fennel_core.ledger.reconcile import reconcile
@@ -23,9 +26,9 @@ from fennel_core.ledger.store import (
     Ledger,
     LedgerKind,
     LedgerTransaction,
-    LedgerUnavailable,
 )
 from fennel_core.ledger.topics import MemoryTopicAdmin
+from fennel_core.ledger.warming import wait_and_serve
 from fennel_core.vocab import canonical
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import MAIN_BRANCH, BranchName, CommitId, Millis, WorkspaceId
@@ -117,11 +120,11 @@ async def test_open_commits_are_those_not_settled_in_order(ledger: Ledger) -> No
 
 async def test_a_lease_is_taken_by_recovery_only_after_it_lapsed(ledger: Ledger) -> None:
     await add(ledger, commit(FIRST))
-    assert await ledger.run(lambda tx: tx.take_lapsed(FIRST, Millis(60_000))), "never leased"
-    assert not await ledger.run(lambda tx: tx.take_lapsed(FIRST, Millis(60_000)))
-    assert await ledger.run(lambda tx: tx.lease(FIRST, Millis(0))), "its worker is done"
-    assert await ledger.run(lambda tx: tx.take_lapsed(FIRST, Millis(60_000)))
-    assert not await ledger.run(lambda tx: tx.lease(SECOND, Millis(1)))
+    assert await ledger.run(lambda tx: tx.take_expired_lease(FIRST, Millis(60_000))), "never leased"
+    assert not await ledger.run(lambda tx: tx.take_expired_lease(FIRST, Millis(60_000)))
+    assert await ledger.run(lambda tx: tx.extend_lease(FIRST, Millis(0))), "its worker is done"
+    assert await ledger.run(lambda tx: tx.take_expired_lease(FIRST, Millis(60_000)))
+    assert not await ledger.run(lambda tx: tx.extend_lease(SECOND, Millis(1)))
 
 
 async def test_branches_are_listed_in_order_of_creation_and_main_is_first(ledger: Ledger) -> None:
@@ -130,7 +133,7 @@ async def test_branches_are_listed_in_order_of_creation_and_main_is_first(ledger
         assert await ledger.run(lambda tx, name=name: tx.add_branch(Branch(SHOP, name, None, None)))  # type: ignore[misc]
     assert not await ledger.run(lambda tx: tx.add_branch(Branch(SHOP, names[0], None, None)))
     await add(ledger, commit(FIRST))
-    await ledger.run(lambda tx: tx.put_branch(Branch(SHOP, names[1], FIRST, None)))
+    await ledger.run(lambda tx: tx.update_branch(Branch(SHOP, names[1], FIRST, None)))
     await ledger.run(lambda tx: tx.remove_branch(SHOP, names[0]))
     listed = await ledger.run(lambda tx: tx.branches(SHOP))
     assert listed == [
@@ -146,9 +149,9 @@ async def test_strays_count_from_when_they_were_first_seen_without_interruption(
     ledger: Ledger,
 ) -> None:
     hour = Millis(3_600_000)
-    assert await ledger.run(lambda tx: tx.strays(["a", "b"], hour)) == []
-    assert await ledger.run(lambda tx: tx.strays(["b", "c"], Millis(0))) == ["b", "c"]
-    assert await ledger.run(lambda tx: tx.strays([], Millis(0))) == []
+    assert await ledger.run(lambda tx: tx.record_orphans(["a", "b"], hour)) == []
+    assert await ledger.run(lambda tx: tx.record_orphans(["b", "c"], Millis(0))) == ["b", "c"]
+    assert await ledger.run(lambda tx: tx.record_orphans([], Millis(0))) == []
 
 
 async def test_only_names_that_were_given_out_here_and_are_gone_or_unknown_are_unaccounted_for(
@@ -171,7 +174,7 @@ async def test_only_names_that_were_given_out_here_and_are_gone_or_unknown_are_u
 
 async def test_a_database_that_is_away_is_told_as_such() -> None:
     async with pool("postgresql://nobody@127.0.0.1:1/nothing", name="test", size=1) as connections:
-        with pytest.raises(LedgerUnavailable):
+        with pytest.raises(ConnectionsError):
             await PostgresLedger(connections).run(lambda tx: tx.open_commits())
 
 
@@ -180,11 +183,11 @@ class Worker:
 
     def __init__(self, ledger: Ledger) -> None:
         self.topics = MemoryTopicAdmin()
-        self.context = commit_protocol.LedgerContext(
+        self.context = LedgerContext(
             ledger,
             self.topics,
             asyncio.sleep,
-            commit_protocol.LedgerTimings(stray_grace_ms=Millis(0)),
+            LedgerTimings(orphan_grace_ms=Millis(0)),
         )
         self.ledger = ledger
 
@@ -195,8 +198,8 @@ class Worker:
         await commit_protocol.reserve(self.context, id_, toy(*words), b"")
         await commit_protocol.create_assets(self.context, id_)
         await commit_protocol.switch(self.context, id_)
-        await commit_protocol.warm_and_serve(self.context, id_, seconds=warm_seconds)
-        await commit_protocol.destroy_condemned(self.context, SHOP)
+        await wait_and_serve(self.context, id_, seconds=warm_seconds)
+        await destroy_condemned(self.context, SHOP)
 
     async def state(self, id_: CommitId) -> CommitState:
         row = await self.ledger.run(lambda tx: tx.commit(id_))
@@ -211,9 +214,9 @@ async def test_a_whole_history_of_a_workspace(ledger: Ledger) -> None:
         "nothing was served before, so nothing waits for engines"
     )
     catalog = canonical.loads(await ledger.run(lambda tx: tx.catalog(FIRST)) or b"", Catalog)
-    jobs = await ledger.run(lambda tx: tx.registered(SHOP))
+    jobs = await ledger.run(lambda tx: tx.registered_jobs(SHOP))
     assert sorted(catalog.jobs) == jobs
-    assert len(await ledger.run(lambda tx: tx.progress(jobs))) == 2 * 2
+    assert len(await ledger.run(lambda tx: tx.partition_progress(jobs))) == 2 * 2
 
     await branches.clone_branch(worker.context, SHOP, FEATURE, MAIN_BRANCH)
     await worker.run(SECOND, "users", "cities")
@@ -226,14 +229,18 @@ async def test_a_whole_history_of_a_workspace(ledger: Ledger) -> None:
     await worker.run(THIRD, "users")
     assert await worker.state(SECOND) == "superseded"
     assert await worker.state(THIRD) == "finished", "its only job was there before"
-    assert {n.split(".")[1] for n in worker.topics.there} == {"topic", "replaylog", "dead"}
-    assert len(await ledger.run(lambda tx: tx.registered(SHOP))) == 2, (
+    assert {n.split(".")[1] for n in worker.topics.partition_counts} == {
+        "topic",
+        "replaylog",
+        "dead",
+    }
+    assert len(await ledger.run(lambda tx: tx.registered_jobs(SHOP))) == 2, (
         "the clone holds `orders`; the table of `cities` is gone"
     )
 
     await branches.delete_branch(worker.context, SHOP, FEATURE)
     assert (await reconcile(worker.context)).open_entries == 0
-    assert len(await ledger.run(lambda tx: tx.registered(SHOP))) == 1
+    assert len(await ledger.run(lambda tx: tx.registered_jobs(SHOP))) == 1
     entries = await ledger.run(
         lambda tx: tx.entries(LedgerKind.DESTRUCTION, workspace=SHOP, only_open=False)
     )
@@ -244,7 +251,7 @@ async def test_a_whole_history_of_a_workspace(ledger: Ledger) -> None:
         await branches.init_branch(worker.context, SHOP, FEATURE)
     while not await branches.drop_closed_workspace(worker.context, SHOP):
         pass
-    assert not worker.topics.there
+    assert not worker.topics.partition_counts
     assert await ledger.run(lambda tx: tx.workspaces(closing=True)) == []
     assert await ledger.run(lambda tx: tx.add_workspace(SHOP)), "the name is free again"
 
@@ -265,8 +272,10 @@ async def test_commits_at_once_on_one_branch_leave_one_winner_and_a_clear_loser(
         return "committed"
 
     assert sorted(await asyncio.gather(whole(FIRST, "a"), whole(SECOND, "b"))) == [
-        "commit-base-moved",
+        "commit-conflict",
         "committed",
     ]
-    await commit_protocol.destroy_condemned(worker.context, SHOP)
-    assert len(worker.topics.there) == 5, "two datasets with a log each, and the dead letters"
+    await destroy_condemned(worker.context, SHOP)
+    assert len(worker.topics.partition_counts) == 5, (
+        "two datasets with a log each, and the dead letters"
+    )

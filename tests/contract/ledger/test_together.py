@@ -12,10 +12,13 @@ import pytest
 
 from fennel_core.bank.store import AssetState
 from fennel_core.ledger import branches, commit_protocol
+from fennel_core.ledger.context import LedgerContext, LedgerTimings
+from fennel_core.ledger.destruction import destroy_condemned
 from fennel_core.ledger.lifecycle import COMMITTED, SETTLED, CommitState
 from fennel_core.ledger.reconcile import reconcile
 from fennel_core.ledger.store import Commit, CommitOptions, Ledger, LedgerKind, LedgerTransaction
 from fennel_core.ledger.topics import MemoryTopicAdmin
+from fennel_core.ledger.warming import wait_and_serve
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import MAIN_BRANCH, AssetId, BranchName, CommitId, Millis, WorkspaceId
 from tests.support.toy_commits import toy
@@ -31,11 +34,11 @@ async def test_whatever_happens_at_once_ends_with_exactly_what_is_held(
 ) -> None:
     rng = random.Random(seed)
     topics = MemoryTopicAdmin()
-    context = commit_protocol.LedgerContext(
+    context = LedgerContext(
         ledger,
         topics,
         asyncio.sleep,
-        commit_protocol.LedgerTimings(first_warm_seconds=0.0, stray_grace_ms=Millis(0)),
+        LedgerTimings(first_warm_seconds=0.0, orphan_grace_ms=Millis(0)),
     )
 
     async def commit(number: int) -> None:
@@ -58,8 +61,8 @@ async def test_whatever_happens_at_once_ends_with_exactly_what_is_held(
         with suppress(ApiError):
             await commit_protocol.create_assets(context, id_)
             await commit_protocol.switch(context, id_)
-            await commit_protocol.warm_and_serve(context, id_, seconds=0)
-        await commit_protocol.destroy_condemned(context, SHOP)
+            await wait_and_serve(context, id_, seconds=0)
+        await destroy_condemned(context, SHOP)
 
     async def other() -> None:
         name = rng.choice(BRANCHES[1:])
@@ -82,17 +85,17 @@ async def test_whatever_happens_at_once_ends_with_exactly_what_is_held(
     await check(ledger, topics)
 
 
-async def recover(context: commit_protocol.LedgerContext) -> None:
+async def recover(context: LedgerContext) -> None:
     await reconcile(context)
 
 
-async def rest(context: commit_protocol.LedgerContext) -> None:
+async def rest(context: LedgerContext) -> None:
     """Leases lapse and recovery runs until nothing moves; no engine runs, so every job is stopped
     the moment it is retired.
     """
     for _ in range(20):
         for id_ in await context.ledger.run(lambda tx: tx.open_commits()):
-            await context.ledger.run(lambda tx, id_=id_: tx.lease(id_, Millis(0)))  # type: ignore[misc]  # bound now
+            await context.ledger.run(lambda tx, id_=id_: tx.extend_lease(id_, Millis(0)))  # type: ignore[misc]  # bound now
         if (await reconcile(context)).quiet:
             return
     raise AssertionError("recovery never came to rest")
@@ -121,8 +124,8 @@ async def check(ledger: Ledger, topics: MemoryTopicAdmin) -> None:
     holdings = await ledger.run(lambda tx: tx.bank.holdings(held))
     assert all(h.state is AssetState.LIVE for h in holdings)
     jobs = {h.id for h in holdings if h.key.kind == "job"}
-    assert set(topics.there) == held - jobs
-    assert set(await ledger.run(lambda tx: tx.registered(SHOP))) == jobs
+    assert set(topics.partition_counts) == held - jobs
+    assert set(await ledger.run(lambda tx: tx.registered_jobs(SHOP))) == jobs
     assert not await ledger.run(lambda tx: tx.entries(LedgerKind.DESTRUCTION))
     # A commit whose new jobs nobody runs stays warming: that is the engines' business and not the
     # ledgers'.

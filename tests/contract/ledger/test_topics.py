@@ -9,8 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from fennel_core.blueprints.logical import AssetKind
+from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.ledger.kafka import KafkaTopicAdmin
-from fennel_core.ledger.topics import MemoryTopicAdmin, TopicAdmin, TopicSpec, Unreachable
+from fennel_core.ledger.topics import MemoryTopicAdmin, TopicAdmin, TopicSpec
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import TopicName
 
@@ -75,13 +76,13 @@ async def test_one_refusal_is_told_and_says_nothing_about_the_others(
     await topics.delete([good.name])
 
 
-async def test_a_broker_that_is_away_is_unreachable_and_not_a_refusal(
+async def test_an_unreachable_broker_is_unavailable_and_not_a_refusal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("fennel_core.ledger.kafka.REQUEST_SECONDS", 0.5)
-    monkeypatch.setattr("fennel_core.ledger.kafka.ANSWER_SECONDS", 0.6)
-    away = KafkaTopicAdmin(Settings(kafka_bootstrap="127.0.0.1:1"))
-    with pytest.raises(Unreachable):
-        await away.create(wanted("x", AssetKind.TOPIC))
-    with pytest.raises(Unreachable):
-        await away.names()
+    monkeypatch.setattr("fennel_core.ledger.kafka.RESPONSE_SECONDS", 0.6)
+    unreachable = KafkaTopicAdmin(Settings(kafka_bootstrap="127.0.0.1:1"))
+    with pytest.raises(SystemUnavailable):
+        await unreachable.create(wanted("x", AssetKind.TOPIC))
+    with pytest.raises(SystemUnavailable):
+        await unreachable.names()

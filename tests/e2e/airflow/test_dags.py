@@ -120,19 +120,20 @@ def test_the_snapshot_dag_copies_every_state_and_its_logs_tell_numbers_and_bytes
 
 def test_the_reconcile_dag_removes_a_stray_and_names_it(airflow: Airflow, workspace: str) -> None:
     [(incarnation,)] = rows("SELECT nextval('asset_incarnation')")
-    stray = f"{workspace}.topic.{uuid.uuid4().hex}.{incarnation}"
+    orphan = f"{workspace}.topic.{uuid.uuid4().hex}.{incarnation}"
     admin = AdminClient(client_config(Settings()))
-    for made in admin.create_topics([NewTopic(stray, 1, 1)]).values():
+    for made in admin.create_topics([NewTopic(orphan, 1, 1)]).values():
         made.result(20)
     rows(
-        "INSERT INTO stray (topic, seen_at) VALUES (%s, now() - interval '1 day') RETURNING topic",
-        stray,
+        "INSERT INTO orphan_topic (topic, seen_at) "
+        "VALUES (%s, now() - interval '1 day') RETURNING topic",
+        orphan,
     )
     run = airflow.run("reconcile")
     assert run["state"] == "success"
-    assert stray not in admin.list_topics(timeout=20).topics
+    assert orphan not in admin.list_topics(timeout=20).topics
     log = airflow.log(run["dag_run_id"], "reconcile_ledgers", "reconcile")
-    assert stray in log
+    assert orphan in log
     assert "destructions still open: " in log
 
 

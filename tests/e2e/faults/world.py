@@ -226,9 +226,9 @@ class World:
             for name, target, serving in self.rows(BRANCHES_APART)
         ]
         found += [
-            f"stray {topic}"
+            f"orphan {topic}"
             for (topic,) in self.rows(
-                "SELECT topic FROM stray WHERE starts_with(topic, %(w)s || '.')"
+                "SELECT topic FROM orphan_topic WHERE starts_with(topic, %(w)s || '.')"
             )
         ]
         folders = {

@@ -1,4 +1,4 @@
-"""A fault at every step of a commit, then recovery: no stray, no loss, all or nothing."""
+"""A fault at every step of a commit, then recovery: no orphan, no loss, all or nothing."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from contextlib import suppress
 import pytest
 
 from fennel_core.blueprints.logical import Compiled
+from fennel_core.connections.errors import ConnectionsError
 from fennel_core.ledger import branches
 from fennel_core.ledger.lifecycle import COMMITTED
 from fennel_core.ledger.reconcile import reconcile
-from fennel_core.ledger.store import LedgerUnavailable
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import MAIN_BRANCH, BranchName
 from tests.support.ledger_world import SHOP, Crash, Fault, Faults, World
@@ -51,11 +51,11 @@ async def test_after_a_fault_at_any_step_the_branch_has_one_version_and_no_stray
     outcomes = set()
     for step in range(1, STEPS + 1):
         world = await with_first_version()
-        with suppress(Crash, ApiError, LedgerUnavailable):
+        with suppress(Crash, ApiError, ConnectionsError):
             await world.commit("second", NEW, faults=Faults({step: fault}))
         await world.settle()
         world.check()
-        row = world.ledger.world.commits["second"]
+        row = world.ledger.state.commits["second"]
         happened = row.state in COMMITTED
         outcomes.add(happened)
         assert world.target() == ("second" if happened else "first"), f"step {step}"
@@ -80,11 +80,11 @@ async def test_any_history_of_commits_branches_crashes_and_recoveries_comes_to_r
             {rng.randrange(1, STEPS): rng.choice(list(Fault)) for _ in range(rng.randrange(3))},
             jitter=rng,
         )
-        with suppress(Crash, ApiError, LedgerUnavailable):
+        with suppress(Crash, ApiError, ConnectionsError):
             await one_act(world, rng, number, faults)
         if rng.random() < 0.4:
             world.now_ms += rng.choice([100, 70_000, 4_000_000])
-            with suppress(Crash, LedgerUnavailable):
+            with suppress(Crash, ConnectionsError):
                 await reconcile(
                     world.context(
                         Faults({rng.randrange(1, 12): rng.choice(list(Fault))}, jitter=rng)
@@ -114,7 +114,7 @@ async def one_act(world: World, rng: random.Random, number: int, faults: Faults)
 
 
 async def quietly(world: World, id_: str, compiled: Compiled, faults: Faults) -> None:
-    with suppress(Crash, ApiError, LedgerUnavailable):
+    with suppress(Crash, ApiError, ConnectionsError):
         await world.run(id_, compiled, faults)  # type: ignore[arg-type]
 
 
@@ -140,16 +140,18 @@ async def test_recovery_that_takes_a_paused_worker_for_dead_never_does_harm(seed
 
 async def test_a_late_create_of_an_undone_commit_is_an_orphan_and_is_destroyed() -> None:
     world = await with_first_version()
-    before = set(world.topics.there)
+    before = set(world.topics.partition_counts)
     with suppress(Crash):
         await world.commit("second", NEW, faults=Faults({4: Fault.CRASH_AFTER}))
-    late = dict(world.topics.there)
+    late = dict(world.topics.partition_counts)
     assert set(late) > before, "topics were made and their commit was not told"
     await world.settle()
     world.check()
-    world.topics.there = late  # the paused request arrives now
+    world.topics.partition_counts = late  # the paused request arrives now
     await reconcile(world.context())
-    assert set(world.topics.there) > before, "within the grace period a stray is left alone"
+    assert set(world.topics.partition_counts) > before, (
+        "within the grace period a orphan is left alone"
+    )
     await world.settle()
     world.check()
 
@@ -158,13 +160,13 @@ async def test_a_late_create_of_an_undone_commit_is_an_orphan_and_is_destroyed()
 async def test_a_deleted_workspace_is_empty_whatever_fails_on_the_way(fault: Fault) -> None:
     for step in range(1, 16):
         world = await with_first_version()
-        with suppress(Crash, ApiError, LedgerUnavailable):
+        with suppress(Crash, ApiError, ConnectionsError):
             await world.commit("second", NEW, faults=Faults({step: Fault.CRASH_AFTER}))
         await world.ledger.run(lambda tx: tx.close_workspace(SHOP))
-        with suppress(Crash, LedgerUnavailable):
+        with suppress(Crash, ConnectionsError):
             await branches.drop_closed_workspace(world.context(Faults({step: fault})), SHOP)
         await world.settle()
-        assert not world.topics.there
-        assert not world.ledger.world.jobs
-        assert not world.ledger.world.bank.rows
+        assert not world.topics.partition_counts
+        assert not world.ledger.state.jobs
+        assert not world.ledger.state.bank.rows
         assert not await world.ledger.run(lambda tx: tx.workspaces(closing=True))

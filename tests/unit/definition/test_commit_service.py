@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import pytest
 
+from fennel_core.connections.errors import ConnectionsError
 from fennel_core.definition.lineage import BranchVersion
 from fennel_core.definition.merged_request import assemble_request
 from fennel_core.graph.entity_graph import build_graph, merge_incremental
-from fennel_core.ledger.commit_protocol import LedgerTimings
+from fennel_core.ledger.context import LedgerTimings
 from fennel_core.ledger.reconcile import reconcile
-from fennel_core.ledger.store import LedgerUnavailable
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import MAIN_BRANCH, BranchName, CommitId, Millis
 from fennel_core.wire.decode import decode_sync_request
@@ -30,7 +30,7 @@ def renamed(message: services_pb2.SyncRequest) -> None:
 
 
 async def serving(world: World, branch: BranchName = MAIN_BRANCH) -> BranchVersion:
-    commit = world.ledger.world.branch_rows[SHOP, branch].serving
+    commit = world.ledger.state.branch_rows[SHOP, branch].serving
     assert commit is not None
     merged, catalog = (
         await world.ledger.run(lambda tx: tx.merged(commit)),
@@ -49,7 +49,9 @@ async def test_a_commit_answers_with_its_plan_once_reads_have_moved() -> None:
     version = await serving(office.world)
     assert {d.name for d in version.catalog.datasets} == {"Profiles", "Items"}
     assert all(
-        topic in office.world.topics.there for d in version.catalog.datasets if (topic := d.topic)
+        topic in office.world.topics.partition_counts
+        for d in version.catalog.datasets
+        if (topic := d.topic)
     )
     await office.world.settle()
     office.world.check()
@@ -127,11 +129,11 @@ async def test_a_preview_tells_the_plan_and_changes_nothing() -> None:
     assert lines == await office.flow.commit(request(FEATURES)), (
         "what was previewed is what was done"
     )
-    before = office.world.ledger.world.copy()
+    before = office.world.ledger.state.copy()
     assert "- release and destroy topic of Profiles" in await office.steps.preview(
         request(OPERATORS)
     )
-    after = office.world.ledger.world
+    after = office.world.ledger.state
     assert (after.commits, after.bank.rows, after.entry_rows) == (
         before.commits,
         before.bank.rows,
@@ -195,7 +197,7 @@ def test_a_merged_request_decodes_to_the_merged_graph() -> None:
 async def test_an_error_before_the_commit_point_is_answered_and_everything_is_taken_back() -> None:
     office = await Office.open()
     await office.flow.commit(request(OPERATORS))
-    settled = set(office.world.topics.there)
+    settled = set(office.world.topics.partition_counts)
 
     async def refuse(topics: object) -> dict[str, str]:
         (first, *_) = topics  # type: ignore[misc]
@@ -207,7 +209,7 @@ async def test_an_error_before_the_commit_point_is_answered_and_everything_is_ta
     assert failed.value.code == "asset-not-created"
     await office.world.settle()
     office.world.check()
-    assert set(office.world.topics.there) == settled
+    assert set(office.world.topics.partition_counts) == settled
 
 
 async def test_a_first_version_with_a_parked_job_is_served_and_the_response_says_why() -> None:
@@ -233,7 +235,7 @@ async def test_a_parked_job_keeps_reads_on_the_version_before_and_the_answer_say
     )
     assert lines[-2] == "! job `Profiles: table` is parked: bad code"
     assert lines[-1].startswith("! the new jobs have not caught up yet")
-    row = office.world.ledger.world.branch_rows[SHOP, MAIN_BRANCH]
+    row = office.world.ledger.state.branch_rows[SHOP, MAIN_BRANCH]
     assert (row.target, row.serving) == ("c2", "c1")
     office.world.parked = set()
     await office.world.settle()
@@ -329,7 +331,7 @@ async def test_a_database_that_goes_away_while_a_client_waits_does_not_end_the_w
         nonlocal calls
         calls += 1
         if calls in (6, 7, 12):
-            raise LedgerUnavailable("away")
+            raise ConnectionsError("away")
         return await inner(work)  # type: ignore[arg-type]
 
     office.world.ledger.run = flickering  # type: ignore[method-assign,assignment]
@@ -372,7 +374,7 @@ async def test_a_step_may_be_run_again_at_any_time() -> None:
 async def test_steps_out_of_order_are_refused() -> None:
     office = await Office.open(Silent)
     await office.world.receive("c1")
-    with pytest.raises(ApiError, match="compile and create come before switch"):
+    with pytest.raises(ApiError, match="Run compile and create first"):
         await office.steps.switch(CommitId("c1"))
     with pytest.raises(ApiError, match="does not exist"):
         await office.steps.switch(CommitId("nobody"))

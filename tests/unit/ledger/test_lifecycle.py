@@ -24,7 +24,7 @@ from fennel_core.ledger.lifecycle import (
     ForbiddenTransition,
     LifeCycle,
 )
-from fennel_core.ledger.readiness import NothingToDo, reconcile_action
+from fennel_core.ledger.reconcile_action import NothingToDo, reconcile_action
 
 # Rows are states, columns events, "." the same state, "-" forbidden. This is the drawing of
 # `ledger/lifecycle.py`, kept apart on purpose.
@@ -87,16 +87,16 @@ def test_every_cell_of_every_table_moves_as_drawn(
 ) -> None:
     if then == "-":
         assert not cycle.allows(state, event)
-        with pytest.raises(ForbiddenTransition, match=re.escape("[ledger-forbidden-move]")):
-            cycle.then(state, event)
+        with pytest.raises(ForbiddenTransition, match=re.escape("[ledger-forbidden-transition]")):
+            cycle.next_state(state, event)
     else:
-        assert cycle.then(state, event) == (state if then == "." else then)
+        assert cycle.next_state(state, event) == (state if then == "." else then)
 
 
 def test_nothing_leaves_a_settled_commit_and_recovery_owes_it_nothing() -> None:
     for state in CommitState:
         leaves = {
-            COMMIT.then(state, event) for event in CommitEvent if COMMIT.allows(state, event)
+            COMMIT.next_state(state, event) for event in CommitEvent if COMMIT.allows(state, event)
         } - {state}
         assert bool(leaves) != (state in SETTLED)
         assert isinstance(reconcile_action(state), NothingToDo) == (state in SETTLED)
@@ -107,7 +107,7 @@ def test_a_commit_that_did_not_happen_never_turns_into_one_that_stands() -> None
         seen, todo = {state}, [state]
         while todo:
             here = todo.pop()
-            new = {COMMIT.then(here, e) for e in CommitEvent if COMMIT.allows(here, e)} - seen
+            new = {COMMIT.next_state(here, e) for e in CommitEvent if COMMIT.allows(here, e)} - seen
             seen |= new
             todo += new
         return seen

@@ -38,10 +38,10 @@ def test_a_partition_is_behind_until_it_runs_at_the_end_of_its_inputs() -> None:
         part(B, 2, "idle", None),
     ]
     assert judge_readiness(progress, frozenset(), {A}) == CatchingUp(
-        frozenset({(A, 1), (B, 0), (B, 1), (B, 2)}), must=True
+        frozenset({(A, 1), (B, 0), (B, 1), (B, 2)}), required=True
     )
     assert judge_readiness(progress, frozenset({(A, 1)}), {A}) == CatchingUp(
-        frozenset({(B, 0), (B, 1), (B, 2)}), must=False
+        frozenset({(B, 0), (B, 1), (B, 2)}), required=False
     )
 
 
@@ -60,16 +60,16 @@ PARKED = [
 
 def test_a_parked_job_that_reads_need_is_reported_even_while_others_catch_up() -> None:
     assert judge_readiness(PARKED, frozenset(), {A, B}) == BlockedByParkedJob(
-        ((A, "no such column"),), must=True
+        ((A, "no such column"),), required=True
     )
 
 
 def test_a_parked_job_that_reads_can_do_without_does_not_end_the_wait_for_one_they_need() -> None:
     assert judge_readiness(PARKED, frozenset(), {B}) == CatchingUp(
-        frozenset({(A, 0), (A, 1), (B, 0)}), must=True
+        frozenset({(A, 0), (A, 1), (B, 0)}), required=True
     )
     assert judge_readiness(PARKED, frozenset(), ()) == BlockedByParkedJob(
-        ((A, "no such column"),), must=False
+        ((A, "no such column"),), required=False
     )
 
 

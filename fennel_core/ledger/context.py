@@ -1,0 +1,45 @@
+"""What every ledger step works with: stores, topics, a clock and time limits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+from fennel_core.ledger.store import Ledger
+from fennel_core.ledger.topics import TopicAdmin
+from fennel_core.vocab.ids import Millis
+
+LEASE_MS: Final = Millis(60_000)
+ORPHAN_GRACE_MS: Final = Millis(3_600_000)
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerTimings:
+    """Time limits of the ledger steps."""
+
+    lease_ms: Millis = LEASE_MS
+    """How long reconcile leaves a commit alone after the last sign of life of its worker."""
+    create_attempts: int = 5
+    retry_seconds: float = 0.5
+    warm_poll_seconds: float = 0.05
+    first_warm_seconds: float = 1.0
+    """How long to wait for jobs without a backlog. Reads are correct without them, and commits
+    should be quick.
+    """
+    orphan_grace_ms: Millis = ORPHAN_GRACE_MS
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerContext:
+    """The dependencies of every ledger step.
+
+    `sleep` waits for a number of seconds. `now` returns seconds of a monotonic clock.
+    """
+
+    ledger: Ledger
+    topics: TopicAdmin
+    sleep: Callable[[float], Awaitable[None]]
+    timings: LedgerTimings = LedgerTimings()
+    now: Callable[[], float] = time.monotonic

@@ -1,0 +1,110 @@
+"""Work off the destruction ledger of a workspace.
+
+Jobs are stopped first. Topics are deleted only when every condemned job has stopped, because a
+running job could still write to them. A commit is settled when no destruction entry waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fennel_core.bank.store import Holding
+from fennel_core.blueprints.logical import AssetKind
+from fennel_core.connections.errors import SystemUnavailable
+from fennel_core.ledger.audit_log import AssetAction, log_steps
+from fennel_core.ledger.context import LedgerContext
+from fennel_core.ledger.lifecycle import AssetEvent, CommitEvent, CommitState, EntryEvent
+from fennel_core.ledger.store import LedgerEntry, LedgerKind, LedgerTransaction
+from fennel_core.ledger.transitions import (
+    apply_asset_event,
+    apply_commit_event,
+    apply_entry_event,
+    commit_row,
+)
+from fennel_core.vocab.ids import AssetId, JobId, TopicName, WorkspaceId
+
+
+async def destroy_condemned(context: LedgerContext, workspace: WorkspaceId) -> int:
+    """Run one pass over the workspace's destruction ledger and settle the commits it completes.
+
+    Returns the number of entries that are still open.
+    """
+    began = context.now()
+    stopped, topics, entries = await context.ledger.run(lambda tx: _stop_jobs(tx, workspace))
+    log_steps(AssetAction.STOP, stopped, context.now() - began)
+    if topics:
+        began = context.now()
+        try:
+            refusals = await context.topics.delete([TopicName(t.id) for t in topics])
+        except SystemUnavailable as unavailable:
+            reasons = {t.id: str(unavailable) for t in topics}
+            log_steps(AssetAction.DESTROY, topics, context.now() - began, reasons)
+            return len(entries)
+        refused = {AssetId(name): str(text) for name, text in refusals.items()}
+        took = context.now() - began
+        ids = [t.id for t in topics]
+        await context.ledger.run(lambda tx: _record_deleted(tx, workspace, ids, refused))
+        log_steps(AssetAction.DESTROY, topics, took, refused)
+    return await context.ledger.run(lambda tx: _settle_commits(tx, workspace))
+
+
+async def _stop_jobs(
+    tx: LedgerTransaction, workspace: WorkspaceId
+) -> tuple[list[Holding], list[Holding], list[LedgerEntry]]:
+    """Ask engines to stop the condemned jobs and remove those that have stopped.
+
+    Returns the jobs that were removed now, the topics that may be deleted, and all open entries.
+    """
+    await tx.bank.lock(workspace)
+    entries = await tx.entries(LedgerKind.DESTRUCTION, workspace=workspace)
+    if not entries:
+        return [], [], []
+    holdings = await tx.bank.holdings(e.asset for e in entries)
+    jobs = [h for h in holdings if h.key.kind is AssetKind.JOB]
+    stopped: list[Holding] = []
+    if jobs:
+        await tx.retire_jobs([JobId(h.id) for h in jobs])
+        removed = set(await tx.remove_stopped_jobs([JobId(h.id) for h in jobs]))
+        stopped = [h for h in jobs if JobId(h.id) in removed]
+        await _record_destroyed(tx, entries, stopped)
+    topics = [h for h in holdings if h.key.kind is not AssetKind.JOB]
+    return stopped, topics if len(stopped) == len(jobs) else [], entries
+
+
+async def _record_destroyed(
+    tx: LedgerTransaction, entries: Sequence[LedgerEntry], holdings: Sequence[Holding]
+) -> None:
+    ids = {h.id for h in holdings}
+    await apply_entry_event(tx, [e for e in entries if e.asset in ids], EntryEvent.DONE)
+    await apply_asset_event(tx, holdings, AssetEvent.DESTROYED)
+
+
+async def _record_deleted(
+    tx: LedgerTransaction,
+    workspace: WorkspaceId,
+    topics: Sequence[AssetId],
+    refused: dict[AssetId, str],
+) -> None:
+    await tx.bank.lock(workspace)
+    entries = await tx.entries(LedgerKind.DESTRUCTION, workspace=workspace)
+    deleted = [h for h in await tx.bank.holdings(topics) if h.id not in refused]
+    await _record_destroyed(tx, entries, deleted)
+    for entry in entries:
+        if entry.asset in refused:
+            await apply_entry_event(tx, [entry], EntryEvent.FAILED, refused[entry.asset])
+
+
+async def _settle_commits(tx: LedgerTransaction, workspace: WorkspaceId) -> int:
+    """Finish or roll back the commits that no open entry belongs to; return the open entries."""
+    await tx.bank.lock(workspace)
+    entries = await tx.entries(LedgerKind.DESTRUCTION, workspace=workspace)
+    waiting = {e.commit for e in entries}
+    for id_ in await tx.open_commits(workspace):
+        if id_ in waiting:
+            continue
+        row = await commit_row(tx, id_)
+        if row.state is CommitState.SERVING:
+            await apply_commit_event(tx, row, CommitEvent.DESTROYED)
+        elif row.state is CommitState.UNDOING:
+            await apply_commit_event(tx, row, CommitEvent.UNDONE)
+    return len(entries)

@@ -1,0 +1,184 @@
+"""Errors of the ledgers.
+
+`LedgerError` is the root of internal failures. `LedgerApiError` is the root of the errors that a
+client of the API sees: the class fixes the HTTP status and the stable code, the instance carries
+the text. A commit stores code and text in its row; `definition/errors.py` finds the status again
+from the code.
+
+Failures of Postgres and Kafka are not defined here, see `connections/errors.py`.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from fennel_core.vocab.errors import ApiError
+from fennel_core.vocab.ids import BranchName, CommitId, WorkspaceId
+
+
+class LedgerError(Exception):
+    """Root of the internal failures of the ledgers. `code` is stable and never reused."""
+
+    code: ClassVar[str] = "ledger"
+
+
+class ForbiddenTransition(LedgerError):
+    """Raised when a life-cycle table has no transition for an event in the current state.
+
+    It is a bug: the caller acted on a state that it had not read under the lock. Do not retry.
+    """
+
+    code = "ledger-forbidden-transition"
+
+
+class LedgerApiError(ApiError):
+    """Root of the errors that a client of the API sees."""
+
+    STATUS: ClassVar[int] = 500
+    CODE: ClassVar[str] = "ledger"
+
+    def __init__(self, text: str) -> None:
+        super().__init__(self.STATUS, self.CODE, text)
+
+
+class WorkspaceNotFound(LedgerApiError):
+    """Raised when a workspace does not exist or is being deleted. Create it first."""
+
+    STATUS = 404
+    CODE = "workspace-not-found"
+
+    def __init__(self, workspace: WorkspaceId) -> None:
+        super().__init__(f"workspace `{workspace}` does not exist or is being deleted")
+
+
+class WorkspaceDeleted(LedgerApiError):
+    """Stored in a commit whose workspace was deleted before the commit was finished."""
+
+    STATUS = 404
+    CODE = "workspace-not-found"
+
+    def __init__(self, workspace: WorkspaceId) -> None:
+        super().__init__(f"workspace `{workspace}` was deleted while the commit was running")
+
+
+class BranchNotFound(LedgerApiError):
+    """Raised when a branch does not exist. The client's tests pin status 500 and the text."""
+
+    CODE = "branch-not-found"
+
+    def __init__(self, branch: BranchName) -> None:
+        super().__init__(f"branch `{branch}` does not exist")
+
+
+class CloneSourceNotFound(LedgerApiError):
+    """Raised when the branch to clone does not exist. The client's tests pin the text."""
+
+    CODE = "branch-not-found"
+
+    def __init__(self, source: BranchName) -> None:
+        super().__init__(f"can not clone from branch `{source}`: does not exist")
+
+
+class BranchExists(LedgerApiError):
+    """Raised when the name of a new branch is taken. The client's tests pin the text."""
+
+    CODE = "branch-exists"
+
+    def __init__(self, branch: BranchName) -> None:
+        super().__init__(f"can not create branch `{branch}`: already exists")
+
+
+class MainBranchNotDeletable(LedgerApiError):
+    """Raised when a client asks to delete `main`. The text is the client's own."""
+
+    STATUS = 400
+    CODE = "branch-main"
+
+    def __init__(self) -> None:
+        super().__init__("Cannot delete the main branch.")
+
+
+class CommitNotFound(LedgerApiError):
+    """Raised when no commit has the id."""
+
+    STATUS = 404
+    CODE = "commit-not-found"
+
+    def __init__(self, commit: CommitId) -> None:
+        super().__init__(f"commit `{commit}` does not exist")
+
+
+class CommitConflict(LedgerApiError):
+    """Raised when the branch got a new version while the commit was running. Commit again."""
+
+    STATUS = 409
+    CODE = "commit-conflict"
+
+    def __init__(self, branch: BranchName) -> None:
+        super().__init__(
+            f"another commit to branch `{branch}` finished while this one was running. "
+            "Review its changes and commit again"
+        )
+
+
+class CommitOutOfOrder(LedgerApiError):
+    """Raised when T2 is requested before the commit was compiled and its assets were created."""
+
+    STATUS = 409
+    CODE = "commit-out-of-order"
+
+    def __init__(self, commit: CommitId, state: str) -> None:
+        super().__init__(
+            f"commit `{commit}` is {state} and cannot be switched. Run compile and create first"
+        )
+
+
+class BackfillNeeded(LedgerApiError):
+    """Raised when a commit with `backfill=False` would recompute from existing data."""
+
+    STATUS = 400
+    CODE = "backfill-needed"
+
+    def __init__(self, titles: tuple[str, ...]) -> None:
+        names = ", ".join(f"`{title}`" for title in titles)
+        super().__init__(
+            f"the commit has backfill=False but must recompute {names} from existing data. "
+            "Commit with backfill=True, or leave these definitions unchanged"
+        )
+
+
+class AssetNotCreated(LedgerApiError):
+    """Raised when Kafka rejects a topic of the commit. The text contains the broker's reason."""
+
+    CODE = "asset-not-created"
+
+
+class KafkaUnavailable(LedgerApiError):
+    """Raised when Kafka did not respond to any attempt to create topics. Commit again later."""
+
+    STATUS = 503
+    CODE = "kafka-unavailable"
+
+
+class CommitUndone(LedgerApiError):
+    """Stored in a commit that was rolled back because one of its steps failed."""
+
+    CODE = "commit-undone"
+
+    def __init__(self, commit: CommitId) -> None:
+        super().__init__(
+            f"commit `{commit}` was rolled back because one of its steps failed; nothing changed"
+        )
+
+
+class CommitAbandoned(LedgerApiError):
+    """Stored in a commit whose process died before T2. Commit again."""
+
+    STATUS = 503
+    CODE = "commit-abandoned"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the process that ran the commit stopped before it was finished; nothing changed. "
+            "Commit again"
+        )

@@ -1,0 +1,149 @@
+"""Change commits, ledger entries and assets along the life-cycle tables, inside a transaction.
+
+These are the shared parts of the steps in `commit_protocol.py`, `warming.py`, `destruction.py` and
+`branches.py`. Every function that changes what is held requires the workspace's lock, which
+`locked_commit_row` and `locked_branch` take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fennel_core.bank.store import AssetState, Holding
+from fennel_core.ledger.errors import BranchNotFound, CommitNotFound, WorkspaceNotFound
+from fennel_core.ledger.lifecycle import (
+    ASSET,
+    COMMIT,
+    ENTRY,
+    AssetEvent,
+    CommitEvent,
+    CommitState,
+    EntryEvent,
+)
+from fennel_core.ledger.store import Branch, Commit, LedgerEntry, LedgerKind, LedgerTransaction
+from fennel_core.vocab.errors import ApiError
+from fennel_core.vocab.ids import AssetId, BranchName, CommitId, WorkspaceId
+
+
+async def commit_row(tx: LedgerTransaction, id_: CommitId) -> Commit:
+    """Return the commit's row. Raises CommitNotFound."""
+    row = await tx.commit(id_)
+    if row is None:
+        raise CommitNotFound(id_)
+    return row
+
+
+async def locked_commit_row(tx: LedgerTransaction, id_: CommitId) -> Commit:
+    """Lock the commit's workspace and return the commit's row.
+
+    No other transaction changes the row, or what is held in the workspace, until this one ends.
+    """
+    await tx.bank.lock((await commit_row(tx, id_)).workspace)
+    return await commit_row(tx, id_)
+
+
+async def locked_branch(tx: LedgerTransaction, workspace: WorkspaceId, name: BranchName) -> Branch:
+    """Lock the workspace and return the branch. Raises WorkspaceNotFound and BranchNotFound."""
+    await lock_open_workspace(tx, workspace)
+    branch = await tx.branch(workspace, name)
+    if branch is None:
+        raise BranchNotFound(name)
+    return branch
+
+
+async def lock_open_workspace(tx: LedgerTransaction, workspace: WorkspaceId) -> None:
+    """Lock the workspace. Raises WorkspaceNotFound if it does not exist or is being deleted."""
+    if not await tx.bank.lock(workspace):
+        raise WorkspaceNotFound(workspace)
+
+
+def stored_error(row: Commit) -> ApiError:
+    """Return the error that is stored in the row of a commit that failed before T2."""
+    return ApiError(
+        500, row.error_code or "commit-undone", row.error or f"commit `{row.id}` was rolled back"
+    )
+
+
+async def apply_commit_event(
+    tx: LedgerTransaction,
+    row: Commit,
+    event: CommitEvent,
+    *,
+    error: str | None = None,
+    code: str | None = None,
+) -> None:
+    """Move the commit to the state after `event`, with an error if it failed."""
+    state = COMMIT.next_state(row.state, event)
+    if state is not row.state:
+        await tx.set_state(row.id, state, error=error, error_code=code)
+
+
+async def apply_asset_event(
+    tx: LedgerTransaction, holdings: Iterable[Holding], event: AssetEvent
+) -> None:
+    """Move each asset to its state after `event`, with one statement per resulting state."""
+    by_state: dict[AssetState, list[AssetId]] = {}
+    for holding in holdings:
+        state = ASSET.next_state(holding.state, event)
+        if state is not holding.state:
+            by_state.setdefault(state, []).append(holding.id)
+    for state, ids in by_state.items():
+        await tx.bank.set_state(ids, state)
+
+
+async def apply_entry_event(
+    tx: LedgerTransaction,
+    entries: Iterable[LedgerEntry],
+    event: EntryEvent,
+    error: str | None = None,
+) -> None:
+    """Move each entry to its state after `event`, with one statement per resulting state."""
+    by_state: dict[str, list[LedgerEntry]] = {}
+    for entry in entries:
+        by_state.setdefault(ENTRY.next_state(entry.state, event), []).append(entry)
+    for same in by_state.values():
+        state = ENTRY.next_state(same[0].state, event)
+        await tx.mark_entries([e.id for e in same], state, error)
+
+
+async def condemn(
+    tx: LedgerTransaction,
+    workspace: WorkspaceId,
+    commit: CommitId | None,
+    released: Iterable[AssetId],
+) -> None:
+    """Add those of `released` that are no longer held to the destruction ledger.
+
+    The caller holds the workspace's lock.
+    """
+    unheld = await tx.bank.holdings(await tx.bank.unheld(released))
+    alive = [h for h in unheld if h.state not in (AssetState.CONDEMNED, AssetState.GONE)]
+    live = [h for h in alive if h.state is AssetState.LIVE]
+    not_live = [h for h in alive if h.state is not AssetState.LIVE]
+    await apply_asset_event(tx, live, AssetEvent.RELEASED)
+    await apply_asset_event(tx, not_live, AssetEvent.UNDONE)
+    if alive:
+        await tx.add_entries(LedgerKind.DESTRUCTION, workspace, commit, [h.id for h in alive])
+
+
+async def fail_locked_commit(tx: LedgerTransaction, row: Commit, error: ApiError) -> None:
+    """Fail a commit before T2, in a transaction that holds the workspace's lock.
+
+    Its reservations are dropped, and assets that are no longer held are condemned.
+    """
+    await apply_commit_event(tx, row, CommitEvent.FAIL, error=error.text, code=error.code)
+    entries = await tx.entries(LedgerKind.CREATION, commit=row.id, only_open=False)
+    await apply_entry_event(tx, entries, EntryEvent.CANCELLED)
+    await condemn(tx, row.workspace, row.id, await tx.bank.unreserve(row.id))
+
+
+async def supersede_stale_commits(tx: LedgerTransaction, workspace: WorkspaceId) -> None:
+    """Supersede warming commits that are no longer the target of a branch.
+
+    The caller holds the workspace's lock.
+    """
+    targets = {b.target for b in await tx.branches(workspace)}
+    for id_ in await tx.open_commits(workspace):
+        row = await commit_row(tx, id_)
+        if row.state is CommitState.WARMING and id_ not in targets:
+            await apply_commit_event(tx, row, CommitEvent.SUPERSEDE)
