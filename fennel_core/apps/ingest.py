@@ -10,6 +10,7 @@ import uvloop
 
 from fennel_core.apps.serve import serve_http
 from fennel_core.connections import erasures, postgres, secrets, tokens
+from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.connections.postgres import ListenStarted, Notification, Pool
 from fennel_core.executors.client import Executors
 from fennel_core.ingest import source_metrics
@@ -20,7 +21,6 @@ from fennel_core.ingest.kafka import KafkaTransactionalProducer
 from fennel_core.ingest.log_service import LogService, ReadSecret
 from fennel_core.ingest.postgres import PostgresDirectory, PostgresIngestClock
 from fennel_core.ingest.server import IngestApplication
-from fennel_core.ingest.store import Away
 from fennel_core.settings.model import Settings
 from fennel_core.telemetry import logs, traces
 from fennel_core.telemetry.health import HealthEndpoint
@@ -28,10 +28,8 @@ from fennel_core.vocab.ids import WorkspaceId
 
 PROCESS = "ingest"
 REOPEN_S = 1.0
-LANES = 4
-"""Transactions under way at once: enough to hide the broker's latency, few enough for requests to
-meet in one.
-"""
+PRODUCERS = 4
+"""Concurrent transactions: enough to hide the broker's latency, few enough for group commit."""
 
 log = logs.logger(__name__)
 
@@ -44,7 +42,7 @@ def main() -> None:
 
 
 async def serve(settings: Settings) -> None:
-    """Serve until a signal says stop; what was received by then is finished."""
+    """Serve until a signal arrives, then finish the requests under way."""
     dsn = settings.postgres_dsn.get_secret_value()
     async with (
         postgres.pool(dsn, name="fennel-ingest") as pool,
@@ -54,43 +52,44 @@ async def serve(settings: Settings) -> None:
     ):
         clock, directory = PostgresIngestClock(pool), PostgresDirectory(pool)
         catalogs = Catalogs(directory)
-        with ThreadPoolExecutor(LANES, thread_name_prefix="lane") as threads:
+        with ThreadPoolExecutor(PRODUCERS, thread_name_prefix="producer") as threads:
             server = await clock.server_number()
-            process = (
-                uuid.uuid4().hex
-            )  # a log may serve several installations: a server's number is unique in its own only
-            lanes = [
+            # Installations may share a Kafka cluster, and server numbers are unique in one only.
+            process = uuid.uuid4().hex
+            producers = [
                 KafkaTransactionalProducer(settings, f"ingest.{process}.{number}", threads)
-                for number in range(LANES)
+                for number in range(PRODUCERS)
             ]
-            committer = Committer(clock, lanes, server, source_metrics.count_transaction)
-            flow = LogService(
+            committer = Committer(clock, producers, server, source_metrics.count_transaction)
+            log_service = LogService(
                 catalogs, committer, executors, _secrets(settings, pool), settings.log_rows
             )
-            beside = [
+            background = [
                 asyncio.create_task(_follow(dsn, catalogs)),
-                *(asyncio.create_task(_opened(lane)) for lane in lanes),
+                *(asyncio.create_task(_ensure_open(producer)) for producer in producers),
             ]
             try:
                 await serve_http(
-                    _application(settings, pool, lanes, flow, EraseService(catalogs, directory)),
+                    _application(
+                        settings, pool, producers, log_service, EraseService(catalogs, directory)
+                    ),
                     settings.host,
                     settings.ingest_port,
                     grace_s=settings.shutdown_grace_s,
                 )
             finally:
-                for task in beside:
+                for task in background:
                     task.cancel()
-                await asyncio.gather(*beside, return_exceptions=True)
+                await asyncio.gather(*background, return_exceptions=True)
                 await committer.close()
 
 
 def _application(
     settings: Settings,
     pool: Pool,
-    lanes: list[KafkaTransactionalProducer],
-    flow: LogService,
-    erasing: EraseService,
+    producers: list[KafkaTransactionalProducer],
+    log_service: LogService,
+    erase_service: EraseService,
 ) -> IngestApplication:
     async def workspace_of(authorization: str | None) -> WorkspaceId:
         return await tokens.workspace_of(pool, settings, authorization)
@@ -100,11 +99,17 @@ def _application(
             await connection.execute("SELECT 1")
         return None
 
-    async def lanes_open() -> str | None:
-        return None if any(lane.problem is None for lane in lanes) else lanes[0].problem
+    async def producers_open() -> str | None:
+        return (
+            None
+            if any(producer.problem is None for producer in producers)
+            else producers[0].problem
+        )
 
-    health = HealthEndpoint(PROCESS, {"database": database, "log": lanes_open})
-    return IngestApplication(flow, erasing, health, workspace_of, settings.body_limit_bytes)
+    health = HealthEndpoint(PROCESS, {"database": database, "log": producers_open})
+    return IngestApplication(
+        log_service, erase_service, health, workspace_of, settings.body_limit_bytes
+    )
 
 
 def _secrets(settings: Settings, pool: Pool) -> ReadSecret:
@@ -117,26 +122,26 @@ def _secrets(settings: Settings, pool: Pool) -> ReadSecret:
     return secret
 
 
-async def _opened(lane: KafkaTransactionalProducer) -> None:
-    """Open a lane ahead of its first request, as soon as the log can be reached."""
+async def _ensure_open(producer: KafkaTransactionalProducer) -> None:
+    """Open a producer as soon as Kafka can be reached."""
     while True:
         try:
-            return await lane.open()
-        except Away as away:
-            log.warning("a lane could not be opened", reason=str(away))
+            return await producer.open()
+        except SystemUnavailable as lost:
+            log.warning("producer could not be opened", reason=str(lost))
         await asyncio.sleep(REOPEN_S)
 
 
 async def _follow(dsn: str, catalogs: Catalogs) -> None:
-    """Forget what notifications say has changed."""
+    """Invalidate the routing tables that notifications name."""
     async for wakeup in postgres.listen(
         dsn, ("catalog", erasures.CHANNEL), name="fennel-ingest-wakeups"
     ):
         match wakeup:
             case ListenStarted():
-                catalogs.forget(None)
+                catalogs.invalidate(None)
             case Notification(_, payload):
-                catalogs.forget(WorkspaceId(payload.partition("/")[0]))
+                catalogs.invalidate(WorkspaceId(payload.partition("/")[0]))
 
 
 if __name__ == "__main__":

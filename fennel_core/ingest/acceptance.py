@@ -1,19 +1,17 @@
-"""What ingest decides without touching the world: who is late, when a source has ended, which rows
-a sample keeps.
+"""Decide which rows of a source are accepted: lateness, end of a source, erasure, sampling.
 
-Theory. *Lateness* is decided once, here, and recorded by the row being on the topic or not; nothing
-downstream drops. W of a source is the largest event time accepted **before the last request that
-was accepted**, and a row is late when it is older than W − disorder. The one request of delay is
-the narrowest leniency under which the client's own watermark test holds: there a row of now and
-then, in the next request, rows of 16 days ago (disorder 14 days) are all kept, and only a request
-after them drops what is 40 days old. W never runs ahead of the database's clock: a row stamped in
-the future is no evidence that time has passed, and must not close the door on everybody else for
-good.
+*Lateness* is decided once, here, and recorded by whether the row is on the topic; nothing
+downstream drops late rows. The watermark W of a source is the largest event time accepted *before
+the last accepted request*, and a row is late when it is older than W - disorder. The delay of one
+request is the smallest leniency under which the client's own watermark test passes. Example, with a
+disorder of 14 days: a row of today, then a request with rows of 16 days ago, which are all kept;
+only a later request drops rows of 40 days ago. W never runs ahead of the database's clock: a row
+stamped in the future is no evidence that time has passed, and must not make all later rows late.
 
-A *bounded* source ends when it accepted nothing for `idleness`; it then accepts nothing for ever,
-because the time of the last accepted row never moves again. *Erased* keys are never taken again.
-*Sampling* hashes the key bytes of the named columns, so a key is kept whole or not at all, whatever
-server it meets.
+A *bounded* source ends when it has accepted nothing for `idleness`. It never accepts rows again,
+because the time of its last accepted row cannot change any more. Rows with *erased* keys are never
+accepted. *Sampling* hashes the key bytes of the named columns, so every server keeps or drops a key
+as a whole.
 """
 
 from __future__ import annotations
@@ -35,8 +33,10 @@ HASH_SPACE = 1 << 32
 
 @dataclass(frozen=True, slots=True)
 class SourceProgress:
-    """What a source has accepted so far. Both times of events are None before its first row;
-    `last_rows_us` is the database's clock.
+    """Largest event times that a source has accepted; all None before its first row.
+
+    `watermark_us` excludes the last accepted request, `latest_us` includes it. `last_rows_us` is
+    the database's clock when that request was recorded.
     """
 
     watermark_us: Micros | None = None
@@ -46,8 +46,10 @@ class SourceProgress:
 
 @dataclass(frozen=True, slots=True)
 class SourceAdvance:
-    """What one transaction changed of a source: the largest event time it accepted (None: no row),
-    and rows dropped as late.
+    """The effect of one transaction on a source.
+
+    `latest_us` is the largest event time it accepted (None: no row), `discarded` the number of late
+    rows it dropped.
     """
 
     identity: Identity
@@ -56,8 +58,9 @@ class SourceAdvance:
 
 
 def oldest_accepted(progress: SourceProgress, source: Source, now_us: Micros) -> int | None:
-    """Event time from which on rows are in time; None while everything is. `now_us`: the database's
-    clock when the stamp was taken.
+    """Return the smallest event time that is not late; None before the first watermark.
+
+    `now_us` is the database's clock when the stamp was taken.
     """
     return (
         None
@@ -69,8 +72,9 @@ def oldest_accepted(progress: SourceProgress, source: Source, now_us: Micros) ->
 def advance_progress(
     progress: SourceProgress, latest_us: Micros | None, now_us: Micros
 ) -> SourceProgress:
-    """Progress after a transaction whose largest accepted event time is `latest_us`: what was the
-    latest now counts for lateness.
+    """Return the progress after a transaction whose largest accepted event time is `latest_us`.
+
+    The previous `latest_us` becomes the watermark.
     """
     if latest_us is None:
         return progress
@@ -79,7 +83,7 @@ def advance_progress(
 
 
 def needs_recording(progress: SourceProgress, advance: SourceAdvance, source: Source) -> bool:
-    """Does the advance say anything that is not recorded yet? (A quiet source costs no write.)"""
+    """Return whether an advance changes the stored progress; saves writes for quiet sources."""
     if advance.discarded:
         return True
     if advance.latest_us is None:
@@ -93,17 +97,16 @@ def needs_recording(progress: SourceProgress, advance: SourceAdvance, source: So
 
 
 def has_ended(progress: SourceProgress, source: Source, now_us: Micros) -> bool:
-    """Has a bounded source been idle for longer than it may? A source ends only after its first
-    row.
-    """
+    """Return whether a bounded source has exceeded its idleness. It has to have a row first."""
     if not source.bounded or source.idleness_us is None or progress.last_rows_us is None:
         return False
     return now_us - progress.last_rows_us > source.idleness_us
 
 
 def within_bounds(times_us: pl.Series, source: Source) -> pl.Series | None:
-    """Which event times (integers, µs) lie within `since` and `until` (inclusive); None when all
-    do.
+    """Return a mask of event times (µs) within `since` and `until`, both inclusive.
+
+    None: the source has no bounds.
     """
     if source.since_us is None and source.until_us is None:
         return None
@@ -113,26 +116,24 @@ def within_bounds(times_us: pl.Series, source: Source) -> pl.Series | None:
 
 
 def not_erased(rows: pl.DataFrame, erased: Sequence[ErasedKeys]) -> pl.Series | None:
-    """Which rows have no erased key; None when none has."""
-    banned = np.zeros(len(rows), dtype=np.bool_)
+    """Return a mask of rows without an erased key; None when no row has one."""
+    erased_rows = np.zeros(len(rows), dtype=np.bool_)
     for each in erased:
-        if set(each.columns) <= set(
-            rows.columns
-        ):  # an older version of the dataset may have had other keys
-            banned |= np.fromiter(
+        # An older version of the dataset may have had other keys.
+        if set(each.columns) <= set(rows.columns):
+            erased_rows |= np.fromiter(
                 map(each.keys.__contains__, key_bytes(rows, each.columns)),
                 dtype=np.bool_,
                 count=len(rows),
             )
-    return pl.Series(~banned) if banned.any() else None
+    return pl.Series(~erased_rows) if erased_rows.any() else None
 
 
 def sampled(rows: pl.DataFrame, sampling: Sampling | None) -> pl.Series | None:
-    """Which rows the sample keeps; None when it keeps all."""
+    """Return a mask of the rows in the sample; None when it keeps all rows."""
     if sampling is None or sampling.rate >= 1.0:
         return None
     keys: Sequence[bytes] = key_bytes(rows, sampling.columns)
-    hashes = np.fromiter(
-        map(crc32, keys), dtype=np.uint64, count=len(keys)
-    )  # its high bits: the low ones choose the partition
+    # The comparison below uses the high bits: the low ones choose the partition.
+    hashes = np.fromiter(map(crc32, keys), dtype=np.uint64, count=len(keys))
     return pl.Series(hashes < np.uint64(sampling.rate * HASH_SPACE))

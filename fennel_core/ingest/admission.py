@@ -1,11 +1,11 @@
-"""The door: JSON columns in, typed rows of one source dataset out, or a refusal that says which
-column, row and value.
+"""Turn JSON columns into typed rows of one source dataset, or reject them by column, row and value.
 
-Theory. preproc → where → cast, in this order, before anything is acknowledged; then `since`/`until`
-and the sample. Expressions run here, user code in the executors. Values that preproc makes pass the
-same cast as logged ones. A request is all or nothing for the branch that logs it (`admit`); for
-other branches that name the endpoint the bad rows are set aside and the rest goes in
-(`admit_some`), so that a colleague's pipeline never breaks somebody's logging.
+The steps are preproc, where, cast, in this order, before anything is acknowledged; then `since` and
+`until`, the sample and erased keys. Expressions run here, user code in the executors. Values that
+preproc computes pass the same cast as logged values. The branch that logs gets all or nothing
+(`validate`). For other branches that have a source on the endpoint, bad rows are dead-lettered and
+the rest is accepted (`validate_or_dead_letter`): a pipeline in a colleague's branch never makes
+your request fail.
 """
 
 from __future__ import annotations
@@ -35,10 +35,15 @@ from fennel_core.expressions.evaluate import compile_columns
 from fennel_core.expressions.infer import infer
 from fennel_core.expressions.references import references
 from fennel_core.ingest.acceptance import not_erased, sampled, within_bounds
+from fennel_core.ingest.errors import (
+    IngestError,
+    RowsRejected,
+    SourceCodeFailed,
+    SourceCodeUnavailable,
+)
 from fennel_core.ingest.payload import Payload, descend
 from fennel_core.vocab import dtypes
 from fennel_core.vocab.dtypes import Dtype, Field
-from fennel_core.vocab.errors import ApiError
 from fennel_core.wire.connectors import Constant, EvalCode, EvalExpr, FromPayload, PreProc
 from fennel_core.wire.errors import BadColumn, RejectedRows
 from fennel_core.wire.expr import Expr
@@ -46,18 +51,17 @@ from fennel_core.wire.json_decode import decode_column, decode_table, encode_col
 
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 ATTEMPTS = 64
-"""Searches for bad rows of another branch: after these the rest of the request is set aside as a
-whole.
+"""Validations of one request for another branch; after these its remaining rows are dead-lettered
+without looking for the bad ones.
 """
 _json = msgspec.json.Encoder().encode
 ROWS_IN_LOOP = 2_000
-"""Larger requests are typed in a thread, so that small ones need not wait for them."""
+"""Larger requests are cast in a thread, so that they do not delay small ones."""
 _VALUE = "value"
-UNAVAILABLE = 503
 
 
 class CodeRunner(Protocol):
-    """The part of `executors.client.Executors` the door uses."""
+    """The part of `executors.client.Executors` that validation uses."""
 
     async def run(
         self,
@@ -69,19 +73,9 @@ class CodeRunner(Protocol):
     ) -> pa.Table: ...
 
 
-class RowsRejected(ApiError):
-    """Rows that may not enter; `numbers` are theirs within the request, None when it is not known
-    which they are.
-    """
-
-    def __init__(self, text: str, numbers: npt.NDArray[np.int64] | None) -> None:
-        super().__init__(500, "rows-refused", text)
-        self.numbers = numbers
-
-
 @dataclass(frozen=True, slots=True)
 class TypedRows:
-    """Typed rows in the order of the schema, and their numbers within the request."""
+    """Typed rows with the schema's column order, and their row numbers within the request."""
 
     frame: pl.DataFrame
     numbers: npt.NDArray[np.int64]
@@ -89,14 +83,14 @@ class TypedRows:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """Rows set aside, as they were logged."""
+    """Rejected rows as they were logged, with the reason."""
 
     reason: str
     payload: Payload
 
 
 class Validator:
-    """Admits payloads to sources. `secret` reads a secret of the workspace for user code."""
+    """Validates payloads for sources; `secret` reads a secret of the workspace for user code."""
 
     def __init__(
         self, executors: CodeRunner, secret: Callable[[str], Awaitable[str | None]]
@@ -104,12 +98,12 @@ class Validator:
         self._executors = executors
         self._callbacks = Callbacks(secret=secret)
 
-    async def admit(
+    async def validate(
         self, binding: SourceBinding, payload: Payload, erased: tuple[ErasedKeys, ...] = ()
     ) -> TypedRows:
         """Return the rows of `payload` that the source accepts; raises `RowsRejected`."""
         for field, step in binding.source.preproc:
-            payload = payload.having(field, await self._made(binding, payload, field, step))
+            payload = payload.having(field, await self._preprocessed(binding, payload, field, step))
         if binding.source.where is not None:
             payload = payload.take(await self._kept(binding, payload, binding.source.where))
         try:
@@ -128,10 +122,10 @@ class Validator:
         assert isinstance(frame, pl.DataFrame), "a table becomes a frame"
         return _selected(TypedRows(frame, payload.numbers), binding, erased)
 
-    async def admit_some(
+    async def validate_or_dead_letter(
         self, binding: SourceBinding, payload: Payload, erased: tuple[ErasedKeys, ...] = ()
     ) -> tuple[list[TypedRows], list[DeadLetter]]:
-        """The rows that can be taken, and those that cannot, with the reason."""
+        """Return the accepted rows and the rejected ones."""
         good: list[TypedRows] = []
         dead: list[DeadLetter] = []
         waiting, attempts = [payload], 0
@@ -139,7 +133,7 @@ class Validator:
             part = waiting.pop()
             attempts += 1
             try:
-                good.append(await self.admit(binding, part, erased))
+                good.append(await self.validate(binding, part, erased))
             except RowsRejected as refused:
                 bad = _split(part, refused)
                 if bad is None or attempts >= ATTEMPTS:
@@ -149,16 +143,16 @@ class Validator:
                     waiting.append(bad[1])
                 else:
                     waiting.extend(reversed(bad))
-            except ApiError as failed:
-                if failed.status == UNAVAILABLE:
-                    raise  # it says nothing about the rows: nobody's are set aside for it
+            except SourceCodeUnavailable:
+                raise  # This says nothing about the rows, so no rows are dead-lettered.
+            except IngestError as failed:
                 dead.append(DeadLetter(failed.text, part))
         return good, dead
 
-    async def _made(
+    async def _preprocessed(
         self, binding: SourceBinding, payload: Payload, field: str, step: PreProc
     ) -> list[Any]:
-        """The JSON values that preproc gives `field`."""
+        """Return the JSON values that preproc computes for `field`."""
         match step:
             case FromPayload(path):
                 values = descend(payload, path)
@@ -168,7 +162,7 @@ class Validator:
                     )
                 return values
             case Constant(value, dtype):
-                # An epoch would be guessed a unit: text says exactly what it is.
+                # As text: the cast would have to guess the unit of a number.
                 exact = (
                     (EPOCH + dt.timedelta(microseconds=int(value))).isoformat()
                     if isinstance(dtype, dtypes.Timestamp)
@@ -196,7 +190,7 @@ class Validator:
     async def _kept(
         self, binding: SourceBinding, payload: Payload, where: EvalExpr | EvalCode
     ) -> npt.NDArray[np.int64]:
-        """The places that `where` keeps."""
+        """Return the indexes of the rows that `where` keeps."""
         schema = {f.name: f.dtype for f in (*binding.schema.fields, *where.schema)}
         match where:
             case EvalExpr(expr, _):
@@ -256,12 +250,12 @@ class Validator:
                 binding, payload, f"{what} for dataset `{binding.dataset}`: {raised.message}"
             ) from raised
         except ExecutorUnavailable as away:
-            raise ApiError(
-                UNAVAILABLE, away.code, f"{away}: nothing was logged, try again"
+            raise SourceCodeUnavailable(
+                f"nothing was logged: {away}; try again", away.code
             ) from away
         except ExecutorError as failed:
-            raise ApiError(
-                500, failed.code, f"{what} for dataset `{binding.dataset}`: {failed}"
+            raise SourceCodeFailed(
+                f"{what} for dataset `{binding.dataset}`: {failed}", failed.code
             ) from failed
 
 
@@ -273,8 +267,9 @@ def _program(expr: Expr, schema: tuple[tuple[str, Dtype], ...]) -> tuple[Any, Dt
 
 
 def _preproc_schema(binding: SourceBinding, extra: tuple[Field, ...]) -> dict[str, Dtype]:
-    """Types of payload columns for a preproc: the dataset's fields that no preproc makes, and what
-    the preproc declares.
+    """Return the types of payload columns that a preproc reads.
+
+    These are the dataset's fields without a preproc of their own, and the declared extra columns.
     """
     made = {name for name, _ in binding.source.preproc}
     return {f.name: f.dtype for f in binding.schema.fields if f.name not in made} | {
@@ -285,8 +280,8 @@ def _preproc_schema(binding: SourceBinding, extra: tuple[Field, ...]) -> dict[st
 def _typed(
     binding: SourceBinding, payload: Payload, wanted: Mapping[str, Dtype]
 ) -> tuple[pl.DataFrame, tuple[Field, ...]]:
-    """The wanted columns, typed. One that has nulls is Optional here, whatever it is declared:
-    `where` and preproc may deal with them.
+    """Return the wanted columns, cast. A column with nulls is Optional whatever its declaration:
+    `where` and preproc may handle nulls before the cast forbids them.
     """
     columns: dict[str, pa.Array] = {}
     fields = []
@@ -311,7 +306,7 @@ def _typed(
 def _code_inputs(
     binding: SourceBinding, payload: Payload, schema: Mapping[str, Dtype]
 ) -> tuple[pl.DataFrame, tuple[Field, ...], tuple[str, ...]]:
-    """The whole payload for user code: declared columns typed, the others as JSON text."""
+    """Return the whole payload for user code: declared columns cast, others as JSON text."""
     frame, fields = _typed(
         binding, payload, {name: dtype for name, dtype in schema.items() if name in payload.columns}
     )
@@ -324,7 +319,7 @@ def _code_inputs(
 
 
 def _json_values(values: pl.Series | pa.ChunkedArray, dtype: Dtype) -> list[Any]:
-    """Typed values as a client would have logged them."""
+    """Return typed values in the form in which a client logs them."""
     if isinstance(dtypes.base(dtype), dtypes.Bytes):
         raw: list[bytes | None] = (
             values.to_list() if isinstance(values, pl.Series) else values.to_pylist()
@@ -334,7 +329,7 @@ def _json_values(values: pl.Series | pa.ChunkedArray, dtype: Dtype) -> list[Any]
 
 
 def _selected(rows: TypedRows, binding: SourceBinding, erased: tuple[ErasedKeys, ...]) -> TypedRows:
-    """Without the rows outside `since` and `until`, outside the sample, or with an erased key."""
+    """Drop the rows outside `since` and `until`, outside the sample, or with an erased key."""
     source = binding.source
     if (
         source.since_us is None
@@ -357,9 +352,7 @@ def _selected(rows: TypedRows, binding: SourceBinding, erased: tuple[ErasedKeys,
 
 
 def _split(payload: Payload, refused: RowsRejected) -> tuple[Payload, Payload] | None:
-    """(bad, good) when it is known which rows are bad, else two halves; None when there is nothing
-    to split.
-    """
+    """Return (bad, good) when the bad rows are known, else two halves; None if not divisible."""
     places = np.arange(len(payload))
     if refused.numbers is not None:
         bad = np.isin(payload.numbers, refused.numbers)
@@ -373,7 +366,7 @@ def _split(payload: Payload, refused: RowsRejected) -> tuple[Payload, Payload] |
 
 
 def _places(rejected: RejectedRows) -> list[int] | None:
-    """The offending rows of a rejection; None when a whole column is at fault."""
+    """Return the indexes of the rejected rows; None when a whole column is at fault."""
     places: list[int] = []
     for cause in rejected.causes:
         if not isinstance(cause, BadColumn):

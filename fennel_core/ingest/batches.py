@@ -1,11 +1,11 @@
-"""From admitted rows to messages: positions, lateness, partitions.
+"""Build the records of one transaction from validated requests: positions, lateness, partitions.
 
-Theory. All requests of one transaction share its stamp; their rows are numbered through, so a
+All requests of a transaction share its stamp and their rows are numbered consecutively, so a
 position is unique and follows the order of requests. A row has the same number in every dataset it
-feeds. Keyed rows go to the partition of their key bytes, as everybody who looks them up computes
-it; keyless rows have no place to be, so a whole request goes to one partition, the next one of its
-turn, which keeps messages few. The endpoint's raw topic gets each request as it came, with the
-position of its first row, so that a row there and its typed twin can be told to be the same.
+feeds. Keyed rows go to the partition of their key bytes, where lookups expect them. Keyless rows
+may go anywhere: a whole request goes to one partition, round-robin, which keeps records few. The
+endpoint's raw topic receives each request as it was sent, with the position of its first row, so a
+raw row can be matched with its typed row.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ RAW_FORMAT_HEADER = ("f", b"json1")
 POSITION_HEADER = "p"
 REASON_HEADER = "reason"
 DEAD_COLUMNS = ("dataset", "row")
-"""A dead letter of ingest has the dataset it was meant for and the row as JSON text."""
+"""A dead letter of ingest holds the name of the target dataset and the row as JSON text."""
 ROWS_PER_TRANSACTION = 1 << 32
 ADDED = pl.Series(SIGN, [1], dtype=pl.Int8)
 PRESENT = pl.Series(GONE, [False])
@@ -48,22 +48,24 @@ PRESENT = pl.Series(GONE, [False])
 
 @dataclass(frozen=True, slots=True)
 class TargetRows:
-    """What one feed takes of a request."""
+    """The rows of a request for one target."""
 
-    feed: EndpointTarget
+    target: EndpointTarget
     rows: TypedRows
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """One request, ready to be stamped. `count` rows were logged; `turn` chooses the partition of
-    what has no key.
+    """One validated request.
+
+    `count` rows were logged. `round_robin` chooses the partition of rows without a key, and of raw
+    records.
     """
 
     version: CatalogVersion
     body: bytes
     count: int
-    turn: int
+    round_robin: int
     raw: tuple[tuple[TopicName, int], ...]
     """Raw topics of the endpoint, with their partitions."""
     entries: tuple[TargetRows, ...]
@@ -90,51 +92,56 @@ class AcceptedRows:
 
 @dataclass(frozen=True, slots=True)
 class IngestTransaction:
+    """The records of one transaction, and its effect on sources and metrics."""
+
     messages: tuple[ProducerRecord, ...]
     advances: tuple[SourceAdvance, ...]
     discarded: tuple[LateRows, ...]
     accepted: tuple[AcceptedRows, ...]
     dead: tuple[tuple[SourceBinding, int], ...]
-    """Rows set aside for other branches, per definition."""
+    """Dead-lettered rows per source."""
 
 
 def build_transaction(
-    requests: Sequence[PreparedRequest], begun: TransactionStart, server: int
+    requests: Sequence[PreparedRequest], start: TransactionStart, server: int
 ) -> IngestTransaction:
-    """Everything that one transaction writes for `requests`, in their order, and what it changes of
-    the sources.
+    """Build the transaction that writes `requests` in their order, with its effect on sources.
+
+    `server` is this process's number in positions.
     """
     messages: list[ProducerRecord] = []
     taken: dict[Identity, list[tuple[int, pl.DataFrame]]] = {}
-    feeds: dict[Identity, EndpointTarget] = {}
+    targets: dict[Identity, EndpointTarget] = {}
     discarded: list[LateRows] = []
     first = 0
     for request in requests:
-        positions = stamp(begun.hlc, server, request.count, first)
+        positions = stamp(start.hlc, server, request.count, first)
         first += request.count
         assert first < ROWS_PER_TRANSACTION, "rows of a transaction have 32-bit numbers"
         messages += _raw_messages(request, positions)
         for entry in request.entries:
-            binding = entry.feed.binding
-            frame, late = _in_time(entry.rows, binding, begun)
+            binding = entry.target.binding
+            frame, late = _in_time(entry.rows, binding, start)
             if late is not None:
                 discarded.append(late)
             if len(frame.frame):
-                feeds[binding.identity] = entry.feed
+                targets[binding.identity] = entry.target
                 taken.setdefault(binding.identity, []).append(
-                    (request.turn, _versions(frame, binding.schema, positions))
+                    (request.round_robin, _versions(frame, binding.schema, positions))
                 )
     accepted = []
     for identity, parts in taken.items():
-        feed = feeds[identity]
-        messages += _typed_messages(feed, parts)
-        accepted.append(_accepted(feed.binding, [part for _, part in parts]))
+        target = targets[identity]
+        messages += _typed_messages(target, parts)
+        accepted.append(_accepted(target.binding, [part for _, part in parts]))
     dead = tuple(
-        (feed.binding, len(aside.payload)) for request in requests for feed, aside in request.dead
+        (target.binding, len(rejected.payload))
+        for request in requests
+        for target, rejected in request.dead
     )
     return IngestTransaction(
         tuple(messages),
-        _advances(begun, requests, accepted, discarded),
+        _advances(start, requests, accepted, discarded),
         tuple(discarded),
         tuple(accepted),
         dead,
@@ -147,15 +154,16 @@ def _accepted(binding: SourceBinding, parts: Sequence[pl.DataFrame]) -> Accepted
 
 
 def _in_time(
-    rows: TypedRows, binding: SourceBinding, begun: TransactionStart
+    rows: TypedRows, binding: SourceBinding, start: TransactionStart
 ) -> tuple[TypedRows, LateRows | None]:
-    """Without late rows, and without all of them when the source has ended (nobody counts those:
-    they are no rows of the source).
+    """Drop late rows, or all rows if the source has ended.
+
+    Rows after the end do not belong to the source and are not counted as late.
     """
-    progress = begun.progress.get(binding.identity, SourceProgress())
-    if has_ended(progress, binding.source, begun.now_us):
+    progress = start.progress.get(binding.identity, SourceProgress())
+    if has_ended(progress, binding.source, start.now_us):
         return TypedRows(rows.frame.clear(), rows.numbers[:0]), None
-    oldest = oldest_accepted(progress, binding.source, begun.now_us)
+    oldest = oldest_accepted(progress, binding.source, start.now_us)
     if oldest is None:
         return rows, None
     times = rows.frame.get_column(binding.schema.timestamp).to_physical()
@@ -184,21 +192,21 @@ def _versions(rows: TypedRows, schema: Schema, positions: pa.Array) -> pl.DataFr
 
 
 def _typed_messages(
-    feed: EndpointTarget, parts: Sequence[tuple[int, pl.DataFrame]]
+    target: EndpointTarget, parts: Sequence[tuple[int, pl.DataFrame]]
 ) -> Iterator[ProducerRecord]:
-    topic, keys = feed.binding.topic, feed.binding.schema.key_names
+    topic, keys = target.binding.topic, target.binding.schema.key_names
     if keys:
         frame = (
             parts[0][1]
             if len(parts) == 1
             else pl.concat([part for _, part in parts], how="vertical")
         )
-        for partition, share in split(frame, keys, feed.partitions):
+        for partition, share in split(frame, keys, target.partitions):
             yield ProducerRecord(topic, partition, encode_frame(share), (FORMAT_HEADER,))
         return
     shares: dict[int, list[pl.DataFrame]] = {}
-    for turn, part in parts:
-        shares.setdefault(turn % feed.partitions, []).append(part)
+    for round_robin, part in parts:
+        shares.setdefault(round_robin % target.partitions, []).append(part)
     for partition, frames in shares.items():
         yield ProducerRecord(
             topic,
@@ -211,14 +219,13 @@ def _typed_messages(
 def split(
     frame: pl.DataFrame, keys: Sequence[str], partitions: int
 ) -> Iterator[tuple[int, pl.DataFrame]]:
-    """The non-empty parts of `frame` by the partition of its key; rows keep their order."""
+    """Yield the non-empty parts of `frame` by the partition of the key; rows keep their order."""
     if len(frame) == 1 or partitions == 1:
         yield partition_of(key_bytes(frame[:1], keys)[0], partitions), frame
         return
     hashes = np.fromiter(map(crc32, key_bytes(frame, keys)), dtype=np.int64, count=len(frame))
-    targets = (
-        hashes % KEY_GROUPS * partitions // KEY_GROUPS
-    )  # as vocab.keys.partition_of, for a whole column
+    # As vocab.keys.partition_of, for a whole column.
+    targets = hashes % KEY_GROUPS * partitions // KEY_GROUPS
     for target in np.unique(targets).tolist():
         yield target, frame.filter(pl.Series(targets == target))
 
@@ -227,36 +234,36 @@ def _raw_messages(request: PreparedRequest, positions: pa.Array) -> Iterator[Pro
     where = ((POSITION_HEADER, positions[0].as_py()),) if len(positions) else ()
     for topic, partitions in request.raw:
         yield ProducerRecord(
-            topic, request.turn % partitions, request.body, (RAW_FORMAT_HEADER, *where)
+            topic, request.round_robin % partitions, request.body, (RAW_FORMAT_HEADER, *where)
         )
-    for feed, dead in request.dead:
+    for target, dead in request.dead:
         rows = [
             dict(zip(dead.payload.columns, values, strict=True))
             for values in zip(*dead.payload.columns.values(), strict=True)
         ]
         texts = [msgspec.json.encode(row).decode() for row in rows]
         frame = pl.DataFrame(
-            {DEAD_COLUMNS[0]: [feed.binding.dataset] * len(texts), DEAD_COLUMNS[1]: texts}
+            {DEAD_COLUMNS[0]: [target.binding.dataset] * len(texts), DEAD_COLUMNS[1]: texts}
         )
         own = pl.Series(POS, positions.take(pa.array(dead.payload.numbers)), dtype=pl.Binary)
         headers = (FORMAT_HEADER, (REASON_HEADER, dead.reason.encode()))
         yield ProducerRecord(
-            feed.binding.dead_letters,
-            request.turn % feed.partitions,
+            target.binding.dead_letters,
+            request.round_robin % target.partitions,
             encode_frame(frame.with_columns(own)),
             headers,
         )
 
 
 def _advances(
-    begun: TransactionStart,
+    start: TransactionStart,
     requests: Sequence[PreparedRequest],
     accepted: Sequence[AcceptedRows],
     discarded: Sequence[LateRows],
 ) -> tuple[SourceAdvance, ...]:
-    """What has to be recorded of each source; nothing for one that did not move."""
+    """Return the advances to record; none for a source whose progress is unchanged."""
     bindings = {
-        e.feed.binding.identity: e.feed.binding for request in requests for e in request.entries
+        e.target.binding.identity: e.target.binding for request in requests for e in request.entries
     }
     latest = {a.binding.identity: a.latest_us for a in accepted}
     dropped: dict[Identity, int] = {}
@@ -270,6 +277,6 @@ def _advances(
         a
         for a in advances
         if needs_recording(
-            begun.progress.get(a.identity, SourceProgress()), a, bindings[a.identity].source
+            start.progress.get(a.identity, SourceProgress()), a, bindings[a.identity].source
         )
     )

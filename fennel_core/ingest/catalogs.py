@@ -1,10 +1,10 @@
-"""Which datasets an endpoint feeds, over all branches of a workspace.
+"""Cache the routing of each workspace: which datasets an endpoint feeds, over all branches.
 
-Theory. `log` goes to every branch that names the endpoint, and equal definitions of several
-branches have one identity and one topic, so they are written once. What is in memory may be old for
-a moment (a notification takes its time); the stamp of each transaction carries the version that was
-current when it was taken, so rows prepared under an older one are prepared again
-(`store.Begun.version`).
+`log` writes to every branch that has a source on the endpoint. Equal definitions of several
+branches have one identity and one topic, so they are written once. The cache may be stale for as
+long as a notification takes; the stamp of each transaction carries the version that was current
+when it was taken (`store.TransactionStart.version`), and rows prepared under an older version are
+prepared again.
 """
 
 from __future__ import annotations
@@ -36,29 +36,30 @@ class EndpointTarget:
 
 @dataclass(frozen=True, slots=True)
 class RoutingTable:
-    """Where the rows of each endpoint of a workspace go."""
+    """The targets of each endpoint of a workspace, and its datasets."""
 
     version: CatalogVersion
-    feeds: Mapping[Endpoint, tuple[EndpointTarget, ...]]
+    targets: Mapping[Endpoint, tuple[EndpointTarget, ...]]
     datasets: Mapping[tuple[BranchName, DatasetName], DatasetView]
 
 
 def routing_table(branches: Branches) -> RoutingTable:
-    """The feeds of all branches, equal identities joined; in the order of branches and of their
-    catalogs.
+    """Build the routing table of a workspace; branches with equal identities share a target.
+
+    Targets are in the order of branches and of their catalogs.
     """
     found: dict[Endpoint, dict[Identity, EndpointTarget]] = {}
     for branch in branches.branches:
         for binding in branch.catalog.sources:
-            feeds = found.setdefault((binding.webhook, binding.endpoint), {})
-            known = feeds.get(binding.identity)
+            targets = found.setdefault((binding.webhook, binding.endpoint), {})
+            known = targets.get(binding.identity)
             names = (
                 known.branches | {branch.branch}
                 if known is not None
                 else frozenset({branch.branch})
             )
             erased = tuple(branches.erased.get(binding.dataset, ()))
-            feeds[binding.identity] = EndpointTarget(
+            targets[binding.identity] = EndpointTarget(
                 known.binding if known is not None else binding,
                 branch.catalog.partitions,
                 names,
@@ -71,13 +72,13 @@ def routing_table(branches: Branches) -> RoutingTable:
     }
     return RoutingTable(
         branches.version,
-        {endpoint: tuple(feeds.values()) for endpoint, feeds in found.items()},
+        {endpoint: tuple(targets.values()) for endpoint, targets in found.items()},
         datasets,
     )
 
 
 class Catalogs:
-    """The directions of the workspaces that logged lately. Use from one event loop."""
+    """Routing tables of recently used workspaces. Use from one event loop."""
 
     def __init__(self, directory: CatalogDirectory) -> None:
         self._directory = directory
@@ -86,27 +87,26 @@ class Catalogs:
         self._reading: dict[WorkspaceId, asyncio.Task[RoutingTable]] = {}
 
     async def get(self, workspace: WorkspaceId) -> RoutingTable:
-        """The directions in memory, or those read now. Raises `store.Away`."""
+        """Return the cached routing table, or read it. Raises `SystemUnavailable`."""
         found = self._known.get(workspace)
         return found if found is not None else await self.reload(workspace)
 
     async def reload(self, workspace: WorkspaceId) -> RoutingTable:
-        """Directions that were read after this call began: a reading that was already under way
-        does not count.
+        """Return a routing table whose read began after this call.
+
+        A read that is already under way may miss a commit, so it does not count.
         """
-        under_way = self._reading.get(workspace)
-        if under_way is not None:
-            await asyncio.wait([under_way])
+        running = self._reading.get(workspace)
+        if running is not None:
+            await asyncio.wait([running])
         following = self._reading.get(workspace)
-        if following is None or following is under_way:
+        if following is None or following is running:
             following = self._reading[workspace] = asyncio.create_task(self._read(workspace))
             following.add_done_callback(lambda task: self._read_done(workspace, task))
         return await asyncio.shield(following)
 
-    def forget(self, workspace: WorkspaceId | None) -> None:
-        """Read a workspace (None: every one) anew when it next logs: something changed, or may
-        have.
-        """
+    def invalidate(self, workspace: WorkspaceId | None) -> None:
+        """Drop the routing table of a workspace (None: of every workspace)."""
         if workspace is None:
             self._known.clear()
         else:
@@ -118,12 +118,13 @@ class Catalogs:
         found = self._known[workspace] = routing_table(branches)
         self._known.move_to_end(workspace)
         if len(self._known) > WORKSPACES_KEPT:
-            gone, _ = self._known.popitem(last=False)
-            self._commits.pop(gone, None)
+            evicted, _ = self._known.popitem(last=False)
+            self._commits.pop(evicted, None)
         return found
 
     def _read_done(self, workspace: WorkspaceId, task: asyncio.Task[RoutingTable]) -> None:
         if self._reading.get(workspace) is task:
             del self._reading[workspace]
         if not task.cancelled():
-            task.exception()  # whoever waits sees it; nobody may be waiting any more
+            # Mark it as retrieved: every waiting caller may have been cancelled.
+            task.exception()

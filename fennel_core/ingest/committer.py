@@ -1,11 +1,12 @@
-"""Group commit: requests that arrive while every lane is busy share the next transaction.
+"""Group commit: requests that arrive while every producer is busy share the next transaction.
 
-Theory. A Kafka transaction costs milliseconds whatever it carries, so each lane takes all that
-waits for one workspace at once. Lanes run beside each other; acknowledgements of one workspace are
-given in the order of stamps, so the order in which clients hear of their rows agrees with the rows'
-positions. What a transaction accepted is recorded after it committed and before anybody is told, so
-a request that is sent after an answer is judged by it. If that record cannot be written the rows
-are in all the same: the next request is judged a little more leniently.
+A Kafka transaction costs milliseconds whatever its size, so each producer takes all waiting
+requests of one workspace at once. Producers run concurrently. Acknowledgements of one workspace are
+sent in the order of stamps, so the order in which clients learn of their rows agrees with the
+positions of the rows. The progress of the sources is recorded after the commit and before the
+acknowledgement, so it applies to every request that is sent after an acknowledgement. If that
+record cannot be written, the rows are committed all the same and the next request is judged more
+leniently.
 """
 
 from __future__ import annotations
@@ -15,101 +16,97 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from fennel_core.ingest.batches import IngestTransaction, PreparedRequest, build_transaction
-from fennel_core.ingest.store import (
-    Away,
-    IngestClock,
-    NotWritten,
-    OutcomeUnknown,
-    TransactionalProducer,
-    TransactionStart,
+from fennel_core.connections.errors import (
+    SystemUnavailable,
+    TransactionAborted,
+    TransactionOutcomeUnknown,
 )
+from fennel_core.ingest.batches import IngestTransaction, PreparedRequest, build_transaction
+from fennel_core.ingest.errors import CatalogChanged
+from fennel_core.ingest.store import IngestClock, TransactionalProducer, TransactionStart
 from fennel_core.telemetry.logs import logger
 from fennel_core.vocab.ids import WorkspaceId
 
 REQUESTS_PER_TRANSACTION = 256
 BYTES_PER_TRANSACTION = 16 * 1024 * 1024
-"""Both bound how long one transaction keeps everybody in it waiting."""
+"""Both bound the latency that one transaction adds to each of its requests."""
 log = logger(__name__)
 
 
-class CatalogChanged(Exception):
-    """The request was prepared under definitions that are no longer current: prepare it again."""
-
-
 @dataclass(slots=True)
-class _Waiting:
+class _PendingRequest:
     request: PreparedRequest
     done: asyncio.Future[None]
 
 
 @dataclass(slots=True)
 class _Queue:
-    """One workspace: what waits, and the end of the last transaction in the order of stamps."""
+    """The pending requests of a workspace, and the end of its transaction with the last stamp."""
 
-    waiting: deque[_Waiting] = field(default_factory=deque)
+    waiting: deque[_PendingRequest] = field(default_factory=deque)
     stamping: asyncio.Lock = field(default_factory=asyncio.Lock)
     last: asyncio.Future[None] | None = None
-    lanes: int = 0
-    """Lanes at work for it: it is forgotten only when there is none, or a newer queue would not
-    know of their order.
+    producers: int = 0
+    """Producers at work on this queue. It is dropped only at zero: a new queue would not know the
+    order of their transactions.
     """
 
 
 class Committer:
-    """Runs the lanes. `told` hears of every transaction that committed (for metrics)."""
+    """Runs the producers; calls `on_commit` with every committed transaction (for metrics)."""
 
     def __init__(
         self,
         clock: IngestClock,
-        lanes: Sequence[TransactionalProducer],
+        producers: Sequence[TransactionalProducer],
         server: int,
-        told: Callable[[IngestTransaction], None] = lambda _: None,
+        on_commit: Callable[[IngestTransaction], None] = lambda _: None,
     ) -> None:
         self._clock = clock
         self._server = server
-        self._told = told
+        self._on_commit = on_commit
         self._queues: OrderedDict[WorkspaceId, _Queue] = OrderedDict()
         self._work = asyncio.Semaphore(0)
-        self._tasks = [asyncio.create_task(self._serve(lane)) for lane in lanes]
+        self._tasks = [asyncio.create_task(self._serve(producer)) for producer in producers]
 
     async def submit(self, workspace: WorkspaceId, request: PreparedRequest) -> None:
-        """Return when the request is written. Raises `CatalogChanged`, `Away`, `NotWritten`,
-        `OutcomeUnknown`.
+        """Return when the request is written.
 
-        A caller that goes away does not take its request back: it may already be under way.
+        Raises `CatalogChanged`, `SystemUnavailable`, `TransactionAborted` and
+        `TransactionOutcomeUnknown`. Cancelling the caller does not withdraw the request: its
+        transaction may already be running.
         """
         queue = self._queues.setdefault(workspace, _Queue())
-        waiting = _Waiting(request, asyncio.get_running_loop().create_future())
+        waiting = _PendingRequest(request, asyncio.get_running_loop().create_future())
         queue.waiting.append(waiting)
         self._work.release()
         await asyncio.shield(waiting.done)
 
     async def close(self) -> None:
-        """Stop the lanes; whatever still waits is refused."""
+        """Stop the producers and fail the pending requests."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for queue in self._queues.values():
             for waiting in queue.waiting:
-                waiting.done.set_exception(Away("the server is stopping"))
+                waiting.done.set_exception(SystemUnavailable("the server is stopping"))
 
-    async def _serve(self, lane: TransactionalProducer) -> None:
+    async def _serve(self, producer: TransactionalProducer) -> None:
         while True:
             await self._work.acquire()
             workspace = next((w for w, queue in self._queues.items() if queue.waiting), None)
             if workspace is None:
-                continue  # another lane took it along
+                continue  # Another producer took the request in its group.
             queue = self._queues[workspace]
             self._queues.move_to_end(workspace)
-            queue.lanes += 1
-            await self._run(lane, workspace, queue, self._take(queue))
-            queue.lanes -= 1
-            if not queue.waiting and not queue.lanes:
+            queue.producers += 1
+            await self._run(producer, workspace, queue, self._take(queue))
+            queue.producers -= 1
+            if not queue.waiting and not queue.producers:
                 del self._queues[workspace]
 
-    def _take(self, queue: _Queue) -> list[_Waiting]:
-        group: list[_Waiting] = []
+    def _take(self, queue: _Queue) -> list[_PendingRequest]:
+        group: list[_PendingRequest] = []
         size = 0
         while queue.waiting and len(group) < REQUESTS_PER_TRANSACTION:
             size += len(queue.waiting[0].request.body)
@@ -121,29 +118,30 @@ class Committer:
 
     async def _run(
         self,
-        lane: TransactionalProducer,
+        producer: TransactionalProducer,
         workspace: WorkspaceId,
         queue: _Queue,
-        group: list[_Waiting],
+        group: list[_PendingRequest],
     ) -> None:
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         before: asyncio.Future[None] | None = None
-        failure: Exception | None = OutcomeUnknown("the server is stopping")
+        failure: Exception | None = TransactionOutcomeUnknown("the server is stopping")
         try:
-            sources = {e.feed.binding.identity for w in group for e in w.request.entries}
-            async with queue.stamping:  # so that this queue's order is the stamps' order
-                begun = await self._clock.begin(workspace, sources)
+            sources = {e.target.binding.identity for w in group for e in w.request.entries}
+            # The lock makes the order of this queue the order of stamps.
+            async with queue.stamping:
+                start = await self._clock.begin(workspace, sources)
                 before, queue.last = queue.last, ended
-            group = _current(group, begun)
+            group = _current(group, start)
             if group:
-                await self._write(lane, workspace, [w.request for w in group], begun)
+                await self._write(producer, workspace, [w.request for w in group], start)
             failure = None
-        except (Away, NotWritten, OutcomeUnknown) as failed:
+        except (SystemUnavailable, TransactionAborted, TransactionOutcomeUnknown) as failed:
             failure = failed
-        # BLE001: a supervisor's last line: the lane lives on and its callers are answered
-        except Exception as unforeseen:
-            log.error("a transaction failed in a way nobody expected", exc_info=unforeseen)
-            failure = unforeseen
+        # Outermost loop of a producer: it must survive, and its callers need a result.
+        except Exception as unexpected:
+            log.error("transaction failed unexpectedly", exc_info=unexpected)
+            failure = unexpected
         finally:
             if before is not None:
                 await asyncio.wait([before])
@@ -153,33 +151,31 @@ class Committer:
 
     async def _write(
         self,
-        lane: TransactionalProducer,
+        producer: TransactionalProducer,
         workspace: WorkspaceId,
         requests: Sequence[PreparedRequest],
-        begun: TransactionStart,
+        start: TransactionStart,
     ) -> None:
-        made = build_transaction(requests, begun, self._server)
-        if made.messages:
-            await lane.commit(made.messages)
-        if made.advances:
+        transaction = build_transaction(requests, start, self._server)
+        if transaction.messages:
+            await producer.commit(transaction.messages)
+        if transaction.advances:
             try:
-                await self._clock.accepted(workspace, made.advances)
-            except Away as away:
+                await self._clock.record_accepted(workspace, transaction.advances)
+            except SystemUnavailable as lost:
                 log.warning(
-                    "what was accepted could not be recorded; lateness is judged more leniently",
-                    reason=str(away),
+                    "source progress could not be recorded; lateness is judged more leniently",
+                    reason=str(lost),
                 )
-        self._told(made)
+        self._on_commit(transaction)
 
 
-def _current(group: list[_Waiting], begun: TransactionStart) -> list[_Waiting]:
-    """Those that were prepared under the current definitions; the others are told to prepare
-    again.
-    """
+def _current(group: list[_PendingRequest], start: TransactionStart) -> list[_PendingRequest]:
+    """Return the requests prepared under the current definitions; fail the others."""
     for waiting in group:
-        if waiting.request.version != begun.version:
-            waiting.done.set_exception(CatalogChanged())
-    return [w for w in group if w.request.version == begun.version]
+        if waiting.request.version != start.version:
+            waiting.done.set_exception(CatalogChanged("the definitions changed"))
+    return [w for w in group if w.request.version == start.version]
 
 
 def _finish(done: asyncio.Future[None], failure: Exception | None) -> None:

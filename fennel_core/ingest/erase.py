@@ -1,10 +1,10 @@
-"""`erase`: keys of a dataset that are hidden at once and never taken again.
+"""Handle `erase`: keys of a dataset are hidden at once and never accepted again.
 
-Theory. An erasure is a row in Postgres (`connections.erasures`) and obeyed from then on by
-everybody who takes or shows rows: ingest drops rows of the dataset with such a key at the door,
-because the version in each transaction's stamp covers erasures too; query servers answer as if
-there were none. It holds for the dataset's name in every branch. What had been computed from the
-rows elsewhere stays until those datasets are erased themselves.
+An erasure is a row in Postgres (`connections.erasures`). The catalog version in the stamp of each
+transaction covers erasures too, so ingest drops rows with an erased key from the next transaction
+on, and query servers treat such a key as absent. An erasure holds for the dataset's name in every
+branch. Rows of other datasets that were computed from erased rows stay until those datasets are
+erased themselves.
 """
 
 from __future__ import annotations
@@ -17,9 +17,15 @@ import polars as pl
 import pyarrow as pa
 
 from fennel_core.blueprints.spec import DatasetView
+from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.ingest.catalogs import Catalogs
-from fennel_core.ingest.store import Away, CatalogDirectory
-from fennel_core.vocab.errors import ApiError
+from fennel_core.ingest.errors import (
+    DatasetNotFound,
+    EraseBodyMalformed,
+    EraseKeysRejected,
+    IngestUnavailable,
+)
+from fennel_core.ingest.store import CatalogDirectory
 from fennel_core.vocab.ids import BranchName, DatasetName, WorkspaceId
 from fennel_core.vocab.keys import key_bytes
 from fennel_core.wire.errors import BadColumn
@@ -27,7 +33,7 @@ from fennel_core.wire.json_decode import decode_column
 
 
 class EraseBody(msgspec.Struct):
-    """What the client sends."""
+    """The JSON body of `erase`."""
 
     erase_keys: list[dict[str, Any]]
 
@@ -45,63 +51,57 @@ class EraseService:
     async def erase(
         self, workspace: WorkspaceId, branch: BranchName, dataset: DatasetName, body: bytes
     ) -> int:
-        """Erase the keys in `body`, for ever; how many they are.
+        """Erase the keys in `body` permanently and return their number.
 
-        ApiError: 400 malformed, 404 unknown dataset, 500 keys that are not exactly the dataset's
-        erase keys, 503 when nothing can be written.
+        Raises `EraseBodyMalformed`, `DatasetNotFound`, `EraseKeysRejected`, `IngestUnavailable`.
         """
         try:
-            asked = _decode(body).erase_keys
+            requested = _decode(body).erase_keys
         except (msgspec.ValidationError, msgspec.DecodeError) as wrong:
             text = (
                 f'the body of erase is malformed: {wrong}; send {{"erase_keys": '
                 "[{field: value}]} as JSON"
             )
-            raise ApiError(400, "erase-malformed", text) from wrong
+            raise EraseBodyMalformed(text) from wrong
         try:
             view = (await self._catalogs.reload(workspace)).datasets.get((branch, dataset))
             if view is None:
-                raise ApiError(404, "dataset-unknown", f"Dataset {dataset} not found")
-            keys = erased_keys(view, asked)
+                raise DatasetNotFound(f"Dataset {dataset} not found")
+            keys = erased_keys(view, requested)
             if keys:
                 await self._directory.erase(workspace, dataset, view.erase_keys, keys)
-                self._catalogs.forget(workspace)
-        except Away as away:
-            raise ApiError(
-                503, "ingest-unavailable", f"nothing was erased: {away}: try again"
-            ) from away
+                self._catalogs.invalidate(workspace)
+        except SystemUnavailable as lost:
+            raise IngestUnavailable(f"nothing was erased: {lost}; try again") from lost
         return len(keys)
 
 
-def erased_keys(view: DatasetView, asked: Sequence[Mapping[str, Any]]) -> list[bytes]:
-    """The distinct key bytes of the dataset's erase-key fields; ApiError 500, in the client's
-    words, when `asked` does not fit them.
+def erased_keys(view: DatasetView, requested: Sequence[Mapping[str, Any]]) -> list[bytes]:
+    """Return the distinct key bytes of the dataset's erase-key fields.
+
+    Raises `EraseKeysRejected`, with the texts that the client's tests expect.
     """
     names = set(view.schema.names)
-    for each in asked:
+    for each in requested:
         for name in each:
             if name not in names:
-                raise _refused(f"Field: {name} not in dataset")
+                raise EraseKeysRejected(f"Field: {name} not in dataset")
             if name not in view.schema.key_names:
-                raise _refused(f"Field: {name} not in a key field in dataset")
+                raise EraseKeysRejected(f"Field: {name} not in a key field in dataset")
             if name not in view.erase_keys:
-                raise _refused(f"Field: {name} is not an erase key field in dataset")
+                raise EraseKeysRejected(f"Field: {name} is not an erase key field in dataset")
         if len(each) != len(view.erase_keys):
-            raise _refused("Not enough erase key were provided")
-    if not asked:
+            raise EraseKeysRejected("Not enough erase key were provided")
+    if not requested:
         return []
     columns = {}
     for name in view.erase_keys:
         field = view.schema.field(name)
         assert field is not None, "the compiler has checked that erase keys are fields"
         try:
-            columns[name] = decode_column([each[name] for each in asked], field.dtype, name)
+            columns[name] = decode_column([each[name] for each in requested], field.dtype, name)
         except BadColumn as bad:
-            raise _refused(str(bad)) from bad
+            raise EraseKeysRejected(str(bad)) from bad
     frame = pl.from_arrow(pa.table(columns))
     assert isinstance(frame, pl.DataFrame), "a table becomes a frame"
     return list(dict.fromkeys(key_bytes(frame, view.erase_keys)))
-
-
-def _refused(text: str) -> ApiError:
-    return ApiError(500, "erase-refused", text)

@@ -1,10 +1,10 @@
-"""Lanes on Kafka: transactional producers, one transaction at a time each.
+"""The transactional producer on Kafka.
 
-Theory. librdkafka has no second half of KIP-890: after a time-out or an error whose outcome is open
-a producer must be thrown away. A new one with the same transactional id fences the old one, whose
-open transaction is then aborted by the broker, so the rows are either all there or not at all; only
-the caller cannot be told which, and is answered so. Ids are a process's own, so nobody else ever
-fences it; what a dead process left open ends after `transaction.timeout.ms`.
+librdkafka has no second half of KIP-890: after a time-out, or an error that leaves the outcome of a
+commit open, a producer must be discarded. A new producer with the same transactional id fences the
+old one and the broker aborts its open transaction, so all rows were written or none; the caller
+gets `TransactionOutcomeUnknown`. Transactional ids belong to one process and nothing else fences
+them. A transaction that a dead process left open ends after `transaction.timeout.ms`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,18 @@ from concurrent.futures import ThreadPoolExecutor
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from fennel_core.connections.errors import (
+    SystemUnavailable,
+    TransactionAborted,
+    TransactionOutcomeUnknown,
+)
 from fennel_core.connections.kafka import producer_config
-from fennel_core.ingest.store import Away, NotWritten, OutcomeUnknown, ProducerRecord
+from fennel_core.ingest.store import ProducerRecord
 from fennel_core.settings.model import Settings
 
 NEW_TOPIC_MS = 2_000
-"""How long a topic the broker does not know is waited for: commits make topics before anybody hears
-of them.
+"""How long the producer waits for a topic that the broker does not know. A commit creates topics
+before clients learn of them, so a topic that stays unknown was deleted.
 """
 
 
@@ -39,24 +44,23 @@ class KafkaTransactionalProducer:
         self._threads = threads
         self._timeout_s = settings.transaction_timeout_ms / 1000
         self._producer: Producer | None = None
-        self._turn = (
-            threading.Lock()
-        )  # two producers of one id, made at once, would fence each other
+        # Two producers of one transactional id, created at once, would fence each other.
+        self._lock = threading.Lock()
         self.problem: str | None = "not opened yet"
-        """Why the lane has no producer; None when it has one."""
+        """Why there is no librdkafka producer; None when there is one."""
 
     async def open(self) -> None:
-        """Make the producer now, so that the first request need not wait for it. Raises `Away`."""
+        """Create the producer before the first request needs it. Raises `SystemUnavailable`."""
         await asyncio.get_running_loop().run_in_executor(self._threads, self._open)
 
     def _open(self) -> None:
-        with self._turn:
-            self._opened()
+        with self._lock:
+            self._ensure_open()
 
     async def commit(self, messages: Sequence[ProducerRecord]) -> None:
         await asyncio.get_running_loop().run_in_executor(self._threads, self._commit, messages)
 
-    def _opened(self) -> Producer:
+    def _ensure_open(self) -> Producer:
         if self._producer is None:
             producer = Producer(
                 producer_config(self._settings, self._id)
@@ -65,14 +69,14 @@ class KafkaTransactionalProducer:
             try:
                 producer.init_transactions(self._timeout_s)
             except KafkaException as failed:
-                self.problem = f"the log cannot be reached now: {_text(failed)}"
-                raise Away(self.problem) from failed
+                self.problem = f"Kafka cannot be reached: {_text(failed)}"
+                raise SystemUnavailable(self.problem) from failed
             self._producer, self.problem = producer, None
         return self._producer
 
     def _commit(self, messages: Sequence[ProducerRecord]) -> None:
-        with self._turn:
-            self._transact(self._opened(), messages)
+        with self._lock:
+            self._transact(self._ensure_open(), messages)
 
     def _transact(self, producer: Producer, messages: Sequence[ProducerRecord]) -> None:
         refused: list[KafkaError] = []
@@ -90,31 +94,29 @@ class KafkaTransactionalProducer:
                 )
             missing = producer.flush(self._timeout_s)
         except (KafkaException, BufferError) as failed:
-            raise self._not_written(producer, _text(failed)) from failed
+            raise self._aborted(producer, _text(failed)) from failed
         if missing or refused:
-            raise self._not_written(
+            raise self._aborted(
                 producer,
                 refused[0].str()
                 if refused
-                else f"{missing} messages were not taken in {self._timeout_s:g} s",
+                else f"{missing} records were not acknowledged in {self._timeout_s:g} s",
             )
         try:
             producer.commit_transaction(self._timeout_s)
         except KafkaException as failed:
             if failed.args[0].txn_requires_abort():
-                raise self._not_written(producer, _text(failed)) from failed
+                raise self._aborted(producer, _text(failed)) from failed
             self._drop(producer)
-            raise OutcomeUnknown(_text(failed)) from failed
+            raise TransactionOutcomeUnknown(_text(failed)) from failed
 
-    def _not_written(self, producer: Producer, text: str) -> NotWritten:
-        """Nobody asked for a commit, or the broker refused it: whatever was sent is never seen."""
+    def _aborted(self, producer: Producer, text: str) -> TransactionAborted:
+        """Discard a producer without a commit: consumers never see its records."""
         self._drop(producer)
-        return NotWritten(text)
+        return TransactionAborted(text)
 
     def _drop(self, producer: Producer) -> None:
-        """Have nothing more to do with it: the next producer of this id fences it, and the broker
-        aborts what it left open.
-        """
+        """Forget a producer: the next one fences it, and the broker aborts its transaction."""
         self._producer = None
         producer.purge(in_queue=True, in_flight=True, blocking=False)
 

@@ -1,10 +1,10 @@
-"""`log` from body to acknowledgement.
+"""Handle `log`, from the request body to the acknowledgement.
 
-Theory. Read the body, find every dataset of every branch that the endpoint feeds, type the rows for
-each distinct definition once, write all of it in one transaction, answer. The caller's branch
-decides the answer: rows that do not fit there refuse the whole request; rows that do not fit a
-definition only other branches have are set aside there. A request whose definitions changed under
-it is prepared again, so a client that was told its commit is done logs under it.
+Parse the body, find every dataset of every branch that the endpoint feeds, validate the rows once
+per distinct definition, write everything in one transaction, respond. Rows that do not fit a
+definition of the caller's branch reject the whole request; rows that do not fit a definition that
+only other branches have are dead-lettered there. A request whose definitions change while it is
+processed is prepared again, so a client whose commit has succeeded logs under that commit.
 """
 
 from __future__ import annotations
@@ -13,31 +13,44 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from itertools import count
 
+from fennel_core.connections.errors import (
+    SystemUnavailable,
+    TransactionAborted,
+    TransactionOutcomeUnknown,
+)
 from fennel_core.ingest import source_metrics
-from fennel_core.ingest.admission import CodeRunner, DeadLetter, RowsRejected, TypedRows, Validator
+from fennel_core.ingest.admission import CodeRunner, DeadLetter, TypedRows, Validator
 from fennel_core.ingest.batches import PreparedRequest, TargetRows
 from fennel_core.ingest.catalogs import Catalogs, EndpointTarget
-from fennel_core.ingest.committer import CatalogChanged, Committer
+from fennel_core.ingest.committer import Committer
+from fennel_core.ingest.errors import (
+    CatalogChanged,
+    DefinitionsChanging,
+    EndpointNotFound,
+    IngestUnavailable,
+    LogNotWritten,
+    LogOutcomeUnknown,
+    RowsRejected,
+)
 from fennel_core.ingest.payload import LogBody, Payload, parse_log_body
-from fennel_core.ingest.store import Away, CatalogVersion, NotWritten, OutcomeUnknown
-from fennel_core.vocab.errors import ApiError
+from fennel_core.ingest.store import CatalogVersion
 from fennel_core.vocab.ids import BranchName, WorkspaceId
 
 PREPARATIONS = 5
-"""Definitions that change under a request this often in a row are changing faster than anybody can
-log.
-"""
+"""Attempts to prepare one request. More definition changes in a row than this end in an error."""
 
 ReadSecret = Callable[[WorkspaceId, str], Awaitable[str | None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Logged:
+    """The result of a `log` request."""
+
     rows: int
 
 
 class LogService:
-    """Use from one event loop."""
+    """Validates and writes `log` requests. Use from one event loop."""
 
     def __init__(
         self,
@@ -52,24 +65,25 @@ class LogService:
         self._executors = executors
         self._secret = secret
         self._rows_limit = rows_limit
-        self._turns = count()
+        self._round_robin = count()
 
     async def log(self, workspace: WorkspaceId, branch: BranchName, body: bytes) -> Logged:
         """Write the rows of `body`; they are durable when this returns.
 
-        ApiError: 400 malformed, 404 unknown endpoint, 413 too many rows, 500 rows that do not fit
-        (column, row, value), 503 when the platform cannot write now or cannot say whether it did.
+        Raises `LogBodyMalformed`, `RowLimitExceeded`, `EndpointNotFound`, `RowsRejected`,
+        `SourceCodeFailed`, `IngestUnavailable`, `LogNotWritten`, `LogOutcomeUnknown` and
+        `DefinitionsChanging`.
         """
         request, payload = parse_log_body(body, self._rows_limit)
-        turn = next(self._turns)
+        round_robin = next(self._round_robin)
         try:
             for _ in range(PREPARATIONS):
-                version, feeds = await self._feeds(workspace, request)
+                version, targets = await self._targets(workspace, request)
                 if not len(payload):
                     return Logged(0)
                 try:
-                    prepared = await self._prepared(
-                        workspace, branch, body, payload, turn, version, feeds
+                    prepared = await self._prepare(
+                        workspace, branch, body, payload, round_robin, version, targets
                     )
                     await self._committer.submit(workspace, prepared)
                 except CatalogChanged:
@@ -78,73 +92,74 @@ class LogService:
                 except RowsRejected:
                     if (await self._catalogs.reload(workspace)).version == version:
                         raise
-                    continue  # refused under definitions that somebody has replaced meanwhile
+                    # Rejected under definitions that have been replaced since.
+                    continue
                 return Logged(len(payload))
-        except Away as away:
-            raise ApiError(
-                503, "ingest-unavailable", f"nothing was logged: {away}: try again"
-            ) from away
-        except NotWritten as refused:
-            raise ApiError(
-                503,
-                "log-not-written",
-                f"nothing was logged, the log refused the write ({refused}): try again",
-            ) from refused
-        except OutcomeUnknown as unknown:
-            text = (
-                f"the log did not say whether the rows were written ({unknown}): "
-                "they are all in or none is. Sending them again is safe "
-                "for a keyed dataset; for a keyless one look first, or they may be in twice"
-            )
-            raise ApiError(503, "log-outcome-unknown", text) from unknown
-        raise ApiError(
-            503,
-            "definitions-moving",
-            "nothing was logged: the branches' definitions kept changing meanwhile: try again",
+        except SystemUnavailable as lost:
+            raise IngestUnavailable(f"nothing was logged: {lost}; try again") from lost
+        except TransactionAborted as aborted:
+            raise LogNotWritten(
+                f"nothing was logged: Kafka aborted the transaction ({aborted}); try again"
+            ) from aborted
+        except TransactionOutcomeUnknown as unknown:
+            raise LogOutcomeUnknown(
+                "Kafka did not report whether the transaction was committed "
+                f"({unknown}): either all rows were written or none. Sending them again is safe "
+                "for keyed datasets and may duplicate rows of keyless ones"
+            ) from unknown
+        raise DefinitionsChanging(
+            "nothing was logged: the definitions kept changing while the request was being "
+            "prepared; try again"
         )
 
-    async def _feeds(
+    async def _targets(
         self, workspace: WorkspaceId, request: LogBody
     ) -> tuple[CatalogVersion, tuple[EndpointTarget, ...]]:
         endpoint = (request.webhook, request.endpoint)
         found = await self._catalogs.get(workspace)
-        if endpoint not in found.feeds:
+        if endpoint not in found.targets:
             found = await self._catalogs.reload(workspace)
-        if endpoint not in found.feeds:
+        if endpoint not in found.targets:
             text = f"Webhook endpoint {request.webhook}_{request.endpoint} not found in any branch"
-            raise ApiError(404, "endpoint-unknown", text)
-        return found.version, found.feeds[endpoint]
+            raise EndpointNotFound(text)
+        return found.version, found.targets[endpoint]
 
-    async def _prepared(
+    async def _prepare(
         self,
         workspace: WorkspaceId,
         branch: BranchName,
         body: bytes,
         payload: Payload,
-        turn: int,
+        round_robin: int,
         version: CatalogVersion,
-        feeds: tuple[EndpointTarget, ...],
+        targets: tuple[EndpointTarget, ...],
     ) -> PreparedRequest:
-        door = Validator(self._executors, lambda name: self._secret(workspace, name))
+        validator = Validator(self._executors, lambda name: self._secret(workspace, name))
         entries: list[TargetRows] = []
         dead: list[tuple[EndpointTarget, DeadLetter]] = []
-        for feed in feeds:
-            rows, aside = await _admitted(door, feed, payload, branch)
-            entries += [TargetRows(feed, part) for part in rows]
-            dead += [(feed, part) for part in aside]
-        raw = {feed.binding.raw_topic: feed.partitions for feed in feeds}
+        for target in targets:
+            rows, rejected = await _validated(validator, target, payload, branch)
+            entries += [TargetRows(target, part) for part in rows]
+            dead += [(target, part) for part in rejected]
+        raw = {target.binding.raw_topic: target.partitions for target in targets}
         return PreparedRequest(
-            version, body, len(payload), turn, tuple(raw.items()), tuple(entries), tuple(dead)
+            version,
+            body,
+            len(payload),
+            round_robin,
+            tuple(raw.items()),
+            tuple(entries),
+            tuple(dead),
         )
 
 
-async def _admitted(
-    door: Validator, feed: EndpointTarget, payload: Payload, branch: BranchName
+async def _validated(
+    validator: Validator, target: EndpointTarget, payload: Payload, branch: BranchName
 ) -> tuple[list[TypedRows], list[DeadLetter]]:
-    if branch in feed.branches:
+    if branch in target.branches:
         try:
-            return [await door.admit(feed.binding, payload, feed.erased)], []
+            return [await validator.validate(target.binding, payload, target.erased)], []
         except RowsRejected:
-            source_metrics.count_rejected(feed.binding, len(payload))
+            source_metrics.count_rejected(target.binding, len(payload))
             raise
-    return await door.admit_some(feed.binding, payload, feed.erased)
+    return await validator.validate_or_dead_letter(target.binding, payload, target.erased)

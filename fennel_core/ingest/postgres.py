@@ -1,9 +1,10 @@
-"""The clock and the directory of catalogs in Postgres.
+"""The ingest clock and the catalog directory in Postgres.
 
-Theory. `begin` is one statement and one row lock, held for its own length only. Its commit is not
-waited for on disk (`synchronous_commit` off for that transaction): after a crash of Postgres the
-lost stamps lie within its last half second, and the wall clock has passed them by the time it is up
-again. The same holds for progress, where a lost write only makes the next request more lenient.
+`begin` is one statement with one row lock, which is held for the length of the statement. Its
+commit does not wait for the disk (`synchronous_commit` off for that transaction): after a crash of
+Postgres the lost stamps lie within its last half second, and the wall clock has passed them before
+Postgres is up again. The same holds for progress, where a lost write only makes the next request
+more lenient.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from psycopg_pool import PoolTimeout
 
 from fennel_core.blueprints.spec import Catalog
 from fennel_core.connections import erasures
+from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.connections.postgres import Pool
 from fennel_core.ingest.acceptance import SourceAdvance, SourceProgress
-from fennel_core.ingest.store import Away, BranchCatalog, Branches, TransactionStart
+from fennel_core.ingest.store import BranchCatalog, Branches, TransactionStart
 from fennel_core.vocab import canonical
 from fennel_core.vocab.ids import BranchName, CommitId, DatasetName, Identity, Micros, WorkspaceId
 from fennel_core.vocab.position import Hlc
@@ -68,11 +70,11 @@ _BRANCHES: LiteralString = """
     FROM (SELECT 1) one LEFT JOIN branch b ON b.workspace = %(workspace)s LEFT JOIN commit c ON
         c.id = b.target
     ORDER BY b.number"""
-"""The same text of versions as `_BEGIN` makes: they are compared."""
+"""The version has the same form as in `_BEGIN`: the two are compared."""
 
 
 class PostgresIngestClock:
-    """See `store.Clock`."""
+    """See `store.IngestClock`."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -90,7 +92,9 @@ class PostgresIngestClock:
         }
         return TransactionStart(Hlc(cast(int, hlc)), Micros(cast(int, now_us)), str(version), known)
 
-    async def accepted(self, workspace: WorkspaceId, advances: Sequence[SourceAdvance]) -> None:
+    async def record_accepted(
+        self, workspace: WorkspaceId, advances: Sequence[SourceAdvance]
+    ) -> None:
         arguments = {
             "workspace": workspace,
             "identities": [a.identity for a in advances],
@@ -100,14 +104,14 @@ class PostgresIngestClock:
         await _rows(self._pool, _ACCEPTED, arguments)
 
     async def server_number(self) -> int:
-        """A number for this process in positions; none of the last 65,535 processes had it."""
+        """Return a number for this process in positions, unique among the last 65,535 processes."""
         return cast(
             int, (await _rows(self._pool, "SELECT nextval('ingest_server_number')", {}))[0][0]
         )
 
 
 class PostgresDirectory:
-    """See `store.Directory`."""
+    """See `store.CatalogDirectory`."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -117,7 +121,7 @@ class PostgresDirectory:
         found = []
         for name, commit, encoded, _ in rows:
             if name is None or commit is None:
-                continue  # no branches at all, or one that has no commit yet
+                continue  # The workspace has no branch, or the branch has no commit.
             number = CommitId(str(commit))
             catalog = (
                 known[number]
@@ -125,9 +129,9 @@ class PostgresDirectory:
                 else canonical.loads(bytes(cast(bytes, encoded)), Catalog)
             )
             found.append(BranchCatalog(BranchName(str(name)), number, catalog))
-        # After the version: an erasure that comes in between makes rows be prepared once more; the
-        # other way round it would be missed.
-        erased = (await _away(erasures.read(self._pool, workspace))).get(workspace, {})
+        # Read erasures after the version: an erasure between the two reads causes one more
+        # preparation. In the other order it would be missed.
+        erased = (await _translated(erasures.read(self._pool, workspace))).get(workspace, {})
         return Branches(str(rows[0][3]), tuple(found), erased)
 
     async def erase(
@@ -137,22 +141,22 @@ class PostgresDirectory:
         columns: Sequence[str],
         keys: Sequence[bytes],
     ) -> None:
-        await _away(erasures.add(self._pool, workspace, dataset, columns, keys))
+        await _translated(erasures.add(self._pool, workspace, dataset, columns, keys))
 
 
-async def _away(work: Awaitable[T]) -> T:
+async def _translated(work: Awaitable[T]) -> T:
     try:
         return await work
     except (psycopg.OperationalError, PoolTimeout) as lost:
-        raise Away(f"the platform's database cannot be reached now: {lost}") from lost
+        raise SystemUnavailable(f"the platform's database cannot be reached: {lost}") from lost
 
 
 async def _rows(
     pool: Pool, statement: LiteralString, values: Mapping[str, object]
 ) -> list[tuple[object, ...]]:
-    async def ask() -> list[tuple[object, ...]]:
+    async def query() -> list[tuple[object, ...]]:
         async with pool.connection() as connection:
             cursor = await connection.execute(statement, values)
             return await cursor.fetchall() if cursor.description is not None else []
 
-    return await _away(ask())
+    return await _translated(query())

@@ -1,9 +1,7 @@
-"""The ingest server's HTTP: one hot route in raw ASGI, `erase`, and health.
+"""The HTTP interface of ingest: `log` and `erase` in raw ASGI, and the health endpoints.
 
-Theory. A body is refused by its announced length before a byte of it is read, and by its real
-length before it is kept. A client that sends `Expect: 100-continue` (curl does, above 1 MiB) is
-told to go on as soon as the first part is asked for, and not at all when it is refused. Errors are
-written in the one form of `telemetry.errors`.
+`log` is the hot route, so requests are matched by hand. Request bodies are bounded by
+`connections.asgi`; errors have the one form of `telemetry.errors`.
 """
 
 from __future__ import annotations
@@ -18,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from fennel_core.connections.asgi import ClientDisconnected, read_body, send_json
 from fennel_core.ingest.erase import EraseService
+from fennel_core.ingest.errors import MethodNotAllowed, UnknownPath
 from fennel_core.ingest.log_service import LogService
 from fennel_core.telemetry import metrics
 from fennel_core.telemetry.errors import INTERNAL, send_error, wants_json
@@ -33,20 +32,21 @@ log = logger(__name__)
 
 
 class IngestApplication:
-    """ASGI 3. `workspace_of` opens the workspace of an `Authorization` header or raises ApiError
-    401.
+    """The ASGI application of the ingest server.
+
+    `workspace_of` returns the workspace of an `Authorization` header or raises ApiError 401.
     """
 
     def __init__(
         self,
-        flow: LogService,
-        erasing: EraseService,
+        log_service: LogService,
+        erase_service: EraseService,
         health: HealthEndpoint,
         workspace_of: Callable[[str | None], Awaitable[WorkspaceId]],
         body_limit_bytes: int,
     ) -> None:
-        self._flow = flow
-        self._erasing = erasing
+        self._log_service = log_service
+        self._erasing = erase_service
         self._health = health
         self._workspace_of = workspace_of
         self._body_limit_bytes = body_limit_bytes
@@ -60,36 +60,34 @@ class IngestApplication:
         started = time.perf_counter()
         headers = dict(scope["headers"])
         try:
-            status, body = 200, await self._answer(scope, headers, receive)
+            status, body = 200, await self._respond(scope, headers, receive)
             await send_json(send, body)
         except ClientDisconnected:
             return
-        except ApiError as refused:
-            status = refused.status
-            await self._refuse(send, refused, headers)
-        # BLE001: a supervisor's last line: the caller is answered, the log has the details
-        except Exception as unforeseen:
+        except ApiError as error:
+            status = error.status
+            await self._send_error(send, error, headers)
+        # Outermost handler of a request: the client gets a response, the log the details.
+        except Exception as unexpected:
             status = INTERNAL.status
-            log.error("request failed", path=path, exc_info=unforeseen)
-            await self._refuse(send, INTERNAL, headers)
+            log.error("request failed", path=path, exc_info=unexpected)
+            await self._send_error(send, INTERNAL, headers)
         label = path if path == LOG_PATH else "erase" if ERASE_PATH.fullmatch(path) else "other"
         metrics.REQUESTS.labels(label, scope["method"], str(status)).inc()
         metrics.REQUEST_SECONDS.labels(label, scope["method"]).observe(
             time.perf_counter() - started
         )
 
-    async def _answer(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive) -> bytes:
+    async def _respond(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive) -> bytes:
         path, method = scope["path"], scope["method"]
         erase = ERASE_PATH.fullmatch(path)
         if path != LOG_PATH and erase is None:
-            raise ApiError(
-                404,
-                "not-found",
-                f"this server has no `{path}`; it serves POST {LOG_PATH} and "
-                "/api/v1/dataset/<name>/erase",
+            raise UnknownPath(
+                f"this server has no path `{path}`; it serves POST {LOG_PATH} and "
+                "/api/v1/dataset/<name>/erase"
             )
         if method != "POST":
-            raise ApiError(405, "method-not-allowed", f"use POST {path}")
+            raise MethodNotAllowed(f"use POST {path}")
         authorization = headers.get(b"authorization")
         workspace = await self._workspace_of(
             None if authorization is None else authorization.decode("latin-1")
@@ -105,10 +103,10 @@ class IngestApplication:
                 workspace, branch, DatasetName(unquote(erase[1])), body
             )
             return msgspec.json.encode({"erased": erased})
-        logged = await self._flow.log(workspace, branch, body)
+        logged = await self._log_service.log(workspace, branch, body)
         return msgspec.json.encode({"rows": logged.rows})
 
-    async def _refuse(self, send: Send, error: ApiError, headers: dict[bytes, bytes]) -> None:
+    async def _send_error(self, send: Send, error: ApiError, headers: dict[bytes, bytes]) -> None:
         accept = headers.get(b"accept")
         await send_error(
             send, error, as_json=wants_json(None if accept is None else accept.decode("latin-1"))

@@ -1,10 +1,11 @@
-"""What ingest needs of the world, and the in-memory twins. `postgres.py` is the real clock and
-directory, `kafka.py` the real lane.
+"""Interfaces of ingest to Postgres and Kafka, and their in-memory implementations.
 
-Theory. One statement opens a transaction: it takes the workspace's next stamp (so stamps are causal
-over all servers: whoever was acknowledged before a request was sent has the smaller one), reads how
-far each source has come, and says which version of the catalogs was current at that moment. So rows
-are never written under definitions that an earlier commit has replaced.
+`postgres.py` implements the clock and the catalog directory, `kafka.py` the producer.
+
+One statement starts a transaction: it takes the workspace's next stamp, reads how far each source
+has progressed, and reads which version of the catalogs is current at that moment. Stamps are causal
+over all servers: a request that was sent after another one was acknowledged gets a larger stamp.
+And rows are never written under definitions that an earlier commit has replaced.
 """
 
 from __future__ import annotations
@@ -28,13 +29,14 @@ from fennel_core.vocab.ids import (
 from fennel_core.vocab.position import Hlc, next_hlc
 
 CatalogVersion = str
-"""Changes whenever any branch of the workspace moves, appears or goes."""
+"""Changes whenever a branch of the workspace is created, deleted or gets a new commit."""
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionStart:
-    """One transaction's stamp and what was true when it was taken. `now_us`: the database's
-    clock.
+    """The stamp of one transaction, and the state it was taken in.
+
+    `now_us` is the database's clock; `progress` holds the sources that have accepted rows before.
     """
 
     hlc: Hlc
@@ -44,20 +46,24 @@ class TransactionStart:
 
 
 class IngestClock(Protocol):
+    """Stamps of transactions and progress of sources, shared by all ingest servers."""
+
     async def begin(
         self, workspace: WorkspaceId, sources: Collection[Identity]
     ) -> TransactionStart:
-        """The next stamp of the workspace. Raises `Away` when the database cannot be asked."""
+        """Take the next stamp of the workspace. Raises `SystemUnavailable`."""
         ...
 
-    async def accepted(self, workspace: WorkspaceId, advances: Sequence[SourceAdvance]) -> None:
-        """Record what a committed transaction accepted. Raises `Away`."""
+    async def record_accepted(
+        self, workspace: WorkspaceId, advances: Sequence[SourceAdvance]
+    ) -> None:
+        """Record the advances of a committed transaction. Raises `SystemUnavailable`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class BranchCatalog:
-    """The catalog that writes of a branch follow (its target commit)."""
+    """The catalog of a branch's target commit; writes follow it."""
 
     branch: BranchName
     commit: CommitId
@@ -66,18 +72,21 @@ class BranchCatalog:
 
 @dataclass(frozen=True, slots=True)
 class Branches:
-    """All committed branches of a workspace at one moment, oldest first."""
+    """All branches of a workspace that have a commit, oldest first, in one consistent read."""
 
     version: CatalogVersion
     branches: tuple[BranchCatalog, ...]
     erased: Erased = field(default_factory=dict)
-    """Keys whose rows are never taken again."""
+    """Keys whose rows are never accepted again."""
 
 
 class CatalogDirectory(Protocol):
+    """The catalogs of all branches, and the erased keys."""
+
     async def read(self, workspace: WorkspaceId, known: Mapping[CommitId, Catalog]) -> Branches:
-        """The workspace's branches; catalogs of commits in `known` are not read again. Raises
-        `Away`.
+        """Return the workspace's branches, reusing the catalogs of commits in `known`.
+
+        Raises `SystemUnavailable`.
         """
         ...
 
@@ -88,45 +97,39 @@ class CatalogDirectory(Protocol):
         columns: Sequence[str],
         keys: Sequence[bytes],
     ) -> None:
-        """Never take rows of `dataset` with these key bytes of `columns` again. Raises `Away`."""
+        """Erase the rows of `dataset` with these key bytes of `columns`, now and in future.
+
+        Raises `SystemUnavailable`.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ProducerRecord:
+    """One record to write to a Kafka partition."""
+
     topic: TopicName
     partition: int
     value: bytes
     headers: tuple[tuple[str, bytes], ...]
 
 
-class Away(Exception):
-    """The database or the log cannot be reached now; nothing was written."""
-
-
-class NotWritten(Exception):
-    """The log refused the transaction; nothing of it is or will be visible."""
-
-
-class OutcomeUnknown(Exception):
-    """The log's answer was lost: the transaction may or may not have been committed."""
-
-
 class TransactionalProducer(Protocol):
-    """One transactional producer: one transaction at a time."""
+    """A Kafka producer that runs one transaction at a time."""
 
     async def commit(self, messages: Sequence[ProducerRecord]) -> None:
-        """Write all or nothing. Raises `NotWritten`, `OutcomeUnknown`, `Away`; the lane stays
-        usable after each.
+        """Write all records in one transaction.
+
+        Raises `TransactionAborted`, `TransactionOutcomeUnknown` and `SystemUnavailable`; the
+        producer stays usable after each.
         """
         ...
 
 
-# --- twins ----------------------------------------------------------------------------------------
-
-
 @dataclass(slots=True)
 class MemoryDirectory:
+    """In-memory `CatalogDirectory`; tests write `workspaces`."""
+
     workspaces: dict[WorkspaceId, Branches] = field(default_factory=dict)
 
     async def read(self, workspace: WorkspaceId, known: Mapping[CommitId, Catalog]) -> Branches:
@@ -159,8 +162,9 @@ class MemoryDirectory:
 
 @dataclass(slots=True)
 class MemoryIngestClock:
-    """The clock of any number of servers of one process, beside their directory. `now_us` is the
-    database's clock, and may go backwards.
+    """In-memory `IngestClock` of any number of servers in one process.
+
+    `now_us` stands in for the database's clock and may go backwards.
     """
 
     now_us: Callable[[], Micros]
@@ -184,7 +188,9 @@ class MemoryIngestClock:
         version = self.directory.workspaces.get(workspace, Branches("", ())).version
         return TransactionStart(stamp, now_us, version, known)
 
-    async def accepted(self, workspace: WorkspaceId, advances: Sequence[SourceAdvance]) -> None:
+    async def record_accepted(
+        self, workspace: WorkspaceId, advances: Sequence[SourceAdvance]
+    ) -> None:
         for advance in advances:
             key = (workspace, advance.identity)
             self.sources[key] = advance_progress(
@@ -197,8 +203,9 @@ class MemoryIngestClock:
 
 @dataclass(slots=True)
 class MemoryProducer:
-    """Appends to a log shared by lanes: per (topic, partition), the values in the order of
-    commits.
+    """In-memory `TransactionalProducer`: appends to `log`, which producers share.
+
+    `log` holds per (topic, partition) the records in commit order.
     """
 
     log: dict[tuple[TopicName, int], list[ProducerRecord]]

@@ -124,7 +124,7 @@ class NoExecutors:
 
 
 @dataclass
-class ScriptedLane:
+class ScriptedProducer:
     """A memory lane that takes `turns()` turns of the loop before it commits, and raises what
     `fails()` gives.
     """
@@ -144,7 +144,7 @@ class ScriptedLane:
 
 
 @dataclass(slots=True)
-class DawdlingClock(MemoryIngestClock):
+class SlowClock(MemoryIngestClock):
     """A clock whose question and answer take `turns()` turns of the loop each, as a database's
     do.
     """
@@ -156,10 +156,10 @@ class DawdlingClock(MemoryIngestClock):
     ) -> TransactionStart:
         for _ in range(self.turns()):
             await asyncio.sleep(0)
-        begun = await MemoryIngestClock.begin(self, workspace, sources)
+        start = await MemoryIngestClock.begin(self, workspace, sources)
         for _ in range(self.turns()):
             await asyncio.sleep(0)
-        return begun
+        return start
 
 
 @dataclass
@@ -172,16 +172,20 @@ class World:
     committers: list[Committer] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.clock = DawdlingClock(lambda: self.now_us(), self.directory)
+        self.clock = SlowClock(lambda: self.now_us(), self.directory)
 
     def commit(self, version: str = "", **catalogs: Catalog) -> None:
         erased = self.directory.workspaces.get(WORKSPACE, branches()).erased
         self.directory.workspaces[WORKSPACE] = replace(branches(version, **catalogs), erased=erased)
 
     def server(
-        self, lanes: Sequence[TransactionalProducer] | None = None, executors: object | None = None
+        self,
+        producers: Sequence[TransactionalProducer] | None = None,
+        executors: object | None = None,
     ) -> LogService:
-        committer = Committer(self.clock, lanes or [ScriptedLane(self.log)], len(self.committers))
+        committer = Committer(
+            self.clock, producers or [ScriptedProducer(self.log)], len(self.committers)
+        )
         self.committers.append(committer)
 
         async def secret(_: WorkspaceId, name: str) -> str | None:

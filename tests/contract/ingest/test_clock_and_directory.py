@@ -12,10 +12,10 @@ import pytest
 
 from fennel_core.blueprints.spec import Catalog
 from fennel_core.connections import postgres
+from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.ingest.acceptance import SourceAdvance, SourceProgress
 from fennel_core.ingest.postgres import PostgresDirectory, PostgresIngestClock
 from fennel_core.ingest.store import (
-    Away,
     BranchCatalog,
     Branches,
     CatalogDirectory,
@@ -66,16 +66,16 @@ async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
 
 
 async def test_stamps_grow_and_each_is_given_once(bench: Bench) -> None:
-    begun = await asyncio.gather(*(bench.clock.begin(WORKSPACE, ()) for _ in range(30)))
-    stamps = [b.hlc for b in begun]
+    start = await asyncio.gather(*(bench.clock.begin(WORKSPACE, ()) for _ in range(30)))
+    stamps = [b.hlc for b in start]
     assert len(set(stamps)) == 30
     assert (await bench.clock.begin(WORKSPACE, ())).hlc > max(stamps)
 
 
 async def test_a_stamp_tells_the_time(bench: Bench) -> None:
-    begun = await bench.clock.begin(WORKSPACE, ())
-    assert abs((begun.hlc >> 16) - time.time() * 1000) < 5_000
-    assert abs(begun.now_us / 1000 - (begun.hlc >> 16)) < 1_000
+    start = await bench.clock.begin(WORKSPACE, ())
+    assert abs((start.hlc >> 16) - time.time() * 1000) < 5_000
+    assert abs(start.now_us / 1000 - (start.hlc >> 16)) < 1_000
 
 
 async def test_a_source_that_accepted_nothing_has_no_progress(bench: Bench) -> None:
@@ -83,10 +83,10 @@ async def test_a_source_that_accepted_nothing_has_no_progress(bench: Bench) -> N
 
 
 async def test_the_newest_time_counts_for_lateness_from_the_second_advance_on(bench: Bench) -> None:
-    await bench.clock.accepted(WORKSPACE, [SourceAdvance(USERS, Micros(100), 0)])
+    await bench.clock.record_accepted(WORKSPACE, [SourceAdvance(USERS, Micros(100), 0)])
     first = (await bench.clock.begin(WORKSPACE, (USERS, ORDERS))).progress
     assert (first[USERS].watermark_us, first[USERS].latest_us, set(first)) == (None, 100, {USERS})
-    await bench.clock.accepted(
+    await bench.clock.record_accepted(
         WORKSPACE, [SourceAdvance(USERS, Micros(40), 2), SourceAdvance(ORDERS, Micros(7), 0)]
     )
     second = (await bench.clock.begin(WORKSPACE, (USERS, ORDERS))).progress
@@ -95,10 +95,10 @@ async def test_the_newest_time_counts_for_lateness_from_the_second_advance_on(be
 
 
 async def test_dropped_rows_are_counted_and_move_nothing(bench: Bench) -> None:
-    await bench.clock.accepted(WORKSPACE, [SourceAdvance(USERS, Micros(100), 0)])
+    await bench.clock.record_accepted(WORKSPACE, [SourceAdvance(USERS, Micros(100), 0)])
     before = (await bench.clock.begin(WORKSPACE, (USERS,))).progress
-    await bench.clock.accepted(WORKSPACE, [SourceAdvance(USERS, None, 3)])
-    await bench.clock.accepted(WORKSPACE, [SourceAdvance(USERS, None, 4)])
+    await bench.clock.record_accepted(WORKSPACE, [SourceAdvance(USERS, None, 3)])
+    await bench.clock.record_accepted(WORKSPACE, [SourceAdvance(USERS, None, 4)])
     assert (await bench.clock.begin(WORKSPACE, (USERS,))).progress == before
     if isinstance(bench.clock, MemoryIngestClock):
         discarded = bench.clock.discarded[USERS]
@@ -111,15 +111,15 @@ async def test_dropped_rows_are_counted_and_move_nothing(bench: Bench) -> None:
 
 
 async def test_progress_says_when_rows_last_came(bench: Bench) -> None:
-    await bench.clock.accepted(WORKSPACE, [SourceAdvance(USERS, Micros(100), 0)])
-    begun = await bench.clock.begin(WORKSPACE, (USERS,))
-    last = begun.progress[USERS].last_rows_us
+    await bench.clock.record_accepted(WORKSPACE, [SourceAdvance(USERS, Micros(100), 0)])
+    start = await bench.clock.begin(WORKSPACE, (USERS,))
+    last = start.progress[USERS].last_rows_us
     assert last is not None
-    assert 0 <= begun.now_us - last < 5_000_000
+    assert 0 <= start.now_us - last < 5_000_000
 
 
 async def test_workspaces_do_not_share_progress(bench: Bench) -> None:
-    await bench.clock.accepted(WORKSPACE, [SourceAdvance(USERS, Micros(100), 0)])
+    await bench.clock.record_accepted(WORKSPACE, [SourceAdvance(USERS, Micros(100), 0)])
     assert (await bench.clock.begin(OTHER, (USERS,))).progress.get(
         USERS, SourceProgress()
     ) == SourceProgress()
@@ -172,6 +172,6 @@ async def test_a_database_that_is_gone_is_said_to_be_away() -> None:
     pool = postgres.pool("postgresql://nobody@127.0.0.1:1/nothing", name="test")
     pool.timeout = 0.2
     await pool.open(wait=False)
-    with pytest.raises(Away, match="cannot be reached"):
+    with pytest.raises(SystemUnavailable, match="cannot be reached"):
         await PostgresIngestClock(pool).begin(WORKSPACE, ())
     await pool.close()

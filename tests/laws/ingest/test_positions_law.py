@@ -9,11 +9,19 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fennel_core.ingest.store import NotWritten, OutcomeUnknown
+from fennel_core.connections.errors import TransactionAborted, TransactionOutcomeUnknown
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import Micros
 from fennel_core.vocab.versions import POS
-from tests.support.ingest_world import MAIN, WORKSPACE, ScriptedLane, World, binding, body, catalog
+from tests.support.ingest_world import (
+    MAIN,
+    WORKSPACE,
+    ScriptedProducer,
+    World,
+    binding,
+    body,
+    catalog,
+)
 
 START_US = 1_700_000_000_000_000
 
@@ -53,11 +61,11 @@ async def play(
     world: World, requests: list[Request], delays: list[int], failures: list[Exception | None]
 ) -> list[Heard]:
     pulls, faults = itertools.cycle(delays), itertools.cycle(failures)
-    lanes = [
-        [ScriptedLane(world.log, lambda: next(pulls), lambda: next(faults)) for _ in range(2)]
+    producers = [
+        [ScriptedProducer(world.log, lambda: next(pulls), lambda: next(faults)) for _ in range(2)]
         for _ in range(2)
     ]
-    servers = [world.server(each) for each in lanes]
+    servers = [world.server(each) for each in producers]
     world.clock.turns = lambda: next(pulls)
     ticks = iter(range(10**6))
     heard: list[Heard] = []
@@ -94,7 +102,9 @@ async def play(
     clock=st.lists(st.integers(-(10**9), 10**9), min_size=1, max_size=5),
     delays=st.lists(st.integers(0, 12), min_size=1, max_size=7),
     failures=st.lists(
-        st.sampled_from([None, None, None, NotWritten("no"), OutcomeUnknown("who knows")]),
+        st.sampled_from(
+            [None, None, None, TransactionAborted("no"), TransactionOutcomeUnknown("no response")]
+        ),
         min_size=1,
         max_size=6,
     ),

@@ -18,7 +18,7 @@ async def no_secret(_: str) -> str | None:
     return None
 
 
-DOOR = Validator(NoExecutors(), no_secret)
+VALIDATOR = Validator(NoExecutors(), no_secret)
 
 
 def payload(**columns: list) -> Payload:
@@ -26,7 +26,7 @@ def payload(**columns: list) -> Payload:
 
 
 async def ages(given: Payload, **changes: object) -> list[tuple[str, int]]:
-    rows = await DOOR.admit(binding(KEYED, of=source(**changes)), given)
+    rows = await VALIDATOR.validate(binding(KEYED, of=source(**changes)), given)
     return list(zip(rows.frame["user"].to_list(), rows.frame["age"].to_list(), strict=True))
 
 
@@ -51,7 +51,7 @@ async def test_a_preproc_that_names_no_column_says_so():
 
 async def test_a_constant_is_the_same_for_every_row_and_a_small_time_is_not_guessed_a_unit():
     given = payload(user=["a"], age=[1])
-    rows = await DOOR.admit(
+    rows = await VALIDATOR.validate(
         binding(KEYED, of=source(preproc=(("at", Constant(5, Timestamp())),))), given
     )
     assert rows.frame["at"].to_physical().to_list() == [5]
@@ -81,7 +81,7 @@ async def test_rows_keep_their_numbers_through_every_filter():
         user=["a", "b", "c", "d"], age=[1, 2, 3, 4], at=[AT_MS, AT_MS, AT_MS + 1000, AT_MS]
     )
     made = source(where=keep, until_us=Micros(AT_MS * 1000))
-    rows = await DOOR.admit(binding(KEYED, of=made), given)
+    rows = await VALIDATOR.validate(binding(KEYED, of=made), given)
     assert rows.numbers.tolist() == [1, 3]
 
 
@@ -104,7 +104,7 @@ async def test_a_sample_keeps_about_its_share_and_a_key_whole_or_not_at_all():
 
 async def test_for_others_only_the_bad_rows_are_set_aside():
     given = payload(user=["a", "b", "c", "d"], age=[1, "x", 3, "y"], at=[AT_MS] * 4)
-    good, dead = await DOOR.admit_some(binding(), given)
+    good, dead = await VALIDATOR.validate_or_dead_letter(binding(), given)
     assert [r.numbers.tolist() for r in good] == [[0, 2]]
     assert [
         (d.payload.numbers.tolist(), 'Unable to parse string "x"' in d.reason) for d in dead
@@ -112,7 +112,9 @@ async def test_for_others_only_the_bad_rows_are_set_aside():
 
 
 async def test_a_missing_column_sets_everything_aside():
-    good, dead = await DOOR.admit_some(binding(), payload(user=["a", "b"], at=[AT_MS] * 2))
+    good, dead = await VALIDATOR.validate_or_dead_letter(
+        binding(), payload(user=["a", "b"], at=[AT_MS] * 2)
+    )
     assert good == []
     assert sorted(n for d in dead for n in d.payload.numbers.tolist()) == [0, 1]
     assert "Field `age` not found in dataframe while logging to dataset" in dead[0].reason

@@ -8,9 +8,13 @@ from dataclasses import replace
 import pytest
 
 from fennel_core.blueprints.spec import DatasetView
+from fennel_core.connections.errors import (
+    SystemUnavailable,
+    TransactionAborted,
+    TransactionOutcomeUnknown,
+)
 from fennel_core.ingest.catalogs import Catalogs
 from fennel_core.ingest.erase import EraseService, erased_keys
-from fennel_core.ingest.store import Away, NotWritten, OutcomeUnknown
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import BranchName, DatasetName, Micros, TopicName
 from fennel_core.vocab.versions import POS
@@ -20,7 +24,7 @@ from tests.support.ingest_world import (
     KEYLESS,
     MAIN,
     WORKSPACE,
-    ScriptedLane,
+    ScriptedProducer,
     World,
     binding,
     body,
@@ -119,13 +123,13 @@ async def test_nothing_is_refused_under_old_definitions(world: World) -> None:
 @pytest.mark.parametrize(
     ("failure", "code", "text"),
     [
-        (NotWritten("topic gone"), "log-not-written", "nothing was logged"),
+        (TransactionAborted("topic gone"), "log-not-written", "nothing was logged"),
         (
-            OutcomeUnknown("timed out"),
+            TransactionOutcomeUnknown("timed out"),
             "log-outcome-unknown",
-            "did not say whether the rows were written",
+            "did not report whether the transaction was committed",
         ),
-        (Away("no broker"), "ingest-unavailable", "nothing was logged"),
+        (SystemUnavailable("no broker"), "ingest-unavailable", "nothing was logged"),
     ],
 )
 async def test_a_log_that_fails_is_answered_with_what_is_known_and_the_next_request_succeeds(
@@ -133,7 +137,7 @@ async def test_a_log_that_fails_is_answered_with_what_is_known_and_the_next_requ
 ) -> None:
     world.commit(main=catalog(binding()))
     failures = iter([failure, None])
-    server = world.server([ScriptedLane(world.log, fails=lambda: next(failures))])
+    server = world.server([ScriptedProducer(world.log, fails=lambda: next(failures))])
     with pytest.raises(ApiError, match=text) as refused:
         await server.log(WORKSPACE, MAIN, body(**ANN))
     assert (refused.value.status, refused.value.code) == (503, code)
@@ -143,8 +147,8 @@ async def test_a_log_that_fails_is_answered_with_what_is_known_and_the_next_requ
 
 async def test_what_failed_to_be_written_makes_nobody_late(world: World) -> None:
     world.commit(main=catalog(binding(of=source(disorder_us=DAY_US))))
-    failures = iter([NotWritten("no"), NotWritten("no"), None])
-    server = world.server([ScriptedLane(world.log, fails=lambda: next(failures))])
+    failures = iter([TransactionAborted("no"), TransactionAborted("no"), None])
+    server = world.server([ScriptedProducer(world.log, fails=lambda: next(failures))])
     future = body(user=["a"], age=[1], at=[AT + 100 * DAY_US // 1000])
     for _ in range(2):
         with pytest.raises(ApiError):
@@ -176,9 +180,9 @@ async def test_an_erased_key_is_never_taken_again_in_any_branch(world: World) ->
     world.commit("1", main=of_main, dev=catalog(binding(identity="other")))
     server = world.server()
     await server.log(WORKSPACE, MAIN, body(**ANN))
-    erasing = EraseService(Catalogs(world.directory), world.directory)
+    erase_service = EraseService(Catalogs(world.directory), world.directory)
     assert (
-        await erasing.erase(
+        await erase_service.erase(
             WORKSPACE,
             MAIN,
             DatasetName("Users"),
