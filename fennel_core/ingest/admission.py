@@ -47,7 +47,8 @@ from fennel_core.vocab.dtypes import Dtype, Field
 from fennel_core.wire.connectors import Constant, EvalCode, EvalExpr, FromPayload, PreProc
 from fennel_core.wire.errors import BadColumn, RejectedRows
 from fennel_core.wire.expr import Expr
-from fennel_core.wire.json_decode import decode_column, decode_table, encode_column
+from fennel_core.wire.json_decode import decode_column, decode_table
+from fennel_core.wire.json_encode import encode_column
 
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 ATTEMPTS = 64

@@ -21,7 +21,7 @@ from typing import Any
 from fennel_core.query.columns import QueryColumn
 from fennel_core.vocab import dtypes
 from fennel_core.vocab.dtypes import Dtype, is_optional
-from fennel_core.wire.json_decode import encode_column
+from fennel_core.wire.json_encode import encode_column
 
 FEW_ROWS = 16
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -1,6 +1,6 @@
-"""The client's protocol as values: a commit's protobuf bytes and the JSON bodies of `log`, `query`
-and `lookup`, decoded once, at the door.
+"""The client's protocol as values: decoded once, at the boundary.
 
-Nothing behind this room sees a protobuf message or an unchecked JSON value. Bytes that cannot be
-understood raise `WireError`.
+Covers the protobuf bytes of a commit and the JSON bodies of `log`, `query` and `lookup`. No other
+package handles a protobuf message or an unchecked JSON value. Input that cannot be decoded raises
+`WireError`.
 """

@@ -1,14 +1,16 @@
-"""The logic of an entity as canonical bytes: equal bytes mean that nothing it computes can have
-changed.
+"""The logic of an entity as canonical bytes: equal bytes mean equal computed values.
 
-Theory. Identities of assets and the question "did this definition change?" both need one answer to
-"what does it compute?". So each entity is written out without what does not matter to that:
-metadata, credentials and other ways to reach a database, poll intervals, ids that the client makes
-up. User code is compared by its *logical* text: the bare function as its author wrote it, put
-through Python's own parser (comments, blank lines, quotes and docstrings vanish), without the
-client's decorators (what they say arrives as fields), together with everything it includes. Bytes
-are JSON with sorted keys; a dataclass is its class name and fields. The normal form is that of this
-Python version's parser: a new Python may need a migration of stored identities.
+Theory. Asset identities and the question "did this definition change?" need the same description of
+what an entity computes. So each entity is serialised without the parts that do not affect its
+result: metadata, credentials and other means of reaching a database, poll intervals, ids generated
+by the client. User code is compared by its *logical* text: the bare function as its author wrote
+it, normalised by Python's own parser (without comments, blank lines, quote style and docstrings),
+without the client's decorators (their arguments arrive as fields), together with all code that it
+includes. The bytes are JSON with sorted keys; a dataclass is its class name and fields. The normal
+form is that of this Python version's parser: a new Python version may require a migration of stored
+identities.
+
+Example: `lambda df: df[df["a"]>0]  # positive` and `lambda df: df[df['a'] > 0]` have equal logic.
 """
 
 from __future__ import annotations
@@ -51,16 +53,17 @@ CLIENT_DECORATORS = frozenset(
     }
 )
 OPERAND_FIELDS = frozenset({"operand", "operands", "left", "right"})
-"""Ids of inputs."""
-UNSPOKEN_FIELDS = OPERAND_FIELDS | {"recovered"}
+"""Fields that hold ids of inputs."""
+IGNORED_OPERATOR_FIELDS = OPERAND_FIELDS | {"specs_known"}
 
 
 # --- entities -------------------------------------------------------------------------------------
 
 
 def dataset_logic(dataset: Dataset) -> bytes:
-    """What a dataset promises: schema, erase keys and retention. Its name and version are not
-    logic; nor is its class's text.
+    """Return the logic of a dataset: schema, erase keys and retention.
+
+    Its name and version are not part of it, nor is the text of its class.
     """
     return _bytes(
         {
@@ -72,42 +75,43 @@ def dataset_logic(dataset: Dataset) -> bytes:
 
 
 def source_logic(source: Source) -> bytes:
-    """Which rows a source yields: table, cdc, bounds, preprocessing, filter and sample, but not how
-    often it is polled.
+    """Return which rows a source yields.
+
+    This is its table, cdc, bounds, preprocessing, filter and sampling, but not its poll interval.
     """
     return _bytes({**_fields(source), "every_us": None, "dataset": None, "version": None})
 
 
 def sink_logic(sink: Sink) -> bytes:
-    """What a sink writes and where, but not how often."""
+    """Return which rows a sink writes and where, but not how often."""
     return _bytes({**_fields(sink), "every_us": None, "dataset": None, "version": None})
 
 
 def operator_logic(operator: Operator, pipeline: Pipeline | None = None) -> bytes:
-    """What an operator does to its inputs, whichever they are: operand ids are left out.
+    """Return what an operator does to its inputs, without the ids of these inputs.
 
-    User code of an operator may call what its pipeline includes, so give the `pipeline`. The
-    aggregation specs of a windowed groupby do not travel; until they are recovered, the text of the
-    pipeline stands for them.
+    User code of an operator may call code that its pipeline includes, so pass the `pipeline`. The
+    protocol lacks the aggregation specs of a windowed groupby; until they are extracted, the text
+    of the pipeline represents them.
     """
     kind = operator.kind
     body: dict[str, Any] = {
         "kind": type(kind).__name__,
-        "fields": {n: v for n, v in _fields(kind).items() if n not in UNSPOKEN_FIELDS},
+        "fields": {n: v for n, v in _fields(kind).items() if n not in IGNORED_OPERATOR_FIELDS},
     }
     if pipeline is not None and isinstance(kind, Transform | Filter | Assign):
         body["includes"] = [_code(include) for include in pipeline.pycode.includes]
-    if pipeline is not None and isinstance(kind, WindowOp) and not kind.recovered:
+    if pipeline is not None and isinstance(kind, WindowOp) and not kind.specs_known:
         body["pipeline"] = _code(pipeline.pycode)
     return _bytes(body)
 
 
 def pipeline_logic(pipeline: Pipeline, operators: Iterable[Operator]) -> bytes:
-    """What a pipeline computes from its input datasets: a Merkle hash of its operators from the
-    root down. Its name is not logic.
+    """Return what a pipeline computes from its input datasets.
 
-    `operators` are those of the pipeline, inputs before what reads them; an operand that has not
-    come before raises `KeyError`.
+    This is a Merkle hash of its operators from the root down; its name is not part of it.
+    `operators` are those of the pipeline, inputs before their readers. Raises KeyError for an
+    operand that was not listed before.
     """
     digests: dict[str, str] = {}
     roots: list[str] = []
@@ -121,13 +125,14 @@ def pipeline_logic(pipeline: Pipeline, operators: Iterable[Operator]) -> bytes:
 
 
 def feature_logic(feature: Feature) -> bytes:
-    """A feature is its type."""
+    """Return the logic of a feature: its type."""
     return _bytes({"dtype": feature.dtype})
 
 
 def extractor_logic(extractor: Extractor) -> bytes:
-    """What an extractor computes and from what. Its name and version are not logic; inputs keep
-    their order only for user code.
+    """Return what an extractor computes, and from which inputs.
+
+    Its name and version are not part of it. The order of inputs matters for user code only.
     """
     ordered = isinstance(extractor.kind, PyFunc)
     inputs = extractor.inputs if ordered else tuple(sorted(extractor.inputs))
@@ -141,12 +146,12 @@ def extractor_logic(extractor: Extractor) -> bytes:
 
 
 def index_logic(index: Index) -> bytes:
-    """What an index answers."""
+    """Return which lookups an index serves."""
     return _bytes({"side": index.side, "duration_us": index.duration_us})
 
 
 def expectations_logic(suite: ExpectationSuite) -> bytes:
-    """What is expected."""
+    """Return the expectations of a suite."""
     return _bytes({"expectations": suite.expectations})
 
 
@@ -155,11 +160,11 @@ def expectations_logic(suite: ExpectationSuite) -> bytes:
 
 @lru_cache(maxsize=4096)
 def logical_code(text: str) -> str:
-    """`text` without what Python does not execute: comments, layout, docstrings, and the client's
-    decorators of its first definition.
+    """Return `text` without the parts that do not affect execution.
 
-    Text that is no Python by itself (a lambda cut out of a longer line) is compared without layout
-    only.
+    Comments, layout, docstrings, and the client's decorators of its first definition are removed.
+    From text that is not Python by itself (a lambda cut out of a longer line), only layout is
+    removed.
     """
     dedented = textwrap.dedent(text).strip()
     for attempt in (dedented, f"({dedented})"):
@@ -167,18 +172,18 @@ def logical_code(text: str) -> str:
             tree = ast.parse(attempt)
         except (SyntaxError, ValueError):
             continue
-        return ast.unparse(_Undocumented().visit(tree))
+        return ast.unparse(_LogicOnly().visit(tree))
     return "\n".join(line.strip() for line in dedented.splitlines() if line.strip())
 
 
-class _Undocumented(ast.NodeTransformer):
+class _LogicOnly(ast.NodeTransformer):
     """Removes docstrings everywhere and the client's decorators."""
 
     def _strip(
         self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module
     ) -> ast.AST:
         self.generic_visit(node)
-        if node.body and _is_text(node.body[0]):
+        if node.body and _is_docstring(node.body[0]):
             node.body = node.body[1:] or ([] if isinstance(node, ast.Module) else [ast.Pass()])
         if not isinstance(node, ast.Module):
             node.decorator_list = [
@@ -189,7 +194,7 @@ class _Undocumented(ast.NodeTransformer):
     visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = visit_Module = _strip
 
 
-def _is_text(statement: ast.stmt) -> bool:
+def _is_docstring(statement: ast.stmt) -> bool:
     return (
         isinstance(statement, ast.Expr)
         and isinstance(statement.value, ast.Constant)
@@ -203,8 +208,9 @@ def _decorator_name(decorator: ast.expr) -> str | None:
 
 
 def _code(pycode: PyCode) -> Any:
-    """The function and what it includes; the entry point is a name the client makes up from the
-    text.
+    """Return the function and the code it includes.
+
+    The entry point is left out: the client generates its name from the text.
     """
     return {
         "code": logical_code(pycode.core_code),
@@ -248,6 +254,6 @@ def _plain(value: Any) -> Any:
             ]
         case _:
             raise TypeError(
-                f"{type(value).__qualname__} has no logic: use frozen dataclasses, "
+                f"{type(value).__qualname__} has no canonical form; use frozen dataclasses, "
                 "tuples, enums and scalars"
             )

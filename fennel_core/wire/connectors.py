@@ -1,11 +1,11 @@
 """External databases, the tables in them, and the sources and sinks that use them.
 
 Theory. A connector is two values: the database (how to reach it) and the table (what to read or
-write in it); each kind of table holds its own kind of database, so that a mismatch cannot be built.
-A credential is either written out or a reference to a secret; it never appears in a `repr` and is
-no part of a definition's logic (rotating a password changes nothing that was computed). An empty
-host means: look the connector up by its name among those configured on the platform. Times are
-`Micros`, durations integer microseconds.
+write in it). Each kind of table holds its own kind of database, so a mismatch cannot be
+constructed. A credential is either plain text or a reference to a secret; it never appears in a
+`repr` and is not part of a definition's logic (rotating a password does not change computed
+values). An empty host means: find the connector by name among those configured on the platform.
+Times are `Micros`, durations integer microseconds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class PlainSecret:
 
 @dataclass(frozen=True, slots=True)
 class SecretRef:
-    """A value inside a secret of an external store: `path` descends into its JSON."""
+    """A value inside a secret of an external store: `path` selects a member of its JSON."""
 
     arn: str
     role_arn: str | None
@@ -40,7 +40,7 @@ Credential = PlainSecret | SecretRef
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """Either part is None when the client sent none."""
+    """User name and password; each is None if the client did not send it."""
 
     user: Credential | None
     password: Credential | None
@@ -122,7 +122,7 @@ class Kinesis:
 
 @dataclass(frozen=True, slots=True)
 class Redshift:
-    """Either `s3_access_role_arn` or `login` is set."""
+    """A Redshift database; either `s3_access_role_arn` or `login` is set."""
 
     name: str
     host: str
@@ -158,8 +158,9 @@ class Http:
 
 @dataclass(frozen=True, slots=True)
 class NamedReference:
-    """A connector that is configured on the platform and only named in the definition; `kind` is
-    the protocol's word for it.
+    """A connector configured on the platform, only named in the definition.
+
+    `kind` is the protocol's name of its type.
     """
 
     name: str
@@ -244,8 +245,9 @@ class PostgresTable:
 
 @dataclass(frozen=True, slots=True)
 class S3Table:
-    """Objects under `prefix` whose key matches the pattern `suffix`; `format` is csv, json,
-    parquet, hudi or delta.
+    """Objects under `prefix` whose key matches the pattern `suffix`.
+
+    `format` is csv, json, parquet, hudi or delta.
     """
 
     db: S3 | NamedReference
@@ -325,7 +327,10 @@ class PubSubTopic:
 
 @dataclass(frozen=True, slots=True)
 class HttpPath:
-    """Sinks only. At most `limit` rows per request when set; `headers` sorted by name."""
+    """The path of an HTTP sink.
+
+    At most `limit` rows per request if set; `headers` are sorted by name.
+    """
 
     db: Http | NamedReference
     endpoint: str
@@ -362,15 +367,16 @@ class Cdc(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FromPayload:
-    """Copy a payload field. `A[B][C]` descends into nested JSON."""
+    """Copies a payload field; `A[B][C]` selects a member of nested JSON."""
 
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """The same value for every row; a timestamp is given in epoch microseconds. `dtype` keeps 1,
-    1.0 and True apart.
+    """The same value for every row; a timestamp is in epoch microseconds.
+
+    `dtype` distinguishes 1, 1.0 and True.
     """
 
     value: str | bool | int | float
@@ -379,8 +385,9 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class EvalExpr:
-    """An expression over the dataset's fields (without preprocessed ones) and the extra payload
-    columns of `schema`.
+    """An expression over the dataset's fields and the payload columns of `schema`.
+
+    Fields assigned by preprocessing are not visible to it.
     """
 
     expr: Expr
@@ -389,8 +396,9 @@ class EvalExpr:
 
 @dataclass(frozen=True, slots=True)
 class EvalCode:
-    """User code that assigns the field from the whole frame; `schema` types extra payload
-    columns.
+    """User code that computes the field from the whole frame.
+
+    `schema` types extra payload columns.
     """
 
     pycode: PyCode
@@ -402,7 +410,7 @@ PreProc = FromPayload | Constant | EvalExpr | EvalCode
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Keep the share `rate` (0..1) of rows, decided by a hash of `columns`."""
+    """Keeps the fraction `rate` (0..1) of rows, decided by a hash of `columns`."""
 
     rate: float
     columns: tuple[str, ...]
@@ -410,8 +418,9 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a dataset's rows come from. Rows pass `preproc` (sorted by field), then `where`, then
-    the cast to the schema.
+    """A source of a dataset's rows.
+
+    Rows pass `preproc` (sorted by field), then `where`, then the cast to the schema.
     """
 
     dataset: DatasetName

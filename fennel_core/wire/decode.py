@@ -1,9 +1,9 @@
-"""A commit's bytes, decoded: the one door through which definitions enter the platform.
+"""Decode the bytes of a commit.
 
 Theory. Decoding is total: either every entity of the request becomes a frozen value, or one
-`WireError` names the entity and what to change. Nothing is validated here that needs a second
-entity (that is the `graph` room's work), and nothing is dropped: de-selected operators and deleted
-entities are still in the result. `models` is never filled by the client and is ignored.
+`WireError` names the entity and the remedy. Rules that need a second entity are not checked here
+(the package `graph` does that), and no entity is dropped: de-selected operators and deleted
+entities are still in the result. The client never fills `models`; it is ignored.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from fennel_core.wire.errors import MalformedMessage, UnsupportedValue
 from fennel_core.wire.gen import dataset_pb2, services_pb2
 
 PARSER_DEPTH = "MaxDepth"
-"""Part of the parser's text when nesting exceeds its limit of 100, which also bounds every
-recursion over a decoded value.
+"""Part of the parser's text when nesting exceeds its limit of 100.
+
+The limit also bounds every recursion over a decoded value.
 """
 
 M = TypeVar("M")
@@ -40,8 +41,8 @@ V = TypeVar("V")
 def decode_sync_request(body: bytes) -> SyncRequest:
     """Decode the body of a commit.
 
-    Raises `MalformedMessage` when the bytes are not a SyncRequest and `UnsupportedValue`, which
-    names the entity, when one of its parts is missing or unknown.
+    Raises `MalformedMessage` if the bytes are not a SyncRequest and `UnsupportedValue`, which names
+    the entity, if a part of it is missing or unknown.
     """
     message = services_pb2.SyncRequest()
     try:

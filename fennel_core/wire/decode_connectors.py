@@ -1,4 +1,4 @@
-"""Databases and tables of the protocol, decoded into `fennel_core.wire.connectors`."""
+"""Decode databases and tables into `wire.connectors`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fennel_core.wire import connectors as c
 from fennel_core.wire.decode_datatypes import (
     chosen,
     decode_duration_us,
-    decode_moment_us,
+    decode_instant_us,
     known,
     unknown,
 )
@@ -27,7 +27,7 @@ REFERENCE_KINDS = {number: name.lower() for name, number in pb.Reference.ExtDBTy
 
 
 def _credential(message: Message, plain: str, secret: str) -> c.Credential | None:
-    """The credential in the sibling fields `plain` and `secret`; empty text counts as none."""
+    """Return the credential in the fields `plain` and `secret`; empty text counts as none."""
     if message.HasField(secret):
         ref: secret_pb2.SecretRef = getattr(message, secret)
         return c.SecretRef(
@@ -47,9 +47,7 @@ def _login(message: Message, user: str = "user", user_secret: str = "username_se
 
 
 def decode_database(message: pb.ExtDatabase) -> c.Database:
-    """Decode how an external database is reached. Raises `UnsupportedValue` for a kind this
-    platform does not know.
-    """
+    """Decode the connection to a database; raises `UnsupportedValue` for an unknown kind."""
     name = message.name
     match chosen(message, "variant"):
         case "webhook":
@@ -157,8 +155,9 @@ def _http(name: str, message: pb.Http) -> c.Http:
 
 
 def decode_table(message: pb.ExtTable) -> c.Table:
-    """Decode what is read or written. Raises `UnsupportedValue` when its database is of another
-    kind than the table.
+    """Decode the table that a source reads or a sink writes.
+
+    Raises `UnsupportedValue` if its database is of another kind than the table.
     """
     match chosen(message, "variant"):
         case "endpoint":
@@ -293,7 +292,7 @@ def _init_position(message: pb.KinesisStream) -> c.InitPosition:
         case kinesis_pb2.InitPosition.TRIM_HORIZON:
             return c.FromTrimHorizon()
         case kinesis_pb2.InitPosition.AT_TIMESTAMP:
-            return c.FromTimestamp(decode_moment_us(message.init_timestamp))
+            return c.FromTimestamp(decode_instant_us(message.init_timestamp))
         case other:
             raise UnsupportedValue(
                 f"init position {other} of a Kinesis stream is unknown; use latest, "

@@ -1,6 +1,4 @@
-"""Datasets, pipelines, indices and expectations of the protocol, decoded into
-`fennel_core.wire.entities`.
-"""
+"""Decode datasets, pipelines, indices and expectations into `wire.entities`."""
 
 from __future__ import annotations
 
@@ -25,12 +23,12 @@ FOREVER = "forever"
 
 
 def decode_dataset(message: dataset_pb2.CoreDataset) -> en.Dataset:
-    """Decode a dataset. Raises `UnsupportedValue` when an erase key is not a key."""
+    """Decode a dataset; raises `UnsupportedValue` if an erase key is not a key field."""
     schema = decode_schema(message.dsschema)
-    stray = sorted(set(message.dsschema.erase_keys) - set(schema.key_names))
-    if stray:
+    not_keys = sorted(set(message.dsschema.erase_keys) - set(schema.key_names))
+    if not_keys:
         raise UnsupportedValue(
-            f"erase keys {stray} are not key fields; mark only key fields with `erase_key=True`"
+            f"erase keys {not_keys} are not key fields; mark only key fields with `erase_key=True`"
         )
     return en.Dataset(
         name=DatasetName(message.name),
@@ -49,7 +47,7 @@ def decode_dataset(message: dataset_pb2.CoreDataset) -> en.Dataset:
 
 
 def decode_pipeline(message: dataset_pb2.Pipeline) -> en.Pipeline:
-    """Decode a pipeline; its operators travel on their own."""
+    """Decode a pipeline; its operators are separate messages."""
     return en.Pipeline(
         name=message.name,
         dataset=DatasetName(message.dataset_name),
@@ -61,7 +59,7 @@ def decode_pipeline(message: dataset_pb2.Pipeline) -> en.Pipeline:
 
 
 def decode_online_index(message: index_pb2.OnlineIndex) -> en.Index:
-    """Decode an index for lookups as of now."""
+    """Decode an index for lookups of current values."""
     return en.Index(
         DatasetName(message.ds_name),
         message.ds_version,
@@ -71,7 +69,7 @@ def decode_online_index(message: index_pb2.OnlineIndex) -> en.Index:
 
 
 def decode_offline_index(message: index_pb2.OfflineIndex) -> en.Index:
-    """Decode an index for lookups as of a moment in the past."""
+    """Decode an index for lookups as of a time in the past."""
     return en.Index(
         DatasetName(message.ds_name),
         message.ds_version,

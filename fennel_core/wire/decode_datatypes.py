@@ -1,4 +1,4 @@
-"""Data types, schemas, durations and moments of the protocol, decoded into `vocab`."""
+"""Decode data types, schemas, durations and instants of the protocol into `vocab`."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ MICROS_PER_SECOND = 1_000_000
 
 
 def chosen(message: Message, oneof: str) -> str:
-    """The member of `oneof` that is set in `message`.
+    """Return the member of `oneof` that is set in `message`.
 
-    Raises `UnsupportedValue` when none is: the client is newer than this platform, or the message
+    Raises `UnsupportedValue` if none is set: the client is newer than this platform, or the message
     is incomplete.
     """
     name: str | None = message.WhichOneof(oneof)
     if name is None:
         kind = message.DESCRIPTOR.name
         raise UnsupportedValue(
-            f"a `{kind}` message says nothing about its {oneof}; commit with the "
+            f"a `{kind}` message does not set its {oneof}; commit with the "
             "client version this platform supports"
         )
     return name
 
 
 def unknown(message: Message, part: str) -> UnsupportedValue:
-    """The error for a member of a choice this platform does not know."""
+    """Return the error for a member of a oneof that this platform does not support."""
     return UnsupportedValue(
         f"`{part}` of a `{message.DESCRIPTOR.name}` message is not supported; remove "
         "it from the definition"
@@ -48,8 +48,10 @@ def unknown(message: Message, part: str) -> UnsupportedValue:
 
 
 def known(table: Mapping[K, V], key: K, message: Message, part: str) -> V:
-    """`table[key]`, or the error for an enum member or operation this platform does not know (enums
-    of the protocol are open).
+    """Return `table[key]`.
+
+    Raises `UnsupportedValue` for an enum member or operation that this platform does not support
+    (enums of the protocol are open).
     """
     if key not in table:
         kind = message.DESCRIPTOR.name
@@ -61,20 +63,23 @@ def known(table: Mapping[K, V], key: K, message: Message, part: str) -> V:
 
 
 def decode_duration_us(duration: Duration) -> int:
-    """Microseconds. The protocol counts nanoseconds; the client never sends any, and a rest below a
-    microsecond is dropped.
+    """Return microseconds.
+
+    The protocol has nanoseconds; the client never sends any, and a fraction of a microsecond is
+    dropped.
     """
     return duration.seconds * MICROS_PER_SECOND + duration.nanos // 1000
 
 
-def decode_moment_us(moment: TimestampProto) -> Micros:
-    """Microseconds since 1970-01-01 UTC."""
+def decode_instant_us(moment: TimestampProto) -> Micros:
+    """Return microseconds since 1970-01-01 UTC."""
     return Micros(moment.seconds * MICROS_PER_SECOND + moment.nanos // 1000)
 
 
 def decode_dtype(message: schema_pb2.DataType) -> Dtype:
-    """Decode one data type. Raises `UnsupportedValue` for a type, scale or size the platform cannot
-    store.
+    """Decode one data type.
+
+    Raises `UnsupportedValue` for a type, scale or size that the platform cannot store.
     """
     match chosen(message, "dtype"):
         case "int_type":
@@ -127,7 +132,7 @@ def decode_fields(fields: Iterable[schema_pb2.Field]) -> tuple[Field, ...]:
 
 
 def decode_schema(message: schema_pb2.DSSchema) -> Schema:
-    """Decode a dataset's schema. Raises `UnsupportedValue` when it has no timestamp field."""
+    """Decode a dataset's schema; raises `UnsupportedValue` if it has no timestamp field."""
     if message.timestamp in ("", "None"):
         raise UnsupportedValue(
             "the schema has no timestamp field; give the dataset exactly one "
@@ -156,7 +161,9 @@ def _regex(pattern: str) -> dtypes.Regex:
     try:
         re.compile(pattern)
     except re.error as error:
-        raise UnsupportedValue(f'regex("{pattern}") is no regular expression: {error}') from error
+        raise UnsupportedValue(
+            f'regex("{pattern}") is not a regular expression: {error}'
+        ) from error
     return dtypes.Regex(pattern)
 
 

@@ -1,4 +1,4 @@
-"""Expression trees of the protocol, decoded into `fennel_core.wire.expr`.
+"""Decode expression trees into `wire.expr`.
 
 The protobuf parser bounds the nesting of a message, so the recursion here is bounded too.
 """
@@ -63,9 +63,7 @@ MATH_UNARIES = {member.value: member for member in e.MathUnary}
 
 
 def decode_expr(message: pb.Expr) -> Expr:
-    """Decode one expression. Raises `UnsupportedValue` for a node, operation or unit this platform
-    does not know.
-    """
+    """Decode one expression; raises `UnsupportedValue` for an unknown node, operation or unit."""
     match chosen(message, "node"):
         case "ref":
             return e.Ref(message.ref.name)

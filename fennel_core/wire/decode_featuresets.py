@@ -1,6 +1,4 @@
-"""Featuresets, features and extractors of the protocol, decoded into
-`fennel_core.wire.entities`.
-"""
+"""Decode featuresets, features and extractors into `wire.entities`."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ NO_DEFAULT = ("", "null")
 
 
 def decode_featureset(message: pb.CoreFeatureset) -> en.Featureset:
-    """Decode a featureset; its features and extractors travel on their own."""
+    """Decode a featureset; its features and extractors are separate messages."""
     return en.Featureset(
         FeaturesetName(message.name),
         decode_pycode(message.pycode),
@@ -32,7 +30,7 @@ def decode_feature(message: pb.Feature) -> en.Feature:
 
 
 def decode_extractor(message: pb.Extractor) -> en.Extractor:
-    """Decode one extractor. Raises `UnsupportedValue` when it lacks what its type needs."""
+    """Decode one extractor; raises `UnsupportedValue` if a part that its type needs is missing."""
     inputs = tuple(
         en.FeatureRef(FeaturesetName(item.feature.feature_set_name), item.feature.name)
         for item in message.inputs
@@ -84,7 +82,7 @@ def _looked_up(message: pb.Extractor) -> DatasetName:
 
 def _field(message: pb.Extractor) -> Field:
     if not message.HasField("field_info"):
-        raise UnsupportedValue("a lookup must say which field of the dataset it reads")
+        raise UnsupportedValue("a lookup must name the field of the dataset that it reads")
     return Field(message.field_info.field.name, decode_dtype(message.field_info.field.dtype))
 
 

@@ -1,6 +1,4 @@
-"""Operators, aggregation specs and windows of the protocol, decoded into
-`fennel_core.wire.operators`.
-"""
+"""Decode operators, aggregation specs and windows into `wire.operators`."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ HOWS = {pb.Join.How.Left: o.JoinHow.LEFT, pb.Join.How.Inner: o.JoinHow.INNER}
 
 
 def decode_window(message: window_pb2.Window) -> o.Window:
-    """Decode a window. Raises `UnsupportedValue` when a duration that must be positive is not."""
+    """Decode a window; raises `UnsupportedValue` if a required duration is not positive."""
     match chosen(message, "variant"):
         case "forever":
             return o.Forever()
@@ -58,7 +56,7 @@ def decode_window(message: window_pb2.Window) -> o.Window:
 def _positive(micros: int, what: str) -> int:
     if micros <= 0:
         raise UnsupportedValue(
-            f"the {what} of a window is {micros} microseconds; it must be longer than nothing"
+            f"the {what} of a window is {micros} microseconds; use a positive duration"
         )
     return micros
 
@@ -244,7 +242,7 @@ def _window_op(operator: pb.Operator) -> o.WindowOp:
         kind,
         specs=tuple(decode_spec(spec) for spec in addition.window.specs),
         emit=emit,
-        recovered=True,
+        specs_known=True,
     )
 
 

@@ -1,4 +1,4 @@
-"""User code and entity metadata of the protocol, decoded."""
+"""Decode user code and entity metadata."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REF_KINDS = {
 
 
 def decode_pycode(message: pycode_pb2.PyCode) -> PyCode:
-    """Decode a piece of user code with everything it includes."""
+    """Decode a piece of user code with all code it includes."""
     return PyCode(
         entry_point=message.entry_point,
         source_code=message.source_code,

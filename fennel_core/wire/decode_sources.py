@@ -1,4 +1,4 @@
-"""Sources and sinks of the protocol, decoded into `fennel_core.wire.connectors`."""
+"""Decode sources and sinks into `wire.connectors`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fennel_core.wire.decode_datatypes import (
     chosen,
     decode_duration_us,
     decode_fields,
-    decode_moment_us,
+    decode_instant_us,
     known,
     unknown,
 )
@@ -30,9 +30,7 @@ CDCS = {
 
 
 def decode_source(message: pb.Source) -> c.Source:
-    """Decode one source of one dataset. Raises `UnsupportedValue` when a part of it makes no sense
-    to this platform.
-    """
+    """Decode one source of one dataset; raises `UnsupportedValue` for an unknown part."""
     return c.Source(
         dataset=DatasetName(message.dataset),
         version=message.ds_version,
@@ -42,10 +40,10 @@ def decode_source(message: pb.Source) -> c.Source:
         every_us=decode_duration_us(message.every) if message.HasField("every") else None,
         cursor=(message.cursor or None) if message.HasField("cursor") else None,
         timestamp_field=message.timestamp_field or None,
-        since_us=decode_moment_us(message.starting_from)
+        since_us=decode_instant_us(message.starting_from)
         if message.HasField("starting_from")
         else None,
-        until_us=decode_moment_us(message.until) if message.HasField("until") else None,
+        until_us=decode_instant_us(message.until) if message.HasField("until") else None,
         bounded=message.bounded,
         idleness_us=decode_duration_us(message.idleness) if message.HasField("idleness") else None,
         preproc=tuple(
@@ -79,7 +77,7 @@ def _constant(message: schema_pb2.Value) -> c.Constant:
         case "float":
             return c.Constant(message.float, Float())
         case "timestamp":
-            return c.Constant(decode_moment_us(message.timestamp), Timestamp())
+            return c.Constant(decode_instant_us(message.timestamp), Timestamp())
         case other:
             raise unknown(message, other)
 
@@ -125,8 +123,8 @@ def decode_sink(message: pb.Sink) -> c.Sink:
         create=message.create,
         stacked=message.stacked,
         renames=tuple((old, message.renames[old]) for old in sorted(message.renames)),
-        since_us=decode_moment_us(message.since) if message.HasField("since") else None,
-        until_us=decode_moment_us(message.until) if message.HasField("until") else None,
+        since_us=decode_instant_us(message.since) if message.HasField("since") else None,
+        until_us=decode_instant_us(message.until) if message.HasField("until") else None,
     )
 
 

@@ -1,9 +1,10 @@
-"""Everything a commit defines, as frozen values: datasets, pipelines, featuresets, extractors,
-indices, expectations.
+"""The definitions in a commit as frozen values.
 
-Theory. A commit is a flat list of entities that name each other; this module keeps exactly that
-shape (`SyncRequest`), and the `graph` room resolves the names. `Metadata` (owner, description,
-tags, flags) is never part of an entity's logic.
+These are datasets, pipelines, featuresets, extractors, indices and expectations.
+
+Theory. A commit is a flat list of entities that refer to each other by name. This module keeps
+exactly that shape (`SyncRequest`), and the package `graph` resolves the names. `Metadata` (owner,
+description, tags, flags) is never part of an entity's logic.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ class Metadata:
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """`is_source` says that the class carries a source decorator at all, even one that another
-    environment selects.
+    """A dataset.
+
+    `is_source`: the class has a source decorator, even one that another environment selects.
     """
 
     name: DatasetName
@@ -54,7 +56,7 @@ class Pipeline:
     name: str
     dataset: DatasetName
     version: int
-    """The version of the dataset it computes."""
+    """The version of the dataset that it computes."""
     inputs: tuple[DatasetName, ...]
     pycode: PyCode
     metadata: Metadata
@@ -67,7 +69,7 @@ class IndexSide(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """A primary index. `duration_us` None is forever."""
+    """A primary index; `duration_us` None is forever."""
 
     dataset: DatasetName
     version: int
@@ -104,7 +106,7 @@ class ExpectationSuite:
 
 @dataclass(frozen=True, slots=True, order=True)
 class FeatureRef:
-    """A feature by its full name `Featureset.feature`."""
+    """A reference to a feature, by its full name `Featureset.feature`."""
 
     featureset: FeaturesetName
     name: str
@@ -130,8 +132,9 @@ class Feature:
 
 @dataclass(frozen=True, slots=True)
 class PyFunc:
-    """User code called with the timestamps and the inputs in order; it may look up the extractor's
-    `datasets`.
+    """User code called with the timestamps and the inputs in order.
+
+    It may look up the extractor's `datasets`.
     """
 
     pycode: PyCode
@@ -139,9 +142,9 @@ class PyFunc:
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """One field of one dataset, keyed by the extractor's inputs in key order.
+    """One field of one dataset, by a key made of the extractor's inputs in key order.
 
-    `default_json` fills nulls and missing rows: JSON text, None when there is no default.
+    `default_json` (JSON text) replaces nulls and missing rows; None if there is no default.
     """
 
     dataset: DatasetName
@@ -151,7 +154,7 @@ class Lookup:
 
 @dataclass(frozen=True, slots=True)
 class ListLookup:
-    """As `Lookup`, with a list of keys per row and a list of values as result."""
+    """Like `Lookup`, with a list of keys per row and a list of values as result."""
 
     dataset: DatasetName
     field: Field
@@ -160,8 +163,9 @@ class ListLookup:
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """The value of the one input. `default_json` fills nulls: JSON text, None when there is no
-    default.
+    """The value of the one input.
+
+    `default_json` (JSON text) replaces nulls; None if there is no default.
     """
 
     default_json: str | None
@@ -169,7 +173,7 @@ class Alias:
 
 @dataclass(frozen=True, slots=True)
 class ExprExtractor:
-    """An expression over features of the same featureset, referred to by their short names."""
+    """An expression over features of the same featureset, referenced by short name."""
 
     expr: Expr
 
@@ -179,8 +183,9 @@ ExtractorKind = PyFunc | Lookup | ListLookup | Alias | ExprExtractor
 
 @dataclass(frozen=True, slots=True)
 class Extractor:
-    """Computes `outputs` (short names of features of `featureset`) from `inputs`. Its name is
-    unique within the featureset.
+    """Computes `outputs` (short names of features of `featureset`) from `inputs`.
+
+    Its name is unique within the featureset.
     """
 
     name: str
@@ -206,8 +211,9 @@ class Extractor:
 
 @dataclass(frozen=True, slots=True)
 class SyncRequest:
-    """A decoded commit, in the order the client sent it. Operators of pipelines that `env`
-    de-selected are still here.
+    """A decoded commit, in the order in which the client sent it.
+
+    It still has the operators of pipelines that `env` de-selected.
     """
 
     datasets: tuple[Dataset, ...]

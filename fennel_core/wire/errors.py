@@ -1,39 +1,47 @@
-"""The one error tree of this boundary. A code never changes its meaning; the text says what was
-wrong and what to do.
+"""Exceptions of decoding a request.
+
+A code never changes its meaning; the text says what is wrong and what to do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 
 class WireError(ValueError):
-    """Bytes or JSON from a client that cannot be understood.
+    """Base class: bytes or JSON from a client cannot be decoded.
 
     `code` is stable and machine-readable; `str(error)` is for the person who sent the request.
     """
 
-    code = "wire"
+    code: ClassVar[str] = "wire"
 
 
 class MalformedMessage(WireError):
-    """Not a protobuf message of the expected type."""
+    """Raised when bytes are not a protobuf message of the expected type.
 
-    code = "wire-malformed"
+    The sender is not the Fennel client; reject the request.
+    """
+
+    code: ClassVar[str] = "wire-malformed"
 
 
 class UnsupportedValue(WireError):
-    """A well-formed message with a part that is missing, unknown or out of range."""
+    """Raised when a part of a well-formed message is missing, unknown or out of range.
 
-    code = "wire-unsupported"
+    The definition, or the version of the client, has to change.
+    """
+
+    code: ClassVar[str] = "wire-unsupported"
 
 
 @dataclass(frozen=True, slots=True)
 class BadValue:
-    """One value that does not fit its column: where it stands, what it is, and why it does not fit.
+    """One value that does not fit its column: its row, the value, and the reason.
 
-    `forbidden`: it has the right type but breaks `between`, `oneof` or `regex`.
+    `forbidden`: the value has the right type but violates `between`, `oneof` or `regex`.
     """
 
     row: int
@@ -43,13 +51,13 @@ class BadValue:
 
 
 class BadColumn(WireError):
-    """A column of a `log` or `query` body with values that do not fit its type.
+    """Raised when values of a `log` or `query` column do not fit its type; correct or drop them.
 
-    `bad` are the offending values in row order, `rows` the length of the column. `str(error)` names
-    the column, the first value and its row, and counts the others.
+    `bad` are these values in row order, `rows` the length of the column. `str(error)` names the
+    column, the first value and its row, and counts the others.
     """
 
-    code = "wire-bad-column"
+    code: ClassVar[str] = "wire-bad-column"
 
     def __init__(self, column: str, bad: Sequence[BadValue], rows: int, text: str) -> None:
         super().__init__(text)
@@ -59,30 +67,37 @@ class BadColumn(WireError):
 
 
 class UncastableColumn(BadColumn):
-    """Values that cannot become the column's type, or nulls where none are allowed."""
+    """Raised when values cannot be cast to the column's type, or a non-optional one has nulls."""
 
-    code = "wire-uncastable"
+    code: ClassVar[str] = "wire-uncastable"
 
 
 class ForbiddenValues(BadColumn):
-    """Values of the right type that break `between`, `oneof` or `regex`."""
+    """Raised when values of the right type violate `between`, `oneof` or `regex`."""
 
-    code = "wire-forbidden-value"
+    code: ClassVar[str] = "wire-forbidden-value"
 
 
 class MissingColumn(WireError):
-    """A declared column that the body does not have."""
+    """Raised when the body lacks a declared column; add the column."""
 
-    code = "wire-missing-column"
+    code: ClassVar[str] = "wire-missing-column"
 
 
 class RejectedRows(WireError):
-    """A batch of rows that cannot enter a dataset; nothing of it was kept. `causes` has one error
-    per column at fault.
+    """Raised when a batch of rows cannot enter a dataset; no row of it was kept.
+
+    `causes` has one error per invalid column.
     """
 
-    code = "wire-rejected-rows"
+    code: ClassVar[str] = "wire-rejected-rows"
 
     def __init__(self, text: str, causes: Sequence[WireError]) -> None:
         super().__init__(text)
         self.causes = tuple(causes)
+
+
+class CastFailed(WireError):
+    """Raised when one value cannot be cast; decoding reports it as a `BadValue` of its column."""
+
+    code: ClassVar[str] = "wire-cast-failed"

@@ -4,7 +4,7 @@ Theory. An expression arrives as a protobuf tree whose every node is a `oneof`. 
 one dataclass, so that a compiler can match on it to `assert_never` and an expression can be hashed,
 compared and used as a cache key. Function nodes (`ListFn`, `MathFn`, …) hold an operand and an
 operation of their own small union; operations without parameters are members of an enum. Maps of
-the protocol have no order: their entries are put into the order of the struct they build.
+the protocol are unordered: their entries are put into the order of the struct they build.
 """
 
 from __future__ import annotations
@@ -54,17 +54,16 @@ class TimeUnit(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """A column (operators), a feature (extractors) or a payload field (source preproc and
-    where).
-    """
+    """A reference to a column (operators), feature (extractors) or payload field (sources)."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """A constant as JSON text of type `dtype`. Decimals and dates are JSON strings of `str(value)`;
-    `null` has dtype `Null`.
+    """A constant as JSON text of type `dtype`.
+
+    Decimals and dates are JSON strings of `str(value)`; `null` has dtype `Null`.
     """
 
     json: str
@@ -73,7 +72,7 @@ class Literal:
 
 @dataclass(frozen=True, slots=True)
 class DatetimeLiteral:
-    """A wall-clock reading in `timezone` (an IANA name)."""
+    """A local date and time in `timezone` (an IANA name)."""
 
     year: int
     month: int
@@ -87,17 +86,16 @@ class DatetimeLiteral:
 
 @dataclass(frozen=True, slots=True)
 class Var:
-    """The element of the list in the nearest enclosing `ListFilter` or `ListMap` that binds
-    `name`.
-    """
+    """The element of the list in the nearest enclosing `ListFilter` or `ListMap` that binds it."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Now:
-    """The time of the row in a query (online: one clock reading, offline: the row's own
-    timestamp).
+    """The time of the row in a query.
+
+    Online it is one clock reading per query, offline the row's own timestamp.
     """
 
 
@@ -125,8 +123,9 @@ class WhenThen:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """The first branch whose `when` is true; `otherwise` is None when the client gave none (the
-    result is then Optional).
+    """The first branch whose `when` is true.
+
+    `otherwise` is None if the client sent none; the result is then Optional.
     """
 
     branches: tuple[WhenThen, ...]
@@ -214,7 +213,7 @@ class MathUnary(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Round half away from zero to `precision` decimal places."""
+    """Rounds half away from zero to `precision` decimal places."""
 
     precision: int
 
@@ -254,7 +253,7 @@ class DictLen:
 
 @dataclass(frozen=True, slots=True)
 class DictGet:
-    """`default` is None when the client gave none (the result is then Optional)."""
+    """The value of a key; `default` None makes the result Optional."""
 
     key: Expr
     default: Expr | None
@@ -284,8 +283,9 @@ class MakeStruct:
 
 @dataclass(frozen=True, slots=True)
 class Zip:
-    """A list of structs from parallel lists, as long as the shortest of them; fields in the
-    struct's order.
+    """A list of structs from parallel lists, as long as the shortest of them.
+
+    Fields are in the struct's order.
     """
 
     struct: Struct
@@ -334,7 +334,7 @@ class Concat:
 
 @dataclass(frozen=True, slots=True)
 class Strptime:
-    """`format` is a chrono pattern; text without an offset is read in `timezone`."""
+    """Parses text by the chrono pattern `format`; text without an offset is in `timezone`."""
 
     format: str
     timezone: str
@@ -352,7 +352,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class JsonExtract:
-    """`path` is a JSONPath."""
+    """Extracts the value at the JSONPath `path` as text."""
 
     path: str
 
@@ -392,7 +392,7 @@ class SinceEpoch:
 
 @dataclass(frozen=True, slots=True)
 class Strftime:
-    """`format` is a chrono pattern, rendered in `timezone`."""
+    """Formats a datetime by the chrono pattern `format`, in `timezone`."""
 
     format: str
     timezone: str
@@ -415,7 +415,7 @@ class DateTimeFn:
 
 @dataclass(frozen=True, slots=True)
 class FromEpoch:
-    """A datetime from a count of `unit` since 1970-01-01 UTC."""
+    """A datetime from a number of `unit` since 1970-01-01 UTC."""
 
     operand: Expr
     unit: TimeUnit

@@ -1,11 +1,11 @@
-"""Generate the protobuf modules in `gen/` from the files in `proto/`: `python -m
-fennel_core.wire.generate`.
+"""Generate the protobuf modules in `gen/` from the files in `proto/`.
+
+Run `python -m fennel_core.wire.generate`. Needs `grpcio-tools` (a development requirement).
 
 The `.proto` files are registered under their path from the root of the checkout, so that they
 cannot collide with another library's `schema.proto` in the process-wide descriptor pool. protoc
-then writes modules that import each other from `fennel_core.wire.proto`; they live in
-`fennel_core.wire.gen`, and their imports are rewritten to say so. Needs `grpcio-tools` (a
-development requirement).
+then writes modules that import each other from `fennel_core.wire.proto`; they are moved to
+`fennel_core.wire.gen`, and their imports are rewritten.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ HEADER = (
 
 
 def generate(target: Path) -> list[Path]:
-    """Write one module and one stub per `.proto` file into `target` and return their paths, sorted.
+    """Write one module and one stub per `.proto` file into `target`; return their paths, sorted.
 
-    Raises `RuntimeError` when protoc refuses a file (it has then printed why).
+    Raises `RuntimeError` if protoc rejects a file (its own message is on stderr).
     """
     from grpc_tools import protoc  # type: ignore[import-untyped] # grpcio-tools ships no stubs
 
@@ -45,20 +45,16 @@ def generate(target: Path) -> list[Path]:
             f"--pyi_out={scratch}",
         ]
         if protoc.main([*arguments, *files]) != 0:
-            raise RuntimeError("protoc refused the .proto files; fix what it printed above")
+            raise RuntimeError("protoc rejected the .proto files; fix the errors printed above")
         for module in Path(scratch, "fennel_core", "wire", "proto").iterdir():
             text = module.read_text(encoding="utf-8").replace(
                 "from fennel_core.wire.proto import", "from fennel_core.wire.gen import"
             )
-            if (
-                module.suffix == ".pyi"
-                # a message named `None` is legal in protobuf and at run time, but not as a Python
-                # class
-                # statement
-            ):
-                text = text.replace("class None(", "class None_(").replace(
-                    "globals()['None']", "None_"
-                )
+            # A message named `None` is legal in protobuf and at run time, but not in a class
+            # statement.
+            if module.suffix == ".pyi":
+                text = text.replace("class None(", "class None_(")
+                text = text.replace("globals()['None']", "None_")
             module.write_text(text, encoding="utf-8")
             shutil.move(str(module), target / module.name)
     (target / "__init__.py").write_text(HEADER, encoding="utf-8")

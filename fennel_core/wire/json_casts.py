@@ -1,11 +1,10 @@
-"""JSON values of one scalar type into Arrow, a whole column at a time.
+"""Cast JSON values of one scalar type to Arrow, a whole column at a time.
 
 Theory. A body of `log` or `query` was made by pandas: timestamps are epoch numbers of some unit or
-ISO text, integers may be integral floats, decimals are floats, bytes are text. For each dtype there
-is a *fast* way that Arrow or numpy does in C and that either converts every value or declines, and
-a *slow* way, one value at a time, taken only by columns of mixed or wrong values, which finds every
-offender. Both ways give the same result for a value: what a value becomes must never depend on its
-neighbours.
+ISO text, integers may be integral floats, decimals are floats, bytes are text. Each dtype has a
+*vectorized* cast in Arrow or numpy that either converts every value or declines, and a cast of
+single values, used only for columns of mixed or invalid values, which finds every bad value. Both
+give the same result for a value: the result must never depend on the other values of the column.
 """
 
 from __future__ import annotations
@@ -23,35 +22,34 @@ import pyarrow.compute as pc
 
 from fennel_core.vocab import dtypes
 from fennel_core.vocab.dtypes import TIMESTAMP_ARROW, arrow_type
-from fennel_core.wire.errors import BadValue
+from fennel_core.wire.errors import BadValue, CastFailed
 
-# Epoch numbers are read as seconds if that lies within the range of nanosecond timestamps (1677 to
-# 2262), else as milliseconds, else as microseconds, else as nanoseconds. The client's own reader
+# Epoch numbers are read as seconds if the result is within the range of nanosecond timestamps (1677
+# to 2262), else as milliseconds, else as microseconds, else as nanoseconds. The client's own reader
 # decides the same way, value by value.
-LARGEST_SECONDS = 9_223_372_036
-LARGEST_MILLIS = 9_223_372_036_854
-LARGEST_MICROS = 9_223_372_036_854_775
+MAX_EPOCH_SECONDS = 9_223_372_036
+MAX_EPOCH_MILLIS = 9_223_372_036_854
+MAX_EPOCH_MICROS = 9_223_372_036_854_775
 MICROS_PER_DAY = 86_400_000_000
 MILLIS_PER_DAY = 86_400_000
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
-SHOWN_CHARACTERS = 80
-FEWEST_EPOCH_DIGITS = 9
-"""Text of at least this many digits is an epoch number; shorter ones are dates such as 20240102."""
+MAX_SHOWN_CHARS = 80
+MIN_EPOCH_DIGITS = 9
+"""Text of at least this many digits is an epoch number; shorter is a date like 20240102."""
 
 INTEGER_TEXT = re.compile(r"[+-]?[0-9]+")
-LONGEST_INT64_TEXT = 40
-"""Characters of an integer text that are looked at: int64 needs 20, and leading zeros are no
-error.
-"""
+MAX_INTEGER_TEXT_CHARS = 40
+"""Longest accepted integer text: int64 needs 20 characters, and leading zeros are valid."""
 YEAR = re.compile(r"(?<![0-9])[0-9]{4}(?![0-9])")
-"""A text without a year would be completed from today's date, and nothing in here may depend on a
-clock.
+"""A text without a year would be completed from today's date.
+
+Nothing in this module may depend on a clock.
 """
-TRUTHS = {"true": True, "false": False, "1": True, "0": False}
+BOOLEAN_TEXTS = {"true": True, "false": False, "1": True, "0": False}
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 FIRST_DAY = (dt.date.min - EPOCH.date()).days
 LAST_DAY = (dt.date.max - EPOCH.date()).days
-CONTEXT = decimal.Context(prec=dtypes.DECIMAL_PRECISION + 2, rounding=decimal.ROUND_HALF_UP)
+DECIMAL_CONTEXT = decimal.Context(prec=dtypes.DECIMAL_PRECISION + 2, rounding=decimal.ROUND_HALF_UP)
 
 Flat = (
     dtypes.Int
@@ -66,39 +64,37 @@ Flat = (
 )
 
 
-class _Unfit(ValueError):
-    """Why one value cannot be cast."""
-
-
 def cast_flat(values: Sequence[Any], dtype: Flat) -> tuple[pa.Array, list[BadValue]]:
-    """Cast `values` (null is None or NaN) to the Arrow layout of `dtype`; offenders are null in the
-    array and listed, in row order.
+    """Cast `values` (null is None or NaN) to the Arrow layout of `dtype`.
+
+    Bad values are null in the array and listed, in row order.
     """
     try:
-        array = _fast(values, dtype)
+        array = _cast_vectorized(values, dtype)
     except (pa.ArrowException, OverflowError, TypeError, UnicodeEncodeError):
         array = None
     if array is not None:
         return array, []
-    return _slow(values, dtype)
+    return _cast_each(values, dtype)
 
 
 def show_value(value: object) -> str:
-    """The value for an error message, cut to a readable length."""
+    """Return the value for an error message, cut to a readable length."""
     text = str(value).encode("utf-8", "backslashreplace").decode()
-    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 1] + "…"
+    return text if len(text) <= MAX_SHOWN_CHARS else text[: MAX_SHOWN_CHARS - 1] + "…"
 
 
-# --- the fast way ---------------------------------------------------------------------------------
+# --- whole columns --------------------------------------------------------------------------------
 
 
 def _kinds(values: Sequence[Any]) -> set[type]:
     return set(map(type, values)) - {type(None)}
 
 
-def _fast(values: Sequence[Any], dtype: Flat) -> pa.Array | None:
-    """The whole column in C, or None when it has to be looked at value by value. Arrow's errors
-    mean the same as None.
+def _cast_vectorized(values: Sequence[Any], dtype: Flat) -> pa.Array | None:
+    """Cast the whole column in C; None if its values must be cast one by one.
+
+    Errors of Arrow mean the same as None.
     """
     kinds = _kinds(values)
     match dtype:
@@ -131,7 +127,7 @@ def _fast_int(values: Sequence[Any], kinds: set[type]) -> pa.Array | None:
         return pa.array(values, pa.int64())
     if kinds == {float}:
         floats = pa.array(values, pa.float64(), from_pandas=True)
-        return floats.cast(pa.int64())  # refuses a fraction and a number outside int64
+        return floats.cast(pa.int64())  # raises for a fraction or overflow
     if kinds == {str}:
         texts = pa.array(values, pa.large_string())
         if pc.all(pc.match_substring_regex(texts, r"^[+-]?\d+$")).as_py():
@@ -147,24 +143,23 @@ def _fast_timestamp(values: Sequence[Any], kinds: set[type]) -> pa.Array | None:
         zoned = next(value for value in values if value is not None)[-6:]
         if zoned.endswith(("Z", "z")) or (len(zoned) == 6 and zoned[0] in "+-" and zoned[3] == ":"):
             return texts.cast(TIMESTAMP_ARROW)
-        return (
-            texts.cast(pa.timestamp("us")).cast(pa.int64()).cast(TIMESTAMP_ARROW)
-        )  # naive text is UTC
+        # Text without an offset is UTC.
+        return texts.cast(pa.timestamp("us")).cast(pa.int64()).cast(TIMESTAMP_ARROW)
     return pa.nulls(len(values), TIMESTAMP_ARROW) if not kinds else None
 
 
 def _timestamps_of_epochs(epochs: pa.Array) -> pa.Array:
-    """Epoch numbers of any unit (int64), each by its own magnitude, to microseconds."""
+    """Convert epoch numbers (int64) to microseconds, the unit of each chosen by its magnitude."""
     missing = np.asarray(epochs.is_null()) if epochs.null_count else None
     numbers = epochs.fill_null(0).to_numpy() if epochs.null_count else epochs.to_numpy()
     size = np.abs(np.maximum(numbers, INT64_MIN + 1))
     micros = np.where(
-        size <= LARGEST_SECONDS,
+        size <= MAX_EPOCH_SECONDS,
         numbers * 1_000_000,
         np.where(
-            size <= LARGEST_MILLIS,
+            size <= MAX_EPOCH_MILLIS,
             numbers * 1000,
-            np.where(size <= LARGEST_MICROS, numbers, numbers // 1000),
+            np.where(size <= MAX_EPOCH_MICROS, numbers, numbers // 1000),
         ),
     )
     return pa.array(micros, pa.int64(), mask=missing).cast(TIMESTAMP_ARROW)
@@ -193,10 +188,10 @@ def _fast_decimal(values: Sequence[Any], kinds: set[type], scale: int) -> pa.Arr
     return None
 
 
-# --- the slow way ---------------------------------------------------------------------------------
+# --- single values --------------------------------------------------------------------------------
 
 
-def _slow(values: Sequence[Any], dtype: Flat) -> tuple[pa.Array, list[BadValue]]:
+def _cast_each(values: Sequence[Any], dtype: Flat) -> tuple[pa.Array, list[BadValue]]:
     one = _caster(dtype)
     out: list[Any] = []
     bad: list[BadValue] = []
@@ -206,9 +201,9 @@ def _slow(values: Sequence[Any], dtype: Flat) -> tuple[pa.Array, list[BadValue]]
             continue
         try:
             out.append(one(value))
-        except _Unfit as unfit:
+        except CastFailed as failed:
             out.append(None)
-            bad.append(BadValue(row, value, str(unfit).replace("{row}", str(row))))
+            bad.append(BadValue(row, value, str(failed).replace("{row}", str(row))))
     return pa.array(out, arrow_type(dtype)), bad
 
 
@@ -236,18 +231,18 @@ def _caster(dtype: Flat) -> Callable[[Any], Any]:
             assert_never(unreachable)
 
 
-def _wrong_type(expected: str, value: object) -> _Unfit:
-    return _Unfit(
+def _wrong_type(expected: str, value: object) -> CastFailed:
+    return CastFailed(
         f"Expected type {expected}, got {type(value).__name__} for value {show_value(value)}"
     )
 
 
-def _unparsable(value: object) -> _Unfit:
-    return _Unfit(f'Unable to parse string "{show_value(value)}" at position {{row}}')
+def _unparsable(value: object) -> CastFailed:
+    return CastFailed(f'Unable to parse string "{show_value(value)}" at position {{row}}')
 
 
 def _number_text(text: str) -> str:
-    """Python reads `1_000` as a number; nobody means that in JSON."""
+    """Reject the underscore: Python parses `1_000` as a number, JSON producers do not mean it."""
     if "_" in text:
         raise ValueError("not a number")
     return text
@@ -263,16 +258,16 @@ def _int(value: object) -> int:
             number = int(value)
         case float():
             if not value.is_integer():
-                raise _Unfit(f"Float value {value} was truncated converting to int64")
+                raise CastFailed(f"Float value {value} was truncated converting to int64")
             number = int(value)
         case str():
-            if not INTEGER_TEXT.fullmatch(value) or len(value) > LONGEST_INT64_TEXT:
+            if not INTEGER_TEXT.fullmatch(value) or len(value) > MAX_INTEGER_TEXT_CHARS:
                 raise _unparsable(value)
             number = int(value)
         case _:
             raise _wrong_type("int", value)
     if not INT64_MIN <= number <= INT64_MAX:
-        raise _Unfit(f"Value {show_value(number)} too large to fit in int64")
+        raise CastFailed(f"Value {show_value(number)} too large to fit in int64")
     return number
 
 
@@ -282,7 +277,7 @@ def _float(value: object) -> float | None:
             try:
                 return float(value)
             except OverflowError as error:
-                raise _Unfit(f"Value {show_value(value)} too large to fit in double") from error
+                raise CastFailed(f"Value {show_value(value)} too large to fit in double") from error
         case str():
             try:
                 number = float(_number_text(value))
@@ -306,7 +301,7 @@ def _str(value: object) -> str:
             try:
                 return value.decode()
             except UnicodeDecodeError as error:
-                raise _Unfit("bytes that are no utf-8 text") from error
+                raise CastFailed("bytes that are not UTF-8 text") from error
         case _:
             raise _wrong_type("str", value)
 
@@ -315,7 +310,7 @@ def _encoded(text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise _Unfit(f"text with a lone surrogate is no utf-8: {show_value(text)}") from error
+        raise CastFailed(f"text with a lone surrogate is not UTF-8: {show_value(text)}") from error
 
 
 def _bool(value: object) -> bool:
@@ -324,8 +319,8 @@ def _bool(value: object) -> bool:
             return value
         case int() | float() if value in (0, 1):
             return bool(value)
-        case str() if value.lower() in TRUTHS:
-            return TRUTHS[value.lower()]
+        case str() if value.lower() in BOOLEAN_TEXTS:
+            return BOOLEAN_TEXTS[value.lower()]
         case _:
             raise _wrong_type("bool", value)
 
@@ -341,8 +336,9 @@ def _bytes(value: object) -> bytes:
 
 
 def timestamp_us(value: object) -> int:
-    """Microseconds since the epoch of a number of any unit, a text, or a `datetime` (naive is
-    UTC).
+    """Return microseconds since the epoch.
+
+    `value` is a number of any unit, a text, or a `datetime` (UTC if naive).
     """
     match value:
         case bool():
@@ -366,19 +362,19 @@ def timestamp_us(value: object) -> int:
 
 def _epoch_us(number: int) -> int:
     size = abs(number)
-    if size <= LARGEST_SECONDS:
+    if size <= MAX_EPOCH_SECONDS:
         return number * 1_000_000
-    if size <= LARGEST_MILLIS:
+    if size <= MAX_EPOCH_MILLIS:
         return number * 1000
-    if size <= LARGEST_MICROS:
+    if size <= MAX_EPOCH_MICROS:
         return number
     if size <= INT64_MAX:
         return number // 1000
-    raise _Unfit(f"Value {show_value(number)} is out of the range of timestamps")
+    raise CastFailed(f"Value {show_value(number)} is out of the range of timestamps")
 
 
 def _text_us(text: str) -> int:
-    if INTEGER_TEXT.fullmatch(text) and FEWEST_EPOCH_DIGITS <= len(text) <= LONGEST_INT64_TEXT:
+    if INTEGER_TEXT.fullmatch(text) and MIN_EPOCH_DIGITS <= len(text) <= MAX_INTEGER_TEXT_CHARS:
         return _epoch_us(int(text))
     try:
         moment = dt.datetime.fromisoformat(text)
@@ -388,8 +384,8 @@ def _text_us(text: str) -> int:
 
 
 def _free_text_us(text: str) -> int:
-    """Text that is not ISO 8601, read as the client's own library reads it."""
-    import pandas as pd  # only odd texts pay for this import
+    """Parse text that is not ISO 8601 with the library that the client uses."""
+    import pandas as pd  # slow import, needed for unusual texts only
 
     try:
         moment = pd.to_datetime(text, utc=True) if YEAR.search(text) else pd.NaT
@@ -400,8 +396,8 @@ def _free_text_us(text: str) -> int:
     return int(moment.value) // 1000
 
 
-def _unknown_format(text: str) -> _Unfit:
-    return _Unfit(
+def _unknown_format(text: str) -> CastFailed:
+    return CastFailed(
         f"Unknown datetime string format, unable to parse: {show_value(text)}, at position {{row}}"
     )
 
@@ -423,7 +419,7 @@ def _date(value: object) -> dt.date:
     try:
         return EPOCH.date() + dt.timedelta(days=day)
     except OverflowError as error:
-        raise _Unfit(f"Value {show_value(value)} is out of the range of dates") from error
+        raise CastFailed(f"Value {show_value(value)} is out of the range of dates") from error
 
 
 def _decimal(value: object, scale: int) -> decimal.Decimal:
@@ -440,7 +436,7 @@ def _decimal(value: object, scale: int) -> decimal.Decimal:
         case _:
             raise _wrong_type(f"Decimal[{scale}]", value)
     try:
-        rounded = number.quantize(decimal.Decimal(1).scaleb(-scale), context=CONTEXT)
+        rounded = number.quantize(decimal.Decimal(1).scaleb(-scale), context=DECIMAL_CONTEXT)
     except decimal.InvalidOperation as error:
         raise _too_large(value, scale) from error
     if not rounded.is_finite() or len(rounded.as_tuple().digits) > dtypes.DECIMAL_PRECISION:
@@ -449,7 +445,7 @@ def _decimal(value: object, scale: int) -> decimal.Decimal:
 
 
 def _decimal_of_float(value: float, scale: int) -> decimal.Decimal:
-    """Rounded exactly as the fast way rounds a whole column of floats."""
+    """Round exactly as the vectorized cast rounds a column of floats."""
     try:
         rounded: decimal.Decimal = (
             pa.array([value], pa.float64()).cast(arrow_type(dtypes.Decimal(scale)))[0].as_py()
@@ -459,8 +455,8 @@ def _decimal_of_float(value: float, scale: int) -> decimal.Decimal:
     return rounded
 
 
-def _too_large(value: object, scale: int) -> _Unfit:
-    return _Unfit(
+def _too_large(value: object, scale: int) -> CastFailed:
+    return CastFailed(
         f"Value {show_value(value)} does not fit the {dtypes.DECIMAL_PRECISION} "
         f"digits of Decimal[{scale}]"
     )

@@ -1,11 +1,13 @@
-"""JSON bodies to typed columns and back: the codec of `log`, `query`, `lookup` and `inspect`.
+"""Decode JSON bodies of `log`, `query` and `lookup` to typed columns.
 
-Theory. The declared type decides how a JSON value is read, never the value alone. Nested types are
-decoded column by column too: a list column is its lengths and one long child column, a struct
-column is one child column per field, and only the flat leaves are cast (`json_casts`). An offender
-deep inside is reported at its outer row. Nothing is half accepted: a column decodes whole or raises
-`BadColumn` with all its offenders. Error texts follow the client's own, which its users know; the
-row is added where it helps.
+Theory. The declared type alone decides how a JSON value is read. Nested types are decoded column by
+column too: a list column is its lengths and one long child column, a struct column is one child
+column per field, and only scalar leaves are cast (`json_casts`). A bad value inside a nested value
+is reported at its outer row. A column is decoded as a whole or raises `BadColumn` with all its bad
+values. Error texts follow the client's own, which its users know; the row is added where it helps.
+
+Example: `[[1, "2"], ["x"]]` as `List[int]` has lengths 2 and 1 and the child column `[1, "2",
+"x"]`; "x" cannot be cast, so row 1 is reported.
 """
 
 from __future__ import annotations
@@ -34,9 +36,6 @@ from fennel_core.wire.errors import (
     WireError,
 )
 from fennel_core.wire.json_casts import cast_flat, show_value
-from fennel_core.wire.json_encode import encode_column
-
-__all__ = ["decode_column", "decode_table", "encode_column"]
 
 NULL_TEXT = "Null values found in non-optional field."
 ROWS_SHOWN = 5
@@ -45,8 +44,8 @@ ROWS_SHOWN = 5
 def decode_column(values: Sequence[Any], dtype: Dtype, column: str) -> pa.Array:
     """Decode the JSON `values` of one column to the Arrow layout of `dtype`.
 
-    Raises `UncastableColumn` when values cannot be cast or are null without permission, and
-    otherwise `ForbiddenValues` when they break the type's own check.
+    Raises `UncastableColumn` if values cannot be cast or a non-optional column has nulls, otherwise
+    `ForbiddenValues` if they violate the type's own restriction.
     """
     array, bad = _decode(values, dtype, False)
     if bad:
@@ -55,10 +54,10 @@ def decode_column(values: Sequence[Any], dtype: Dtype, column: str) -> pa.Array:
 
 
 def decode_table(columns: Mapping[str, Sequence[Any]], schema: Schema, dataset: str) -> pa.Table:
-    """Decode the columnar body of a `log` to rows of `dataset`, in the order of its schema; columns
-    it does not declare are ignored.
+    """Decode the columnar body of a `log` to rows of `dataset`, in the order of its schema.
 
-    Raises `RejectedRows` with every column at fault. Columns of different lengths are refused.
+    Columns that the schema does not declare are ignored. Raises `RejectedRows` with an error per
+    invalid column, also for columns of different lengths.
     """
     lengths = {name: len(columns[name]) for name in schema.names if name in columns}
     if len(set(lengths.values())) > 1:
@@ -99,8 +98,10 @@ def _present(columns: Mapping[str, Sequence[Any]], field: Field, schema: Schema)
 
 
 def _rejection(dataset: str, causes: Sequence[WireError]) -> str:
-    """The text for the whole batch: casts first; checks only when every cast went well, as a list,
-    since the client shows them so.
+    """Return the error text of a whole batch.
+
+    Failed casts come first; violated restrictions are reported only if every cast succeeded, as a
+    list, because the client displays them so.
     """
     prefix = f"Schema validation failed during data insertion to `{dataset}`"
     casts = [str(cause) for cause in causes if not isinstance(cause, ForbiddenValues)]
@@ -116,18 +117,18 @@ Nested = dtypes.List | dtypes.Embedding | dtypes.Map | dtypes.Struct
 
 
 def _decode(values: Sequence[Any], dtype: Dtype, optional: bool) -> Decoded:
-    """Decode a column or the child of one. Offenders carry their index into `values`."""
+    """Decode a column or the child of one; bad values carry their index into `values`."""
     match dtype:
         case dtypes.Optional(of):
             return _decode(values, of, True)
         case dtypes.Null():
             return cast_flat(values, dtype)
         case dtypes.Between(of=of):
-            return _checked(_decode(values, of, optional), _within(dtype))
+            return _with_forbidden(_decode(values, of, optional), _within(dtype))
         case dtypes.OneOf(of=of, options=options):
-            return _checked(_decode(values, of, optional), _among(options))
+            return _with_forbidden(_decode(values, of, optional), _among(options))
         case dtypes.Regex(pattern):
-            return _checked(_decode(values, dtypes.Str(), optional), _matching(pattern))
+            return _with_forbidden(_decode(values, dtypes.Str(), optional), _matching(pattern))
         case dtypes.List() | dtypes.Embedding() | dtypes.Map() | dtypes.Struct():
             return _nested_or_null(values, dtype, optional)
         case _:
@@ -150,16 +151,18 @@ def _is_null(value: object) -> bool:
 
 
 def _nested_or_null(values: Sequence[Any], dtype: Nested, optional: bool) -> Decoded:
-    """Decode the values that are there and put nulls back between them."""
+    """Decode the values that are not null, and put the nulls back between them."""
     kept = [row for row, value in enumerate(values) if not _is_null(value)]
     if len(kept) == len(values):
         return _nested(values, dtype)
-    present, unfit = _nested([values[row] for row in kept], dtype)
-    places = np.full(len(values), -1, dtype=np.int64)
-    places[kept] = np.arange(len(kept))
-    array = present.take(pa.array(places, mask=places < 0))
-    bad = [replace(b, row=kept[b.row]) for b in unfit]
-    return array, bad if optional else _with_nulls(bad, values, np.flatnonzero(places < 0).tolist())
+    present, bad_children = _nested([values[row] for row in kept], dtype)
+    positions = np.full(len(values), -1, dtype=np.int64)
+    positions[kept] = np.arange(len(kept))
+    array = present.take(pa.array(positions, mask=positions < 0))
+    bad = [replace(b, row=kept[b.row]) for b in bad_children]
+    return array, bad if optional else _with_nulls(
+        bad, values, np.flatnonzero(positions < 0).tolist()
+    )
 
 
 def _nested(values: Sequence[Any], dtype: Nested) -> Decoded:
@@ -201,7 +204,7 @@ def _list(values: Sequence[Any], of: Dtype, word: str) -> Decoded:
 
 
 def _map(values: Sequence[Any], of: Dtype) -> Decoded:
-    """A map is an object, or the list of its [key, value] pairs."""
+    """Decode maps: an object, or a list of [key, value] pairs."""
     pairs = [list(value.items()) if isinstance(value, dict) else value for value in values]
     wrong = [
         BadValue(
@@ -234,10 +237,13 @@ def _struct(values: Sequence[Any], dtype: dtypes.Struct) -> Decoded:
     children: list[pa.Array] = []
     bad: list[BadValue] = []
     for field in dtype.fields:
-        child, unfit = _decode([value.get(field.name) for value in values], field.dtype, False)
+        child, bad_children = _decode(
+            [value.get(field.name) for value in values], field.dtype, False
+        )
         children.append(child)
         bad += [
-            replace(b, reason=f"field `{field.name}` of `{dtype.name}`: {b.reason}") for b in unfit
+            replace(b, reason=f"field `{field.name}` of `{dtype.name}`: {b.reason}")
+            for b in bad_children
         ]
     layout = arrow_type(dtype)
     if not children:
@@ -264,9 +270,7 @@ def _not_of(values: Sequence[Any], accepted: tuple[type, ...], word: str) -> lis
 def _at_parents(
     bad: Sequence[BadValue], offsets: np.ndarray[Any, np.dtype[np.int64]]
 ) -> list[BadValue]:
-    """Offenders among children, moved to the row of their parent (the first one when a parent has
-    several).
-    """
+    """Move bad values of children to the row of their parent, keeping the first per parent."""
     rows = np.searchsorted(offsets, [b.row for b in bad], side="right") - 1
     first: dict[int, BadValue] = {}
     for row, b in zip(rows.tolist(), bad, strict=True):
@@ -279,9 +283,10 @@ def _at_parents(
 _RestrictionCheck = Callable[[pa.Array], tuple[pa.Array, Callable[[Any], str]]]
 
 
-def _checked(decoded: Decoded, check: _RestrictionCheck) -> Decoded:
-    """Add the offenders of `check`, which says per value whether it is allowed (null is) and why
-    not.
+def _with_forbidden(decoded: Decoded, check: _RestrictionCheck) -> Decoded:
+    """Add the values that `check` does not allow (it allows null).
+
+    `check` returns a mask of allowed values, and a function from a value to the reason.
     """
     array, bad = decoded
     allowed, reason = check(array)
@@ -319,12 +324,13 @@ def _among(options: tuple[int | str, ...]) -> _RestrictionCheck:
 
 def _matching(pattern: str) -> _RestrictionCheck:
     def check(array: pa.Array) -> tuple[pa.Array, Callable[[Any], str]]:
-        begins = re.compile(pattern).match  # a prefix is enough, as in the client
+        matches_prefix = re.compile(pattern).match  # as in the client, not fullmatch
         distinct = array.dictionary_encode()
-        verdicts = pa.array(
-            [begins(text) is not None for text in distinct.dictionary.to_pylist()], pa.bool_()
+        matching = pa.array(
+            [matches_prefix(text) is not None for text in distinct.dictionary.to_pylist()],
+            pa.bool_(),
         )
-        return verdicts.take(
+        return matching.take(
             distinct.indices
         ), lambda value: f"Value {show_value(value)} does not match regex {pattern}"
 
@@ -339,16 +345,20 @@ def _error(values: Sequence[Any], dtype: Dtype, column: str, bad: Sequence[BadVa
     if casts:
         text = (
             f"Failed to cast data logged to column `{column}` of type "
-            f"`{_logged(dtype)}`: {_cast_reason(values, dtype, casts)}"
+            f"`{_client_type_name(dtype)}`: {_cast_reason(values, dtype, casts)}"
         )
         return UncastableColumn(column, casts, len(values), text)
-    text = f"Field `{column}` is of type {_word(dtype)}, but {_reasons(bad, len(values))}."
+    text = (
+        f"Field `{column}` is of type {_restriction_name(dtype)}, but {_reasons(bad, len(values))}."
+    )
     return ForbiddenValues(column, bad, len(values), text)
 
 
 def _cast_reason(values: Sequence[Any], dtype: Dtype, bad: Sequence[BadValue]) -> str:
-    """The client's tests pin what its library says of a numeric column that begins with unparsable
-    text and goes on with integers.
+    """Return why a cast failed.
+
+    The client's tests check the text of its own library for a numeric column that starts with text
+    that cannot be parsed and continues with integers.
     """
     kinds = [type(value) for value in values if value is not None]
     if (
@@ -362,8 +372,9 @@ def _cast_reason(values: Sequence[Any], dtype: Dtype, bad: Sequence[BadValue]) -
 
 
 def _reasons(bad: Sequence[BadValue], rows: int) -> str:
-    """The first reason, and where: a column of one row needs no number, several offenders are
-    counted and the first few named.
+    """Return the first reason with its row; several bad values are counted, the first rows listed.
+
+    A column of one row needs no row number.
     """
     first = bad[0]
     if len(bad) > 1:
@@ -378,11 +389,11 @@ def _reasons(bad: Sequence[BadValue], rows: int) -> str:
     )
 
 
-def _logged(dtype: Dtype) -> str:
-    """The type as the client's own error texts write it."""
+def _client_type_name(dtype: Dtype) -> str:
+    """Return the type as the client's own error texts write it."""
     match dtype:
         case dtypes.Optional(of):
-            return f"optional({_logged(of)})"
+            return f"optional({_client_type_name(of)})"
         case dtypes.Str():
             return "string"
         case dtypes.Timestamp():
@@ -391,10 +402,10 @@ def _logged(dtype: Dtype) -> str:
             return dtypes.show(dtype)
 
 
-def _word(dtype: Dtype) -> str:
+def _restriction_name(dtype: Dtype) -> str:
     match dtype:
         case dtypes.Optional(of):
-            return _word(of)
+            return _restriction_name(of)
         case dtypes.Between():
             return "between"
         case dtypes.OneOf():

@@ -1,10 +1,10 @@
-"""Typed columns to the JSON values that the client's readers accept.
+"""Encode typed columns as the JSON values that the client's readers accept.
 
-Theory. The client parses a datetime column with one format for all rows, so timestamps are
-fixed-width with an explicit offset; a date is ISO text; a decimal is a number, because not every
-path of the client parses text; bytes are base64; a map and a struct are objects; NaN and the
-infinities have no JSON and are null. Leaves are rendered a column at a time; only lists, maps and
-structs are put together in Python, row by row.
+Theory. The client parses a datetime column with one format for all rows, so timestamps have fixed
+width and an explicit offset. A date is ISO text; a decimal is a number, because some code paths of
+the client do not parse text; bytes are base64; maps and structs are objects; NaN and infinities do
+not exist in JSON and become null. Scalar columns are rendered a column at a time; only lists, maps
+and structs are assembled in Python, row by row.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from fennel_core.vocab.dtypes import Dtype, arrow_type, base
 TIMESTAMP_TEXT = "%Y-%m-%dT%H:%M:%S%.6f+00:00"
 DATE_TEXT = "%Y-%m-%d"
 EXACT_IN_FLOAT = 2**53
-"""Up to this many units of the last place a decimal divides to the nearest double."""
+"""Up to this unscaled value, division of a decimal yields the nearest double."""
 
 
 def encode_column(column: pl.Series | pa.Array | pa.ChunkedArray, dtype: Dtype) -> list[Any]:
-    """The JSON values of a column in the Arrow or Polars layout of `dtype`, one per row; null is
-    None.
+    """Return the JSON values of a column, one per row; null is None.
+
+    The column has the Arrow or Polars layout of `dtype`.
     """
     array = column.to_arrow() if isinstance(column, pl.Series) else column
     if isinstance(array, pa.ChunkedArray):
@@ -88,7 +89,7 @@ def _decimals(array: pa.Array, scale: int) -> list[float | None]:
 
 
 def _children(array: pa.Array) -> pa.Array:
-    """The child values of a list array, sliced to the rows of `array`."""
+    """Return the child values of a list array, sliced to the rows of `array`."""
     first, last = array.offsets[0].as_py(), array.offsets[-1].as_py()
     return array.values.slice(first, last - first)
 

@@ -1,11 +1,11 @@
 """Pipelines as values: operators, aggregation specs and windows.
 
 Theory. A pipeline is a small DAG of operators that ends in the one marked `is_root`. An operator
-names its inputs by id; ids are unique only within one pipeline (a dataset reference uses the
-dataset's name as its id), so the key is (dataset, version, pipeline, id). What an operator does is
-its `kind`, a closed union. Durations are integer microseconds. Maps of the protocol (`on`,
-`renames`, assigned columns) have no order on the wire and are sorted by name here, so that equal
-pipelines are equal values.
+refers to its inputs by id. Ids are unique only within one pipeline (a dataset reference uses the
+dataset's name as its id), so the key is (dataset, version, pipeline, id). `kind`, a closed union,
+describes the operation. Durations are integer microseconds. Maps of the protocol (`on`, `renames`,
+assigned columns) are unordered on the wire and are sorted by name here, so that equal pipelines are
+equal values.
 """
 
 from __future__ import annotations
@@ -64,15 +64,16 @@ Window = Forever | Sliding | Tumbling | Hopping | ForeverHopping | Session
 
 
 def is_discrete(window: Window) -> bool:
-    """Does the window close at fixed moments (tumbling, hopping, session) rather than move with the
-    reader?
+    """Return whether the window closes at fixed times (tumbling, hopping, session).
+
+    Other windows end at the time of reading.
     """
     return not isinstance(window, Forever | Sliding)
 
 
 # --- aggregation specs ----------------------------------------------------------------------------
-# `name` is the output column, `of` the input column. `default` None means the output is Optional
-# and null when empty.
+# `name` is the output column, `of` the input column. If `default` is None, the output is Optional
+# and null for an empty window.
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ class Average:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Rows, or distinct values of `of` when `unique`. `of` is None for a plain count."""
+    """The number of rows, or of distinct values of `of` if `unique`; `of` None is a plain count."""
 
     name: str
     window: Window
@@ -124,8 +125,10 @@ class FirstK:
 
 @dataclass(frozen=True, slots=True)
 class Min:
-    """`default` in the unit of the wire: datetimes are epoch microseconds, dates days since 1970,
-    decimals floats.
+    """The minimum.
+
+    `default` is in the unit of the protocol: datetimes are epoch microseconds, dates days since
+    1970, decimals floats.
     """
 
     name: str
@@ -136,7 +139,7 @@ class Min:
 
 @dataclass(frozen=True, slots=True)
 class Max:
-    """`default` as in `Min`."""
+    """The maximum; `default` as in `Min`."""
 
     name: str
     window: Window
@@ -162,7 +165,7 @@ class Distinct:
 
 @dataclass(frozen=True, slots=True)
 class Quantile:
-    """`p` in [0, 1]."""
+    """The quantile `p` in [0, 1]."""
 
     name: str
     window: Window
@@ -212,10 +215,10 @@ class Aggregate:
 
     @property
     def terminal(self) -> bool:
-        """Is the result only assembled at read time, so that no operator or pipeline may follow?
+        """Return whether the result is only complete at read time, so that no operator may follow.
 
-        True for windows that move with the reader under eager emission, and for any exponential
-        decay.
+        True for windows that end at the time of reading under eager emission, and for any
+        exponential decay.
         """
         if any(isinstance(spec, ExpDecay) for spec in self.specs):
             return True
@@ -228,7 +231,9 @@ class Aggregate:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """`on` pairs (left column, right key). `within_low_us` None is "forever"; `fields` empty is all
+    """A join of rows with a keyed dataset.
+
+    `on` pairs (left column, right key). `within_low_us` None is "forever"; empty `fields` are all
     values of the right side.
     """
 
@@ -243,7 +248,7 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Transform:
-    """`schema` lists every output column sorted by name; empty means unchanged."""
+    """User code; `schema` lists every output column sorted by name, empty means unchanged."""
 
     operand: str
     schema: tuple[tuple[str, Dtype], ...]
@@ -269,7 +274,7 @@ class FilterExpr:
 
 @dataclass(frozen=True, slots=True)
 class Rename:
-    """Pairs (old name, new name)."""
+    """Renamed columns, as pairs (old name, new name)."""
 
     operand: str
     columns: tuple[tuple[str, str], ...]
@@ -289,7 +294,11 @@ class Explode:
 
 @dataclass(frozen=True, slots=True)
 class Dedup:
-    """`window` None: duplicates share `by` and the timestamp. Otherwise Tumbling or Session."""
+    """Deduplication.
+
+    With `window` None, duplicates have equal `by` and timestamp. Otherwise `window` is Tumbling or
+    Session.
+    """
 
     operand: str
     by: tuple[str, ...]
@@ -318,8 +327,9 @@ class Assign:
 
 @dataclass(frozen=True, slots=True)
 class AssignExpr:
-    """Entries (column, expression, type), sorted by column; every expression sees the input's
-    columns.
+    """Assigned columns (column, expression, type), sorted by column.
+
+    Every expression reads the input's columns.
     """
 
     operand: str
@@ -334,7 +344,10 @@ class Dropnull:
 
 @dataclass(frozen=True, slots=True)
 class Changelog:
-    """`kind_column` is true for deletes when `deletes`, else true for inserts."""
+    """The changes of a keyed dataset as rows.
+
+    `kind_column` is true for deletes if `deletes`, else true for inserts.
+    """
 
     operand: str
     kind_column: str
@@ -343,11 +356,11 @@ class Changelog:
 
 @dataclass(frozen=True, slots=True)
 class WindowOp:
-    """`groupby(*by, window=…)`: one row per key and window, the window itself as key `field`.
+    """`groupby(*by, window=…)`: one row per key and window, with the window as key `field`.
 
-    The client's protocol drops the aggregation specs and the emit strategy of this operator.
-    `wire.window_specs` brings them back by running the pipeline function; until it has
-    (`recovered`), `specs` is empty and `emit` eager.
+    The client's protocol omits the aggregation specs and the emit strategy of this operator.
+    `wire.window_specs` extracts them by running the pipeline function. Until `specs_known`, `specs`
+    is empty and `emit` eager.
     """
 
     operand: str
@@ -356,7 +369,7 @@ class WindowOp:
     field: str
     specs: tuple[Spec, ...] = ()
     emit: Emit = Emit.EAGER
-    recovered: bool = False
+    specs_known: bool = False
 
 
 OperatorKind = (
@@ -392,12 +405,15 @@ class Operator:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Ids of the operators this one reads, left to right."""
+        """Return the ids of the operators that this one reads, left to right."""
         return operand_ids(self.kind)
 
 
 def operand_ids(kind: OperatorKind) -> tuple[str, ...]:
-    """Ids of the operators that `kind` reads, left to right (a dataset reference reads none)."""
+    """Return the ids of the operators that `kind` reads, left to right.
+
+    A dataset reference reads none.
+    """
     match kind:
         case DatasetRef():
             return ()

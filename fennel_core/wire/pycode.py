@@ -1,8 +1,8 @@
-"""User code as it travels: text and the name to call.
+"""User code in a commit: its text and the name to call.
 
-`generated_code` after `imports` is a whole module whose `entry_point` is called. `core_code` is the
-bare function as its author wrote it and `includes` the code it was declared to need: these two, not
-the generated wrapper, say whether the logic changed (`fennel_core.wire.canonical_logic`).
+`generated_code` after `imports` is a complete module whose `entry_point` is called. `core_code` is
+the bare function as its author wrote it, `includes` the code that it declares as a dependency.
+These two, not the generated wrapper, determine whether the logic changed (`wire.canonical_logic`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ class RefKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PyCode:
+    """One piece of user code with the code it includes."""
+
     entry_point: str
     source_code: str
     core_code: str
@@ -25,9 +27,9 @@ class PyCode:
     imports: str
     includes: tuple[PyCode, ...]
     ref_includes: tuple[tuple[str, RefKind], ...]
-    """Names of datasets and featuresets the code mentions, sorted; only extractors have them."""
+    """Datasets and featuresets that the code mentions, sorted; set for extractors only."""
 
     @property
     def module_text(self) -> str:
-        """The text to execute as one module before `entry_point` is called."""
+        """Return the text to execute as one module before `entry_point` is called."""
         return f"{self.imports}\n{self.generated_code}"

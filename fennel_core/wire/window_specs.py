@@ -1,13 +1,12 @@
-"""Aggregations of windowed groupbys, which the client's protocol drops, brought back by running the
-pipeline function.
+"""Extract the aggregations of windowed groupbys, which the protocol omits, from their pipelines.
 
 Theory. `groupby(…, window=W).aggregate(x=Sum(…))` arrives as a `WindowOp` without its specs. The
-pipeline's text does arrive, and so does that of its input datasets: run in the client's own
-environment, the function returns the operator tree, in which the specs still are. This module is
-the pure part: it says which pipelines need it, writes the program, and puts what the program prints
-into the bytes of the commit, inside the operator it belongs to, where decoding finds it and readers
-of the client's protocol skip it. Somebody who may start processes runs the program (it is user
-code). The tree is walked in the order in which the client serialises it, so the n-th windowed
+text of the pipeline does arrive, and so does that of its input datasets: executed in the client's
+own environment, the pipeline function returns the operator tree, which still contains the specs.
+This module is the pure part: it selects the pipelines, writes the program, and adds the program's
+output to the bytes of the commit, inside the operator it belongs to, where decoding finds it and
+readers of the client's protocol skip it. The caller runs the program as user code, in a separate
+process. The tree is walked in the order in which the client serialises it, so the n-th windowed
 groupby of the tree is the n-th `WindowOp` of the pipeline.
 """
 
@@ -30,7 +29,7 @@ from fennel_core.wire.operators import Emit, WindowOp
 
 EMIT_NUMBERS = {emit: number for number, emit in EMITS.items()}
 
-PROGRAM = '''
+EXTRACTION_SCRIPT = '''
 """Run pipeline functions and print the aggregations of their windowed groupbys as JSON."""
 import base64, json, sys, types
 
@@ -54,7 +53,7 @@ def walk(node, seen, found):
             specs.append(base64.b64encode(aggregate.to_proto().SerializeToString()).decode())
         found.append({"emit": node.emit_strategy.value, "specs": specs})
 
-answer = []
+output = []
 for number, (text, entry_point, inputs) in enumerate(json.loads(PIPELINES)):
     module = types.ModuleType("pipeline_%d" % number)
     sys.modules[module.__name__] = module
@@ -62,26 +61,26 @@ for number, (text, entry_point, inputs) in enumerate(json.loads(PIPELINES)):
     function = module.__dict__[entry_point].__fennel_pipeline__.func
     found = []
     walk(function(None, *[module.__dict__[name] for name in inputs]), set(), found)
-    answer.append(found)
-print(json.dumps(answer))
+    output.append(found)
+print(json.dumps(output))
 '''
 
 
 def pipelines_without_specs(
-    request: SyncRequest, standing: SyncRequest | None = None
+    request: SyncRequest, committed: SyncRequest | None = None
 ) -> tuple[Pipeline, ...]:
-    """The pipelines of `request` whose windowed groupbys may have aggregations that did not travel.
+    """Return the pipelines whose windowed groupbys may have aggregations that did not arrive.
 
-    A pipeline that ends in its only windowed groupby and whose dataset has no value fields cannot
-    have any. A pipeline that reads a dataset which is neither in the request nor `standing` on the
-    branch cannot be run; it is left out, and validation says what it misses.
+    A pipeline that ends in its only windowed groupby and whose dataset has no value fields has
+    none. A pipeline that reads a dataset which is neither in the request nor `committed` on the
+    branch cannot be run; it is left out, and validation reports the missing dataset.
     """
-    datasets = _datasets(request, standing)
+    datasets = _datasets(request, committed)
     found = []
     for pipeline in request.pipelines:
         owner = (pipeline.dataset, pipeline.version, pipeline.name)
         mine = [o for o in request.operators if (o.dataset, o.version, o.pipeline) == owner]
-        bare = [o for o in mine if isinstance(o.kind, WindowOp) and not o.kind.recovered]
+        bare = [o for o in mine if isinstance(o.kind, WindowOp) and not o.kind.specs_known]
         dataset = datasets.get(pipeline.dataset)
         keys_only = (
             len(bare) == 1 and bare[0].is_root and dataset is not None and not dataset.schema.values
@@ -91,16 +90,16 @@ def pipelines_without_specs(
     return tuple(found)
 
 
-def extraction_program(request: SyncRequest, standing: SyncRequest | None = None) -> str | None:
-    """The Python program that recovers what `pipelines_without_specs` says; None when that is
-    nothing.
+def extraction_program(request: SyncRequest, committed: SyncRequest | None = None) -> str | None:
+    """Return the Python program that extracts the specs; None if no pipeline needs it.
 
-    Run it with the client's interpreter and give what it prints to `insert_window_specs`.
+    Run it with the client's interpreter and pass its output to `insert_window_specs`. The pipelines
+    are those of `pipelines_without_specs`.
     """
-    pipelines = pipelines_without_specs(request, standing)
+    pipelines = pipelines_without_specs(request, committed)
     if not pipelines:
         return None
-    datasets = _datasets(request, standing)
+    datasets = _datasets(request, committed)
     parts = [
         [
             _module_text(p, [datasets[name] for name in p.inputs]),
@@ -109,32 +108,32 @@ def extraction_program(request: SyncRequest, standing: SyncRequest | None = None
         ]
         for p in pipelines
     ]
-    return f"PIPELINES = {json.dumps(parts)!r}\n{PROGRAM}"
+    return f"PIPELINES = {json.dumps(parts)!r}\n{EXTRACTION_SCRIPT}"
 
 
 def insert_window_specs(body: bytes, pipelines: Iterable[Pipeline], printed: str) -> bytes:
-    """The commit's bytes with the specs and emit strategies that the program `printed` for
-    `pipelines` (those of the same request).
+    """Return the commit's bytes with the specs and emit strategies of `pipelines` added.
 
-    Raises `UnsupportedValue` when the answer does not fit the pipelines.
+    `printed` is the output of `extraction_program` for the same request. Raises `UnsupportedValue`
+    if it does not match the pipelines.
     """
     message = services_pb2.SyncRequest.FromString(body)
     try:
-        answers = json.loads(printed.strip().splitlines()[-1])
-        for pipeline, found in zip(pipelines, answers, strict=True):
+        results = json.loads(printed.strip().splitlines()[-1])
+        for pipeline, found in zip(pipelines, results, strict=True):
             for operator, one in zip(_windows(message, pipeline), found, strict=True):
                 operator.MergeFromString(_addition(one).SerializeToString())
     except (ValueError, IndexError, KeyError, TypeError, DecodeError, binascii.Error) as error:
         raise UnsupportedValue(
-            f"the aggregations of a windowed groupby could not be recovered: {error}"
+            f"the aggregations of a windowed groupby could not be extracted: {error}"
         ) from error
     return bytes(message.SerializeToString(deterministic=True))
 
 
-def _datasets(request: SyncRequest, standing: SyncRequest | None) -> Mapping[DatasetName, Dataset]:
+def _datasets(request: SyncRequest, committed: SyncRequest | None) -> Mapping[DatasetName, Dataset]:
     return {
         dataset.name: dataset
-        for part in (standing, request)
+        for part in (committed, request)
         if part is not None
         for dataset in part.datasets
     }
@@ -155,7 +154,7 @@ def _addition(one: Mapping[str, object]) -> recovered_pb2.OperatorAddition:
         raise TypeError("specs must be a list")
     specs = [spec_pb2.PreSpec.FromString(base64.b64decode(text, validate=True)) for text in texts]
     for spec in specs:
-        decode_spec(spec)  # refused here rather than by every later reader
+        decode_spec(spec)  # reject an invalid spec here, before it is stored
     window = recovered_pb2.RecoveredWindow(specs=specs, emit=EMIT_NUMBERS[Emit(one["emit"])])
     return recovered_pb2.OperatorAddition(window=window)
 

@@ -1,5 +1,6 @@
-"""Print every message, field and enum of the installed client's protocol as JSON. Run by the
-client's own interpreter.
+"""Print every message, field and enum of the installed client's protocol as JSON.
+
+The tests run this script with the interpreter of the client's environment.
 """
 
 import importlib

@@ -1,10 +1,9 @@
-"""Write the commit of every module in `client_definitions` as bytes, exactly as the client would
-send it.
+"""Write the commit of every module in `client_definitions`, in the bytes that the client sends.
 
     .venv-executor/bin/python tests/support/dump_commits.py tests/golden/wire
 
-Run by the client's interpreter. Serialisation is deterministic, so unchanged definitions give
-unchanged files.
+The client's interpreter runs this script. Serialisation is deterministic, so unchanged definitions
+give unchanged files.
 """
 
 import importlib

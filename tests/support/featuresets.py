@@ -1,6 +1,4 @@
-"""Featuresets and datasets as values, made without the client: short enough to read inside a
-test.
-"""
+"""Featuresets and datasets as values, made without the client."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Frozen values as text a person can read and diff: one line where it fits, else one field per
-line.
+"""Frozen values as text that can be read and diffed.
+
+A value is one line if it fits, else one field per line.
 """
 
 from dataclasses import fields, is_dataclass
@@ -12,8 +13,9 @@ WIDTH = 120
 
 
 def readable(value: object, indent: int = 0) -> str:
-    """Render `value`; user code is cut to its entry point and its own text, metadata to what is
-    set.
+    """Render `value`.
+
+    User code is cut to its entry point and its own text, metadata to its non-default fields.
     """
     flat = _flat(value)
     if len(flat) + indent <= WIDTH and "\n" not in flat:

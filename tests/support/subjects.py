@@ -1,6 +1,4 @@
-"""Datasets and pipelines made by hand, for the compiler's tests: short words for what the client's
-definitions say at length.
-"""
+"""Datasets and pipelines for the compiler's tests, in a short notation."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ NOTHING = entities.Metadata("o@x", "", (), deprecated=False, deleted=False)
 
 
 def schema(keys: str = "", values: str = "", at: str = "at") -> Schema:
-    """`schema("user", "amount city:str")`: fields are ints unless they say otherwise."""
+    """Return a schema: `schema("user", "amount city:str")`, with fields of type int by default."""
     return Schema(tuple(map(_field, keys.split())), tuple(map(_field, values.split())), at)
 
 

@@ -1,6 +1,4 @@
-"""Small compiled commits made by hand: a word per dataset, so that a test reads as a set of
-words.
-"""
+"""Small compiled commits, given as one word per dataset."""
 
 from __future__ import annotations
 
@@ -26,8 +24,9 @@ def key(kind: AssetKind, *words: str) -> AssetKey:
 
 
 def toy(*words: str, partitions: int = 2) -> Compiled:
-    """A keyed dataset with a table job per word, without one for words that end in `-`; equal words
-    are equal assets.
+    """Compile a commit of one keyed dataset with a table job per word.
+
+    Words that end in `-` get no job; equal words are equal assets.
     """
     dead = Topic(key(AssetKind.DEAD, "dead"), partitions, "dead letters")
     topics, jobs, datasets = [dead], [], []

@@ -29,7 +29,7 @@ def check_operator_schemas(graph: Graph, before: Graph | None) -> Iterator[Probl
         except SchemaMismatch as error:
             yield Problem("operator-schema", name, f"{where}: {error}")
             continue
-        if isinstance(root.kind, WindowOp) and not root.kind.recovered and dataset.schema.values:
+        if isinstance(root.kind, WindowOp) and not root.kind.specs_known and dataset.schema.values:
             text = (
                 f"{where} aggregates inside `groupby(…, window=…)`, and the client "
                 "does not send these aggregations; "

@@ -1,5 +1,6 @@
-"""Laws of the JSON codec: answers read back as what they were, and a value's meaning does not
-depend on its neighbours.
+"""Laws of the JSON codec.
+
+Encoded values decode to themselves, and the cast of a value does not depend on other values.
 """
 
 import base64
@@ -14,7 +15,8 @@ from hypothesis import strategies as st
 from fennel_core.vocab import dtypes
 from fennel_core.vocab.dtypes import arrow_type
 from fennel_core.wire.errors import BadColumn
-from fennel_core.wire.json_decode import decode_column, encode_column
+from fennel_core.wire.json_decode import decode_column
+from fennel_core.wire.json_encode import encode_column
 
 LEAVES = st.sampled_from(
     [
@@ -93,7 +95,7 @@ COLUMNS = TYPES.flatmap(
 
 @given(COLUMNS)
 @settings(max_examples=120, deadline=None)
-def test_an_answer_reads_back_as_the_column_it_was(column):
+def test_an_encoded_column_decodes_to_itself(column):
     dtype, values = column
     array = pa.array(values, arrow_type(dtype))
     answer = json.loads(json.dumps(encode_column(array, dtype), allow_nan=False))
@@ -134,7 +136,7 @@ def outcome(values, dtype):
 
 @given(LEAVES, st.lists(ODD_VALUES, min_size=1, max_size=6))
 @settings(max_examples=200, deadline=None)
-def test_what_a_value_becomes_does_not_depend_on_its_neighbours(dtype, values):
+def test_the_cast_of_a_value_does_not_depend_on_other_values(dtype, values):
     alone = [outcome([value], dtype) for value in values]
     together = outcome(values, dtype)
     if isinstance(together, list):
@@ -144,6 +146,6 @@ def test_what_a_value_becomes_does_not_depend_on_its_neighbours(dtype, values):
 
 
 @given(st.lists(st.none() | st.binary(max_size=9), max_size=5))
-def test_bytes_are_answered_in_base64(values):
+def test_bytes_are_encoded_in_base64(values):
     answer = encode_column(pa.array(values, pa.large_binary()), dtypes.Bytes())
     assert [None if text is None else base64.b64decode(text) for text in answer] == values

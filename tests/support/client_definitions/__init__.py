@@ -1,5 +1,5 @@
-"""Definitions written with the public client, one module per subject; imported only by the client's
-own interpreter.
+"""Definitions written with the public client, one module per topic.
 
-Each module has `OBJECTS`, what it commits, in order.
+Only the client's own interpreter imports them. `OBJECTS` of a module is the ordered content of its
+commit.
 """

@@ -279,7 +279,7 @@ CASES = [
         check_operator_schemas,
         "operators",
         lambda g: edit_operator(
-            g, "Sessions", WindowOp, lambda k: replace(k, specs=(), recovered=False)
+            g, "Sessions", WindowOp, lambda k: replace(k, specs=(), specs_known=False)
         ),
     ),
     (

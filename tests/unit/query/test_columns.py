@@ -38,7 +38,7 @@ from fennel_core.vocab.dtypes import (
     Timestamp,
     arrow_type,
 )
-from fennel_core.wire.json_decode import encode_column
+from fennel_core.wire.json_encode import encode_column
 
 POINT = Struct(
     "Point",

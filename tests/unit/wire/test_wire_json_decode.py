@@ -1,4 +1,4 @@
-"""What a JSON value becomes under a declared type, and what a person reads when it cannot."""
+"""The value of JSON under a declared type, and the error text if it does not fit."""
 
 import datetime as dt
 import decimal
@@ -29,7 +29,8 @@ from fennel_core.vocab.dtypes import (
 )
 from fennel_core.vocab.schema import Schema
 from fennel_core.wire.errors import ForbiddenValues, RejectedRows, UncastableColumn
-from fennel_core.wire.json_decode import decode_column, decode_table, encode_column
+from fennel_core.wire.json_decode import decode_column, decode_table
+from fennel_core.wire.json_encode import encode_column
 
 UTC = dt.UTC
 NEW_YEAR = dt.datetime(2024, 1, 1, tzinfo=UTC)
@@ -74,7 +75,7 @@ SHARE = Between(Float(), 0.0, 1.0, strict_max=True)
         (List(POINT), [], []),
     ],
 )
-def test_a_json_value_becomes_the_declared_type(dtype, values, expected):
+def test_a_json_value_is_cast_to_the_declared_type(dtype, values, expected):
     array = decode_column(values, dtype, "c")
     assert array.type == arrow_type(dtype)
     assert array.to_pylist() == expected
@@ -106,13 +107,13 @@ def test_a_map_is_an_object_or_its_pairs():
         dt.datetime(2024, 1, 1),  # noqa: DTZ001 - naive is UTC
     ],
 )
-def test_a_moment_is_read_in_any_unit_and_form_alone_and_among_others(value):
+def test_a_datetime_is_read_in_any_unit_and_form_alone_and_among_others(value):
     for column in ([value], [value, None, value], [value, "2024-01-01T00:00:00Z", 1704067200]):
         moments = decode_column(column, Optional(Timestamp()), "t").to_pylist()
         assert moments == [None if v is None else NEW_YEAR for v in column]
 
 
-def test_units_are_guessed_per_value():
+def test_the_unit_of_an_epoch_number_is_chosen_per_value():
     column = [
         1704067200,
         1704067200_000,
@@ -177,9 +178,9 @@ def test_a_date_is_epoch_milliseconds_or_text():
         (Int(), ["9" * 5000], '…" at position 0'),
         (Float(), ["1_000"], 'Unable to parse string "1_000" at position 0'),
         (Decimal(1), ["1_000"], 'Unable to parse string "1_000" at position 0'),
-        (Str(), ["\ud800"], "text with a lone surrogate is no utf-8: \\ud800"),
-        (Bytes(), ["\ud800"], "text with a lone surrogate is no utf-8: \\ud800"),
-        (Map(Int()), [{"\ud800": 1}], "text with a lone surrogate is no utf-8: \\ud800"),
+        (Str(), ["\ud800"], "text with a lone surrogate is not UTF-8: \\ud800"),
+        (Bytes(), ["\ud800"], "text with a lone surrogate is not UTF-8: \\ud800"),
+        (Map(Int()), [{"\ud800": 1}], "text with a lone surrogate is not UTF-8: \\ud800"),
         (Timestamp(), [True], "Expected type datetime, got bool for value True"),
         (Date(), [-62_135_596_800_001], "Value -62135596800001 is out of the range of dates"),
         (Decimal(2), [1e30], "does not fit the 28 digits of Decimal[2]"),
@@ -207,7 +208,7 @@ def test_a_value_that_cannot_be_cast_names_column_row_and_value(dtype, values, t
     assert str(caught.value).endswith(text)
 
 
-def test_all_offenders_are_counted_and_the_first_few_named():
+def test_all_bad_values_are_counted_and_the_first_rows_listed():
     with pytest.raises(UncastableColumn) as caught:
         decode_column(["x"] * 9 + [1], Int(), "c")
     assert len(caught.value.bad) == 9
@@ -248,13 +249,13 @@ def test_all_offenders_are_counted_and_the_first_few_named():
         ),
     ],
 )
-def test_a_value_that_breaks_its_types_rule_is_forbidden(dtype, values, text):
+def test_a_value_that_violates_its_types_restriction_is_forbidden(dtype, values, text):
     with pytest.raises(ForbiddenValues) as caught:
         decode_column(values, dtype, "c")
     assert str(caught.value).endswith(text)
 
 
-def test_rules_allow_what_they_allow():
+def test_allowed_values_of_restricted_types_are_accepted():
     assert decode_column([0, 100], Between(Int(), 0, 100), "c").to_pylist() == [0, 100]
     assert decode_column(["21"], Between(Int(), 0, 100), "c").to_pylist() == [21]
     assert decode_column([None, "b"], Optional(OneOf(Str(), ("a", "b"))), "c").to_pylist() == [
@@ -281,7 +282,7 @@ def test_a_table_has_the_schemas_columns_in_its_order():
     assert decode_table(body, USERS, "Users").schema == USERS.arrow()
 
 
-def test_broken_rules_of_several_columns_are_told_together_as_the_client_tells_them():
+def test_violations_in_several_columns_are_reported_in_the_clients_form():
     with pytest.raises(RejectedRows) as caught:
         decode_table({"id": [1], "age": [123], "sex": ["x"], "at": [1]}, USERS, "Users")
     assert str(caught.value) == (
@@ -292,7 +293,7 @@ def test_broken_rules_of_several_columns_are_told_together_as_the_client_tells_t
     )
 
 
-def test_casts_and_missing_columns_are_told_before_rules():
+def test_failed_casts_and_missing_columns_are_reported_before_violations():
     with pytest.raises(RejectedRows) as caught:
         decode_table({"id": ["x"], "age": [123], "at": ["y"]}, USERS, "Users")
     assert str(caught.value) == (
@@ -306,12 +307,12 @@ def test_casts_and_missing_columns_are_told_before_rules():
     assert len(caught.value.causes) == 4
 
 
-def test_columns_of_different_lengths_are_refused():
+def test_columns_of_different_lengths_are_rejected():
     with pytest.raises(RejectedRows, match="equally long"):
         decode_table({"id": [1, 2], "age": [1], "sex": ["f"], "at": [1]}, USERS, "Users")
 
 
-def test_answers_have_the_forms_the_client_reads():
+def test_encoded_values_have_the_form_that_the_client_reads():
     at = dt.datetime(2024, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
     assert encode_column(pa.array([at, None], arrow_type(Timestamp())), Timestamp()) == [
         "2024-01-02T03:04:05.000006+00:00",
@@ -342,6 +343,6 @@ def test_polars_columns_and_slices_encode_like_whole_arrays():
     assert encode_column(pa.chunked_array([array.slice(0, 1), array.slice(1)]), dtype) == whole
 
 
-def test_large_decimals_are_the_nearest_number():
+def test_large_decimals_are_encoded_as_the_nearest_number():
     value = D("12345678901234567890123456.78")
     assert encode_column(pa.array([value], arrow_type(Decimal(2))), Decimal(2)) == [float(value)]

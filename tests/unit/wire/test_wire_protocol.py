@@ -1,6 +1,4 @@
-"""Our `.proto` files say what the client's wheel says, and the committed modules are what they
-generate.
-"""
+"""The `.proto` files match the client's wheel, and the committed modules the `.proto` files."""
 
 import json
 import subprocess
@@ -38,7 +36,7 @@ def describe(python: str, package: str) -> dict:
 @pytest.mark.skipif(
     not EXECUTOR_PYTHON.exists(), reason="the client's environment is not installed"
 )
-def test_every_message_field_number_and_enum_value_is_the_clients():
+def test_messages_field_numbers_and_enum_values_match_the_client():
     generated = describe(sys.executable, "fennel_core.wire.gen")
     ours = {name: body for name, body in generated.items() if not name.startswith("fennel_core.")}
     theirs = {
@@ -52,7 +50,7 @@ def test_every_message_field_number_and_enum_value_is_the_clients():
         assert ours[name] == body, name
 
 
-def test_committed_modules_are_what_the_proto_files_generate(tmp_path):
+def test_committed_modules_match_the_proto_files(tmp_path):
     fresh = {path.name: path.read_text() for path in generate(tmp_path)}
     committed = {path.name: path.read_text() for path in GEN.glob("*.py*")}
     assert fresh == committed

@@ -1,6 +1,4 @@
-"""Aggregations of windowed groupbys come back when the pipeline function is run in the client's
-environment.
-"""
+"""Specs of windowed groupbys are extracted by running pipelines in the client's environment."""
 
 import subprocess
 from dataclasses import replace
@@ -34,7 +32,7 @@ def windows(request, dataset):
     ]
 
 
-def test_only_pipelines_that_may_have_lost_something_are_run():
+def test_only_pipelines_that_may_lack_specs_are_run():
     sent = decode_sync_request(BODY)
     assert [p.dataset for p in pipelines_without_specs(sent)] == ["Sessions"]
     assert (
@@ -48,20 +46,20 @@ def test_only_pipelines_that_may_have_lost_something_are_run():
 @pytest.mark.skipif(
     not EXECUTOR_PYTHON.exists(), reason="the client's environment is not installed"
 )
-def test_the_program_brings_the_specs_back_into_the_commits_bytes():
+def test_the_programs_output_adds_the_specs_to_the_commits_bytes():
     sent = decode_sync_request(BODY)
     program = extraction_program(sent)
     done = subprocess.run(
         [str(EXECUTOR_PYTHON), "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
     )
     body = insert_window_specs(BODY, pipelines_without_specs(sent), done.stdout)
-    recovered = decode_sync_request(body)
-    (kind,) = windows(recovered, "Sessions")
+    specs_known = decode_sync_request(body)
+    (kind,) = windows(specs_known, "Sessions")
     assert kind.specs == (Count("orders", Session(FIFTEEN_MINUTES), None, False, False, False),)
-    assert (kind.emit, kind.recovered) == (Emit.EAGER, True)
-    assert windows(recovered, "Hourly") == windows(sent, "Hourly")
-    assert extraction_program(recovered) is None
-    g = build_graph(recovered)
+    assert (kind.emit, kind.specs_known) == (Emit.EAGER, True)
+    assert windows(specs_known, "Hourly") == windows(sent, "Hourly")
+    assert extraction_program(specs_known) is None
+    g = build_graph(specs_known)
     (pipeline,) = g.pipelines_of("Sessions")
     assert derive_pipeline_schemas(g, pipeline)[g.root_of(pipeline).id].values == (
         Field("orders", Int()),
@@ -76,14 +74,14 @@ def recovered_body(emit="final"):
     )
 
 
-def test_what_was_recovered_survives_copying_of_messages():
+def test_added_specs_survive_copying_of_messages():
     copied = services_pb2.SyncRequest()
     copied.operators.extend(services_pb2.SyncRequest.FromString(recovered_body()).operators)
     (kind,) = windows(decode_sync_request(copied.SerializeToString()), "Sessions")
-    assert (kind.emit, kind.recovered) == (Emit.FINAL, True)
+    assert (kind.emit, kind.specs_known) == (Emit.FINAL, True)
 
 
-def test_nothing_but_the_windows_changes():
+def test_only_windowed_groupbys_change():
     before, after = decode_sync_request(BODY), decode_sync_request(recovered_body())
     assert replace(after, operators=()) == replace(before, operators=())
     changed = [o for o, old in zip(after.operators, before.operators, strict=True) if o != old]
@@ -102,12 +100,12 @@ def test_nothing_but_the_windows_changes():
         "[[]]",
     ],
 )
-def test_an_answer_that_does_not_fit_is_refused(printed):
-    with pytest.raises(UnsupportedValue, match="could not be recovered"):
+def test_output_that_does_not_match_the_pipelines_is_rejected(printed):
+    with pytest.raises(UnsupportedValue, match="could not be extracted"):
         insert_window_specs(BODY, pipelines_without_specs(decode_sync_request(BODY)), printed)
 
 
-def test_inputs_that_stand_on_the_branch_are_found_and_missing_ones_left_to_validation():
+def test_inputs_committed_on_the_branch_are_used_and_missing_ones_ignored():
     sent = decode_sync_request(BODY)
     alone = replace(sent, datasets=sent.datasets[1:])
     assert pipelines_without_specs(alone) == ()
