@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from fennel_core.bank.store import ALIVE, AliveTwice, Asset, AssetState, Holding
+from fennel_core.bank.store import ALIVE_STATES, Asset, AssetAlreadyAlive, AssetState, AssetSummary
 from fennel_core.blueprints.logical import AssetKey
 from fennel_core.vocab.ids import AssetId, BranchName, CommitId, WorkspaceId
 
 
 @dataclass(slots=True)
-class Incarnations:
+class IncarnationCounter:
     """Shared by all transactions: a number given out is gone, whatever becomes of the
     transaction.
     """
@@ -30,7 +30,7 @@ class MemoryBank:
     snapshot.
     """
 
-    incarnations: Incarnations = field(default_factory=Incarnations)
+    incarnations: IncarnationCounter = field(default_factory=IncarnationCounter)
     open_workspaces: set[WorkspaceId] = field(default_factory=set)
     rows: dict[AssetId, Asset] = field(default_factory=dict)
     reservations: set[tuple[CommitId, AssetId]] = field(default_factory=set)
@@ -58,17 +58,19 @@ class MemoryBank:
         return {
             a.key: a.id
             for a in self.rows.values()
-            if a.workspace == workspace and a.key in wanted and a.state in ALIVE
+            if a.workspace == workspace and a.key in wanted and a.state in ALIVE_STATES
         }
 
     async def add(self, assets: Sequence[Asset]) -> None:
         for asset in assets:
             if await self.alive(asset.workspace, [asset.key]):
-                raise AliveTwice(asset.id)
+                raise AssetAlreadyAlive(asset.id)
             self.rows[asset.id] = asset
 
-    async def holdings(self, ids: Iterable[AssetId]) -> list[Holding]:
-        return [Holding(a.id, a.key, a.state, a.blueprint.title) for a in await self.assets(ids)]
+    async def summaries(self, ids: Iterable[AssetId]) -> list[AssetSummary]:
+        return [
+            AssetSummary(a.id, a.key, a.state, a.blueprint.title) for a in await self.assets(ids)
+        ]
 
     async def assets(self, ids: Iterable[AssetId]) -> list[Asset]:
         return [self.rows[id_] for id_ in sorted(set(ids)) if id_ in self.rows]
@@ -83,12 +85,14 @@ class MemoryBank:
     async def reserved(self, commit: CommitId) -> list[AssetId]:
         return sorted(id_ for holder, id_ in self.reservations if holder == commit)
 
-    async def unreserve(self, commit: CommitId) -> list[AssetId]:
+    async def release_reservations(self, commit: CommitId) -> list[AssetId]:
         held = await self.reserved(commit)
         self.reservations = {row for row in self.reservations if row[0] != commit}
         return held
 
-    async def refer(self, commit: CommitId, branch: BranchName, ids: Iterable[AssetId]) -> None:
+    async def add_references(
+        self, commit: CommitId, branch: BranchName, ids: Iterable[AssetId]
+    ) -> None:
         self.refs |= {(commit, branch, id_) for id_ in ids}
 
     def _of(
@@ -107,7 +111,7 @@ class MemoryBank:
     ) -> list[AssetId]:
         return sorted({id_ for _, _, id_ in self._of(workspace, branch, commit)})
 
-    async def unrefer(
+    async def remove_references(
         self, workspace: WorkspaceId, branch: BranchName, commit: CommitId | None = None
     ) -> list[AssetId]:
         going = self._of(workspace, branch, commit)
@@ -115,9 +119,9 @@ class MemoryBank:
         return sorted({id_ for _, _, id_ in going})
 
     async def unheld(
-        self, ids: Iterable[AssetId], *, but_for: BranchName | None = None
+        self, ids: Iterable[AssetId], *, ignoring: BranchName | None = None
     ) -> list[AssetId]:
         held = {id_ for _, id_ in self.reservations} | {
-            id_ for _, branch, id_ in self.refs if branch != but_for
+            id_ for _, branch, id_ in self.refs if branch != ignoring
         }
         return sorted(set(ids) - held)

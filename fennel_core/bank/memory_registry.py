@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fennel_core.bank.registry import Entry, Registered, Report, Slot
+from fennel_core.bank.registry import PartitionReport, RegisteredJob, RegistryState, Slot
 from fennel_core.schedule.lease import Lease
 from fennel_core.vocab.ids import Epoch, JobId, JobPartition, Millis, PartitionIndex, SlotId
 
@@ -17,7 +17,7 @@ class _Row:
     epoch: Epoch = NEVER_OWNED
     slot: SlotId | None = None
     until_ms: int = 0
-    report: Report = field(default_factory=lambda: Report("idle", None, None))
+    report: PartitionReport = field(default_factory=lambda: PartitionReport("idle", None, None))
 
 
 class MemoryRegistry:
@@ -37,9 +37,9 @@ class MemoryRegistry:
 
     def condemn(self, job: JobId) -> None:
         """Ask engines to drop a job."""
-        self._specs[job] = (self._specs[job][0], "gone")
+        self._specs[job] = (self._specs[job][0], "remove")
 
-    def reports(self) -> dict[JobPartition, tuple[SlotId | None, Report]]:
+    def reports(self) -> dict[JobPartition, tuple[SlotId | None, PartitionReport]]:
         return {key: (row.slot, row.report) for key, row in self._rows.items()}
 
     async def heartbeat(self, slot: Slot, lease_ms: Millis) -> None:
@@ -49,7 +49,7 @@ class MemoryRegistry:
             if row.slot == slot.id and row.until_ms > now:
                 row.until_ms = now + lease_ms
 
-    async def read(self, me: SlotId) -> Registered:
+    async def read(self, me: SlotId) -> RegistryState:
         now = self._now_ms()
         live = tuple(
             sorted(
@@ -59,10 +59,10 @@ class MemoryRegistry:
             )
         )
         jobs = tuple(
-            Entry(job, desired, self._leases(job, now))
+            RegisteredJob(job, desired, self._leases(job, now))
             for job, (_, desired) in sorted(self._specs.items())
         )
-        return Registered(live, jobs, me in self.stopping)
+        return RegistryState(live, jobs, me in self.stopping)
 
     def _leases(self, job: JobId, now: int) -> dict[PartitionIndex, Lease]:
         rows = sorted((part, row) for (owner, part), row in self._rows.items() if owner == job)
@@ -84,7 +84,7 @@ class MemoryRegistry:
             ):
                 continue
             row.epoch, row.slot, row.until_ms = Epoch(seen + 1), slot, now + lease_ms
-            row.report = Report("replaying", None, None)
+            row.report = PartitionReport("replaying", None, None)
             won[key] = row.epoch
         return won
 
@@ -92,10 +92,10 @@ class MemoryRegistry:
         for key, epoch in held:
             row = self._rows.get(key)
             if row is not None and row.epoch == epoch and row.slot == slot:
-                row.slot, row.until_ms, row.report = None, 0, Report("idle", None, None)
+                row.slot, row.until_ms, row.report = None, 0, PartitionReport("idle", None, None)
 
     async def report(
-        self, reports: Mapping[JobPartition, tuple[Epoch, Report]], slot: SlotId
+        self, reports: Mapping[JobPartition, tuple[Epoch, PartitionReport]], slot: SlotId
     ) -> None:
         for key, (epoch, report) in reports.items():
             row = self._rows.get(key)
@@ -106,9 +106,9 @@ class MemoryRegistry:
         for slot in [
             slot for slot in self._slots if slot.startswith(id_prefix) and slot != survivor
         ]:
-            await self.leave(slot)
+            await self.deregister(slot)
 
-    async def leave(self, slot: SlotId) -> None:
+    async def deregister(self, slot: SlotId) -> None:
         self._slots.pop(slot, None)
         held = [(key, row.epoch) for key, row in self._rows.items() if row.slot == slot]
         await self.release(held, slot)

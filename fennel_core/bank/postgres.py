@@ -9,8 +9,8 @@ from typing import Any
 
 import psycopg
 
-from fennel_core.bank.store import ALIVE, AliveTwice, Asset, AssetState, Holding
-from fennel_core.blueprints.logical import AssetKey, AssetKind, Blueprint, LogicalJob, Topic
+from fennel_core.bank.store import ALIVE_STATES, Asset, AssetAlreadyAlive, AssetState, AssetSummary
+from fennel_core.blueprints.logical import AssetKey, AssetKind, Blueprint, LogicalJob, LogicalTopic
 from fennel_core.connections.postgres import AsyncConnection
 from fennel_core.vocab import canonical
 from fennel_core.vocab.ids import AssetId, BranchName, CommitId, Identity, WorkspaceId
@@ -31,7 +31,7 @@ ADD = """
     SELECT * FROM unnest(%s::text[], %s::text[], %s::text[], %s::text[], %s::bigint[], %s::text[],
         %s::text[], %s::bytea[])
 """
-HOLDINGS = (
+SUMMARIES = (
     "SELECT id, kind, identity, state, title FROM asset WHERE id = ANY(%s::text[]) ORDER "
     'BY id COLLATE "C"'
 )
@@ -55,7 +55,7 @@ UNHELD = """
     SELECT w.id FROM unnest(%(ids)s::text[]) AS w (id)
     WHERE NOT EXISTS (SELECT 1 FROM reservation r WHERE r.asset_id = w.id)
       AND NOT EXISTS (SELECT 1 FROM asset_ref r WHERE r.asset_id = w.id AND r.branch IS DISTINCT
-          FROM %(but_for)s)
+          FROM %(ignoring)s)
 """
 
 
@@ -88,7 +88,7 @@ class PostgresBank:
                 "kinds": [str(k.kind) for k in keys],
                 "identities": [k.identity for k in keys],
                 "workspace": workspace,
-                "alive": [str(s) for s in ALIVE],
+                "alive": [str(s) for s in ALIVE_STATES],
             },
         )
         return {
@@ -110,17 +110,17 @@ class PostgresBank:
         try:
             await self._connection.execute(ADD, columns)
         except psycopg.errors.UniqueViolation as twice:
-            raise AliveTwice(str(twice)) from twice
+            raise AssetAlreadyAlive(str(twice)) from twice
 
-    async def holdings(self, ids: Iterable[AssetId]) -> list[Holding]:
+    async def summaries(self, ids: Iterable[AssetId]) -> list[AssetSummary]:
         return [
-            Holding(
+            AssetSummary(
                 AssetId(str(id_)),
                 AssetKey(AssetKind(str(kind)), Identity(str(identity))),
                 AssetState(str(state)),
                 str(title),
             )
-            for id_, kind, identity, state, title in await self._rows(HOLDINGS, (list(ids),))
+            for id_, kind, identity, state, title in await self._rows(SUMMARIES, (list(ids),))
         ]
 
     async def assets(self, ids: Iterable[AssetId]) -> list[Asset]:
@@ -148,12 +148,14 @@ class PostgresBank:
     async def reserved(self, commit: CommitId) -> list[AssetId]:
         return await self._ids("SELECT asset_id FROM reservation WHERE commit_id = %s", (commit,))
 
-    async def unreserve(self, commit: CommitId) -> list[AssetId]:
+    async def release_reservations(self, commit: CommitId) -> list[AssetId]:
         return await self._ids(
             "DELETE FROM reservation WHERE commit_id = %s RETURNING asset_id", (commit,)
         )
 
-    async def refer(self, commit: CommitId, branch: BranchName, ids: Iterable[AssetId]) -> None:
+    async def add_references(
+        self, commit: CommitId, branch: BranchName, ids: Iterable[AssetId]
+    ) -> None:
         await self._connection.execute(REFER, (commit, branch, list(ids)))
 
     async def references(
@@ -163,7 +165,7 @@ class PostgresBank:
         values = {"workspace": workspace, "branch": branch, "commit": commit}
         return await self._ids(f"SELECT asset_id FROM asset_ref WHERE {where}", values)  # noqa: S608  # only constants are put in
 
-    async def unrefer(
+    async def remove_references(
         self, workspace: WorkspaceId, branch: BranchName, commit: CommitId | None = None
     ) -> list[AssetId]:
         where = OF_BRANCH if commit is None else OF_VERSION
@@ -171,13 +173,13 @@ class PostgresBank:
         return await self._ids(f"DELETE FROM asset_ref WHERE {where} RETURNING asset_id", values)  # noqa: S608  # as above
 
     async def unheld(
-        self, ids: Iterable[AssetId], *, but_for: BranchName | None = None
+        self, ids: Iterable[AssetId], *, ignoring: BranchName | None = None
     ) -> list[AssetId]:
-        return await self._ids(UNHELD, {"ids": list(ids), "but_for": but_for})
+        return await self._ids(UNHELD, {"ids": list(ids), "ignoring": ignoring})
 
 
 def _blueprint(data: object) -> Blueprint:
     assert isinstance(data, bytes | memoryview)
     blueprint = canonical.loads(bytes(data), object)
-    assert isinstance(blueprint, Topic | LogicalJob), "a bank row holds a blueprint"
+    assert isinstance(blueprint, LogicalTopic | LogicalJob), "a bank row holds a blueprint"
     return blueprint

@@ -9,7 +9,8 @@ from psycopg import AsyncConnection, OperationalError
 from psycopg.rows import TupleRow
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
-from fennel_core.bank.registry import Entry, Registered, RegistryUnavailable, Report, Slot
+from fennel_core.bank.registry import PartitionReport, RegisteredJob, RegistryState, Slot
+from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.schedule.lease import Lease
 from fennel_core.vocab.ids import Epoch, JobId, JobPartition, Millis, PartitionIndex, SlotId
 
@@ -77,7 +78,7 @@ class PostgresRegistry:
             if row is not None and row[0]:
                 await connection.execute(WAKE)
 
-    async def read(self, me: SlotId) -> Registered:
+    async def read(self, me: SlotId) -> RegistryState:
         async with self._pool.connection() as connection, connection.transaction():
             slots = await (
                 await connection.execute(
@@ -86,7 +87,7 @@ class PostgresRegistry:
             ).fetchall()
             rows = await (await connection.execute(JOBS)).fetchall()
         jobs = tuple(
-            Entry(
+            RegisteredJob(
                 JobId(job),
                 desired,
                 {PartitionIndex(r[2]): Lease(Epoch(r[3]), r[4], Millis(r[5] or 0)) for r in group},
@@ -94,7 +95,7 @@ class PostgresRegistry:
             for (job, desired), group in groupby(rows, key=lambda r: (r[0], r[1]))
         )
         running = tuple(SlotId(name) for name, stopping in slots if not stopping)
-        return Registered(running, jobs, any(stopping for name, stopping in slots if name == me))
+        return RegistryState(running, jobs, any(stopping for name, stopping in slots if name == me))
 
     async def spec(self, job: JobId) -> bytes | None:
         try:
@@ -103,7 +104,7 @@ class PostgresRegistry:
                     await connection.execute("SELECT spec FROM job WHERE id = %s", (job,))
                 ).fetchone()
         except (OperationalError, PoolTimeout) as away:
-            raise RegistryUnavailable(str(away)) from away
+            raise SystemUnavailable(str(away)) from away
         return bytes(row[0]) if row else None
 
     async def claim(
@@ -122,7 +123,7 @@ class PostgresRegistry:
             await connection.execute(WAKE)
 
     async def report(
-        self, reports: Mapping[JobPartition, tuple[Epoch, Report]], slot: SlotId
+        self, reports: Mapping[JobPartition, tuple[Epoch, PartitionReport]], slot: SlotId
     ) -> None:
         values = _columns([(key, epoch) for key, (epoch, _) in reports.items()], slot)
         said = [report for _, report in reports.values()]
@@ -140,7 +141,7 @@ class PostgresRegistry:
             for (slot,) in await (await connection.execute(dead, (id_prefix, survivor))).fetchall():
                 await _remove(connection, SlotId(slot))
 
-    async def leave(self, slot: SlotId) -> None:
+    async def deregister(self, slot: SlotId) -> None:
         async with self._pool.connection() as connection, connection.transaction():
             await _remove(connection, slot)
 

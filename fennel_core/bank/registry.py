@@ -32,7 +32,7 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class RegisteredJob:
     """One job as the registry knows it."""
 
     id: JobId
@@ -41,17 +41,17 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Registered:
+class RegistryState:
     """One consistent read of the registry."""
 
     slots: tuple[SlotId, ...]
-    jobs: tuple[Entry, ...]
+    jobs: tuple[RegisteredJob, ...]
     stopping: bool
     """This slot was asked to stop."""
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class PartitionReport:
     """What a runner says about its job partition."""
 
     status: str
@@ -59,19 +59,15 @@ class Report:
     error: str | None
 
 
-class RegistryUnavailable(Exception):
-    """The registry could not be reached in time; nothing is known and nothing was changed."""
-
-
 class Registry(Protocol):
     async def heartbeat(self, slot: Slot, lease_ms: Millis) -> None:
         """Register or renew the slot and every lease it holds."""
         ...
 
-    async def read(self, me: SlotId) -> Registered: ...
+    async def read(self, me: SlotId) -> RegistryState: ...
 
     async def spec(self, job: JobId) -> bytes | None:
-        """Canonical bytes of the job's spec; None when it is gone. Raises RegistryUnavailable."""
+        """Canonical bytes of the job's spec; None when it is gone. Raises SystemUnavailable."""
         ...
 
     async def claim(
@@ -85,7 +81,7 @@ class Registry(Protocol):
         ...
 
     async def report(
-        self, reports: Mapping[JobPartition, tuple[Epoch, Report]], slot: SlotId
+        self, reports: Mapping[JobPartition, tuple[Epoch, PartitionReport]], slot: SlotId
     ) -> None:
         """Store what runners say, for those still owned under that epoch."""
         ...
@@ -96,6 +92,6 @@ class Registry(Protocol):
         """
         ...
 
-    async def leave(self, slot: SlotId) -> None:
+    async def deregister(self, slot: SlotId) -> None:
         """Remove the slot and its leases: the clean end of a slot."""
         ...

@@ -29,10 +29,10 @@ class AssetState(StrEnum):
     FAILED = "failed"
     LIVE = "live"
     CONDEMNED = "condemned"
-    GONE = "gone"
+    DELETED = "deleted"
 
 
-ALIVE = (AssetState.PENDING, AssetState.CREATED, AssetState.LIVE)
+ALIVE_STATES = (AssetState.PENDING, AssetState.CREATED, AssetState.LIVE)
 """States in which an asset may be shared."""
 
 
@@ -50,7 +50,7 @@ class Asset:
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class AssetSummary:
     """An asset in short, without its blueprint: what most decisions need."""
 
     id: AssetId
@@ -59,7 +59,7 @@ class Holding:
     title: str
 
 
-class AliveTwice(Exception):
+class AssetAlreadyAlive(Exception):
     """Two assets of one identity would be alive: the caller planned without holding the lock."""
 
 
@@ -85,15 +85,15 @@ class Bank(Protocol):
         ...
 
     async def add(self, assets: Sequence[Asset]) -> None:
-        """New assets. Raises `AliveTwice`."""
+        """New assets. Raises `AssetAlreadyAlive`."""
         ...
 
-    async def holdings(self, ids: Iterable[AssetId]) -> list[Holding]:
+    async def summaries(self, ids: Iterable[AssetId]) -> list[AssetSummary]:
         """Those of `ids` that exist, by id."""
         ...
 
     async def assets(self, ids: Iterable[AssetId]) -> list[Asset]:
-        """As `holdings`, with blueprints."""
+        """As `summaries`, with blueprints."""
         ...
 
     async def set_state(self, ids: Iterable[AssetId], state: AssetState) -> None: ...
@@ -104,11 +104,13 @@ class Bank(Protocol):
 
     async def reserved(self, commit: CommitId) -> list[AssetId]: ...
 
-    async def unreserve(self, commit: CommitId) -> list[AssetId]:
+    async def release_reservations(self, commit: CommitId) -> list[AssetId]:
         """Let go of all the commit had reserved, and say what that was."""
         ...
 
-    async def refer(self, commit: CommitId, branch: BranchName, ids: Iterable[AssetId]) -> None:
+    async def add_references(
+        self, commit: CommitId, branch: BranchName, ids: Iterable[AssetId]
+    ) -> None:
         """Hold `ids` for a version of a branch; holding twice is holding once."""
         ...
 
@@ -118,7 +120,7 @@ class Bank(Protocol):
         """What the branch holds, in one of its versions or in all of them, by id and each once."""
         ...
 
-    async def unrefer(
+    async def remove_references(
         self, workspace: WorkspaceId, branch: BranchName, commit: CommitId | None = None
     ) -> list[AssetId]:
         """Let go of what the branch holds, in one of its versions or in all of them, and say what
@@ -127,9 +129,9 @@ class Bank(Protocol):
         ...
 
     async def unheld(
-        self, ids: Iterable[AssetId], *, but_for: BranchName | None = None
+        self, ids: Iterable[AssetId], *, ignoring: BranchName | None = None
     ) -> list[AssetId]:
         """Those of `ids` that no reference and no reservation holds, by id. References of the
-        branch `but_for` do not count.
+        branch `ignoring` do not count.
         """
         ...

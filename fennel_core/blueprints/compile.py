@@ -14,21 +14,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fennel_core.blueprints import identity
-from fennel_core.blueprints.assemble import Assembly
+from fennel_core.blueprints.assembly import Assembly
+from fennel_core.blueprints.compiler_input import DatasetInput
 from fennel_core.blueprints.logical import AssetKey, Compiled, LogicalDataset, LogicalSource
-from fennel_core.blueprints.pipeline import Content, PipelineCompiler
-from fennel_core.blueprints.subject import Subject
+from fennel_core.blueprints.pipeline import PipelineCompiler, TopicContent
 from fennel_core.operators import spec
 from fennel_core.vocab.ids import DatasetName, Identity
 from fennel_core.wire.connectors import Source, WebhookEndpoint
 
 
-def compile_subjects(subjects: Sequence[Subject], partitions: int) -> Compiled:
+def compile_datasets(subjects: Sequence[DatasetInput], partitions: int) -> Compiled:
     """Compile validated datasets, producers before consumers. `partitions`: of every topic and
     job.
     """
     assembly = Assembly(partitions)
-    contents: dict[DatasetName, Content] = {}
+    contents: dict[DatasetName, TopicContent] = {}
     datasets: list[LogicalDataset] = []
     sources: list[LogicalSource] = []
     if subjects:
@@ -44,7 +44,7 @@ def compile_subjects(subjects: Sequence[Subject], partitions: int) -> Compiled:
             ).run()
             topic, writer = result.topic, result.job
         if topic is not None:
-            contents[subject.dataset.name] = Content(
+            contents[subject.dataset.name] = TopicContent(
                 topic, subject.dataset.schema, subject.dataset.schema.key_names
             )
         datasets.append(_view(subject, topic, _served_by(subject, topic, writer, assembly)))
@@ -57,7 +57,7 @@ def compile_subjects(subjects: Sequence[Subject], partitions: int) -> Compiled:
     )
 
 
-def _sourced(subject: Subject, assembly: Assembly, sources: list[LogicalSource]) -> AssetKey:
+def _sourced(subject: DatasetInput, assembly: Assembly, sources: list[LogicalSource]) -> AssetKey:
     """The topic of a dataset that is fed from outside, with one binding per webhook endpoint."""
     dataset, partitions = subject.dataset, assembly.partitions
     named = [
@@ -80,7 +80,7 @@ def _binding(
     identity_: Identity,
     source: Source,
     table: WebhookEndpoint,
-    subject: Subject,
+    subject: DatasetInput,
     topic: AssetKey,
     assembly: Assembly,
 ) -> LogicalSource:
@@ -99,7 +99,7 @@ def _binding(
 
 
 def _served_by(
-    subject: Subject, topic: AssetKey | None, writer: AssetKey | None, assembly: Assembly
+    subject: DatasetInput, topic: AssetKey | None, writer: AssetKey | None, assembly: Assembly
 ) -> AssetKey | None:
     """The job whose state answers lookups: a terminal aggregate's own, else a table if anybody may
     look the dataset up.
@@ -116,7 +116,9 @@ def _served_by(
     return job
 
 
-def _view(subject: Subject, topic: AssetKey | None, served_by: AssetKey | None) -> LogicalDataset:
+def _view(
+    subject: DatasetInput, topic: AssetKey | None, served_by: AssetKey | None
+) -> LogicalDataset:
     dataset = subject.dataset
     return LogicalDataset(
         name=dataset.name,

@@ -74,7 +74,7 @@ def job(
     salt: Any,
     partitions: int,
     *,
-    frontier: bool = False,
+    watermark: bool = False,
 ) -> AssetKey:
     """Of a job. `partition_by` None: it has no output."""
     parts = None if partition_by is None else list(partition_by)
@@ -88,7 +88,7 @@ def job(
             parts,
             salt,
             partitions,
-            frontier,
+            watermark,
         ),
     )
 

@@ -41,7 +41,7 @@ class AssetKey:
 
 
 @dataclass(frozen=True, slots=True)
-class Topic:
+class LogicalTopic:
     key: AssetKey
     partitions: int
     title: str
@@ -57,7 +57,7 @@ class LogicalOutput:
 
     topic: AssetKey
     partition_by: tuple[str, ...]
-    frontier: bool = False
+    watermark: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class LogicalJob:
         return (*self.inputs, *(o.topic for o in self.outputs), self.replaylog, self.dead_letters)
 
 
-Blueprint = Topic | LogicalJob
+Blueprint = LogicalTopic | LogicalJob
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class Compiled:
     consumers.
     """
 
-    topics: tuple[Topic, ...]
+    topics: tuple[LogicalTopic, ...]
     jobs: tuple[LogicalJob, ...]
     datasets: tuple[LogicalDataset, ...]
     sources: tuple[LogicalSource, ...]

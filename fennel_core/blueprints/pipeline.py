@@ -24,9 +24,9 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from fennel_core.blueprints import identity
-from fennel_core.blueprints.assemble import Assembly
+from fennel_core.blueprints.assembly import Assembly
+from fennel_core.blueprints.compiler_input import PipelineInput, TypedOperator
 from fennel_core.blueprints.logical import AssetKey
-from fennel_core.blueprints.subject import Node, PipelineSubject
 from fennel_core.operators import spec
 from fennel_core.vocab.dtypes import Field
 from fennel_core.vocab.ids import DatasetName
@@ -37,19 +37,19 @@ Columns = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
+class TopicContent:
     """A topic and how it is partitioned (no columns: by position)."""
 
     topic: AssetKey
     schema: Schema
     partition_by: Columns
-    frontier: bool = False
+    watermark: bool = False
     """Every partition of it is told the largest event time written to any."""
 
 
 @dataclass(frozen=True, slots=True)
-class Branch:
-    content: Content
+class StreamBranch:
+    content: TopicContent
     stages: tuple[spec.MapStage, ...]
 
     @property
@@ -58,15 +58,15 @@ class Branch:
 
 
 @dataclass(frozen=True, slots=True)
-class Loose:
+class StatelessStream:
     """Stateless native operators over topics, not applied yet."""
 
-    branches: tuple[Branch, ...]
+    branches: tuple[StreamBranch, ...]
     schema: Schema
 
 
 @dataclass(frozen=True, slots=True)
-class Pending:
+class PendingStep:
     """A step whose job has no output topic yet. `salted`: its result may depend on more than its
     inputs.
     """
@@ -76,15 +76,15 @@ class Pending:
     schema: Schema
     noun: str
     salted: bool = False
-    frontier: bool = False
+    watermark: bool = False
     """It tells the frontier: the topic it is put on carries it."""
 
 
-Flow = Loose | Pending
+Stream = StatelessStream | PendingStep
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class PipelineResult:
     """Where a dataset's content is: on a topic, or (terminal aggregates) only in the state of
     `job`.
     """
@@ -98,39 +98,39 @@ class PipelineCompiler:
     """`contents`: the topics of the datasets that were compiled before."""
 
     assembly: Assembly
-    contents: dict[DatasetName, Content]
+    contents: dict[DatasetName, TopicContent]
     dataset: DatasetName
     version: int
     target: Schema
-    pipeline: PipelineSubject
-    flows: dict[str, Flow] = field(default_factory=dict)
+    pipeline: PipelineInput
+    flows: dict[str, Stream] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
         return f"{self.dataset}.{self.pipeline.name}"
 
-    def run(self) -> Result:
+    def run(self) -> PipelineResult:
         """Make every job of the pipeline; the last one writes the dataset's topic."""
         consumers = Counter(i for node in self.pipeline.nodes for i in wire.operand_ids(node.kind))
         *inner, root = self.pipeline.nodes
         for node in inner:
             flow = self.flow(node, node.output)
             if consumers[node.id] > 1 and not (
-                isinstance(flow, Loose) and not any(b.stages for b in flow.branches)
+                isinstance(flow, StatelessStream) and not any(b.stages for b in flow.branches)
             ):
                 flow = _loose(self.place(flow, flow.schema.key_names))
             self.flows[node.id] = flow
         # The dataset's own schema fixes the order of columns and keys.
         return self.finish(self.flow(root, self.target))
 
-    def finish(self, flow: Flow) -> Result:
+    def finish(self, flow: Stream) -> PipelineResult:
         """Put the result where the dataset lives. It carries the dataset's version, so that raising
         it computes this again.
         """
         match flow:
-            case Loose():
+            case StatelessStream():
                 pending = self.fused(flow, self.target)
-            case Pending():
+            case PendingStep():
                 pending = flow
             case unreachable:
                 assert_never(unreachable)
@@ -146,7 +146,7 @@ class PipelineCompiler:
             title=f"{self.title}: {pending.noun}",
             content=self.dataset,
         )
-        return Result(job, topic)
+        return PipelineResult(job, topic)
 
     # --- flows
 
@@ -155,7 +155,7 @@ class PipelineCompiler:
         """Does any operator close windows by event time?"""
         return any(_closes(node.kind) for node in self.pipeline.nodes)
 
-    def flow(self, node: Node, output: Schema) -> Flow:
+    def flow(self, node: TypedOperator, output: Schema) -> Stream:
         """What `node` puts out, with columns in the order of `output`."""
         match node.kind:
             case wire.DatasetRef(dataset):
@@ -171,7 +171,7 @@ class PipelineCompiler:
                 return self.longer(self.flows[op.operand], spec.MapStage(op, output))
             case wire.Union_(operands):
                 loose = [self.loosened(self.flows[o]) for o in operands]
-                return Loose(tuple(b for flow in loose for b in flow.branches), output)
+                return StatelessStream(tuple(b for flow in loose for b in flow.branches), output)
             case wire.Transform(operand, _, code):
                 return self.user_code(
                     "transform",
@@ -192,7 +192,7 @@ class PipelineCompiler:
             case _:
                 return self.stateful(node.kind, output)
 
-    def stateful(self, kind: wire.OperatorKind, output: Schema) -> Pending:
+    def stateful(self, kind: wire.OperatorKind, output: Schema) -> PendingStep:
         match kind:
             case wire.Aggregate(operand, keys, specs, along, emit):
                 ordered = _in_order(keys, output)
@@ -247,7 +247,7 @@ class PipelineCompiler:
             case _:
                 raise AssertionError(f"{type(kind).__name__} is stateless")
 
-    def join(self, op: wire.Join, output: Schema) -> Pending:
+    def join(self, op: wire.Join, output: Schema) -> PendingStep:
         """The left side goes where the right side's keys are: partitioned by its columns in the
         order of the right keys.
         """
@@ -269,26 +269,26 @@ class PipelineCompiler:
             high_us=op.within_high_us,
             output=output,
         )
-        return Pending(step, (left.topic, right.topic), output, "join", frontier=self.closing)
+        return PendingStep(step, (left.topic, right.topic), output, "join", watermark=self.closing)
 
-    def right_content(self, operand: str) -> Content:
+    def right_content(self, operand: str) -> TopicContent:
         """The right side of a join is a dataset, on its own topic."""
         flow = self.flows[operand]
-        assert isinstance(flow, Loose), "the right side of a join is a dataset"
+        assert isinstance(flow, StatelessStream), "the right side of a join is a dataset"
         (branch,) = flow.branches
         assert not branch.stages, "the right side of a join is a dataset as it is"
         return branch.content
 
-    def user_code(self, noun: str, operand: str, step: spec.UserCodeSpec) -> Pending:
+    def user_code(self, noun: str, operand: str, step: spec.UserCodeSpec) -> PendingStep:
         """User code reads a topic and writes one. Versions of a key stay on one partition, in
         order.
         """
         content = self.place(self.flows[operand], self.schema_of(operand).key_names)
-        return Pending(
-            step, (content.topic,), step.output, noun, salted=True, frontier=content.frontier
+        return PendingStep(
+            step, (content.topic,), step.output, noun, salted=True, watermark=content.watermark
         )
 
-    def rows(self, operand: str) -> Flow:
+    def rows(self, operand: str) -> Stream:
         """The operand for a step that may be partitioned by anything: a keyed one as signed facts,
         which carry the end of each row.
         """
@@ -297,64 +297,70 @@ class PipelineCompiler:
             return flow
         content = self.place(flow, flow.schema.key_names)
         facts = spec.with_validity(content.schema)
-        return Pending(
+        return PendingStep(
             spec.IntervalsSpec(content.schema, facts),
             (content.topic,),
             facts,
             "intervals",
-            frontier=content.frontier,
+            watermark=content.watermark,
         )
 
-    def after(self, flow: Flow, partition_by: Columns, step: spec.StepSpec, noun: str) -> Pending:
+    def after(
+        self, flow: Stream, partition_by: Columns, step: spec.StepSpec, noun: str
+    ) -> PendingStep:
         """A stateful step over its operand, which is partitioned for it."""
         closes = spec.needs_watermark(step)
-        content = self.place(flow, partition_by, frontier=closes)
-        passes = content.frontier and not closes
-        return Pending(step, (content.topic,), step.output, noun, frontier=passes)  # type: ignore[union-attr]  # Table has no output and is never made here
+        content = self.place(flow, partition_by, watermark=closes)
+        passes = content.watermark and not closes
+        return PendingStep(step, (content.topic,), step.output, noun, watermark=passes)  # type: ignore[union-attr]  # Table has no output and is never made here
 
     def schema_of(self, operand: str) -> Schema:
         return self.flows[operand].schema
 
     # --- putting flows on topics
 
-    def longer(self, flow: Flow, stage: spec.MapStage) -> Loose:
+    def longer(self, flow: Stream, stage: spec.MapStage) -> StatelessStream:
         loose = self.loosened(flow)
-        return Loose(
-            tuple(Branch(b.content, (*b.stages, stage)) for b in loose.branches), stage.output
+        return StatelessStream(
+            tuple(StreamBranch(b.content, (*b.stages, stage)) for b in loose.branches), stage.output
         )
 
-    def loosened(self, flow: Flow) -> Loose:
+    def loosened(self, flow: Stream) -> StatelessStream:
         """The flow as branches over topics; a pending step gets its topic, by key or by
         position.
         """
-        return flow if isinstance(flow, Loose) else _loose(self.place(flow, flow.schema.key_names))
+        return (
+            flow
+            if isinstance(flow, StatelessStream)
+            else _loose(self.place(flow, flow.schema.key_names))
+        )
 
     def place(
         self,
-        flow: Flow,
+        flow: Stream,
         partition_by: Columns,
         *,
         unlike: AssetKey | None = None,
-        frontier: bool = False,
-    ) -> Content:
+        watermark: bool = False,
+    ) -> TopicContent:
         """The flow on a topic partitioned by these columns (none: however it is), not `unlike`, and
         with the frontier if asked.
         """
         match flow:
-            case Loose(branches=(Branch(content, ()),)):
-                fits = content.topic != unlike and (content.frontier or not frontier)
+            case StatelessStream(branches=(StreamBranch(content, ()),)):
+                fits = content.topic != unlike and (content.watermark or not watermark)
                 if fits and content.partition_by == partition_by:
                     return content
                 if fits and not partition_by and not content.schema.keyed:
                     return content
                 pending = self.fused(flow, flow.schema)
-            case Loose():
+            case StatelessStream():
                 pending = self.fused(flow, flow.schema)
-            case Pending():
+            case PendingStep():
                 pending = flow
             case unreachable:
                 assert_never(unreachable)
-        frontier = frontier or pending.frontier
+        watermark = watermark or pending.watermark
         _, topic = self.assembly.add_job(
             pending.step,
             pending.inputs,
@@ -365,23 +371,23 @@ class PipelineCompiler:
             title=f"{self.title}: {pending.noun}",
             content=f"{self.title}: {pending.noun}"
             + (f" by {', '.join(partition_by)}" if partition_by else ""),
-            frontier=frontier,
+            watermark=watermark,
         )
         assert topic is not None, "a job with a partitioning has an output"
-        return Content(topic, pending.schema, partition_by, frontier)
+        return TopicContent(topic, pending.schema, partition_by, watermark)
 
-    def fused(self, flow: Loose, output: Schema) -> Pending:
+    def fused(self, flow: StatelessStream, output: Schema) -> PendingStep:
         """One job for the whole run."""
         branches = self.distinct(flow.branches)
         step = spec.MapSpec(
             tuple(b.content.schema for b in branches), tuple(b.stages for b in branches), output
         )
-        heard = any(b.content.frontier for b in branches)
-        return Pending(
-            step, tuple(b.content.topic for b in branches), output, "map", frontier=heard
+        heard = any(b.content.watermark for b in branches)
+        return PendingStep(
+            step, tuple(b.content.topic for b in branches), output, "map", watermark=heard
         )
 
-    def distinct(self, branches: Sequence[Branch]) -> list[Branch]:
+    def distinct(self, branches: Sequence[StreamBranch]) -> list[StreamBranch]:
         """Branches over different topics: whatever reads a topic that stands before gets a copy of
         it.
         """
@@ -398,12 +404,14 @@ class PipelineCompiler:
                     salt=number,
                     title=f"{self.title}: copy",
                     content=f"{self.title}: copy",
-                    frontier=content.frontier,
+                    watermark=content.watermark,
                 )
                 assert topic is not None
-                content = Content(topic, content.schema, content.partition_by, content.frontier)
+                content = TopicContent(
+                    topic, content.schema, content.partition_by, content.watermark
+                )
             seen.add(content.topic)
-            out.append(Branch(content, branch.stages))
+            out.append(StreamBranch(content, branch.stages))
         return out
 
 
@@ -417,8 +425,8 @@ def _closes(kind: wire.OperatorKind) -> bool:
             return False
 
 
-def _loose(content: Content) -> Loose:
-    return Loose((Branch(content, ()),), content.schema)
+def _loose(content: TopicContent) -> StatelessStream:
+    return StatelessStream((StreamBranch(content, ()),), content.schema)
 
 
 def _in_order(keys: Columns, output: Schema) -> Columns:

@@ -30,7 +30,7 @@ def resolve_job(job: LogicalJob, workspace: WorkspaceId, names: Names) -> Job:
         workspace=workspace,
         inputs=tuple(TopicName(names[i]) for i in job.inputs),
         outputs=tuple(
-            Output(TopicName(names[o.topic]), o.partition_by, o.frontier) for o in job.outputs
+            Output(TopicName(names[o.topic]), o.partition_by, o.watermark) for o in job.outputs
         ),
         step=job.step,
         replaylog=TopicName(names[job.replaylog]),

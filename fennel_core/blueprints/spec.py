@@ -24,7 +24,7 @@ class Output:
 
     topic: TopicName
     partition_by: tuple[str, ...]
-    frontier: bool = False
+    watermark: bool = False
     """Tell every partition the largest event time written: a consumer closes windows by it."""
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fennel_core.blueprints.compile import compile_subjects
+from fennel_core.blueprints.compile import compile_datasets
+from fennel_core.blueprints.compiler_input import DatasetInput, PipelineInput, TypedOperator
 from fennel_core.blueprints.logical import Compiled
-from fennel_core.blueprints.subject import Node, PipelineSubject, Subject
 from fennel_core.definition.merged_request import assemble_request
 from fennel_core.graph.derived_schemas import derive_pipeline_schemas
 from fennel_core.graph.entity_graph import Graph, build_graph, merge_incremental
@@ -90,10 +90,10 @@ def problems_error(problems: Sequence[Problem]) -> ApiError:
 
 def compile_definitions(definitions: ValidDefinitions, partitions: int) -> Compiled:
     """What must exist for validated definitions."""
-    return compile_subjects(subjects(definitions.graph), partitions)
+    return compile_datasets(subjects(definitions.graph), partitions)
 
 
-def subjects(graph: Graph) -> list[Subject]:
+def subjects(graph: Graph) -> list[DatasetInput]:
     """The datasets of a valid graph, producers before consumers."""
     looked_up = {name for extractor in graph.extractors for name in extractor.datasets}
     datasets = [
@@ -102,8 +102,8 @@ def subjects(graph: Graph) -> list[Subject]:
     return [_subject(graph, dataset, dataset.name in looked_up) for dataset in datasets]
 
 
-def _subject(graph: Graph, dataset: Dataset, looked_up: bool) -> Subject:
-    return Subject(
+def _subject(graph: Graph, dataset: Dataset, looked_up: bool) -> DatasetInput:
+    return DatasetInput(
         dataset=dataset,
         sources=graph.sources_of(dataset.name),
         pipeline=_pipeline(graph, dataset),
@@ -113,7 +113,7 @@ def _subject(graph: Graph, dataset: Dataset, looked_up: bool) -> Subject:
     )
 
 
-def _pipeline(graph: Graph, dataset: Dataset) -> PipelineSubject | None:
+def _pipeline(graph: Graph, dataset: Dataset) -> PipelineInput | None:
     found = graph.pipelines_of(dataset.name)
     if not found:
         return None
@@ -121,7 +121,7 @@ def _pipeline(graph: Graph, dataset: Dataset) -> PipelineSubject | None:
     outputs = derive_pipeline_schemas(graph, pipeline)
     root = graph.root_of(pipeline)
     assert root is not None, "a valid pipeline has a result"
-    nodes = [Node(o.id, o.kind, outputs[o.id]) for o in graph.operators_of(pipeline)]
-    return PipelineSubject(
+    nodes = [TypedOperator(o.id, o.kind, outputs[o.id]) for o in graph.operators_of(pipeline)]
+    return PipelineInput(
         pipeline.name, tuple(sorted(nodes, key=lambda n: n.id == root.id)), pipeline.pycode.includes
     )

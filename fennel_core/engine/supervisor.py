@@ -18,13 +18,13 @@ from typing import Final, Protocol
 
 import structlog
 
-from fennel_core.bank.registry import Registered, Registry, RegistryUnavailable, Report, Slot
+from fennel_core.bank.registry import PartitionReport, Registry, RegistryState, Slot
 from fennel_core.connections.errors import ConnectionsError
 from fennel_core.engine.errors import BrokerError, EpochSuperseded, ProducerFenced, StateUnusable
 from fennel_core.engine.runner import Runner
 from fennel_core.hangar.store import HangarCorrupt
-from fennel_core.schedule.lease import Claim, HandOver, Keep, Leave, decide
-from fennel_core.schedule.ownership import preferred
+from fennel_core.schedule.lease import Claim, Keep, Stop, StopAndRelease, decide_lease
+from fennel_core.schedule.ownership import preferred_slot
 from fennel_core.vocab.ids import Epoch, JobId, JobPartition, Millis, PartitionIndex
 
 log = structlog.get_logger(__name__)
@@ -78,7 +78,7 @@ class HostedPartition:
     runner: Runner | None = None
     error: str | None = None
     lost: bool = False
-    reported: Report | None = None
+    reported: PartitionReport | None = None
     backoff_ms: int = FIRST_BACKOFF_MS
 
     @property
@@ -88,12 +88,12 @@ class HostedPartition:
         """
         return self.error if self.runner is None or self.runner.status == "replaying" else None
 
-    def report(self) -> Report:
+    def report(self) -> PartitionReport:
         if self.parked is not None:
-            return Report("parked", None, self.parked)
+            return PartitionReport("parked", None, self.parked)
         if self.runner is None:
-            return Report("replaying", None, None)
-        return Report(self.runner.status, self.runner.lag, None)
+            return PartitionReport("replaying", None, None)
+        return PartitionReport(self.runner.status, self.runner.lag, None)
 
 
 @dataclass(slots=True)
@@ -149,7 +149,7 @@ class Supervisor:
         """Stop every runner and give every lease back."""
         async with self._changing:
             await asyncio.gather(*(self._stop(key) for key in list(self.hosted)))
-        await self._guarded(lambda: self.registry.leave(self.slot.id))
+        await self._guarded(lambda: self.registry.deregister(self.slot.id))
 
     async def tick(self) -> None:
         """Read the registry once and act on it."""
@@ -182,7 +182,7 @@ class Supervisor:
                 self._start(key, epoch)
 
     def _decisions(
-        self, seen: Registered
+        self, seen: RegistryState
     ) -> tuple[
         list[tuple[JobPartition, Epoch]], list[JobPartition], list[tuple[JobPartition, Epoch]]
     ]:
@@ -195,16 +195,18 @@ class Supervisor:
                 key = (entry.id, part)
                 hosted = self.hosted.get(key)
                 running = hosted.epoch if hosted is not None and not hosted.lost else None
-                best = preferred(entry.id, part, seen.slots) if entry.desired == "run" else None
-                match decide(self.slot.id, lease, running, best):
+                best = (
+                    preferred_slot(entry.id, part, seen.slots) if entry.desired == "run" else None
+                )
+                match decide_lease(self.slot.id, lease, running, best):
                     case Keep() if entry.desired == "run":
                         kept.add(key)
                     case Claim(epoch):
                         kept.add(key)
                         wanted.append((key, epoch))
-                    case Keep(epoch) | HandOver(epoch):
+                    case Keep(epoch) | StopAndRelease(epoch):
                         held.append((key, epoch))
-                    case Leave():
+                    case Stop():
                         pass
         return wanted, [key for key in self.hosted if key not in kept], held
 
@@ -230,7 +232,7 @@ class Supervisor:
                 bound.warning("ownership lost", error=str(newer))
                 hosted.lost = True
                 self.wake.set()
-            except (BrokerError, ConnectionsError, RegistryUnavailable) as passing:
+            except (BrokerError, ConnectionsError) as passing:
                 bound.warning("runner restarts", error=str(passing))
             except Exception as failed:  # noqa: BLE001  # the supervisor's last line: one job's failure parks that job
                 bound.exception("job parked")

@@ -20,7 +20,7 @@ from fennel_core.executors.calls import AssignCall, ExecutorCall, FilterCall, Tr
 from fennel_core.executors.errors import UserCodeError
 from fennel_core.operators.spec import UserCodeSpec
 from fennel_core.operators.step import DeadRows, Outcome, OutputBatch
-from fennel_core.vocab.versions import GONE, META
+from fennel_core.vocab.versions import IS_TOMBSTONE, META
 
 Run = Callable[[ExecutorCall, pl.DataFrame], Awaitable[pa.Table]]
 ROW = "__row"
@@ -43,8 +43,8 @@ def call_of(spec: UserCodeSpec, entity: str) -> ExecutorCall:
 async def apply(run: Run, spec: UserCodeSpec, entity: str, batch: pl.DataFrame) -> Outcome:
     """What the user code makes of a batch of signed versions."""
     call = call_of(spec, entity)
-    gone = batch.filter(pl.col(GONE))
-    good, dead = await _good(run, call, batch.filter(~pl.col(GONE)), spec)
+    gone = batch.filter(pl.col(IS_TOMBSTONE))
+    good, dead = await _good(run, call, batch.filter(~pl.col(IS_TOMBSTONE)), spec)
     tombstones = [_tombstones(spec, gone)] if len(gone) else []
     emitted = [frame for frame in (*good, *tombstones) if len(frame)]
     emits = (OutputBatch(0, pl.concat(emitted, how="vertical")),) if emitted else ()
@@ -95,5 +95,5 @@ def _tombstones(spec: UserCodeSpec, rows: pl.DataFrame) -> pl.DataFrame:
     """The rows' keys, times and positions under the output's schema, with null values."""
     empty = pl.DataFrame(pl.from_arrow(spec.output.arrow().empty_table())).schema
     values = [pl.lit(None, dtype=empty[name]).alias(name) for name in spec.output.value_names]
-    absent = rows.with_columns(*values, pl.lit(True).alias(GONE))
+    absent = rows.with_columns(*values, pl.lit(True).alias(IS_TOMBSTONE))
     return absent.select(*spec.output.names, *META)

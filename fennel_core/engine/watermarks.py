@@ -45,7 +45,7 @@ def received_watermark(records: Sequence[Record]) -> Micros | None:
 
 def carries_watermark(job: Job) -> bool:
     """Return True if any output of the job carries the watermark."""
-    return any(output.frontier for output in job.outputs)
+    return any(output.watermark for output in job.outputs)
 
 
 def batch_max_time(job: Job, source: int, batch: pl.DataFrame) -> Micros | None:
@@ -83,7 +83,7 @@ class OutputWatermarks:
         """
         out: list[OutgoingRecord] = []
         for number, output in enumerate(self._job.outputs):
-            if not output.frontier:
+            if not output.watermark:
                 continue
             timestamp: str = self._job.step.output.timestamp  # type: ignore[union-attr]  # a step that emits has an output schema
             times = [max_time, *(_largest(e.frame, timestamp) for e in emits if e.output == number)]

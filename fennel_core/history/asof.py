@@ -19,7 +19,7 @@ from fennel_core.operators.rows import encode_rows
 from fennel_core.vocab.ids import Micros
 from fennel_core.vocab.keys import key_bytes
 from fennel_core.vocab.schema import Schema
-from fennel_core.vocab.versions import GONE, META, POS, SIGN
+from fennel_core.vocab.versions import IS_TOMBSTONE, META, POS, SIGN
 
 _ROW: Final = "__row"
 
@@ -40,7 +40,7 @@ def content(
         latest = left.sort(schema.timestamp, POS).unique(
             schema.key_names, keep="last", maintain_order=True
         )
-        left = latest.filter(~pl.col(GONE))
+        left = latest.filter(~pl.col(IS_TOMBSTONE))
     for each in erased:
         if set(each.columns) <= set(schema.names) and not left.is_empty():
             left = left.filter(
@@ -60,7 +60,7 @@ def _consolidated(versions: pl.DataFrame, schema: Schema) -> pl.DataFrame:
     if touched.is_empty():
         return versions
     compared = versions.join(touched, on=POS, how="semi")
-    rows = pl.Series(_ROW, encode_rows(compared, (*schema.names, GONE)), dtype=pl.Binary)
+    rows = pl.Series(_ROW, encode_rows(compared, (*schema.names, IS_TOMBSTONE)), dtype=pl.Binary)
     net = (
         compared.with_columns(rows)
         .group_by(POS, _ROW)

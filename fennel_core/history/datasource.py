@@ -271,7 +271,7 @@ def read_versions(settings: Settings, part: ReadPartition, schema: Schema) -> pl
                 **frame_columns(schema),
                 "__pos": pl.Binary(),
                 "__sign": pl.Int8(),
-                "__gone": pl.Boolean(),
+                "__tombstone": pl.Boolean(),
             }
         )
     ]

@@ -30,7 +30,7 @@ JOBS: Final = (
     "SELECT id, CASE WHEN id = ANY(%(known)s) THEN NULL ELSE spec END FROM job WHERE "
     "desired = 'run'"
 )
-ALIVE: Final = "SELECT id FROM asset WHERE kind = 'topic' AND state NOT IN ('condemned', 'gone')"
+ALIVE: Final = "SELECT id FROM asset WHERE kind = 'topic' AND state NOT IN ('condemned', 'deleted')"
 
 Layouts = Mapping[TopicName, TopicLayout]
 

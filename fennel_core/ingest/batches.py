@@ -34,7 +34,7 @@ from fennel_core.vocab.ids import Identity, Micros, TopicName
 from fennel_core.vocab.keys import KEY_GROUPS, key_bytes, partition_of
 from fennel_core.vocab.position import stamp
 from fennel_core.vocab.schema import Schema
-from fennel_core.vocab.versions import FORMAT_HEADER, GONE, POS, SIGN, encode_frame
+from fennel_core.vocab.versions import FORMAT_HEADER, IS_TOMBSTONE, POS, SIGN, encode_frame
 
 RAW_FORMAT_HEADER = ("f", b"json1")
 POSITION_HEADER = "p"
@@ -43,7 +43,7 @@ DEAD_COLUMNS = ("dataset", "row")
 """A dead letter of ingest holds the name of the target dataset and the row as JSON text."""
 ROWS_PER_TRANSACTION = 1 << 32
 ADDED = pl.Series(SIGN, [1], dtype=pl.Int8)
-PRESENT = pl.Series(GONE, [False])
+PRESENT = pl.Series(IS_TOMBSTONE, [False])
 
 
 @dataclass(frozen=True, slots=True)

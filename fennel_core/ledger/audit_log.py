@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
-from fennel_core.bank.store import Asset, Holding
+from fennel_core.bank.store import Asset, AssetSummary
 from fennel_core.telemetry.logs import logger
 from fennel_core.vocab.ids import AssetId
 
@@ -32,7 +32,7 @@ class AssetAction(StrEnum):
 
 def log_steps(
     action: AssetAction,
-    assets: Iterable[Asset | Holding],
+    assets: Iterable[Asset | AssetSummary],
     seconds: float,
     failures: Mapping[AssetId, str] | None = None,
 ) -> None:

@@ -60,7 +60,9 @@ async def clone_branch(
             raise BranchExists(name)
         for version in {original.target, original.serving} - {None}:
             assert version is not None
-            await tx.bank.refer(version, name, await tx.bank.references(workspace, source, version))
+            await tx.bank.add_references(
+                version, name, await tx.bank.references(workspace, source, version)
+            )
 
     await context.ledger.run(clone)
 
@@ -122,7 +124,7 @@ async def _remove_branches(
     """Remove branches and condemn what only they held. The caller holds the workspace's lock."""
     released: list[AssetId] = []
     for name in names:
-        released += await tx.bank.unrefer(workspace, name)
+        released += await tx.bank.remove_references(workspace, name)
         await tx.remove_branch(workspace, name)
     await supersede_stale_commits(tx, workspace)
     await condemn(tx, workspace, None, released)

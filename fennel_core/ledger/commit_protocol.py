@@ -23,8 +23,14 @@ from collections.abc import Sequence
 from functools import partial
 
 from fennel_core.bank.store import Asset, AssetState
+from fennel_core.blueprints.commit_plan import (
+    BankFacts,
+    CommitPlan,
+    diff,
+    plan_commit,
+    recomputed,
+)
 from fennel_core.blueprints.logical import AssetKind, Compiled, LogicalJob
-from fennel_core.blueprints.plan import BankFacts, Plan, diff, plan, recomputed
 from fennel_core.blueprints.resolve import resolve_catalog, resolve_job
 from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.ledger.audit_log import AssetAction, log_steps
@@ -68,17 +74,17 @@ from fennel_core.vocab.ids import AssetId, BranchName, CommitId, Millis, TopicNa
 async def bank_facts(tx: LedgerTransaction, branch: Branch, compiled: Compiled) -> BankFacts:
     """Read the planner's input. The caller holds the workspace's lock."""
     mine = await tx.bank.references(branch.workspace, branch.name)
-    unshared = await tx.bank.unheld(mine, but_for=branch.name)
+    unshared = await tx.bank.unheld(mine, ignoring=branch.name)
     return BankFacts(
         workspace=branch.workspace,
         incarnation=await tx.bank.next_incarnation(),
         alive=await tx.bank.alive(branch.workspace, [b.key for b in compiled.blueprints]),
-        mine={h.id: h.title for h in await tx.bank.holdings(mine)},
+        mine={h.id: h.title for h in await tx.bank.summaries(mine)},
         shared=frozenset(mine) - frozenset(unshared),
     )
 
 
-def _check_backfill(commit_plan: Plan, compiled: Compiled) -> None:
+def _check_backfill(commit_plan: CommitPlan, compiled: Compiled) -> None:
     titles = recomputed(commit_plan, compiled)
     if titles:
         raise BackfillNeeded(titles)
@@ -94,9 +100,9 @@ async def preview(
 ) -> tuple[str, ...]:
     """Return the plan of a commit as lines, without changing anything."""
 
-    async def make_plan(tx: LedgerTransaction) -> Plan:
+    async def make_plan(tx: LedgerTransaction) -> CommitPlan:
         branch = await locked_branch(tx, workspace, name)
-        return plan(await bank_facts(tx, branch, compiled), compiled.blueprints)
+        return plan_commit(await bank_facts(tx, branch, compiled), compiled.blueprints)
 
     commit_plan = await context.ledger.run(make_plan)
     if not backfill:
@@ -120,7 +126,7 @@ async def reserve(
         branch = await locked_branch(tx, row.workspace, row.branch)
         _check_base(row, branch)
         facts = await bank_facts(tx, branch, compiled)
-        commit_plan = plan(facts, compiled.blueprints)
+        commit_plan = plan_commit(facts, compiled.blueprints)
         if not row.options.backfill:
             _check_backfill(commit_plan, compiled)
         await tx.bank.add(
@@ -132,7 +138,7 @@ async def reserve(
         wanted = [p.id for p in commit_plan.wanted]
         await tx.bank.reserve(id_, wanted)
         # An adopted asset may still be pending in another commit: this commit creates it too.
-        pending = [h.id for h in await tx.bank.holdings(wanted) if h.state is AssetState.PENDING]
+        pending = [h.id for h in await tx.bank.summaries(wanted) if h.state is AssetState.PENDING]
         await tx.add_entries(LedgerKind.CREATION, row.workspace, id_, pending)
         catalog = resolve_catalog(compiled, row.workspace, commit_plan.ids())
         await tx.set_compiled(id_, merged, canonical.dumps(catalog), diff(commit_plan))
@@ -229,7 +235,7 @@ async def _record_created(
     row = await locked_commit_row(tx, id_)
     if row.state is not CommitState.RESERVED:
         return row
-    holdings = await tx.bank.holdings(attempted)
+    holdings = await tx.bank.summaries(attempted)
     failed = {
         h.id: refused.get(h.id, "its creation failed in another commit")
         for h in holdings
@@ -295,7 +301,7 @@ async def switch(context: LedgerContext, id_: CommitId) -> Commit:
 
 async def _reference_reserved(tx: LedgerTransaction, row: Commit) -> list[Asset]:
     """Turn reservations into references, register the new jobs and return them."""
-    reserved = await tx.bank.holdings(await tx.bank.reserved(row.id))
+    reserved = await tx.bank.summaries(await tx.bank.reserved(row.id))
     names = {h.key: h.id for h in reserved}
     new_jobs = await tx.bank.assets(
         h.id for h in reserved if h.key.kind is AssetKind.JOB and h.state is AssetState.CREATED
@@ -308,8 +314,8 @@ async def _reference_reserved(tx: LedgerTransaction, row: Commit) -> list[Asset]
             if isinstance(a.blueprint, LogicalJob)
         ]
     )
-    await tx.bank.refer(row.id, row.branch, [h.id for h in reserved])
-    await tx.bank.unreserve(row.id)
+    await tx.bank.add_references(row.id, row.branch, [h.id for h in reserved])
+    await tx.bank.release_reservations(row.id)
     return new_jobs
 
 
@@ -317,7 +323,7 @@ async def _release_unserved_target(tx: LedgerTransaction, branch: Branch) -> lis
     """Drop the references of a previous target that never served reads and now never will."""
     if branch.target is None or branch.target == branch.serving:
         return []
-    return await tx.bank.unrefer(branch.workspace, branch.name, branch.target)
+    return await tx.bank.remove_references(branch.workspace, branch.name, branch.target)
 
 
 # --- failure --------------------------------------------------------------------------------------

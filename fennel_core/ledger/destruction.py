@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fennel_core.bank.store import Holding
+from fennel_core.bank.store import AssetSummary
 from fennel_core.blueprints.logical import AssetKind
 from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.ledger.audit_log import AssetAction, log_steps
@@ -50,7 +50,7 @@ async def destroy_condemned(context: LedgerContext, workspace: WorkspaceId) -> i
 
 async def _stop_jobs(
     tx: LedgerTransaction, workspace: WorkspaceId
-) -> tuple[list[Holding], list[Holding], list[LedgerEntry]]:
+) -> tuple[list[AssetSummary], list[AssetSummary], list[LedgerEntry]]:
     """Ask engines to stop the condemned jobs and remove those that have stopped.
 
     Returns the jobs that were removed now, the topics that may be deleted, and all open entries.
@@ -59,9 +59,9 @@ async def _stop_jobs(
     entries = await tx.entries(LedgerKind.DESTRUCTION, workspace=workspace)
     if not entries:
         return [], [], []
-    holdings = await tx.bank.holdings(e.asset for e in entries)
+    holdings = await tx.bank.summaries(e.asset for e in entries)
     jobs = [h for h in holdings if h.key.kind is AssetKind.JOB]
-    stopped: list[Holding] = []
+    stopped: list[AssetSummary] = []
     if jobs:
         await tx.retire_jobs([JobId(h.id) for h in jobs])
         removed = set(await tx.remove_stopped_jobs([JobId(h.id) for h in jobs]))
@@ -72,7 +72,7 @@ async def _stop_jobs(
 
 
 async def _record_destroyed(
-    tx: LedgerTransaction, entries: Sequence[LedgerEntry], holdings: Sequence[Holding]
+    tx: LedgerTransaction, entries: Sequence[LedgerEntry], holdings: Sequence[AssetSummary]
 ) -> None:
     ids = {h.id for h in holdings}
     await apply_entry_event(tx, [e for e in entries if e.asset in ids], EntryEvent.DONE)
@@ -87,7 +87,7 @@ async def _record_deleted(
 ) -> None:
     await tx.bank.lock(workspace)
     entries = await tx.entries(LedgerKind.DESTRUCTION, workspace=workspace)
-    deleted = [h for h in await tx.bank.holdings(topics) if h.id not in refused]
+    deleted = [h for h in await tx.bank.summaries(topics) if h.id not in refused]
     await _record_destroyed(tx, entries, deleted)
     for entry in entries:
         if entry.asset in refused:

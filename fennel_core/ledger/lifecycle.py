@@ -23,8 +23,8 @@ a commit are T1 (reserve), create, T2 (switch), serve and destroy.
     created        switched → live; undone → condemned
     failed         undone → condemned
     live           released → condemned
-    condemned      destroyed → gone
-    gone           no event changes it
+    condemned      destroyed → deleted
+    deleted        no event changes it
 
 Because every step may run again, the event that led to a state is accepted there too and changes
 nothing (`reserve` in `reserved`, `fail` in `undoing`, ...). A destruction entry that failed is
@@ -182,7 +182,7 @@ ASSET = LifeCycle[AssetState, AssetEvent](
         (_A.LIVE, _AE.RELEASED): _A.CONDEMNED,
         (_A.CONDEMNED, _AE.UNDONE): _A.CONDEMNED,
         (_A.CONDEMNED, _AE.RELEASED): _A.CONDEMNED,
-        (_A.CONDEMNED, _AE.DESTROYED): _A.GONE,
-        (_A.GONE, _AE.DESTROYED): _A.GONE,
+        (_A.CONDEMNED, _AE.DESTROYED): _A.DELETED,
+        (_A.DELETED, _AE.DESTROYED): _A.DELETED,
     },
 )

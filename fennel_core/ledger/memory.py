@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from fennel_core.bank.memory import MemoryBank
 from fennel_core.bank.store import AssetState
-from fennel_core.blueprints.plan import incarnation_of
+from fennel_core.blueprints.commit_plan import incarnation_of
 from fennel_core.blueprints.spec import Job
 from fennel_core.ledger.lifecycle import OPEN_ENTRIES, SETTLED, UNDONE, CommitState, EntryState
 from fennel_core.ledger.store import (
@@ -265,7 +265,9 @@ class MemoryLedgerTransaction:
         return sorted(requested - self.jobs.keys())
 
     async def unaccounted(self, ids: Iterable[AssetId]) -> list[AssetId]:
-        known = {id_ for id_, asset in self.bank.rows.items() if asset.state is not AssetState.GONE}
+        known = {
+            id_ for id_, asset in self.bank.rows.items() if asset.state is not AssetState.DELETED
+        }
         issued = range(self.bank.incarnations.first, self.bank.incarnations.last + 1)
         return sorted(id_ for id_ in ids if id_ not in known and incarnation_of(id_) in issued)
 

@@ -12,7 +12,7 @@ import psycopg
 from psycopg_pool import PoolTimeout
 
 from fennel_core.bank.postgres import PostgresBank
-from fennel_core.blueprints.plan import incarnation_of
+from fennel_core.blueprints.commit_plan import incarnation_of
 from fennel_core.blueprints.spec import Job
 from fennel_core.connections import workspaces
 from fennel_core.connections.errors import SystemUnavailable, TransactionOutcomeUnknown
@@ -94,7 +94,7 @@ ADD_PARTS = """
         generate_series(0, j.partitions - 1) AS p ON CONFLICT DO NOTHING
 """
 REMOVE_STOPPED = """
-    DELETE FROM job WHERE id = ANY(%(ids)s::text[]) AND desired = 'gone'
+    DELETE FROM job WHERE id = ANY(%(ids)s::text[]) AND desired = 'remove'
         AND NOT EXISTS (SELECT 1 FROM job_partition p WHERE p.job_id = job.id AND p.slot_id IS NOT
             NULL AND p.lease_until > now())
 """
@@ -106,7 +106,7 @@ UNACCOUNTED = """
     SELECT w.id FROM unnest(%s::text[], %s::bigint[]) AS w (id, incarnation), pg_sequences s
     WHERE s.schemaname = current_schema() AND s.sequencename = 'asset_incarnation'
       AND w.incarnation BETWEEN s.min_value AND coalesce(s.last_value, s.min_value - 1)
-      AND NOT EXISTS (SELECT 1 FROM asset a WHERE a.id = w.id AND a.state <> 'gone')
+      AND NOT EXISTS (SELECT 1 FROM asset a WHERE a.id = w.id AND a.state <> 'deleted')
 """
 REMOVE_WORKSPACE = (
     "DELETE FROM job WHERE workspace = %(w)s",
@@ -364,7 +364,7 @@ class PostgresLedgerTransaction:
 
     async def retire_jobs(self, jobs: Iterable[JobId]) -> None:
         await self._execute(
-            "UPDATE job SET desired = 'gone' WHERE id = ANY(%s::text[]) AND desired <> 'gone'",
+            "UPDATE job SET desired = 'remove' WHERE id = ANY(%s::text[]) AND desired <> 'remove'",
             (list(jobs),),
         )
 

@@ -43,7 +43,7 @@ log = logger(__name__)
 ASSET_TOPIC: Final = re.compile(
     r"^[a-z0-9-]{1,63}\.(" + "|".join(AssetKind) + r")\.[0-9a-f]{32}\.[0-9]+$"
 )
-"""The form of a topic name that `blueprints.plan.asset_id` makes."""
+"""The form of a topic name that `blueprints.commit_plan.asset_id` makes."""
 _EXPIRED: Final = Millis(0)
 """A lease that expires immediately: reconcile has done its part and now waits for an engine or for
 Kafka, so the next pass may take the commit again.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fennel_core.bank.store import AssetState, Holding
+from fennel_core.bank.store import AssetState, AssetSummary
 from fennel_core.ledger.errors import BranchNotFound, CommitNotFound, WorkspaceNotFound
 from fennel_core.ledger.lifecycle import (
     ASSET,
@@ -79,7 +79,7 @@ async def apply_commit_event(
 
 
 async def apply_asset_event(
-    tx: LedgerTransaction, holdings: Iterable[Holding], event: AssetEvent
+    tx: LedgerTransaction, holdings: Iterable[AssetSummary], event: AssetEvent
 ) -> None:
     """Move each asset to its state after `event`, with one statement per resulting state."""
     by_state: dict[AssetState, list[AssetId]] = {}
@@ -116,8 +116,8 @@ async def condemn(
 
     The caller holds the workspace's lock.
     """
-    unheld = await tx.bank.holdings(await tx.bank.unheld(released))
-    alive = [h for h in unheld if h.state not in (AssetState.CONDEMNED, AssetState.GONE)]
+    unheld = await tx.bank.summaries(await tx.bank.unheld(released))
+    alive = [h for h in unheld if h.state not in (AssetState.CONDEMNED, AssetState.DELETED)]
     live = [h for h in alive if h.state is AssetState.LIVE]
     not_live = [h for h in alive if h.state is not AssetState.LIVE]
     await apply_asset_event(tx, live, AssetEvent.RELEASED)
@@ -134,7 +134,7 @@ async def fail_locked_commit(tx: LedgerTransaction, row: Commit, error: ApiError
     await apply_commit_event(tx, row, CommitEvent.FAIL, error=error.text, code=error.code)
     entries = await tx.entries(LedgerKind.CREATION, commit=row.id, only_open=False)
     await apply_entry_event(tx, entries, EntryEvent.CANCELLED)
-    await condemn(tx, row.workspace, row.id, await tx.bank.unreserve(row.id))
+    await condemn(tx, row.workspace, row.id, await tx.bank.release_reservations(row.id))
 
 
 async def supersede_stale_commits(tx: LedgerTransaction, workspace: WorkspaceId) -> None:

@@ -154,7 +154,7 @@ async def _report_parked(
 ) -> None:
     """Add each parked job, by its title, to the commit's summary once."""
     row = await locked_commit_row(tx, id_)
-    titles = {h.id: h.title for h in await tx.bank.holdings([AssetId(job) for job, _ in errors])}
+    titles = {h.id: h.title for h in await tx.bank.summaries([AssetId(job) for job, _ in errors])}
     lines = [f"{_PARKED_PREFIX}{titles[AssetId(job)]}` is parked: {error}" for job, error in errors]
     await tx.add_summary(id_, [line for line in lines if line not in row.summary])
 
@@ -169,6 +169,8 @@ async def _serve(tx: LedgerTransaction, id_: CommitId) -> None:
         if branch.target == id_ and branch.serving != id_:
             await tx.update_branch(Branch(branch.workspace, branch.name, id_, id_))
             if branch.serving is not None:
-                released += await tx.bank.unrefer(branch.workspace, branch.name, branch.serving)
+                released += await tx.bank.remove_references(
+                    branch.workspace, branch.name, branch.serving
+                )
     await apply_commit_event(tx, row, CommitEvent.SERVE)
     await condemn(tx, row.workspace, id_, released)

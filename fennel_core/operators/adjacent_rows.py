@@ -27,7 +27,7 @@ from fennel_core.operators.rows import (
     with_tombstones,
 )
 from fennel_core.operators.step import StateReader
-from fennel_core.vocab.versions import GONE, POS, SIGN
+from fennel_core.vocab.versions import IS_TOMBSTONE, POS, SIGN
 
 COLUMNS = {
     "key": pl.Int64(),
@@ -66,7 +66,7 @@ def read_adjacent_rows(
     """
     places = ordered_keys(tag, keys, times, batch[POS])
     puts, deletes = apply_signs(
-        reads, places, with_tombstones(encode_rows(batch, kept), batch[GONE]), batch[SIGN]
+        reads, places, with_tombstones(encode_rows(batch, kept), batch[IS_TOMBSTONE]), batch[SIGN]
     )
     touched = pl.DataFrame(
         {"name": keys, "ts": times, "place": places},

@@ -26,7 +26,7 @@ from fennel_core.query.slot_connections import SlotConnections, retry_reason
 from fennel_core.vocab.dtypes import Field, Timestamp
 from fennel_core.vocab.ids import JobId, PartitionIndex, partition_indexes
 from fennel_core.vocab.schema import Schema
-from fennel_core.vocab.versions import GONE, POS, SIGN
+from fennel_core.vocab.versions import IS_TOMBSTONE, POS, SIGN
 
 ROWS_MAX = 100_000
 """Rows shown at most, however many are asked for: they are held in memory and read by a person."""
@@ -93,7 +93,7 @@ def tail_rows(frame: pl.DataFrame, schema: Schema, rows: int) -> pl.DataFrame:
     """
     version = [POS, *schema.key_names]
     live = frame.with_columns(pl.col(SIGN).cast(pl.Int64).sum().over(version).alias(_LIVE))
-    kept = live.filter((pl.col(SIGN) > 0) & (pl.col(_LIVE) > 0) & ~pl.col(GONE))
+    kept = live.filter((pl.col(SIGN) > 0) & (pl.col(_LIVE) > 0) & ~pl.col(IS_TOMBSTONE))
     return (
         kept.unique(version, keep="last", maintain_order=True)
         .sort(POS)

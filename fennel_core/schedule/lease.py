@@ -43,7 +43,7 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class HandOver:
+class StopAndRelease:
     """Stop what runs of it, then give the lease of this epoch up: it is ours and we are not
     preferred.
     """
@@ -52,14 +52,16 @@ class HandOver:
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
+class Stop:
     """Not ours: make sure nothing of it runs here."""
 
 
-Decision = Keep | Claim | HandOver | Leave
+LeaseDecision = Keep | Claim | StopAndRelease | Stop
 
 
-def decide(me: SlotId, lease: Lease, running: Epoch | None, preferred: SlotId | None) -> Decision:
+def decide_lease(
+    me: SlotId, lease: Lease, running: Epoch | None, preferred: SlotId | None
+) -> LeaseDecision:
     """Say what slot `me` does about a job partition.
 
     `running` is the epoch under which this slot runs it now, None when it does not. A row that
@@ -71,7 +73,7 @@ def decide(me: SlotId, lease: Lease, running: Epoch | None, preferred: SlotId | 
     if ours and running == lease.epoch and preferred in (me, None):
         return Keep(lease.epoch)
     if preferred != me:
-        return HandOver(lease.epoch) if ours else Leave()
+        return StopAndRelease(lease.epoch) if ours else Stop()
     if lease.live and lease.slot != me:
-        return Leave()
+        return Stop()
     return Claim(lease.epoch)

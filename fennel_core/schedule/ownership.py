@@ -16,7 +16,7 @@ from hashlib import blake2b
 from fennel_core.vocab.ids import JobId, PartitionIndex, SlotId
 
 
-def preferred(job: JobId, part: PartitionIndex, slots: Sequence[SlotId]) -> SlotId | None:
+def preferred_slot(job: JobId, part: PartitionIndex, slots: Sequence[SlotId]) -> SlotId | None:
     """The slot that should own a job partition; None when no slot is alive. `slots` in any
     order.
     """

@@ -5,9 +5,9 @@ position) → row | tombstone`. A version lives until the next one of its key, s
 and never stored. A topic carries signed versions: +1 adds one, −1 takes back exactly one that was
 added before. A batch has the dataset's columns (keys, values, timestamp) and then three of ours:
 
-    __pos   large_binary   position (vocab.position): breaks ties of event time, unique per row
-    __sign  int8           +1 or −1
-    __gone  bool           a tombstone: the key is absent from this version's time on; its value
+    __pos       large_binary   position (vocab.position): breaks ties of event time, unique per row
+    __sign      int8           +1 or −1
+    __tombstone bool           a tombstone: the key is absent from this version's time on; its value
     columns are null
 
 One Kafka message is one Arrow IPC stream with one record batch, zstd-compressed from
@@ -26,12 +26,12 @@ from fennel_core.vocab.schema import Schema
 
 POS = "__pos"
 SIGN = "__sign"
-GONE = "__gone"
-META = (POS, SIGN, GONE)
+IS_TOMBSTONE = "__tombstone"
+META = (POS, SIGN, IS_TOMBSTONE)
 META_FIELDS = (
     pa.field(POS, pa.large_binary()),
     pa.field(SIGN, pa.int8()),
-    pa.field(GONE, pa.bool_()),
+    pa.field(IS_TOMBSTONE, pa.bool_()),
 )
 COMPRESS_FROM_ROWS = 64
 FORMAT_HEADER = ("f", b"1")

@@ -293,7 +293,7 @@ async def _ledgers(tx: LedgerTransaction, commit_id: CommitId) -> list[str]:
         for each in await tx.entries(which, commit=commit_id, only_open=False)
     ]
     titles = {
-        each.id: each.title for each in await tx.bank.holdings({entry.asset for entry in entries})
+        each.id: each.title for each in await tx.bank.summaries({entry.asset for entry in entries})
     }
     return [
         f"commit {row.id} of {row.workspace}/{row.branch} is {row.state}",

@@ -17,7 +17,7 @@ from fennel_core.operators.rows import frame_columns
 from fennel_core.operators.step import OperatorStep
 from fennel_core.vocab.schema import Schema
 
-META_TYPES = {"__pos": pl.Binary(), "__sign": pl.Int8(), "__gone": pl.Boolean()}
+META_TYPES = {"__pos": pl.Binary(), "__sign": pl.Int8(), "__tombstone": pl.Boolean()}
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def histories(
     max_rows: int = 12,
     retract: bool = True,
 ) -> History:
-    """One history over one input per strategy in `contents`; a content dict may hold `__gone`
+    """One history over one input per strategy in `contents`; a content dict may hold `__tombstone`
     (False when absent).
     """
     slots: list[list[tuple[int, dict[str, Any]]]] = []
@@ -63,7 +63,7 @@ def histories(
     for slot, rank in zip(slots, ranks, strict=True):
         pos = b"\x01" + rank.to_bytes(13, "big")
         said = [
-            Change(s, sign, {"__gone": False, **row, "__pos": pos})
+            Change(s, sign, {"__tombstone": False, **row, "__pos": pos})
             for s, row in slot
             for sign in (1, -1)
         ]

@@ -37,7 +37,7 @@ def batch(first: int, rows: int) -> bytes:
     types = {"k": pl.Int64, "at": pl.Datetime("us", "UTC"), "__pos": pl.Binary}
     frame = pl.DataFrame(columns, schema=types).with_columns(
         pl.lit(1, pl.Int8).alias("__sign"),
-        pl.lit(False).alias("__gone"),  # a literal column
+        pl.lit(False).alias("__tombstone"),  # a literal column
     )
     return encode_frame(frame)
 

@@ -244,7 +244,7 @@ class World:
         assert all(c.state in SETTLED for c in world.commits.values())
         assert not world.bank.reservations, "nothing is held for a commit that is over"
         held = {id_ for _, _, id_ in world.bank.refs}
-        alive = {id_ for id_, a in world.bank.rows.items() if a.state is not AssetState.GONE}
+        alive = {id_ for id_, a in world.bank.rows.items() if a.state is not AssetState.DELETED}
         assert alive == held, "what is held is there, what is not held is gone"
         assert all(world.bank.rows[id_].state is AssetState.LIVE for id_ in held)
         topics = {id_ for id_ in held if world.bank.rows[id_].key.kind is not AssetKind.JOB}

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from fennel_core.blueprints.plan import BankFacts, plan
+from fennel_core.blueprints.commit_plan import BankFacts, plan_commit
 from fennel_core.blueprints.resolve import resolve_catalog, resolve_job
 from fennel_core.blueprints.spec import Catalog, Job
 from fennel_core.definition import validation
@@ -98,7 +98,7 @@ def blueprint(subject: str) -> Blueprint:
     compiled = validation.compile_definitions(
         validation.validate_definitions(read, None, incremental=False), PARTITIONS
     )
-    names = plan(BankFacts(WORKSPACE, 1), compiled.blueprints).ids()
+    names = plan_commit(BankFacts(WORKSPACE, 1), compiled.blueprints).ids()
     jobs = tuple(resolve_job(job, WORKSPACE, names) for job in compiled.jobs)
     return Blueprint(
         read.request,

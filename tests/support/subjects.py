@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fennel_core.blueprints.subject import Node, PipelineSubject, Subject
+from fennel_core.blueprints.compiler_input import DatasetInput, PipelineInput, TypedOperator
 from fennel_core.vocab.dtypes import Dtype, Field, Int, Str
 from fennel_core.vocab.ids import DatasetName
 from fennel_core.vocab.schema import Schema
@@ -67,9 +67,9 @@ def sourced(
     version: int = 1,
     source: connectors.Source | None = None,
     **flags: bool,
-) -> Subject:
+) -> DatasetInput:
     sources = (source or webhook(name),)
-    return Subject(
+    return DatasetInput(
         dataset(name, shape, version),
         sources,
         None,
@@ -80,14 +80,14 @@ def sourced(
 def derived(
     name: str,
     shape: Schema,
-    nodes: Sequence[Node],
+    nodes: Sequence[TypedOperator],
     *,
     version: int = 1,
     pipeline: str = "p",
     **flags: bool,
-) -> Subject:
-    found = PipelineSubject(pipeline, tuple(nodes))
-    return Subject(
+) -> DatasetInput:
+    found = PipelineInput(pipeline, tuple(nodes))
+    return DatasetInput(
         dataset(name, shape, version),
         (),
         found,
@@ -95,5 +95,5 @@ def derived(
     )
 
 
-def node(id_: str, kind: OperatorKind, output: Schema) -> Node:
-    return Node(id_, kind, output)
+def node(id_: str, kind: OperatorKind, output: Schema) -> TypedOperator:
+    return TypedOperator(id_, kind, output)

@@ -8,7 +8,7 @@ from fennel_core.blueprints.logical import (
     Compiled,
     LogicalDataset,
     LogicalJob,
-    Topic,
+    LogicalTopic,
 )
 from fennel_core.operators import spec
 from fennel_core.vocab import canonical
@@ -28,11 +28,11 @@ def toy(*words: str, partitions: int = 2) -> Compiled:
 
     Words that end in `-` get no job; equal words are equal assets.
     """
-    dead = Topic(key(AssetKind.DEAD, "dead"), partitions, "dead letters")
+    dead = LogicalTopic(key(AssetKind.DEAD, "dead"), partitions, "dead letters")
     topics, jobs, datasets = [dead], [], []
     for text in words:
         word = text.removesuffix("-")
-        content = Topic(key(AssetKind.TOPIC, word), partitions, word)
+        content = LogicalTopic(key(AssetKind.TOPIC, word), partitions, word)
         if text != word:
             topics.append(content)
             datasets.append(
@@ -41,7 +41,7 @@ def toy(*words: str, partitions: int = 2) -> Compiled:
                 )
             )
             continue
-        log = Topic(key(AssetKind.REPLAYLOG, word), partitions, word)
+        log = LogicalTopic(key(AssetKind.REPLAYLOG, word), partitions, word)
         job = LogicalJob(
             key(AssetKind.JOB, word),
             (content.key,),

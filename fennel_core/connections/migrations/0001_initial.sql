@@ -54,7 +54,7 @@ CREATE TABLE asset (
     incarnation bigint NOT NULL,                       -- from the sequence above
     state       text NOT NULL,                         -- life cycle: ledger/lifecycle.py
     title       text NOT NULL,                         -- for people
-    blueprint   bytea NOT NULL,                        -- canonical blueprints.logical.Topic or LogicalJob
+    blueprint   bytea NOT NULL,                        -- canonical blueprints.logical.LogicalTopic or LogicalJob
     created_at  timestamptz NOT NULL DEFAULT now(),
     UNIQUE (workspace, kind, identity, incarnation)
 );
@@ -98,7 +98,7 @@ CREATE TABLE job (
     id          text PRIMARY KEY,                      -- the job's asset id
     workspace   text NOT NULL,
     spec        bytea NOT NULL,                        -- canonical blueprints.spec.Job
-    desired     text NOT NULL DEFAULT 'run',           -- run | gone (runners stop, local state is removed, then the row goes)
+    desired     text NOT NULL DEFAULT 'run',           -- run | remove (runners stop, local state is deleted, then the row)
     created_at  timestamptz NOT NULL DEFAULT now()
 );
 

@@ -22,9 +22,9 @@ import structlog
 from py4j.protocol import Py4JError
 
 from fennel_core.bank.postgres_registry import PostgresRegistry
-from fennel_core.bank.registry import RegistryUnavailable
 from fennel_core.blueprints.spec import Job
 from fennel_core.connections import postgres, s3
+from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.connections.postgres import Pool
 from fennel_core.engine.backfill.batch import Share, compute
 from fennel_core.engine.backfill.manifest import PREFIX as OBJECTS
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 ORPHAN_CHECK_SECONDS: Final = 60
 SPARK_JOB_GROUP: Final = "backfill"
 SCRATCH_CACHE_BYTES: Final = 32 << 20
-RETRIABLE: Final = (RegistryUnavailable, HistoryError, StoreError)
+RETRIABLE: Final = (SystemUnavailable, HistoryError, StoreError)
 log = structlog.get_logger(__name__)
 
 

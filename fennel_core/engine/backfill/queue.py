@@ -12,7 +12,7 @@ from typing import Final
 import psycopg
 from psycopg_pool import PoolTimeout
 
-from fennel_core.bank.registry import RegistryUnavailable
+from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.connections.postgres import AsyncConnection, Pool
 from fennel_core.vocab.ids import JobId, JobPartition, PartitionIndex
 
@@ -35,7 +35,7 @@ class BackfillRequest:
 
 
 class BackfillQueue:
-    """Rows of `backfill`. Every method raises RegistryUnavailable when Postgres cannot be
+    """Rows of `backfill`. Every method raises SystemUnavailable when Postgres cannot be
     asked.
     """
 
@@ -48,7 +48,7 @@ class BackfillQueue:
             async with self._pool.connection() as connection:
                 yield connection
         except (psycopg.Error, PoolTimeout) as failed:
-            raise RegistryUnavailable(f"backfills: {failed}") from failed
+            raise SystemUnavailable(f"backfills: {failed}") from failed
 
     async def request(
         self, job: JobId, part: PartitionIndex, rows: int, *, retry: bool = False

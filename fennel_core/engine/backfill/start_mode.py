@@ -63,7 +63,7 @@ def batch_obstacle(job: Job) -> str | None:
     """Why a batch cannot compute this job; None where it can."""
     if isinstance(job.step, UserCodeSpec):
         return "it runs user code, which a batch cannot wait for"
-    if needs_watermark(job.step) or any(output.frontier for output in job.outputs):
+    if needs_watermark(job.step) or any(output.watermark for output in job.outputs):
         return (
             "it closes windows by event time or tells others how far event time has "
             "come, and history does not keep that"

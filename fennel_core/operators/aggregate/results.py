@@ -18,7 +18,7 @@ from fennel_core.operators.aggregate.assemble import Assembler, TimeRange
 from fennel_core.operators.rows import columns_of, decode_rows, encode, output_names
 from fennel_core.operators.step import OutputBatch, StateReader
 from fennel_core.vocab.schema import Schema
-from fennel_core.vocab.versions import GONE, POS, SIGN
+from fennel_core.vocab.versions import IS_TOMBSTONE, POS, SIGN
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class ResultEmitter:
         )
         positions = pl.Series(POS, [_position(row) for row, _ in rows], dtype=pl.Binary)
         return frame.with_columns(
-            positions, pl.lit(sign, pl.Int8).alias(SIGN), pl.lit(value=False).alias(GONE)
+            positions, pl.lit(sign, pl.Int8).alias(SIGN), pl.lit(value=False).alias(IS_TOMBSTONE)
         ).select(self._names)
 
 

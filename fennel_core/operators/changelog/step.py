@@ -19,7 +19,7 @@ from fennel_core.operators.rows import TOMBSTONE, columns_of, decode_rows, outpu
 from fennel_core.operators.spec import ChangelogSpec
 from fennel_core.operators.step import Outcome, OutputBatch, StateReader
 from fennel_core.vocab.keys import key_bytes
-from fennel_core.vocab.versions import GONE, POS, SIGN
+from fennel_core.vocab.versions import IS_TOMBSTONE, POS, SIGN
 
 VERSIONS = b"c"
 _DELETE, _INSERT = b"\x00\x00\x00\x00", b"\x00\x00\x00\x01"
@@ -58,7 +58,7 @@ class ChangelogStep:
                 kind.alias(self._spec.kind_column),
                 events[POS],
                 pl.lit(sign, pl.Int8).alias(SIGN),
-                pl.lit(value=False).alias(GONE),
+                pl.lit(value=False).alias(IS_TOMBSTONE),
             )
             .select(self._names)
         )

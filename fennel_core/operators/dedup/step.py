@@ -21,7 +21,7 @@ from fennel_core.operators.rows import columns_of, decode_rows, output_names
 from fennel_core.operators.spec import DedupSpec
 from fennel_core.operators.step import Outcome, OutputBatch, StateReader
 from fennel_core.vocab.keys import key_bytes
-from fennel_core.vocab.versions import GONE, POS, SIGN
+from fennel_core.vocab.versions import IS_TOMBSTONE, POS, SIGN
 from fennel_core.wire import operators as wire
 
 ROWS = b"d"
@@ -56,7 +56,11 @@ class DedupStep:
         return rows.filter(last & ~pl.col("edge")).select(POS, "row")
 
     def _frame(self, rows: pl.DataFrame, sign: int) -> pl.DataFrame:
-        meta = (rows[POS], pl.lit(sign, pl.Int8).alias(SIGN), pl.lit(value=False).alias(GONE))
+        meta = (
+            rows[POS],
+            pl.lit(sign, pl.Int8).alias(SIGN),
+            pl.lit(value=False).alias(IS_TOMBSTONE),
+        )
         return (
             decode_rows(rows["row"].to_list(), self._columns).with_columns(meta).select(self._names)
         )

@@ -26,7 +26,7 @@ from fennel_core.operators.rows import (
 from fennel_core.operators.spec import FirstLatestSpec
 from fennel_core.operators.step import Outcome, OutputBatch, StateReader
 from fennel_core.vocab.keys import key_bytes
-from fennel_core.vocab.versions import GONE, POS, SIGN
+from fennel_core.vocab.versions import IS_TOMBSTONE, POS, SIGN
 
 ROWS = b"f"
 
@@ -87,5 +87,5 @@ class FirstStep:
         rows = decode_rows([row for _, row in entries], self._columns)
         positions = pl.Series(POS, [pos for pos, _ in entries], dtype=pl.Binary)
         return rows.with_columns(
-            positions, pl.lit(sign, pl.Int8).alias(SIGN), pl.lit(value=False).alias(GONE)
+            positions, pl.lit(sign, pl.Int8).alias(SIGN), pl.lit(value=False).alias(IS_TOMBSTONE)
         ).select(self._names)

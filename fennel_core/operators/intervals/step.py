@@ -19,7 +19,7 @@ from fennel_core.operators.rows import TOMBSTONE, columns_of, decode_rows, outpu
 from fennel_core.operators.spec import VALID_TO, IntervalsSpec
 from fennel_core.operators.step import Outcome, OutputBatch, StateReader
 from fennel_core.vocab.keys import key_bytes
-from fennel_core.vocab.versions import GONE, POS, SIGN
+from fennel_core.vocab.versions import IS_TOMBSTONE, POS, SIGN
 
 VERSIONS = b"i"
 
@@ -50,7 +50,11 @@ class IntervalsStep:
 
     def _frame(self, facts: pl.DataFrame, sign: int) -> pl.DataFrame:
         end = facts["to"].cast(pl.Datetime("us", "UTC")).alias(VALID_TO)
-        meta = (facts[POS], pl.lit(sign, pl.Int8).alias(SIGN), pl.lit(value=False).alias(GONE))
+        meta = (
+            facts[POS],
+            pl.lit(sign, pl.Int8).alias(SIGN),
+            pl.lit(value=False).alias(IS_TOMBSTONE),
+        )
         return (
             decode_rows(facts["row"].to_list(), self._columns)
             .with_columns(end, *meta)

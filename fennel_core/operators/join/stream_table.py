@@ -44,7 +44,7 @@ from fennel_core.operators.rows import (
 from fennel_core.operators.spec import JoinSpec
 from fennel_core.operators.step import Outcome, OutputBatch, StateReader
 from fennel_core.vocab.keys import key_bytes
-from fennel_core.vocab.versions import GONE, POS, SIGN
+from fennel_core.vocab.versions import IS_TOMBSTONE, POS, SIGN
 
 LEFT = b"l"
 RIGHT = b"r"
@@ -214,7 +214,9 @@ class StreamTableJoinStep:
         if not changed.any():
             return ()
         rows = decode_rows(asked.filter(changed)["row"].to_list(), self._left_columns).with_columns(
-            asked.filter(changed)[POS], pl.lit(1, pl.Int8).alias(SIGN), pl.lit(False).alias(GONE)
+            asked.filter(changed)[POS],
+            pl.lit(1, pl.Int8).alias(SIGN),
+            pl.lit(False).alias(IS_TOMBSTONE),
         )
         return self._emit([(rows, old.filter(changed), -1), (rows, new.filter(changed), 1)])
 
@@ -282,7 +284,9 @@ def _side(
     rows: list[bytes],
 ) -> _Side:
     places = ordered_keys(tag, keys, times, batch[POS])
-    puts, deletes = apply_signs(reads, places, with_tombstones(rows, batch[GONE]), batch[SIGN])
+    puts, deletes = apply_signs(
+        reads, places, with_tombstones(rows, batch[IS_TOMBSTONE]), batch[SIGN]
+    )
     return _Side(pl.DataFrame({"name": keys, "place": places}), puts, deletes)
 
 

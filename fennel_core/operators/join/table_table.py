@@ -43,7 +43,7 @@ from fennel_core.operators.rows import (
 from fennel_core.operators.spec import VALID_TO, JoinSpec
 from fennel_core.operators.step import Outcome, OutputBatch, StateReader
 from fennel_core.vocab.keys import key_bytes
-from fennel_core.vocab.versions import GONE, POS, SIGN
+from fennel_core.vocab.versions import IS_TOMBSTONE, POS, SIGN
 
 LEFT = b"l"
 RIGHT = b"r"
@@ -101,7 +101,7 @@ class TableTableJoinStep:
         places = ordered_keys(
             RIGHT, keys, batch[self._spec.right.timestamp].to_physical(), batch[POS]
         )
-        rows = with_tombstones(encode_rows(batch, self._spec.right_values), batch[GONE])
+        rows = with_tombstones(encode_rows(batch, self._spec.right_values), batch[IS_TOMBSTONE])
         puts, deletes = apply_signs(reads, places, rows, batch[SIGN])
         touched = (
             pl.DataFrame({"name": keys, "place": places})
@@ -170,7 +170,7 @@ class TableTableJoinStep:
             dtype=pl.UInt32,
         )
         right = decode_rows(distinct, self._right_columns).select(pl.all().gather(met))
-        gone = pl.Series(GONE, [tombstone for *_, tombstone in pieces])
+        gone = pl.Series(IS_TOMBSTONE, [tombstone for *_, tombstone in pieces])
         times = pl.Series([time for time, *_ in pieces], dtype=pl.Int64).cast(
             pl.Datetime("us", "UTC")
         )

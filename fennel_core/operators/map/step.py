@@ -26,7 +26,7 @@ from fennel_core.operators.step import DeadRows, Outcome, OutputBatch, StateRead
 from fennel_core.vocab.dtypes import Bool, Dtype, Optional, is_optional
 from fennel_core.vocab.position import extend
 from fennel_core.vocab.schema import Schema
-from fennel_core.vocab.versions import GONE, META, POS, SIGN
+from fennel_core.vocab.versions import IS_TOMBSTONE, META, POS, SIGN
 from fennel_core.wire import operators as wire
 
 ROW = "\0row"
@@ -68,7 +68,7 @@ class MapStep:
 
     def apply(self, reads: StateReader, source: int, batch: pl.DataFrame) -> Outcome:  # noqa: ARG002  # the contract of Step
         rows = batch.with_row_index(ROW)
-        gone = rows[GONE]
+        gone = rows[IS_TOMBSTONE]
         skeleton = rows[self._skeletons[source]]
         flow = (
             StageRows(rows.filter(~gone), skeleton.filter(gone))
@@ -79,9 +79,9 @@ class MapStep:
             flow = run(flow)
         out = flow.live
         if flow.absent.height:
-            tombstones = flow.absent.with_columns(*self._absent, pl.lit(True).alias(GONE)).select(
-                *self._names, ROW
-            )
+            tombstones = flow.absent.with_columns(
+                *self._absent, pl.lit(True).alias(IS_TOMBSTONE)
+            ).select(*self._names, ROW)
             out = pl.concat([out.select(*self._names, ROW), tombstones]).sort(
                 ROW, maintain_order=True
             )

@@ -29,7 +29,7 @@ from fennel_core.operators.spec import TableSpec
 from fennel_core.operators.step import Outcome, StateReader
 from fennel_core.vocab.ids import Micros
 from fennel_core.vocab.keys import key_bytes
-from fennel_core.vocab.versions import GONE, POS, SIGN
+from fennel_core.vocab.versions import IS_TOMBSTONE, POS, SIGN
 
 VERSIONS = b"v"
 
@@ -49,7 +49,7 @@ class TableStep:
         keys = key_bytes(batch, self._keys)
         places = ordered_keys(VERSIONS, keys, batch[self._timestamp].cast(pl.Int64), batch[POS])
         rows = encode_rows(batch, self._row)
-        rows = with_tombstones(rows, batch[GONE])
+        rows = with_tombstones(rows, batch[IS_TOMBSTONE])
         puts, deletes = apply_signs(reads, places, rows, batch[SIGN])
         return Outcome(puts=puts, deletes=deletes)
 

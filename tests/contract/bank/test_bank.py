@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from fennel_core.bank.store import AliveTwice, Asset, AssetState, Holding
+from fennel_core.bank.store import Asset, AssetAlreadyAlive, AssetState, AssetSummary
+from fennel_core.blueprints.commit_plan import asset_id
 from fennel_core.blueprints.logical import AssetKind, Blueprint
-from fennel_core.blueprints.plan import asset_id
 from fennel_core.ledger.lifecycle import CommitState
 from fennel_core.ledger.store import Commit, CommitOptions, Ledger, LedgerTransaction
 from fennel_core.vocab.ids import MAIN_BRANCH, AssetId, BranchName, CommitId, WorkspaceId
@@ -57,8 +57,8 @@ async def test_an_asset_comes_back_with_its_blueprint_exactly_as_it_was_put_in(
     await ledger.run(lambda tx: tx.bank.add(made))
     found = await ledger.run(lambda tx: tx.bank.assets([*ids(made), AssetId("unknown")]))
     assert found == sorted(made, key=lambda a: a.id)
-    short = await ledger.run(lambda tx: tx.bank.holdings(ids(made)))
-    assert short == [Holding(a.id, a.key, a.state, a.blueprint.title) for a in found]
+    short = await ledger.run(lambda tx: tx.bank.summaries(ids(made)))
+    assert short == [AssetSummary(a.id, a.key, a.state, a.blueprint.title) for a in found]
 
 
 @pytest.mark.parametrize("state", AssetState)
@@ -80,7 +80,7 @@ async def test_a_second_live_asset_of_one_identity_is_refused_until_the_first_is
 ) -> None:
     first, second = assets("orders", incarnation=1), assets("orders", incarnation=2)
     await ledger.run(lambda tx: tx.bank.add(first))
-    with pytest.raises(AliveTwice):
+    with pytest.raises(AssetAlreadyAlive):
         await ledger.run(lambda tx: tx.bank.add(second))
     await ledger.run(lambda tx: tx.bank.set_state(ids(first), AssetState.CONDEMNED))
     await ledger.run(lambda tx: tx.bank.add(second))
@@ -114,17 +114,17 @@ async def test_what_is_reserved_or_referred_to_is_held_and_the_rest_is_not(ledge
         await tx.bank.add([*orders, *users, *cities])
         await tx.bank.reserve(COMMIT, ids(orders))
         await tx.bank.reserve(COMMIT, ids(orders))
-        await tx.bank.refer(LATER, MAIN_BRANCH, ids(users))
-        await tx.bank.refer(LATER, MAIN_BRANCH, ids(users))
+        await tx.bank.add_references(LATER, MAIN_BRANCH, ids(users))
+        await tx.bank.add_references(LATER, MAIN_BRANCH, ids(users))
 
     await ledger.run(setup)
     assert await ledger.run(lambda tx: tx.bank.unheld(every)) == ids(cities)
-    assert await ledger.run(lambda tx: tx.bank.unheld(every, but_for=MAIN_BRANCH)) == ids(
+    assert await ledger.run(lambda tx: tx.bank.unheld(every, ignoring=MAIN_BRANCH)) == ids(
         [*users, *cities]
     )
     assert await ledger.run(lambda tx: tx.bank.reserved(COMMIT)) == ids(orders)
-    assert await ledger.run(lambda tx: tx.bank.unreserve(COMMIT)) == ids(orders)
-    assert await ledger.run(lambda tx: tx.bank.unreserve(COMMIT)) == []
+    assert await ledger.run(lambda tx: tx.bank.release_reservations(COMMIT)) == ids(orders)
+    assert await ledger.run(lambda tx: tx.bank.release_reservations(COMMIT)) == []
     assert await ledger.run(lambda tx: tx.bank.unheld(every)) == ids([*orders, *cities])
 
 
@@ -134,18 +134,20 @@ async def test_references_are_counted_per_version_and_branch(ledger: Ledger) -> 
     async def setup(tx: LedgerTransaction) -> None:
         await with_commits(tx)
         await tx.bank.add([*orders, *users])
-        await tx.bank.refer(COMMIT, MAIN_BRANCH, ids(orders))
-        await tx.bank.refer(LATER, MAIN_BRANCH, ids([*orders, *users]))
-        await tx.bank.refer(COMMIT, FEATURE, ids(orders))
+        await tx.bank.add_references(COMMIT, MAIN_BRANCH, ids(orders))
+        await tx.bank.add_references(LATER, MAIN_BRANCH, ids([*orders, *users]))
+        await tx.bank.add_references(COMMIT, FEATURE, ids(orders))
 
     await ledger.run(setup)
     both = ids([*orders, *users])
     assert await ledger.run(lambda tx: tx.bank.references(SHOP, MAIN_BRANCH)) == both
     assert await ledger.run(lambda tx: tx.bank.references(SHOP, MAIN_BRANCH, COMMIT)) == ids(orders)
     assert await ledger.run(lambda tx: tx.bank.references(OTHER, MAIN_BRANCH)) == []
-    assert await ledger.run(lambda tx: tx.bank.unrefer(SHOP, MAIN_BRANCH, COMMIT)) == ids(orders)
+    assert await ledger.run(lambda tx: tx.bank.remove_references(SHOP, MAIN_BRANCH, COMMIT)) == ids(
+        orders
+    )
     assert await ledger.run(lambda tx: tx.bank.references(SHOP, MAIN_BRANCH)) == both
-    assert await ledger.run(lambda tx: tx.bank.unrefer(SHOP, MAIN_BRANCH)) == both
+    assert await ledger.run(lambda tx: tx.bank.remove_references(SHOP, MAIN_BRANCH)) == both
     assert await ledger.run(lambda tx: tx.bank.unheld(both)) == ids(users), (
         "the other branch still holds the rest"
     )
@@ -160,7 +162,7 @@ async def test_an_error_takes_back_everything_the_transaction_did(ledger: Ledger
 
     with pytest.raises(LookupError):
         await ledger.run(fails)
-    assert await ledger.run(lambda tx: tx.bank.holdings(ids(made))) == []
+    assert await ledger.run(lambda tx: tx.bank.summaries(ids(made))) == []
 
 
 async def test_the_lock_lets_one_transaction_of_a_workspace_decide_at_a_time(

@@ -12,7 +12,7 @@ import pytest
 
 from fennel_core.bank.memory_registry import MemoryRegistry
 from fennel_core.bank.postgres_registry import PostgresRegistry
-from fennel_core.bank.registry import Registry, Report, Slot
+from fennel_core.bank.registry import PartitionReport, Registry, Slot
 from fennel_core.connections import postgres
 from fennel_core.vocab.ids import EngineId, Epoch, JobId, Millis, PartitionIndex, SlotId
 
@@ -66,7 +66,7 @@ async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
 
         async def condemn_row() -> None:
             async with pool.connection() as connection:
-                await connection.execute("UPDATE job SET desired = 'gone' WHERE id = %s", (JOB,))
+                await connection.execute("UPDATE job SET desired = 'remove' WHERE id = %s", (JOB,))
 
         async def stored_row() -> tuple[str, str | None]:
             async with pool.connection() as connection:
@@ -135,7 +135,7 @@ async def test_a_released_lease_is_free_at_once_and_only_its_holder_releases(wor
 async def test_leaving_gives_everything_back(world: World) -> None:
     await world.registry.heartbeat(A, LEASE)
     await world.registry.claim([(FIRST, NEVER), (SECOND, NEVER)], A.id, LEASE)
-    await world.registry.leave(A.id)
+    await world.registry.deregister(A.id)
     seen = await world.registry.read(A.id)
     assert seen.slots == ()
     assert [lease.live for lease in seen.jobs[0].leases.values()] == [False, False]
@@ -165,9 +165,9 @@ async def test_reports_of_a_former_owner_are_not_stored(world: World) -> None:
     await world.registry.claim([(FIRST, NEVER)], A.id, LEASE)
     await world.lapse()
     await world.registry.claim([(FIRST, Epoch(1))], B.id, LEASE)
-    await world.registry.report({FIRST: (Epoch(2), Report("parked", None, "boom"))}, B.id)
+    await world.registry.report({FIRST: (Epoch(2), PartitionReport("parked", None, "boom"))}, B.id)
     assert await world.stored() == ("parked", "boom")
-    await world.registry.report({FIRST: (Epoch(1), Report("running", 0, None))}, A.id)
+    await world.registry.report({FIRST: (Epoch(1), PartitionReport("running", 0, None))}, A.id)
     assert await world.stored() == ("parked", "boom")
 
 
@@ -175,4 +175,4 @@ async def test_specs_and_the_wish_to_be_gone_are_read_back(world: World) -> None
     assert await world.registry.spec(JOB) == b"spec"
     assert await world.registry.spec(JobId("unknown")) is None
     await world.condemn()
-    assert (await world.registry.read(A.id)).jobs[0].desired == "gone"
+    assert (await world.registry.read(A.id)).jobs[0].desired == "remove"

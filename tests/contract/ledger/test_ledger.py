@@ -9,7 +9,7 @@ import asyncio
 import pytest
 
 from fennel_core.bank.store import Asset, AssetState
-from fennel_core.blueprints.plan import asset_id
+from fennel_core.blueprints.commit_plan import asset_id
 from fennel_core.blueprints.spec import Catalog
 from fennel_core.connections.errors import ConnectionsError
 from fennel_core.connections.postgres import pool
@@ -168,7 +168,7 @@ async def test_only_names_that_were_given_out_here_and_are_gone_or_unknown_are_u
     )
     every = [there, unknown, elsewhere, later]
     assert await ledger.run(lambda tx: tx.unaccounted(every)) == [unknown]
-    await ledger.run(lambda tx: tx.bank.set_state([there], AssetState.GONE))
+    await ledger.run(lambda tx: tx.bank.set_state([there], AssetState.DELETED))
     assert await ledger.run(lambda tx: tx.unaccounted(every)) == [there, unknown]
 
 

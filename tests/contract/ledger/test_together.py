@@ -121,7 +121,7 @@ async def check(ledger: Ledger, topics: MemoryTopicAdmin) -> None:
             )  # type: ignore[misc]
         every = await ledger.run(lambda tx, b=branch: tx.bank.references(SHOP, b.name))  # type: ignore[misc]
         assert set(every) <= held, "a branch holds its versions and nothing else"
-    holdings = await ledger.run(lambda tx: tx.bank.holdings(held))
+    holdings = await ledger.run(lambda tx: tx.bank.summaries(held))
     assert all(h.state is AssetState.LIVE for h in holdings)
     jobs = {h.id for h in holdings if h.key.kind == "job"}
     assert set(topics.partition_counts) == held - jobs

@@ -155,7 +155,7 @@ def batches(bench: Bench, part: int) -> Iterator[pl.DataFrame]:
         yield frame.cast({"at": pl.Datetime("us", "UTC")}).with_columns(
             positions.alias("__pos"),
             pl.lit(1, pl.Int8).alias("__sign"),
-            pl.lit(False).alias("__gone"),
+            pl.lit(False).alias("__tombstone"),
         )
 
 

@@ -281,7 +281,7 @@ async def test_a_job_that_is_to_go_stops_and_leaves_no_local_state(bench: Bench)
         assert state.exists()
         async with bench.pool.connection() as connection:
             await connection.execute(
-                "UPDATE job SET desired = 'gone' WHERE id = %s", (bench.jobs[1].id,)
+                "UPDATE job SET desired = 'remove' WHERE id = %s", (bench.jobs[1].id,)
             )
         async with asyncio.timeout(10):
             while await bench.owners(bench.jobs[1]):

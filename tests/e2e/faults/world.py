@@ -201,7 +201,7 @@ class World:
         found += [f"{asset} is reserved for {commit}" for commit, asset in self.rows(RESERVED)]
         held = {asset for (asset,) in self.rows(HELD)}
         there = dict(
-            self.rows("SELECT id, state FROM asset WHERE workspace = %(w)s AND state <> 'gone'")
+            self.rows("SELECT id, state FROM asset WHERE workspace = %(w)s AND state <> 'deleted'")
         )
         found += [
             f"{asset} is {state}, held: {asset in held}"

@@ -166,7 +166,7 @@ class World:
                     "city": city,
                     "at": self._time(),
                     "__sign": 1,
-                    "__gone": gone,
+                    "__tombstone": gone,
                 }
             )
         return self._stamped(batch)
@@ -175,7 +175,7 @@ class World:
         amounts = [self.rng.randrange(1000) for _ in range(self.rng.randint(1, 180))]
         return self._stamped(
             [
-                {"amount": amount, "at": self._time(), "__sign": 1, "__gone": False}
+                {"amount": amount, "at": self._time(), "__sign": 1, "__tombstone": False}
                 for amount in amounts
             ]
         )
@@ -283,7 +283,7 @@ def expected(rows: list[Row], schema: Schema, at: datetime) -> list[tuple[Any, .
             version = (
                 row["at"],
                 row["__pos"],
-                row["__gone"],
+                row["__tombstone"],
                 *(row[name] for name in schema.names),
             )
             left[version] = left.get(version, 0) + row["__sign"]

@@ -26,7 +26,7 @@ from fennel_core.connections.kafka import client_config, consumer_config
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import TopicName
 from fennel_core.vocab.keys import key_bytes, partition_of
-from fennel_core.vocab.versions import GONE, POS, SIGN, decode
+from fennel_core.vocab.versions import IS_TOMBSTONE, POS, SIGN, decode
 from fennel_core.wire.connectors import EvalCode
 from fennel_core.wire.pycode import PyCode
 from tests.support.ingest_rows import open_workspace, point_branch
@@ -166,7 +166,7 @@ async def test_a_row_is_on_its_topic_when_it_is_answered(server: Server) -> None
     )
     assert (status, answer) == (200, '{"rows":2}')
     rows = server.rows(users.topic)
-    assert sorted((r["user"], r["age"], r[SIGN], r[GONE]) for r in rows) == [
+    assert sorted((r["user"], r["age"], r[SIGN], r[IS_TOMBSTONE]) for r in rows) == [
         ("ann", 30, 1, False),
         ("bob", 40, 1, False),
     ]

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fennel_core.blueprints.compile import compile_subjects
+from fennel_core.blueprints.compile import compile_datasets
+from fennel_core.blueprints.compiler_input import DatasetInput
 from fennel_core.blueprints.identity import code_logic
 from fennel_core.blueprints.logical import Compiled
-from fennel_core.blueprints.subject import Subject
 from fennel_core.vocab.ids import DatasetName
 from fennel_core.wire import operators as wire
 from fennel_core.wire.connectors import Login, PlainSecret, Webhook, WebhookEndpoint
@@ -57,7 +57,7 @@ def subjects(
     versions: dict[int, int] | None = None,
     text: dict[int, str] | None = None,
     letters: str = LETTERS,
-) -> list[Subject]:
+) -> list[DatasetInput]:
     """Every derived dataset is the union of its inputs through a native operator and user code, so
     that each has logic of its own.
 
@@ -97,7 +97,7 @@ def contents(compiled: Compiled) -> list[str]:
 @settings(max_examples=40, deadline=None)
 @given(drawings(), st.integers(1, 64))
 def test_compiling_twice_gives_equal_values(drawing: Drawing, partitions: int) -> None:
-    assert compile_subjects(subjects(drawing), partitions) == compile_subjects(
+    assert compile_datasets(subjects(drawing), partitions) == compile_datasets(
         subjects(drawing), partitions
     )
 
@@ -108,8 +108,8 @@ def test_raising_a_version_renames_the_dataset_and_exactly_what_lies_downstream(
     drawing: Drawing, data: st.DataObject
 ) -> None:
     changed = data.draw(st.integers(0, len(drawing.inputs) - 1))
-    before = contents(compile_subjects(subjects(drawing), 4))
-    after = contents(compile_subjects(subjects(drawing, versions={changed: 2}), 4))
+    before = contents(compile_datasets(subjects(drawing), 4))
+    after = contents(compile_datasets(subjects(drawing, versions={changed: 2}), 4))
     renamed = {i for i, (a, b) in enumerate(zip(before, after, strict=True)) if a != b}
     assert renamed == drawing.downstream(changed)
 
@@ -121,9 +121,9 @@ def test_changing_code_renames_exactly_what_lies_downstream(
 ) -> None:
     changed = data.draw(st.integers(0, len(drawing.inputs) - 1))
     same = {i: f"def f(df): return df[df.amount > {i}]" for i in range(len(drawing.inputs))}
-    before = contents(compile_subjects(subjects(drawing, text=same), 4))
+    before = contents(compile_datasets(subjects(drawing, text=same), 4))
     after = contents(
-        compile_subjects(subjects(drawing, text=same | {changed: "def f(df): return df"}), 4)
+        compile_datasets(subjects(drawing, text=same | {changed: "def f(df): return df"}), 4)
     )
     renamed = {i for i, (a, b) in enumerate(zip(before, after, strict=True)) if a != b}
     assert renamed == drawing.downstream(changed)
@@ -132,7 +132,7 @@ def test_changing_code_renames_exactly_what_lies_downstream(
 @settings(max_examples=40, deadline=None)
 @given(drawings())
 def test_different_contents_have_different_names(drawing: Drawing) -> None:
-    names = contents(compile_subjects(subjects(drawing), 4))
+    names = contents(compile_datasets(subjects(drawing), 4))
     assert len(set(names)) == len(names)
 
 
@@ -142,8 +142,8 @@ def test_names_of_datasets_and_ids_of_operators_are_no_logic(
     drawing: Drawing, letters: list[str]
 ) -> None:
     named, renamed = (
-        compile_subjects(subjects(drawing), 4),
-        compile_subjects(subjects(drawing, letters="".join(letters)), 4),
+        compile_datasets(subjects(drawing), 4),
+        compile_datasets(subjects(drawing, letters="".join(letters)), 4),
     )
     assert [b.key for b in named.blueprints] == [b.key for b in renamed.blueprints]
 
@@ -166,18 +166,18 @@ def test_owners_and_descriptions_are_no_logic(drawing: Drawing) -> None:
         )
         for s in plain
     ]
-    assert contents(compile_subjects(plain, 4)) == contents(compile_subjects(dressed, 4))
+    assert contents(compile_datasets(plain, 4)) == contents(compile_datasets(dressed, 4))
 
 
 @settings(max_examples=40, deadline=None)
 @given(drawings())
 def test_another_number_of_partitions_renames_everything(drawing: Drawing) -> None:
-    four, eight = (compile_subjects(subjects(drawing), n) for n in (4, 8))
+    four, eight = (compile_datasets(subjects(drawing), n) for n in (4, 8))
     assert not {b.key for b in four.blueprints} & {b.key for b in eight.blueprints}
 
 
 def identity_of(**changes: object) -> str:
-    (source,) = compile_subjects([sourced("A", EVENTS, source=webhook("e", **changes))], 4).sources
+    (source,) = compile_datasets([sourced("A", EVENTS, source=webhook("e", **changes))], 4).sources
     return source.identity
 
 
@@ -210,7 +210,7 @@ def test_a_rotated_password_changes_nothing() -> None:
         table = connectors.MySQLTable(
             connectors.MySQL("db", host, 3306, "shop", "", login), "orders"
         )
-        compiled = compile_subjects([sourced("A", EVENTS, source=webhook("e", table=table))], 4)
+        compiled = compile_datasets([sourced("A", EVENTS, source=webhook("e", table=table))], 4)
         assert "secret word" not in repr(compiled)
         return contents(compiled)[0]
 

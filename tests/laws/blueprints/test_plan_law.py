@@ -7,8 +7,15 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fennel_core.blueprints.commit_plan import (
+    BankFacts,
+    CommitPlan,
+    asset_id,
+    diff,
+    plan_commit,
+    recomputed,
+)
 from fennel_core.blueprints.logical import AssetKey, Compiled
-from fennel_core.blueprints.plan import BankFacts, Plan, asset_id, diff, plan, recomputed
 from fennel_core.vocab.ids import WorkspaceId
 from tests.support.toy_commits import toy
 
@@ -33,7 +40,7 @@ def facts(alive: set[str], mine: set[str], others: set[str]) -> BankFacts:
     )
 
 
-def made(plan_: Plan) -> dict[str, set[AssetKey]]:
+def made(plan_: CommitPlan) -> dict[str, set[AssetKey]]:
     return {
         name: {p.blueprint.key for p in getattr(plan_, name)}
         for name in ("create", "keep", "adopt")
@@ -45,7 +52,7 @@ def test_a_plan_is_set_arithmetic(
     alive: set[str], mine: set[str], others: set[str], wanted: set[str]
 ) -> None:
     compiled = toy(*sorted(wanted))
-    found = plan(facts(alive, mine, others), compiled.blueprints)
+    found = plan_commit(facts(alive, mine, others), compiled.blueprints)
     want, have, own = {b.key for b in compiled.blueprints}, keys(alive | mine | others), keys(mine)
     assert made(found) == {"create": want - have, "keep": want & own, "adopt": (want & have) - own}
     assert {id_ for id_, _ in found.release} == {asset_id(SHOP, key, 1) for key in own - want}
@@ -59,17 +66,17 @@ def test_a_plan_is_set_arithmetic(
 def test_a_plan_that_was_carried_out_leaves_nothing_to_plan(
     mine: set[str], wanted: set[str]
 ) -> None:
-    first = plan(facts(set(), mine, set()), toy(*sorted(wanted)).blueprints)
+    first = plan_commit(facts(set(), mine, set()), toy(*sorted(wanted)).blueprints)
     ids = first.ids()
     after = BankFacts(SHOP, 8, ids, dict.fromkeys(ids.values(), ""), frozenset())
-    assert plan(after, toy(*sorted(wanted)).blueprints).changes_nothing
+    assert plan_commit(after, toy(*sorted(wanted)).blueprints).changes_nothing
 
 
 @given(words, words, words, words)
 def test_the_diff_counts_every_asset(
     alive: set[str], mine: set[str], others: set[str], wanted: set[str]
 ) -> None:
-    found = plan(facts(alive, mine, others), toy(*sorted(wanted)).blueprints)
+    found = plan_commit(facts(alive, mine, others), toy(*sorted(wanted)).blueprints)
     *lines, last = diff(found)
     assert last == (
         f"assets: {len(found.create)} created, {len(found.keep)} kept, {len(found.adopt)} adopted, "
@@ -88,5 +95,5 @@ def test_a_job_over_a_topic_that_exists_is_a_recomputation_and_one_over_new_topi
         return BankFacts(SHOP, 7, topics, dict.fromkeys(topics.values(), ""), frozenset())
 
     compiled = toy(*sorted(wanted))
-    again = recomputed(plan(without_jobs(toy(*sorted(mine))), compiled.blueprints), compiled)
+    again = recomputed(plan_commit(without_jobs(toy(*sorted(mine))), compiled.blueprints), compiled)
     assert set(again) == {f"{word}: table" for word in mine & wanted}

@@ -32,7 +32,7 @@ ROW = st.fixed_dictionaries(
         "v": st.none() | st.sampled_from([0.5, -1.0]),
         "tags": st.lists(st.integers(0, 2), max_size=2),
         "t": st.sampled_from([-5, 0, 1, 300]),
-        "__gone": st.booleans(),
+        "__tombstone": st.booleans(),
     }
 )
 TIMES = [-6, -5, 0, 1, 299, 300]
@@ -63,13 +63,15 @@ def test_a_keyed_dataset_as_of_a_time_is_its_last_version_by_key_less_tombstones
             if row["t"] <= at:
                 last[row["k"], row["n"]] = row
         expected = [
-            tuple(row[name] for name in KEYED.names) for row in last.values() if not row["__gone"]
+            tuple(row[name] for name in KEYED.names)
+            for row in last.values()
+            if not row["__tombstone"]
         ]
         assert rows(asof.content(frame, KEYED, Micros(at))) == sorted(expected, key=repr)
 
 
 @settings(deadline=None, max_examples=60)
-@given(histories(ROW.map(lambda row: {**row, "__gone": False})))
+@given(histories(ROW.map(lambda row: {**row, "__tombstone": False})))
 def test_a_keyless_dataset_as_of_a_time_is_every_row_until_then(history: History) -> None:
     frame = versions(history, KEYLESS)
     for at in TIMES:
@@ -82,7 +84,7 @@ def test_a_keyless_dataset_as_of_a_time_is_every_row_until_then(history: History
 
 
 def test_erased_keys_are_not_there_at_any_time() -> None:
-    meta = {"__pos": [b"1", b"2", b"3"], "__sign": [1, 1, 1], "__gone": [False] * 3}
+    meta = {"__pos": [b"1", b"2", b"3"], "__sign": [1, 1, 1], "__tombstone": [False] * 3}
     held = {
         "k": ["a", "a", "b"],
         "n": [1, 2, 1],

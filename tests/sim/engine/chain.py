@@ -49,7 +49,7 @@ USER = Schema((Field("uid", Str()),), (Field("city", Optional(Str())),), "at")
 MET = Schema((), (*EVENT.values, Field("city", Optional(Str()))), "at")
 SUMS = (Field("count", Int()), Field("amount", Int()))
 SERVED = Schema((Field("city", Optional(Str())),), SUMS, "at")
-META_TYPES = {"__pos": pl.Binary(), "__sign": pl.Int8(), "__gone": pl.Boolean()}
+META_TYPES = {"__pos": pl.Binary(), "__sign": pl.Int8(), "__tombstone": pl.Boolean()}
 UIDS, CITIES = [f"u{n}" for n in range(6)], ["rome", "oslo", "lima"]
 Row = dict[str, Any]
 
@@ -84,9 +84,9 @@ JOIN = _job(
     "join",
     spec.JoinSpec(EVENT, USER, ("uid",), ("city",), False, None, 0, MET),
     (CLEANED, USERS),
-    Output(JOINED, ("city",), frontier=True),
+    Output(JOINED, ("city",), watermark=True),
 )
-TOTAL = _job("totals", TOTALS_STEP, (JOINED,), Output(TOTALS, ("city",), frontier=True))
+TOTAL = _job("totals", TOTALS_STEP, (JOINED,), Output(TOTALS, ("city",), watermark=True))
 SERVE = _job(
     "served",
     spec.AggregateSpec(MET, ("city",), _sums(wire.Forever()), None, False, True, SERVED),
@@ -107,7 +107,7 @@ def frame(schema: Schema, rows: Sequence[Row]) -> pl.DataFrame:
     """Rows as a batch of signed versions: times in microseconds, positions given."""
     columns = {**frame_columns(schema), **META_TYPES}
     plain = {n: pl.Int64() if isinstance(t, pl.Datetime) else t for n, t in columns.items()}
-    made = [[{"__sign": 1, "__gone": False, **row}[name] for name in columns] for row in rows]
+    made = [[{"__sign": 1, "__tombstone": False, **row}[name] for name in columns] for row in rows]
     return pl.DataFrame(made, schema=plain, orient="row").cast(columns)  # type: ignore[arg-type]  # a mapping of names is accepted
 
 
@@ -158,7 +158,7 @@ class Feed:
         return {
             "uid": self.random.choice(UIDS),
             "city": None if gone else self.random.choice(CITIES),
-            "__gone": gone,
+            "__tombstone": gone,
             **self._place(second),
         }
 
@@ -179,7 +179,7 @@ def _message(topic: TopicName, part: int, batch: pl.DataFrame) -> OutgoingRecord
 def _newest(users: Sequence[Row], uid: str, at: int) -> Row | None:
     versions = [u for u in users if u["uid"] == uid and u["at"] <= at]
     newest = max(versions, key=lambda u: (u["at"], u["__pos"]), default=None)
-    return None if newest is None or newest["__gone"] else newest
+    return None if newest is None or newest["__tombstone"] else newest
 
 
 def joined(feed: Feed) -> list[Row]:
@@ -194,7 +194,7 @@ def integral(frames: Sequence[pl.DataFrame], schema: Schema) -> Counter[tuple[An
     left: Counter[tuple[Any, ...]] = Counter()
     for one in frames:
         times = one.with_columns(pl.col(schema.timestamp).to_physical()).select(
-            *schema.names, "__pos", "__gone", "__sign"
+            *schema.names, "__pos", "__tombstone", "__sign"
         )
         for *row, sign in times.rows():
             left[tuple(row)] += sign

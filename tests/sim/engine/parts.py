@@ -20,7 +20,7 @@ from zlib import crc32
 import msgspec
 
 from fennel_core.bank.memory_registry import MemoryRegistry
-from fennel_core.bank.registry import Registered, RegistryUnavailable, Report, Slot
+from fennel_core.bank.registry import PartitionReport, RegistryState, Slot
 from fennel_core.connections.errors import (
     SystemUnavailable,
     TransactionAborted,
@@ -337,13 +337,13 @@ class SimRegistry:
 
     async def _call(self, effect: Callable[[], Awaitable[T]]) -> T:
         return await self._process.ask(
-            effect, RegistryUnavailable, self._process.registry_away_until_ms
+            effect, SystemUnavailable, self._process.registry_away_until_ms
         )
 
     async def heartbeat(self, slot: Slot, lease_ms: Millis) -> None:
         await self._call(lambda: self._inner.heartbeat(slot, lease_ms))
 
-    async def read(self, me: SlotId) -> Registered:
+    async def read(self, me: SlotId) -> RegistryState:
         return await self._call(lambda: self._inner.read(me))
 
     async def spec(self, job: JobId) -> bytes | None:
@@ -359,12 +359,12 @@ class SimRegistry:
         await self._call(lambda: self._inner.release(held, slot))
 
     async def report(
-        self, reports: Mapping[JobPartition, tuple[Epoch, Report]], slot: SlotId
+        self, reports: Mapping[JobPartition, tuple[Epoch, PartitionReport]], slot: SlotId
     ) -> None:
         await self._call(lambda: self._inner.report(reports, slot))
 
-    async def leave(self, slot: SlotId) -> None:
-        await self._call(lambda: self._inner.leave(slot))
+    async def deregister(self, slot: SlotId) -> None:
+        await self._call(lambda: self._inner.deregister(slot))
 
 
 # --- disks ----------------------------------------------------------------------------------------

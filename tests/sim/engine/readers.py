@@ -140,7 +140,7 @@ class Client:
         fed = [
             [u["at"], u["city"]]
             for u in self._world.feed.sent
-            if u["uid"] == uid and not u["__gone"]
+            if u["uid"] == uid and not u["__tombstone"]
         ]
         if row is not None and (list(row) not in fed or row[0] > chain.micros(second)):
             self._world.broken.append(f"a client was told {row} of {uid} as of {second} s")

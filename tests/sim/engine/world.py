@@ -46,7 +46,7 @@ from fennel_core.operators.spec import step_version
 from fennel_core.operators.step import OperatorStep, Outcome, StateReader
 from fennel_core.replaylog import marker as markers
 from fennel_core.replaylog.marker import EpochMarker, IterationMarker
-from fennel_core.schedule.ownership import preferred
+from fennel_core.schedule.ownership import preferred_slot
 from fennel_core.snapshots.transfer import prune_snapshots
 from fennel_core.vocab import canonical
 from fennel_core.vocab.ids import (
@@ -538,7 +538,7 @@ class World:
             for part in map(PartitionIndex, range(self.partitions)):
                 slot, report = self.registry.reports()[(job.id, part)]
                 if (
-                    slot != preferred(job.id, part, slots)
+                    slot != preferred_slot(job.id, part, slots)
                     or report.status != "running"
                     or report.lag != 0
                 ):

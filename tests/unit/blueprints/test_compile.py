@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from fennel_core.blueprints.compile import compile_subjects
+from fennel_core.blueprints.compile import compile_datasets
 from fennel_core.blueprints.logical import AssetKind, Compiled, LogicalJob
 from fennel_core.operators import spec
 from fennel_core.vocab.dtypes import Str
@@ -49,11 +49,11 @@ def job(compiled: Compiled, title: str) -> LogicalJob:
 
 
 def test_nothing_compiles_to_nothing() -> None:
-    assert compile_subjects([], 4).blueprints == ()
+    assert compile_datasets([], 4).blueprints == ()
 
 
 def test_a_source_has_its_content_its_raw_rows_and_the_dead_letters() -> None:
-    compiled = compile_subjects([sourced("Events", EVENTS)], 4)
+    compiled = compile_datasets([sourced("Events", EVENTS)], 4)
     assert sorted(t.key.kind for t in compiled.topics) == [
         AssetKind.DEAD,
         AssetKind.RAW,
@@ -73,7 +73,7 @@ def test_a_source_has_its_content_its_raw_rows_and_the_dead_letters() -> None:
 
 @pytest.mark.parametrize("flag", ["online", "offline", "looked_up"])
 def test_a_keyed_dataset_that_anybody_may_look_up_has_a_table_over_its_topic(flag: str) -> None:
-    compiled = compile_subjects([sourced("Users", USERS, **{flag: True})], 4)
+    compiled = compile_datasets([sourced("Users", USERS, **{flag: True})], 4)
     table = job(compiled, "Users: table")
     assert table.step == spec.TableSpec(USERS)
     assert table.inputs == (compiled.datasets[0].topic,)
@@ -81,7 +81,7 @@ def test_a_keyed_dataset_that_anybody_may_look_up_has_a_table_over_its_topic(fla
 
 
 def test_a_keyed_dataset_that_nobody_may_look_up_and_a_keyless_one_have_no_table() -> None:
-    compiled = compile_subjects(
+    compiled = compile_datasets(
         [sourced("Users", USERS), sourced("Events", EVENTS, looked_up=True)], 4
     )
     assert compiled.jobs == ()
@@ -89,7 +89,7 @@ def test_a_keyed_dataset_that_nobody_may_look_up_and_a_keyless_one_have_no_table
 
 def test_a_pipeline_that_is_only_a_dataset_is_a_copy_without_stages() -> None:
     copy = derived("Copy", EVENTS, [node("Events", ref("Events"), EVENTS)])
-    compiled = compile_subjects([sourced("Events", EVENTS), copy], 4)
+    compiled = compile_datasets([sourced("Events", EVENTS), copy], 4)
     assert shape(compiled) == ["Copy.p: map -> position"]
     assert compiled.jobs[0].step == spec.MapSpec((EVENTS,), ((),), EVENTS)
 
@@ -101,7 +101,7 @@ def test_a_run_of_stateless_operators_is_one_job() -> None:
         node("a", drop("Events", "city"), dropped),
         node("b", wire.Rename("a", (("amount", "cents"),)), renamed),
     ]
-    compiled = compile_subjects([sourced("Events", EVENTS), derived("Cents", renamed, steps)], 4)
+    compiled = compile_datasets([sourced("Events", EVENTS), derived("Cents", renamed, steps)], 4)
     assert shape(compiled) == ["Cents.p: map -> position"]
     (only,) = compiled.jobs
     assert isinstance(only.step, spec.MapSpec)
@@ -110,7 +110,7 @@ def test_a_run_of_stateless_operators_is_one_job() -> None:
 
 def test_an_aggregate_reads_a_shuffle_by_its_keys_and_a_terminal_one_serves_itself() -> None:
     steps = [node("Events", ref("Events"), EVENTS), node("t", aggregate("Events", SUM), TOTALS)]
-    compiled = compile_subjects([sourced("Events", EVENTS), derived("Totals", TOTALS, steps)], 4)
+    compiled = compile_datasets([sourced("Events", EVENTS), derived("Totals", TOTALS, steps)], 4)
     assert shape(compiled) == ["Totals.p: map -> user", "Totals.p: aggregate"]
     view = compiled.datasets[1]
     assert (view.topic, view.served_by) == (None, compiled.jobs[1].key)
@@ -118,7 +118,7 @@ def test_an_aggregate_reads_a_shuffle_by_its_keys_and_a_terminal_one_serves_itse
 
 def test_an_aggregate_with_discrete_windows_writes_a_topic_and_may_have_a_table() -> None:
     steps = [node("Events", ref("Events"), EVENTS), node("t", aggregate("Events", DAILY), TOTALS)]
-    compiled = compile_subjects(
+    compiled = compile_datasets(
         [sourced("Events", EVENTS), derived("Totals", TOTALS, steps, online=True)], 4
     )
     assert shape(compiled) == [
@@ -135,7 +135,7 @@ def test_a_keyed_dataset_reaches_an_aggregate_as_facts_that_know_their_end() -> 
         node("Users", ref("Users"), keyed),
         node("t", aggregate("Users", SUM, keys=("city",)), cities),
     ]
-    compiled = compile_subjects([sourced("Users", keyed), derived("Totals", cities, steps)], 4)
+    compiled = compile_datasets([sourced("Users", keyed), derived("Totals", cities, steps)], 4)
     assert shape(compiled) == ["Totals.p: intervals -> city", "Totals.p: aggregate"]
     assert job(compiled, "Totals.p: intervals").step == spec.IntervalsSpec(
         keyed, spec.with_validity(keyed)
@@ -157,7 +157,7 @@ def test_a_keyed_left_side_of_a_join_is_cut_into_facts_before_it_leaves_its_own_
             joined,
         ),
     ]
-    compiled = compile_subjects(
+    compiled = compile_datasets(
         [sourced("Orders", orders), sourced("Users", USERS), derived("J", joined, steps)], 4
     )
     assert shape(compiled) == [
@@ -174,7 +174,7 @@ def test_grouping_by_what_the_input_is_partitioned_by_needs_no_shuffle() -> None
         node("d", wire.Dedup("Events", ("user",), None), EVENTS),
         node("t", wire.Latest("d", ("user",)), schema("user", "amount city:str")),
     ]
-    compiled = compile_subjects(
+    compiled = compile_datasets(
         [sourced("Events", EVENTS), derived("L", schema("user", "amount city:str"), steps)], 4
     )
     assert shape(compiled) == ["L.p: map -> user", "L.p: dedup -> user", "L.p: latest -> user"]
@@ -189,7 +189,7 @@ def test_what_a_pipeline_lends_its_user_code_is_part_of_its_logic() -> None:
         subject = derived("Good", EVENTS, steps)
         assert subject.pipeline is not None
         lent = replace(subject, pipeline=replace(subject.pipeline, includes=(code(helper),)))
-        return compile_subjects([sourced("Events", EVENTS), lent], 4)
+        return compile_datasets([sourced("Events", EVENTS), lent], 4)
 
     one, two = (compiled(f"def ok(df): return df.amount > {n}").jobs[0].key for n in (1, 2))
     assert one != two
@@ -206,7 +206,7 @@ def test_the_aggregations_of_a_windowed_groupby_reach_its_step() -> None:
         (wire.Count("orders", FOREVER, None, False, False, False),),
     )
     steps = [node("Events", ref("Events"), EVENTS), node("w", kind, windowed)]
-    compiled = compile_subjects([sourced("Events", EVENTS), derived("W", windowed, steps)], 4)
+    compiled = compile_datasets([sourced("Events", EVENTS), derived("W", windowed, steps)], 4)
     assert job(compiled, "W.p: windows").step.specs == kind.specs  # type: ignore[union-attr]
 
 
@@ -218,7 +218,7 @@ def test_grouping_keys_follow_the_order_of_the_datasets_keys_because_lookups_do(
             "t", aggregate("Events", SUM, keys=("user", "city")), schema("user city:str", "total")
         ),
     ]
-    compiled = compile_subjects([sourced("Events", EVENTS), derived("Totals", both, steps)], 4)
+    compiled = compile_datasets([sourced("Events", EVENTS), derived("Totals", both, steps)], 4)
     assert shape(compiled)[0] == "Totals.p: map -> city,user"
     assert compiled.jobs[1].step.keys == ("city", "user")  # type: ignore[union-attr]
 
@@ -235,7 +235,7 @@ def test_user_code_is_a_job_of_its_own_between_topics() -> None:
         ),
         node("d", drop("c", "amount"), schema("", "user kind:str")),
     ]
-    compiled = compile_subjects(
+    compiled = compile_datasets(
         [sourced("Events", EVENTS), derived("Kinds", schema("", "user kind:str"), steps)], 4
     )
     assert shape(compiled) == [
@@ -255,7 +255,7 @@ def test_user_code_before_a_group_writes_straight_to_the_groups_partitions() -> 
         node("a", wire.Transform("Events", (), code("lambda df: df")), EVENTS),
         node("t", aggregate("a", DAILY), TOTALS),
     ]
-    compiled = compile_subjects([sourced("Events", EVENTS), derived("Totals", TOTALS, steps)], 4)
+    compiled = compile_datasets([sourced("Events", EVENTS), derived("Totals", TOTALS, steps)], 4)
     assert shape(compiled) == ["Totals.p: transform -> user", "Totals.p: aggregate -> user"]
 
 
@@ -266,7 +266,7 @@ def test_user_code_that_two_operators_consume_runs_once() -> None:
         node("b", wire.Dropnull("a", ("city",)), EVENTS),
         node("u", wire.Union_(("a", "b")), EVENTS),
     ]
-    compiled = compile_subjects([sourced("Events", EVENTS), derived("Both", EVENTS, steps)], 4)
+    compiled = compile_datasets([sourced("Events", EVENTS), derived("Both", EVENTS, steps)], 4)
     assert [t for t in shape(compiled) if "transform" in t] == ["Both.p: transform -> position"]
 
 
@@ -291,7 +291,7 @@ def test_a_join_repartitions_the_left_side_by_the_right_datasets_key_order() -> 
             joined,
         ),
     ]
-    compiled = compile_subjects(
+    compiled = compile_datasets(
         [sourced("Left", left), sourced("Places", places), derived("J", joined, steps)], 4
     )
     assert shape(compiled) == ["J.p: map -> code,city", "J.p: join -> position"]
@@ -309,7 +309,7 @@ def test_a_union_is_one_job_over_its_branches_and_a_second_branch_over_one_topic
         node("a", wire.Dropnull("Events", ("city",)), EVENTS),
         node("u", wire.Union_(("Events", "a")), EVENTS),
     ]
-    compiled = compile_subjects([sourced("Events", EVENTS), derived("Both", EVENTS, steps)], 4)
+    compiled = compile_datasets([sourced("Events", EVENTS), derived("Both", EVENTS, steps)], 4)
     assert shape(compiled) == ["Both.p: copy -> position", "Both.p: map -> position"]
     assert len(set(job(compiled, "Both.p: map").inputs)) == 2
 
@@ -335,7 +335,7 @@ def test_a_dataset_joined_with_itself_reads_a_copy_on_the_left() -> None:
             USERS,
         ),
     ]
-    compiled = compile_subjects(
+    compiled = compile_datasets(
         [sourced("Users", USERS), derived("J", joined, steps), derived("K", USERS, direct)], 4
     )
     assert all(len(set(j.inputs)) == len(j.inputs) for j in compiled.jobs)
@@ -354,7 +354,7 @@ def test_two_pipelines_with_the_same_beginning_share_its_shuffle() -> None:
         node("Events", ref("Events"), EVENTS),
         node("l", wire.Latest("Events", ("user",)), LATEST),
     ]
-    compiled = compile_subjects(
+    compiled = compile_datasets(
         [sourced("Events", EVENTS), derived("One", TOTALS, first), derived("Two", LATEST, second)],
         4,
     )
@@ -370,14 +370,14 @@ def test_a_step_that_closes_windows_reads_a_shuffle_that_carries_the_frontier() 
 
     one = derived("One", TOTALS, totals(SUM))  # type: ignore[arg-type]
     two = derived("Two", TOTALS, totals(DAILY))  # type: ignore[arg-type]
-    compiled = compile_subjects([sourced("Events", EVENTS), one, two], 4)
+    compiled = compile_datasets([sourced("Events", EVENTS), one, two], 4)
     assert shape(compiled) == [
         "One.p: map -> user",
         "One.p: aggregate",
         "Two.p: map -> user",
         "Two.p: aggregate -> user",
     ]
-    assert [[o.frontier for o in job.outputs] for job in compiled.jobs] == [
+    assert [[o.watermark for o in job.outputs] for job in compiled.jobs] == [
         [False],
         [],
         [True],
@@ -405,9 +405,9 @@ def test_a_join_before_windows_tells_the_frontier_and_what_lies_between_passes_i
         (closing, [[False], [True], [True], [False]]),
         (moving, [[False], [False], [False], []]),
     ):
-        compiled = compile_subjects([*subjects, pipeline], 4)
+        compiled = compile_datasets([*subjects, pipeline], 4)
         assert shape(compiled)[:3] == titles
-        assert [[o.frontier for o in job.outputs] for job in compiled.jobs] == carries
+        assert [[o.watermark for o in job.outputs] for job in compiled.jobs] == carries
 
 
 def test_operators_keep_the_schemas_they_were_given() -> None:
@@ -417,7 +417,7 @@ def test_operators_keep_the_schemas_they_were_given() -> None:
         node("l", wire.Latest("d", ("user",)), schema("user", "amount city:str")),
         node("c", wire.Changelog("l", "gone", True), schema("", "user amount city:str gone")),
     ]
-    compiled = compile_subjects(
+    compiled = compile_datasets(
         [sourced("Events", EVENTS), derived("C", schema("", "user amount city:str gone"), steps)], 4
     )
     assert shape(compiled) == [
@@ -433,7 +433,7 @@ def test_operators_keep_the_schemas_they_were_given() -> None:
 
 def test_two_datasets_fed_by_one_endpoint_in_the_same_way_are_one_topic_and_two_views() -> None:
     source = webhook("clicks")
-    compiled = compile_subjects(
+    compiled = compile_datasets(
         [sourced("A", EVENTS, source=source), sourced("B", EVENTS, source=source)], 4
     )
     assert len({d.topic for d in compiled.datasets}) == 1

@@ -113,7 +113,7 @@ def messages(schema: Schema, value: str, seed: int) -> list[bytes]:
         )
         frame = pl.DataFrame(rows).cast({"at": pl.Datetime("us", "UTC")}).select(*schema.names)
         frame = frame.with_columns(
-            positions, pl.lit(1, pl.Int8).alias("__sign"), pl.lit(False).alias("__gone")
+            positions, pl.lit(1, pl.Int8).alias("__sign"), pl.lit(False).alias("__tombstone")
         )
         out.append(encode_frame(frame))
     return out
@@ -430,7 +430,7 @@ def test_windows_that_close_are_left_to_the_live_lane() -> None:
         JobId("j"),
         WorkspaceId("w"),
         (LEFT,),
-        (Output(OUT, (), frontier=True),),
+        (Output(OUT, (), watermark=True),),
         STEPS["map"][2],
         LOG,
         DEAD,

@@ -83,7 +83,7 @@ async def lived(log: MemoryLog, rows: Rows) -> None:
     producer = MemoryProducer(log, "ingest")
     for number, (key, value) in enumerate(rows):
         begun = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=value)
-        moments = {"at": begun, "__to": begun + timedelta(seconds=1)}
+        moments = {"at": begun, "__valid_to": begun + timedelta(seconds=1)}
         times = {
             name: pa.array([moment], pa.timestamp("us", "UTC")) for name, moment in moments.items()
         }

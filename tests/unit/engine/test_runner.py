@@ -400,7 +400,9 @@ class Closing(CountingStep):
             return Outcome()
         row = pl.DataFrame(
             {"key": ["frontier"], "value": [frontier], "at": [datetime.fromtimestamp(0, UTC)]}
-        ).with_columns(__pos=pl.lit(b"0" * 14), __sign=pl.lit(1, pl.Int8), __gone=pl.lit(False))
+        ).with_columns(
+            __pos=pl.lit(b"0" * 14), __sign=pl.lit(1, pl.Int8), __tombstone=pl.lit(False)
+        )
         return Outcome(
             {b"frontier": b"%d" % frontier, b"seen": total or b""}, emits=(OutputBatch(0, row),)
         )
@@ -422,7 +424,7 @@ async def test_every_partition_is_told_how_far_event_time_has_come_and_windows_c
         await producer.commit([OutgoingRecord(SOURCE, 0, at(minutes, number))])
     same = spec.MapSpec((SCHEMA,), ((),), SCHEMA)
     mapped = dataclasses.replace(
-        job(), step=same, partitions=3, outputs=(Output(TARGET, ("key",), frontier=True),)
+        job(), step=same, partitions=3, outputs=(Output(TARGET, ("key",), watermark=True),)
     )
     copying = JobLogic(build(same), None, 1, None)
     await run_until(

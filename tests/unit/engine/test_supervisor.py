@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from fennel_core.bank.memory_registry import MemoryRegistry
-from fennel_core.bank.registry import RegistryUnavailable, Report, Slot
+from fennel_core.bank.registry import PartitionReport, Slot
+from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.engine.errors import RebuildRequested
 from fennel_core.engine.supervisor import HostedPartition, Supervisor
 from fennel_core.vocab.ids import (
@@ -33,11 +34,11 @@ class Forgetful(MemoryRegistry):
     answers = True
 
     async def report(
-        self, reports: Mapping[JobPartition, tuple[Epoch, Report]], slot: SlotId
+        self, reports: Mapping[JobPartition, tuple[Epoch, PartitionReport]], slot: SlotId
     ) -> None:
         await super().report(reports, slot)
         if not self.answers:
-            raise RegistryUnavailable("the answer was lost")
+            raise SystemUnavailable("the answer was lost")
 
 
 @dataclass
@@ -156,12 +157,12 @@ async def test_who_does_not_own_a_partition_does_not_rebuild_it() -> None:
 def test_why_a_partition_is_parked_stays_the_news_while_it_is_tried_again_and_no_longer() -> None:
     runner: Any = Running(3, "replaying")
     hosted = HostedPartition(Epoch(1), error="ValueError: no such column")
-    assert hosted.report() == Report("parked", None, "ValueError: no such column")
+    assert hosted.report() == PartitionReport("parked", None, "ValueError: no such column")
     hosted.runner = runner
-    assert hosted.report() == Report("parked", None, "ValueError: no such column")
+    assert hosted.report() == PartitionReport("parked", None, "ValueError: no such column")
     for status in ("backfilling", "running"):
         runner.status = status
-        assert hosted.report() == Report(status, 3, None)
+        assert hosted.report() == PartitionReport(status, 3, None)
 
 
 async def test_a_partition_that_ran_again_is_not_parked_for_what_happened_before() -> None:
@@ -174,4 +175,4 @@ async def test_a_partition_that_ran_again_is_not_parked_for_what_happened_before
         await asyncio.sleep(0)
     running.cancel()
     await asyncio.wait([running])
-    assert hosted.report() == Report("replaying", None, None)
+    assert hosted.report() == PartitionReport("replaying", None, None)

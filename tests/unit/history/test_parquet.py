@@ -44,7 +44,7 @@ def message(users: list[str | None], server: int) -> bytes:
         "ts": [NOON] * count,
         "__pos": stamp(Hlc(1), server, count).to_pylist(),
         "__sign": [1] * count,
-        "__gone": [False] * count,
+        "__tombstone": [False] * count,
     }
     return encode(pa.Table.from_pydict(values, schema=COLUMNS))
 

@@ -27,12 +27,12 @@ def test_a_right_side_without_values_still_decides_what_an_inner_join_keeps(left
         "k": 1,
         "w": _window(0),
         "t": 7,
-        "__gone": False,
+        "__tombstone": False,
         "__pos": b"\x01" * 14,
-        "__to": None,
+        "__valid_to": None,
     }
     alone = {**row, "id": "b", "w": _window(10), "__pos": b"\x02" * 14}
-    right = {"k": 1, "w": _window(0), "ts": 5, "__gone": False, "__pos": b"\x03" * 14}
+    right = {"k": 1, "w": _window(0), "ts": 5, "__tombstone": False, "__pos": b"\x03" * 14}
     for batches in (
         [[Change(0, 1, row), Change(0, 1, alone)], [Change(1, 1, right)]],
         [[Change(1, 1, right)], [Change(0, 1, row)]],

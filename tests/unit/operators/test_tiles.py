@@ -52,7 +52,7 @@ def _rows(times, sign=1):
                 "v": float(n % 10),
                 "t": t,
                 "__pos": b"\x01" + n.to_bytes(13, "big"),
-                "__gone": False,
+                "__tombstone": False,
             },
         )
         for n, t in enumerate(times)

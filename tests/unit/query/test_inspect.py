@@ -10,7 +10,7 @@ import polars as pl
 from fennel_core.query.inspect import frame_columns, scanned_columns, tail_rows
 from fennel_core.vocab.dtypes import Field, Int, Str
 from fennel_core.vocab.schema import Schema
-from fennel_core.vocab.versions import GONE, POS, SIGN
+from fennel_core.vocab.versions import IS_TOMBSTONE, POS, SIGN
 
 SCHEMA = Schema((Field("uid", Int()),), (Field("name", Str()),), "ts")
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -25,7 +25,7 @@ def version(
         "ts": NOW,
         POS: position.to_bytes(4, "big"),
         SIGN: sign,
-        GONE: gone,
+        IS_TOMBSTONE: gone,
     }
 
 

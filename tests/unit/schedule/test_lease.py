@@ -2,7 +2,15 @@
 
 import pytest
 
-from fennel_core.schedule.lease import Claim, Decision, HandOver, Keep, Lease, Leave, decide
+from fennel_core.schedule.lease import (
+    Claim,
+    Keep,
+    Lease,
+    LeaseDecision,
+    Stop,
+    StopAndRelease,
+    decide_lease,
+)
 from fennel_core.vocab.ids import Epoch, Millis, SlotId
 
 ME, OTHER = SlotId("me"), SlotId("other")
@@ -16,24 +24,24 @@ def lease(slot: SlotId | None, remaining_ms: int, epoch: int = 5) -> Lease:
     ("row", "running", "preferred", "expected"),
     [
         (lease(None, 0), None, ME, Claim(Epoch(5))),
-        (lease(None, 0), None, OTHER, Leave()),
+        (lease(None, 0), None, OTHER, Stop()),
         (lease(ME, 1000), Epoch(5), ME, Keep(Epoch(5))),
         (lease(ME, 1000), Epoch(5), None, Keep(Epoch(5))),
-        (lease(ME, 1000), Epoch(5), OTHER, HandOver(Epoch(5))),
-        (lease(ME, 1000), None, OTHER, HandOver(Epoch(5))),
-        (lease(ME, 1000), Epoch(4), OTHER, HandOver(Epoch(5))),
-        (lease(ME, 1000), None, None, HandOver(Epoch(5))),
+        (lease(ME, 1000), Epoch(5), OTHER, StopAndRelease(Epoch(5))),
+        (lease(ME, 1000), None, OTHER, StopAndRelease(Epoch(5))),
+        (lease(ME, 1000), Epoch(4), OTHER, StopAndRelease(Epoch(5))),
+        (lease(ME, 1000), None, None, StopAndRelease(Epoch(5))),
         (lease(ME, 1000), None, ME, Claim(Epoch(5))),
         (lease(ME, 1000), Epoch(4), ME, Claim(Epoch(5))),
         (lease(ME, 0), Epoch(5), ME, Claim(Epoch(5))),
-        (lease(ME, -1), Epoch(5), OTHER, Leave()),
-        (lease(OTHER, 1000), None, ME, Leave()),
-        (lease(OTHER, 1000, epoch=6), Epoch(5), ME, Leave()),
+        (lease(ME, -1), Epoch(5), OTHER, Stop()),
+        (lease(OTHER, 1000), None, ME, Stop()),
+        (lease(OTHER, 1000, epoch=6), Epoch(5), ME, Stop()),
         (lease(OTHER, 0), None, ME, Claim(Epoch(5))),
-        (lease(OTHER, 0), None, OTHER, Leave()),
+        (lease(OTHER, 0), None, OTHER, Stop()),
     ],
 )
 def test_the_decision_follows_the_row_what_runs_and_who_is_preferred(
-    row: Lease, running: Epoch | None, preferred: SlotId | None, expected: Decision
+    row: Lease, running: Epoch | None, preferred: SlotId | None, expected: LeaseDecision
 ) -> None:
-    assert decide(ME, row, running, preferred) == expected
+    assert decide_lease(ME, row, running, preferred) == expected

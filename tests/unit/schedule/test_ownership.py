@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fennel_core.schedule.ownership import preferred
+from fennel_core.schedule.ownership import preferred_slot
 from fennel_core.vocab.ids import JobId, PartitionIndex, SlotId
 
 JOBS = [JobId(f"job-{n}") for n in range(200)]
@@ -16,22 +16,22 @@ slots = st.lists(
 
 
 def test_nobody_is_preferred_when_no_slot_lives() -> None:
-    assert preferred(JOBS[0], PARTS[0], []) is None
+    assert preferred_slot(JOBS[0], PARTS[0], []) is None
 
 
 @given(live=slots, job=st.sampled_from(JOBS), part=st.sampled_from(PARTS))
 def test_everybody_agrees_whatever_the_order_in_which_slots_are_listed(
     live: list[SlotId], job: JobId, part: PartitionIndex
 ) -> None:
-    assert preferred(job, part, live) == preferred(job, part, sorted(live, reverse=True))
-    assert preferred(job, part, live) in live
+    assert preferred_slot(job, part, live) == preferred_slot(job, part, sorted(live, reverse=True))
+    assert preferred_slot(job, part, live) in live
 
 
 @given(live=slots, job=st.sampled_from(JOBS))
 def test_the_partitions_of_a_job_are_spread_as_evenly_as_integers_allow(
     live: list[SlotId], job: JobId
 ) -> None:
-    counts = Counter(preferred(job, part, live) for part in PARTS)
+    counts = Counter(preferred_slot(job, part, live) for part in PARTS)
     shares = [counts[slot] for slot in live]
     assert max(shares) - min(shares) <= 1
 
@@ -39,9 +39,11 @@ def test_the_partitions_of_a_job_are_spread_as_evenly_as_integers_allow(
 def test_a_leaving_slot_moves_a_bounded_share() -> None:
     before = [SlotId(f"slot-{n}") for n in range(8)]
     after = before[:-1]
-    owned = {(job, part): preferred(job, part, before) for job in JOBS for part in PARTS}
+    owned = {(job, part): preferred_slot(job, part, before) for job in JOBS for part in PARTS}
     moved = sum(
-        1 for key, slot in owned.items() if slot != before[-1] and preferred(*key, after) != slot
+        1
+        for key, slot in owned.items()
+        if slot != before[-1] and preferred_slot(*key, after) != slot
     )
     assert moved / len(owned) < 0.5, (
         "dealing partitions round the ranking may move some, never most"

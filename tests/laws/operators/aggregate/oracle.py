@@ -110,7 +110,7 @@ def life(row, window):
     """When a fact begins and ceases (None: never) to count in ("forever",), ("sliding", d) or
     ("steps", s); None if it never does.
     """
-    begin, end = row["t"], row["__to"]
+    begin, end = row["t"], row["__valid_to"]
     if window[0] == "sliding":
         end = min(e for e in (end, begin + window[1] + SECOND) if e is not None)
     if window[0] == "steps":

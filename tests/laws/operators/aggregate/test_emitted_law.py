@@ -77,7 +77,7 @@ def _agrees(history, emitted, windows, visible):
         for key, moment, (counted, topped) in oracle.emitted(history.left_over(), windows, visible)
     ]
     found = integral(emitted)
-    assert all(len(row["__pos"]) == 14 and not row["__gone"] for row in found)
+    assert all(len(row["__pos"]) == 14 and not row["__tombstone"] for row in found)
     assert bag([{name: row[name] for name in ("k", "t", "n", "top")} for row in found]) == bag(
         versions
     )

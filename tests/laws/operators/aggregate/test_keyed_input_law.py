@@ -43,7 +43,7 @@ ROW = st.tuples(
         "k": r[1],
         "v": r[2],
         "t": r[3] * SECOND,
-        "__to": r[4] and (r[3] + r[4]) * SECOND,
+        "__valid_to": r[4] and (r[3] + r[4]) * SECOND,
     }
 )
 

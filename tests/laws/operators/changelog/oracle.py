@@ -12,9 +12,9 @@ def changelog(versions):
             last_of_time[version["t"]] = version
         old = None
         for moment, version in last_of_time.items():
-            if old is not None and not old["__gone"]:
+            if old is not None and not old["__tombstone"]:
                 events.append((moment, version["__pos"] + bytes([0, 0, 0, 0]), True, old))
-            if not version["__gone"]:
+            if not version["__tombstone"]:
                 events.append((moment, version["__pos"] + bytes([0, 0, 0, 1]), False, version))
             old = version
     return events

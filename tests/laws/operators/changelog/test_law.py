@@ -19,9 +19,9 @@ ROW = st.fixed_dictionaries(
         "k": st.sampled_from("ab"),
         "t": st.integers(0, 6),
         "v": st.integers(0, 3),
-        "__gone": st.sampled_from([False, False, True]),
+        "__tombstone": st.sampled_from([False, False, True]),
     }
-).map(lambda row: {**row, "v": None} if row["__gone"] else row)
+).map(lambda row: {**row, "v": None} if row["__tombstone"] else row)
 
 
 @given(histories(ROW), st.booleans())
@@ -34,7 +34,7 @@ def test_a_changelog_tells_every_insert_and_delete(history, deletes):
             "flag": delete == deletes,
             "t": moment,
             "__pos": pos,
-            "__gone": False,
+            "__tombstone": False,
         }
         for moment, pos, delete, row in oracle.changelog(history.left_over())
     ]

@@ -11,5 +11,9 @@ def facts(versions):
             last_of_time[version["t"]] = version
         living = list(last_of_time.values())
         ends = [*(v["t"] for v in living[1:]), None]
-        out += [{**v, "__to": end} for v, end in zip(living, ends, strict=True) if not v["__gone"]]
+        out += [
+            {**v, "__valid_to": end}
+            for v, end in zip(living, ends, strict=True)
+            if not v["__tombstone"]
+        ]
     return out

@@ -16,9 +16,9 @@ ROW = st.fixed_dictionaries(
         "k": st.sampled_from("ab"),
         "t": st.integers(0, 6),
         "v": st.integers(0, 3),
-        "__gone": st.sampled_from([False, False, True]),
+        "__tombstone": st.sampled_from([False, False, True]),
     }
-).map(lambda row: {**row, "v": None} if row["__gone"] else row)
+).map(lambda row: {**row, "v": None} if row["__tombstone"] else row)
 
 
 @given(histories(ROW))

@@ -9,7 +9,7 @@ def join(left, right, low, high, inner):
         seen = [r for r in right if r["k"] == row["a"] and r["ts"] <= row["t"] + high]
         last = max(seen, key=lambda r: (r["ts"], r["__pos"]), default=None)
         if last is not None and (
-            last["__gone"] or (low is not None and last["ts"] < row["t"] - low)
+            last["__tombstone"] or (low is not None and last["ts"] < row["t"] - low)
         ):
             last = None
         if last is not None or not inner:
@@ -28,4 +28,4 @@ def in_force(left, right, key, moment, inner):
 
 def latest(versions, time):
     last = max(versions, key=lambda v: (v[time], v["__pos"]), default=None)
-    return None if last is None or last["__gone"] else last
+    return None if last is None or last["__tombstone"] else last

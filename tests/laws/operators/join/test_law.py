@@ -24,9 +24,9 @@ RIGHT_ROWS = st.fixed_dictionaries(
         "k": st.sampled_from("pq"),
         "ts": TIMES,
         "v": st.none() | st.integers(0, 3),
-        "__gone": st.sampled_from([False, False, False, True]),
+        "__tombstone": st.sampled_from([False, False, False, True]),
     }
-).map(lambda row: {**row, "v": None} if row["__gone"] else row)
+).map(lambda row: {**row, "v": None} if row["__tombstone"] else row)
 
 
 @given(

@@ -25,10 +25,10 @@ OUTPUT = Schema((Field("id", Str()),), (Field("a", Str()), Field("v", Optional(I
 TIMES = st.integers(0, 10)
 GONE = st.sampled_from([False, False, False, True])
 LEFT_ROWS = st.fixed_dictionaries(
-    {"id": st.sampled_from("xy"), "a": st.sampled_from("pq"), "t": TIMES, "__gone": GONE}
+    {"id": st.sampled_from("xy"), "a": st.sampled_from("pq"), "t": TIMES, "__tombstone": GONE}
 )
 RIGHT_ROWS = st.fixed_dictionaries(
-    {"k": st.sampled_from("pq"), "v": st.integers(0, 3), "ts": TIMES, "__gone": GONE}
+    {"k": st.sampled_from("pq"), "v": st.integers(0, 3), "ts": TIMES, "__tombstone": GONE}
 )
 
 

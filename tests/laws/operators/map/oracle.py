@@ -12,15 +12,15 @@ def keyed(row):
         "o": None,
         "t": row["t"],
         "__pos": row["__pos"],
-        "__gone": True,
+        "__tombstone": True,
     }
-    if row["__gone"]:
+    if row["__tombstone"]:
         return [absent]
     if row["y"] == 0:
         return []
     if not row["x"] > 0 or row["o"] is None:
         return [absent]
-    return [{**absent, "n": row["x"], "z": 12 // row["y"], "o": row["o"], "__gone": False}]
+    return [{**absent, "n": row["x"], "z": 12 // row["y"], "o": row["o"], "__tombstone": False}]
 
 
 def exploded(row, branch):
@@ -37,5 +37,6 @@ def exploded(row, branch):
         (row["__pos"] + i.to_bytes(4, "big") + branch.to_bytes(4, "big"), x, y) for i, x, y in pairs
     ]
     return [
-        {"a": x, "b": y, "t": row["t"], "__pos": pos, "__gone": False} for pos, x, y in extended
+        {"a": x, "b": y, "t": row["t"], "__pos": pos, "__tombstone": False}
+        for pos, x, y in extended
     ]

@@ -42,9 +42,9 @@ KEYED_ROW = st.fixed_dictionaries(
         "x": SMALL,
         "y": SMALL,
         "o": st.none() | SMALL,
-        "__gone": st.sampled_from([False, False, True]),
+        "__tombstone": st.sampled_from([False, False, True]),
     }
-).map(lambda row: {**row, **dict.fromkeys("xyo")} if row["__gone"] else row)
+).map(lambda row: {**row, **dict.fromkeys("xyo")} if row["__tombstone"] else row)
 
 LISTS = Schema((), (Field("a", List(Int())), Field("b", List(Str()))), "t")
 ELEMENTS = Schema((), (Field("a", Optional(Int())), Field("b", Optional(Str()))), "t")
@@ -91,5 +91,5 @@ def test_dead_rows_are_exactly_those_whose_expression_fails(history):
             assert "`z`" in rows.reason
             dead += rows.frame["__pos"].to_list()
     assert sorted(dead) == sorted(
-        row["__pos"] for row in history.left_over() if row["y"] == 0 and not row["__gone"]
+        row["__pos"] for row in history.left_over() if row["y"] == 0 and not row["__tombstone"]
     )

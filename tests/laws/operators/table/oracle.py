@@ -4,4 +4,4 @@
 def lookup(versions, key, moment):
     past = [v for v in versions if v["k"] == key and v["t"] <= moment]
     last = max(past, key=lambda v: (v["t"], v["__pos"]), default=None)
-    return None if last is None or last["__gone"] else [last["t"], last["v"]]
+    return None if last is None or last["__tombstone"] else [last["t"], last["v"]]

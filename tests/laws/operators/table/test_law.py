@@ -21,9 +21,9 @@ ROW = st.fixed_dictionaries(
         "k": st.sampled_from("abé"),
         "t": st.sampled_from([-5, 0, 1, 2, 300]),
         "v": st.none() | st.integers(-3, 3),
-        "__gone": st.booleans(),
+        "__tombstone": st.booleans(),
     }
-).map(lambda row: {**row, "v": None} if row["__gone"] else row)
+).map(lambda row: {**row, "v": None} if row["__tombstone"] else row)
 
 
 @given(histories(ROW))

@@ -14,7 +14,7 @@ from fennel_core.wire.pycode import PyCode
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class TypedOperator:
     """An operator of a pipeline and the schema it puts out."""
 
     id: str
@@ -23,22 +23,22 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class PipelineSubject:
+class PipelineInput:
     """A pipeline; `nodes` in topological order, the last one is its result."""
 
     name: str
-    nodes: tuple[Node, ...]
+    nodes: tuple[TypedOperator, ...]
     includes: tuple[PyCode, ...] = ()
     """What the pipeline's user code may call."""
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class DatasetInput:
     """A dataset. `looked_up`: an extractor reads it by key."""
 
     dataset: Dataset
     sources: tuple[Source, ...]
-    pipeline: PipelineSubject | None
+    pipeline: PipelineInput | None
     online: bool
     offline: bool
     looked_up: bool

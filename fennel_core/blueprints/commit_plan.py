@@ -36,7 +36,7 @@ class BankFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedAsset:
     """A wanted blueprint and the asset that will be it."""
 
     id: AssetId
@@ -44,17 +44,17 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CommitPlan:
     """`release` and `destroy` pair an asset with its title. `destroy` is part of `release`."""
 
-    create: tuple[Planned, ...]
-    keep: tuple[Planned, ...]
-    adopt: tuple[Planned, ...]
+    create: tuple[PlannedAsset, ...]
+    keep: tuple[PlannedAsset, ...]
+    adopt: tuple[PlannedAsset, ...]
     release: tuple[tuple[AssetId, str], ...]
     destroy: tuple[tuple[AssetId, str], ...]
 
     @property
-    def wanted(self) -> tuple[Planned, ...]:
+    def wanted(self) -> tuple[PlannedAsset, ...]:
         return (*self.create, *self.keep, *self.adopt)
 
     @property
@@ -78,28 +78,28 @@ def incarnation_of(id_: AssetId) -> int:
     return int(id_.rpartition(".")[2])
 
 
-def plan(facts: BankFacts, wanted: Iterable[Blueprint]) -> Plan:
+def plan_commit(facts: BankFacts, wanted: Iterable[Blueprint]) -> CommitPlan:
     """Compare what is wanted with what there is."""
-    create: list[Planned] = []
-    keep: list[Planned] = []
-    adopt: list[Planned] = []
+    create: list[PlannedAsset] = []
+    keep: list[PlannedAsset] = []
+    adopt: list[PlannedAsset] = []
     for blueprint in wanted:
         alive = facts.alive.get(blueprint.key)
         if alive is None:
             create.append(
-                Planned(asset_id(facts.workspace, blueprint.key, facts.incarnation), blueprint)
+                PlannedAsset(asset_id(facts.workspace, blueprint.key, facts.incarnation), blueprint)
             )
         else:
-            (keep if alive in facts.mine else adopt).append(Planned(alive, blueprint))
+            (keep if alive in facts.mine else adopt).append(PlannedAsset(alive, blueprint))
     wanted_ids = {p.id for p in keep}
     release = tuple(
         sorted((id_, title) for id_, title in facts.mine.items() if id_ not in wanted_ids)
     )
     destroy = tuple((id_, title) for id_, title in release if id_ not in facts.shared)
-    return Plan(tuple(create), tuple(keep), tuple(adopt), release, destroy)
+    return CommitPlan(tuple(create), tuple(keep), tuple(adopt), release, destroy)
 
 
-def recomputed(made: Plan, compiled: Compiled) -> tuple[str, ...]:
+def recomputed(made: CommitPlan, compiled: Compiled) -> tuple[str, ...]:
     """Titles of what would be computed again from data that exists already: what `backfill=false`
     forbids.
 
@@ -126,7 +126,7 @@ _NOUN = {
 }
 
 
-def diff(made: Plan) -> tuple[str, ...]:
+def diff(made: CommitPlan) -> tuple[str, ...]:
     """The plan as lines a person reads: one per asset that changes, and a count of the rest."""
     doomed = {id_ for id_, _ in made.destroy}
     lines = [

@@ -13,18 +13,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fennel_core.blueprints import identity
-from fennel_core.blueprints.logical import AssetKey, LogicalJob, LogicalOutput, Topic
+from fennel_core.blueprints.logical import AssetKey, LogicalJob, LogicalOutput, LogicalTopic
 from fennel_core.operators.spec import StepSpec
 
 
 @dataclass(slots=True)
 class Assembly:
     partitions: int
-    topics: dict[AssetKey, Topic] = field(default_factory=dict)
+    topics: dict[AssetKey, LogicalTopic] = field(default_factory=dict)
     jobs: dict[AssetKey, LogicalJob] = field(default_factory=dict)
 
     def add_topic(self, key: AssetKey, title: str) -> AssetKey:
-        self.topics.setdefault(key, Topic(key, self.partitions, title))
+        self.topics.setdefault(key, LogicalTopic(key, self.partitions, title))
         return key
 
     def dead_letters(self) -> AssetKey:
@@ -39,19 +39,19 @@ class Assembly:
         salt: Any,
         title: str,
         content: str,
-        frontier: bool = False,
+        watermark: bool = False,
     ) -> tuple[AssetKey, AssetKey | None]:
         """The job and the topic it writes (None without `partition_by`); `content` titles the
         topic.
 
-        `frontier`: the output carries the frontier, which makes it another topic than one that does
+        `watermark`: the output carries the watermark, so it is another topic than one that does
         not.
         """
         assert len(set(inputs)) == len(inputs), (
             "a job reads a topic once: its runner knows an input by its topic"
         )
         assert all(i in self.topics for i in inputs), "producers come first"
-        key = identity.job(step, inputs, partition_by, salt, self.partitions, frontier=frontier)
+        key = identity.job(step, inputs, partition_by, salt, self.partitions, watermark=watermark)
         output = (
             None if partition_by is None else self.add_topic(identity.output_topic(key), content)
         )
@@ -61,7 +61,7 @@ class Assembly:
                 inputs=tuple(inputs),
                 outputs=()
                 if output is None
-                else (LogicalOutput(output, partition_by or (), frontier),),
+                else (LogicalOutput(output, partition_by or (), watermark),),
                 step=step,
                 replaylog=self.add_topic(identity.replaylog(key), title),
                 dead_letters=self.dead_letters(),
