@@ -163,7 +163,7 @@ async def run_engine(settings: Settings, engine: EngineId) -> None:
             await asyncio.to_thread(spark.stop)
         except JVM_GONE:
             log.info("Spark's JVM ended before us", engine=engine)
-        server.close()
+        await server.cleanup()
 
 
 def _run_and_set(

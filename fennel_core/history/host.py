@@ -134,7 +134,7 @@ async def run_history(settings: Settings) -> None:
         await asyncio.wait([*tasks, stopping], return_when=asyncio.FIRST_COMPLETED)
         log.info("history is stopping")
         await asyncio.to_thread(roller.stop)
-        server.close()
+        await server.cleanup()
         ended = [task for task in tasks if task.done()]
         for task in (*tasks, stopping):
             task.cancel()

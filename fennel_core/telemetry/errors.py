@@ -1,14 +1,14 @@
-"""How an error looks on the wire.
+"""Write errors as HTTP responses.
 
-Theory. The public client raises whatever is not status 200. It reads a JSON body's `err_msg` only
-when a header is spelt exactly `content-type: application/json`; in every other case it shows
-`Server returned: <status>, <body>`, and that second form is what its published tests pin. So an
-error is `text/plain` with the bare sentence as its body, and the stable code for programs travels
-in `X-Fennel-Error-Code`. Callers that want JSON (`Accept: application/json`) get `{"err_msg",
-"code"}`.
+The public client raises every response whose status is not 200. It reads `err_msg` from a JSON body
+only when a header is spelt exactly `content-type: application/json`; in all other cases it shows
+`Server returned: <status>, <body>`, and its published tests check that form. So an error is
+`text/plain` with the bare sentence as its body, and the stable code for programs is in
+`X-Fennel-Error-Code`. Callers that accept JSON (`Accept: application/json`) get an object with
+`err_msg` and `code`.
 
-An exception nobody expected answers 500 `internal` with no detail: the text may hold a user's data
-or a secret; the log has it.
+An unexpected exception is a 500 with the code `internal` and no detail, because its text may hold a
+user's data or a secret; the server log has the detail.
 """
 
 from __future__ import annotations
@@ -22,14 +22,11 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.types import Send
 
-from fennel_core.vocab.errors import (
-    ApiError as ApiError,
-)  # re-exported: servers import errors from here
+# Re-exported: servers import errors from here.
+from fennel_core.vocab.errors import ApiError as ApiError
 
 CODE_HEADER: Final = "X-Fennel-Error-Code"
-INTERNAL: Final = ApiError(
-    500, "internal", "the server failed in a way nobody expected: its log says how"
-)
+INTERNAL: Final = ApiError(500, "internal", "internal error; see the server log")
 _BY_STATUS: Final = {
     404: "not-found",
     405: "method-not-allowed",
@@ -39,7 +36,7 @@ _BY_STATUS: Final = {
 
 
 def body_of(error: ApiError, *, as_json: bool = False) -> bytes:
-    """The bytes of the answer: the bare text, or `{"err_msg", "code"}`."""
+    """Return the response body: the bare text, or `{"err_msg", "code"}`."""
     return (
         msgspec.json.encode({"err_msg": error.text, "code": error.code})
         if as_json
@@ -48,7 +45,7 @@ def body_of(error: ApiError, *, as_json: bool = False) -> bytes:
 
 
 def headers_of(error: ApiError, *, as_json: bool = False) -> list[tuple[bytes, bytes]]:
-    """ASGI headers of the answer, without its length."""
+    """Return the ASGI headers of the response, without its length."""
     kind = b"application/json" if as_json else b"text/plain; charset=utf-8"
     headers = [(b"content-type", kind), (CODE_HEADER.lower().encode(), error.code.encode())]
     if error.status == 401:
@@ -57,14 +54,15 @@ def headers_of(error: ApiError, *, as_json: bool = False) -> list[tuple[bytes, b
 
 
 def wants_json(accept: str | None) -> bool:
-    """Whether an `Accept` header asks for JSON by name (the client sends `*/*` or nothing, and must
-    get text).
+    """Return whether an `Accept` header names JSON.
+
+    The client sends `*/*` or nothing, and must get text.
     """
     return accept is not None and "application/json" in accept.lower()
 
 
 async def send_error(send: Send, error: ApiError, *, as_json: bool = False) -> None:
-    """Answer `error` over raw ASGI."""
+    """Send `error` over raw ASGI."""
     body = body_of(error, as_json=as_json)
     headers = [*headers_of(error, as_json=as_json), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
@@ -72,7 +70,7 @@ async def send_error(send: Send, error: ApiError, *, as_json: bool = False) -> N
 
 
 def response_of(error: ApiError, *, as_json: bool = False) -> Response:
-    """`error` as a Starlette/FastAPI response."""
+    """Return `error` as a Starlette/FastAPI response."""
     response = Response(body_of(error, as_json=as_json), status_code=error.status)
     for name, value in headers_of(error, as_json=as_json):
         response.headers[name.decode()] = value.decode()
@@ -80,20 +78,21 @@ def response_of(error: ApiError, *, as_json: bool = False) -> Response:
 
 
 def install(app: FastAPI) -> None:
-    """Make `app` answer ApiError, unknown paths, invalid bodies and unexpected exceptions in the
-    one form above.
+    """Make `app` send every error in the form above.
+
+    This covers `ApiError`, unknown paths, invalid bodies and unexpected exceptions.
     """
 
-    def answer(request: Request, error: ApiError) -> Response:
+    def respond(request: Request, error: ApiError) -> Response:
         return response_of(error, as_json=wants_json(request.headers.get("accept")))
 
     async def api_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
-        return answer(request, error)
+        return respond(request, error)
 
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return answer(
+        return respond(
             request,
             ApiError(
                 error.status_code,
@@ -108,11 +107,11 @@ def install(app: FastAPI) -> None:
             f"{'.'.join(str(part) for part in each['loc'])}: {each['msg']}"
             for each in error.errors()
         )
-        return answer(request, ApiError(422, "request-invalid", problems))
+        return respond(request, ApiError(422, "request-invalid", problems))
 
     async def unexpected(request: Request, error: Exception) -> Response:
         structlog.get_logger().error("request failed", path=request.url.path, exc_info=error)
-        return answer(request, INTERNAL)
+        return respond(request, INTERNAL)
 
     app.add_exception_handler(ApiError, api_error)
     app.add_exception_handler(HTTPException, http_error)

@@ -1,18 +1,19 @@
-"""Logs: one JSON object per line, with the ids of the work under way and without anybody's secret.
+"""Logs: one JSON object per line, with the ids of the current work and without secrets.
 
-Theory. A line is found by its ids: whoever starts a piece of work binds them once (`with
-bound(commit=..., job=..., part=...)`) and every line below carries them, over `await` and into
-`asyncio.to_thread`, because they live in context variables. Libraries log through the standard
-module; their lines take the same road and get the same shape.
+Lines are found by their ids: the code that starts a piece of work binds them once (`with
+bound(commit=..., job=..., part=...)`) and every line below carries them, across `await` and
+`asyncio.to_thread`, because they are context variables. Libraries log through the standard module;
+their lines pass the same processors and have the same shape.
 
-Redaction is the last step before the text is made, so nothing passes by it: values under telling
-keys are replaced whole, and known secret values, passwords in URLs and bearer tokens are replaced
-wherever they stand in any text, tracebacks included. `hide` teaches it a value (a process hides its
-own settings' secrets at start).
+Redaction is the last step before encoding, so nothing bypasses it. Values under names such as
+`password` are replaced as a whole; known secret values, passwords in URLs and bearer tokens are
+replaced wherever they occur in any text, tracebacks included. `hide` adds a known value (a process
+hides the secrets of its own settings at start).
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import sys
@@ -20,7 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, TextIO
 
-import orjson
+import msgspec
 import structlog
 from opentelemetry import trace
 from pydantic import BaseModel, SecretStr
@@ -28,8 +29,8 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 
 STARS: Final = "***"
 HIDDEN_MIN: Final = 6
-"""Shorter values are not hunted for in text: `dev` or `1` would star out half of every line."""
-_TELLING: Final = re.compile(
+"""Shorter values are not searched for: hiding `dev` or `1` would make most lines unreadable."""
+_SECRET_NAME: Final = re.compile(
     r"(^|_)(password|passwd|secret|token|authorization|cookie|api_?key|secret_key|dsn|credential)s?$",
     re.IGNORECASE,
 )
@@ -37,7 +38,7 @@ _URL_PASSWORD: Final = re.compile(r"(?<=://)([^\s:/@]*):([^\s/@]+)@")
 _BEARER: Final = re.compile(r"\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{4,}", re.IGNORECASE)
 
 _hidden: set[str] = set()
-_hunted: re.Pattern[str] | None = None
+_hidden_pattern: re.Pattern[str] | None = None
 
 Logger = structlog.stdlib.BoundLogger
 
@@ -45,8 +46,9 @@ Logger = structlog.stdlib.BoundLogger
 def configure(
     process: str, level: str = "INFO", *, hidden: Iterable[str] = (), stream: TextIO | None = None
 ) -> None:
-    """Send every log line of this process to `stream` (default: standard error) as JSON, from
-    `level` upwards.
+    """Write the log lines of this process to `stream` as JSON, from `level` upwards.
+
+    The default stream is standard error. `hidden` are secret values to redact.
     """
     hide(*hidden)
     shared: list[Processor] = [
@@ -91,14 +93,15 @@ def configure(
 
 
 def logger(name: str) -> Logger:
-    """The logger of a module: `log = logger(__name__)`; `log.info("what happened", key=value)`."""
+    """Return the logger of a module: `log = logger(__name__)`; `log.info("event", key=value)`."""
     found: Logger = structlog.stdlib.get_logger(name)
     return found
 
 
 @contextmanager
 def bound(**ids: object) -> Iterator[None]:
-    """Add `ids` (commit, job, part, workspace, branch, request, ...) to every line logged inside;
+    """Add `ids` (commit, job, part, workspace, branch, ...) to every line logged inside.
+
     None values are left out.
     """
     with structlog.contextvars.bound_contextvars(
@@ -108,34 +111,32 @@ def bound(**ids: object) -> Iterator[None]:
 
 
 def hide(*values: str) -> None:
-    """From now on star these values out wherever they appear; values shorter than `HIDDEN_MIN` are
-    ignored.
-    """
-    global _hunted
+    """Redact these values from now on; values shorter than `HIDDEN_MIN` are ignored."""
+    global _hidden_pattern
     new = {value for value in values if len(value) >= HIDDEN_MIN} - _hidden
     if new:
         _hidden.update(new)
         longest_first = sorted(_hidden, key=len, reverse=True)
-        _hunted = re.compile("|".join(re.escape(value) for value in longest_first))
+        _hidden_pattern = re.compile("|".join(re.escape(value) for value in longest_first))
 
 
 def secrets_of(settings: BaseModel) -> list[str]:
-    """The values of every `SecretStr` in a settings model, to give to `configure(hidden=...)`."""
+    """Return the value of every `SecretStr` of a settings model, for `configure(hidden=...)`."""
     values = (getattr(settings, name) for name in type(settings).model_fields)
     return [value.get_secret_value() for value in values if isinstance(value, SecretStr)]
 
 
 def redact_text(text: str) -> str:
-    """`text` without known secret values, passwords in URLs and bearer tokens."""
-    if _hunted is not None:
-        text = _hunted.sub(STARS, text)
+    """Return `text` without known secret values, passwords in URLs and bearer tokens."""
+    if _hidden_pattern is not None:
+        text = _hidden_pattern.sub(STARS, text)
     return _BEARER.sub(rf"\1 {STARS}", _URL_PASSWORD.sub(rf"\1:{STARS}@", text))
 
 
 def redact(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """A structlog processor: the event with every secret starred out."""
+    """Redact every secret of an event (a structlog processor)."""
     return {
-        name: STARS if _TELLING.search(name) else _redact_value(value)
+        name: STARS if _SECRET_NAME.search(name) else _redact_value(value)
         for name, value in event.items()
     }
 
@@ -150,7 +151,7 @@ def _redact_value(value: Any) -> Any:
             return STARS
         case Mapping():
             return {
-                str(name): STARS if _TELLING.search(str(name)) else _redact_value(each)
+                str(name): STARS if _SECRET_NAME.search(str(name)) else _redact_value(each)
                 for name, each in value.items()
             }
         case list() | tuple() | set() | frozenset():
@@ -179,9 +180,8 @@ def _process_name(process: str) -> Processor:
 
 
 def _as_json(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
-    # Everything was made plain by `redact`; an integer beyond 64 bits is the one thing orjson
-    # refuses, and becomes text.
     try:
-        return orjson.dumps(event).decode()
-    except TypeError:
-        return orjson.dumps({name: str(value) for name, value in event.items()}).decode()
+        return msgspec.json.encode(event).decode()
+    except UnicodeEncodeError:
+        # A lone surrogate is not valid UTF-8; the standard module escapes it.
+        return json.dumps(event)

@@ -1,9 +1,9 @@
-"""Traces, when somebody asked for them.
+"""Optional traces over OTLP/HTTP.
 
-Theory. Without a collector's address nothing is made: `span` is an empty context then, cheap enough
-for the query path. With one, spans go out in batches from a thread of their own over OTLP/HTTP, and
-a collector that is away loses spans, never requests. A trace crosses processes by the W3C
-`traceparent` header: `outgoing()` on the way out, `incoming(headers)` on the way in.
+Without a collector address nothing is created: `span` is an empty context, cheap enough for the
+query path. With one, spans are sent in batches from a separate thread, and an unreachable collector
+loses spans, never requests. A trace crosses processes in the W3C `traceparent` header: `outgoing()`
+on requests that a process sends, `incoming(headers)` on requests that it receives.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ _provider: TracerProvider | None = None
 def configure(
     process: str, otlp_endpoint: str | None, *, exporter: SpanExporter | None = None
 ) -> None:
-    """Send spans of this process to `otlp_endpoint` (`http://host:4318`), or none when it is None.
-    `exporter` replaces the sender.
+    """Send the spans of this process to `otlp_endpoint` (`http://host:4318`); None turns them off.
+
+    `exporter` replaces the OTLP exporter.
     """
     global _provider
     if otlp_endpoint is None and exporter is None:
@@ -39,7 +40,7 @@ def configure(
 
 
 def shut_down() -> None:
-    """Send what is waiting and stop; traces are off afterwards."""
+    """Send the buffered spans and turn traces off."""
     global _provider
     if _provider is not None:
         _provider.shutdown()
@@ -49,8 +50,9 @@ def shut_down() -> None:
 def span(
     name: str, **attributes: str | int | float | bool
 ) -> AbstractContextManager[trace.Span | None]:
-    """Time a piece of work as a child of the current span; an exception that leaves it is recorded
-    on it.
+    """Return a context that records its body as a child of the current span.
+
+    An exception that leaves the body is recorded on the span.
     """
     if _provider is None:
         return _OFF
@@ -58,7 +60,7 @@ def span(
 
 
 def outgoing() -> dict[str, str]:
-    """Headers that make the called process's spans children of the current one."""
+    """Return the headers that make the called process continue the current trace."""
     headers: dict[str, str] = {}
     if _provider is not None:
         propagate.inject(headers)
@@ -67,7 +69,7 @@ def outgoing() -> dict[str, str]:
 
 @contextmanager
 def incoming(headers: Mapping[str, str]) -> Iterator[None]:
-    """Continue the caller's trace inside; `headers` have lower-case names."""
+    """Continue the caller's trace inside the context; `headers` have lower-case names."""
     if _provider is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""Healthy is that the loop turns; ready is that every check says so."""
+"""Health is a running event loop; readiness is that every check passes."""
 
 from __future__ import annotations
 
@@ -32,51 +32,69 @@ async def _hangs() -> str | None:
     return None
 
 
-async def test_a_process_is_ready_when_every_check_says_so() -> None:
-    answer = await HealthEndpoint("query", {"postgres": _fine}).answer("/readyz")
-    assert (answer.status, json.loads(answer.body)["checks"]) == (200, {"postgres": "ok"})
+async def test_a_process_is_ready_when_every_check_passes() -> None:
+    response = await HealthEndpoint("query", {"postgres": _fine}).respond("/readyz")
+    assert (response.status, json.loads(response.body)["checks"]) == (200, {"postgres": "ok"})
 
 
-async def test_every_failed_check_is_told_and_a_process_that_is_not_ready_is_still_healthy(
+async def test_every_failed_check_is_reported_and_the_process_stays_healthy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(health, "CHECK_SECONDS", 0.05)
     one = HealthEndpoint("query", {"a": _fine, "b": _missing, "c": _raises, "d": _hangs})
-    answer = await one.answer("/readyz")
-    checks = json.loads(answer.body)["checks"]
-    assert answer.status == 503
+    response = await one.respond("/readyz")
+    checks = json.loads(response.body)["checks"]
+    assert response.status == 503
     assert (checks["a"], checks["b"]) == ("ok", "no catalog loaded yet")
     assert checks["c"] == f"ConnectionError: postgresql://u:{logs.STARS}@h refused"
-    assert "did not answer" in checks["d"]
-    assert (await one.answer("/healthz")).status == 200
+    assert "did not respond" in checks["d"]
+    assert (await one.respond("/healthz")).status == 200
 
 
-async def _get(port: int, request: bytes) -> bytes:
+async def _exchange(port: int, request: bytes) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(request)
-    answer = await asyncio.wait_for(reader.read(), 5)
+    response = await asyncio.wait_for(reader.read(), 5)
     writer.close()
-    return answer
+    return response
 
 
-async def test_a_process_without_http_serves_the_three_paths() -> None:
+@pytest.mark.parametrize(
+    ("request_line", "status"),
+    [
+        ("GET /readyz HTTP/1.1", "200 OK"),
+        ("GET /healthz HTTP/1.0", "200 OK"),
+        ("GET /metrics?x=1 HTTP/1.1", "200 OK"),
+        ("GET /other HTTP/1.1", "404 Not Found"),
+        ("POST /healthz HTTP/1.1", "405 Method Not Allowed"),
+        ("nonsense", "400 Bad Request"),
+        (f"GET /{'x' * 32_768} HTTP/1.1", "400 Bad Request"),
+    ],
+)
+async def test_a_process_without_http_serves_the_three_paths(
+    request_line: str, status: str
+) -> None:
     server = await HealthEndpoint("engine", {}).serve("127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    async with server:
-        assert (await _get(port, b"GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n")).startswith(
-            b"HTTP/1.1 200 OK\r\n"
-        )
-        page = await _get(port, b"GET /metrics?x=1 HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert b"# TYPE fennel_request_counter counter" in page
-        assert (await _get(port, b"GET /other HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 404 ")
-        assert (await _get(port, b"nonsense\r\n\r\n")).startswith(b"HTTP/1.1 404 ")
-        assert (
-            await _get(port, b"GET /" + b"x" * (2 * health.REQUEST_BYTES) + b" HTTP/1.1\r\n\r\n")
-            == b""
-        )
+    try:
+        request = f"{request_line}\r\nHost: x\r\nConnection: close\r\n\r\n"
+        response = await _exchange(server.addresses[0][1], request.encode())
+    finally:
+        await server.cleanup()
+    assert status in response.split(b"\r\n")[0].decode()
 
 
-def test_a_fastapi_application_gets_the_same_routes_outside_its_description() -> None:
+async def test_a_head_request_gets_headers_only() -> None:
+    server = await HealthEndpoint("engine", {}).serve("127.0.0.1", 0)
+    try:
+        request = b"HEAD /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        head, body = (await _exchange(server.addresses[0][1], request)).split(b"\r\n\r\n")
+    finally:
+        await server.cleanup()
+    assert b"text/plain; version=0.0.4" in head
+    assert body == b""
+
+
+def test_fastapi_gets_the_routes_outside_its_description() -> None:
     app = FastAPI()
     HealthEndpoint("definition", {"b": _missing}).mount(app)
     with TestClient(app) as client:
@@ -88,7 +106,7 @@ def test_a_fastapi_application_gets_the_same_routes_outside_its_description() ->
         assert client.get("/openapi.json").json()["paths"] == {}
 
 
-async def test_raw_asgi_answers_too() -> None:
+async def test_raw_asgi_gets_the_same_response() -> None:
     sent: list[MutableMapping[str, Any]] = []
 
     async def send(message: MutableMapping[str, Any]) -> None:
