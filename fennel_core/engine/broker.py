@@ -1,13 +1,18 @@
-"""What a runner needs of the log; `kafka.py` is the real one, `memory_broker.py` its twin, one
-contract suite holds both to it.
+"""The interface of the log that a runner uses.
+
+`kafka.py` implements it with Kafka, `memory_broker.py` in memory; one contract suite tests both.
 
 Theory. A runner reads committed records of its input partitions in order, and commits outputs and a
 marker in one transaction under a stable transactional id. Opening a producer fences every earlier
-one of that id. A failed commit has one of three meanings and each has its own error:
-`ProducerFenced` (somebody newer owns this id: stop), `TransactionAborted` (nothing was written: try
-again), `TransactionOutcomeUnknown` (it may or may not have been written: throw the producer away,
-open a new one, look at the replaylog). A log loses its oldest records in time; a reader that still
-needs them is told (`OffsetTruncated`), never set to where the log begins now.
+producer with that id. A commit fails in one of three ways:
+
+- `ProducerFenced`: a newer owner has opened this id. Stop.
+- `TransactionAborted`: nothing was written. Commit again.
+- `TransactionOutcomeUnknown`: the records may or may not be written. Close the producer, open a new
+  one and read the outcome from the replaylog.
+
+Kafka deletes the oldest records of a log with time. A reader that still needs them gets
+`OffsetTruncated`; it is never moved to the log's new beginning.
 """
 
 from __future__ import annotations
@@ -25,13 +30,14 @@ class Record:
     offset: Offset
     value: bytes
     control: str | None
-    """Kind of a control record of ours (header `c`: a frontier), None for data."""
+    """Kind of a control record of ours (header `c`, for example `watermark`); None for rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class FetchedRecords:
-    """Consecutive committed records of one partition. Offsets [records' first, next) hold nothing
-    else: gaps are transaction markers.
+    """Consecutive committed records of one partition.
+
+    The offsets up to `next` hold nothing else; gaps are Kafka's transaction markers.
     """
 
     source: TopicPartition
@@ -50,8 +56,9 @@ class OutgoingRecord:
 def require_within_log(
     source: TopicPartition, position: Offset, start: Offset, end: Offset
 ) -> None:
-    """Raise Gone or Beyond unless a reader may begin at `position` of a log that holds [start,
-    end).
+    """Check that a reader may begin at `position` of a log that holds [start, end).
+
+    Raises OffsetTruncated or OffsetBeyondEnd.
     """
     if position < start:
         raise OffsetTruncated(source, position, start)
@@ -61,10 +68,10 @@ def require_within_log(
 
 class Producer(Protocol):
     async def commit(self, records: Sequence[OutgoingRecord]) -> Mapping[TopicPartition, Offset]:
-        """Write all records in one transaction; the offset after the last one written to each
-        partition. Raises as the module says.
+        """Write all records in one transaction; return the next offset of each partition written.
 
-        Nothing takes it back from here on, but readers may see it a moment later.
+        Readers may see the records a moment after it returns. Raises ProducerFenced,
+        TransactionAborted, TransactionOutcomeUnknown.
         """
         ...
 
@@ -75,16 +82,17 @@ class Subscription(Protocol):
     """A fair, buffered reader of some partitions for one runner."""
 
     async def next(self, max_bytes: int) -> FetchedRecords:
-        """Wait for the next records of any partition (in turn), at most `max_bytes` unless one
-        record is larger.
+        """Wait for the next records of any partition, round robin.
 
-        An answer without records says only that nothing lies below its `next`. Raises Unavailable.
+        At most `max_bytes`, unless a single record is larger. A result without records means that
+        nothing lies below its `next`. Raises SystemUnavailable.
         """
         ...
 
     def lag(self) -> int | None:
-        """Records between what was handed out and the ends as last seen; None before the ends are
-        known.
+        """Return the number of records between those returned and the last known ends of the logs.
+
+        None until the ends are known.
         """
         ...
 
@@ -93,23 +101,28 @@ class Subscription(Protocol):
 
 class Broker(Protocol):
     async def starts(self, sources: Sequence[TopicPartition]) -> Mapping[TopicPartition, Offset]:
-        """Where these logs begin: what lies below is gone. Raises Unavailable."""
+        """Return the first retained offset of each log. Raises SystemUnavailable."""
         ...
 
     async def subscribe(self, positions: Mapping[TopicPartition, Offset]) -> Subscription:
-        """Read on from these positions. Raises Gone, Beyond, Unavailable."""
+        """Read from these positions on.
+
+        Raises OffsetTruncated, OffsetBeyondEnd, SystemUnavailable.
+        """
         ...
 
     async def producer(self, transactional_id: str) -> Producer:
-        """A producer of this id, fencing every earlier one and settling their open transactions.
-        Raises Unavailable.
+        """Open a producer, fence all earlier ones and end their open transactions.
+
+        Raises SystemUnavailable.
         """
         ...
 
     async def read(
         self, source: TopicPartition, first: Offset, stop: Offset | None = None
     ) -> list[Record]:
-        """Committed records with first <= offset < stop (None: the end as of now). Raises Gone,
-        Unavailable.
+        """Return the committed records with first <= offset < stop.
+
+        `stop` None: the current end of the log. Raises OffsetTruncated, SystemUnavailable.
         """
         ...

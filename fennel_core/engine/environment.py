@@ -1,4 +1,4 @@
-"""Which packages the platform runs on, as one short hash that markers carry."""
+"""The platform's installed packages as one short hash, which markers carry."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from importlib.metadata import distributions
 from typing import Final
 
 ENVIRONMENT_HASH: Final = "FENNEL_ENVIRONMENT_HASH"
-"""The driver works the hash out and hands it to its slots under this name."""
+"""The driver computes the hash and passes it to its slots in this environment variable."""
 
 
 def environment_hash() -> str:
-    """16 hex digits over the installed packages and their versions."""
+    """Return 16 hex digits over the installed packages and their versions."""
     known = os.environ.get(ENVIRONMENT_HASH)
     if known:
         return known

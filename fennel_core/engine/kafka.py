@@ -1,14 +1,15 @@
-"""The log on Kafka (librdkafka): one shared consumer per slot, one transactional producer per
-runner.
+"""The log on Kafka (librdkafka): one consumer per slot, one transactional producer per runner.
 
-Theory. One consumer carries all partitions a slot reads, so an idle slot costs one long-polled
-fetch, not one per job. Its thread hands records to each runner that wants them. A runner that
-cannot keep up is skipped, never waited for: when it has room again the partition is sought back to
-where it stands, and the others pass over what they have seen by offset. So a slow job costs
-re-reading, and blocks nobody.
+Theory. A single consumer reads all partitions that a slot needs, so an idle slot costs one
+long-polled fetch, not one per job. Its thread hands the records to every runner that subscribed. A
+runner that cannot keep up is skipped, never waited for: its buffer is full, records are dropped,
+and when it has space again the consumer seeks back to the runner's position; other runners of the
+partition skip by offset what they already have. A slow job therefore costs re-reading and blocks no
+other job.
 
-librdkafka has no second half of KIP-890: after a time-out or an error whose outcome is open a
-producer is of no use, and the caller learns what happened from the replaylog.
+librdkafka does not implement the second half of KIP-890: after a time-out, or an error that leaves
+the outcome open, a producer cannot be used again. The caller opens a new one and reads the outcome
+from the replaylog.
 """
 
 from __future__ import annotations
@@ -49,71 +50,77 @@ _FENCED: Final = (KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaEr
 
 
 @dataclass(slots=True)
-class _Stream:
-    """What one runner gets of one partition."""
+class _PartitionBuffer:
+    """Records of one partition that wait for one runner."""
 
     next_wanted: Offset
     next_taken: Offset
     records: deque[Record] = field(default_factory=deque)
     bytes: int = 0
     waits_for_seek: bool = False
-    """Records were passed over: take nothing until the consumer was sought back, or a gap would be
-    read as a transaction marker.
+    """Records were dropped: accept nothing until the consumer has sought back, or the gap would be
+    taken for a transaction marker.
     """
     full: bool = False
-    at: Offset | None = None
-    """Nothing lies below this offset (end of partition seen)."""
+    empty_below: Offset | None = None
+    """Nothing unread lies below this offset (the end of the partition was reached)."""
     end: Offset | None = None
 
 
 class KafkaSubscription:
-    """See `engine.broker.Subscription`. Lives on the event loop; the feed's thread only posts to
-    it.
+    """See `engine.broker.Subscription`.
+
+    It lives on the event loop; the consumer's thread only posts to it.
     """
 
-    def __init__(self, feed: SharedConsumer, positions: Mapping[TopicPartition, Offset]) -> None:
-        self._feed = feed
-        self._streams = {source: _Stream(offset, offset) for source, offset in positions.items()}
-        self._turn = deque(self._streams)
+    def __init__(
+        self, consumer: SharedConsumer, positions: Mapping[TopicPartition, Offset]
+    ) -> None:
+        self._consumer = consumer
+        self._buffers = {
+            source: _PartitionBuffer(offset, offset) for source, offset in positions.items()
+        }
+        self._round_robin = deque(self._buffers)
         self._wake = asyncio.Event()
         self._error: Exception | None = None
 
     @property
     def sources(self) -> list[TopicPartition]:
-        return list(self._streams)
+        return list(self._buffers)
 
-    def overfull(self, source: TopicPartition) -> bool:
-        return self._streams[source].full
+    def is_full(self, source: TopicPartition) -> bool:
+        return self._buffers[source].full
 
-    def wanted(self, source: TopicPartition) -> Offset:
-        return self._streams[source].next_wanted
+    def next_wanted(self, source: TopicPartition) -> Offset:
+        return self._buffers[source].next_wanted
 
     def offer(self, source: TopicPartition, records: Sequence[Record], end: Offset | None) -> None:
-        """Take what fits of new records of `source`; `end` is the offset the reader stands at when
-        it reached the end.
+        """Accept the new records of `source` that fit.
+
+        `end`: the consumer's position if it has reached the end of the partition.
         """
-        stream = self._streams[source]
+        buffer = self._buffers[source]
         for record in records:
-            if record.offset < stream.next_wanted or stream.waits_for_seek:
+            if record.offset < buffer.next_wanted or buffer.waits_for_seek:
                 continue
-            if stream.bytes > BUFFER_BYTES:
-                stream.full = stream.waits_for_seek = True
+            if buffer.bytes > BUFFER_BYTES:
+                buffer.full = buffer.waits_for_seek = True
                 break
-            stream.records.append(record)
-            stream.bytes += len(record.value)
-            stream.next_wanted = Offset(record.offset + 1)
-        if end is not None and not stream.waits_for_seek and end >= stream.next_wanted:
-            stream.next_wanted = stream.at = end
-        stream.end = end if end is not None else stream.end
+            buffer.records.append(record)
+            buffer.bytes += len(record.value)
+            buffer.next_wanted = Offset(record.offset + 1)
+        if end is not None and not buffer.waits_for_seek and end >= buffer.next_wanted:
+            buffer.next_wanted = buffer.empty_below = end
+        buffer.end = end if end is not None else buffer.end
         self._wake.set()
 
-    def hold(self, source: TopicPartition) -> None:
-        """Take nothing of `source` until `resume`."""
-        self._streams[source].waits_for_seek = True
+    def pause(self, source: TopicPartition) -> None:
+        """Accept nothing of `source` until `resume`."""
+        self._buffers[source].waits_for_seek = True
 
     def resume(self, source: TopicPartition) -> None:
-        """The consumer stands at or below what we want: what comes from now on has no gap."""
-        self._streams[source].waits_for_seek = False
+        """Accept records again: the consumer is at or below `next_wanted`, so there is no gap."""
+        self._buffers[source].waits_for_seek = False
 
     def fail(self, error: Exception) -> None:
         self._error = error
@@ -123,9 +130,9 @@ class KafkaSubscription:
         while True:
             if self._error is not None:
                 raise SystemUnavailable(str(self._error)) from self._error
-            for _ in range(len(self._turn)):
-                source = self._turn[0]
-                self._turn.rotate(-1)
+            for _ in range(len(self._round_robin)):
+                source = self._round_robin[0]
+                self._round_robin.rotate(-1)
                 fetched = self._take(source, max_bytes)
                 if fetched is not None:
                     return fetched
@@ -133,38 +140,42 @@ class KafkaSubscription:
             await self._wake.wait()
 
     def _take(self, source: TopicPartition, max_bytes: int) -> FetchedRecords | None:
-        stream = self._streams[source]
+        buffer = self._buffers[source]
         taken: list[Record] = []
         size = 0
-        while stream.records and (not taken or size + len(stream.records[0].value) <= max_bytes):
-            record = stream.records.popleft()
+        while buffer.records and (not taken or size + len(buffer.records[0].value) <= max_bytes):
+            record = buffer.records.popleft()
             size += len(record.value)
             taken.append(record)
-        stream.bytes -= size
-        if stream.full and stream.bytes < BUFFER_BYTES // 2:
-            stream.full = False
-            self._feed.seek_back(source)
-        nothing_below = stream.next_taken if not taken else Offset(taken[-1].offset + 1)
-        if not stream.records and stream.at is not None and stream.at > nothing_below:
-            nothing_below = stream.at
-        if not taken and nothing_below == stream.next_taken:
+        buffer.bytes -= size
+        if buffer.full and buffer.bytes < BUFFER_BYTES // 2:
+            buffer.full = False
+            self._consumer.seek_back(source)
+        nothing_below = buffer.next_taken if not taken else Offset(taken[-1].offset + 1)
+        if (
+            not buffer.records
+            and buffer.empty_below is not None
+            and buffer.empty_below > nothing_below
+        ):
+            nothing_below = buffer.empty_below
+        if not taken and nothing_below == buffer.next_taken:
             return None
-        stream.next_taken = nothing_below
+        buffer.next_taken = nothing_below
         return FetchedRecords(source, tuple(taken), nothing_below)
 
     def lag(self) -> int | None:
-        if any(stream.end is None for stream in self._streams.values()):
+        if any(buffer.end is None for buffer in self._buffers.values()):
             return None
         return sum(
-            max(0, (stream.end or 0) - stream.next_taken) for stream in self._streams.values()
+            max(0, (buffer.end or 0) - buffer.next_taken) for buffer in self._buffers.values()
         )
 
     async def close(self) -> None:
-        self._feed.drop(self)
+        self._consumer.drop(self)
 
 
 class SharedConsumer:
-    """The slot's one consumer and its thread."""
+    """The slot's one Kafka consumer and the thread that polls it."""
 
     def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop) -> None:
         self._consumer = Consumer(consumer_config(settings))
@@ -172,19 +183,19 @@ class SharedConsumer:
         self._commands: deque[Callable[[], None]] = deque()
         self._readers: dict[TopicPartition, list[KafkaSubscription]] = {}
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="feed", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="consumer", daemon=True)
         self._thread.start()
 
     def add(self, subscription: KafkaSubscription) -> None:
-        """Read what `subscription` wants, from where it stands."""
+        """Read for `subscription`, from its positions."""
         fresh = []
         for source in subscription.sources:
             others = self._readers.setdefault(source, [])
             others.append(subscription)
             if len(others) == 1:
-                fresh.append((source, subscription.wanted(source)))
+                fresh.append((source, subscription.next_wanted(source)))
             else:
-                subscription.hold(source)
+                subscription.pause(source)
                 self.seek_back(source)
         if fresh:
             self._commands.append(
@@ -207,15 +218,13 @@ class SharedConsumer:
             self._commands.append(partial(self._consumer.incremental_unassign, unread))
 
     def seek_back(self, source: TopicPartition) -> None:
-        """Go back to the lowest offset that a reader of `source` wants; readers that wait for it go
-        on from there.
-        """
+        """Seek to the lowest offset that a reader of `source` needs, then resume its readers."""
         readers = list(self._readers[source])
-        offset = min(reader.wanted(source) for reader in readers)
+        offset = min(reader.next_wanted(source) for reader in readers)
 
         def resume() -> None:
             for reader in readers:
-                if not reader.overfull(source):
+                if not reader.is_full(source):
                     reader.resume(source)
 
         def seek() -> None:
@@ -242,7 +251,7 @@ class SharedConsumer:
             except KafkaException as lost:
                 self._loop.call_soon_threadsafe(self._fail, lost)
             except RuntimeError:
-                break  # the event loop is closed: the slot is gone
+                break  # the event loop is closed: the slot has ended
         self._consumer.close()
 
     def _deliver(self, messages: Sequence[Message]) -> None:
@@ -335,8 +344,9 @@ class KafkaProducer:
         return TransactionAborted(error.str())
 
     async def close(self) -> None:
-        """Nothing is sent outside a transaction, so there is nothing to flush; the client ends when
-        it is collected.
+        """Drop what is queued; all records are sent in transactions, so nothing needs a flush.
+
+        The client itself ends when it is garbage collected.
         """
         self._producer.purge(in_queue=True, in_flight=True, blocking=False)
 
@@ -346,7 +356,7 @@ class KafkaBroker:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._feed = SharedConsumer(settings, asyncio.get_running_loop())
+        self._consumer = SharedConsumer(settings, asyncio.get_running_loop())
         self._admin = AdminClient(client_config(settings))
         self._threads = ThreadPoolExecutor(settings.commit_threads, thread_name_prefix="kafka")
         self._timeout_s = settings.transaction_timeout_ms / 1000
@@ -360,8 +370,8 @@ class KafkaBroker:
         )
         for source, position in positions.items():
             require_within_log(source, position, *bounds[source])
-        subscription = KafkaSubscription(self._feed, positions)
-        self._feed.add(subscription)
+        subscription = KafkaSubscription(self._consumer, positions)
+        self._consumer.add(subscription)
         return subscription
 
     async def producer(self, transactional_id: str) -> KafkaProducer:
@@ -395,7 +405,7 @@ class KafkaBroker:
                 message = consumer.poll(self._timeout_s)
                 if message is None:
                     raise SystemUnavailable(
-                        f"no answer from the broker while reading {source[0]}[{source[1]}]"
+                        f"the broker did not respond while {source[0]}[{source[1]}] was read"
                     )
                 error = message.error()
                 if error is None and message.offset() < end:
@@ -430,5 +440,5 @@ class KafkaBroker:
             ) from failed
 
     async def close(self) -> None:
-        await asyncio.get_running_loop().run_in_executor(None, self._feed.stop)
+        await asyncio.get_running_loop().run_in_executor(None, self._consumer.stop)
         self._threads.shutdown(wait=False)

@@ -1,5 +1,6 @@
-"""The in-memory twin of the log: transactions, fencing and the offsets that transaction markers
-take up.
+"""The in-memory implementation of `engine.broker`.
+
+It models transactions, fencing and the offsets that Kafka's transaction markers occupy.
 """
 
 from __future__ import annotations
@@ -24,31 +25,31 @@ class _Log:
 
 
 class MemoryLog:
-    """What survives every client: the topics, and the latest producer of each transactional id."""
+    """The state that survives every client: topics, and the newest producer of each id."""
 
     def __init__(self) -> None:
         self._logs: dict[TopicPartition, _Log] = {}
-        self._generation: dict[str, int] = {}
+        self._generations: dict[str, int] = {}
         self.changed = asyncio.Condition()
 
     def log(self, source: TopicPartition) -> _Log:
         return self._logs.setdefault(source, _Log())
 
-    def forget(self, source: TopicPartition, start: Offset) -> None:
-        """Delete the records below `start`."""
+    def truncate(self, source: TopicPartition, start: Offset) -> None:
+        """Delete the records below `start`, as Kafka's retention does."""
         log = self.log(source)
         log.start, log.records = start, [record for record in log.records if record.offset >= start]
 
     def open(self, transactional_id: str) -> int:
-        self._generation[transactional_id] = self._generation.get(transactional_id, 0) + 1
-        return self._generation[transactional_id]
+        self._generations[transactional_id] = self._generations.get(transactional_id, 0) + 1
+        return self._generations[transactional_id]
 
     def append(
         self, transactional_id: str, generation: int, records: Sequence[OutgoingRecord]
     ) -> dict[TopicPartition, Offset]:
-        """One transaction; Fenced when a newer producer of this id was opened."""
-        if self._generation.get(transactional_id) != generation:
-            raise ProducerFenced(f"a newer producer of {transactional_id} exists")
+        """Write one transaction. Raises ProducerFenced if a newer producer of this id is open."""
+        if self._generations.get(transactional_id) != generation:
+            raise ProducerFenced(f"a newer producer of {transactional_id} is open")
         written: dict[TopicPartition, Offset] = {}
         for record in records:
             target = (record.topic, PartitionIndex(record.partition))
@@ -58,7 +59,8 @@ class MemoryLog:
             log.end = Offset(log.end + 1)
             written[target] = log.end
         for source in written:
-            self.log(source).end = Offset(self.log(source).end + 1)  # the transaction marker
+            # Kafka's transaction marker takes an offset.
+            self.log(source).end = Offset(self.log(source).end + 1)
         return written
 
 
@@ -75,20 +77,20 @@ class MemoryProducer:
         return written
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
 
 
 class MemorySubscription:
     def __init__(self, log: MemoryLog, positions: Mapping[TopicPartition, Offset]) -> None:
         self._log = log
         self._next = dict(positions)
-        self._turn = deque(self._next)
+        self._round_robin = deque(self._next)
 
     async def next(self, max_bytes: int) -> FetchedRecords:
         while True:
-            for _ in range(len(self._turn)):
-                source = self._turn[0]
-                self._turn.rotate(-1)
+            for _ in range(len(self._round_robin)):
+                source = self._round_robin[0]
+                self._round_robin.rotate(-1)
                 fetched = self._take(source, max_bytes)
                 if fetched is not None:
                     return fetched
@@ -116,7 +118,7 @@ class MemorySubscription:
         return sum(self._log.log(source).end - at for source, at in self._next.items())
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
 
 
 class MemoryBroker:

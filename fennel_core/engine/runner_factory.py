@@ -1,6 +1,4 @@
-"""Makes runners for a supervisor: from the registry's spec, the operators' steps, local state (or a
-snapshot of it) and the log.
-"""
+"""Create runners for a supervisor from the job's specification and local state or a snapshot."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import polars as pl
 from rocksdict import Cache
@@ -37,9 +35,7 @@ CallbacksFor = Callable[[WorkspaceId], Callbacks]
 
 
 class SingleThreadPool:
-    """One worker thread: a slot has one core, and one thread at a time keeps Polars' results in
-    order.
-    """
+    """`WorkerPool` with one thread: a slot has one core, and one thread keeps results in order."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="step")
@@ -49,7 +45,9 @@ class SingleThreadPool:
 
 
 class RocksStores:
-    """Local state: `<root>/<job>/<part>`, a RocksDB each, one block cache for all."""
+    """Local state: one RocksDB per job partition in `<root>/<job>/<part>`, one block cache for
+    all.
+    """
 
     def __init__(self, root: Path, cache_bytes: int) -> None:
         self._root = root
@@ -58,15 +56,34 @@ class RocksStores:
     def open(self, job: JobId, part: PartitionIndex) -> Hangar:
         return RocksHangar(self._root / job / str(part), self._cache)
 
-    def stored(self) -> set[JobId]:
+    def jobs_with_state(self) -> set[JobId]:
         return {JobId(path.name) for path in self._root.iterdir()} if self._root.exists() else set()
 
-    def forget(self, job: JobId) -> None:
+    def delete_state(self, job: JobId) -> None:
         shutil.rmtree(self._root / job, ignore_errors=True)
 
 
+class RunnerFactory(Protocol):
+    """Creates runners and manages their local state."""
+
+    async def make(self, job: JobId, part: PartitionIndex, epoch: Epoch) -> Runner | None:
+        """Return a runner over the job partition's state; None if the registry lacks the job."""
+
+    def discard_state(self, job: JobId, part: PartitionIndex, why: Exception) -> None:
+        """Start the next runner of this job partition from another state than the last one."""
+
+    async def close(self, runner: Runner) -> None:
+        """Close the runner's store and keep its local state."""
+
+    def jobs_with_state(self) -> set[JobId]:
+        """Return the jobs that have local state on this machine."""
+
+    async def delete_state(self, job: JobId) -> None:
+        """Delete a job's local state."""
+
+
 class SlotRunnerFactory:
-    """See `engine.supervisor.Workshop`."""
+    """`RunnerFactory` of a slot: RocksDB stores, restored by `engine.snapshots`."""
 
     def __init__(
         self,
@@ -103,18 +120,18 @@ class SlotRunnerFactory:
                 return None
             spec = self._specs[job] = canonical.loads(stored, Job)
         step = None if isinstance(spec.step, UserCodeSpec) else build(spec.step)
-        work = JobLogic(
+        logic = JobLogic(
             step,
             None if step is None else as_watermark_step(step),
             step_version(spec.step),
-            self._prepare(spec),
+            self._user_code(spec),
         )
         hangar = await self._snapshots.open(job, part, epoch, self._stores.open)
         return Runner(
             spec,
             part,
             epoch,
-            work,
+            logic,
             hangar,
             self._broker,
             self._pool,
@@ -122,29 +139,28 @@ class SlotRunnerFactory:
             self._backfill_client,
         )
 
-    def _prepare(self, job: Job) -> Callable[[pl.DataFrame], Awaitable[Outcome]] | None:
+    def _user_code(self, job: Job) -> Callable[[pl.DataFrame], Awaitable[Outcome]] | None:
         step = job.step
         if not isinstance(step, UserCodeSpec):
             return None
         run = partial(self._executors.run, callbacks=self._callbacks(job.workspace))
 
-        async def prepare(batch: pl.DataFrame) -> Outcome:
-            return await usercode.apply(run, step, job.title, batch)
+        async def run_user_code(batch: pl.DataFrame) -> Outcome:
+            return await usercode.run_user_code(run, step, job.title, batch)
 
-        return prepare
+        return run_user_code
 
     def discard_state(self, job: JobId, part: PartitionIndex, why: Exception) -> None:
         self._snapshots.discard_state(job, part, why)
 
     async def close(self, runner: Runner) -> None:
-        # Who waits for this may be told to stop meanwhile, and work that has not begun would go
-        # with him: the store would stay open in this process, and the next owner find its lock held
-        # for as long as anything knows the runner.
+        # The awaiting task may be cancelled. Without shield() the queued close() would be cancelled
+        # too, the store would stay open in this process, and the next owner would find it locked.
         await asyncio.shield(self._pool.run(runner.hangar.close))
 
-    def stored(self) -> set[JobId]:
-        return self._stores.stored()
+    def jobs_with_state(self) -> set[JobId]:
+        return self._stores.jobs_with_state()
 
-    async def forget(self, job: JobId) -> None:
+    async def delete_state(self, job: JobId) -> None:
         self._specs.pop(job, None)
-        await self._pool.run(partial(self._stores.forget, job))
+        await self._pool.run(partial(self._stores.delete_state, job))

@@ -1,8 +1,8 @@
-"""A slot: one process, one event loop, one supervisor; what a long-lived Spark task runs.
+"""A slot: one process with one event loop and one supervisor, run by a long-lived Spark task.
 
-Theory. Everything a slot needs is in the settings it is handed, so the same function runs under
-Spark, or alone in a test. The slot ends when the registry says so (the host asked), when its host
-process is gone, or when it is cancelled; it then hands its leases back, so that others go on at
+Theory. A slot is built from its settings alone, so the same function runs under Spark and alone in
+a test. It ends when the registry asks it to stop (the host requests that), when its host process
+has died, or when it is cancelled. It then releases its leases, so that other slots take over at
 once.
 """
 
@@ -28,7 +28,12 @@ from fennel_core.engine.drill.subprocess_drill import DrillRunner
 from fennel_core.engine.environment import environment_hash
 from fennel_core.engine.kafka import KafkaBroker
 from fennel_core.engine.runner import RunnerLimits
-from fennel_core.engine.runner_factory import RocksStores, SingleThreadPool, SlotRunnerFactory
+from fennel_core.engine.runner_factory import (
+    CallbacksFor,
+    RocksStores,
+    SingleThreadPool,
+    SlotRunnerFactory,
+)
 from fennel_core.engine.service import SlotService
 from fennel_core.engine.slot_lock import SlotLock
 from fennel_core.engine.snapshots import Snapshots
@@ -44,8 +49,8 @@ from fennel_core.vocab.ids import EngineId, Millis, SlotId, WorkspaceId
 
 PARENT_CHECK_S: Final = 0.5
 SWITCH_S: Final = 0.0005
-"""How long the worker thread may keep the interpreter from the event loop, which serves lookups;
-Python's default is ten times that.
+"""Longest time that the worker thread keeps the interpreter from the event loop, which serves
+lookups. Python's default is ten times as long.
 """
 log = structlog.get_logger(__name__)
 
@@ -61,15 +66,15 @@ class SystemClock:
 
 
 async def run_slot(settings: Settings, engine: EngineId, number: int) -> None:
-    """Run slot `number` of `engine` until it is told to stop."""
+    """Run slot `number` of `engine` until it is asked to stop."""
     logs.configure(f"slot-{number}", settings.log_level, hidden=logs.secrets_of(settings))
     sys.setswitchinterval(SWITCH_S)
     address = settings.sockets_dir / f"{engine}-{number}.sock"
     address.parent.mkdir(parents=True, exist_ok=True)
     address.unlink(missing_ok=True)
     with SlotLock(address.with_suffix(".lock"), f"{engine}-{number}") as slot_lock:
-        # A name that no earlier life of this slot had: leases of a dead process are given back or
-        # lapse, they are never taken for ours.
+        # No earlier process of this slot had this id: the leases of a dead process are released or
+        # lapse, but are never mistaken for ours.
         name = SlotId(f"{slot_lock.id_prefix}{os.getpid()}-{time.time_ns() // 1_000_000:x}")
         await _run(settings, Slot(name, engine, str(address.resolve())), number, slot_lock)
 
@@ -82,45 +87,30 @@ async def _run(settings: Settings, slot: Slot, number: int, slot_lock: SlotLock)
     ):
         registry = PostgresRegistry(pool)
         if slot_lock.predecessor_is_dead:
-            # Registered first: else a neighbour, woken by the burial, claims what is ours, and a
-            # restore that it begins is thrown away.
+            # Register first: releasing the leases wakes the other slots, and while this slot is
+            # unknown they would claim its partitions and begin restores in vain.
             await registry.heartbeat(slot, Millis(settings.lease_ms))
             await registry.expire_predecessors(slot_lock.id_prefix, slot.id)
-        broker = KafkaBroker(settings)
-        sealer = (
-            secrets.Sealer.from_file(settings.secrets_key_file)
-            if settings.secrets_key_file
-            else None
-        )
-
-        def callbacks(workspace: WorkspaceId) -> Callbacks:
-            return Callbacks(
-                secret=partial(secrets.get, pool, sealer, workspace) if sealer else None
-            )
-
-        stores = RocksStores(settings.state_dir, settings.state_cache_bytes)
-        limits = RunnerLimits(settings.iteration_bytes, environment_hash())
-        threads = SingleThreadPool()
-        objects, clock = S3Objects(s3.client(settings), settings.s3_bucket), SystemClock()
-        kept = SnapshotContext(objects, PostgresPointers(pool))
-        snapshots = Snapshots(kept, settings.state_dir, threads, lambda: uuid.uuid4().hex)
-        backfill_client = QueuedBackfillClient(
-            PostgresHistoryFiles(pool),
-            BackfillQueue(pool),
-            objects,
-            settings.backfill_from_rows,
-            clock.sleep,
-        )
+        broker, workers, clock = KafkaBroker(settings), SingleThreadPool(), SystemClock()
+        objects = S3Objects(s3.client(settings), settings.s3_bucket)
+        context = SnapshotContext(objects, PostgresPointers(pool))
+        snapshots = Snapshots(context, settings.state_dir, workers, lambda: uuid.uuid4().hex)
         runner_factory = SlotRunnerFactory(
             registry,
             broker,
-            stores,
+            RocksStores(settings.state_dir, settings.state_cache_bytes),
             snapshots,
             executors,
-            callbacks,
-            limits,
-            threads,
-            backfill_client,
+            _callbacks(settings, pool),
+            RunnerLimits(settings.iteration_bytes, environment_hash()),
+            workers,
+            QueuedBackfillClient(
+                PostgresHistoryFiles(pool),
+                BackfillQueue(pool),
+                objects,
+                settings.backfill_from_rows,
+                clock.sleep,
+            ),
         )
         supervisor = Supervisor(
             slot,
@@ -130,11 +120,10 @@ async def _run(settings: Settings, slot: Slot, number: int, slot_lock: SlotLock)
             Millis(settings.lease_ms),
             settings.supervisor_poll_ms,
         )
-        server = await frames.serve(
-            slot.address, SlotService(supervisor, snapshots, DrillRunner(settings, kept, threads))
-        )
+        drills = DrillRunner(settings, context, workers)
+        server = await frames.serve(slot.address, SlotService(supervisor, snapshots, drills))
         helpers = [
-            asyncio.create_task(_wake(dsn, supervisor)),
+            asyncio.create_task(_wake_on_notify(dsn, supervisor)),
             asyncio.create_task(_stop_with_host(supervisor)),
         ]
         log.info("slot is up", slot=slot.id, address=slot.address)
@@ -149,15 +138,24 @@ async def _run(settings: Settings, slot: Slot, number: int, slot_lock: SlotLock)
             log.info("slot is down", slot=slot.id)
 
 
-async def _wake(dsn: str, supervisor: Supervisor) -> None:
+def _callbacks(settings: Settings, pool: postgres.Pool) -> CallbacksFor:
+    """Return the calls that user code of a workspace may make: reading its secrets."""
+    key_file = settings.secrets_key_file
+    sealer = secrets.Sealer.from_file(key_file) if key_file else None
+
+    def callbacks(workspace: WorkspaceId) -> Callbacks:
+        return Callbacks(secret=partial(secrets.get, pool, sealer, workspace) if sealer else None)
+
+    return callbacks
+
+
+async def _wake_on_notify(dsn: str, supervisor: Supervisor) -> None:
     async for _ in postgres.listen(dsn, ["registry"], name="slot-wake"):
         supervisor.wake.set()
 
 
 async def _stop_with_host(supervisor: Supervisor) -> None:
-    """Spark's worker daemon is our parent: when it is gone, so is the engine, and an orphan must
-    not go on.
-    """
+    """Stop when Spark's worker daemon, our parent, has died: the engine has ended with it."""
     parent = os.getppid()
     while os.getppid() == parent:  # noqa: ASYNC110  # the death of a parent can only be polled
         await asyncio.sleep(PARENT_CHECK_S)

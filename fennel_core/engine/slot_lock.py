@@ -1,12 +1,14 @@
-"""How a slot knows that its predecessor is dead, so that it need not wait for its lease.
+"""Detect that the previous process of a slot is dead, so that its leases need not lapse first.
 
-Theory. A lease protects against a process that cannot be seen: it may only be slow. Here it can be
-seen: every life of a slot on one machine holds a lock on the same file, and the kernel lets go of
-it when the process ends, however it ends. Whoever gets the lock knows that all who named themselves
-after it are dead. The name is of the lock, not of the slot: the file's identity and the machine's
-boot. So the same slot number on another machine, or in another container with its own files, is
-nobody's heir, and a machine that was started anew inherits nothing either; there the leases lapse,
-as they do when a predecessor is only paused.
+Theory. A lease protects against a process that cannot be observed: it may only be slow. On the same
+machine it can be observed. Every process of a slot locks the same file, and the kernel releases the
+lock when the process ends, however it ends. A process that gets the lock knows that all earlier
+processes whose slot id begins with the lock's prefix are dead.
+
+The prefix identifies the lock, not the slot number: it contains the file's identity and the
+machine's boot id. The same slot number on another machine, or in a container with files of its own,
+has another prefix, and so has a slot after a reboot. In these cases, and while a predecessor is
+only paused, leases lapse as usual.
 """
 
 from __future__ import annotations
@@ -23,15 +25,16 @@ BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 class SlotLock(AbstractContextManager["SlotLock"]):
-    """The lock of one slot number on this machine. `id_prefix`: how the ids of all its lives begin.
-    `predecessor_is_dead`: every earlier one is dead.
+    """The lock of one slot number on this machine.
+
+    `id_prefix`: first part of the ids of all processes of this slot. `predecessor_is_dead`: True if
+    this process holds the lock, so that no earlier one is alive.
     """
 
     def __init__(self, file: Path, name: str) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        self._lock = os.open(
-            file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600
-        )  # the file stays for ever: its identity is the point
+        # The file is never deleted: its identity is part of the prefix.
+        self._lock = os.open(file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         there = os.fstat(self._lock)
         boot = BOOT_ID.read_bytes() if BOOT_ID.exists() else b""
         identity = blake2b(

@@ -1,12 +1,14 @@
-"""The Job Supervisor of one slot: keeps running exactly the job partitions that this slot owns.
+"""The Job Supervisor of one slot: runs exactly the job partitions that this slot owns.
 
-Theory. It polls the registry (and is woken by it), decides per job partition with the pure rules of
-`schedule`, and makes what runs equal to what was decided. Leases are renewed by a task of their
-own, so that a long poll cannot lose them. A lease is trusted only until its end on this process's
-monotonic clock, counted from before the renewal was asked for. Whatever ends a runner is either a
-loss of ownership (drop it; claim again if it is still ours), a passing fault (start again under the
-same epoch) or a failure of the job (park it with its error, try again with back-off): a job that
-fails blocks nobody.
+Theory. The supervisor reads the registry periodically (and when notified), decides per job
+partition with the pure rules of `schedule`, and starts and stops runners accordingly. A separate
+task renews the leases, so that a long turn cannot lose them. A lease is trusted only until its end
+on this process's monotonic clock, counted from before the renewal was requested. When a runner
+ends, the reason decides:
+
+- Ownership is lost: drop the job partition; claim it again if it is still ours.
+- The log or the registry is unavailable: start the runner again under the same epoch.
+- The job failed: park it with its error and try again with back-off. Other jobs are unaffected.
 """
 
 from __future__ import annotations
@@ -22,19 +24,20 @@ from fennel_core.bank.registry import PartitionReport, Registry, RegistryState, 
 from fennel_core.connections.errors import ConnectionsError
 from fennel_core.engine.errors import BrokerError, EpochSuperseded, ProducerFenced, StateUnusable
 from fennel_core.engine.runner import Runner
+from fennel_core.engine.runner_factory import RunnerFactory
 from fennel_core.hangar.store import HangarCorrupt
 from fennel_core.schedule.lease import Claim, Keep, Stop, StopAndRelease, decide_lease
 from fennel_core.schedule.ownership import preferred_slot
-from fennel_core.vocab.ids import Epoch, JobId, JobPartition, Millis, PartitionIndex
+from fennel_core.vocab.ids import Epoch, JobPartition, Millis
 
 log = structlog.get_logger(__name__)
 
 SETTLING_MS: Final = 50
-"""How often runners' reports are looked at while any of them is not yet running without lag."""
+"""Interval of reports while any runner is not yet running without lag."""
 FIRST_BACKOFF_MS: Final = 500
 LARGEST_BACKOFF_MS: Final = 30_000
 HEALTHY_AFTER_MS: Final = 60_000
-"""A runner that lived this long starts its back-off anew."""
+"""A runner that lived this long starts with the first back-off again."""
 
 
 class MonotonicClock(Protocol):
@@ -43,35 +46,9 @@ class MonotonicClock(Protocol):
     async def sleep(self, ms: int) -> None: ...
 
 
-class RunnerFactory(Protocol):
-    """Makes runners and keeps their stores."""
-
-    async def make(self, job: JobId, part: PartitionIndex, epoch: Epoch) -> Runner | None:
-        """A runner over the job partition's state; None when the registry no longer knows the
-        job.
-        """
-        ...
-
-    def discard_state(self, job: JobId, part: PartitionIndex, why: Exception) -> None:
-        """Have the next runner of this job partition start from another state than the last one."""
-        ...
-
-    async def close(self, runner: Runner) -> None:
-        """Release the runner's store, keeping its local state."""
-        ...
-
-    def stored(self) -> set[JobId]:
-        """Jobs with local state on this machine."""
-        ...
-
-    async def forget(self, job: JobId) -> None:
-        """Remove a job's local state."""
-        ...
-
-
 @dataclass(slots=True)
 class HostedPartition:
-    """One job partition this slot runs."""
+    """One job partition that this slot runs."""
 
     epoch: Epoch
     task: asyncio.Task[None] | None = None
@@ -83,8 +60,9 @@ class HostedPartition:
 
     @property
     def parked(self) -> str | None:
-        """Why it failed last: that stays the news while it is tried again, until it gets further
-        than replaying.
+        """Return the last error, None once a runner got further than replaying.
+
+        The error stays visible while the runner is tried again.
         """
         return self.error if self.runner is None or self.runner.status == "replaying" else None
 
@@ -109,16 +87,14 @@ class Supervisor:
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     _lease_until_ms: int = 0
     _changing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """What is hosted follows one decision at a time: a rebuild must not start again what a turn has
-    just given up.
-    """
+    """Held while `hosted` changes: a rebuild must not start again what a turn has just stopped."""
 
     def lease_is_live(self) -> bool:
-        """May this slot still answer reads?"""
+        """Return True while this slot may serve reads."""
         return self.clock.monotonic_ms() < self._lease_until_ms
 
     async def run(self) -> None:
-        """Until `stop` is set (by the registry or by the host); then hand everything back."""
+        """Run until `stop` is set by the registry or the host; then release everything."""
         await self._renew()
         helpers = [asyncio.create_task(self._renewals()), asyncio.create_task(self._reports())]
         try:
@@ -131,10 +107,10 @@ class Supervisor:
             await self.shut_down()
 
     async def rebuild(self, key: JobPartition, why: Exception) -> Epoch | None:
-        """Have a job partition of ours start again at once, and not from its local state; its
-        epoch, None when it is not ours.
+        """Start a job partition again at once, but not from its local state.
 
-        It does not matter whether it runs, recovers or is parked: its back-off ends too.
+        It may be running, replaying or parked; its back-off ends. Returns its epoch, None if this
+        slot does not own it.
         """
         async with self._changing:
             hosted = self.hosted.get(key)
@@ -146,16 +122,16 @@ class Supervisor:
             return hosted.epoch
 
     async def shut_down(self) -> None:
-        """Stop every runner and give every lease back."""
+        """Stop every runner and release every lease."""
         async with self._changing:
             await asyncio.gather(*(self._stop(key) for key in list(self.hosted)))
         await self._guarded(lambda: self.registry.deregister(self.slot.id))
 
     async def tick(self) -> None:
         """Read the registry once and act on it."""
-        stored = (
-            self.runner_factory.stored()
-        )  # before the read: what is on disk now and unknown then, is nobody's
+        # Listed before the registry is read: local state of a job that the registry does not know
+        # afterwards is orphaned.
+        stored = self.runner_factory.jobs_with_state()
         seen = await self.registry.read(self.slot.id)
         if seen.stopping:
             self.stop.set()
@@ -163,7 +139,7 @@ class Supervisor:
         async with self._changing:
             await self._act(*self._decisions(seen))
         for job in stored - {entry.id for entry in seen.jobs}:
-            await self.runner_factory.forget(job)
+            await self.runner_factory.delete_state(job)
 
     async def _act(
         self,
@@ -186,7 +162,7 @@ class Supervisor:
     ) -> tuple[
         list[tuple[JobPartition, Epoch]], list[JobPartition], list[tuple[JobPartition, Epoch]]
     ]:
-        """What to claim, what to stop, and which leases to give up then."""
+        """Return what to claim, what to stop, and which leases to release after that."""
         wanted: list[tuple[JobPartition, Epoch]] = []
         held: list[tuple[JobPartition, Epoch]] = []
         kept: set[JobPartition] = set()
@@ -228,13 +204,13 @@ class Supervisor:
             started = self.clock.monotonic_ms()
             try:
                 await self._run_once(key, hosted)
-            except (ProducerFenced, EpochSuperseded) as newer:
-                bound.warning("ownership lost", error=str(newer))
+            except (ProducerFenced, EpochSuperseded) as superseded:
+                bound.warning("ownership lost", error=str(superseded))
                 hosted.lost = True
                 self.wake.set()
-            except (BrokerError, ConnectionsError) as passing:
-                bound.warning("runner restarts", error=str(passing))
-            except Exception as failed:  # noqa: BLE001  # the supervisor's last line: one job's failure parks that job
+            except (BrokerError, ConnectionsError) as unavailable:
+                bound.warning("runner restarts", error=str(unavailable))
+            except Exception as failed:  # noqa: BLE001  # last line of defence: a failure parks this job only
                 bound.exception("job parked")
                 hosted.error = f"{type(failed).__name__}: {failed}"
             if self.clock.monotonic_ms() - started > HEALTHY_AFTER_MS:
@@ -252,8 +228,8 @@ class Supervisor:
         try:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
-                # `asyncio.wait_for` of Python 3.11, with which connection pools wait, may lose a
-                # cancellation that meets its result.
+                # `asyncio.wait_for` of Python 3.11, which connection pools use, may swallow a
+                # cancellation that arrives together with its result.
                 raise asyncio.CancelledError
             await runner.run()
         except (StateUnusable, HangarCorrupt) as wrong:
@@ -270,15 +246,15 @@ class Supervisor:
             await self._guarded(self._renew)
 
     async def _renew(self) -> None:
-        asked = self.clock.monotonic_ms()
+        requested_ms = self.clock.monotonic_ms()
         await self.registry.heartbeat(self.slot, self.lease_ms)
         if self.clock.monotonic_ms() >= self._lease_until_ms:
             for hosted in self.hosted.values():
-                # in between another may have claimed it: nothing of it is answered until it is
-                # claimed anew
+                # Another slot may have claimed it in between: serve no reads until it is claimed
+                # again.
                 hosted.lost = True
             self.wake.set()
-        self._lease_until_ms = asked + self.lease_ms
+        self._lease_until_ms = requested_ms + self.lease_ms
 
     async def _reports(self) -> None:
         while True:
@@ -298,9 +274,8 @@ class Supervisor:
         if not changed:
             return
         for key in changed:
-            self.hosted[
-                key
-            ].reported = None  # until the registry has answered, it may hold the one or the other
+            # The registry may hold either report until it has confirmed this one.
+            self.hosted[key].reported = None
         await self.registry.report(changed, self.slot.id)
         for key, (epoch, report) in changed.items():
             hosted = self.hosted.get(key)
@@ -308,16 +283,18 @@ class Supervisor:
                 hosted.reported = report
 
     async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
-        """The registry may be away for a while: runners go on (fencing protects the log), reads
+        """Run `work` and log its failure.
+
+        While the registry is unavailable runners continue, because fencing protects the log; reads
         stop when the lease ends.
         """
         try:
             await work()
-        except Exception:  # the supervisor's last line: log, and try again at the next turn
+        except Exception:  # last line of defence: log, and try again at the next turn
             log.exception("registry turn failed", slot=self.slot.id)
 
     async def _pause(self) -> None:
-        """Until woken, stopped, or the poll's time."""
+        """Wait until woken, stopped, or for the poll interval."""
         async with asyncio.TaskGroup() as group:
             waits = [
                 group.create_task(wait)

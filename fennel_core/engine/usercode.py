@@ -1,11 +1,10 @@
-"""Jobs that run user code: the frame goes to an executor, what comes back becomes signed versions
-again.
+"""ExecutorRun a job's user code in an executor and turn its result into signed versions.
 
-Theory. User code is never fused into a stateful step: its output is a topic, so replay never runs
-it. A row on which the code raises is found by halving the batch and goes to the dead letters with
-the reason; the rest goes on. A crash, a time-out or a failed import says nothing about any row, so
-it is raised and parks the job. On a keyed dataset a row that a filter rejects becomes a tombstone,
-so that the key disappears.
+Theory. User code is never fused into a stateful step: its output is a topic of its own, so replay
+never runs user code. If the code raises, the batch is halved until the failing rows are found; they
+become dead letters with the reason, and the other rows continue. A crash, a time-out or a failed
+import does not belong to any row, so it is raised and parks the job. On a keyed dataset a row that
+a filter rejects becomes a tombstone, so that its key is deleted.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from fennel_core.operators.spec import UserCodeSpec
 from fennel_core.operators.step import DeadRows, Outcome, OutputBatch
 from fennel_core.vocab.versions import IS_TOMBSTONE, META
 
-Run = Callable[[ExecutorCall, pl.DataFrame], Awaitable[pa.Table]]
+ExecutorRun = Callable[[ExecutorCall, pl.DataFrame], Awaitable[pa.Table]]
 ROW = "__row"
 
 
-def call_of(spec: UserCodeSpec, entity: str) -> ExecutorCall:
-    """The executor call of a user code step."""
+def executor_call(spec: UserCodeSpec, entity: str) -> ExecutorCall:
+    """Return the executor call of a user code step."""
     match spec.kind:
         case "transform":
             return TransformCall(spec.code, entity, spec.input.fields, spec.output.fields)
@@ -37,22 +36,29 @@ def call_of(spec: UserCodeSpec, entity: str) -> ExecutorCall:
             assert spec.column is not None, "an assign names its column"
             return AssignCall(spec.code, entity, spec.input.fields, spec.column)
         case other:
-            raise ValueError(f"`{other}` is not a kind of user code")
+            raise ValueError(
+                f"unknown kind of user code `{other}`; valid kinds: transform, filter, assign"
+            )
 
 
-async def apply(run: Run, spec: UserCodeSpec, entity: str, batch: pl.DataFrame) -> Outcome:
-    """What the user code makes of a batch of signed versions."""
-    call = call_of(spec, entity)
-    gone = batch.filter(pl.col(IS_TOMBSTONE))
-    good, dead = await _good(run, call, batch.filter(~pl.col(IS_TOMBSTONE)), spec)
-    tombstones = [_tombstones(spec, gone)] if len(gone) else []
+async def run_user_code(
+    run: ExecutorRun, spec: UserCodeSpec, entity: str, batch: pl.DataFrame
+) -> Outcome:
+    """Run the user code over a batch of signed versions.
+
+    Raises the executor's errors, except those that a single row causes.
+    """
+    call = executor_call(spec, entity)
+    deleted = batch.filter(pl.col(IS_TOMBSTONE))
+    good, dead = await _processed(run, call, batch.filter(~pl.col(IS_TOMBSTONE)), spec)
+    tombstones = [_tombstones(spec, deleted)] if len(deleted) else []
     emitted = [frame for frame in (*good, *tombstones) if len(frame)]
     emits = (OutputBatch(0, pl.concat(emitted, how="vertical")),) if emitted else ()
     return Outcome(emits=emits, dead=tuple(dead))
 
 
-async def _good(
-    run: Run, call: ExecutorCall, rows: pl.DataFrame, spec: UserCodeSpec
+async def _processed(
+    run: ExecutorRun, call: ExecutorCall, rows: pl.DataFrame, spec: UserCodeSpec
 ) -> tuple[list[pl.DataFrame], list[DeadRows]]:
     if rows.is_empty():
         return [], []
@@ -62,37 +68,39 @@ async def _good(
         if len(rows) == 1:
             return [], [DeadRows(str(raised), rows)]
     middle = len(rows) // 2
-    left, left_dead = await _good(run, call, rows[:middle], spec)
-    right, right_dead = await _good(run, call, rows[middle:], spec)
+    left, left_dead = await _processed(run, call, rows[:middle], spec)
+    right, right_dead = await _processed(run, call, rows[middle:], spec)
     return left + right, left_dead + right_dead
 
 
 def _rows(
-    call: ExecutorCall, spec: UserCodeSpec, rows: pl.DataFrame, answer: pa.Table
+    call: ExecutorCall, spec: UserCodeSpec, rows: pl.DataFrame, returned: pa.Table
 ) -> pl.DataFrame:
-    made = pl.DataFrame(pl.from_arrow(answer))
+    result = pl.DataFrame(pl.from_arrow(returned))
     match call:
         case TransformCall():
-            order = made.get_column(ROW)
-            return made.drop(ROW).select(spec.output.names).hstack(rows.select(META)[order])
+            order = result.get_column(ROW)
+            return result.drop(ROW).select(spec.output.names).hstack(rows.select(META)[order])
         case FilterCall():
-            kept = rows[made.get_column(ROW)]
+            kept = rows[result.get_column(ROW)]
             if not spec.output.keyed:
                 return kept
-            refused = (
+            rejected = (
                 rows.with_row_index(ROW)
-                .filter(~pl.col(ROW).is_in(made.get_column(ROW).implode()))
+                .filter(~pl.col(ROW).is_in(result.get_column(ROW).implode()))
                 .drop(ROW)
             )
-            return pl.concat([kept, _tombstones(spec, refused)], how="vertical")
+            return pl.concat([kept, _tombstones(spec, rejected)], how="vertical")
         case AssignCall(column=column):
-            return rows.with_columns(made.get_column(column.name)).select(*spec.output.names, *META)
+            return rows.with_columns(result.get_column(column.name)).select(
+                *spec.output.names, *META
+            )
         case other:
             assert_never(other)  # type: ignore[arg-type]  # a pipeline has no other kinds of user code
 
 
 def _tombstones(spec: UserCodeSpec, rows: pl.DataFrame) -> pl.DataFrame:
-    """The rows' keys, times and positions under the output's schema, with null values."""
+    """Return the rows' keys, times and positions in the output's schema, with null values."""
     empty = pl.DataFrame(pl.from_arrow(spec.output.arrow().empty_table())).schema
     values = [pl.lit(None, dtype=empty[name]).alias(name) for name in spec.output.value_names]
     absent = rows.with_columns(*values, pl.lit(True).alias(IS_TOMBSTONE))

@@ -186,7 +186,7 @@ async def test_control_records_are_told_from_data(broker: Broker, topic: TopicNa
 async def forget(broker: Broker, topic: TopicName, start: int) -> None:
     """Delete the records of partition 0 below `start`."""
     if isinstance(broker, MemoryBroker | SimBroker):
-        broker.log.forget(at(topic), Offset(start))
+        broker.log.truncate(at(topic), Offset(start))
         return
     admin = AdminClient(client_config(Settings()))
     for deleted in admin.delete_records([RdTopicPartition(topic, 0, start)]).values():

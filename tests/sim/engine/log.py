@@ -91,7 +91,7 @@ class ModelLog:
                 self._generation[transaction.id] += 1
                 self._end(transaction, "aborted")
 
-    def forget(self, source: TopicPartition, start: Offset) -> None:
+    def truncate(self, source: TopicPartition, start: Offset) -> None:
         """Delete the records below `start`."""
         self.log(source).start = start
 

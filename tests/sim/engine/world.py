@@ -123,9 +123,9 @@ class Drifting:
 
 
 @dataclass
-class SimWorkshop:
-    """See `engine.supervisor.Workshop`: runners over the machine's disk, or over a snapshot where
-    that is empty.
+class SimRunnerFactory:
+    """See `engine.runner_factory.RunnerFactory`: runners over the machine's disk, or over a
+    snapshot where that is empty.
     """
 
     snapshots: Snapshots
@@ -174,10 +174,10 @@ class SimWorkshop:
         if self.process.alive:
             runner.hangar.close()
 
-    def stored(self) -> set[JobId]:
+    def jobs_with_state(self) -> set[JobId]:
         return self.machine.stored()
 
-    async def forget(self, job: JobId) -> None:
+    async def delete_state(self, job: JobId) -> None:
         self.machine.forget(job)
 
 
@@ -276,7 +276,7 @@ class World:
         snapshots = Snapshots(
             self.archive.tools(process), machine.root, ProcessPool(process), self._unique
         )
-        runner_factory = SimWorkshop(
+        runner_factory = SimRunnerFactory(
             snapshots, process, registry, broker, machine, self.as_user_code, drifts
         )
         supervisor = Supervisor(

@@ -332,7 +332,7 @@ async def test_a_new_job_over_truncated_logs_equals_the_live_path(
     )
     await finish(runner(job, live_log, live, 1, None), job, live_log)
     gone = job.inputs[0]
-    log.forget((gone, 0), Offset(int(backfill_client.history[gone][-1][0]) - 3))
+    log.truncate((gone, 0), Offset(int(backfill_client.history[gone][-1][0]) - 3))
     await finish(runner(job, log, hangar, 1, backfill_client), job, log)
     assert written(log) == written(live_log)
     assert state_progress.load(hangar).state_hash == state_progress.load(live).state_hash
@@ -342,7 +342,7 @@ async def test_a_new_job_whose_rows_are_nowhere_is_told_where_they_were_and_what
     job, log = make_job("join"), await world()
     backfill_client = MemoryBackfillClient(log, from_rows=NEVER, kept=10)
     end = backfill_client.history[RIGHT][-1][0] + 1
-    log.forget((RIGHT, 0), Offset(end + 1))
+    log.truncate((RIGHT, 0), Offset(end + 1))
     with pytest.raises(LogTruncated) as told:
         await runner(job, log, MemoryHangar(), 1, backfill_client).run()
     for said in (

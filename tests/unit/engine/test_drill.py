@@ -292,7 +292,7 @@ async def test_a_snapshot_with_a_damaged_file_is_found_and_named(
 async def test_records_that_a_recovery_would_miss_are_told(partition: Partition) -> None:
     for topic in (SOURCE, REPLAYLOG):
         log = partition.log.log((topic, 0))
-        partition.log.forget((topic, 0), Offset(max(log.end - 1, 0)))
+        partition.log.truncate((topic, 0), Offset(max(log.end - 1, 0)))
     found = await partition.drill()
     assert found.verdict is DrillVerdict.LOST
     assert "are deleted" in found.told

@@ -245,7 +245,7 @@ async def test_a_runner_that_needs_records_which_are_gone_says_which_and_skips_n
 ) -> None:
     log, hangar = MemoryLog(), MemoryHangar()
     await feed(log, ROWS)
-    log.forget((SOURCE, 0), Offset(6))
+    log.truncate((SOURCE, 0), Offset(6))
     runner = make(log, hangar, 1, outputs=outputs)
     with pytest.raises(
         LogTruncated,
@@ -300,7 +300,7 @@ async def test_settling_writes_down_what_was_passed_without_an_iteration_and_cha
     assert state_progress.load(hangar) == runner.progress
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    log.forget((SOURCE, 0), Offset(8))
+    log.truncate((SOURCE, 0), Offset(8))
     await feed(log, ROWS[3:])
     await run_until(make(log, hangar, 2, outputs=outputs), 2 * len(ROWS) + 2)
     assert emitted(log) == (expected(ROWS) if outputs else [])

@@ -105,10 +105,10 @@ class Bench:
     async def close(self, runner: Any) -> None:
         self.asked.append("close")
 
-    def stored(self) -> set[JobId]:
+    def jobs_with_state(self) -> set[JobId]:
         return set()
 
-    async def forget(self, job: JobId) -> None:
+    async def delete_state(self, job: JobId) -> None:
         raise AssertionError("the job is wanted")
 
 
