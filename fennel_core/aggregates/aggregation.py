@@ -12,11 +12,12 @@ then the reader goes back to the events themselves.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -25,6 +26,8 @@ from fennel_core.aggregates.records import ColumnValues, Records
 from fennel_core.aggregates.small import SmallEvents
 
 P = TypeVar("P")
+Packed: TypeAlias = "int | float | str | bytes | Sequence[Packed] | None"
+"""A packed partial: a value that msgpack can carry."""
 
 
 class Incomplete(Enum):
@@ -134,8 +137,8 @@ class Aggregator(ABC, Generic[P]):
         """The partial of no events."""
 
     @abstractmethod
-    def pack(self, partial: P) -> Any:
-        """The partial as msgpack can carry it; None if it is not worth keeping."""
+    def pack(self, partial: P) -> Packed:
+        """Return the partial in a form that msgpack can carry, None if it is too large to keep."""
 
     @abstractmethod
     def unpack(self, data: Any) -> P:

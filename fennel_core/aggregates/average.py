@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fennel_core.aggregates.aggregation import Aggregator, AnyEvents
+from fennel_core.aggregates.aggregation import Aggregator, AnyEvents, Packed
 from fennel_core.aggregates.totals import ZERO_TOTAL, Total, counts, scale_of, totals
 from fennel_core.vocab.dtypes import Dtype
 
@@ -36,7 +36,7 @@ class AverageAggregator(Aggregator[Partial]):
     def empty(self) -> Partial:
         return 0, ZERO_TOTAL
 
-    def pack(self, partial: Partial) -> Any:
+    def pack(self, partial: Partial) -> Packed:
         return [partial[0], partial[1].pack()]
 
     def unpack(self, data: Any) -> Partial:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fennel_core.aggregates.aggregation import Aggregator, AnyEvents
+from fennel_core.aggregates.aggregation import Aggregator, AnyEvents, Packed
 from fennel_core.aggregates.totals import counts
 
 
@@ -31,7 +31,7 @@ class CountAggregator(Aggregator[int]):
     def empty(self) -> int:
         return 0
 
-    def pack(self, partial: int) -> int:
+    def pack(self, partial: int) -> Packed:
         return partial
 
     def unpack(self, data: int) -> int:

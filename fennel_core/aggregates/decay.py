@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from fennel_core.aggregates import exact
-from fennel_core.aggregates.aggregation import INCOMPLETE, Aggregator, AnyEvents
+from fennel_core.aggregates.aggregation import INCOMPLETE, Aggregator, AnyEvents, Packed
 from fennel_core.aggregates.exact import Floats, Ints
 from fennel_core.aggregates.records import ColumnValues
 from fennel_core.aggregates.small import SmallEvents
@@ -112,7 +112,7 @@ class DecayedSumAggregator(Aggregator[Partial]):
     def empty(self) -> Partial:
         return ZERO_TOTAL
 
-    def pack(self, partial: Partial) -> Any:
+    def pack(self, partial: Partial) -> Packed:
         return None if partial is None else partial.pack()
 
     def unpack(self, data: Any) -> Partial:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import compress
 from typing import Any
 
-from fennel_core.aggregates.aggregation import Aggregator, AnyEvents, pack_int
+from fennel_core.aggregates.aggregation import Aggregator, AnyEvents, Packed, pack_int
 
 _HALF = 1 << 63
 Multiset = dict[Any, int]
@@ -94,7 +94,7 @@ class MultisetAggregator(Aggregator[Multiset]):
     def empty(self) -> Multiset:
         return {}
 
-    def pack(self, partial: Multiset) -> Any:
+    def pack(self, partial: Multiset) -> Packed:
         if len(partial) > MAX_PACKED:
             return None
         return [elements_to_pack(list(partial)), list(partial.values())]
@@ -155,7 +155,7 @@ class TopElementsAggregator(Aggregator[TopElements]):
             ((e, count) for e, count in partial.bag.items() if count > 0), reverse=self._last_first
         )
 
-    def pack(self, partial: TopElements) -> Any:
+    def pack(self, partial: TopElements) -> Packed:
         if len(partial.bag) > MAX_HEAD or (not partial.bag and partial.edge is not None):
             return None
         edge = None if partial.edge is None else elements_to_pack(partial.edge)

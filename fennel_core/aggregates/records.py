@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from struct import Struct
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -117,6 +117,19 @@ class RecordLayout:
         return tuple(i for i, (_, kind) in enumerate(self.stored) if kind is ColumnKind.RAW)
 
 
+class PackedRecords(NamedTuple):
+    """Some records as stored: the structs one after the other, then their heap.
+
+    A named tuple, because one is made for every key that a batch touches.
+    """
+
+    structs: bytes
+    heap: bytes
+
+    def append(self, other: PackedRecords) -> PackedRecords:
+        return PackedRecords(self.structs + other.structs, self.heap + other.heap)
+
+
 @dataclass(frozen=True)
 class Records:
     """Some events: `fixed` structs and, where the layout has heaped columns, one blob per record
@@ -167,13 +180,13 @@ class Records:
         cells = _binary(lengths, _heap(self.blobs))
         return cells.take(pa.array(np.arange(heaped.index(i), len(lengths), len(heaped))))
 
-    def slices(self, starts: Sequence[int], stops: Sequence[int]) -> list[tuple[bytes, bytes]]:
-        """The packed structs and heap of records [start, stop) for each pair."""
+    def slices(self, starts: Sequence[int], stops: Sequence[int]) -> list[PackedRecords]:
+        """Return records [start, stop) packed, for each pair of `starts` and `stops`."""
         size = self.fixed.dtype.itemsize
         fixed = self.fixed.tobytes()
         structs = [fixed[a * size : b * size] for a, b in zip(starts, stops, strict=True)]
         if self.blobs is None:
-            return [(struct, b"") for struct in structs]
+            return [PackedRecords(struct, b"") for struct in structs]
         ends = np.frombuffer(
             self.blobs.buffers()[1],
             dtype=np.int64,
@@ -186,7 +199,7 @@ class Records:
             bytes(heap[ends[a] - first : ends[b] - first])
             for a, b in zip(starts, stops, strict=True)
         ]
-        return list(zip(structs, parts, strict=True))
+        return list(map(PackedRecords, structs, parts))
 
     def merged_within(self, owners: Ints) -> tuple[Records, Ints]:
         """The same bag per owner with equal events as one record, and each record's owner; events
@@ -216,8 +229,8 @@ class Records:
         return out, net["owner"].to_numpy().astype(np.int64)
 
 
-def load_records(layout: RecordLayout, packs: Sequence[tuple[bytes, bytes]]) -> Records:
-    """The records of some packs (structs, heap), one after the other."""
+def load_records(layout: RecordLayout, packs: Sequence[PackedRecords]) -> Records:
+    """Return the records of some packs, one after the other."""
     fixed = np.frombuffer(b"".join(structs for structs, _ in packs), dtype=layout.struct)
     if not layout.heaped:
         return Records(layout, fixed, None)

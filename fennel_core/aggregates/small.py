@@ -15,7 +15,7 @@ from functools import cached_property
 from itertools import compress
 from typing import Any
 
-from fennel_core.aggregates.records import ColumnKind, RecordLayout
+from fennel_core.aggregates.records import ColumnKind, PackedRecords, RecordLayout
 
 MAX_SMALL_EVENTS = 400
 """Events up to which lists are faster than arrays."""
@@ -72,29 +72,24 @@ class SmallEvents:
             else [cell if there else None for cell, there in zip(cells, valid, strict=True)]
         )
 
-    def within(self, cuts: Sequence[int]) -> list[tuple[int, SmallEvents]]:
-        """The events of each interval that has some; intervals end (inclusive) at `cuts`, what is
-        after the last is left out.
+    def split(self, ends: Sequence[int]) -> list[tuple[int, SmallEvents]]:
+        """Return the events of each time slice that has some, with the number of the slice.
+
+        `ends` are the ends (inclusive) of the slices; events after the last one are left out.
         """
-        if max(self.times) <= cuts[0]:
+        if max(self.times) <= ends[0]:
             return [(0, self)]
-        places = [bisect_left(cuts, moment) for moment in self.times]
+        slices = [bisect_left(ends, time) for time in self.times]
         found = []
-        for interval in sorted(set(places)):
-            if interval < len(cuts):
-                inside = [place == interval for place in places]
-                found.append(
-                    (
-                        interval,
-                        SmallEvents(
-                            self.layout, [list(compress(column, inside)) for column in self.columns]
-                        ),
-                    )
-                )
+        for number in sorted(set(slices)):
+            if number < len(ends):
+                inside = [one == number for one in slices]
+                columns = [list(compress(column, inside)) for column in self.columns]
+                found.append((number, SmallEvents(self.layout, columns)))
         return found
 
 
-def parse_small(layout: RecordLayout, packs: Sequence[tuple[bytes, bytes]]) -> SmallEvents:
+def parse_small(layout: RecordLayout, packs: Sequence[PackedRecords]) -> SmallEvents:
     """The events of some packs (structs, heap), not all empty; one that stands for several equal
     events comes as often.
     """

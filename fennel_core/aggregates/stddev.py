@@ -8,7 +8,7 @@ import math
 from typing import Any
 
 from fennel_core.aggregates import exact
-from fennel_core.aggregates.aggregation import Aggregator, AnyEvents
+from fennel_core.aggregates.aggregation import Aggregator, AnyEvents, Packed
 from fennel_core.aggregates.exact import Exact
 from fennel_core.aggregates.totals import ZERO_TOTAL, Total, counts, scale_of, squares, totals
 from fennel_core.vocab.dtypes import Dtype
@@ -57,7 +57,7 @@ class StddevAggregator(Aggregator[Partial]):
     def empty(self) -> Partial:
         return 0, ZERO_TOTAL, exact.ZERO
 
-    def pack(self, partial: Partial) -> Any:
+    def pack(self, partial: Partial) -> Packed:
         return [partial[0], partial[1].pack(), Total(partial[2]).pack()]
 
     def unpack(self, data: Any) -> Partial:

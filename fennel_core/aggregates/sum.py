@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fennel_core.aggregates.aggregation import Aggregator, AnyEvents
+from fennel_core.aggregates.aggregation import Aggregator, AnyEvents, Packed
 from fennel_core.aggregates.totals import INT64, ZERO_TOTAL, Total, decimal_text, totals
 from fennel_core.vocab.dtypes import Decimal, Dtype, Float, base
 
@@ -38,7 +38,7 @@ class SumAggregator(Aggregator[Total]):
     def empty(self) -> Total:
         return ZERO_TOTAL
 
-    def pack(self, partial: Total) -> Any:
+    def pack(self, partial: Total) -> Packed:
         return partial.pack()
 
     def unpack(self, data: Any) -> Total:

@@ -12,7 +12,9 @@ from functools import reduce
 from typing import Any
 
 from fennel_core.aggregates.aggregation import INCOMPLETE, Aggregator
-from fennel_core.operators.aggregate.tiles import Partials, TileQuery, Tiles
+from fennel_core.operators.aggregate.tile_codec import Partials
+from fennel_core.operators.aggregate.tile_reader import TileQuery
+from fennel_core.operators.aggregate.tiles import Tiles
 from fennel_core.operators.step import StateReader
 
 CHUNK_ITEMS = 512

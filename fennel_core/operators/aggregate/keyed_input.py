@@ -35,7 +35,8 @@ from fennel_core.operators.aggregate.change_points import (
 from fennel_core.operators.aggregate.grouping import Grouping
 from fennel_core.operators.aggregate.read_time import SECOND_US, rows_of
 from fennel_core.operators.aggregate.results import ResultEmitter, ResultRow
-from fennel_core.operators.aggregate.tiles import NODES, ROOTS, Tiles
+from fennel_core.operators.aggregate.tile_codec import NODES, ROOTS
+from fennel_core.operators.aggregate.tiles import Tiles
 from fennel_core.operators.aggregate.window_times import lookback_us
 from fennel_core.operators.rows import MAX_TIME, MIN_TIME, encode
 from fennel_core.operators.spec import VALID_TO, AggregateSpec, has_validity

@@ -23,7 +23,8 @@ from fennel_core.aggregates.factory import make_aggregator
 from fennel_core.aggregates.min_max import LastTimeAggregator
 from fennel_core.operators.aggregate.assemble import Assembler, TimeRange
 from fennel_core.operators.aggregate.grouping import Grouping
-from fennel_core.operators.aggregate.tiles import ROOTS, Tiles
+from fennel_core.operators.aggregate.tile_codec import ROOTS
+from fennel_core.operators.aggregate.tiles import Tiles
 from fennel_core.operators.rows import MIN_TIME, encode
 from fennel_core.operators.spec import AggregateSpec
 from fennel_core.operators.step import LookupStep, Outcome, StateReader

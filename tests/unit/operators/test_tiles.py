@@ -8,7 +8,7 @@ import pytest
 
 from fennel_core.hangar.memory import MemoryHangar
 from fennel_core.hangar.store import WriteBatch
-from fennel_core.operators.aggregate import tiles
+from fennel_core.operators.aggregate import tile_codec, tile_writer
 from fennel_core.operators.aggregate.read_time import ReadTimeAggregateStep
 from fennel_core.operators.spec import AggregateSpec
 from fennel_core.vocab.dtypes import Field, Float, Int, List, Str
@@ -76,7 +76,7 @@ def _row(step, state, moment):
 
 
 def test_a_key_with_few_events_is_one_value():
-    _, state = _filled(_rows(range(0, tiles.LOG_RECORDS * HOUR, HOUR)), 7)
+    _, state = _filled(_rows(range(0, tile_writer.BUFFER_RECORDS * HOUR, HOUR)), 7)
     assert len(state.scan(b"", b"\xff")) == 1
 
 
@@ -86,13 +86,13 @@ def test_a_read_opens_a_path_and_not_the_window():
     state.found = 0
     n, s = _row(step, state, 15_000 * SECOND)[1:3]
     assert (n, s) == (15_001, float(sum(t % 10 for t in range(15_000 - 3600, 15_001))))
-    assert state.found <= 2 * (len(tiles.SHIFTS) + 1)
+    assert state.found <= 2 * (len(tile_codec.SHIFTS) + 1)
 
 
 @pytest.mark.parametrize("taken_back", [0, 100, 299])
 def test_any_number_of_events_may_share_one_timestamp(taken_back, monkeypatch):
-    monkeypatch.setattr(tiles, "LOG_RECORDS", 4)
-    monkeypatch.setattr(tiles, "BLOCK_RECORDS", 6)
+    monkeypatch.setattr(tile_writer, "BUFFER_RECORDS", 4)
+    monkeypatch.setattr(tile_writer, "BLOCK_RECORDS", 6)
     rows = _rows([5 * SECOND] * 300)
     step, state = _filled(rows + _rows([5 * SECOND] * taken_back, sign=-1), 11)
     left = [change.row["v"] for change in rows[taken_back:]]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fennel_core.operators.aggregate import tiles
+from fennel_core.operators.aggregate import tile_writer
 from fennel_core.operators.aggregate.emitted import EmittedAggregateStep
 from fennel_core.operators.spec import AggregateSpec
 from fennel_core.vocab.dtypes import Field, Int, Optional, Str
@@ -52,8 +52,8 @@ def test_versions_stand_at_every_change_up_to_the_frontier(history, data, lookba
     )
     step = EmittedAggregateStep(AggregateSpec(INPUT, ("k",), specs, None, True, False, OUTPUT))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tiles, "LOG_RECORDS", 2)
-        patch.setattr(tiles, "BLOCK_RECORDS", 1)
+        patch.setattr(tile_writer, "BUFFER_RECORDS", 2)
+        patch.setattr(tile_writer, "BLOCK_RECORDS", 1)
         state, emitted = run(step, history, INPUT, canonical=False)
     seen = max(
         (c.row["t"] for batch in history.batches for c in batch if c.sign > 0), default=-(10**15)

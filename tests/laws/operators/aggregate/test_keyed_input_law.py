@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fennel_core.operators.aggregate import tiles
+from fennel_core.operators.aggregate import tile_writer
 from fennel_core.operators.build import build
 from fennel_core.operators.spec import AggregateSpec, with_validity
 from fennel_core.vocab.dtypes import Field, Int, List, Optional, Str
@@ -52,8 +52,8 @@ ROW = st.tuples(
 def test_a_row_counts_until_it_is_succeeded_or_leaves_the_window(history):
     step = build(AggregateSpec(INPUT, ("k",), SPECS, None, False, True, OUTPUT))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tiles, "LOG_RECORDS", 2)
-        patch.setattr(tiles, "BLOCK_RECORDS", 1)
+        patch.setattr(tile_writer, "BUFFER_RECORDS", 2)
+        patch.setattr(tile_writer, "BLOCK_RECORDS", 1)
         state, _ = run(step, history, INPUT, canonical=False)
     asked = [(k, q) for k in "abc" for q in range(-SECOND, 40 * SECOND, SECOND)]
     answers = step.lookup(
@@ -94,8 +94,8 @@ def test_versions_stand_where_rows_begin_or_cease_to_count(history, steps, lookb
     specs = (wire.Count("n", count, None, False, False, False), wire.Max("m", most, "v", None))
     step = build(AggregateSpec(INPUT, ("k",), specs, None, True, False, EMITTED))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tiles, "LOG_RECORDS", 2)
-        patch.setattr(tiles, "BLOCK_RECORDS", 1)
+        patch.setattr(tile_writer, "BUFFER_RECORDS", 2)
+        patch.setattr(tile_writer, "BLOCK_RECORDS", 1)
         state, emitted = run(step, history, INPUT, canonical=False)
     seen = max(
         (c.row["t"] for batch in history.batches for c in batch if c.sign > 0), default=-SECOND

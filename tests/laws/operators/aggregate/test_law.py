@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fennel_core.operators.aggregate import tiles
+from fennel_core.operators.aggregate import tile_reader, tile_writer
 from fennel_core.operators.aggregate.read_time import ReadTimeAggregateStep
 from fennel_core.operators.spec import AggregateSpec
 from fennel_core.vocab.dtypes import Decimal, Field, Float, Int, List, Optional, Str
@@ -66,8 +66,8 @@ def _check(history, make, expect):
     """Every lookup at every moment near an event or an expiry: found, timestamp and values."""
     step = _step(make)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tiles, "LOG_RECORDS", 2)
-        patch.setattr(tiles, "BLOCK_RECORDS", 1)
+        patch.setattr(tile_writer, "BUFFER_RECORDS", 2)
+        patch.setattr(tile_writer, "BLOCK_RECORDS", 1)
         state, _ = run(step, history, INPUT)
     rows = history.left_over()
     moments = {
@@ -81,7 +81,7 @@ def _check(history, make, expect):
         state, key_bytes(pl.DataFrame({"k": [k for k, _ in asked]}), ["k"]), [q for _, q in asked]
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tiles, "MAX_SMALL_EVENTS", 0)
+        patch.setattr(tile_reader, "MAX_SMALL_EVENTS", 0)
         arrays = step.lookup(
             state,
             key_bytes(pl.DataFrame({"k": [k for k, _ in asked]}), ["k"]),
@@ -234,8 +234,8 @@ def test_decimals_are_summed_and_compared_exactly(history):
         )
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tiles, "LOG_RECORDS", 2)
-        patch.setattr(tiles, "BLOCK_RECORDS", 1)
+        patch.setattr(tile_writer, "BUFFER_RECORDS", 2)
+        patch.setattr(tile_writer, "BLOCK_RECORDS", 1)
         state, _ = run(step, history, MONEY)
     rows = history.left_over()
     (answer,) = step.lookup(state, key_bytes(pl.DataFrame({"k": ["a"]}), ["k"]), [10**16])
@@ -265,8 +265,8 @@ def test_answers_are_the_same_bytes_however_the_rows_arrived(history):
         )
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tiles, "LOG_RECORDS", 2)
-        patch.setattr(tiles, "BLOCK_RECORDS", 1)
+        patch.setattr(tile_writer, "BUFFER_RECORDS", 2)
+        patch.setattr(tile_writer, "BLOCK_RECORDS", 1)
         state, _ = run(step, history, INPUT)
     plain, _ = run(step, History([[Change(0, 1, row)] for row in history.left_over()][::-1]), INPUT)
     moments = sorted({r["t"] + d for r in history.left_over() for d in (0, SECOND, DAY)})
