@@ -1,1 +1,1 @@
-"""Grouped aggregation over windows that move with the reader, assembled from tiles."""
+"""Grouped aggregation: results assembled from tiles, at read time or at every change point."""

@@ -1,8 +1,12 @@
-"""Values of aggregations over ranges of time, assembled from tiles.
+"""Assemble the values of aggregations over ranges of time from tiles.
 
-Theory. The ends of all ranges asked of one key cut time into intervals; tiles answer with one
-partial per interval and aggregation; a range is a run of neighbouring intervals, and partials add
-up. Where a tile no longer holds enough (INCOMPLETE), the item is read again from its events.
+Theory. The ends of all ranges that are requested for one key cut time into slices. Tiles return one
+partial per slice and aggregator, a range is a run of adjacent slices, and partials add up. Where a
+partial no longer holds enough (INCOMPLETE), the key is read once more, from its events.
+
+Example. For the ranges (0, 60] and (30, 60] the ends are 0, 30 and 60, and the slices are
+(-inf, 0], (0, 30] and (30, 60]. The first range merges the partials of the last two slices, the
+second range takes the partial of the last one.
 """
 
 from __future__ import annotations
@@ -17,21 +21,21 @@ from fennel_core.operators.aggregate.tile_reader import TileQuery
 from fennel_core.operators.aggregate.tiles import Tiles
 from fennel_core.operators.step import StateReader
 
-CHUNK_ITEMS = 512
-"""Items read at once: each may bring a few logs of `tiles.LOG_RECORDS` records into memory."""
+CHUNK_KEYS = 512
+"""Keys read at once: each may load a few buffers of `BUFFER_RECORDS` records into memory."""
 TimeRange = tuple[int, int]
 """Events with low < t <= high, in microseconds."""
 
 
 class Assembler:
-    """`wanted[j]` is the number of the aggregation whose value over range j is asked."""
+    """Assembles rows of values: value j is that of `aggregators[wanted[j]]` over range j."""
 
     def __init__(
-        self, tiles: Tiles, aggregations: Sequence[Aggregator[Any]], wanted: Sequence[int]
+        self, tiles: Tiles, aggregators: Sequence[Aggregator[Any]], wanted: Sequence[int]
     ) -> None:
         self._tiles = tiles
-        self._aggregations = tuple(aggregations)
-        self._whole = tuple(aggregation.exhaustive() for aggregation in aggregations)
+        self._aggregators = tuple(aggregators)
+        self._exhaustive = tuple(aggregator.exhaustive() for aggregator in aggregators)
         self._wanted = tuple(wanted)
 
     def values(
@@ -41,57 +45,48 @@ class Assembler:
         ranges: Sequence[Sequence[TimeRange]],
         as_of: Sequence[int],
     ) -> list[list[object]]:
-        """Per item, the values of the wanted aggregations over its ranges (one range each, low <=
-        high).
-        """
-        if len(keys) > CHUNK_ITEMS:
-            parts = (
-                slice(start, start + CHUNK_ITEMS) for start in range(0, len(keys), CHUNK_ITEMS)
-            )
+        """Return, per key, the wanted values over its ranges (low <= high) as of its time."""
+        if len(keys) > CHUNK_KEYS:
+            parts = (slice(i, i + CHUNK_KEYS) for i in range(0, len(keys), CHUNK_KEYS))
             return [
                 values
                 for part in parts
                 for values in self.values(reads, keys[part], ranges[part], as_of[part])
             ]
-        cuts = [sorted({end for span in spans for end in span}) for spans in ranges]
-        width = max(map(len, cuts), default=0)
-        asked = [
-            TileQuery(key, (*ends, *ends[-1:] * (width - len(ends))))
-            for key, ends in zip(keys, cuts, strict=True)
+        ends = [sorted({end for span in spans for end in span}) for spans in ranges]
+        width = max(map(len, ends), default=0)
+        # Tiles expect the same number of slices for every key; those after the last are empty.
+        queries = [
+            TileQuery(key, (*own, *own[-1:] * (width - len(own))))
+            for key, own in zip(keys, ends, strict=True)
         ]
         out: list[list[object]] = []
-        unknown: list[int] = []
-        for i, intervals in enumerate(self._tiles.read(reads, asked)):
-            found = self._item(self._aggregations, intervals, cuts[i], ranges[i], as_of[i])
+        incomplete: list[int] = []
+        for i, slices in enumerate(self._tiles.read(reads, queries)):
+            found = self._row(self._aggregators, slices, ends[i], ranges[i], as_of[i])
             if any(value is INCOMPLETE for value in found):
-                unknown.append(i)
+                incomplete.append(i)
             out.append(found)
-        if unknown:
-            again = self._tiles.read(reads, [asked[i] for i in unknown], exhaustive=True)
-            for i, intervals in zip(unknown, again, strict=True):
-                out[i] = self._item(self._whole, intervals, cuts[i], ranges[i], as_of[i])
-                assert all(value is not INCOMPLETE for value in out[i]), "all events are known now"
+        if incomplete:
+            again = self._tiles.read(reads, [queries[i] for i in incomplete], exhaustive=True)
+            for i, slices in zip(incomplete, again, strict=True):
+                out[i] = self._row(self._exhaustive, slices, ends[i], ranges[i], as_of[i])
+                assert all(value is not INCOMPLETE for value in out[i]), "all events were read"
         return out
 
-    def _item(
+    def _row(
         self,
-        aggregations: Sequence[Aggregator[Any]],
-        intervals: list[Partials],
-        cuts: list[int],
+        aggregators: Sequence[Aggregator[Any]],
+        slices: list[Partials],
+        ends: list[int],
         ranges: Sequence[TimeRange],
         as_of: int,
     ) -> list[object]:
-        """An event at the cut itself lies in the interval that ends there; so a range starts with
-        the interval after its low end.
-        """
         found = []
         for j, (low, high) in zip(self._wanted, ranges, strict=True):
-            inside = (
-                partials[j] for partials in intervals[cuts.index(low) + 1 : cuts.index(high) + 1]
-            )
-            found.append(
-                aggregations[j].finalize(
-                    reduce(aggregations[j].merge, inside, aggregations[j].empty), as_of
-                )
-            )
+            aggregator = aggregators[j]
+            # A slice includes its end, so a range begins with the slice after its low end.
+            inside = slices[ends.index(low) + 1 : ends.index(high) + 1]
+            partial = reduce(aggregator.merge, (one[j] for one in inside), aggregator.empty)
+            found.append(aggregator.finalize(partial, as_of))
         return found

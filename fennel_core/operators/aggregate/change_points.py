@@ -1,23 +1,29 @@
-"""Moments: when the results of a key change, how many reasons there are for it, and which of them
-may be seen.
+"""Change points: the times at which the result of a key changes, and which of them are visible.
 
-Theory. The result of a key is a function of time, and its windows say at which times rows make it
-change. Those *moments* are kept per key with the number of reasons for each (rows × windows,
-retractions subtract), so a moment exists exactly as long as something changes there. A batch
-affects the moments inside the reach of its rows; at each of them the result is assembled from the
-tiles before and after the batch, and `−old +new` is emitted where they differ. So what has been
-emitted is always the recompute over the rows known so far.
+Theory. The result of a key is a function of time, and its windows determine at which times a row
+makes it change. Those *change points* are kept per key with a count of contributions (rows x
+windows; retractions subtract), so a change point exists exactly as long as something changes there.
+A batch affects the change points within reach of its rows. At each of them the result is assembled
+from the tiles before and after the batch, and `-old +new` is emitted where the two differ. What has
+been emitted is therefore always the recompute over the rows known so far.
 
-Windows that close do so by event time: a moment is visible once it is at or before the *frontier* −
-lookback, the frontier being the largest event time accepted from the whole input. The step raises
-its frontier to the largest event time of each batch (that is part of the input, so never too far)
-and whenever it is told (`advance`); moments that become visible are found on the agenda, so nothing
-waits for a clock. Windows that move with the reader have no frontier: their expiries are emitted
-ahead, as versions in the future.
+Windows that close do so by event time: a change point is visible once it is at or before
+*watermark - lookback*, where the watermark is the largest event time accepted from the whole input.
+The step raises its watermark to the largest event time of each batch, which is part of the input
+and so never too high, and whenever `advance` is called. Every change point that is not visible yet
+has a timer, and timers that become due are found in order of time, so nothing waits for a clock.
+Windows that move with the reader have no watermark: their expiries are emitted ahead, as versions
+in the future.
 
-State: tiles (`tiles.py`), and tag `m`: key, moment → number of reasons (msgpack); tag `g`: moment,
-key → nothing, for moments that are not visible yet (the agenda); tag `f` of key group 0: the
-frontier and a time before which nothing is on the agenda (msgpack).
+Example. A tumbling window of 1 h without lookback over events of key k at 0:10, 0:50 and 1:05, in
+one batch. The first two change the result at 1:00, when their window closes, and at 2:00, when they
+have left it; the third at 2:00 and at 3:00. So the contributions are {1:00: 2, 2:00: 3, 3:00: 1}.
+The watermark is 1:05: the result at 1:00 is emitted, and 2:00 and 3:00 have timers. When a later
+watermark reaches 2:00, that timer is due, is deleted, and the result at 2:00 is emitted.
+
+State: the tiles (`tiles.py`); tag `m`: key, time of a change point → number of contributions
+(msgpack); tag `g`: time, key → nothing (a timer); tag `f` of key group 0: the watermark and a time
+before which there is no timer (msgpack).
 """
 
 from __future__ import annotations
@@ -25,6 +31,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -34,7 +41,7 @@ from fennel_core.operators.aggregate.grouping import GroupedRecords, Grouping
 from fennel_core.operators.aggregate.overlay import StateOverlay
 from fennel_core.operators.aggregate.results import ResultEmitter, ResultRow, to_outputs
 from fennel_core.operators.aggregate.tiles import Tiles
-from fennel_core.operators.aggregate.window_times import Changes
+from fennel_core.operators.aggregate.window_times import RowTimes
 from fennel_core.operators.rows import (
     MAX_TIME,
     MIN_TIME,
@@ -49,83 +56,119 @@ from fennel_core.operators.step import Outcome, StateReader
 from fennel_core.vocab.ids import Micros
 from fennel_core.vocab.keys import KEY_GROUPS
 
-MOMENTS = b"m"
-AGENDA = b"g"
-FRONTIER_PLACE = b"\x00\x00f"
-NO_FRONTIER = MIN_TIME // 2
-"""The frontier before anything was accepted; a lookback can be taken off it."""
-PREFIX = 3
-"""Bytes before the time in a place on the agenda: key group and tag."""
-ChangePoint = tuple[bytes, int]
-"""A key and a time."""
+CHANGE_POINTS = b"m"
+TIMERS = b"g"
+WATERMARK_KEY = b"\x00\x00f"
+NO_WATERMARK = MIN_TIME // 2
+"""The watermark before anything was accepted; a lookback can be subtracted from it."""
+_GROUP_BYTES = 2
+_TIMER_PREFIX = _GROUP_BYTES + len(TIMERS)
 
 
-Reach = tuple[bytes, int, int]
-"""A key, and the first and last moment at which a batch can change its results."""
+class ChangePoint(NamedTuple):
+    """A time at which the result of a key changes. A named tuple: it is made per row and window."""
+
+    key: bytes
+    time: int
 
 
 @dataclass(frozen=True, slots=True)
-class Absorbed:
-    """What a batch does to the tiles and to moments. `reasons`: how their number changes; `latest`:
-    its largest event time, if any.
+class Contributions:
+    """How a batch changes the number of contributions of change points, in columns: that of
+    `points[i]` by `deltas[i]`. A point occurs once.
+    """
+
+    points: list[ChangePoint]
+    deltas: list[int]
+
+    def state_keys(self) -> list[bytes]:
+        keys = prefixes(CHANGE_POINTS, [point.key for point in self.points])
+        return [
+            prefix + time_bytes(point.time) for prefix, point in zip(keys, self.points, strict=True)
+        ]
+
+
+NO_CONTRIBUTIONS = Contributions([], [])
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """The first and last time at which a batch can change the result of a key."""
+
+    key: bytes
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchEffect:
+    """The effect of a batch on tiles and change points. `batch_max_time`: its largest event time;
+    None: it adds no row.
     """
 
     puts: dict[bytes, bytes]
-    reasons: dict[ChangePoint, int]
+    contributions: Contributions
     reach: list[Reach]
-    latest: Micros | None
+    batch_max_time: Micros | None
 
 
 class ChangePointStep(ABC):
-    """A step whose results stand at moments. `lookback_us` None: every moment is visible."""
+    """A step that emits a version at every change point.
+
+    `lookback_us`: how long after its end a window stays open; None: every change point is visible.
+    """
 
     def __init__(self, results: ResultEmitter, lookback_us: int | None) -> None:
         self._results = results
         self._lookback_us = lookback_us
 
     @abstractmethod
-    def absorb(self, reads: StateReader, batch: pl.DataFrame) -> Absorbed:
-        """File a batch."""
+    def add_batch(self, reads: StateReader, batch: pl.DataFrame) -> BatchEffect:
+        """Add a batch to the tiles."""
 
     @abstractmethod
-    def derived(self, moment: ChangePoint) -> ResultRow:
-        """The result at a moment."""
+    def result_row(self, point: ChangePoint) -> ResultRow:
+        """Return the row of the result at a change point."""
 
     def apply(self, reads: StateReader, source: int, batch: pl.DataFrame) -> Outcome:
         assert source == 0, "an aggregation has one input"
-        absorbed = self.absorb(reads, batch)
-        reasons, after = absorbed.reasons, StateOverlay(reads, absorbed.puts)
-        visible = self._visible(reads)
-        counts = dict(
-            zip(reasons, map(_count, reads.get_many(list(map(_place, reasons)))), strict=True)
-        )
-        for moment, change in reasons.items():
-            self._record(after, moment, counts[moment] + change, visible=moment[1] <= visible)
+        effect = self.add_batch(reads, batch)
+        after = StateOverlay(reads, effect.puts)
+        visible_until = self._visible_until(reads)
+        points, deltas = effect.contributions.points, effect.contributions.deltas
+        state_keys = effect.contributions.state_keys()
+        old: list[ChangePoint] = []
+        new: list[ChangePoint] = []
+        for point, delta, state_key, stored in zip(
+            points, deltas, state_keys, reads.get_many(state_keys), strict=True
+        ):
+            count = 0 if stored is None else int(decode(stored))
+            is_visible = point.time <= visible_until
+            _put_count(after, point, state_key, count + delta, with_timer=not is_visible)
+            if is_visible and count:
+                old.append(point)
+            if is_visible and count + delta:
+                new.append(point)
+        counted = set(points)
         affected = [
-            m for m in _moments(reads, absorbed.reach) if m[1] <= visible and m not in counts
+            point
+            for point in _stored_points(reads, effect.reach)
+            if point.time <= visible_until and point not in counted
         ]
-        now = [m for m in counts if m[1] <= visible]
-        held = [m for m in now if counts[m]]
-        kept = [m for m in now if counts[m] + reasons[m]]
-        frames = self._difference(reads, held + affected, after, kept + affected)
-        opened = self._raise(reads, after, absorbed.latest)
+        frames = self._difference(reads, old + affected, after, new + affected)
+        opened = self._advance(reads, after, effect.batch_max_time)
         return Outcome(
             puts=after.puts,
             deletes=frozenset(after.deletes),
             emits=to_outputs(frames, self._difference(reads, [], after, opened)),
         )
 
-    def advance(self, reads: StateReader, frontier: Micros) -> Outcome:
-        """Emit what the frontier of the whole input (its largest accepted event time) makes
-        visible.
-        """
+    def advance(self, reads: StateReader, watermark: Micros) -> Outcome:
+        """Emit the change points that the watermark of the whole input makes visible."""
         after = StateOverlay(reads, {})
-        opened = self._raise(reads, after, frontier)
-        return Outcome(
-            after.puts,
-            frozenset(after.deletes),
-            to_outputs(self._difference(reads, [], after, opened)),
-        )
+        opened = self._advance(reads, after, watermark)
+        frames = self._difference(reads, [], after, opened)
+        return Outcome(after.puts, frozenset(after.deletes), to_outputs(frames))
 
     def _difference(
         self,
@@ -135,156 +178,161 @@ class ChangePointStep(ABC):
         new: Sequence[ChangePoint],
     ) -> list[pl.DataFrame]:
         return self._results.difference(
-            before, list(map(self.derived, old)), after, list(map(self.derived, new))
+            before, list(map(self.result_row, old)), after, list(map(self.result_row, new))
         )
 
-    # --- moments ----------------------------------------------------------------------------------
+    def _visible_until(self, reads: StateReader) -> int:
+        """Return the last time whose change points are visible."""
+        if self._lookback_us is None:
+            return MAX_TIME
+        return _read_watermark(reads).watermark - self._lookback_us
 
-    def _record(
-        self, after: StateOverlay, moment: ChangePoint, count: int, *, visible: bool
-    ) -> None:
-        """Keep the number of reasons for a moment, and whether it waits for the frontier."""
-        assert count >= 0, "a reason is taken back once"
-        waiting = [] if visible else [_waiting(moment)]
-        if count:
-            after.put(_place(moment), encode(count))
-            for place in waiting:
-                after.put(place, b"")
-        else:
-            for place in [_place(moment), *waiting]:
-                after.delete(place)
-
-    # --- the frontier -----------------------------------------------------------------------------
-
-    def _visible(self, reads: StateReader) -> int:
-        """The last moment that may be seen."""
-        return MAX_TIME if self._lookback_us is None else _horizon(reads)[0] - self._lookback_us
-
-    def _raise(
-        self, reads: StateReader, after: StateOverlay, told: Micros | None
+    def _advance(
+        self, reads: StateReader, after: StateOverlay, received: Micros | None
     ) -> list[ChangePoint]:
-        """Raise the frontier; the moments that become visible, taken off the agenda. Walks the
-        agenda only if something on it is due.
+        """Raise the watermark to `received` and delete the timers that become due; return their
+        change points. Scans timers only if one may be due.
         """
         if self._lookback_us is None:
             return []
-        known, earliest = _horizon(reads)
-        frontier = known if told is None else max(known, told)
-        fresh = {place for place in after.puts if place[2:3] == AGENDA}
-        earliest = min([earliest, *(time_of(place, PREFIX) for place in fresh)])
-        visible, due = frontier - self._lookback_us, set[bytes]()
-        if earliest <= visible:
-            waiting = fresh | {
-                place
-                for place in _agenda(reads, MIN_TIME, visible, None)
-                if place not in after.deletes
+        stored = _read_watermark(reads)
+        watermark = stored.watermark if received is None else max(stored.watermark, received)
+        added = {key for key in after.puts if key[_GROUP_BYTES:_TIMER_PREFIX] == TIMERS}
+        earliest = min([stored.earliest_timer, *(time_of(key, _TIMER_PREFIX) for key in added)])
+        visible_until, due = watermark - self._lookback_us, set[bytes]()
+        if earliest <= visible_until:
+            candidates = added | {
+                key
+                for key in _scan_timers(reads, MIN_TIME, visible_until, None)
+                if key not in after.deletes
             }
-            due = {place for place in waiting if time_of(place, PREFIX) <= visible}
-            later = [*(waiting - due), *_agenda(reads, visible + 1, MAX_TIME - 1, 1)]
-            earliest = min((time_of(place, PREFIX) for place in later), default=MAX_TIME)
-        for place in due:
-            after.delete(place)
-        if (frontier, earliest) != _horizon(reads):
-            after.put(FRONTIER_PLACE, encode([frontier, earliest]))
-        return [(place[PREFIX + TIME_BYTES :], time_of(place, PREFIX)) for place in sorted(due)]
-
-
-def _horizon(reads: StateReader) -> tuple[int, int]:
-    """The frontier, and a time before which nothing is on the agenda."""
-    (stored,) = reads.get_many([FRONTIER_PLACE])
-    if stored is None:
-        return NO_FRONTIER, MAX_TIME
-    frontier, earliest = decode(stored)
-    return frontier, earliest
-
-
-def _agenda(reads: StateReader, first: int, last: int, limit: int | None) -> list[bytes]:
-    """What waits for a time from `first` to `last`; at most `limit` of each key group, the
-    earliest.
-    """
-    found: list[bytes] = []
-    for group in range(KEY_GROUPS):
-        prefix = group.to_bytes(2, "big") + AGENDA
-        entries = reads.scan(prefix + time_bytes(first), prefix + time_bytes(last + 1), limit=limit)
-        found += [place for place, _ in entries]
-    return found
+            due = {key for key in candidates if time_of(key, _TIMER_PREFIX) <= visible_until}
+            later = [*(candidates - due), *_scan_timers(reads, visible_until + 1, MAX_TIME - 1, 1)]
+            earliest = min((time_of(key, _TIMER_PREFIX) for key in later), default=MAX_TIME)
+        for key in due:
+            after.delete(key)
+        raised = _Watermark(watermark, earliest)
+        if raised != stored:
+            after.put(WATERMARK_KEY, encode([raised.watermark, raised.earliest_timer]))
+        return [
+            ChangePoint(key[_TIMER_PREFIX + TIME_BYTES :], time_of(key, _TIMER_PREFIX))
+            for key in sorted(due)
+        ]
 
 
 class RowChangePointStep(ChangePointStep):
-    """Moments made by rows, each of which counts in windows around its own time."""
+    """A step whose change points are made by rows, each of which counts in windows around its own
+    time.
+    """
 
     def __init__(
-        self, filing: Grouping, tiles: Tiles, results: ResultEmitter, lookback_us: int | None
+        self, grouping: Grouping, tiles: Tiles, results: ResultEmitter, lookback_us: int | None
     ) -> None:
         super().__init__(results, lookback_us)
-        self._filing, self._tiles = filing, tiles
+        self._grouping, self._tiles = grouping, tiles
 
     @abstractmethod
-    def changes(self, ts: Ints) -> Changes:
-        """The moments that rows at `ts` make."""
+    def changes(self, ts: Ints) -> RowTimes:
+        """Return the change points that rows at `ts` make."""
 
     @abstractmethod
     def reach(self, ts: Ints) -> tuple[Ints, Ints] | None:
-        """First and last moment at which rows at `ts` can change a result; None if they only do at
-        the moments they make.
+        """Return the first and last time at which rows at `ts` can change a result; None if they do
+        so only at the change points that they make.
         """
 
-    def absorb(self, reads: StateReader, batch: pl.DataFrame) -> Absorbed:
-        filed = self._filing.file(batch)
-        ts = filed.records.ts
-        made = self.changes(ts)
-        added = ts[filed.records.weight > 0]
-        return Absorbed(
-            dict(self._tiles.add(reads, filed.keys, filed.records, filed.starts)),
-            reasons_of(filed, made.rows, made.times),
-            reach_of(filed, self.reach(ts)),
+    def add_batch(self, reads: StateReader, batch: pl.DataFrame) -> BatchEffect:
+        grouped = self._grouping.group(batch)
+        ts = grouped.records.ts
+        changes = self.changes(ts)
+        added = ts[grouped.records.weight > 0]
+        return BatchEffect(
+            dict(self._tiles.add(reads, grouped.keys, grouped.records, grouped.starts)),
+            contributions_of(grouped, changes),
+            reach_of(grouped, self.reach(ts)),
             Micros(int(added.max())) if len(added) else None,
         )
 
 
-def reach_of(filed: GroupedRecords, reached: tuple[Ints, Ints] | None) -> list[Reach]:
-    """The reach of each key from those of its rows."""
+def contributions_of(grouped: GroupedRecords, changes: RowTimes) -> Contributions:
+    """Return how contributions change when row `changes.rows[i]` makes a change point at
+    `changes.times[i]`.
+    """
+    owners = np.repeat(
+        np.arange(len(grouped.keys)), np.diff(grouped.starts, append=len(grouped.records))
+    )
+    weights = grouped.records.weight[changes.rows]
+    counted = pl.DataFrame(
+        {"owner": owners[changes.rows], "time": changes.times, "weight": weights}
+    )
+    net = counted.group_by("owner", "time", maintain_order=True).agg(pl.col("weight").sum())
+    keys = map(grouped.keys.__getitem__, net["owner"].to_list())
+    return Contributions(
+        list(map(ChangePoint, keys, net["time"].to_list())), net["weight"].to_list()
+    )
+
+
+def reach_of(grouped: GroupedRecords, reached: tuple[Ints, Ints] | None) -> list[Reach]:
+    """Return the reach of each key, given the first and last time that each row reaches."""
     if reached is None:
         return []
     first, last = reached
-    lows, highs = (
-        np.minimum.reduceat(first, filed.starts).tolist(),
-        np.maximum.reduceat(last, filed.starts).tolist(),
-    )
-    return list(zip(filed.keys, lows, highs, strict=True))
+    lows = np.minimum.reduceat(first, grouped.starts).tolist()
+    highs = np.maximum.reduceat(last, grouped.starts).tolist()
+    return list(map(Reach, grouped.keys, lows, highs))
 
 
-def _moments(reads: StateReader, reach: Sequence[Reach]) -> list[ChangePoint]:
-    """Moments that are there, inside the reach."""
-    found: list[ChangePoint] = []
-    for (key, low, high), prefix in zip(
-        reach, prefixes(MOMENTS, [key for key, _, _ in reach]), strict=True
-    ):
-        entries = reads.scan(prefix + time_bytes(low), prefix + time_bytes(high + 1))
-        found += [(key, time_of(place, len(prefix))) for place, _ in entries]
+@dataclass(frozen=True, slots=True)
+class _Watermark:
+    """The stored watermark, and a time before which there is no timer."""
+
+    watermark: int
+    earliest_timer: int
+
+
+def _read_watermark(reads: StateReader) -> _Watermark:
+    (stored,) = reads.get_many([WATERMARK_KEY])
+    return _Watermark(NO_WATERMARK, MAX_TIME) if stored is None else _Watermark(*decode(stored))
+
+
+def _put_count(
+    after: StateOverlay, point: ChangePoint, state_key: bytes, count: int, *, with_timer: bool
+) -> None:
+    """Store the number of contributions of a change point, with its timer if it has one."""
+    assert count >= 0, "a contribution is retracted once"
+    timers = [_timer_key(point, state_key)] if with_timer else []
+    if count:
+        after.put(state_key, encode(count))
+        for key in timers:
+            after.put(key, b"")
+    else:
+        for key in [state_key, *timers]:
+            after.delete(key)
+
+
+def _timer_key(point: ChangePoint, state_key: bytes) -> bytes:
+    """Return the state key of the timer of the change point stored at `state_key`."""
+    return state_key[:_GROUP_BYTES] + TIMERS + state_key[-TIME_BYTES:] + point.key
+
+
+def _scan_timers(reads: StateReader, first: int, last: int, limit: int | None) -> list[bytes]:
+    """Return the state keys of timers from `first` to `last`, at most `limit` (the earliest) of
+    each key group.
+    """
+    found: list[bytes] = []
+    for group in range(KEY_GROUPS):
+        prefix = group.to_bytes(_GROUP_BYTES, "big") + TIMERS
+        entries = reads.scan(prefix + time_bytes(first), prefix + time_bytes(last + 1), limit=limit)
+        found += [key for key, _ in entries]
     return found
 
 
-def reasons_of(filed: GroupedRecords, rows: Ints, times: Ints) -> dict[ChangePoint, int]:
-    """How the number of reasons changes when row `rows[i]` makes a moment at `times[i]`."""
-    owners = np.repeat(np.arange(len(filed.keys)), np.diff(filed.starts, append=len(filed.records)))
-    counted = pl.DataFrame(
-        {"owner": owners[rows], "time": times, "weight": filed.records.weight[rows]}
-    )
-    net = counted.group_by("owner", "time", maintain_order=True).agg(pl.col("weight").sum())
-    return {(filed.keys[owner], time): weight for owner, time, weight in net.rows()}
-
-
-def _place(moment: ChangePoint) -> bytes:
-    key, time = moment
-    return prefixes(MOMENTS, [key])[0] + time_bytes(time)
-
-
-def _waiting(moment: ChangePoint) -> bytes:
-    key, time = moment
-    (prefix,) = prefixes(AGENDA, [key])
-    return prefix[:3] + time_bytes(time) + key
-
-
-def _count(stored: bytes | None) -> int:
-    return 0 if stored is None else int(decode(stored))
+def _stored_points(reads: StateReader, reach: Sequence[Reach]) -> list[ChangePoint]:
+    """Return the stored change points within reach."""
+    found: list[ChangePoint] = []
+    for item, prefix in zip(
+        reach, prefixes(CHANGE_POINTS, [item.key for item in reach]), strict=True
+    ):
+        entries = reads.scan(prefix + time_bytes(item.first), prefix + time_bytes(item.last + 1))
+        found += [ChangePoint(item.key, time_of(key, len(prefix))) for key, _ in entries]
+    return found

@@ -1,4 +1,4 @@
-"""From a batch of rows to records per key: what every aggregation does first."""
+"""Group a batch of rows into records per key, the first thing that every aggregation does."""
 
 from __future__ import annotations
 
@@ -36,21 +36,25 @@ class GroupedRecords:
 
 
 class Grouping:
-    """`along`: the column whose time counts in place of the timestamp."""
+    """Groups rows of `schema` by `keys` and keeps the columns that `aggregators` need.
+
+    `along`: the column whose time counts in place of the timestamp, if any.
+    """
 
     def __init__(
         self,
         schema: Schema,
         keys: tuple[str, ...],
         along: str | None,
-        aggregations: Sequence[Aggregator[Any]],
+        aggregators: Sequence[Aggregator[Any]],
     ) -> None:
-        assert not schema.keyed, "a keyed input reaches an aggregation as signed facts"
+        assert not schema.keyed, "a keyed input reaches an aggregation with validity intervals"
         self._keys = keys
         self._time = along or schema.timestamp
-        self.layout = _layout(schema, aggregations)
+        self.layout = _layout(schema, aggregators)
 
-    def file(self, batch: pl.DataFrame) -> GroupedRecords:
+    def group(self, batch: pl.DataFrame) -> GroupedRecords:
+        """Return the records of a batch, sorted by key; within a key in the order of the batch."""
         if batch.height == 1:
             return GroupedRecords(key_bytes(batch, self._keys), self._records(batch), _FIRST)
         groups = (
@@ -73,12 +77,9 @@ class Grouping:
         )
 
 
-def _layout(schema: Schema, aggregations: Sequence[Aggregator[Any]]) -> RecordLayout:
-    names = sorted(
-        {name for aggregation in aggregations for name in aggregation.prepare()} - {POSITION}
-    )
+def _layout(schema: Schema, aggregators: Sequence[Aggregator[Any]]) -> RecordLayout:
+    prepared = [aggregator.prepare() for aggregator in aggregators]
+    names = sorted({name for columns in prepared for name in columns} - {POSITION})
     fields = [schema.field(name) for name in names]
     columns = tuple((field.name, column_kind(field.dtype)) for field in fields if field is not None)
-    return RecordLayout(
-        columns, ordered=any(POSITION in aggregation.prepare() for aggregation in aggregations)
-    )
+    return RecordLayout(columns, ordered=any(POSITION in columns for columns in prepared))

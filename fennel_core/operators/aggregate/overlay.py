@@ -1,4 +1,4 @@
-"""State as it will be after a batch: reads with changes laid over them."""
+"""State as it will be after a batch: reads with pending changes laid over them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fennel_core.operators.step import StateReader
 
 
 class StateOverlay:
-    """`StateReader` over `below` with puts and deletes; a key stands in one of them at most."""
+    """A `StateReader` over `below` with puts and deletes. A key is in at most one of them."""
 
     def __init__(self, below: StateReader, puts: dict[bytes, bytes]) -> None:
         self._below = below
@@ -24,16 +24,16 @@ class StateOverlay:
         self.deletes.add(key)
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        held = self._below.get_many(keys)
+        stored = self._below.get_many(keys)
         return [
             self.puts.get(key, None if key in self.deletes else old)
-            for key, old in zip(keys, held, strict=True)
+            for key, old in zip(keys, stored, strict=True)
         ]
 
     def scan(
         self, start: bytes, stop: bytes, *, reverse: bool = False, limit: int | None = None
     ) -> list[tuple[bytes, bytes]]:
-        """Walks all changes: for the few scans that need them."""
+        """Return entries as `StateReader.scan` does. Slow: it walks all pending changes."""
         found = {
             key: value for key, value in self._below.scan(start, stop) if key not in self.deletes
         }

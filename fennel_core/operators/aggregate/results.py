@@ -1,9 +1,10 @@
-"""Versions of derived rows: computed before and after a batch, and emitted where they differ.
+"""Versions of result rows: computed before and after a batch, and emitted where they differ.
 
-Theory. A derived row is named by its key, its time and, for `groupby(window=…)`, its window; its
-values are aggregations over ranges of its key's events. Asked of the state before and after a
-batch, the two answers tell what to take back and what to say. A version's position is a function of
-its key alone: there is one version per key and time, and different keys never share a position.
+Theory. A result row is identified by its key, its time and, for `groupby(window=...)`, its window;
+its values are aggregations over ranges of its key's events. The values as of the state before and
+after a batch determine which versions to retract and which to add. A version's position is a
+function of its key alone: there is one version per key and time, and different keys never share a
+position.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from fennel_core.vocab.versions import IS_TOMBSTONE, POS, SIGN
 
 @dataclass(frozen=True, slots=True)
 class ResultRow:
-    """A row of the result. `ranges`: one per value, where values are assembled from ranges.
+    """Identifies a row of the result.
 
+    `ranges`: one per value, where values are assembled from ranges; else empty.
     `window`: begin and end (microseconds) where the window is part of the key.
     """
 
@@ -35,19 +37,21 @@ class ResultRow:
 
 
 ValuesOf = Callable[[StateReader, Sequence[ResultRow]], list[list[object]]]
-"""The values of derived rows, as of a state."""
+"""Returns the values of result rows as of a state."""
 
 
 def assembled(assembler: Assembler) -> ValuesOf:
-    """Values over the ranges of each row."""
+    """Return a function that assembles values over the ranges of each row."""
     return lambda reads, rows: assembler.values(
         reads, [r.key for r in rows], [r.ranges for r in rows], [r.time for r in rows]
     )
 
 
 class ResultEmitter:
-    """`names`: output columns of the assembled values, in their order. `window_field`: the key
-    column that holds the window, if any.
+    """Turns result rows into batches of versions.
+
+    `names`: the output columns of the values that `values` returns, in their order.
+    `window_field`: the key column that holds the window, if any.
     """
 
     def __init__(
@@ -75,14 +79,14 @@ class ResultEmitter:
         after: StateReader,
         new: Sequence[ResultRow],
     ) -> list[pl.DataFrame]:
-        """Frames that take back `old` as of `before` and say `new` as of `after`, without what is
-        in both.
+        """Return frames that retract `old` as of `before` and add `new` as of `after`, without the
+        rows that are the same in both.
         """
         was = dict(zip(old, self._rows(before, old), strict=True))
         becomes = dict(zip(new, self._rows(after, new), strict=True))
-        gone = [(row, data) for row, data in was.items() if becomes.get(row) != data]
-        come = [(row, data) for row, data in becomes.items() if was.get(row) != data]
-        return [self._frame(rows, sign) for rows, sign in ((gone, -1), (come, 1)) if rows]
+        removed = [(row, data) for row, data in was.items() if becomes.get(row) != data]
+        added = [(row, data) for row, data in becomes.items() if was.get(row) != data]
+        return [self._frame(rows, sign) for rows, sign in ((removed, -1), (added, 1)) if rows]
 
     def _rows(self, reads: StateReader, rows: Sequence[ResultRow]) -> list[bytes]:
         found = self._values_of(reads, rows)
@@ -104,7 +108,7 @@ class ResultEmitter:
 
 
 def to_outputs(*parts: list[pl.DataFrame]) -> tuple[OutputBatch, ...]:
-    """All frames as one emit on output 0."""
+    """Return all frames as one batch for output 0."""
     frames = [frame for part in parts for frame in part]
     return (OutputBatch(0, pl.concat(frames)),) if frames else ()
 
@@ -112,10 +116,10 @@ def to_outputs(*parts: list[pl.DataFrame]) -> tuple[OutputBatch, ...]:
 def _window(row: ResultRow, field: str | None) -> list[dict[str, int]]:
     if field is None:
         return []
-    assert row.window is not None, "a result that is keyed by windows has one"
+    assert row.window is not None, "a result keyed by windows has a window"
     return [{"begin": row.window[0], "end": row.window[1]}]
 
 
 def _position(row: ResultRow) -> bytes:
-    """As long as any position; after everything that starts with a zero byte."""
+    """Return a position of the usual length, after every one that starts with a zero byte."""
     return b"\x01" + blake2b(row.key + repr(row.window).encode(), digest_size=13).digest()

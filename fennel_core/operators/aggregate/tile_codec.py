@@ -116,7 +116,7 @@ class PartialsCodec:
         ]
 
     def add(self, packed: PackedPartials | None, partials: Sequence[Any]) -> PackedPartials:
-        """Return packed partials with `partials` merged in. A partial that was not kept stays so."""
+        """Return packed partials with `partials` merged in. One that was not kept stays None."""
         if packed is None:
             return self.pack(partials)
         return [

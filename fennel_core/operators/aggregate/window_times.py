@@ -1,22 +1,21 @@
-"""When the value of a window changes, and which rows it covers at a time.
+"""The times at which the value of a window changes, and the rows it covers at a time.
 
-Theory (client semantics 4.3). A window type says three things about a row at t and a reader at q:
+Theory (client semantics 4.3). For a row at t and a reader at q, a window type determines
 
-                        changes at                                 covers at q
-                        reaches
-    forever             t                                          t <= q                         t
-    … ∞
-    sliding d           t and t + d + 1 s                          q − d − 1 s < t <= q           t
-    … t + d + 1 s
-    hopping d, s        every multiple E of s with t < E <= t + d,  E − d <= t < E
-    first E … last E + s
-      (tumbling: s = d) and one s later, when the row has left     for E = the last multiple of s at
-      or before q
-    forever hopping s   the next multiple of s after t             t < E, E as above
-    that multiple … ∞
+- forever: changes at t; covers t <= q; reaches from t to the end of time.
+- sliding d: changes at t and at t + d + 1 s; covers q - d - 1 s < t <= q; reaches from t to
+  t + d + 1 s.
+- hopping d, s (tumbling: s = d): changes at every multiple E of s with t < E <= t + d, and one s
+  later, when the row has left; covers E - d <= t < E, where E is the last multiple of s at or
+  before q; reaches from the first E to the last E + s.
+- forever hopping s: changes at the next multiple of s after t; covers t < E, with E as above;
+  reaches from that multiple to the end of time.
 
-A row of the result stands at every time at which one of its columns changes; all columns are read
-at that time.
+The result has a row at every time at which one of its columns changes; all columns are read at that
+time.
+
+Example. A row at 0:20 in a hopping window of 1 h every 30 min changes the result at 0:30 and 1:00,
+the ends of the two windows that contain it, and at 1:30, when it has left.
 """
 
 from __future__ import annotations
@@ -29,55 +28,57 @@ import numpy as np
 
 from fennel_core.aggregates.exact import Ints
 from fennel_core.operators.aggregate.assemble import TimeRange
+from fennel_core.operators.errors import UnsupportedAggregation
 from fennel_core.operators.rows import MAX_TIME, MIN_TIME
 from fennel_core.wire import operators as wire
 
 SECOND_US = 1_000_000
+_NO_SESSIONS = "a session window belongs to groupby(window=...), not to an aggregation"
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
-    """Row numbers and times, in pairs: row `rows[i]` makes the result change at `times[i]`."""
+class RowTimes:
+    """Row numbers and times, in columns: row `rows[i]` changes the result at `times[i]`."""
 
     rows: Ints
     times: Ints
 
 
-def changes(windows: Sequence[wire.Window], ts: Ints) -> Changes:
-    """All changes made by rows at `ts`; a pair comes once for every window it comes from."""
+def change_times(windows: Sequence[wire.Window], ts: Ints) -> RowTimes:
+    """Return the change times of rows at `ts`. A pair occurs once per window that it comes from."""
     every = np.arange(len(ts))
-    parts = [_changes(window, every, ts) for window in windows]
-    return Changes(
+    parts = [_change_times(window, every, ts) for window in windows]
+    return RowTimes(
         np.concatenate([p.rows for p in parts]), np.concatenate([p.times for p in parts])
     )
 
 
-def _changes(window: wire.Window, every: Ints, ts: Ints) -> Changes:
+def _change_times(window: wire.Window, every: Ints, ts: Ints) -> RowTimes:
     match window:
         case wire.Forever():
-            return Changes(every, ts)
+            return RowTimes(every, ts)
         case wire.Sliding(duration_us):
-            return Changes(
+            return RowTimes(
                 np.concatenate([every, every]), np.concatenate([ts, ts + duration_us + SECOND_US])
             )
         case wire.ForeverHopping(stride_us):
-            return Changes(every, _end(ts, stride_us))
+            return RowTimes(every, _end(ts, stride_us))
         case wire.Tumbling() | wire.Hopping():
             ends = containing(window, ts)
-            last = _hopping(window)[0] + ts
-            stride = _hopping(window)[1]
-            return Changes(
+            duration, stride = _hopping(window)
+            last = duration + ts
+            return RowTimes(
                 np.concatenate([ends.rows, every]),
                 np.concatenate([ends.times, last // stride * stride + stride]),
             )
         case wire.Session():
-            raise ValueError("sessions are windows of groupby(window=…), not of an aggregation")
+            raise UnsupportedAggregation(_NO_SESSIONS)
         case unreachable:
             assert_never(unreachable)
 
 
 def reach(windows: Sequence[wire.Window], ts: Ints) -> tuple[Ints, Ints]:
-    """First and last time at which rows at `ts` can make any difference."""
+    """Return the first and last time at which rows at `ts` can change a result."""
     spans = [_reach(window, ts) for window in windows]
     return np.minimum.reduce([first for first, _ in spans]), np.maximum.reduce(
         [last for _, last in spans]
@@ -97,33 +98,33 @@ def _reach(window: wire.Window, ts: Ints) -> tuple[Ints, Ints]:
             duration, stride = _hopping(window)
             return _end(ts, stride), (ts + duration) // stride * stride + stride
         case wire.Session():
-            raise ValueError("sessions are windows of groupby(window=…), not of an aggregation")
+            raise UnsupportedAggregation(_NO_SESSIONS)
         case unreachable:
             assert_never(unreachable)
 
 
-def covered(window: wire.Window, moment: int) -> TimeRange:
-    """The rows a window covers as of a time."""
+def covered(window: wire.Window, time: int) -> TimeRange:
+    """Return the range of the rows that a window covers as of a time."""
     match window:
         case wire.Forever():
-            return MIN_TIME, moment
+            return MIN_TIME, time
         case wire.Sliding(duration_us):
-            return max(moment - duration_us - SECOND_US, MIN_TIME), moment
+            return max(time - duration_us - SECOND_US, MIN_TIME), time
         case wire.ForeverHopping(stride_us):
-            return MIN_TIME, moment // stride_us * stride_us - 1
+            return MIN_TIME, time // stride_us * stride_us - 1
         case wire.Tumbling() | wire.Hopping():
             duration, stride = _hopping(window)
-            end = moment // stride * stride
+            end = time // stride * stride
             return end - duration - 1, end - 1
         case wire.Session():
-            raise ValueError("sessions are windows of groupby(window=…), not of an aggregation")
+            raise UnsupportedAggregation(_NO_SESSIONS)
         case unreachable:
             assert_never(unreachable)
 
 
 def lookback_us(windows: Sequence[wire.Window]) -> int | None:
-    """How long after its end a window stays open; None if the windows never close but move with the
-    reader.
+    """Return how long after its end a window stays open; None if the windows move with the reader
+    and never close.
     """
     found = {
         w.lookback_us
@@ -136,22 +137,23 @@ def lookback_us(windows: Sequence[wire.Window]) -> int | None:
     return found.pop()
 
 
-def containing(window: wire.Tumbling | wire.Hopping, ts: Ints) -> Changes:
-    """The ends of all windows that contain rows at `ts`."""
+def containing(window: wire.Tumbling | wire.Hopping, ts: Ints) -> RowTimes:
+    """Return the ends of all windows that contain rows at `ts`."""
     duration, stride = _hopping(window)
     first = _end(ts, stride)
     count = ((ts + duration) // stride * stride - first) // stride + 1
     rows = np.repeat(np.arange(len(ts)), count)
     step = np.arange(len(rows)) - np.repeat(np.cumsum(count) - count, count)
-    return Changes(rows, first[rows] + step * stride)
+    return RowTimes(rows, first[rows] + step * stride)
 
 
 def _hopping(window: wire.Tumbling | wire.Hopping) -> tuple[int, int]:
+    """Return the duration and the stride of a window."""
     if isinstance(window, wire.Tumbling):
         return window.duration_us, window.duration_us
     return window.duration_us, window.stride_us
 
 
 def _end(ts: Ints, stride: int) -> Ints:
-    """The next multiple of `stride` after each time."""
+    """Return the next multiple of `stride` after each time."""
     return (ts // stride + 1) * stride

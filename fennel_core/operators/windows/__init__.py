@@ -1,1 +1,1 @@
-"""groupby(…, window=…): one row per key and window."""
+"""Windows as keys: `groupby(..., window=W)`."""
