@@ -1,1 +1,1 @@
-"""Operators: the algebra of each and the pure step that runs it."""
+"""Operators: what each kind of job computes, as pure steps over state."""

@@ -1,13 +1,17 @@
-"""What a batch changes in an ordered bag of rows per key, with the neighbours that the change may
-touch.
+"""The rows of each key that a batch changes, with the adjacent rows that the change may affect.
 
 Theory. Many operators decide about a row by looking at the next one of its key: dedup keeps a row
-if the next one is in another group, a version lives until the next one. A batch then changes the
-decision about the rows it brings or takes and about those just before them. So for every key of the
-batch the *neighbourhood* is read: all rows between the first and the last touched timestamp, the
-last row before them, and the rows at the next timestamp after them. `before` and `after` hold it
-without and with the batch; what is emitted is the difference of what the operator makes of the two.
-Rows at the next timestamp only serve as neighbours (`edge`): their own successors are not known.
+if the next one is in another group, a version is valid until the next one. A batch then changes the
+decision about the rows that it adds or retracts and about those just before them. So for every key
+of the batch the *adjacent rows* are read: all rows between the first and the last touched
+timestamp, the last row before them, and the rows at the next timestamp after them. `before` and
+`after` hold them without and with the batch; a step emits the difference of what it derives from
+the two. Rows at the next timestamp are marked `edge`: no decision is made about them, since their
+own successors are not read.
+
+Example. Key k has rows at 10, 20, 30 and 40, and a batch adds one at 25. `before` holds the row at
+20 and, as the edge, the row at 30; `after` holds those at 20 and 25 and the same edge. A step that
+ends each row at its successor derives [20, 30) from `before`, [20, 25) and [25, 30) from `after`.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import polars as pl
 
 from fennel_core.operators.rows import (
     MAX_TIME,
+    TIME_BYTES,
     apply_signs,
     encode_rows,
     ordered_keys,
@@ -36,15 +41,18 @@ COLUMNS = {
     "row": pl.Binary(),
     "edge": pl.Boolean(),
 }
-SMALL = 16
+SMALL_DIFFERENCE = 16
 """Rows up to which comparing them one by one is faster than a join."""
 StateEntry = tuple[bytes, bytes]
+"""A state key and its value."""
+_Row = tuple[int, int, bytes, bytes, bool]
+"""The values of one row in the order of COLUMNS."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdjacentRows:
     """`before` and `after`: COLUMNS, sorted by key, then (timestamp, position); `key` numbers the
-    keys of the batch.
+    keys of the batch. `puts` and `deletes` apply the batch to the state.
     """
 
     before: pl.DataFrame
@@ -59,38 +67,38 @@ def read_adjacent_rows(
     keys: list[bytes],
     times: pl.Series,
     batch: pl.DataFrame,
-    kept: tuple[str, ...],
+    stored: tuple[str, ...],
 ) -> AdjacentRows:
-    """File a batch under `keys`, ordered by `times` and position; rows at rest hold the columns
-    `kept`.
+    """Return the rows that a batch touches under `keys`, ordered by `times` and position, with
+    their adjacent rows. Stored rows hold the columns `stored`.
     """
-    places = ordered_keys(tag, keys, times, batch[POS])
+    state_keys = ordered_keys(tag, keys, times, batch[POS])
     puts, deletes = apply_signs(
-        reads, places, with_tombstones(encode_rows(batch, kept), batch[IS_TOMBSTONE]), batch[SIGN]
+        reads, state_keys, with_tombstones(encode_rows(batch, stored), batch[GONE]), batch[SIGN]
     )
     touched = pl.DataFrame(
-        {"name": keys, "ts": times, "place": places},
-        schema_overrides={"name": pl.Binary, "place": pl.Binary},
+        {"name": keys, "ts": times, "state_key": state_keys},
+        schema_overrides={"name": pl.Binary, "state_key": pl.Binary},
     )
     spans = touched.group_by("name", maintain_order=True).agg(
         low=pl.col("ts").min(),
         high=pl.col("ts").max(),
-        places=pl.col("place").unique(maintain_order=True),
+        state_keys=pl.col("state_key").unique(maintain_order=True),
     )
-    before: list[tuple[int, int, bytes, bytes, bool]] = []
-    after: list[tuple[int, int, bytes, bytes, bool]] = []
-    named = zip(
-        spans.select("low", "high", "places").rows(),
+    before: list[_Row] = []
+    after: list[_Row] = []
+    per_key = zip(
+        spans.select("low", "high", "state_keys").rows(),
         prefixes(tag, spans["name"].to_list()),
         strict=True,
     )
-    for number, ((low, high, here), prefix) in enumerate(named):
-        inside, above = _around(reads, prefix, low, high)
-        new = {place: row for place, row in inside if place not in deletes}
-        new.update((place, puts[place]) for place in here if place in puts)
-        edge = _flat(number, len(prefix), above, edge=True)
-        before += _flat(number, len(prefix), inside, edge=False) + edge
-        after += _flat(number, len(prefix), sorted(new.items()), edge=False) + edge
+    for number, ((low, high, of_key), prefix) in enumerate(per_key):
+        inside, above = _read_around(reads, prefix, low, high)
+        new = {key: row for key, row in inside if key not in deletes}
+        new.update((key, puts[key]) for key in of_key if key in puts)
+        edge = _rows(number, len(prefix), above, edge=True)
+        before += _rows(number, len(prefix), inside, edge=False) + edge
+        after += _rows(number, len(prefix), sorted(new.items()), edge=False) + edge
     return AdjacentRows(
         pl.DataFrame(before, schema=COLUMNS, orient="row"),
         pl.DataFrame(after, schema=COLUMNS, orient="row"),
@@ -100,11 +108,11 @@ def read_adjacent_rows(
 
 
 def row_difference(before: pl.DataFrame, after: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Rows only in `before` and rows only in `after`, by all columns."""
-    if before.height + after.height <= SMALL:
+    """Return the rows only in `before` and the rows only in `after`, compared by all columns."""
+    if before.height + after.height <= SMALL_DIFFERENCE:
         was, becomes = before.rows(), after.rows()
-        gone_rows = [row for row in was if row not in becomes]
-        return _frame(before, gone_rows), _frame(before, [row for row in becomes if row not in was])
+        removed = [row for row in was if row not in becomes]
+        return _frame(before, removed), _frame(before, [row for row in becomes if row not in was])
     names = before.columns
     gone = before.join(after, on=names, how="anti", nulls_equal=True, maintain_order="left")
     return gone, after.join(before, on=names, how="anti", nulls_equal=True, maintain_order="left")
@@ -114,10 +122,12 @@ def _frame(like: pl.DataFrame, rows: list[tuple[object, ...]]) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=like.schema, orient="row") if rows else like.clear()
 
 
-def _around(
+def _read_around(
     reads: StateReader, prefix: bytes, low: int, high: int
 ) -> tuple[list[StateEntry], list[StateEntry]]:
-    """Entries from the last before `low` to the last at `high`, and those at the next timestamp."""
+    """Return the entries from the last before `low` to the last at `high`, and those at the next
+    timestamp.
+    """
     start, stop = prefix + time_bytes(low), prefix + time_bytes(high + 1)
     inside = [*reads.scan(prefix, start, reverse=True, limit=1), *reads.scan(start, stop)]
     above = reads.scan(stop, prefix + time_bytes(MAX_TIME), limit=1)
@@ -127,9 +137,8 @@ def _around(
     return inside, above
 
 
-def _flat(
-    number: int, length: int, entries: list[StateEntry], *, edge: bool
-) -> list[tuple[int, int, bytes, bytes, bool]]:
+def _rows(number: int, prefix_length: int, entries: list[StateEntry], *, edge: bool) -> list[_Row]:
+    position_at = prefix_length + TIME_BYTES
     return [
-        (number, time_of(place, length), place[length + 8 :], row, edge) for place, row in entries
+        (number, time_of(key, prefix_length), key[position_at:], row, edge) for key, row in entries
     ]

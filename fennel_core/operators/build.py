@@ -1,6 +1,6 @@
-"""From a job's specification to the step that runs it.
+"""Build the step that runs a job's specification.
 
-User code is no step: it waits for an executor, so the engine runs it (`spec.UserCodeSpec`).
+User code has no step: it waits for an executor, so the engine runs it (`spec.UserCodeSpec`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from fennel_core.operators.aggregate.keyed_input import (
 from fennel_core.operators.aggregate.read_time import ReadTimeAggregateStep
 from fennel_core.operators.changelog.step import ChangelogStep
 from fennel_core.operators.dedup.step import DedupStep
+from fennel_core.operators.errors import UserCodeHasNoStep
 from fennel_core.operators.first_latest.step import FirstStep, LatestStep
 from fennel_core.operators.intervals.step import IntervalsStep
 from fennel_core.operators.join.stream_table import StreamTableJoinStep
@@ -43,28 +44,20 @@ from fennel_core.wire.operators import Session
 
 
 def build(spec: StepSpec) -> OperatorStep:
-    """The step of a specification; TypeError for user code."""
+    """Return the step of a specification.
+
+    Raises UnsupportedAggregation or UnsupportedWindow for a combination that has no defined result,
+    UserCodeHasNoStep for user code.
+    """
     match spec:
         case TableSpec():
             return TableStep(spec)
         case MapSpec():
             return MapStep(spec)
-        case JoinSpec():
-            return (
-                TableTableJoinStep(spec) if has_validity(spec.left) else StreamTableJoinStep(spec)
-            )
-        case AggregateSpec(terminal=True):
-            return (
-                KeyedAggregateStep(spec)
-                if has_validity(spec.input)
-                else ReadTimeAggregateStep(spec)
-            )
+        case JoinSpec(left=left):
+            return TableTableJoinStep(spec) if has_validity(left) else StreamTableJoinStep(spec)
         case AggregateSpec():
-            return (
-                EmittedKeyedAggregateStep(spec)
-                if has_validity(spec.input)
-                else EmittedAggregateStep(spec)
-            )
+            return _build_aggregate(spec)
         case FirstLatestSpec(first=first):
             return FirstStep(spec) if first else LatestStep(spec)
         case DedupSpec():
@@ -73,37 +66,40 @@ def build(spec: StepSpec) -> OperatorStep:
             return ChangelogStep(spec)
         case IntervalsSpec():
             return IntervalsStep(spec)
-        case WindowsSpec(window=window):
-            return (
-                SessionWindowsStep(spec)
-                if isinstance(window, Session)
-                else HoppingWindowsStep(spec)
-            )
+        case WindowsSpec(window=Session()):
+            return SessionWindowsStep(spec)
+        case WindowsSpec():
+            return HoppingWindowsStep(spec)
         case UserCodeSpec():
-            raise TypeError("user code is run by the engine through an executor, not by a step")
+            raise UserCodeHasNoStep("the engine runs user code through an executor, not by a step")
         case unreachable:
             assert_never(unreachable)
 
 
+def _build_aggregate(spec: AggregateSpec) -> OperatorStep:
+    if spec.terminal:
+        return KeyedAggregateStep(spec) if has_validity(spec.input) else ReadTimeAggregateStep(spec)
+    if has_validity(spec.input):
+        return EmittedKeyedAggregateStep(spec)
+    return EmittedAggregateStep(spec)
+
+
 def as_lookup_step(step: OperatorStep) -> LookupStep | None:
-    """The side of a step that answers lookups, None where it has none."""
-    return (
-        step if isinstance(step, TableStep | ReadTimeAggregateStep | KeyedAggregateStep) else None
-    )
+    """Return the step as one that serves lookups, None if it does not."""
+    lookup_steps = TableStep | ReadTimeAggregateStep | KeyedAggregateStep
+    return step if isinstance(step, lookup_steps) else None
 
 
 def as_watermark_step(step: OperatorStep) -> WatermarkStep | None:
-    """The side of a step that wants to be told the frontier of its input, None where it has
-    none.
-    """
+    """Return the step as one that needs the watermark of its input, None if it does not."""
     return step if isinstance(step, ChangePointStep | SessionWindowsStep) else None
 
 
 def is_order_deterministic(step: OperatorStep) -> bool:
-    """Are the bytes of its state a function of the order of its rows, however they are cut into
-    batches?
+    """Return whether the bytes of the step's state depend on the order of its rows alone, however
+    they are cut into batches.
 
-    Not where a batch files its rows' beginnings and then their ends: there only what is answered
-    is.
+    They do not where a batch adds the starts of its rows' intervals and then their ends; there only
+    the results of lookups are the same.
     """
     return not isinstance(step, KeyedAggregateStep)

@@ -1,11 +1,11 @@
-"""Rows at rest in a job's state: their ordered keys and their bytes.
+"""Rows as stored in a job's state: their ordered state keys and their bytes.
 
-Theory. State orders the versions of one key by `(timestamp, position)`, because every question an
-operator asks is "the latest version at or before …" or "all versions between …": one seek or one
-range scan. So a state key is `state_prefix(tag, key)`, then the timestamp as eight big-endian bytes
-with the sign bit flipped (so that bytes compare as the numbers do), then the position. A row at
-rest is a msgpack array of physical values (`vocab.keys.physical`), a tombstone is msgpack nil.
-Encoding and decoding run as C-level maps over rows.
+Theory. State orders the versions of one key by `(timestamp, position)`, because an operator reads
+either "the latest version at or before ..." or "all versions between ...": one seek or one range
+scan. So a state key is `state_prefix(tag, key)`, then the timestamp as eight big-endian bytes with
+the sign bit flipped (so that bytes compare as the numbers do), then the position. A stored row is a
+msgpack array of physical values (`vocab.keys.physical`), a tombstone is msgpack nil. Encoding and
+decoding run as C-level maps over rows.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from fennel_core.vocab.schema import Schema
 from fennel_core.vocab.versions import META
 
 TOMBSTONE = b"\xc0"
-"""A tombstone at rest: msgpack nil."""
-_NOTHING = b"\x90"
+"""A stored tombstone: msgpack nil."""
+_NO_COLUMNS = b"\x90"
 TIME_BYTES = 8
 MIN_TIME = -(1 << 63)
 MAX_TIME = (1 << 63) - 1
@@ -40,18 +40,18 @@ _pack_groups = [group.to_bytes(2, "big") for group in range(KEY_GROUPS)]
 
 
 def time_bytes(ts: int) -> bytes:
-    """A timestamp in microseconds as bytes that compare as the numbers do."""
+    """Return a timestamp in microseconds as bytes that compare as the numbers do."""
     return _pack_time(ts - MIN_TIME)
 
 
 def time_of(state_key: bytes, prefix_length: int) -> int:
-    """The timestamp in an ordered state key whose prefix is `prefix_length` bytes long."""
+    """Return the timestamp in an ordered state key whose prefix has `prefix_length` bytes."""
     (raw,) = _unpack_time(state_key, prefix_length)
     return int(raw) + MIN_TIME
 
 
 def prefixes(tag: bytes, keys: Sequence[bytes]) -> list[bytes]:
-    """`state_prefix(tag, key)` of many keys at once."""
+    """Return `state_prefix(tag, key)` of many keys at once."""
     assert len(tag) == 1, "a table tag is one byte"
     groups = (
         [_pack_groups[crc32(key) % KEY_GROUPS] for key in keys] if len(keys) < 2 else _groups(keys)
@@ -67,7 +67,7 @@ def _groups(keys: Sequence[bytes]) -> list[bytes]:
 def ordered_keys(
     tag: bytes, keys: Sequence[bytes], times: pl.Series, positions: pl.Series
 ) -> list[bytes]:
-    """State keys of versions: one per row of `keys`, `times` (physical microseconds) and
+    """Return the state keys of versions: one per row of `keys`, `times` (physical microseconds) and
     `positions`.
     """
     unsigned = times.to_numpy().view(np.uint64) ^ np.uint64(-MIN_TIME)
@@ -78,40 +78,45 @@ def ordered_keys(
 
 
 def apply_signs(
-    reads: StateReader, places: Sequence[bytes], rows: Sequence[bytes], signs: pl.Series
+    reads: StateReader, state_keys: Sequence[bytes], rows: Sequence[bytes], signs: pl.Series
 ) -> tuple[dict[bytes, bytes], frozenset[bytes]]:
-    """Puts and deletes for signed versions, one per row: state key, bytes at rest, sign.
+    """Return the puts and deletes of signed versions, given the state key, the stored row and the
+    sign of each.
 
-    A place holds one version, so `+new` replaces whatever is there, and `−old` takes out only what
-    it names: the order of the two within or across batches does not matter.
+    A state key holds one version. So `+new` replaces the version that is there, and `-old` deletes
+    it only if it is `old`: the order of the two, within or across batches, does not matter.
     """
     if signs.min() == 1:
-        return dict(zip(places, rows, strict=True)), frozenset()
+        return dict(zip(state_keys, rows, strict=True)), frozenset()
     net = pl.DataFrame(
-        {"place": places, "row": rows, "sign": signs},
-        schema_overrides={"place": pl.Binary, "row": pl.Binary},
+        {"state_key": state_keys, "row": rows, "sign": signs},
+        schema_overrides={"state_key": pl.Binary, "row": pl.Binary},
     )
-    net = net.group_by("place", "row", maintain_order=True).agg(pl.col("sign").cast(pl.Int64).sum())
-    added, taken = net.filter(pl.col("sign") > 0), net.filter(pl.col("sign") < 0)
-    puts = dict(zip(added["place"].to_list(), added["row"].to_list(), strict=True))
-    gone = [(place, row) for place, row in taken.select("place", "row").rows() if place not in puts]
-    held = reads.get_many([place for place, _ in gone])
+    net = net.group_by("state_key", "row", maintain_order=True).agg(
+        pl.col("sign").cast(pl.Int64).sum()
+    )
+    added, retracted = net.filter(pl.col("sign") > 0), net.filter(pl.col("sign") < 0)
+    puts = dict(zip(added["state_key"].to_list(), added["row"].to_list(), strict=True))
+    removed = [
+        (key, row) for key, row in retracted.select("state_key", "row").rows() if key not in puts
+    ]
+    stored = reads.get_many([key for key, _ in removed])
     return puts, frozenset(
-        place for (place, row), now in zip(gone, held, strict=True) if now == row
+        key for (key, row), now in zip(removed, stored, strict=True) if now == row
     )
 
 
 def encode_rows(frame: pl.DataFrame, names: Sequence[str]) -> list[bytes]:
-    """Each row as the msgpack array of the physical values of some columns (of none: the empty
-    array).
+    """Return each row as the msgpack array of the physical values of some columns (of none: the
+    empty array).
     """
     if not names:
-        return [_NOTHING] * frame.height
+        return [_NO_COLUMNS] * frame.height
     return list(map(encode, physical(frame[list(names)]).rows()))
 
 
 def with_tombstones(rows: list[bytes], gone: pl.Series) -> list[bytes]:
-    """The rows at rest, those marked in `gone` as tombstones."""
+    """Return stored rows, with those marked in `gone` replaced by tombstones."""
     if not gone.any():
         return rows
     return (
@@ -122,8 +127,8 @@ def with_tombstones(rows: list[bytes], gone: pl.Series) -> list[bytes]:
 
 
 def decode_rows(rows: Sequence[bytes], columns: Mapping[str, pl.DataType]) -> pl.DataFrame:
-    """The inverse of `encode_rows`: rows (never tombstones) as a frame with the given columns
-    (without columns it has no height).
+    """Return stored rows (no tombstones) as a frame with the given columns, the inverse of
+    `encode_rows`. Without columns the frame has no height.
     """
     values = decode(b"\xdd" + len(rows).to_bytes(4, "big") + b"".join(rows))
     stored = {name: _stored(dtype) for name, dtype in columns.items()}
@@ -132,26 +137,26 @@ def decode_rows(rows: Sequence[bytes], columns: Mapping[str, pl.DataType]) -> pl
 
 @lru_cache(maxsize=4096)
 def frame_columns(schema: Schema) -> dict[str, pl.DataType]:
-    """The Polars type of every column of a dataset (treat as read-only: the result is shared)."""
+    """Return the Polars type of every column of a dataset (shared: do not change it)."""
     empty = pl.from_arrow(schema.arrow().empty_table())
-    assert isinstance(empty, pl.DataFrame), "a table becomes a frame"
+    assert isinstance(empty, pl.DataFrame), "an Arrow table is read as a frame"
     return dict(empty.schema)
 
 
 def columns_of(schema: Schema, names: Sequence[str]) -> dict[str, pl.DataType]:
-    """The Polars types of some columns of a dataset, in the order of `names`."""
+    """Return the Polars types of some columns of a dataset, in the order of `names`."""
     every = frame_columns(schema)
     return {name: every[name] for name in names}
 
 
 def output_names(schema: Schema) -> tuple[str, ...]:
-    """Columns of a batch of versions of a dataset, in order."""
+    """Return the columns of a batch of versions of a dataset, in order."""
     return (*schema.names, *META)
 
 
 def logical(frame: pl.DataFrame, columns: Mapping[str, pl.DataType]) -> pl.DataFrame:
-    """Undo `vocab.keys.physical`: integers back to temporals, text back to decimals, at any
-    depth.
+    """Return a frame of physical values with its logical types: integers back to temporals, text
+    back to decimals, at any depth. The inverse of `vocab.keys.physical`.
     """
     return frame.select(
         _logical(pl.col(name), dtype).alias(name) for name, dtype in columns.items()

@@ -1,8 +1,9 @@
-"""Step specifications: what a job computes, as data. The registry stores them; `operators.build`
+"""Step specifications: the computation of a job, as data. The registry stores them; `build.build`
 makes the step.
 
-Each spec names the schemas it reads and writes, so that a step never guesses. `STEP_VERSION` of a
-step enters the identity of its job: raise it when the step's results or its state format change.
+Each specification contains the schemas it reads and writes, so that a step derives none.
+`step_version` enters the identity of the job: raise it when the step's results or its state format
+change.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from fennel_core.vocab.schema import Schema
 from fennel_core.wire import operators as wire
 from fennel_core.wire.pycode import PyCode
 
-VALID_TO = "__valid_to"
-"""Column of signed facts: the end (exclusive) of the row's life, null while it has no successor."""
+VALID_TO = "__to"
+"""Column of a row with a validity interval: the end (exclusive), null while it has no successor."""
 
 
 def with_validity(schema: Schema) -> Schema:
@@ -26,19 +27,18 @@ def with_validity(schema: Schema) -> Schema:
     the interval.
     """
     assert schema.keyed, "rows of a keyless dataset have no end"
-    return Schema(
-        (), (*schema.keys, *schema.values, Field(VALID_TO, Optional(Timestamp()))), schema.timestamp
-    )
+    values = (*schema.keys, *schema.values, Field(VALID_TO, Optional(Timestamp())))
+    return Schema((), values, schema.timestamp)
 
 
 def has_validity(schema: Schema) -> bool:
-    """Are rows of this schema signed facts?"""
+    """Return whether rows of this schema carry validity intervals."""
     return schema.field(VALID_TO) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class TableSpec:
-    """Keeps every version of a keyed dataset for lookups and as-of reads. Input 0: the dataset's
+    """Keep every version of a keyed dataset for lookups and as-of reads. Input 0: the dataset's
     topic. No outputs.
     """
 
@@ -52,7 +52,7 @@ StatelessOp = (
 
 @dataclass(frozen=True, slots=True)
 class MapStage:
-    """One stateless native operator and the schema it puts out."""
+    """One stateless native operator and the schema of its output."""
 
     op: StatelessOp
     output: Schema
@@ -73,7 +73,7 @@ class MapSpec:
 
 @dataclass(frozen=True, slots=True)
 class UserCodeSpec:
-    """Runs user code (transform, assign or filter) in an executor. Input 0, output 0. `column` is
+    """Run user code (transform, assign or filter) in an executor. Input 0, output 0. `column` is
     the assigned column, if any.
     """
 
@@ -86,12 +86,13 @@ class UserCodeSpec:
 
 @dataclass(frozen=True, slots=True)
 class JoinSpec:
-    """Stream–table join. Input 0: the left side, partitioned by `left_on`; input 1: the right
-    dataset's topic. Output 0.
+    """Join against a keyed dataset. Input 0: the left side, partitioned by `left_on`; input 1: the
+    right dataset's topic. Output 0.
 
-    A left row at time T meets the latest right version with T − low <= ts <= T + high (both
-    inclusive; low None is for ever back). `right_values`: right columns that join the output, in
-    order; the right timestamp may be among them.
+    A left row at time T matches the latest right version with T - low <= ts <= T + high (both
+    inclusive; low None: no lower bound). A left side with validity intervals makes it a table-table
+    join, which has no such bounds. `right_values`: right columns of the output, in order; the right
+    timestamp may be among them.
     """
 
     left: Schema
@@ -106,8 +107,9 @@ class JoinSpec:
 
 @dataclass(frozen=True, slots=True)
 class AggregateSpec:
-    """Grouped aggregation; input 0 partitioned by `keys`. `terminal`: no output topic, lookups
-    assemble from this job's state.
+    """Aggregate per group; input 0 partitioned by `keys`. `terminal`: no output topic, lookups
+    assemble results from this job's state. `along`: the column whose time counts in place of the
+    timestamp.
     """
 
     input: Schema
@@ -121,7 +123,7 @@ class AggregateSpec:
 
 @dataclass(frozen=True, slots=True)
 class FirstLatestSpec:
-    """groupby(..).first() or .latest(): one row per key, by (timestamp, position). Input 0
+    """groupby(...).first() or .latest(): one row per key, by (timestamp, position). Input 0
     partitioned by `keys`; output 0 is keyed.
     """
 
@@ -133,8 +135,8 @@ class FirstLatestSpec:
 
 @dataclass(frozen=True, slots=True)
 class DedupSpec:
-    """Keeps the last row per (`by`, timestamp) or per window. Input 0 partitioned by `by`; output
-    0.
+    """Keep the last row per (`by`, timestamp) or per window. Input 0 partitioned by `by`; output 0
+    is keyless.
     """
 
     input: Schema
@@ -157,10 +159,10 @@ class ChangelogSpec:
 
 @dataclass(frozen=True, slots=True)
 class WindowsSpec:
-    """groupby(.., window=W): one row per key and window. Input 0 partitioned by `by`; output 0
+    """groupby(..., window=W): one row per key and window. Input 0 partitioned by `by`; output 0
     keyed by `by` + `field`.
 
-    Each of `specs` aggregates the rows of the window, whatever window it names itself.
+    Each of `specs` aggregates the rows of the window; the window in the spec itself is ignored.
     """
 
     input: Schema
@@ -173,11 +175,11 @@ class WindowsSpec:
 
 @dataclass(frozen=True, slots=True)
 class IntervalsSpec:
-    """A keyed dataset as signed facts: each row with the time its successor ends it. Input 0
-    partitioned by its key; output 0 is keyless.
+    """A keyed dataset as signed rows with validity intervals: each row with the time at which its
+    successor ends it. Input 0 partitioned by its key; output 0 is keyless.
 
-    This is how a keyed dataset reaches a step that is partitioned by something else: there the end
-    of a row cannot be derived any more. `output` is `with_validity(input)`.
+    This is how a keyed dataset reaches a step that is partitioned by something else, where the end
+    of a row can no longer be derived. `output` is `with_validity(input)`.
     """
 
     input: Schema
@@ -213,15 +215,15 @@ _VERSIONS: Mapping[type, int] = {
 
 
 def step_version(spec: StepSpec) -> int:
-    """Version of the step that runs `spec`: enters its job's identity; raise it when results or
-    state format of that step change.
+    """Return the version of the step that runs `spec`. It enters the job's identity; raise it when
+    the step's results or its state format change.
     """
     return _VERSIONS[type(spec)]
 
 
 def needs_watermark(spec: StepSpec) -> bool:
-    """Does the step close windows by event time, so that every partition of its input must be told
-    the largest one?
+    """Return whether the step closes windows by event time, so that each of its partitions needs
+    the largest event time of the whole input.
     """
     match spec:
         case WindowsSpec():

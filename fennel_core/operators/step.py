@@ -1,11 +1,11 @@
-"""The step: how any job turns one batch of one input into changes of state and output.
+"""The step: how a job turns one batch of one input into changes of state and output.
 
-Theory. A step is a pure function of (state, input index, batch): no clock, no IO but reads of its
-own state, no randomness. So the live lane, replay after a crash, the bulk lane and the simulator
-run the same code and reach the same bytes. A step may be handed any split and interleaving of its
-inputs; the law is that the integral of its outputs depends only on the set of versions it was
-handed. Everything it reads of state it reads through `StateReader`; everything it changes it
-returns.
+Theory. A step is a pure function of (state, input number, batch): it uses no clock, no randomness
+and no I/O except reads of its own state. The live path, replay after a crash, a backfill and the
+simulator therefore run the same code and reach the same bytes. A step may receive any split and
+interleaving of its inputs; the law is that the integral of its outputs depends only on the set of
+versions that it received. It reads state only through `StateReader` and returns everything that it
+changes.
 
 State keys are `vocab.keys.state_prefix(tag, key) + suffix`; each step owns its one-byte table tags.
 Keys starting with 0xff belong to the runner (offsets, hashes).
@@ -23,13 +23,19 @@ from fennel_core.vocab.ids import Micros
 
 
 class StateReader(Protocol):
-    """Read access to the job partition's state (the read half of `hangar.store`)."""
+    """Read access to the state of a job partition (the read half of `hangar.store`)."""
 
-    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]: ...
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Return the value of each key, None where there is none."""
+        ...
 
     def scan(
         self, start: bytes, stop: bytes, *, reverse: bool = False, limit: int | None = None
-    ) -> list[tuple[bytes, bytes]]: ...
+    ) -> list[tuple[bytes, bytes]]:
+        """Return entries with start <= key < stop, ascending (descending with `reverse`), at most
+        `limit` of them.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +50,8 @@ class OutputBatch:
 
 @dataclass(frozen=True, slots=True)
 class DeadRows:
-    """Rows that cannot be processed: they leave the law's set and go to the dead-letter topic with
-    the reason.
+    """Rows that cannot be processed. They leave the set that the law speaks of and go to the
+    dead-letter topic with the reason.
     """
 
     reason: str
@@ -54,7 +60,7 @@ class DeadRows:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one step changes. A key stands in `puts` or in `deletes`, never in both."""
+    """The changes that one step makes. A key is in `puts` or in `deletes`, never in both."""
 
     puts: Mapping[bytes, bytes] = field(default_factory=dict)
     deletes: frozenset[bytes] = frozenset()
@@ -63,20 +69,22 @@ class Outcome:
 
 
 class OperatorStep(Protocol):
+    """The computation of a job."""
+
     def apply(self, reads: StateReader, source: int, batch: pl.DataFrame) -> Outcome:
-        """Process one batch of signed versions (or facts) of input number `source`."""
+        """Process one batch of signed versions of input number `source`."""
         ...
 
 
 class LookupStep(Protocol):
-    """A step whose state answers lookups."""
+    """A step whose state serves lookups."""
 
     def lookup(
         self, reads: StateReader, keys: Sequence[bytes], as_of: Sequence[Micros]
     ) -> list[bytes | None]:
-        """The row of each key as of each time (inclusive), None where there is none.
+        """Return the row of each key as of each time (inclusive), None where there is none.
 
-        A row is the msgpack array `[timestamp, value, …]`: event time in microseconds, then the
+        A row is the msgpack array `[timestamp, value, ...]`: event time in microseconds, then the
         value fields in schema order in the form of `vocab.keys.physical` (temporals as integers,
         decimals as text, structs as maps by field name, dicts as arrays of {key, value}).
         """
@@ -84,12 +92,12 @@ class LookupStep(Protocol):
 
 
 class WatermarkStep(Protocol):
-    """A step with windows that close by event time. It also raises its frontier by itself, to the
+    """A step with windows that close by event time. It also raises its watermark by itself, to the
     largest event time of each batch.
     """
 
-    def advance(self, reads: StateReader, frontier: Micros) -> Outcome:
-        """Emit what becomes visible now that the largest event time accepted from the whole input
-        is `frontier` (never lowered).
+    def advance(self, reads: StateReader, watermark: Micros) -> Outcome:
+        """Emit the results that become visible because the largest event time accepted from the
+        whole input is now `watermark`. A lower watermark than before has no effect.
         """
         ...

@@ -1,11 +1,11 @@
 """Changelog: one event per insert and one per delete of a keyed dataset.
 
-Theory. Of the versions of a key only the last of each timestamp ever lives. A version that is a row
-is an insert at its time; the row before it, if it was one, is deleted at the same time, with its
-old values. So an update at t is delete(old) and insert(new) at t, and what a version says depends
-on its predecessor alone; a batch changes the events of the versions it touches and of those at the
-next timestamp (`neighbours.py`). Positions are the version's, extended by 0 for the delete and 1
-for the insert.
+Theory. Of the versions of a key only the last of each timestamp is ever valid. A version that is a
+row is an insert at its time; the row before it, if there is one, is deleted at the same time, with
+its old values. So an update at t is delete(old) and insert(new) at t, and the events of a version
+depend on its predecessor alone. A batch changes the events of the versions it touches and of those
+at the next timestamp (`adjacent_rows.py`). Positions are the version's, extended by 0 for the
+delete and 1 for the insert.
 
 State: tag `c`: ordered key of the version → all columns, or a tombstone.
 """
@@ -26,7 +26,7 @@ _DELETE, _INSERT = b"\x00\x00\x00\x00", b"\x00\x00\x00\x01"
 
 
 class ChangelogStep:
-    """The step of `spec.ChangelogSpec`."""
+    """Runs a `ChangelogSpec`."""
 
     def __init__(self, spec: ChangelogSpec) -> None:
         assert spec.input.keyed, "only a keyed dataset has a changelog"
@@ -38,14 +38,16 @@ class ChangelogStep:
         assert source == 0, "a changelog has one input"
         times = batch[self._spec.input.timestamp].to_physical()
         keys = key_bytes(batch, self._spec.input.key_names)
-        around = read_adjacent_rows(reads, VERSIONS, keys, times, batch, self._spec.input.names)
-        gone, come = row_difference(_events(around.before), _events(around.after))
+        rows = read_adjacent_rows(reads, VERSIONS, keys, times, batch, self._spec.input.names)
+        removed, added = row_difference(_events(rows.before), _events(rows.after))
         frames = [
-            self._frame(events, sign) for events, sign in ((gone, -1), (come, 1)) if events.height
+            self._frame(events, sign)
+            for events, sign in ((removed, -1), (added, 1))
+            if events.height
         ]
         return Outcome(
-            puts=around.puts,
-            deletes=around.deletes,
+            puts=rows.puts,
+            deletes=rows.deletes,
             emits=(OutputBatch(0, pl.concat(frames)),) if frames else (),
         )
 
@@ -65,20 +67,19 @@ class ChangelogStep:
 
 
 def _events(versions: pl.DataFrame) -> pl.DataFrame:
-    """Deletes and inserts of every version whose predecessor is known, i.e. of all but each key's
-    first.
+    """Return deletes and inserts of every version whose predecessor was read, which are all but the
+    first of each key.
     """
     last_of_time = pl.col("key").ne_missing(pl.col("key").shift(-1)) | (
         pl.col("ts") != pl.col("ts").shift(-1)
     )
-    living = versions.filter(last_of_time).with_columns(
+    valid = versions.filter(last_of_time).with_columns(
         old=pl.when(pl.col("key") == pl.col("key").shift(1)).then(pl.col("row").shift(1)),
     )
-    row = pl.col("row") != TOMBSTONE
-    inserts = living.filter(row).select(
+    inserts = valid.filter(pl.col("row") != TOMBSTONE).select(
         "ts", pl.col(POS) + pl.lit(_INSERT), "row", delete=pl.lit(value=False)
     )
-    deletes = living.filter(pl.col("old") != TOMBSTONE).select(
+    deletes = valid.filter(pl.col("old") != TOMBSTONE).select(
         "ts", pl.col(POS) + pl.lit(_DELETE), row="old", delete=pl.lit(value=True)
     )
     return pl.concat([deletes, inserts])

@@ -1,1 +1,1 @@
-"""dedup: the last row per duplicate group, window or session."""
+"""Dedup: the last row per group of duplicates."""

@@ -1,11 +1,11 @@
-"""Dedup: keeps the last row, by (timestamp, position), of every group of duplicates.
+"""Dedup: keep the last row, by (timestamp, position), of every group of duplicates.
 
 Theory. Rows with equal `by` are duplicates when they share the timestamp; with a tumbling window,
-the window ⌊t/d⌋; with a session window, when no pause of `gap` or longer lies between them. In
-every case a row is kept exactly if the next row of its key is not in its group, so a batch changes
-the fate of the rows it touches and of those just before them (`neighbours.py`); for a session too,
-because a new row decides only about its predecessor and itself. Windows are in whole seconds, as in
-the client.
+when they share the window floor(t/d); with a session window, when no pause of `gap` or longer lies
+between them. In every case a row is kept exactly if the next row of its key is not in its group. So
+a batch decides about the rows it touches and those just before them (`adjacent_rows.py`); this
+holds for sessions too, because a new row affects only its predecessor and itself. Windows are in
+whole seconds, as in the client.
 
 State: tag `d`: ordered key of the row under `by` → all columns.
 """
@@ -17,6 +17,7 @@ from typing import assert_never
 import polars as pl
 
 from fennel_core.operators.adjacent_rows import read_adjacent_rows, row_difference
+from fennel_core.operators.errors import UnsupportedWindow
 from fennel_core.operators.rows import columns_of, decode_rows, output_names
 from fennel_core.operators.spec import DedupSpec
 from fennel_core.operators.step import Outcome, OutputBatch, StateReader
@@ -29,30 +30,31 @@ SECOND_US = 1_000_000
 
 
 class DedupStep:
-    """The step of `spec.DedupSpec`; input and output are keyless."""
+    """Runs a `DedupSpec`; input and output are keyless."""
 
     def __init__(self, spec: DedupSpec) -> None:
         self._spec = spec
-        self._apart = _apart(spec.window)
+        self._next_in_other_group = _next_in_other_group(spec.window)
         self._columns = columns_of(spec.input, spec.input.names)
         self._names = output_names(spec.output)
 
     def apply(self, reads: StateReader, source: int, batch: pl.DataFrame) -> Outcome:
         assert source == 0, "a dedup has one input"
         times = batch[self._spec.input.timestamp].to_physical()
-        around = read_adjacent_rows(
-            reads, ROWS, key_bytes(batch, self._spec.by), times, batch, self._spec.input.names
-        )
-        gone, come = row_difference(self._kept(around.before), self._kept(around.after))
-        frames = [self._frame(rows, sign) for rows, sign in ((gone, -1), (come, 1)) if rows.height]
+        keys = key_bytes(batch, self._spec.by)
+        rows = read_adjacent_rows(reads, ROWS, keys, times, batch, self._spec.input.names)
+        removed, added = row_difference(self._kept(rows.before), self._kept(rows.after))
+        frames = [
+            self._frame(kept, sign) for kept, sign in ((removed, -1), (added, 1)) if kept.height
+        ]
         return Outcome(
-            puts=around.puts,
-            deletes=around.deletes,
+            puts=rows.puts,
+            deletes=rows.deletes,
             emits=(OutputBatch(0, pl.concat(frames)),) if frames else (),
         )
 
     def _kept(self, rows: pl.DataFrame) -> pl.DataFrame:
-        last = pl.col("key").ne_missing(pl.col("key").shift(-1)) | self._apart
+        last = pl.col("key").ne_missing(pl.col("key").shift(-1)) | self._next_in_other_group
         return rows.filter(last & ~pl.col("edge")).select(POS, "row")
 
     def _frame(self, rows: pl.DataFrame, sign: int) -> pl.DataFrame:
@@ -66,8 +68,8 @@ class DedupStep:
         )
 
 
-def _apart(window: wire.Window | None) -> pl.Expr:
-    """Is the next row (of the same key) in another group?"""
+def _next_in_other_group(window: wire.Window | None) -> pl.Expr:
+    """Return whether the next row (of the same key) is in another group."""
     here, following = pl.col("ts"), pl.col("ts").shift(-1)
     match window:
         case None:
@@ -80,6 +82,6 @@ def _apart(window: wire.Window | None) -> pl.Expr:
         case wire.Session(gap_us=gap):
             return following - here >= gap
         case wire.Forever() | wire.Sliding() | wire.Hopping() | wire.ForeverHopping():
-            raise ValueError(f"dedup takes a tumbling or session window, not {window}")
+            raise UnsupportedWindow(f"dedup accepts a tumbling or a session window, not {window}")
         case unreachable:
             assert_never(unreachable)

@@ -1,1 +1,1 @@
-"""groupby(…).first() and .latest()."""
+"""The first or the latest row of each key: `groupby(...).first()` and `.latest()`."""

@@ -1,1 +1,1 @@
-"""A keyed dataset as signed facts."""
+"""A keyed dataset as rows with validity intervals."""

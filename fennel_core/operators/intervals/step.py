@@ -1,11 +1,11 @@
-"""Intervals: a keyed dataset as signed facts `±(row, from, to)`.
+"""Intervals: a keyed dataset as signed rows with validity intervals, `+/-(row, from, to)`.
 
 Theory. On a topic that is partitioned by its key the end of a version is derived: it is the next
-version of the key. Partitioned by anything else, that next version may be on another partition, so
-the end must travel with the row. Of the versions of a key only the last of each timestamp lives; a
-row lives until the next of those, a tombstone gives no fact. A batch changes the facts of the
-versions it touches and of those just before them (`neighbours.py`), so a late upsert alters just
-the span it cuts.
+version of the key. On a topic that is partitioned by anything else that next version may be on
+another partition, so the end must travel with the row. Of the versions of a key only the last of
+each timestamp is ever valid; a row is valid until the next of those, and a tombstone has no
+interval. A batch changes the intervals of the versions it touches and of those just before them
+(`adjacent_rows.py`), so a late upsert changes just the interval that it cuts.
 
 State: tag `i`: ordered key of the version → all columns, or a tombstone.
 """
@@ -25,7 +25,7 @@ VERSIONS = b"i"
 
 
 class IntervalsStep:
-    """The step of `spec.IntervalsSpec`."""
+    """Runs an `IntervalsSpec`."""
 
     def __init__(self, spec: IntervalsSpec) -> None:
         assert spec.input.keyed, "rows of a keyless dataset have no end"
@@ -37,37 +37,37 @@ class IntervalsStep:
         assert source == 0, "intervals have one input"
         times = batch[self._spec.input.timestamp].to_physical()
         keys = key_bytes(batch, self._spec.input.key_names)
-        around = read_adjacent_rows(reads, VERSIONS, keys, times, batch, self._spec.input.names)
-        gone, come = row_difference(_facts(around.before), _facts(around.after))
+        rows = read_adjacent_rows(reads, VERSIONS, keys, times, batch, self._spec.input.names)
+        removed, added = row_difference(_intervals(rows.before), _intervals(rows.after))
         frames = [
-            self._frame(facts, sign) for facts, sign in ((gone, -1), (come, 1)) if facts.height
+            self._frame(intervals, sign)
+            for intervals, sign in ((removed, -1), (added, 1))
+            if intervals.height
         ]
         return Outcome(
-            puts=around.puts,
-            deletes=around.deletes,
+            puts=rows.puts,
+            deletes=rows.deletes,
             emits=(OutputBatch(0, pl.concat(frames)),) if frames else (),
         )
 
-    def _frame(self, facts: pl.DataFrame, sign: int) -> pl.DataFrame:
-        end = facts["to"].cast(pl.Datetime("us", "UTC")).alias(VALID_TO)
-        meta = (
-            facts[POS],
-            pl.lit(sign, pl.Int8).alias(SIGN),
-            pl.lit(value=False).alias(IS_TOMBSTONE),
-        )
+    def _frame(self, intervals: pl.DataFrame, sign: int) -> pl.DataFrame:
+        end = intervals["to"].cast(pl.Datetime("us", "UTC")).alias(VALID_TO)
+        meta = (intervals[POS], pl.lit(sign, pl.Int8).alias(SIGN), pl.lit(value=False).alias(GONE))
         return (
-            decode_rows(facts["row"].to_list(), self._columns)
+            decode_rows(intervals["row"].to_list(), self._columns)
             .with_columns(end, *meta)
             .select(self._names)
         )
 
 
-def _facts(versions: pl.DataFrame) -> pl.DataFrame:
-    """Rows that live, with their end; of those at the edge the end is not known here."""
+def _intervals(versions: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows that are ever valid, with the end of their interval; not those at the edge,
+    whose successors were not read.
+    """
     last_of_time = pl.col("key").ne_missing(pl.col("key").shift(-1)) | (
         pl.col("ts") != pl.col("ts").shift(-1)
     )
-    living = versions.filter(last_of_time).with_columns(
+    valid = versions.filter(last_of_time).with_columns(
         to=pl.when(pl.col("key") == pl.col("key").shift(-1)).then(pl.col("ts").shift(-1))
     )
-    return living.filter((pl.col("row") != TOMBSTONE) & ~pl.col("edge")).select(POS, "row", "to")
+    return valid.filter((pl.col("row") != TOMBSTONE) & ~pl.col("edge")).select(POS, "row", "to")

@@ -1,1 +1,1 @@
-"""Stream–table join: each left row with the latest right version inside its bounds."""
+"""Joins: a stream or a keyed dataset against the versions of a keyed dataset."""

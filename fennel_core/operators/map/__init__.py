@@ -1,1 +1,1 @@
-"""Runs of stateless native operators, fused into one step."""
+"""Map: fused stateless native operators."""

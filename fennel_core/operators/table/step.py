@@ -1,13 +1,13 @@
-"""Table: keeps every version of a keyed dataset.
+"""Table: keep every version of a keyed dataset.
 
-Theory. A version lives until the next one of its key, so its end is derived: the row of a key as of
-time q is the version with the largest `(timestamp, position)` at or before q, and that is one
-reverse seek. A late row needs no special case: it takes its place in the order and every question
-is answered as if it had come in time. `−` takes its version out. There is at most one version per
-`(key, timestamp, position)`, so `−old +new` at the same place replaces (`rows.apply_signs`).
+Theory. A version is valid until the next one of its key, so its end is derived: the row of a key as
+of time q is the version with the largest `(timestamp, position)` at or before q, and that is one
+reverse seek. A late row needs no special case: it is stored in order, and every lookup returns what
+it would if the row had come in time. `-` removes its version. There is at most one version per
+`(key, timestamp, position)`, so `-old +new` at the same state key replaces (`rows.apply_signs`).
 
-State: tag `v`: ordered key of the version → `[timestamp, values…]` or a tombstone. The bytes are
-what a lookup answers: they pass through untouched.
+State: tag `v`: ordered key of the version → `[timestamp, values...]` or a tombstone. Lookups return
+these bytes unchanged.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ VERSIONS = b"v"
 
 
 class TableStep:
-    """The step of `spec.TableSpec`; serves lookups."""
+    """Runs a `TableSpec`; serves lookups."""
 
     def __init__(self, spec: TableSpec) -> None:
         assert spec.schema.keyed, "a table needs a key"
@@ -44,23 +44,23 @@ class TableStep:
         self._timestamp = spec.schema.timestamp
 
     def apply(self, reads: StateReader, source: int, batch: pl.DataFrame) -> Outcome:
-        """Put and take versions; emits nothing."""
+        """Add and remove versions; emit nothing."""
         assert source == 0, "a table has one input"
         keys = key_bytes(batch, self._keys)
-        places = ordered_keys(VERSIONS, keys, batch[self._timestamp].cast(pl.Int64), batch[POS])
-        rows = encode_rows(batch, self._row)
-        rows = with_tombstones(rows, batch[IS_TOMBSTONE])
-        puts, deletes = apply_signs(reads, places, rows, batch[SIGN])
+        times = batch[self._timestamp].cast(pl.Int64)
+        rows = with_tombstones(encode_rows(batch, self._row), batch[GONE])
+        state_keys = ordered_keys(VERSIONS, keys, times, batch[POS])
+        puts, deletes = apply_signs(reads, state_keys, rows, batch[SIGN])
         return Outcome(puts=puts, deletes=deletes)
 
     def lookup(
         self, reads: StateReader, keys: Sequence[bytes], as_of: Sequence[Micros]
     ) -> list[bytes | None]:
-        """One reverse seek per key: the latest version at or before its time, None when that is a
-        tombstone or there is none.
+        """Return the latest version at or before its time for each key, None where that is a
+        tombstone or there is none. One reverse seek per key.
         """
         found: list[bytes | None] = []
-        for prefix, moment in zip(prefixes(VERSIONS, keys), as_of, strict=True):
-            latest = reads.scan(prefix, prefix + time_bytes(moment + 1), reverse=True, limit=1)
+        for prefix, time in zip(prefixes(VERSIONS, keys), as_of, strict=True):
+            latest = reads.scan(prefix, prefix + time_bytes(time + 1), reverse=True, limit=1)
             found.append(None if not latest or latest[0][1] == TOMBSTONE else latest[0][1])
         return found
