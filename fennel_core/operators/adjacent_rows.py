@@ -74,7 +74,10 @@ def read_adjacent_rows(
     """
     state_keys = ordered_keys(tag, keys, times, batch[POS])
     puts, deletes = apply_signs(
-        reads, state_keys, with_tombstones(encode_rows(batch, stored), batch[GONE]), batch[SIGN]
+        reads,
+        state_keys,
+        with_tombstones(encode_rows(batch, stored), batch[IS_TOMBSTONE]),
+        batch[SIGN],
     )
     touched = pl.DataFrame(
         {"name": keys, "ts": times, "state_key": state_keys},

@@ -52,7 +52,11 @@ class IntervalsStep:
 
     def _frame(self, intervals: pl.DataFrame, sign: int) -> pl.DataFrame:
         end = intervals["to"].cast(pl.Datetime("us", "UTC")).alias(VALID_TO)
-        meta = (intervals[POS], pl.lit(sign, pl.Int8).alias(SIGN), pl.lit(value=False).alias(GONE))
+        meta = (
+            intervals[POS],
+            pl.lit(sign, pl.Int8).alias(SIGN),
+            pl.lit(value=False).alias(IS_TOMBSTONE),
+        )
         return (
             decode_rows(intervals["row"].to_list(), self._columns)
             .with_columns(end, *meta)

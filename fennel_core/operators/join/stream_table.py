@@ -224,7 +224,7 @@ class StreamTableJoinStep:
         rows = decode_rows(corrected["row"].to_list(), self._left_columns).with_columns(
             corrected[POS],
             pl.lit(1, pl.Int8).alias(SIGN),
-            pl.lit(value=False).alias(GONE),
+            pl.lit(value=False).alias(IS_TOMBSTONE),
         )
         return self._outputs(
             [_Matched(rows, old.filter(changed), -1), _Matched(rows, new.filter(changed), 1)]
@@ -295,7 +295,7 @@ def _side_batch(
     rows: list[bytes],
 ) -> _SideBatch:
     state_keys = ordered_keys(tag, keys, times, batch[POS])
-    stored = with_tombstones(rows, batch[GONE])
+    stored = with_tombstones(rows, batch[IS_TOMBSTONE])
     puts, deletes = apply_signs(reads, state_keys, stored, batch[SIGN])
     return _SideBatch(pl.DataFrame({"name": keys, "state_key": state_keys}), puts, deletes)
 

@@ -127,7 +127,7 @@ class TableTableJoinStep:
         keys = key_bytes(batch, self._spec.right.key_names)
         times = batch[self._spec.right.timestamp].to_physical()
         state_keys = ordered_keys(RIGHT, keys, times, batch[POS])
-        rows = with_tombstones(encode_rows(batch, self._spec.right_values), batch[GONE])
+        rows = with_tombstones(encode_rows(batch, self._spec.right_values), batch[IS_TOMBSTONE])
         puts, deletes = apply_signs(reads, state_keys, rows, batch[SIGN])
         touched = (
             pl.DataFrame({"key": keys, "state_key": state_keys})
@@ -199,7 +199,7 @@ class TableTableJoinStep:
             [None if match is None else number[match] for match in matches], dtype=pl.UInt32
         )
         right = decode_rows(distinct, self._right_columns).select(pl.all().gather(numbers))
-        gone = pl.Series(GONE, [version.is_tombstone for version in versions])
+        gone = pl.Series(IS_TOMBSTONE, [version.is_tombstone for version in versions])
         times = pl.Series([version.time for version in versions], dtype=pl.Int64)
         positions = [version.position for version in versions]
         frame = pl.concat([left, right], how="horizontal").with_columns(

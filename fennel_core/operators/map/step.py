@@ -66,7 +66,7 @@ class MapStep:
 
     def apply(self, reads: StateReader, source: int, batch: pl.DataFrame) -> Outcome:  # noqa: ARG002  # the contract of OperatorStep
         rows = batch.with_row_index(ROW)
-        gone = rows[GONE]
+        gone = rows[IS_TOMBSTONE]
         tombstones = rows[self._tombstone_columns[source]]
         current = (
             StageRows(rows.filter(~gone), tombstones.filter(gone))
@@ -88,7 +88,7 @@ class MapStep:
             return current.live
         names = [*self._names, ROW]
         tombstones = current.tombstones.with_columns(
-            *self._null_values, pl.lit(value=True).alias(GONE)
+            *self._null_values, pl.lit(value=True).alias(IS_TOMBSTONE)
         )
         return pl.concat([current.live[names], tombstones[names]]).sort(ROW, maintain_order=True)
 

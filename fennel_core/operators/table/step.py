@@ -48,7 +48,7 @@ class TableStep:
         assert source == 0, "a table has one input"
         keys = key_bytes(batch, self._keys)
         times = batch[self._timestamp].cast(pl.Int64)
-        rows = with_tombstones(encode_rows(batch, self._row), batch[GONE])
+        rows = with_tombstones(encode_rows(batch, self._row), batch[IS_TOMBSTONE])
         state_keys = ordered_keys(VERSIONS, keys, times, batch[POS])
         puts, deletes = apply_signs(reads, state_keys, rows, batch[SIGN])
         return Outcome(puts=puts, deletes=deletes)
