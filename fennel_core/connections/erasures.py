@@ -1,8 +1,8 @@
-"""Erased keys of a workspace: written by ingest, obeyed by ingest and by query servers.
+"""Erased keys of a workspace, written by ingest and applied by ingest and query servers.
 
-Theory. An erasure is permanent and goes by the dataset's name, so it holds in every branch, in
-every later version and for rows that are logged again. It names the values of the dataset's
-erase-key fields as key bytes (`vocab.keys`), which all rooms compute alike.
+An erasure is permanent and belongs to a dataset's name, so it holds in every branch, in every later
+version, and for rows that are logged again. It stores the values of the dataset's erase-key fields
+as key bytes (`vocab.keys`), which all packages compute alike.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ CHANNEL = "erasure"
 """NOTIFY channel; the payload is the workspace."""
 
 Erased = Mapping[DatasetName, "tuple[ErasedKeys, ...]"]
-"""Of one workspace."""
+"""The erasures of one workspace."""
 
 
 @dataclass(frozen=True, slots=True)
 class ErasedKeys:
-    """Erased values of one set of columns: a row is erased when the key bytes of its `columns` are
-    among `keys`.
+    """Erased values of one set of columns.
+
+    A row is erased when the key bytes of its `columns` are in `keys`.
     """
 
     columns: tuple[str, ...]
@@ -34,7 +35,7 @@ class ErasedKeys:
 async def read(
     pool: Pool, workspace: WorkspaceId | None = None
 ) -> dict[WorkspaceId, dict[DatasetName, tuple[ErasedKeys, ...]]]:
-    """All erasures, of one workspace or of all."""
+    """Return all erasures, of one workspace or of all."""
     async with pool.connection() as connection:
         cursor = await connection.execute(
             "SELECT workspace, dataset, columns, array_agg(key) FROM erasure WHERE "
@@ -62,7 +63,7 @@ async def add(
     columns: Sequence[str],
     keys: Sequence[bytes],
 ) -> None:
-    """Erase `keys` of `dataset` for ever; repeating it changes nothing."""
+    """Erase `keys` of `dataset` permanently; idempotent."""
 
     async def work(connection: AsyncConnection) -> None:
         await connection.execute(

@@ -1,7 +1,7 @@
-"""How we talk to Kafka: one place for client configuration, and what it stands on.
+"""Configuration of Kafka clients.
 
-Consumers read committed records only and are assigned by hand: no consumer group holds an offset,
-so none can disagree with state.
+Consumers read committed records only and are assigned by hand: no consumer group stores offsets, so
+none can disagree with state.
 """
 
 from __future__ import annotations
@@ -11,24 +11,26 @@ from typing import Any, Final
 from fennel_core.settings.model import Settings
 
 FETCH_WAIT_MS: Final = 100
-"""How long the broker holds an empty fetch. It bounds how late a reader learns that it stands at
-the end (the barrier needs that) and costs an idle slot 10 requests a second: engine and broker idle
-at 6.3% of a core with 120 job partitions, with 50 ms at 8.6%.
+"""How long the broker holds an empty fetch. It bounds how late a consumer learns that it is at the
+end of a partition, which the barrier needs, and costs an idle slot 10 requests per second: engine
+and broker idle at 6.3% of a core with 120 job partitions, with 50 ms at 8.6%.
 """
 FETCH_MAX_BYTES: Final = 32 * 1024 * 1024
 QUEUE_KBYTES: Final = 65_536
 
 
 def client_config(settings: Settings) -> dict[str, Any]:
+    """Return the configuration that all clients share."""
     return {"bootstrap.servers": settings.kafka_bootstrap, "log.connection.close": False}
 
 
 def consumer_config(settings: Settings, *, fetch_wait_ms: int = FETCH_WAIT_MS) -> dict[str, Any]:
-    """A consumer of committed records, assigned by hand, that says when it reaches the end of a
-    partition.
+    """Return the configuration of a consumer of committed records, assigned by hand.
+
+    It reports when it reaches the end of a partition.
     """
     return client_config(settings) | {
-        "group.id": "fennel-core",  # librdkafka wants a name; nothing is ever committed to it
+        "group.id": "fennel-core",  # required by librdkafka; no offset is committed to it
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
         "isolation.level": "read_committed",
@@ -47,8 +49,9 @@ def consumer_config(settings: Settings, *, fetch_wait_ms: int = FETCH_WAIT_MS) -
 
 
 def producer_config(settings: Settings, transactional_id: str) -> dict[str, Any]:
-    """A transactional producer that sends at once; a transaction left open by a frozen process ends
-    after `transaction_timeout_ms`.
+    """Return the configuration of a transactional producer that sends without delay.
+
+    A transaction that a frozen process left open ends after `transaction_timeout_ms`.
     """
     return client_config(settings) | {
         "transactional.id": transactional_id,

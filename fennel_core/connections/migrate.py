@@ -1,13 +1,11 @@
-"""The schema of the platform's database, as numbered SQL files that are applied once each, in
-order.
+"""Apply the numbered SQL files of the database schema, once each, in order.
 
-Theory. `migrations/NNNN_name.sql` are the history of the schema and are never edited after they
-were released: each applied file is remembered with its checksum, and a file that differs from what
-was applied stops the start-up instead of leaving two installations with different schemas under the
-same number. Each file runs in one transaction together with its bookkeeping row, so a crash applies
-it wholly or not at all, and one advisory lock makes any number of processes that start together
-apply it once. Why SQL and not Alembic's Python:
-`docs/decisions/0005-migrations-are-numbered-sql.md`.
+`migrations/NNNN_name.sql` are the history of the schema and are never edited after a release. Each
+applied file is recorded with its checksum, and a file that differs from the applied one stops the
+start-up, so that two installations never have different schemas under one number. Each file runs in
+one transaction together with its record, so a crash never applies part of a file, and an advisory
+lock lets any number of processes that start together apply it once. Why SQL and not Alembic's
+Python: `docs/decisions/0005-migrations-are-numbered-sql.md`.
 """
 
 from __future__ import annotations
@@ -17,13 +15,15 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 import psycopg
 
+from fennel_core.connections.errors import ConnectionsError
+
 FOLDER: Final = Path(__file__).parent / "migrations"
 LOCK_KEY: Final = 0x66656E6E656C
-"""`fennel` in ASCII: the advisory lock's number, the same in every process."""
+"""`fennel` in ASCII: the number of the advisory lock, the same in every process."""
 _NAME: Final = re.compile(r"^(\d{4})_([a-z0-9_]+)\.sql$")
 _BOOKKEEPING: Final = """
 CREATE TABLE IF NOT EXISTS migration (
@@ -34,13 +34,15 @@ CREATE TABLE IF NOT EXISTS migration (
 )"""
 
 
-class MigrationMismatch(Exception):
-    """The files and the database disagree; the text says how, and what to do."""
+class MigrationMismatch(ConnectionsError):
+    """The migration files and the database disagree; the text names the file and the remedy."""
+
+    code: ClassVar[str] = "migration-mismatch"
 
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """One file."""
+    """One migration file."""
 
     number: int
     name: str
@@ -53,7 +55,7 @@ class Migration:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """One row of the bookkeeping table."""
+    """One row of the table `migration`."""
 
     number: int
     name: str
@@ -61,45 +63,44 @@ class Applied:
 
 
 def read(folder: Path = FOLDER) -> tuple[Migration, ...]:
-    """The files of `folder` by number; MigrationError on a name that is not `NNNN_name.sql` or a
-    number used twice or skipped.
+    """Return the files of `folder` by number.
+
+    Raises `MigrationMismatch` for a malformed name, or a number used twice or skipped.
     """
     found = []
     for path in sorted(folder.glob("*.sql")):
         match = _NAME.match(path.name)
         if match is None:
-            raise MigrationMismatch(
-                f"{path.name} is not a migration: call it NNNN_what_it_does.sql"
-            )
+            raise MigrationMismatch(f"{path.name} is not a migration; rename it to NNNN_name.sql")
         found.append(Migration(int(match[1]), match[2], path.read_text(encoding="utf-8")))
     for expected, migration in enumerate(found, start=1):
         if migration.number != expected:
             raise MigrationMismatch(
-                f"migration {migration.number:04d}_{migration.name} stands where "
-                f"{expected:04d} should: numbers start at 1 without gaps"
+                f"migration {migration.number:04d}_{migration.name} should have the number "
+                f"{expected:04d}: numbers start at 1 without gaps"
             )
     return tuple(found)
 
 
 def pending(files: Sequence[Migration], applied: Sequence[Applied]) -> tuple[Migration, ...]:
-    """Those of `files` that the database lacks, in order; MigrationError when what was applied is
-    not a prefix of them.
+    """Return the files that the database lacks, in order.
+
+    Raises `MigrationMismatch` when the applied files are not a prefix of `files`.
     """
     for row in applied:
         if row.number > len(files):
             raise MigrationMismatch(
-                f"the database has migration {row.number:04d}_{row.name}, which this "
-                "version does not know: run the newer version"
+                f"the database has migration {row.number:04d}_{row.name}, which this release "
+                "does not know; run the newer release"
             )
         if files[row.number - 1].sha256 != row.sha256:
             raise MigrationMismatch(
-                f"migration {row.number:04d}_{row.name} was changed after it was "
-                "applied: restore it and put the change into a new file"
+                f"migration {row.number:04d}_{row.name} was changed after it was applied; "
+                "restore it and put the change into a new file"
             )
     if [row.number for row in applied] != list(range(1, len(applied) + 1)):
         raise MigrationMismatch(
-            "the table `migration` has a gap: somebody deleted from it; restore the "
-            "row of the missing number"
+            "the table `migration` has a gap; restore the row of the missing number"
         )
     return tuple(files[len(applied) :])
 
@@ -107,10 +108,10 @@ def pending(files: Sequence[Migration], applied: Sequence[Applied]) -> tuple[Mig
 def apply(
     connection: psycopg.Connection[tuple[object, ...]], files: Sequence[Migration]
 ) -> tuple[Migration, ...]:
-    """Apply what is missing over an autocommit connection and return it; a file's error leaves the
-    earlier ones applied.
+    """Apply the missing migrations over an autocommit connection and return them.
 
-    Waits for any other process that is applying. Raises MigrationError or the database's own error.
+    Waits for other processes that are applying. Raises `MigrationMismatch`, or the error of the
+    database; files before the failed one stay applied.
     """
     connection.execute("SET statement_timeout = 0")
     connection.execute("SET lock_timeout = 0")

@@ -1,14 +1,13 @@
-"""Postgres: pools, transactions whose outcome is always learnt, and wake-ups that lose nothing that
-matters.
+"""Postgres: pools, transactions with a certain outcome, and notifications.
 
-Theory. Three things go wrong with a database that is reached over a socket. A *statement* may never
-end: every session sets the server's own time-outs, so a stuck lock ends as an error and not as a
-stuck server. A *COMMIT* may be answered by a broken connection, and then nobody knows whether it
-happened. Postgres does: each writing transaction has an id, and `pg_xact_status(id)` says
-`committed` or `aborted` for weeks. So a transaction reads its id before it commits, and an unknown
-outcome is resolved by reading on a new connection; only when no connection can be had within
-`RESOLVE_SECONDS` does the caller see `UnknownOutcome`, and must then resolve it from the rows it
-meant to write. A *notification* sent while we were not connected is lost. Therefore `listen` yields
+Three things go wrong with a database that is reached over a socket. A *statement* may never end:
+every session sets the server's own time-outs, so a stuck lock ends as an error. The response to a
+*COMMIT* may be lost, and the client then does not know whether the transaction was committed. But
+Postgres does: each writing transaction has an id, and `pg_xact_status(id)` returns `committed` or
+`aborted` for weeks. So a transaction reads its id before it commits, and an unknown outcome is
+resolved on a new connection. Only if no connection can be had within `RESOLVE_SECONDS` does the
+caller get `TransactionOutcomeUnknown`, and must resolve it from the rows it meant to write. A
+*notification* that is sent while the listener is disconnected is lost. Therefore `listen` yields
 `ListenStarted` after every (re)connection, so that callers re-read what they cache, and then each
 `Notification`.
 
@@ -28,6 +27,8 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
+from fennel_core.connections.errors import TransactionAborted, TransactionOutcomeUnknown
+
 STATEMENT_TIMEOUT_MS: Final = 15_000
 LOCK_TIMEOUT_MS: Final = 10_000
 IDLE_IN_TRANSACTION_MS: Final = 60_000
@@ -35,9 +36,7 @@ CONNECT_SECONDS: Final = 5
 RESOLVE_SECONDS: Final = 20.0
 RECONNECT_SECONDS: Final = (0.05, 0.2, 0.5, 1.0, 2.0)
 LISTEN_CHECK_SECONDS: Final = 10.0
-"""A silent listener asks the server whether it is still there this often: a cut cable sends no
-error.
-"""
+"""How often an idle listener checks its connection: a cut cable sends no error."""
 RETRIED: Final = (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected)
 
 AsyncConnection = psycopg.AsyncConnection[tuple[object, ...]]
@@ -45,23 +44,9 @@ Pool = AsyncConnectionPool[psycopg.AsyncConnection[tuple[object, ...]]]
 T = TypeVar("T")
 
 
-class UnknownOutcome(Exception):
-    """A COMMIT was sent, its answer was lost, and the server could not be asked in time: read the
-    rows to learn whether it happened.
-    """
-
-
-class RolledBack(Exception):
-    """The server says the transaction did not happen (its COMMIT was lost on the way): nothing was
-    written, it may be run again.
-    """
-
-
 @dataclass(frozen=True, slots=True)
 class ListenStarted:
-    """From now on notifications are heard; whatever happened before may have been missed, so
-    re-read what you keep.
-    """
+    """The listener is connected. Earlier notifications may be lost: re-read what you cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +61,9 @@ ListenEvent = ListenStarted | Notification
 
 
 def conninfo(dsn: str, *, name: str, statement_timeout_ms: int = STATEMENT_TIMEOUT_MS) -> str:
-    """`dsn` with the server-side time-outs (ms), a connect time-out, keep-alives and an application
-    name that `pg_stat_activity` shows.
+    """Return `dsn` with server-side time-outs, a connect time-out and keep-alives.
+
+    `name` is the application name that `pg_stat_activity` shows.
     """
     options = (
         f"-c statement_timeout={statement_timeout_ms} -c lock_timeout={LOCK_TIMEOUT_MS}"
@@ -97,10 +83,10 @@ def conninfo(dsn: str, *, name: str, statement_timeout_ms: int = STATEMENT_TIMEO
 def pool(
     dsn: str, *, name: str, size: int = 8, statement_timeout_ms: int = STATEMENT_TIMEOUT_MS
 ) -> Pool:
-    """A closed pool of 1 to `size` autocommit connections: `async with pool(...) as p:`, or `await
-    p.open(wait=True)`.
+    """Return a closed pool of 1 to `size` autocommit connections.
 
-    Waiting longer than `CONNECT_SECONDS` for a connection raises `psycopg_pool.PoolTimeout`.
+    Open it with `async with pool(...) as p:` or `await p.open(wait=True)`. Waiting longer than
+    `CONNECT_SECONDS` for a connection raises `psycopg_pool.PoolTimeout`.
     """
     return AsyncConnectionPool(
         conninfo(dsn, name=name, statement_timeout_ms=statement_timeout_ms),
@@ -116,8 +102,9 @@ def pool(
 def connect(
     dsn: str, *, name: str, statement_timeout_ms: int = STATEMENT_TIMEOUT_MS
 ) -> psycopg.Connection[tuple[object, ...]]:
-    """One blocking autocommit connection, for command-line programs and Airflow tasks; use it as a
-    context manager.
+    """Open one blocking autocommit connection; use it as a context manager.
+
+    It is meant for command-line programs and Airflow tasks.
     """
     return psycopg.connect(
         conninfo(dsn, name=name, statement_timeout_ms=statement_timeout_ms), autocommit=True
@@ -133,10 +120,11 @@ async def in_transaction(
 ) -> T:
     """Run `work(connection)` in one transaction and return its result once the commit is certain.
 
-    `work` may run `attempts` times: deadlocks and serialization failures are rolled back and tried
-    again, so it must do nothing that cannot be repeated. Errors it raises roll back and pass
-    through. `RolledBack`: the commit's answer was lost and the server says it did not happen.
-    `UnknownOutcome`: neither could be learnt within `resolve_seconds`.
+    `work` may run up to `attempts` times, because deadlocks and serialization failures are rolled
+    back and retried: its effects must be repeatable. Exceptions of `work` roll back and propagate.
+    Raises `TransactionAborted` when the response to COMMIT was lost and the server reports that it
+    rolled back, and `TransactionOutcomeUnknown` when the server did not report within
+    `resolve_seconds`.
     """
     for attempt in range(1, attempts + 1):
         try:
@@ -167,19 +155,21 @@ async def _once(
                 raise
         else:
             return result
-    # Here the connection is broken and given back (the pool replaces it); nothing was read from it
-    # after COMMIT was sent.
+    # The broken connection is back in the pool, which replaces it. Nothing was read from it after
+    # COMMIT was sent.
     if transaction_id is None or await _committed(source, transaction_id, resolve_seconds):
         return result
-    raise RolledBack(
-        "the connection broke during COMMIT and the server says the transaction was "
-        "rolled back: it can be run again"
+    raise TransactionAborted(
+        "the connection broke during COMMIT and the server rolled the transaction back; "
+        "it can be run again"
     )
 
 
 def _outcome_unknown(connection: AsyncConnection, error: psycopg.OperationalError) -> bool:
-    """A refusal (deferred constraint, serialization) comes over a connection that lives on;
-    anything else leaves the outcome open.
+    """Return whether a failed COMMIT may have happened.
+
+    A refusal (deferred constraint, serialization) leaves the connection usable; other errors leave
+    the outcome open.
     """
     return (
         connection.closed
@@ -206,16 +196,18 @@ async def _committed(source: Pool, transaction_id: str, resolve_seconds: float) 
         if status == "aborted":
             return False
         if asyncio.get_running_loop().time() >= deadline:
-            raise UnknownOutcome(
-                f"transaction {transaction_id}: the answer to COMMIT was lost and "
-                f"the server did not tell within {resolve_seconds:g} s"
+            raise TransactionOutcomeUnknown(
+                f"transaction {transaction_id}: the response to COMMIT was lost and the "
+                f"outcome could not be read within {resolve_seconds:g} s"
             )
         await asyncio.sleep(0.1)
 
 
 async def _status(source: Pool, transaction_id: str) -> str | None:
-    """`committed`, `aborted`, `in progress` (its backend has not noticed yet), or None when the
-    server cannot be asked now.
+    """Return the status of a transaction; None when the server cannot be reached.
+
+    It is `committed`, `aborted`, or `in progress` (the backend has not noticed the lost connection
+    yet).
     """
     try:
         async with source.connection() as connection:

@@ -1,11 +1,11 @@
-"""Users' secrets, sealed before they reach the database.
+"""Users' secrets, encrypted before they reach the database.
 
-Theory. Postgres holds only Fernet tokens (AES-128-CBC and HMAC-SHA256); the key is in a file that
-only its owner may read, so a stolen database or backup opens nothing. What is sealed is the
-workspace, the name and the value together: a row copied to another workspace or name does not open
-there. The key file may hold several keys, one per line: the first seals, all of them open, which is
-how a key is changed (put a new line first, run `reseal`, remove the old line). Values never appear
-in logs or in errors.
+Postgres holds only Fernet tokens (AES-128-CBC and HMAC-SHA256); the key is in a file that only its
+owner may read, so a stolen database or backup reveals nothing. The workspace, the name and the
+value are encrypted together, so a row that is copied to another workspace or name does not decrypt
+there. The key file may hold several keys, one per line: the first encrypts, all of them decrypt. To
+change a key, put a new line first, run `reseal`, and remove the old line. Values never appear in
+logs or errors.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 import msgspec
 from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 
+from fennel_core.connections.errors import ConnectionsError
 from fennel_core.connections.postgres import AsyncConnection, Pool, in_transaction
 from fennel_core.vocab.ids import WorkspaceId
 
@@ -26,22 +27,26 @@ SECRET_BYTES: Final = 64 * 1024
 """Longest value, bytes: keys and certificates fit, data sets do not."""
 
 
-class SecretUnreadable(Exception):
-    """A key file or a sealed secret cannot be used; the text says which and what to do, never the
-    value.
+class SecretUnreadable(ConnectionsError):
+    """A key file or an encrypted secret cannot be used.
+
+    The text names it and the remedy, never the value. A retry does not help.
     """
+
+    code: ClassVar[str] = "secret-unreadable"
 
 
 @dataclass(frozen=True, slots=True)
 class Sealer:
-    """Seals and opens with the keys of one file; made by `Sealer.from_file`."""
+    """Encrypts and decrypts with the keys of one file; see `Sealer.from_file`."""
 
     _keys: MultiFernet
 
     @classmethod
     def from_file(cls, path: Path) -> Sealer:
-        """Read the keys at `path` (one urlsafe base64 key of 32 bytes per line); SealError if
-        others may read it or a key is malformed.
+        """Read the keys at `path`, one urlsafe base64 key of 32 bytes per line.
+
+        Raises `SecretUnreadable` if others may read the file or a key is malformed.
         """
         try:
             mode = stat.S_IMODE(path.stat().st_mode)
@@ -56,8 +61,8 @@ class Sealer:
             )
         if not lines:
             raise SecretUnreadable(
-                f"the key file {path} is empty: restore it, without it no stored "
-                "secret can be opened"
+                f"the key file {path} is empty; restore it, without it no stored secret can "
+                "be decrypted"
             )
         try:
             return cls(MultiFernet([Fernet(line) for line in lines]))
@@ -70,29 +75,28 @@ class Sealer:
         return self._keys.encrypt(msgspec.msgpack.encode((workspace, name, value)))
 
     def open(self, workspace: WorkspaceId, name: str, sealed: bytes) -> str:
-        """The value; SealError when it was sealed with a key that is gone, or for another workspace
-        or name.
-        """
+        """Decrypt the value; `SecretUnreadable` for another key, workspace or name."""
         try:
             owner, title, value = msgspec.msgpack.decode(
                 self._keys.decrypt(sealed), type=tuple[str, str, str]
             )
         except (InvalidToken, msgspec.DecodeError) as closed:
             raise SecretUnreadable(
-                f"secret `{name}` does not open: it was sealed with another key "
-                "(FENNEL_SECRETS_KEY_FILE) or damaged"
+                f"secret `{name}` cannot be decrypted: it was encrypted with another key "
+                "(FENNEL_SECRETS_KEY_FILE) or is corrupt"
             ) from closed
         if (owner, title) != (workspace, name):
             raise SecretUnreadable(
-                f"secret `{name}` was sealed for another workspace or name: somebody "
-                "copied its row; set it again"
+                f"secret `{name}` was encrypted for another workspace or name, so its row "
+                "was copied; set it again"
             )
         return value
 
 
 def make_key_file(path: Path) -> None:
-    """Write a fresh key to `path` with mode 0600; FileExistsError if there is one (a key that is
-    overwritten is data that is lost).
+    """Write a new key to `path` with mode 0600.
+
+    FileExistsError if the file exists: overwriting a key loses every secret encrypted with it.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:
@@ -100,7 +104,7 @@ def make_key_file(path: Path) -> None:
 
 
 async def put(pool: Pool, sealer: Sealer, workspace: WorkspaceId, name: str, value: str) -> None:
-    """Set secret `name`, new or not; ValueError when the value is too long or the name is empty."""
+    """Set or replace secret `name`; ValueError for an empty name or a value that is too long."""
     if not name or len(value.encode()) > SECRET_BYTES:
         raise ValueError(
             f"secret `{name}`: a name is not empty and a value has at most {SECRET_BYTES} bytes"
@@ -116,7 +120,7 @@ async def put(pool: Pool, sealer: Sealer, workspace: WorkspaceId, name: str, val
 
 
 async def get(pool: Pool, sealer: Sealer, workspace: WorkspaceId, name: str) -> str | None:
-    """The value of secret `name`, or None when there is none."""
+    """Return the value of secret `name`; None if there is none."""
     async with pool.connection() as connection:
         cursor = await connection.execute(
             "SELECT sealed FROM secret WHERE workspace = %s AND name = %s", (workspace, name)
@@ -129,7 +133,7 @@ async def get(pool: Pool, sealer: Sealer, workspace: WorkspaceId, name: str) -> 
 
 
 async def names(pool: Pool, workspace: WorkspaceId) -> tuple[str, ...]:
-    """The names of a workspace's secrets, sorted."""
+    """Return the names of a workspace's secrets, sorted."""
     async with pool.connection() as connection:
         cursor = await connection.execute(
             "SELECT name FROM secret WHERE workspace = %s ORDER BY name", (workspace,)
@@ -138,7 +142,7 @@ async def names(pool: Pool, workspace: WorkspaceId) -> tuple[str, ...]:
 
 
 async def delete(pool: Pool, workspace: WorkspaceId, name: str) -> bool:
-    """Remove secret `name`; False when there was none."""
+    """Delete secret `name`; False if there was none."""
     async with pool.connection() as connection:
         cursor = await connection.execute(
             "DELETE FROM secret WHERE workspace = %s AND name = %s", (workspace, name)
@@ -147,8 +151,9 @@ async def delete(pool: Pool, workspace: WorkspaceId, name: str) -> bool:
 
 
 async def reseal(pool: Pool, sealer: Sealer) -> int:
-    """Seal every secret of every workspace with the first key, in one transaction, and return how
-    many; then an old key may go.
+    """Encrypt every secret of every workspace again, with the first key; return their number.
+
+    It is one transaction; the other keys may be removed afterwards.
     """
 
     async def work(connection: AsyncConnection) -> int:

@@ -45,6 +45,6 @@ _REACTIONS = {
 
 def reaction_to(refused: RemoteError) -> Reaction:
     """Return the reaction to a refusal; a code of another release is `Reaction.FAIL`."""
-    if refused.code not in _REACTIONS:
+    if refused.remote_code not in _REACTIONS:
         return Reaction.FAIL
-    return _REACTIONS[RefusalCode(refused.code)]
+    return _REACTIONS[RefusalCode(refused.remote_code)]

@@ -1,15 +1,15 @@
-"""Which workspace a bearer token opens.
+"""Authenticate: find the workspace of a bearer token.
 
-Theory. The token row is found by the token's SHA-256, so a guess is compared with nothing that
-leaks how near it was; the digests are compared once more in constant time. Every request asks, so
-answers are kept in the process: up to `FRESH_SECONDS` they are simply used, then one task asks
-Postgres again while requests go on being answered, and after `USABLE_SECONDS` nobody is answered
-from memory. So a token of a deleted workspace stops working within a second, and a busy server
-never waits for Postgres. Only good answers are kept: a new token works at once, and wrong tokens
-cannot fill the memory.
+The token row is found by the token's SHA-256, so a comparison leaks nothing about how close a guess
+was, and the digests are compared once more in constant time. Every request authenticates, so
+results are cached per process. Up to `FRESH_SECONDS` a cached result is used as it is; after that
+one task reads Postgres again while requests still use it; after `USABLE_SECONDS` it is not used any
+more. So a token of a deleted workspace stops working within a second, and a busy server never waits
+for Postgres. Only successes are cached: a new token works at once, and wrong tokens cannot fill the
+memory.
 
 In development (`dev_tokens`, loopback only) the token `dev-<name>` opens workspace `<name>` and
-makes it at first use.
+creates it at first use.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SCHEME: Final = "bearer "
 
 
 class TokenSettings(Protocol):
-    """What of the settings decides here."""
+    """The settings that authentication reads."""
 
     @property
     def dev_tokens(self) -> bool: ...
@@ -52,17 +52,17 @@ class TokenSettings(Protocol):
 @dataclass(slots=True)
 class _Known:
     workspace: WorkspaceId
-    asked_at: float
-    asking: bool = False
+    read_at: float
+    refreshing: bool = False
 
 
 @dataclass(slots=True)
-class _Memory:
+class _TokenCache:
     known: dict[bytes, _Known] = field(default_factory=dict)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
 
-_memories: WeakKeyDictionary[Pool, _Memory] = WeakKeyDictionary()
+_caches: WeakKeyDictionary[Pool, _TokenCache] = WeakKeyDictionary()
 
 
 async def workspace_of(
@@ -71,27 +71,27 @@ async def workspace_of(
     header: str | None,
     clock: Callable[[], float] = time.monotonic,
 ) -> WorkspaceId:
-    """The open workspace that the `Authorization` header's token names.
+    """Return the workspace of the token in the `Authorization` header `header`.
 
-    ApiError 401 `unauthenticated` without a bearer token, 401 `token-unknown` for one that opens
-    nothing, 400 for a dev token with a bad workspace name, 503 `database-unavailable` when Postgres
-    cannot be asked. `clock` gives seconds that never go back.
+    ApiError 401 `unauthenticated` without a bearer token, 401 `token-unknown` for a token without
+    a workspace, 400 for a development token with a bad workspace name, 503 `database-unavailable`
+    when Postgres cannot be reached. `clock` returns monotonic seconds.
     """
     token = bearer(header)
     digest = digest_of(token)
-    memory = _memories.get(pool)
+    memory = _caches.get(pool)
     if memory is None:
-        memory = _memories.setdefault(pool, _Memory())
+        memory = _caches.setdefault(pool, _TokenCache())
     known = memory.known.get(digest)
     now = clock()
-    if known is not None and now - known.asked_at < USABLE_SECONDS:
-        if now - known.asked_at >= FRESH_SECONDS and not known.asking:
-            known.asking = True
+    if known is not None and now - known.read_at < USABLE_SECONDS:
+        if now - known.read_at >= FRESH_SECONDS and not known.refreshing:
+            known.refreshing = True
             task = asyncio.create_task(_refresh(memory, digest, pool, settings, token, now))
             memory.tasks.add(task)
             task.add_done_callback(memory.tasks.discard)
         return known.workspace
-    workspace = await _ask(pool, settings, token)
+    workspace = await _read(pool, settings, token)
     if len(memory.known) >= KEPT_TOKENS:
         memory.known.clear()
     memory.known[digest] = _Known(workspace, now)
@@ -99,7 +99,7 @@ async def workspace_of(
 
 
 def bearer(header: str | None) -> str:
-    """The token in an `Authorization` header; ApiError 401 when there is none."""
+    """Return the token of an `Authorization` header; ApiError 401 when there is none."""
     if (
         header is None
         or header[: len(_SCHEME)].lower() != _SCHEME
@@ -112,8 +112,9 @@ def bearer(header: str | None) -> str:
 
 
 def require_admin(settings: TokenSettings, header: str | None) -> None:
-    """Pass only the administrator's token; ApiError 401 otherwise. An empty `admin_token` setting
-    refuses everybody.
+    """Raise ApiError 401 unless `header` has the administrator's token.
+
+    An empty `admin_token` setting refuses every token.
     """
     expected = settings.admin_token.get_secret_value()
     given = bearer(header)
@@ -126,36 +127,36 @@ def require_admin(settings: TokenSettings, header: str | None) -> None:
 
 
 async def _refresh(
-    memory: _Memory, digest: bytes, pool: Pool, settings: TokenSettings, token: str, now: float
+    memory: _TokenCache, digest: bytes, pool: Pool, settings: TokenSettings, token: str, now: float
 ) -> None:
-    """Ask again beside the requests. `now` was read before asking, so the answer is never taken for
-    newer than it is.
+    """Read the token again while requests use the cached result.
+
+    `now` was taken before the read, so the result never counts as newer than it is.
     """
     try:
-        memory.known[digest] = _Known(await _ask(pool, settings, token), now)
+        memory.known[digest] = _Known(await _read(pool, settings, token), now)
     except ApiError as refused:
         if refused.status == 503:
-            memory.known[
-                digest
-            ].asking = False  # used until it is too old; the next request asks again
+            # Use the cached result until it is too old; the next request tries again.
+            memory.known[digest].refreshing = False
         else:
             memory.known.pop(digest, None)
 
 
-async def _ask(pool: Pool, settings: TokenSettings, token: str) -> WorkspaceId:
+async def _read(pool: Pool, settings: TokenSettings, token: str) -> WorkspaceId:
     try:
         if settings.dev_tokens and settings.only_on_loopback and token.startswith(DEV_PREFIX):
             return await _open_dev(pool, checked_name(token.removeprefix(DEV_PREFIX)))
         found = await _find(pool, digest_of(token))
     except (psycopg.OperationalError, PoolTimeout) as lost:
         raise ApiError(
-            503, "database-unavailable", "the platform's database cannot be reached now: try again"
+            503, "database-unavailable", "the platform's database cannot be reached; try again"
         ) from lost
     if found is None:
         raise ApiError(
             401,
             "token-unknown",
-            "this token opens no workspace: it is wrong, or its workspace was deleted",
+            "unknown token: it is wrong, or its workspace was deleted",
         )
     return found
 
@@ -189,6 +190,6 @@ async def _open_dev(pool: Pool, workspace: WorkspaceId) -> WorkspaceId:
         raise ApiError(
             401,
             "token-unknown",
-            f"workspace `{workspace}` is being deleted: its token works again when it is gone",
+            f"workspace `{workspace}` is being deleted; its token works again after that",
         )
     return workspace

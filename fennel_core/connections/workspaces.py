@@ -1,10 +1,10 @@
-"""Workspaces: the tenants. Making one, listing them, and starting the end of one.
+"""Workspaces (tenants): create, list, and start the deletion of one.
 
-Theory. A workspace is a row, its branch `main` and its tokens, made in one transaction, so none of
-them ever exists without the others. A token is 256 random bits; only its SHA-256 is stored, so the
-database cannot give it away, and it is shown once. Deleting is two steps: here the workspace turns
-to `deleting`, which closes every door at once (its tokens stop within a second, see `tokens.py`);
-the destruction ledger then removes what it had, and the row goes last.
+A workspace is a row, its branch `main` and its tokens, created in one transaction, so none of them
+ever exists without the others. A token is 256 random bits; only its SHA-256 is stored, so the
+database cannot reveal it, and it is shown once. Deletion has two steps: `mark_deleting` sets the
+state to `deleting`, which refuses every request (tokens stop within a second, see `tokens.py`); the
+ledger then destroys the workspace's assets, and the row is deleted last.
 """
 
 from __future__ import annotations
@@ -35,20 +35,22 @@ class Workspace:
 
 
 def new_token() -> str:
-    """A fresh bearer token: 256 random bits, safe in a header."""
+    """Return a new bearer token: 256 random bits, safe in a header."""
     return secrets.token_urlsafe(TOKEN_BYTES)
 
 
 def digest_of(token: str) -> bytes:
-    """What is stored of a token. No salt and no stretching: 256 random bits cannot be guessed from
-    their hash.
+    """Return the stored digest of a token.
+
+    It needs no salt or key stretching: 256 random bits cannot be guessed from their hash.
     """
     return hashlib.sha256(token.encode()).digest()
 
 
 def checked_name(name: str) -> WorkspaceId:
-    """`name` as an id; ApiError 400 `workspace-name` otherwise. It becomes part of topic, object
-    and folder names.
+    """Return `name` as an id; ApiError 400 `workspace-name` if it is malformed.
+
+    It becomes part of topic, object and folder names.
     """
     if _NAME.fullmatch(name) is None:
         raise ApiError(
@@ -60,9 +62,7 @@ def checked_name(name: str) -> WorkspaceId:
 
 
 async def ensure(connection: AsyncConnection, name: WorkspaceId) -> bool:
-    """Make `name` and its branch `main` inside the caller's transaction; True when it was not there
-    before.
-    """
+    """Create `name` and its branch `main` in the caller's transaction; False if it exists."""
     cursor = await connection.execute(
         "INSERT INTO workspace (name) VALUES (%s) ON CONFLICT DO NOTHING", (name,)
     )
@@ -75,10 +75,9 @@ async def ensure(connection: AsyncConnection, name: WorkspaceId) -> bool:
 
 
 async def create(pool: Pool, name: str, make_token: Callable[[], str] = new_token) -> str:
-    """Make workspace `name` with branch `main` and return its first token, which cannot be read
-    again.
+    """Create workspace `name` with branch `main`; return its first token, which is not stored.
 
-    ApiError 400 for a bad name, 409 `workspace-exists` when it is there (or still being deleted).
+    ApiError 400 for a malformed name, 409 `workspace-exists` if it exists or is being deleted.
     """
     workspace, token = checked_name(name), make_token()
 
@@ -87,8 +86,7 @@ async def create(pool: Pool, name: str, make_token: Callable[[], str] = new_toke
             raise ApiError(
                 409,
                 "workspace-exists",
-                f"workspace `{workspace}` already exists: choose another name, or "
-                "add a token to it",
+                f"workspace `{workspace}` exists; choose another name, or add a token to it",
             )
         await connection.execute(
             "INSERT INTO token (digest, workspace) VALUES (%s, %s)", (digest_of(token), workspace)
@@ -99,8 +97,9 @@ async def create(pool: Pool, name: str, make_token: Callable[[], str] = new_toke
 
 
 async def add_token(pool: Pool, name: str, make_token: Callable[[], str] = new_token) -> str:
-    """A further token of an open workspace (to rotate: add, hand out, `revoke_others`); ApiError
-    404 when there is no such workspace.
+    """Add a token to an open workspace and return it; ApiError 404 without such a workspace.
+
+    To rotate tokens: add one, distribute it, then `revoke_others`.
     """
     workspace, token = checked_name(name), make_token()
     async with pool.connection() as connection:
@@ -115,8 +114,9 @@ async def add_token(pool: Pool, name: str, make_token: Callable[[], str] = new_t
 
 
 async def revoke_others(pool: Pool, name: str, kept: str) -> int:
-    """Remove every token of `name` but `kept` and return how many there were; they stop working
-    within a second.
+    """Delete every token of `name` but `kept` and return their number.
+
+    They stop working within a second.
     """
     workspace = checked_name(name)
     async with pool.connection() as connection:
@@ -127,7 +127,7 @@ async def revoke_others(pool: Pool, name: str, kept: str) -> int:
 
 
 async def list_all(pool: Pool) -> tuple[Workspace, ...]:
-    """Every workspace, by name."""
+    """Return every workspace, by name."""
     async with pool.connection() as connection:
         cursor = await connection.execute(
             "SELECT name, state, created_at FROM workspace ORDER BY name"
@@ -140,8 +140,9 @@ async def list_all(pool: Pool) -> tuple[Workspace, ...]:
 
 
 async def mark_deleting(pool: Pool, name: str) -> WorkspaceId:
-    """Close every door of workspace `name`: from here its end is certain. ApiError 404 when there
-    is none; repeating it changes nothing.
+    """Start the irrevocable deletion of workspace `name`; idempotent.
+
+    ApiError 404 if there is no such workspace.
     """
     workspace = checked_name(name)
     async with pool.connection() as connection:

@@ -138,7 +138,7 @@ class SlotService:
                 case OwnershipLost():
                     return RefusalCode.NOT_OWNER, f"{job}[{part}] has another owner now", 0
         except RemoteError as refused:
-            return refused.code, str(refused), 0
+            return refused.remote_code, str(refused), 0
         except HangarClosed as closed:
             return RefusalCode.NOT_OWNER, str(closed), 0
         except HangarCorrupt as damaged:

@@ -15,12 +15,14 @@ from fennel_core.bank.postgres import PostgresBank
 from fennel_core.blueprints.commit_plan import incarnation_of
 from fennel_core.blueprints.spec import Job
 from fennel_core.connections import workspaces
-from fennel_core.connections.errors import SystemUnavailable, TransactionOutcomeUnknown
+from fennel_core.connections.errors import (
+    SystemUnavailable,
+    TransactionAborted,
+    TransactionOutcomeUnknown,
+)
 from fennel_core.connections.postgres import (
     AsyncConnection,
     Pool,
-    RolledBack,
-    UnknownOutcome,
     in_transaction,
 )
 from fennel_core.ledger.lifecycle import OPEN_ENTRIES, SETTLED, UNDONE, CommitState, EntryState
@@ -408,9 +410,9 @@ class PostgresLedger:
             try:
                 return await in_transaction(self._pool, inside)
             # Safe to run again: nothing was written, and `work` reads before it writes.
-            except RolledBack as error:
+            except TransactionAborted as error:
                 aborted = error
-            except UnknownOutcome as error:
+            except TransactionOutcomeUnknown as error:
                 raise TransactionOutcomeUnknown(f"the platform's database: {error}") from error
             except (psycopg.OperationalError, PoolTimeout) as error:
                 raise SystemUnavailable(f"the platform's database: {error}") from error

@@ -1,14 +1,13 @@
-"""Metrics: the names of Fennel's public documentation, so that existing dashboards and alerts keep
-working.
+"""Metrics, under the names of Fennel's public documentation, so existing dashboards keep working.
 
-Theory. One registry per process, rendered in Prometheus' text format 0.0.4 by `render`. The
-documented names of counters do not end in `_total`, which the Prometheus library insists on adding:
-`render` takes it off again for exactly those names. Labels have bounded values only (names of
+Each process has one registry, which `render` returns in Prometheus' text format 0.0.4. The
+documented names of counters do not end in `_total`, which the Prometheus library always adds;
+`render` removes it for exactly those names. Labels have a bounded number of values (names of
 entities, small enumerations), never keys, users or requests.
 
 A program of several processes (the engine: a Spark driver and its slots) sets
-`PROMETHEUS_MULTIPROC_DIR` to an empty folder of its own before this module is imported; each
-process then writes there, and whichever serves `/metrics` renders all of them.
+`PROMETHEUS_MULTIPROC_DIR` to an empty folder of its own before it imports this module. Each process
+then writes there, and the process that serves `/metrics` renders all of them.
 """
 
 from __future__ import annotations
@@ -36,9 +35,7 @@ READ_BUCKETS_SECONDS: Final = (
     *(0.0005, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.0075, 0.01),
     *(0.02, 0.035, 0.05, 0.1, 0.2, 0.5, 1.0, 2.5, 5.0, 10.0),
 )
-"""Dense where the targets of the read path are (0.6 ms, 1.5 ms, 5 ms), so that a percentile read
-off them means something.
-"""
+"""Dense around the targets of the read path (0.6 ms, 1.5 ms, 5 ms), for exact percentiles there."""
 
 REGISTRY: Final = CollectorRegistry()
 disable_created_metrics()  # type: ignore[no-untyped-call]  # the library's function has no annotations
@@ -52,18 +49,14 @@ _exact_names: set[str] = set()
 def counter(
     name: str, documentation: str, labels: Sequence[str] = (), *, exact_name: bool = False
 ) -> Counter:
-    """A counter in the process's registry; `exact_name` renders it without the `_total` that the
-    library adds.
-    """
+    """Create a counter; `exact_name` renders it without the `_total` that the library adds."""
     if exact_name:
         _exact_names.add(name)
     return Counter(name, documentation, labels, registry=REGISTRY)
 
 
 def gauge(name: str, documentation: str, labels: Sequence[str] = ()) -> Gauge:
-    """A gauge in the process's registry; over several processes the value that was set last
-    counts.
-    """
+    """Create a gauge; of several processes, the value that was set last is rendered."""
     return Gauge(name, documentation, labels, registry=REGISTRY, multiprocess_mode="mostrecent")
 
 
@@ -73,12 +66,12 @@ def histogram(
     labels: Sequence[str] = (),
     buckets: Sequence[float] = READ_BUCKETS_SECONDS,
 ) -> Histogram:
-    """A histogram in the process's registry, its buckets in the metric's unit."""
+    """Create a histogram with buckets in the unit of the metric."""
     return Histogram(name, documentation, labels, registry=REGISTRY, buckets=buckets)
 
 
 def render() -> bytes:
-    """Everything, in Prometheus' text format (`CONTENT_TYPE`)."""
+    """Return all metrics in Prometheus' text format (`CONTENT_TYPE`)."""
     registry = REGISTRY
     if MULTIPROCESS_VARIABLE in os.environ:
         registry = CollectorRegistry()
@@ -89,7 +82,7 @@ def render() -> bytes:
 
 
 def forget_process(pid: int) -> None:
-    """Drop the live gauges of a process that has ended; for programs of several processes."""
+    """Drop the live gauges of a process that has ended, in a program of several processes."""
     mark_process_dead(pid)  # type: ignore[no-untyped-call]  # the library's function has no annotations
 
 

@@ -12,13 +12,12 @@ import psycopg
 import pytest
 import pytest_asyncio
 
+from fennel_core.connections.errors import TransactionAborted, TransactionOutcomeUnknown
 from fennel_core.connections.postgres import (
     AsyncConnection,
     ListenStarted,
     Notification,
     Pool,
-    RolledBack,
-    UnknownOutcome,
     in_transaction,
     listen,
     pool,
@@ -101,9 +100,7 @@ async def test_a_deadlock_is_rolled_back_and_run_again(open_pool: Pool) -> None:
 
 
 class _CommitBreaks:
-    """Stands between the transaction and its connection: the answer to COMMIT is lost after it was
-    (or before it could be) carried out.
-    """
+    """Loses the response to COMMIT, after the commit (`carried_out`) or before it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, carried_out: bool) -> None:
         real = psycopg.AsyncConnection.execute
@@ -123,7 +120,7 @@ class _CommitBreaks:
         monkeypatch.setattr(psycopg.AsyncConnection, "execute", execute)
 
 
-async def test_a_lost_answer_to_a_commit_that_happened_is_a_success(
+async def test_a_lost_response_to_a_commit_that_happened_is_a_success(
     open_pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     breaks = _CommitBreaks(monkeypatch, carried_out=True)
@@ -131,16 +128,16 @@ async def test_a_lost_answer_to_a_commit_that_happened_is_a_success(
     assert (breaks.broken, await _rows(open_pool)) == (1, [1])
 
 
-async def test_a_commit_that_never_arrived_is_told_apart(
+async def test_a_commit_that_never_arrived_is_an_aborted_transaction(
     open_pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     breaks = _CommitBreaks(monkeypatch, carried_out=False)
-    with pytest.raises(RolledBack):
+    with pytest.raises(TransactionAborted):
         await in_transaction(open_pool, _insert)
     assert (breaks.broken, await _rows(open_pool)) == (1, [])
 
 
-async def test_a_commit_nobody_can_be_asked_about_is_an_unknown_outcome(
+async def test_a_commit_without_a_reported_status_is_an_unknown_outcome(
     open_pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _CommitBreaks(monkeypatch, carried_out=True)
@@ -149,7 +146,7 @@ async def test_a_commit_nobody_can_be_asked_about_is_an_unknown_outcome(
         return None
 
     monkeypatch.setattr("fennel_core.connections.postgres._status", silent)
-    with pytest.raises(UnknownOutcome):
+    with pytest.raises(TransactionOutcomeUnknown):
         await in_transaction(open_pool, _insert, resolve_seconds=0.2)
 
 
@@ -176,21 +173,21 @@ async def test_a_statement_that_never_ends_is_ended_by_the_server(database: str)
             await connection.execute("SELECT pg_sleep(5)")
 
 
-async def test_a_listener_hears_and_says_so_when_it_may_have_missed_something(
+async def test_a_listener_reports_when_it_may_have_missed_a_notification(
     open_pool: Pool, database: str
 ) -> None:
-    async with aclosing(listen(database, ["registry", "catalog"], name="test-listener")) as wakeups:
-        assert await anext(wakeups) == ListenStarted()
+    async with aclosing(listen(database, ["registry", "catalog"], name="test-listener")) as events:
+        assert await anext(events) == ListenStarted()
         async with open_pool.connection() as connection:
             await connection.execute("INSERT INTO workspace (name) VALUES ('shop')")
             await connection.execute("INSERT INTO branch (workspace, name) VALUES ('shop', 'main')")
-            assert await asyncio.wait_for(anext(wakeups), 5) == Notification("catalog", "shop/main")
+            assert await asyncio.wait_for(anext(events), 5) == Notification("catalog", "shop/main")
             await connection.execute(
                 "INSERT INTO job (id, workspace, spec) VALUES ('j', 'shop', '')"
             )
-            assert await asyncio.wait_for(anext(wakeups), 5) == Notification("registry", "")
+            assert await asyncio.wait_for(anext(events), 5) == Notification("registry", "")
             await connection.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE "
                 "application_name = 'test-listener'"
             )
-        assert await asyncio.wait_for(anext(wakeups), 5) == ListenStarted()
+        assert await asyncio.wait_for(anext(events), 5) == ListenStarted()

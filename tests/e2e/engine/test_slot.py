@@ -196,7 +196,7 @@ async def city_of(bench: Bench, user: int, part: int, address: str) -> str | Non
         )
         return None if row is None else msgspec.msgpack.decode(row)[1]
     except RemoteError as refused:
-        if refused.code != RefusalCode.NOT_OWNER:
+        if refused.remote_code != RefusalCode.NOT_OWNER:
             raise
         return None
     finally:
@@ -259,7 +259,7 @@ async def test_a_slot_that_does_not_own_a_partition_says_so(bench: Bench) -> Non
         channel = await Channel.open(owners[0])
         with pytest.raises(RemoteError) as refused:
             await channel.call("lookup", {"items": [["nobody", 0, [key(1)], NOW_US]]})
-        assert refused.value.code == RefusalCode.NOT_OWNER
+        assert refused.value.remote_code == RefusalCode.NOT_OWNER
         await channel.close()
 
 

@@ -163,7 +163,7 @@ async def test_spark_reads_a_dataset_by_its_name_and_tells_what_is_wrong(world: 
         ({"dataset": ""}, '.option("dataset", "<name>")'),
         ({"dataset": "Total"}, "is a terminal aggregate"),
         ({"branch": "dev"}, "there are `main`"),
-        ({"token": "guessed"}, "this token opens no workspace"),
+        ({"token": "guessed"}, "unknown token"),
         ({"token": ""}, '.option("token", "<your token>")'),
         ({"token": "", "workspace": "nobody"}, "there is no workspace `nobody`"),
         ({"workspace": "other"}, "the token opens workspace `shop`, not `other`"),

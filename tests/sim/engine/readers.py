@@ -155,6 +155,6 @@ class Client:
             try:
                 await service(op, argument)
             except RemoteError as refused:
-                if refused.code == code:
+                if refused.remote_code == code:
                     continue
             raise AssertionError(f"{op} was not refused as {code}")

@@ -70,5 +70,5 @@ async def test_whoever_reads_a_damaged_block_has_the_state_rebuilt_and_is_sent_t
     nobody: Any = None
     with pytest.raises(RemoteError, match="local state is damaged") as refused:
         await SlotService(supervisor, nobody, nobody)(op, argument)
-    assert refused.value.code == RefusalCode.NOT_OWNER
+    assert refused.value.remote_code == RefusalCode.NOT_OWNER
     assert runner.condemned == ["block checksum mismatch"]
