@@ -105,7 +105,8 @@ def workspace_of(row: JobPartitionRow) -> str:
 def _each(partitions: Sequence[JobPartitionRow]) -> Table:
     table = Table(box=None, pad_edge=False)
     for name in COLUMNS:
-        table.add_column(name.replace("_", " "), no_wrap=name != "error")
+        title = "partition" if name == "part" else name.replace("_", " ")
+        table.add_column(title, no_wrap=name != "error")
     for row in partitions:
         table.add_row(*("" if row.get(name) is None else str(row[name]) for name in COLUMNS))
     return table

@@ -1,0 +1,57 @@
+"""The code of docs/tutorial.md runs as printed, and prints what the page shows."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+import uuid
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from fennel_core.settings.model import Settings
+from tests.support.tutorial import TUTORIAL, printed_features, tutorial_files
+
+pytestmark = [pytest.mark.platform, pytest.mark.usefixtures("platform")]
+RUN_S = 240.0
+
+
+def run(settings: Settings, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run run.py with the Python of the client's environment, as the page says."""
+    python = settings.executor_python.absolute()
+    return subprocess.run(
+        [str(python), "run.py"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=RUN_S,
+    )
+
+
+@pytest.mark.timeout(600)
+async def test_the_tutorial_runs_and_prints_the_features_it_shows(tmp_path: Path) -> None:
+    settings = Settings()
+    workspace = f"tutorial-{uuid.uuid4().hex[:8]}"
+    page = TUTORIAL.read_text()
+    for name, code in tutorial_files(page).items():
+        adapted = code.replace("http://127.0.0.1:7400", settings.query_url)
+        (tmp_path / name).write_text(adapted.replace("dev-tutorial", f"dev-{workspace}"))
+    try:
+        done = await asyncio.to_thread(run, settings, tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert re.search(r"^assets: \d+ created, 0 kept", done.stdout, re.M), done.stdout
+        words = [line.split() for line in done.stdout.splitlines()]
+        assert words[-len(printed_features(page)) :] == printed_features(page), done.stdout
+    finally:
+        token = settings.admin_token.get_secret_value()
+        async with (
+            aiohttp.ClientSession() as session,
+            session.delete(
+                f"{settings.query_url}/api/v1/workspaces/{workspace}",
+                headers={"Authorization": f"Bearer {token}"},
+            ) as response,
+        ):
+            await response.read()
