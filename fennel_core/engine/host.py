@@ -1,11 +1,11 @@
 """The Spark host: an engine is one PySpark application whose long-lived tasks are the slots.
 
-Theory. Spark places slots over a cluster, restarts a lost one and ships the code; the jobs
-themselves come and go through the registry, never by relaunching (closures are frozen at launch).
-Why not micro-batches: 40 to 130 times the latency, measured in `benchmarks/`. A killed slot is
-retried by Spark in a quarter of a second and the other slots do not notice: task failures are
-unlimited, there is no barrier stage, no speculation and no dynamic allocation. To stop, the host
-asks through the registry and only then cancels the Spark job.
+Theory. Spark places slots over a cluster, restarts a lost one and ships the code. Jobs come and go
+through the registry, never by a relaunch, because a closure cannot change after its launch.
+Micro-batches have 40 to 130 times the latency, measured in `benchmarks/`. Spark restarts a killed
+slot within a quarter of a second, and the other slots are not affected: task failures are
+unlimited, and there is no barrier stage, speculation or dynamic allocation. To stop, the host asks
+the slots through the registry first and cancels the Spark job only after that.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from fennel_core.telemetry import logs
 from fennel_core.telemetry.health import HealthEndpoint
 from fennel_core.vocab.ids import EngineId
 
-JVM_GONE: Final = (Py4JError, ConnectionError, EOFError)
-"""How py4j says that the JVM has gone; on shutdown it may go before us."""
+JVM_EXIT_ERRORS: Final = (Py4JError, ConnectionError, EOFError)
+"""What py4j raises when the JVM has exited; on shutdown it may exit before this process."""
 log = structlog.get_logger(__name__)
 
 TASK_FAILURES: Final = 1_000_000
@@ -41,15 +41,15 @@ RETRY_PAUSE_S: Final = 1.0
 SLOTS_GROUP: Final = "slots"
 
 
-def session(settings: Settings, engine: EngineId) -> SparkSession:
-    """The engine's Spark application: local by default, any master through `spark-submit` or
-    SPARK_MASTER.
+def engine_session(settings: Settings, engine: EngineId) -> SparkSession:
+    """Start the engine's Spark application.
+
+    Local by default; on any master with `spark-submit` or SPARK_MASTER.
     """
     cores = settings.engine_slots + settings.engine_spare_slots
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault(
-        "SPARK_LOCAL_IP", settings.host
-    )  # else Spark looks the machine's own name up and binds to what it finds
+    # Without it Spark resolves the machine's own name and binds to the address it finds.
+    os.environ.setdefault("SPARK_LOCAL_IP", settings.host)
     return (
         SparkSession.builder.appName(f"fennel-{engine}")
         .master(os.environ.get("SPARK_MASTER", f"local[{cores},{TASK_FAILURES}]"))
@@ -68,10 +68,9 @@ def session(settings: Settings, engine: EngineId) -> SparkSession:
 
 
 def task_environment() -> dict[str, str]:
-    """What our Spark tasks must find in their environment before they import anything of ours."""
-    # The hash is worked out once: walking the installed packages takes a second that every slot
-    # would pay. One thread for Polars: a slot has one core, and results must not depend on how work
-    # was divided.
+    """Return the environment that Spark tasks need before they import the platform's code."""
+    # The hash is computed once: listing the installed packages takes a second per process. Polars
+    # gets one thread: a slot has one core, and results must not depend on how work is divided.
     return {ENVIRONMENT_HASH: environment_hash(), "POLARS_MAX_THREADS": "1"} | {
         name: value for name, value in os.environ.items() if name.startswith("FENNEL_")
     }
@@ -83,17 +82,16 @@ def run_slots(
     """Block until every slot has ended."""
 
     def slot(number: int, _: Iterator[Any]) -> Iterator[int]:
-        # Runs in Spark's Python worker: nothing of the driver's process is here but what this
-        # closure carries.
-        os.environ.update(environment)  # before anything is imported that reads it
+        # Runs in Spark's Python worker, which has nothing of the driver's process except this
+        # closure. Set the environment before any module that reads it is imported.
+        os.environ.update(environment)
         from fennel_core.engine.slot import run_slot
 
         try:
             asyncio.run(run_slot(Settings(), engine, number))
         except BaseException:
-            time.sleep(
-                RETRY_PAUSE_S
-            )  # Spark retries a failed task at once: a slot that cannot start must not spin
+            # Spark retries a failed task at once: a slot that cannot start must not spin.
+            time.sleep(RETRY_PAUSE_S)
             raise
         yield number
 
@@ -105,9 +103,7 @@ def run_slots(
 
 
 async def run_engine(settings: Settings, engine: EngineId) -> None:
-    """The driver: start Spark, run the slots, answer health, and stop everything in order on
-    SIGTERM.
-    """
+    """Run the driver: start Spark and the slots, serve health, stop in order on SIGTERM."""
     logs.configure("engine", settings.log_level, hidden=logs.secrets_of(settings))
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
@@ -120,17 +116,16 @@ async def run_engine(settings: Settings, engine: EngineId) -> None:
             rows = await (
                 await connection.execute("SELECT id FROM slot WHERE engine = %s", (engine,))
             ).fetchall()
-        before = [
-            str(row[0]) for row in rows
-        ]  # of a driver that was killed: their leases outlive them, and are not ours
+        # Slots of a driver that was killed: their leases outlive them and must not count.
+        earlier = [str(row[0]) for row in rows]
 
         async def slots_live() -> str | None:
             async with pool.connection() as connection:
-                question = (
+                query = (
                     "SELECT count(*) FROM slot WHERE engine = %s AND lease_until > now() "
                     "AND id <> ALL(%s)"
                 )
-                row = await (await connection.execute(question, (engine, before))).fetchone()
+                row = await (await connection.execute(query, (engine, earlier))).fetchone()
             live = int(str(row[0])) if row else 0
             return (
                 None
@@ -141,7 +136,7 @@ async def run_engine(settings: Settings, engine: EngineId) -> None:
         server = await HealthEndpoint("engine", {"slots": slots_live}).serve(
             settings.host, settings.engine_port
         )
-        spark = await asyncio.to_thread(session, settings, engine)
+        spark = await asyncio.to_thread(engine_session, settings, engine)
         environment = await asyncio.to_thread(task_environment)
         slots = threading.Thread(
             target=_run_and_set,
@@ -161,8 +156,8 @@ async def run_engine(settings: Settings, engine: EngineId) -> None:
         try:
             spark.sparkContext.cancelJobGroup(SLOTS_GROUP)
             await asyncio.to_thread(spark.stop)
-        except JVM_GONE:
-            log.info("Spark's JVM ended before us", engine=engine)
+        except JVM_EXIT_ERRORS:
+            log.info("Spark's JVM exited before the driver", engine=engine)
         await server.cleanup()
 
 
@@ -176,7 +171,7 @@ def _run_and_set(
 ) -> None:
     try:
         run_slots(spark, settings, engine, environment)
-    except JVM_GONE as ended:
+    except JVM_EXIT_ERRORS as ended:
         log.error(
             "the Spark job that holds the slots ended",
             engine=engine,

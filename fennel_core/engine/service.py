@@ -1,10 +1,9 @@
-"""What a slot answers: lookups from the state it owns, how far its job partitions have come, and
-waiting for them to get further.
+"""The operations of a slot: lookups from its state, its positions, and waiting for later ones.
 
-Theory. Everything runs on the slot's event loop, which also applies write batches, so an answer
-never sees half an iteration. A slot whose lease has ended on the monotonic clock answers nothing:
-another may own its partitions by now. Requests name what they want by (job, partition) and every
-refusal has a code of `connections.slot_protocol`.
+Theory. Everything runs on the slot's event loop, which also applies write batches, so a response
+never contains half an iteration. A slot whose lease has ended on the monotonic clock refuses every
+request, because another slot may own its partitions by now. Requests name job partitions, and
+every refusal has a code of `connections.slot_protocol`.
 """
 
 from __future__ import annotations
@@ -29,11 +28,9 @@ from fennel_core.snapshots.store import StoreError
 from fennel_core.snapshots.transfer import OwnershipLost, SnapshotTaken, SnapshotUnchanged
 from fennel_core.vocab.ids import JobId, Micros, Offset, PartitionIndex, TopicName
 
-Item = tuple[str, int]
 
-
-class Scans(Protocol):
-    """A served step that can also list what it holds."""
+class ScannableStep(Protocol):
+    """A served step that can also list its rows."""
 
     def rows(self, reads: Any, as_of: Micros, limit: int) -> list[tuple[bytes, bytes]]: ...
 
@@ -77,14 +74,14 @@ class SlotService:
             case _:
                 raise RemoteError(
                     RefusalCode.UNKNOWN_OPERATION,
-                    f"a slot does not know `{op}`: query server and engine are of "
-                    "different versions",
+                    f"unknown slot operation `{op}`: caller and engine run different releases; "
+                    "upgrade the older one",
                 )
 
     def _runner(self, job: str, part: int) -> Runner:
         hosted = self._supervisor.hosted.get((JobId(job), PartitionIndex(part)))
         if hosted is None or hosted.lost or not self._supervisor.lease_is_live():
-            raise RemoteError(RefusalCode.NOT_OWNER, f"{job}[{part}] is not owned here")
+            raise RemoteError(RefusalCode.NOT_OWNER, f"this slot does not own {job}[{part}]")
         if hosted.parked is not None:
             raise RemoteError(RefusalCode.PARKED, f"{job}[{part}] is parked: {hosted.parked}")
         if hosted.runner is None or hosted.runner.status != "running":
@@ -92,7 +89,7 @@ class SlotService:
         return hosted.runner
 
     def _state(self, job: JobId, part: PartitionIndex) -> SlotReport | None:
-        """How far one of our job partitions has come, whatever it is doing; None for others'."""
+        """Return the status and position of a job partition; None if this slot does not own it."""
         hosted = self._supervisor.hosted.get((job, part))
         if hosted is None or hosted.lost or not self._supervisor.lease_is_live():
             return None
@@ -115,19 +112,19 @@ class SlotService:
         times = (
             [Micros(as_of)] * len(keys) if isinstance(as_of, int) else [Micros(t) for t in as_of]
         )
-        with _condemned_if_damaged(runner):
+        with _state_discarded_if_damaged(runner):
             return step.lookup(runner.hangar, keys, times)
 
     def _scan(self, job: str, part: int, as_of: int, limit: int) -> list[tuple[bytes, bytes]]:
         runner = self._runner(job, part)
-        with _condemned_if_damaged(runner):
-            return cast(Scans, runner.step).rows(runner.hangar, Micros(as_of), limit)
+        with _state_discarded_if_damaged(runner):
+            return cast(ScannableStep, runner.step).rows(runner.hangar, Micros(as_of), limit)
 
     async def _snapshot(self, job: str, part: int) -> tuple[str, str, int]:
-        """What came of it, a text and the bytes uploaded: `taken` and `unchanged` with the
-        manifest's key, else why there is none.
+        """Take a snapshot; return (result, text, uploaded bytes) and never raise.
 
-        It never raises.
+        The result is `taken` or `unchanged`, and the text the manifest's key; or it is `failed` or
+        a refusal code, and the text the reason.
         """
         try:
             match await self._snapshots.take(self._runner(job, part)):
@@ -157,10 +154,10 @@ class SlotService:
 
     async def _wait(
         self, items: Sequence[tuple[str, int, dict[str, int]]], timeout_ms: int
-    ) -> list[Item]:
-        """The items that are still behind at the deadline."""
+    ) -> list[tuple[str, int]]:
+        """Return the job partitions that are still behind at the deadline."""
 
-        async def behind(job: str, part: int, targets: dict[str, int]) -> Item | None:
+        async def behind(job: str, part: int, targets: dict[str, int]) -> tuple[str, int] | None:
             wanted = {TopicName(topic): Offset(offset) for topic, offset in targets.items()}
             try:
                 async with asyncio.timeout(timeout_ms / 1000):
@@ -175,9 +172,10 @@ class SlotService:
 
 
 @contextmanager
-def _condemned_if_damaged(runner: Runner) -> Iterator[None]:
-    """A reader that meets a damaged block has the state rebuilt: the writer may not meet it for
-    days.
+def _state_discarded_if_damaged(runner: Runner) -> Iterator[None]:
+    """Rebuild the state if the read fails on a damaged block.
+
+    The runner itself may not read that block for days.
     """
     try:
         yield
@@ -185,5 +183,5 @@ def _condemned_if_damaged(runner: Runner) -> Iterator[None]:
         runner.discard_state(str(damaged))
         raise RemoteError(
             RefusalCode.NOT_OWNER,
-            f"{runner.job.id}[{runner.part}] is rebuilt: its local state is damaged",
+            f"{runner.job.id}[{runner.part}] is being rebuilt: its local state is damaged",
         ) from damaged

@@ -106,25 +106,25 @@ class Supervisor:
                 helper.cancel()
             await self.shut_down()
 
-    async def rebuild(self, key: JobPartition, why: Exception) -> Epoch | None:
+    async def rebuild(self, partition: JobPartition, why: Exception) -> Epoch | None:
         """Start a job partition again at once, but not from its local state.
 
         It may be running, replaying or parked; its back-off ends. Returns its epoch, None if this
         slot does not own it.
         """
         async with self._changing:
-            hosted = self.hosted.get(key)
+            hosted = self.hosted.get(partition)
             if hosted is None or hosted.lost:
                 return None
-            self.runner_factory.discard_state(*key, why)
-            await self._stop(key)
-            self._start(key, hosted.epoch)
+            self.runner_factory.discard_state(*partition, why)
+            await self._stop(partition)
+            self._start(partition, hosted.epoch)
             return hosted.epoch
 
     async def shut_down(self) -> None:
         """Stop every runner and release every lease."""
         async with self._changing:
-            await asyncio.gather(*(self._stop(key) for key in list(self.hosted)))
+            await asyncio.gather(*(self._stop(partition) for partition in list(self.hosted)))
         await self._guarded(lambda: self.registry.deregister(self.slot.id))
 
     async def tick(self) -> None:
@@ -147,15 +147,15 @@ class Supervisor:
         leaving: list[JobPartition],
         held: list[tuple[JobPartition, Epoch]],
     ) -> None:
-        await asyncio.gather(*(self._stop(key) for key in leaving))
+        await asyncio.gather(*(self._stop(partition) for partition in leaving))
         if held:
             await self.registry.release(held, self.slot.id)
         if wanted:
-            for key, epoch in (
+            for partition, epoch in (
                 await self.registry.claim(wanted, self.slot.id, self.lease_ms)
             ).items():
-                await self._stop(key)
-                self._start(key, epoch)
+                await self._stop(partition)
+                self._start(partition, epoch)
 
     def _decisions(
         self, seen: RegistryState
@@ -168,42 +168,44 @@ class Supervisor:
         kept: set[JobPartition] = set()
         for entry in seen.jobs:
             for part, lease in entry.leases.items():
-                key = (entry.id, part)
-                hosted = self.hosted.get(key)
+                partition = (entry.id, part)
+                hosted = self.hosted.get(partition)
                 running = hosted.epoch if hosted is not None and not hosted.lost else None
                 best = (
                     preferred_slot(entry.id, part, seen.slots) if entry.desired == "run" else None
                 )
                 match decide_lease(self.slot.id, lease, running, best):
                     case Keep() if entry.desired == "run":
-                        kept.add(key)
+                        kept.add(partition)
                     case Claim(epoch):
-                        kept.add(key)
-                        wanted.append((key, epoch))
+                        kept.add(partition)
+                        wanted.append((partition, epoch))
                     case Keep(epoch) | StopAndRelease(epoch):
-                        held.append((key, epoch))
+                        held.append((partition, epoch))
                     case Stop():
                         pass
-        return wanted, [key for key in self.hosted if key not in kept], held
+        return wanted, [partition for partition in self.hosted if partition not in kept], held
 
-    def _start(self, key: JobPartition, epoch: Epoch) -> None:
+    def _start(self, partition: JobPartition, epoch: Epoch) -> None:
         hosted = HostedPartition(epoch)
-        self.hosted[key] = hosted
-        hosted.task = asyncio.create_task(self._host(key, hosted), name=f"{key[0]}-{key[1]}")
+        self.hosted[partition] = hosted
+        hosted.task = asyncio.create_task(
+            self._host(partition, hosted), name=f"{partition[0]}-{partition[1]}"
+        )
 
-    async def _stop(self, key: JobPartition) -> None:
-        hosted = self.hosted.pop(key, None)
+    async def _stop(self, partition: JobPartition) -> None:
+        hosted = self.hosted.pop(partition, None)
         if hosted is None or hosted.task is None:
             return
         hosted.task.cancel()
         await asyncio.wait([hosted.task])
 
-    async def _host(self, key: JobPartition, hosted: HostedPartition) -> None:
-        bound = log.bind(job=key[0], part=key[1], epoch=hosted.epoch, slot=self.slot.id)
+    async def _host(self, partition: JobPartition, hosted: HostedPartition) -> None:
+        bound = log.bind(job=partition[0], part=partition[1], epoch=hosted.epoch, slot=self.slot.id)
         while not hosted.lost:
             started = self.clock.monotonic_ms()
             try:
-                await self._run_once(key, hosted)
+                await self._run_once(partition, hosted)
             except (ProducerFenced, EpochSuperseded) as superseded:
                 bound.warning("ownership lost", error=str(superseded))
                 hosted.lost = True
@@ -219,8 +221,8 @@ class Supervisor:
                 await self.clock.sleep(hosted.backoff_ms)
                 hosted.backoff_ms = min(hosted.backoff_ms * 2, LARGEST_BACKOFF_MS)
 
-    async def _run_once(self, key: JobPartition, hosted: HostedPartition) -> None:
-        runner = await self.runner_factory.make(*key, hosted.epoch)
+    async def _run_once(self, partition: JobPartition, hosted: HostedPartition) -> None:
+        runner = await self.runner_factory.make(*partition, hosted.epoch)
         if runner is None:
             hosted.lost = True
             return
@@ -233,7 +235,7 @@ class Supervisor:
                 raise asyncio.CancelledError
             await runner.run()
         except (StateUnusable, HangarCorrupt) as wrong:
-            self.runner_factory.discard_state(*key, wrong)
+            self.runner_factory.discard_state(*partition, wrong)
             raise
         finally:
             hosted.error = hosted.parked
@@ -267,18 +269,18 @@ class Supervisor:
 
     async def _report(self) -> None:
         changed = {
-            key: (h.epoch, report)
-            for key, h in self.hosted.items()
+            partition: (h.epoch, report)
+            for partition, h in self.hosted.items()
             if (report := h.report()) != h.reported
         }
         if not changed:
             return
-        for key in changed:
+        for partition in changed:
             # The registry may hold either report until it has confirmed this one.
-            self.hosted[key].reported = None
+            self.hosted[partition].reported = None
         await self.registry.report(changed, self.slot.id)
-        for key, (epoch, report) in changed.items():
-            hosted = self.hosted.get(key)
+        for partition, (epoch, report) in changed.items():
+            hosted = self.hosted.get(partition)
             if hosted is not None and hosted.epoch == epoch:
                 hosted.reported = report
 
