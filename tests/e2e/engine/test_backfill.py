@@ -249,7 +249,7 @@ async def spark_driver(bench: Bench) -> AsyncIterator[SparkSession]:
         name: value for name, value in os.environ.items() if name.startswith("FENNEL_")
     } | {"POLARS_MAX_THREADS": "1"}
     environment["FENNEL_DATA_DIR"] = str(bench.settings.data_dir)
-    spark = await asyncio.to_thread(session, bench.settings, EngineId("e"))
+    spark = await asyncio.to_thread(engine_session, bench.settings, EngineId("e"))
     task = asyncio.create_task(
         run_driver(spark.sparkContext, bench.settings, environment, bench.pool)
     )

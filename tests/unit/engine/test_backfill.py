@@ -55,7 +55,7 @@ from fennel_core.vocab.versions import decode, encode_frame
 from fennel_core.wire import operators as wire
 from fennel_core.wire.pycode import PyCode
 from tests.support.histories import bag, integral
-from tests.unit.engine.test_runner import LIMITS, Death, FaultyBroker, SameThread, run_until
+from tests.support.runner_world import LIMITS, FaultyBroker, InlinePool, ProcessDied, run_until
 
 LEFT, RIGHT, OUT, LOG, DEAD = (TopicName(name) for name in ("left", "right", "out", "log", "dead"))
 ROWS = Schema((), (Field("key", Str()), Field("value", Int())), "at")
@@ -229,7 +229,7 @@ def runner(
         work,
         hangar,
         broker or MemoryBroker(log),
-        SameThread(),
+        InlinePool(),
         LIMITS,
         backfill_client,
     )
@@ -293,7 +293,7 @@ async def test_a_load_counts_once_whatever_dies_while_it_is_published(seed: int)
                 log,
             )
             break
-        except (Death, TransactionOutcomeUnknown):
+        except (ProcessDied, TransactionOutcomeUnknown):
             continue
     else:
         pytest.fail("never came through")

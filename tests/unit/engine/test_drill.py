@@ -27,6 +27,7 @@ from fennel_core.hangar.memory import MemoryHangar
 from fennel_core.hangar.store import Hangar, WriteBatch
 from fennel_core.operators import spec
 from fennel_core.operators.build import is_order_deterministic
+from fennel_core.operators.step import Outcome
 from fennel_core.snapshots import transfer
 from fennel_core.snapshots.drills import DrillFinding, DrillVerdict
 from fennel_core.snapshots.manifest import StatePosition
@@ -38,16 +39,16 @@ from fennel_core.vocab.position import Hlc, stamp
 from fennel_core.vocab.schema import Schema
 from fennel_core.vocab.versions import encode, with_meta
 from fennel_core.wire import operators as wire
-from tests.unit.engine import test_runner
-from tests.unit.engine.test_runner import (
+from tests.support.runner_world import (
     REPLAYLOG,
     SCHEMA,
     SOURCE,
     TARGET,
     CountingStep,
-    SameThread,
+    InlinePool,
     SilentStep,
     feed,
+    make_job,
     run_until,
 )
 
@@ -70,12 +71,10 @@ def work(kind: str) -> tuple[Job, JobLogic]:
     writes tiles.
     """
     if kind in {"tiles", "lives"}:
-        made = replace(test_runner.job(outputs=False), step=TILES if kind == "tiles" else LIVES)
+        made = replace(make_job(outputs=False), step=TILES if kind == "tiles" else LIVES)
         return made, work_of(made)
     outputs = kind == "outputs"
-    return test_runner.job(outputs), JobLogic(
-        CountingStep() if outputs else SilentStep(), None, 1, None
-    )
+    return make_job(outputs), JobLogic(CountingStep() if outputs else SilentStep(), None, 1, None)
 
 
 async def lived(log: MemoryLog, rows: Rows) -> None:
@@ -113,7 +112,7 @@ class Partition:
         job, made = work(self.kind)
         limits = RunnerLimits(iteration_bytes, "test")
         return Runner(
-            job, PART, Epoch(self.epoch), made, hangar, MemoryBroker(self.log), SameThread(), limits
+            job, PART, Epoch(self.epoch), made, hangar, MemoryBroker(self.log), InlinePool(), limits
         )
 
     async def process(self, rows: Rows, iteration_bytes: int) -> None:
@@ -247,7 +246,7 @@ async def test_a_live_state_that_diverged_from_its_log_is_found_with_its_first_d
     known = state_progress.load(partition.live)
     key, value = one_entry(partition.live)
     other = changed(key, value)
-    outcome = test_runner.Outcome(other.puts)
+    outcome = Outcome(other.puts)
     after = replace(
         known,
         state_hash=state_progress.updated_state_hash(partition.live, known.state_hash, outcome),
@@ -318,7 +317,7 @@ async def test_a_replay_that_comes_to_other_mutations_than_the_marker_says_is_a_
     monkeypatch.setattr(
         CountingStep,
         "apply",
-        lambda self, reads, source, batch: test_runner.Outcome({b"sum/a": b"0"}),
+        lambda self, reads, source, batch: Outcome({b"sum/a": b"0"}),
     )
     found = await partition.drill()
     assert found.verdict is DrillVerdict.DIFFERS

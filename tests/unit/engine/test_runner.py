@@ -7,17 +7,14 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
-from typing import TypeVar
 
 import polars as pl
 import pyarrow as pa
 import pytest
 
-from fennel_core.blueprints.spec import Job, Output
+from fennel_core.blueprints.spec import Output
 from fennel_core.connections.errors import TransactionOutcomeUnknown
 from fennel_core.engine import state_progress
 from fennel_core.engine.broker import OutgoingRecord
@@ -37,129 +34,26 @@ from fennel_core.operators import spec
 from fennel_core.operators.build import build
 from fennel_core.operators.step import Outcome, OutputBatch, StateReader
 from fennel_core.replaylog import marker as markers
-from fennel_core.vocab.dtypes import Field, Int, Str
-from fennel_core.vocab.ids import Epoch, JobId, Offset, TopicName, WorkspaceId
+from fennel_core.vocab.ids import Epoch, JobId, Offset, TopicName
 from fennel_core.vocab.position import Hlc, stamp
-from fennel_core.vocab.schema import Schema
 from fennel_core.vocab.versions import decode, encode, with_meta
-
-T = TypeVar("T")
-SCHEMA = Schema((), (Field("key", Str()), Field("value", Int())), "at")
-SOURCE, TARGET, REPLAYLOG, DEAD = (
-    TopicName(name) for name in ("source", "target", "replaylog", "dead")
+from tests.support.runner_world import (
+    LIMITS,
+    REPLAYLOG,
+    SCHEMA,
+    SOURCE,
+    TARGET,
+    CountingStep,
+    FaultyBroker,
+    InlinePool,
+    ProcessDied,
+    emitted,
+    expected,
+    feed,
+    make_job,
+    make_runner,
+    run_until,
 )
-LIMITS = RunnerLimits(iteration_bytes=2_000, environment="test")
-
-
-class CountingStep:
-    """Keeps a running sum per key and emits it with each row: its output depends on its state, so a
-    lost or repeated row shows.
-    """
-
-    def apply(self, reads: StateReader, source: int, batch: pl.DataFrame) -> Outcome:
-        names = [b"sum/" + name.encode() for name in batch["key"]]
-        sums = {name: int(old or 0) for name, old in zip(names, reads.get_many(names), strict=True)}
-        running = []
-        for name, value in zip(names, batch["value"], strict=True):
-            sums[name] += value
-            running.append(sums[name])
-        return Outcome(
-            {name: b"%d" % total for name, total in sums.items()},
-            emits=(OutputBatch(0, batch.with_columns(value=pl.Series(running))),),
-        )
-
-
-class SameThread:
-    async def run(self, work: Callable[[], T]) -> T:
-        await asyncio.sleep(0)
-        return work()
-
-
-def job(outputs: bool = True) -> Job:
-    written = (Output(TARGET, ()),) if outputs else ()
-    step = spec.TableSpec(SCHEMA)
-    return Job(
-        JobId("job"), WorkspaceId("w"), (SOURCE,), written, step, REPLAYLOG, DEAD, 1, "a job"
-    )
-
-
-def message(number: int, key: str, value: int) -> bytes:
-    rows = pa.table(
-        {
-            "key": pa.array([key], pa.large_string()),
-            "value": [value],
-            "at": pa.array([datetime.now(UTC)], pa.timestamp("us", "UTC")),
-        }
-    )
-    return encode(with_meta(rows, stamp(Hlc(number), 0, 1)))
-
-
-async def feed(log: MemoryLog, rows: Sequence[tuple[str, int]]) -> None:
-    producer = MemoryProducer(log, "ingest")
-    for number, (key, value) in enumerate(rows):
-        await producer.commit([OutgoingRecord(SOURCE, 0, message(number, key, value))])
-
-
-def emitted(log: MemoryLog) -> list[tuple[str, int]]:
-    return [
-        row
-        for record in log.log((TARGET, 0)).records
-        for row in decode(record.value).select("key", "value").rows()
-    ]
-
-
-def expected(rows: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
-    sums: dict[str, int] = {}
-    out = []
-    for key, value in rows:
-        sums[key] = sums.get(key, 0) + value
-        out.append((key, sums[key]))
-    return out
-
-
-class SilentStep(CountingStep):
-    """Emits nothing."""
-
-    def apply(self, reads: StateReader, source: int, batch: pl.DataFrame) -> Outcome:
-        return Outcome(super().apply(reads, source, batch).puts)
-
-
-def make(
-    log: MemoryLog,
-    hangar: MemoryHangar,
-    epoch: int,
-    *,
-    outputs: bool = True,
-    broker: MemoryBroker | None = None,
-) -> Runner:
-    work = JobLogic(CountingStep() if outputs else SilentStep(), None, 1, None)
-    return Runner(
-        job(outputs),
-        0,
-        Epoch(epoch),
-        work,
-        hangar,
-        broker or MemoryBroker(log),
-        SameThread(),
-        LIMITS,
-    )
-
-
-async def run_until(runner: Runner, offset: int | Mapping[TopicName, Offset]) -> None:
-    """Run until everything below `offset` of the source (or of each topic) is applied, then stop
-    the runner as a cancelled task.
-    """
-    targets = offset if isinstance(offset, Mapping) else {SOURCE: Offset(offset)}
-    task = asyncio.create_task(runner.run())
-    async with asyncio.timeout(10):
-        while runner.status in {"replaying", "backfilling"} or runner.behind(targets):
-            waiting = asyncio.create_task(runner.changed())
-            await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                task.result()
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-
 
 ROWS = [(random.Random(n).choice("abc"), n) for n in range(40)]
 
@@ -167,7 +61,7 @@ ROWS = [(random.Random(n).choice("abc"), n) for n in range(40)]
 async def test_outputs_and_state_equal_a_single_pass() -> None:
     log, hangar = MemoryLog(), MemoryHangar()
     await feed(log, ROWS)
-    await run_until(make(log, hangar, 1), 2 * len(ROWS))
+    await run_until(make_runner(log, hangar, 1), 2 * len(ROWS))
     assert emitted(log) == expected(ROWS)
 
 
@@ -175,9 +69,9 @@ async def test_a_lost_state_is_replayed_without_emitting_again() -> None:
     log = MemoryLog()
     await feed(log, ROWS)
     lived = MemoryHangar()
-    await run_until(make(log, lived, 1), 2 * len(ROWS))
+    await run_until(make_runner(log, lived, 1), 2 * len(ROWS))
     rebuilt = MemoryHangar()
-    await run_until(make(log, rebuilt, 2), 2 * len(ROWS))
+    await run_until(make_runner(log, rebuilt, 2), 2 * len(ROWS))
     assert emitted(log) == expected(ROWS)
     assert state_progress.load(rebuilt).state_hash == state_progress.load(lived).state_hash
     assert rebuilt.scan(b"sum/", b"sum0") == lived.scan(b"sum/", b"sum0")
@@ -187,7 +81,7 @@ async def test_a_job_without_outputs_writes_nothing_to_the_log() -> None:
     log, hangar = MemoryLog(), MemoryHangar()
 
     await feed(log, ROWS)
-    await run_until(make(log, hangar, 1, outputs=False), 2 * len(ROWS))
+    await run_until(make_runner(log, hangar, 1, outputs=False), 2 * len(ROWS))
     assert log.log((REPLAYLOG, 0)).records == []
     assert {k: int(v) for k, v in hangar.scan(b"sum/", b"sum0")} == {
         b"sum/" + k.encode(): v for k, v in dict(expected(ROWS)).items()
@@ -197,42 +91,42 @@ async def test_a_job_without_outputs_writes_nothing_to_the_log() -> None:
 async def test_a_newer_owner_fences_the_older_one() -> None:
     log, hangar = MemoryLog(), MemoryHangar()
     await feed(log, ROWS[:5])
-    zombie = asyncio.create_task(make(log, MemoryHangar(), 1).run())
+    zombie = asyncio.create_task(make_runner(log, MemoryHangar(), 1).run())
     await asyncio.sleep(0.05)
-    await run_until(make(log, hangar, 2), 10)
+    await run_until(make_runner(log, hangar, 2), 10)
     await feed(log, ROWS[5:])
     with pytest.raises(ProducerFenced):
         async with asyncio.timeout(5):
             await zombie
-    await run_until(make(log, hangar, 3), 2 * len(ROWS))
+    await run_until(make_runner(log, hangar, 3), 2 * len(ROWS))
     assert emitted(log) == expected(ROWS)
 
 
 async def test_an_owner_of_an_old_epoch_stops_before_it_reads_anything() -> None:
     log = MemoryLog()
     await feed(log, ROWS[:3])
-    await run_until(make(log, MemoryHangar(), 7), 6)
+    await run_until(make_runner(log, MemoryHangar(), 7), 6)
     with pytest.raises(EpochSuperseded):
-        await make(log, MemoryHangar(), 6).run()
+        await make_runner(log, MemoryHangar(), 6).run()
 
 
 async def test_a_replay_that_makes_other_mutations_is_refused() -> None:
     log = MemoryLog()
     await feed(log, ROWS[:3])
-    await run_until(make(log, MemoryHangar(), 1), 6)
+    await run_until(make_runner(log, MemoryHangar(), 1), 6)
 
     class Drifted(CountingStep):
         def apply(self, reads: StateReader, source: int, batch: pl.DataFrame) -> Outcome:
             return super().apply(reads, source, batch.with_columns(pl.col("value") + 1))
 
     drifted = Runner(
-        job(),
+        make_job(),
         0,
         Epoch(2),
         JobLogic(Drifted(), None, 1, None),
         MemoryHangar(),
         MemoryBroker(log),
-        SameThread(),
+        InlinePool(),
         LIMITS,
     )
     with pytest.raises(ReplayMismatch, match="older snapshot"):
@@ -246,7 +140,7 @@ async def test_a_runner_that_needs_records_which_are_gone_says_which_and_skips_n
     log, hangar = MemoryLog(), MemoryHangar()
     await feed(log, ROWS)
     log.truncate((SOURCE, 0), Offset(6))
-    runner = make(log, hangar, 1, outputs=outputs)
+    runner = make_runner(log, hangar, 1, outputs=outputs)
     with pytest.raises(
         LogTruncated,
         match=r"a job \(job\[0\]\).*source\[0\] begins at 6: its records from 0 to 5 are deleted"
@@ -260,15 +154,15 @@ async def test_a_runner_that_needs_records_which_are_gone_says_which_and_skips_n
 async def test_a_state_that_has_seen_more_than_its_log_holds_is_refused() -> None:
     log, hangar = MemoryLog(), MemoryHangar()
     await feed(log, ROWS)
-    await run_until(make(log, hangar, 1), 2 * len(ROWS))
+    await run_until(make_runner(log, hangar, 1), 2 * len(ROWS))
     with pytest.raises(StateAheadOfLog, match="another log"):
-        await make(MemoryLog(), hangar, 2).run()
+        await make_runner(MemoryLog(), hangar, 2).run()
 
 
 async def test_a_runner_with_condemned_state_ends_with_the_reason_unless_cancelled() -> None:
     log = MemoryLog()
     for cancelled in (False, True):
-        runner = make(log, MemoryHangar(), 1)
+        runner = make_runner(log, MemoryHangar(), 1)
         task = asyncio.create_task(runner.run())
         await asyncio.sleep(0.05)
         runner.discard_state("a block is damaged")
@@ -284,7 +178,7 @@ async def test_settling_writes_down_what_was_passed_without_an_iteration_and_cha
 ) -> None:
     log, hangar = MemoryLog(), MemoryHangar()
     await feed(log, ROWS[:3])
-    runner = make(log, hangar, 1, outputs=outputs)
+    runner = make_runner(log, hangar, 1, outputs=outputs)
     task = asyncio.create_task(runner.run())
     async with asyncio.timeout(5):
         while runner.behind({SOURCE: Offset(6)}):
@@ -302,14 +196,14 @@ async def test_settling_writes_down_what_was_passed_without_an_iteration_and_cha
     await asyncio.gather(task, return_exceptions=True)
     log.truncate((SOURCE, 0), Offset(8))
     await feed(log, ROWS[3:])
-    await run_until(make(log, hangar, 2, outputs=outputs), 2 * len(ROWS) + 2)
+    await run_until(make_runner(log, hangar, 2, outputs=outputs), 2 * len(ROWS) + 2)
     assert emitted(log) == (expected(ROWS) if outputs else [])
 
 
 async def test_every_iteration_leaves_a_marker_with_its_range() -> None:
     log = MemoryLog()
     await feed(log, ROWS)
-    await run_until(make(log, MemoryHangar(), 1), 2 * len(ROWS))
+    await run_until(make_runner(log, MemoryHangar(), 1), 2 * len(ROWS))
     found = [markers.decode_marker(r.value) for r in log.log((REPLAYLOG, 0)).records]
     assert isinstance(found[0], markers.EpochMarker)
     iterations = [m for m in found if isinstance(m, markers.IterationMarker)]
@@ -317,50 +211,6 @@ async def test_every_iteration_leaves_a_marker_with_its_range() -> None:
     covered = [r for m in iterations for r in m.ranges]
     assert all(a.next == b.first for a, b in pairwise(covered))
     assert (covered[0].first, covered[-1].next) == (0, 2 * len(ROWS))
-
-
-@dataclass
-class Death(Exception):
-    """The process dies here."""
-
-
-@dataclass
-class FaultyProducer:
-    """Dies, or loses the answer, before or after a commit, as the seed says."""
-
-    inner: MemoryProducer
-    random: random.Random
-    rate: float
-    died: list[str] = field(default_factory=list)
-
-    async def commit(
-        self, records: Sequence[OutgoingRecord]
-    ) -> Mapping[tuple[TopicName, int], Offset]:
-        fault = (
-            self.random.choice(["before", "after", "lost"])
-            if self.random.random() < self.rate
-            else None
-        )
-        if fault == "before":
-            raise Death
-        written = await self.inner.commit(records)
-        if fault == "after":
-            raise Death
-        if fault == "lost":
-            raise TransactionOutcomeUnknown("the answer to the commit was lost")
-        return written
-
-    async def close(self) -> None:
-        """Nothing is held."""
-
-
-class FaultyBroker(MemoryBroker):
-    def __init__(self, log: MemoryLog, seed: random.Random) -> None:
-        super().__init__(log)
-        self._random = seed
-
-    async def producer(self, transactional_id: str) -> FaultyProducer:  # type: ignore[override]
-        return FaultyProducer(await super().producer(transactional_id), self._random, 0.2)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -374,16 +224,16 @@ async def test_each_row_counts_once_whatever_dies_and_whichever_state_survives(s
             hangar = MemoryHangar()  # the disk is lost with the process
         try:
             await run_until(
-                make(log, hangar, epoch, broker=FaultyBroker(log, seeded)), 2 * len(ROWS)
+                make_runner(log, hangar, epoch, broker=FaultyBroker(log, seeded)), 2 * len(ROWS)
             )
             break
-        except (Death, TransactionOutcomeUnknown):
+        except (ProcessDied, TransactionOutcomeUnknown):
             continue
     else:
         pytest.fail("never came through")
     assert emitted(log) == expected(ROWS)
     fresh = MemoryHangar()
-    await run_until(make(log, fresh, epoch + 1), 2 * len(ROWS))
+    await run_until(make_runner(log, fresh, epoch + 1), 2 * len(ROWS))
     assert state_progress.load(fresh).state_hash == state_progress.load(hangar).state_hash
 
 
@@ -424,7 +274,7 @@ async def test_every_partition_is_told_how_far_event_time_has_come_and_windows_c
         await producer.commit([OutgoingRecord(SOURCE, 0, at(minutes, number))])
     same = spec.MapSpec((SCHEMA,), ((),), SCHEMA)
     mapped = dataclasses.replace(
-        job(), step=same, partitions=3, outputs=(Output(TARGET, ("key",), watermark=True),)
+        make_job(), step=same, partitions=3, outputs=(Output(TARGET, ("key",), watermark=True),)
     )
     copying = JobLogic(build(same), None, 1, None)
     await run_until(
@@ -435,7 +285,7 @@ async def test_every_partition_is_told_how_far_event_time_has_come_and_windows_c
             copying,
             MemoryHangar(),
             MemoryBroker(log),
-            SameThread(),
+            InlinePool(),
             RunnerLimits(1, "test"),
         ),
         6,
@@ -451,7 +301,11 @@ async def test_every_partition_is_told_how_far_event_time_has_come_and_windows_c
 
     final = TopicName("final")
     closing = dataclasses.replace(
-        job(), id=JobId("closing"), inputs=(TARGET,), outputs=(Output(final, ()),), partitions=3
+        make_job(),
+        id=JobId("closing"),
+        inputs=(TARGET,),
+        outputs=(Output(final, ()),),
+        partitions=3,
     )
     step = Closing()
     for part in range(3):
@@ -462,7 +316,7 @@ async def test_every_partition_is_told_how_far_event_time_has_come_and_windows_c
             JobLogic(step, step, 1, None),
             MemoryHangar(),
             MemoryBroker(log),
-            SameThread(),
+            InlinePool(),
             LIMITS,
         )
         task = asyncio.create_task(runner.run())

@@ -14,10 +14,10 @@ from fennel_core.engine.memory_broker import MemoryBroker, MemoryLog
 from fennel_core.engine.runner import Runner
 from fennel_core.engine.runner_factory import RocksStores, SingleThreadPool, SlotRunnerFactory
 from fennel_core.hangar.store import Hangar
-from fennel_core.vocab.ids import Epoch
-from tests.unit.engine.test_backfill import make_job
-from tests.unit.engine.test_runner import LIMITS
-from tests.unit.engine.test_snapshots import JOB, PART
+from fennel_core.vocab.ids import Epoch, JobId, PartitionIndex
+from tests.support.runner_world import LIMITS, make_job
+
+JOB, PART = JobId("job"), PartitionIndex(0)
 
 
 class Busy:
@@ -35,7 +35,7 @@ class Busy:
 
 def runner_over(hangar: Hangar) -> Runner:
     return Runner(
-        make_job("table"),
+        make_job(),
         PART,
         Epoch(1),
         JobLogic(None, None, 1, None),
