@@ -1,5 +1,6 @@
-"""One suite for the log's twin, for the simulation's model of the log and for Kafka: what a runner
-may rely on.
+"""One suite for the in-memory log, the simulation's model of the log, and Kafka.
+
+It states what a runner relies on.
 """
 
 import asyncio
@@ -62,7 +63,7 @@ def values(fetched: list[FetchedRecords]) -> list[bytes]:
 
 
 async def take(subscription: Subscription, count: int) -> list[FetchedRecords]:
-    """Read until `count` records have come."""
+    """Read until `count` records have arrived."""
     got: list[FetchedRecords] = []
     async with asyncio.timeout(20):
         while len(values(got)) < count:
@@ -71,8 +72,9 @@ async def take(subscription: Subscription, count: int) -> list[FetchedRecords]:
 
 
 async def commit(broker: Broker, producer: Producer, *records: OutgoingRecord) -> Offset:
-    """Commit, and wait until readers see it: Kafka acknowledges a transaction a moment before its
-    marker stands in the log.
+    """Commit, and wait until readers see the records.
+
+    Kafka acknowledges a transaction a moment before its marker is in the log.
     """
     (source, end), *others = (await producer.commit(records)).items()
     assert not others, "one partition at a time"
@@ -87,7 +89,7 @@ async def write(broker: Broker, topic: TopicName, *texts: bytes, partition: int 
     )
 
 
-async def test_records_come_in_order_from_the_position_asked_for(
+async def test_records_arrive_in_order_from_the_requested_position(
     broker: Broker, topic: TopicName
 ) -> None:
     await write(broker, topic, b"a", b"b", b"c")
@@ -102,7 +104,7 @@ async def test_records_written_after_subscribing_arrive(broker: Broker, topic: T
     assert sorted(values(await take(subscription, 2))) == [b"a", b"b"]
 
 
-async def test_a_reader_learns_that_it_has_passed_the_transaction_marker(
+async def test_a_reader_sees_that_it_has_passed_the_transaction_marker(
     broker: Broker, topic: TopicName
 ) -> None:
     end = await write(broker, topic, b"a")
@@ -138,7 +140,7 @@ async def test_a_closed_reader_does_not_disturb_the_others(
     assert values(await take(again, 1)) == [b"a"]
 
 
-async def test_a_slow_reader_loses_nothing_and_stops_nobody(
+async def test_a_slow_reader_loses_nothing_and_blocks_no_other(
     broker: Broker, topic: TopicName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fennel_core.engine.kafka.BUFFER_BYTES", 2_000)
@@ -169,7 +171,9 @@ async def test_a_range_can_be_read_again(broker: Broker, topic: TopicName) -> No
     assert await broker.read(at(topic, 1), START) == []
 
 
-async def test_control_records_are_told_from_data(broker: Broker, topic: TopicName) -> None:
+async def test_control_records_are_distinguished_from_rows(
+    broker: Broker, topic: TopicName
+) -> None:
     producer = await broker.producer(f"{topic}-control")
     await commit(
         broker,
@@ -183,7 +187,7 @@ async def test_control_records_are_told_from_data(broker: Broker, topic: TopicNa
     ]
 
 
-async def forget(broker: Broker, topic: TopicName, start: int) -> None:
+async def truncate(broker: Broker, topic: TopicName, start: int) -> None:
     """Delete the records of partition 0 below `start`."""
     if isinstance(broker, MemoryBroker | SimBroker):
         broker.log.truncate(at(topic), Offset(start))
@@ -193,11 +197,11 @@ async def forget(broker: Broker, topic: TopicName, start: int) -> None:
         await asyncio.to_thread(deleted.result, 10)
 
 
-async def test_a_reader_that_needs_records_which_are_gone_is_told_and_never_set_forward(
+async def test_a_reader_that_needs_deleted_records_fails_and_is_never_moved_forward(
     broker: Broker, topic: TopicName
 ) -> None:
     end = await write(broker, topic, b"a", b"b", b"c", b"d")
-    await forget(broker, topic, 2)
+    await truncate(broker, topic, 2)
     assert await broker.starts([at(topic), at(topic, 1)]) == {at(topic): 2, at(topic, 1): 0}
     with pytest.raises(
         OffsetTruncated, match="begins at 2: its records from 1 to 1 are deleted"
@@ -211,7 +215,7 @@ async def test_a_reader_that_needs_records_which_are_gone_is_told_and_never_set_
     assert [r.value for r in await broker.read(at(topic), Offset(2), end)] == [b"c", b"d"]
 
 
-async def test_a_position_beyond_the_end_is_of_another_log(
+async def test_a_position_beyond_the_end_belongs_to_another_log(
     broker: Broker, topic: TopicName
 ) -> None:
     end = await write(broker, topic, b"a")

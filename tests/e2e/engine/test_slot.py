@@ -1,4 +1,4 @@
-"""A slot over real Kafka, Postgres and RocksDB: owns, serves, waits, hands over, recovers."""
+"""A slot over real Kafka, Postgres and RocksDB: ownership, lookups, waits and hand-over."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Bench:
     hlc: int = 0
 
     async def write(self, users: list[int], city: str) -> dict[int, dict[str, int]]:
-        """Upsert `city` for users; the offsets to wait for, per partition of the source topic."""
+        """Upsert `city` for users; return the end offsets per partition of the source topic."""
         source = self.jobs[0].inputs[0]
         self.hlc += 1
         rows = pa.table(
@@ -71,7 +71,7 @@ class Bench:
         return {part: {source: offset} for (_, part), offset in written.items()}
 
     async def owners(self, job: Job) -> dict[int, tuple[str, str]]:
-        """Slot address and status of each partition of a job that is owned."""
+        """Return slot address and status per owned partition of a job."""
         query = (
             "SELECT part, s.address, status FROM job_partition p JOIN slot s ON s.id = "
             "p.slot_id WHERE job_id = %s"
@@ -186,8 +186,9 @@ async def slot(bench: Bench, number: int) -> AsyncIterator[asyncio.Task[None]]:
 
 
 async def city_of(bench: Bench, user: int, part: int, address: str) -> str | None:
-    """None while there is none, or while the slot cannot say: on a busy machine a runner may be
-    starting again after a time-out.
+    """Return the city; None if there is none or the slot refuses.
+
+    On a busy machine a runner may be starting again after a time-out.
     """
     channel = await Channel.open(address)
     try:
@@ -232,7 +233,7 @@ async def read_everywhere(
 USERS = list(range(20))
 
 
-async def test_what_is_written_is_served_through_two_jobs_and_survives_a_change_of_owners(
+async def test_written_rows_are_served_through_two_jobs_and_survive_a_change_of_owners(
     bench: Bench,
 ) -> None:
     async with slot(bench, 0):
@@ -253,17 +254,17 @@ async def test_what_is_written_is_served_through_two_jobs_and_survives_a_change_
         await read_everywhere(bench, USERS, alone, "Oslo")
 
 
-async def test_a_slot_that_does_not_own_a_partition_says_so(bench: Bench) -> None:
+async def test_a_slot_refuses_a_partition_that_it_does_not_own(bench: Bench) -> None:
     async with slot(bench, 0):
         owners = await bench.owned(bench.jobs[1], slots=1)
         channel = await Channel.open(owners[0])
         with pytest.raises(RemoteError) as refused:
-            await channel.call("lookup", {"items": [["nobody", 0, [key(1)], NOW_US]]})
+            await channel.call("lookup", {"items": [["unknown-job", 0, [key(1)], NOW_US]]})
         assert refused.value.remote_code == RefusalCode.NOT_OWNER
         await channel.close()
 
 
-async def test_waiting_for_what_never_comes_names_the_partition_that_lags(bench: Bench) -> None:
+async def test_a_wait_that_times_out_names_the_partition_that_lags(bench: Bench) -> None:
     async with slot(bench, 0):
         owners = await bench.owned(bench.jobs[1], slots=1)
         channel = await Channel.open(owners[2])
@@ -274,7 +275,7 @@ async def test_waiting_for_what_never_comes_names_the_partition_that_lags(bench:
         await channel.close()
 
 
-async def test_a_job_that_is_to_go_stops_and_leaves_no_local_state(bench: Bench) -> None:
+async def test_a_removed_job_stops_and_leaves_no_local_state(bench: Bench) -> None:
     async with slot(bench, 0):
         await bench.owned(bench.jobs[1], slots=1)
         state = bench.settings.state_dir / bench.jobs[1].id

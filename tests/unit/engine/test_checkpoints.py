@@ -1,4 +1,4 @@
-"""Copies of state: what happens when two processes of one machine copy the same job partition."""
+"""Checkpoints of one job partition that two processes of a machine take at the same time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.sim.engine.parts import Content, Dice, DiskHangar, Process, restored
 
 T = TypeVar("T")
 JOB, PART = JobId("job"), PartitionIndex(0)
-NOBODY = Process(Dice(random.Random(1), 0.0))
+NO_PROCESS = Process(Dice(random.Random(1), 0.0))
 SPEC = Job(
     JOB,
     WorkspaceId("w"),
@@ -39,7 +39,7 @@ SPEC = Job(
 
 
 class Held(MemoryObjects):
-    """A bucket whose puts wait until they may go on."""
+    """A bucket whose uploads wait until `go` is set."""
 
     def __init__(self, contents: dict[str, bytes]) -> None:
         super().__init__(lambda: datetime.now(UTC))
@@ -58,14 +58,14 @@ class Held(MemoryObjects):
         await super().upload(key, path)
 
 
-class Here:
+class InlinePool:
     async def run(self, work: Callable[[], T]) -> T:
         return work()
 
 
 @dataclass
 class Running:
-    """What is asked of a runner."""
+    """The attributes of a runner that a snapshot uses."""
 
     hangar: DiskHangar
     epoch: Epoch
@@ -78,12 +78,12 @@ class Running:
 
 
 def holding(text: bytes) -> DiskHangar:
-    hangar = DiskHangar(NOBODY, Content({}))
+    hangar = DiskHangar(NO_PROCESS, Content({}))
     hangar.write(WriteBatch({b"%d" % n: text for n in range(20)}))
     return hangar
 
 
-async def test_a_process_that_lost_its_partition_does_not_touch_the_copy_that_its_successor_makes(
+async def test_a_fenced_process_does_not_touch_the_checkpoint_of_its_successor(
     tmp_path: Path,
 ) -> None:
     contents: dict[str, bytes] = {}
@@ -91,7 +91,7 @@ async def test_a_process_that_lost_its_partition_does_not_touch_the_copy_that_it
     buckets = [Held(contents), Held(contents)]
     names = iter("abcd")
     both = [
-        Snapshots(SnapshotContext(bucket, pointers), tmp_path, Here(), lambda: next(names))
+        Snapshots(SnapshotContext(bucket, pointers), tmp_path, InlinePool(), lambda: next(names))
         for bucket in buckets
     ]
     runners: list[Any] = [
@@ -110,13 +110,13 @@ async def test_a_process_that_lost_its_partition_does_not_touch_the_copy_that_it
     assert isinstance(await owner, SnapshotTaken)
 
     def opener(job: JobId, part: PartitionIndex) -> DiskHangar:
-        return DiskHangar(NOBODY, restored(tmp_path / job / str(part)))
+        return DiskHangar(NO_PROCESS, restored(tmp_path / job / str(part)))
 
     found = await both[1].open(JOB, PART, Epoch(3), opener)
     assert found.scan(b"", b"\xff") == runners[1].hangar.scan(b"", b"\xff")
 
 
-async def test_a_copy_that_a_dead_process_left_behind_is_removed_by_the_next_owner(
+async def test_the_next_owner_removes_the_checkpoint_of_a_dead_process(
     tmp_path: Path,
 ) -> None:
     left = tmp_path / JOB / f"checkpoint-{PART}-1"
@@ -126,9 +126,9 @@ async def test_a_copy_that_a_dead_process_left_behind_is_removed_by_the_next_own
     pointers = MemoryPointers(lambda: datetime.now(UTC), {(JOB, PART): Epoch(2)})
     running: Any = Running(holding(b"owner"), Epoch(2))
     assert isinstance(
-        await Snapshots(SnapshotContext(bucket, pointers), tmp_path, Here(), lambda: "a").take(
-            running
-        ),
+        await Snapshots(
+            SnapshotContext(bucket, pointers), tmp_path, InlinePool(), lambda: "a"
+        ).take(running),
         SnapshotTaken,
     )
     assert not left.exists()

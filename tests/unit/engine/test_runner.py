@@ -1,23 +1,22 @@
-"""The runner over twins of log and store: exactly once whatever happens between any two of its
-steps.
-"""
+"""The runner over in-memory log and store: exactly once, whatever fails between its steps."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
 import random
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import pairwise
 
 import polars as pl
-import pyarrow as pa
 import pytest
 
 from fennel_core.blueprints.spec import Output
 from fennel_core.connections.errors import TransactionOutcomeUnknown
 from fennel_core.engine import state_progress
-from fennel_core.engine.broker import OutgoingRecord
+from fennel_core.engine.broker import OutgoingRecord, Record
 from fennel_core.engine.errors import (
     EpochSuperseded,
     LogTruncated,
@@ -35,8 +34,8 @@ from fennel_core.operators.build import build
 from fennel_core.operators.step import Outcome, OutputBatch, StateReader
 from fennel_core.replaylog import marker as markers
 from fennel_core.vocab.ids import Epoch, JobId, Offset, TopicName
-from fennel_core.vocab.position import Hlc, stamp
-from fennel_core.vocab.versions import decode, encode, with_meta
+from fennel_core.vocab.versions import decode
+from tests.support.polling import eventually
 from tests.support.runner_world import (
     LIMITS,
     REPLAYLOG,
@@ -48,6 +47,7 @@ from tests.support.runner_world import (
     InlinePool,
     ProcessDied,
     emitted,
+    encoded_row,
     expected,
     feed,
     make_job,
@@ -68,13 +68,13 @@ async def test_outputs_and_state_equal_a_single_pass() -> None:
 async def test_a_lost_state_is_replayed_without_emitting_again() -> None:
     log = MemoryLog()
     await feed(log, ROWS)
-    lived = MemoryHangar()
-    await run_until(make_runner(log, lived, 1), 2 * len(ROWS))
+    survivor = MemoryHangar()
+    await run_until(make_runner(log, survivor, 1), 2 * len(ROWS))
     rebuilt = MemoryHangar()
     await run_until(make_runner(log, rebuilt, 2), 2 * len(ROWS))
     assert emitted(log) == expected(ROWS)
-    assert state_progress.load(rebuilt).state_hash == state_progress.load(lived).state_hash
-    assert rebuilt.scan(b"sum/", b"sum0") == lived.scan(b"sum/", b"sum0")
+    assert state_progress.load(rebuilt).state_hash == state_progress.load(survivor).state_hash
+    assert rebuilt.scan(b"sum/", b"sum0") == survivor.scan(b"sum/", b"sum0")
 
 
 async def test_a_job_without_outputs_writes_nothing_to_the_log() -> None:
@@ -91,8 +91,9 @@ async def test_a_job_without_outputs_writes_nothing_to_the_log() -> None:
 async def test_a_newer_owner_fences_the_older_one() -> None:
     log, hangar = MemoryLog(), MemoryHangar()
     await feed(log, ROWS[:5])
-    zombie = asyncio.create_task(make_runner(log, MemoryHangar(), 1).run())
-    await asyncio.sleep(0.05)
+    older = make_runner(log, MemoryHangar(), 1)
+    zombie = asyncio.create_task(older.run())
+    await eventually(lambda: older.status == "running")
     await run_until(make_runner(log, hangar, 2), 10)
     await feed(log, ROWS[5:])
     with pytest.raises(ProducerFenced):
@@ -110,7 +111,7 @@ async def test_an_owner_of_an_old_epoch_stops_before_it_reads_anything() -> None
         await make_runner(log, MemoryHangar(), 6).run()
 
 
-async def test_a_replay_that_makes_other_mutations_is_refused() -> None:
+async def test_a_replay_with_different_mutations_is_refused() -> None:
     log = MemoryLog()
     await feed(log, ROWS[:3])
     await run_until(make_runner(log, MemoryHangar(), 1), 6)
@@ -134,7 +135,7 @@ async def test_a_replay_that_makes_other_mutations_is_refused() -> None:
 
 
 @pytest.mark.parametrize("outputs", [True, False])
-async def test_a_runner_that_needs_records_which_are_gone_says_which_and_skips_nothing(
+async def test_a_runner_that_needs_deleted_records_names_them_and_skips_nothing(
     outputs: bool,
 ) -> None:
     log, hangar = MemoryLog(), MemoryHangar()
@@ -151,7 +152,7 @@ async def test_a_runner_that_needs_records_which_are_gone_says_which_and_skips_n
     assert emitted(log) == []
 
 
-async def test_a_state_that_has_seen_more_than_its_log_holds_is_refused() -> None:
+async def test_a_state_ahead_of_its_log_is_refused() -> None:
     log, hangar = MemoryLog(), MemoryHangar()
     await feed(log, ROWS)
     await run_until(make_runner(log, hangar, 1), 2 * len(ROWS))
@@ -159,12 +160,16 @@ async def test_a_state_that_has_seen_more_than_its_log_holds_is_refused() -> Non
         await make_runner(MemoryLog(), hangar, 2).run()
 
 
-async def test_a_runner_with_condemned_state_ends_with_the_reason_unless_cancelled() -> None:
+def _is_running(runner: Runner) -> bool:
+    return runner.status == "running"
+
+
+async def test_a_runner_whose_state_is_discarded_ends_with_the_reason_unless_cancelled() -> None:
     log = MemoryLog()
     for cancelled in (False, True):
         runner = make_runner(log, MemoryHangar(), 1)
         task = asyncio.create_task(runner.run())
-        await asyncio.sleep(0.05)
+        await eventually(partial(_is_running, runner))
         runner.discard_state("a block is damaged")
         if cancelled:
             task.cancel()
@@ -173,23 +178,20 @@ async def test_a_runner_with_condemned_state_ends_with_the_reason_unless_cancell
 
 
 @pytest.mark.parametrize("outputs", [True, False])
-async def test_settling_writes_down_what_was_passed_without_an_iteration_and_changes_nothing_else(
+async def test_persisting_offsets_stores_skipped_records_and_changes_nothing_else(
     outputs: bool,
 ) -> None:
     log, hangar = MemoryLog(), MemoryHangar()
     await feed(log, ROWS[:3])
     runner = make_runner(log, hangar, 1, outputs=outputs)
     task = asyncio.create_task(runner.run())
-    async with asyncio.timeout(5):
-        while runner.behind({SOURCE: Offset(6)}):
-            await asyncio.sleep(0.01)
-        await MemoryProducer(log, "other").commit(
-            [OutgoingRecord(SOURCE, 0, b"7", (("c", b"watermark"),))]
-        )
-        while runner.behind({SOURCE: Offset(8)}):
-            await asyncio.sleep(0.01)
+    await eventually(lambda: not runner.behind({SOURCE: Offset(6)}))
+    await MemoryProducer(log, "other").commit(
+        [OutgoingRecord(SOURCE, 0, b"7", (("c", b"watermark"),))]
+    )
+    await eventually(lambda: not runner.behind({SOURCE: Offset(8)}))
     before = runner.progress
-    assert before.offsets[SOURCE] == 6, "a control record that nobody listens to is no iteration"
+    assert before.offsets[SOURCE] == 6, "an unused control record needs no iteration"
     assert runner.persist_offsets() == dataclasses.replace(before, offsets={SOURCE: Offset(8)})
     assert state_progress.load(hangar) == runner.progress
     task.cancel()
@@ -214,7 +216,9 @@ async def test_every_iteration_leaves_a_marker_with_its_range() -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-async def test_each_row_counts_once_whatever_dies_and_whichever_state_survives(seed: int) -> None:
+async def test_each_row_counts_once_whichever_commit_fails_and_whichever_state_survives(
+    seed: int,
+) -> None:
     seeded = random.Random(seed)
     log, hangar, epoch = MemoryLog(), MemoryHangar(), 0
     await feed(log, ROWS)
@@ -230,48 +234,51 @@ async def test_each_row_counts_once_whatever_dies_and_whichever_state_survives(s
         except (ProcessDied, TransactionOutcomeUnknown):
             continue
     else:
-        pytest.fail("never came through")
+        pytest.fail("no attempt reached the end")
     assert emitted(log) == expected(ROWS)
     fresh = MemoryHangar()
     await run_until(make_runner(log, fresh, epoch + 1), 2 * len(ROWS))
     assert state_progress.load(fresh).state_hash == state_progress.load(hangar).state_hash
 
 
-class Closing(CountingStep):
-    """A step with windows: it emits how far event time has come, once per move."""
+def _has_value(records: Sequence[Record], value: int) -> bool:
+    return any(decode(record.value)["value"][0] == value for record in records)
+
+
+class WatermarkEmittingStep(CountingStep):
+    """A step with windows: it emits the watermark whenever it grows."""
 
     def apply(self, reads: StateReader, source: int, batch: pl.DataFrame) -> Outcome:
         return Outcome(super().apply(reads, source, batch).puts)
 
-    def advance(self, reads: StateReader, frontier: int) -> Outcome:
-        (before,) = reads.get_many([b"frontier"])
+    def advance(self, reads: StateReader, watermark: int) -> Outcome:
+        (before,) = reads.get_many([b"watermark"])
         (total,) = reads.get_many([b"sum/a"])
-        if before is not None and int(before) >= frontier:
+        if before is not None and int(before) >= watermark:
             return Outcome()
         row = pl.DataFrame(
-            {"key": ["frontier"], "value": [frontier], "at": [datetime.fromtimestamp(0, UTC)]}
+            {"key": ["watermark"], "value": [watermark], "at": [datetime.fromtimestamp(0, UTC)]}
         ).with_columns(
             __pos=pl.lit(b"0" * 14), __sign=pl.lit(1, pl.Int8), __tombstone=pl.lit(False)
         )
         return Outcome(
-            {b"frontier": b"%d" % frontier, b"seen": total or b""}, emits=(OutputBatch(0, row),)
+            {b"watermark": b"%d" % watermark, b"seen": total or b""}, emits=(OutputBatch(0, row),)
         )
 
 
-async def test_every_partition_is_told_how_far_event_time_has_come_and_windows_close_by_it() -> (
-    None
-):
+async def test_every_partition_gets_the_watermark_and_windows_close_by_it() -> None:
     log = MemoryLog()
     start = datetime(2026, 1, 1, tzinfo=UTC)
 
-    def at(minutes: int, number: int) -> bytes:
-        times = pa.array([start + timedelta(minutes=minutes)], pa.timestamp("us", "UTC"))
-        rows = pa.table({"key": pa.array(["a"], pa.large_string()), "value": [1], "at": times})
-        return encode(with_meta(rows, stamp(Hlc(number), 0, 1)))
-
     producer = MemoryProducer(log, "ingest")
     for number, minutes in enumerate((5, 9, 7)):
-        await producer.commit([OutgoingRecord(SOURCE, 0, at(minutes, number))])
+        await producer.commit(
+            [
+                OutgoingRecord(
+                    SOURCE, 0, encoded_row(number, "a", 1, start + timedelta(minutes=minutes))
+                )
+            ]
+        )
     same = spec.MapSpec((SCHEMA,), ((),), SCHEMA)
     mapped = dataclasses.replace(
         make_job(), step=same, partitions=3, outputs=(Output(TARGET, ("key",), watermark=True),)
@@ -291,13 +298,13 @@ async def test_every_partition_is_told_how_far_event_time_has_come_and_windows_c
         6,
     )
     micros = [int((start + timedelta(minutes=m)).timestamp() * 1e6) for m in (5, 9)]
-    told = {
+    received = {
         part: [
             int.from_bytes(r.value[1:], "big") for r in log.log((TARGET, part)).records if r.control
         ]
         for part in range(3)
     }
-    assert told == dict.fromkeys(range(3), micros), "a later, smaller time says nothing new"
+    assert received == dict.fromkeys(range(3), micros), "a smaller time is not written"
 
     final = TopicName("final")
     closing = dataclasses.replace(
@@ -307,7 +314,7 @@ async def test_every_partition_is_told_how_far_event_time_has_come_and_windows_c
         outputs=(Output(final, ()),),
         partitions=3,
     )
-    step = Closing()
+    step = WatermarkEmittingStep()
     for part in range(3):
         runner = Runner(
             closing,
@@ -320,10 +327,7 @@ async def test_every_partition_is_told_how_far_event_time_has_come_and_windows_c
             LIMITS,
         )
         task = asyncio.create_task(runner.run())
-        async with asyncio.timeout(5):
-            while not any(
-                decode(r.value)["value"][0] == micros[1] for r in log.log((final, part)).records
-            ):
-                await asyncio.sleep(0.01)
+        records = log.log((final, part)).records
+        await eventually(partial(_has_value, records, micros[1]))
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

@@ -1,6 +1,4 @@
-"""The workshop gives back what it opened, also to those who are told to stop while they wait for
-it.
-"""
+"""The runner factory closes every store that it opened, also for a cancelled caller."""
 
 from __future__ import annotations
 
@@ -20,8 +18,8 @@ from tests.support.runner_world import LIMITS, make_job
 JOB, PART = JobId("job"), PartitionIndex(0)
 
 
-class Busy:
-    """A slot's worker thread, which somebody else keeps busy until `free`."""
+class BusyWorker:
+    """A slot's worker thread that is busy until `free` is called."""
 
     def __init__(self) -> None:
         self.pool, self._free = SingleThreadPool(), threading.Event()
@@ -49,9 +47,9 @@ def runner_over(hangar: Hangar) -> Runner:
 async def test_a_cancelled_runner_closes_its_store_for_the_next_owner(
     tmp_path: Path,
 ) -> None:
-    stores, busy, nothing = RocksStores(tmp_path, 1 << 20), Busy(), cast(Any, None)
+    stores, busy, unused = RocksStores(tmp_path, 1 << 20), BusyWorker(), cast(Any, None)
     runner_factory = SlotRunnerFactory(
-        nothing, nothing, stores, nothing, nothing, nothing, LIMITS, busy.pool, nothing
+        unused, unused, stores, unused, unused, unused, LIMITS, busy.pool, unused
     )
     runner = runner_over(stores.open(JOB, PART))
     other = busy.take()
@@ -64,5 +62,5 @@ async def test_a_cancelled_runner_closes_its_store_for_the_next_owner(
     again = await busy.pool.run(lambda: stores.open(JOB, PART))
     again.close()
     assert runner.hangar is not again, (
-        "something still knows the runner, as a traceback or a cycle may"
+        "a reference to the runner remains, as in a traceback or a cycle"
     )

@@ -1,4 +1,4 @@
-"""What a slot answers when its local state turns out to be damaged while somebody reads it."""
+"""The responses of a slot whose local state proves damaged during a read."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from fennel_core.vocab.ids import Epoch, JobId, PartitionIndex
 KEY = (JobId("job"), PartitionIndex(0))
 
 
-class Unreadable:
-    """A served step that meets a damaged block, whatever it is asked."""
+class DamagedStep:
+    """A served step on which every read fails on a damaged block."""
 
     def lookup(self, reads: Any, keys: Any, as_of: Any) -> Any:
         raise HangarCorrupt("block checksum mismatch")
@@ -34,17 +34,17 @@ class Job:
 
 @dataclass
 class Runner:
-    """What is asked of a runner."""
+    """The attributes of a runner that the service uses."""
 
     status: str = "running"
     hangar: None = None
     part: PartitionIndex = KEY[1]
     job: Job = field(default_factory=Job)
-    step: Unreadable = field(default_factory=Unreadable)
-    condemned: list[str] = field(default_factory=list)
+    step: DamagedStep = field(default_factory=DamagedStep)
+    discarded: list[str] = field(default_factory=list)
 
     def discard_state(self, why: str) -> None:
-        self.condemned.append(why)
+        self.discarded.append(why)
 
 
 class Supervisor:
@@ -62,13 +62,13 @@ class Supervisor:
         ("scan", {"job": KEY[0], "part": KEY[1], "as_of": 0, "limit": 9}),
     ],
 )
-async def test_whoever_reads_a_damaged_block_has_the_state_rebuilt_and_is_sent_to_ask_again(
+async def test_a_read_of_a_damaged_block_rebuilds_the_state_and_is_refused_for_a_retry(
     op: str, argument: Any
 ) -> None:
     runner = Runner()
     supervisor: Any = Supervisor(runner)
-    nobody: Any = None
+    unused: Any = None
     with pytest.raises(RemoteError, match="local state is damaged") as refused:
-        await SlotService(supervisor, nobody, nobody)(op, argument)
+        await SlotService(supervisor, unused, unused)(op, argument)
     assert refused.value.remote_code == RefusalCode.NOT_OWNER
-    assert runner.condemned == ["block checksum mismatch"]
+    assert runner.discarded == ["block checksum mismatch"]

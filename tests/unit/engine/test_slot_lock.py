@@ -1,4 +1,4 @@
-"""A slot's lock on one machine: who gets it knows that all earlier lives are dead."""
+"""The lock of a slot: a process that gets it knows that all earlier ones are dead."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ with SlotLock(Path(sys.argv[1]), "e-0") as held:
 """
 
 
-def test_a_slot_is_the_heir_of_a_killed_process_and_of_no_living_one(tmp_path: Path) -> None:
+def test_only_a_killed_predecessor_is_dead(tmp_path: Path) -> None:
     lock = tmp_path / "run" / "e-0.lock"
     process = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(lock)], stdout=subprocess.PIPE, text=True
@@ -37,7 +37,7 @@ def test_a_slot_is_the_heir_of_a_killed_process_and_of_no_living_one(tmp_path: P
         assert (after.id_prefix, after.predecessor_is_dead) == (id_prefix, True)
 
 
-def test_the_same_slot_number_with_other_files_is_another_family(tmp_path: Path) -> None:
+def test_the_same_slot_number_with_other_files_has_another_prefix(tmp_path: Path) -> None:
     with (
         SlotLock(tmp_path / "a" / "e-0.lock", "e-0") as here,
         SlotLock(tmp_path / "b" / "e-0.lock", "e-0") as there,

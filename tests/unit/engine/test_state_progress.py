@@ -1,4 +1,4 @@
-"""The state hash and the reads it is worked out from."""
+"""The state hash and the cached reads from which it is computed."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ OUTCOMES = st.builds(
 )
 
 
-class Counted(MemoryHangar):
-    """Counts the keys it is asked for."""
+class CountingHangar(MemoryHangar):
+    """Counts the keys that are read."""
 
-    asked = 0
+    read_keys = 0
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        self.asked += len(keys)
+        self.read_keys += len(keys)
         return super().get_many(keys)
 
 
@@ -49,12 +49,12 @@ def test_the_state_hash_depends_on_content_alone(
     )
 
 
-def test_what_the_step_has_read_is_not_read_again() -> None:
-    hangar = Counted({b"a": b"1", b"b": b"2"})
+def test_keys_that_the_step_has_read_are_not_read_again() -> None:
+    hangar = CountingHangar({b"a": b"1", b"b": b"2"})
     reads = CachedReads(hangar)
     assert reads.get_many([b"a", b"x", b"a"]) == [b"1", None, b"1"]
-    asked = hangar.asked
+    read_keys = hangar.read_keys
     state_progress.updated_state_hash(reads, 0, Outcome({b"a": b"3", b"x": b"4"}))
-    assert hangar.asked == asked
+    assert hangar.read_keys == read_keys
     state_progress.updated_state_hash(reads, 0, Outcome({b"b": b"3"}))
-    assert hangar.asked == asked + 1
+    assert hangar.read_keys == read_keys + 1

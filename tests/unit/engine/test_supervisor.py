@@ -1,4 +1,4 @@
-"""What a supervisor tells the registry, whatever becomes of the answers."""
+"""The supervisor's reports to the registry, and rebuilds on request."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ KEY = (JobId("job"), PartitionIndex(0))
 ME = Slot(SlotId("me"), EngineId("e"), "here")
 
 
-class Forgetful(MemoryRegistry):
-    """A registry whose answers can be lost after it did what it was asked."""
+class LossyRegistry(MemoryRegistry):
+    """A registry whose response can be lost after it has carried out the request."""
 
-    answers = True
+    responds = True
 
     async def report(
         self, reports: Mapping[JobPartition, tuple[Epoch, PartitionReport]], slot: SlotId
     ) -> None:
         await super().report(reports, slot)
-        if not self.answers:
-            raise SystemUnavailable("the answer was lost")
+        if not self.responds:
+            raise SystemUnavailable("the response was lost")
 
 
 @dataclass
 class Running:
-    """What is asked of a runner."""
+    """The attributes of a runner that reports use."""
 
     lag: int
     status: str = "running"
@@ -58,7 +58,7 @@ class Clock:
 
 
 async def test_an_unconfirmed_report_is_sent_again_even_if_the_status_changed_back() -> None:
-    registry = Forgetful(lambda: 0)
+    registry = LossyRegistry(lambda: 0)
     registry.add(KEY[0], b"", 1)
     await registry.heartbeat(ME, Millis(1000))
     epoch = (await registry.claim([(KEY, Epoch(0))], ME.id, Millis(1000)))[KEY]
@@ -66,15 +66,15 @@ async def test_an_unconfirmed_report_is_sent_again_even_if_the_status_changed_ba
     runner: Any = Running(0)
     supervisor = Supervisor(ME, registry, runner_factory, Clock(), Millis(1000), 1000)
     supervisor.hosted[KEY] = HostedPartition(epoch, runner=runner)
-    for lag, answers in ((0, True), (6, False), (0, True)):
-        runner.lag, registry.answers = lag, answers
+    for lag, responds in ((0, True), (6, False), (0, True)):
+        runner.lag, registry.responds = lag, responds
         reporting = asyncio.gather(supervisor._report(), return_exceptions=True)
         await reporting
         assert registry.reports()[KEY][1].lag == lag
 
 
-class Endless:
-    """A runner that runs until it is stopped, or one that cannot."""
+class FakeRunner:
+    """Runs until it is cancelled, or fails at once."""
 
     lag = 0
     status = "running"
@@ -89,21 +89,21 @@ class Endless:
 
 
 @dataclass
-class Bench:
-    """A workshop that remembers in which order it was asked for what."""
+class RecordingFactory:
+    """A runner factory that records the order of its calls."""
 
     fails: bool
-    asked: list[str] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
 
     async def make(self, job: JobId, part: PartitionIndex, epoch: Epoch) -> Any:
-        self.asked.append("make")
-        return Endless(self.fails)
+        self.calls.append("make")
+        return FakeRunner(self.fails)
 
     def discard_state(self, job: JobId, part: PartitionIndex, why: Exception) -> None:
-        self.asked.append(f"distrust: {why}")
+        self.calls.append(f"discard: {why}")
 
     async def close(self, runner: Any) -> None:
-        self.asked.append("close")
+        self.calls.append("close")
 
     def jobs_with_state(self) -> set[JobId]:
         return set()
@@ -112,49 +112,49 @@ class Bench:
         raise AssertionError("the job is wanted")
 
 
-class Patient(Clock):
-    """Whoever sleeps sleeps for ever."""
+class FrozenClock(Clock):
+    """A clock on which every sleep lasts for ever."""
 
     async def sleep(self, ms: int) -> None:
         await asyncio.Event().wait()
 
 
 @pytest.mark.parametrize("parked", [False, True])
-async def test_an_order_to_rebuild_is_carried_out_at_once_whether_the_partition_runs_or_is_parked(
+async def test_a_requested_rebuild_starts_at_once_whether_the_partition_runs_or_is_parked(
     parked: bool,
 ) -> None:
     registry = MemoryRegistry(lambda: 0)
     registry.add(KEY[0], b"", 1)
     await registry.heartbeat(ME, Millis(1000))
-    bench: Any = Bench(parked)
-    supervisor = Supervisor(ME, registry, bench, Patient(), Millis(1000), 1000)
+    factory: Any = RecordingFactory(parked)
+    supervisor = Supervisor(ME, registry, factory, FrozenClock(), Millis(1000), 1000)
     await supervisor.tick()
     async with asyncio.timeout(10):
         while supervisor.hosted[KEY].report().status != ("parked" if parked else "running"):
             await asyncio.sleep(0)
-        bench.fails = False
+        factory.fails = False
         assert (
-            await supervisor.rebuild(KEY, RebuildRequested("a person asked"))
+            await supervisor.rebuild(KEY, RebuildRequested("requested"))
             == supervisor.hosted[KEY].epoch
             == 1
         )
         while supervisor.hosted[KEY].report().status != "running":
             await asyncio.sleep(0)
-    assert sorted(bench.asked[:3]) == ["close", "distrust: a person asked", "make"]
-    assert bench.asked[3:] == ["make"], "the store was closed before it is opened again"
+    assert sorted(factory.calls[:3]) == ["close", "discard: requested", "make"]
+    assert factory.calls[3:] == ["make"], "the store was closed before it is opened again"
     await supervisor.shut_down()
 
 
-async def test_who_does_not_own_a_partition_does_not_rebuild_it() -> None:
-    bench: Any = Bench(False)
-    supervisor = Supervisor(ME, MemoryRegistry(lambda: 0), bench, Clock(), Millis(1000), 1000)
-    assert await supervisor.rebuild(KEY, RebuildRequested("a person asked")) is None
+async def test_a_slot_does_not_rebuild_a_partition_it_does_not_own() -> None:
+    factory: Any = RecordingFactory(False)
+    supervisor = Supervisor(ME, MemoryRegistry(lambda: 0), factory, Clock(), Millis(1000), 1000)
+    assert await supervisor.rebuild(KEY, RebuildRequested("requested")) is None
     supervisor.hosted[KEY] = HostedPartition(Epoch(1), lost=True)
-    assert await supervisor.rebuild(KEY, RebuildRequested("a person asked")) is None
-    assert bench.asked == []
+    assert await supervisor.rebuild(KEY, RebuildRequested("requested")) is None
+    assert factory.calls == []
 
 
-def test_why_a_partition_is_parked_stays_the_news_while_it_is_tried_again_and_no_longer() -> None:
+def test_the_reason_of_a_parked_partition_stays_until_a_retry_gets_past_replay() -> None:
     runner: Any = Running(3, "replaying")
     hosted = HostedPartition(Epoch(1), error="ValueError: no such column")
     assert hosted.report() == PartitionReport("parked", None, "ValueError: no such column")
@@ -165,10 +165,10 @@ def test_why_a_partition_is_parked_stays_the_news_while_it_is_tried_again_and_no
         assert hosted.report() == PartitionReport(status, 3, None)
 
 
-async def test_a_partition_that_ran_again_is_not_parked_for_what_happened_before() -> None:
-    bench: Any = Bench(fails=False)
+async def test_a_partition_that_ran_again_is_not_parked_for_an_earlier_error() -> None:
+    factory: Any = RecordingFactory(fails=False)
     registry = MemoryRegistry(lambda: 0)
-    supervisor = Supervisor(ME, registry, bench, Clock(), Millis(1000), 1000)
+    supervisor = Supervisor(ME, registry, factory, Clock(), Millis(1000), 1000)
     hosted = supervisor.hosted[KEY] = HostedPartition(Epoch(1), error="ValueError: no such column")
     running = asyncio.create_task(supervisor._run_once(KEY, hosted))
     while hosted.runner is None:
