@@ -42,13 +42,13 @@ from pydantic import SecretStr
 
 from benchmarks.micro_batches import session
 from fennel_core.apps.local.services import process_env
+from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.spec import Catalog, DatasetView
 from fennel_core.connections import migrate, s3
 from fennel_core.connections.kafka import client_config, producer_config
 from fennel_core.connections.postgres import connect, pool
 from fennel_core.history.postgres import PostgresHistoryFiles
 from fennel_core.settings.model import Settings
-from fennel_core.vocab import canonical
 from fennel_core.vocab.dtypes import Field, Float, Int, Str
 from fennel_core.vocab.ids import DatasetName, TopicName, WorkspaceId
 from fennel_core.vocab.position import Hlc, stamp
@@ -195,7 +195,7 @@ async def _serve(connection: psycopg.AsyncConnection, topics: Sequence[TopicName
         DatasetView(DatasetName(f"D{number}"), 1, SCHEMA, topic, None, False, True, (), True)
         for number, topic in enumerate(topics)
     )
-    catalog = canonical.dumps(Catalog(WORKSPACE, views, (), (), PARTITIONS))
+    catalog = stored_names.dumps(Catalog(WORKSPACE, views, (), (), PARTITIONS))
     await connection.execute("INSERT INTO workspace (name) VALUES (%s)", (WORKSPACE,))
     await connection.execute(
         "INSERT INTO commit (id, workspace, branch, state, digest, request, options, catalog)"

@@ -43,6 +43,7 @@ from typing import Any
 import pyarrow as pa
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.spec import Job
 from fennel_core.connections import postgres, s3
 from fennel_core.connections.frames import Channel, RemoteError
@@ -54,7 +55,6 @@ from fennel_core.settings.model import Settings
 from fennel_core.snapshots.manifest import SnapshotManifest, decode_manifest
 from fennel_core.snapshots.s3 import S3Objects
 from fennel_core.snapshots.transfer import PREFIX
-from fennel_core.vocab import canonical
 from fennel_core.vocab.dtypes import Field, Int, Str
 from fennel_core.vocab.ids import JobId, TopicName, WorkspaceId
 from fennel_core.vocab.position import Hlc, stamp
@@ -203,7 +203,7 @@ async def world(settings: Settings) -> AsyncIterator[World]:
             async with pool.connection() as connection:
                 await connection.execute(
                     "INSERT INTO job (id, workspace, spec) VALUES (%s, 'bench', %s)",
-                    (identity, canonical.dumps(job)),
+                    (identity, stored_names.dumps(job)),
                 )
                 await connection.execute(
                     "INSERT INTO job_partition (job_id, part) VALUES (%s, 0)", (identity,)

@@ -10,9 +10,9 @@ from typing import Any
 import psycopg
 
 from fennel_core.bank.store import ALIVE_STATES, Asset, AssetAlreadyAlive, AssetState, AssetSummary
+from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.logical import AssetKey, AssetKind, Blueprint, LogicalJob, LogicalTopic
 from fennel_core.connections.postgres import AsyncConnection
-from fennel_core.vocab import canonical
 from fennel_core.vocab.ids import AssetId, BranchName, CommitId, Identity, WorkspaceId
 
 Values = Sequence[Any] | Mapping[str, Any]
@@ -105,7 +105,7 @@ class PostgresBank:
             [a.incarnation for a in assets],
             [str(a.state) for a in assets],
             [a.blueprint.title for a in assets],
-            [canonical.dumps(a.blueprint) for a in assets],
+            [stored_names.dumps(a.blueprint) for a in assets],
         )
         try:
             await self._connection.execute(ADD, columns)
@@ -180,6 +180,6 @@ class PostgresBank:
 
 def _blueprint(data: object) -> Blueprint:
     assert isinstance(data, bytes | memoryview)
-    blueprint = canonical.loads(bytes(data), object)
+    blueprint = stored_names.loads(bytes(data), object)
     assert isinstance(blueprint, LogicalTopic | LogicalJob), "a bank row holds a blueprint"
     return blueprint

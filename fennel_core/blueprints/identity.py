@@ -24,19 +24,22 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import is_dataclass
 from typing import Any, Final
 
 from fennel_core.blueprints.logical import AssetKey, AssetKind
+from fennel_core.blueprints.stored_names import NAMES
 from fennel_core.operators.spec import StatelessOp, StepSpec, step_version
-from fennel_core.vocab import canonical
 from fennel_core.vocab.ids import Identity
 from fennel_core.vocab.schema import Schema
 from fennel_core.wire.canonical_logic import logical_code, source_logic
 from fennel_core.wire.connectors import Source
 from fennel_core.wire.pycode import PyCode
 
-FORMAT: Final = 1
-"""Raise it to rename every asset: when the bytes at rest change for all of them."""
+FORMAT: Final = 2
+"""Part of every identity. Raise it when stored bytes change for all assets: every asset gets a new
+name, so none can be mistaken for one that another version wrote.
+"""
 START: Final = "earliest"
 """Where a source starts by default: at its endpoint's earliest retained row."""
 
@@ -124,20 +127,16 @@ def _logic(value: object) -> Any:
             # The client makes up the ids of operands, from names among other things; what is read
             # is in the inputs' identities.
             return [
-                type(value).__qualname__,
-                {
-                    f: _logic(getattr(value, f))
-                    for f in value.__dataclass_fields__
-                    if f != "operand"
-                },
+                NAMES.name_of(type(value)),
+                {f: _logic(v) for f, v in NAMES.fields_of(value).items() if f != "operand"},
             ]
         case tuple():
             return ["tuple", *(_logic(v) for v in value)]
-        case _ if hasattr(value, "__dataclass_fields__"):
-            name = type(value).__qualname__
-            return [name, {f: _logic(getattr(value, f)) for f in value.__dataclass_fields__}]
+        case _ if is_dataclass(value):
+            fields = NAMES.fields_of(value)
+            return [NAMES.name_of(type(value)), {f: _logic(v) for f, v in fields.items()}]
         case _:
-            return canonical.to_data(value)
+            return NAMES.to_data(value)
 
 
 def _hash(*parts: Any) -> Identity:

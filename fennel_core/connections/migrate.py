@@ -95,8 +95,9 @@ def pending(files: Sequence[Migration], applied: Sequence[Applied]) -> tuple[Mig
             )
         if files[row.number - 1].sha256 != row.sha256:
             raise MigrationMismatch(
-                f"migration {row.number:04d}_{row.name} was changed after it was applied; "
-                "restore it and put the change into a new file"
+                f"the database was created by another, unreleased version (migration "
+                f"{row.number:04d}_{row.name} differs): run `make clean` to delete its data and "
+                "start again"
             )
     if [row.number for row in applied] != list(range(1, len(applied) + 1)):
         raise MigrationMismatch(

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.spec import Catalog
-from fennel_core.vocab import canonical
 from fennel_core.vocab.dtypes import show
 from fennel_core.vocab.ids import WorkspaceId
 from fennel_core.wire.connectors import Table, WebhookEndpoint
@@ -32,7 +32,7 @@ class BranchVersion:
 
     @classmethod
     def of(cls, merged: bytes, catalog: bytes) -> BranchVersion:
-        return cls(decode_sync_request(merged), canonical.loads(catalog, Catalog))
+        return cls(decode_sync_request(merged), stored_names.loads(catalog, Catalog))
 
     @classmethod
     def empty(cls, workspace: WorkspaceId) -> BranchVersion:

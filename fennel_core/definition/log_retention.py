@@ -20,6 +20,7 @@ from typing import Final, cast
 
 from confluent_kafka.admin import AdminClient
 
+from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.logical import AssetKind
 from fennel_core.blueprints.spec import Job
 from fennel_core.connections import offsets, postgres, s3
@@ -46,7 +47,6 @@ from fennel_core.snapshots.store import Pointer
 from fennel_core.snapshots.transfer import SnapshotContext
 from fennel_core.telemetry.logs import logger
 from fennel_core.telemetry.metrics import gauge
-from fennel_core.vocab import canonical
 from fennel_core.vocab.ids import (
     JobId,
     Offset,
@@ -114,7 +114,7 @@ class LogRetention:
 
     async def look(self, now_ms: int) -> LogSurvey:
         jobs = {
-            JobId(cast(str, id_)): canonical.loads(cast(bytes, spec), Job)
+            JobId(cast(str, id_)): stored_names.loads(cast(bytes, spec), Job)
             for id_, spec in await self._rows(JOBS)
         }
         needs = await self._needs(jobs)

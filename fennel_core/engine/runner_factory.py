@@ -14,6 +14,7 @@ import polars as pl
 from rocksdict import Cache
 
 from fennel_core.bank.registry import Registry
+from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.spec import Job
 from fennel_core.engine import usercode
 from fennel_core.engine.backfill.client import BackfillClient
@@ -27,7 +28,6 @@ from fennel_core.hangar.store import Hangar
 from fennel_core.operators.build import as_watermark_step, build
 from fennel_core.operators.spec import UserCodeSpec, step_version
 from fennel_core.operators.step import Outcome
-from fennel_core.vocab import canonical
 from fennel_core.vocab.ids import Epoch, JobId, PartitionIndex, WorkspaceId
 
 T = TypeVar("T")
@@ -118,7 +118,7 @@ class SlotRunnerFactory:
             stored = await self._registry.spec(job)
             if stored is None:
                 return None
-            spec = self._specs[job] = canonical.loads(stored, Job)
+            spec = self._specs[job] = stored_names.loads(stored, Job)
         step = None if isinstance(spec.step, UserCodeSpec) else build(spec.step)
         logic = JobLogic(
             step,

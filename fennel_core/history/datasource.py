@@ -29,6 +29,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
+from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.spec import Catalog, DatasetView
 from fennel_core.connections import erasures, postgres, s3, tokens
 from fennel_core.connections.erasures import ErasedKeys
@@ -39,7 +40,6 @@ from fennel_core.history.postgres import PostgresHistoryFiles
 from fennel_core.history.store import HistoryFile
 from fennel_core.operators.rows import frame_columns
 from fennel_core.settings.model import Settings
-from fennel_core.vocab import canonical
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import (
     MAIN_BRANCH,
@@ -161,7 +161,7 @@ async def resolve_dataset(
             f"branch `{want.branch}` serves nothing yet: commit to it first, or wait "
             "until its commit has caught up [read-branch]"
         )
-    views = {view.name: view for view in canonical.loads(data, Catalog).datasets}
+    views = {view.name: view for view in stored_names.loads(data, Catalog).datasets}
     view = views.get(want.dataset)
     if view is None:
         raise ReadFailed(

@@ -14,12 +14,12 @@ from typing import Final, cast
 import psycopg
 from psycopg_pool import PoolTimeout
 
+from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.spec import Catalog, Job
 from fennel_core.connections.postgres import Pool
 from fennel_core.history.roll import TopicLayout
 from fennel_core.history.store import StoreError
 from fennel_core.operators.spec import AggregateSpec
-from fennel_core.vocab import canonical
 from fennel_core.vocab.ids import TopicName
 
 CATALOGS: Final = """
@@ -70,14 +70,14 @@ class HistoryTopics:
         self._catalogs = {
             str(commit): self._catalogs[str(commit)]
             if data is None
-            else catalog_layouts(canonical.loads(cast(bytes, data), Catalog))
+            else catalog_layouts(stored_names.loads(cast(bytes, data), Catalog))
             for commit, data in catalogs
         }
         jobs = await self._rows(JOBS, {"known": list(self._jobs)})
         self._jobs = {
             str(job): self._jobs[str(job)]
             if data is None
-            else job_layouts(canonical.loads(cast(bytes, data), Job))
+            else job_layouts(stored_names.loads(cast(bytes, data), Job))
             for job, data in jobs
         }
         found: dict[TopicName, TopicLayout] = {}

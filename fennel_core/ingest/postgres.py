@@ -15,13 +15,13 @@ from typing import LiteralString, TypeVar, cast
 import psycopg
 from psycopg_pool import PoolTimeout
 
+from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.spec import Catalog
 from fennel_core.connections import erasures
 from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.connections.postgres import Pool
 from fennel_core.ingest.acceptance import SourceAdvance, SourceProgress
 from fennel_core.ingest.store import BranchCatalog, Branches, TransactionStart
-from fennel_core.vocab import canonical
 from fennel_core.vocab.ids import BranchName, CommitId, DatasetName, Identity, Micros, WorkspaceId
 from fennel_core.vocab.position import Hlc
 
@@ -126,7 +126,7 @@ class PostgresDirectory:
             catalog = (
                 known[number]
                 if encoded is None
-                else canonical.loads(bytes(cast(bytes, encoded)), Catalog)
+                else stored_names.loads(bytes(cast(bytes, encoded)), Catalog)
             )
             found.append(BranchCatalog(BranchName(str(name)), number, catalog))
         # Read erasures after the version: an erasure between the two reads causes one more

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from fennel_core.bank.store import Asset, AssetState
+from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.commit_plan import (
     BankFacts,
     CommitPlan,
@@ -64,7 +65,6 @@ from fennel_core.ledger.transitions import (
     stored_error,
     supersede_stale_commits,
 )
-from fennel_core.vocab import canonical
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import AssetId, BranchName, CommitId, Millis, TopicName, WorkspaceId
 
@@ -141,7 +141,7 @@ async def reserve(
         pending = [h.id for h in await tx.bank.summaries(wanted) if h.state is AssetState.PENDING]
         await tx.add_entries(LedgerKind.CREATION, row.workspace, id_, pending)
         catalog = resolve_catalog(compiled, row.workspace, commit_plan.ids())
-        await tx.set_compiled(id_, merged, canonical.dumps(catalog), diff(commit_plan))
+        await tx.set_compiled(id_, merged, stored_names.dumps(catalog), diff(commit_plan))
         await apply_commit_event(tx, row, CommitEvent.RESERVE)
         return await commit_row(tx, id_)
 

@@ -12,6 +12,7 @@ import psycopg
 from psycopg_pool import PoolTimeout
 
 from fennel_core.bank.postgres import PostgresBank
+from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.commit_plan import incarnation_of
 from fennel_core.blueprints.spec import Job
 from fennel_core.connections import workspaces
@@ -35,7 +36,6 @@ from fennel_core.ledger.store import (
     LedgerTransaction,
     PartitionProgress,
 )
-from fennel_core.vocab import canonical
 from fennel_core.vocab.ids import AssetId, BranchName, CommitId, JobId, Millis, WorkspaceId
 
 T = TypeVar("T")
@@ -344,7 +344,7 @@ class PostgresLedgerTransaction:
                 (
                     [j.id for j in jobs],
                     [j.workspace for j in jobs],
-                    [canonical.dumps(j) for j in jobs],
+                    [stored_names.dumps(j) for j in jobs],
                 ),
             )
             await self._execute(ADD_PARTS, ([j.id for j in jobs], [j.partitions for j in jobs]))

@@ -11,12 +11,13 @@ from typing import TypeVar
 import psycopg
 from psycopg_pool import PoolTimeout
 
+from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.spec import Catalog, Job
 from fennel_core.connections.postgres import Pool
 from fennel_core.query.errors import DatabaseUnavailable, ReleaseMismatch, UnknownBranch
 from fennel_core.query.owners import Ownership, Parked
 from fennel_core.query.view import BranchKey, ServingVersion
-from fennel_core.vocab import canonical
+from fennel_core.vocab.errors import VocabError
 from fennel_core.vocab.ids import CommitId, JobId, JobPartition, PartitionIndex, WorkspaceId
 from fennel_core.wire.decode import decode_sync_request
 
@@ -142,8 +143,8 @@ T = TypeVar("T")
 
 def _loaded(data: bytes, expected: type[T], what: str) -> T:
     try:
-        return canonical.loads(data, expected)
-    except (TypeError, ValueError, KeyError, AttributeError, ImportError) as unknown:
+        return stored_names.loads(data, expected)
+    except VocabError as unknown:
         raise ReleaseMismatch(
             f"{what} was written by another release ({unknown}): run servers of one "
             "release, or commit again"

@@ -1,23 +1,59 @@
-"""The error a caller of our servers sees, as a value.
+"""Errors of values, and the error that a client of our servers receives.
 
-Theory. The client raises whatever is not status 200 with the body as its text, and people act on
-that text; programs act on the code, which never changes once released. Any room may raise one; only
-the servers (`telemetry/errors.py`) know how it is written on the wire.
+An `ApiError` carries three things: the HTTP status, a code and a text. The client raises every
+response other than 200 with the body as its text, so the text must say what to do; programs compare
+the code, which never changes once released. Any package may raise one; only the servers
+(`telemetry/errors.py`) know how it is written on the wire.
 """
 
 from __future__ import annotations
 
+from typing import ClassVar
+
+
+class VocabError(Exception):
+    """Base class of the errors about values. `code` is stable and never reused."""
+
+    code: ClassVar[str] = "invalid-value"
+
+
+class StoredNameUnknown(VocabError):
+    """Stored data name a class, field or enum member that this version does not know.
+
+    Another version wrote them. Run that version; delete the data of an unreleased version.
+    """
+
+    code = "stored-name-unknown"
+
+    @classmethod
+    def of(cls, kind: str, name: str) -> StoredNameUnknown:
+        return cls(
+            f"stored data contain {kind} `{name}`, which this version does not know: run the "
+            "version that wrote them, or `make clean` to delete data of an unreleased version"
+        )
+
+
+class StoredValueMismatch(VocabError):
+    """Stored bytes are malformed or hold a value of another class than the caller expects.
+
+    The row is damaged or was written by something else; restore it from a backup.
+    """
+
+    code = "stored-value-mismatch"
+
 
 class ApiError(Exception):
-    """`status` is the HTTP status, `code` is stable and lower-case-with-dashes, `text` says what
-    was wrong and what to do.
+    """An error that a server returns to its client.
+
+    `status` is the HTTP status (400 to 599), `code` is stable and in lower-case-with-dashes, `text`
+    says what is wrong and what to do.
     """
 
     def __init__(self, status: int, code: str, text: str) -> None:
         if not 400 <= status <= 599:
-            raise ValueError(f"{status} is not the status of an error")
+            raise ValueError(f"{status} is not the HTTP status of an error; use 400 to 599")
         if not code or code != code.lower() or not code.replace("-", "").isalnum():
-            raise ValueError(f"`{code}` is not an error code: lower-case words joined by dashes")
+            raise ValueError(f"`{code}` is not an error code: use lower-case words with dashes")
         super().__init__(text)
         self.status = status
         self.code = code

@@ -6,11 +6,9 @@ result: metadata, credentials and other means of reaching a database, poll inter
 by the client. User code is compared by its *logical* text: the bare function as its author wrote
 it, normalised by Python's own parser (without comments, blank lines, quote style and docstrings),
 without the client's decorators (their arguments arrive as fields), together with all code that it
-includes. The bytes are JSON with sorted keys; a dataclass is its class name and fields. The normal
-form is that of this Python version's parser: a new Python version may require a migration of stored
-identities.
-
-Example: `lambda df: df[df["a"]>0]  # positive` and `lambda df: df[df['a'] > 0]` have equal logic.
+includes. The bytes are JSON with sorted keys; a dataclass is its stored name and fields
+(`wire.stored_names`). The normal form is that of this Python version's parser: a new Python version
+may require a migration of stored identities.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ import hashlib
 import json
 import textwrap
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from enum import Enum
 from functools import lru_cache
 from typing import Any
@@ -36,8 +34,9 @@ from fennel_core.wire.entities import (
     Pipeline,
     PyFunc,
 )
-from fennel_core.wire.operators import Assign, Filter, Operator, OperatorKind, Transform, WindowOp
+from fennel_core.wire.operators import Assign, Filter, Operator, Transform, WindowOp
 from fennel_core.wire.pycode import PyCode
+from fennel_core.wire.stored_names import NAMES
 
 CLIENT_DECORATORS = frozenset(
     {
@@ -53,7 +52,7 @@ CLIENT_DECORATORS = frozenset(
     }
 )
 OPERAND_FIELDS = frozenset({"operand", "operands", "left", "right"})
-"""Fields that hold ids of inputs."""
+"""Stored names of the fields that hold ids of inputs."""
 IGNORED_OPERATOR_FIELDS = OPERAND_FIELDS | {"specs_known"}
 
 
@@ -79,12 +78,12 @@ def source_logic(source: Source) -> bytes:
 
     This is its table, cdc, bounds, preprocessing, filter and sampling, but not its poll interval.
     """
-    return _bytes({**_fields(source), "every_us": None, "dataset": None, "version": None})
+    return _bytes({**NAMES.fields_of(source), "every_us": None, "dataset": None, "version": None})
 
 
 def sink_logic(sink: Sink) -> bytes:
     """Return which rows a sink writes and where, but not how often."""
-    return _bytes({**_fields(sink), "every_us": None, "dataset": None, "version": None})
+    return _bytes({**NAMES.fields_of(sink), "every_us": None, "dataset": None, "version": None})
 
 
 def operator_logic(operator: Operator, pipeline: Pipeline | None = None) -> bytes:
@@ -96,8 +95,10 @@ def operator_logic(operator: Operator, pipeline: Pipeline | None = None) -> byte
     """
     kind = operator.kind
     body: dict[str, Any] = {
-        "kind": type(kind).__name__,
-        "fields": {n: v for n, v in _fields(kind).items() if n not in IGNORED_OPERATOR_FIELDS},
+        "kind": NAMES.name_of(type(kind)),
+        "fields": {
+            n: v for n, v in NAMES.fields_of(kind).items() if n not in IGNORED_OPERATOR_FIELDS
+        },
     }
     if pipeline is not None and isinstance(kind, Transform | Filter | Assign):
         body["includes"] = [_code(include) for include in pipeline.pycode.includes]
@@ -221,10 +222,6 @@ def _code(pycode: PyCode) -> Any:
 # --- canonical bytes ------------------------------------------------------------------------------
 
 
-def _fields(value: Source | Sink | OperatorKind) -> dict[str, Any]:
-    return {field.name: getattr(value, field.name) for field in fields(value)}
-
-
 def _bytes(value: Any) -> bytes:
     return json.dumps(_plain(value), sort_keys=True, separators=(",", ":")).encode()
 
@@ -236,21 +233,21 @@ def _plain(value: Any) -> Any:
         case float():
             return ["float", value.hex()]
         case Enum():
-            return [type(value).__name__, value.name]
+            return [NAMES.name_of(type(value)), NAMES.member_of(value)]
         case PyCode():
             return ["code", _code(value)]
         case Metadata() | Login() | PlainSecret() | SecretRef():
             return None
         case Webhook():
-            return ["Webhook", value.name]
+            return [NAMES.name_of(Webhook), value.name]
         case Mapping():
             return {name: _plain(item) for name, item in value.items()}
         case tuple() | list():
             return [_plain(item) for item in value]
         case _ if is_dataclass(value):
             return [
-                type(value).__name__,
-                {field.name: _plain(getattr(value, field.name)) for field in fields(value)},
+                NAMES.name_of(type(value)),
+                {name: _plain(item) for name, item in NAMES.fields_of(value).items()},
             ]
         case _:
             raise TypeError(

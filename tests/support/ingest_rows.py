@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 
+from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.spec import Catalog
 from fennel_core.connections.postgres import Pool
-from fennel_core.vocab import canonical
 
 
 async def open_workspace(pool: Pool, workspace: str, token: str = "") -> None:
@@ -32,7 +32,7 @@ async def point_branch(
                 "INSERT INTO commit (id, workspace, branch, state, digest, request, "
                 "options, catalog) "
                 "VALUES (%s, %s, %s, 'done', %s, '', '{}', %s)",
-                (commit, workspace, branch, commit, canonical.dumps(catalog)),
+                (commit, workspace, branch, commit, stored_names.dumps(catalog)),
             )
         await connection.execute(
             "INSERT INTO branch (workspace, name, target) VALUES (%s, %s, %s) ON "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.logical import (
     AssetKey,
     AssetKind,
@@ -11,7 +12,6 @@ from fennel_core.blueprints.logical import (
     LogicalTopic,
 )
 from fennel_core.operators import spec
-from fennel_core.vocab import canonical
 from fennel_core.vocab.dtypes import Field, Int, Str
 from fennel_core.vocab.ids import DatasetName, Identity
 from fennel_core.vocab.schema import Schema
@@ -20,7 +20,7 @@ SCHEMA = Schema((Field("key", Str()),), (Field("value", Int()),), "at")
 
 
 def key(kind: AssetKind, *words: str) -> AssetKey:
-    return AssetKey(kind, Identity(canonical.digest(words)))
+    return AssetKey(kind, Identity(stored_names.digest(words)))
 
 
 def toy(*words: str, partitions: int = 2) -> Compiled:

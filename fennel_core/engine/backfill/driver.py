@@ -22,6 +22,7 @@ import structlog
 from py4j.protocol import Py4JError
 
 from fennel_core.bank.postgres_registry import PostgresRegistry
+from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.spec import Job
 from fennel_core.connections import postgres, s3
 from fennel_core.connections.errors import SystemUnavailable
@@ -46,7 +47,6 @@ from fennel_core.operators.spec import step_version
 from fennel_core.settings.model import Settings
 from fennel_core.snapshots.s3 import S3Objects
 from fennel_core.snapshots.store import StoreError
-from fennel_core.vocab import canonical
 from fennel_core.vocab.ids import JobId, JobPartition, PartitionIndex
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class BackfillDriver:
         stored = await self._registry.spec(job_id)
         if stored is None:
             return  # gone meanwhile
-        job = canonical.loads(stored, Job)
+        job = stored_names.loads(stored, Job)
         found = [await self._files.files(topic, part) for topic in job.inputs]
         prefix = attempt_prefix(job.id, part, uuid.uuid4().hex)
         shares = max(1, self._settings.engine_spare_slots // job.partitions)
@@ -225,7 +225,7 @@ def stage(settings: Settings, task: BackfillTask) -> Iterator[tuple[str, str]]:
 
     hangar = RocksHangar(scratch / "state", Cache(SCRATCH_CACHE_BYTES))
     try:
-        job = canonical.loads(task.spec, Job)
+        job = stored_names.loads(task.spec, Job)
         for number, chunk in enumerate(
             compute(job, PartitionIndex(task.part), task.share, task.files, fetch, hangar)
         ):

@@ -9,6 +9,7 @@ import asyncio
 import pytest
 
 from fennel_core.bank.store import Asset, AssetState
+from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.commit_plan import asset_id
 from fennel_core.blueprints.spec import Catalog
 from fennel_core.connections.errors import ConnectionsError
@@ -29,7 +30,6 @@ from fennel_core.ledger.store import (
 )
 from fennel_core.ledger.topics import MemoryTopicAdmin
 from fennel_core.ledger.warming import wait_and_serve
-from fennel_core.vocab import canonical
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import MAIN_BRANCH, BranchName, CommitId, Millis, WorkspaceId
 from tests.support.toy_commits import toy
@@ -213,7 +213,7 @@ async def test_a_whole_history_of_a_workspace(ledger: Ledger) -> None:
     assert await worker.state(FIRST) == "finished", (
         "nothing was served before, so nothing waits for engines"
     )
-    catalog = canonical.loads(await ledger.run(lambda tx: tx.catalog(FIRST)) or b"", Catalog)
+    catalog = stored_names.loads(await ledger.run(lambda tx: tx.catalog(FIRST)) or b"", Catalog)
     jobs = await ledger.run(lambda tx: tx.registered_jobs(SHOP))
     assert sorted(catalog.jobs) == jobs
     assert len(await ledger.run(lambda tx: tx.partition_progress(jobs))) == 2 * 2

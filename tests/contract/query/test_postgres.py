@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.spec import Catalog, Job
 from fennel_core.connections.postgres import Pool, pool
 from fennel_core.operators.spec import TableSpec
@@ -20,7 +21,6 @@ from fennel_core.query.owners import Owners, Parked
 from fennel_core.query.postgres import PostgresReader
 from fennel_core.query.status import StatusReport
 from fennel_core.query.view import BranchKey, ServingVersion, Views
-from fennel_core.vocab import canonical
 from fennel_core.vocab.ids import BranchName, JobId, TopicName, WorkspaceId
 from fennel_core.wire.gen import services_pb2
 from tests.support.featuresets import USERS
@@ -59,7 +59,7 @@ class Database:
             await connection.execute(statement, values)
 
     async def commit(self, id_: str, branch: str = "main") -> None:
-        catalog = canonical.dumps(Catalog(W, (), (), (), 4))
+        catalog = stored_names.dumps(Catalog(W, (), (), (), 4))
         await self.do(
             "INSERT INTO commit (id, workspace, branch, state, digest, request, "
             "options, merged, catalog)"
@@ -83,7 +83,7 @@ class Database:
         await self.do(
             "INSERT INTO job (id, workspace, spec) VALUES (%s, 'w', %s)",
             name,
-            canonical.dumps(job(name)),
+            stored_names.dumps(job(name)),
         )
         await self.do(
             "INSERT INTO job_partition (job_id, part) VALUES (%s, 0), (%s, 1)", name, name

@@ -21,6 +21,7 @@ from pydantic import SecretStr
 from pyspark.sql import SparkSession
 from rocksdict import Cache
 
+from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.spec import Job, Output
 from fennel_core.connections import offsets, postgres, s3
 from fennel_core.connections.kafka import client_config
@@ -38,7 +39,6 @@ from fennel_core.history.postgres import PostgresHistoryFiles
 from fennel_core.history.store import HistoryFile
 from fennel_core.operators import spec
 from fennel_core.settings.model import Settings
-from fennel_core.vocab import canonical
 from fennel_core.vocab.dtypes import Field, Int
 from fennel_core.vocab.ids import (
     EngineId,
@@ -98,7 +98,7 @@ class Bench:
         async with self.pool.connection() as connection:
             await connection.execute(
                 "INSERT INTO job (id, workspace, spec) VALUES (%s, 'w', %s)",
-                (job.id, canonical.dumps(job)),
+                (job.id, stored_names.dumps(job)),
             )
             await connection.execute(
                 "INSERT INTO job_partition (job_id, part) SELECT %s, p FROM "

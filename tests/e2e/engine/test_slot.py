@@ -17,6 +17,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 from pydantic import SecretStr
 
+from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.spec import Job, Output
 from fennel_core.connections import postgres
 from fennel_core.connections.frames import Channel, RemoteError
@@ -27,7 +28,6 @@ from fennel_core.engine.kafka import KafkaBroker
 from fennel_core.engine.slot import run_slot
 from fennel_core.operators import spec
 from fennel_core.settings.model import Settings
-from fennel_core.vocab import canonical
 from fennel_core.vocab.dtypes import Field, Int, Str
 from fennel_core.vocab.ids import EngineId, JobId, TopicName, WorkspaceId
 from fennel_core.vocab.keys import key_bytes, partition_of
@@ -163,7 +163,7 @@ async def bench(infra: None, database: str, tmp_path: Path) -> AsyncIterator[Ben
             for job in pair:
                 await connection.execute(
                     "INSERT INTO job (id, workspace, spec) VALUES (%s, 'w', %s)",
-                    (job.id, canonical.dumps(job)),
+                    (job.id, stored_names.dumps(job)),
                 )
                 await connection.execute(
                     "INSERT INTO job_partition (job_id, part) SELECT %s, p FROM "

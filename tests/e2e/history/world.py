@@ -25,6 +25,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from fennel_core.apps.local.status_tables import parse_history_metrics
+from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.spec import Catalog, DatasetView
 from fennel_core.connections import s3
 from fennel_core.connections.kafka import client_config, consumer_config, producer_config
@@ -33,7 +34,6 @@ from fennel_core.history import parquet
 from fennel_core.history.postgres import PostgresHistoryFiles
 from fennel_core.history.store import HistoryFile
 from fennel_core.settings.model import Settings
-from fennel_core.vocab import canonical
 from fennel_core.vocab.dtypes import Field, Int, Optional, Str
 from fennel_core.vocab.ids import DatasetName, PartitionIndex, TopicName, WorkspaceId
 from fennel_core.vocab.keys import key_bytes, partition_of
@@ -96,7 +96,7 @@ class World:
             for name, schema in (("Homes", KEYED), ("Events", KEYLESS))
         )
         total = DatasetView(DatasetName("Total"), 1, KEYED, None, None, True, False, (), False)
-        catalog = canonical.dumps(Catalog(WORKSPACE, (*views, total), (), (), PARTITIONS))
+        catalog = stored_names.dumps(Catalog(WORKSPACE, (*views, total), (), (), PARTITIONS))
         async with self.pool.connection() as connection, connection.transaction():
             await connection.execute("INSERT INTO workspace (name) VALUES (%s)", (WORKSPACE,))
             await connection.execute(

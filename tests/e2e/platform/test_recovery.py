@@ -22,6 +22,7 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from fennel_core.apps.local import processes
+from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.spec import Job
 from fennel_core.connections import s3
 from fennel_core.connections.kafka import client_config
@@ -29,7 +30,6 @@ from fennel_core.engine.kafka import KafkaBroker
 from fennel_core.settings.model import Settings
 from fennel_core.snapshots import snapshot_pass
 from fennel_core.snapshots.manifest import SnapshotManifest, decode_manifest
-from fennel_core.vocab import canonical
 from fennel_core.vocab.ids import Offset
 from tests.conftest import cli
 from tests.e2e.platform import test_promises
@@ -141,7 +141,7 @@ def jobs_of(settings: Settings, workspace: str) -> list[Job]:
         rows = connection.execute(
             "SELECT spec FROM job WHERE workspace = %s", (workspace,)
         ).fetchall()
-    return [canonical.loads(row[0], Job) for row in rows]
+    return [stored_names.loads(row[0], Job) for row in rows]
 
 
 def snapshots_of(settings: Settings, jobs: list[Job]) -> tuple[Places, set[str]]:

@@ -19,9 +19,9 @@ import psycopg
 import pytest
 import pytest_asyncio
 
+from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.spec import Catalog, Job
 from fennel_core.operators.spec import TableSpec
-from fennel_core.vocab import canonical
 from fennel_core.vocab.ids import TopicName, WorkspaceId
 from fennel_core.wire.decode import decode_sync_request
 from tests.support.fake_slots import FakeSlot
@@ -77,7 +77,7 @@ def fill(rows: psycopg.Connection[Any], slot: FakeSlot) -> None:
         PARTITIONS,
         "Profiles: table",
     )
-    catalog = canonical.dumps(Catalog(W, (view,), (), (job.id,), PARTITIONS))
+    catalog = stored_names.dumps(Catalog(W, (view,), (), (job.id,), PARTITIONS))
     rows.execute("INSERT INTO workspace (name) VALUES (%s)", (W,))
     rows.execute(
         "INSERT INTO commit (id, workspace, branch, state, digest, request, options, "
@@ -93,7 +93,7 @@ def fill(rows: psycopg.Connection[Any], slot: FakeSlot) -> None:
     )
     rows.execute(
         "INSERT INTO job (id, workspace, spec) VALUES (%s, %s, %s)",
-        (job.id, W, canonical.dumps(job)),
+        (job.id, W, stored_names.dumps(job)),
     )
     for part in range(PARTITIONS):
         rows.execute(

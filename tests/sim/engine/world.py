@@ -30,6 +30,7 @@ import structlog
 
 from fennel_core.bank.memory_registry import MemoryRegistry
 from fennel_core.bank.registry import Slot
+from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.spec import Job
 from fennel_core.connections.frames import RemoteError
 from fennel_core.engine import state_progress
@@ -48,7 +49,6 @@ from fennel_core.replaylog import marker as markers
 from fennel_core.replaylog.marker import EpochMarker, IterationMarker
 from fennel_core.schedule.ownership import preferred_slot
 from fennel_core.snapshots.transfer import prune_snapshots
-from fennel_core.vocab import canonical
 from fennel_core.vocab.ids import (
     EngineId,
     Epoch,
@@ -98,7 +98,7 @@ class Broken(AssertionError):
 @cache
 def _read(stored: bytes) -> tuple[Job, OperatorStep]:
     """Steps are pure and hold nothing: all runners may share one, which saves a third of a run."""
-    job = canonical.loads(stored, Job)
+    job = stored_names.loads(stored, Job)
     return job, build(job.step)
 
 
@@ -345,8 +345,8 @@ class World:
     async def live(self) -> str:
         """The whole run; a digest of what happened."""
         for job in self.jobs:
-            self.registry.add(job.id, canonical.dumps(job), self.partitions)
-        self.registry.add(DOOMED, canonical.dumps(self._doomed()), self.partitions)
+            self.registry.add(job.id, stored_names.dumps(job), self.partitions)
+        self.registry.add(DOOMED, stored_names.dumps(self._doomed()), self.partitions)
         asyncio.get_running_loop().set_exception_handler(self._callback_failed)
         client, dags = Client(self), Dags(self)
         background = [
