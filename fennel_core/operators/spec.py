@@ -16,7 +16,7 @@ from fennel_core.vocab.schema import Schema
 from fennel_core.wire import operators as wire
 from fennel_core.wire.pycode import PyCode
 
-VALID_TO = "__to"
+VALID_TO = "__valid_to"
 """Column of a row with a validity interval: the end (exclusive), null while it has no successor."""
 
 
