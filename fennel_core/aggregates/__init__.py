@@ -1,3 +1,3 @@
-"""Aggregations as six verbs over bags of signed events: prepare, update, merge, finalize, delete,
-is-deletable.
+"""Aggregations over multisets of signed events: prepare, update, merge, finalize, delete and
+is_deletable, after Chronon's aggregators.
 """

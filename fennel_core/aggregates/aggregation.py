@@ -1,12 +1,16 @@
-"""The six verbs every aggregation has, and the events they work on.
+"""The interface of every aggregation, and the events that aggregations work on.
 
-Theory. Input may be taken back, so a partial aggregate is an element of a commutative group over
-signed events: `update` of events with weight −1 is the deletion of the same events with weight +1,
-`merge` is addition, and the result depends on the bag of events alone. That is what makes tiles
-right: a tile is the partial of everything that was ever filed under its span, whatever the order.
-Where a group element would be too large to keep (a multiset of every value), `pack` says so by
-None, or keeps only its best part and `finalize` answers `INCOMPLETE` when that part has run dry;
-then the reader goes back to the events themselves.
+Theory. Input may be retracted, so a partial aggregate is an element of a commutative group over
+signed events: `update` of events with weight -1 is the deletion of the same events with weight +1,
+`merge` is addition, and the result depends on the multiset of events alone. That is what makes
+tiles correct: a tile is the partial of everything that was ever added under its span, whatever the
+order. Where a group element would be too large to keep (a multiset of every value), `pack` returns
+None, or keeps only its first elements, and `finalize` returns INCOMPLETE once too many of those
+have been retracted; then the reader goes back to the events themselves.
+
+Example. For `Sum`, the events 5, 7 and 3 in two segments, (5, 7) and (3), have the partials 12 and
+3. Merged they are 15; a retraction of 7 has the partial -7, and 15 merged with it is 8, which is
+also the partial of 5 and 3.
 """
 
 from __future__ import annotations
@@ -31,6 +35,8 @@ Packed: TypeAlias = "int | float | str | bytes | Sequence[Packed] | None"
 
 
 class Incomplete(Enum):
+    """The result of `finalize` where a partial no longer holds enough elements."""
+
     INCOMPLETE = "unknown"
 
 
@@ -39,22 +45,22 @@ INCOMPLETE = Incomplete.INCOMPLETE
 
 @dataclass(frozen=True)
 class Events:
-    """Events sorted into segments that begin at `starts` (none empty); every weight is +1 or −1."""
+    """Events sorted into segments that begin at `starts` (none empty). Every weight is +1 or -1."""
 
     records: Records
     starts: Ints
 
     @classmethod
     def of(cls, records: Records, starts: Ints) -> Events:
-        """Records sorted by segment; one that stands for several equal events is unfolded."""
+        """Return the events of records sorted by segment; merged records are repeated."""
         times = np.abs(records.weight)
         if len(times) == 0 or times.max() == 1:
             return cls(records, starts)
         ends = np.concatenate([[0], np.cumsum(times)])
-        unfolded = records.take(np.repeat(np.arange(len(records)), times))
-        fixed = unfolded.fixed.copy()
+        repeated = records.take(np.repeat(np.arange(len(records)), times))
+        fixed = repeated.fixed.copy()
         fixed["weight"] = np.sign(fixed["weight"])
-        return cls(Records(unfolded.layout, fixed, unfolded.blobs), ends[starts].astype(np.int64))
+        return cls(Records(repeated.layout, fixed, repeated.blobs), ends[starts].astype(np.int64))
 
     @cached_property
     def ts(self) -> Ints:
@@ -89,7 +95,7 @@ class Events:
 
     @property
     def bounds(self) -> list[tuple[int, int]]:
-        """(start, stop) of each segment."""
+        """The (start, stop) of each segment."""
         edges = [*self.starts.tolist(), len(self.records)]
         return list(pairwise(edges))
 
@@ -98,37 +104,37 @@ AnyEvents = Events | SmallEvents
 
 
 class Aggregator(ABC, Generic[P]):
-    """One aggregated column. `P` is its partial aggregate, never mutated once made."""
+    """Computes one aggregated column. `P` is its partial aggregate, which is never mutated."""
 
     @abstractmethod
     def prepare(self) -> tuple[str, ...]:
-        """The input columns whose values must be kept of every event (`records.POSITION` where
-        order matters).
+        """Return the input columns whose values must be kept of every event (`records.POSITION`
+        where order matters).
         """
 
     @abstractmethod
     def update(self, events: AnyEvents) -> list[P]:
-        """The partial of each segment."""
+        """Return the partial of each segment."""
 
     @abstractmethod
     def merge(self, a: P, b: P) -> P:
-        """The partial of both bags together."""
+        """Return the partial of the events of both."""
 
     @abstractmethod
     def delete(self, whole: P, part: P) -> P:
-        """The partial of `whole` without the events of `part`."""
+        """Return the partial of `whole` without the events of `part`."""
 
     @property
     def is_deletable(self) -> bool:
-        """Does `delete` always leave enough to finalize? If not, `finalize` may answer INCOMPLETE
-        after it.
+        """Whether `delete` always leaves enough to finalize. If not, `finalize` may return
+        INCOMPLETE after it.
         """
         return True
 
     @abstractmethod
     def finalize(self, partial: P, as_of: int) -> object:
-        """The value in the form of `vocab.keys.physical`, as of a time in microseconds; INCOMPLETE
-        where the partial does not hold enough.
+        """Return the value in the form of `vocab.keys.physical` as of a time in microseconds,
+        INCOMPLETE where the partial does not hold enough.
         """
 
     @property
@@ -142,19 +148,20 @@ class Aggregator(ABC, Generic[P]):
 
     @abstractmethod
     def unpack(self, data: Any) -> P:
-        """The inverse of `pack`."""
+        """Return the partial that `pack` packed."""
 
     def exhaustive(self) -> Aggregator[P]:
-        """The same aggregation without any limit on what a partial holds: never INCOMPLETE."""
+        """Return the aggregator without any limit on the size of partials: never INCOMPLETE."""
         return self
 
 
 def pack_int(value: int) -> int | bytes:
-    """An integer of any size for msgpack, which carries 64 bits."""
+    """Return an integer of any size in a form that msgpack, which has 64 bits, can carry."""
     if -(1 << 63) <= value < 1 << 63:
         return value
     return value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
 
 
 def unpack_int(data: int | bytes) -> int:
+    """Return the integer that `pack_int` packed."""
     return int.from_bytes(data, "little", signed=True) if isinstance(data, bytes) else data

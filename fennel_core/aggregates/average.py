@@ -12,6 +12,8 @@ Partial = tuple[int, Total]
 
 
 class AverageAggregator(Aggregator[Partial]):
+    """The average of the values of `of`; `default` when there is none."""
+
     def __init__(self, of: str, dtype: Dtype, default: float | None) -> None:
         self._of, self._default = of, default
         self._unit = 10 ** scale_of(dtype)
@@ -30,7 +32,7 @@ class AverageAggregator(Aggregator[Partial]):
 
     def finalize(self, partial: Partial, as_of: int) -> object:  # noqa: ARG002  # the contract of Aggregation
         count, total = partial
-        return total.over(count * self._unit) if count else self._default
+        return total.divided_by(count * self._unit) if count else self._default
 
     @property
     def empty(self) -> Partial:

@@ -7,7 +7,7 @@ from fennel_core.aggregates.totals import counts
 
 
 class CountAggregator(Aggregator[int]):
-    """`of`: count only rows where this column is not null; None counts every row."""
+    """Counts rows where column `of` is not null, or every row if `of` is None."""
 
     def __init__(self, of: str | None) -> None:
         self._of = of

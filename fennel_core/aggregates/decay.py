@@ -1,12 +1,13 @@
-"""ExpDecaySum: Σ v · 2^(−(q − t)/h) as of q, times in whole seconds (client semantics 4.2);
-assembled when it is read.
+"""ExpDecaySum: Σ v · 2^(-(q - t)/h) as of q, times in whole seconds (client semantics 4.2);
+assembled at read time.
 
 Theory. With t/h = k + f (k whole, 0 <= f < 1) an event weighs v · 2^f · 2^k at a fixed origin,
-whatever q is: 2^f is a float that depends on t alone, 2^k only moves the exponent. So the sum at
-the origin is an exact `Total` like any other, order and tiles do not matter, and a reader
-multiplies it once by 2^(−q/h). Exponents of events far apart in half-lives would make huge
-integers: a partial that spans more than `MAX_SPAN_HALF_LIVES` is not kept (None), and readers look
-back only `HORIZON_HALF_LIVES`, beyond which no float is left of any value.
+whatever q is: 2^f is a float that depends on t alone, and 2^k only changes the exponent. So the sum
+at the origin is an exact `Total` like any other, neither order nor tiles matter, and a reader
+multiplies it once by 2^(-q/h). Exponents of events that are many half-lives apart would make huge
+integers. Therefore a partial that spans more than `MAX_SPAN_HALF_LIVES` is not kept (None), and
+readers look back only `HORIZON_HALF_LIVES`, beyond which every value has decayed below the smallest
+float.
 """
 
 from __future__ import annotations
@@ -28,20 +29,22 @@ SECOND_US = 1_000_000
 HORIZON_HALF_LIVES = 2300
 MAX_SPAN_HALF_LIVES = 8192
 NEGLIGIBLE = math.exp(-25)
-"""Sums up to this size read as zero, as the client's do."""
+"""Sums up to this size are returned as zero, as in the client."""
 
 Partial = Total | None
 
 
 class DecayedSumAggregator(Aggregator[Partial]):
+    """The exponentially decayed sum of the values of `of`."""
+
     def __init__(self, of: str, dtype: Dtype, half_life_us: int) -> None:
-        assert half_life_us > 0, "a half-life is positive"
+        assert half_life_us > 0, "the half-life is positive"
         self._of, self._half_life_us = of, half_life_us
         self._unit = float(10 ** scale_of(dtype))
 
     @property
     def horizon_us(self) -> int:
-        """How far back events can still matter."""
+        """How far back an event can still affect the sum."""
         return HORIZON_HALF_LIVES * self._half_life_us
 
     def prepare(self) -> tuple[str, ...]:
@@ -49,7 +52,7 @@ class DecayedSumAggregator(Aggregator[Partial]):
 
     def update(self, events: AnyEvents) -> list[Partial]:
         if isinstance(events, SmallEvents):
-            return [self._few(events)]
+            return [self._small(events)]
         values = events.column(self._of)
         whole, fractions = self._weights(events.ts)
         mantissas, exponents = np.frexp(values.data.astype(np.float64) / self._unit)
@@ -66,7 +69,7 @@ class DecayedSumAggregator(Aggregator[Partial]):
             for total, wide in zip(found, span.tolist(), strict=True)
         ]
 
-    def _few(self, events: SmallEvents) -> Partial:
+    def _small(self, events: SmallEvents) -> Partial:
         whole, fractions = self._weights(np.array(events.times))
         if whole.max() - whole.min() > MAX_SPAN_HALF_LIVES:
             return None
@@ -85,15 +88,19 @@ class DecayedSumAggregator(Aggregator[Partial]):
         return out
 
     def _weights(self, ts: Ints) -> tuple[Ints, Floats]:
-        """2^(t/h) as a whole power of two and a factor in [1, 2)."""
+        """Return 2^(t/h) as a whole power of two and a factor in [1, 2)."""
         whole, rest = np.divmod(ts // SECOND_US * SECOND_US, self._half_life_us)
         return whole, np.exp2(rest / self._half_life_us)
 
     def merge(self, a: Partial, b: Partial) -> Partial:
-        return None if a is None or b is None or _apart(a, b) else a.plus(b)
+        return None if a is None or b is None or _too_far_apart(a, b) else a.plus(b)
 
     def delete(self, whole: Partial, part: Partial) -> Partial:
-        return None if whole is None or part is None or _apart(whole, part) else whole.minus(part)
+        return (
+            None
+            if whole is None or part is None or _too_far_apart(whole, part)
+            else whole.minus(part)
+        )
 
     @property
     def is_deletable(self) -> bool:
@@ -104,7 +111,9 @@ class DecayedSumAggregator(Aggregator[Partial]):
             return INCOMPLETE
         whole, rest = divmod(as_of // SECOND_US * SECOND_US, self._half_life_us)
         mantissa, exponent = partial.number
-        now = Total((mantissa, exponent - whole), partial.up, partial.down).over(1)
+        now = Total(
+            (mantissa, exponent - whole), partial.positive_infinities, partial.negative_infinities
+        ).divided_by(1)
         value = now * float(np.exp2(-rest / self._half_life_us)) if np.isfinite(now) else now
         return 0.0 if abs(value) <= NEGLIGIBLE else value
 
@@ -119,8 +128,8 @@ class DecayedSumAggregator(Aggregator[Partial]):
         return Total.unpack(data)
 
 
-def _apart(a: Total, b: Total) -> bool:
-    """Are two totals so far apart that their exact sum would be too large to hold?"""
+def _too_far_apart(a: Total, b: Total) -> bool:
+    """Return whether two totals are too far apart to keep their exact sum."""
     (m, e), (n, f) = exact.normal(a.number), exact.normal(b.number)
     return bool(m and n and abs(e - f) > 2 * MAX_SPAN_HALF_LIVES)
 

@@ -14,7 +14,7 @@ from fennel_core.vocab.dtypes import Dtype
 
 
 class CountUniqueAggregator(MultisetAggregator):
-    """How many distinct values; null is one of them unless dropped."""
+    """The number of distinct values; null is one of them unless `dropnull`."""
 
     def __init__(self, of: str, *, dropnull: bool) -> None:
         self._of, self._dropnull = of, dropnull
@@ -30,8 +30,8 @@ class CountUniqueAggregator(MultisetAggregator):
 
 
 class DistinctAggregator(MultisetAggregator):
-    """The distinct values, in their own order (of numbers, else of bytes), null first; so the list
-    does not depend on arrival.
+    """The distinct values in their own order (of numbers, else of bytes), null first; so the list
+    does not depend on the order of arrival.
     """
 
     def __init__(self, of: str, dtype: Dtype, *, dropnull: bool) -> None:
@@ -46,9 +46,9 @@ class DistinctAggregator(MultisetAggregator):
     def finalize(self, partial: Multiset, as_of: int) -> object:  # noqa: ARG002  # the contract of Aggregation
         values = sorted(element for element in partial if element is not None)
         nulls = [None] if None in partial and not self._dropnull else []
-        return [*nulls, *(outward(value, self._dtype) for value in values)]
+        return [*nulls, *(to_result_value(value, self._dtype) for value in values)]
 
 
-def outward(element: Any, dtype: Dtype) -> object:
-    """An element as results carry it: msgpack bytes go in as they are."""
+def to_result_value(element: Any, dtype: Dtype) -> object:
+    """Return an element in the form of results; msgpack bytes are included unchanged."""
     return msgspec.Raw(element) if isinstance(element, bytes) else to_result(element, dtype)

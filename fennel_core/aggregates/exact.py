@@ -3,9 +3,12 @@
 Theory. A finite float is an integer times a power of two, so a sum of floats is one too, and
 integers add without rounding. `Exact` is that pair `(mantissa, exponent)` with a mantissa of any
 size; it is rounded once, when it is read. To sum many floats quickly, each mantissa is aligned to a
-grid of 32-bit limbs, `m · 2^e = Σ limb_i · 2^(32 i)`, the limbs are added in int64 lanes (they
-carry 33 bits, so 2^30 terms fit), and Python integers put the few limb sums of each segment
-together. Infinities and NaN do not go through here; whoever sums them counts them.
+grid of 32-bit limbs, `m · 2^e = Σ limb_i · 2^(32 i)`, the limbs are added in int64 lanes (they have
+33 bits, so 2^30 terms fit), and Python integers combine the few limb sums of each segment.
+Infinities and NaN are not handled here; the caller counts them.
+
+Example. 1e16 + 1.0 - 1e16 is 0.0 in floating point. Here the terms are (10^16, 0), (1, 0) and
+(-10^16, 0), their sum is (1, 0), and it is read as 1.0.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ MANTISSA_BITS = 53
 
 
 def add(a: Exact, b: Exact) -> Exact:
+    """Return a + b."""
     (m, e), (n, f) = a, b
     if e == f:
         return m + n, e
@@ -38,7 +42,7 @@ def add(a: Exact, b: Exact) -> Exact:
 
 
 def total(terms: Iterable[Exact]) -> Exact:
-    """The sum of a few numbers."""
+    """Return the sum of a few numbers."""
     whole = ZERO
     for term in terms:
         whole = add(whole, term)
@@ -46,7 +50,7 @@ def total(terms: Iterable[Exact]) -> Exact:
 
 
 def of_number(value: int | float) -> Exact:
-    """A finite number as m · 2^e."""
+    """Return a finite number as m · 2^e."""
     if isinstance(value, int):
         return value, 0
     top, bottom = value.as_integer_ratio()
@@ -54,12 +58,13 @@ def of_number(value: int | float) -> Exact:
 
 
 def negate(a: Exact) -> Exact:
+    """Return -a."""
     return -a[0], a[1]
 
 
 def normal(a: Exact) -> Exact:
-    """The same number with an odd mantissa (zero is `ZERO`): the shortest to store, and equal
-    exactly when the numbers are.
+    """Return the same number with an odd mantissa (zero is `ZERO`): the shortest form to store, and
+    equal exactly when the numbers are.
     """
     m, e = a
     if m == 0:
@@ -69,7 +74,7 @@ def normal(a: Exact) -> Exact:
 
 
 def divided(a: Exact, by: int) -> float:
-    """m · 2^e / by, correctly rounded to the nearest float; ± infinity when it is too large."""
+    """Return m · 2^e / by, correctly rounded to the nearest float; +/-infinity if too large."""
     m, e = normal(a)
     top, bottom = (m << e, by) if e >= 0 else (m, by << -e)
     try:
@@ -79,8 +84,8 @@ def divided(a: Exact, by: int) -> float:
 
 
 def square_root(top: int, bottom: int) -> float:
-    """The square root of top / bottom (top >= 0, bottom > 0), correctly rounded: an integer root
-    with a sticky bit, then rounding.
+    """Return the square root of top / bottom (top >= 0, bottom > 0), correctly rounded: an integer
+    root with a sticky bit, then rounding.
     """
     if top == 0:
         return 0.0
@@ -95,32 +100,25 @@ def square_root(top: int, bottom: int) -> float:
 
 
 def split(values: Floats) -> tuple[Ints, Ints]:
-    """Mantissas and exponents of finite floats: value = mantissa · 2^exponent, |mantissa| <=
-    2^53.
-    """
+    """Return mantissas and exponents of finite floats: value = m · 2^e with |m| <= 2^53."""
     fractions, exponents = np.frexp(values)
-    return np.ldexp(fractions, MANTISSA_BITS).astype(np.int64), exponents.astype(
-        np.int64
-    ) - MANTISSA_BITS
+    mantissas = np.ldexp(fractions, MANTISSA_BITS).astype(np.int64)
+    return mantissas, exponents.astype(np.int64) - MANTISSA_BITS
 
 
 def sums(mantissas: Ints, exponents: Ints, starts: Ints) -> list[Exact]:
-    """The sum of m · 2^e of each segment; segments begin at `starts` (none empty), |m| <= 2^54."""
+    """Return the sum of m · 2^e of each segment, |m| <= 2^54. Segments begin at `starts`; none is
+    empty.
+    """
     totals: list[Exact] = [ZERO] * len(starts)
     if len(starts) == 0:
         return totals
-    limbs, owners = (
-        exponents >> 5,
-        np.repeat(np.arange(len(starts)), np.diff(starts, append=len(mantissas))),
-    )
+    limbs = exponents >> 5
+    owners = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(mantissas)))
     if limbs.min() != limbs.max():
         order = np.lexsort((limbs, owners))
-        mantissas, exponents, limbs, owners = (
-            mantissas[order],
-            exponents[order],
-            limbs[order],
-            owners[order],
-        )
+        mantissas, exponents = mantissas[order], exponents[order]
+        limbs, owners = limbs[order], owners[order]
         starts = np.flatnonzero(
             (np.diff(limbs, prepend=limbs[0] - 1) != 0) | (np.diff(owners, prepend=0) != 0)
         )
@@ -137,7 +135,7 @@ def sums(mantissas: Ints, exponents: Ints, starts: Ints) -> list[Exact]:
 
 
 def square_sums(mantissas: Ints, exponents: Ints, starts: Ints) -> list[Exact]:
-    """As `sums`, of the squares of m · 2^e; |m| <= 2^53."""
+    """Return the sum of the squares of m · 2^e of each segment, |m| <= 2^53."""
     low, high = mantissas & ((1 << 27) - 1), mantissas >> 27
     terms = ((high * high, 54), (2 * high * low, 27), (low * low, 0))
     parts = [sums(term, 2 * exponents + shift, starts) for term, shift in terms]
@@ -145,7 +143,7 @@ def square_sums(mantissas: Ints, exponents: Ints, starts: Ints) -> list[Exact]:
 
 
 def integer_sums(values: npt.NDArray[Any], starts: Ints) -> list[int]:
-    """The sum of the integers of each segment, whatever their size."""
+    """Return the sum of the integers of each segment, whatever their size."""
     if values.dtype == object:
         return list(np.add.reduceat(values, starts).tolist())
     low = np.add.reduceat(values & _LIMB_MASK, starts).tolist()

@@ -1,4 +1,4 @@
-"""From an aggregation as the client declares it to the six verbs that compute it."""
+"""Make the aggregator that computes an aggregation as the client declares it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from fennel_core.aggregates.average import AverageAggregator
 from fennel_core.aggregates.count import CountAggregator
 from fennel_core.aggregates.decay import DecayedSumAggregator
 from fennel_core.aggregates.distinct import CountUniqueAggregator, DistinctAggregator
+from fennel_core.aggregates.errors import AggregatedColumnMissing
 from fennel_core.aggregates.first_last_k import FirstLastKAggregator
 from fennel_core.aggregates.min_max import MinMaxAggregator
 from fennel_core.aggregates.quantile import QuantileAggregator
@@ -20,9 +21,10 @@ from fennel_core.wire import operators as wire
 
 
 def make_aggregator(spec: wire.Spec, schema: Schema, *, time: str | None = None) -> Aggregator[Any]:
-    """The aggregation of `spec` over rows of `schema`; ValueError when its column is not there.
+    """Return the aggregator of `spec` over rows of `schema`.
 
-    `time`: the column that holds the time of a row, where records are filed under other times.
+    `time`: the column that holds the time of a row, where records are stored under other times.
+    Raises AggregatedColumnMissing.
     """
     match spec:
         case wire.Count(of=of, unique=unique, dropnull=dropnull):
@@ -44,24 +46,14 @@ def make_aggregator(spec: wire.Spec, schema: Schema, *, time: str | None = None)
             return QuantileAggregator(of, _dtype(schema, of), p, default)
         case wire.Distinct(of=of, dropnull=dropnull):
             return DistinctAggregator(of, _dtype(schema, of), dropnull=dropnull)
-        case wire.LastK(of=of, limit=limit, dedup=dedup, dropnull=dropnull):
+        case wire.LastK() | wire.FirstK():
             return FirstLastKAggregator(
-                of,
-                _dtype(schema, of),
-                limit,
-                newest=True,
-                dedup=dedup,
-                dropnull=dropnull,
-                time=time,
-            )
-        case wire.FirstK(of=of, limit=limit, dedup=dedup, dropnull=dropnull):
-            return FirstLastKAggregator(
-                of,
-                _dtype(schema, of),
-                limit,
-                newest=False,
-                dedup=dedup,
-                dropnull=dropnull,
+                spec.of,
+                _dtype(schema, spec.of),
+                spec.limit,
+                newest=isinstance(spec, wire.LastK),
+                dedup=spec.dedup,
+                dropnull=spec.dropnull,
                 time=time,
             )
         case wire.ExpDecay(of=of, half_life_us=half_life_us):
@@ -73,8 +65,8 @@ def make_aggregator(spec: wire.Spec, schema: Schema, *, time: str | None = None)
 def _dtype(schema: Schema, name: str) -> Dtype:
     field = schema.field(name)
     if field is None:
-        raise ValueError(
-            f"column `{name}` is aggregated but is not in the input: it has "
+        raise AggregatedColumnMissing(
+            f"aggregated column `{name}` is not in the input; its columns are "
             f"{', '.join(schema.names)}"
         )
     return field.dtype

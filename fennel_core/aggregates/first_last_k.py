@@ -1,8 +1,8 @@
 """LastK and FirstK: the values of the newest or oldest events, ordered by (timestamp, position).
 
 Theory. An element is (timestamp, position, msgpack of the value). With `dedup` an event whose value
-was met before is skipped: newest first keeps the newest occurrence, oldest first the oldest, and
-the limit counts what is left.
+occurred before is skipped: newest first keeps the newest occurrence, oldest first the oldest, and
+the limit applies to the remaining events.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from fennel_core.vocab.dtypes import Dtype
 
 NULL = b"\xc0"
 SPARE = 4
-"""Elements kept beyond the limit, so that some can be taken back before the events must be read
+"""Elements kept beyond the limit, so that some can be retracted before the events must be read
 again.
 """
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class FirstLastKAggregator(TopElementsAggregator):
-    """The first `limit` values from one end of time; `newest` says which. `time`: the column that
-    orders, if not the event's own time.
+    """The `limit` newest or oldest values. `time`: the column to order by, if it is not the event's
+    own time.
     """
 
     def __init__(
@@ -85,5 +85,5 @@ class FirstLastKAggregator(TopElementsAggregator):
         return [msgspec.Raw(value) for value in values[: self._limit]]
 
     def unpack(self, data: Any) -> TopElements:
-        bag = {tuple(element): count for element, count in zip(data[0], data[1], strict=True)}
-        return TopElements(bag, None if data[2] is None else (tuple(data[2][0]),))
+        counts = {tuple(element): count for element, count in zip(data[0], data[1], strict=True)}
+        return TopElements(counts, None if data[2] is None else (tuple(data[2][0]),))

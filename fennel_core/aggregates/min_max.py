@@ -1,5 +1,5 @@
-"""Min and Max, and the time of the last event: the first element of the values in one order or the
-other.
+"""Min and Max, and the time of the last event: the first element of the values in ascending or
+descending order.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ from fennel_core.aggregates.small import SmallEvents
 from fennel_core.aggregates.totals import default_result, to_result
 from fennel_core.vocab.dtypes import Dtype
 
-KEEP = 6
-"""Elements a tile keeps, so that some of the best can be taken back before the events must be read
+KEPT_ELEMENTS = 6
+"""Elements a tile keeps, so that some of the first can be retracted before the events must be read
 again.
 """
 
 
 class MinMaxAggregator(TopElementsAggregator):
+    """The smallest or the largest value of `of`; `default` when there is none."""
+
     def __init__(self, of: str, dtype: Dtype, default: float | None, *, largest: bool) -> None:
-        super().__init__(KEEP, last_first=largest)
+        super().__init__(KEPT_ELEMENTS, last_first=largest)
         self._of, self._dtype = of, dtype
         self._default = default_result(default, dtype)
 
@@ -44,7 +46,7 @@ class LastTimeAggregator(TopElementsAggregator):
     """The time of the last event in microseconds; None when there is none."""
 
     def __init__(self) -> None:
-        super().__init__(KEEP, last_first=True)
+        super().__init__(KEPT_ELEMENTS, last_first=True)
 
     def prepare(self) -> tuple[str, ...]:
         return ()
@@ -53,18 +55,18 @@ class LastTimeAggregator(TopElementsAggregator):
         return events.times
 
     def update(self, events: AnyEvents) -> list[TopElements]:
-        """As any head; where nothing of a segment is taken back the largest time and its count are
-        enough.
+        """Return the top elements of each segment; the largest time and its count suffice for a
+        segment without retractions.
 
-        That is decided for each segment by itself: a partial must not depend on what else was at
-        hand.
+        This is decided per segment, because a partial must not depend on the other segments that
+        are updated with it.
         """
         if not events.all_added:
-            heads, added, every = super().update(events), events.added, events.times
+            tops, added, every = super().update(events), events.added, events.times
             for i, (start, stop) in enumerate(events.bounds):
                 if all(added[start:stop]):
-                    heads[i] = _last(every[start:stop])
-            return heads
+                    tops[i] = _last(every[start:stop])
+            return tops
         if isinstance(events, SmallEvents):
             return [_last(events.times)]
         lengths = np.diff(events.starts, append=len(events.ts))
@@ -74,8 +76,8 @@ class LastTimeAggregator(TopElementsAggregator):
         )
         found = zip(last.tolist(), counts.tolist(), lengths.tolist(), strict=True)
         return [
-            TopElements({moment: count}, None if count == length else (moment,))
-            for moment, count, length in found
+            TopElements({time: count}, None if count == length else (time,))
+            for time, count, length in found
         ]
 
     def finalize(self, partial: TopElements, as_of: int) -> object:  # noqa: ARG002  # the contract of Aggregation
@@ -86,7 +88,7 @@ class LastTimeAggregator(TopElementsAggregator):
 
 
 def _last(times: Sequence[int]) -> TopElements:
-    """The largest of some times that are all there, and its count."""
-    moment = max(times)
-    count = list(times).count(moment)
-    return TopElements({moment: count}, None if count == len(times) else (moment,))
+    """Return the top elements of times none of which is retracted: the largest and its count."""
+    time = max(times)
+    count = list(times).count(time)
+    return TopElements({time: count}, None if count == len(times) else (time,))

@@ -1,11 +1,15 @@
-"""Multisets of elements with signed counts, whole or only their best part: the partials of
-everything that is not a sum.
+"""Multisets of elements with signed counts, whole or only their first elements.
 
-Theory. A `Multiset` maps elements to non-zero counts. A `TopElements` keeps the best elements of a
-bag in some order and remembers `edge`, the last one it kept when it cut: about elements beyond the
-edge it says nothing, and whatever comes or goes there is ignored, so what it does say stays exact
-under both merging and deletion. A head that was cut and has lost what it kept cannot answer: that
-is INCOMPLETE, not a wrong value.
+They are the partials of every aggregation that is not a sum.
+
+Theory. A `Multiset` maps elements to non-zero counts. A `TopElements` keeps the first elements of a
+multiset in some order, and `edge`, the last element that it kept when it was cut. It ignores every
+element beyond the edge, so the rest stays exact under both merging and deletion. When it was cut
+and all elements that it kept have been retracted, the result is INCOMPLETE, not a wrong value.
+
+Example. Max with 2 kept elements, over 9, 7, 5 and 3: the partial is {9: 1, 7: 1} with edge 7. A
+retraction of 3 is beyond the edge and is ignored; after a retraction of 9 the maximum is 7; after
+one of 7 as well the partial is empty, and the maximum is unknown until the events are read again.
 """
 
 from __future__ import annotations
@@ -23,13 +27,13 @@ from fennel_core.aggregates.aggregation import Aggregator, AnyEvents, Packed, pa
 _HALF = 1 << 63
 Multiset = dict[Any, int]
 MAX_PACKED = 256
-"""Distinct elements up to which a whole bag is kept in a tile."""
-MAX_HEAD = 64
-"""Elements up to which a head is kept in a tile."""
+"""Distinct elements up to which a whole multiset is kept in a tile."""
+MAX_TOP_ELEMENTS = 64
+"""Elements up to which a `TopElements` is kept in a tile."""
 
 
 def multisets(elements: Sequence[Any], events: AnyEvents) -> list[Multiset]:
-    """The bag of each segment."""
+    """Return the multiset of each segment."""
     if events.all_added:
         return [dict(Counter(elements[start:stop])) for start, stop in events.bounds]
     added = events.added
@@ -43,7 +47,7 @@ def multisets(elements: Sequence[Any], events: AnyEvents) -> list[Multiset]:
 
 
 def union(a: Multiset, b: Multiset, sign: int = 1) -> Multiset:
-    """a + sign · b."""
+    """Return a + sign · b."""
     out = dict(a)
     for element, count in b.items():
         total = out.get(element, 0) + sign * count
@@ -54,9 +58,9 @@ def union(a: Multiset, b: Multiset, sign: int = 1) -> Multiset:
     return out
 
 
-def elements_to_pack(elements: Sequence[Any]) -> list[Any]:
-    """Elements as msgpack can carry them: integers beyond 64 bits (decimals) become ["i",
-    bytes].
+def pack_elements(elements: Sequence[Any]) -> list[Any]:
+    """Return elements in a form that msgpack can carry: integers beyond 64 bits (decimals) become
+    ["i", bytes].
     """
     return [
         ["i", pack_int(e)] if isinstance(e, int) and not -_HALF <= e < _HALF else e
@@ -64,8 +68,8 @@ def elements_to_pack(elements: Sequence[Any]) -> list[Any]:
     ]
 
 
-def elements_of_pack(data: Sequence[Any]) -> list[Any]:
-    """The inverse of `elements_to_pack`."""
+def unpack_elements(data: Sequence[Any]) -> list[Any]:
+    """Return the elements that `pack_elements` packed."""
     return [
         int.from_bytes(item[1], "little", signed=True)
         if isinstance(item, list) and item[0] == "i"
@@ -75,11 +79,11 @@ def elements_of_pack(data: Sequence[Any]) -> list[Any]:
 
 
 class MultisetAggregator(Aggregator[Multiset]):
-    """An aggregation whose partial is the bag of all its elements."""
+    """An aggregator whose partial is the multiset of all its elements."""
 
     @abstractmethod
     def elements(self, events: AnyEvents) -> Sequence[Any]:
-        """The element of each event."""
+        """Return the element of each event."""
 
     def update(self, events: AnyEvents) -> list[Multiset]:
         return multisets(self.elements(events), events)
@@ -97,25 +101,25 @@ class MultisetAggregator(Aggregator[Multiset]):
     def pack(self, partial: Multiset) -> Packed:
         if len(partial) > MAX_PACKED:
             return None
-        return [elements_to_pack(list(partial)), list(partial.values())]
+        return [pack_elements(list(partial)), list(partial.values())]
 
     def unpack(self, data: Any) -> Multiset:
-        return dict(zip(elements_of_pack(data[0]), data[1], strict=True))
+        return dict(zip(unpack_elements(data[0]), data[1], strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class TopElements:
-    """`bag`: the best elements; `edge`: None if nothing was cut, else the last element that was
-    kept by the tightest cut.
+    """The first elements of a multiset. `edge`: the last element that the tightest cut kept, in a
+    tuple; None if nothing was cut.
     """
 
-    bag: Multiset
+    counts: Multiset
     edge: tuple[Any] | None
 
 
 class TopElementsAggregator(Aggregator[TopElements]):
-    """An aggregation that needs only the first elements in some order. `keep` is how many a head
-    holds; `last_first` reverses the order.
+    """An aggregator that needs only the first `keep` elements in ascending order, in descending
+    order if `last_first`.
     """
 
     def __init__(self, keep: int, *, last_first: bool) -> None:
@@ -124,20 +128,20 @@ class TopElementsAggregator(Aggregator[TopElements]):
 
     @abstractmethod
     def elements(self, events: AnyEvents) -> Sequence[Any]:
-        """The element of each event; None takes no part."""
+        """Return the element of each event; None: the event does not count."""
 
     def update(self, events: AnyEvents) -> list[TopElements]:
         out = []
-        for bag in multisets(self.elements(events), events):
-            bag.pop(None, None)
-            out.append(self._cut(TopElements(bag, None)))
+        for counts in multisets(self.elements(events), events):
+            counts.pop(None, None)
+            out.append(self._cut(TopElements(counts, None)))
         return out
 
     def merge(self, a: TopElements, b: TopElements) -> TopElements:
-        return self._together(a, b, 1)
+        return self._combine(a, b, 1)
 
     def delete(self, whole: TopElements, part: TopElements) -> TopElements:
-        return self._together(whole, part, -1)
+        return self._combine(whole, part, -1)
 
     @property
     def is_deletable(self) -> bool:
@@ -148,60 +152,60 @@ class TopElementsAggregator(Aggregator[TopElements]):
         return TopElements({}, None)
 
     def first(self, partial: TopElements) -> list[tuple[Any, int]]:
-        """Elements that are present, best first, with their counts. Beyond them nothing is known if
-        `partial.edge` is set.
+        """Return the elements that are present, in order, with their counts. If `partial.edge` is
+        set, there may be others after them.
         """
         return sorted(
-            ((e, count) for e, count in partial.bag.items() if count > 0), reverse=self._last_first
+            ((e, count) for e, count in partial.counts.items() if count > 0),
+            reverse=self._last_first,
         )
 
     def pack(self, partial: TopElements) -> Packed:
-        if len(partial.bag) > MAX_HEAD or (not partial.bag and partial.edge is not None):
+        if len(partial.counts) > MAX_TOP_ELEMENTS or (
+            not partial.counts and partial.edge is not None
+        ):
             return None
-        edge = None if partial.edge is None else elements_to_pack(partial.edge)
-        return [elements_to_pack(list(partial.bag)), list(partial.bag.values()), edge]
+        edge = None if partial.edge is None else pack_elements(partial.edge)
+        return [pack_elements(list(partial.counts)), list(partial.counts.values()), edge]
 
     def unpack(self, data: Any) -> TopElements:
-        bag = dict(zip(elements_of_pack(data[0]), data[1], strict=True))
-        return TopElements(bag, None if data[2] is None else (elements_of_pack(data[2])[0],))
+        counts = dict(zip(unpack_elements(data[0]), data[1], strict=True))
+        return TopElements(counts, None if data[2] is None else (unpack_elements(data[2])[0],))
 
     def exhaustive(self) -> TopElementsAggregator:
         whole = copy(self)
         whole._keep = None
         return whole
 
-    def _together(self, a: TopElements, b: TopElements, sign: int) -> TopElements:
-        if not b.bag and b.edge is None:
+    def _combine(self, a: TopElements, b: TopElements, sign: int) -> TopElements:
+        if not b.counts and b.edge is None:
             return a
-        edge = (
-            a.edge
-            if b.edge is None
-            else b.edge
-            if a.edge is None
-            else self._tighter(a.edge, b.edge)
-        )
-        bag = union(a.bag, b.bag, sign)
+        edge = self._tighter_edge(a.edge, b.edge)
+        counts = union(a.counts, b.counts, sign)
         if edge is not None:
-            bag = {
+            last = edge[0]
+            counts = {
                 element: count
-                for element, count in bag.items()
-                if not self._beyond(element, edge[0])
+                for element, count in counts.items()
+                if not self._beyond(element, last)
             }
-        return self._cut(TopElements(bag, edge))
+        return self._cut(TopElements(counts, edge))
 
-    def _tighter(self, a: tuple[Any], b: tuple[Any]) -> tuple[Any]:
+    def _tighter_edge(self, a: tuple[Any] | None, b: tuple[Any] | None) -> tuple[Any] | None:
+        if a is None or b is None:
+            return b if a is None else a
         return b if self._beyond(a[0], b[0]) else a
 
     def _beyond(self, element: Any, edge: Any) -> bool:
         return bool(element < edge) if self._last_first else bool(element > edge)
 
-    def _cut(self, head: TopElements) -> TopElements:
-        if self._keep is None or len(head.bag) <= self._keep:
-            return head
-        best = sorted(head.bag, reverse=self._last_first)
+    def _cut(self, top: TopElements) -> TopElements:
+        if self._keep is None or len(top.counts) <= self._keep:
+            return top
+        ordered = sorted(top.counts, reverse=self._last_first)
         present = 0
-        for rank, element in enumerate(best, 1):
-            present += head.bag[element] > 0
-            if present == self._keep and rank < len(best):
-                return TopElements({e: head.bag[e] for e in best[:rank]}, (element,))
-        return head
+        for rank, element in enumerate(ordered, 1):
+            present += top.counts[element] > 0
+            if present == self._keep and rank < len(ordered):
+                return TopElements({e: top.counts[e] for e in ordered[:rank]}, (element,))
+        return top

@@ -1,5 +1,6 @@
-"""Quantile: sorted[clamp(⌊p·n⌋)], without interpolation (client semantics 4.1); exact, from the bag
-of all values.
+"""Quantile: sorted[clamp(floor(p·n))], without interpolation (client semantics 4.1).
+
+It is exact: the partial is the multiset of all values.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from fennel_core.vocab.dtypes import Dtype
 
 
 class QuantileAggregator(MultisetAggregator):
+    """The p-quantile of the values of `of`; `default` when there is none."""
+
     def __init__(self, of: str, dtype: Dtype, p: float, default: float | None) -> None:
         self._of, self._p, self._default = of, p, default
         self._unit = 10 ** scale_of(dtype)

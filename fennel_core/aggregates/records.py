@@ -1,12 +1,15 @@
-"""Events at rest: what an aggregation keeps of each row, as records that append by concatenation
-and load without a loop.
+"""Records: the values that an aggregation keeps of each event, in a stored form that appends by
+concatenation and loads without a loop.
 
 Theory. State is written far more often than it is read in depth, so adding events to a key must not
-decode what is there. A record is a fixed-size little-endian struct: event time, weight (+1, −1 for
-one taken back, more where equal events were merged), one cell per kept column. Integers, temporals
-and floats sit in their cell; decimals take 16 bytes; everything else (and the position, where order
-matters) is msgpack bytes in a heap that follows the structs, with its length in the cell. Records
-and heap of two packs concatenate; NumPy reads the structs in place and Arrow the heap.
+decode the events that are there. A record is a fixed-size little-endian struct: event time, weight
+(+1, -1 for a retraction, more where equal events were merged), one cell per kept column. Integers,
+temporals and floats are in their cell; decimals take 16 bytes; everything else (and the position,
+where order matters) is msgpack bytes in a heap after the structs, with its length in the cell. The
+structs and heaps of two packs concatenate; NumPy reads the structs in place and Arrow the heap.
+
+Example. Two events (time 5, name "ab") and (time 6, name "c") have two structs of 17 bytes, (5, 1,
+3, true) and (6, 1, 2, true), where 3 and 2 are the lengths in the heap of `a2 61 62 a1 63`.
 """
 
 from __future__ import annotations
@@ -36,16 +39,17 @@ _DECIMAL_BYTES = 16
 
 
 class ColumnKind(Enum):
-    """How a kept column is stored."""
+    """The stored form of a kept column."""
 
     INT = "<i8"
     FLOAT = "<f8"
     DECIMAL = "V16"
     RAW = "<u4"
-    """Length of the value's msgpack bytes (the position: the position itself) in the heap."""
+    """Length of the value's bytes in the heap: msgpack, or the position itself."""
 
 
 def column_kind(dtype: Dtype) -> ColumnKind:
+    """Return how a column of `dtype` is stored."""
     match base(dtype):
         case Int() | Timestamp() | Date():
             return ColumnKind.INT
@@ -60,7 +64,7 @@ def column_kind(dtype: Dtype) -> ColumnKind:
 @dataclass(frozen=True, slots=True)
 class ColumnValues:
     """One column of some events. `data`: int64, float64, or objects (decimals as unscaled integers,
-    raw bytes); `valid` None: no nulls.
+    msgpack bytes); `valid` None: no nulls.
     """
 
     data: Cells
@@ -70,7 +74,7 @@ class ColumnValues:
         return ColumnValues(self.data[rows], None if self.valid is None else self.valid[rows])
 
     def elements(self) -> list[Any]:
-        """The values as Python objects that compare and hash, None for null."""
+        """Return the values as Python objects that compare and hash, None for null."""
         if self.valid is None:
             return list(self.data.tolist())
         out = self.data.astype(object)
@@ -80,8 +84,8 @@ class ColumnValues:
 
 @dataclass(frozen=True)
 class RecordLayout:
-    """The columns an aggregation job keeps (in order) and how each is stored; `ordered` keeps the
-    position as well.
+    """The columns that an aggregation job keeps, in order, and the stored form of each. `ordered`:
+    the position is kept too.
     """
 
     columns: tuple[tuple[str, ColumnKind], ...]
@@ -96,7 +100,7 @@ class RecordLayout:
 
     @cached_property
     def packer(self) -> Struct:
-        """The struct as the standard library reads it; a decimal as its bytes, a heaped cell as its
+        """The struct as `struct.Struct`; a decimal is read as bytes, a heaped cell as its
         length.
         """
         cells = {
@@ -132,8 +136,8 @@ class PackedRecords(NamedTuple):
 
 @dataclass(frozen=True)
 class Records:
-    """Some events: `fixed` structs and, where the layout has heaped columns, one blob per record
-    (its heaped cells in column order).
+    """Some events: the structs (`fixed`) and, where the layout has heaped columns, one blob per
+    record, which is its heaped cells in column order.
     """
 
     layout: RecordLayout
@@ -159,7 +163,7 @@ class Records:
         )
 
     def column(self, name: str) -> ColumnValues:
-        """The values of a kept column."""
+        """Return the values of a kept column."""
         i = next(i for i, (stored, _) in enumerate(self.layout.stored) if stored == name)
         valid = self.fixed[f"v{i}"]
         mask = None if valid.all() else np.ascontiguousarray(valid)
@@ -202,8 +206,8 @@ class Records:
         return list(map(PackedRecords, structs, parts))
 
     def merged_within(self, owners: Ints) -> tuple[Records, Ints]:
-        """The same bag per owner with equal events as one record, and each record's owner; events
-        that cancel out are gone.
+        """Return the same multiset of events per owner, with equal events merged into one record
+        and events that cancel out removed, and the owner of each record.
         """
         names = [name for name in self.fixed.dtype.names or () if name != "weight"]
         same = np.empty(
@@ -243,7 +247,7 @@ def load_records(layout: RecordLayout, packs: Sequence[PackedRecords]) -> Record
 def records_of_frame(
     layout: RecordLayout, frame: pl.DataFrame, ts: pl.Series, sign: pl.Series, positions: pl.Series
 ) -> Records:
-    """The records of a batch, row by row; `ts` are physical microseconds."""
+    """Return the records of a batch, one per row. `ts` are physical microseconds."""
     fixed = np.zeros(frame.height, dtype=layout.struct)
     fixed["ts"], fixed["weight"] = ts.to_numpy(), sign.to_numpy()
     heaps: list[list[bytes]] = []
@@ -255,11 +259,11 @@ def records_of_frame(
                 whole = series.cast(pl.Int64)
                 fixed[f"c{i}"] = (whole.fill_null(0) if series.null_count() else whole).to_numpy()
             case ColumnKind.FLOAT:
-                floats = series.to_numpy()  # null is NaN here, and NaN is null to us
+                # Polars turns null into NaN here, and NaN counts as null in aggregations.
+                floats = series.to_numpy()
                 fixed[f"v{i}"] = valid = ~np.isnan(floats)
-                fixed[f"c{i}"] = (
-                    np.where(valid, floats, 0.0) + 0.0
-                )  # −0.0 is 0.0: equal values have equal bytes
+                # Adding 0.0 turns -0.0 into 0.0: equal values must have equal bytes.
+                fixed[f"c{i}"] = np.where(valid, floats, 0.0) + 0.0
             case ColumnKind.DECIMAL:
                 fixed[f"c{i}"] = _decimal_cells(series)
             case ColumnKind.RAW:
@@ -274,8 +278,8 @@ def records_of_frame(
 
 
 def _raw(series: pl.Series) -> list[bytes]:
-    """Each value's msgpack bytes: equal values have equal bytes (maps: if their entries come in the
-    same order).
+    """Return the msgpack bytes of each value. Equal values have equal bytes (maps: if their entries
+    are in the same order).
     """
     return list(map(_encode, physical(series.to_frame()).to_series().to_list()))
 
@@ -288,7 +292,7 @@ def _decimal_cells(series: pl.Series) -> Cells:
 
 
 def _unscaled(cells: Cells) -> Cells:
-    """16-byte two's complement integers as int64, or as objects where one is too large."""
+    """Return 16-byte two's complement integers as int64, as objects if one is too large."""
     halves = np.ascontiguousarray(cells).view(np.dtype([("low", "<u8"), ("high", "<i8")]))
     low = halves["low"].view(np.int64)
     if np.array_equal(halves["high"], low >> 63):

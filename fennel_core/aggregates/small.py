@@ -1,9 +1,9 @@
-"""A handful of events of one key, as Python values: what most lookups read.
+"""A few events of one key as Python values: the scalar path, which most lookups take.
 
-Theory. NumPy pays about a microsecond per call, whatever the size; a lookup of a key with ten
+Theory. NumPy costs about a microsecond per call, whatever the size; a lookup of a key with ten
 events would make eighty calls. For so few events the same aggregations run on lists, with C-level
-loops where nothing was taken back. `SmallEvents` is one segment with the face of `verbs.Events`;
-both give the same partials, to the last bit, because sums are exact either way.
+loops where nothing is retracted. `SmallEvents` is one segment with the interface of
+`aggregation.Events`. Both give the same partials, to the last bit, because sums are exact in both.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class SmallValues:
 
 @dataclass(frozen=True)
 class SmallEvents:
-    """`columns`: times, weights (+1 or −1), then cells and whether they hold a value for each
-    stored column of the layout.
+    """One segment of events. `columns`: times, weights (+1 or -1), then, for each stored column of
+    the layout, its cells and whether each cell holds a value.
     """
 
     layout: RecordLayout
@@ -90,8 +90,8 @@ class SmallEvents:
 
 
 def parse_small(layout: RecordLayout, packs: Sequence[PackedRecords]) -> SmallEvents:
-    """The events of some packs (structs, heap), not all empty; one that stands for several equal
-    events comes as often.
+    """Return the events of some packs, of which at least one is not empty. A merged record is
+    repeated.
     """
     rows = list(layout.packer.iter_unpack(b"".join(structs for structs, _ in packs)))
     columns: list[Sequence[Any]] = list(zip(*rows, strict=True))
@@ -110,14 +110,14 @@ def parse_small(layout: RecordLayout, packs: Sequence[PackedRecords]) -> SmallEv
 def _with_heap(
     layout: RecordLayout, columns: list[Sequence[Any]], heap: bytes
 ) -> list[Sequence[Any]]:
-    """Lengths of heaped cells replaced by the cells."""
-    places = [_CELLS + 2 * i for i in layout.heaped]
-    cells: list[list[bytes]] = [[] for _ in places]
+    """Return the columns with the lengths of heaped cells replaced by the cells."""
+    heaped = [_CELLS + 2 * i for i in layout.heaped]
+    cells: list[list[bytes]] = [[] for _ in heaped]
     start = 0
-    for lengths in zip(*(columns[place] for place in places), strict=True):
+    for lengths in zip(*(columns[column] for column in heaped), strict=True):
         for out, length in zip(cells, lengths, strict=True):
             out.append(heap[start : start + length])
             start += length
     assert start == len(heap), "the heap holds exactly the bytes its records name"
-    replaced = dict(zip(places, cells, strict=True))
+    replaced = dict(zip(heaped, cells, strict=True))
     return [replaced.get(i, column) for i, column in enumerate(columns)]

@@ -1,5 +1,5 @@
-"""Stddev of the population: √(Σx²/n − (Σx/n)²) from exact sums, as one fraction, rounded once; so
-it is never negative inside the root.
+"""Standard deviation of the population: sqrt(Σx²/n - (Σx/n)²) from exact sums, as one fraction that
+is rounded once, so the number under the root is never negative.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ Partial = tuple[int, Total, Exact]
 
 
 class StddevAggregator(Aggregator[Partial]):
+    """The standard deviation of the values of `of`; `default` when there is none."""
+
     def __init__(self, of: str, dtype: Dtype, default: float | None) -> None:
         self._of, self._default = of, default
         self._unit = 10 ** scale_of(dtype)
@@ -42,7 +44,7 @@ class StddevAggregator(Aggregator[Partial]):
         count, total, square = partial
         if not count:
             return self._default
-        if total.up or total.down:
+        if total.positive_infinities or total.negative_infinities:
             return math.nan
         mantissa, exponent = total.number
         top = exact.add((square[0] * count, square[1]), (-mantissa * mantissa, 2 * exponent))

@@ -1,4 +1,4 @@
-"""Sum: exact; an integer sum wraps around at 64 bits as the column's type does."""
+"""Sum: exact. An integer sum wraps around at 64 bits, as the column's type does."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from fennel_core.vocab.dtypes import Decimal, Dtype, Float, base
 
 
 class SumAggregator(Aggregator[Total]):
+    """The sum of the values of `of`."""
+
     def __init__(self, of: str, dtype: Dtype) -> None:
         self._of, self._dtype = of, base(dtype)
 
@@ -28,7 +30,7 @@ class SumAggregator(Aggregator[Total]):
     def finalize(self, partial: Total, as_of: int) -> object:  # noqa: ARG002  # the contract of Aggregation
         match self._dtype:
             case Float():
-                return partial.over(1)
+                return partial.divided_by(1)
             case Decimal(scale):
                 return decimal_text(_whole(partial), scale)
             case _:

@@ -1,8 +1,8 @@
-"""Numbers of a column as the aggregations add them and as results show them.
+"""Exact totals of the numbers of a column, and numbers in the form of results.
 
-Theory. Integers, decimals (as unscaled integers) and floats are all summed as `Total`: an exact
-number m · 2^e and counts of +∞ and −∞, which have no exact number but must come out again when they
-are taken back.
+Theory. Integers, decimals (as unscaled integers) and floats are all summed as a `Total`: an exact
+number m · 2^e and the counts of +inf and -inf, which have no exact number but must disappear again
+when they are retracted.
 """
 
 from __future__ import annotations
@@ -23,45 +23,56 @@ from fennel_core.aggregates.small import SmallEvents
 from fennel_core.vocab.dtypes import Decimal, Dtype, Float, base
 
 INT64 = 1 << 64
-_SMALL = 1 << 31
-_FEW_FLOATS = 24
-"""Floats up to which adding one by one is faster than an array."""
+_SQUARABLE = 1 << 31
+"""Integers below this in magnitude have a square that fits into 64 bits."""
+_SMALL_FLOATS = 24
+"""Floats positive_infinities to which adding one by one is faster than an array."""
 
 
 @dataclass(frozen=True, slots=True)
 class Total:
+    """An exact sum."""
+
     number: Exact
-    up: int = 0
-    down: int = 0
+    positive_infinities: int = 0
+    negative_infinities: int = 0
 
     def plus(self, other: Total) -> Total:
         return Total(
-            exact.add(self.number, other.number), self.up + other.up, self.down + other.down
+            exact.add(self.number, other.number),
+            self.positive_infinities + other.positive_infinities,
+            self.negative_infinities + other.negative_infinities,
         )
 
     def minus(self, other: Total) -> Total:
         return Total(
             exact.add(self.number, exact.negate(other.number)),
-            self.up - other.up,
-            self.down - other.down,
+            self.positive_infinities - other.positive_infinities,
+            self.negative_infinities - other.negative_infinities,
         )
 
-    def over(self, count: int) -> float:
-        """The total divided by a count, correctly rounded."""
-        if self.up or self.down:
-            return math.nan if self.up and self.down else (math.inf if self.up else -math.inf)
+    def divided_by(self, count: int) -> float:
+        """Return the total divided by a count, correctly rounded."""
+        if self.positive_infinities or self.negative_infinities:
+            return (
+                math.nan
+                if self.positive_infinities and self.negative_infinities
+                else (math.inf if self.positive_infinities else -math.inf)
+            )
         return exact.divided(self.number, count)
 
     def pack(self) -> list[int | bytes]:
+        """Return the total in a form that msgpack can carry."""
         mantissa, exponent = exact.normal(self.number)
         return (
-            [pack_int(mantissa), exponent, self.up, self.down]
-            if self.up or self.down
+            [pack_int(mantissa), exponent, self.positive_infinities, self.negative_infinities]
+            if self.positive_infinities or self.negative_infinities
             else [pack_int(mantissa), exponent]
         )
 
     @classmethod
     def unpack(cls, data: list[int | bytes]) -> Total:
+        """Return the total that `pack` packed."""
         mantissa, exponent, *infinite = (unpack_int(part) for part in data)
         return cls((mantissa, exponent), *infinite)
 
@@ -70,16 +81,16 @@ ZERO_TOTAL = Total(exact.ZERO)
 
 
 def totals(events: AnyEvents, of: str) -> list[Total]:
-    """The weighted total of the non-null values of each segment."""
+    """Return the weighted total of the non-null values of each segment."""
     if isinstance(events, SmallEvents):
-        return [_few_total(list(weighted(events, of)))]
+        return [_small_total(list(weighted(events, of)))]
     return array_totals(events, events.column(of))
 
 
 def array_totals(
     events: Events, values: ColumnValues, exponents: Ints | None = None
 ) -> list[Total]:
-    """As `totals`; `exponents` multiply each value by a power of two (floats only)."""
+    """As `totals`, for arrays. `exponents` multiply each value by a power of two (floats only)."""
     weight = _weights(events, values)
     if values.data.dtype != np.float64:
         return [
@@ -93,13 +104,16 @@ def array_totals(
     numbers = exact.sums(mantissas * weight, powers, events.starts)
     if finite.all():
         return [Total(number) for number in numbers]
-    up = np.add.reduceat(weight * np.isposinf(values.data), events.starts).tolist()
-    down = np.add.reduceat(weight * np.isneginf(values.data), events.starts).tolist()
-    return [Total(*parts) for parts in zip(numbers, up, down, strict=True)]
+    positive_infinities = np.add.reduceat(weight * np.isposinf(values.data), events.starts).tolist()
+    negative_infinities = np.add.reduceat(weight * np.isneginf(values.data), events.starts).tolist()
+    return [
+        Total(*parts)
+        for parts in zip(numbers, positive_infinities, negative_infinities, strict=True)
+    ]
 
 
 def squares(events: AnyEvents, of: str) -> list[Exact]:
-    """The weighted sum of the squares of the finite non-null values of each segment."""
+    """Return the weighted sum of the squares of the finite non-null values of each segment."""
     if isinstance(events, SmallEvents):
         numbers = (
             (exact.of_number(value), weight)
@@ -114,9 +128,11 @@ def squares(events: AnyEvents, of: str) -> list[Exact]:
         added = exact.square_sums(mantissas * (weight > 0), powers, events.starts)
         if events.all_added:
             return added
-        taken = exact.square_sums(mantissas * (weight < 0), powers, events.starts)
-        return [exact.add(a, exact.negate(t)) for a, t in zip(added, taken, strict=True)]
-    if data.dtype != object and (len(data) == 0 or max(int(data.max()), -int(data.min())) < _SMALL):
+        retracted = exact.square_sums(mantissas * (weight < 0), powers, events.starts)
+        return [exact.add(a, exact.negate(r)) for a, r in zip(added, retracted, strict=True)]
+    if data.dtype != object and (
+        len(data) == 0 or max(int(data.max()), -int(data.min())) < _SQUARABLE
+    ):
         return [(total, 0) for total in exact.integer_sums(data * data * weight, events.starts)]
     big = data.astype(object)
     return [
@@ -125,22 +141,22 @@ def squares(events: AnyEvents, of: str) -> list[Exact]:
 
 
 def counts(events: AnyEvents, of: str | None) -> list[int]:
-    """The weighted number of events of each segment, of those with a value in the column if one is
-    given.
+    """Return the weighted number of events of each segment, only of those with a value in column
+    `of` if one is given.
     """
     if isinstance(events, SmallEvents):
-        return [_few_count(events, of)]
+        return [_small_count(events, of)]
     weight = events.weight if of is None else _weights(events, events.column(of))
     return list(np.add.reduceat(weight, events.starts).tolist())
 
 
 def weighted(events: SmallEvents, of: str) -> Iterator[tuple[int | float, int]]:
-    """Non-null values with their weights."""
+    """Return non-null values with their weights."""
     pairs = zip(events.column(of).items, events.weights, strict=True)
     return ((value, weight) for value, weight in pairs if value is not None)
 
 
-def _few_count(events: SmallEvents, of: str | None) -> int:
+def _small_count(events: SmallEvents, of: str | None) -> int:
     if of is None:
         return sum(events.weights)
     items = events.column(of).items
@@ -151,22 +167,22 @@ def _few_count(events: SmallEvents, of: str | None) -> int:
     )
 
 
-def _few_total(items: list[tuple[int | float, int]]) -> Total:
+def _small_total(items: list[tuple[int | float, int]]) -> Total:
     if not items:
         return ZERO_TOTAL
     values, weights = zip(*items, strict=True)
     if isinstance(values[0], int):
         return Total((sum(map(mul, values, weights)), 0))
     if not all(map(math.isfinite, values)):
-        up, down = (
+        positive_infinities, negative_infinities = (
             sum(weight for value, weight in items if value == end) for end in (math.inf, -math.inf)
         )
         return replace(
-            _few_total([(value, weight) for value, weight in items if math.isfinite(value)]),
-            up=up,
-            down=down,
+            _small_total([(value, weight) for value, weight in items if math.isfinite(value)]),
+            positive_infinities=positive_infinities,
+            negative_infinities=negative_infinities,
         )
-    if len(values) <= _FEW_FLOATS:
+    if len(values) <= _SMALL_FLOATS:
         return Total(
             exact.total(
                 (m * weight, e) for value, weight in items for m, e in [exact.of_number(value)]
@@ -188,18 +204,19 @@ def _weighted(values: ColumnValues, weight: Ints) -> Cells:
 
 
 def to_result(element: int | float, dtype: Dtype) -> object:
-    """A number of a column of `dtype` as results carry it: decimals as text, the rest as it is."""
+    """Return a number of a column of `dtype` in the form of results: decimals as text."""
     kind = base(dtype)
     return decimal_text(int(element), kind.scale) if isinstance(kind, Decimal) else element
 
 
 def decimal_text(unscaled: int, scale: int) -> str:
+    """Return an unscaled decimal as text."""
     with decimal.localcontext(prec=60):
         return format(decimal.Decimal(unscaled).scaleb(-scale), "f")
 
 
 def default_result(default: float | None, dtype: Dtype) -> object:
-    """A default in the unit of the wire (decimals as floats) as results carry it."""
+    """Return a default of the wire protocol (decimals are floats there) in the form of results."""
     kind = base(dtype)
     if default is None:
         return None
@@ -213,6 +230,6 @@ def default_result(default: float | None, dtype: Dtype) -> object:
 
 
 def scale_of(dtype: Dtype) -> int:
-    """By what power of ten the stored integer is larger than the number: zero but for decimals."""
+    """Return the scale of a decimal, zero for other types: value = stored integer / 10^scale."""
     kind = base(dtype)
     return kind.scale if isinstance(kind, Decimal) else 0
