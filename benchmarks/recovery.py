@@ -48,12 +48,12 @@ from fennel_core.blueprints.spec import Job
 from fennel_core.connections import postgres, s3
 from fennel_core.connections.frames import Channel, RemoteError
 from fennel_core.connections.kafka import client_config
+from fennel_core.connections.s3 import S3ObjectStore
 from fennel_core.engine.broker import OutgoingRecord
 from fennel_core.engine.kafka import KafkaBroker
 from fennel_core.operators import spec
 from fennel_core.settings.model import Settings
 from fennel_core.snapshots.manifest import SnapshotManifest, decode_manifest
-from fennel_core.snapshots.s3 import S3Objects
 from fennel_core.snapshots.transfer import PREFIX
 from fennel_core.vocab.dtypes import Field, Int, Str
 from fennel_core.vocab.ids import JobId, TopicName, WorkspaceId
@@ -214,9 +214,9 @@ async def world(settings: Settings) -> AsyncIterator[World]:
             async with pool.connection() as connection:
                 await connection.execute("DELETE FROM job WHERE id = %s", (identity,))
                 await connection.execute("DELETE FROM snapshot WHERE job_id = %s", (identity,))
-            objects = S3Objects(s3.client(settings), settings.s3_bucket)
-            await objects.remove(
-                [each.key for each in await objects.stored(f"{PREFIX}/{identity}/")]
+            objects = S3ObjectStore(s3.client(settings), settings.s3_bucket)
+            await objects.delete(
+                [each.key for each in await objects.list_objects(f"{PREFIX}/{identity}/")]
             )
             await broker.close()
             admin.delete_topics([source, replaylog, dead])
@@ -270,7 +270,9 @@ async def measured(
         driver = engine_pid()
         found.append(await world.away("engine", lambda: os.kill(driver, signal.SIGKILL)))
         print(f"  {found[-1]}", flush=True)
-    body = await S3Objects(s3.client(settings), settings.s3_bucket).get(await manifest_key(world))
+    body = await S3ObjectStore(s3.client(settings), settings.s3_bucket).get(
+        await manifest_key(world)
+    )
     assert body is not None
     manifest = decode_manifest(body)
     floors = [

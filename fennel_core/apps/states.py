@@ -13,23 +13,24 @@ from typing import Final
 
 import psycopg
 
+from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.connections.frames import RemoteError
 from fennel_core.definition.log_retention import delete_unneeded
 from fennel_core.settings.model import Settings
 from fennel_core.snapshots import drills, rebuild, selection, snapshot_pass
+from fennel_core.snapshots.errors import DrillFailed, DrillNotRun, RebuildFailed, SnapshotPassFailed
 from fennel_core.snapshots.selection import Selection
-from fennel_core.snapshots.store import StoreError
 from fennel_core.vocab.errors import ApiError
 
 Tell = Callable[[str], None]
 REASONS: Final = (
     *(
-        snapshot_pass.SnapshotPassFailed,
-        rebuild.RebuildFailed,
-        drills.DrillFailed,
-        drills.DrillNotRun,
+        SnapshotPassFailed,
+        RebuildFailed,
+        DrillFailed,
+        DrillNotRun,
     ),
-    *(ApiError, StoreError, RemoteError, OSError, psycopg.Error),
+    *(ApiError, SystemUnavailable, RemoteError, OSError, psycopg.Error),
 )
 """What one of these commands may fail with: a sentence each."""
 
@@ -80,8 +81,8 @@ def drill(
     tell(f"job partitions to drill: {len(found)}")
     try:
         drills.run_drills(settings, found, tell, max_bytes=max_bytes or settings.drill_bytes)
-    except drills.DrillFailed as failed:
-        raise drills.DrillFailed(f"{failed}\nWhat to do: {drills.REMEDY}") from failed
+    except DrillFailed as failed:
+        raise DrillFailed(f"{failed}\nWhat to do: {drills.REMEDY}") from failed
 
 
 def _round(settings: Settings, tell: Tell) -> None:
@@ -100,5 +101,5 @@ def _round(settings: Settings, tell: Tell) -> None:
         f"topic partitions shortened: {len(cuts)}"
     )
     for alarm in alarms:
-        tell(f"needed records ({alarm.trouble.value}): {alarm.told}")
+        tell(f"needed records ({alarm.problem.value}): {alarm.message}")
     snapshot_pass.raise_on_failures(answers)

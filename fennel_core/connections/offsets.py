@@ -1,13 +1,14 @@
-"""Where Kafka's logs begin, end, and stood at a time; and deleting what lies before an offset.
-Blocking, one request for many.
+"""Offsets of Kafka logs: their start, their end, the offset at a time; and deleting old records.
 
-Theory. `end` is after the last committed record: what an open transaction has written is not there
-yet. A log's beginning moves only forward, and deleting what is gone already is no error, so every
-call may be repeated.
+All functions block, send one request for many partitions, and raise KafkaException.
 
-The client names the leader and the leader's epoch as its cached metadata have them, and nothing but
-our asking renews these: of a broker that was killed and came back it would be told "leader epoch is
-older" for minutes. So an answer that the metadata are stale renews them.
+Theory. The end of a log is the offset after its last committed record; records of an open
+transaction are not part of it. The start of a log only moves forward, and deleting deleted records
+is not an error, so every call can be repeated.
+
+The client sends the leader and leader epoch of its cached metadata and renews them only on demand.
+After a broker was killed and restarted, requests would fail with "leader epoch is older" for
+minutes. So a response that the metadata are stale renews them before the retry.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from confluent_kafka import IsolationLevel, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as RdTopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from fennel_core.vocab.ids import Offset, TopicName, TopicPartition
+from fennel_core.vocab.ids import Offset, PartitionIndex, TopicName, TopicPartition
 
 PAUSE_S: Final = 0.02
 LARGEST_PAUSE_S: Final = 0.5
 STALE_EPOCH: Final = frozenset({KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH})
-"""The leader was elected anew, as when its broker has started again."""
-_ASK_AGAIN: Final = frozenset(
+"""A new leader was elected, for example because its broker restarted."""
+_RETRIABLE: Final = frozenset(
     {
         KafkaError.NOT_LEADER_FOR_PARTITION,
         KafkaError.LEADER_NOT_AVAILABLE,
@@ -36,80 +37,94 @@ _ASK_AGAIN: Final = frozenset(
         *STALE_EPOCH,
     }
 )
-"""Leaders that are being elected, or that the client's metadata do not know yet."""
+"""The leader is being elected, or the client's metadata do not have it yet."""
 
 
 def bounds(
-    admin: AdminClient, sources: Sequence[TopicPartition], timeout_s: float
+    admin: AdminClient,
+    partitions: Sequence[TopicPartition],
+    timeout_s: float,
+    *,
+    skip_unknown: bool = False,
 ) -> dict[TopicPartition, tuple[Offset, Offset]]:
-    """The first offset of each log and the one after its last committed record. KafkaException when
-    any cannot be told.
+    """Return the first offset of each log and the one after its last committed record.
+
+    With `skip_unknown`, partitions that do not exist are absent from the result.
     """
-    begins = starts(admin, sources, timeout_s)
-    ends = _asked(admin, dict.fromkeys(sources, OffsetSpec.latest()), timeout_s)
-    return {source: (begins[source], ends[source]) for source in sources}
+    first = _list_offsets(
+        admin, dict.fromkeys(partitions, OffsetSpec.earliest()), timeout_s, skip_unknown
+    )
+    end = _list_offsets(
+        admin, dict.fromkeys(partitions, OffsetSpec.latest()), timeout_s, skip_unknown
+    )
+    return {each: (first[each], end[each]) for each in partitions if each in first and each in end}
 
 
-def _asked(
-    admin: AdminClient, specs: Mapping[TopicPartition, OffsetSpec], timeout_s: float
+def _list_offsets(
+    admin: AdminClient,
+    specs: Mapping[TopicPartition, OffsetSpec],
+    timeout_s: float,
+    skip_unknown: bool = False,
 ) -> dict[TopicPartition, Offset]:
-    """One answer for each; leaders that are just being elected, as of a topic that was just made,
-    are asked again.
-    """
+    """Return one offset for each partition; retry while leaders are being elected."""
     found: dict[TopicPartition, Offset] = {}
     left, deadline_s, pause_s = dict(specs), time.monotonic() + timeout_s, PAUSE_S
     while left:
-        asked = {RdTopicPartition(*source): spec for source, spec in left.items()}
+        requested = {RdTopicPartition(*partition): spec for partition, spec in left.items()}
         futures: Mapping[Any, Any] = admin.list_offsets(
-            asked, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=timeout_s
+            requested, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=timeout_s
         )
         for at, future in futures.items():
+            partition = (TopicName(at.topic), PartitionIndex(at.partition))
             try:
-                found[(TopicName(at.topic), at.partition)] = Offset(
-                    future.result(2 * timeout_s).offset
-                )
+                found[partition] = Offset(future.result(2 * timeout_s).offset)
             except KafkaException as failed:
-                if failed.args[0].code() not in _ASK_AGAIN or time.monotonic() > deadline_s:
+                code = failed.args[0].code()
+                if skip_unknown and code == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    del left[partition]
+                elif code not in _RETRIABLE or time.monotonic() > deadline_s:
                     raise
-        left = {source: spec for source, spec in left.items() if source not in found}
+        left = {partition: spec for partition, spec in left.items() if partition not in found}
         if left:
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, LARGEST_PAUSE_S)
-            admin.list_topics(
-                timeout=timeout_s
-            )  # renews what the client has cached of every topic it knows
+            # Renews the cached metadata of every topic that the client knows.
+            admin.list_topics(timeout=timeout_s)
     return found
 
 
 def starts(
-    admin: AdminClient, sources: Sequence[TopicPartition], timeout_s: float
+    admin: AdminClient, partitions: Sequence[TopicPartition], timeout_s: float
 ) -> dict[TopicPartition, Offset]:
-    """The first offset of each log. KafkaException when any cannot be told."""
-    return _asked(admin, dict.fromkeys(sources, OffsetSpec.earliest()), timeout_s)
+    """Return the first offset of each log."""
+    return _list_offsets(admin, dict.fromkeys(partitions, OffsetSpec.earliest()), timeout_s)
 
 
 def offsets_at_time(
-    admin: AdminClient, sources: Sequence[TopicPartition], time_ms: int, timeout_s: float
+    admin: AdminClient, partitions: Sequence[TopicPartition], time_ms: int, timeout_s: float
 ) -> dict[TopicPartition, Offset]:
-    """The first record of each log that was appended at `time_ms` (since 1970) or later; its end
-    where there is none. KafkaException.
+    """Return the first record of each log appended at `time_ms` (since 1970) or later.
+
+    It is the log's end where there is no such record.
     """
-    found = _asked(admin, dict.fromkeys(sources, OffsetSpec.for_timestamp(time_ms)), timeout_s)
-    none = [source for source, offset in found.items() if offset < 0]
-    return found | _asked(admin, dict.fromkeys(none, OffsetSpec.latest()), timeout_s)
+    spec = OffsetSpec.for_timestamp(time_ms)
+    found = _list_offsets(admin, dict.fromkeys(partitions, spec), timeout_s)
+    none = [partition for partition, offset in found.items() if offset < 0]
+    return found | _list_offsets(admin, dict.fromkeys(none, OffsetSpec.latest()), timeout_s)
 
 
 def delete_before(
     admin: AdminClient, starts: Mapping[TopicPartition, Offset], timeout_s: float
 ) -> None:
-    """Delete every record below these offsets. KafkaException when any log refused; the others were
-    shortened all the same.
+    """Delete every record below these offsets.
+
+    If one log refuses, the others are shortened all the same and the error is raised at the end.
     """
     if not starts:
         return
-    wanted = [RdTopicPartition(*source, offset) for source, offset in starts.items()]
+    requested = [RdTopicPartition(*partition, offset) for partition, offset in starts.items()]
     futures: Mapping[Any, Any] = admin.delete_records(
-        wanted, request_timeout=timeout_s, operation_timeout=timeout_s
+        requested, request_timeout=timeout_s, operation_timeout=timeout_s
     )
     refused: KafkaException | None = None
     for future in futures.values():

@@ -19,15 +19,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from datetime import datetime
+from typing import Final, TypeVar, cast
 
 import psycopg
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
-from fennel_core.connections.errors import TransactionAborted, TransactionOutcomeUnknown
+from fennel_core.connections.errors import (
+    SystemUnavailable,
+    TransactionAborted,
+    TransactionOutcomeUnknown,
+)
 
 STATEMENT_TIMEOUT_MS: Final = 15_000
 LOCK_TIMEOUT_MS: Final = 10_000
@@ -109,6 +115,24 @@ def connect(
     return psycopg.connect(
         conninfo(dsn, name=name, statement_timeout_ms=statement_timeout_ms), autocommit=True
     )
+
+
+@asynccontextmanager
+async def connection_of(source: Pool) -> AsyncIterator[AsyncConnection]:
+    """Borrow a connection; every failure of Postgres inside the block is SystemUnavailable."""
+    try:
+        async with source.connection() as connection:
+            yield connection
+    except (psycopg.Error, PoolTimeout) as failed:
+        raise SystemUnavailable(f"Postgres: {failed}") from failed
+
+
+async def now(source: Pool) -> datetime:
+    """Return the database's current time; SystemUnavailable if it cannot be read."""
+    async with connection_of(source) as connection:
+        row = await (await connection.execute("SELECT now()")).fetchone()
+    assert row is not None, "a SELECT without FROM returns one row"
+    return cast(datetime, row[0])
 
 
 async def in_transaction(

@@ -1,23 +1,32 @@
 """S3: one bucket of immutable, uniquely named objects.
 
-Theory. S3-compatible stores differ in what a conditional write promises: the local one keeps
-`If-None-Match` under a race and breaks `If-Match`. So only `If-None-Match: *` is relied on: an
-object is written once under a name nobody else uses and never changed, and what points at the
-newest object is a row in Postgres. Two more rules come from stores that keep objects as files: a
-key is never a prefix folder of another (`c/a` and `c/a/b`), and bucket names have three letters or
-more.
+Theory. S3-compatible stores differ in what a conditional write promises: the local store honours
+`If-None-Match` under a race but not `If-Match`. So only `If-None-Match: *` is used: an object is
+written once under a key that no other writer uses, and the reference to the newest object is a row
+in Postgres. Stores that keep objects as files add two rules: a key is never a folder prefix of
+another key (`c/a` and `c/a/b`), and a bucket name has at least three letters.
+
+The functions are blocking and raise botocore's errors; `S3ObjectStore` runs them on threads and
+raises the errors of `connections.errors`.
 """
 
 from __future__ import annotations
 
-from datetime import datetime
-from typing import TYPE_CHECKING, BinaryIO, Final, Protocol
+import asyncio
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Final, Protocol, TypeVar
 
 import boto3
+import structlog
 from botocore.config import Config
-from botocore.exceptions import ClientError
+from botocore.exceptions import BotoCoreError, ClientError
 from botocore.response import StreamingBody
 from pydantic import SecretStr
+
+from fennel_core.connections.errors import SystemUnavailable
+from fennel_core.connections.object_store import ObjectConflict, StoredObject
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -27,11 +36,16 @@ CONNECT_SECONDS: Final = 5
 READ_SECONDS: Final = 60
 ATTEMPTS: Final = 4
 DEFAULT_REGION: Final = "us-east-1"
-"""The one region that must not be named when a bucket is made."""
+"""The only region that must not be given as a location when a bucket is created."""
+CHUNK_BYTES: Final = 1024 * 1024
+DOWNLOAD_ATTEMPTS: Final = 3
+"""The client retries requests by itself, but not a response body that breaks off midway."""
+T = TypeVar("T")
+log = structlog.get_logger(__name__)
 
 
 class S3Settings(Protocol):
-    """What of the settings decides here."""
+    """The settings that an S3 client needs."""
 
     @property
     def s3_endpoint(self) -> str: ...
@@ -44,8 +58,9 @@ class S3Settings(Protocol):
 
 
 def client(settings: S3Settings, *, connections: int = 10) -> S3Client:
-    """A thread-safe client (blocking: call it from a worker thread), with path-style addresses and
-    bounded retries.
+    """Return a thread-safe client with path-style addresses and bounded retries.
+
+    It blocks: call it from a worker thread. `connections`: the size of its connection pool.
     """
     return boto3.client(
         "s3",
@@ -59,7 +74,7 @@ def client(settings: S3Settings, *, connections: int = 10) -> S3Client:
             read_timeout=READ_SECONDS,
             retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
             max_pool_connections=connections,
-            # The newer default adds trailing checksums, which compatible stores answer with 501.
+            # The newer default adds trailing checksums; compatible stores respond with 501.
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
         ),
@@ -67,8 +82,9 @@ def client(settings: S3Settings, *, connections: int = 10) -> S3Client:
 
 
 def ensure_bucket(s3: S3Client, bucket: str) -> None:
-    """Make `bucket` if it is not there; ClientError when the store refuses (the name is taken, or
-    no permission).
+    """Create `bucket` unless it exists.
+
+    Raises ClientError if the store refuses: the name is taken, or permission is missing.
     """
     try:
         s3.head_bucket(Bucket=bucket)
@@ -81,7 +97,8 @@ def ensure_bucket(s3: S3Client, bucket: str) -> None:
         if region == DEFAULT_REGION:
             s3.create_bucket(Bucket=bucket)
         else:
-            constraint: BucketLocationConstraintType = region  # type: ignore[assignment]  # a setting; the store checks it
+            # The region is a setting; the store validates it.
+            constraint: BucketLocationConstraintType = region  # type: ignore[assignment]
             s3.create_bucket(
                 Bucket=bucket, CreateBucketConfiguration={"LocationConstraint": constraint}
             )
@@ -91,11 +108,10 @@ def ensure_bucket(s3: S3Client, bucket: str) -> None:
 
 
 def put_new(s3: S3Client, bucket: str, key: str, body: bytes | BinaryIO) -> bool:
-    """Write an object that must not exist yet; False when `key` is taken (then nothing was
-    changed).
+    """Write an object that does not exist yet; return False, and change nothing, if `key` exists.
 
-    A retry after a lost answer may find its own object: names are unique per writer, so compare the
-    content if False surprises you.
+    A retry after a lost response may find its own object. Keys are unique per writer, so compare
+    the content to tell the two cases apart.
     """
     try:
         s3.put_object(Bucket=bucket, Key=key, Body=body, IfNoneMatch="*")
@@ -107,13 +123,13 @@ def put_new(s3: S3Client, bucket: str, key: str, body: bytes | BinaryIO) -> bool
 
 
 def get(s3: S3Client, bucket: str, key: str) -> bytes | None:
-    """The content of `key`, or None when there is no such object."""
-    body = opened(s3, bucket, key)
+    """Return the content of `key`, or None if there is no such object."""
+    body = open_stream(s3, bucket, key)
     return None if body is None else body.read()
 
 
-def opened(s3: S3Client, bucket: str, key: str) -> StreamingBody | None:
-    """The content of `key` to be read piece by piece, or None when there is no such object."""
+def open_stream(s3: S3Client, bucket: str, key: str) -> StreamingBody | None:
+    """Return the content of `key` as a stream, or None if there is no such object."""
     try:
         return s3.get_object(Bucket=bucket, Key=key)["Body"]
     except ClientError as missing:
@@ -122,23 +138,83 @@ def opened(s3: S3Client, bucket: str, key: str) -> StreamingBody | None:
         raise
 
 
-def keys(s3: S3Client, bucket: str, prefix: str) -> list[str]:
-    """Every key that begins with `prefix`, sorted."""
+def list_objects(s3: S3Client, bucket: str, prefix: str) -> list[StoredObject]:
+    """Return every object whose key starts with `prefix`, sorted by key."""
     pages = s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
-    return sorted(found["Key"] for page in pages for found in page.get("Contents", []))
-
-
-def written(s3: S3Client, bucket: str, prefix: str) -> dict[str, datetime]:
-    """Every key that begins with `prefix`, and when it was written by the store's own clock."""
-    pages = s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
-    return {
-        found["Key"]: found["LastModified"] for page in pages for found in page.get("Contents", [])
-    }
+    found = [
+        StoredObject(each["Key"], each["LastModified"])
+        for page in pages
+        for each in page.get("Contents", [])
+    ]
+    return sorted(found, key=lambda each: each.key)
 
 
 def delete(s3: S3Client, bucket: str, key: str) -> None:
-    """Remove `key`; one that is not there is no error."""
+    """Delete `key`; a key that does not exist is ignored."""
     s3.delete_object(Bucket=bucket, Key=key)
+
+
+class S3ObjectStore:
+    """An `ObjectStore` in an S3 bucket; boto3 blocks, so each call runs on a thread."""
+
+    def __init__(self, client: S3Client, bucket: str) -> None:
+        self._client, self._bucket = client, bucket
+
+    async def put(self, key: str, body: bytes) -> None:
+        created = await _on_thread(lambda: put_new(self._client, self._bucket, key, body))
+        if not created and await self.get(key) != body:
+            raise ObjectConflict(f"object `{key}` already exists with other content")
+
+    async def get(self, key: str) -> bytes | None:
+        return await _on_thread(lambda: get(self._client, self._bucket, key))
+
+    async def upload(self, key: str, path: Path) -> None:
+        def send() -> bool:
+            with path.open("rb") as body:
+                return put_new(self._client, self._bucket, key, body)
+
+        if await _on_thread(send):
+            return
+        # The first attempt of this very upload may have succeeded with its response lost, so the
+        # content decides.
+        if await self.get(key) != await asyncio.to_thread(path.read_bytes):
+            raise ObjectConflict(f"object `{key}` already exists with other content")
+
+    async def download(self, key: str, path: Path) -> str | None:
+        def fetch() -> str | None:
+            body = open_stream(self._client, self._bucket, key)
+            if body is None:
+                return None
+            digest = hashlib.sha256()
+            with path.open("wb") as file:
+                for chunk in body.iter_chunks(CHUNK_BYTES):
+                    digest.update(chunk)
+                    file.write(chunk)
+            return digest.hexdigest()
+
+        for _ in range(DOWNLOAD_ATTEMPTS - 1):
+            try:
+                return await _on_thread(fetch)
+            except SystemUnavailable as broken:
+                log.warning("download failed; retrying", key=key, error=str(broken))
+        return await _on_thread(fetch)
+
+    async def list_objects(self, prefix: str) -> list[StoredObject]:
+        return await _on_thread(lambda: list_objects(self._client, self._bucket, prefix))
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        def delete_all() -> None:
+            for key in keys:
+                delete(self._client, self._bucket, key)
+
+        await _on_thread(delete_all)
+
+
+async def _on_thread(work: Callable[[], T]) -> T:
+    try:
+        return await asyncio.to_thread(work)
+    except (ClientError, BotoCoreError) as failed:
+        raise SystemUnavailable(f"S3: {failed}") from failed
 
 
 def _status(error: ClientError) -> int:

@@ -26,6 +26,7 @@ from fennel_core.blueprints.spec import Job
 from fennel_core.connections import offsets, postgres, s3
 from fennel_core.connections.kafka import client_config
 from fennel_core.connections.postgres import Pool
+from fennel_core.connections.s3 import S3ObjectStore
 from fennel_core.definition.periodic import run_periodically
 from fennel_core.history.postgres import PostgresHistoryFiles
 from fennel_core.history.topics import HistoryTopics
@@ -42,7 +43,6 @@ from fennel_core.snapshots.log_retention import (
 )
 from fennel_core.snapshots.manifest import StatePosition
 from fennel_core.snapshots.postgres import PostgresPointers
-from fennel_core.snapshots.s3 import S3Objects
 from fennel_core.snapshots.store import Pointer
 from fennel_core.snapshots.transfer import SnapshotContext
 from fennel_core.telemetry.logs import logger
@@ -106,7 +106,7 @@ class LogRetention:
     def __init__(self, settings: Settings, pool: Pool) -> None:
         self._settings, self._pool = settings, pool
         self._tools = SnapshotContext(
-            S3Objects(s3.client(settings), settings.s3_bucket), PostgresPointers(pool)
+            S3ObjectStore(s3.client(settings), settings.s3_bucket), PostgresPointers(pool)
         )
         self._admin = AdminClient(client_config(settings))
         self._topics = HistoryTopics(pool)
@@ -155,7 +155,7 @@ class LogRetention:
     async def _kinds(self, jobs: Collection[Job]) -> dict[TopicName, LogKind]:
         """Every topic that the bank holds and that is deleted from here."""
         kept = await self._rows(TOPICS, ([AssetKind.TOPIC.value, AssetKind.REPLAYLOG.value],))
-        content = await self._topics.wanted()
+        content = await self._topics.with_history()
         replaylogs = {job.replaylog for job in jobs}
         found = {}
         for name, _ in kept:
@@ -235,16 +235,16 @@ class NeededRecordsCheck:
 
     async def once(self) -> None:
         found = (await self._retention.look(time.time_ns() // 1_000_000)).alarms()
-        before = {(each.job, each.part, each.topic, each.trouble) for each in self.alarms}
+        before = {(each.job, each.part, each.topic, each.problem) for each in self.alarms}
         for each in found:
-            if (each.job, each.part, each.topic, each.trouble) not in before:
+            if (each.job, each.part, each.topic, each.problem) not in before:
                 log.error(
                     "needed records",
-                    trouble=each.trouble.value,
+                    problem=each.problem.value,
                     job=each.job,
                     part=each.part,
                     topic=each.topic,
-                    told=each.told,
+                    message=each.message,
                 )
         if self.alarms and not found:
             log.info("needed records: no trouble any more")
@@ -253,7 +253,7 @@ class NeededRecordsCheck:
             (NEEDED_LOST, RetentionProblem.LOST),
             (NEEDED_OLD, RetentionProblem.OLD),
         ):
-            metric.set(len({(each.job, each.part) for each in found if each.trouble is trouble}))
+            metric.set(len({(each.job, each.part) for each in found if each.problem is trouble}))
 
 
 def delete_unneeded(

@@ -424,7 +424,13 @@ operations_routes = APIRouter(
 async def needed(office: TheOffice) -> Response:
     """Job partitions that need records which are gone, or about to be too old."""
     found = [
-        {"job": a.job, "part": a.part, "topic": a.topic, "trouble": a.trouble.value, "told": a.told}
+        {
+            "job": a.job,
+            "part": a.part,
+            "topic": a.topic,
+            "trouble": a.problem.value,
+            "told": a.message,
+        }
         for a in office.alarms()
     ]
     return answer({"alarms": found})

@@ -13,17 +13,16 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import structlog
-from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from fennel_core.connections import postgres
+from fennel_core.connections.spark import JVM_EXIT_ERRORS, session_builder
 from fennel_core.engine.backfill.driver import run_driver
 from fennel_core.engine.environment import ENVIRONMENT_HASH, environment_hash
 from fennel_core.settings.model import Settings
@@ -31,38 +30,26 @@ from fennel_core.telemetry import logs
 from fennel_core.telemetry.health import HealthEndpoint
 from fennel_core.vocab.ids import EngineId
 
-JVM_EXIT_ERRORS: Final = (Py4JError, ConnectionError, EOFError)
-"""What py4j raises when the JVM has exited; on shutdown it may exit before this process."""
 log = structlog.get_logger(__name__)
 
 TASK_FAILURES: Final = 1_000_000
-DRIVER_MEMORY: Final = "512m"
 RETRY_PAUSE_S: Final = 1.0
 SLOTS_GROUP: Final = "slots"
 
 
 def engine_session(settings: Settings, engine: EngineId) -> SparkSession:
-    """Start the engine's Spark application.
-
-    Local by default; on any master with `spark-submit` or SPARK_MASTER.
-    """
+    """Start the engine's Spark application: local by default; see `session_builder`."""
     cores = settings.engine_slots + settings.engine_spare_slots
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    # Without it Spark resolves the machine's own name and binds to the address it finds.
-    os.environ.setdefault("SPARK_LOCAL_IP", settings.host)
     return (
-        SparkSession.builder.appName(f"fennel-{engine}")
-        .master(os.environ.get("SPARK_MASTER", f"local[{cores},{TASK_FAILURES}]"))
+        session_builder(
+            settings,
+            app_name=f"fennel-{engine}",
+            local_master=f"local[{cores},{TASK_FAILURES}]",
+        )
         .config("spark.task.maxFailures", TASK_FAILURES)
         .config("spark.speculation", False)
         .config("spark.dynamicAllocation.enabled", False)
-        .config("spark.driver.memory", DRIVER_MEMORY)
-        .config("spark.driver.bindAddress", settings.host)
-        .config("spark.driver.host", settings.host)
-        .config("spark.ui.enabled", False)
-        .config("spark.ui.showConsoleProgress", False)
         .config("spark.python.worker.reuse", False)
-        .config("spark.sql.warehouse.dir", str((settings.data_dir / "spark-warehouse").resolve()))
         .getOrCreate()
     )
 

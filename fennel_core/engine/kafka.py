@@ -34,7 +34,12 @@ from fennel_core.connections.errors import (
     TransactionAborted,
     TransactionOutcomeUnknown,
 )
-from fennel_core.connections.kafka import client_config, consumer_config, producer_config
+from fennel_core.connections.kafka import (
+    CONTROL_HEADER,
+    client_config,
+    consumer_config,
+    producer_config,
+)
 from fennel_core.engine.broker import FetchedRecords, OutgoingRecord, Record, require_within_log
 from fennel_core.engine.errors import OffsetTruncated, ProducerFenced
 from fennel_core.settings.model import Settings
@@ -45,7 +50,6 @@ T = TypeVar("T")
 POLL_S: Final = 0.05
 BATCH_MESSAGES: Final = 1_000
 BUFFER_BYTES: Final = 16 * 1024 * 1024
-CONTROL_HEADER: Final = "c"
 _FENCED: Final = (KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED)
 
 

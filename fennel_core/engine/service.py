@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, cast
 
+from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.connections.frames import RemoteError
 from fennel_core.connections.slot_protocol import RefusalCode
 from fennel_core.engine.drill.subprocess_drill import DrillRunner
@@ -24,7 +25,6 @@ from fennel_core.hangar.store import HangarClosed, HangarCorrupt
 from fennel_core.operators.step import LookupStep
 from fennel_core.snapshots.drills import DrillFinding, DrillVerdict
 from fennel_core.snapshots.rebuild import SlotReport
-from fennel_core.snapshots.store import StoreError
 from fennel_core.snapshots.transfer import OwnershipLost, SnapshotTaken, SnapshotUnchanged
 from fennel_core.vocab.ids import JobId, Micros, Offset, PartitionIndex, TopicName
 
@@ -70,7 +70,7 @@ class SlotService:
             case "drill":
                 ((job, part),) = argument["items"]
                 finding = await self._drill(job, part, argument["max_bytes"])
-                return [finding.verdict, finding.told, finding.live_hash, finding.drilled_hash]
+                return [finding.verdict, finding.detail, finding.live_hash, finding.drilled_hash]
             case _:
                 raise RemoteError(
                     RefusalCode.UNKNOWN_OPERATION,
@@ -141,7 +141,7 @@ class SlotService:
         except HangarCorrupt as damaged:
             self._runner(job, part).discard_state(str(damaged))
             return "failed", str(damaged), 0
-        except (StoreError, OSError) as failed:
+        except (SystemUnavailable, OSError) as failed:
             return "failed", str(failed), 0
 
     async def _drill(self, job: str, part: int, max_bytes: int) -> DrillFinding:
@@ -149,7 +149,7 @@ class SlotService:
             return await self._drills.run(self._runner(job, part), max_bytes)
         except HangarClosed as closed:
             raise RemoteError(RefusalCode.NOT_OWNER, str(closed)) from closed
-        except (StoreError, OSError) as failed:
+        except (SystemUnavailable, OSError) as failed:
             return DrillFinding(DrillVerdict.UNKNOWN, str(failed))
 
     async def _wait(

@@ -22,6 +22,7 @@ import structlog
 from fennel_core.bank.postgres_registry import PostgresRegistry
 from fennel_core.bank.registry import Slot
 from fennel_core.connections import frames, postgres, s3, secrets
+from fennel_core.connections.s3 import S3ObjectStore
 from fennel_core.engine.backfill.client import QueuedBackfillClient
 from fennel_core.engine.backfill.queue import BackfillQueue
 from fennel_core.engine.drill.subprocess_drill import DrillRunner
@@ -42,7 +43,6 @@ from fennel_core.executors.client import Callbacks, Executors
 from fennel_core.history.postgres import PostgresHistoryFiles
 from fennel_core.settings.model import Settings
 from fennel_core.snapshots.postgres import PostgresPointers
-from fennel_core.snapshots.s3 import S3Objects
 from fennel_core.snapshots.transfer import SnapshotContext
 from fennel_core.telemetry import logs
 from fennel_core.vocab.ids import EngineId, Millis, SlotId, WorkspaceId
@@ -92,7 +92,7 @@ async def _run(settings: Settings, slot: Slot, number: int, slot_lock: SlotLock)
             await registry.heartbeat(slot, Millis(settings.lease_ms))
             await registry.expire_predecessors(slot_lock.id_prefix, slot.id)
         broker, workers, clock = KafkaBroker(settings), SingleThreadPool(), SystemClock()
-        objects = S3Objects(s3.client(settings), settings.s3_bucket)
+        objects = S3ObjectStore(s3.client(settings), settings.s3_bucket)
         context = SnapshotContext(objects, PostgresPointers(pool))
         snapshots = Snapshots(context, settings.state_dir, workers, lambda: uuid.uuid4().hex)
         runner_factory = SlotRunnerFactory(

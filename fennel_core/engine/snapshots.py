@@ -92,7 +92,7 @@ class Snapshots:
         """
 
     async def take(self, runner: Runner) -> SnapshotTaken | SnapshotUnchanged | OwnershipLost:
-        """Copy a running runner's state. StoreError, HangarClosed (it stopped meanwhile) and
+        """Copy a running runner's state. SystemUnavailable, HangarClosed (it stopped meanwhile) and
         OSError pass through.
         """
         job, part = runner.job.id, PartitionIndex(runner.part)
@@ -182,8 +182,8 @@ class Snapshots:
         """The state to start from: what is here or the newest snapshot, whichever has seen more; if
         it is damaged, the next best.
 
-        StoreError and OSError pass through. NothingLeft when even replay from the log's beginning
-        went wrong before.
+        Raises SystemUnavailable and OSError; RebuildExhausted if even replay from the start of the
+        log went wrong before.
         """
         place = (job, part)
         if (why := self._doomed.get(place)) is not None:

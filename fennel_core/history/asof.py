@@ -1,10 +1,10 @@
-"""The content of a dataset as of a time, from its signed versions.
+"""Compute the content of a dataset as of a time, from its signed versions.
 
-Theory. A retraction carries the timestamp and position of what it takes back, so "at or before T"
-keeps both of a pair or neither, and taking back commutes with choosing a time. What is left is a
-bag of events, or of versions of which the latest per key, by (timestamp, position), is the content;
-a tombstone that is the latest means that the key is not there. Erased keys are not there at any
-time.
+Theory. A retraction has the timestamp and position of the version that it retracts. So a filter
+"at or before T" keeps both of a pair or neither, and applying retractions commutes with choosing a
+time. The remaining versions are a bag of events. For a keyed dataset the content is the latest
+version per key, by (timestamp, position); if that is a tombstone, the key is absent. Erased keys
+are absent at every time.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _ROW: Final = "__row"
 def content(
     versions: pl.DataFrame, schema: Schema, as_of: Micros, erased: Sequence[ErasedKeys] = ()
 ) -> pl.DataFrame:
-    """Rows of the dataset at `as_of` (inclusive), with the dataset's columns, in no particular
-    order.
+    """Return the rows of the dataset at `as_of` (inclusive), in no particular order.
 
-    `versions`: columns of `vocab.versions`, all versions of each key that is in it.
+    `versions` has the columns of `vocab.versions` and all versions of each key in it. The result
+    has the dataset's columns.
     """
     past = versions.select(*schema.names, *META).filter(
         pl.col(schema.timestamp).to_physical() <= as_of
@@ -53,13 +53,14 @@ def content(
 
 
 def _consolidated(versions: pl.DataFrame, schema: Schema) -> pl.DataFrame:
-    """The versions that were added and not taken back. Only rows at a position where something was
-    taken back are compared.
+    """Return the versions that were not retracted.
+
+    Only rows at a position with a retraction are compared, because comparing needs encoding.
     """
-    touched = versions.filter(pl.col(SIGN) < 0).select(POS).unique()
-    if touched.is_empty():
+    retracted = versions.filter(pl.col(SIGN) < 0).select(POS).unique()
+    if retracted.is_empty():
         return versions
-    compared = versions.join(touched, on=POS, how="semi")
+    compared = versions.join(retracted, on=POS, how="semi")
     rows = pl.Series(_ROW, encode_rows(compared, (*schema.names, IS_TOMBSTONE)), dtype=pl.Binary)
     net = (
         compared.with_columns(rows)
@@ -71,4 +72,4 @@ def _consolidated(versions: pl.DataFrame, schema: Schema) -> pl.DataFrame:
         .with_columns(pl.col(SIGN).cast(pl.Int8))
         .select(versions.columns)
     )
-    return pl.concat([versions.join(touched, on=POS, how="anti"), kept])
+    return pl.concat([versions.join(retracted, on=POS, how="anti"), kept])

@@ -1,10 +1,10 @@
-"""The history writer as a process: rounds for ever, health, metrics, deletion now and then.
+"""The history writer's process: passes without end, health, metrics, periodic pruning.
 
-Theory. It is a part of its own and not a guest in the engine's Spark application: the engine
-retries tasks without end and never reuses a Python worker, which suits slots and would make every
-batch pay for new interpreters; and whatever a large batch does to its JVM, the slots must not
-notice. A round that fails is told in the log and on `/readyz` and is tried again; a JVM that has
-ended ends the process, and whoever keeps parts running starts it again.
+Theory. It is a separate process and does not run inside the engine's Spark application. The engine
+retries tasks without limit and never reuses a Python worker, which suits slots but would start new
+interpreters for every batch; and whatever a large batch does to its JVM must not affect the slots.
+A failed pass is logged, shown on `/readyz` and repeated. When the JVM has exited, the process ends
+and its supervisor starts it again.
 """
 
 from __future__ import annotations
@@ -18,25 +18,27 @@ from typing import Final
 import structlog
 
 from fennel_core.connections import postgres, s3
+from fennel_core.connections.errors import SystemUnavailable
+from fennel_core.connections.s3 import S3ObjectStore
 from fennel_core.history.backlog import RollRule
+from fennel_core.history.errors import RollFailed
 from fennel_core.history.kafka import TopicReader
 from fennel_core.history.postgres import PostgresHistoryFiles
-from fennel_core.history.s3 import S3Objects
 from fennel_core.history.spark import SparkRoller
-from fennel_core.history.store import HistoryTotals, StoreError
+from fennel_core.history.store import HistoryTotals
 from fennel_core.history.topics import HistoryTopics
-from fennel_core.history.writer import HistoryWriter, PassResult, RollFailed, prune_history
+from fennel_core.history.writer import HistoryWriter, PassResult, prune_history
 from fennel_core.settings.model import Settings
 from fennel_core.telemetry import logs, metrics
 from fennel_core.telemetry.health import HealthEndpoint
 from fennel_core.vocab.ids import TopicName
 
 PROCESS: Final = "history"
-FAILURES_TOLD: Final = 3
-"""So many failed rounds in a row are what a restart of Kafka or Postgres takes; more of them are a
-state that people should see.
+REPORTED_FAILURES: Final = 3
+"""Consecutive failures from which on `/readyz` reports them; a restart of Kafka or Postgres causes
+fewer.
 """
-NOTHING: Final = HistoryTotals(0, 0, 0)
+NO_TOTALS: Final = HistoryTotals(0, 0, 0)
 log = structlog.get_logger(__name__)
 
 FILES = metrics.gauge("fennel_history_files", "Files that hold a topic's history.", ("topic",))
@@ -55,7 +57,7 @@ ROUND_SECONDS = metrics.histogram(
 
 
 class _State:
-    """What `/readyz` and `/metrics` tell of the rounds."""
+    """The outcome of the passes, for `/readyz` and `/metrics`."""
 
     def __init__(self) -> None:
         self._failures = 0
@@ -63,40 +65,38 @@ class _State:
         self._topics: frozenset[TopicName] = frozenset()
 
     async def check(self) -> str | None:
-        return self._problem if self._failures >= FAILURES_TOLD else None
+        return self._problem if self._failures >= REPORTED_FAILURES else None
 
-    def done(self, rolled: PassResult) -> None:
+    def done(self, result: PassResult) -> None:
         self._failures, self._problem = 0, None
         ROUNDS.labels("done").inc()
-        topics = frozenset(rolled.lag) | frozenset(rolled.totals)
+        topics = frozenset(result.lag) | frozenset(result.totals)
         for topic in self._topics - topics:
             for gauge in (FILES, ROWS, LAG):
                 gauge.remove(topic)
         for topic in topics:
-            totals = rolled.totals.get(topic, NOTHING)
+            totals = result.totals.get(topic, NO_TOTALS)
             FILES.labels(topic).set(totals.files)
             ROWS.labels(topic).set(totals.rows)
-            LAG.labels(topic).set(rolled.lag.get(topic, 0))
+            LAG.labels(topic).set(result.lag.get(topic, 0))
         self._topics = topics
-        if rolled.files:
+        if result.files:
             log.info(
-                "history has grown",
-                files=rolled.files,
-                rows=rolled.rows,
-                lag=sum(rolled.lag.values()),
+                "history pass added files",
+                files=result.files,
+                rows=result.rows,
+                lag=sum(result.lag.values()),
             )
 
     def failed(self, reason: str) -> None:
         self._failures += 1
         self._problem = reason
         ROUNDS.labels("failed").inc()
-        log.error(
-            "a round of history failed; it is tried again", failures=self._failures, reason=reason
-        )
+        log.error("history pass failed; retrying", failures=self._failures, reason=reason)
 
 
 async def run_history(settings: Settings) -> None:
-    """Run until SIGTERM. JvmGone when Spark's JVM ended."""
+    """Run until SIGTERM; raises JvmExited when Spark's JVM has exited."""
     logs.configure(PROCESS, settings.log_level, hidden=logs.secrets_of(settings))
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
@@ -111,7 +111,7 @@ async def run_history(settings: Settings) -> None:
         writer = HistoryWriter(
             files, topics, TopicReader(settings).bounds, roller, rule, time.monotonic
         )
-        objects = S3Objects(s3.client(settings), settings.s3_bucket)
+        objects = S3ObjectStore(s3.client(settings), settings.s3_bucket)
         grace = timedelta(milliseconds=settings.history_grace_ms)
 
         async def pruning() -> None:
@@ -119,15 +119,15 @@ async def run_history(settings: Settings) -> None:
                 await asyncio.sleep(grace.total_seconds())
                 try:
                     done = await prune_history(files, topics, objects, grace)
-                    log.info("history was pruned", topics=done.topics, objects=done.objects)
-                except StoreError as away:
-                    log.warning("history could not be pruned; it is tried later", reason=str(away))
+                    log.info("history pruned", topics=done.topics, objects=done.objects)
+                except SystemUnavailable as unavailable:
+                    log.warning("history pruning failed; retrying later", reason=str(unavailable))
 
         server = await HealthEndpoint(PROCESS, {"rounds": state.check}).serve(
             settings.host, settings.history_port
         )
         tasks = [
-            asyncio.create_task(_rounds(writer, state, settings.history_trigger_s)),
+            asyncio.create_task(_run_passes(writer, state, settings.history_trigger_s)),
             asyncio.create_task(pruning()),
         ]
         stopping = asyncio.create_task(stop.wait())
@@ -139,17 +139,18 @@ async def run_history(settings: Settings) -> None:
         for task in (*tasks, stopping):
             task.cancel()
         for task in ended:
-            task.result()  # ours end only with an error
+            # Both loops are endless, so a finished task has an error to raise.
+            task.result()
 
 
-async def _rounds(writer: HistoryWriter, state: _State, trigger_s: float) -> None:
+async def _run_passes(writer: HistoryWriter, state: _State, trigger_s: float) -> None:
     while True:
         began = time.monotonic()
         try:
             with ROUND_SECONDS.time():
-                rolled = await writer.round()
-        except (StoreError, RollFailed) as failed:
+                result = await writer.run_pass()
+        except (SystemUnavailable, RollFailed) as failed:
             state.failed(str(failed))
         else:
-            state.done(rolled)
+            state.done(result)
         await asyncio.sleep(max(0.0, trigger_s - (time.monotonic() - began)))

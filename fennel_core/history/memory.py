@@ -1,4 +1,4 @@
-"""The twin in memory of history's rows, with a clock that tests move."""
+"""The index of history in memory, with a clock that tests control."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from fennel_core.vocab.ids import Offset, PartitionIndex, TopicName, TopicPartit
 
 
 class MemoryHistoryFiles:
-    """See `history.store.HistoryFiles`."""
+    """`HistoryFiles` in memory."""
 
     def __init__(self, now: Callable[[], datetime]) -> None:
         self._now = now
         self._rows: dict[TopicPartition, list[HistoryFile]] = {}
-        self._orphans: dict[TopicName, datetime] = {}
+        self._orphaned: dict[TopicName, datetime] = {}
 
     async def ends(self, topics: Collection[TopicName]) -> Mapping[TopicPartition, Offset]:
         return {
-            place: rows[-1].next_offset for place, rows in self._rows.items() if place[0] in topics
+            partition: rows[-1].next_offset
+            for partition, rows in self._rows.items()
+            if partition[0] in topics
         }
 
     async def files(
@@ -46,29 +48,35 @@ class MemoryHistoryFiles:
     async def keys(self, topic: TopicName) -> frozenset[str]:
         return frozenset(
             row.object_key
-            for place, rows in self._rows.items()
-            if place[0] == topic
+            for partition, rows in self._rows.items()
+            if partition[0] == topic
             for row in rows
         )
 
     async def totals(self) -> Mapping[TopicName, HistoryTotals]:
         files = [file for rows in self._rows.values() for file in rows]
-        mine = {topic: [file for file in files if file.topic == topic] for topic, _ in self._rows}
+        by_topic = {
+            topic: [file for file in files if file.topic == topic] for topic, _ in self._rows
+        }
         return {
-            t: HistoryTotals(len(of), sum(f.row_count for f in of), sum(f.size_bytes for f in of))
-            for t, of in mine.items()
+            topic: HistoryTotals(
+                len(of), sum(f.row_count for f in of), sum(f.size_bytes for f in of)
+            )
+            for topic, of in by_topic.items()
         }
 
-    async def orphans(self, alive: Collection[TopicName]) -> Mapping[TopicName, datetime]:
+    async def orphaned_topics(self, alive: Collection[TopicName]) -> Mapping[TopicName, datetime]:
         found = {topic for topic, _ in self._rows} - set(alive)
-        self._orphans = {topic: self._orphans.get(topic, self._now()) for topic in found}
-        return dict(self._orphans)
+        self._orphaned = {topic: self._orphaned.get(topic, self._now()) for topic in found}
+        return dict(self._orphaned)
 
     async def now(self) -> datetime:
         return self._now()
 
     async def remove(self, topics: Sequence[TopicName]) -> None:
-        self._rows = {place: rows for place, rows in self._rows.items() if place[0] not in topics}
-        self._orphans = {
-            topic: since for topic, since in self._orphans.items() if topic not in topics
+        self._rows = {
+            partition: rows for partition, rows in self._rows.items() if partition[0] not in topics
+        }
+        self._orphaned = {
+            topic: since for topic, since in self._orphaned.items() if topic not in topics
         }

@@ -1,14 +1,14 @@
 """A file of history: the batches of an offset range as one Parquet object.
 
-Theory. The columns are those of the topic's batches as they are (`vocab.versions`: the dataset's
-columns, then position, sign, tombstone), and two of ours:
+Theory. The columns are those of the topic's batches (`vocab.versions`: the dataset's columns, then
+position, sign, tombstone) and two more:
 
     __offset  int64   Kafka offset of the message that carried the row
     __group   int32   key group of the row's key (`vocab.keys`), 0 where rows have no key
 
-Rows are sorted by (__group, __offset) and keep their order within a message. So a reader that owns
-some key groups finds its rows side by side and in the order they were written, and sorting by
-`__offset` alone (stably) gives back the topic key by key.
+Rows are sorted by (__group, __offset) and keep their order within a message. So a reader of some
+key groups finds its rows next to each other in the order of writing, and a stable sort by
+`__offset` restores the order of the topic per key.
 """
 
 from __future__ import annotations
@@ -26,16 +26,15 @@ from fennel_core.vocab.versions import decode
 OFFSET: Final = "__offset"
 GROUP: Final = "__group"
 ROW_GROUP_ROWS: Final = 65_536
-"""Rows per row group: small enough that a reader of one key group skips most of a large file by its
-statistics.
-"""
+"""Rows per row group: a reader of one key group skips most of a large file by its statistics."""
 ZSTD_LEVEL: Final = 3
 _ROW: Final = "__row"
 
 
 def file_frame(messages: Sequence[tuple[Offset, bytes]], keys: tuple[str, ...]) -> pl.DataFrame:
-    """Data messages of one partition, in order of offsets, as the rows of a file. `keys`: the
-    columns whose bytes chose the partition.
+    """Return the rows of a file: the data messages of one partition, in order of offsets.
+
+    `keys`: the columns whose bytes chose the partition; empty for a dataset without a key.
     """
     assert messages, "a file has at least one message"
     frames = [
@@ -47,7 +46,7 @@ def file_frame(messages: Sequence[tuple[Offset, bytes]], keys: tuple[str, ...]) 
 
 
 def encode_file(frame: pl.DataFrame) -> bytes:
-    """The object of a file."""
+    """Return the bytes of a file."""
     assert {OFFSET, GROUP} <= set(frame.columns), "a file's frame comes from `file_frame`"
     sink = io.BytesIO()
     frame.write_parquet(
@@ -61,12 +60,12 @@ def encode_file(frame: pl.DataFrame) -> bytes:
 
 
 def decode_file(body: bytes, columns: Sequence[str] | None = None) -> pl.DataFrame:
-    """The rows of a file, all columns or some."""
+    """Return the rows of a file, with all columns or only `columns`."""
     return pl.read_parquet(io.BytesIO(body), columns=None if columns is None else list(columns))
 
 
 def _groups(frame: pl.DataFrame, keys: tuple[str, ...]) -> pl.Series:
-    """The key group of each row; computed once per distinct key."""
+    """Return the key group of each row; computed once per distinct key."""
     if not keys or frame.is_empty():
         return pl.repeat(0, frame.height, dtype=pl.Int32, eager=True).alias(GROUP)
     distinct = (

@@ -1,8 +1,9 @@
-"""From a cut to an object: what a Python worker of Spark does with its partition's part of a batch.
+"""Turn file slices into objects: what a Python worker of Spark does with its share of a batch.
 
-Theory. A worker decodes, sorts, writes Parquet and uploads; it never touches the database. What it
-uploaded is a proposal, told to the driver, which adds the rows. So however often Spark repeats a
-task, each attempt leaves objects of its own names, and only one of them is ever named by a row.
+Theory. To roll is to write the records of a topic's partition into an immutable file. A worker
+decodes, sorts, writes Parquet and uploads; it never touches the database. An uploaded file is a
+proposal to the driver, which adds the rows. However often Spark repeats a task, each attempt writes
+objects under keys of its own, and a row is added for only one of them.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ import polars as pl
 import pyarrow as pa
 
 from fennel_core.history import parquet
-from fennel_core.history.backlog import FileSlice, TopicRecord, split_into_files
+from fennel_core.history.file_slices import FileSlice, TopicRecord, split_into_files
 from fennel_core.history.store import HistoryFile
 from fennel_core.vocab.ids import Micros, Offset, PartitionIndex, TopicName, TopicPartition
 
 PREFIX: Final = "history"
 Put = Callable[[str, bytes], None]
-"""Write a new object of this key."""
+"""Writes a new object: key, content."""
 
 PROPOSAL_SCHEMA: Final = pa.schema(
     [
@@ -37,13 +38,15 @@ PROPOSAL_SCHEMA: Final = pa.schema(
         ("max_ts", pa.int64()),
     ]
 )
-"""What a worker tells the driver: a `HistoryFile` per row."""
+"""The rows that a worker returns to the driver: one `HistoryFile` each."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicLayout:
-    """What a file of a topic needs to know: the columns whose bytes choose the partition (none: no
-    key), and the event time's column.
+    """The columns that a topic's files depend on.
+
+    `keys`: the columns whose bytes choose the partition; empty without a key. `timestamp`: the
+    column of the event time.
     """
 
     keys: tuple[str, ...]
@@ -52,49 +55,56 @@ class TopicLayout:
 
 @dataclass(frozen=True, slots=True)
 class RollPlan:
-    """One batch: where rows end, where the batch's ranges end, and how the topics are laid out."""
+    """One batch: where the rows and the batch's ranges end, the topics' layouts, the file size."""
 
-    floors: Mapping[TopicPartition, Offset]
-    ends: Mapping[TopicPartition, Offset]
+    history_ends: Mapping[TopicPartition, Offset]
+    batch_ends: Mapping[TopicPartition, Offset]
     layouts: Mapping[TopicName, TopicLayout]
     file_bytes: int
 
 
 def topic_prefix(topic: TopicName) -> str:
-    """Where a topic's objects are."""
+    """Return the prefix of a topic's objects."""
     return f"{PREFIX}/{topic}/"
 
 
 def topic_of_key(key: str) -> TopicName:
-    """The inverse of `topic_prefix`, for any key below it."""
+    """Return the topic of an object: the inverse of `topic_prefix`, for any key below it."""
     return TopicName(key.split("/")[1])
 
 
-def roll(messages: Iterable[TopicRecord], plan: RollPlan, put: Put) -> Iterator[HistoryFile]:
-    """Upload the data records of a batch, file by file; lazy, so that one file at a time is in
-    memory.
-    """
-    for cut in split_into_files(messages, plan.floors, plan.ends, plan.file_bytes):
-        yield _uploaded(cut, plan.layouts[cut.place[0]], put)
+def roll(records: Iterable[TopicRecord], plan: RollPlan, put: Put) -> Iterator[HistoryFile]:
+    """Upload the data records of a batch and yield the files, one in memory at a time."""
+    for each in split_into_files(records, plan.history_ends, plan.batch_ends, plan.file_bytes):
+        yield _upload(each, plan.layouts[each.partition[0]], put)
 
 
-def _uploaded(cut: FileSlice, layout: TopicLayout, put: Put) -> HistoryFile:
-    topic, part = cut.place
-    frame = parquet.file_frame(cut.messages, layout.keys)
+def _upload(content: FileSlice, layout: TopicLayout, put: Put) -> HistoryFile:
+    topic, part = content.partition
+    frame = parquet.file_frame(content.records, layout.keys)
     body = parquet.encode_file(frame)
-    key = f"{topic_prefix(topic)}{part}/{cut.first:020d}-{uuid.uuid4().hex}.parquet"
+    key = f"{topic_prefix(topic)}{part}/{content.first_offset:020d}-{uuid.uuid4().hex}.parquet"
     put(key, body)
     times = frame.select(
-        least=pl.col(layout.timestamp).min().to_physical(),
+        smallest=pl.col(layout.timestamp).min().to_physical(),
         largest=pl.col(layout.timestamp).max().to_physical(),
     )
-    least, largest = times.row(0)
-    bounds = (None, None) if least is None else (Micros(least), Micros(largest))
-    return HistoryFile(topic, part, cut.first, cut.following, key, frame.height, len(body), *bounds)
+    smallest, largest = times.row(0)
+    bounds = (None, None) if smallest is None else (Micros(smallest), Micros(largest))
+    return HistoryFile(
+        topic,
+        part,
+        content.first_offset,
+        content.next_offset,
+        key,
+        frame.height,
+        len(body),
+        *bounds,
+    )
 
 
 def records_of(batches: Iterable[pa.RecordBatch]) -> Iterator[TopicRecord]:
-    """Rows of Spark's Kafka source (topic, partition, offset, value) as messages."""
+    """Yield rows of Spark's Kafka source (topic, partition, offset, value) as records."""
     for batch in batches:
         columns = [
             batch.column(name).to_pylist() for name in ("topic", "partition", "offset", "value")
@@ -104,7 +114,7 @@ def records_of(batches: Iterable[pa.RecordBatch]) -> Iterator[TopicRecord]:
 
 
 def encode_proposals(files: Iterable[HistoryFile]) -> Iterator[pa.RecordBatch]:
-    """Files as rows for the driver, each as soon as it is uploaded."""
+    """Yield files as rows for the driver, each as soon as it is uploaded."""
     for file in files:
         yield pa.RecordBatch.from_pylist(
             [{name: getattr(file, name) for name in PROPOSAL_SCHEMA.names}], schema=PROPOSAL_SCHEMA
@@ -112,6 +122,6 @@ def encode_proposals(files: Iterable[HistoryFile]) -> Iterator[pa.RecordBatch]:
 
 
 def decode_proposals(table: pa.Table) -> list[HistoryFile]:
-    """The inverse of `encode_proposals`, in the order in which rows must be added."""
+    """Return the files in `table`, in the order in which their rows must be added."""
     files = [HistoryFile(**row) for row in table.to_pylist()]
     return sorted(files, key=lambda file: (file.topic, file.part, file.first_offset))

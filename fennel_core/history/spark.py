@@ -1,16 +1,16 @@
-"""Spark: one Structured Streaming query per round, from where the rows end to where the topics end.
+"""Roll with Spark: one Structured Streaming query per pass, from the rows' to the topics' ends.
 
-Theory. Spark's connector gives each (topic, partition) with something to read a task of its own;
-Python workers decode, write and upload; the driver adds the rows. Where a query starts is told by
-the rows and never by its checkpoint: each query has a new, empty one, which lives as long as the
-query and serves only to divide a large backlog into batches and to say where each of them ends. So
-the checkpoint cannot disagree with the rows, and topics come and go between queries without
-anybody's doing. What a batch covers again (a repeated or overtaken one) is trimmed by its floors,
-read anew for each batch.
+Theory. Spark's connector gives each (topic, partition) with new records a task of its own; Python
+workers decode, write and upload; the driver adds the rows. The start of a query comes from the rows
+and never from its checkpoint. Each query has a new, empty checkpoint that lives as long as the
+query; it only divides a large backlog into batches and records where each of them ends. So the
+checkpoint cannot disagree with the rows, and topics may come and go between queries. What a batch
+covers again (because it was repeated, or another writer was faster) is skipped: the rows' ends are
+read for each batch.
 
-The Parquet is written by the workers with Polars and boto3, as everywhere else in the platform: a
-writer of Spark's own would need a second set of S3 settings and jars, names its files itself, and
-commits by renaming, which is another truth beside the rows.
+The workers write Parquet with Polars and boto3, as everywhere else in the platform. Spark's own
+writer would need a second set of S3 settings and jars, chooses file names itself, and commits by
+renaming, which would be a second source of truth beside the rows.
 """
 
 from __future__ import annotations
@@ -18,22 +18,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import shutil
-import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from fennel_core.connections import s3
+from fennel_core.connections.kafka import CONTROL_HEADER
+from fennel_core.connections.spark import JVM_EXIT_ERRORS, session_builder
 from fennel_core.history.backlog import Backlog
-from fennel_core.history.kafka import CONTROL_HEADER
+from fennel_core.history.errors import JvmExited, RollFailed
 from fennel_core.history.roll import (
     RollPlan,
     TopicLayout,
@@ -43,7 +42,7 @@ from fennel_core.history.roll import (
     roll,
 )
 from fennel_core.history.store import HistoryFile
-from fennel_core.history.writer import BatchPublisher, RollFailed
+from fennel_core.history.writer import BatchPublisher
 from fennel_core.settings.model import MIB, Settings
 from fennel_core.vocab.ids import Offset, PartitionIndex, TopicName, TopicPartition
 
@@ -57,13 +56,11 @@ CONNECTOR_JARS: Final = (
     "kafka-clients-*",
     "commons-pool2-*",
 )
-DRIVER_MEMORY: Final = "512m"
-"""The least Spark starts with; what it does not need it gives back."""
 TASK_ATTEMPTS: Final = 2
-"""A worker that was killed is tried again here; whatever else fails, the next round does over."""
+"""A task whose worker was killed is retried here; all other failures are left to the next pass."""
 ARROW_MESSAGES: Final = 64
 ARROW_BYTES: Final = 32 * MIB
-"""A worker is handed so many messages at once, which bounds its memory and the JVM's beside one
+"""Messages that a worker receives at once. This bounds its memory and the JVM's, in addition to one
 file's messages.
 """
 SCHEMA: Final = (
@@ -73,22 +70,16 @@ SCHEMA: Final = (
 ERROR_LINES: Final = 20
 OFFSETS_VERSION: Final = "v1"
 
-JVM_GONE: Final = (Py4JError, ConnectionError, EOFError)
-"""How py4j says that the JVM has gone."""
-
-Floors = Callable[[list[TopicPartition]], Mapping[TopicPartition, Offset]]
-"""Where the rows of these partitions end now."""
+HistoryEnds = Callable[[list[TopicPartition]], Mapping[TopicPartition, Offset]]
+"""Returns where the rows of these partitions end now."""
 Publish = Callable[[list[HistoryFile], Mapping[TopicPartition, Offset]], None]
-"""Add the rows of these files, in order; the second are the ends of the batch's ranges."""
-
-
-class JvmExited(Exception):
-    """Spark's JVM has ended: this process is of no use any more."""
+"""Adds the rows of these files, in order; the second argument is where the batch's ranges end."""
 
 
 class SparkRoller:
-    """See `history.flow.Roller`. Spark starts with the first partition that is due: a platform
-    without rows has no JVM for them.
+    """A `history.writer.Roller` on Spark.
+
+    Spark starts with the first partition that is due, so a platform without rows runs no JVM.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -99,51 +90,49 @@ class SparkRoller:
         self,
         due: Mapping[TopicPartition, Backlog],
         layouts: Mapping[TopicName, TopicLayout],
-        rows: BatchPublisher,
+        publisher: BatchPublisher,
     ) -> None:
         loop = asyncio.get_running_loop()
 
-        def floors(places: list[TopicPartition]) -> Mapping[TopicPartition, Offset]:
-            return asyncio.run_coroutine_threadsafe(rows.floors(places), loop).result()
+        def history_ends(partitions: list[TopicPartition]) -> Mapping[TopicPartition, Offset]:
+            return asyncio.run_coroutine_threadsafe(
+                publisher.history_ends(partitions), loop
+            ).result()
 
-        def publish(files: list[HistoryFile], ends: Mapping[TopicPartition, Offset]) -> None:
-            asyncio.run_coroutine_threadsafe(rows.publish(files, ends), loop).result()
+        def publish(files: list[HistoryFile], batch_ends: Mapping[TopicPartition, Offset]) -> None:
+            asyncio.run_coroutine_threadsafe(publisher.publish(files, batch_ends), loop).result()
 
-        await asyncio.to_thread(self._run, due, layouts, floors, publish)
+        await asyncio.to_thread(self._run, due, layouts, history_ends, publish)
 
     def _run(
         self,
         due: Mapping[TopicPartition, Backlog],
         layouts: Mapping[TopicName, TopicLayout],
-        floors: Floors,
+        history_ends: HistoryEnds,
         publish: Publish,
     ) -> None:
         try:
             if self._spark is None:
-                shutil.rmtree(
-                    checkpoints(self._settings), ignore_errors=True
-                )  # of queries that died with their process
+                # Checkpoints of queries that died with their process.
+                shutil.rmtree(checkpoints(self._settings), ignore_errors=True)
                 self._spark = session(self._settings)
-            run_query(self._spark, self._settings, due, layouts, floors, publish)
+            run_query(self._spark, self._settings, due, layouts, history_ends, publish)
         except PySparkException as failed:
             raise RollFailed(_first_lines(failed)) from failed
-        except JVM_GONE as gone:
+        except JVM_EXIT_ERRORS as gone:
             raise JvmExited(str(gone)) from gone
 
     def stop(self) -> None:
-        """End Spark; a query under way fails, and what it did not add is done by the next
-        process.
-        """
+        """Stop Spark; a running query fails and the next process continues where its rows end."""
         if self._spark is not None:
-            with contextlib.suppress(
-                *JVM_GONE
-            ):  # it may have gone before us: the same signal may have reached both
+            # The JVM may have received the same signal and exited first.
+            with contextlib.suppress(*JVM_EXIT_ERRORS):
                 self._spark.stop()
             self._spark = None
 
 
 def _first_lines(failed: PySparkException) -> str:
-    """What went wrong, without the frames of the JVM."""
+    """Return the error text without the JVM's stack frames."""
     lines = [
         line
         for line in str(failed).splitlines()
@@ -153,45 +142,34 @@ def _first_lines(failed: PySparkException) -> str:
 
 
 def session(settings: Settings) -> SparkSession:
-    """The history writer's Spark application: local by default, any master through `spark-submit`
-    or SPARK_MASTER.
-    """
+    """Return the history writer's Spark application: local by default; see `session_builder`."""
     jars = [
         str(path)
         for pattern in CONNECTOR_JARS
         for path in sorted((settings.jars_dir / "spark").glob(f"{pattern}.jar"))
     ]
     assert len(jars) >= len(CONNECTOR_JARS), "Spark's Kafka connector is missing: run `make jars`"
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault(
-        "SPARK_LOCAL_IP", settings.host
-    )  # else Spark looks the machine's own name up and binds to what it finds
     return (
-        SparkSession.builder.appName("fennel-history")
-        .master(
-            os.environ.get("SPARK_MASTER", f"local[{settings.history_workers},{TASK_ATTEMPTS}]")
+        session_builder(
+            settings,
+            app_name="fennel-history",
+            local_master=f"local[{settings.history_workers},{TASK_ATTEMPTS}]",
         )
         .config("spark.jars", ",".join(jars))
-        .config("spark.driver.memory", DRIVER_MEMORY)
         .config(
             "spark.driver.extraJavaOptions",
             "-XX:+UseSerialGC -XX:MinHeapFreeRatio=10 -XX:MaxHeapFreeRatio=30",
         )
-        .config("spark.driver.bindAddress", settings.host)
-        .config("spark.driver.host", settings.host)
         .config("spark.executorEnv.POLARS_MAX_THREADS", 1)  # a task has one core
-        .config("spark.ui.enabled", False)
-        .config("spark.ui.showConsoleProgress", False)
         .config("spark.sql.execution.arrow.maxRecordsPerBatch", ARROW_MESSAGES)
         .config("spark.sql.execution.arrow.maxBytesPerBatch", ARROW_BYTES)
         .config("spark.sql.streaming.numRecentProgressUpdates", 1)
-        .config("spark.sql.warehouse.dir", str((settings.data_dir / "spark-warehouse").resolve()))
         .getOrCreate()
     )
 
 
 def checkpoints(settings: Settings) -> Path:
-    """Where the queries of this process keep theirs."""
+    """Return the folder of the checkpoints of this process's queries."""
     return (settings.data_dir / "history").resolve()
 
 
@@ -200,17 +178,18 @@ def run_query(
     settings: Settings,
     due: Mapping[TopicPartition, Backlog],
     layouts: Mapping[TopicName, TopicLayout],
-    floors: Floors,
+    history_ends: HistoryEnds,
     publish: Publish,
 ) -> None:
-    """Roll the partitions `due`; block until their rows are added. Raises what pyspark raises; what
-    was added by then stays.
+    """Roll the partitions in `due`; block until their rows are added.
+
+    Raises pyspark's errors; rows that were added by then stay.
     """
     checkpoint = checkpoints(settings) / uuid.uuid4().hex
 
     def batch(frame: DataFrame, number: int) -> None:
         ends = batch_ends(checkpoint, number)
-        plan = RollPlan(floors(list(ends)), ends, layouts, settings.history_file_bytes)
+        plan = RollPlan(history_ends(list(ends)), ends, layouts, settings.history_file_bytes)
         rolled = frame.select("topic", "partition", "offset", "value").mapInArrow(
             worker_task(settings, plan), SCHEMA
         )
@@ -218,7 +197,7 @@ def run_query(
 
     try:
         query = (
-            _messages(spark, settings, due)
+            _records(spark, settings, due)
             .writeStream.foreachBatch(batch)
             .option("checkpointLocation", str(checkpoint))
             .trigger(availableNow=True)
@@ -229,12 +208,10 @@ def run_query(
         shutil.rmtree(checkpoint, ignore_errors=True)
 
 
-def _messages(
+def _records(
     spark: SparkSession, settings: Settings, due: Mapping[TopicPartition, Backlog]
 ) -> DataFrame:
-    """The data records of the partitions `due` as a stream: committed ones only, without control
-    records.
-    """
+    """Return the committed data records of the partitions in `due` as a stream."""
     parts: dict[str, list[int]] = {}
     starts: dict[str, dict[str, int]] = {}
     for (topic, part), backlog in due.items():
@@ -255,12 +232,13 @@ def _messages(
 
 
 def batch_ends(checkpoint: Path, number: int) -> dict[TopicPartition, Offset]:
-    """Where the ranges of a batch end: Spark writes this into the checkpoint before it runs the
-    batch.
+    """Return where the ranges of a batch end, from the checkpoint.
+
+    Spark writes it there before it runs the batch.
     """
     version, _, source = (checkpoint / "offsets" / str(number)).read_text().splitlines()
     assert version == OFFSETS_VERSION, (
-        f"this Spark writes its offsets as {version}, and {OFFSETS_VERSION} is read here"
+        f"Spark wrote offsets of version {version}; this version reads {OFFSETS_VERSION}"
     )
     ends = json.loads(source)
     return {
@@ -273,7 +251,7 @@ def batch_ends(checkpoint: Path, number: int) -> dict[TopicPartition, Offset]:
 def worker_task(
     settings: Settings, plan: RollPlan
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """What the workers run over their part of a batch; it needs nothing of the driver's process."""
+    """Return the function that workers run over their share of a batch; it is self-contained."""
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return encode_proposals(roll(records_of(batches), plan, partial(_put, settings)))
@@ -282,12 +260,11 @@ def worker_task(
 
 
 def _put(settings: Settings, key: str, body: bytes) -> None:
-    s3.put_new(
-        _client(settings), settings.s3_bucket, key, body
-    )  # "taken" is an own attempt whose answer was lost: names are unique
+    # Keys are unique, so a key that exists is an earlier attempt whose response was lost.
+    s3.put_new(_client(settings), settings.s3_bucket, key, body)
 
 
 @lru_cache(maxsize=1)
 def _client(settings: Settings) -> S3Client:
-    """One per worker: making a client costs as much as writing a file."""
+    """Return the worker's client; creating one costs as much as writing a file."""
     return s3.client(settings)

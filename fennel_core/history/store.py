@@ -1,10 +1,10 @@
-"""What history needs to remember: which files hold which offsets.
+"""The index of history: which files hold which offsets.
 
-Theory. A file on S3 counts only when its row exists, and a row is added only where the rows so far
-end. So the rows of one (topic, part) are contiguous and disjoint from offset 0 on, whoever writes
-them and however often: a writer that was killed between upload and row, or that was outrun by
-another one, leaves an object that nobody names, and nothing else. What lies behind the last row is
-the topic's tail.
+Theory. A file on S3 counts only when its row exists, and a row is added only at the end of the rows
+so far. So the rows of one (topic, part) are contiguous and disjoint from offset 0 on, whichever
+process writes them and however often. A writer that was killed between upload and row, or that lost
+a race to another writer, leaves an orphaned object and nothing else. Records behind the last row
+are the topic's tail.
 """
 
 from __future__ import annotations
@@ -17,17 +17,9 @@ from typing import Protocol
 from fennel_core.vocab.ids import Micros, Offset, PartitionIndex, TopicName, TopicPartition
 
 
-class StoreError(Exception):
-    """The bucket, the database or the log could not be asked, or refused: nothing is known to have
-    happened, and trying again is right.
-    """
-
-
 @dataclass(frozen=True, slots=True)
 class HistoryFile:
-    """One immutable Parquet object: exactly the data records of Kafka offsets [first_offset,
-    next_offset).
-    """
+    """One immutable Parquet object: the data records of offsets [first_offset, next_offset)."""
 
     topic: TopicName
     part: PartitionIndex
@@ -49,55 +41,59 @@ class HistoryFile:
 
 @dataclass(frozen=True, slots=True)
 class HistoryTotals:
+    """What history holds of one topic."""
+
     files: int
     rows: int
     size_bytes: int
 
 
 class HistoryFiles(Protocol):
-    """The rows. Every method raises StoreError when the database cannot be used."""
+    """The rows. Every method raises SystemUnavailable if the database cannot be used."""
 
     async def ends(self, topics: Collection[TopicName]) -> Mapping[TopicPartition, Offset]:
-        """Where each partition's rows end: the first offset that history lacks. Partitions without
-        rows are absent (they end at 0).
+        """Return the first offset that history lacks, per partition.
+
+        Partitions without rows are absent; their end is 0.
         """
         ...
 
     async def files(
         self, topic: TopicName, part: PartitionIndex, upto: Offset | None = None
     ) -> tuple[HistoryFile, ...]:
-        """The files of a partition in order of offsets; with `upto` only those that begin below
-        it.
+        """Return the files of a partition in order of offsets.
+
+        With `upto`, only files that begin below it.
         """
         ...
 
     async def add(self, file: HistoryFile) -> bool:
-        """Count `file`, if it begins where the rows of its partition end. False: it does not, and
-        nothing was done.
+        """Add the row of `file` if the file begins at the end of its partition's rows.
 
-        True again for a file that is counted already, so that an answer lost on the way can be
-        asked for once more.
+        Returns False, and changes nothing, if it begins elsewhere. Returns True for a file that has
+        been added already, so that a call with a lost response can be repeated.
         """
         ...
 
     async def keys(self, topic: TopicName) -> frozenset[str]:
-        """The objects that the rows of a topic name."""
+        """Return the keys of a topic's files."""
         ...
 
     async def totals(self) -> Mapping[TopicName, HistoryTotals]:
-        """What history holds, by topic; topics without rows are absent."""
+        """Return what history holds, by topic; topics without rows are absent."""
         ...
 
-    async def orphans(self, alive: Collection[TopicName]) -> Mapping[TopicName, datetime]:
-        """Topics with rows that are not in `alive`, and since when that is so by the database's
-        clock (now, at the first such call).
+    async def orphaned_topics(self, alive: Collection[TopicName]) -> Mapping[TopicName, datetime]:
+        """Return the topics with rows that are not in `alive`, and since when.
+
+        The time is the database's: that of the first call that found the topic missing.
         """
         ...
 
     async def now(self) -> datetime:
-        """The clock that `orphans` answers in."""
+        """Return the current time of the clock that `orphaned_topics` uses."""
         ...
 
     async def remove(self, topics: Sequence[TopicName]) -> None:
-        """Forget every row of `topics`."""
+        """Delete every row of `topics`."""
         ...

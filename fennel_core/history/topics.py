@@ -1,24 +1,21 @@
-"""Which topics have a history: those the branches' datasets are on, and the inputs of terminal
-aggregates, which have no topic.
+"""Which topics have a history: those of the branches' datasets, and the inputs of terminal
+aggregates (which have no topic of their own).
 
-Theory. The bank and the catalogs say so, not Kafka: a topic of rows on their way to another
-partition is nobody's content. Catalogs and job specifications never change once written, so each is
-decoded once.
+Theory. The bank and the catalogs decide this, not Kafka: a topic that only carries rows to another
+partition is not the content of a dataset. Catalogs and job specifications never change after they
+are written, so each is decoded once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, cast
-
-import psycopg
-from psycopg_pool import PoolTimeout
+from typing import Final, LiteralString, cast
 
 from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.spec import Catalog, Job
+from fennel_core.connections import postgres
 from fennel_core.connections.postgres import Pool
 from fennel_core.history.roll import TopicLayout
-from fennel_core.history.store import StoreError
 from fennel_core.operators.spec import AggregateSpec
 from fennel_core.vocab.ids import TopicName
 
@@ -36,7 +33,7 @@ Layouts = Mapping[TopicName, TopicLayout]
 
 
 def catalog_layouts(catalog: Catalog) -> dict[TopicName, TopicLayout]:
-    """The topics of a branch version's datasets."""
+    """Return the layouts of the topics of a branch version's datasets."""
     views = [view for view in catalog.datasets if view.topic is not None]
     return {
         view.topic: TopicLayout(view.schema.key_names, view.schema.timestamp)
@@ -46,7 +43,7 @@ def catalog_layouts(catalog: Catalog) -> dict[TopicName, TopicLayout]:
 
 
 def job_layouts(job: Job) -> dict[TopicName, TopicLayout]:
-    """The input of a terminal aggregate."""
+    """Return the layouts of the inputs of a terminal aggregate; empty for other jobs."""
     match job.step:
         case AggregateSpec(terminal=True) as step:
             return {topic: TopicLayout(step.keys, step.input.timestamp) for topic in job.inputs}
@@ -55,16 +52,17 @@ def job_layouts(job: Job) -> dict[TopicName, TopicLayout]:
 
 
 class HistoryTopics:
-    """The topics of a database. Every method raises StoreError when it cannot be used."""
+    """The topics in a database. Every method raises SystemUnavailable if it cannot be used."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._catalogs: dict[str, Layouts] = {}
         self._jobs: dict[str, Layouts] = {}
 
-    async def wanted(self) -> dict[TopicName, TopicLayout]:
-        """Every topic that shall have a history now. Where a topic is both, it is laid out as its
-        dataset is.
+    async def with_history(self) -> dict[TopicName, TopicLayout]:
+        """Return the layouts of the topics that have a history now.
+
+        A topic that is both a dataset's and an aggregate's input has the dataset's layout.
         """
         catalogs = await self._rows(CATALOGS, {"known": list(self._catalogs)})
         self._catalogs = {
@@ -86,12 +84,11 @@ class HistoryTopics:
         return found
 
     async def alive(self) -> list[TopicName]:
-        """Every topic that the bank knows and does not destroy."""
+        """Return every topic that the bank knows and is not destroying."""
         return [TopicName(str(name)) for (name,) in await self._rows(ALIVE, {})]
 
-    async def _rows(self, statement: str, values: Mapping[str, object]) -> list[tuple[object, ...]]:
-        try:
-            async with self._pool.connection() as connection:
-                return await (await connection.execute(statement, values)).fetchall()
-        except (psycopg.Error, PoolTimeout) as failed:
-            raise StoreError(f"Postgres: {failed}") from failed
+    async def _rows(
+        self, statement: LiteralString, values: Mapping[str, object]
+    ) -> list[tuple[object, ...]]:
+        async with postgres.connection_of(self._pool) as connection:
+            return await (await connection.execute(statement, values)).fetchall()

@@ -1,9 +1,9 @@
-"""Checksums of a checkpoint's files, worked out once per file.
+"""Checksums of a checkpoint's files, computed once per file.
 
-Theory. A checkpoint hard-links the store's data files, which never change once they are written: a
-file of the same inode, size and time of change is the same file, so only what is new since the last
-snapshot is read. Files that are still written to (the manifest, the current write-ahead log) are
-copied into the checkpoint and have a new inode each time.
+Theory. A checkpoint hard-links the store's data files, which never change after they are written. A
+file with the same inode, size and modification time is the same file, so only files that are new
+since the last snapshot are read. Files that the store still writes to (its manifest, the current
+write-ahead log) are copied into the checkpoint and have a new inode each time.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ _Identity = tuple[int, int, int, int]
 
 
 class Checksums:
-    """For checkpoints of one store. Not thread-safe: snapshots of one store follow each other."""
+    """Checksums of one store's checkpoints. Not thread-safe: its snapshots are sequential."""
 
     def __init__(self) -> None:
         self._known: dict[_Identity, str] = {}
 
     def of_folder(self, folder: Path) -> list[LocalFile]:
-        """Every file with its checksum; what was remembered of other files is forgotten."""
+        """Return every file with its checksum; checksums of files that are gone are forgotten."""
         known: dict[_Identity, str] = {}
         files = []
         for path in sorted(folder.iterdir()):
-            there = path.stat()
-            identity = (there.st_dev, there.st_ino, there.st_size, there.st_mtime_ns)
+            stat = path.stat()
+            identity = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
             known[identity] = self._known.get(identity) or _sha256(path)
-            files.append(LocalFile(path.name, there.st_size, known[identity]))
+            files.append(LocalFile(path.name, stat.st_size, known[identity]))
         self._known = known
         return files
 

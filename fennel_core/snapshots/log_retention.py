@@ -1,11 +1,11 @@
-"""How far a log may be deleted, and who needs what lies near its beginning.
+"""Decide how far a log may be deleted, and which deletion would lose needed records. Pure.
 
-Theory. A log's records go by age, but never past the oldest position that somebody may have to
-start from: that of any kept snapshot of any job partition that reads it, not only of the newest,
-because the newest may turn out to be damaged. A partition without a snapshot needs everything. So
-Kafka's own deletion by age is off for these topics and deleting is an act of ours that asks first;
-what stands in its way is told while it is a nuisance, not when it is a loss. A replaylog has no
-age: it goes as soon as no kept snapshot needs it. Snapshots are pruned late, so this is late too.
+Theory. Records are deleted by age, but never beyond the oldest position from which a job partition
+may have to restart. That is the position of its oldest kept snapshot, because newer ones may turn
+out to be corrupt; a partition without a snapshot needs every record. So Kafka's own retention is
+off for these topics, and the platform deletes records only after this check. What holds a log back
+is reported while it can still be fixed. A replaylog has no retention time: its records are deleted
+as soon as no kept snapshot needs them. Snapshots are pruned late, so this is late too.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from fennel_core.vocab.ids import JobId, Offset, PartitionIndex, TopicName
 
 
 class LogKind(StrEnum):
-    """What decides how far a log may go. `CONTENT`: age, and how far history has it; `PASSAGE`:
-    rows on their way, age alone.
+    """What limits the deletion of a log.
+
+    `CONTENT`: age, and how far history has it. `PASSAGE` (rows on their way to another partition):
+    age alone. `REPLAYLOG`: neither.
     """
 
     CONTENT = "content"
@@ -28,16 +30,20 @@ class LogKind(StrEnum):
 
 
 class RetentionProblem(StrEnum):
+    """Why a retention alarm is raised."""
+
     LOST = "lost"
-    """What is needed is not there any more."""
+    """Needed records are deleted."""
     OLD = "old"
-    """What is needed is so old that it should have gone, or soon should."""
+    """Needed records are, or soon will be, older than the retention time."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogPartition:
-    """One partition of a topic. `aged`: the first record younger than the retention; `warned`: than
-    the age at which somebody is told.
+    """One partition of a topic.
+
+    `aged`: the first record younger than the retention time. `warned`: the first record younger
+    than the age at which an alarm is raised.
     """
 
     topic: TopicName
@@ -51,65 +57,74 @@ class LogPartition:
 
 @dataclass(frozen=True, slots=True)
 class RequiredOffset:
-    """What one job partition may have to read again: everything from `offset` on. `title`: of the
-    job, for people.
-    """
+    """The records that one job partition may have to read again: everything from `offset` on."""
 
     job: JobId
     title: str
+    """The title of the job, for operators."""
     part: PartitionIndex
     offset: Offset
     snapshots: int
-    """How many it may start from; with none it needs everything."""
-    loaded: bool = False
-    """What is gone from the log stands for it in a load on S3 (`engine.backfill`)."""
+    """How many snapshots it may start from; with none it needs every record."""
+    backfilled: bool = False
+    """Whether a backfill on S3 replaces the deleted records (`engine.backfill`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetentionAlarm:
+    """A job partition whose needed records are lost or hold a log back."""
+
     job: JobId
     part: PartitionIndex
     topic: TopicName
-    trouble: RetentionProblem
-    told: str
-    """The sentence for people, with what to do."""
+    problem: RetentionProblem
+    message: str
+    """For operators, with the next action."""
 
 
 def deletion_bound(
-    log: LogPartition, needs: Sequence[RequiredOffset], history: Offset | None
+    log: LogPartition, required: Sequence[RequiredOffset], history_end: Offset | None
 ) -> Offset:
-    """Below which offset `log` may be deleted now; its start when nothing may. `history`: where
-    that ends, None: do not wait for it.
+    """Return the offset below which `log` may be deleted now; its start if nothing may be deleted.
+
+    `history_end`: the first offset that history lacks; None: do not wait for history.
     """
-    bounds = [log.end, *(need.offset for need in needs)]
+    bounds = [log.end, *(each.offset for each in required)]
     if log.kind is not LogKind.REPLAYLOG:
         bounds.append(log.aged)
-    elif not needs:
-        bounds.append(log.start)  # nobody is known to read it: somebody is about to
-    if log.kind is LogKind.CONTENT and history is not None:
-        bounds.append(history)
+    elif not required:
+        # No reader is known yet, so the job is being created: keep everything.
+        bounds.append(log.start)
+    if log.kind is LogKind.CONTENT and history_end is not None:
+        bounds.append(history_end)
     return max(log.start, min(bounds))
 
 
-def retention_alarm(log: LogPartition, need: RequiredOffset) -> RetentionAlarm | None:
-    """What somebody should be told about this need. A replaylog holds records of any age without
-    harm while snapshots are taken.
+def retention_alarm(log: LogPartition, required: RequiredOffset) -> RetentionAlarm | None:
+    """Return the alarm that `required` causes, if any.
+
+    A replaylog may hold records of any age as long as snapshots are taken, so it is never too old.
     """
-    where = f"{need.title} ({need.job}[{need.part}])"
-    if need.offset < log.start and not (need.loaded and need.snapshots == 0):
-        told = (
-            f"{where} would need records {need.offset} to {log.start - 1} of "
-            f"{log.topic}[{log.part}] to start again, and they are gone: "
+    partition = f"{required.title} ({required.job}[{required.part}])"
+    replaced = required.backfilled and required.snapshots == 0
+    if required.offset < log.start and not replaced:
+        message = (
+            f"{partition} needs records {required.offset} to {log.start - 1} of "
+            f"{log.topic}[{log.part}] to restart, and they are deleted; "
             "take a snapshot while it runs (`fennel-core snapshot`, DAG snapshot)"
         )
-        return RetentionAlarm(need.job, need.part, log.topic, RetentionProblem.LOST, told)
-    if log.kind is not LogKind.REPLAYLOG and max(need.offset, log.start) < min(log.warned, log.end):
-        held = max(need.offset, log.start)
-        why = "it has no snapshot" if need.snapshots == 0 else "its oldest kept snapshot is old"
-        told = (
-            f"{where} holds back {log.topic}[{log.part}] at {held} (it ends at "
-            f"{log.end}): {why}; does the DAG snapshot, or "
-            "`fennel-core snapshot --every 10`, run?"
+        return RetentionAlarm(
+            required.job, required.part, log.topic, RetentionProblem.LOST, message
         )
-        return RetentionAlarm(need.job, need.part, log.topic, RetentionProblem.OLD, told)
+    held = max(required.offset, log.start)
+    if log.kind is not LogKind.REPLAYLOG and held < min(log.warned, log.end):
+        reason = (
+            "it has no snapshot" if required.snapshots == 0 else "its oldest kept snapshot is old"
+        )
+        message = (
+            f"{partition} holds back {log.topic}[{log.part}] at {held} (log end: {log.end}) "
+            f"because {reason}; check that the DAG snapshot, or "
+            "`fennel-core snapshot --every 10`, is running"
+        )
+        return RetentionAlarm(required.job, required.part, log.topic, RetentionProblem.OLD, message)
     return None

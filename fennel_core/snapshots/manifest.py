@@ -1,13 +1,13 @@
-"""A manifest: everything one snapshot consists of, as one immutable object.
+"""The manifest: everything that one snapshot consists of, as one immutable object.
 
 Theory. A snapshot is a list of files whose contents are objects of their own. Most files of a
-log-structured store never change, so a new manifest mostly names objects that an older one named
-already: that is what makes snapshots incremental. Sizes and checksums make a damaged object visible
-before any state is built from it. The position is a lower bound: the state holds at least
-everything below it, so nothing below it is needed again; how far exactly the state has come is
-written in the state itself.
+log-structured store never change, so a new manifest mostly refers to objects that an older one
+refers to already: that makes snapshots incremental. Sizes and checksums detect a corrupt object
+before any state is built from it. The position is a lower bound: the state has applied at least
+everything below it, so no record below it is needed again. The exact position is in the state.
 
-Bytes: JSON, because a person with nothing but an S3 client must be able to read it.
+Format: JSON, so that an operator with any S3 client can read it. The stored field names are those
+of the classes below; a golden test pins the bytes.
 """
 
 from __future__ import annotations
@@ -18,18 +18,15 @@ from typing import Final
 
 import msgspec
 
+from fennel_core.snapshots.errors import ManifestMalformed
 from fennel_core.vocab.ids import Epoch, JobId, Offset, PartitionIndex, TopicName
 
 FORMAT: Final = 1
 
 
-class ManifestInvalid(Exception):
-    """Bytes that are no manifest, or one that this version does not read."""
-
-
 @dataclass(frozen=True, slots=True)
 class ManifestFile:
-    """One file of the state. `name` is relative to the state's folder and names no other folder."""
+    """One file of the state. `name` is a plain file name in the state's folder."""
 
     name: str
     size_bytes: int
@@ -40,17 +37,26 @@ class ManifestFile:
 
 @dataclass(frozen=True, slots=True)
 class StatePosition:
-    """`offsets`: next record to apply per input topic. `replayed`: next replaylog record to look
-    at. Both at least.
+    """How far a state has come, at least.
+
+    `offsets`: next record to apply, per input topic. `replayed`: next replaylog record to read.
     """
 
     iteration: int
     replayed: Offset
     offsets: Mapping[TopicName, Offset]
 
+    def covers(self, other: StatePosition) -> bool:
+        """Return whether a state at this position has applied everything that `other` has."""
+        return self.replayed >= other.replayed and all(
+            self.offsets.get(topic, 0) >= offset for topic, offset in other.offsets.items()
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class SnapshotManifest:
+    """One snapshot of a job partition's state."""
+
     format: int
     job: JobId
     part: PartitionIndex
@@ -66,29 +72,29 @@ _decode = msgspec.json.Decoder(SnapshotManifest).decode
 
 
 def encode_manifest(manifest: SnapshotManifest) -> bytes:
-    """The bytes of a manifest; the inverse of `decode_manifest`."""
-    _checked(manifest)
+    """Return the bytes of a manifest; the inverse of `decode_manifest`."""
+    _check(manifest)
     return _encode(manifest)
 
 
 def decode_manifest(body: bytes) -> SnapshotManifest:
-    """The manifest in `body`; ManifestError when it is none, or of another format."""
+    """Return the manifest in `body`; ManifestMalformed if it is not one of this format."""
     try:
         manifest = _decode(body)
     except msgspec.DecodeError as wrong:
-        raise ManifestInvalid(f"not a manifest: {wrong}") from wrong
-    _checked(manifest)
+        raise ManifestMalformed(f"not a manifest: {wrong}") from wrong
+    _check(manifest)
     return manifest
 
 
-def _checked(manifest: SnapshotManifest) -> None:
+def _check(manifest: SnapshotManifest) -> None:
     if manifest.format != FORMAT:
-        raise ManifestInvalid(
+        raise ManifestMalformed(
             f"manifest format {manifest.format} is not {FORMAT}: run the version that wrote it"
         )
     names = [file.name for file in manifest.files]
-    strays = [name for name in names if "/" in name or name in {"", ".", ".."}]
-    if strays or len(set(names)) != len(names):
-        raise ManifestInvalid(
-            f"files of a manifest need plain, distinct names; these are not: {strays or names}"
+    unsafe = [name for name in names if "/" in name or name in {"", ".", ".."}]
+    if unsafe or len(set(names)) != len(names):
+        raise ManifestMalformed(
+            f"file names in a manifest must be plain and distinct; found {unsafe or names}"
         )

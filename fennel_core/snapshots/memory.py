@@ -1,60 +1,16 @@
-"""The twins in memory of bucket and pointer rows, with a clock that tests move."""
+"""Pointer rows in memory, with a clock that tests control."""
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from pathlib import Path
 
-from fennel_core.snapshots.store import Pointer, Stored, StoreError
+from fennel_core.snapshots.store import Pointer
 from fennel_core.vocab.ids import Epoch, JobId, JobPartition, PartitionIndex
 
 
-class MemoryObjects:
-    """See `snapshots.store.Objects`."""
-
-    def __init__(self, now: Callable[[], datetime]) -> None:
-        self._now = now
-        self.contents: dict[str, bytes] = {}
-        self._written: dict[str, datetime] = {}
-
-    async def put(self, key: str, body: bytes) -> None:
-        if self.contents.get(key, body) != body:
-            raise StoreError(f"{key} is taken by another content")
-        if key not in self.contents:
-            self.contents[key], self._written[key] = body, self._now()
-
-    async def get(self, key: str) -> bytes | None:
-        return self.contents.get(key)
-
-    async def upload(self, key: str, path: Path) -> None:
-        await self.put(key, await asyncio.to_thread(path.read_bytes))
-
-    async def download(self, key: str, path: Path) -> str | None:
-        body = self.contents.get(key)
-        if body is None:
-            return None
-        await asyncio.to_thread(path.write_bytes, body)
-        return hashlib.sha256(body).hexdigest()
-
-    async def stored(self, prefix: str) -> list[Stored]:
-        return [
-            Stored(key, self._written[key])
-            for key in sorted(self.contents)
-            if key.startswith(prefix)
-        ]
-
-    async def remove(self, keys: Sequence[str]) -> None:
-        for key in keys:
-            self.contents.pop(key, None)
-
-
 class MemoryPointers:
-    """See `snapshots.store.Pointers`. `epochs` holds the owner of every job partition, as the
-    registry would.
-    """
+    """`Pointers` in memory. `epochs` holds the owner of every job partition, like the registry."""
 
     def __init__(self, now: Callable[[], datetime], epochs: dict[JobPartition, Epoch]) -> None:
         self._now = now
@@ -74,7 +30,7 @@ class MemoryPointers:
     async def of(self, job: JobId, part: PartitionIndex) -> list[Pointer]:
         return [row for row in reversed(self._rows) if (row.job, row.part) == (job, part)]
 
-    async def places(self) -> list[JobPartition]:
+    async def partitions(self) -> list[JobPartition]:
         return sorted({(row.job, row.part) for row in self._rows})
 
     async def jobs(self) -> set[JobId]:

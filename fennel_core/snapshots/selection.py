@@ -1,8 +1,7 @@
-"""Which job partitions somebody means: by workspace and dataset, or by job, and by partition.
+"""Select job partitions for a rebuild or a drill: by workspace and dataset, or by job.
 
-Theory. People know datasets, the platform knows jobs; a job's title begins with its dataset.
-Whoever names something that is not there is told what there is, in the same sentence: that is
-quicker than a manual.
+Theory. Users know datasets, the platform knows jobs; a job's title starts with its dataset. An
+unknown name is an error that lists the valid names, most similar first.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import JobId, JobPartition, PartitionIndex
 
 LISTED_NAMES: Final = 30
-"""Names in one sentence: beyond that nobody reads them."""
+"""Names in one error message: longer lists are not read."""
 PARTITIONS: Final = """
-    SELECT j.id, p.part, j.workspace, a.title FROM job j JOIN job_partition p ON p.job_id = j.id
-        JOIN asset a ON a.id = j.id
+    SELECT j.id, p.part, j.workspace, a.title
+    FROM job j JOIN job_partition p ON p.job_id = j.id JOIN asset a ON a.id = j.id
     WHERE j.desired = 'run' ORDER BY j.id, p.part
 """
 
 
 @dataclass(frozen=True, slots=True)
 class NamedPartition:
-    """One job partition that is wanted, and what people call it."""
+    """One job partition with its workspace and its job's title."""
 
     job: JobId
     part: PartitionIndex
@@ -36,13 +35,14 @@ class NamedPartition:
     title: str
 
     @property
-    def place(self) -> JobPartition:
+    def partition(self) -> JobPartition:
         return self.job, self.part
 
     @property
     def dataset(self) -> str:
-        """The dataset that the job works for: `Order` of `Order: table` and of `Order.by_user:
-        aggregate`.
+        """The dataset that the job computes.
+
+        For example `Order`, for both titles `Order: table` and `Order.by_user: aggregate`.
         """
         return self.title.partition(":")[0].partition(".")[0]
 
@@ -52,8 +52,9 @@ class NamedPartition:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What somebody names. `parts` empty: all. Without `jobs` a workspace is needed; without
-    `dataset` all of it is meant.
+    """What a user names. Either `workspace` or `jobs` is required.
+
+    Without `dataset` all datasets of the workspace are selected, with empty `parts` all partitions.
     """
 
     workspace: str | None = None
@@ -62,35 +63,39 @@ class Selection:
     parts: tuple[int, ...] = ()
 
 
-def select_partitions(known: Sequence[NamedPartition], wish: Selection) -> list[NamedPartition]:
-    """The job partitions that are meant; ApiError with what there is where a name leads nowhere."""
-    if not wish.jobs and not wish.workspace:
+def select_partitions(
+    known: Sequence[NamedPartition], selection: Selection
+) -> list[NamedPartition]:
+    """Return the selected job partitions; ApiError, listing valid names, for an unknown name."""
+    if not selection.jobs and not selection.workspace:
         raise ApiError(
             400,
             "form-incomplete",
-            "name a workspace (and a dataset of it), or job ids: they say what is meant",
+            "specify a workspace (and optionally a dataset), or job ids",
         )
     found = list(known)
-    if wish.workspace:
-        found = _those(found, [wish.workspace], "workspace", lambda each: each.workspace)
-    if wish.dataset:
-        found = _those(found, [wish.dataset], "dataset with a job", lambda each: each.dataset)
-    if wish.jobs:
-        found = _those(found, wish.jobs, "job", lambda each: each.job)
-    if wish.parts:
-        there = sorted({each.part for each in found})
-        if strangers := sorted(set(wish.parts) - set(there)):
+    if selection.workspace:
+        found = _matching(found, [selection.workspace], "workspace", lambda each: each.workspace)
+    if selection.dataset:
+        found = _matching(
+            found, [selection.dataset], "dataset with a job", lambda each: each.dataset
+        )
+    if selection.jobs:
+        found = _matching(found, selection.jobs, "job", lambda each: each.job)
+    if selection.parts:
+        valid = sorted({each.part for each in found})
+        if unknown := sorted(set(selection.parts) - set(valid)):
             raise ApiError(
                 404,
                 "partition-not-found",
-                f"there is no partition {strangers[0]}: there are {there[0]} to {there[-1]}",
+                f"unknown partition {unknown[0]}; valid partitions: {valid[0]} to {valid[-1]}",
             )
-        found = [each for each in found if each.part in wish.parts]
+        found = [each for each in found if each.part in selection.parts]
     return found
 
 
 def list_partitions(settings: Settings) -> list[NamedPartition]:
-    """Every job partition there is, by job."""
+    """Return every job partition, sorted by job."""
     with postgres.connect(settings.postgres_dsn.get_secret_value(), name="snapshots") as connection:
         rows = connection.execute(PARTITIONS).fetchall()
     return [
@@ -99,27 +104,27 @@ def list_partitions(settings: Settings) -> list[NamedPartition]:
     ]
 
 
-def _those(
+def _matching(
     known: Sequence[NamedPartition],
     names: Collection[str],
     noun: str,
     of: Callable[[NamedPartition], str],
 ) -> list[NamedPartition]:
-    there = {of(each): each for each in known}
+    valid = {of(each): each for each in known}
     for name in names:
-        if name not in there:
+        if name not in valid:
             raise ApiError(
-                404, "nothing-of-that-name", f"there is no {noun} `{name}`: {_listed(name, there)}"
+                404, "nothing-of-that-name", f"unknown {noun} `{name}`; {_listed(name, valid)}"
             )
     return [each for each in known if of(each) in names]
 
 
-def _listed(name: str, there: Iterable[str]) -> str:
-    """What there is, the likeliest first."""
-    names = sorted(there)
+def _listed(name: str, valid: Iterable[str]) -> str:
+    """Return a list of the valid names, most similar to `name` first."""
+    names = sorted(valid)
     if not names:
-        return "there is none at all; nothing is committed"
+        return "there are none because nothing is committed"
     near = get_close_matches(name, names, len(names), 0.5)
     ordered = [*near, *(each for each in names if each not in near)]
     more = f" and {len(ordered) - LISTED_NAMES} more" if len(ordered) > LISTED_NAMES else ""
-    return f"there is {', '.join(ordered[:LISTED_NAMES])}{more}"
+    return f"valid names: {', '.join(ordered[:LISTED_NAMES])}{more}"

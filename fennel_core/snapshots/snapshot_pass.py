@@ -1,10 +1,9 @@
-"""Rounds of snapshots, as Airflow asks for them: every slot copies what it owns, and later what
-nobody needs is deleted.
+"""One snapshot pass: request snapshots from every slot, then prune.
 
-Theory. Only the owner of a state can copy it, so a round asks the slots and waits for their
-answers; it keeps nothing itself, and a round that is lost is made up for by the next. A job
-partition that moves or recovers while a round runs is no failure: its new owner copies it next
-time. Calls are blocking, for programs without an event loop.
+Theory. Only the owner of a state can copy it, so a pass sends requests to the slots and waits for
+their responses. It keeps no state of its own, and the next pass makes up for one that was lost. A
+job partition that moves or replays during a pass is not a failure: its new owner copies it in the
+next pass. The functions block, for programs without an event loop such as Airflow tasks.
 """
 
 from __future__ import annotations
@@ -17,40 +16,38 @@ from typing import Final, cast
 
 from fennel_core.connections import postgres, s3
 from fennel_core.connections.frames import Channel
+from fennel_core.connections.s3 import S3ObjectStore
 from fennel_core.settings.model import Settings
+from fennel_core.snapshots.errors import SnapshotPassFailed
 from fennel_core.snapshots.postgres import PostgresPointers
-from fennel_core.snapshots.s3 import S3Objects
-from fennel_core.snapshots.transfer import PrunedSnapshots, SnapshotContext, prune_snapshots
+from fennel_core.snapshots.pruning import PrunedSnapshots, prune_snapshots
+from fennel_core.snapshots.transfer import SnapshotContext
 
 PASS_TIMEOUT_S: Final = 1800
-"""A slot that does not answer within this is asked again in a later round. Less than the grace
-period of objects, or a slow upload would lose its first files to pruning before its manifest is
-written.
+"""A slot that has not responded within this is left to a later pass. It is less than the grace
+period of objects: otherwise a slow upload would lose its first files to pruning before its manifest
+is written.
 """
-OWNING_SLOTS = """
+OWNING_SLOTS: Final = """
     SELECT DISTINCT s.address FROM slot s JOIN job_partition p ON p.slot_id = s.id
     WHERE s.lease_until > now() AND NOT s.stopping ORDER BY s.address
 """
-OWNED_PARTITIONS = """
-    SELECT p.job_id, p.part, a.title FROM slot s JOIN job_partition p ON p.slot_id = s.id JOIN
-        asset a ON a.id = p.job_id
-    WHERE s.lease_until > now() AND p.status = 'running' AND s.address = %s ORDER BY p.job_id,
-        p.part
+OWNED_PARTITIONS: Final = """
+    SELECT p.job_id, p.part, a.title
+    FROM slot s JOIN job_partition p ON p.slot_id = s.id JOIN asset a ON a.id = p.job_id
+    WHERE s.lease_until > now() AND p.status = 'running' AND s.address = %s
+    ORDER BY p.job_id, p.part
 """
-SNAPSHOT_NUMBERS = "SELECT manifest, number FROM snapshot WHERE manifest = ANY(%s::text[])"
-
-
-class SnapshotPassFailed(Exception):
-    """Some states could not be copied; the text says which and why."""
+SNAPSHOT_NUMBERS: Final = "SELECT manifest, number FROM snapshot WHERE manifest = ANY(%s::text[])"
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotResult:
-    """`code`: taken, unchanged, failed, or why the slot refused (not-owner, parked). `text`: the
-    manifest's key, or the reason.
+    """What a slot did about one job partition.
 
-    `number`: of the snapshot that holds this state now; None where there is none. `title`: of the
-    job, for people.
+    `code`: `taken`, `unchanged`, `failed`, or the code with which the slot refused. `text`: the
+    manifest's key, or the reason. `number`: of the snapshot that holds this state now; None if
+    there is none. `title`: of the job, for operators.
     """
 
     job: str
@@ -70,14 +67,15 @@ class SnapshotResult:
 
 
 def owning_slots(settings: Settings) -> list[str]:
-    """Addresses of the live slots that own something."""
+    """Return the addresses of the live slots that own a job partition."""
     with postgres.connect(settings.postgres_dsn.get_secret_value(), name="snapshots") as connection:
         return [str(address) for (address,) in connection.execute(OWNING_SLOTS).fetchall()]
 
 
 def snapshot_slot(settings: Settings, address: str) -> list[SnapshotResult]:
-    """Ask one slot to copy every state it owns; answers what came of each. OSError or RemoteError
-    without an answer.
+    """Request a snapshot of every state that one slot owns, and return the results.
+
+    Raises OSError or RemoteError if the slot does not respond.
     """
     dsn = settings.postgres_dsn.get_secret_value()
     with postgres.connect(dsn, name="snapshots") as connection:
@@ -85,36 +83,35 @@ def snapshot_slot(settings: Settings, address: str) -> list[SnapshotResult]:
             (str(job), part): str(title)
             for job, part, title in connection.execute(OWNED_PARTITIONS, (address,)).fetchall()
         }
-    answers = asyncio.run(_asked(address, [[*each] for each in owned])) if owned else []
+    results = asyncio.run(_request(address, [[*each] for each in owned])) if owned else []
+    manifests = [text for _, _, _, text, _ in results]
     with postgres.connect(dsn, name="snapshots") as connection:
-        rows = connection.execute(
-            SNAPSHOT_NUMBERS, ([text for _, _, _, text, _ in answers],)
-        ).fetchall()
+        rows = connection.execute(SNAPSHOT_NUMBERS, (manifests,)).fetchall()
     numbers = {str(manifest): cast(int, number) for manifest, number in rows}
     return [
         SnapshotResult(job, part, code, text, sent, owned[job, part], numbers.get(text))
-        for job, part, code, text, sent in answers
+        for job, part, code, text, sent in results
     ]
 
 
-def raise_on_failures(answers: Sequence[SnapshotResult]) -> None:
-    """RoundFailed when any state could not be copied; one that moved or is parked is no failure."""
+def raise_on_failures(results: Sequence[SnapshotResult]) -> None:
+    """Raise SnapshotPassFailed if a state was not copied, unless it moved or is parked."""
     if failed := [
         f"{each.title}[{each.part}] ({each.job}): {each.text}"
-        for each in answers
+        for each in results
         if each.code == "failed"
     ]:
         raise SnapshotPassFailed(
-            f"{len(failed)} of {len(answers)} states were not copied: {'; '.join(failed)}"
+            f"{len(failed)} of {len(results)} states were not copied: {'; '.join(failed)}"
         )
 
 
 def run_pruning(settings: Settings) -> PrunedSnapshots:
-    """Delete what nobody needs any more; StoreError when bucket or database are away."""
-    return asyncio.run(_pruned(settings))
+    """Prune snapshots as the settings say; SystemUnavailable if S3 or Postgres cannot be used."""
+    return asyncio.run(_prune(settings))
 
 
-async def _asked(address: str, items: list[list[object]]) -> list[tuple[str, int, str, str, int]]:
+async def _request(address: str, items: list[list[object]]) -> list[tuple[str, int, str, str, int]]:
     async with asyncio.timeout(PASS_TIMEOUT_S):
         channel = await Channel.open(address)
         try:
@@ -126,13 +123,13 @@ async def _asked(address: str, items: list[list[object]]) -> list[tuple[str, int
             await channel.close()
 
 
-async def _pruned(settings: Settings) -> PrunedSnapshots:
+async def _prune(settings: Settings) -> PrunedSnapshots:
     async with postgres.pool(
         settings.postgres_dsn.get_secret_value(), name="snapshots", size=1
     ) as pool:
-        tools = SnapshotContext(
-            S3Objects(s3.client(settings), settings.s3_bucket), PostgresPointers(pool)
-        )
+        objects = S3ObjectStore(s3.client(settings), settings.s3_bucket)
         return await prune_snapshots(
-            tools, settings.snapshots_kept, timedelta(milliseconds=settings.snapshot_grace_ms)
+            SnapshotContext(objects, PostgresPointers(pool)),
+            settings.snapshots_kept,
+            timedelta(milliseconds=settings.snapshot_grace_ms),
         )

@@ -1,10 +1,9 @@
-"""What snapshots need of the outside: a bucket of immutable objects and pointer rows that only the
-current owner may add.
+"""Pointer rows: which finished snapshots a job partition has.
 
-Theory. S3 keeps contents under names that are written once; which snapshot is the newest is a row
-in the database, because only there can "if I am still the owner" and "add it" be one act. A process
-that lost its job partition may upload as long as it likes: nothing points there. Pointers outlive
-their job's row: they say which objects are left to delete.
+Theory. S3 keeps immutable objects; which snapshot is the newest is a row in Postgres, because only
+the database can check "is the writer still the owner" and add the row atomically. A process that
+lost its job partition may upload objects, but it cannot add a pointer to them. Pointers outlive the
+row of their job: they record which objects are still to be deleted.
 """
 
 from __future__ import annotations
@@ -12,30 +11,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Protocol
 
 from fennel_core.snapshots.manifest import StatePosition
 from fennel_core.vocab.ids import Epoch, JobId, JobPartition, PartitionIndex
 
 
-class StoreError(Exception):
-    """The bucket or the database could not be asked, or refused: nothing is known to have happened,
-    and trying again is right.
-    """
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """An object in the bucket, and when it was written by the store's own clock."""
-
-    key: str
-    written_at: datetime
-
-
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """One finished snapshot. `number` grows with every pointer added."""
+    """One finished snapshot. `number` increases with every pointer that is added."""
 
     job: JobId
     part: PartitionIndex
@@ -47,66 +31,37 @@ class Pointer:
     """Of the manifest's bytes."""
     taken_at: datetime
     position: StatePosition | None = None
-    """Where it stands; None where only its manifest knows."""
-
-
-class Objects(Protocol):
-    """Immutable objects by key. Every method raises StoreError when the bucket cannot be used."""
-
-    async def put(self, key: str, body: bytes) -> None:
-        """Write an object; StoreError when `key` is taken by another content, which is left as it
-        is.
-        """
-        ...
-
-    async def get(self, key: str) -> bytes | None:
-        """The content of `key`, None where there is no such object."""
-        ...
-
-    async def upload(self, key: str, path: Path) -> None:
-        """`put` with the content of a file, which is never held in memory."""
-        ...
-
-    async def download(self, key: str, path: Path) -> str | None:
-        """Fill the file `path`; the SHA-256 of what was written to it (hex), None where there is no
-        such object.
-        """
-        ...
-
-    async def stored(self, prefix: str) -> list[Stored]:
-        """Every object whose key begins with `prefix`, by key."""
-        ...
-
-    async def remove(self, keys: Sequence[str]) -> None:
-        """Delete; keys that are not there are no error."""
-        ...
+    """The position of its state; None if only its manifest has it."""
 
 
 class Pointers(Protocol):
-    """Pointer rows. Every method raises StoreError when the database cannot be used."""
+    """Pointer rows. Every method raises SystemUnavailable if the database cannot be used."""
 
     async def add(
         self, job: JobId, part: PartitionIndex, epoch: Epoch, manifest: str, sha256: str
     ) -> bool:
-        """Point at a finished snapshot; False, and nothing done, when `epoch` does not own the job
-        partition any more.
+        """Add a pointer to a finished snapshot.
+
+        Returns False, and changes nothing, if `epoch` does not own the job partition any more.
         """
         ...
 
     async def of(self, job: JobId, part: PartitionIndex) -> list[Pointer]:
-        """The job partition's snapshots, newest first."""
+        """Return the pointers of a job partition, newest first."""
         ...
 
-    async def places(self) -> list[JobPartition]:
-        """Every job partition that has a pointer, whether its job exists or not."""
+    async def partitions(self) -> list[JobPartition]:
+        """Return every job partition that has a pointer, whether its job still exists or not."""
         ...
 
     async def jobs(self) -> set[JobId]:
-        """Every job there is."""
+        """Return every job that exists."""
         ...
 
     async def now(self) -> datetime:
-        """The clock that `taken_at` is read from."""
+        """Return the current time of the clock that sets `taken_at`."""
         ...
 
-    async def remove(self, pointers: Sequence[Pointer]) -> None: ...
+    async def remove(self, pointers: Sequence[Pointer]) -> None:
+        """Delete pointers; those that do not exist are ignored."""
+        ...

@@ -1,9 +1,14 @@
-"""Taking, restoring and pruning snapshots, over any bucket and any pointer rows.
+"""Take snapshots and restore them, over any object store and any pointer rows.
 
-Theory. Order is what makes this safe. Taking: contents, then the manifest, then the pointer:
-whatever a pointer leads to is complete. Pruning: the pointer, then the contents. Restoring goes
-from the newest snapshot to the oldest until one passes every check; state is never built from a
-part of one. Keys are `snapshots/<job>/<part>/<epoch>-<unique>/...`: no two writers ever share one.
+Theory. The order of writes makes this safe. Taking writes contents, then the manifest, then the
+pointer, so everything that a pointer refers to is complete. Restoring tries snapshots in order
+until one passes every check; state is never built from a part of a snapshot.
+
+Example: a checkpoint has the files `1.sst` and `2.sst`, and the newest snapshot already refers to
+the content of `1.sst`. Only `2.sst` is uploaded; the new manifest refers to the old object of
+`1.sst` and to the new object of `2.sst`.
+
+Keys are `snapshots/<job>/<part>/<epoch>-<unique>/...`: two writers never share a key.
 """
 
 from __future__ import annotations
@@ -12,49 +17,46 @@ import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Final
 
 import structlog
 
+from fennel_core.connections.errors import SystemUnavailable
+from fennel_core.connections.object_store import ObjectStore
 from fennel_core.snapshots import transfer_plan
 from fennel_core.snapshots.checksums import Checksums
+from fennel_core.snapshots.errors import ManifestMalformed, SnapshotCorrupt
 from fennel_core.snapshots.manifest import (
     FORMAT,
     ManifestFile,
-    ManifestInvalid,
     SnapshotManifest,
     StatePosition,
     decode_manifest,
     encode_manifest,
 )
-from fennel_core.snapshots.store import Objects, Pointer, Pointers, Stored, StoreError
+from fennel_core.snapshots.store import Pointer, Pointers
 from fennel_core.vocab.ids import Epoch, JobId, JobPartition, PartitionIndex
 
 PREFIX: Final = "snapshots"
 TRANSFER_CONCURRENCY: Final = 4
-"""Objects on their way at one time: enough to hide the store's latency, few enough to leave a slot
-its core.
+"""Concurrent transfers of one snapshot: enough to hide the store's latency, few enough to leave a
+slot its core.
 """
 log = structlog.get_logger(__name__)
 
 
-class SnapshotCorrupt(Exception):
-    """A snapshot that cannot be used: something is missing, is not what was written, or is of
-    another format.
-    """
-
-
 @dataclass(frozen=True, slots=True)
 class SnapshotContext:
-    objects: Objects
+    """The object store and the pointer rows that snapshots are kept in."""
+
+    objects: ObjectStore
     pointers: Pointers
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotSource:
-    """Whose state is copied, by which owner, and how far it has come at least."""
+    """The state to copy: its job partition, its owner, and its position (a lower bound)."""
 
     job: JobId
     part: PartitionIndex
@@ -65,6 +67,8 @@ class SnapshotSource:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotTaken:
+    """A new snapshot exists; `manifest` is the key of its manifest."""
+
     manifest: str
     files: int
     uploaded_files: int
@@ -73,131 +77,127 @@ class SnapshotTaken:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotUnchanged:
-    """The newest snapshot holds this state already."""
+    """The newest snapshot, with the manifest key `manifest`, holds this state already."""
 
     manifest: str
 
 
 @dataclass(frozen=True, slots=True)
 class OwnershipLost:
-    """Another owner has the job partition now: what was uploaded is nobody's, and pruning removes
-    it.
-    """
+    """Another owner has the job partition now: the uploaded objects are orphans until pruned."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestoredSnapshot:
+    """The snapshot that a folder was filled from."""
+
     pointer: Pointer
     manifest: SnapshotManifest
 
 
-@dataclass(frozen=True, slots=True)
-class PrunedSnapshots:
-    snapshots: int
-    objects: int
-
-
 async def take_snapshot(
-    tools: SnapshotContext,
-    subject: SnapshotSource,
+    context: SnapshotContext,
+    source: SnapshotSource,
     checkpoint: Callable[[], Awaitable[Path]],
     unique: str,
     sums: Checksums | None = None,
-    distrusted: Collection[int] = (),
+    unusable: Collection[int] = (),
 ) -> SnapshotTaken | SnapshotUnchanged | OwnershipLost:
-    """Copy a state to the bucket, if it changed. `checkpoint` makes a folder of files that nobody
-    changes. StoreError passes through.
+    """Copy a state to the object store, unless the newest snapshot holds it already.
 
-    `sums` remembers checksums from one snapshot of the same folder to the next. `distrusted`:
-    numbers of snapshots to which this state is the answer: where the newest is one of them, the
-    state is copied as a whole, even if it stands where that stands.
+    `checkpoint` creates a folder of files that nothing changes afterwards. `sums` remembers
+    checksums between snapshots of the same store. `unusable`: numbers of snapshots that failed to
+    restore; if the newest one is among them, the state is copied completely, even if its position
+    has not changed. Raises ConnectionsError.
     """
-    newest = await _newest(tools, subject.job, subject.part, distrusted)
+    newest = await _newest_usable(context, source.job, source.part, unusable)
     if newest is not None and transfer_plan.is_unchanged(
-        newest[1], subject.state_format, subject.position
+        newest[1], source.state_format, source.position
     ):
         return SnapshotUnchanged(newest[0].manifest)
     folder = await checkpoint()
     local = await asyncio.to_thread((sums or Checksums()).of_folder, folder)
     plan = transfer_plan.plan_uploads(local, None if newest is None else newest[1])
-    base = f"{_base(subject.job, subject.part)}{subject.epoch:010d}-{unique}"
+    base = f"{_partition_prefix(source.job, source.part)}{source.epoch:010d}-{unique}"
     fresh = [
         ManifestFile(file.name, file.size_bytes, file.sha256, f"{base}/files/{file.name}")
         for file in plan.fresh
     ]
-    await _all(tools.objects.upload(file.object, folder / file.name) for file in fresh)
+    await _run_all(context.objects.upload(file.object, folder / file.name) for file in fresh)
     files = tuple(sorted([*plan.reused, *fresh], key=lambda file: file.name))
     body = encode_manifest(
         SnapshotManifest(
             FORMAT,
-            subject.job,
-            subject.part,
-            subject.epoch,
-            subject.state_format,
-            subject.position,
+            source.job,
+            source.part,
+            source.epoch,
+            source.state_format,
+            source.position,
             files,
         )
     )
     key = f"{base}/manifest.json"
-    await tools.objects.put(key, body)
-    if not await tools.pointers.add(subject.job, subject.part, subject.epoch, key, _sha256(body)):
+    await context.objects.put(key, body)
+    if not await context.pointers.add(source.job, source.part, source.epoch, key, _sha256(body)):
         return OwnershipLost()
     return SnapshotTaken(key, len(files), len(fresh), sum(file.size_bytes for file in fresh))
 
 
 async def restore_snapshot(
-    tools: SnapshotContext, pointers: Sequence[Pointer], state_format: int, target: Path
+    context: SnapshotContext, pointers: Sequence[Pointer], state_format: int, target: Path
 ) -> RestoredSnapshot | None:
-    """Fill the new folder `target` from the first of `pointers` that passes every check; None
-    without one (`target` may hold rubbish).
+    """Fill the new folder `target` from the first of `pointers` that passes every check.
 
-    StoreError passes through: a bucket that is away says nothing about snapshots, and an older one
-    would mean more replay for nothing.
+    Returns None if none does; `target` may then hold partial files. Raises SystemUnavailable: an
+    unreachable bucket says nothing about the snapshots, and an older snapshot would only mean more
+    replay.
     """
     for pointer in pointers:
         try:
-            return RestoredSnapshot(
-                pointer, await download_snapshot(tools, pointer, state_format, target)
-            )
-        except SnapshotCorrupt as damaged:
+            manifest = await download_snapshot(context, pointer, state_format, target)
+        except SnapshotCorrupt as corrupt:
             log.error(
                 "snapshot cannot be used",
                 job=pointer.job,
                 part=pointer.part,
                 snapshot=pointer.manifest,
-                error=str(damaged),
+                error=str(corrupt),
             )
+        else:
+            return RestoredSnapshot(pointer, manifest)
     return None
 
 
 async def download_snapshot(
-    tools: SnapshotContext, pointer: Pointer, state_format: int, target: Path
+    context: SnapshotContext, pointer: Pointer, state_format: int, target: Path
 ) -> SnapshotManifest:
-    """Fill the folder `target` from one snapshot. Damaged when it is not whole; StoreError passes
-    through.
+    """Fill the folder `target` from one snapshot.
+
+    Raises SnapshotCorrupt if it is not complete, SystemUnavailable if the store cannot be reached.
     """
-    manifest = await _manifest(tools.objects, pointer)
+    manifest = await read_manifest(context.objects, pointer)
     if manifest.state_format != state_format:
         raise SnapshotCorrupt(
             f"its state format is {manifest.state_format}, this version reads {state_format}"
         )
-    await _download(tools.objects, manifest, target)
+    await _download_files(context.objects, manifest, target)
     return manifest
 
 
 async def with_newest_position(
-    tools: SnapshotContext, pointers: Sequence[Pointer]
+    context: SnapshotContext, pointers: Sequence[Pointer]
 ) -> list[Pointer]:
-    """`pointers`, of which the newest says where it stands, if that can be learnt: its manifest may
-    be damaged, or the bucket away.
+    """Return `pointers` with the position of the newest one read from its manifest.
+
+    The position stays None if the manifest is corrupt or the store cannot be reached.
     """
     if not pointers or pointers[0].position is not None:
         return list(pointers)
     try:
-        manifest = await _manifest(tools.objects, pointers[0])
-    except (SnapshotCorrupt, StoreError) as unknown:
+        manifest = await read_manifest(context.objects, pointers[0])
+    except (SnapshotCorrupt, SystemUnavailable) as unknown:
         log.warning(
-            "it is not known where the newest snapshot stands",
+            "position of the newest snapshot is unknown",
             snapshot=pointers[0].manifest,
             error=str(unknown),
         )
@@ -205,100 +205,52 @@ async def with_newest_position(
     return [replace(pointers[0], position=manifest.position), *pointers[1:]]
 
 
-async def prune_snapshots(tools: SnapshotContext, keep: int, grace: timedelta) -> PrunedSnapshots:
-    """Delete what nobody needs: snapshots beyond the newest `keep`, those of jobs that are gone,
-    and objects that no snapshot names.
-
-    The whole bucket is looked at, so what was uploaded for a snapshot that never got its pointer
-    goes too, whatever became of its job.
-    """
-    # Listed before the pointers are read: what is listed then and named by a later snapshot is
-    # reused from a kept one.
-    stored: dict[JobPartition, list[Stored]] = {
-        place: [] for place in await tools.pointers.places()
-    }
-    for each in await tools.objects.stored(f"{PREFIX}/"):
-        if (place := _place(each.key)) is not None:
-            stored.setdefault(place, []).append(each)
-    jobs, now = await tools.pointers.jobs(), await tools.pointers.now()
-    done = []
-    for place, there in stored.items():
-        if place[0] in jobs:
-            done.append(await _prune(tools, place, there, keep, grace, now))
-        else:
-            done.append(await _clear(tools, place, there, grace, now))
-    return PrunedSnapshots(sum(each.snapshots for each in done), sum(each.objects for each in done))
+async def read_manifest(objects: ObjectStore, pointer: Pointer) -> SnapshotManifest:
+    """Return the manifest of a snapshot; SnapshotCorrupt if it is not the one that was written."""
+    body = await objects.get(pointer.manifest)
+    if body is None:
+        raise SnapshotCorrupt("its manifest is missing")
+    if _sha256(body) != pointer.sha256:
+        raise SnapshotCorrupt("its manifest has another checksum than its pointer")
+    try:
+        manifest = decode_manifest(body)
+    except ManifestMalformed as wrong:
+        raise SnapshotCorrupt(str(wrong)) from wrong
+    if (manifest.job, manifest.part) != (pointer.job, pointer.part):
+        raise SnapshotCorrupt(f"it is a snapshot of {manifest.job}[{manifest.part}]")
+    return manifest
 
 
-async def _prune(
-    tools: SnapshotContext,
-    place: JobPartition,
-    stored: Sequence[Stored],
-    keep: int,
-    grace: timedelta,
-    now: datetime,
-) -> PrunedSnapshots:
-    plan = transfer_plan.plan_pruning(await tools.pointers.of(*place), keep, grace, now)
-    await tools.pointers.remove(plan.surplus)
-    named: set[str] = set()
-    for pointer in plan.kept:
-        try:
-            manifest = await _manifest(tools.objects, pointer)
-        except SnapshotCorrupt as damaged:
-            # What it names is unknown, so nothing goes until it is surplus itself.
-            log.error(
-                "snapshot is damaged, nothing of its partition is deleted",
-                snapshot=pointer.manifest,
-                error=str(damaged),
-            )
-            return PrunedSnapshots(len(plan.surplus), 0)
-        named |= {pointer.manifest, *(file.object for file in manifest.files)}
-    unnamed = transfer_plan.garbage(stored, named, grace, now)
-    await tools.objects.remove(unnamed)
-    return PrunedSnapshots(len(plan.surplus), len(unnamed))
+def partition_of_key(key: str) -> JobPartition | None:
+    """Return the job partition that an object belongs to; None if the key is not a snapshot's."""
+    match key.split("/", 3):
+        case [_, job, part, _] if part.isdecimal():
+            return JobId(job), PartitionIndex(int(part))
+        case _:
+            return None
 
 
-async def _clear(
-    tools: SnapshotContext,
-    place: JobPartition,
-    stored: Sequence[Stored],
-    grace: timedelta,
-    now: datetime,
-) -> PrunedSnapshots:
-    """Nothing of a job that is gone is needed; its pointers go last: they say what is not deleted
-    yet.
-    """
-    unnamed = transfer_plan.garbage(stored, (), grace, now)
-    await tools.objects.remove(unnamed)
-    if len(unnamed) < len(stored):
-        return PrunedSnapshots(0, len(unnamed))
-    pointers = await tools.pointers.of(*place)
-    await tools.pointers.remove(pointers)
-    return PrunedSnapshots(len(pointers), len(unnamed))
-
-
-async def _newest(
-    tools: SnapshotContext, job: JobId, part: PartitionIndex, distrusted: Collection[int]
+async def _newest_usable(
+    context: SnapshotContext, job: JobId, part: PartitionIndex, unusable: Collection[int]
 ) -> tuple[Pointer, SnapshotManifest] | None:
-    """The newest snapshot, if it can be built upon: a damaged one is answered with a complete new
-    one.
-    """
-    pointers = await tools.pointers.of(job, part)
-    if not pointers or pointers[0].number in distrusted:
+    """Return the newest snapshot if all its objects exist, so that a new one may reuse them."""
+    pointers = await context.pointers.of(job, part)
+    if not pointers or pointers[0].number in unusable:
         return None
     try:
-        manifest = await _manifest(tools.objects, pointers[0])
-    except SnapshotCorrupt as damaged:
+        manifest = await read_manifest(context.objects, pointers[0])
+    except SnapshotCorrupt as corrupt:
         log.error(
-            "snapshot is damaged, the next one is complete",
+            "snapshot is corrupt; the next one is complete",
             snapshot=pointers[0].manifest,
-            error=str(damaged),
+            error=str(corrupt),
         )
         return None
-    stored = {each.key for each in await tools.objects.stored(_base(job, part))}
+    prefix = _partition_prefix(job, part)
+    stored = {each.key for each in await context.objects.list_objects(prefix)}
     if missing := sorted({file.object for file in manifest.files} - stored):
         log.error(
-            "snapshot is damaged, the next one is complete",
+            "snapshot is corrupt; the next one is complete",
             snapshot=pointers[0].manifest,
             error=f"{missing[0]} is missing",
         )
@@ -306,63 +258,42 @@ async def _newest(
     return pointers[0], manifest
 
 
-async def _manifest(objects: Objects, pointer: Pointer) -> SnapshotManifest:
-    body = await objects.get(pointer.manifest)
-    if body is None:
-        raise SnapshotCorrupt("its manifest is missing")
-    if _sha256(body) != pointer.sha256:
-        raise SnapshotCorrupt("its manifest is not the one that was written")
-    try:
-        manifest = decode_manifest(body)
-    except ManifestInvalid as wrong:
-        raise SnapshotCorrupt(str(wrong)) from wrong
-    if (manifest.job, manifest.part) != (pointer.job, pointer.part):
-        raise SnapshotCorrupt(f"it is of {manifest.job}[{manifest.part}]")
-    return manifest
-
-
-async def _download(objects: Objects, manifest: SnapshotManifest, target: Path) -> None:
+async def _download_files(objects: ObjectStore, manifest: SnapshotManifest, target: Path) -> None:
     await asyncio.to_thread(target.mkdir, parents=True, exist_ok=True)
+    # Files of an attempt at a newer snapshot must not become part of this state.
     for path in await asyncio.to_thread(lambda: list(target.iterdir())):
-        await asyncio.to_thread(path.unlink)  # of an attempt at a newer snapshot
+        await asyncio.to_thread(path.unlink)
 
-    async def download_snapshot(file: ManifestFile) -> None:
+    async def download(file: ManifestFile) -> None:
         found = await objects.download(file.object, target / file.name)
         if found is None:
             raise SnapshotCorrupt(f"{file.object} is missing")
         if found != file.sha256:
-            raise SnapshotCorrupt(f"{file.object} is not what was written")
+            raise SnapshotCorrupt(f"{file.object} has another checksum than its manifest")
 
-    await _all(download_snapshot(file) for file in manifest.files)
+    await _run_all(download(file) for file in manifest.files)
 
 
-async def _all(works: Iterable[Awaitable[None]]) -> None:
-    """Do all, a few at a time; when any failed, say why only after every other has ended: nobody
-    writes on behind the caller's back.
+async def _run_all(transfers: Iterable[Awaitable[None]]) -> None:
+    """Run all, a few at a time; raise the first failure only after every transfer has ended.
+
+    So no transfer writes to the folder after the caller has seen the failure.
     """
     gate = asyncio.Semaphore(TRANSFER_CONCURRENCY)
 
-    async def gated(work: Awaitable[None]) -> None:
+    async def gated(transfer: Awaitable[None]) -> None:
         async with gate:
-            await work
+            await transfer
 
-    ended = await asyncio.gather(*(gated(work) for work in works), return_exceptions=True)
+    ended = await asyncio.gather(*(gated(each) for each in transfers), return_exceptions=True)
     failed = [each for each in ended if isinstance(each, BaseException)]
+    # An unreachable store is reported before corruption, which it may be the cause of.
     for each in sorted(failed, key=lambda error: isinstance(error, SnapshotCorrupt)):
-        raise each  # a bucket that is away comes before damage: it may be the reason
+        raise each
 
 
-def _base(job: JobId, part: PartitionIndex) -> str:
+def _partition_prefix(job: JobId, part: PartitionIndex) -> str:
     return f"{PREFIX}/{job}/{part}/"
-
-
-def _place(key: str) -> JobPartition | None:
-    """Whose object this is; None for a key that is none of ours."""
-    match key.split("/", 3):
-        case [_, job, part, _] if part.isdecimal():
-            return JobId(job), PartitionIndex(int(part))
-        case _:
-            return None
 
 
 def _sha256(body: bytes) -> str:

@@ -1,21 +1,16 @@
-"""What is decided about snapshots without touching anything: what to upload, what to keep, what may
-be deleted.
+"""Decide which files of a checkpoint to upload, and from which snapshot to restore. Pure.
 
-Theory. Deleting is the only dangerous act here, so it is late twice. A snapshot counts as kept
-until it has been beyond the newest `keep` for a whole grace period: somebody may have begun to
-restore from it just before. An object goes only when no kept snapshot names it and it is older than
-the grace period: it may belong to a snapshot whose manifest is not written yet. An uploader reuses
-only objects that the newest snapshot names, which is always among the kept.
+An uploader reuses only objects of the newest snapshot, which pruning always keeps, so an object
+that is reused is never deleted at the same time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
 
 from fennel_core.snapshots.manifest import ManifestFile, SnapshotManifest, StatePosition
-from fennel_core.snapshots.store import Pointer, Stored
+from fennel_core.snapshots.store import Pointer
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,23 +24,17 @@ class LocalFile:
 
 @dataclass(frozen=True, slots=True)
 class UploadPlan:
-    """`reused` files have an object already, `fresh` ones need one."""
+    """`reused` files have an object already; `fresh` files must be uploaded."""
 
     reused: tuple[ManifestFile, ...]
     fresh: tuple[LocalFile, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class PruningPlan:
-    kept: tuple[Pointer, ...]
-    surplus: tuple[Pointer, ...]
-
-
 def plan_uploads(files: Sequence[LocalFile], newest: SnapshotManifest | None) -> UploadPlan:
-    """Which of `files` must be uploaded, given the newest snapshot of the same job partition.
+    """Return which of `files` to upload, given the newest snapshot of the same job partition.
 
-    Equal contents are recognized by checksum, never by name: a store that was restored may give an
-    old name to a new content.
+    Contents are compared by checksum, never by name: a restored store may give an old name to new
+    content.
     """
     known = (
         {}
@@ -64,50 +53,20 @@ def plan_uploads(files: Sequence[LocalFile], newest: SnapshotManifest | None) ->
 def is_unchanged(
     newest: SnapshotManifest | None, state_format: int, position: StatePosition
 ) -> bool:
-    """Does the newest snapshot hold exactly this state already?"""
+    """Return whether the newest snapshot holds exactly this state already."""
     return newest is not None and (newest.state_format, newest.position) == (state_format, position)
-
-
-def covers(one: StatePosition, other: StatePosition) -> bool:
-    """Has a state at `one` seen everything that a state at `other` has?"""
-    return one.replayed >= other.replayed and all(
-        one.offsets.get(topic, 0) >= offset for topic, offset in other.offsets.items()
-    )
 
 
 def restore_candidates(
     local: StatePosition | None, pointers: Sequence[Pointer]
 ) -> tuple[Pointer, ...]:
-    """The snapshots to try before local state at `local` (None: there is none), in the order of
-    `pointers`, newest first.
+    """Return the snapshots to try before the local state at `local` (None: there is none).
 
-    A snapshot that has seen something the local state has not is better: the log may have been
-    deleted behind the snapshot. States of several inputs may each have seen something that the
-    other has not; then too the snapshot wins, and the two are never mixed.
+    The order is that of `pointers`: newest first. A snapshot is preferred if it has applied
+    anything that the local state has not, because the log may have been deleted up to the snapshot.
+    With several inputs each of the two may be ahead in one; then too the snapshot is preferred, and
+    they are never mixed.
     """
     if local is None:
         return tuple(pointers)
-    return tuple(p for p in pointers if p.position is not None and not covers(local, p.position))
-
-
-def plan_pruning(
-    pointers: Sequence[Pointer], keep: int, grace: timedelta, now: datetime
-) -> PruningPlan:
-    """Which snapshots of one job partition stay; `pointers` newest first. One is surplus since the
-    one `keep` places newer exists.
-    """
-    assert keep >= 1, "the newest snapshot always stays"
-    assert list(pointers) == sorted(pointers, key=lambda pointer: -pointer.number), "newest first"
-    surplus = [
-        pointer
-        for place, pointer in enumerate(pointers)
-        if place >= keep and pointers[place - keep].taken_at < now - grace
-    ]
-    return PruningPlan(tuple(p for p in pointers if p not in surplus), tuple(surplus))
-
-
-def garbage(
-    stored: Sequence[Stored], named: Collection[str], grace: timedelta, now: datetime
-) -> list[str]:
-    """Keys of the objects that no kept snapshot names and that nobody can be about to name."""
-    return [each.key for each in stored if each.key not in named and each.written_at < now - grace]
+    return tuple(p for p in pointers if p.position is not None and not local.covers(p.position))

@@ -37,8 +37,8 @@ from fennel_core.ledger.store import (
 )
 from fennel_core.settings.model import Settings
 from fennel_core.snapshots import drills, rebuild, selection, snapshot_pass
+from fennel_core.snapshots.errors import DrillFailed, DrillNotRun, RebuildFailed, SnapshotPassFailed
 from fennel_core.snapshots.selection import NamedPartition, Selection
-from fennel_core.snapshots.store import StoreError
 from fennel_core.telemetry.logs import redact_text
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import AssetId, CommitId
@@ -215,7 +215,7 @@ def shortened() -> None:
     for (topic, part), start in sorted(cuts.items()):
         log.info("%s[%d] begins at %d now", topic, part, start)
     for alarm in alarms:
-        log.error("needed records (%s): %s", alarm.trouble.value, alarm.told)
+        log.error("needed records (%s): %s", alarm.problem.value, alarm.message)
 
 
 def _wish(params: Mapping[str, Any]) -> Selection:
@@ -240,18 +240,17 @@ def _told(work: Callable[[], T]) -> T:
     except DefinitionsNotLoaded as error:
         log.error("%s", error)
         raise AirflowFailException(str(error)) from None
-    except (rebuild.RebuildFailed, drills.DrillFailed) as stuck:
+    except (RebuildFailed, DrillFailed) as stuck:
         log.error("%s", stuck)
         log.error(
             "what to do: %s",
-            AFTER_REBUILD if isinstance(stuck, rebuild.RebuildFailed) else drills.REMEDY,
+            AFTER_REBUILD if isinstance(stuck, RebuildFailed) else drills.REMEDY,
         )
         raise AirflowFailException(str(stuck)) from None
     except (
         ConnectionsError,
-        StoreError,
-        snapshot_pass.SnapshotPassFailed,
-        drills.DrillNotRun,
+        SnapshotPassFailed,
+        DrillNotRun,
         OSError,
         RemoteError,
     ) as away:

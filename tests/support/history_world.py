@@ -1,6 +1,4 @@
-"""A world in memory for the laws of history: a log with gaps and control records, a bucket, and
-rollers that may die anywhere.
-"""
+"""A log with gaps and control records, objects, and rollers that may die anywhere, in memory."""
 
 from __future__ import annotations
 
@@ -10,11 +8,12 @@ from dataclasses import dataclass, field
 import polars as pl
 
 from fennel_core.history import parquet
-from fennel_core.history.backlog import Backlog, TopicRecord
+from fennel_core.history.backlog import Backlog
+from fennel_core.history.file_slices import TopicRecord
 from fennel_core.history.kafka import LogBounds
 from fennel_core.history.roll import RollPlan, TopicLayout, roll
 from fennel_core.history.store import HistoryFiles
-from fennel_core.history.writer import BatchPublisher, RollFailed
+from fennel_core.history.writer import BatchPublisher
 from fennel_core.vocab.ids import Offset, PartitionIndex, TopicName, TopicPartition
 from fennel_core.vocab.versions import encode_frame
 
@@ -23,11 +22,11 @@ LAYOUT = TopicLayout(("k",), "at")
 
 
 class Died(Exception):
-    """The process is gone; what it had in memory with it."""
+    """The process died and its memory is lost."""
 
 
 def batch(first: int, rows: int) -> bytes:
-    """The value of a message of `rows` rows numbered from `first`."""
+    """Return the value of a message of `rows` rows numbered from `first`."""
     numbers = list(range(first, first + rows))
     columns = {
         "k": [n % 5 for n in numbers],
@@ -44,15 +43,16 @@ def batch(first: int, rows: int) -> bytes:
 
 @dataclass
 class MemoryLog:
-    """One topic: per partition its records by offset (None: a control record or marker, which
-    nobody is handed) and where it ends.
+    """One topic: the records of each partition by offset.
+
+    None is a control record or transaction marker, which readers do not receive.
     """
 
     records: dict[TopicPartition, list[bytes | None]] = field(default_factory=dict)
     written: int = 0
 
     def append(self, part: int, sizes: Sequence[int | None]) -> None:
-        """Add messages of so many rows; None: something without data."""
+        """Append records of these numbers of rows; None: a record without data."""
         here = self.records.setdefault((TOPIC, PartitionIndex(part)), [])
         for size in sizes:
             here.append(None if size is None else batch(self.written, size))
@@ -60,24 +60,24 @@ class MemoryLog:
 
     def bounds(self, topics: Sequence[TopicName]) -> dict[TopicPartition, LogBounds]:
         return {
-            place: LogBounds(Offset(0), Offset(len(here)))
-            for place, here in self.records.items()
-            if place[0] in topics
+            partition: LogBounds(Offset(0), Offset(len(here)))
+            for partition, here in self.records.items()
+            if partition[0] in topics
         }
 
-    def read(self, place: TopicPartition, first: int, end: int) -> Iterator[TopicRecord]:
-        for offset, value in enumerate(self.records[place][first:end], first):
+    def read(self, partition: TopicPartition, first: int, end: int) -> Iterator[TopicRecord]:
+        for offset, value in enumerate(self.records[partition][first:end], first):
             if value is not None:
-                yield TopicRecord(place, Offset(offset), value)
+                yield TopicRecord(partition, Offset(offset), value)
 
 
 @dataclass
 class MemoryRoller:
-    """See `history.flow.Roller`: batches of at most `batch_records` messages over all partitions,
+    """A `Roller` in this process: batches of at most `batch_records` records over all partitions,
     as Spark divides a backlog.
 
-    `fate` counts down at every step that a process may not survive: an upload, a row, the end of a
-    batch.
+    `fate` yields, for every step that a process may not survive (an upload, a row, the end of a
+    batch), whether it dies there.
     """
 
     log: MemoryLog
@@ -94,28 +94,30 @@ class MemoryRoller:
         self,
         due: Mapping[TopicPartition, Backlog],
         layouts: Mapping[TopicName, TopicLayout],
-        rows: BatchPublisher,
+        publisher: BatchPublisher,
     ) -> None:
-        at = {place: backlog.start for place, backlog in due.items()}
-        goal = {place: Offset(len(self.log.records[place])) for place in due}
+        at = {partition: backlog.start for partition, backlog in due.items()}
+        goal = {partition: Offset(len(self.log.records[partition])) for partition in due}
         while at != goal:
-            ends, room = dict(at), self.batch_records
-            for place in at:
-                ends[place] = Offset(min(goal[place], at[place] + room))
-                room -= ends[place] - at[place]
-            plan = RollPlan(await rows.floors(list(ends)), ends, layouts, self.file_bytes)
-            messages = (
-                message
-                for place in ends
-                for message in self.log.read(place, at[place], ends[place])
+            ends, budget = dict(at), self.batch_records
+            for partition in at:
+                ends[partition] = Offset(min(goal[partition], at[partition] + budget))
+                budget -= ends[partition] - at[partition]
+            plan = RollPlan(
+                await publisher.history_ends(list(ends)), ends, layouts, self.file_bytes
             )
-            proposed = list(roll(messages, plan, self._put))
+            records = (
+                record
+                for partition in ends
+                for record in self.log.read(partition, at[partition], ends[partition])
+            )
+            proposed = list(roll(records, plan, self._put))
             for file in sorted(
                 proposed, key=lambda file: (file.topic, file.part, file.first_offset)
             ):
                 self._step()
-                await rows.publish([file], {})
-            await rows.publish([], ends)
+                await publisher.publish([file], {})
+            await publisher.publish([], ends)
             self._step()
             at = ends
 
@@ -126,13 +128,14 @@ class MemoryRoller:
 
 
 async def content(
-    files: HistoryFiles, objects: Mapping[str, bytes], place: TopicPartition
+    files: HistoryFiles, objects: Mapping[str, bytes], partition: TopicPartition
 ) -> list[tuple[int, bytes]]:
-    """(offset, position) of every row of a partition's history in order; AssertionError when its
-    files leave a gap.
+    """Return (offset, position) of every row of a partition's history, in order.
+
+    AssertionError if its files leave a gap.
     """
     end, found = 0, []
-    for file in await files.files(*place):
+    for file in await files.files(*partition):
         assert file.first_offset == end
         end = file.next_offset
         frame = parquet.decode_file(objects[file.object_key])
@@ -141,4 +144,4 @@ async def content(
     return sorted(found)
 
 
-__all__ = ["LAYOUT", "TOPIC", "Died", "MemoryLog", "MemoryRoller", "RollFailed", "batch", "content"]
+__all__ = ["LAYOUT", "TOPIC", "Died", "MemoryLog", "MemoryRoller", "batch", "content"]

@@ -13,9 +13,15 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from pydantic import SecretStr
+
+from fennel_core.connections import s3
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
 
 JARS = Path(__file__).parents[2] / ".fennel" / "jars" / "s3"
 
@@ -84,3 +90,8 @@ def s3_server() -> Iterator[S3Server]:
         process.terminate()
         process.wait(timeout=20)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def object_keys(client: S3Client, bucket: str, prefix: str) -> list[str]:
+    """Return every key that starts with `prefix`, sorted."""
+    return [each.key for each in s3.list_objects(client, bucket, prefix)]

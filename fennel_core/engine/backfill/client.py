@@ -14,6 +14,7 @@ from typing import Final, Protocol, assert_never
 import structlog
 
 from fennel_core.blueprints.spec import Job
+from fennel_core.connections.object_store import ObjectStore
 from fennel_core.engine.backfill.manifest import (
     BackfillCorrupt,
     BackfillManifest,
@@ -30,7 +31,6 @@ from fennel_core.engine.backfill.start_mode import (
     choose_start_mode,
 )
 from fennel_core.history.store import HistoryFiles
-from fennel_core.snapshots.store import Objects
 from fennel_core.vocab.ids import Offset, PartitionIndex, TopicName
 
 POLL_MS: Final = 200
@@ -82,7 +82,7 @@ class QueuedBackfillClient:
         self,
         files: HistoryFiles,
         queue: BackfillQueue,
-        objects: Objects,
+        objects: ObjectStore,
         from_rows: int,
         sleep: Callable[[int], Awaitable[None]],
     ) -> None:

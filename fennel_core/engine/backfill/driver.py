@@ -27,6 +27,7 @@ from fennel_core.blueprints.spec import Job
 from fennel_core.connections import postgres, s3
 from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.connections.postgres import Pool
+from fennel_core.connections.s3 import S3ObjectStore
 from fennel_core.engine.backfill.batch import Share, compute
 from fennel_core.engine.backfill.manifest import PREFIX as OBJECTS
 from fennel_core.engine.backfill.manifest import (
@@ -42,11 +43,8 @@ from fennel_core.engine.state_progress import STATE_FORMAT
 from fennel_core.hangar.rocks import RocksHangar
 from fennel_core.history.parquet import decode_file
 from fennel_core.history.postgres import PostgresHistoryFiles
-from fennel_core.history.store import StoreError as HistoryError
 from fennel_core.operators.spec import step_version
 from fennel_core.settings.model import Settings
-from fennel_core.snapshots.s3 import S3Objects
-from fennel_core.snapshots.store import StoreError
 from fennel_core.vocab.ids import JobId, JobPartition, PartitionIndex
 
 if TYPE_CHECKING:
@@ -55,7 +53,7 @@ if TYPE_CHECKING:
 ORPHAN_CHECK_SECONDS: Final = 60
 SPARK_JOB_GROUP: Final = "backfill"
 SCRATCH_CACHE_BYTES: Final = 32 << 20
-RETRIABLE: Final = (SystemUnavailable, HistoryError, StoreError)
+RETRIABLE: Final = (SystemUnavailable,)
 log = structlog.get_logger(__name__)
 
 
@@ -116,7 +114,7 @@ class BackfillDriver:
             queue,
         )
         self._registry, self._files = PostgresRegistry(pool), PostgresHistoryFiles(pool)
-        self._objects = S3Objects(s3.client(settings), settings.s3_bucket)
+        self._objects = S3ObjectStore(s3.client(settings), settings.s3_bucket)
 
     async def serve(self, job: JobId, part: PartitionIndex) -> None:
         """Compute one load; what fails is said in its row, or left to whoever claims it next."""
@@ -131,8 +129,8 @@ class BackfillDriver:
     async def delete_orphans(self) -> None:
         """Remove what was staged for jobs that are gone."""
         for job in await self._queue.orphans():
-            await self._objects.remove(
-                [stored.key for stored in await self._objects.stored(f"{OBJECTS}/{job}/")]
+            await self._objects.delete(
+                [stored.key for stored in await self._objects.list_objects(f"{OBJECTS}/{job}/")]
             )
             await self._queue.delete(job)
 

@@ -26,11 +26,12 @@ from fennel_core.engine.runner import Runner
 from fennel_core.engine.state_progress import STATE_FORMAT, StateProgress
 from fennel_core.hangar.store import Hangar, HangarCorrupt, HangarReader
 from fennel_core.operators.build import is_order_deterministic
-from fennel_core.snapshots import transfer, transfer_plan
+from fennel_core.snapshots import transfer
 from fennel_core.snapshots.drills import DrillFinding, DrillVerdict
+from fennel_core.snapshots.errors import SnapshotCorrupt
 from fennel_core.snapshots.manifest import StatePosition
 from fennel_core.snapshots.store import Pointer
-from fennel_core.snapshots.transfer import SnapshotContext, SnapshotCorrupt
+from fennel_core.snapshots.transfer import SnapshotContext
 from fennel_core.vocab.ids import Micros
 
 FAR: Final = Micros(2**53)
@@ -51,13 +52,13 @@ async def drill_partition(
     """What a drill finds. `live`: a copy that nobody writes; `scratch`: a new folder for the
     snapshot; `runner_over`: one that rehearses.
 
-    StoreError and BrokerError pass through: they say nothing about the state.
+    SystemUnavailable and BrokerError pass through: they say nothing about the state.
     """
     try:
         known = state_progress.load(live)
         held = state_progress.computed_state_hash(live)
     except (HangarCorrupt, StateFormatError) as wrong:
-        return DrillFinding(DrillVerdict.DAMAGED, f"the live state cannot be read: {wrong}")
+        return DrillFinding(DrillVerdict.CORRUPT, f"the live state cannot be read: {wrong}")
     if held != known.state_hash:
         told = (
             "the live state holds other entries than were written to it (the second hash "
@@ -69,11 +70,11 @@ async def drill_partition(
         await transfer.download_snapshot(tools, pointer, STATE_FORMAT, scratch)
         restored = opener(scratch)
     except (SnapshotCorrupt, HangarCorrupt) as wrong:
-        return DrillFinding(DrillVerdict.DAMAGED, f"{name} cannot be used: {wrong}")
+        return DrillFinding(DrillVerdict.CORRUPT, f"{name} cannot be used: {wrong}")
     try:
         return await _rehearsed(name, live, known, restored, runner_over)
     except (HangarCorrupt, StateFormatError) as wrong:
-        return DrillFinding(DrillVerdict.DAMAGED, f"{name} cannot be used: {wrong}")
+        return DrillFinding(DrillVerdict.CORRUPT, f"{name} cannot be used: {wrong}")
     finally:
         restored.close()
 
@@ -91,8 +92,8 @@ async def _rehearsed(
             f"{name} holds other entries than were written to the state it copied (the "
             "first hash was kept as they were written)"
         )
-        return DrillFinding(DrillVerdict.DAMAGED, told, _hex(begun.state_hash), _hex(held))
-    if not transfer_plan.covers(_position(known), _position(begun)):
+        return DrillFinding(DrillVerdict.CORRUPT, told, _hex(begun.state_hash), _hex(held))
+    if not _position(known).covers(_position(begun)):
         return DrillFinding(
             DrillVerdict.SKIPPED, f"the live state has not come as far as {name} yet"
         )

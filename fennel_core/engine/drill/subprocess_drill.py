@@ -27,6 +27,7 @@ from rocksdict import Cache
 
 from fennel_core.blueprints.spec import Job
 from fennel_core.connections import postgres, s3
+from fennel_core.connections.s3 import S3ObjectStore
 from fennel_core.engine.backfill.client import QueuedBackfillClient
 from fennel_core.engine.backfill.queue import BackfillQueue
 from fennel_core.engine.drill.compare import drill_partition
@@ -45,7 +46,6 @@ from fennel_core.operators.step import Outcome
 from fennel_core.settings.model import Settings
 from fennel_core.snapshots.drills import DrillFinding, DrillVerdict
 from fennel_core.snapshots.postgres import PostgresPointers
-from fennel_core.snapshots.s3 import S3Objects
 from fennel_core.snapshots.store import Pointer
 from fennel_core.snapshots.transfer import SnapshotContext
 from fennel_core.telemetry import logs
@@ -80,7 +80,7 @@ class DrillRunner:
 
     async def run(self, runner: Runner, max_bytes: int) -> DrillFinding:
         """Drill the job partition of a running runner; a state of more than `max_bytes` is skipped.
-        StoreError, HangarClosed and OSError pass through.
+        SystemUnavailable, HangarClosed and OSError pass through.
         """
         job, part = runner.job, PartitionIndex(runner.part)
         folder = self._settings.state_dir / job.id / f"drill-{part}-{runner.epoch}"
@@ -109,7 +109,7 @@ class DrillRunner:
             except HangarCorrupt as damaged:
                 runner.discard_state(str(damaged))
                 return DrillFinding(
-                    DrillVerdict.DAMAGED, f"the live state cannot be read, it is rebuilt: {damaged}"
+                    DrillVerdict.CORRUPT, f"the live state cannot be read, it is rebuilt: {damaged}"
                 )
             finally:
                 await asyncio.shield(asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True))
@@ -156,7 +156,7 @@ async def _carried_out(task: DrillTask) -> DrillFinding:
         broker = KafkaBroker(settings)
         try:
             tools = SnapshotContext(
-                S3Objects(s3.client(settings), settings.s3_bucket), PostgresPointers(pool)
+                S3ObjectStore(s3.client(settings), settings.s3_bucket), PostgresPointers(pool)
             )
 
             async def sleep(ms: int) -> None:

@@ -1,4 +1,4 @@
-"""What the platform relies on of an S3 store, checked against a real one."""
+"""The properties of an S3 store that the platform relies on, checked against a real one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from botocore.exceptions import ClientError
 from pydantic import SecretStr
 
 from fennel_core.connections import s3
-from tests.support.s3 import S3Server
+from tests.support.s3 import S3Server, object_keys
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -25,10 +25,10 @@ def store(s3_server: S3Server) -> tuple[S3Client, str]:
     return client, bucket
 
 
-def test_a_bucket_is_made_once_and_found_again(store: tuple[S3Client, str]) -> None:
+def test_a_bucket_is_created_once_and_found_again(store: tuple[S3Client, str]) -> None:
     client, bucket = store
     s3.ensure_bucket(client, bucket)
-    assert s3.keys(client, bucket, "") == []
+    assert object_keys(client, bucket, "") == []
 
 
 def test_an_object_is_written_once_and_never_changed(store: tuple[S3Client, str]) -> None:
@@ -61,14 +61,14 @@ def test_of_many_writers_at_once_exactly_one_wins(store: tuple[S3Client, str]) -
         assert s3.get(client, bucket, f"race/{attempt}") == str(won[0]).encode() * 1000
 
 
-def test_keys_are_listed_by_prefix_and_removed(store: tuple[S3Client, str]) -> None:
+def test_keys_are_listed_by_prefix_and_deleted(store: tuple[S3Client, str]) -> None:
     client, bucket = store
     for key in ("p/2", "p/1", "q/1"):
         s3.put_new(client, bucket, key, b"")
-    assert s3.keys(client, bucket, "p/") == ["p/1", "p/2"]
+    assert object_keys(*store, "p/") == ["p/1", "p/2"]
     s3.delete(client, bucket, "p/1")
     s3.delete(client, bucket, "p/1")
-    assert s3.keys(client, bucket, "p/") == ["p/2"]
+    assert object_keys(*store, "p/") == ["p/2"]
     assert s3.get(client, bucket, "p/1") is None
 
 

@@ -1,4 +1,4 @@
-"""What writers and readers of history rely on, of the twin and of the real rows."""
+"""The index of history, in memory and in Postgres."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def file(
     )
 
 
-async def test_rows_are_added_only_where_the_rows_so_far_end(files: HistoryFiles) -> None:
+async def test_rows_are_added_only_at_the_end_of_the_rows(files: HistoryFiles) -> None:
     assert not await files.add(file(4, 9)), "offsets 0 to 4 are missing"
     assert await files.add(file(0, 4))
     for first, following in ((0, 4), (0, 9), (3, 9), (5, 9)):
@@ -41,23 +41,23 @@ async def test_rows_are_added_only_where_the_rows_so_far_end(files: HistoryFiles
     assert await files.ends([OTHER]) == {}
 
 
-async def test_a_file_that_is_counted_may_be_added_again_and_counts_once(
+async def test_adding_a_file_again_changes_nothing(
     files: HistoryFiles,
 ) -> None:
     first, second = file(0, 4), file(4, 6)
     assert await files.add(first)
     assert await files.add(second)
-    assert await files.add(first), "the answer may have been lost"
+    assert await files.add(first), "the response may have been lost"
     assert await files.files(TOPIC, PartitionIndex(0)) == (first, second)
 
 
-async def test_an_object_is_named_by_one_row(files: HistoryFiles) -> None:
+async def test_an_object_belongs_to_one_row(files: HistoryFiles) -> None:
     assert await files.add(file(0, 4, key="k"))
     assert not await files.add(file(4, 6, key="k"))
     assert not await files.add(file(0, 4, key="k", part=1))
 
 
-async def test_files_come_in_order_of_offsets_up_to_where_they_are_wanted(
+async def test_files_are_in_order_of_offsets_up_to_a_limit(
     files: HistoryFiles,
 ) -> None:
     added = [file(0, 4), file(4, 7, rows=0), file(7, 20)]
@@ -70,7 +70,7 @@ async def test_files_come_in_order_of_offsets_up_to_where_they_are_wanted(
     assert await files.files(TOPIC, PartitionIndex(1)) == ()
 
 
-async def test_of_writers_that_race_for_the_same_place_one_wins(files: HistoryFiles) -> None:
+async def test_of_writers_that_race_for_the_same_offset_one_wins(files: HistoryFiles) -> None:
     for start in range(0, 50, 10):
         racing = [file(start, start + 10) for _ in range(8)]
         assert sum(await asyncio.gather(*(files.add(each) for each in racing))) == 1
@@ -83,26 +83,26 @@ async def test_of_writers_that_race_for_the_same_place_one_wins(files: HistoryFi
     ]
 
 
-async def test_a_topic_is_an_orphan_since_it_was_first_missed_and_no_more_when_it_is_back(
+async def test_a_topic_is_orphaned_since_it_was_first_missing_until_it_returns(
     files: HistoryFiles,
 ) -> None:
     for topic in (TOPIC, OTHER):
         await files.add(file(0, 4, topic=topic))
     before = await files.now()
-    first = await files.orphans([OTHER])
+    first = await files.orphaned_topics([OTHER])
     assert set(first) == {TOPIC}
     assert before <= first[TOPIC] <= await files.now()
-    assert await files.orphans([OTHER]) == first
-    assert await files.orphans([TOPIC, OTHER]) == {}
-    again = await files.orphans([OTHER])
-    assert again[TOPIC] > first[TOPIC], "its time begins anew"
+    assert await files.orphaned_topics([OTHER]) == first
+    assert await files.orphaned_topics([TOPIC, OTHER]) == {}
+    again = await files.orphaned_topics([OTHER])
+    assert again[TOPIC] > first[TOPIC], "its time starts again"
 
 
-async def test_removing_a_topic_forgets_its_rows_and_nothing_else(files: HistoryFiles) -> None:
+async def test_removing_a_topic_deletes_its_rows_only(files: HistoryFiles) -> None:
     mine, theirs = file(0, 4), file(0, 4, topic=OTHER)
     for each in (mine, theirs):
         await files.add(each)
-    await files.orphans([])
+    await files.orphaned_topics([])
     assert await files.keys(TOPIC) == {mine.object_key}
     await files.remove([TOPIC])
     assert set(await files.totals()) == {OTHER}
@@ -110,11 +110,11 @@ async def test_removing_a_topic_forgets_its_rows_and_nothing_else(files: History
         frozenset(),
         (),
     )
-    assert set(await files.orphans([])) == {OTHER}
+    assert set(await files.orphaned_topics([])) == {OTHER}
     assert await files.files(OTHER, PartitionIndex(0)) == (theirs,)
 
 
-async def test_totals_add_up_what_each_topic_holds(files: HistoryFiles) -> None:
+async def test_totals_are_sums_by_topic(files: HistoryFiles) -> None:
     assert await files.totals() == {}
     for each in (
         file(0, 4),

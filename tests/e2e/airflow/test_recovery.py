@@ -17,6 +17,7 @@ import pytest
 from rocksdict import Cache
 
 from fennel_core.connections import s3
+from fennel_core.connections.s3 import S3ObjectStore
 from fennel_core.engine import state_progress
 from fennel_core.engine.state_progress import STATE_FORMAT
 from fennel_core.hangar.rocks import RocksHangar
@@ -25,7 +26,6 @@ from fennel_core.settings.model import Settings
 from fennel_core.snapshots import snapshot_pass, transfer
 from fennel_core.snapshots.manifest import ManifestFile, encode_manifest
 from fennel_core.snapshots.memory import MemoryPointers
-from fennel_core.snapshots.s3 import S3Objects
 from fennel_core.snapshots.store import Pointer
 from fennel_core.snapshots.transfer import SnapshotContext
 from fennel_core.vocab.ids import Epoch, JobId, PartitionIndex
@@ -97,7 +97,7 @@ def test_the_recovery_dag_and_the_command_rebuild_what_is_named_and_features_are
         "choose_partitions": "failed",
         "rebuild_partitions": "upstream_failed",
     }
-    assert "no dataset with a job `Orders`: there is Order" in airflow.log(
+    assert "unknown dataset with a job `Orders`; valid names: Order" in airflow.log(
         wrong["dag_run_id"], "choose_partitions", "recovery"
     )
 
@@ -144,7 +144,7 @@ def tampered(workspace: str, work: Path) -> int:
         "WHERE starts_with(job_id, %s) AND part = 0 ORDER BY number DESC LIMIT 1",
         f"{workspace}.",
     )
-    objects = S3Objects(s3.client(Settings()), Settings().s3_bucket)
+    objects = S3ObjectStore(s3.client(Settings()), Settings().s3_bucket)
 
     async def made() -> str:
         tools = SnapshotContext(objects, MemoryPointers(lambda: datetime.now(UTC), {}))

@@ -15,9 +15,9 @@ from confluent_kafka.admin import AdminClient
 
 from fennel_core.connections import offsets, s3
 from fennel_core.connections.kafka import client_config
+from fennel_core.connections.s3 import S3ObjectStore
 from fennel_core.definition.log_retention import LogRetention, NeededRecordsCheck
 from fennel_core.engine.errors import OffsetTruncated
-from fennel_core.snapshots.s3 import S3Objects
 from fennel_core.snapshots.transfer import PREFIX
 from fennel_core.vocab.ids import Offset
 from tests.e2e.engine import test_slot
@@ -54,9 +54,9 @@ async def kept(bench: Bench) -> AsyncIterator[Bench]:
         for name, kind in names.items():
             await connection.execute(ASSET, (name, kind, name))
     yield bench
-    bucket = S3Objects(client, bench.settings.s3_bucket)
+    bucket = S3ObjectStore(client, bench.settings.s3_bucket)
     for job in bench.jobs:
-        await bucket.remove([each.key for each in await bucket.stored(f"{PREFIX}/{job.id}/")])
+        await bucket.delete([each.key for each in await bucket.list_objects(f"{PREFIX}/{job.id}/")])
 
 
 def now_ms() -> int:
@@ -101,11 +101,11 @@ async def test_an_expiring_record_is_reported_and_a_lost_one_parks_the_job_with_
     async with slot(kept, 0):
         await written(kept, USERS, "Rome")
         await watch.once()
-        assert {(each.job, each.trouble) for each in watch.alarms} == {
+        assert {(each.job, each.problem) for each in watch.alarms} == {
             (first.id, "old"),
             (second.id, "old"),
         }
-        assert all("it has no snapshot" in each.told for each in watch.alarms)
+        assert all("it has no snapshot" in each.message for each in watch.alarms)
         await snapshots(kept, "taken")
         await watch.once()
         assert watch.alarms == []
@@ -121,7 +121,7 @@ async def test_an_expiring_record_is_reported_and_a_lost_one_parks_the_job_with_
             deleted.result(30)
         assert all(more[source] > ends[source] for source in sources)
         await watch.once()
-        assert {(each.job, each.topic) for each in watch.alarms if each.trouble == "lost"} == {
+        assert {(each.job, each.topic) for each in watch.alarms if each.problem == "lost"} == {
             (first.id, first.inputs[0])
         }
     shutil.rmtree(kept.settings.state_dir)

@@ -16,8 +16,8 @@ from confluent_kafka.admin import AdminClient
 from fennel_core.connections import s3
 from fennel_core.connections.frames import Channel
 from fennel_core.connections.kafka import client_config
+from fennel_core.connections.s3 import S3ObjectStore
 from fennel_core.snapshots.manifest import SnapshotManifest, decode_manifest
-from fennel_core.snapshots.s3 import S3Objects
 from fennel_core.snapshots.transfer import PREFIX
 from fennel_core.vocab.ids import Offset, TopicName
 from tests.e2e.engine import test_slot
@@ -31,7 +31,7 @@ Emitted = list[tuple[Offset, bytes]]
 
 @dataclass
 class Bucket:
-    objects: S3Objects
+    objects: S3ObjectStore
 
     async def manifest(self, key: str) -> SnapshotManifest:
         body = await self.objects.get(key)
@@ -45,7 +45,7 @@ class Bucket:
             file.object for file in (await self.manifest(key)).files if file.object.startswith(own)
         ]
         assert lost
-        await self.objects.remove(lost)
+        await self.objects.delete(lost)
 
 
 async def snapshots(bench: Bench, expected: str) -> dict[tuple[str, int], str]:
@@ -108,7 +108,7 @@ async def test_a_slot_that_lost_its_disk_restores_from_the_snapshot_and_emits_no
     bench.settings = bench.settings.model_copy(update={"lease_ms": 30_000})
     client = s3.client(bench.settings)
     s3.ensure_bucket(client, bench.settings.s3_bucket)
-    bucket = Bucket(S3Objects(client, bench.settings.s3_bucket))
+    bucket = Bucket(S3ObjectStore(client, bench.settings.s3_bucket))
     try:
         async with slot(bench, 0):
             await written(bench, USERS, "Rome")
@@ -144,6 +144,6 @@ async def test_a_slot_that_lost_its_disk_restores_from_the_snapshot_and_emits_no
             await written(bench, USERS, "Lima")
     finally:
         for job in bench.jobs:
-            await bucket.objects.remove(
-                [each.key for each in await bucket.objects.stored(f"{PREFIX}/{job.id}/")]
+            await bucket.objects.delete(
+                [each.key for each in await bucket.objects.list_objects(f"{PREFIX}/{job.id}/")]
             )

@@ -17,6 +17,7 @@ from fennel_core.connections.postgres import pool
 from fennel_core.settings.model import Settings
 from tests.e2e.history.world import World, free_port
 from tests.support.postgres import database, empty_database, postgres_server
+from tests.support.s3 import object_keys
 
 __all__ = ["database", "empty_database", "postgres_server"]
 
@@ -38,6 +39,6 @@ async def world(infra: None, database: str, tmp_path: Path) -> AsyncIterator[Wor
         await made.open()
         yield made
     AdminClient(client_config(settings)).delete_topics([made.topic(name) for name in made.rows])
-    for key in s3.keys(client, settings.s3_bucket, ""):
+    for key in object_keys(client, settings.s3_bucket, ""):
         s3.delete(client, settings.s3_bucket, key)
     client.delete_bucket(Bucket=settings.s3_bucket)

@@ -48,10 +48,10 @@ class Hand:
         self,
         due: Mapping[TopicPartition, Backlog],
         layouts: Mapping[TopicName, TopicLayout],
-        rows: BatchPublisher,
+        publisher: BatchPublisher,
     ) -> None:
         ends = {place: backlog.end for place, backlog in due.items()}
-        plan = RollPlan(await rows.floors(list(ends)), ends, layouts, file_bytes=20_000)
+        plan = RollPlan(await publisher.history_ends(list(ends)), ends, layouts, file_bytes=20_000)
         log, client = TopicReader(self._world.settings), s3.client(self._world.settings)
 
         def put(key: str, body: bytes) -> None:
@@ -62,7 +62,9 @@ class Hand:
             for place, each in due.items()
             for message in log.tail(place, each.start, each.end)
         )
-        await rows.publish(await asyncio.to_thread(lambda: list(roll(messages, plan, put))), ends)
+        await publisher.publish(
+            await asyncio.to_thread(lambda: list(roll(messages, plan, put))), ends
+        )
 
 
 async def answers(world: World, *wanted: dict[str, str]) -> list[dict[str, Any]]:
@@ -116,7 +118,7 @@ async def rolled(world: World, rows: int) -> None:
         RollRule(1, 0),
         lambda: 0.0,
     )
-    assert (await writer.round()).files >= 2 * PARTITIONS
+    assert (await writer.run_pass()).files >= 2 * PARTITIONS
     await asyncio.to_thread(world.write, rows // 3)
 
 

@@ -40,6 +40,7 @@ from fennel_core.vocab.keys import key_bytes, partition_of
 from fennel_core.vocab.position import Hlc, stamp
 from fennel_core.vocab.schema import Schema
 from fennel_core.vocab.versions import FORMAT_HEADER, arrow_schema, decode, encode
+from tests.support.s3 import object_keys
 
 WORKSPACE = WorkspaceId("shop")
 TOKEN = "a-token-of-the-test"
@@ -222,7 +223,7 @@ class World:
 
     def objects(self, name: str = "") -> set[str]:
         prefix = f"history/{self.topic(name)}/" if name else "history/"
-        return set(s3.keys(s3.client(self.settings), self.settings.s3_bucket, prefix))
+        return set(object_keys(s3.client(self.settings), self.settings.s3_bucket, prefix))
 
     async def history(
         self, name: str, part: int

@@ -1,5 +1,5 @@
-"""Law: wherever writers die, whatever batches and files they cut, and however many run at once,
-history is the topic, each record once.
+"""Law: wherever writers die, whatever batches and files they make, and however many run at once,
+history has each record of the topic once.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fennel_core.history.backlog import RollRule
+from fennel_core.history.errors import RollFailed
 from fennel_core.history.memory import MemoryHistoryFiles
 from fennel_core.history.store import HistoryFiles
-from fennel_core.history.writer import HistoryWriter, RollFailed
+from fennel_core.history.writer import HistoryWriter
 from fennel_core.vocab.ids import TopicName
 from fennel_core.vocab.versions import decode
 from tests.support.history_world import LAYOUT, TOPIC, Died, MemoryLog, MemoryRoller, content
@@ -23,12 +24,12 @@ from tests.support.history_world import LAYOUT, TOPIC, Died, MemoryLog, MemoryRo
 PARTS = 2
 NOON = datetime(2026, 1, 1, tzinfo=UTC)
 LIMITS = st.tuples(st.integers(1, 9), st.sampled_from([1, 1500, 4000]))
-"""Messages of a batch and bytes of a file: writers that are set differently cut differently."""
+"""Messages of a batch and bytes of a file: writers with other settings make other files."""
 SIZES = st.lists(st.none() | st.integers(0, 3), max_size=8)
 
 
 class OneTopic:
-    async def wanted(self) -> dict[TopicName, Any]:
+    async def with_history(self) -> dict[TopicName, Any]:
         return {TOPIC: LAYOUT}
 
     async def alive(self) -> list[TopicName]:
@@ -42,7 +43,7 @@ def process(
     limits: tuple[int, int],
     fate: Iterator[bool],
 ) -> HistoryWriter:
-    """A writer that has just started: it knows nothing but what the rows say."""
+    """A writer that has just started: it knows only the rows."""
     roller = MemoryRoller(log, objects, limits[0], limits[1], fate)
     return HistoryWriter(
         files, OneTopic(), log.bounds, roller, RollRule(enough_records=1, wait_s=0), lambda: 0.0
@@ -51,26 +52,26 @@ def process(
 
 @settings(deadline=None, max_examples=60)
 @given(
-    rounds=st.lists(
+    passes=st.lists(
         st.tuples(SIZES, SIZES, st.lists(st.booleans(), max_size=12)), min_size=1, max_size=5
     ),
     limits=LIMITS,
 )
 def test_a_writer_that_dies_anywhere_and_starts_again_leaves_each_record_once(
-    rounds: list[Any], limits: tuple[int, int]
+    passes: list[Any], limits: tuple[int, int]
 ) -> None:
     async def life() -> None:
         log, files, objects = MemoryLog(), MemoryHistoryFiles(lambda: NOON), dict[str, bytes]()
         writer = process(log, files, objects, limits, iter(()))
-        for *appended, deaths in rounds:
+        for *appended, deaths in passes:
             for part, sizes in enumerate(appended):
                 log.append(part, sizes)
             writer.roller.fate = iter(deaths)  # type: ignore[attr-defined]  # a MemoryRoller
             try:
-                await writer.round()
+                await writer.run_pass()
             except Died:
                 writer = process(log, files, objects, limits, iter(()))
-        rolled = await writer.round()
+        rolled = await writer.run_pass()
         assert sum(rolled.lag.values()) == 0
         await holds(log, files, objects)
 
@@ -101,7 +102,7 @@ def test_concurrent_writers_conflict_and_the_survivor_writes_each_record_once(
         async def work(writer: HistoryWriter) -> None:
             for _ in range(3):
                 try:
-                    await writer.round()
+                    await writer.run_pass()
                 except RollFailed:
                     continue  # the other one was faster
                 except Died:
@@ -111,16 +112,14 @@ def test_concurrent_writers_conflict_and_the_survivor_writes_each_record_once(
             for part, sizes in enumerate(parts):
                 log.append(part, sizes)
             await asyncio.gather(*(work(writer) for writer in writers))
-        await writers[0].round()
+        await writers[0].run_pass()
         await holds(log, files, objects)
 
     asyncio.run(life())
 
 
 class Interleaved(MemoryHistoryFiles):
-    """Rows whose users take turns as told: before each question or row the other writer may go
-    first.
-    """
+    """Rows whose users take turns: before each read or write the other writer may go first."""
 
     def __init__(self, now: Any, turns: Iterator[bool]) -> None:
         super().__init__(now)

@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from fennel_core.connections.errors import SystemUnavailable
+from fennel_core.connections.object_store import MemoryObjectStore, StoredObject
 from fennel_core.snapshots import manifest as manifests
-from fennel_core.snapshots.memory import MemoryObjects, MemoryPointers
-from fennel_core.snapshots.store import Pointer, Stored, StoreError
+from fennel_core.snapshots.memory import MemoryPointers
+from fennel_core.snapshots.store import Pointer
 from fennel_core.snapshots.transfer import SnapshotContext
 from fennel_core.vocab.ids import Epoch, JobId, JobPartition, PartitionIndex
 from tests.sim.engine.parts import Process
@@ -36,7 +38,7 @@ class Archive:
     """
 
     owners: Callable[[], dict[JobPartition, Epoch]]
-    objects: MemoryObjects = field(default_factory=lambda: MemoryObjects(now))
+    objects: MemoryObjectStore = field(default_factory=lambda: MemoryObjectStore(now))
     rotten: set[str] = field(default_factory=set)
     foreign: list[str] = field(default_factory=list)
     """Pointers that somebody added who was not the owner."""
@@ -68,7 +70,7 @@ class Archive:
         """What is wrong with the pointers there are; nothing should be."""
         return [
             flaw
-            for place in await self.pointers.places()
+            for place in await self.pointers.partitions()
             for flaw in self._flaws(await self.pointers.of(*place))
         ]
 
@@ -99,28 +101,28 @@ class Archive:
 
 
 class SimObjects:
-    """See `snapshots.store.Objects`."""
+    """An `ObjectStore` whose calls may fail or take long."""
 
-    def __init__(self, process: Process, inner: MemoryObjects) -> None:
+    def __init__(self, process: Process, inner: MemoryObjectStore) -> None:
         self._process, self._inner = process, inner
 
     async def put(self, key: str, body: bytes) -> None:
-        await self._process.ask(lambda: self._inner.put(key, body), StoreError)
+        await self._process.ask(lambda: self._inner.put(key, body), SystemUnavailable)
 
     async def get(self, key: str) -> bytes | None:
-        return await self._process.ask(lambda: self._inner.get(key), StoreError)
+        return await self._process.ask(lambda: self._inner.get(key), SystemUnavailable)
 
     async def upload(self, key: str, path: Path) -> None:
-        await self._process.ask(lambda: self._inner.upload(key, path), StoreError)
+        await self._process.ask(lambda: self._inner.upload(key, path), SystemUnavailable)
 
     async def download(self, key: str, path: Path) -> str | None:
-        return await self._process.ask(lambda: self._inner.download(key, path), StoreError)
+        return await self._process.ask(lambda: self._inner.download(key, path), SystemUnavailable)
 
-    async def stored(self, prefix: str) -> list[Stored]:
-        return await self._process.ask(lambda: self._inner.stored(prefix), StoreError)
+    async def list_objects(self, prefix: str) -> list[StoredObject]:
+        return await self._process.ask(lambda: self._inner.list_objects(prefix), SystemUnavailable)
 
-    async def remove(self, keys: Sequence[str]) -> None:
-        await self._process.ask(lambda: self._inner.remove(keys), StoreError)
+    async def delete(self, keys: Sequence[str]) -> None:
+        await self._process.ask(lambda: self._inner.delete(keys), SystemUnavailable)
 
 
 class SimPointers:
@@ -140,7 +142,7 @@ class SimPointers:
     ) -> bool:
         await self._process.stumble(0.05)
         return await self._process.ask(
-            lambda: self._added(job, part, epoch, manifest, sha256), StoreError
+            lambda: self._added(job, part, epoch, manifest, sha256), SystemUnavailable
         )
 
     async def _added(
@@ -154,16 +156,16 @@ class SimPointers:
         return added
 
     async def of(self, job: JobId, part: PartitionIndex) -> list[Pointer]:
-        return await self._process.ask(lambda: self._rows.of(job, part), StoreError)
+        return await self._process.ask(lambda: self._rows.of(job, part), SystemUnavailable)
 
-    async def places(self) -> list[JobPartition]:
-        return await self._process.ask(lambda: self._rows.places(), StoreError)
+    async def partitions(self) -> list[JobPartition]:
+        return await self._process.ask(lambda: self._rows.partitions(), SystemUnavailable)
 
     async def jobs(self) -> set[JobId]:
-        return await self._process.ask(lambda: self._rows.jobs(), StoreError)
+        return await self._process.ask(lambda: self._rows.jobs(), SystemUnavailable)
 
     async def now(self) -> datetime:
-        return await self._process.ask(lambda: self._rows.now(), StoreError)
+        return await self._process.ask(lambda: self._rows.now(), SystemUnavailable)
 
     async def remove(self, pointers: Sequence[Pointer]) -> None:
-        await self._process.ask(lambda: self._rows.remove(pointers), StoreError)
+        await self._process.ask(lambda: self._rows.remove(pointers), SystemUnavailable)

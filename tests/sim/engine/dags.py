@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from fennel_core.connections.errors import ConnectionsError
+from fennel_core.connections.errors import ConnectionsError, SystemUnavailable
 from fennel_core.connections.frames import RemoteError
 from fennel_core.connections.slot_protocol import RefusalCode
 from fennel_core.engine.drill.compare import drill_partition
@@ -20,9 +20,9 @@ from fennel_core.engine.errors import BrokerError
 from fennel_core.engine.runner import Runner, RunnerLimits
 from fennel_core.hangar.store import Hangar
 from fennel_core.snapshots.drills import DrillFinding, DrillVerdict
+from fennel_core.snapshots.pruning import prune_snapshots
 from fennel_core.snapshots.rebuild import SlotReport
-from fennel_core.snapshots.store import StoreError
-from fennel_core.snapshots.transfer import SnapshotContext, prune_snapshots
+from fennel_core.snapshots.transfer import SnapshotContext
 from fennel_core.vocab.ids import JobPartition, PartitionIndex
 from tests.sim.engine.log import ModelLog
 from tests.sim.engine.parts import Died, DiskHangar, Process, ProcessPool, SimBroker, restored
@@ -90,7 +90,7 @@ class Dags:
                     self._in_the_background(self._copied(living, items))
             try:
                 await prune_snapshots(world.archive.tools(dag), KEPT, GRACE)
-            except StoreError:
+            except SystemUnavailable:
                 continue  # the next round tries again
 
     def drill(self, living: Living) -> None:

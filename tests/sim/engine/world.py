@@ -48,7 +48,7 @@ from fennel_core.operators.step import OperatorStep, Outcome, StateReader
 from fennel_core.replaylog import marker as markers
 from fennel_core.replaylog.marker import EpochMarker, IterationMarker
 from fennel_core.schedule.ownership import preferred_slot
-from fennel_core.snapshots.transfer import prune_snapshots
+from fennel_core.snapshots.pruning import prune_snapshots
 from fennel_core.vocab.ids import (
     EngineId,
     Epoch,

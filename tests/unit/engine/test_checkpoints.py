@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fennel_core.blueprints.spec import Job
+from fennel_core.connections.object_store import MemoryObjectStore
 from fennel_core.engine.snapshots import Snapshots
 from fennel_core.engine.state_progress import StateProgress
 from fennel_core.hangar.store import WriteBatch
 from fennel_core.operators import spec
-from fennel_core.snapshots.memory import MemoryObjects, MemoryPointers
+from fennel_core.snapshots.memory import MemoryPointers
 from fennel_core.snapshots.transfer import OwnershipLost, SnapshotContext, SnapshotTaken
 from fennel_core.vocab.dtypes import Field, Str
 from fennel_core.vocab.ids import Epoch, JobId, Offset, PartitionIndex, TopicName, WorkspaceId
@@ -38,7 +39,7 @@ SPEC = Job(
 )
 
 
-class Held(MemoryObjects):
+class Held(MemoryObjectStore):
     """A bucket whose uploads wait until `go` is set."""
 
     def __init__(self, contents: dict[str, bytes]) -> None:
@@ -50,7 +51,7 @@ class Held(MemoryObjects):
         self.asked.set()
         await self.go.wait()
         self.contents[key] = body
-        self._written[key] = self._now()
+        self._written_at[key] = self._now()
 
     async def upload(self, key: str, path: Path) -> None:
         self.asked.set()

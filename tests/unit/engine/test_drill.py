@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fennel_core.blueprints.spec import Job
+from fennel_core.connections.object_store import MemoryObjectStore
 from fennel_core.engine import state_progress
 from fennel_core.engine.broker import OutgoingRecord
 from fennel_core.engine.drill.compare import drill_partition
@@ -31,7 +32,7 @@ from fennel_core.operators.step import Outcome
 from fennel_core.snapshots import transfer
 from fennel_core.snapshots.drills import DrillFinding, DrillVerdict
 from fennel_core.snapshots.manifest import StatePosition
-from fennel_core.snapshots.memory import MemoryObjects, MemoryPointers
+from fennel_core.snapshots.memory import MemoryPointers
 from fennel_core.snapshots.transfer import SnapshotContext, SnapshotSource, SnapshotTaken
 from fennel_core.vocab.dtypes import Field, Int, Str
 from fennel_core.vocab.ids import Epoch, JobId, Offset, PartitionIndex
@@ -103,7 +104,7 @@ class Partition:
 
     def __post_init__(self) -> None:
         self.log, self.live, self.epoch, self.copies = MemoryLog(), MemoryHangar(), 0, 0
-        self.objects = MemoryObjects(lambda: datetime.now(UTC))
+        self.objects = MemoryObjectStore(lambda: datetime.now(UTC))
         self.tools = SnapshotContext(
             self.objects, MemoryPointers(lambda: datetime.now(UTC), {(JOB, PART): Epoch(1)})
         )
@@ -254,7 +255,7 @@ async def test_a_live_state_that_diverged_from_its_log_is_found_with_its_first_d
     partition.live.write(state_progress.write_batch(after, outcome))
     found = await partition.drill()
     assert found.verdict is DrillVerdict.DIFFERS
-    assert f"1 entries differ, the first at key {key.hex()}" in found.told
+    assert f"1 entries differ, the first at key {key.hex()}" in found.detail
     assert found.live_hash == f"{after.state_hash:032x}"
     assert found.drilled_hash == f"{known.state_hash:032x}"
 
@@ -268,8 +269,8 @@ async def test_a_tampered_state_is_found_although_the_snapshots_checksums_match(
     await partition.snapshot()
     partition.live.write(WriteBatch({key: value}))
     found = await partition.drill()
-    assert found.verdict is DrillVerdict.DAMAGED
-    assert "snapshot #2 holds other entries than were written" in found.told
+    assert found.verdict is DrillVerdict.CORRUPT
+    assert "snapshot #2 holds other entries than were written" in found.detail
     assert found.live_hash != found.drilled_hash
 
 
@@ -283,9 +284,9 @@ async def test_a_snapshot_with_a_damaged_file_is_found_and_named(
     else:
         partition.objects.contents[name] = partition.objects.contents[name][:-1] + b" "
     found = await partition.drill()
-    assert found.verdict is DrillVerdict.DAMAGED
-    assert "snapshot #1 cannot be used" in found.told
-    assert name in found.told
+    assert found.verdict is DrillVerdict.CORRUPT
+    assert "snapshot #1 cannot be used" in found.detail
+    assert name in found.detail
 
 
 async def test_records_that_a_recovery_would_miss_are_told(partition: Partition) -> None:
@@ -294,7 +295,7 @@ async def test_records_that_a_recovery_would_miss_are_told(partition: Partition)
         partition.log.truncate((topic, 0), Offset(max(log.end - 1, 0)))
     found = await partition.drill()
     assert found.verdict is DrillVerdict.LOST
-    assert "are deleted" in found.told
+    assert "are deleted" in found.detail
 
 
 async def test_a_live_state_that_has_not_come_as_far_as_its_snapshot_is_no_difference(
@@ -321,7 +322,7 @@ async def test_a_replay_that_comes_to_other_mutations_than_the_marker_says_is_a_
     )
     found = await partition.drill()
     assert found.verdict is DrillVerdict.DIFFERS
-    assert "snapshot #1 cannot be replayed" in found.told
+    assert "snapshot #1 cannot be replayed" in found.detail
 
 
 @pytest.fixture

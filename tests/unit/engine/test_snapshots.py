@@ -15,6 +15,8 @@ from typing import TypeVar
 
 import pytest
 
+from fennel_core.connections.errors import SystemUnavailable
+from fennel_core.connections.object_store import MemoryObjectStore
 from fennel_core.engine import state_progress
 from fennel_core.engine.errors import RebuildRequested, ReplayMismatch, StateDiscarded
 from fennel_core.engine.runner_factory import RocksStores
@@ -24,8 +26,7 @@ from fennel_core.hangar.store import Hangar, HangarCorrupt
 from fennel_core.operators.step import Outcome
 from fennel_core.snapshots import transfer
 from fennel_core.snapshots.manifest import StatePosition
-from fennel_core.snapshots.memory import MemoryObjects, MemoryPointers
-from fennel_core.snapshots.store import StoreError
+from fennel_core.snapshots.memory import MemoryPointers
 from fennel_core.snapshots.transfer import SnapshotContext, SnapshotSource, SnapshotTaken
 from fennel_core.vocab.ids import Epoch, JobId, Offset, PartitionIndex, TopicName
 
@@ -45,7 +46,9 @@ class Slot:
     """A machine's folder of local state, and slots that come and go on it."""
 
     root: Path
-    objects: MemoryObjects = field(default_factory=lambda: MemoryObjects(lambda: datetime.now(UTC)))
+    objects: MemoryObjectStore = field(
+        default_factory=lambda: MemoryObjectStore(lambda: datetime.now(UTC))
+    )
     pointers: MemoryPointers = field(
         default_factory=lambda: MemoryPointers(lambda: datetime.now(UTC), {PLACE: Epoch(1)})
     )
@@ -121,7 +124,7 @@ class Slot:
         )
 
     async def spoil(self, manifest: str) -> None:
-        await self.objects.remove(
+        await self.objects.delete(
             [
                 key
                 for key in self.objects.contents
@@ -320,13 +323,13 @@ async def test_a_bucket_that_is_away_leaves_local_state_in_use_or_free_for_the_n
     await slot.snapshot(5)
 
     async def away(key: str) -> bytes:
-        raise StoreError("S3: no answer")
+        raise SystemUnavailable("S3: no answer")
 
     with monkeypatch.context() as patched:
         patched.setattr(slot.objects, "get", away)
         assert await slot.found() == 5
         shutil.rmtree(slot.folder)
-        with pytest.raises(StoreError):
+        with pytest.raises(SystemUnavailable):
             await slot.open()
     assert await slot.found() == 5
 

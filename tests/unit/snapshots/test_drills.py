@@ -12,14 +12,13 @@ import pytest
 from fennel_core.connections.frames import RemoteError
 from fennel_core.connections.slot_protocol import RefusalCode
 from fennel_core.snapshots.drills import (
-    DrillFailed,
     DrillFinding,
-    DrillNotRun,
     DrillVerdict,
     drill_at_owner,
     least_recently_drilled,
     raise_on_failures,
 )
+from fennel_core.snapshots.errors import DrillFailed, DrillNotRun
 from fennel_core.snapshots.selection import NamedPartition
 from fennel_core.vocab.ids import JobId, PartitionIndex
 
@@ -36,7 +35,7 @@ def test_every_partition_has_its_turn_before_any_has_a_second() -> None:
     for night in range(5):
         chosen = least_recently_drilled(PARTS, last, 2)
         turns += [each.part for each in chosen]
-        last |= {each.place: NOW + timedelta(days=night) for each in chosen}
+        last |= {each.partition: NOW + timedelta(days=night) for each in chosen}
     assert turns == [0, 1, 2, 3, 4, 0, 1, 2, 3, 0]
 
 
@@ -48,7 +47,7 @@ class Slot:
     owner: str | None = "a.sock"
 
     async def owners(self, jobs: Sequence[str]) -> Mapping[tuple[str, int], str]:
-        return {} if self.owner is None else {PARTS[0].place: self.owner}
+        return {} if self.owner is None else {PARTS[0].partition: self.owner}
 
     async def call(self, address: str, op: str, argument: Any) -> Any:
         if isinstance(self.answer, Exception):

@@ -85,20 +85,22 @@ def test_somebody_is_told_before_what_is_needed_can_go_and_when_it_has_gone() ->
     assert retention_alarm(LOG, needing(60)) is None
     old = retention_alarm(LOG, needing(59))
     assert old is not None
-    assert (old.trouble, old.job, old.part) == (RetentionProblem.OLD, "w.job.a.1", 2)
-    assert "Totals: aggregate (w.job.a.1[2]) holds back t[2] at 59" in old.told
+    assert (old.problem, old.job, old.part) == (RetentionProblem.OLD, "w.job.a.1", 2)
+    assert "Totals: aggregate (w.job.a.1[2]) holds back t[2] at 59" in old.message
     lost = retention_alarm(LOG, needing(9, snapshots=0))
     assert lost is not None
-    assert lost.trouble is RetentionProblem.LOST
-    assert "records 9 to 9 of t[2]" in lost.told
+    assert lost.problem is RetentionProblem.LOST
+    assert "records 9 to 9 of t[2]" in lost.message
 
 
 def test_what_a_load_holds_is_not_lost_until_a_snapshot_is_what_the_partition_starts_from() -> None:
     log = a_log(LogKind.CONTENT, 40, 40, 40, 100)
-    assert retention_alarm(log, dataclasses.replace(needing(0, snapshots=0), loaded=True)) is None
-    lost = retention_alarm(log, dataclasses.replace(needing(9, snapshots=1), loaded=True))
+    assert (
+        retention_alarm(log, dataclasses.replace(needing(0, snapshots=0), backfilled=True)) is None
+    )
+    lost = retention_alarm(log, dataclasses.replace(needing(9, snapshots=1), backfilled=True))
     assert lost is not None
-    assert lost.trouble is RetentionProblem.LOST
+    assert lost.problem is RetentionProblem.LOST
 
 
 def test_a_log_in_which_nothing_is_left_to_read_alarms_nobody() -> None:

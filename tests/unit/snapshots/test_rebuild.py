@@ -1,4 +1,4 @@
-"""An order to rebuild: who is asked, when it is done, and what is told when it is not."""
+"""A rebuild: which slots are requested, when it is done, and the error if it is not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 
 from fennel_core.connections.frames import RemoteError
 from fennel_core.connections.slot_protocol import RefusalCode
-from fennel_core.snapshots.rebuild import RebuildFailed, RebuildRun, SlotReport
+from fennel_core.snapshots.errors import RebuildFailed
+from fennel_core.snapshots.rebuild import RebuildRun, SlotReport
 from fennel_core.snapshots.selection import NamedPartition
 from fennel_core.vocab.ids import JobId, PartitionIndex
 
@@ -23,30 +24,32 @@ RUNNING = SlotReport(1, "running", 0, None, 10, "its local state")
 
 @dataclass
 class Owners:
-    """Slots by address; `script[part]` is what their answers about it are after the order, one per
-    question, the last for ever.
+    """Slots by address.
+
+    `script[part]` lists the states that are reported after the request, one per poll; the last one
+    repeats.
     """
 
     script: dict[int, list[SlotReport | None]]
     address: Callable[[], str | None] = lambda: "a.sock"
-    orders: list[tuple[str, int, int | None]] = field(default_factory=list)
+    requests: list[tuple[str, int, int | None]] = field(default_factory=list)
     away: int = 0
 
     async def owners(self, jobs: Sequence[str]) -> Mapping[tuple[str, int], str]:
         address = self.address()
-        return {} if address is None else {each.place: address for each in PARTS}
+        return {} if address is None else {each.partition: address for each in PARTS}
 
     async def call(self, address: str, op: str, argument: Any) -> Any:
         if self.away:
             self.away -= 1
             raise RemoteError(RefusalCode.NOT_OWNER, "not now")
         if op == "rebuild":
-            self.orders += [(address, part, argument["before"]) for _, part in argument["items"]]
+            self.requests += [(address, part, argument["before"]) for _, part in argument["items"]]
             return [self._epoch(part) for _, part in argument["items"]]
         return [self._answer(part) for _, part in argument["items"]]
 
     def _answer(self, part: int) -> SlotReport | None:
-        if not any(ordered == part for _, ordered, _ in self.orders):
+        if not any(requested == part for _, requested, _ in self.requests):
             return RUNNING
         states = self.script[part]
         return states[0] if len(states) == 1 else states.pop(0)
@@ -59,7 +62,7 @@ class Owners:
 class World:
     owners: Owners
     now_s: float = 0.0
-    told: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
 
     async def run(
         self,
@@ -71,7 +74,7 @@ class World:
             self.now_s += seconds
 
         await RebuildRun(
-            self.owners, self.told.append, lambda: self.now_s, sleep, "why", before
+            self.owners, self.lines.append, lambda: self.now_s, sleep, "why", before
         ).run(wanted, timeout_s)
 
 
@@ -91,23 +94,23 @@ async def test_a_rebuild_ends_at_the_end_offsets_of_its_start_even_under_constan
     )
     world = World(owners)
     await world.run(before=9)
-    assert owners.orders == [("a.sock", 0, 9), ("a.sock", 1, 9)], "each was asked once"
+    assert owners.requests == [("a.sock", 0, 9), ("a.sock", 1, 9)], "each was requested once"
     assert (
-        "Order: table (w.job.a.1[0]): caught up, from snapshot #7, 4 records behind" in world.told
+        "Order: table (w.job.a.1[0]): caught up, from snapshot #7, 4 records behind" in world.lines
     )
-    assert world.told[-1].startswith("2 job partitions rebuilt and caught up in ")
+    assert world.lines[-1].startswith("2 job partitions rebuilt and caught up in ")
     assert len(owners.script[0]) == 1, "it was watched to the end"
 
 
-async def test_a_new_owner_is_ordered_anew_because_it_may_have_a_local_state_of_its_own() -> None:
+async def test_a_new_owner_is_requested_again_as_it_may_have_its_own_local_state() -> None:
     owners = Owners(
         {0: [REPLAYING, running(0, 5, epoch=2), running(0, 5, epoch=2)], 1: [running(0, 3)]}
     )
-    owners._epoch = lambda part: len([o for o in owners.orders if o[1] == part])  # type: ignore[method-assign]
+    owners._epoch = lambda part: len([o for o in owners.requests if o[1] == part])  # type: ignore[method-assign]
     world = World(owners)
     await world.run()
-    assert [part for _, part, _ in owners.orders] == [0, 1, 0]
-    assert any("again: it has another owner now" in line for line in world.told)
+    assert [part for _, part, _ in owners.requests] == [0, 1, 0]
+    assert any("again because its owner has changed" in line for line in world.lines)
 
 
 async def test_a_partition_that_stays_parked_fails_with_its_name_and_its_error() -> None:
@@ -135,7 +138,7 @@ async def test_a_partition_parked_between_retries_does_not_count_as_rebuilding()
         await World(Flapping({0: [parked, REPLAYING], 1: [running(0, 3)] * 2})).run(PARTS[:1])
 
 
-async def test_one_that_was_parked_for_a_moment_is_waited_for() -> None:
+async def test_a_partition_that_was_parked_for_a_moment_is_awaited() -> None:
     owners = Owners(
         {
             0: [
@@ -146,26 +149,28 @@ async def test_one_that_was_parked_for_a_moment_is_waited_for() -> None:
             1: [],
         }
     )
-    await World(owners).run(PARTS[:1])
+    world = World(owners)
+    await world.run(PARTS[:1])
+    assert world.lines[-1].startswith("1 job partitions rebuilt and caught up in ")
 
 
-async def test_without_an_owner_it_says_so_and_an_owner_that_comes_in_time_is_asked() -> None:
-    with pytest.raises(RebuildFailed, match="no slot owns it: does an engine run"):
+async def test_a_missing_owner_is_an_error_unless_one_appears_in_time() -> None:
+    with pytest.raises(RebuildFailed, match="no slot owns it; is an engine running"):
         await World(Owners({}, address=lambda: None)).run()
     late = Owners({0: [running(0, 1)], 1: [running(0, 1)]})
     world = World(late)
     late.address = lambda: "b.sock" if world.now_s > 20 else None
     await world.run()
-    assert {address for address, _, _ in late.orders} == {"b.sock"}
+    assert {address for address, _, _ in late.requests} == {"b.sock"}
 
 
-async def test_a_slot_that_does_not_answer_for_a_moment_is_asked_again() -> None:
+async def test_a_slot_that_does_not_respond_for_a_moment_is_requested_again() -> None:
     owners = Owners({0: [running(0, 1)], 1: [running(0, 1)]}, away=5)
     await World(owners).run()
-    assert len(owners.orders) == 2
+    assert len(owners.requests) == 2
 
 
-async def test_what_is_not_ready_in_time_is_named_with_what_was_last_seen() -> None:
+async def test_a_partition_that_is_late_is_reported_with_its_last_status() -> None:
     with pytest.raises(
         RebuildFailed, match=r"\[0\]\): it has not caught up in time; last seen: replaying"
     ):

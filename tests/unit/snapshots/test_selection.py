@@ -1,4 +1,4 @@
-"""Who is meant, and what somebody is told who names what is not there."""
+"""Which job partitions a selection names, and the error for an unknown name."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ KNOWN = [
 ]
 
 
-def found(wish: Selection) -> list[tuple[str, str, int]]:
-    return [(each.workspace, each.title, each.part) for each in select_partitions(KNOWN, wish)]
+def found(selection: Selection) -> list[tuple[str, str, int]]:
+    return [(each.workspace, each.title, each.part) for each in select_partitions(KNOWN, selection)]
 
 
-def refused(wish: Selection) -> str:
+def refused(selection: Selection) -> str:
     with pytest.raises(ApiError) as raised:
-        select_partitions(KNOWN, wish)
+        select_partitions(KNOWN, selection)
     return raised.value.text
 
 
-def test_a_dataset_means_every_job_that_works_for_it_and_no_other_of_a_longer_name() -> None:
+def test_a_dataset_selects_its_jobs_and_none_of_a_dataset_with_a_longer_name() -> None:
     assert found(Selection("shop", "Order")) == [
         ("shop", "Order: table", 0),
         ("shop", "Order: table", 1),
@@ -41,32 +41,35 @@ def test_a_dataset_means_every_job_that_works_for_it_and_no_other_of_a_longer_na
     ]
 
 
-def test_a_workspace_alone_means_all_of_it_and_a_job_needs_no_workspace() -> None:
+def test_a_workspace_selects_all_its_jobs_and_a_job_needs_no_workspace() -> None:
     assert {each[0] for each in found(Selection("bank"))} == {"bank"}
     assert found(Selection(jobs=("bank.job.2.1",), parts=(0,))) == [("bank", "OrderLine: table", 0)]
 
 
 @pytest.mark.parametrize(
-    ("wish", "told"),
+    ("selection", "message"),
     [
-        (Selection(), "name a workspace (and a dataset of it), or job ids"),
-        (Selection(dataset="Order"), "name a workspace"),
-        (Selection("shpo"), "no workspace `shpo`: there is shop, bank"),
+        (Selection(), "specify a workspace (and optionally a dataset), or job ids"),
+        (Selection(dataset="Order"), "specify a workspace"),
+        (Selection("shpo"), "unknown workspace `shpo`; valid names: shop, bank"),
         (
             Selection("shop", "Orders"),
-            "no dataset with a job `Orders`: there is Order, OrderLine, Totals",
+            "unknown dataset with a job `Orders`; valid names: Order, OrderLine, Totals",
         ),
-        (Selection("shop", jobs=("bank.job.2.1",)), "no job `bank.job.2.1`: there is shop.job."),
-        (Selection("shop", "Order", parts=(0, 7)), "no partition 7: there are 0 to 1"),
+        (
+            Selection("shop", jobs=("bank.job.2.1",)),
+            "unknown job `bank.job.2.1`; valid names: shop.job.",
+        ),
+        (Selection("shop", "Order", parts=(0, 7)), "unknown partition 7; valid partitions: 0 to 1"),
     ],
 )
-def test_a_name_that_leads_nowhere_is_answered_with_those_there_are(
-    wish: Selection, told: str
+def test_an_unknown_name_is_an_error_that_lists_the_valid_names(
+    selection: Selection, message: str
 ) -> None:
-    assert told in refused(wish)
+    assert message in refused(selection)
 
 
-def test_of_very_many_names_only_the_likeliest_are_told() -> None:
+def test_of_many_valid_names_only_the_most_similar_are_listed() -> None:
     many = [
         NamedPartition(JobId(f"w.job.{n}.1"), PartitionIndex(0), "w", f"Dataset{n}: table")
         for n in range(100)
@@ -74,11 +77,11 @@ def test_of_very_many_names_only_the_likeliest_are_told() -> None:
     with pytest.raises(ApiError) as raised:
         select_partitions(many, Selection("w", "Datasat7"))
     assert raised.value.text.startswith(
-        "there is no dataset with a job `Datasat7`: there is Dataset7, "
+        "unknown dataset with a job `Datasat7`; valid names: Dataset7, "
     )
     assert raised.value.text.endswith(f"and {100 - LISTED_NAMES} more")
 
 
-def test_without_any_job_that_is_what_is_told() -> None:
-    with pytest.raises(ApiError, match="none at all; nothing is committed"):
+def test_without_any_job_the_error_says_that_nothing_is_committed() -> None:
+    with pytest.raises(ApiError, match="there are none because nothing is committed"):
         select_partitions([], Selection("w"))

@@ -1,0 +1,39 @@
+"""Start the Spark applications of the platform: the engine and the history writer."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Final
+
+from py4j.protocol import Py4JError
+from pyspark.sql import SparkSession
+
+from fennel_core.settings.model import Settings
+
+DRIVER_MEMORY: Final = "512m"
+"""The smallest heap that Spark starts with."""
+JVM_EXIT_ERRORS: Final = (Py4JError, ConnectionError, EOFError)
+"""What py4j raises when the JVM has exited; on shutdown it may exit before this process."""
+
+
+def session_builder(
+    settings: Settings, *, app_name: str, local_master: str
+) -> SparkSession.Builder:
+    """Return a builder with the configuration that every Spark application of ours shares.
+
+    `local_master` is the master to use unless `spark-submit` or SPARK_MASTER gives another one.
+    """
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    # Without SPARK_LOCAL_IP, Spark resolves the machine's own name and binds to the result.
+    os.environ.setdefault("SPARK_LOCAL_IP", settings.host)
+    return (
+        SparkSession.builder.appName(app_name)
+        .master(os.environ.get("SPARK_MASTER", local_master))
+        .config("spark.driver.memory", DRIVER_MEMORY)
+        .config("spark.driver.bindAddress", settings.host)
+        .config("spark.driver.host", settings.host)
+        .config("spark.ui.enabled", False)
+        .config("spark.ui.showConsoleProgress", False)
+        .config("spark.sql.warehouse.dir", str((settings.data_dir / "spark-warehouse").resolve()))
+    )

@@ -1,0 +1,36 @@
+"""Failures of the history writer and of reads of history.
+
+`HistoryError` is the root. S3, Postgres or Kafka being unreachable is not one of these: that is
+`connections.errors.SystemUnavailable`.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class HistoryError(Exception):
+    """Base class of every failure of this package. `code` is stable and never reused."""
+
+    code: ClassVar[str] = "history-failed"
+
+
+class RollFailed(HistoryError):
+    """A batch ended with an error; files added before stay. Run the next pass, which continues."""
+
+    code = "roll-failed"
+
+
+class JvmExited(HistoryError):
+    """Spark's JVM has exited. End the process, so that its supervisor starts a new one."""
+
+    code = "jvm-exited"
+
+
+class ReadFailed(HistoryError):
+    """A read cannot be done as requested.
+
+    The text says what to change and ends with a stable code in brackets.
+    """
+
+    code = "read-failed"

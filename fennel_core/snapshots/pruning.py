@@ -1,0 +1,126 @@
+"""Delete snapshots beyond the newest few, snapshots of deleted jobs, and orphaned objects.
+
+Theory. Deletion is the only dangerous step, so it is delayed twice. A snapshot stays until it has
+been beyond the newest `keep` for a whole grace period: a restore from it may have started just
+before. An object is deleted only when no kept snapshot refers to it and it is older than the grace
+period: it may belong to a snapshot whose manifest is not written yet. The pointer goes before the
+contents, so a pointer never refers to deleted objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+import structlog
+
+from fennel_core.connections.object_store import StoredObject, orphans
+from fennel_core.snapshots.errors import SnapshotCorrupt
+from fennel_core.snapshots.store import Pointer
+from fennel_core.snapshots.transfer import PREFIX, SnapshotContext, partition_of_key, read_manifest
+from fennel_core.vocab.ids import JobPartition
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PruningPlan:
+    """The snapshots of one job partition: those that stay and those to delete."""
+
+    kept: tuple[Pointer, ...]
+    surplus: tuple[Pointer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PrunedSnapshots:
+    """How many snapshots and objects were deleted."""
+
+    snapshots: int
+    objects: int
+
+
+def plan_pruning(
+    pointers: Sequence[Pointer], keep: int, grace: timedelta, now: datetime
+) -> PruningPlan:
+    """Return which snapshots of one job partition stay; `pointers` are newest first.
+
+    A snapshot is surplus since the one that is `keep` places newer exists.
+    """
+    assert keep >= 1, "the newest snapshot always stays"
+    assert list(pointers) == sorted(pointers, key=lambda pointer: -pointer.number), "newest first"
+    surplus = [
+        pointer
+        for index, pointer in enumerate(pointers)
+        if index >= keep and pointers[index - keep].taken_at < now - grace
+    ]
+    return PruningPlan(tuple(p for p in pointers if p not in surplus), tuple(surplus))
+
+
+async def prune_snapshots(context: SnapshotContext, keep: int, grace: timedelta) -> PrunedSnapshots:
+    """Delete surplus snapshots, snapshots of deleted jobs, and objects without a reference.
+
+    The whole bucket is listed, so objects of an upload that never got its pointer are deleted too,
+    whether their job still exists or not. Raises SystemUnavailable.
+    """
+    # Objects are listed before the pointers are read: what is listed now and referenced by a later
+    # snapshot is reused from a snapshot that is kept.
+    stored: dict[JobPartition, list[StoredObject]] = {
+        partition: [] for partition in await context.pointers.partitions()
+    }
+    for each in await context.objects.list_objects(f"{PREFIX}/"):
+        if (partition := partition_of_key(each.key)) is not None:
+            stored.setdefault(partition, []).append(each)
+    jobs, now = await context.pointers.jobs(), await context.pointers.now()
+    done = []
+    for partition, objects in stored.items():
+        if partition[0] in jobs:
+            done.append(await _prune_partition(context, partition, objects, keep, grace, now))
+        else:
+            done.append(await _delete_partition(context, partition, objects, grace, now))
+    return PrunedSnapshots(sum(each.snapshots for each in done), sum(each.objects for each in done))
+
+
+async def _prune_partition(
+    context: SnapshotContext,
+    partition: JobPartition,
+    stored: Sequence[StoredObject],
+    keep: int,
+    grace: timedelta,
+    now: datetime,
+) -> PrunedSnapshots:
+    plan = plan_pruning(await context.pointers.of(*partition), keep, grace, now)
+    await context.pointers.remove(plan.surplus)
+    referenced: set[str] = set()
+    for pointer in plan.kept:
+        try:
+            manifest = await read_manifest(context.objects, pointer)
+        except SnapshotCorrupt as corrupt:
+            # The objects it refers to are unknown, so delete none until it is surplus itself.
+            log.error(
+                "snapshot is corrupt; no object of its partition is deleted",
+                snapshot=pointer.manifest,
+                error=str(corrupt),
+            )
+            return PrunedSnapshots(len(plan.surplus), 0)
+        referenced |= {pointer.manifest, *(file.object for file in manifest.files)}
+    orphaned = orphans(stored, referenced, grace, now)
+    await context.objects.delete(orphaned)
+    return PrunedSnapshots(len(plan.surplus), len(orphaned))
+
+
+async def _delete_partition(
+    context: SnapshotContext,
+    partition: JobPartition,
+    stored: Sequence[StoredObject],
+    grace: timedelta,
+    now: datetime,
+) -> PrunedSnapshots:
+    """Delete everything of a deleted job; pointers last, as they record what is left to delete."""
+    orphaned = orphans(stored, (), grace, now)
+    await context.objects.delete(orphaned)
+    if len(orphaned) < len(stored):
+        return PrunedSnapshots(0, len(orphaned))
+    pointers = await context.pointers.of(*partition)
+    await context.pointers.remove(pointers)
+    return PrunedSnapshots(len(pointers), len(orphaned))
