@@ -32,15 +32,15 @@ def code(text: str, *includes: PyCode) -> PyCode:
 
 
 def dataset(name: str, shape: Schema, version: int = 1, **changes: object) -> entities.Dataset:
-    made = entities.Dataset(
+    value = entities.Dataset(
         DatasetName(name), version, shape, (), 0, True, code(f"class {name}: ..."), NOTHING, ()
     )
-    return replace(made, **changes)  # type: ignore[arg-type]
+    return replace(value, **changes)  # type: ignore[arg-type]
 
 
 def webhook(endpoint: str, **changes: object) -> connectors.Source:
     table = connectors.WebhookEndpoint(connectors.Webhook("hook", 7), endpoint)
-    made = connectors.Source(
+    value = connectors.Source(
         DatasetName("?"),
         1,
         table,
@@ -57,7 +57,7 @@ def webhook(endpoint: str, **changes: object) -> connectors.Source:
         None,
         None,
     )
-    return replace(made, **changes)  # type: ignore[arg-type]
+    return replace(value, **changes)  # type: ignore[arg-type]
 
 
 def sourced(

@@ -89,7 +89,7 @@ def _schema_difference(old: Dataset, new: Dataset) -> str:
     was, now = {f.name: f for f in old.schema.fields}, {f.name: f for f in new.schema.fields}
     for name in was:
         if name not in now:
-            return f"its schema (field `{name}` is gone)"
+            return f"its schema (field `{name}` is removed)"
     for name, field in now.items():
         if field != was.get(name):
             return f"its schema (field `{name}`)"

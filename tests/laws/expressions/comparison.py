@@ -98,14 +98,14 @@ def read_case(document: dict) -> Case:
 class Difference:
     """A difference between our result and the client's.
 
-    Either `verdict` (about the expression) or `rows`: (row, our value or FAILED, the client's).
+    Either `type_difference` or `rows`: (row, our value or FAILED, the client's value).
     """
 
-    verdict: str = ""
+    type_difference: str = ""
     rows: tuple[tuple[int, object, object], ...] = ()
 
     def __str__(self) -> str:
-        return self.verdict or "; ".join(
+        return self.type_difference or "; ".join(
             f"row {i}: {ours!r}, the client's is {theirs!r}" for i, ours, theirs in self.rows
         )
 
@@ -113,18 +113,18 @@ class Difference:
 def difference(case: Case, frame: Frame) -> Difference | None:
     """Return the difference between our result and the client's; None if there is none."""
     if case.expr is None:
-        return None if case.dtype is None else Difference("the decoder refuses")
+        return None if case.dtype is None else Difference("the decoder rejects it")
     try:
         inferred = infer(case.expr, frame.schema)
         term = _term(case.expr, frame)
     except InvalidExpression as error:
         all_failed = all(row == FAILED for row in case.rows)
-        return None if case.dtype is None or all_failed else Difference(f"we refuse: {error}")
+        return None if case.dtype is None or all_failed else Difference(f"we reject it: {error}")
     if case.dtype is None:
-        return Difference(f"we accept as {show(inferred)} what the client refuses")
+        return Difference(f"we accept as {show(inferred)} what the client rejects")
     if not same_type(inferred, case.dtype):
         return Difference(f"type {show(inferred)}, the client's is {show(case.dtype)}")
-    ours = answers(frame.rows, term)
+    ours = evaluate_rows(frame.rows, term)
     theirs = [row if row == FAILED else comparable(row, case.dtype) for row in case.rows]
     rows = tuple(
         (i, a, b) for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if not equal(a, b)
@@ -146,16 +146,16 @@ def _term(expr: Expr, frame: Frame) -> Term:
     )
 
 
-def answers(rows: pl.DataFrame, term: Term) -> list[object]:
+def evaluate_rows(rows: pl.DataFrame, term: Term) -> list[object]:
     checks = [
         check.failed.fill_null(value=False).alias(f"check {i}")
         for i, check in enumerate(term.checks)
     ]
-    answer = rows.with_columns(term.value.alias("value"), *checks)
-    failed = answer.with_columns(
+    result = rows.with_columns(term.value.alias("value"), *checks)
+    failed = result.with_columns(
         pl.any_horizontal(pl.lit(value=False), "^check .*$").alias("failed")
     )["failed"].to_list()
-    values = [comparable(v, term.dtype) for v in answer["value"].to_list()]
+    values = [comparable(v, term.dtype) for v in result["value"].to_list()]
     return [
         FAILED if f or (v is None and not is_optional(term.dtype)) else v
         for f, v in zip(failed, values, strict=True)

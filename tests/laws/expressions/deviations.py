@@ -128,7 +128,7 @@ DEVIATIONS = (
         "permissive types",
         "a regex is a str and a bounded int is comparable with a bounded float; the "
         "client's compiler rejects both",
-        lambda case, d: case.frame == "others" and d.verdict.startswith("we accept"),
+        lambda case, d: case.frame == "others" and d.type_difference.startswith("we accept"),
     ),
     Deviation(
         "no internal errors",
@@ -227,7 +227,7 @@ DEVIATIONS = (
     Deviation(
         "no wall clock",
         "now() without a time is rejected; the client's evaluator reads the clock",
-        lambda case, d: "[now-missing]" in d.verdict,
+        lambda case, d: "[now-missing]" in d.type_difference,
     ),
     Deviation(
         "null dicts",

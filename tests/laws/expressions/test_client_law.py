@@ -17,10 +17,10 @@ from tests.laws.expressions.comparison import (
     Case,
     Difference,
     Frame,
-    answers,
     compiled,
     difference,
     equal,
+    evaluate_rows,
     read_oracle,
 )
 from tests.laws.expressions.deviations import DEVIATIONS
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.skipif(
 
 def run_in_client(script: str, *arguments: str) -> tuple[dict[str, Frame], list[Case]]:
     """Return the frames and cases that a script in the client's environment reports."""
-    answer = subprocess.run(
+    done = subprocess.run(
         [CLIENT_PYTHON, Path(__file__).with_name(script), *arguments],
         capture_output=True,
         text=True,
@@ -47,7 +47,7 @@ def run_in_client(script: str, *arguments: str) -> tuple[dict[str, Frame], list[
         timeout=ORACLE_TIMEOUT_S,
         env={**os.environ, "RUST_BACKTRACE": "0"},
     )
-    return read_oracle(answer.stdout)
+    return read_oracle(done.stdout)
 
 
 def all_differences(frames: dict[str, Frame], cases: list[Case]) -> list[tuple[Case, Difference]]:
@@ -107,10 +107,10 @@ def test_rows_are_evaluated_independently(oracle: tuple[dict[str, Frame], list[C
         rows = frames[case.frame].rows
         cuts = range(rows.height) if rows.height <= MAX_SINGLE_ROWS else (0, rows.height // 2)
         pieces = [rows.slice(start, stop - start) for start, stop in pairwise([*cuts, rows.height])]
-        assert answers(rows.head(0), term) == [], case.source
-        assert equal([a for piece in pieces for a in answers(piece, term)], answers(rows, term)), (
-            case.source
-        )
+        assert evaluate_rows(rows.head(0), term) == [], case.source
+        assert equal(
+            [a for piece in pieces for a in evaluate_rows(piece, term)], evaluate_rows(rows, term)
+        ), case.source
 
 
 @pytest.mark.parametrize("deviation", DEVIATIONS, ids=lambda d: d.name)

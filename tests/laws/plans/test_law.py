@@ -51,7 +51,7 @@ Row = dict[str, int | None]
 def graphs(draw: st.DrawFn) -> list[wire.Extractor]:
     """Extractors of up to twelve features, each reading earlier ones; some provide two features."""
     known = list(GIVEN)
-    made: list[wire.Extractor] = []
+    extractors: list[wire.Extractor] = []
     for number in range(draw(st.integers(1, 12))):
         name = f"A.f{number}"
         kind = draw(st.sampled_from(["lookup", "lookup", "alias", "expr", "python", "python2"]))
@@ -59,19 +59,23 @@ def graphs(draw: st.DrawFn) -> list[wire.Extractor]:
         default = draw(st.sampled_from([None, "3"]))
         match kind:
             case "lookup":
-                made.append(extractor(name, lookup("D", "v", OPTIONAL, default), one))
+                extractors.append(extractor(name, lookup("D", "v", OPTIONAL, default), one))
             case "alias":
-                made.append(extractor(name, wire.Alias(default), one))
+                extractors.append(extractor(name, wire.Alias(default), one))
             case "expr":
                 body = Binary(BinaryOp.ADD, Ref(one.split(".")[1]), Ref(other.split(".")[1]))
-                made.append(extractor(name, wire.ExprExtractor(body), *dict.fromkeys((one, other))))
+                extractors.append(
+                    extractor(name, wire.ExprExtractor(body), *dict.fromkeys((one, other)))
+                )
             case "python":
-                made.append(extractor(name, wire.PyFunc(CODE), one, other))
+                extractors.append(extractor(name, wire.PyFunc(CODE), one, other))
             case _:
-                made.append(extractor(name, wire.PyFunc(CODE), one, other, also=(f"f{number}b",)))
+                extractors.append(
+                    extractor(name, wire.PyFunc(CODE), one, other, also=(f"f{number}b",))
+                )
                 known.append(f"{name}b")
         known.append(name)
-    return made
+    return extractors
 
 
 def python_code(values: Sequence[int | None], output: int) -> int | None:
@@ -182,9 +186,9 @@ def test_a_plan_equals_computing_each_feature_separately(data: st.DataObject) ->
         )
     )
 
-    answer = asyncio.run(run_flow(steps, rows, outputs))
+    result = asyncio.run(run_flow(steps, rows, outputs))
 
-    assert answer == {name: [feature(name, row, providers) for row in rows] for name in outputs}
+    assert result == {name: [feature(name, row, providers) for row in rows] for name in outputs}
 
 
 @settings(max_examples=40, deadline=None)
@@ -209,8 +213,8 @@ def test_a_list_lookup_equals_one_lookup_per_element(
                 registry, slots = FakeRegistry(), SlotConnections()
                 registry.own(slot, "job", 4)
                 flow = ProgramRunner(Lookups(slots, Owners(registry), 2.0), FakeExecutors())  # type: ignore[arg-type]  # has the one method
-                asked = QueryRequest({"L.keys": QueryColumn(List(OPTIONAL), keys)}, len(keys), NOW)
-                [column] = await flow.run(program, asked, NO_CALLBACKS)
+                query = QueryRequest({"L.keys": QueryColumn(List(OPTIONAL), keys)}, len(keys), NOW)
+                [column] = await flow.run(program, query, NO_CALLBACKS)
                 await slots.close()
                 return list(column.values)
 
@@ -222,5 +226,5 @@ def test_a_list_lookup_equals_one_lookup_per_element(
 
 def test_an_input_feature_is_not_overwritten_by_its_extractor() -> None:
     steps = [extractor("A.f", wire.PyFunc(CODE), "A.g0", also=("fb",))]
-    answer = asyncio.run(run_flow(steps, [{"A.g0": 1, "A.f": 40}], ("A.f", "A.fb")))
-    assert answer == {"A.f": [40], "A.fb": [python_code([1], 1)]}
+    result = asyncio.run(run_flow(steps, [{"A.g0": 1, "A.f": 40}], ("A.f", "A.fb")))
+    assert result == {"A.f": [40], "A.fb": [python_code([1], 1)]}

@@ -162,9 +162,9 @@ async def ask(path: str, dataset_name: str, body: bytes) -> bytes:
                 views=Views(platform),
                 lookups=Lookups(slots, Owners(registry), 1.0),
                 executors=Executors(Path(folder) / "none"),
-                inspector=None,  # type: ignore[arg-type]  # not asked
-                barrier=None,  # type: ignore[arg-type]  # not asked
-                secret=None,  # type: ignore[arg-type]  # not asked
+                inspector=None,  # type: ignore[arg-type]  # not used by these routes
+                barrier=None,  # type: ignore[arg-type]  # not used by these routes
+                secret=None,  # type: ignore[arg-type]  # not used by these routes
                 now_us=lambda: 10**15,
                 bounds=QueryLimits(100, 1.0),
             )
@@ -176,23 +176,23 @@ async def ask(path: str, dataset_name: str, body: bytes) -> bytes:
                 await slots.close()
 
 
-def answered(path: str, dataset_name: str, body: Any) -> None:
-    refusal = 0
+def expect_response(path: str, dataset_name: str, body: Any) -> None:
+    status = 0
     try:
         json.loads(asyncio.run(ask(path, dataset_name, json.dumps(body).encode())))
-    except ApiError as refused:
-        refusal = refused.status
-    event(f"{refusal}")
-    assert refusal in (0, 400, 404, 413)
+    except ApiError as error:
+        status = error.status
+    event(f"{status}")
+    assert status in (0, 400, 404, 413)
 
 
 @settings(max_examples=250, deadline=None)
 @given(st.one_of(bodies, likely, likely))
 def test_any_query_succeeds_or_fails_with_an_api_error(body: Any) -> None:
-    answered("query", "", body)
+    expect_response("query", "", body)
 
 
 @settings(max_examples=150, deadline=None)
 @given(lookups)
-def test_any_lookup_succeeds_or_fails_with_an_api_error(asked: tuple[str, Any]) -> None:
-    answered("lookup", *asked)
+def test_any_lookup_succeeds_or_fails_with_an_api_error(lookup_request: tuple[str, Any]) -> None:
+    expect_response("lookup", *lookup_request)

@@ -98,8 +98,8 @@ COLUMNS = TYPES.flatmap(
 def test_an_encoded_column_decodes_to_itself(column):
     dtype, values = column
     array = pa.array(values, arrow_type(dtype))
-    answer = json.loads(json.dumps(encode_column(array, dtype), allow_nan=False))
-    assert decode_column(answer, dtype, "c").equals(array)
+    encoded = json.loads(json.dumps(encode_column(array, dtype), allow_nan=False))
+    assert decode_column(encoded, dtype, "c").equals(array)
 
 
 ODD_VALUES = st.one_of(
@@ -147,5 +147,5 @@ def test_the_cast_of_a_value_does_not_depend_on_other_values(dtype, values):
 
 @given(st.lists(st.none() | st.binary(max_size=9), max_size=5))
 def test_bytes_are_encoded_in_base64(values):
-    answer = encode_column(pa.array(values, pa.large_binary()), dtypes.Bytes())
-    assert [None if text is None else base64.b64decode(text) for text in answer] == values
+    encoded = encode_column(pa.array(values, pa.large_binary()), dtypes.Bytes())
+    assert [None if text is None else base64.b64decode(text) for text in encoded] == values

@@ -74,27 +74,27 @@ def test_columns_are_added_and_replaced_from_the_input_frame() -> None:
     schema = {"a": Int(), "b": Int()}
     rows = frame(schema, a=[1, 2], b=[10, 20])
     exprs = {"a": (binary(e.Ref("a"), BinaryOp.ADD, e.Ref("b")), Int()), "c": (e.Ref("a"), Float())}
-    answer = evaluate(rows, exprs, schema)
-    assert answer.to_dict(as_series=False) == {"a": [11, 22], "b": [10, 20], "c": [1.0, 2.0]}
-    assert answer.schema == pl.Schema({"a": pl.Int64, "b": pl.Int64, "c": pl.Float64})
+    result = evaluate(rows, exprs, schema)
+    assert result.to_dict(as_series=False) == {"a": [11, 22], "b": [10, 20], "c": [1.0, 2.0]}
+    assert result.schema == pl.Schema({"a": pl.Int64, "b": pl.Int64, "c": pl.Float64})
 
 
 def test_an_empty_frame_gets_typed_columns() -> None:
     schema = {"s": Str()}
-    answer = evaluate(
+    result = evaluate(
         frame(schema, s=[]), {"p": (parsed("s", POINT), POINT), "n": (number(1), Int())}, schema
     )
-    assert answer.schema == pl.Schema(
+    assert result.schema == pl.Schema(
         {"s": pl.String, "p": pl.Struct({"x": pl.Int64, "y": pl.String}), "n": pl.Int64}
     )
-    assert answer.height == 0
+    assert result.height == 0
 
 
 def test_a_constant_has_one_value_per_row() -> None:
     schema = {"a": Int()}
     sevens = e.Repeat(number(7), number(2))
-    answer = evaluate(frame(schema, a=[1, 2, 3]), {"c": (sevens, List(Int()))}, schema)
-    assert answer["c"].to_list() == [[7, 7]] * 3
+    result = evaluate(frame(schema, a=[1, 2, 3]), {"c": (sevens, List(Int()))}, schema)
+    assert result["c"].to_list() == [[7, 7]] * 3
 
 
 def test_the_error_names_column_row_and_value_and_has_the_mask() -> None:
@@ -153,10 +153,10 @@ def test_nan_is_null_in_inputs_and_results() -> None:
         "quotient": (quotient, Optional(Float())),
         "is_nan": (e.MathFn(quotient, MathUnary.IS_NAN), Bool()),
     }
-    answer = evaluate(rows, exprs, schema)
-    assert answer["isnull"].to_list() == [True, False]
-    assert answer["quotient"].to_list() == [None, None]
-    assert answer["is_nan"].to_list() == [True, True]
+    result = evaluate(rows, exprs, schema)
+    assert result["isnull"].to_list() == [True, False]
+    assert result["quotient"].to_list() == [None, None]
+    assert result["is_nan"].to_list() == [True, True]
     with pytest.raises(EvaluationFailed, match=NULL_IN_NON_OPTIONAL):
         evaluate(rows, {"q": (quotient, Float())}, schema)
 
@@ -242,14 +242,14 @@ def test_an_epoch_beyond_the_calendar_fails_its_row_only() -> None:
 
 
 def test_now_is_the_expression_passed_to_the_compiler() -> None:
-    schema = {"t": Timestamp(), "asked": Timestamp()}
+    schema = {"t": Timestamp(), "queried_at": Timestamp()}
     rows = frame(
         schema,
         t=[datetime(2024, 1, 1, tzinfo=UTC)] * 2,
-        asked=[datetime(2024, 1, 2, tzinfo=UTC), datetime(2024, 1, 11, tzinfo=UTC)],
+        queried_at=[datetime(2024, 1, 2, tzinfo=UTC), datetime(2024, 1, 11, tzinfo=UTC)],
     )
     age = e.DateTimeFn(e.Now(), e.Since(e.Ref("t"), e.TimeUnit.DAY))
-    assert evaluate(rows, {"age": (age, Int())}, schema, pl.col("asked"))["age"].to_list() == [
+    assert evaluate(rows, {"age": (age, Int())}, schema, pl.col("queried_at"))["age"].to_list() == [
         1,
         10,
     ]
@@ -297,10 +297,10 @@ def test_a_dict_lookup_uses_the_key_of_each_row() -> None:
         "w": (e.DictFn(e.Ref("m"), e.DictGet(e.Ref("k"), number(0))), Int()),
         "has": (e.DictFn(e.Ref("m"), e.DictContains(text("a"))), Bool()),
     }
-    answer = evaluate(rows, exprs, schema)
-    assert answer["v"].to_list() == [2, None, None]
-    assert answer["w"].to_list() == [2, 0, 0]
-    assert answer["has"].to_list() == [True, False, True]
+    result = evaluate(rows, exprs, schema)
+    assert result["v"].to_list() == [2, None, None]
+    assert result["w"].to_list() == [2, 0, 0]
+    assert result["has"].to_list() == [True, False, True]
 
 
 def test_text_becomes_an_int_or_fails() -> None:

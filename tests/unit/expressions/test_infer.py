@@ -140,7 +140,7 @@ def test_an_ill_typed_expression_is_rejected_with_its_rule_and_a_remedy(
         Compiler(NameScope(SCHEMA), None).term(expr)
     assert caught.value.rule == code
     assert str(caught.value).endswith(f"[{code}]")
-    assert re.search(r"\. [A-Z]", caught.value.text), "the second sentence says what to do"
+    assert re.search(r"\. [A-Z]", caught.value.text), "the second sentence names a remedy"
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_the_common_type_is_the_least_type_both_convert_to(
 
 
 @pytest.mark.parametrize(
-    ("dtype", "target", "verdict"),
+    ("dtype", "target", "expected"),
     [
         (Int(), Float(), True),
         (Float(), Int(), False),
@@ -179,8 +179,10 @@ def test_the_common_type_is_the_least_type_both_convert_to(
         (List(Int()), List(Float()), False),
     ],
 )
-def test_a_type_is_assignable_only_without_loss(dtype: Dtype, target: Dtype, verdict: bool) -> None:
-    assert is_assignable(dtype, target) is verdict
+def test_a_type_is_assignable_only_without_loss(
+    dtype: Dtype, target: Dtype, expected: bool
+) -> None:
+    assert is_assignable(dtype, target) is expected
 
 
 def test_null_propagates_unless_the_function_removes_it() -> None:

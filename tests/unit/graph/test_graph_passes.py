@@ -283,7 +283,7 @@ CASES = [
         ),
     ),
     (
-        "filter that is no bool",
+        "filter that is not a bool",
         check_expressions,
         "connectors",
         lambda g: edit_operator(g, "Copied", FilterExpr, lambda k: replace(k, expr=Ref("id"))),
@@ -320,7 +320,7 @@ CASES = [
         ),
     ),
     (
-        "where that is no bool",
+        "where that is not a bool",
         check_expressions,
         "connectors",
         lambda g: edit_source(g, "Events", lambda s: replace(s, where=EvalExpr(Ref("plain"), ()))),

@@ -33,13 +33,13 @@ def test_a_changed_dataset_needs_a_higher_version(what):
     (problem,) = require_new_version_on_change(after, before)
     assert "please increment dataset version" in problem.text
     assert what in problem.text
-    for version, told in ((2, False), (1, True), (0, True)):
+    for version, reported in ((2, False), (1, True), (0, True)):
         raised = edit_dataset(
             after,
             "Users",
             lambda d, v=version: replace(d, version=v, metadata=replace(d.metadata, owner="me")),
         )
-        assert bool(list(require_new_version_on_change(raised, before))) is told
+        assert bool(list(require_new_version_on_change(raised, before))) is reported
 
 
 def test_a_changed_pipeline_needs_a_higher_version_of_its_dataset_only():

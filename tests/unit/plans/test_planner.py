@@ -70,10 +70,10 @@ def plan(inputs: list[str], outputs: list[str]) -> QueryPlan:
     return make_plan(INDEX, tuple(inputs), tuple(outputs))
 
 
-def shape(made: QueryPlan) -> list[str]:
+def shape(built: QueryPlan) -> list[str]:
     """Return one line per node, in order, levels numbered."""
     lines = []
-    for number, level in enumerate(made.levels):
+    for number, level in enumerate(built.levels):
         for step in (*level.local, *level.remote):
             match step:
                 case LookupNode(name, keys, reads) | ListLookupNode(name, keys, reads):
@@ -111,33 +111,38 @@ def test_lookups_of_one_row_are_one_node_despite_different_defaults() -> None:
 
 
 def test_an_input_feature_and_its_dependencies_are_not_computed() -> None:
-    made = plan(["User.age", "User.uid"], ["User.double"])
-    assert shape(made) == ["0 expr User.double of User.age"]
-    assert [i.ref.fqn for i in made.inputs] == ["User.age"]
+    built = plan(["User.age", "User.uid"], ["User.double"])
+    assert shape(built) == ["0 expr User.double of User.age"]
+    assert [i.ref.fqn for i in built.inputs] == ["User.age"]
 
 
 def test_an_output_that_is_also_an_input_is_returned_unchanged() -> None:
-    made = plan(["User.age"], ["User.age"])
-    assert shape(made) == []
-    assert [o.ref.fqn for o in made.outputs] == ["User.age"]
+    built = plan(["User.age"], ["User.age"])
+    assert shape(built) == []
+    assert [o.ref.fqn for o in built.outputs] == ["User.age"]
 
 
 def test_an_extractor_still_runs_if_one_of_its_outputs_is_an_input() -> None:
-    made = plan(["Card.limit", "User.age", "Card.score"], ["Card.score", "Card.rank"])
-    assert shape(made) == [
+    built = plan(["Card.limit", "User.age", "Card.score"], ["Card.score", "Card.rank"])
+    assert shape(built) == [
         "0 expr User.double of User.age",
         "0 python _score: Card.score, Card.rank",
     ]
 
 
 def test_a_featureset_name_expands_to_its_features_in_order_and_once() -> None:
-    made = plan(["User.uid"], ["User.double", "User"])
-    assert [o.ref.fqn for o in made.outputs] == ["User.double", "User.uid", "User.age", "User.name"]
+    built = plan(["User.uid"], ["User.double", "User"])
+    assert [o.ref.fqn for o in built.outputs] == [
+        "User.double",
+        "User.uid",
+        "User.age",
+        "User.name",
+    ]
 
 
 def test_list_lookups_are_not_merged_with_plain_lookups() -> None:
-    made = plan(["User.uid", "Many.uids"], ["Many.ages", "User.age"])
-    assert shape(made) == [
+    built = plan(["User.uid", "Many.uids"], ["Many.ages", "User.age"])
+    assert shape(built) == [
         "0 list lookup Users[Many.uids]: Many.ages=age",
         "0 lookup Users[User.uid]: User.age=age",
     ]
