@@ -1,5 +1,5 @@
-"""Move a branch to new definitions: plan and reserve, create what is missing, switch, destroy what
-nobody needs. See ARCHITECTURE.md.
+"""Commit definitions to a branch: plan and reserve, create missing assets, switch, destroy
+superseded assets. See ARCHITECTURE.md.
 """
 
 from airflow.sdk import dag

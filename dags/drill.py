@@ -1,5 +1,5 @@
-"""Try whether job partitions could be rebuilt: restore the newest snapshot beside the live state,
-replay, compare, discard.
+"""Verify that job partitions can be rebuilt: restore the newest snapshot to a copy, replay, compare
+it with the live state, and discard it.
 """
 
 from airflow.sdk import dag

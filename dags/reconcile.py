@@ -1,6 +1,4 @@
-"""Finish every commit whose process died, move reads of caught-up commits, retry destructions,
-remove what no ledger knows.
-"""
+"""Finish commits whose process died, retry destructions, and delete orphaned topics."""
 
 from airflow.sdk import dag
 from fennel_airflow.factory import RECONCILE

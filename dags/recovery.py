@@ -1,5 +1,5 @@
-"""Rebuild named job partitions: their owners put local state aside, start from the newest snapshot
-and replay what came after it.
+"""Rebuild selected job partitions: their owners discard local state, restore the newest snapshot
+and replay the records after it.
 """
 
 from airflow.sdk import dag

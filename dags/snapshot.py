@@ -1,5 +1,5 @@
-"""Copy the state of every job partition to S3, slot by slot; delete the copies, then the records,
-that nobody needs any more.
+"""Snapshot the state of every job partition to S3, slot by slot; then delete superseded snapshots
+and expired records.
 """
 
 from airflow.sdk import dag

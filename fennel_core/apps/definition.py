@@ -17,10 +17,11 @@ from fennel_core.definition.airflow import AirflowOrchestrator
 from fennel_core.definition.commit_service import CommitService
 from fennel_core.definition.commit_steps import build_commit_steps
 from fennel_core.definition.drill_check import FailedDrillCheck
-from fennel_core.definition.log_retention import LogRetention, NeededRecordsCheck
+from fennel_core.definition.kafka_retention import KafkaRetention, NeededRecordsCheck
 from fennel_core.definition.orchestrator import InlineOrchestrator
 from fennel_core.definition.reconcile_loop import ReconcileLoop
-from fennel_core.definition.server import ServerState, application
+from fennel_core.definition.server import application
+from fennel_core.definition.server_state import ServerState
 from fennel_core.ledger.kafka import KafkaTopicAdmin
 from fennel_core.settings.model import Orchestrator, Settings
 from fennel_core.telemetry import logs, traces
@@ -31,6 +32,7 @@ PROCESS = "definition"
 
 
 def main() -> None:
+    """Run the server with the settings of the environment."""
     settings = Settings()
     logs.configure(PROCESS, settings.log_level)
     traces.configure(PROCESS, settings.otlp_endpoint)
@@ -38,7 +40,7 @@ def main() -> None:
 
 
 async def serve(settings: Settings) -> None:
-    """Serve until a signal says stop."""
+    """Serve until the process receives a signal to stop."""
     async with postgres.pool(
         settings.postgres_dsn.get_secret_value(), name="fennel-definition"
     ) as pool:
@@ -57,18 +59,25 @@ async def serve(settings: Settings) -> None:
             settings.commit_timeout_s,
         )
         key_file = settings.secrets_key_file
-        sealer = None if key_file is None else secrets.Sealer.from_file(key_file)
-        recovery = ReconcileLoop(steps.context, settings.reconcile_interval_s)
-        watch = NeededRecordsCheck(LogRetention(settings, pool), settings.retention_check_s)
-        inlined = dataclasses.replace(commits, orchestrator=inline)
-        office = ServerState(
-            settings, pool, commits, inlined, sealer, recovery.wake, lambda: watch.alarms
+        reconcile_loop = ReconcileLoop(steps.context, settings.reconcile_interval_s)
+        needed_records = NeededRecordsCheck(
+            KafkaRetention(settings, pool), settings.retention_check_s
         )
-        drills = FailedDrillCheck(pool, settings.retention_check_s)
-        tasks = [asyncio.create_task(each.run()) for each in (recovery, watch, drills)]
+        failed_drills = FailedDrillCheck(pool, settings.retention_check_s)
+        state = ServerState(
+            settings,
+            pool,
+            commits,
+            dataclasses.replace(commits, orchestrator=inline),
+            None if key_file is None else secrets.Sealer.from_file(key_file),
+            reconcile_loop.wake,
+            lambda: needed_records.alarms,
+        )
+        loops = (reconcile_loop, needed_records, failed_drills)
+        tasks = [asyncio.create_task(loop.run()) for loop in loops]
         try:
             await serve_http(
-                application(office, HealthEndpoint(PROCESS, checks(pool, settings))),
+                application(state, HealthEndpoint(PROCESS, checks(pool, settings))),
                 settings.host,
                 settings.definition_port,
                 grace_s=settings.shutdown_grace_s,
@@ -82,7 +91,7 @@ async def serve(settings: Settings) -> None:
 
 
 def checks(pool: Pool, settings: Settings) -> dict[str, ReadinessCheck]:
-    """What this server cannot work without."""
+    """Return the readiness checks of the systems that this server requires."""
     topics = KafkaTopicAdmin(settings)
 
     async def database() -> str | None:

@@ -15,7 +15,7 @@ import psycopg
 
 from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.connections.frames import RemoteError
-from fennel_core.definition.log_retention import delete_unneeded
+from fennel_core.definition.kafka_retention import delete_expired_records
 from fennel_core.settings.model import Settings
 from fennel_core.snapshots import drills, rebuild, selection, snapshot_pass
 from fennel_core.snapshots.errors import DrillFailed, DrillNotRun, RebuildFailed, SnapshotPassFailed
@@ -94,7 +94,7 @@ def _round(settings: Settings, tell: Tell) -> None:
         for each in theirs:
             tell(str(each))
     pruned = snapshot_pass.run_pruning(settings)
-    cuts, alarms = delete_unneeded(settings)
+    cuts, alarms = delete_expired_records(settings)
     tell(
         f"slots: {len(slots)}; job partitions: {len(answers)}; snapshots removed: "
         f"{pruned.snapshots}; objects removed: {pruned.objects}; "

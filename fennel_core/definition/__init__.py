@@ -1,1 +1,1 @@
-"""The definition server: commits, branches, secrets, workspaces, and what is defined."""
+"""The definition server: validates commits, runs their steps, and serves the control API."""

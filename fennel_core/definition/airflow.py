@@ -1,9 +1,9 @@
-"""The `commit` DAG, triggered over Airflow's REST API.
+"""Run the steps of commits in Airflow, by triggering the `commit` DAG over the REST API.
 
-Theory. The run's id is made of the commit's id and the attempt, and Airflow refuses a second run of
-one id (409): so a trigger that is repeated because its answer was lost starts nothing twice, and
-409 means that all is well. Airflow 3 wants a token, made from user and password and good for a
-while; an answer 401 makes a new one, once.
+The id of a DAG run contains the commit's id and the attempt, and Airflow refuses a second run with
+the same id (409). A trigger that is repeated because its response was lost therefore starts only
+one run, and 409 means success. Airflow 3 requires a token, created from user and password and valid
+for a while; after a response 401 a new one is requested once.
 """
 
 from __future__ import annotations
@@ -13,24 +13,29 @@ from typing import Any, Final
 
 import aiohttp
 
+from fennel_core.definition.errors import OrchestratorUnavailable
 from fennel_core.settings.model import Settings
 from fennel_core.telemetry.logs import logger
-from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import CommitId
 
 DAG: Final = "commit"
 REQUEST_SECONDS: Final = 10.0
-TRIES: Final = 3
-_LOST: Final = (aiohttp.ClientError, asyncio.TimeoutError)
+TRIGGER_ATTEMPTS: Final = 3
+RETRY_SECONDS: Final = 0.3
+_CONNECTION_ERRORS: Final = (aiohttp.ClientError, asyncio.TimeoutError)
 log = logger(__name__)
 
 
 def run_id(commit: CommitId, attempt: int) -> str:
+    """Return the id of the DAG run for one attempt of a commit."""
     return f"commit-{commit}-{attempt}"
 
 
 class AirflowOrchestrator:
-    """See `orchestrate.Orchestrator`. Make it inside the event loop; `close` it at the end."""
+    """Implement `orchestrator.CommitOrchestrator` with Airflow.
+
+    Create it inside the event loop and `close` it at the end.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._url = settings.airflow_url.rstrip("/")
@@ -42,77 +47,73 @@ class AirflowOrchestrator:
         self._token: str | None = None
 
     async def close(self) -> None:
+        """Close the HTTP connections."""
         await self._session.close()
 
     async def start(self, commit: CommitId, attempt: int) -> None:
+        """Trigger the DAG. Raises OrchestratorUnavailable."""
         body = {
             "dag_run_id": run_id(commit, attempt),
             "logical_date": None,
             "conf": {"commit_id": commit},
         }
         reason = ""
-        for attempted in range(TRIES):
-            if attempted:
-                await asyncio.sleep(0.3 * attempted)
+        for trigger in range(TRIGGER_ATTEMPTS):
+            if trigger:
+                await asyncio.sleep(RETRY_SECONDS * trigger)
             try:
-                status, answer = await self._call("POST", f"/api/v2/dags/{DAG}/dagRuns", body)
-            except _LOST as lost:
-                reason = f"it cannot be reached ({type(lost).__name__})"
+                status, response = await self._call("POST", f"/api/v2/dags/{DAG}/dagRuns", body)
+            except _CONNECTION_ERRORS as lost:
+                reason = f"Airflow is unreachable ({type(lost).__name__})"
                 continue
             if status in (200, 201, 409):
                 return
-            reason = f"it answered {status}: {_detail(answer)}"
+            reason = f"Airflow responded {status}: {_detail(response)}"
             if status < 500:
                 break
-        log.error("airflow did not take the commit", commit=commit, reason=reason)
-        raise ApiError(
-            503,
-            "orchestrator-unavailable",
-            f"Airflow, which carries out commits, did not take this one: {reason}. "
-            "Nothing was changed; try again, "
-            "or set FENNEL_ORCHESTRATOR=inline to work without Airflow",
+        log.error("airflow rejected the commit", commit=commit, reason=reason)
+        raise OrchestratorUnavailable(
+            f"commit `{commit}` could not be started and nothing changed: {reason}. "
+            "Try again, or set FENNEL_ORCHESTRATOR=inline to run commits without Airflow"
         )
 
     async def alive(self, commit: CommitId, attempt: int) -> bool:
+        """Return False if the run does not exist or has ended, True if that is unknown."""
+        path = f"/api/v2/dags/{DAG}/dagRuns/{run_id(commit, attempt)}"
         try:
-            status, answer = await self._call(
-                "GET", f"/api/v2/dags/{DAG}/dagRuns/{run_id(commit, attempt)}", None
-            )
-        except _LOST:
+            status, response = await self._call("GET", path, None)
+        except _CONNECTION_ERRORS:
             return True
-        return not (
-            status == 404
-            or (
-                status == 200
-                and isinstance(answer, dict)
-                and answer.get("state") in ("success", "failed")
-            )
-        )
+        if status == 404:
+            return False
+        state = response.get("state") if isinstance(response, dict) else None
+        return not (status == 200 and state in ("success", "failed"))
 
     async def _call(self, method: str, path: str, body: dict[str, Any] | None) -> tuple[int, Any]:
-        for fresh in (False, True):
+        """Send a request and return the response's status and JSON body."""
+        for renewed in (False, True):
             if self._token is None:
                 self._token = await self._new_token()
             headers = {"Authorization": f"Bearer {self._token}"}
             async with self._session.request(
                 method, self._url + path, json=body, headers=headers
             ) as response:
-                if response.status == 401 and not fresh:
+                if response.status == 401 and not renewed:
                     self._token = None
                     continue
                 return response.status, await _json(response)
-        raise AssertionError("the second round answers")
+        raise AssertionError("the second request returns")
 
     async def _new_token(self) -> str:
         async with self._session.post(f"{self._url}/auth/token", json=self._login) as response:
-            answer = await _json(response)
+            body = await _json(response)
             if (
                 response.status not in (200, 201)
-                or not isinstance(answer, dict)
-                or "access_token" not in answer
+                or not isinstance(body, dict)
+                or "access_token" not in body
             ):
-                raise aiohttp.ClientError(f"no token: {response.status}")
-            return str(answer["access_token"])
+                raise aiohttp.ClientError(f"Airflow created no token: status {response.status}")
+            return str(body["access_token"])
 
 
 async def _json(response: aiohttp.ClientResponse) -> Any:
@@ -122,6 +123,6 @@ async def _json(response: aiohttp.ClientResponse) -> Any:
         return None
 
 
-def _detail(answer: Any) -> str:
-    detail = answer.get("detail") if isinstance(answer, dict) else None
+def _detail(body: Any) -> str:
+    detail = body.get("detail") if isinstance(body, dict) else None
     return str(detail)[:300] if detail else "no detail"

@@ -1,11 +1,10 @@
-"""Receiving a commit: stored before anything else happens, and once however often it is sent.
+"""Store the request of a commit, once however often the client sends it.
 
-Theory. A client that lost the answer sends the same commit again. It is recognised by a digest of
-everything it says, and of where it starts from: while the first one is under way or is what the
-branch stands at, the second is the first. The digest without the base would bring a branch back to
-a version it left on purpose; with the base alone, a repeated commit would be a new one, because the
-first moved the branch. So equal means: same words, and the branch is where the first found it, or
-where the first brought it.
+A client that lost the response sends the same commit again. Two requests are the same if they have
+the same digest and the branch is where it was for the first one: either still at the base of the
+first commit (which is then running), or at the first commit itself (which then succeeded). The
+digest alone would return an old commit when a user goes back to earlier definitions on purpose; a
+digest with the base would treat a repeated request as new, because the first one moved the branch.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from fennel_core.vocab.ids import BranchName, CommitId, WorkspaceId
 
 @dataclass(frozen=True, slots=True)
 class CommitRequest:
-    """A commit as a client asks for it. `body`: the bytes of a SyncRequest."""
+    """A commit as a client requests it. `body`: the bytes of a SyncRequest."""
 
     workspace: WorkspaceId
     branch: BranchName
@@ -32,36 +31,38 @@ class CommitRequest:
 
 
 def digest_of(request: CommitRequest) -> str:
-    """What makes two requests the same, apart from where the branch is."""
+    """Return a digest of everything in the request."""
     options = json.dumps(
         [request.workspace, request.branch, request.options.incremental, request.options.backfill]
     )
     return hashlib.sha256(options.encode() + b"\0" + request.body).hexdigest()
 
 
-def is_repeated(same: Commit, branch: Branch) -> bool:
-    """Is `same`, an earlier commit with the same words, what the client means?"""
-    if same.state in UNDONE:
+def is_repetition(earlier: Commit, branch: Branch) -> bool:
+    """Return whether a request with the digest of commit `earlier` repeats its request."""
+    if earlier.state in UNDONE:
         return False
-    return same.id == branch.target if same.state in COMMITTED else same.base == branch.target
+    if earlier.state in COMMITTED:
+        return earlier.id == branch.target
+    return earlier.base == branch.target
 
 
 async def store_commit(
-    context: LedgerContext, request: CommitRequest, new_id: CommitId, stored: bytes
+    context: LedgerContext, request: CommitRequest, new_id: CommitId, stored_body: bytes
 ) -> Commit:
-    """Store the commit as `new_id`, or find the one that it repeats. ApiError when workspace or
-    branch are not there.
+    """Store the commit as `new_id`, or return the commit that the request repeats.
 
-    `stored` is the body with the window specifications that the client dropped (`window_specs.py`).
-    The digest is taken from the body as it was sent.
+    `stored_body` is the body with the window specifications that the client's protocol drops
+    (`window_specs.py`); the digest is computed from the body as it was sent. Raises
+    WorkspaceNotFound and BranchNotFound.
     """
     digest = digest_of(request)
 
-    async def work(tx: LedgerTransaction) -> Commit:
+    async def store(tx: LedgerTransaction) -> Commit:
         branch = await locked_branch(tx, request.workspace, request.branch)
-        same = await tx.same_commit(request.workspace, request.branch, digest)
-        if same is not None and is_repeated(same, branch):
-            return same
+        earlier = await tx.same_commit(request.workspace, request.branch, digest)
+        if earlier is not None and is_repetition(earlier, branch):
+            return earlier
         row = await tx.commit(new_id)
         if row is None:
             row = Commit(
@@ -73,8 +74,8 @@ async def store_commit(
                 request.options,
                 branch.target,
             )
-            await tx.add_commit(row, stored)
+            await tx.add_commit(row, stored_body)
             await tx.extend_lease(new_id, context.timings.lease_ms)
         return row
 
-    return await context.ledger.run(work)
+    return await context.ledger.run(store)

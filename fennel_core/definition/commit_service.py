@@ -1,11 +1,11 @@
-"""A commit as its client sees it: one call, one answer.
+"""Serve one commit request: check it, store it, start its steps and wait for the outcome.
 
-Theory. The server checks the request, stores it, hands its id to the orchestrator and waits for the
-row. Success is told when reads have moved to the new version, because the client's next call
-expects to see it; when that takes longer than the client is kept waiting, the answer says so, and
-says the truth: after T2 the commit stands (200, reads follow), before T2 it is still under way
-(504). Waiting polls the row, and now and then asks the orchestrator whether anybody is still at
-work; a run that died without a word is taken back at once instead of at the end of its lease.
+The service responds with success when reads have moved to the new version, because the client's
+next call expects to see it. If that takes longer than a client waits, the response depends on the
+commit point: after T2 the commit succeeded (200, reads move later), before T2 it is still running
+(504). Waiting polls the commit's row, and every two seconds asks the orchestrator whether the steps
+are still running: a run that ended without an outcome is undone at once rather than at the end of
+the commit's lease.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Final
 from fennel_core.connections.errors import ConnectionsError
 from fennel_core.definition.commit_request import CommitRequest, store_commit
 from fennel_core.definition.commit_steps import CommitSteps
-from fennel_core.definition.errors import commit_error
+from fennel_core.definition.errors import CommitStillRunning, commit_error
 from fennel_core.definition.orchestrator import CommitOrchestrator
-from fennel_core.ledger import commit_protocol
+from fennel_core.ledger.commit_protocol import reject_commit
 from fennel_core.ledger.lifecycle import COMMITTED, UNDONE, CommitState
 from fennel_core.ledger.store import Commit
 from fennel_core.ledger.transitions import commit_row
@@ -30,14 +30,17 @@ from fennel_core.vocab.ids import CommitId
 
 log = logger(__name__)
 POLL_SECONDS: Final = 0.05
-ALIVE_EVERY: Final = 40
-"""Polls between two questions to the orchestrator: two seconds."""
-_BEFORE: Final = (CommitState.RECEIVED, CommitState.RESERVED, CommitState.CREATED)
+POLLS_PER_ALIVE_CHECK: Final = 40
+"""Polls between two `alive` requests to the orchestrator: two seconds."""
+_BEFORE_T2: Final = (CommitState.RECEIVED, CommitState.RESERVED, CommitState.CREATED)
 
 
 @dataclass(frozen=True, slots=True)
 class CommitService:
-    """`now` in seconds; `timeout_seconds`: how long a client is kept waiting."""
+    """Serves commit requests.
+
+    `now` returns seconds of a monotonic clock. `timeout_seconds`: how long a client waits.
+    """
 
     steps: CommitSteps
     orchestrator: CommitOrchestrator
@@ -46,15 +49,16 @@ class CommitService:
     timeout_seconds: float
 
     async def commit(self, request: CommitRequest) -> tuple[str, ...]:
-        """Carry a commit out and answer its summary. ApiError with everything that is wrong, or
-        with what became of it.
+        """Run a commit and return its summary.
+
+        Raises ApiError with all problems of the definitions, or with the error of a failed step.
         """
         began = self.now()
-        stored, definitions = await self.steps.validate(request)
-        row = await store_commit(self.steps.context, request, self.new_id(), stored)
-        standing = row.state in COMMITTED
+        stored_body, definitions = await self.steps.validate(request)
+        row = await store_commit(self.steps.context, request, self.new_id(), stored_body)
+        is_current = row.state in COMMITTED
         with bound(commit=row.id, workspace=request.workspace, branch=request.branch):
-            if row.state in _BEFORE:
+            if row.state in _BEFORE_T2:
                 self.steps.remember(row.id, definitions)
                 row = await self._start(row)
             try:
@@ -62,47 +66,39 @@ class CommitService:
             finally:
                 self.steps.forget(row.id)
             log.info(
-                "commit answered",
+                "commit finished",
                 state=str(row.state),
                 code=row.error_code,
                 seconds=round(self.now() - began, 3),
             )
-        if standing:
-            row = replace(
-                row,
-                summary=(
-                    "nothing to do: the branch stands at these definitions since "
-                    f"commit `{row.id}`",
-                ),
-            )
-        return self._answer(row)
+        if is_current:
+            line = f"nothing to do: the branch has these definitions since commit `{row.id}`"
+            row = replace(row, summary=(line,))
+        return self._summary(row)
 
     async def _start(self, row: Commit) -> Commit:
-        """Hand the commit over, unless a run of it is under way already."""
+        """Hand the commit to the orchestrator, unless a run of it is alive."""
         if row.attempt and await self.orchestrator.alive(row.id, row.attempt):
             return row
         attempt = await self.steps.context.ledger.run(
             lambda tx: tx.next_attempt(row.id, row.attempt)
         )
         if attempt is None:
-            return await self._read(
-                row.id
-            )  # the same commit was sent twice at once, and the other one started it
+            # The same commit was sent twice at once, and the other request started it.
+            return await self._read(row.id)
         try:
             await self.orchestrator.start(row.id, attempt)
-        except ApiError as unavailable:
-            await commit_protocol.reject_commit(self.steps.context, row.id, unavailable)
+        except ApiError as error:
+            await reject_commit(self.steps.context, row.id, error)
             raise
         return await self._read(row.id)
 
     async def _wait(self, row: Commit) -> Commit:
-        """Until reads have moved or cannot, or the commit is undone, or the client has waited long
-        enough.
-        """
+        """Wait until reads have moved or cannot move, the commit failed, or the time is up."""
         deadline = self.now() + self.timeout_seconds
         polls = 0
         while (
-            row.state in (*_BEFORE, CommitState.WARMING)
+            row.state in (*_BEFORE_T2, CommitState.WARMING)
             and not is_blocked_by_parked_job(row)
             and self.now() < deadline
         ):
@@ -110,45 +106,38 @@ class CommitService:
             polls += 1
             try:
                 row = await self._read(row.id)
-                if polls % ALIVE_EVERY == 0 and row.state in _BEFORE:
-                    row = await self._look_after(row)
+                if polls % POLLS_PER_ALIVE_CHECK == 0 and row.state in _BEFORE_T2:
+                    row = await self._check_alive(row)
             except ConnectionsError:
-                # the steps do not need us; ask again until the client has waited long enough
+                # The steps run without this process; poll again until the time is up.
                 continue
         return row
 
-    async def _look_after(self, row: Commit) -> Commit:
-        """While somebody is at it, keep recovery away: a run may wait long for a free worker. Take
-        back what nobody carries on.
+    async def _check_alive(self, row: Commit) -> Commit:
+        """Extend the lease of a commit whose run is alive; undo a commit whose run has ended.
+
+        The lease keeps reconcile away from a run that waits long for a free Airflow worker.
         """
+        context = self.steps.context
         if await self.orchestrator.alive(row.id, row.attempt):
-            await self.steps.context.ledger.run(
-                lambda tx: tx.extend_lease(row.id, self.steps.context.timings.lease_ms)
-            )
+            await context.ledger.run(lambda tx: tx.extend_lease(row.id, context.timings.lease_ms))
             return row
         row = await self._read(row.id)
-        return await self.steps.undo(row.id) if row.state in _BEFORE else row
+        return await self.steps.undo(row.id) if row.state in _BEFORE_T2 else row
 
     async def _read(self, commit: CommitId) -> Commit:
         return await self.steps.context.ledger.run(lambda tx: commit_row(tx, commit))
 
-    def _answer(self, row: Commit) -> tuple[str, ...]:
+    def _summary(self, row: Commit) -> tuple[str, ...]:
         if row.state in UNDONE:
-            raise commit_error(
-                row.error_code, row.error, f"commit `{row.id}` was taken back; nothing was changed"
-            )
-        if row.state in _BEFORE:
-            raise ApiError(
-                504,
-                "commit-under-way",
-                f"commit `{row.id}` is still under way ({row.state}) after "
-                f"{self.timeout_seconds:g} s; send it again to go on waiting",
-            )
-        lines = row.summary
+            default_text = f"commit `{row.id}` was rolled back; nothing changed"
+            raise commit_error(row.error_code, row.error, default_text)
+        if row.state in _BEFORE_T2:
+            raise CommitStillRunning(row.id, row.state, self.timeout_seconds)
         if row.state is CommitState.WARMING:
-            lines = (
-                *lines,
-                "! the new jobs have not caught up yet: the commit stands, reads "
-                "stay on the version before until they have",
+            return (
+                *row.summary,
+                "! the new jobs have not caught up yet: the commit succeeded, "
+                "and reads stay on the previous version until they have",
             )
-        return lines
+        return row.summary

@@ -1,16 +1,16 @@
-"""The steps of a commit, as functions of its id: what Airflow's tasks call, and what the inline
-orchestrator runs.
+"""The steps of a commit, as functions of its id.
 
-Theory. Each step reads the commit's row, does what is owed there and writes its outcome back, so it
-may be run again, by another process, at any time. A step that fails leaves the commit undoing or
-rejected, with its error in the row, and raises the same error, so that an orchestrator shows where
-it stopped; `undo` then takes back what was made. `run` is the whole way at once.
+    compile_commit → create_assets → switch → destroy_assets        undo, after a failed step
 
-    compile_commit → create_assets → switch → destroy_assets          undo (after a failure of the
-    first three)
+Airflow's tasks and the inline orchestrator run the same steps. Each step reads the commit's row,
+does what is left to do, and stores its outcome there, so it may be run again, by another process,
+at any time. A step that fails leaves the commit rejected or undoing, with the error in its row, and
+raises the same error so that the orchestrator shows where the commit stopped. `undo` then removes
+what was created.
 
-The plain functions at the end are for callers without an event loop: settings come from the
-environment.
+`create_assets` and `switch` are `ledger.commit_protocol`'s functions themselves; the other steps
+are methods of `CommitSteps`. The functions at the end of this module are for callers without an
+event loop; they read the settings from the environment.
 """
 
 from __future__ import annotations
@@ -30,10 +30,22 @@ from fennel_core.definition.validation import (
     decode_commit,
     validate_definitions,
 )
-from fennel_core.definition.window_specs import RunProgram, add_window_specs, client_program_runner
+from fennel_core.definition.window_specs import (
+    RunProgram,
+    add_window_specs,
+    client_program_runner,
+)
 from fennel_core.ledger import commit_protocol
+from fennel_core.ledger.commit_protocol import (
+    create_assets,
+    fail_commit,
+    reject_commit,
+    reserve,
+    switch,
+)
 from fennel_core.ledger.context import LedgerContext, LedgerTimings
 from fennel_core.ledger.destruction import destroy_condemned
+from fennel_core.ledger.errors import CommitUndone
 from fennel_core.ledger.kafka import KafkaTopicAdmin
 from fennel_core.ledger.lifecycle import UNDONE, CommitState
 from fennel_core.ledger.postgres import PostgresLedger
@@ -47,16 +59,16 @@ from fennel_core.vocab.ids import BranchName, CommitId, Millis, WorkspaceId
 
 T = TypeVar("T")
 DESTROY_SECONDS: Final = 30.0
-"""How long a commit waits for its leavings to be destroyed (an engine lets go of a job within a
-lease); recovery does the rest.
+"""How long a commit waits for the destruction of superseded assets (an engine stops a job within a
+lease); reconcile finishes it after that.
 """
 DESTROY_POLL_SECONDS: Final = 0.2
 
 
 class CommitSteps:
-    """The steps over given tools. `partitions`: of every new topic and job. `warm_seconds`: how
-    long to wait for new jobs.
+    """The steps over a given context.
 
+    `partitions`: of every new topic and job. `warm_seconds`: how long to wait for new jobs.
     `run_program` runs user code in the client's environment.
     """
 
@@ -72,111 +84,96 @@ class CommitSteps:
         self._run_program = run_program
         self._partitions = partitions
         self._warm_seconds = warm_seconds
-        self._checked: dict[CommitId, ValidDefinitions] = {}
+        self._validated: dict[CommitId, ValidDefinitions] = {}
 
     async def validate(self, request: CommitRequest) -> tuple[bytes, ValidDefinitions]:
-        """Decode and validate a commit against what its branch has; answers the body to store, and
-        what it defines.
+        """Validate a commit against its branch; return the body to store and the definitions.
 
-        ApiError with everything that is wrong.
+        Raises ApiError with all problems.
         """
 
         async def base(tx: LedgerTransaction) -> bytes | None:
             branch = await locked_branch(tx, request.workspace, request.branch)
             return await _definitions_of(tx, branch.target)
 
-        return await self._check(request.body, await self.context.ledger.run(base), request.options)
+        return await self._validate(
+            request.body, await self.context.ledger.run(base), request.options
+        )
 
-    async def _check(
-        self, body: bytes, standing: bytes | None, options: CommitOptions
+    async def _validate(
+        self, body: bytes, base: bytes | None, options: CommitOptions
     ) -> tuple[bytes, ValidDefinitions]:
         received = await asyncio.to_thread(decode_commit, body)
-        before = None if standing is None else await asyncio.to_thread(decode_commit, standing)
-        whole = await add_window_specs(
+        before = None if base is None else await asyncio.to_thread(decode_commit, base)
+        completed = await add_window_specs(
             body, received.request, None if before is None else before.request, self._run_program
         )
-        if whole is not body:
-            received = await asyncio.to_thread(decode_commit, whole)
-        return whole, await asyncio.to_thread(
+        if completed is not body:
+            received = await asyncio.to_thread(decode_commit, completed)
+        return completed, await asyncio.to_thread(
             validate_definitions, received, before, incremental=options.incremental
         )
 
     async def preview(self, request: CommitRequest) -> tuple[str, ...]:
-        """What the commit would do, as lines; nothing is changed."""
+        """Return the plan of a commit as lines, without changing anything."""
         _, definitions = await self.validate(request)
-        wanted = await asyncio.to_thread(compile_definitions, definitions, self._partitions)
+        compiled = await asyncio.to_thread(compile_definitions, definitions, self._partitions)
         return await commit_protocol.preview(
             self.context,
             request.workspace,
             request.branch,
-            wanted,
+            compiled,
             backfill=request.options.backfill,
         )
 
     def remember(self, commit: CommitId, definitions: ValidDefinitions) -> None:
-        """Spare `compile_commit` of this process the second decoding of a request that was just
-        checked.
-        """
-        self._checked[commit] = definitions
+        """Keep validated definitions so that `compile_commit` need not validate them again."""
+        self._validated[commit] = definitions
 
     def forget(self, commit: CommitId) -> None:
-        """Whoever compiles it has done so, or is another process."""
-        self._checked.pop(commit, None)
+        """Drop remembered definitions; another process may have compiled the commit."""
+        self._validated.pop(commit, None)
 
     async def compile_commit(self, commit: CommitId) -> Commit:
-        """Definitions → plan → T1. ApiError when they are wrong, with all that is wrong; the commit
-        is then rejected.
+        """Validate, compile and plan the definitions and run T1.
+
+        Raises ApiError with all problems; the commit is then rejected.
         """
-        row, body, before = await self.context.ledger.run(lambda tx: _sources(tx, commit))
+        row, body, base = await self.context.ledger.run(lambda tx: _stored_request(tx, commit))
         if row.state in UNDONE:
             raise stored_error(row)
         if row.state is not CommitState.RECEIVED:
             return row
         try:
-            definitions = self._checked.pop(commit, None)
+            definitions = self._validated.pop(commit, None)
             if definitions is None:
-                _, definitions = await self._check(body, before, row.options)
-            wanted = await asyncio.to_thread(compile_definitions, definitions, self._partitions)
-            return await commit_protocol.reserve(self.context, commit, wanted, definitions.body)
-        except ApiError as wrong:
-            await commit_protocol.reject_commit(self.context, commit, wrong)
+                _, definitions = await self._validate(body, base, row.options)
+            compiled = await asyncio.to_thread(compile_definitions, definitions, self._partitions)
+            return await reserve(self.context, commit, compiled, definitions.body)
+        except ApiError as error:
+            await reject_commit(self.context, commit, error)
             raise
 
-    async def create_assets(self, commit: CommitId) -> Commit:
-        """Make the topics. ApiError when one is refused; the commit is then undoing."""
-        return await commit_protocol.create_assets(self.context, commit)
-
-    async def switch(self, commit: CommitId) -> Commit:
-        """T2. ApiError when the branch moved meanwhile; the commit is then undoing."""
-        return await commit_protocol.switch(self.context, commit)
-
     async def destroy_assets(self, commit: CommitId) -> Commit:
-        """Wait until the new jobs have caught up, let reads move, then destroy what nobody holds
-        any more; bounded in time.
-        """
+        """Wait for the new jobs, move reads, and destroy the superseded assets, within a limit."""
         await wait_and_serve(self.context, commit, seconds=self._warm_seconds)
         return await self._destroy(commit)
 
     async def undo(self, commit: CommitId) -> Commit:
-        """Take back what a failed commit made; does nothing after T2."""
+        """Fail a commit before T2 and destroy what it created; do nothing after T2."""
         row = await self.context.ledger.run(lambda tx: commit_row(tx, commit))
-        abandoned = ApiError(
-            500,
-            "commit-undone",
-            f"commit `{commit}` was taken back because a step of it failed; nothing was changed",
-        )
         if row.state is CommitState.RECEIVED:
-            await commit_protocol.reject_commit(self.context, commit, abandoned)
+            await reject_commit(self.context, commit, CommitUndone(commit))
         elif row.state in (CommitState.RESERVED, CommitState.CREATED):
-            await commit_protocol.fail_commit(self.context, commit, abandoned)
+            await fail_commit(self.context, commit, CommitUndone(commit))
         return await self._destroy(commit)
 
     async def run(self, commit: CommitId) -> None:
-        """All steps, one after the other, and undo when one fails."""
+        """Run all steps in order, and undo if one fails."""
         try:
             await self.compile_commit(commit)
-            await self.create_assets(commit)
-            await self.switch(commit)
+            await create_assets(self.context, commit)
+            await switch(self.context, commit)
         except ApiError:
             await self.undo(commit)
             raise
@@ -198,17 +195,20 @@ class CommitSteps:
 
 
 async def _definitions_of(tx: LedgerTransaction, commit: CommitId | None) -> bytes | None:
-    """The SyncRequest a version stands for."""
+    """Return the SyncRequest of a version, None for an empty branch."""
     return None if commit is None else await tx.merged(commit)
 
 
-async def _sources(tx: LedgerTransaction, commit: CommitId) -> tuple[Commit, bytes, bytes | None]:
+async def _stored_request(
+    tx: LedgerTransaction, commit: CommitId
+) -> tuple[Commit, bytes, bytes | None]:
+    """Return the commit's row, its stored body and the SyncRequest of its base."""
     row = await commit_row(tx, commit)
     return row, await tx.request(commit), await _definitions_of(tx, row.base)
 
 
 def build_commit_steps(pool: Pool, settings: Settings) -> CommitSteps:
-    """The steps over the real Postgres and Kafka."""
+    """Return the steps over Postgres and Kafka."""
     timings = LedgerTimings(
         lease_ms=Millis(settings.commit_lease_ms), orphan_grace_ms=Millis(settings.orphan_grace_ms)
     )
@@ -226,7 +226,7 @@ def build_commit_steps(pool: Pool, settings: Settings) -> CommitSteps:
 
 @asynccontextmanager
 async def open_commit_steps(settings: Settings) -> AsyncIterator[CommitSteps]:
-    """Steps with connections of their own."""
+    """Open steps with their own connections."""
     async with postgres.pool(
         settings.postgres_dsn.get_secret_value(), name="fennel-steps", size=2
     ) as pool:
@@ -244,69 +244,44 @@ def _run(work: Callable[[CommitSteps], Awaitable[T]]) -> T:
 def submit_commit(
     workspace: str, branch: str, body: bytes, *, incremental: bool = False, backfill: bool = True
 ) -> str:
-    """Check and store a commit that did not come through the server; answers its id. ApiError when
-    it is wrong.
+    """Validate and store a commit that did not come through the server; return its id.
+
+    Raises ApiError with all problems.
     """
     request = CommitRequest(
         WorkspaceId(workspace), BranchName(branch), body, CommitOptions(incremental, backfill)
     )
 
-    async def work(steps: CommitSteps) -> str:
-        await _open_in_development(steps, request.workspace)
-        stored, _ = await steps.validate(request)
-        return (await store_commit(steps.context, request, CommitId(uuid.uuid4().hex), stored)).id
+    async def submit(steps: CommitSteps) -> str:
+        await _open_dev_workspace(steps, request.workspace)
+        stored_body, _ = await steps.validate(request)
+        new_id = CommitId(uuid.uuid4().hex)
+        return (await store_commit(steps.context, request, new_id, stored_body)).id
 
-    return _run(work)
+    return _run(submit)
 
 
 def preview_commit(
     workspace: str, branch: str, body: bytes, *, incremental: bool = False, backfill: bool = True
 ) -> tuple[str, ...]:
-    """What such a commit would do, as lines."""
+    """Return the plan of a commit as lines, without changing anything."""
     request = CommitRequest(
         WorkspaceId(workspace), BranchName(branch), body, CommitOptions(incremental, backfill)
     )
 
-    async def work(steps: CommitSteps) -> tuple[str, ...]:
-        await _open_in_development(steps, request.workspace)
+    async def preview(steps: CommitSteps) -> tuple[str, ...]:
+        await _open_dev_workspace(steps, request.workspace)
         return await steps.preview(request)
 
-    return _run(work)
+    return _run(preview)
 
 
-async def _open_in_development(steps: CommitSteps, workspace: WorkspaceId) -> None:
-    """Where a token `dev-<name>` would make the workspace by opening it, so does a commit that
-    names it.
-    """
+async def _open_dev_workspace(steps: CommitSteps, workspace: WorkspaceId) -> None:
+    """Create the workspace in development mode, as the token `dev-<name>` would."""
     if Settings().dev_tokens:
         await steps.context.ledger.run(lambda tx: tx.add_workspace(workspace))
 
 
-def compile_commit(commit_id: str) -> Commit:
-    """See `CommitSteps.compile_commit`."""
-    return _run(lambda steps: steps.compile_commit(CommitId(commit_id)))
-
-
-def create_assets(commit_id: str) -> Commit:
-    """See `CommitSteps.create_assets`."""
-    return _run(lambda steps: steps.create_assets(CommitId(commit_id)))
-
-
-def switch(commit_id: str) -> Commit:
-    """See `CommitSteps.switch`."""
-    return _run(lambda steps: steps.switch(CommitId(commit_id)))
-
-
-def destroy_assets(commit_id: str) -> Commit:
-    """See `CommitSteps.destroy_assets`."""
-    return _run(lambda steps: steps.destroy_assets(CommitId(commit_id)))
-
-
-def undo(commit_id: str) -> Commit:
-    """See `CommitSteps.undo`."""
-    return _run(lambda steps: steps.undo(CommitId(commit_id)))
-
-
 def reconcile_all() -> ReconcileResult:
-    """One round of recovery over everything, strays included."""
+    """Run one reconcile pass, including the search for orphaned topics."""
     return _run(lambda steps: reconcile(steps.context))

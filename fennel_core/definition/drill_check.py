@@ -1,6 +1,4 @@
-"""The definition server's look at drills that did not agree: in its log when they begin and end,
-and in a gauge.
-"""
+"""Report failed drills: in the log when they begin and end, and as a gauge."""
 
 from __future__ import annotations
 
@@ -16,28 +14,29 @@ from fennel_core.telemetry.metrics import gauge
 log = logger(__name__)
 FAILED: Final = gauge(
     "fennel_core_drills_failed",
-    "Job partitions whose last drill did not agree: rebuilt, they would not be the same.",
+    "Job partitions whose last drill failed: a rebuilt state would differ from the live one.",
 )
 
 
 class FailedDrillCheck:
-    """Looks every `interval_s`."""
+    """Reads the results of the last drills every `interval_s`."""
 
     def __init__(self, pool: Pool, interval_s: float) -> None:
         self._pool, self._interval_s = pool, interval_s
         self._known: list[FailedDrill] = []
 
     async def run(self) -> None:
-        """For ever."""
-        await run_periodically(self.once, "drills", self._interval_s)
+        """Run the check forever."""
+        await run_periodically(self.check_once, "drills", self._interval_s)
 
-    async def once(self) -> None:
-        found = await drills.failed_drills(self._pool)
-        before = {(each.job, each.part, each.at) for each in self._known}
-        for each in found:
-            if (each.job, each.part, each.at) not in before:
-                log.error("drill failed", job=each.job, part=each.part, told=str(each))
-        if self._known and not found:
-            log.info("drills: no trouble any more")
-        self._known = found
-        FAILED.set(len(found))
+    async def check_once(self) -> None:
+        """Log drills that failed since the last check and set the gauge."""
+        failed = await drills.failed_drills(self._pool)
+        known = {(each.job, each.part, each.at) for each in self._known}
+        for each in failed:
+            if (each.job, each.part, each.at) not in known:
+                log.error("drill failed", job=each.job, part=each.part, reason=str(each))
+        if self._known and not failed:
+            log.info("drills succeed again")
+        self._known = failed
+        FAILED.set(len(failed))

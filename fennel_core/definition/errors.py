@@ -1,34 +1,195 @@
-"""The HTTP status of each error code of a commit.
+"""Errors of the definition server, and the HTTP status of an error that a commit stored.
 
-Theory. A commit's error is stored with the commit as a code and a text, because the process that
-found it (an Airflow task) is not the one that answers. The status is a function of the code, so it
-need not be stored. The public client's tests pin status 500 for definitions that are wrong and for
-unknown branches, as the reference server answers them; new errors of ours use the statuses of RFC
-9110.
+A commit stores its error as a code and a text, because the process that found it (an Airflow task)
+is not the one that responds to the client. The status is a function of the code, so it is not
+stored. The client's tests pin status 500 for invalid definitions and for unknown branches; other
+errors use the status that RFC 9110 suggests.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import ClassVar, Final
 
+from fennel_core.ledger import errors as ledger_errors
 from fennel_core.vocab.errors import ApiError
+from fennel_core.vocab.ids import BranchName, CommitId
+
+
+class DefinitionError(ApiError):
+    """Root of the definition server's errors. The class fixes status and code."""
+
+    STATUS: ClassVar[int] = 500
+    CODE: ClassVar[str]
+
+    def __init__(self, text: str) -> None:
+        super().__init__(self.STATUS, self.CODE, text)
+
+
+# --- commits --------------------------------------------------------------------------------------
+
+
+class CommitMalformed(DefinitionError):
+    """Raised when the body of a commit is not a SyncRequest. Send the client's bytes unchanged."""
+
+    STATUS = 400
+    CODE = "commit-malformed"
+
+
+class CommitUnsupported(DefinitionError):
+    """Raised when a commit uses a feature of the client that the platform does not support."""
+
+    STATUS = 400
+    CODE = "commit-unsupported"
+
+
+class WindowSpecsUnavailable(DefinitionError):
+    """Raised when running a pipeline function to learn its window aggregations fails."""
+
+    STATUS = 400
+    CODE = "window-aggregations"
+
+
+class CommitStillRunning(DefinitionError):
+    """Raised when a commit has not reached T2 within the time that a client waits for it.
+
+    Send the same commit again to continue waiting for it.
+    """
+
+    STATUS = 504
+    CODE = "commit-under-way"
+
+    def __init__(self, commit: CommitId, state: str, seconds: float) -> None:
+        super().__init__(
+            f"commit `{commit}` is still running ({state}) after {seconds:g} s. "
+            "Send it again to continue waiting"
+        )
+
+
+class OrchestratorUnavailable(DefinitionError):
+    """Raised when the orchestrator did not accept a commit, which is then rejected."""
+
+    STATUS = 503
+    CODE = "orchestrator-unavailable"
+
+
+class OrchestratorNotAllowed(DefinitionError):
+    """Raised when a request selects an orchestrator that this platform does not offer."""
+
+    STATUS = 400
+    CODE = "orchestrator"
+
+    def __init__(self, header: str, value: str) -> None:
+        super().__init__(
+            f"header `{header}: {value}` is not allowed. Omit it, or send `inline` to a platform "
+            "in development mode"
+        )
+
+
+# --- requests -------------------------------------------------------------------------------------
+
+
+class JsonMalformed(DefinitionError):
+    """Raised when a request body is not the JSON object that the route takes."""
+
+    STATUS = 400
+    CODE = "json-malformed"
+
+
+class ValueNotStorable(DefinitionError):
+    """Raised when Postgres cannot store a value of the request, such as a text with a zero byte."""
+
+    STATUS = 400
+    CODE = "value-unusable"
+
+
+class DatabaseUnavailable(DefinitionError):
+    """Raised when the database did not respond. Every call may be repeated."""
+
+    STATUS = 503
+    CODE = "database-unavailable"
+
+
+class BranchNameInvalid(DefinitionError):
+    """Raised when the name of a new branch has characters that are not allowed."""
+
+    STATUS = 400
+    CODE = "branch-name"
+
+    def __init__(self, branch: BranchName) -> None:
+        super().__init__(
+            f"branch name `{branch}` is invalid. Use 1 to 200 letters, digits and the characters "
+            "`_`, `.`, `-` and `/`"
+        )
+
+
+class SecretsNotConfigured(DefinitionError):
+    """Raised when the platform has no key file for secrets."""
+
+    STATUS = 503
+    CODE = "secrets-unavailable"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "secrets are not configured on this platform. Set FENNEL_SECRETS_KEY_FILE to a key "
+            "file and restart the servers"
+        )
+
+
+class SecretUndefined(DefinitionError):
+    """Raised when a secret to read does not exist. The client's tests pin status and text."""
+
+    CODE = "secret-not-found"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"Failed to get user secret mapping: secret `{name}` does not exist")
+
+
+class SecretNotFound(DefinitionError):
+    """Raised when a secret to update or to delete does not exist."""
+
+    STATUS = 404
+    CODE = "secret-not-found"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"secret `{name}` does not exist. Add it first")
+
+
+class SecretSealed(DefinitionError):
+    """Raised when a stored secret cannot be decrypted with the configured key."""
+
+    CODE = "secret-sealed"
+
+
+class SecretInvalid(DefinitionError):
+    """Raised when a secret has an empty name or a value that is too long."""
+
+    STATUS = 400
+    CODE = "secret-unusable"
+
+
+# --- stored errors --------------------------------------------------------------------------------
 
 DEFAULT_STATUS: Final = 500
 STATUS: Final = {
-    "commit-malformed": 400,
-    "commit-unsupported": 400,
-    "backfill-needed": 400,
-    "workspace-not-found": 404,
-    "commit-not-found": 404,
-    "commit-base-moved": 409,
-    "commit-out-of-order": 409,
-    "kafka-unavailable": 503,
-    "commit-abandoned": 503,
-    "orchestrator-unavailable": 503,
+    each.CODE: each.STATUS
+    for each in (
+        CommitMalformed,
+        CommitUnsupported,
+        WindowSpecsUnavailable,
+        OrchestratorUnavailable,
+        ledger_errors.BackfillNeeded,
+        ledger_errors.WorkspaceNotFound,
+        ledger_errors.CommitNotFound,
+        ledger_errors.CommitConflict,
+        ledger_errors.CommitOutOfOrder,
+        ledger_errors.KafkaUnavailable,
+        ledger_errors.CommitAbandoned,
+    )
 }
+"""HTTP status of the codes that a commit may store; all others have DEFAULT_STATUS."""
 
 
-def commit_error(code: str | None, text: str | None, fallback: str) -> ApiError:
-    """The error that a commit's row tells of."""
-    known = code or "commit-undone"
-    return ApiError(STATUS.get(known, DEFAULT_STATUS), known, text or fallback)
+def commit_error(code: str | None, text: str | None, default_text: str) -> ApiError:
+    """Return the error that is stored in a commit's row, with its HTTP status."""
+    known = code or ledger_errors.CommitUndone.CODE
+    return ApiError(STATUS.get(known, DEFAULT_STATUS), known, text or default_text)

@@ -1,9 +1,8 @@
-"""What a branch defines, told to people and programs: properties of entities (`xray`) and what is
-made of what (`lineage`).
+"""Describe what a branch defines: properties of entities (`xray`) and data flow (`lineage`).
 
-Theory. Both are pure views of one version: its SyncRequest and its catalog. Lineage is a graph of
-named nodes (source, dataset, pipeline, featureset, extractor, feature) and directed edges, in the
-direction in which data flows.
+Both are pure functions of one version: its SyncRequest and its catalog. The lineage graph has named
+nodes (source, dataset, pipeline, featureset, extractor, feature, sink) and edges in the direction
+in which data flows.
 """
 
 from __future__ import annotations
@@ -20,31 +19,32 @@ from fennel_core.wire.connectors import Table, WebhookEndpoint
 from fennel_core.wire.decode import decode_sync_request
 from fennel_core.wire.entities import Dataset, Featureset, Metadata, SyncRequest
 
-Words = frozenset[str] | None
+NameFilter = frozenset[str] | None
+"""Names to select; None selects all."""
 
 
 @dataclass(frozen=True, slots=True)
 class BranchVersion:
-    """One version of a branch."""
+    """One version of a branch: its definitions and its catalog."""
 
     request: SyncRequest
     catalog: Catalog
 
     @classmethod
-    def of(cls, merged: bytes, catalog: bytes) -> BranchVersion:
+    def decode(cls, merged: bytes, catalog: bytes) -> BranchVersion:
+        """Return the version that a commit stored."""
         return cls(decode_sync_request(merged), stored_names.loads(catalog, Catalog))
 
     @classmethod
     def empty(cls, workspace: WorkspaceId) -> BranchVersion:
+        """Return the version of a branch without commits."""
         return cls(decode_sync_request(b""), Catalog(workspace, (), (), (), 0))
 
 
 def xray(
-    version: BranchVersion, datasets: Words, featuresets: Words, properties: Words
+    version: BranchVersion, datasets: NameFilter, featuresets: NameFilter, properties: NameFilter
 ) -> dict[str, list[dict[str, Any]]]:
-    """Properties of the named entities (None: of all), only the named ones (None: all). An unknown
-    property is left out.
-    """
+    """Return the selected properties of the selected entities; unknown properties are omitted."""
     show_all = datasets is None and featuresets is None
     found_datasets = [d for d in version.request.datasets if show_all or d.name in (datasets or ())]
     found_featuresets = [
@@ -60,11 +60,11 @@ def _described(
     known: Mapping[str, Callable[[BranchVersion, Any], Any]],
     version: BranchVersion,
     entity: Any,
-    properties: Words,
+    properties: NameFilter,
 ) -> dict[str, Any]:
     return {
-        name: tell(version, entity)
-        for name, tell in known.items()
+        name: property_of(version, entity)
+        for name, property_of in known.items()
         if properties is None or name in properties or name == "name"
     }
 
@@ -135,7 +135,7 @@ FEATURESET: Mapping[str, Callable[[BranchVersion, Any], Any]] = {
 
 
 def _tags_upstream(version: BranchVersion, name: str) -> set[str]:
-    """Tags of the dataset and of everything it is made of."""
+    """Return the tags of the dataset and of all datasets upstream of it."""
     seen: set[str] = set()
     todo = [name]
     while todo:
@@ -147,8 +147,9 @@ def _tags_upstream(version: BranchVersion, name: str) -> set[str]:
 
 
 def lineage(version: BranchVersion) -> dict[str, list[dict[str, str]]]:
-    """`{"nodes": [{"id", "kind", "name"}], "edges": [{"from", "to"}]}`, each once and in a stable
-    order.
+    """Return `{"nodes": [{"id", "kind", "name"}], "edges": [{"from", "to"}]}`.
+
+    Nodes and edges are distinct and in a stable order.
     """
     nodes: dict[str, dict[str, str]] = {}
     edges: dict[tuple[str, str], None] = {}
@@ -164,25 +165,23 @@ def lineage(version: BranchVersion) -> dict[str, list[dict[str, str]]]:
     for source in request.sources:
         edges[node("source", _table_name(source.table)), node("dataset", source.dataset)] = None
     for pipeline in request.pipelines:
-        made = node("pipeline", f"{pipeline.dataset}.{pipeline.name}")
-        edges |= dict.fromkeys((node("dataset", i), made) for i in pipeline.inputs)
-        edges[made, node("dataset", pipeline.dataset)] = None
+        pipeline_node = node("pipeline", f"{pipeline.dataset}.{pipeline.name}")
+        edges |= dict.fromkeys((node("dataset", i), pipeline_node) for i in pipeline.inputs)
+        edges[pipeline_node, node("dataset", pipeline.dataset)] = None
     for sink in request.sinks:
         edges[node("dataset", sink.dataset), node("sink", _table_name(sink.table))] = None
     for feature in request.features:
         edges[node("feature", feature.ref.fqn), node("featureset", feature.ref.featureset)] = None
     for extractor in request.extractors:
-        made = node("extractor", extractor.fqn)
-        edges |= dict.fromkeys((node("dataset", d), made) for d in extractor.datasets)
-        edges |= dict.fromkeys((node("feature", i.fqn), made) for i in extractor.inputs)
-        edges |= dict.fromkeys((made, node("feature", o.fqn)) for o in extractor.output_refs)
+        step_node = node("extractor", extractor.fqn)
+        edges |= dict.fromkeys((node("dataset", d), step_node) for d in extractor.datasets)
+        edges |= dict.fromkeys((node("feature", i.fqn), step_node) for i in extractor.inputs)
+        edges |= dict.fromkeys((step_node, node("feature", o.fqn)) for o in extractor.output_refs)
     return {"nodes": list(nodes.values()), "edges": [{"from": a, "to": b} for a, b in edges]}
 
 
 def _table_name(table: Table) -> str:
-    """How people find the thing outside: the connector's name, and what in it; never a
-    credential.
-    """
+    """Return the name of an external table for display; it never contains a credential."""
     if isinstance(table, WebhookEndpoint):
         return f"{table.db.name}/{table.endpoint}"
     return f"{table.db.name} ({type(table).__name__})"

@@ -1,11 +1,10 @@
-"""The bytes a version stands for: what its graph holds, in the client's own protocol.
+"""Assemble the SyncRequest of a whole version.
 
-Theory. Servers load a version from one SyncRequest, whether it came in one commit or grew by
-incremental ones. Which entities a version has is decided on values (`graph.build_graph` drops
-deleted ones, `graph.merge_incremental` joins two); here each value of the result is traced back to
-the message it was decoded from, and those messages, untouched, make the new request. So nothing is
-encoded twice, and decoding the result gives the graph's values again, which is checked when it is
-made.
+Servers load a version from one SyncRequest, whether it was committed at once or incrementally. The
+entities of a version are determined on decoded values (`graph/entity_graph.py` drops deleted ones
+and merges two graphs). Here each value of the result is traced back to the message it was decoded
+from, and those messages, unchanged, form the new request. Nothing is encoded twice, and an
+assertion checks that decoding the result returns the graph's values.
 """
 
 from __future__ import annotations
@@ -31,16 +30,18 @@ FIELDS = (
     ("sinks", "sinks"),
     ("expectations", "expectations"),
 )
-"""Repeated fields of the message and the tuples they are decoded into, one for one. Indices are two
-fields and one tuple.
+"""Repeated fields of the message and the tuples they are decoded to, in the same order.
+
+Indices are two fields and one tuple, so they are not in this list.
 """
 
 
 def assemble_request(
     graph: Graph, message: str, parts: Sequence[tuple[bytes, SyncRequest]]
 ) -> bytes:
-    """The request with exactly the entities of `graph`, each of which is a value of one of `parts`
-    (bytes, and what they decode to).
+    """Return the request with exactly the entities of `graph`.
+
+    Each entity is a value of one of `parts`, which are pairs of bytes and their decoded request.
     """
     messages: dict[int, Message] = {}
     for body, decoded in parts:
@@ -60,7 +61,7 @@ def assemble_request(
         side.append(messages[id(index)])  # type: ignore[arg-type]  # by side
     merged = bytes(out.SerializeToString(deterministic=True))
     assert _same(build_graph(decode_sync_request(merged)), graph), (
-        "what is stored decodes to what was meant"
+        "the assembled request decodes to the graph"
     )
     return merged
 

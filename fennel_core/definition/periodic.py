@@ -1,4 +1,4 @@
-"""Looks that the definition server takes again and again, for as long as it runs."""
+"""Run the definition server's checks periodically."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ log = logger(__name__)
 
 
 async def run_periodically(
-    look: Callable[[], Awaitable[None]], what: str, interval_s: float
+    check: Callable[[], Awaitable[None]], name: str, interval_s: float
 ) -> None:
-    """For ever, `interval_s` after the end of the last look; `what` is looked at, for the log of a
-    look that failed.
-    """
+    """Run `check` forever, `interval_s` after the previous run ended; `name` is for the log."""
     while True:
         try:
-            await look()
-        # a supervisor's last line: the watch must outlive whatever it meets
-        except Exception as failed:
-            log.error(f"{what} could not be looked at", exc_info=failed)
+            await check()
+        # The supervisor's last line: one failed run must not end the loop.
+        except Exception as error:
+            log.error("periodic check failed", check=name, exc_info=error)
         await asyncio.sleep(interval_s)

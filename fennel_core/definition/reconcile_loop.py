@@ -1,8 +1,9 @@
-"""Recovery as a task of the server: every few seconds, and at once when something was let go of.
+"""Run reconcile passes as a task of the definition server.
 
-Theory. Everything it does is decided by the ledgers (`ledger.reconcile`), so any number of servers
-may run it. Looking for strays lists every topic of the cluster, so it is done rarely. An error of
-one round (a database that is away) is logged and met again in the next.
+A pass runs every few seconds, and at once after a request that released assets. The ledgers decide
+what a pass does (`ledger/reconcile.py`), so any number of servers may run this loop. The search for
+orphaned topics lists every topic of the cluster and is therefore rare. A pass that fails, for
+example because the database is unavailable, is logged; the next pass does its work.
 """
 
 from __future__ import annotations
@@ -15,35 +16,38 @@ from fennel_core.ledger.context import LedgerContext
 from fennel_core.ledger.reconcile import reconcile
 from fennel_core.telemetry.logs import logger
 
-STRAYS_EVERY: Final = 60
-"""Rounds between two searches for strays."""
+ORPHAN_SEARCH_PASSES: Final = 60
+"""Search for orphaned topics in one of this many passes."""
 log = logger(__name__)
 
 
 class ReconcileLoop:
-    """`interval_s` between rounds."""
+    """Runs a pass every `interval_s`."""
 
     def __init__(self, context: LedgerContext, interval_s: float) -> None:
-        self._tools = context
+        self._context = context
         self._interval_s = interval_s
         self._woken = asyncio.Event()
 
     def wake(self) -> None:
-        """Do not wait for the interval."""
+        """Start the next pass now."""
         self._woken.set()
 
     async def run(self) -> None:
-        """For ever."""
-        rounds = 0
+        """Run passes forever."""
+        passes = 0
         while True:
             try:
-                done = await reconcile(self._tools, orphans=rounds % STRAYS_EVERY == 0)
-                if done.commits or done.orphans:
-                    log.info("recovered", commits=list(done.commits), orphans=list(done.orphans))
-            # a supervisor's last line: recovery must outlive whatever it meets
+                search_orphans = passes % ORPHAN_SEARCH_PASSES == 0
+                result = await reconcile(self._context, orphans=search_orphans)
+                if result.commits or result.orphans:
+                    log.info(
+                        "reconciled", commits=list(result.commits), orphans=list(result.orphans)
+                    )
+            # The supervisor's last line: one failed pass must not end the loop.
             except Exception as error:
-                log.error("recovery failed", exc_info=error)
-            rounds += 1
+                log.error("reconcile failed", exc_info=error)
+            passes += 1
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._woken.wait(), self._interval_s)
             self._woken.clear()

@@ -1,4 +1,4 @@
-"""From the bytes of a commit to what it defines, and from that to what must exist.
+"""Decode and validate the definitions of a commit, and compile them to blueprints.
 
 `validate_definitions` is the whole of validation: it merges the definitions of an incremental
 commit with those of the branch, runs every graph pass, and reports all problems at once, so that a
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from fennel_core.blueprints.compile import compile_datasets
 from fennel_core.blueprints.compiler_input import DatasetInput, PipelineInput, TypedOperator
 from fennel_core.blueprints.logical import Compiled
+from fennel_core.definition.errors import CommitMalformed, CommitUnsupported
 from fennel_core.definition.merged_request import assemble_request
 from fennel_core.graph.derived_schemas import derive_pipeline_schemas
 from fennel_core.graph.entity_graph import Graph, build_graph, merge_incremental
@@ -27,9 +28,7 @@ from fennel_core.wire.errors import MalformedMessage, WireError
 
 @dataclass(frozen=True, slots=True)
 class ValidDefinitions:
-    """A version of a branch that passed validation. `body`: its SyncRequest, merged where it was
-    incremental.
-    """
+    """A version that passed validation. `body`: the SyncRequest of the whole version."""
 
     graph: Graph
     body: bytes
@@ -37,7 +36,7 @@ class ValidDefinitions:
 
 @dataclass(frozen=True, slots=True)
 class DecodedCommit:
-    """A SyncRequest and what it says."""
+    """A SyncRequest as bytes and decoded."""
 
     body: bytes
     request: SyncRequest
@@ -46,8 +45,9 @@ class DecodedCommit:
 def validate_definitions(
     received: DecodedCommit, before: DecodedCommit | None, *, incremental: bool
 ) -> ValidDefinitions:
-    """Validate a commit against `before`, which the branch stands at (None: empty). ApiError with
-    every problem.
+    """Validate a commit against the branch's definitions `before` (None: empty branch).
+
+    Raises ApiError with all problems.
     """
     graph, parts = build_graph(received.request), [(received.body, received.request)]
     base = None
@@ -63,18 +63,20 @@ def validate_definitions(
 
 
 def decode_commit(body: bytes) -> DecodedCommit:
-    """Decode a commit. ApiError 400 when it is none."""
+    """Decode a SyncRequest. Raises CommitMalformed and CommitUnsupported."""
     try:
         return DecodedCommit(body, decode_sync_request(body))
     except MalformedMessage as malformed:
-        raise ApiError(400, "commit-malformed", str(malformed)) from malformed
+        raise CommitMalformed(str(malformed)) from malformed
     except WireError as unsupported:
-        raise ApiError(400, "commit-unsupported", str(unsupported)) from unsupported
+        raise CommitUnsupported(str(unsupported)) from unsupported
 
 
 def problems_error(problems: Sequence[Problem]) -> ApiError:
-    """All problems as one answer: a single one as it is, because the client's tests pin such texts;
-    several as a numbered list.
+    """Return all problems as one error.
+
+    A single problem is the text itself, because the client's tests pin such texts; several are a
+    numbered list.
     """
     texts = list(dict.fromkeys(p.text for p in problems))
     code = problems[0].code if len({p.code for p in problems}) == 1 else "definitions-invalid"
@@ -84,36 +86,36 @@ def problems_error(problems: Sequence[Problem]) -> ApiError:
     return ApiError(
         500,
         code,
-        "\n".join([f"the commit has {len(texts)} problems and nothing was changed:", *lines]),
+        "\n".join([f"the commit has {len(texts)} problems and nothing changed:", *lines]),
     )
 
 
 def compile_definitions(definitions: ValidDefinitions, partitions: int) -> Compiled:
-    """What must exist for validated definitions."""
-    return compile_datasets(subjects(definitions.graph), partitions)
+    """Return the blueprints of validated definitions."""
+    return compile_datasets(dataset_inputs(definitions.graph), partitions)
 
 
-def subjects(graph: Graph) -> list[DatasetInput]:
-    """The datasets of a valid graph, producers before consumers."""
+def dataset_inputs(graph: Graph) -> list[DatasetInput]:
+    """Return the datasets of a valid graph, producers before consumers."""
     looked_up = {name for extractor in graph.extractors for name in extractor.datasets}
     datasets = [
         dataset for name in dataset_order(graph) if (dataset := graph.dataset(name)) is not None
     ]
-    return [_subject(graph, dataset, dataset.name in looked_up) for dataset in datasets]
+    return [_dataset_input(graph, dataset, dataset.name in looked_up) for dataset in datasets]
 
 
-def _subject(graph: Graph, dataset: Dataset, looked_up: bool) -> DatasetInput:
+def _dataset_input(graph: Graph, dataset: Dataset, looked_up: bool) -> DatasetInput:
     return DatasetInput(
         dataset=dataset,
         sources=graph.sources_of(dataset.name),
-        pipeline=_pipeline(graph, dataset),
+        pipeline=_pipeline_input(graph, dataset),
         online=graph.has_index(dataset.name, IndexSide.ONLINE),
         offline=graph.has_index(dataset.name, IndexSide.OFFLINE),
         looked_up=looked_up,
     )
 
 
-def _pipeline(graph: Graph, dataset: Dataset) -> PipelineInput | None:
+def _pipeline_input(graph: Graph, dataset: Dataset) -> PipelineInput | None:
     found = graph.pipelines_of(dataset.name)
     if not found:
         return None

@@ -1,10 +1,10 @@
-"""What the client's protocol drops of windowed groupbys, brought back before a commit is checked.
+"""Complete a commit with the window aggregations that the client's protocol drops.
 
-Theory. `wire.window_specs` says which pipelines need it and writes a program; here the program
-runs, in the client's environment and in a process of its own, because it is the user's code:
-without the platform's settings in its environment, bounded in time and memory, and killed with
-everything it started. Its answer goes into the commit's bytes, so it is run once per commit, by
-whoever received it, and every later reader finds the aggregations where it looks for them.
+`wire/window_specs.py` determines which pipelines need it and generates a program that extracts the
+aggregations. The program runs user code, so it runs in the client's environment, in its own process
+group, without the platform's settings in its environment, with limits on time and memory. Its
+output is inserted into the commit's bytes before they are stored, so the program runs once per
+commit.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import signal
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from fennel_core.definition.errors import WindowSpecsUnavailable
 from fennel_core.executors.launch import PACKAGE_ROOT, SINGLE_THREADED
 from fennel_core.settings.model import GIB, Settings
-from fennel_core.vocab.errors import ApiError
 from fennel_core.wire.entities import SyncRequest
 from fennel_core.wire.errors import UnsupportedValue
 from fennel_core.wire.window_specs import (
@@ -27,19 +27,21 @@ from fennel_core.wire.window_specs import (
 )
 
 TIME_LIMIT_SECONDS: Final = 30.0
-"""Importing the client takes two; a pipeline function only builds a tree."""
+"""Importing the client takes two seconds; a pipeline function only builds a tree."""
 WARM_PROCESS_BYTES: Final = 4 * GIB
-"""Address space of the interpreter with the client's libraries, before the code does anything."""
-TOLD_CHARS: Final = 2_000
+"""Address space of the interpreter after it has imported the client's libraries."""
+ERROR_CHARS: Final = 2_000
+"""Longest part of the program's error output that is reported, from its end."""
 
 RunProgram = Callable[[str], Awaitable[str]]
-"""Runs a program in the client's environment and answers what it printed; ApiError when it
-fails.
+"""Runs a program in the client's environment and returns its output.
+
+Raises WindowSpecsUnavailable.
 """
 
 
 def client_program_runner(settings: Settings) -> RunProgram:
-    """Programs run as processes of the client's interpreter."""
+    """Return a function that runs programs as processes of the client's interpreter."""
 
     async def run(program: str) -> str:
         return await _run(settings, program)
@@ -48,20 +50,19 @@ def client_program_runner(settings: Settings) -> RunProgram:
 
 
 async def add_window_specs(
-    body: bytes, request: SyncRequest, standing: SyncRequest | None, run: RunProgram
+    body: bytes, request: SyncRequest, base: SyncRequest | None, run: RunProgram
 ) -> bytes:
-    """`body` (which decodes to `request`) with the aggregations of its windowed groupbys; `body`
-    itself when it has none to recover.
+    """Return `body`, which decodes to `request`, with the aggregations of its windowed groupbys.
+
+    Returns `body` itself if nothing is missing. Raises WindowSpecsUnavailable.
     """
-    program = extraction_program(request, standing)
+    program = extraction_program(request, base)
     if program is None:
         return body
     try:
-        return insert_window_specs(
-            body, pipelines_without_specs(request, standing), await run(program)
-        )
+        return insert_window_specs(body, pipelines_without_specs(request, base), await run(program))
     except UnsupportedValue as unusable:
-        raise ApiError(400, "window-aggregations", str(unusable)) from unusable
+        raise WindowSpecsUnavailable(str(unusable)) from unusable
 
 
 async def _run(settings: Settings, program: str) -> str:
@@ -87,15 +88,15 @@ async def _run(settings: Settings, program: str) -> str:
         async with asyncio.timeout(TIME_LIMIT_SECONDS):
             out, err = await process.communicate(bounded.encode())
     except TimeoutError:
-        raise _failed(f"running it did not end within {TIME_LIMIT_SECONDS:g} s") from None
+        raise _failed(f"it did not end within {TIME_LIMIT_SECONDS:g} s") from None
     finally:
         if process.returncode is None:
             os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
     if process.returncode != 0:
         raise _failed(
-            err.decode(errors="replace").strip()[-TOLD_CHARS:]
-            or f"its process ended with {process.returncode}"
+            err.decode(errors="replace").strip()[-ERROR_CHARS:]
+            or f"its process exited with code {process.returncode}"
         )
     return out.decode(errors="replace")
 
@@ -105,10 +106,8 @@ def _python(settings: Settings) -> os.PathLike[str]:
     return python if python.is_absolute() else PACKAGE_ROOT / python
 
 
-def _failed(why: str) -> ApiError:
-    return ApiError(
-        400,
-        "window-aggregations",
-        "the aggregations of `groupby(…, window=…)` are learnt by running the "
-        f"pipeline function, which failed: {why}",
+def _failed(reason: str) -> WindowSpecsUnavailable:
+    return WindowSpecsUnavailable(
+        "the aggregations of `groupby(…, window=…)` are extracted by running the pipeline "
+        f"function, which failed: {reason}"
     )

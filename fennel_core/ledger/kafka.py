@@ -30,7 +30,7 @@ BATCH_TOPICS: Final = 200
 """Topics per request; bounds how long one request occupies the controller."""
 UNLIMITED: Final = "-1"
 _READ_BY_JOBS: Final = frozenset({AssetKind.TOPIC, AssetKind.REPLAYLOG})
-"""Topics that jobs read; `definition/log_retention.py` deletes their old records."""
+"""Topics that jobs read; `definition/kafka_retention.py` deletes their old records."""
 _UNKNOWN_OUTCOME: Final = frozenset(
     {
         KafkaError._TIMED_OUT,

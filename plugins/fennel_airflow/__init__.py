@@ -1,9 +1,10 @@
-"""Airflow's side of the platform: DAG settings, tasks and the plugin. No logic lives here;
-`fennel_core` runs the same without it.
+"""The platform's Airflow integration: DAG settings, tasks and the plugin.
+
+It contains no logic of its own; `fennel_core` runs the same steps without Airflow.
 """
 
-as_of_ns: int | None = None
-"""In the scheduler and what it forks: how new the sources were that it has imported for its tasks.
-It is kept here because Airflow runs `plugin.py` twice, once for its own listeners and once for
-those of tasks, and the two copies know nothing of each other.
+preloaded_sources_ns: int | None = None
+"""Modification time of the newest source file that the scheduler preloaded for its tasks, None in
+other processes. It is stored here because Airflow executes `plugin.py` twice, once for its own
+listeners and once for those of tasks, and the two copies share no state.
 """

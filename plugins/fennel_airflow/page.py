@@ -1,9 +1,9 @@
-"""The page behind the menu entry: recent commits, and one commit with its ledgers and jobs.
+"""The page of the plugin: recent commits, and one commit with its ledgers and jobs.
 
-Theory. It is a read-only view of the platform's database, rendered on the server, for people who
-may already see runs of the `commit` DAG: Airflow itself decides that, from its own login, on every
-request. Nothing a user wrote is trusted: the template engine escapes every value, and the answer
-forbids scripts, foreign content and foreign frames.
+It is a read-only view of the platform's database, rendered on the server. Airflow authorizes every
+request: users may see the page if they may see runs of the `commit` DAG. Text written by users is
+not trusted: the template engine escapes every value, and the response forbids scripts, external
+content and external frames.
 """
 
 from __future__ import annotations
@@ -67,8 +67,9 @@ WHERE r.commit_id = %(commit)s ORDER BY p.status = 'running', p.job_id, p.part L
 
 
 def application() -> FastAPI:
-    """The sub-application that Airflow mounts; every route asks Airflow whether the user may see
-    runs of the commit DAG.
+    """Return the sub-application that Airflow mounts.
+
+    Every route requires the permission to see runs of the commit DAG.
     """
     guard = Depends(requires_access_dag("GET", DagAccessEntity.RUN, param_dag_id=DAG_ID))
     app = FastAPI(
@@ -113,7 +114,7 @@ def application() -> FastAPI:
     def one(commit_id: str) -> HTMLResponse:
         rows = _read(dsn, COMMIT, {"commit": commit_id})
         if not rows:
-            raise HTTPException(404, f"there is no commit {commit_id}")
+            raise HTTPException(404, f"commit {commit_id} does not exist")
         entries = _read(dsn, ENTRIES, {"commit": commit_id})
         jobs = _read(dsn, JOBS, {"commit": commit_id})
         return page(
@@ -124,9 +125,7 @@ def application() -> FastAPI:
 
 
 def run_link(row: Row) -> str | None:
-    """Where Airflow shows the commit's newest run, when the definition server started it
-    (`commit-<id>-<attempt>`).
-    """
+    """Return the path of the commit's newest DAG run, None if the server did not start one."""
     return (
         f"/dags/{DAG_ID}/runs/{quote(run_id(str(row['id']), int(row['attempt'])))}"
         if row["attempt"]
@@ -135,9 +134,7 @@ def run_link(row: Row) -> str | None:
 
 
 def run_id(commit_id: str, attempt: int) -> str:
-    """The name of the DAG run that carries a commit out for the `attempt`th time; Airflow refuses a
-    second run of a name.
-    """
+    """Return the id of the DAG run for one attempt of a commit (as `definition/airflow.py`)."""
     return f"commit-{commit_id}-{attempt}"
 
 

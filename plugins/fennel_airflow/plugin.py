@@ -1,12 +1,11 @@
-"""Airflow's plugin: a menu entry that shows commits and their ledgers, and a scheduler that forks
-tasks with the platform already imported.
+"""Airflow's plugin: a page that shows commits and their ledgers, and preloading for forked tasks.
 
-Airflow executes this file in every one of its processes, tasks included, so it imports nothing
-heavy. The page is built at its first request, in the one process that serves it. The platform's
-modules (0.6 s of a core) are imported once, by the scheduler before it forks LocalExecutor's
-workers, so that the four tasks of a commit find them in memory; nothing is computed there, so no
-pool of threads is inherited half-alive. A task that finds a source file changed since then drops
-what it inherited and imports for itself.
+Airflow executes this file in each of its processes, including tasks, so it imports nothing heavy.
+The page is built at its first request, in the process that serves it. The scheduler imports the
+platform's modules (0.6 s of CPU time) once, before it forks LocalExecutor's workers, so that the
+four tasks of a commit inherit them. Preloading computes nothing, so no thread pool is inherited in
+a broken state. A task that finds a source file newer than the preloaded ones drops the inherited
+modules and imports them again.
 """
 
 from __future__ import annotations
@@ -25,16 +24,14 @@ import fennel_airflow
 PREFIX: Final = "/fennel"
 SCHEDULER: Final = "scheduler"
 """`airflow scheduler`: the process that forks LocalExecutor's workers."""
-OURS: Final = ("fennel_core", "fennel_airflow")
-PRELOADED: Final = ("fennel_airflow.run", "fennel_airflow.tasks", "fennel_airflow.factory")
-"""What the steps need, and what the DAG files import from Airflow (its operators take 0.1 s
-more).
-"""
-PROTOCOL: Final = "fennel_core.wire.gen"
+PACKAGES: Final = ("fennel_core", "fennel_airflow")
+PRELOADED: Final = ("fennel_airflow.task_bodies", "fennel_airflow.tasks", "fennel_airflow.factory")
+"""The modules of the steps, and those that DAG files import from Airflow (0.1 s more)."""
+PROTOBUF_PACKAGE: Final = "fennel_core.wire.gen"
 
 
 class LazyPage:
-    """An ASGI application that becomes the real one when somebody asks for it."""
+    """An ASGI application that is built at its first request."""
 
     def __init__(self) -> None:
         self._app: Any = None
@@ -53,47 +50,53 @@ class LazyPage:
 
 
 class Preload:
-    """Hears the scheduler start, and each task that it forked."""
+    """Listens to the start of the scheduler and of each task that it forked."""
 
     @hookimpl
     def on_starting(self, component: object) -> None:
-        # Airflow calls this before its job knows what kind of job it is; the command line does.
-        # Tasks inherit that, but are no jobs.
+        """Preload in the scheduler; drop stale modules in a task."""
+        # Airflow calls this before its job knows its type, so look at the command line instead.
+        # Tasks inherit the command line, but their component is not a job.
         if sys.argv[1:2] != [SCHEDULER]:
             return
         if getattr(component, "__tablename__", None) == "job":
-            as_of_ns = newest_change_ns()
+            sources_ns = newest_change_ns()
             preload()
-            fennel_airflow.as_of_ns = as_of_ns
-        elif fennel_airflow.as_of_ns is not None and newest_change_ns() > fennel_airflow.as_of_ns:
-            forget(set())
+            fennel_airflow.preloaded_sources_ns = sources_ns
+            return
+        preloaded_ns = fennel_airflow.preloaded_sources_ns
+        if preloaded_ns is not None and newest_change_ns() > preloaded_ns:
+            unload_modules(set())
 
 
 def preload() -> None:
-    """Import what tasks run, or nothing: half of an import that failed would stay in memory and
-    fail every task that is forked.
+    """Import the modules of the steps, all or none.
+
+    A partial import would stay in memory and fail every forked task.
     """
     before = set(sys.modules)
     try:
         for name in PRELOADED:
             importlib.import_module(name)
     except ImportError:
-        forget(before)
+        unload_modules(before)
         raise
 
 
-def forget(kept: set[str]) -> None:
-    """Have our modules but `kept` imported anew where they are next used. Protocol classes stay:
-    they may be registered only once.
+def unload_modules(kept: set[str]) -> None:
+    """Remove the platform's modules except `kept`, so that the next import loads them again.
+
+    Protobuf classes stay, because they can be registered only once per process.
     """
     for name in set(sys.modules) - kept:
-        if name.partition(".")[0] in OURS and not name.startswith(PROTOCOL):
+        if name.partition(".")[0] in PACKAGES and not name.startswith(PROTOBUF_PACKAGE):
             del sys.modules[name]
 
 
 def newest_change_ns() -> int:
-    """When a source file of ours was last changed, ns: a few milliseconds for some hundred
-    files.
+    """Return the newest modification time (ns) of the platform's source files.
+
+    It takes a few milliseconds for some hundred files.
     """
     root = Path(__file__).parents[2]
     return max(
@@ -104,7 +107,7 @@ def newest_change_ns() -> int:
 
 
 class FennelPlugin(AirflowPlugin):
-    """What Airflow finds here."""
+    """The plugin as Airflow discovers it."""
 
     name = "fennel"
     listeners: ClassVar = [Preload()]
@@ -115,7 +118,7 @@ class FennelPlugin(AirflowPlugin):
             "href": f"{PREFIX}/commits",
             "destination": "nav",
             "category": "browse",
-            # No `url_route`: that would show the page in a sandboxed frame, from which its links to
-            # DAG runs lead nowhere.
+            # No `url_route`: it would show the page in a sandboxed frame, in which links to DAG
+            # runs do not work.
         }
     ]

@@ -1,13 +1,12 @@
-"""The tasks of the DAGs: each is one step of `fennel_core.definition.commit_steps` or of
-`fennel_core.snapshots`, made visible.
+"""The tasks of the DAGs: each makes one step of the platform visible in Airflow.
 
-Theory. The steps are idempotent and remember everything in the platform's own database, so a task
-that Airflow runs twice does no harm, and a run that dies is finished by `reconcile`. Between tasks
-travels one value, the commit's id, which `compile` pushes as soon as the commit is stored: `undo`
-must find it even when `compile` fails later.
+The steps are idempotent and keep their state in the platform's own database, so a task that Airflow
+runs twice does no harm, and `reconcile` finishes a run that dies. One value is passed between
+tasks, the commit's id. `compile` pushes it as soon as the commit is stored, because `undo` needs it
+even if `compile` fails later.
 
-Nothing of `fennel_core` is imported at the top: this file is imported by every task and by the DAG
-processor.
+`task_bodies` imports the platform, so each task imports it when it runs: this file is imported by
+the DAG processor and by every task.
 """
 
 from __future__ import annotations
@@ -22,138 +21,126 @@ COMMIT_ID: Final = "commit_id"
 
 @task(task_id=COMPILE)
 def compile_definitions() -> None:
-    """Read and check the definitions, plan, and reserve every asset; a preview only shows the
-    plan.
-    """
-    from fennel_airflow.run import compiled, previewed, submitted
+    """Validate the definitions, plan, and reserve every asset; a preview only logs the plan."""
+    from fennel_airflow import task_bodies
 
     context = get_current_context()
     params = context["params"]
     commit_id = params["commit_id"]
     if commit_id is None and params["preview"]:
-        previewed(params)
+        task_bodies.preview_commit(params)
         _skip("a preview ends with the plan")
     if commit_id is None:
-        commit_id = submitted(params)
+        commit_id = task_bodies.submit_commit(params)
     context["ti"].xcom_push(key=COMMIT_ID, value=commit_id)
-    if not compiled(commit_id):
-        _skip("the branch stands at these definitions already: nothing is left to do")
+    if not task_bodies.compile_commit(commit_id):
+        _skip("the branch already has these definitions, so nothing is left to do")
 
 
 @task
 def create_assets() -> None:
     """Create every asset of the creation ledger."""
-    from fennel_airflow.run import step
-
-    step("create_assets", _commit_id())
+    _run_commit_step("create_assets")
 
 
 @task
 def switch() -> None:
-    """The one transaction after which the new definitions exist."""
-    from fennel_airflow.run import step
-
-    step("switch", _commit_id())
+    """Run T2, the transaction after which the new definitions exist."""
+    _run_commit_step("switch")
 
 
 @task
 def destroy_assets() -> None:
-    """Wait until the new jobs have caught up, move the reads, and destroy what nobody needs any
-    more.
-    """
-    from fennel_airflow.run import step
-
-    step("destroy_assets", _commit_id())
+    """Wait until the new jobs have caught up, move reads, and destroy the superseded assets."""
+    _run_commit_step("destroy_assets")
 
 
 @task(trigger_rule="one_failed")
 def undo() -> None:
-    """Take back what a failed commit reserved and created; the branch stays as it was."""
-    from fennel_airflow.run import step
-
-    step("undo", _commit_id())
+    """Roll back what a failed commit reserved and created; the branch does not change."""
+    _run_commit_step("undo")
 
 
 @task
 def reconcile_ledgers() -> None:
-    """Finish whatever a crash left behind."""
-    from fennel_airflow.run import reconciled
+    """Finish what crashes left behind."""
+    from fennel_airflow import task_bodies
 
-    reconciled()
+    task_bodies.reconcile_ledgers()
 
 
 @task
 def owning_slots() -> list[str]:
-    """The slots that own something: each is asked by a task of its own."""
-    from fennel_airflow.run import slots
+    """Return the slots that own job partitions; each is snapshotted by its own task."""
+    from fennel_airflow import task_bodies
 
-    return slots()
+    return task_bodies.owning_slots()
 
 
 @task
 def snapshot_slot(address: str) -> None:
-    """Have one slot copy every state it owns, if it changed."""
-    from fennel_airflow.run import snapshotted
+    """Snapshot the changed job partitions of one slot."""
+    from fennel_airflow import task_bodies
 
-    snapshotted(address)
+    task_bodies.snapshot_slot(address)
 
 
 @task
 def prune_snapshots() -> None:
-    """Delete old copies, late."""
-    from fennel_airflow.run import pruned
+    """Delete superseded snapshots."""
+    from fennel_airflow import task_bodies
 
-    pruned()
+    task_bodies.prune_snapshots()
 
 
 @task
 def shorten_logs() -> None:
-    """Delete from Kafka what no snapshot and nobody else needs."""
-    from fennel_airflow.run import shortened
+    """Delete expired records that no snapshot and no reader needs."""
+    from fennel_airflow import task_bodies
 
-    shortened()
+    task_bodies.shorten_logs()
 
 
 @task
 def choose_partitions() -> None:
-    """Show which job partitions the form means; a dry run ends here."""
-    from fennel_airflow.run import named
+    """Log the job partitions that the form selects; a dry run ends here."""
+    from fennel_airflow import task_bodies
 
     params = get_current_context()["params"]
-    named(params)
+    task_bodies.select_partitions(params)
     if params["dry_run"]:
         _skip("a dry run ends with the list")
 
 
 @task
 def rebuild_partitions() -> None:
-    """Have their owners rebuild them, and wait until all have caught up again."""
-    from fennel_airflow.run import rebuilt
+    """Rebuild the selected job partitions and wait until they have caught up."""
+    from fennel_airflow import task_bodies
 
-    rebuilt(get_current_context()["params"])
+    task_bodies.rebuild_partitions(get_current_context()["params"])
 
 
 @task
 def drill_partitions() -> None:
-    """Drill the job partitions that the form names, or those whose turn it is, one after the
-    other.
-    """
-    from fennel_airflow.run import drilled
+    """Drill the selected job partitions, or the due ones, one after the other."""
+    from fennel_airflow import task_bodies
 
-    drilled(get_current_context()["params"])
+    task_bodies.drill_partitions(get_current_context()["params"])
 
 
-def _commit_id() -> str:
-    found = get_current_context()["ti"].xcom_pull(task_ids=COMPILE, key=COMMIT_ID)
-    if found is None:
-        _skip("no commit was stored, so nothing has happened")
-    return str(found)
+def _run_commit_step(name: str) -> None:
+    from fennel_airflow import task_bodies
+
+    commit_id = get_current_context()["ti"].xcom_pull(task_ids=COMPILE, key=COMMIT_ID)
+    if commit_id is None:
+        _skip("no commit was stored, so there is nothing to do")
+    task_bodies.run_commit_step(name, str(commit_id))
 
 
-def _skip(why: str) -> None:
+def _skip(reason: str) -> None:
     import logging
 
     from airflow.sdk.exceptions import AirflowSkipException
 
-    logging.getLogger("fennel.airflow").info("%s", why)
-    raise AirflowSkipException(why)
+    logging.getLogger("fennel.airflow").info("%s", reason)
+    raise AirflowSkipException(reason)

@@ -132,7 +132,7 @@ if kind == "broken":
 if kind != "task":
     Job()
 if kind == "changed":
-    sys.modules["fennel_airflow"].as_of_ns = 0
+    sys.modules["fennel_airflow"].preloaded_sources_ns = 0
 # tasks have listeners of their own, made from a second copy of the plugin
 if kind in ("task", "changed", "forked"):
     from airflow.sdk.listener import get_listener_manager as listeners_of_tasks

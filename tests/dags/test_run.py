@@ -23,18 +23,18 @@ from airflow.sdk.definitions.dag import DAG
 class Steps:
     def __init__(self, failing):
         self.failing, self.calls = failing, []
-    def step(self, name, commit_id):
+    def run_commit_step(self, name, commit_id):
         self.calls.append([name, commit_id])
         if name == self.failing:
             raise ValueError(name)
-    def submitted(self, params):
-        self.step("submitted", params["definitions"])
+    def submit_commit(self, params):
+        self.run_commit_step("submit", params["definitions"])
         return "made-here"
-    def compiled(self, commit_id):
-        self.step("compile", commit_id)
+    def compile_commit(self, commit_id):
+        self.run_commit_step("compile", commit_id)
         return True
-    def previewed(self, params):
-        self.step("previewed", params["definitions"])
+    def preview_commit(self, params):
+        self.run_commit_step("preview", params["definitions"])
 
 spec = importlib.util.spec_from_file_location("commit", sys.argv[1])
 module = importlib.util.module_from_spec(spec)
@@ -42,11 +42,13 @@ spec.loader.exec_module(module)
 [dag] = [each for each in gc.get_objects() if type(each) is DAG and each.dag_id == "commit"]
 for task in dag.tasks:
     task.retries = 0
-fake = sys.modules["fennel_airflow.run"] = types.ModuleType("fennel_airflow.run")
+import fennel_airflow
+fake = sys.modules["fennel_airflow.task_bodies"] = types.ModuleType("fennel_airflow.task_bodies")
+fennel_airflow.task_bodies = fake
 
 def result_of(conf, failing):
     steps = Steps(failing)
-    for entry in ("step", "submitted", "compiled", "previewed"):
+    for entry in ("run_commit_step", "submit_commit", "compile_commit", "preview_commit"):
         setattr(fake, entry, getattr(steps, entry))
     run = dag.test(run_conf=conf)
     tasks = {t.task_id: str(t.state) for t in run.get_task_instances()}
@@ -73,7 +75,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "stored": (STORED, "-"),
     "form": (FORM, "-"),
     "preview": (FORM | {"preview": True}, "-"),
-    "not stored": (FORM, "submitted"),
+    "not stored": (FORM, "submit"),
     **{step: (STORED, step) for step in ("compile", "create_assets", "destroy_assets")},
 }
 
@@ -109,7 +111,7 @@ def test_definitions_from_the_form_are_stored_first_and_then_treated_alike(
     results: dict[str, dict[str, Any]],
 ) -> None:
     result = results["form"]
-    assert result["calls"][0] == ["submitted", "shop"]
+    assert result["calls"][0] == ["submit", "shop"]
     assert [name for name, id_ in result["calls"][1:] if id_ == "made-here"] == [
         "compile",
         "create_assets",
@@ -147,6 +149,6 @@ def test_a_commit_that_was_never_stored_needs_no_undo(results: dict[str, dict[st
 
 def test_a_preview_shows_the_plan_and_does_nothing_else(results: dict[str, dict[str, Any]]) -> None:
     result = results["preview"]
-    assert result["calls"] == [["previewed", "shop"]]
+    assert result["calls"] == [["preview", "shop"]]
     assert result["run"] == "success"
     assert set(result["tasks"].values()) == {"skipped"}

@@ -18,7 +18,7 @@ import gc, importlib.util, json, sys, types
 from airflow.sdk.definitions.dag import DAG
 
 calls = []
-def snapshotted(address):
+def snapshot_slot(address):
     calls.append(address)
     if address == "/run/b.sock":
         raise ValueError("no disk")
@@ -29,11 +29,13 @@ spec.loader.exec_module(module)
 [dag] = [each for each in gc.get_objects() if type(each) is DAG and each.dag_id == "snapshot"]
 for task in dag.tasks:
     task.retries = 0
-fake = sys.modules["fennel_airflow.run"] = types.ModuleType("fennel_airflow.run")
-fake.slots = lambda: ["/run/a.sock", "/run/b.sock", "/run/c.sock"]
-fake.snapshotted = snapshotted
-fake.pruned = lambda: calls.append("pruned")
-fake.shortened = lambda: calls.append("shortened")
+import fennel_airflow
+fake = sys.modules["fennel_airflow.task_bodies"] = types.ModuleType("fennel_airflow.task_bodies")
+fennel_airflow.task_bodies = fake
+fake.owning_slots = lambda: ["/run/a.sock", "/run/b.sock", "/run/c.sock"]
+fake.snapshot_slot = snapshot_slot
+fake.prune_snapshots = lambda: calls.append("pruned")
+fake.shorten_logs = lambda: calls.append("shortened")
 run = dag.test()
 states = sorted([t.task_id, str(t.state)] for t in run.get_task_instances())
 print(json.dumps({"run": str(run.state), "tasks": states, "calls": sorted(calls)}))
@@ -68,7 +70,7 @@ def test_a_slot_task_that_fails_stops_neither_the_other_slots_nor_pruning(
         ["snapshot_slot", "success"],
         ["snapshot_slot", "success"],
     ]
-    assert result["run"] == "failed", "somebody should look"
+    assert result["run"] == "failed", "an operator must see the failure"
 
 
 def test_the_schedule_is_the_setting() -> None:

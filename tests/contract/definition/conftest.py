@@ -17,7 +17,8 @@ from fennel_core.connections.postgres import pool
 from fennel_core.definition.commit_service import CommitService
 from fennel_core.definition.commit_steps import CommitSteps
 from fennel_core.definition.orchestrator import InlineOrchestrator
-from fennel_core.definition.server import ServerState, application
+from fennel_core.definition.server import application
+from fennel_core.definition.server_state import ServerState
 from fennel_core.definition.window_specs import client_program_runner
 from fennel_core.ledger.context import LedgerContext, LedgerTimings
 from fennel_core.ledger.postgres import PostgresLedger
@@ -62,10 +63,15 @@ async def client(
             time.monotonic,
             timeout_seconds=10,
         )
-        office = ServerState(
-            settings, connections, flow, flow, secrets.Sealer.from_file(key), wake=lambda: None
+        state = ServerState(
+            settings,
+            connections,
+            flow,
+            flow,
+            secrets.Sealer.from_file(key),
+            wake_reconcile=lambda: None,
         )
-        transport = httpx.ASGITransport(application(office, HealthEndpoint("test", {})))
+        transport = httpx.ASGITransport(application(state, HealthEndpoint("test", {})))
         headers = {"Authorization": "Bearer dev-shop"}
         async with httpx.AsyncClient(
             transport=transport, base_url="http://test", headers=headers

@@ -81,7 +81,7 @@ def test_a_task_that_fails_says_what_to_do_next(
     assert run["tasks"]["compile"] == "failed"
     said = airflow.log(run["dag_run_id"], "compile")
     assert "branch `nowhere` does not exist" in said
-    assert "what to do: make it from the client" in said
+    assert "what to do: create it with the client" in said
 
 
 def test_the_snapshot_dag_copies_every_state_and_its_logs_tell_numbers_and_bytes(

@@ -105,7 +105,7 @@ def test_the_recovery_dag_and_the_command_rebuild_what_is_named_and_features_are
     assert shown["tasks"] == {"choose_partitions": "skipped", "rebuild_partitions": "skipped"}
     assert (
         airflow.log(shown["dag_run_id"], "choose_partitions", "recovery").count(
-            "meant: Order: table"
+            "selected: Order: table"
         )
         == Settings().partitions
     )

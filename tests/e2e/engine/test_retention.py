@@ -16,7 +16,7 @@ from confluent_kafka.admin import AdminClient
 from fennel_core.connections import offsets, s3
 from fennel_core.connections.kafka import client_config
 from fennel_core.connections.s3 import S3ObjectStore
-from fennel_core.definition.log_retention import LogRetention, NeededRecordsCheck
+from fennel_core.definition.kafka_retention import KafkaRetention, NeededRecordsCheck
 from fennel_core.engine.errors import OffsetTruncated
 from fennel_core.snapshots.transfer import PREFIX
 from fennel_core.vocab.ids import Offset
@@ -65,8 +65,8 @@ def now_ms() -> int:
 
 async def shortened(bench: Bench) -> set[str]:
     """Look and delete; the topics of which something went."""
-    retention = LogRetention(bench.settings, bench.pool)
-    return {topic for topic, _ in await retention.delete(await retention.look(now_ms()))}
+    retention = KafkaRetention(bench.settings, bench.pool)
+    return {topic for topic, _ in await retention.delete(await retention.survey(now_ms()))}
 
 
 async def test_what_every_kept_snapshot_covers_goes_and_everything_comes_back_without_it(
@@ -97,17 +97,17 @@ async def test_an_expiring_record_is_reported_and_a_lost_one_parks_the_job_with_
     kept: Bench,
 ) -> None:
     first, second = kept.jobs
-    watch = NeededRecordsCheck(LogRetention(kept.settings, kept.pool), 60)
+    watch = NeededRecordsCheck(KafkaRetention(kept.settings, kept.pool), 60)
     async with slot(kept, 0):
         await written(kept, USERS, "Rome")
-        await watch.once()
+        await watch.check_once()
         assert {(each.job, each.problem) for each in watch.alarms} == {
             (first.id, "old"),
             (second.id, "old"),
         }
         assert all("it has no snapshot" in each.message for each in watch.alarms)
         await snapshots(kept, "taken")
-        await watch.once()
+        await watch.check_once()
         assert watch.alarms == []
     admin = AdminClient(client_config(kept.settings))
     sources = [(first.inputs[0], part) for part in range(PARTITIONS)]
@@ -120,7 +120,7 @@ async def test_an_expiring_record_is_reported_and_a_lost_one_parks_the_job_with_
         ).values():
             deleted.result(30)
         assert all(more[source] > ends[source] for source in sources)
-        await watch.once()
+        await watch.check_once()
         assert {(each.job, each.topic) for each in watch.alarms if each.problem == "lost"} == {
             (first.id, first.inputs[0])
         }

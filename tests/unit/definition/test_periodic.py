@@ -1,4 +1,4 @@
-"""What is looked at again and again."""
+"""Periodic checks of the definition server."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import pytest
 from fennel_core.definition.periodic import run_periodically
 
 
-async def test_a_look_that_fails_does_not_end_the_watch() -> None:
-    taken = 0
+async def test_a_check_that_fails_does_not_end_the_loop() -> None:
+    runs = 0
     again = asyncio.Event()
 
-    async def look() -> None:
-        nonlocal taken
-        taken += 1
-        if taken == 1:
-            raise ValueError("no answer")
+    async def check() -> None:
+        nonlocal runs
+        runs += 1
+        if runs == 1:
+            raise ValueError("no response")
         again.set()
 
-    watching = asyncio.create_task(run_periodically(look, "drills", 0))
+    loop = asyncio.create_task(run_periodically(check, "drills", 0))
     async with asyncio.timeout(10):
         await again.wait()
-    watching.cancel()
+    loop.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await watching
+        await loop

@@ -1,11 +1,10 @@
-"""Deleting from Kafka what nobody needs any more, and telling when somebody needs what is nearly
-gone.
+"""Delete expired records from Kafka, and report job partitions that need expiring records.
 
-Theory. Facts come from four places: the bank says which topics there are, the registry who reads
-them, manifests where each kept snapshot stands, history how far it has come. They are read before
-Kafka's offsets and only ever move forward, so what was decided from them is never too bold. The
-look is cheap and repeated often by the definition server; deleting is a step of the DAG `snapshot`,
-after pruning.
+Four stores determine which records may be deleted: the bank (existing topics), the registry (their
+readers), snapshot manifests (the offsets that each kept snapshot needs) and history (the offsets it
+has archived). They are read before Kafka's offsets and only ever move forward, so a decision based
+on them never deletes too much. `snapshots/log_retention.py` makes the decision. The survey is cheap
+and the definition server repeats it often; deletion is a step of the DAG `snapshot`, after pruning.
 """
 
 from __future__ import annotations
@@ -58,29 +57,30 @@ from fennel_core.vocab.ids import (
 
 TIMEOUT_S: Final = 15.0
 TOPICS: Final = "SELECT id, blueprint FROM asset WHERE kind = ANY(%s) AND state = 'live'"
-LOADED: Final = "SELECT job_id, part FROM backfill WHERE manifest IS NOT NULL"
+BACKFILLED: Final = "SELECT job_id, part FROM backfill WHERE manifest IS NOT NULL"
 JOBS: Final = "SELECT id, spec FROM job WHERE desired = 'run'"
 log = logger(__name__)
 NEEDED_LOST: Final = gauge(
     "fennel_core_needed_records_lost",
-    "Job partitions that could not start again: records they need are gone.",
+    "Job partitions that could not restart because records they need are lost.",
 )
 NEEDED_OLD: Final = gauge(
     "fennel_core_needed_records_old",
-    "Job partitions that need records which are about to be too old, and hold them back.",
+    "Job partitions that hold back the deletion of records that are about to expire.",
 )
 
 
 @dataclass(frozen=True, slots=True)
-class LogSurvey:
-    """One look at every log and at who needs it."""
+class RetentionSurvey:
+    """Every topic partition, with the offsets that its readers require."""
 
     logs: Mapping[TopicPartition, LogPartition]
     needs: Mapping[TopicPartition, tuple[RequiredOffset, ...]]
     history: Mapping[TopicPartition, Offset] | None
-    """Where history ends; None when nobody waits for it."""
+    """The end of the archived records; None: deletion does not wait for history."""
 
     def alarms(self) -> list[RetentionAlarm]:
+        """Return the alarms of readers whose required records are lost or about to expire."""
         found = [
             retention_alarm(self.logs[source], need)
             for source, needs in self.needs.items()
@@ -89,30 +89,31 @@ class LogSurvey:
         ]
         return [each for each in found if each is not None]
 
-    def cuts(self) -> dict[TopicPartition, Offset]:
-        """The logs that may be shortened, and to where."""
-        made = {}
+    def deletable(self) -> dict[TopicPartition, Offset]:
+        """Return the new start offset of each topic partition that may be truncated."""
+        starts = {}
         for source, found in self.logs.items():
             history = None if self.history is None else self.history.get(source, Offset(0))
             start = deletion_bound(found, self.needs.get(source, ()), history)
             if start > found.start:
-                made[source] = start
-        return made
+                starts[source] = start
+        return starts
 
 
-class LogRetention:
-    """Looks and deletes, over given connections. Errors of Postgres, S3 and Kafka pass through."""
+class KafkaRetention:
+    """Surveys and truncates topics. Errors of Postgres, S3 and Kafka propagate."""
 
     def __init__(self, settings: Settings, pool: Pool) -> None:
         self._settings, self._pool = settings, pool
-        self._tools = SnapshotContext(
+        self._snapshots = SnapshotContext(
             S3ObjectStore(s3.client(settings), settings.s3_bucket), PostgresPointers(pool)
         )
         self._admin = AdminClient(client_config(settings))
         self._topics = HistoryTopics(pool)
         self._positions: dict[str, StatePosition] = {}
 
-    async def look(self, now_ms: int) -> LogSurvey:
+    async def survey(self, now_ms: int) -> RetentionSurvey:
+        """Read the state of every topic partition and the offsets its readers require."""
         jobs = {
             JobId(cast(str, id_)): stored_names.loads(cast(bytes, spec), Job)
             for id_, spec in await self._rows(JOBS)
@@ -131,13 +132,13 @@ class LogRetention:
             for part in partition_indexes(partitions.get(topic, self._settings.partitions))
         ]
         logs = await asyncio.to_thread(self._logs, sources, kinds, now_ms)
-        return LogSurvey(logs, needs, history)
+        return RetentionSurvey(logs, needs, history)
 
-    async def delete(self, seen: LogSurvey) -> dict[TopicPartition, Offset]:
-        """Shorten every log as far as `seen` allows; what was shortened, and to where."""
-        cuts = seen.cuts()
-        await asyncio.to_thread(offsets.delete_before, self._admin, cuts, TIMEOUT_S)
-        return cuts
+    async def delete(self, survey: RetentionSurvey) -> dict[TopicPartition, Offset]:
+        """Truncate topic partitions as far as the survey allows; return their new start offsets."""
+        starts = survey.deletable()
+        await asyncio.to_thread(offsets.delete_before, self._admin, starts, TIMEOUT_S)
+        return starts
 
     def _logs(
         self, sources: list[TopicPartition], kinds: Mapping[TopicName, LogKind], now_ms: int
@@ -153,7 +154,7 @@ class LogRetention:
         }
 
     async def _kinds(self, jobs: Collection[Job]) -> dict[TopicName, LogKind]:
-        """Every topic that the bank holds and that is deleted from here."""
+        """Return every live topic whose records are deleted here, with its kind."""
         kept = await self._rows(TOPICS, ([AssetKind.TOPIC.value, AssetKind.REPLAYLOG.value],))
         content = await self._topics.with_history()
         replaylogs = {job.replaylog for job in jobs}
@@ -173,21 +174,23 @@ class LogRetention:
     ) -> dict[TopicPartition, tuple[RequiredOffset, ...]]:
         found: dict[TopicPartition, list[RequiredOffset]] = defaultdict(list)
         kept: set[str] = set()
-        loaded = set(await self._rows(LOADED))
+        backfilled = set(await self._rows(BACKFILLED))
         for job in jobs.values():
             for part in map(PartitionIndex, range(job.partitions)):
-                pointers = await self._tools.pointers.of(job.id, part)
+                pointers = await self._snapshots.pointers.of(job.id, part)
                 kept |= {pointer.manifest for pointer in pointers}
                 positions = [await self._position(pointer) for pointer in pointers]
                 for topic in (*job.inputs, job.replaylog):
-                    stands = [_stand(position, topic, job.replaylog) for position in positions]
+                    needed = [
+                        _needed_offset(position, topic, job.replaylog) for position in positions
+                    ]
                     need = RequiredOffset(
                         job.id,
                         job.title,
                         part,
-                        Offset(min(stands, default=0)),
+                        Offset(min(needed, default=0)),
                         len(positions),
-                        (job.id, part) in loaded,
+                        (job.id, part) in backfilled,
                     )
                     if topic != job.replaylog or job.outputs:
                         found[(topic, part)].append(need)
@@ -197,12 +200,13 @@ class LogRetention:
         return {source: tuple(needs) for source, needs in found.items()}
 
     async def _position(self, pointer: Pointer) -> StatePosition:
-        """Manifests never change, so each is read once; one that cannot be read stands at the
-        beginning: nothing is deleted for it.
+        """Return the position of a snapshot, reading each manifest once as manifests never change.
+
+        An unreadable manifest counts as position 0, so that nothing it may need is deleted.
         """
         known = self._positions.get(pointer.manifest)
         if known is None:
-            (placed,) = await transfer.with_newest_position(self._tools, [pointer])
+            (placed,) = await transfer.with_newest_position(self._snapshots, [pointer])
             if placed.position is None:
                 return StatePosition(0, Offset(0), {})
             known = self._positions[pointer.manifest] = placed.position
@@ -215,7 +219,7 @@ class LogRetention:
             return await (await connection.execute(statement, values)).fetchall()
 
 
-def _stand(position: StatePosition, topic: TopicName, replaylog: TopicName) -> int:
+def _needed_offset(position: StatePosition, topic: TopicName, replaylog: TopicName) -> int:
     return position.replayed if topic == replaylog else position.offsets.get(topic, 0)
 
 
@@ -225,16 +229,18 @@ class NeededRecordsCheck:
     An alarm is logged when it begins, exported as a gauge, and kept for `status`.
     """
 
-    def __init__(self, retention: LogRetention, interval_s: float) -> None:
+    def __init__(self, retention: KafkaRetention, interval_s: float) -> None:
         self._retention, self._interval_s = retention, interval_s
         self.alarms: list[RetentionAlarm] = []
 
     async def run(self) -> None:
-        """For ever."""
-        await run_periodically(self.once, "retention", self._interval_s)
+        """Run the check forever."""
+        await run_periodically(self.check_once, "retention", self._interval_s)
 
-    async def once(self) -> None:
-        found = (await self._retention.look(time.time_ns() // 1_000_000)).alarms()
+    async def check_once(self) -> None:
+        """Log new alarms and set the gauges."""
+        survey = await self._retention.survey(time.time_ns() // 1_000_000)
+        found = survey.alarms()
         before = {(each.job, each.part, each.topic, each.problem) for each in self.alarms}
         for each in found:
             if (each.job, each.part, each.topic, each.problem) not in before:
@@ -247,7 +253,7 @@ class NeededRecordsCheck:
                     message=each.message,
                 )
         if self.alarms and not found:
-            log.info("needed records: no trouble any more")
+            log.info("needed records: all alarms cleared")
         self.alarms = found
         for metric, trouble in (
             (NEEDED_LOST, RetentionProblem.LOST),
@@ -256,20 +262,21 @@ class NeededRecordsCheck:
             metric.set(len({(each.job, each.part) for each in found if each.problem is trouble}))
 
 
-def delete_unneeded(
+def delete_expired_records(
     settings: Settings,
 ) -> tuple[dict[TopicPartition, Offset], list[RetentionAlarm]]:
-    """Delete what nobody needs any more; what was shortened to where, and what somebody should
-    know. For callers without an event loop.
+    """Delete expired records; return the new start offsets and the alarms.
+
+    For callers without an event loop.
     """
 
-    async def done() -> tuple[dict[TopicPartition, Offset], list[RetentionAlarm]]:
+    async def survey_and_delete() -> tuple[dict[TopicPartition, Offset], list[RetentionAlarm]]:
         async with AsyncExitStack() as stack:
             pool = await stack.enter_async_context(
                 postgres.pool(settings.postgres_dsn.get_secret_value(), name="retention", size=1)
             )
-            retention = LogRetention(settings, pool)
-            seen = await retention.look(time.time_ns() // 1_000_000)
-            return await retention.delete(seen), seen.alarms()
+            retention = KafkaRetention(settings, pool)
+            survey = await retention.survey(time.time_ns() // 1_000_000)
+            return await retention.delete(survey), survey.alarms()
 
-    return asyncio.run(done())
+    return asyncio.run(survey_and_delete())

@@ -1,0 +1,39 @@
+"""Read JSON request bodies and write JSON responses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from fastapi import Request, Response
+
+from fennel_core.connections.asgi import read_body
+from fennel_core.definition.errors import JsonMalformed
+
+
+async def json_body(request: Request, limit_bytes: int) -> dict[str, Any]:
+    """Return the body as a JSON object; an empty body is an empty object.
+
+    Raises JsonMalformed, and the errors of `connections.asgi.read_body`.
+    """
+    body = await read_body(request.scope, request.receive, limit_bytes)
+    try:
+        value = msgspec.json.decode(body) if body.strip() else {}
+    except (msgspec.DecodeError, UnicodeDecodeError) as malformed:
+        raise JsonMalformed(f"the request body is not valid JSON: {malformed}") from malformed
+    if not isinstance(value, dict):
+        raise JsonMalformed("the request body must be a JSON object")
+    return value
+
+
+def required_string(body: dict[str, Any], name: str) -> str:
+    """Return the field `name` of a request body. Raises JsonMalformed."""
+    value = body.get(name)
+    if not isinstance(value, str):
+        raise JsonMalformed(f"`{name}` is required in the request body and must be a string")
+    return value
+
+
+def json_response(value: Any) -> Response:
+    """Return status 200 with a JSON body; the client requires exactly this content type."""
+    return Response(msgspec.json.encode(value), headers={"content-type": "application/json"})

@@ -1,0 +1,54 @@
+"""`POST /commit`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Query, Request, Response
+
+from fennel_core.connections.asgi import read_body
+from fennel_core.definition.commit_request import CommitRequest
+from fennel_core.definition.commit_service import CommitService
+from fennel_core.definition.errors import OrchestratorNotAllowed
+from fennel_core.definition.json_messages import json_response
+from fennel_core.definition.routes import API
+from fennel_core.definition.server_state import CurrentPrincipal, ServerState, State
+from fennel_core.ledger.store import CommitOptions
+from fennel_core.settings.model import Orchestrator
+
+ORCHESTRATOR_HEADER: Final = "X-Fennel-Orchestrator"
+router = APIRouter(prefix=API, tags=["commit"])
+
+
+@router.post("/commit")
+async def commit(
+    request: Request,
+    state: State,
+    principal: CurrentPrincipal,
+    preview: Annotated[bool, Query(description="Return the plan without changes.")] = False,
+    incremental: Annotated[
+        bool, Query(description="Extend the branch's definitions instead of replacing them.")
+    ] = False,
+    backfill: Annotated[bool, Query(description="Allow recomputation from existing data.")] = True,
+) -> Response:
+    """Replace (or, if incremental, extend) the branch's definitions with a SyncRequest."""
+    body = await read_body(request.scope, request.receive, state.settings.body_limit_bytes)
+    options = CommitOptions(incremental, backfill)
+    commit_request = CommitRequest(principal.workspace, principal.branch, body, options)
+    service = _commit_service(state, request)
+    if preview:
+        lines = await service.steps.preview(commit_request)
+    else:
+        lines = await service.commit(commit_request)
+    state.wake_reconcile()
+    return json_response({"summary": [f"{line}\n" for line in lines]})
+
+
+def _commit_service(state: ServerState, request: Request) -> CommitService:
+    """Return the configured service, or the inline one that a request in development selects."""
+    selected = request.headers.get(ORCHESTRATOR_HEADER)
+    if selected in (None, state.settings.orchestrator):
+        return state.commits
+    if selected == Orchestrator.INLINE and state.settings.dev_tokens:
+        return state.inline_commits
+    raise OrchestratorNotAllowed(ORCHESTRATOR_HEADER, str(selected))
