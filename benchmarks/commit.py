@@ -1,12 +1,12 @@
-"""How long a commit takes: 200 entities at once, then one of them changed, on a platform that runs.
+"""Measure how long commits take: 200 new entities, then changes of single ones.
 
-The clock runs from sending the request to its answer, as the client waits. `cold` is the first
-commit of a workspace that was made for it; `changed` raises one dataset's version, so its job is
-rebuilt from existing topics and reads move when it has caught up; `same` sends what is there again
-under another message. Each orchestrator gets a workspace of its own, deleted afterwards.
+The time is from sending the request to its response, as the client waits. `cold` is the first
+commit of a new workspace; `changed` raises the version of one dataset, so its job is rebuilt from
+existing topics and reads move when it has caught up; `same` sends the same definitions with another
+message. Each orchestrator gets a workspace of its own, which is deleted afterwards.
 
-    python -m benchmarks.commit                                   # inline and Airflow, the platform
-    of `fennel-core up`
+    # inline and Airflow, on the platform of `fennel-core up`
+    python -m benchmarks.commit
     python -m benchmarks.commit --entities 30 --changes 3 --orchestrator inline --json figures.json
 """
 

@@ -1,7 +1,7 @@
-"""The definitions that `commit.py` commits, as bytes: run in the client's environment.
+"""Write the definitions that `commit.py` commits to a file, with the client's environment.
 
-Three entities at a time: a source, a dataset that counts and sums it per user, and a featureset
-that looks it up.
+Three entities at a time: a source, a dataset with a count and a sum per user, and a featureset that
+looks it up.
 
     .venv-executor/bin/python -m benchmarks.commit_definitions FILE ENTITIES
 """

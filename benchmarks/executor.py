@@ -1,10 +1,10 @@
-"""What one call of a Python extractor costs, from the platform's side of the socket and back.
+"""Measure the cost of one call of a Python extractor, from the platform's side of the socket.
 
     .venv/bin/python benchmarks/executor.py [--calls 2000]
 
-Starts its own host with one process. Prints p50 and p99 for 1 and 100 rows: for an extractor of one
-int input, for one of ten mixed inputs, and for one that looks a dataset up (the reply is made here,
-so the lookup itself costs nothing).
+Starts its own host with one process. Prints p50 and p99 for 1 and 100 rows of three extractors: one
+int input, ten mixed inputs, and one with a dataset lookup (whose response is made here, so the
+lookup itself costs nothing).
 """
 
 from __future__ import annotations

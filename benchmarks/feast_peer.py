@@ -1,14 +1,12 @@
-"""The peer of `benchmarks/query.py`: Feast's Python server with as many features of the same
-shapes, in an environment of its own.
+"""The peer of `benchmarks/query.py`: Feast's Python server with the same number of features.
 
     python3.11 -m venv /tmp/feast && /tmp/feast/bin/pip install feast==0.67.0
-    /tmp/feast/bin/python benchmarks/feast_peer.py /tmp/feast-repo      # five feature views of ten
-    fields, 20,000 users, SQLite
+    # five feature views of ten fields, 20,000 users, SQLite
+    /tmp/feast/bin/python benchmarks/feast_peer.py /tmp/feast-repo
     /tmp/feast/bin/feast -c /tmp/feast-repo serve --port 6566 --no-access-log
-    .venv/bin/python -m benchmarks.query --peer http://127.0.0.1:6566/get-online-features [--keys
-    100]
+    .venv/bin/python -m benchmarks.query --peer http://127.0.0.1:6566/get-online-features
 
-Runs with Feast's own dependencies only; nothing of the platform is imported here.
+Runs in an environment of its own, with Feast's dependencies only; imports nothing of the platform.
 """
 
 from __future__ import annotations

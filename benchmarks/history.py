@@ -1,15 +1,14 @@
-"""Rows per CPU-second of the history writer: from messages of a topic to Parquet on S3, exactly
-once.
+"""Measure rows per CPU-second of the history writer: from topic messages to Parquet on S3.
 
-What runs is the part `history` as the launcher runs it, as a process of its own with a database and
-a bucket of its own, on the platform's Kafka, Postgres and S3. It is given two rounds of the same
-work; the first pays for Spark's start, the second is the figure. Then nothing comes for a while,
-and then a trickle: one small message for every partition.
+The history writer runs as the launcher runs it, in a process of its own with a database and a
+bucket of its own, on the platform's Kafka, Postgres and S3. It gets the same work twice: the first
+pass includes Spark's start, the second is the figure. Then nothing arrives for a while, and then
+one small message per partition.
 
-The peer in the same run is Structured Streaming as it comes: the same rows, as JSON, one message
-each (which is its format), with `availableNow` into Parquet files and a checkpoint on the local
-disk. It has no S3 to write to and keeps no rows of what it wrote; its second run counts as well. A
-CPU-second is one of the process and its children; the broker's and S3's are not counted.
+The peer in the same run is plain Structured Streaming: the same rows as JSON, one message each (its
+format), with `availableNow` into Parquet files and a checkpoint on the local disk. It does not
+write to S3 and keeps no rows about its files; its second run counts as well. A CPU-second is one of
+the process and its children; those of broker and S3 are not counted.
 
     python -m benchmarks.history
 """

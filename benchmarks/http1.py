@@ -1,6 +1,4 @@
-"""A keep-alive HTTP/1.1 connection with as little of its own as possible: what is measured is the
-server, not a client library.
-"""
+"""A minimal keep-alive HTTP/1.1 connection: measures the server, not a client library."""
 
 from __future__ import annotations
 

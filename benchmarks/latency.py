@@ -1,19 +1,16 @@
-"""From sending `POST /log` to the first query answer that contains the row, on a platform that
-runs.
+"""Measure the time from `POST /log` to the first query response that contains the row.
 
-A probe logs one row of its own and at the same moment begins to ask `/api/v1/query` for it every 2
-ms, both through the front door on keep-alive connections; the clock stops when an answer has it.
-Probes come at random moments (a fixed seed), of two kinds: one job (a keyed dataset with an index)
-and a chain of three (map, join, aggregate). Other rows are logged meanwhile to the other datasets,
-so that all jobs have work. Then, with nothing logged: the barrier, and what every process costs.
-Then, as the comparison, the same kind of work as micro-batches of Structured Streaming, Kafka to
-Kafka.
+A probe logs one row and at the same time starts to query it every 2 ms, both through the front door
+on keep-alive connections; the time ends with the first response that has the row. Probes come at
+random times (fixed seed) and of two kinds: one job (a keyed dataset with an index) and a chain of
+three (map, join, aggregate). Other rows are logged to other datasets at the same time, so that all
+jobs have work. Then, without logging: the barrier, and the cost of every process. Then, for
+comparison, the same kind of work as micro-batches of Structured Streaming, Kafka to Kafka.
 
-The definitions are committed by the real client into a workspace of their own, which is deleted
-afterwards.
+The real client commits the definitions into a workspace of its own, which is deleted afterwards.
 
-    python -m benchmarks.latency                       # five minutes, 30 jobs, the platform of
-    `fennel-core up`
+    # five minutes, 30 jobs, on the platform of `fennel-core up`
+    python -m benchmarks.latency
     python -m benchmarks.latency --seconds 60 --no-micro-batches --json figures.json
 """
 
@@ -370,7 +367,7 @@ def main() -> None:
     parser.add_argument(
         "--preferred",
         action="store_true",
-        help="schedule the platform first, where others use the machine",
+        help="give the platform real-time priority on a shared machine",
     )
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()

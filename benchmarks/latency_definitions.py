@@ -1,10 +1,8 @@
-"""What `latency.py` measures, as a user would write it; run in the client's environment, it commits
-itself.
+"""The definitions that `latency.py` measures; commits itself, with the client's environment.
 
 One job: `Account`, keyed and indexed. A chain of three: payments are filtered, priced in cents and
 sent to their account's partition (map), joined with the account's holder as of that moment (join),
-and counted and summed per account (aggregate). The rest of the jobs are more datasets like
-`Account`.
+and counted and summed per account (aggregate). The remaining jobs are more datasets like `Account`.
 
     .venv-executor/bin/python -m benchmarks.latency_definitions http://127.0.0.1:7400 dev-bench 30
 """

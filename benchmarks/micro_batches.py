@@ -1,12 +1,11 @@
-"""The comparison: a keyed count as Spark micro-batches, Kafka to Kafka, exactly once, at 20 events
-a second.
+"""The comparison of `latency.py`: a keyed count as Spark micro-batches, exactly once.
 
-What runs is Structured Streaming as it comes: a Kafka source, `groupBy(key).count()` with its state
-store and checkpoint, no trigger interval (the next batch starts when the last has ended), few
-shuffle partitions. Spark's own Kafka sink is at least once, so the output goes through
-`foreachBatch` with a transactional producer, one transaction per batch that also carries the
-batch's number: a batch that is repeated after a crash is found there and skipped. Latency is from
-producing an event to reading (committed only) a count that includes it.
+Plain Structured Streaming: a Kafka source with 20 events a second, `groupBy(key).count()` with its
+state store and checkpoint, no trigger interval (a batch starts when the previous one has ended),
+few shuffle partitions. Spark's Kafka sink is at-least-once, so the output goes through
+`foreachBatch` with a transactional producer: one transaction per batch, which also contains the
+batch's number, so that a batch repeated after a crash is skipped. Latency is from producing an
+event to reading (read committed) a count that includes it.
 
 The last line of stdout is a JSON object.
 """

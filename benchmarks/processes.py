@@ -1,8 +1,8 @@
-"""What the platform's processes cost: CPU over a while, and proportional memory, by part.
+"""Measure the cost of the platform's processes: CPU over a period, and proportional memory.
 
-A part is a process that the launcher started (its pid file) with all its descendants; the engine is
-shown as driver, JVM and slots. Memory is PSS, so that pages shared by forked processes are counted
-once.
+Processes are grouped by service: the process that the launcher started (its pid file) with all its
+descendants. The engine is shown as driver, JVM and slots. Memory is PSS, so that pages shared by
+forked processes count once.
 """
 
 from __future__ import annotations
@@ -55,11 +55,10 @@ def _name(part: str, root: psutil.Process, process: psutil.Process) -> str:
 
 @contextmanager
 def preferred(pids: Path) -> Iterator[None]:
-    """While in it, the platform and this process run before anything else on the machine (real-time
-    scheduling; root only).
+    """Give the platform and this process real-time priority inside the block (root only).
 
-    For machines that others keep busy: there every hand-over between threads waits for somebody's
-    time slice, and that is what is measured.
+    On a busy machine every hand-over between threads would otherwise wait for a time slice of
+    another program, which would dominate the measurement.
     """
     threads = [
         thread.id
@@ -83,7 +82,7 @@ def _schedule(threads: Iterable[int], policy: int, priority: int) -> None:
 
 def measure(pids: Path, seconds: float) -> dict[str, Cost]:
     """CPU used over `seconds` from now, in cores, and memory at the end, by part. Processes that
-    end meanwhile are not counted.
+    end during the measurement are not counted.
     """
     watched = parts(pids)
     before = {process: _cpu_s(process) for family in watched.values() for process in family}

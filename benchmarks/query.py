@@ -1,22 +1,19 @@
-"""Query path: 50 looked-up features, over HTTP, against slots with RocksDB.
+"""Measure queries of 50 looked-up features, over HTTP, against slots with RocksDB.
 
-What runs: a slot process (the real Table step on RocksDB behind the real frames), the query
-server's own application under uvicorn in a second process, and this process as the client on
-keep-alive connections. Five datasets of ten value fields each, so that one request is five lookups
-fused into one frame. Nothing else of the platform is needed.
+Three processes: a slot (the real Table step on RocksDB behind the real protocol), the query server
+under uvicorn, and this process as the client on keep-alive connections. Five datasets of ten value
+fields each, so that one request is five lookups in one frame. Nothing else of the platform runs.
 
-Figures: `http` is measured by the client around the whole request, `server` inside the server
-around the ASGI call. Throughput is requests per CPU-second of the query server and of query server
-and slot together, at saturation.
+`http` is measured by the client around the whole request, `server` inside the server around the
+ASGI call. Throughput is requests per CPU-second of the query server, and of query server and slot
+together, at saturation.
 
-A peer is measured with the same client and the same questions: `benchmarks/feast_peer.py` says how
-to start Feast's server in an environment of its own; then pass its address with `--peer`.
+The peer is measured with the same client and requests: `benchmarks/feast_peer.py` describes how to
+start Feast's server; pass its address with `--peer`.
 
-    python -m benchmarks.query                         # one key, paced at 200 requests/s, then
-    saturated
+    python -m benchmarks.query                         # one key, at 200 requests/s, then saturated
     python -m benchmarks.query --keys 100 --rate 40
-    python -m benchmarks.query --mixed                 # one dataset also has datetime, decimal and
-    list fields
+    python -m benchmarks.query --mixed                 # more types in one dataset
 """
 
 from __future__ import annotations
@@ -317,7 +314,7 @@ async def _query(folder: Path, port: int, *, mixed: bool) -> None:
         health=HealthEndpoint("bench", {}),
         forwarder=None,  # type: ignore[arg-type]  # nothing is passed on here
         upstreams={},
-        workspace_of=anybody,
+        workspace_of=any_token,
         body_limit_bytes=1 << 24,
     )
     gc.collect()
@@ -340,7 +337,7 @@ async def no_secret(_workspace: WorkspaceId, _name: str) -> str | None:
     return None
 
 
-async def anybody(_authorization: str | None) -> WorkspaceId:
+async def any_token(_authorization: str | None) -> WorkspaceId:
     return WORKSPACE
 
 

@@ -1,8 +1,7 @@
-"""The peer of `throughput.py`: Quix Streams, exactly once, on the same broker. Runs in an
-environment of its own.
+"""The peer of `throughput.py`: Quix Streams, exactly once, on the same broker.
 
-The clock runs from the first row to the end of `app.run`, which has committed by then; the seconds
-it may wait for nothing at the end cost no CPU and are taken off the wall time.
+Runs in an environment of its own. The time is from the first row to the end of `app.run`, which has
+committed by then; its idle wait at the end costs no CPU and is subtracted from the wall time.
 """
 
 import json

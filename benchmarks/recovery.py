@@ -1,22 +1,19 @@
-"""How long a job partition with much state is away when its slot, or its whole engine, is killed
-with -9.
+"""Measure how long a job partition with large state is unavailable after `kill -9`.
 
-On a running platform (`eval "$(fennel-core env --all)"`, everything else quiet) this registers a
-job partition of its own over a topic of
-its own: one keyed dataset of `--gigabytes`, with a snapshot on S3 and a tail of records after it.
-Then, several times over, its slot is
-killed:
+On a running, otherwise idle platform (`eval "$(fennel-core env --all)"`) this registers a job
+partition over a topic of its own: one keyed dataset of `--gigabytes`, with a snapshot on S3 and a
+tail of later records. Then its slot or engine is killed several times:
+
   local      the local state survives
-  wiped      the local state is moved away at the moment of the kill: it comes back from S3
-  engine     the engine's process is killed (Spark, its JVM and every slot), local state survives;
-  the watch starts it again
-Caught up means: an owner answers that everything logged before the kill is applied. Phases are told
-as the registry shows them: `new slot`
-one is registered (a Python process has started and imported the platform), `claimed` somebody owns
-the partition again (a neighbour may be
-quicker than the new slot). The floor for `wiped` is boto3 alone: the same objects fetched to the
-same disk, four at a time.
-Targets: 4 s local, 15 s wiped, for 1 GB (architecture, section 11).
+  wiped      the local state is moved away at the moment of the kill, and is restored from S3
+  engine     the engine's process is killed (Spark, its JVM and every slot) and restarted by the
+             watchdog; the local state survives
+
+Caught up means that an owner reports everything logged before the kill as applied. Phases as the
+registry shows them: `new slot` (one is registered: a Python process has started and imported the
+platform), `claimed` (the partition has an owner; another slot may be faster than the new one). The
+lower bound of `wiped` is boto3 alone: the same objects downloaded to the same disk, four at a time.
+Targets for 1 GB: 4 s local, 15 s wiped.
 """
 
 from __future__ import annotations
@@ -126,7 +123,7 @@ class World:
             return {str(row[0]) for row in await (await connection.execute(SLOTS)).fetchall()}
 
     async def ask(self, op: str, argument: object) -> Any:
-        """The owner's answer; None while nobody answers."""
+        """Return the owner's response, or None while the partition has no owner."""
         owner = await self.owner()
         if owner is None:
             return None
@@ -304,7 +301,7 @@ async def run(gigabytes: float, repeats: int, engine: bool) -> dict[str, Any]:
         built_s = time.monotonic() - began
         began = time.monotonic()
         answer = await made.ask("snapshot", {"items": [[made.job.id, 0]]})
-        assert answer is not None, "nobody owns it"
+        assert answer is not None, "the partition has no owner"
         assert answer[0][2] == "taken", answer
         snapshot_s = time.monotonic() - began
         print(

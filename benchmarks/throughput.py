@@ -1,19 +1,17 @@
-"""Rows per CPU-second of the engine: one job partition, from messages to state and messages,
-exactly once.
+"""Measure rows per CPU-second of the engine, for one job partition, exactly once.
 
-What runs is the production runner with the production steps on RocksDB, over a backlog of
-10,000-row messages: read, decode, step, encode, one transaction (outputs and marker), state hash,
-one write batch. Once over the in-memory log, where only our own work counts, and once over Kafka,
-where the client library's threads count too; the broker's CPU does not. A CPU-second is one of this
-process.
+The production runner runs the production steps on RocksDB over a backlog of 10,000-row messages:
+read, decode, step, encode, one transaction (outputs and marker), state hash, one write batch. Once
+over the in-memory log, where only our own work counts, and once over Kafka, where the client
+library's threads count too; the broker's CPU does not. A CPU-second is one of this process.
 
     stateless   filter, then assign: rows in, rows out
-    keyed       count and sum for ever, per key, at 1,000 and at 1,000,000 keys: rows in; out is the
-    state that lookups read
+    keyed       count and sum for ever, per key, at 1,000 and at 1,000,000 keys: rows in; the
+                output is the state that lookups read
 
-The peer (`--peer`: Quix Streams, installed into a throwaway environment) does the same on the same
-broker, exactly once, on JSON rows, one message each: that is its format. What of the ratio the
-format contributes is shown by running ours with messages of one row as well.
+The peer (`--peer`: Quix Streams, installed into a temporary environment) does the same on the same
+broker, exactly once, on JSON rows, one message each, which is its format. To show the share of the
+format in the ratio, ours also runs with messages of one row.
 """
 
 from __future__ import annotations

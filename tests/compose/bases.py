@@ -1,9 +1,8 @@
-"""Base images made on this machine, where the public ones cannot be pulled: plain Debian, from the
-mirror that apt uses here.
+"""Base images for machines that cannot pull public ones: Debian from the mirror that apt uses.
 
-`base` is Debian's smallest set of packages: the Dockerfile installs Python and Java itself.
-`builder` adds what this machine's network asks of pip, Maven and apt; it is the first stage of the
-build only, so none of that reaches an image that runs.
+`base` is a minimal Debian: the Dockerfile installs Python and Java. `builder` adds this machine's
+configuration of pip, Maven and apt. Only the first build stage uses it, so none of that is in a
+finished image.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from tests.compose.engine import Unable, run
+from tests.compose.engine import CannotRun, run
 
 SUITE: Final = "bookworm"
 CERTIFICATES: Final = Path("/usr/local/share/ca-certificates")
@@ -25,7 +24,7 @@ PROXIES: Final = ("http_proxy", "https_proxy", "no_proxy")
 
 
 def make_bases(prefix: str, env: dict[str, str]) -> dict[str, str]:
-    """`FENNEL_BASE` and `FENNEL_BUILDER`; images that exist are kept."""
+    """Return `FENNEL_BASE` and `FENNEL_BUILDER`; existing images are kept."""
     base, builder = f"{prefix}/base:local", f"{prefix}/builder:local"
     have = run("docker", "images", "--format", "{{.Repository}}:{{.Tag}}", env=env).split()
     if base not in have:
@@ -53,7 +52,7 @@ def _import_debian(name: str, env: dict[str, str]) -> None:
             check=False,
         )
         if done.returncode != 0:
-            raise Unable(f"debootstrap could not make Debian: {done.stdout[-2000:]}")
+            raise CannotRun(f"debootstrap could not make Debian: {done.stdout[-2000:]}")
         with subprocess.Popen(
             ["tar", "-C", folder, "--one-file-system", "-c", "."], stdout=subprocess.PIPE
         ) as tar:
@@ -67,7 +66,7 @@ def _import_debian(name: str, env: dict[str, str]) -> None:
 
 
 def _mirror() -> str:
-    """Where this machine's apt finds Debian itself (not its updates or security fixes)."""
+    """Return the address from which apt gets Debian itself (not its updates)."""
     lines = run(
         "apt-get",
         "indextargets",
@@ -81,9 +80,9 @@ def _mirror() -> str:
         if (codename, origin) == (SUITE, "Debian")
     ]
     if not found:
-        raise Unable(
-            f"apt knows no Debian {SUITE} on this machine, from which the base could "
-            "be made (run apt-get update first)."
+        raise CannotRun(
+            f"apt has no Debian {SUITE} on this machine to make the base image from. "
+            "Run apt-get update first."
         )
     return found[0]
 

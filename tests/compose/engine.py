@@ -1,9 +1,7 @@
-"""A Docker engine for the test: the one that runs, or one of our own that is gone afterwards with
-all it holds.
+"""A Docker engine for the test: the running one, or a temporary one.
 
-Our own listens on a socket in a private folder, so that nobody else meets it, and keeps its images
-and volumes in a folder of the checkout. The engine rewrites the machine's packet filter; what stood
-there before is put back.
+The temporary engine listens on a socket in a private folder and keeps its images and volumes in a
+folder of the checkout. It rewrites the machine's packet filter, which is restored afterwards.
 """
 
 from __future__ import annotations
@@ -24,14 +22,12 @@ NEEDED: Final = ("docker", "debootstrap", "iptables-save")
 PACKAGES: Final = "docker.io docker-compose debootstrap iptables iproute2"
 
 
-class Unable(Exception):
-    """This machine cannot run the test; the text is one sentence that says what to do."""
+class CannotRun(Exception):
+    """Raised when this machine cannot run the test; the text names the next action."""
 
 
 def run(*words: str, env: dict[str, str] | None = None, quiet: bool = False) -> str:
-    """Standard output of a command that must succeed; its complaints are shown unless they are part
-    of an answer.
-    """
+    """Return the standard output of a command that must succeed; `quiet` hides its errors."""
     done = subprocess.run(
         words,
         stdout=subprocess.PIPE,
@@ -41,7 +37,7 @@ def run(*words: str, env: dict[str, str] | None = None, quiet: bool = False) -> 
         check=False,
     )
     if done.returncode != 0:
-        raise Unable(
+        raise CannotRun(
             f"`{' '.join(words)}` ended with {done.returncode}: "
             f"{(done.stdout + (done.stderr or ''))[-2000:].strip()}"
         )
@@ -49,7 +45,7 @@ def run(*words: str, env: dict[str, str] | None = None, quiet: bool = False) -> 
 
 
 def compose_program() -> list[str]:
-    """Version 2 where there is one, else version 1."""
+    """Return the command of Compose 2, or of Compose 1 if only that is installed."""
     if (
         subprocess.run(
             ["docker", "compose", "version"], capture_output=True, check=False
@@ -59,27 +55,30 @@ def compose_program() -> list[str]:
         return ["docker", "compose"]
     if shutil.which("docker-compose"):
         return ["docker-compose"]
-    raise Unable(f"Compose is missing: run apt-get install -y --no-install-recommends {PACKAGES}")
+    raise CannotRun(
+        f"Compose is missing: run apt-get install -y --no-install-recommends {PACKAGES}"
+    )
 
 
 @contextmanager
 def docker_engine(data: Path, *, keep: bool) -> Iterator[dict[str, str]]:
-    """Variables with which `docker` and `docker-compose` reach an engine. `data`: where our own
-    keeps everything; removed unless `keep`.
+    """Yield the variables with which `docker` reaches an engine.
+
+    `data`: folder of a temporary engine, removed unless `keep`.
     """
     if missing := [name for name in NEEDED if shutil.which(name) is None]:
-        raise Unable(
+        raise CannotRun(
             f"{', '.join(missing)} is missing: run apt-get install -y "
             f"--no-install-recommends {PACKAGES}"
         )
     if subprocess.run(["docker", "info"], capture_output=True, check=False).returncode == 0:
-        print("Docker: the engine of this machine")
+        print("Docker: the running engine")
         yield {}
         return
     if os.getuid() != 0 or shutil.which("dockerd") is None:
-        raise Unable(
-            "No Docker engine answers, and only root with `dockerd` can start one: "
-            "start yours and run again."
+        raise CannotRun(
+            "No Docker engine responds, and only root with `dockerd` can start one. "
+            "Start yours and run again."
         )
     data.mkdir(parents=True, exist_ok=True, mode=0o700)
     packet_filter = _packet_filter()
@@ -104,7 +103,7 @@ def docker_engine(data: Path, *, keep: bool) -> Iterator[dict[str, str]]:
         )
         try:
             _wait_until_ready(process, {"DOCKER_HOST": address}, log.name)
-            print(f"Docker: an engine of our own ({log.name})")
+            print(f"Docker: a temporary engine ({log.name})")
             yield {"DOCKER_HOST": address}
         finally:
             process.terminate()
@@ -116,8 +115,9 @@ def docker_engine(data: Path, *, keep: bool) -> Iterator[dict[str, str]]:
 
 
 def _packet_filter() -> str:
-    """For `iptables-restore`, which leaves a table alone that its input does not name: one that is
-    empty now is named as empty.
+    """Return the packet filter for `iptables-restore`.
+
+    A table that is empty now is listed as empty, because tables not listed are not changed.
     """
     found = run("iptables-save")
     return found + "".join(
@@ -134,5 +134,5 @@ def _wait_until_ready(process: subprocess.Popen[bytes], env: dict[str, str], log
         != 0
     ):
         if process.poll() is not None or time.monotonic() > deadline:
-            raise Unable(f"The Docker engine did not start: see {log}")
+            raise CannotRun(f"The Docker engine did not start. See {log}")
         time.sleep(0.3)

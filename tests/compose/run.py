@@ -1,9 +1,9 @@
-"""`make compose-test`: docker-compose.yml for real, from empty images to removed volumes.
+"""`make compose-test`: run docker-compose.yml, from empty images to removed volumes.
 
-Makes base images (bases.py), builds, brings everything up, runs the fraud example from this machine
-through the published port, looks for the commit in Airflow, takes a snapshot, kills a part, takes
-everything down and up again, asks the same question again, and removes what it made. Prints what it
-saw. `--keep` leaves images and the engine's data for a faster next run.
+Makes base images (bases.py), builds, starts everything, runs the fraud example from this machine
+through the published port, checks the commit in Airflow, takes a snapshot, kills a service, stops
+and starts everything, repeats the query, and removes everything it made. `--keep` keeps images and
+the engine's data for a faster next run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.compose.bases import make_bases
-from tests.compose.engine import Unable, compose_program, docker_engine, run
+from tests.compose.engine import CannotRun, compose_program, docker_engine, run
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 WORK: Final = ROOT / ".fennel" / "compose-test"
@@ -51,7 +51,7 @@ def free_port() -> int:
 
 
 def until(question: Callable[[], str | None], limit_s: float, what: str) -> None:
-    """Asks until the answer is None."""
+    """Wait until `question` returns None; it returns the present problem until then."""
     deadline = time.monotonic() + limit_s
     while (wrong := question()) is not None:
         if time.monotonic() > deadline:
@@ -60,7 +60,7 @@ def until(question: Callable[[], str | None], limit_s: float, what: str) -> None
 
 
 class Stack:
-    """One project of compose."""
+    """One compose project."""
 
     def __init__(self, env: dict[str, str]) -> None:
         self.query_port, self.airflow_port = free_port(), free_port()
@@ -73,16 +73,16 @@ class Stack:
         self.words = [*compose_program(), "-p", PREFIX, "-f", str(ROOT / "docker-compose.yml")]
 
     def compose(self, *words: str) -> None:
-        """Its own lines are shown."""
+        """Run a compose command and show its output."""
         done = subprocess.run([*self.words, *words], env=self.env, cwd=ROOT, check=False)
         if done.returncode != 0:
             raise AssertionError(f"compose {' '.join(words)} ended with {done.returncode}")
 
-    def answer(self, *words: str) -> str:
+    def output(self, *words: str) -> str:
         return run(*self.words, *words, env=self.env, quiet=True)
 
-    def refusal(self, *words: str) -> str:
-        """What a command that must fail says."""
+    def failing_output(self, *words: str) -> str:
+        """Return the output of a command that must fail."""
         done = subprocess.run(
             [*self.words, *words],
             env=self.env,
@@ -95,7 +95,7 @@ class Stack:
         return done.stdout + done.stderr
 
     def containers(self) -> dict[str, dict[str, Any]]:
-        """Service → what the engine knows of its container, ended ones included."""
+        """Return service → its container as the engine describes it, stopped ones included."""
         ids = run(
             "docker",
             "ps",
@@ -107,7 +107,7 @@ class Stack:
         known = json.loads(run("docker", "inspect", *ids, env=self.env)) if ids else []
         return {each["Config"]["Labels"]["com.docker.compose.service"]: each for each in known}
 
-    def unwell(self) -> str | None:
+    def unhealthy(self) -> str | None:
         wrong = []
         for service, container in self.containers().items():
             state = container["State"]
@@ -117,7 +117,7 @@ class Stack:
                 wrong.append(f"{service} is {state['Status']} ({state['ExitCode']})")
         return ", ".join(wrong) or None
 
-    def tell_what_is_wrong(self) -> None:
+    def print_failures(self) -> None:
         for service, container in self.containers().items():
             state = container["State"]
             healthy = (
@@ -141,15 +141,15 @@ class Stack:
 
     def up(self) -> None:
         self.compose("up", "-d")
-        until(self.unwell, HEALTHY_S, "everything healthy")
+        until(self.unhealthy, HEALTHY_S, "everything healthy")
 
 
 class Airflow:
-    """Its API behind the published port, with the password that was made in the volume."""
+    """Airflow's API on the published port, with the password generated in the volume."""
 
     def __init__(self, stack: Stack) -> None:
         self._url = f"http://127.0.0.1:{stack.airflow_port}"
-        password = stack.answer(
+        password = stack.output(
             "exec", "-T", "airflow-api", "cat", "/data/secrets/airflow_password"
         ).strip()
         self._token: str | None = None
@@ -165,14 +165,14 @@ class Airflow:
         request = urllib.request.Request(
             self._url + path, data=data, method=method, headers=headers
         )
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return json.loads(answer.read())
+        with urllib.request.urlopen(request, timeout=60) as output:
+            return json.loads(output.read())
 
     def runs(self, dag: str) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.call("GET", f"/api/v2/dags/{dag}/dagRuns")["dag_runs"]
         return found
 
-    def run_to_its_end(self, dag: str) -> dict[str, Any]:
+    def run_to_completion(self, dag: str) -> dict[str, Any]:
         run_id = f"compose-test-{uuid.uuid4().hex[:8]}"
         self.call(
             "POST", f"/api/v2/dags/{dag}/dagRuns", {"dag_run_id": run_id, "logical_date": None}
@@ -196,7 +196,7 @@ class Airflow:
 
 
 def demo(stack: Stack) -> list[dict[str, Any]]:
-    """The fraud example from this machine, with the real client; its features."""
+    """Run the fraud example from this machine with the real client and return its features."""
     done = subprocess.run(
         [str(CLIENT_PYTHON), "-m", "examples.fraud.demo", stack.url, TOKEN],
         cwd=ROOT,
@@ -216,11 +216,16 @@ def demo(stack: Stack) -> list[dict[str, Any]]:
     return features
 
 
-def ask(stack: Stack, cards: list[int]) -> list[dict[str, Any]]:
-    """The features of cards; asked again while the answer is 503, as it is until the engine's
-    partitions have resumed after a start.
-    """
-    words = [str(CLIENT_PYTHON), "-m", "tests.compose.ask", stack.url, TOKEN, *map(str, cards)]
+def query_cards(stack: Stack, cards: list[int]) -> list[dict[str, Any]]:
+    """Return the features of cards; retries on 503 until the engine's partitions have resumed."""
+    words = [
+        str(CLIENT_PYTHON),
+        "-m",
+        "tests.compose.query_cards",
+        stack.url,
+        TOKEN,
+        *map(str, cards),
+    ]
     env, deadline = {**stack.env, "PYTHONPATH": str(ROOT)}, time.monotonic() + RUN_S
     while True:
         done = subprocess.run(words, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -231,17 +236,17 @@ def ask(stack: Stack, cards: list[int]) -> list[dict[str, Any]]:
         assert time.monotonic() < deadline, f"still 503 after {RUN_S:.0f} s: {done.stderr[-500:]}"
 
 
-def lasting(features: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What time alone does not change: counts of the last day and what follows from them go."""
+def without_recent(features: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Drop the features that change with time: counts of the last day and the score."""
     return [
         {name: value for name, value in row.items() if name not in {"transactions_1d", "score"}}
         for row in features
     ]
 
 
-def look_at_doors(stack: Stack) -> None:
-    """Published on loopback only; user code sees neither keys nor neighbours; development tokens
-    end where loopback ends.
+def check_network_access(stack: Stack) -> None:
+    """Check that ports are published on loopback only, that user code reaches neither keys nor
+    other containers, and that development tokens are refused off loopback.
     """
     for service, container in stack.containers().items():
         bindings = [
@@ -255,9 +260,11 @@ def look_at_doors(stack: Stack) -> None:
         "socket.create_connection(('{}', {}), 3)"
     )
     for name, port in (("kafka", 7411), ("postgres", 7410), ("query", stack.query_port)):
-        said = stack.refusal("exec", "-T", "executors", "python", "-c", inside.format(name, port))
-        assert "['executors']" in said, said
-        assert "socket.gaierror" in said, said
+        output = stack.failing_output(
+            "exec", "-T", "executors", "python", "-c", inside.format(name, port)
+        )
+        assert "['executors']" in output, output
+        assert "socket.gaierror" in output, output
     words = [
         "run",
         "--rm",
@@ -268,22 +275,22 @@ def look_at_doors(stack: Stack) -> None:
         "FENNEL_DEV_TOKENS=true",
         "query",
     ]
-    assert "is not loopback" in stack.refusal(*words)
+    assert "is not loopback" in stack.failing_output(*words)
 
 
-def look_at_airflow(stack: Stack) -> None:
+def check_airflow(stack: Stack) -> None:
     airflow = Airflow(stack)
     commits = airflow.runs("commit")
     assert [each["state"] for each in commits] == ["success"], commits
     assert "create topic" in airflow.log("commit", commits[0]["dag_run_id"], "compile"), (
-        "the api-server reads the scheduler's log files"
+        "the api-server must read the scheduler's log files"
     )
-    snapshot = airflow.run_to_its_end("snapshot")
+    snapshot = airflow.run_to_completion("snapshot")
     assert snapshot["state"] == "success", snapshot
 
 
 def kill_the_query_server(stack: Stack) -> None:
-    """The process under the container's init; nobody asks compose for anything."""
+    """Kill the process under the container's init, without compose."""
     child = "int(open('/proc/1/task/1/children').read().split()[0])"
     subprocess.run(
         [*stack.words, "exec", "-T", "query", "python", "-c", f"import os; os.kill({child}, 9)"],
@@ -291,14 +298,14 @@ def kill_the_query_server(stack: Stack) -> None:
         check=False,
     )
     until(
-        lambda: None if stack.containers()["query"]["RestartCount"] == 1 else "not started again",
+        lambda: None if stack.containers()["query"]["RestartCount"] == 1 else "not restarted",
         HEALTHY_S,
         "a restart",
     )
-    until(stack.unwell, HEALTHY_S, "everything healthy")
+    until(stack.unhealthy, HEALTHY_S, "everything healthy")
 
 
-def tell_sizes(stack: Stack) -> None:
+def print_sizes(stack: Stack) -> None:
     print(
         run(
             "docker",
@@ -331,7 +338,7 @@ def remove(stack: Stack, *, images: bool) -> None:
             f"label=com.docker.compose.project={PREFIX}",
             env=stack.env,
         ).split()
-        assert left == [], f"{kind}s are left: {left}"
+        assert left == [], f"remaining {kind}s: {left}"
 
 
 def everything(env: dict[str, str], *, keep: bool) -> None:
@@ -341,33 +348,33 @@ def everything(env: dict[str, str], *, keep: bool) -> None:
     try:
         with stage("build"):
             stack.compose("build")
-        with stage("first start, until everything is healthy"):
+        with stage("first start until everything is healthy"):
             stack.up()
         with stage("the fraud example from this machine"):
             features = demo(stack)
         with stage("Airflow ran the commit; a snapshot"):
-            look_at_airflow(stack)
-        with stage("who reaches what"):
-            look_at_doors(stack)
-        tell_sizes(stack)
+            check_airflow(stack)
+        with stage("network access"):
+            check_network_access(stack)
+        print_sizes(stack)
         cards = [row["cc_num"] for row in features]
-        with stage("the query server is killed and comes back"):
+        with stage("restart of the killed query server"):
             kill_the_query_server(stack)
-            assert lasting(ask(stack, cards)) == lasting(features)
+            assert without_recent(query_cards(stack, cards)) == without_recent(features)
         with stage("down"):
             stack.compose("down")
-        with stage("up again, until everything is healthy"):
+        with stage("second start until everything is healthy"):
             stack.up()
         with stage("the same features after the restart, without a commit"):
-            assert lasting(ask(stack, cards)) == lasting(features)
+            assert without_recent(query_cards(stack, cards)) == without_recent(features)
             assert [each["state"] for each in Airflow(stack).runs("commit")] == ["success"], (
-                "Airflow remembers its run"
+                "Airflow must remember its run"
             )
-    except (AssertionError, Unable):
-        stack.tell_what_is_wrong()
+    except (AssertionError, CannotRun):
+        stack.print_failures()
         raise
     finally:
-        with stage("everything is removed"):
+        with stage("removal"):
             remove(stack, images=not keep)
             if not keep:
                 run("docker", "image", "rm", "-f", *bases.values(), env=env)
@@ -388,7 +395,7 @@ def main() -> int:
     try:
         with docker_engine(WORK / "docker", keep=chosen.keep) as found:
             everything(clean | found, keep=chosen.keep)
-    except (AssertionError, Unable, urllib.error.URLError) as wrong:
+    except (AssertionError, CannotRun, urllib.error.URLError) as wrong:
         print(f"compose-test failed: {wrong}", file=sys.stderr)
         return 1
     print(f"compose-test passed in {time.monotonic() - began:.0f} s")

@@ -1,5 +1,6 @@
-"""Run the client's own shipped tests against the live platform: `python -m tests.conformance.run
-[--ratchet] [--airflow] [test …]`.
+"""Run the tests that ship with the client against the live platform.
+
+Usage: `python -m tests.conformance.run [--ratchet] [--airflow] [test …]`.
 
 Writes `.fennel/conformance/report.jsonl` (one line per test) and prints `N passed, M failed`. With
 `--ratchet` only the tests of ratchet.txt run and all must pass; `--update` rewrites ratchet.txt
@@ -23,7 +24,7 @@ RATCHET = HERE / "ratchet.txt"
 AIRFLOW = HERE / "airflow.txt"
 PACKAGE = "fennel/client_tests"
 SECOND_TRIES = 3
-"""So many failures of a ratchet run are tried once more; more than that is no accident."""
+"""Up to this many failures of a ratchet run are retried once; more are not an accident."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Result:
 
     @property
     def counts(self) -> bool:
-        """Passed, and not trivially: it committed and read at least once."""
+        """Whether it passed and made at least one commit and one read."""
         return self.outcome == "passed" and self.commits > 0 and self.reads > 0
 
 
@@ -48,21 +49,21 @@ def listed(file: Path) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """The platform's addresses and tokens, as `fennel-core env --all` prints them."""
-    said = subprocess.run(
+    """Return the platform's addresses and tokens, as `fennel-core env --all` prints them."""
+    output = subprocess.run(
         [sys.executable, "-m", "fennel_core.apps.cli", "env", "--all"],
         capture_output=True,
         text=True,
         check=True,
     ).stdout
     pairs = (
-        shlex.split(line.removeprefix("export "))[0].partition("=") for line in said.splitlines()
+        shlex.split(line.removeprefix("export "))[0].partition("=") for line in output.splitlines()
     )
     return {name: value for name, _, value in pairs}
 
 
 def run(tests: list[str], orchestrator: str, report: Path) -> list[Result]:
-    """Run these tests of the client's package (all, when none is named)."""
+    """Run these tests of the client's package; without any, run all."""
     variables = environment()
     report.parent.mkdir(parents=True, exist_ok=True)
     report.write_text("")
@@ -136,8 +137,8 @@ def main() -> int:
     results = run(tests, orchestrator, report)
     failed = [r for r in results if r.outcome == "failed"]
     if failed and len(failed) <= SECOND_TRIES and (options.ratchet or options.airflow):
-        # Some of these tests race a real clock. A second failure is a failure; a first one is told,
-        # so that it is not lost.
+        # Some of these tests depend on the real time. A second failure is a failure; a first one is
+        # printed, so that it is not lost.
         again = {
             r.test: r
             for r in run(
@@ -145,7 +146,7 @@ def main() -> int:
             )
         }
         for first in failed:
-            print(f"FAILED AT FIRST {first.test}: {(first.why or '').splitlines()[:1]}")
+            print(f"RETRIED {first.test}: {(first.why or '').splitlines()[:1]}")
         results = [again.get(r.test, r) for r in results]
         failed = [r for r in results if r.outcome == "failed"]
     for result in failed:

@@ -1,5 +1,6 @@
-"""Run by the client's Python: what CardRisk says of some cards, as one JSON list. `ask.py URL TOKEN
-CARD...`
+"""Print the CardRisk features of some cards as one JSON list: `query_cards.py URL TOKEN CARD...`.
+
+Runs with the Python of the client's environment.
 """
 
 import sys
