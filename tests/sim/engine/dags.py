@@ -28,7 +28,8 @@ from tests.sim.engine.log import ModelLog
 from tests.sim.engine.parts import Died, DiskHangar, Process, ProcessPool, SimBroker, restored
 
 if TYPE_CHECKING:
-    from tests.sim.engine.world import Living, World
+    from tests.sim.engine.slots import Living
+    from tests.sim.engine.world import World
 
 KEPT: Final = 1
 GRACE: Final = timedelta(seconds=25)

@@ -28,7 +28,8 @@ from tests.sim.engine.log import ModelLog
 from tests.sim.engine.parts import Died
 
 if TYPE_CHECKING:
-    from tests.sim.engine.world import Living, World
+    from tests.sim.engine.slots import Living
+    from tests.sim.engine.world import World
 
 MOMENTS = (6.0, 14.0, 1000.0)
 PATIENCE_S = 4.0

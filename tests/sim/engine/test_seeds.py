@@ -16,7 +16,8 @@ from fennel_core.engine.supervisor import Supervisor
 from fennel_core.snapshots.memory import MemoryPointers
 from fennel_core.vocab.ids import Epoch, JobId, JobPartition, Millis, PartitionIndex, SlotId
 from tests.sim.engine.covered import WANTED_PERCENT, covered
-from tests.sim.engine.world import Broken, quiet, simulate
+from tests.sim.engine.laws import Broken
+from tests.sim.engine.world import quiet, simulate
 
 SEEDS = 300
 CAUGHT_WITHIN = SEEDS

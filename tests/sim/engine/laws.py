@@ -1,0 +1,190 @@
+"""The laws of the simulated world, checked when it has settled."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, cast
+
+from fennel_core.blueprints.spec import Job
+from fennel_core.connections.frames import RemoteError
+from fennel_core.engine import state_progress
+from fennel_core.hangar.memory import MemoryHangar
+from fennel_core.replaylog import marker as markers
+from fennel_core.replaylog.marker import EpochMarker, IterationMarker
+from fennel_core.schedule.ownership import preferred_slot
+from fennel_core.vocab.ids import (
+    JobId,
+    JobPartition,
+    PartitionIndex,
+)
+from fennel_core.vocab.keys import partition_of
+from fennel_core.vocab.versions import decode
+from tests.sim.engine import chain
+
+if TYPE_CHECKING:
+    from tests.sim.engine.slots import Living
+    from tests.sim.engine.world import World
+
+ASKED_AS_OF_S: Final = (5, 15, 1000)
+DOOMED: Final = JobId("doomed")
+
+
+class Broken(AssertionError):
+    """The world broke a law."""
+
+
+class Laws:
+    """Checks a world's content; each check raises Broken."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    async def check_archive(self) -> None:
+        if flaws := await self._world.archive.flaws():
+            raise Broken("; ".join(flaws))
+
+    async def unsettled(self) -> str | None:
+        if not self._world.log.idle():
+            return "a transaction is open"
+        slots = [living.slot.id for living in self._world.slots]
+        for job in self._world.jobs:
+            for part in map(PartitionIndex, range(self._world.partitions)):
+                slot, report = self._world.registry.reports()[(job.id, part)]
+                if (
+                    slot != preferred_slot(job.id, part, slots)
+                    or report.status != "running"
+                    or report.lag != 0
+                ):
+                    return f"{job.id}[{part}] at {slot}: {report}"
+                targets = {topic: self._world.log.stable_end((topic, part)) for topic in job.inputs}
+                owner = next(living for living in self._world.slots if living.slot.id == slot)
+                try:
+                    behind = await owner.service(
+                        "wait", {"items": [(job.id, part, targets)], "timeout_ms": 200}
+                    )
+                except RemoteError as refused:
+                    return str(refused)
+                if behind:
+                    return f"{behind} behind"
+        return self._unreadable()
+
+    def _unreadable(self) -> str | None:
+        """Some damage shows only to who reads it."""
+        for job, key, at, _ in chain.lookups(self._world.feed, ASKED_AS_OF_S):
+            part = PartitionIndex(partition_of(key, self._world.partitions))
+            try:
+                self._owner((job, part)).service._lookup(job, part, [key], at)
+            except RemoteError as refused:
+                return str(refused)
+        return None
+
+    def _owner(self, key: JobPartition) -> Living:
+        return next(
+            living
+            for living in self._world.slots
+            if living.slot.id == self._world.registry.owner(key)
+        )
+
+    def state_hashes(self) -> dict[JobPartition, int]:
+        keys = [
+            (job.id, PartitionIndex(part))
+            for job in self._world.jobs
+            for part in range(self._world.partitions)
+        ]
+        return {
+            key: state_progress.load(
+                MemoryHangar(self._owner(key).machine.disk[key].content().entries)
+            ).state_hash
+            for key in keys
+        }
+
+    def data_records(self) -> dict[tuple[str, int], int]:
+        written = [
+            source for source in self._world.log.partitions() if not source[0].endswith("replaylog")
+        ]
+        return {
+            source: sum(r.control is None for r in self._world.log.committed(source, 0))
+            for source in written
+        }
+
+    def check(self) -> None:
+        """What was written and what is answered, against the recompute."""
+        for topic, expected in chain.expected_integrals(self._world.feed).items():
+            schema = {
+                chain.CLEANED: chain.EVENT,
+                chain.JOINED: chain.MET,
+                chain.TOTALS: chain.SERVED,
+            }[topic]
+            records = [
+                r
+                for part in range(self._world.partitions)
+                for r in self._world.log.committed((topic, part), 0)
+                if r.control is None
+            ]
+            found = chain.integral([decode(r.value) for r in records], schema)
+            if found != expected:
+                raise Broken(f"{topic}: too much {found - expected}, missing {expected - found}")
+        for job, key, at, expected_row in chain.lookups(self._world.feed, ASKED_AS_OF_S):
+            part = PartitionIndex(partition_of(key, self._world.partitions))
+            (row,) = self._owner((job, part)).service._lookup(job, part, [key], at)
+            if chain.decoded(row) != expected_row:
+                raise Broken(f"{job} {key!r} as of {at}: {chain.decoded(row)}, not {expected_row}")
+        for job in (chain.CLEAN, chain.JOIN, chain.TOTAL):
+            for part in range(self._world.partitions):
+                self._check_replaylog(job, part)
+        if (
+            any(job == DOOMED for living in self._world.slots for job, _ in living.machine.disk)
+            and DOOMED not in self._world.registry._specs
+        ):
+            raise Broken("state of a job that is gone was kept")
+
+    async def check_scans(self) -> None:
+        """A list of what a job partition holds is what looking up every key gives."""
+        at = chain.micros(1000)
+        for part in map(PartitionIndex, range(self._world.partitions)):
+            service = self._owner((chain.SERVE.id, part)).service
+            here = [
+                key
+                for _, key in chain.keys_of(chain.SERVE.id)
+                if partition_of(key, self._world.partitions) == part
+            ]
+            asked = [[chain.SERVE.id, part, here, at]]
+            (rows,) = cast(list[list[bytes | None]], await service("lookup", {"items": asked}))
+            scanned = await service(
+                "scan", {"job": chain.SERVE.id, "part": part, "as_of": at, "limit": 100}
+            )
+            if sorted(cast(list[tuple[bytes, bytes]], scanned)) != sorted(
+                (k, r) for k, r in zip(here, rows, strict=True) if r is not None
+            ):
+                raise Broken(f"{chain.SERVE.id}[{part}] lists {scanned}")
+            (applied,) = cast(
+                list[dict[str, int]],
+                await service("positions", {"items": [(chain.SERVE.id, part)]}),
+            )
+            if applied != {chain.JOINED: self._world.log.stable_end((chain.JOINED, part))}:
+                raise Broken(f"{chain.SERVE.id}[{part}] has applied {applied}")
+
+    def _check_replaylog(self, job: Job, part: int) -> None:
+        found = [
+            markers.decode_marker(r.value)
+            for r in self._world.log.committed((job.replaylog, part), 0)
+        ]
+        epochs = 0
+        applied = dict.fromkeys(job.inputs, 0)
+        iteration = 0
+        for marker in found:
+            if isinstance(marker, EpochMarker):
+                epochs = max(epochs, marker.epoch)
+                continue
+            assert isinstance(marker, IterationMarker)
+            iteration += 1
+            if marker.epoch != epochs or marker.iteration != iteration:
+                raise Broken(
+                    f"{job.id}[{part}]: {marker} after epoch {epochs}, expected "
+                    f"iteration {iteration}"
+                )
+            for covered in marker.ranges:
+                if covered.first < applied[covered.topic]:
+                    raise Broken(
+                        f"{job.id}[{part}]: {covered} was covered up to {applied[covered.topic]}"
+                    )
+                applied[covered.topic] = covered.next

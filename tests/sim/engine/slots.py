@@ -1,0 +1,183 @@
+"""A slot that is up in the simulated world, and the registry it uses."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, Final
+
+import polars as pl
+
+from fennel_core.bank.memory_registry import MemoryRegistry
+from fennel_core.bank.registry import Slot
+from fennel_core.blueprints import stored_names
+from fennel_core.blueprints.spec import Job
+from fennel_core.engine.iteration import JobLogic
+from fennel_core.engine.runner import Runner, RunnerLimits
+from fennel_core.engine.service import SlotService
+from fennel_core.engine.snapshots import Snapshots
+from fennel_core.engine.supervisor import Supervisor
+from fennel_core.operators.build import as_watermark_step, build
+from fennel_core.operators.spec import step_version
+from fennel_core.operators.step import OperatorStep, Outcome, StateReader
+from fennel_core.vocab.ids import (
+    Epoch,
+    JobId,
+    JobPartition,
+    Millis,
+    PartitionIndex,
+    SlotId,
+)
+from tests.sim.engine import chain
+from tests.sim.engine.memory import Remembering
+from tests.sim.engine.parts import (
+    Machine,
+    Process,
+    ProcessPool,
+    SimBroker,
+    SimRegistry,
+)
+
+LEASE_MS: Final = Millis(1_800)
+POLL_MS: Final = 600
+LIMITS: Final = RunnerLimits(iteration_bytes=6_000, environment="simulated")
+
+
+@cache
+def _read(stored: bytes) -> tuple[Job, OperatorStep]:
+    """Steps are pure and hold nothing: all runners may share one, which saves a third of a run."""
+    job = stored_names.loads(stored, Job)
+    return job, build(job.step)
+
+
+@cache
+def _remembering(stored: bytes) -> Remembering:
+    return Remembering(_read(stored)[1])
+
+
+@dataclass
+class Drifting:
+    """A step that replays to something else than it once made."""
+
+    inner: OperatorStep
+    replaying: Callable[[], bool]
+
+    def apply(self, reads: StateReader, source: int, batch: pl.DataFrame) -> Outcome:
+        made = self.inner.apply(reads, source, batch)
+        return replace(made, puts={**made.puts, b"drifted": b"1"}) if self.replaying() else made
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+@dataclass
+class SimRunnerFactory:
+    """See `engine.runner_factory.RunnerFactory`: runners over the machine's disk, or over a
+    snapshot where that is empty.
+    """
+
+    snapshots: Snapshots
+    process: Process
+    registry: SimRegistry
+    broker: SimBroker
+    machine: Machine
+    as_user_code: bool
+    drifts: bool
+    """Its libraries compute otherwise than those that wrote the markers."""
+
+    async def make(self, job: JobId, part: PartitionIndex, epoch: Epoch) -> Runner | None:
+        stored = await self.registry.spec(job)
+        if stored is None:
+            return None
+        spec, step = _read(stored)
+        remembering = _remembering(stored)
+        work = JobLogic(
+            remembering,
+            remembering if as_watermark_step(step) else None,
+            step_version(spec.step),
+            None,
+        )
+        if self.as_user_code and job == chain.CLEAN.id:
+
+            async def prepare(batch: pl.DataFrame) -> Outcome:
+                await self.process.gate()
+                await self.process.delay()
+                return step.apply(hangar, 0, batch)
+
+            work = JobLogic(None, None, work.step_version, prepare)
+        if self.drifts and work.step is not None:
+            work = replace(work, step=Drifting(step, lambda: runner.status == "replaying"))
+        hangar = await self.snapshots.open(
+            job, part, epoch, lambda job, part: self.machine.open((job, part), self.process)
+        )
+        runner = Runner(
+            spec, part, epoch, work, hangar, self.broker, ProcessPool(self.process), LIMITS
+        )
+        return runner
+
+    def discard_state(self, job: JobId, part: PartitionIndex, why: Exception) -> None:
+        self.snapshots.discard_state(job, part, why)
+
+    async def close(self, runner: Runner) -> None:
+        if self.process.alive:
+            runner.hangar.close()
+
+    def jobs_with_state(self) -> set[JobId]:
+        return self.machine.stored()
+
+    async def delete_state(self, job: JobId) -> None:
+        self.machine.forget(job)
+
+
+@dataclass(eq=False)
+class Living:
+    """A slot that is up."""
+
+    slot: Slot
+    machine: Machine
+    process: Process
+    supervisor: Supervisor
+    service: SlotService
+    task: asyncio.Task[None]
+    drifts: bool
+
+    @property
+    def answers(self) -> bool:
+        return self.process.alive and not self.process.paused
+
+
+class DroppingRegistry(MemoryRegistry):
+    """The twin, with what the ledger does when a job is no longer needed; an epoch is given
+    once.
+    """
+
+    def __init__(self, now_ms: Callable[[], int]) -> None:
+        super().__init__(now_ms)
+        self.twice: list[str] = []
+        self._given: set[tuple[JobPartition, Epoch]] = set()
+
+    def drop(self, job: JobId) -> None:
+        del self._specs[job]
+        self._rows = {key: row for key, row in self._rows.items() if key[0] != job}
+
+    def owner(self, key: JobPartition) -> SlotId | None:
+        """Who holds a live lease now."""
+        row = self._rows[key]
+        return row.slot if row.until_ms > self._now_ms() else None
+
+    async def claim(
+        self, wanted: Sequence[tuple[JobPartition, Epoch]], slot: SlotId, lease_ms: Millis
+    ) -> dict[JobPartition, Epoch]:
+        won = await super().claim(wanted, slot, lease_ms)
+        self.twice += [
+            f"epoch {epoch} of {key} was given twice"
+            for key, epoch in won.items()
+            if (key, epoch) in self._given
+        ]
+        self._given |= set(won.items())
+        return won
+
+    def epochs(self) -> dict[JobPartition, Epoch]:
+        return {key: row.epoch for key, row in self._rows.items()}
