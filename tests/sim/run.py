@@ -34,7 +34,7 @@ def main() -> int:
 
     with quiet():
         if asked.coverage:
-            from tests.sim.engine.covered import covered
+            from tests.sim.engine.line_coverage import covered
 
             for name, percent in covered(range(asked.first, asked.first + asked.seeds)).items():
                 print(f"{percent:5.1f}% {name}")

@@ -19,8 +19,8 @@ from fennel_core.engine.kafka import KafkaBroker
 from fennel_core.engine.memory_broker import MemoryBroker, MemoryLog
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import Offset, TopicName, TopicPartition
-from tests.sim.engine.log import ModelLog
-from tests.sim.engine.parts import Dice, Process, SimBroker
+from tests.sim.engine.faulty_components import Dice, Process, SimBroker
+from tests.sim.engine.model_log import ModelLog
 
 MAX_BYTES = 1_000_000
 START = Offset(0)

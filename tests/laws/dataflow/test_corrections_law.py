@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.laws.dataflow.oracle import SECOND, Accepted
-from tests.sim.engine.virtual import run
-from tests.support.plant import Plant
+from tests.sim.engine.virtual_time import run
+from tests.support.cluster import Cluster
 
 BASE_S = 1_700_000_000
 NOW_US = (BASE_S + 10_000) * SECOND
@@ -89,27 +89,27 @@ LOOKUPS: dict[str, tuple[str, list[Any], Callable[[Accepted, Any, int], dict[str
 
 
 async def lived(datasets: list[str], calls: list[Call], skews_us: list[int], seed: int) -> None:
-    plant = Plant("corrections", datasets, seed, skews_us, NOW_US)
+    cluster = Cluster("corrections", datasets, seed, skews_us, NOW_US)
     accepted = Accepted()
     for call in calls:
         await asyncio.sleep(call.pause_s)
         if call.death is not None:
-            await plant.restart(call.death)
-        await plant.say(call.server, call.endpoint, call.rows)
+            await cluster.restart(call.death)
+        await cluster.say(call.server, call.endpoint, call.rows)
         accepted.take(call.endpoint, [{**row, "at": row["at"] * 1000} for row in call.rows])
-    await plant.settle()
+    await cluster.settle()
     for dataset in datasets:
-        await compared(plant, accepted, dataset)
-    await plant.close()
+        await compared(cluster, accepted, dataset)
+    await cluster.close()
 
 
-async def compared(plant: Plant, accepted: Accepted, dataset: str) -> None:
+async def compared(cluster: Cluster, accepted: Accepted, dataset: str) -> None:
     name, keys, expected = LOOKUPS[dataset]
     asked = [(key, moment) for key in keys for moment in MOMENTS]
-    found = await plant.lookup(
+    found = await cluster.lookup(
         dataset, [{name: key} for key, _ in asked], [int(1000 * moment) for _, moment in asked]
     )
-    current = await plant.lookup(dataset, [{name: key} for key in keys], None)
+    current = await cluster.lookup(dataset, [{name: key} for key in keys], None)
     for (key, moment_us), row in zip(
         [*((key, int(moment * SECOND)) for key, moment in asked), *((key, NOW_US) for key in keys)],
         [*found, *current],
@@ -171,17 +171,17 @@ def test_a_click_that_is_too_late_is_in_no_dataset():
 
 def test_features_are_computed_from_corrected_rows():
     async def asked() -> dict[str, list[Any]]:
-        plant = Plant("corrections", ["PerCity", "Windowed"], 3, [0, 0], NOW_US)
-        await plant.say(
+        cluster = Cluster("corrections", ["PerCity", "Windowed"], 3, [0, 0], NOW_US)
+        await cluster.say(
             0, "Clicks", [{"uid": "a", "amount": 3, "at": 1000 * (BASE_S + at)} for at in (1, 9)]
         )
         for server, city in enumerate(["lima", "rome"]):
-            await plant.say(server, "Users", [{"uid": "a", "city": city, "at": 1000 * BASE_S}])
-        await plant.settle()
-        found = await plant.query(
+            await cluster.say(server, "Users", [{"uid": "a", "city": city, "at": 1000 * BASE_S}])
+        await cluster.settle()
+        found = await cluster.query(
             ["City.city"], ["City.count", "City.windows"], {"City.city": ["rome", "lima"]}
         )
-        await plant.close()
+        await cluster.close()
         return found
 
     assert run(asked()) == {"City.count": [2, 0], "City.windows": [0, 0]}

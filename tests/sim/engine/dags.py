@@ -24,11 +24,18 @@ from fennel_core.snapshots.pruning import prune_snapshots
 from fennel_core.snapshots.rebuild import SlotReport
 from fennel_core.snapshots.transfer import SnapshotContext
 from fennel_core.vocab.ids import JobPartition, PartitionIndex
-from tests.sim.engine.log import ModelLog
-from tests.sim.engine.parts import Died, DiskHangar, Process, ProcessPool, SimBroker, restored
+from tests.sim.engine.faulty_components import (
+    DiskHangar,
+    Process,
+    ProcessDied,
+    ProcessPool,
+    SimBroker,
+    restored,
+)
+from tests.sim.engine.model_log import ModelLog
 
 if TYPE_CHECKING:
-    from tests.sim.engine.slots import Living
+    from tests.sim.engine.slots import LiveSlot
     from tests.sim.engine.world import World
 
 KEPT: Final = 1
@@ -94,7 +101,7 @@ class Dags:
             except SystemUnavailable:
                 continue  # the next round tries again
 
-    def drill(self, living: Living) -> None:
+    def drill(self, living: LiveSlot) -> None:
         for key in list(living.supervisor.hosted):
             self._in_the_background(self._drilled(living, key))
 
@@ -107,7 +114,7 @@ class Dags:
                 *(self._drilled(living, key) for key in list(living.supervisor.hosted))
             )
 
-    def rebuild(self, living: Living) -> None:
+    def rebuild(self, living: LiveSlot) -> None:
         """Somebody wants what this slot runs rebuilt, from any snapshot or from an old one."""
         before = self._world.dice.random.choice([None, None, 2, 4])
         items = [list(key) for key in living.supervisor.hosted]
@@ -118,7 +125,7 @@ class Dags:
         self.asked.add(task)
         task.add_done_callback(self.asked.discard)
 
-    async def _copied(self, living: Living, items: list[list[Any]]) -> None:
+    async def _copied(self, living: LiveSlot, items: list[list[Any]]) -> None:
         try:
             await living.process.gate()
             for job, part, code, text, _ in cast(
@@ -134,10 +141,10 @@ class Dags:
                     self._world.broken.append(
                         f"a snapshot of {job}[{part}] was answered with {code}: {text}"
                     )
-        except Died:
+        except ProcessDied:
             self._world.say(f"{living.slot.id} died while it copied")
 
-    async def _drilled(self, living: Living, key: JobPartition) -> None:
+    async def _drilled(self, living: LiveSlot, key: JobPartition) -> None:
         try:
             await living.process.gate()
             verdict, told, *_ = cast(
@@ -145,14 +152,14 @@ class Dags:
             )
         except RemoteError:
             return  # it moves
-        except Died:
+        except ProcessDied:
             self._world.say(f"{living.slot.id} died while it drilled")
         else:
             self.findings[verdict] += 1
             if verdict in (DrillVerdict.DIFFERS, DrillVerdict.LOST):
                 self._world.broken.append(f"a drill of {key} says {verdict}: {told}")
 
-    async def _rebuilt(self, living: Living, items: list[list[Any]], before: int | None) -> None:
+    async def _rebuilt(self, living: LiveSlot, items: list[list[Any]], before: int | None) -> None:
         try:
             await living.process.gate()
             epochs = cast(
@@ -169,5 +176,5 @@ class Dags:
                     self._world.broken.append(
                         f"{job}[{part}] was rebuilt under epoch {epoch} and is now at {state}"
                     )
-        except Died:
+        except ProcessDied:
             self._world.say(f"{living.slot.id} died while it was told to rebuild")

@@ -18,17 +18,17 @@ from fennel_core.vocab.ids import (
 )
 from fennel_core.vocab.keys import partition_of
 from fennel_core.vocab.versions import decode
-from tests.sim.engine import chain
+from tests.sim.engine import job_chain
 
 if TYPE_CHECKING:
-    from tests.sim.engine.slots import Living
+    from tests.sim.engine.slots import LiveSlot
     from tests.sim.engine.world import World
 
 ASKED_AS_OF_S: Final = (5, 15, 1000)
 DOOMED: Final = JobId("doomed")
 
 
-class Broken(AssertionError):
+class LawViolated(AssertionError):
     """The world broke a law."""
 
 
@@ -40,7 +40,7 @@ class Laws:
 
     async def check_archive(self) -> None:
         if flaws := await self._world.archive.flaws():
-            raise Broken("; ".join(flaws))
+            raise LawViolated("; ".join(flaws))
 
     async def unsettled(self) -> str | None:
         if not self._world.log.idle():
@@ -69,7 +69,7 @@ class Laws:
 
     def _unreadable(self) -> str | None:
         """Some damage shows only to who reads it."""
-        for job, key, at, _ in chain.lookups(self._world.feed, ASKED_AS_OF_S):
+        for job, key, at, _ in job_chain.lookups(self._world.feed, ASKED_AS_OF_S):
             part = PartitionIndex(partition_of(key, self._world.partitions))
             try:
                 self._owner((job, part)).service._lookup(job, part, [key], at)
@@ -77,7 +77,7 @@ class Laws:
                 return str(refused)
         return None
 
-    def _owner(self, key: JobPartition) -> Living:
+    def _owner(self, key: JobPartition) -> LiveSlot:
         return next(
             living
             for living in self._world.slots
@@ -108,11 +108,11 @@ class Laws:
 
     def check(self) -> None:
         """What was written and what is answered, against the recompute."""
-        for topic, expected in chain.expected_integrals(self._world.feed).items():
+        for topic, expected in job_chain.expected_integrals(self._world.feed).items():
             schema = {
-                chain.CLEANED: chain.EVENT,
-                chain.JOINED: chain.MET,
-                chain.TOTALS: chain.SERVED,
+                job_chain.CLEANED: job_chain.EVENT,
+                job_chain.JOINED: job_chain.MET,
+                job_chain.TOTALS: job_chain.SERVED,
             }[topic]
             records = [
                 r
@@ -120,48 +120,52 @@ class Laws:
                 for r in self._world.log.committed((topic, part), 0)
                 if r.control is None
             ]
-            found = chain.integral([decode(r.value) for r in records], schema)
+            found = job_chain.integral([decode(r.value) for r in records], schema)
             if found != expected:
-                raise Broken(f"{topic}: too much {found - expected}, missing {expected - found}")
-        for job, key, at, expected_row in chain.lookups(self._world.feed, ASKED_AS_OF_S):
+                raise LawViolated(
+                    f"{topic}: too much {found - expected}, missing {expected - found}"
+                )
+        for job, key, at, expected_row in job_chain.lookups(self._world.feed, ASKED_AS_OF_S):
             part = PartitionIndex(partition_of(key, self._world.partitions))
             (row,) = self._owner((job, part)).service._lookup(job, part, [key], at)
-            if chain.decoded(row) != expected_row:
-                raise Broken(f"{job} {key!r} as of {at}: {chain.decoded(row)}, not {expected_row}")
-        for job in (chain.CLEAN, chain.JOIN, chain.TOTAL):
+            if job_chain.decoded(row) != expected_row:
+                raise LawViolated(
+                    f"{job} {key!r} as of {at}: {job_chain.decoded(row)}, not {expected_row}"
+                )
+        for job in (job_chain.CLEAN, job_chain.JOIN, job_chain.TOTAL):
             for part in range(self._world.partitions):
                 self._check_replaylog(job, part)
         if (
             any(job == DOOMED for living in self._world.slots for job, _ in living.machine.disk)
             and DOOMED not in self._world.registry._specs
         ):
-            raise Broken("state of a job that is gone was kept")
+            raise LawViolated("state of a job that is gone was kept")
 
     async def check_scans(self) -> None:
         """A list of what a job partition holds is what looking up every key gives."""
-        at = chain.micros(1000)
+        at = job_chain.micros(1000)
         for part in map(PartitionIndex, range(self._world.partitions)):
-            service = self._owner((chain.SERVE.id, part)).service
+            service = self._owner((job_chain.SERVE.id, part)).service
             here = [
                 key
-                for _, key in chain.keys_of(chain.SERVE.id)
+                for _, key in job_chain.keys_of(job_chain.SERVE.id)
                 if partition_of(key, self._world.partitions) == part
             ]
-            asked = [[chain.SERVE.id, part, here, at]]
+            asked = [[job_chain.SERVE.id, part, here, at]]
             (rows,) = cast(list[list[bytes | None]], await service("lookup", {"items": asked}))
             scanned = await service(
-                "scan", {"job": chain.SERVE.id, "part": part, "as_of": at, "limit": 100}
+                "scan", {"job": job_chain.SERVE.id, "part": part, "as_of": at, "limit": 100}
             )
             if sorted(cast(list[tuple[bytes, bytes]], scanned)) != sorted(
                 (k, r) for k, r in zip(here, rows, strict=True) if r is not None
             ):
-                raise Broken(f"{chain.SERVE.id}[{part}] lists {scanned}")
+                raise LawViolated(f"{job_chain.SERVE.id}[{part}] lists {scanned}")
             (applied,) = cast(
                 list[dict[str, int]],
-                await service("positions", {"items": [(chain.SERVE.id, part)]}),
+                await service("positions", {"items": [(job_chain.SERVE.id, part)]}),
             )
-            if applied != {chain.JOINED: self._world.log.stable_end((chain.JOINED, part))}:
-                raise Broken(f"{chain.SERVE.id}[{part}] has applied {applied}")
+            if applied != {job_chain.JOINED: self._world.log.stable_end((job_chain.JOINED, part))}:
+                raise LawViolated(f"{job_chain.SERVE.id}[{part}] has applied {applied}")
 
     def _check_replaylog(self, job: Job, part: int) -> None:
         found = [
@@ -178,13 +182,13 @@ class Laws:
             assert isinstance(marker, IterationMarker)
             iteration += 1
             if marker.epoch != epochs or marker.iteration != iteration:
-                raise Broken(
+                raise LawViolated(
                     f"{job.id}[{part}]: {marker} after epoch {epochs}, expected "
                     f"iteration {iteration}"
                 )
             for covered in marker.ranges:
                 if covered.first < applied[covered.topic]:
-                    raise Broken(
+                    raise LawViolated(
                         f"{job.id}[{part}]: {covered} was covered up to {applied[covered.topic]}"
                     )
                 applied[covered.topic] = covered.next

@@ -23,12 +23,12 @@ from fennel_core.query.owners import Owners, Ownership
 from fennel_core.vocab.ids import JobId, PartitionIndex, TopicName
 from fennel_core.vocab.keys import partition_of
 from fennel_core.vocab.versions import decode
-from tests.sim.engine import chain
-from tests.sim.engine.log import ModelLog
-from tests.sim.engine.parts import Died
+from tests.sim.engine import job_chain
+from tests.sim.engine.faulty_components import ProcessDied
+from tests.sim.engine.model_log import ModelLog
 
 if TYPE_CHECKING:
-    from tests.sim.engine.slots import Living
+    from tests.sim.engine.slots import LiveSlot
     from tests.sim.engine.world import World
 
 MOMENTS = (6.0, 14.0, 1000.0)
@@ -45,22 +45,22 @@ class Readers:
 
     def wrong(self, service: SlotService, job: JobId, part: PartitionIndex) -> list[str]:
         """What is wrong with the answers of this slot about a job partition that it answers for."""
-        keys = chain.keys_of(job)
+        keys = job_chain.keys_of(job)
         here = [(name, key) for name, key in keys if partition_of(key, self._partitions) == part]
         if not here or self._random.random() < 0.8:
             return []
         name, key = self._random.choice(here)
         second = self._random.choice(MOMENTS)
-        at = chain.micros(second)
-        topic = chain.USERS if job == chain.TABLE.id else chain.JOINED
+        at = job_chain.micros(second)
+        topic = job_chain.USERS if job == job_chain.TABLE.id else job_chain.JOINED
         try:
             (answer,) = service._lookup(job, part, [key], at)
         except RemoteError:
             return []  # its local state is damaged
         applied = service._runner(job, part).applied[topic]
-        expected = chain.row_of(job, name, at, self._rows(topic, part, applied))
+        expected = job_chain.row_of(job, name, at, self._rows(topic, part, applied))
         self.compared += 1
-        if (found := chain.decoded(answer)) == expected:
+        if (found := job_chain.decoded(answer)) == expected:
             return []
         return [
             (
@@ -109,7 +109,7 @@ class Client:
 
     async def call(self, address: str, op: str, argument: Any) -> Any:
         """As `query.slots.Slots.call`."""
-        living: Living | None = next(
+        living: LiveSlot | None = next(
             (each for each in self._world.slots if each.slot.id == address), None
         )
         if living is None:
@@ -119,23 +119,30 @@ class Client:
             await living.process.delay()
             await living.process.gate()
             return await living.service(op, argument)
-        except Died as died:
+        except ProcessDied as died:
             raise ConnectionResetError(address) from died
 
     async def ask_on(self) -> None:
         chosen = self._world.dice.random
         while True:
             await asyncio.sleep(chosen.choice([0.2, 1.0]))
-            uid, key = chosen.choice(chain.keys_of(chain.TABLE.id))
+            uid, key = chosen.choice(job_chain.keys_of(job_chain.TABLE.id))
             second = chosen.choice(MOMENTS)
             try:
                 ((row,),) = await self._lookups.fetch(
-                    [JobLookup(chain.TABLE.id, self._world.partitions, [key], chain.micros(second))]
+                    [
+                        JobLookup(
+                            job_chain.TABLE.id,
+                            self._world.partitions,
+                            [key],
+                            job_chain.micros(second),
+                        )
+                    ]
                 )
             except (PartitionUnavailable, JobParked):
                 continue
             self.answers += 1
-            self._judge(uid, second, chain.decoded(row))
+            self._judge(uid, second, job_chain.decoded(row))
 
     def _judge(self, uid: str, second: float, row: Sequence[Any] | None) -> None:
         fed = [
@@ -143,7 +150,7 @@ class Client:
             for u in self._world.feed.sent
             if u["uid"] == uid and not u["__tombstone"]
         ]
-        if row is not None and (list(row) not in fed or row[0] > chain.micros(second)):
+        if row is not None and (list(row) not in fed or row[0] > job_chain.micros(second)):
             self._world.broken.append(f"a client was told {row} of {uid} as of {second} s")
 
     async def refusals(self, service: SlotService) -> None:

@@ -30,15 +30,15 @@ from fennel_core.vocab.ids import (
     PartitionIndex,
     SlotId,
 )
-from tests.sim.engine import chain
-from tests.sim.engine.memory import Remembering
-from tests.sim.engine.parts import (
+from tests.sim.engine import job_chain
+from tests.sim.engine.faulty_components import (
     Machine,
     Process,
     ProcessPool,
     SimBroker,
     SimRegistry,
 )
+from tests.sim.engine.memoized_step import MemoizedStep
 
 LEASE_MS: Final = Millis(1_800)
 POLL_MS: Final = 600
@@ -53,12 +53,12 @@ def _read(stored: bytes) -> tuple[Job, OperatorStep]:
 
 
 @cache
-def _remembering(stored: bytes) -> Remembering:
-    return Remembering(_read(stored)[1])
+def _remembering(stored: bytes) -> MemoizedStep:
+    return MemoizedStep(_read(stored)[1])
 
 
 @dataclass
-class Drifting:
+class DriftingStep:
     """A step that replays to something else than it once made."""
 
     inner: OperatorStep
@@ -99,7 +99,7 @@ class SimRunnerFactory:
             step_version(spec.step),
             None,
         )
-        if self.as_user_code and job == chain.CLEAN.id:
+        if self.as_user_code and job == job_chain.CLEAN.id:
 
             async def prepare(batch: pl.DataFrame) -> Outcome:
                 await self.process.gate()
@@ -108,7 +108,7 @@ class SimRunnerFactory:
 
             work = JobLogic(None, None, work.step_version, prepare)
         if self.drifts and work.step is not None:
-            work = replace(work, step=Drifting(step, lambda: runner.status == "replaying"))
+            work = replace(work, step=DriftingStep(step, lambda: runner.status == "replaying"))
         hangar = await self.snapshots.open(
             job, part, epoch, lambda job, part: self.machine.open((job, part), self.process)
         )
@@ -132,7 +132,7 @@ class SimRunnerFactory:
 
 
 @dataclass(eq=False)
-class Living:
+class LiveSlot:
     """A slot that is up."""
 
     slot: Slot
@@ -148,7 +148,7 @@ class Living:
         return self.process.alive and not self.process.paused
 
 
-class DroppingRegistry(MemoryRegistry):
+class RecordingRegistry(MemoryRegistry):
     """The twin, with what the ledger does when a job is no longer needed; an epoch is given
     once.
     """

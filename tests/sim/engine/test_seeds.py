@@ -15,8 +15,8 @@ from fennel_core.engine.replay import ReplaylogReplay
 from fennel_core.engine.supervisor import Supervisor
 from fennel_core.snapshots.memory import MemoryPointers
 from fennel_core.vocab.ids import Epoch, JobId, JobPartition, Millis, PartitionIndex, SlotId
-from tests.sim.engine.covered import WANTED_PERCENT, covered
-from tests.sim.engine.laws import Broken
+from tests.sim.engine.laws import LawViolated
+from tests.sim.engine.line_coverage import WANTED_PERCENT, covered
 from tests.sim.engine.world import quiet, simulate
 
 SEEDS = 300
@@ -112,9 +112,9 @@ def test_a_snapshot_that_somebody_else_than_the_owner_points_at_is_caught(
     assert any("was pointed at by" in str(broken) for broken in map(outcome, range(CAUGHT_WITHIN)))
 
 
-def outcome(seed: int) -> Broken | None:
+def outcome(seed: int) -> LawViolated | None:
     try:
         simulate(seed)
-    except Broken as broken:
+    except LawViolated as broken:
         return broken
     return None

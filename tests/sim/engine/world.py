@@ -40,13 +40,9 @@ from fennel_core.vocab.ids import (
     EngineId,
     SlotId,
 )
-from tests.sim.engine import chain
-from tests.sim.engine.archive import Archive
-from tests.sim.engine.chain import Feed
+from tests.sim.engine import job_chain
 from tests.sim.engine.dags import GRACE, KEPT, Dags, SimDrills
-from tests.sim.engine.laws import DOOMED, Broken, Laws
-from tests.sim.engine.log import ModelLog
-from tests.sim.engine.parts import (
+from tests.sim.engine.faulty_components import (
     FILES,
     Dice,
     Machine,
@@ -56,9 +52,13 @@ from tests.sim.engine.parts import (
     SimBroker,
     SimRegistry,
 )
+from tests.sim.engine.job_chain import RowSource
+from tests.sim.engine.laws import DOOMED, Laws, LawViolated
+from tests.sim.engine.model_archive import ModelArchive
+from tests.sim.engine.model_log import ModelLog
 from tests.sim.engine.readers import Client, Readers
-from tests.sim.engine.slots import LEASE_MS, POLL_MS, DroppingRegistry, Living, SimRunnerFactory
-from tests.sim.engine.virtual import now_ms, run
+from tests.sim.engine.slots import LEASE_MS, POLL_MS, LiveSlot, RecordingRegistry, SimRunnerFactory
+from tests.sim.engine.virtual_time import now_ms, run
 
 TRANSACTION_TIMEOUT_MS: Final = 5_000
 TURNS: Final = 30
@@ -73,9 +73,9 @@ class World:
     folder: Path
     dice: Dice = field(init=False)
     log: ModelLog = field(init=False)
-    registry: DroppingRegistry = field(init=False)
-    feed: Feed = field(init=False)
-    slots: list[Living] = field(default_factory=list)
+    registry: RecordingRegistry = field(init=False)
+    feed: RowSource = field(init=False)
+    slots: list[LiveSlot] = field(default_factory=list)
     answered: int = 0
     broken: list[str] = field(default_factory=list)
     _names: int = 0
@@ -85,11 +85,11 @@ class World:
         chosen = random.Random(self.seed)
         self.dice = Dice(chosen, chosen.choice([0.0, 0.01, 0.04, 0.08]))
         self.log = ModelLog(TRANSACTION_TIMEOUT_MS)
-        self.registry = DroppingRegistry(now_ms)
-        self.archive = Archive(self.registry.epochs)
-        self.partitions = chosen.choice([1, 2, 2, chain.MOST_PARTITIONS])
-        self.jobs = chain.jobs(self.partitions)
-        self.feed = Feed(chosen, self.partitions)
+        self.registry = RecordingRegistry(now_ms)
+        self.archive = ModelArchive(self.registry.epochs)
+        self.partitions = chosen.choice([1, 2, 2, job_chain.MOST_PARTITIONS])
+        self.jobs = job_chain.jobs(self.partitions)
+        self.feed = RowSource(chosen, self.partitions)
         self.readers = Readers(self.log, chosen, self.partitions)
         self.as_user_code = chosen.random() < 0.5
         self.machines = [self._machine(), self._machine()]
@@ -103,7 +103,7 @@ class World:
 
     # --- slots ------------------------------------------------------------------------------------
 
-    def start(self, machine: Machine, drifts: bool = False) -> Living:
+    def start(self, machine: Machine, drifts: bool = False) -> LiveSlot:
         self._names += 1
         process = Process(self.dice)
         slot = Slot(SlotId(f"slot-{self._names}"), EngineId("sim"), "nowhere")
@@ -124,7 +124,7 @@ class World:
             self.log,
             lambda: self.folder / f"drill-{self._unique()}",
         )
-        living = Living(
+        living = LiveSlot(
             slot,
             machine,
             process,
@@ -151,7 +151,7 @@ class World:
             else:
                 return
 
-    async def crash(self, victim: Living, disk: str) -> None:
+    async def crash(self, victim: LiveSlot, disk: str) -> None:
         self.say(f"{victim.slot.id} dies, disk {disk}")
         victim.process.alive = False
         victim.process.resume()
@@ -164,7 +164,7 @@ class World:
                 victim.machine.go_back(victim.process)
         await asyncio.wait([victim.task])
 
-    async def leave(self, leaver: Living) -> None:
+    async def leave(self, leaver: LiveSlot) -> None:
         self.say(f"{leaver.slot.id} is asked to leave")
         self.registry.stopping.add(leaver.slot.id)
         leaver.supervisor.wake.set()
@@ -204,9 +204,9 @@ class World:
         survivors = self.laws.state_hashes()
         await self._rebuilt_elsewhere()
         if self.laws.data_records() != before:
-            raise Broken("replay wrote data records")
+            raise LawViolated("replay wrote data records")
         if (rebuilt := self.laws.state_hashes()) != survivors:
-            raise Broken(
+            raise LawViolated(
                 "rebuilt states differ: "
                 f"{[key for key in survivors if rebuilt[key] != survivors[key]]}"
             )
@@ -225,14 +225,14 @@ class World:
 
     def _refuse_broken(self) -> None:
         if found := self.broken + self.registry.twice + self.archive.foreign:
-            raise Broken(found[0])
+            raise LawViolated(found[0])
 
     def _callback_failed(self, loop: asyncio.AbstractEventLoop, told: dict[str, Any]) -> None:
         if "handle" in told:
             self.broken.append(f"{told['message']}: {told.get('exception')!r}")
 
     def _doomed(self) -> Job:
-        job = chain.TABLE
+        job = job_chain.TABLE
         return Job(
             DOOMED,
             job.workspace,
@@ -286,7 +286,7 @@ class World:
         if len(self.slots) < 2 and chosen.random() < 0.5:
             self.start(chosen.choice(self.machines))
 
-    def _pause(self, someone: Living, ms: float) -> None:
+    def _pause(self, someone: LiveSlot, ms: float) -> None:
         self.say(f"{someone.slot.id} stands still for {ms:.0f} ms")
         someone.process.pause()
         loop = asyncio.get_running_loop()
@@ -358,7 +358,7 @@ class World:
         deadline = now_ms() + SETTLED_WITHIN_MS
         while (why := await self.laws.unsettled()) is not None:
             if now_ms() > deadline:
-                raise Broken(f"never settles: {why}")
+                raise LawViolated(f"never settles: {why}")
             await asyncio.sleep(0.5)
 
     async def _rebuilt_elsewhere(self) -> None:

@@ -21,7 +21,7 @@ from fennel_core.snapshots.transfer import OwnershipLost, SnapshotContext, Snaps
 from fennel_core.vocab.dtypes import Field, Str
 from fennel_core.vocab.ids import Epoch, JobId, Offset, PartitionIndex, TopicName, WorkspaceId
 from fennel_core.vocab.schema import Schema
-from tests.sim.engine.parts import Content, Dice, DiskHangar, Process, restored
+from tests.sim.engine.faulty_components import Content, Dice, DiskHangar, Process, restored
 
 T = TypeVar("T")
 JOB, PART = JobId("job"), PartitionIndex(0)

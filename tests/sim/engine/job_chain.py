@@ -112,7 +112,7 @@ def frame(schema: Schema, rows: Sequence[Row]) -> pl.DataFrame:
 
 
 @dataclass
-class Feed:
+class RowSource:
     """Rows as ingest writes them, from a seed; `events` and `users` are those that were
     accepted.
     """
@@ -182,7 +182,7 @@ def _newest(users: Sequence[Row], uid: str, at: int) -> Row | None:
     return None if newest is None or newest["__tombstone"] else newest
 
 
-def joined(feed: Feed) -> list[Row]:
+def joined(feed: RowSource) -> list[Row]:
     met = [(event, _newest(feed.users, event["uid"], event["at"])) for event in feed.events]
     return [{**event, "city": None if user is None else user["city"]} for event, user in met]
 
@@ -201,7 +201,7 @@ def integral(frames: Sequence[pl.DataFrame], schema: Schema) -> Counter[tuple[An
     return Counter({row: count for row, count in left.items() if count != 0})
 
 
-def expected_integrals(feed: Feed) -> Mapping[TopicName, Counter[tuple[Any, ...]]]:
+def expected_integrals(feed: RowSource) -> Mapping[TopicName, Counter[tuple[Any, ...]]]:
     """Of every topic that is written here. `totals` comes from one pass over the naive join,
     partition by partition.
     """
@@ -256,7 +256,9 @@ def row_of(job: JobId, name: Any, at: int, rows: Sequence[Row]) -> list[Any] | N
     )
 
 
-def lookups(feed: Feed, seconds: Sequence[float]) -> Iterator[tuple[JobId, bytes, Micros, Any]]:
+def lookups(
+    feed: RowSource, seconds: Sequence[float]
+) -> Iterator[tuple[JobId, bytes, Micros, Any]]:
     """(job, key, as of, row or None) for every key at every time."""
     met = joined(feed)
     for at in map(micros, seconds):

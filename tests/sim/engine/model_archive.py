@@ -21,8 +21,8 @@ from fennel_core.snapshots.memory import MemoryPointers
 from fennel_core.snapshots.store import Pointer
 from fennel_core.snapshots.transfer import SnapshotContext
 from fennel_core.vocab.ids import Epoch, JobId, JobPartition, PartitionIndex
-from tests.sim.engine.parts import Process
-from tests.sim.engine.virtual import now_ms
+from tests.sim.engine.faulty_components import Process
+from tests.sim.engine.virtual_time import now_ms
 
 BEGINNING = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -32,7 +32,7 @@ def now() -> datetime:
 
 
 @dataclass
-class Archive:
+class ModelArchive:
     """What survives every process: a bucket and pointer rows. `owners` reads the registry's
     epochs.
     """
@@ -128,7 +128,7 @@ class SimObjects:
 class SimPointers:
     """See `snapshots.store.Pointers`."""
 
-    def __init__(self, process: Process, archive: Archive) -> None:
+    def __init__(self, process: Process, archive: ModelArchive) -> None:
         self._process, self._archive = process, archive
 
     @property

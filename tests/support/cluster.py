@@ -57,9 +57,9 @@ from fennel_core.vocab.ids import (
     WorkspaceId,
 )
 from fennel_core.wire.entities import SyncRequest
-from tests.sim.engine.log import ModelLog
-from tests.sim.engine.parts import Dice, Process, ProcessPool, SimBroker
-from tests.sim.engine.virtual import now_ms
+from tests.sim.engine.faulty_components import Dice, Process, ProcessPool, SimBroker
+from tests.sim.engine.model_log import ModelLog
+from tests.sim.engine.virtual_time import now_ms
 from tests.support.ingest_world import NoExecutors
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "wire"
@@ -112,7 +112,7 @@ def blueprint(subject: str) -> Blueprint:
 
 
 @dataclass
-class ModelLane:
+class ModelProducer:
     """A lane of ingest over the model of the log."""
 
     log: ModelLog
@@ -129,7 +129,7 @@ class ModelLane:
 
 
 @dataclass
-class InProcess:
+class InProcessSlots:
     """See `query.slots.Slots`: one slot, and what goes to it and comes back is bytes."""
 
     service: SlotService
@@ -144,7 +144,7 @@ class InProcess:
 
 
 @dataclass
-class Slot:
+class FakeSupervisor:
     """What `SlotService` asks of a supervisor."""
 
     hosted: dict[tuple[JobId, PartitionIndex], HostedPartition] = field(default_factory=dict)
@@ -157,7 +157,7 @@ class Slot:
 
 
 @dataclass
-class Branch:
+class FakeBranchStore:
     """What a query server reads of the one branch."""
 
     made: Blueprint
@@ -171,9 +171,9 @@ class Branch:
 # --- the plant ------------------------------------------------------------------------------------
 
 
-class Plant:
+class Cluster:
     """`datasets`: those that are made; only jobs behind them run. Use inside
-    `tests.sim.engine.virtual.run`.
+    `tests.sim.engine.virtual_time.run`.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class Plant:
         }
         self._epochs = dict.fromkeys(self._stores, 0)
         self._tasks: dict[tuple[JobId, int], asyncio.Task[None]] = {}
-        self._slot = Slot()
+        self._slot = FakeSupervisor()
         self._committers: list[Committer] = []
         self.servers = self._ingest(skews_us, now_us)
         self._query = self._front(now_us)
@@ -217,7 +217,9 @@ class Plant:
 
             own = MemoryIngestClock(skewed, directory, clock.stamps, clock.sources, clock.discarded)
             committer = Committer(
-                own, [ModelLane(self.log, f"ingest-{number}-{lane}") for lane in range(2)], number
+                own,
+                [ModelProducer(self.log, f"ingest-{number}-{lane}") for lane in range(2)],
+                number,
             )
             self._committers.append(committer)
             made.append(
@@ -227,10 +229,10 @@ class Plant:
 
     def _front(self, now_us: int) -> QueryService:
         service = SlotService(self._slot, None, None)  # type: ignore[arg-type]  # stand-ins; nobody asks for snapshots or drills here
-        lookups = Lookups(InProcess(service), Owners(self._slot), 30.0)  # type: ignore[arg-type]  # the one method that is called
+        lookups = Lookups(InProcessSlots(service), Owners(self._slot), 30.0)  # type: ignore[arg-type]  # the one method that is called
         absent: Any = None
         return QueryService(
-            Views(Branch(self.made)),
+            Views(FakeBranchStore(self.made)),
             lookups,
             absent,
             absent,

@@ -31,8 +31,8 @@ from fennel_core.engine.errors import OffsetTruncated, ProducerFenced
 from fennel_core.hangar.memory import MemoryHangar
 from fennel_core.hangar.store import HangarClosed, HangarCorrupt, WriteBatch
 from fennel_core.vocab.ids import Epoch, JobId, JobPartition, Millis, Offset, SlotId, TopicPartition
-from tests.sim.engine.log import ModelLog
-from tests.sim.engine.virtual import now_ms
+from tests.sim.engine.model_log import ModelLog
+from tests.sim.engine.virtual_time import now_ms
 
 T = TypeVar("T")
 DELAYS_S = (0.0, 0.0, 0.001, 0.002, 0.004, 0.02)
@@ -40,7 +40,7 @@ LONG_DELAY_S = 0.7
 STUMBLE_S = 3.5
 
 
-class Died(Exception):
+class ProcessDied(Exception):
     """The process is no more: whatever of it still runs in this simulation has no effect."""
 
 
@@ -89,7 +89,7 @@ class Process:
         if not self._runs.is_set():
             await self._runs.wait()
         if not self.alive:
-            raise Died
+            raise ProcessDied
 
     async def delay(self) -> None:
         await asyncio.sleep(self.dice.delay_s())
@@ -205,8 +205,8 @@ class SimProducer:
                 _told(answer, TransactionOutcomeUnknown("no answer in time"))
                 await asyncio.sleep(dice.random.random() * 3)
             self._log.end(transaction, "aborted" if fault == "aborted" else "committed")
-        except Died:
-            _told(answer, Died())
+        except ProcessDied:
+            _told(answer, ProcessDied())
         except (ProducerFenced, TransactionOutcomeUnknown) as failed:
             _told(answer, failed)
         else:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-class Stuck(Exception):
+class Deadlock(Exception):
     """Everybody waits for somebody and no timer is set."""
 
 
@@ -23,7 +23,7 @@ class _Waits(selectors.SelectSelector):
 
     def select(self, timeout: float | None = None) -> list[Any]:
         if timeout is None:
-            raise Stuck
+            raise Deadlock
         self.now_s += max(timeout, 0.0)
         return []
 

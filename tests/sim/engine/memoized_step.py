@@ -42,7 +42,7 @@ class _Noted:
         return found
 
 
-class Remembering:
+class MemoizedStep:
     """The step `inner`, with its served and advancing sides."""
 
     def __init__(self, inner: OperatorStep) -> None:
@@ -57,9 +57,9 @@ class Remembering:
             lambda noted: self._inner.apply(noted, source, batch),
         )
 
-    def advance(self, reads: StateReader, frontier: Micros) -> Outcome:
+    def advance(self, reads: StateReader, watermark: Micros) -> Outcome:
         return self._remembered(
-            (frontier,), reads, lambda noted: self._inner.advance(noted, frontier)
+            (watermark,), reads, lambda noted: self._inner.advance(noted, watermark)
         )
 
     def __getattr__(self, name: str) -> Any:
