@@ -114,14 +114,14 @@ class Accepted:
 
     def totals(self, uid, moment):
         """Steps of two seconds: what lived at a multiple of them counts until its successor begins,
-        up to the watermark.
+        up to the largest accepted event time.
         """
         lives = [
             (max(begin, (begin // STEP + 1) * STEP), end, row) for begin, end, row in self._lives()
         ]
         lives = [life for life in lives if life[1] is None or life[0] < life[1]]
         return self._stepped(
-            uid, min(moment, self._watermark("Orders")), lives, lambda row, now: True
+            uid, min(moment, self._max_time("Orders")), lives, lambda row, now: True
         )
 
     def counts(self, uid, moment):
@@ -158,7 +158,7 @@ class Accepted:
             {**click, "city": row and row["city"], "since": row and row["at"]} for click, row in met
         ]
 
-    def _watermark(self, dataset):
+    def _max_time(self, dataset):
         return max((r["at"] for r in self.rows[dataset]), default=0)
 
     def _closed(self, city, moment, side, nowhere):
@@ -172,7 +172,7 @@ class Accepted:
             for d, s in ((4, 4), (6, 2))
             for e in ends_of(c["at"], d * SECOND, s * SECOND)
         }
-        seen = [e for e in ends if e <= min(moment, self._watermark("Clicks"))]
+        seen = [e for e in ends if e <= min(moment, self._max_time("Clicks"))]
         if not seen:
             return None
         last = max(seen)
