@@ -16,7 +16,7 @@ import polars as pl
 import pyarrow as pa
 
 from fennel_core.executors.calls import AssignCall, ExecutorCall, FilterCall, TransformCall
-from fennel_core.executors.errors import UserCodeError
+from fennel_core.executors.errors import UserCodeFailed
 from fennel_core.operators.spec import UserCodeSpec
 from fennel_core.operators.step import DeadRows, Outcome, OutputBatch
 from fennel_core.vocab.versions import IS_TOMBSTONE, META
@@ -64,7 +64,7 @@ async def _processed(
         return [], []
     try:
         return [_rows(call, spec, rows, await run(call, rows.drop(META)))], []
-    except UserCodeError as raised:
+    except UserCodeFailed as raised:
         if len(rows) == 1:
             return [], [DeadRows(str(raised), rows)]
     middle = len(rows) // 2

@@ -1,10 +1,10 @@
-"""What can be asked of an executor, as values, and how each looks in a frame's header.
+"""The calls that an executor accepts, as values, and their form in the header of a frame.
 
-Theory. Declared types travel with every call as a compact JSON description, so the executor
-environment needs nothing of the platform: it makes pandas columns of these types before user code
-runs and casts what comes back to them. The description keeps the checks (between, oneof, regex)
-because an assigned column and a feature are checked where they are made. Code travels as its hash;
-the worker asks for the text when it does not know it.
+Declared types travel with every call as a compact JSON description, so the executor environment
+needs none of the platform's packages: it builds pandas columns of these types before user code runs
+and casts the result to them. The description includes the checks (between, oneof, regex), because
+assigned columns and features are checked where they are computed. Code travels as its hash; the
+worker requests the text of code that it does not know.
 """
 
 from __future__ import annotations
@@ -20,17 +20,15 @@ from fennel_core.vocab.dtypes import Dtype, Field
 from fennel_core.wire.pycode import PyCode
 
 RAW = "j"
-"""Description of an undeclared payload column: each value is JSON text and becomes the Python value
-it stands for.
-"""
+"""The description of an undeclared payload column, whose values are JSON text."""
 
 
 @dataclass(frozen=True, slots=True)
 class TransformCall:
-    """A frame to a frame with as many rows. Answer: the columns `output` and `__row`, the input row
-    each row came from.
+    """Transform a frame into a frame; a pipeline's transform.
 
-    `entity` names the place for error messages, e.g. `Dataset.pipeline`.
+    The result has the columns `output` and `__row`, the input row of each row. `entity` names the
+    place in error messages, e.g. `Dataset.pipeline`.
     """
 
     code: PyCode
@@ -41,10 +39,10 @@ class TransformCall:
 
 @dataclass(frozen=True, slots=True)
 class FilterCall:
-    """Rows to keep; a pipeline's filter or a source's `where`. Answer: the one column `__row`,
-    ascending as user code left them.
+    """Select rows; a pipeline's filter or a source's `where`.
 
-    `raw` are columns of the table that have no declared type: large_string, JSON text per value.
+    The result is the column `__row` in the order that user code left. `raw` are columns without a
+    declared type: large_string, JSON text per value.
     """
 
     code: PyCode
@@ -55,11 +53,10 @@ class FilterCall:
 
 @dataclass(frozen=True, slots=True)
 class AssignCall:
-    """One new column; a pipeline's assign or a source's preproc. Answer: the one column
-    `column.name`, row for row.
+    """Compute one new column; a pipeline's assign or a source's preproc.
 
-    `checked`: the column must already be of its declared type, as in pipelines; a preproc's is only
-    cast, as logged data is.
+    The result is the column `column.name`, row for row. `checked`: the column must already be of
+    its declared type, as in pipelines; a preproc's column is only cast, as logged data is.
     """
 
     code: PyCode
@@ -72,10 +69,11 @@ class AssignCall:
 
 @dataclass(frozen=True, slots=True)
 class ExtractCall:
-    """A Python extractor. The table has `__ts` and the `inputs` in order; `inputs` and `outputs`
-    carry full names `Featureset.feature`.
+    """Run a Python extractor.
 
-    Answer: the columns `outputs`, row for row. `datasets`: the names it may look up.
+    The table has `__ts` and the `inputs` in order; `inputs` and `outputs` have full names
+    `Featureset.feature`. The result is the columns `outputs`, row for row. `datasets` are the names
+    that the code may look up.
     """
 
     code: PyCode
@@ -88,13 +86,13 @@ class ExtractCall:
 
 @dataclass(frozen=True, slots=True)
 class WarmCall:
-    """Load code into every worker, so that the first real call finds it. Answer: an empty table."""
+    """Load code into every worker before its first call. The result is an empty table."""
 
     code: PyCode
     entity: str
     module: str | None = None
-    """Name the code's module is registered under while it loads: `Featureset.extractor` for
-    extractors.
+    """The name that the code's module is registered under while it loads: `Featureset.extractor`
+    for extractors.
     """
 
 
@@ -103,7 +101,7 @@ ExecutorCall = TransformCall | FilterCall | AssignCall | ExtractCall | WarmCall
 
 @lru_cache(maxsize=4096)
 def describe(dtype: Dtype) -> Any:
-    """The JSON description of a dtype: a letter, or `[word, …]` for those with parts."""
+    """Return the JSON description of a dtype: a letter, or `[word, …]` for composed types."""
     match dtype:
         case dtypes.Int():
             return "i"
@@ -144,27 +142,28 @@ def describe(dtype: Dtype) -> Any:
 
 
 def describe_fields(fields: tuple[Field, ...]) -> list[list[Any]]:
-    """`[[name, description], …]`."""
+    """Return `[[name, description], …]`."""
     return [[f.name, describe(f.dtype)] for f in fields]
 
 
 @lru_cache(maxsize=4096)
 def code_text(code: PyCode, *, glued: bool) -> str:
-    """The module to execute. Extractors are glued to their imports without a line between, as the
-    client does it.
+    """Return the module to execute.
+
+    Extractors follow their imports without a line break (`glued`), as in the client.
     """
     return code.imports + code.generated_code if glued else code.module_text
 
 
 @lru_cache(maxsize=4096)
 def code_hash(code: PyCode, module: str | None) -> str:
-    """What the worker caches loaded code by: text, entry point and module name."""
+    """Return the key of the worker's code cache: a hash of text, entry point and module name."""
     text = "\0".join((code_text(code, glued=module is not None), code.entry_point, module or ""))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def module_of(call: ExecutorCall) -> str | None:
-    """The name the code's module is registered under while it loads, if any."""
+    """Return the name that the code's module is registered under while it loads, if any."""
     match call:
         case ExtractCall(featureset=featureset, extractor=extractor):
             return f"{featureset}.{extractor}"
@@ -178,7 +177,7 @@ def module_of(call: ExecutorCall) -> str | None:
 
 @lru_cache(maxsize=4096)
 def header_of(call: ExecutorCall) -> bytes:
-    """The JSON header of a call's frame."""
+    """Return the JSON header of a call's frame."""
     return json.dumps(_header(call), separators=(",", ":")).encode()
 
 
@@ -232,7 +231,7 @@ def _header(call: ExecutorCall) -> dict[str, Any]:
 
 
 def entity_of(call: ExecutorCall) -> str:
-    """The place of the code, for messages."""
+    """Return the place of the code, for messages."""
     match call:
         case ExtractCall(featureset=featureset, extractor=extractor):
             return f"{featureset}.{extractor}"

@@ -1,15 +1,14 @@
-"""The platform's end of the executors: a pool of connections to the host's Unix socket.
+"""The platform's side of the executors: a pool of connections to the host's Unix socket.
 
-Theory. A connection carries one call at a time; the host queues calls in the order they come when
-all its workers are busy. While a call runs, user code may ask questions (look a dataset up, read a
-secret); they are answered here, by callbacks of the caller, over the same connection. When a caller
-is cancelled its connection is closed, which makes the host stop the worker. A connection that was
-closed while idle (the host was restarted) is replaced once and the call is sent again; nothing of
-it had run.
+A connection carries one call at a time; the host queues calls in arrival order while all its
+workers are busy. During a call, user code may send requests (look a dataset up, read a secret),
+which callbacks of the caller serve over the same connection. Cancelling a caller closes its
+connection, which makes the host stop the worker. If an idle connection turns out to be closed (the
+host was restarted), the call is sent again on a new one, because it has not run.
 
     executors = Executors(settings.executors_socket)
-    table = await executors.run(Extract(...), table, callbacks=Callbacks(lookup=..., secret=...),
-    timeout_ms=2_000)
+    callbacks = Callbacks(lookup=..., secret=...)
+    table = await executors.run(ExtractCall(...), table, callbacks=callbacks, timeout_ms=2_000)
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ import polars as pl
 import pyarrow as pa
 
 from fennel_core.executors import protocol
+from fennel_core.executors.call_failures import call_failure
 from fennel_core.executors.calls import (
     ExecutorCall,
     code_text,
@@ -34,32 +34,30 @@ from fennel_core.executors.calls import (
     header_of,
     module_of,
 )
-from fennel_core.executors.errors import ExecutorCrashed, ExecutorUnavailable, failure
+from fennel_core.executors.errors import (
+    ConnectionStale,
+    ExecutorCrashed,
+    ExecutorUnavailable,
+    LookupRefused,
+    ProtocolError,
+)
 from fennel_core.vocab.dtypes import Field
 
 MAX_CONNECTIONS = 32
-"""Calls under way from one process; more wait here. Far above the number of workers, so that the
+"""Concurrent calls of one process; more wait. It is far above the number of workers, so that the
 host's queue decides.
 """
 GRACE_MS = 5_000
-"""How much longer than the host's own limit the client waits: queueing and the kill have to fit
-in.
-"""
+"""Time that the client waits beyond the host's own limit, for queueing and the kill."""
 READ_LIMIT_BYTES = 1 << 20
-
-
-class LookupRefused(Exception):
-    """Raised by callbacks for what user code asked wrongly (unknown dataset, no index): user code
-    sees it as a ValueError.
-    """
 
 
 @dataclass(frozen=True, slots=True)
 class LookupRequest:
-    """User code called `Dataset.lookup`. `keys`: the key columns in the dataset's order; `at`: a
-    timestamp per key; no `fields`: all.
+    """A call of `Dataset.lookup` by user code.
 
-    The types of `keys` are those of user code's columns: cast them to the dataset's.
+    `keys` are the key columns in the dataset's order, with the types of user code's columns: cast
+    them to the dataset's. `at` has a timestamp per key. Empty `fields` stand for all fields.
     """
 
     dataset: str
@@ -70,8 +68,9 @@ class LookupRequest:
 
 @dataclass(frozen=True, slots=True)
 class LookupReply:
-    """The reply: one row per key in order; `fields` are the declared types of the columns of
-    `table`, null where there is no row.
+    """The result of a lookup: one row per key in order, null where there is none.
+
+    `fields` are the declared types of the columns of `table`.
     """
 
     table: pa.Table
@@ -81,9 +80,7 @@ class LookupReply:
 
 @dataclass(frozen=True, slots=True)
 class Callbacks:
-    """How questions of user code are answered. `secret` returns None for a name that does not
-    exist.
-    """
+    """Functions that serve the requests of user code. `secret` returns None for an unknown name."""
 
     lookup: Callable[[LookupRequest], Awaitable[LookupReply]] | None = None
     secret: Callable[[str], Awaitable[str | None]] | None = None
@@ -93,7 +90,9 @@ NO_CALLBACKS = Callbacks()
 
 
 class Executors:
-    """Runs user code; use from one event loop. Close it, or use it as an async context manager."""
+    """Runs user code. Use from one event loop, and close it or use it as an async context
+    manager.
+    """
 
     def __init__(
         self, socket: Path, *, time_limit_ms: int = 10_000, connections: int = MAX_CONNECTIONS
@@ -101,7 +100,7 @@ class Executors:
         self._socket = str(socket)
         self._time_limit_ms = time_limit_ms
         self._idle: list[_Connection] = []
-        self._room = asyncio.Semaphore(connections)
+        self._capacity = asyncio.Semaphore(connections)
 
     async def __aenter__(self) -> Self:
         return self
@@ -127,21 +126,21 @@ class Executors:
         callbacks: Callbacks = NO_CALLBACKS,
         timeout_ms: int | None = None,
     ) -> pa.Table:
-        """The answer of `call` on `rows`, in the platform's layout (see each call for its columns).
+        """Return the result of `call` on `rows` in the platform's layout (see each call).
 
-        `timeout_ms` bounds the call's wall time, callbacks included; the host's own limit holds as
-        well. Raises `ExecutorError`; an exception of a callback other than `LookupRefused` is
-        raised as it is.
+        `timeout_ms` bounds the wall time of the call, callbacks included; the host's own limit
+        holds as well. Raises `CallFailed`. An exception of a callback other than `LookupRefused`
+        propagates.
         """
         limit_ms = self._time_limit_ms if timeout_ms is None else timeout_ms
         frame = protocol.pack(header_of(call), _payload(rows), limit_ms)
-        async with self._room:
+        async with self._capacity:
             while True:
                 connection, fresh = await self._connect(call)
                 try:
                     async with asyncio.timeout((limit_ms + GRACE_MS) / 1000):
                         answer = await connection.exchange(call, frame, callbacks)
-                except _Untouched as lost:
+                except ConnectionStale as lost:
                     connection.close()
                     if fresh:
                         raise ExecutorCrashed(
@@ -151,10 +150,11 @@ class Executors:
                 except TimeoutError as late:
                     connection.close()
                     raise ExecutorUnavailable(
-                        f"no executor answered within {limit_ms + GRACE_MS} ms", entity_of(call)
+                        f"no executor responded within {limit_ms + GRACE_MS} ms", entity_of(call)
                     ) from late
                 except BaseException:
-                    connection.close()  # mid-call, also when cancelled: the host stops the worker
+                    # In the middle of a call, also when cancelled: the host stops the worker.
+                    connection.close()
                     raise
                 self._idle.append(connection)
                 return _result(call, *answer)
@@ -171,13 +171,9 @@ class Executors:
             )
         except OSError as error:
             raise ExecutorUnavailable(
-                f"no executors listen on {self._socket}: {error}", entity_of(call)
+                f"no executor host listens on {self._socket}: {error}", entity_of(call)
             ) from error
         return _Connection(reader, writer), True
-
-
-class _Untouched(Exception):
-    """The connection was gone before anything of the answer came."""
 
 
 class _Connection:
@@ -195,23 +191,25 @@ class _Connection:
     async def exchange(
         self, call: ExecutorCall, frame: bytes, callbacks: Callbacks
     ) -> tuple[dict[str, Any], bytes]:
-        """Send the call, answer its questions, return its answer. `_Untouched` when the connection
-        is lost before anything comes back.
+        """Send the call, serve its requests, and return its response.
+
+        Raises `ConnectionStale` when the connection is lost before any response.
         """
-        unanswerable: Exception | None = None
+        callback_error: Exception | None = None
         self._writer.write(frame)
         try:
             header, payload = await self._receive()
         except (ConnectionError, asyncio.IncompleteReadError) as lost:
-            raise _Untouched(str(lost)) from lost
+            raise ConnectionStale(str(lost)) from lost
         while header["op"] != "answer":
             try:
                 reply = await _reply(call, header, payload, callbacks)
             except LookupRefused as refused:
                 reply = _refusal(str(refused))
-            except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets it once user code has unwound
-                unanswerable = error
-                reply = _refusal(f"the platform could not answer: {error}")
+            # The caller gets every exception of a callback, once user code has unwound.
+            except Exception as error:  # noqa: BLE001
+                callback_error = error
+                reply = _refusal(f"the platform could not serve the request: {error}")
             self._writer.write(reply)
             try:
                 header, payload = await self._receive()
@@ -220,8 +218,8 @@ class _Connection:
                     f"the connection to the executors was lost during the call: {lost}",
                     entity_of(call),
                 ) from lost
-        if unanswerable is not None:
-            raise unanswerable
+        if callback_error is not None:
+            raise callback_error
         return header, payload
 
     async def _receive(self) -> tuple[dict[str, Any], bytes]:
@@ -252,19 +250,19 @@ async def _reply(
                 table.column(protocol.TS),
             )
             found = await callbacks.lookup(asked)
-            assert len(found.table) == len(table), "a lookup answers every key"
+            assert len(found.table) == len(table), "a lookup returns a row for every key"
             reply = found.table.append_column(protocol.FOUND, found.found)
             return _pack({"fields": describe_fields(found.fields)}, _payload(reply))
         case unknown:
-            raise protocol.ProtocolError(
-                f"a worker asked for `{unknown}`, which this release does not know"
+            raise ProtocolError(
+                f"a worker sent the request `{unknown}`, which this release does not know"
             )
 
 
 def _result(call: ExecutorCall, header: dict[str, Any], payload: bytes) -> pa.Table:
     reason = header.get("error")
     if reason is not None:
-        raise failure(call, reason, header.get("message", ""), header.get("traceback", ""))
+        raise call_failure(call, reason, header.get("message", ""), header.get("traceback", ""))
     return _table(payload) if payload else pa.table({})
 
 

@@ -1,10 +1,9 @@
-"""Loading user code: text → a function, cached by the text's hash (executor environment).
+"""Load user code, cached by the hash of its text (executor environment).
 
-Theory. The text is a module that re-creates the dataset or featureset class and ends in the
-function to call. It is executed once per process; the client's classes find the marker
-`__fennel_gen_code__` through `sys.modules`, so an extractor's module is registered under
-`Featureset.extractor` before it runs. A failed load is not cached: the next commit may bring what
-was missing.
+The text is a module that re-creates the dataset or featureset class and ends in the function to
+call. It is executed once per process. The client's classes find the marker `__fennel_gen_code__`
+through `sys.modules`, so an extractor's module is registered as `Featureset.extractor` before it
+runs. A failed load is not cached: a later commit may provide what was missing.
 """
 
 from __future__ import annotations
@@ -16,22 +15,16 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+from fennel_core.executors.errors import CodeLoadFailed
+
 CACHED = 512
-"""Functions one process keeps; the least recently used one goes."""
+"""Functions that one process caches; the least recently used one is evicted."""
 USER_FILE = "<string>"
-"""File name of executed text; the client's class decorators expect text that has no file."""
-
-
-class CodeLoadFailed(Exception):
-    """The module could not be executed; `trace` is its traceback."""
-
-    def __init__(self, message: str, trace: str) -> None:
-        super().__init__(message)
-        self.trace = trace
+"""File name of executed text. The client's class decorators expect text without a file."""
 
 
 class CodeCache:
-    """The functions of one process."""
+    """The loaded functions of one process."""
 
     def __init__(self) -> None:
         self._functions: OrderedDict[str, tuple[Callable[..., Any], str]] = OrderedDict()
@@ -40,7 +33,7 @@ class CodeCache:
         return key in self._functions
 
     def function(self, key: str) -> Callable[..., Any]:
-        """The function loaded under `key`."""
+        """Return the function loaded under `key`."""
         self._functions.move_to_end(key)
         return self._functions[key][0]
 
@@ -50,9 +43,8 @@ class CodeCache:
         if module is not None:
             sys.modules[module] = created
         try:
-            module_code = compile(
-                text, USER_FILE, "exec", dont_inherit=True
-            )  # this file's `from __future__` is not user code's
+            # dont_inherit: the `from __future__` of this file must not apply to user code.
+            module_code = compile(text, USER_FILE, "exec", dont_inherit=True)
             exec(module_code, created.__dict__)  # noqa: S102 - running user code is what this process is for
         except (Exception, SystemExit) as error:
             raise CodeLoadFailed(message_of(error), trace_of(error, text)) from error
@@ -63,7 +55,7 @@ class CodeCache:
             self._functions.popitem(last=False)
 
     def trace(self, key: str, error: BaseException) -> str:
-        """The traceback of an error that the function under `key` raised, with its own lines."""
+        """Return the traceback of an error that the function `key` raised."""
         return trace_of(error, self._functions[key][1] if key in self._functions else "")
 
 
@@ -73,7 +65,7 @@ def message_of(error: BaseException) -> str:
 
 
 def trace_of(error: BaseException, text: str) -> str:
-    """A traceback that starts where user code starts and shows its source lines."""
+    """Return a traceback that starts at user code, with its source lines."""
     frames = traceback.extract_tb(error.__traceback__)
     first = next((i for i, frame in enumerate(frames) if frame.filename == USER_FILE), 0)
     lines = text.splitlines()

@@ -1,16 +1,15 @@
-"""From a module of definitions to a commit's bytes: `python -m fennel_core.executors.collect`, run
-in the client's environment.
+"""Turn a module of definitions into the bytes of a commit (client environment).
 
-Theory. Definitions are Python that only the client library understands, so they are run where it
-lives, in a process that ends afterwards. What counts as defined is what a person would pass to
-`commit`: every dataset and featureset that is an attribute of the module, or of one of its
-submodules that loading it has imported. A script's `if __name__ == "__main__":` part is not run, so
-a file that commits by itself can be given as it is. The request is made by the client's own
-function: it is byte for byte what `Client.commit` sends.
+Run as `python -m fennel_core.executors.collect`. Definitions are Python that only the client
+library understands, so they run in its environment, in a process that ends afterwards. The defined
+objects are every dataset and featureset that is an attribute of the module, or of a submodule that
+loading it imported. A script's `if __name__ == "__main__":` part is not run, so a file that commits
+by itself can be passed as it is. The client's own function serializes the request, so it is byte
+for byte what `Client.commit` sends.
 
-Arguments: module name or path, environment ("" for none), message. The request is written to the
-file descriptor given last; whatever the user's code prints goes to standard error. Exit code 3: the
-definitions are wrong, and standard error ends with the reason.
+Arguments: module name or path, environment ("" for none), message, file descriptor. The request is
+written to the descriptor; output of the user's code goes to standard error. Exit code 3: the
+definitions are invalid, and standard error ends with the reason.
 """
 
 from __future__ import annotations
@@ -24,16 +23,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-WRONG = 3
+from fennel_core.executors.errors import DefinitionsInvalid
 
-
-class DefinitionsInvalid(Exception):
-    """The definitions cannot be committed as they are."""
+INVALID_EXIT_CODE = 3
 
 
 def load(definitions: str) -> ModuleType:
-    """Import a module by name, a `.py` file, or a folder (as a package, by its `__init__.py`, or as
-    all the `.py` files in it).
+    """Import a module by name, a `.py` file, or a folder.
+
+    A folder is imported as a package if it has an `__init__.py`, else file by file.
     """
     path = Path(definitions)
     if not (path.suffix == ".py" or os.sep in definitions or path.is_dir()):
@@ -42,7 +40,7 @@ def load(definitions: str) -> ModuleType:
     path = path.resolve()
     if not path.exists():
         raise DefinitionsInvalid(
-            f"there is no file or folder {definitions} (relative paths start at {os.getcwd()})"
+            f"no file or folder {definitions}; relative paths start at {os.getcwd()}"
         )
     if path.is_file() or (path / "__init__.py").exists():
         sys.path.insert(0, str(path.parent))
@@ -50,7 +48,7 @@ def load(definitions: str) -> ModuleType:
     sys.path.insert(0, str(path))
     files = sorted(path.glob("*.py"))
     if not files:
-        raise DefinitionsInvalid(f"the folder {definitions} holds no Python files")
+        raise DefinitionsInvalid(f"the folder {definitions} has no Python files")
     together = ModuleType("definitions")
     for file in files:
         setattr(together, file.stem, importlib.import_module(file.stem))
@@ -58,9 +56,7 @@ def load(definitions: str) -> ModuleType:
 
 
 def defined(module: ModuleType, kinds: tuple[type, ...]) -> list[Any]:
-    """Instances of `kinds` in the module and its imported submodules, each once, in the order of
-    the modules' own names.
-    """
+    """Return the instances of `kinds` in the module and its imported submodules, each once."""
     inside = [
         each
         for name, each in sorted(sys.modules.items())
@@ -72,26 +68,26 @@ def defined(module: ModuleType, kinds: tuple[type, ...]) -> list[Any]:
         else []
     )
     found: dict[str, Any] = {}
-    for place in (module, *inside, *gathered):
-        for value in vars(place).values():
+    for source in (module, *inside, *gathered):
+        for value in vars(source).values():
             if not isinstance(value, kinds):
                 continue
             name = value._name  # type: ignore[attr-defined]  # the client's own name of a dataset or featureset
             if found.setdefault(name, value) is not value:
                 raise DefinitionsInvalid(
-                    f"`{name}` is defined twice (second time in {place.__name__}): a "
-                    "name stands for one dataset or featureset"
+                    f"`{name}` is defined twice, the second time in {source.__name__}; names of "
+                    "datasets and featuresets are unique"
                 )
     if not found:
         raise DefinitionsInvalid(
-            f"{module.__name__} defines no dataset and no featureset: give the "
-            "module or file that holds them"
+            f"{module.__name__} defines no dataset and no featureset; name the module or file "
+            "that does"
         )
     return list(found.values())
 
 
 def request(definitions: str, env: str, message: str) -> bytes:
-    """The serialized SyncRequest."""
+    """Return the serialized SyncRequest."""
     from fennel.datasets import Dataset
     from fennel.featuresets import Featureset
     from fennel.internal_lib.to_proto import to_sync_request_proto
@@ -107,11 +103,11 @@ def main(arguments: list[str]) -> int:
     try:
         body = request(definitions, env, message)
     except DefinitionsInvalid as wrong:
-        print(wrong, file=sys.stderr)  # noqa: T201  # standard error is this program's answer
-        return WRONG
-    except Exception:  # noqa: BLE001  # the last line before the process ends: user code may raise anything
+        print(wrong, file=sys.stderr)  # noqa: T201  # standard error is this program's output
+        return INVALID_EXIT_CODE
+    except Exception:  # noqa: BLE001  # outermost handler: user code may raise anything
         traceback.print_exc()
-        return WRONG
+        return INVALID_EXIT_CODE
     with os.fdopen(int(descriptor), "wb") as out:
         out.write(body)
     return 0

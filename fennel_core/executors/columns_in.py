@@ -1,11 +1,10 @@
-"""Arrow columns of declared types → the pandas columns user code was written for (executor
-environment).
+"""Convert Arrow columns of declared types to pandas columns (executor environment).
 
-Theory. What a column looks like depends on its declared type only, never on its values: nullable
-extension dtypes for int, float, str and bool; `datetime64[ns, UTC]`; Arrow-backed dates and
-decimals; plain Python lists and dicts for everything nested; `pd.NA` for null. These are the dtypes
-the client's own test server hands out, so code that passes there runs here. One row must cost well
-under a millisecond, so arrays are wrapped rather than converted wherever a buffer allows.
+The form of a column depends on its declared type only, never on its values: nullable extension
+dtypes for int, float, str and bool; `datetime64[ns, UTC]`; Arrow-backed dates and decimals; Python
+lists and dicts for nested types; `pd.NA` for null. These are the dtypes of the client's own test
+server, so code that passes there runs here. One row must cost well under a millisecond, so arrays
+are wrapped rather than converted wherever their buffers allow it.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import pyarrow as pa
 from frozendict import frozendict
 
 Description = Any
-"""What `calls.describe` makes: a letter, or a list `[word, …]`."""
+"""The result of `calls.describe`: a letter, or a list `[word, …]`."""
 
 _UTC = pd.DatetimeTZDtype("ns", "UTC")
 _UTC_MICROS = pd.DatetimeTZDtype("us", "UTC")
@@ -29,7 +28,7 @@ _NANOS_LIMIT = np.iinfo(np.int64).max // 1000
 
 
 def base(description: Description) -> Description:
-    """The description without optional, between, oneof and regex."""
+    """Return the description without optional, between, oneof and regex."""
     while isinstance(description, list):
         match description[0]:
             case "optional" | "between" | "oneof":
@@ -42,15 +41,16 @@ def base(description: Description) -> Description:
 
 
 def optional(description: Description) -> bool:
-    """May values be null?"""
+    """Return whether values may be null."""
     return description == "n" or (isinstance(description, list) and description[0] == "optional")
 
 
 def series(
     column: pa.ChunkedArray, description: Description, name: str, *, hashable: bool = False
 ) -> pd.Series:
-    """The column as user code sees it. `hashable`: dicts become frozendicts, as extractors get
-    them.
+    """Return the column as user code expects it.
+
+    `hashable`: dicts become frozendicts, as extractors expect.
     """
     array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     if isinstance(array, pa.ChunkedArray):  # an empty column combines to no chunk
@@ -59,7 +59,7 @@ def series(
 
 
 def frame(table: pa.Table, fields: list[list[Any]]) -> pd.DataFrame:
-    """The table's columns `fields` (`[[name, description], …]`) as one frame with the index
+    """Return the columns `fields` (`[[name, description], …]`) as one frame with the index
     0..n-1.
     """
     columns = {name: series(table.column(name), description, name) for name, description in fields}
@@ -125,9 +125,7 @@ def _objects(values: list[Any]) -> Any:
 
 
 def _python(description: Description, hashable: bool) -> Callable[[Any], Any]:
-    """How one nested value of pyarrow becomes the Python value user code expects; null is
-    `pd.NA`.
-    """
+    """Return the conversion of one nested pyarrow value to Python; null becomes `pd.NA`."""
     kind = base(description)
     match kind:
         case "t":

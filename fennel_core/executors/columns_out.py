@@ -1,10 +1,9 @@
-"""What user code returned → Arrow columns of declared types in the platform's layout (executor
-environment).
+"""Convert results of user code to Arrow columns of declared types (executor environment).
 
-Theory. A column that already has the dtype its declaration asks for is wrapped; anything else goes
-through the client's own cast and its own schema check, so that leniency and error texts are exactly
-those a user met in the client's test server. The layout on the wire is the platform's: large
-strings and lists, microseconds, maps as lists of key and value.
+A column that already has the declared dtype is wrapped. Other columns pass the client's own cast
+and schema check, so that leniency and error texts are exactly those of the client's test server.
+The layout on the wire is the platform's: large strings and lists, microseconds, maps as lists of
+key and value.
 """
 
 from __future__ import annotations
@@ -22,18 +21,15 @@ from fennel.internal_lib.schema import data_schema_check, validate_field_in_df
 from fennel.internal_lib.schema.schema import cast_col_to_arrow_dtype
 
 from fennel_core.executors.columns_in import Description, base, optional
+from fennel_core.executors.errors import ResultInvalid
 
 DECIMAL_PRECISION = 28
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _NAT = np.iinfo(np.int64).min
 
 
-class NotDeclared(Exception):
-    """User code returned what its declaration does not allow; the text is for its author."""
-
-
 def layout(description: Description) -> pa.DataType:
-    """The platform's Arrow type of a description (the mirror of `vocab.dtypes.arrow_type`)."""
+    """Return the platform's Arrow type of a description (as `vocab.dtypes.arrow_type`)."""
     match base(description):
         case "i":
             return pa.int64()
@@ -62,11 +58,11 @@ def layout(description: Description) -> pa.DataType:
         case ["struct", _, fields]:
             return pa.struct([(name, layout(of)) for name, of in fields])
         case unknown:
-            raise NotDeclared(f"the description {unknown!r} is not known here")
+            raise ResultInvalid(f"the description {unknown!r} is not known here")
 
 
 def check(columns: pd.DataFrame, fields: list[list[Any]], entity: str) -> list[ValueError]:
-    """What the client's schema check says against `columns`; empty when all is well."""
+    """Return the problems that the client's schema check finds; empty if there are none."""
     if all(name in columns and _agrees(columns[name], description) for name, description in fields):
         return []
     protos = [
@@ -82,7 +78,7 @@ def check(columns: pd.DataFrame, fields: list[list[Any]], entity: str) -> list[V
 
 
 def check_column(columns: pd.DataFrame, name: str, description: Description, entity: str) -> None:
-    """Raise what the client's check of one assigned column raises."""
+    """Run the client's check of one assigned column, which raises ValueError."""
     if not _agrees(columns[name], description):
         validate_field_in_df(
             schema_proto.Field(name=name, dtype=_proto(json.dumps(description))), columns, entity
@@ -90,8 +86,9 @@ def check_column(columns: pd.DataFrame, name: str, description: Description, ent
 
 
 def to_arrow(series: pd.Series, description: Description) -> pa.Array:
-    """The column in the platform's layout. Raises what the client's cast raises for values that do
-    not fit the declaration.
+    """Return the column in the platform's layout.
+
+    Raises the exceptions of the client's cast for values that do not fit the declaration.
     """
     quick = _wrapped(series, base(description))
     if quick is not None:
@@ -114,7 +111,7 @@ def to_arrow(series: pd.Series, description: Description) -> pa.Array:
 
 
 def cast_text(name: str, description: Description, error: Exception) -> str:
-    """The client's text for a column that does not fit its declaration."""
+    """Return the client's text for a column that does not fit its declaration."""
     return (
         f"Failed to cast column2 `{name}` of type `{_type_name(description)}` to arrow "
         f"dtype. Error: {error}"
@@ -122,9 +119,7 @@ def cast_text(name: str, description: Description, error: Exception) -> str:
 
 
 def _agrees(series: pd.Series, description: Description) -> bool:
-    """Is the column beyond doubt what the declaration asks for? (False only means: ask the client's
-    check.)
-    """
+    """Return whether the column certainly fits its declaration; False: run the client's check."""
     kind = (
         description[1]
         if isinstance(description, list) and description[0] == "optional"
@@ -146,7 +141,9 @@ def _agrees(series: pd.Series, description: Description) -> bool:
 
 
 def _wrapped(series: pd.Series, kind: Description) -> pa.Array | None:
-    """The Arrow array where the dtype already is the declared one; None where it needs the cast."""
+    """Return the Arrow array if the dtype is already the declared one; None if it needs the
+    cast.
+    """
     dtype = series.dtype
     match kind:
         case "i" if isinstance(dtype, pd.Int64Dtype) or dtype == np.int64:
@@ -184,7 +181,7 @@ def _has_map(description: Description) -> bool:
 
 
 def _relaid(value: Any, description: Description) -> Any:
-    """A nested Python value of pyarrow with maps as lists of key and value."""
+    """Convert maps inside a nested Python value to lists of key and value."""
     if value is None:
         return None
     match base(description):
@@ -205,7 +202,7 @@ def _relaid(value: Any, description: Description) -> Any:
 
 
 def _type_name(description: Description) -> str:
-    """The type as the client's messages name it."""
+    """Return the type's name in the client's messages."""
     match description:
         case "i":
             return "int"
@@ -225,7 +222,7 @@ def _type_name(description: Description) -> str:
 
 @lru_cache(maxsize=4096)
 def _proto(description_json: str) -> Any:
-    """The client's protobuf of a description, for its checks and casts."""
+    """Return the client's protobuf of a description, for its checks and casts."""
     return _make_proto(json.loads(description_json))
 
 
@@ -285,4 +282,4 @@ def _make_proto(description: Description) -> Any:
             ]
             return data_type(one_of_type=schema_proto.OneOf(of=_make_proto(of), options=values))
         case unknown:
-            raise NotDeclared(f"the description {unknown!r} is not known here")
+            raise ResultInvalid(f"the description {unknown!r} is not known here")

@@ -1,9 +1,9 @@
-"""From a module or path of definitions to the bytes a client would have sent: for commits that
-start in Airflow's form.
+"""Read definitions from a module or path, as the bytes that a client would have sent.
 
-Theory. The definitions are somebody's code, so they run in the client's environment, in a process
-of their own that gets none of the platform's settings, and is killed after `TIME_LIMIT_SECONDS`.
-They are as trusted as a DAG: whoever may trigger a commit runs code here.
+This serves commits that start in Airflow's form. Definitions are users' code, so they run in the
+client's environment, in a separate process that gets none of the platform's settings and is killed
+after `TIME_LIMIT_SECONDS`. They are as trusted as a DAG: users who may trigger a commit may run
+code here.
 """
 
 from __future__ import annotations
@@ -15,21 +15,16 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from fennel_core.executors.collect import WRONG
+from fennel_core.executors.collect import INVALID_EXIT_CODE
+from fennel_core.executors.errors import DefinitionsNotLoaded
 from fennel_core.executors.launch import PACKAGE_ROOT, SINGLE_THREADED
 from fennel_core.settings.model import Settings
 
 TIME_LIMIT_SECONDS: Final = 120.0
-"""Loading a large project with its libraries takes seconds; more than this is a definition that
-waits for something.
-"""
+"""A large project with its libraries loads in seconds; beyond this limit it waits for something."""
 REQUEST_BYTES: Final = 64 * 1024 * 1024
-TOLD_CHARS: Final = 4_000
-"""How much of a failure's text is told: its end, where Python says what was wrong."""
-
-
-class DefinitionsNotLoaded(Exception):
-    """The definitions could not be read; the text ends with what their code said."""
+REPORTED_CHARS: Final = 4_000
+"""Length of the reported end of a failure's output, which is where Python names the error."""
 
 
 async def read(
@@ -41,11 +36,10 @@ async def read(
     folder: Path = PACKAGE_ROOT,
     limit_s: float = TIME_LIMIT_SECONDS,
 ) -> tuple[bytes, str]:
-    """Run `definitions` (module name, or path relative to `folder`) and return the SyncRequest's
-    bytes and what the code printed.
+    """Load `definitions` and return the SyncRequest's bytes and the output of the code.
 
-    Raises DefinitionsError when the code raises, defines nothing, defines a name twice, or does not
-    end within `limit_s`.
+    `definitions` is a module name, or a path relative to `folder`. Raises `DefinitionsNotLoaded`
+    when the code raises, defines nothing, defines a name twice, or exceeds `limit_s`.
     """
     kept = {
         name: value
@@ -81,19 +75,19 @@ async def read(
                 _, printed = await process.communicate()
         except TimeoutError:
             raise DefinitionsNotLoaded(
-                f"{definitions}: loading it did not end within {limit_s:g} s, so it was stopped"
+                f"{definitions}: loading exceeded {limit_s:g} s and was stopped"
             ) from None
         finally:
             if process.returncode is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
-        told = printed.decode(errors="replace").strip()
+        output = printed.decode(errors="replace").strip()
         if process.returncode != 0:
-            said = told[-TOLD_CHARS:] or f"its process ended with {process.returncode}"
+            reason = output[-REPORTED_CHARS:] or f"its process ended with {process.returncode}"
             raise DefinitionsNotLoaded(
-                said
-                if process.returncode == WRONG
-                else f"{definitions}: the process that loaded it failed: {said}"
+                reason
+                if process.returncode == INVALID_EXIT_CODE
+                else f"{definitions}: the process that loaded it failed: {reason}"
             )
         out.seek(0)
-        return out.read(REQUEST_BYTES), told
+        return out.read(REQUEST_BYTES), output

@@ -1,32 +1,29 @@
-"""What can go wrong when user code runs: one tree, so that a caller decides once what each branch
-means for it.
+"""Failures of running user code. Standard library only: both environments import this module.
 
-Theory. `UserCodeError` is the code's own doing on these rows: poison rows go to the dead letters, a
-query answers with the text. The rest says that the code could not be run to its end whatever the
-rows: the caller parks the job or fails the request, and may try again. `code` is stable;
-`str(error)` is the whole text for the person who wrote the code.
+`ExecutorError` is the root. Callers of `client.Executors` react to two kinds of `CallFailed`:
+
+- `UserCodeFailed` is caused by the code on these rows: dead-letter the rows, or fail the query with
+  the text.
+- The other classes say that the code could not be run to its end, whatever the rows: park the job
+  or fail the request. A retry may help.
+
+The classes from `CodeLoadFailed` on stay inside the executor environment and travel to the platform
+as a reason of `protocol`. `str(error)` is the whole text for the author of the code.
 """
 
 from __future__ import annotations
 
-from typing import assert_never
-
-from fennel_core.executors import protocol
-from fennel_core.executors.calls import (
-    AssignCall,
-    ExecutorCall,
-    ExtractCall,
-    FilterCall,
-    TransformCall,
-    WarmCall,
-    entity_of,
-)
+from typing import ClassVar
 
 
 class ExecutorError(Exception):
-    """User code did not give a result. `entity` is the place of the code, `code` the stable name of
-    what happened.
-    """
+    """Base class of every failure of the executors. `code` is stable and never reused."""
+
+    code: ClassVar[str] = "executor-failed"
+
+
+class CallFailed(ExecutorError):
+    """A call has no result. `entity` is the place of the code, e.g. `Dataset.pipeline`."""
 
     code = "executor"
 
@@ -35,9 +32,10 @@ class ExecutorError(Exception):
         self.entity = entity
 
 
-class UserCodeError(ExecutorError):
-    """The code raised, or returned what its declaration does not allow. `message` is the bare
-    message, `traceback` that of the code.
+class UserCodeFailed(CallFailed):
+    """The code raised, or returned a result that its declaration does not allow.
+
+    `message` is the bare message, `traceback` that of the code.
     """
 
     code = "user-code"
@@ -48,8 +46,8 @@ class UserCodeError(ExecutorError):
         self.traceback = traceback
 
 
-class ImportFailed(ExecutorError):
-    """The code's module could not be executed: a missing package, a name that is not defined."""
+class CodeImportFailed(CallFailed):
+    """The code's module could not be executed: a missing package, an undefined name."""
 
     code = "user-code-import"
 
@@ -58,95 +56,90 @@ class ImportFailed(ExecutorError):
         self.traceback = traceback
 
 
-class ExecutorCrashed(ExecutorError):
-    """The process died under the call (a native crash, `os._exit`); another has taken its place."""
+class ExecutorCrashed(CallFailed):
+    """The worker process died during the call (a native crash, `os._exit`) and was replaced."""
 
     code = "executor-crashed"
 
 
-class ExecutorTimeout(ExecutorError):
-    """The call took longer than its limit and its process was killed."""
+class ExecutorTimeout(CallFailed):
+    """The call exceeded its time limit and its process was killed."""
 
     code = "executor-timeout"
 
 
-class ExecutorOutOfMemory(ExecutorError):
-    """The call wanted more memory than its limit allows."""
+class ExecutorOutOfMemory(CallFailed):
+    """The call exceeded its memory limit."""
 
     code = "executor-memory"
 
 
-class ExecutorUnavailable(ExecutorError):
-    """No executor answered: not started, restarting, or all busy for longer than the call may take.
-    Try again.
-    """
+class ExecutorUnavailable(CallFailed):
+    """No executor responded: not started, restarting, or busy beyond the time limit. Retry."""
 
     code = "executor-unavailable"
 
 
-def raised_text(call: ExecutorCall, message: str) -> str:
-    """The text for code that raised `message`; pinned by the client's tests (semantics of the
-    mock).
+class ConnectionStale(ExecutorError):
+    """The connection was closed before any response; the call did not run and can be sent again."""
+
+    code = "connection-stale"
+
+
+class LookupRefused(ExecutorError):
+    """Raise it in a callback for an invalid request of user code, which sees it as a ValueError."""
+
+    code = "lookup-refused"
+
+
+class DefinitionsNotLoaded(ExecutorError):
+    """A module of definitions could not be loaded; the text ends with the output of its code."""
+
+    code = "definitions-not-loaded"
+
+
+class ProtocolError(ExecutorError):
+    """The other side sent a frame that this release does not understand, or a payload is too large.
+
+    Platform and executors must be of one release.
     """
-    match call:
-        case TransformCall(code=code, entity=entity):
-            return (
-                f"Error in transform function `{_function(code.core_code)}` for pipeline "
-                f"`{entity}`, {message}"
-            )
-        case FilterCall(code=code, entity=entity):
-            return (
-                f"Error in filter function `{_function(code.core_code)}` for pipeline "
-                f"`{entity}`, {message}"
-            )
-        case AssignCall(column=column, entity=entity):
-            return (
-                f"Error in assign node for column `{column.name}` for pipeline "
-                f"`{entity}`, {message}"
-            )
-        case ExtractCall(featureset=featureset, extractor=extractor):
-            return (
-                f"Extractor `{extractor}` in `{featureset}` failed to run with error: {message}. "
-            )
-        case WarmCall(entity=entity):
-            return f"Error while loading the code of `{entity}`: {message}"
-        case unreachable:
-            assert_never(unreachable)
+
+    code = "protocol-malformed"
 
 
-def failure(call: ExecutorCall, reason: str, message: str, traceback: str) -> ExecutorError:
-    """The error for an answer whose header gives `reason`."""
-    entity = entity_of(call)
-    match reason:
-        case protocol.RAISED:
-            return UserCodeError(raised_text(call, message), entity, message, traceback)
-        case protocol.INVALID:
-            text = message if isinstance(call, ExtractCall) else raised_text(call, message)
-            return UserCodeError(text, entity, message, traceback)
-        case protocol.IMPORT:
-            return ImportFailed(
-                f"Error while executing code for {entity}: {message}", entity, traceback
-            )
-        case protocol.MEMORY:
-            return ExecutorOutOfMemory(
-                f"the code of `{entity}` ran out of memory: {message}", entity
-            )
-        case protocol.TIMEOUT:
-            return ExecutorTimeout(f"the code of `{entity}` was stopped: {message}", entity)
-        case protocol.CRASHED:
-            return ExecutorCrashed(
-                f"the process that ran the code of `{entity}` died: {message}", entity
-            )
-        case protocol.BUSY:
-            return ExecutorUnavailable(f"the code of `{entity}` was not run: {message}", entity)
-        case _:
-            return ExecutorCrashed(f"the code of `{entity}` was not run: {message}", entity)
+class PeerClosed(ExecutorError):
+    """The other side closed the connection; the worker drops the call."""
+
+    code = "peer-closed"
 
 
-def _function(core_code: str) -> str:
-    """The name of the author's function, `<lambda>` for a lambda."""
-    for line in core_code.splitlines():
-        head = line.strip()
-        if head.startswith("def "):
-            return head[4:].split("(", 1)[0].strip()
-    return "<lambda>"
+class CodeLoadFailed(ExecutorError):
+    """The module of user code could not be executed; `trace` is its traceback."""
+
+    code = "code-load-failed"
+
+    def __init__(self, message: str, trace: str) -> None:
+        super().__init__(message)
+        self.trace = trace
+
+
+class UserCodeRaised(ExecutorError):
+    """User code raised `cause`."""
+
+    code = "user-code-raised"
+
+    def __init__(self, message: str, cause: BaseException) -> None:
+        super().__init__(message)
+        self.cause = cause
+
+
+class ResultInvalid(ExecutorError):
+    """User code returned a result that its declaration forbids; the text is for its author."""
+
+    code = "result-invalid"
+
+
+class DefinitionsInvalid(ExecutorError):
+    """The definitions cannot be committed as they are; the text says why."""
+
+    code = "definitions-invalid"

@@ -1,13 +1,12 @@
-"""The executors' host: `python -m fennel_core.executors.host`, run by the Python of the client's
-environment.
+"""The executors' host: `python -m fennel_core.executors.host`, in the client's environment.
 
-Theory. One parent, which never runs user code, forks worker processes from its own warm, frozen
-heap and hands each waiting connection to an idle one. Connections are queued in the order their
-frames came and stay open between calls. The parent reads only a frame's prefix; it enforces the
-wall-time limit by SIGKILL, notices deaths by process descriptors and answers in a dead worker's
-place with the reason, so one call fails and the next one finds a fresh process. Code that one
-worker had to load is passed on to the others while they are idle and to every new one, which is
-what keeps recycling off the request path.
+One parent, which never runs user code, forks worker processes from its own warm, frozen heap and
+passes each waiting connection to an idle one. Connections are queued in the order of their frames
+and stay open between calls. The parent reads only the prefix of a frame. It enforces the wall-time
+limit by SIGKILL, detects deaths by process descriptors, and responds in place of a dead worker with
+the reason, so one call fails and the next one gets a new process. Code that one worker had to load
+is sent to the others while they are idle and to every new one, which keeps the cost of recycling
+workers out of requests.
 
 Environment: FENNEL_EXECUTORS_SOCKET (path), FENNEL_EXECUTOR_PROCESSES,
 FENNEL_EXECUTOR_TIME_LIMIT_MS, FENNEL_EXECUTOR_MEMORY_LIMIT_BYTES,
@@ -35,6 +34,7 @@ from typing import Any
 import pyarrow as pa
 
 from fennel_core.executors import protocol, worker
+from fennel_core.executors.errors import ProtocolError
 from fennel_core.executors.warmup import exercise
 from fennel_core.executors.worker import (
     CONTROL,
@@ -48,13 +48,13 @@ from fennel_core.executors.worker import (
 
 log = logging.getLogger("fennel.executors")
 KNOWN_CODES = 512
-"""Codes the host passes on to new workers; the least recently loaded one goes."""
+"""Codes that the host sends to new workers; the least recently loaded one is evicted."""
 BACKLOG = 256
-RETIRED = "it has served its time"
+RETIRED = "it was recycled"
 CONTROL_CHUNK_BYTES = 1 << 16
 CRASH_PAUSE_S = 0.1
-"""A worker that dies younger than this is replaced only after a pause: a process that cannot even
-start must not spin.
+"""A worker that dies younger than this is replaced after a pause, so that a process that cannot
+start does not spin.
 """
 
 
@@ -68,7 +68,7 @@ class HostSettings:
 
     @classmethod
     def read(cls, environment: dict[str, str]) -> HostSettings:
-        """From the environment; KeyError or ValueError names what is missing or wrong."""
+        """Read the environment; KeyError or ValueError names a missing or malformed variable."""
         return cls(
             socket=Path(environment[protocol.SOCKET_ENV]),
             processes=int(environment.get(protocol.PROCESSES_ENV, "2")),
@@ -88,8 +88,9 @@ class CallerConnection:
 
 @dataclass(eq=False, slots=True)
 class WorkerProcess:
-    """A worker as the host sees it. `connection` is set while it runs a call, `loading` while it
-    loads code; idle otherwise.
+    """The host's record of a worker.
+
+    `connection` is set while it runs a call, `loading` while it loads code; otherwise it is idle.
     """
 
     pid: int
@@ -128,7 +129,7 @@ class ExecutorHost:
         self._fork_at: float | None = None
 
     def stop(self, _number: int, _frame: FrameType | None) -> None:
-        """Signal handler: leave the loop; the workers die with the parent."""
+        """Leave the loop (a signal handler); the workers die with the parent."""
         self._stopping = True
 
     def run(self) -> None:
@@ -173,10 +174,9 @@ class ExecutorHost:
     def _connection_event(self, connection: CallerConnection, events: int) -> None:
         if connection.worker is not None:
             if events & (select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR):
-                if not connection.worker.answering[
-                    0
-                ]:  # else it is done, and finds nobody to answer
-                    self._kill(connection.worker, "the caller went away")
+                # A worker that is already responding finishes on its own.
+                if not connection.worker.answering[0]:
+                    self._kill(connection.worker, "the caller disconnected")
                 self._close(connection)
             return
         try:
@@ -184,14 +184,14 @@ class ExecutorHost:
                 protocol.PREFIX.size, socket.MSG_PEEK | socket.MSG_DONTWAIT
             )
             if len(prefix) < protocol.PREFIX.size:
-                self._close(connection)  # the end of the stream, or nobody we know
+                self._close(connection)  # The end of the stream, or not our protocol.
                 return
             _, _, limit_ms = protocol.unpack_prefix(prefix)
         except OSError:
             self._close(connection)
             return
-        except protocol.ProtocolError as wrong:
-            self._answer(connection, protocol.REFUSED, str(wrong))
+        except ProtocolError as wrong:
+            self._respond(connection, protocol.REFUSED, str(wrong))
             self._close(connection)
             return
         connection.limit_ms = min(
@@ -217,10 +217,10 @@ class ExecutorHost:
             except OSError:
                 self._kill(process, "it could not be reached")
         for process in [p for p in self._idle if len(p.loaded) < len(self._known)]:
-            self._pass_on(process, now)
+            self._preload(process, now)
 
-    def _pass_on(self, process: WorkerProcess, now: float) -> None:
-        """Let an idle worker load one code that another one has loaded."""
+    def _preload(self, process: WorkerProcess, now: float) -> None:
+        """Make an idle worker load one code that another one has loaded."""
         key = next((k for k in self._known if k not in process.loaded), None)
         if key is None:
             return
@@ -241,7 +241,8 @@ class ExecutorHost:
         except OSError:
             chunk = b""
         if not chunk:
-            self._epoll.unregister(process.control)  # its end is near: the process descriptor tells
+            # The worker is about to end, which its process descriptor reports.
+            self._epoll.unregister(process.control)
             return
         process.inbox += chunk
         while len(process.inbox) >= CONTROL.size:
@@ -261,9 +262,9 @@ class ExecutorHost:
         self._known[key] = body
         self._known.move_to_end(key)
         while len(self._known) > KNOWN_CODES:
-            gone, _ = self._known.popitem(last=False)
+            evicted, _ = self._known.popitem(last=False)
             for other in set(self._processes.values()):
-                other.loaded.discard(gone)
+                other.loaded.discard(evicted)
 
     def _done(self, process: WorkerProcess, *, worn: bool) -> None:
         connection = process.connection
@@ -292,7 +293,7 @@ class ExecutorHost:
             and now >= self._queue[0].waiting_until
         ):
             connection = self._queue.popleft()
-            self._answer(
+            self._respond(
                 connection,
                 protocol.BUSY,
                 f"no executor became free within {connection.limit_ms} ms",
@@ -303,10 +304,8 @@ class ExecutorHost:
         process.cause, process.deadline, process.dying = process.cause or cause, None, True
         if process in self._idle:
             self._idle.remove(process)
-        for kill in (
-            os.killpg,
-            os.kill,
-        ):  # the group holds what user code started; it may not exist yet
+        # The group includes processes that user code started; it may not exist yet.
+        for kill in (os.killpg, os.kill):
             try:
                 kill(process.pid, signal.SIGKILL)
             except ProcessLookupError:
@@ -315,7 +314,7 @@ class ExecutorHost:
     def _reap(self, process: WorkerProcess) -> None:
         _, status = os.waitpid(process.pid, 0)
         if process.cause != RETIRED:
-            log.warning("worker %d is gone: %s", process.pid, process.cause or death(status))
+            log.warning("worker %d ended: %s", process.pid, process.cause or death(status))
         for descriptor in (process.pid_descriptor, process.control.fileno()):
             self._processes.pop(descriptor, None)
         self._epoll.unregister(process.pid_descriptor)
@@ -324,16 +323,15 @@ class ExecutorHost:
         if process in self._idle:
             self._idle.remove(process)
         if process.loading is not None:
-            self._known.pop(
-                process.loading, None
-            )  # code that kills a worker while it loads must not kill every new one
+            # Code that kills a worker while it loads must not kill every new one.
+            self._known.pop(process.loading, None)
         connection = process.connection
         if connection is not None and connection.sock.fileno() in self._connections:
             connection.worker = None
             if not process.answering[0]:
                 timed_out = process.cause is not None and process.cause.startswith("it ran longer")
                 reason = protocol.TIMEOUT if timed_out else protocol.CRASHED
-                self._answer(connection, reason, process.cause or death(status))
+                self._respond(connection, reason, process.cause or death(status))
             self._close(connection)
         process.answering.close()
         self._replace(process)
@@ -347,12 +345,12 @@ class ExecutorHost:
         else:
             self._fork()
 
-    def _answer(self, connection: CallerConnection, reason: str, message: str) -> None:
+    def _respond(self, connection: CallerConnection, reason: str, message: str) -> None:
         frame = protocol.pack(json.dumps(worker.failure(reason, message, "")).encode())
         try:
             connection.sock.send(frame, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except OSError:
-            return  # the caller is gone
+            return  # The caller has disconnected.
 
     def _close(self, connection: CallerConnection) -> None:
         descriptor = connection.sock.fileno()
@@ -390,8 +388,8 @@ class ExecutorHost:
             os._exit(code)
 
     def _close_inherited(self, ours: socket.socket) -> None:
-        """Drop every descriptor that is the parent's, so that a connection ends when the parent
-        closes it.
+        """Close every descriptor of the parent, so that a connection ends when the parent closes
+        it.
         """
         signal.set_wakeup_fd(-1)
         ours.close()
@@ -407,16 +405,18 @@ class ExecutorHost:
 
 
 def death(status: int) -> str:
-    """How a process ended, for people."""
+    """Return how a process ended, for people."""
     if os.WIFSIGNALED(status):
         name = signal.Signals(os.WTERMSIG(status)).name
-        hint = " (the system ran out of memory, or somebody killed it)" if name == "SIGKILL" else ""
+        hint = (
+            " (the system is out of memory, or the process was killed)" if name == "SIGKILL" else ""
+        )
         return f"it was ended by signal {name}{hint}"
-    return f"it left with exit status {os.WEXITSTATUS(status)}"
+    return f"it exited with status {os.WEXITSTATUS(status)}"
 
 
 def listen(path: Path) -> socket.socket:
-    """A listening Unix socket only its owner can reach; a stale file at `path` is replaced."""
+    """Return a listening Unix socket that only its owner can reach, replacing a stale file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -430,9 +430,7 @@ def listen(path: Path) -> socket.socket:
 
 
 def warm_up() -> None:
-    """Run each conversion once, so that workers are born with everything imported and cached, then
-    take it out of the collector's sight.
-    """
+    """Run each conversion once and freeze the heap, so that workers inherit imports and caches."""
     exercise()
     pa.set_cpu_count(1)
     gc.collect()
@@ -440,7 +438,7 @@ def warm_up() -> None:
 
 
 def main() -> None:
-    """Entry point of the process."""
+    """Run the host."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     settings = HostSettings.read(dict(os.environ))
     warm_up()

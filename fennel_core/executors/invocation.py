@@ -1,9 +1,9 @@
-"""The kinds of user code and how each is called (executor environment).
+"""Invoke each kind of user code (executor environment).
 
-Theory. One function per kind: input frame → call → what came back, checked and cast to its
-declaration. Only exceptions out of the call itself are user code's (`UserRaised`); a wrong result
-is `NotDeclared`. Rows that a transform or filter drops or reorders are followed by the frame's
-index, 0..n-1 going in, so the platform can carry each row's position along.
+One function per kind of call: build the input frame, call the function, check the result and cast
+it to its declaration. Only exceptions out of the function itself are `UserCodeRaised`; a bad result
+is `ResultInvalid`. Transforms and filters may drop and reorder rows. The frame's index, 0..n-1 in
+the input, identifies the rows that are left, so the platform can keep each row's position.
 """
 
 from __future__ import annotations
@@ -19,22 +19,13 @@ from fennel_core.executors import protocol
 from fennel_core.executors.code_cache import message_of
 from fennel_core.executors.columns_in import frame, series
 from fennel_core.executors.columns_out import (
-    NotDeclared,
     cast_text,
     check,
     check_column,
     layout,
     to_arrow,
 )
-
-
-class UserRaised(Exception):
-    """User code raised `cause`."""
-
-    def __init__(self, cause: BaseException) -> None:
-        super().__init__(message_of(cause))
-        self.cause = cause
-
+from fennel_core.executors.errors import ResultInvalid, UserCodeRaised
 
 Function = Callable[..., Any]
 
@@ -45,24 +36,24 @@ def _call(function: Function, *args: Any) -> Any:
     except MemoryError:
         raise
     except (Exception, SystemExit) as error:
-        raise UserRaised(error) from error
+        raise UserCodeRaised(message_of(error), error) from error
 
 
 def transform(function: Function, header: dict[str, Any], table: pa.Table) -> pa.Table:
-    """Frame → frame of the declared output, with `__row`."""
+    """Transform a frame; return the declared output columns and `__row`."""
     given = frame(table, header["input"])
     names = list(given.columns)
     out = _call(function, given)
     if out is None:
-        raise NotDeclared("the transform function returned None")
+        raise ResultInvalid("the transform function returned None")
     if not isinstance(out, pd.DataFrame):
-        raise NotDeclared(
+        raise ResultInvalid(
             f"the transform function returned a `{type(out).__name__}`, expected a pandas dataframe"
         )
     expected = [name for name, _ in header["output"]]
     got = [str(c) for c in out.columns]
     if set(got) != set(expected) and (set(got) != set(names) or not set(expected) <= set(got)):
-        raise NotDeclared(
+        raise ResultInvalid(
             f"the output schema does not match. Got output columns: {got}. Expected "
             f"output columns: {expected}"
         )
@@ -72,35 +63,36 @@ def transform(function: Function, header: dict[str, Any], table: pa.Table) -> pa
 
 
 def keep(function: Function, header: dict[str, Any], table: pa.Table) -> pa.Table:
-    """Frame → `__row`, the rows that are left."""
+    """Filter a frame; return `__row`, the rows that are left."""
     out = _call(function, frame(table, header["input"]))
     if not isinstance(out, pd.DataFrame):
-        raise NotDeclared(
+        raise ResultInvalid(
             f"the filter function returned a `{type(out).__name__}`, expected a mask over the rows"
         )
     return pa.table([pa.array(_origin(out, len(table)), pa.int64())], names=[protocol.ROW])
 
 
 def assign(function: Function, header: dict[str, Any], table: pa.Table) -> pa.Table:
-    """Frame → the one new column. A pipeline's column is checked as the client checks it; a
-    preproc's is only cast, as at the door.
+    """Compute one new column.
+
+    A pipeline's column is checked as the client checks it; a preproc's column is only cast.
     """
     ((name, description),) = header["output"]
     out = _call(function, frame(table, header["input"]))
     if not isinstance(out, pd.DataFrame) or name not in out or len(out) != len(table):
-        raise NotDeclared(f"the function did not give one value per row for column `{name}`")
+        raise ResultInvalid(f"the function did not give one value per row for column `{name}`")
     if header["checked"]:
         try:
             check_column(out, name, description, header["entity"])
         except ValueError as problem:
-            raise NotDeclared(str(problem)) from problem
+            raise ResultInvalid(str(problem)) from problem
     return pa.table([_cast(out[name], name, description)], names=[name])
 
 
 def extract(function: Function, header: dict[str, Any], table: pa.Table) -> pa.Table:
-    """Timestamps and inputs → features."""
+    """Compute features from timestamps and inputs."""
     extractor = header["extractor"]
-    # By place: one feature may be given twice, under one name.
+    # By index: one feature may be passed twice, under one name.
     inputs = [
         series(table.column(i), d, name, hashable=True)
         for i, (name, d) in enumerate(header["input"], start=1)
@@ -111,20 +103,20 @@ def extract(function: Function, header: dict[str, Any], table: pa.Table) -> pa.T
     elif isinstance(out, pd.DataFrame):
         columns = out
     else:
-        raise NotDeclared(
+        raise ResultInvalid(
             f"Extractor `{extractor}` returned invalid type `{type(out)}`, expected "
             "a pandas series or dataframe"
         )
     if len(columns):
         problems = check(columns, header["output"], extractor)
         if problems:
-            raise NotDeclared(
+            raise ResultInvalid(
                 f"Extractor `{extractor}` returned invalid schema for data: {problems}"
             )
     names = [name for name, _ in header["output"]]
     if len(columns) != len(table):
         first = header["input"][0][0] if header["input"] else protocol.TS
-        raise NotDeclared(
+        raise ResultInvalid(
             f"Number of values in feature {names[0]} is {len(columns)}, but "
             f"{len(table)} in feature {first}. "
         )
@@ -157,12 +149,13 @@ def _cast(column: pd.Series, name: str, description: Any) -> pa.Array:
         KeyError,
         pa.ArrowException,
     ) as error:
-        raise NotDeclared(cast_text(name, description, error)) from error
+        raise ResultInvalid(cast_text(name, description, error)) from error
 
 
 def _origin(out: pd.DataFrame, rows: int) -> Any:
-    """The input row of each output row: by index label while the index is still the one that went
-    in, else by place.
+    """Return the input row of each output row.
+
+    Rows are matched by index label while the index is still the one of the input, else by order.
     """
     labels = out.index.to_numpy()
     if labels.dtype.kind in "iu" and len(labels) <= rows:
@@ -171,7 +164,7 @@ def _origin(out: pd.DataFrame, rows: int) -> Any:
             return labels
     if len(out) == rows:
         return np.arange(rows)
-    raise NotDeclared(
+    raise ResultInvalid(
         f"the function changed the number of rows from {rows} to {len(out)} and gave "
         "them a new index: keep the index"
     )

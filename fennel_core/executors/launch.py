@@ -1,8 +1,8 @@
-"""How the executors' host is started: the command line and environment that settings stand for.
+"""The command line and environment of the executors' host.
 
-Theory. The host runs in the client's environment, which has none of the platform's packages, so it
-cannot read `Settings`; whoever starts it (the local launcher, a container's entry point) passes the
-few values it needs through the environment.
+The host runs in the client's environment, which has none of the platform's packages, so it cannot
+read `Settings`. The local launcher and the container's entry point pass the few values it needs
+through the environment.
 """
 
 from __future__ import annotations
@@ -14,24 +14,25 @@ from fennel_core.executors import protocol
 from fennel_core.settings.model import Settings
 
 PACKAGE_ROOT = Path(__file__).resolve().parents[2]
-"""Folder that holds the package: the client's environment finds it there."""
+"""The folder of the package, where the client's environment finds it."""
 SINGLE_THREADED = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "ARROW_DEFAULT_MEMORY_POOL": "system",
 }
-"""One call uses one core; and threads of a library do not survive a fork."""
+"""One call uses one core, and threads of a library do not survive a fork."""
 
 
 def command(settings: Settings) -> list[str]:
-    """The argument list that runs the host."""
+    """Return the argument list that runs the host."""
     return [str(settings.executor_python.absolute()), "-m", "fennel_core.executors.host"]
 
 
 def environment(settings: Settings, inherited: Mapping[str, str]) -> dict[str, str]:
-    """The host's environment. Nothing of the platform's own settings is passed on: user code must
-    not see its passwords.
+    """Return the host's environment.
+
+    None of the platform's settings is passed on: user code must not see its passwords.
     """
     kept = {name: value for name, value in inherited.items() if not name.startswith("FENNEL_")}
     return (

@@ -1,20 +1,22 @@
 """The frames between the platform and an executor process, and the names both sides use in them.
 
-Theory. User code needs the client's environment (its pandas, numpy and pyarrow pins), so it runs in
-other processes and each call crosses a Unix socket. A frame is a fixed prefix (version, header
-length, payload length, time limit), a JSON header and an Arrow IPC stream. One connection carries
-one call at a time: a call frame, then any number of question and reply frames (user code looks a
-dataset up, asks for a secret; the worker asks for the code's text), then one answer. The host reads
-only the prefix; payloads go straight to the worker.
+User code needs the client's environment (its pandas, numpy and pyarrow pins), so it runs in other
+processes and each call crosses a Unix socket. A frame is a fixed prefix (version, header length,
+payload length, time limit), a JSON header and an Arrow IPC stream. One connection carries one call
+at a time: a call frame, then any number of request and reply frames (user code looks up a dataset
+or reads a secret; the worker requests the text of the code), then one response. The host reads only
+the prefix; payloads go straight to the worker.
 
-Both environments import this module, so it uses the standard library only. A change of the frame
-raises `VERSION`.
+Both environments import this module, so it uses the standard library only. Every change of the
+frame increments `VERSION`.
 """
 
 from __future__ import annotations
 
 import struct
 from typing import Final
+
+from fennel_core.executors.errors import ProtocolError
 
 VERSION: Final = 1
 PREFIX: Final = struct.Struct(">BIII")
@@ -23,11 +25,11 @@ MAX_PAYLOAD_BYTES: Final = 1 << 30
 MAX_HEADER_BYTES: Final = 64 << 20
 
 ROW: Final = "__row"
-"""Column of an answer: the index of the input row that the output row came from."""
+"""Column of a result: the index of the input row of each output row."""
 TS: Final = "__ts"
-"""Column of timestamps: of an extractor's rows, or as of which a lookup asks."""
+"""Column of timestamps: of an extractor's rows, or of a lookup's keys."""
 FOUND: Final = "__found"
-"""Column of a lookup's reply: was there a row?"""
+"""Column of a lookup's result: whether the key has a row."""
 MARKS: Final = (ROW, TS, FOUND)
 
 SOCKET_ENV: Final = "FENNEL_EXECUTORS_SOCKET"
@@ -36,7 +38,7 @@ TIME_LIMIT_ENV: Final = "FENNEL_EXECUTOR_TIME_LIMIT_MS"
 MEMORY_LIMIT_ENV: Final = "FENNEL_EXECUTOR_MEMORY_LIMIT_BYTES"
 CALLS_ENV: Final = "FENNEL_EXECUTOR_CALLS_PER_PROCESS"
 
-# Why a call failed, as the answer's header says it.
+# Failure reasons in the header of a response.
 RAISED: Final = "raised"  # user code raised
 INVALID: Final = "invalid"  # user code returned something its declaration does not allow
 IMPORT: Final = "import"  # the module of the code could not be executed
@@ -47,25 +49,19 @@ BUSY: Final = "busy"  # no worker became free in time
 REFUSED: Final = "refused"  # the frame itself is not understood
 
 
-class ProtocolError(Exception):
-    """The other side sent what this version does not understand."""
-
-
 def pack(header: bytes, payload: bytes = b"", time_limit_ms: int = 0) -> bytes:
-    """The bytes of one frame."""
+    """Encode one frame; raises `ProtocolError` for a payload that is too large."""
     assert len(header) <= MAX_HEADER_BYTES, "the header of a frame is small"
     if len(payload) > MAX_PAYLOAD_BYTES:
         raise ProtocolError(
-            f"a payload of {len(payload)} bytes is over the limit of "
-            f"{MAX_PAYLOAD_BYTES}: send fewer rows"
+            f"a payload of {len(payload)} bytes exceeds the limit of {MAX_PAYLOAD_BYTES}; "
+            "send fewer rows"
         )
     return PREFIX.pack(VERSION, len(header), len(payload), time_limit_ms) + header + payload
 
 
 def unpack_prefix(prefix: bytes) -> tuple[int, int, int]:
-    """(header bytes, payload bytes, time limit in ms); `ProtocolError` when the prefix is not
-    ours.
-    """
+    """Return header bytes, payload bytes and time limit in ms; raises `ProtocolError`."""
     version, header_bytes, payload_bytes, time_limit_ms = PREFIX.unpack(prefix)
     if version != VERSION:
         raise ProtocolError(
@@ -73,5 +69,5 @@ def unpack_prefix(prefix: bytes) -> tuple[int, int, int]:
             "be of one release"
         )
     if header_bytes > MAX_HEADER_BYTES or payload_bytes > MAX_PAYLOAD_BYTES:
-        raise ProtocolError(f"a frame of {header_bytes} + {payload_bytes} bytes is over the limit")
+        raise ProtocolError(f"a frame of {header_bytes} + {payload_bytes} bytes exceeds the limit")
     return header_bytes, payload_bytes, time_limit_ms

@@ -1,8 +1,8 @@
-"""One pass through every conversion before the first fork (executor environment).
+"""Exercise every conversion once before the first fork (executor environment).
 
-Theory. A worker is a fork of the host; whatever the host has imported, compiled and cached it is
-born with. What is exercised here is what the first call would otherwise pay for: pandas' lazily
-imported parts, pyarrow's kernels, the modules generated code imports.
+A worker is a fork of the host and inherits everything the host has imported, compiled and cached.
+The code here triggers what the first call would otherwise pay for: lazily imported parts of pandas,
+kernels of pyarrow, the modules that generated code imports.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ IMPORTED = (
     fennel.lib.metadata,
     fennel.lib.params,
 )
-"""What generated code imports: loaded once, in the parent."""
+"""The imports of generated code, loaded once in the parent."""
 
 _AT = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
 SAMPLES: tuple[tuple[str, Any, list[Any]], ...] = (
@@ -62,7 +62,7 @@ SAMPLES: tuple[tuple[str, Any, list[Any]], ...] = (
 
 
 def exercise() -> None:
-    """Call every kind once with every type."""
+    """Invoke every kind of call once with every type."""
     fields = [[name, description] for name, description, _ in SAMPLES]
     table = pa.table(
         [pa.array(values, layout(description)) for _, description, values in SAMPLES],

@@ -1,11 +1,11 @@
-"""One executor process: takes connections from the host and runs one call at a time (executor
-environment).
+"""One executor process: accept connections from the host and run one call at a time.
 
-Theory. The host hands over a connection that has a frame waiting (its descriptor travels over the
-control socket). The worker reads the call, asks for the code's text if it does not know it, runs
-it, answers on the connection and reports `done`. It never outlives the host and never touches
-another worker's connection. Before the first byte of an answer it raises a flag the host can see,
-so that after a death the host knows whether it may still answer in the worker's place.
+It runs in the executor environment. The host passes a connection that has a frame waiting (its
+descriptor travels over the control socket). The worker reads the call, requests the code's text if
+it does not know it, runs it, responds on the connection and reports `done`. It never outlives the
+host and never touches another worker's connection. Before the first byte of a response it raises a
+flag in shared memory, so that the host knows, after a crash, whether it may still respond in the
+worker's place.
 """
 
 from __future__ import annotations
@@ -30,20 +30,21 @@ import pandas as pd
 import pyarrow as pa
 
 from fennel_core.executors import protocol
-from fennel_core.executors.code_cache import CodeCache, CodeLoadFailed, message_of
+from fennel_core.executors.code_cache import CodeCache, message_of
 from fennel_core.executors.columns_in import frame
-from fennel_core.executors.columns_out import NotDeclared
-from fennel_core.executors.invocation import KINDS, UserRaised
+from fennel_core.executors.errors import (
+    CodeLoadFailed,
+    PeerClosed,
+    ResultInvalid,
+    UserCodeRaised,
+)
+from fennel_core.executors.invocation import KINDS
 
 CONTROL = struct.Struct(">cI")
 """A control message: its kind and the length of its body."""
 RUN, LOAD, DONE, KNOWN = b"R", b"L", b"D", b"K"
 PAGE_BYTES = resource.getpagesize()
 _PR_SET_PDEATHSIG = 1
-
-
-class PeerClosed(Exception):
-    """The other side closed its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class WorkerLimits:
 
 
 def receive_exactly(sock: socket.socket, size: int) -> bytes:
-    """The next `size` bytes; `PeerClosed` at the end of the stream."""
+    """Receive exactly `size` bytes; raises `PeerClosed` at the end of the stream."""
     if not size:
         return b""
     chunk = sock.recv(size, socket.MSG_WAITALL)
@@ -71,16 +72,17 @@ def receive_exactly(sock: socket.socket, size: int) -> bytes:
 
 
 def control_message(kind: bytes, body: bytes = b"") -> bytes:
-    """The bytes of one control message."""
+    """Encode one control message."""
     return CONTROL.pack(kind, len(body)) + body
 
 
 class CallChannel:
-    """The connection of the call under way: how user code's questions travel."""
+    """The connection of the running call, which carries the requests of user code."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._lock = threading.Lock()  # user code may ask from several threads
+        # User code may send requests from several threads.
+        self._lock = threading.Lock()
 
     def receive(self) -> tuple[dict[str, Any], bytes]:
         header_bytes, payload_bytes, _ = protocol.unpack_prefix(
@@ -92,8 +94,8 @@ class CallChannel:
     def send(self, header: dict[str, Any], payload: bytes = b"") -> None:
         self._sock.sendall(protocol.pack(json.dumps(header).encode(), payload))
 
-    def ask(self, header: dict[str, Any], payload: bytes = b"") -> tuple[dict[str, Any], bytes]:
-        """Put a question to the platform; ValueError with its text when it refuses."""
+    def request(self, header: dict[str, Any], payload: bytes = b"") -> tuple[dict[str, Any], bytes]:
+        """Send a request to the platform and return its reply; ValueError when it refuses."""
         with self._lock:
             self.send(header, payload)
             reply, data = self.receive()
@@ -123,11 +125,11 @@ class Worker:
         """Serve until the host closes the control socket."""
         try:
             while True:
-                self._one()
+                self._handle_message()
         except (PeerClosed, ConnectionError):
             return
 
-    def _one(self) -> None:
+    def _handle_message(self) -> None:
         data, descriptors, _, _ = socket.recv_fds(self._control, CONTROL.size, 1)
         if len(data) < CONTROL.size:
             raise PeerClosed
@@ -150,12 +152,13 @@ class Worker:
             try:
                 self._code.load(known["code"], known["text"], known["entry"], known["module"])
             except CodeLoadFailed:
-                # it loaded in another worker; the call that needs it here will say why it does not
+                # The first call that needs the code loads it again and reports the failure.
                 return
 
     def _serve(self, sock: socket.socket) -> bytes | None:
-        """Run the call that waits on the connection and answer it; the new code to tell the host
-        of, if any.
+        """Run the call that waits on the connection and send its response.
+
+        Returns newly loaded code to report to the host, if any.
         """
         call = CallChannel(sock)
         self._call = call
@@ -163,16 +166,16 @@ class Worker:
         try:
             header, payload = call.receive()
             self._header = header
-            known, answer, out = self._answer(call, header, payload)
+            known, answer, out = self._respond(call, header, payload)
             self._answering[0] = 1
             call.send(answer, out)
         except (PeerClosed, ConnectionError):
-            pass  # the caller went away: nobody to answer
+            pass  # The caller disconnected, so a response has no receiver.
         finally:
             self._call = None
         return known
 
-    def _answer(
+    def _respond(
         self, call: CallChannel, header: dict[str, Any], payload: bytes
     ) -> tuple[bytes | None, dict[str, Any], bytes]:
         known = None
@@ -187,7 +190,7 @@ class Worker:
             return known, {"op": "answer"}, ipc_bytes(out)
         except CodeLoadFailed as failed:
             return known, failure(protocol.IMPORT, str(failed), failed.trace), b""
-        except UserRaised as raised:
+        except UserCodeRaised as raised:
             if isinstance(raised.cause, PeerClosed | ConnectionError):
                 raise raised.cause from raised
             return (
@@ -197,10 +200,11 @@ class Worker:
                 ),
                 b"",
             )
-        except NotDeclared as wrong:
+        except ResultInvalid as wrong:
             return known, failure(protocol.INVALID, str(wrong), ""), b""
         except MemoryError as error:
-            self._calls = self._limits.calls  # what is left of the process is not to be trusted
+            # Retire: the state of the process is unreliable after a MemoryError.
+            self._calls = self._limits.calls
             limit = self._limits.memory_bytes
             return (
                 known,
@@ -213,7 +217,7 @@ class Worker:
             )
 
     def _load(self, call: CallChannel, header: dict[str, Any]) -> bytes:
-        reply, _ = call.ask({"op": "code", "code": header["code"]})
+        reply, _ = call.request({"op": "code", "code": header["code"]})
         self._code.load(header["code"], reply["text"], header["entry"], header["module"])
         return json.dumps(
             {
@@ -227,8 +231,8 @@ class Worker:
     def _lookup(
         self, cls_name: str, ts: pd.Series, fields: list[str], keys: pd.DataFrame
     ) -> tuple[pd.DataFrame, pd.Series]:
-        """What `Dataset.lookup` calls."""
-        call = self._asking()
+        """Implement `Dataset.lookup` for user code."""
+        call = self._running_call()
         allowed = self._header.get("datasets", [])
         if self._header.get("kind") == "extract" and cls_name not in allowed:
             raise ValueError(
@@ -239,7 +243,7 @@ class Worker:
         columns = [key_array(keys[name]) for name in keys.columns]
         at = pa.array(pd.to_datetime(ts, utc=True)).cast(pa.timestamp("us", tz="UTC"), safe=False)
         asked = pa.table([*columns, at], names=[*map(str, keys.columns), protocol.TS])
-        reply, data = call.ask(
+        reply, data = call.request(
             {"op": "lookup", "dataset": cls_name, "fields": list(fields)}, ipc_bytes(asked)
         )
         table = pa.ipc.open_stream(data).read_all()
@@ -249,29 +253,28 @@ class Worker:
         )
 
     def _secret(self, name: str) -> str | None:
-        """What `secrets.get` calls."""
-        reply, _ = self._asking().ask({"op": "secret", "name": name})
+        """Implement `secrets.get` for user code."""
+        reply, _ = self._running_call().request({"op": "secret", "name": name})
         if reply["value"] is None:
             raise KeyError(f"Secret : `{name}` does not exist.")
         value: str = reply["value"]
         return value
 
-    def _asking(self) -> CallChannel:
+    def _running_call(self) -> CallChannel:
         if self._call is None:
             raise ValueError(
-                "datasets and secrets can only be read while a call runs, not while "
-                "its code is loaded"
+                "datasets and secrets can be read only during a call, not while its code is loaded"
             )
         return self._call
 
 
 def failure(reason: str, message: str, trace: str) -> dict[str, Any]:
-    """The header of an answer that is an error."""
+    """Return the header of a response that reports a failure."""
     return {"op": "answer", "error": reason, "message": message, "traceback": trace}
 
 
 def ipc_bytes(table: pa.Table) -> bytes:
-    """The Arrow IPC stream of a table."""
+    """Encode a table as an Arrow IPC stream."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
@@ -280,8 +283,9 @@ def ipc_bytes(table: pa.Table) -> bytes:
 
 
 def key_array(column: pd.Series) -> pa.Array:
-    """A key column as Arrow infers it; structs and frozen dicts become plain dicts first. The
-    platform casts it to the key's type.
+    """Convert a key column to Arrow, with inferred type; the platform casts it to the key's type.
+
+    Structs and frozendicts become plain dicts first.
     """
     if column.dtype == object:
         plain = [_plain(v) for v in column]
@@ -301,7 +305,7 @@ def _plain(value: Any) -> Any:
 
 
 def address_space_bytes() -> int:
-    """Size of this process' address space."""
+    """Return the size of this process' address space."""
     with open("/proc/self/statm", "rb") as statm:
         return int(statm.read().split()[0]) * PAGE_BYTES
 
@@ -309,7 +313,7 @@ def address_space_bytes() -> int:
 def enter(
     control: socket.socket, answering: Any, limits: WorkerLimits, close: Callable[[], None]
 ) -> None:
-    """Become a worker: called in a freshly forked process, never returns."""
+    """Become a worker in a freshly forked process; never returns."""
     close()
     os.setpgid(0, 0)  # so that the host can kill what user code starts along with it
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -28,7 +28,7 @@ from fennel_core.blueprints.spec import SourceBinding
 from fennel_core.connections.erasures import ErasedKeys
 from fennel_core.executors.calls import AssignCall, ExecutorCall, FilterCall
 from fennel_core.executors.client import Callbacks
-from fennel_core.executors.errors import ExecutorError, ExecutorUnavailable, UserCodeError
+from fennel_core.executors.errors import CallFailed, ExecutorUnavailable, UserCodeFailed
 from fennel_core.executors.protocol import ROW
 from fennel_core.expressions.errors import EvaluationFailed, InvalidExpression
 from fennel_core.expressions.evaluate import compile_columns
@@ -246,7 +246,7 @@ class Validator:
     ) -> pa.Table:
         try:
             return await self._executors.run(call, frame, callbacks=self._callbacks)
-        except UserCodeError as raised:
+        except UserCodeFailed as raised:
             raise _refusal(
                 binding, payload, f"{what} for dataset `{binding.dataset}`: {raised.message}"
             ) from raised
@@ -254,7 +254,7 @@ class Validator:
             raise SourceCodeUnavailable(
                 f"nothing was logged: {away}; try again", away.code
             ) from away
-        except ExecutorError as failed:
+        except CallFailed as failed:
             raise SourceCodeFailed(
                 f"{what} for dataset `{binding.dataset}`: {failed}", failed.code
             ) from failed

@@ -19,7 +19,7 @@ import polars as pl
 import pyarrow as pa
 
 from fennel_core.executors.client import Callbacks, Executors, LookupReply, LookupRequest
-from fennel_core.executors.errors import ExecutorError, ExecutorUnavailable
+from fennel_core.executors.errors import CallFailed, ExecutorUnavailable
 from fennel_core.executors.protocol import TS
 from fennel_core.query.bound_expressions import BoundExpressions
 from fennel_core.query.columns import LOGICAL_TIME, QueryColumn, logical_type
@@ -129,7 +129,7 @@ class ProgramRunner:
             table = await self._executors.run(step.call, rows, callbacks=callbacks)
         except ExecutorUnavailable as busy:
             raise ExtractorUnavailable(str(busy)) from busy
-        except ExecutorError as failed:
+        except CallFailed as failed:
             raise ExtractorFailed(str(failed)) from failed
         frame = pl.from_arrow(table)
         assert isinstance(frame, pl.DataFrame), "a table becomes a frame"

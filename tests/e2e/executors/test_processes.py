@@ -12,12 +12,12 @@ import pytest
 from fennel_core.executors.calls import ExtractCall, WarmCall
 from fennel_core.executors.client import Executors
 from fennel_core.executors.errors import (
+    CodeImportFailed,
     ExecutorCrashed,
     ExecutorOutOfMemory,
     ExecutorTimeout,
     ExecutorUnavailable,
-    ImportFailed,
-    UserCodeError,
+    UserCodeFailed,
 )
 from fennel_core.executors.protocol import TS
 from fennel_core.vocab.dtypes import Field, Int
@@ -76,8 +76,8 @@ async def succeeds(executors: Executors) -> bool:
         ("ctypes.string_at(0)", ExecutorCrashed, "SIGSEGV"),
         ("time.sleep(30)", ExecutorTimeout, "longer than its limit of 1000 ms"),
         ("bytearray(4 << 30)", ExecutorOutOfMemory, "ran out of memory"),
-        ("1 / 0", UserCodeError, "division by zero"),
-        ("raise SystemExit(1)", UserCodeError, "failed to run with error: 1"),
+        ("1 / 0", UserCodeFailed, "division by zero"),
+        ("raise SystemExit(1)", UserCodeFailed, "failed to run with error: 1"),
     ],
 )
 async def test_the_call_fails_with_its_reason_and_the_next_one_succeeds(
@@ -91,7 +91,7 @@ async def test_the_call_fails_with_its_reason_and_the_next_one_succeeds(
 async def test_code_that_does_not_load_says_so_and_is_tried_again(executors):
     call = calling("pass", module_level="import a_package_nobody_has")
     for _ in range(2):
-        with pytest.raises(ImportFailed, match="No module named 'a_package_nobody_has'"):
+        with pytest.raises(CodeImportFailed, match="No module named 'a_package_nobody_has'"):
             await executors.run(call, ONE)
     assert await succeeds(executors)
 

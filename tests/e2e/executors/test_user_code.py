@@ -18,11 +18,10 @@ from fennel_core.executors.calls import (
 from fennel_core.executors.client import (
     Callbacks,
     Executors,
-    LookupRefused,
     LookupReply,
     LookupRequest,
 )
-from fennel_core.executors.errors import UserCodeError
+from fennel_core.executors.errors import LookupRefused, UserCodeFailed
 from fennel_core.executors.protocol import ROW, TS
 from fennel_core.vocab.dtypes import Field, Optional, arrow_type
 from fennel_core.wire import operators
@@ -166,7 +165,7 @@ async def test_an_assigned_column_of_another_type_is_refused_with_the_clients_wo
     commit, executors
 ):
     with pytest.raises(
-        UserCodeError,
+        UserCodeFailed,
         match=r"Error in assign node for column `half` for pipeline `Assigned\.assign`, "
         r"Field `half` is of type int",
     ):
@@ -175,7 +174,7 @@ async def test_an_assigned_column_of_another_type_is_refused_with_the_clients_wo
 
 async def test_an_assigned_value_out_of_bounds_is_refused(commit, executors):
     with pytest.raises(
-        UserCodeError, match=r"Value 70 is out of bounds for between type, bounds are \[0, 10\]"
+        UserCodeFailed, match=r"Value 70 is out of bounds for between type, bounds are \[0, 10\]"
     ):
         await executors.run(
             pipeline_call(commit, "Assigned", "assign", "bounded"), events(commit, {"count": 70})
@@ -195,7 +194,7 @@ async def test_secrets_reach_user_code_and_a_missing_one_is_the_clients_key_erro
 
     answer = await executors.run(call, events(commit, {}), callbacks=Callbacks(secret=salt))
     assert answer.column("seen").to_pylist() == ["value of salt"]
-    with pytest.raises(UserCodeError, match="Secret : `salt` does not exist") as raised:
+    with pytest.raises(UserCodeFailed, match="Secret : `salt` does not exist") as raised:
         await executors.run(call, events(commit, {}), callbacks=Callbacks(secret=nothing))
     assert "with_secret" in raised.value.traceback
 
@@ -237,7 +236,7 @@ async def test_an_extractor_looks_a_dataset_up_through_the_callback(commit, exec
 
 async def test_an_extractor_may_not_look_up_what_it_does_not_declare(commit, executors):
     call, asked = replace(extract_call(commit, "both"), datasets=("Others",)), []
-    with pytest.raises(UserCodeError) as raised:
+    with pytest.raises(UserCodeFailed) as raised:
         await executors.run(
             call, feature_rows(call, ("ann",)), callbacks=users_answering(commit, {}, asked)
         )
@@ -252,7 +251,7 @@ async def test_an_extractor_may_not_look_up_what_it_does_not_declare(commit, exe
 
 async def test_a_name_the_client_did_not_send_is_not_defined(commit, executors):
     call = extract_call(commit, "undeclared")
-    with pytest.raises(UserCodeError, match="name 'Users' is not defined"):
+    with pytest.raises(UserCodeFailed, match="name 'Users' is not defined"):
         await executors.run(call, feature_rows(call, ("ann",)))
 
 
@@ -265,7 +264,7 @@ async def test_a_refused_lookup_is_user_codes_error_and_a_broken_one_the_callers
     async def broken(_: LookupRequest) -> LookupReply:
         raise ConnectionError("the slot is gone")
 
-    with pytest.raises(UserCodeError, match="Please define an online index"):
+    with pytest.raises(UserCodeFailed, match="Please define an online index"):
         await executors.run(call, feature_rows(call, ("ann",)), callbacks=Callbacks(lookup=refuse))
     with pytest.raises(ConnectionError, match="the slot is gone"):
         await executors.run(call, feature_rows(call, ("ann",)), callbacks=Callbacks(lookup=broken))

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from fennel_core.executors import protocol
+from fennel_core.executors.call_failures import call_failure
 from fennel_core.executors.calls import (
     AssignCall,
     ExtractCall,
@@ -16,7 +17,12 @@ from fennel_core.executors.calls import (
     describe,
     header_of,
 )
-from fennel_core.executors.errors import ExecutorTimeout, ImportFailed, UserCodeError, failure
+from fennel_core.executors.errors import (
+    CodeImportFailed,
+    ExecutorTimeout,
+    ProtocolError,
+    UserCodeFailed,
+)
 from fennel_core.vocab import dtypes as d
 from fennel_core.wire.pycode import PyCode
 
@@ -75,7 +81,7 @@ def test_a_warmed_extractor_is_the_one_that_is_called():
 def test_a_frame_is_read_back_from_its_prefix():
     frame = protocol.pack(b"{}", b"payload", 250)
     assert protocol.unpack_prefix(frame[: protocol.PREFIX.size]) == (2, 7, 250)
-    with pytest.raises(protocol.ProtocolError, match="one release"):
+    with pytest.raises(ProtocolError, match="one release"):
         protocol.unpack_prefix(b"\x09" + frame[1 : protocol.PREFIX.size])
 
 
@@ -101,8 +107,8 @@ def test_a_frame_is_read_back_from_its_prefix():
     ],
 )
 def test_what_code_raises_is_told_in_the_clients_words(call, text):
-    error = failure(call, protocol.RAISED, "oh", "trace")
-    assert isinstance(error, UserCodeError)
+    error = call_failure(call, protocol.RAISED, "oh", "trace")
+    assert isinstance(error, UserCodeFailed)
     assert (str(error), error.message, error.traceback) == (text, "oh", "trace")
 
 
@@ -111,13 +117,13 @@ def test_an_extractors_wrong_result_is_told_without_a_prefix():
         "Extractor `e` returned invalid type `<class 'int'>`, expected a pandas series or dataframe"
     )
     assert (
-        str(failure(ExtractCall(LAMBDA, "F", "e", (A,), (A,), ()), protocol.INVALID, text, ""))
+        str(call_failure(ExtractCall(LAMBDA, "F", "e", (A,), (A,), ()), protocol.INVALID, text, ""))
         == text
     )
 
 
 def test_only_user_codes_own_errors_are_user_code_errors():
     call = FilterCall(LAMBDA, "D.p", (A,))
-    assert isinstance(failure(call, protocol.IMPORT, "x", ""), ImportFailed)
-    assert isinstance(failure(call, protocol.TIMEOUT, "x", ""), ExecutorTimeout)
-    assert not isinstance(failure(call, protocol.CRASHED, "x", ""), UserCodeError)
+    assert isinstance(call_failure(call, protocol.IMPORT, "x", ""), CodeImportFailed)
+    assert isinstance(call_failure(call, protocol.TIMEOUT, "x", ""), ExecutorTimeout)
+    assert not isinstance(call_failure(call, protocol.CRASHED, "x", ""), UserCodeFailed)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from fennel_core.executors.client import NO_CALLBACKS, Executors, LookupRefused, LookupRequest
+from fennel_core.executors.client import NO_CALLBACKS, Executors, LookupRequest
+from fennel_core.executors.errors import LookupRefused
 from fennel_core.plans.absent_keys import NULL, AbsentValue
 from fennel_core.plans.feature_index import FeatureIndex
 from fennel_core.plans.planner import make_plan
