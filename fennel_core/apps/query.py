@@ -34,13 +34,11 @@ from fennel_core.vocab.ids import WorkspaceId
 
 PROCESS = "query"
 KEEP_ALIVE_S = 75
-"""Longer than the idle time after which common clients drop a connection themselves, so that none
-is closed under a request.
-"""
+"""Longer than the idle time-out of common clients: no connection is closed under a request."""
 MICROS = 1000
 GC_THRESHOLDS = (20_000, 20, 50)
-"""Requests leave no cycles behind, so collecting after every 700 objects (the default) finds
-nothing and shows in the 99th percentile.
+"""Requests leave no reference cycles, so the default (a collection every 700 objects) finds nothing
+and shows in the 99th percentile.
 """
 
 
@@ -52,7 +50,7 @@ def main() -> None:
 
 
 async def serve(settings: Settings) -> None:
-    """Serve until a signal says stop."""
+    """Serve until a signal arrives, then finish the requests under way."""
     dsn = settings.postgres_dsn.get_secret_value()
     slots, tails, forwarder = (
         SlotConnections(),
@@ -89,7 +87,7 @@ async def serve(settings: Settings) -> None:
             ended, _ = await asyncio.wait({server, *listeners}, return_when=asyncio.FIRST_COMPLETED)
             if not server.done():
                 raise RuntimeError(
-                    "a listener for notifications ended; without it answers grow old"
+                    "a listener for notifications ended; without it caches go stale"
                 ) from ended.pop().exception()
             await server
         finally:
@@ -113,7 +111,7 @@ def application(
     executors: Executors,
     erased: Erasures,
 ) -> QueryApplication:
-    """Everything wired together; must be called inside the event loop."""
+    """Build the application; must be called inside the event loop."""
     timeout_s = settings.lookup_timeout_ms / 1000
     key_file = settings.secrets_key_file
     sealer = None if key_file is None else secrets.Sealer.from_file(key_file)

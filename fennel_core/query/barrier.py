@@ -1,16 +1,16 @@
-"""The barrier: return when everything logged before the call has reached every lookup.
+"""The barrier: return when all rows logged before the call are visible to every lookup.
 
-Theory. Take the ends of the branch's source topics when the call arrives. A job partition has seen
-them once its applied position (after the state was written) has passed them; by then what it made
-of them stands on its output topics, so the ends of those are the targets of the jobs that read
-them, and so on to the end of the graph. Jobs are taken in layers: a layer waits for all its
-partitions at once, one request per owner slot, and the ends of all its input topics are read in one
-call.
+The barrier takes the ends of the branch's source topics when the call arrives. A job partition has
+processed them once its applied position (recorded after the state was written) has passed them. Its
+output for them is on its output topics by then, so the ends of those topics are the targets of the
+jobs that read them, and so on to the end of the graph. Jobs are processed in layers: the barrier
+waits for all partitions of a layer at once, with one request per owner slot, and reads the ends of
+all its input topics in one call.
 
-Ends are high watermarks, not last stable offsets: the broker acknowledges a commit before its
-markers are written, so for a moment the stable end does not cover rows that a client already knows
-to be accepted. Positions move past markers and aborted records, so a high watermark is always
-reached. A parked job answers at once with its error.
+Ends are high watermarks, not last stable offsets. The broker acknowledges a commit before it writes
+the markers, so for a moment the stable end excludes rows that a client knows to be accepted.
+Positions move past markers and aborted records, so a high watermark is always reached. A parked job
+fails the barrier at once with its error.
 """
 
 from __future__ import annotations
@@ -28,29 +28,31 @@ from fennel_core.query.slot_connections import SlotConnections, retry_reason
 from fennel_core.vocab.ids import JobId, JobPartition, TopicName, TopicPartition, partition_indexes
 
 WAIT_SLICE_MS = 1_000
-"""A slot is asked to wait this long at most, so that a moved partition is noticed."""
+"""The longest wait of one request to a slot, so that a change of owners is noticed."""
 NO_OWNER_PAUSE_S = 0.02
 SPECS_KEPT = 10_000
-"""Specs never change, but jobs come and go."""
+"""Specs never change; the cache is bounded because jobs are created and destroyed."""
 
 Ends = Mapping[TopicPartition, int]
 
 
 class TopicEnds(Protocol):
+    """Reads the ends of topics."""
+
     async def ends(self, partitions: Sequence[TopicPartition]) -> Ends:
-        """The high watermark of each partition."""
+        """Return the high watermark of each partition."""
         ...
 
 
 class Jobs(Protocol):
+    """Reads the specifications of jobs; unknown jobs are absent."""
+
     async def read_jobs(self, jobs: Sequence[JobId]) -> Mapping[JobId, Job]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class BarrierTarget:
-    """What one job partition must have applied: the offset after the last record, per input
-    topic.
-    """
+    """The offsets that one job partition must have applied: the end of each input topic."""
 
     partition: JobPartition
     title: str
@@ -61,8 +63,9 @@ class BarrierTarget:
 
 
 def layers(jobs: Sequence[Job]) -> list[list[Job]]:
-    """Jobs (inputs before consumers) in layers: a job stands in the first layer after all jobs that
-    write what it reads.
+    """Group jobs (inputs before consumers) into layers.
+
+    A job is in the first layer after all jobs that write its inputs.
     """
     depth: dict[JobId, int] = {}
     written: dict[TopicName, int] = {}
@@ -79,13 +82,13 @@ def layers(jobs: Sequence[Job]) -> list[list[Job]]:
 
 
 def source_partitions(catalog: Catalog) -> list[TopicPartition]:
-    """Every partition of every source topic of a branch version."""
+    """Return every partition of every source topic of a branch version."""
     topics = dict.fromkeys(binding.topic for binding in catalog.sources)
     return [(topic, part) for topic in topics for part in partition_indexes(catalog.partitions)]
 
 
 def targets(layer: Sequence[Job], ends: Ends) -> list[BarrierTarget]:
-    """What each job partition of a layer has to reach; partitions without input are left out."""
+    """Return the targets of a layer; partitions without input have none."""
     found = []
     for job in layer:
         for part in partition_indexes(job.partitions):
@@ -98,6 +101,8 @@ def targets(layer: Sequence[Job], ends: Ends) -> list[BarrierTarget]:
 
 
 class Barrier:
+    """Waits for the jobs of a branch version; see the module."""
+
     def __init__(
         self, jobs: Jobs, topics: TopicEnds, owners: Owners, slots: SlotConnections
     ) -> None:
@@ -108,10 +113,9 @@ class Barrier:
         self._specs: dict[JobId, Job] = {}
 
     async def wait(self, catalog: Catalog, timeout_s: float) -> None:
-        """Return when all rows accepted before this call are applied by every job of the branch
-        version.
+        """Return when all rows accepted before this call are applied by every job of the branch.
 
-        Raises `JobParked`, `BarrierTimeout` (naming job, partition and lag) or `ViewOutdated`.
+        Raises `JobParked`, `BarrierTimeout` (naming job, partition and lag) and `ViewOutdated`.
         """
         deadline = asyncio.get_running_loop().time() + timeout_s
         sources = source_partitions(catalog)
@@ -135,9 +139,9 @@ class Barrier:
                 self._specs.clear()
                 missing = list(jobs)
             self._specs.update(await self._jobs.read_jobs(missing))
-        gone = next((job for job in jobs if job not in self._specs), None)
-        if gone is not None:
-            raise ViewOutdated(f"job `{gone}` is gone")
+        unknown = next((job for job in jobs if job not in self._specs), None)
+        if unknown is not None:
+            raise ViewOutdated(f"job `{unknown}` no longer exists")
         return [self._specs[job] for job in jobs]
 
     async def _wait_for(
@@ -164,8 +168,8 @@ class Barrier:
     async def _ask(
         self, address: str, group: list[BarrierTarget], left_s: float
     ) -> tuple[list[BarrierTarget], bool]:
-        """Those of `group` that must be asked for again, and whether that is because their owner is
-        not there.
+        """Return the targets that are still behind, and whether their owner must be looked up
+        again.
         """
         slice_ms = max(1, min(WAIT_SLICE_MS, int(left_s * 1000)))
         argument = {"items": [target.item() for target in group], "timeout_ms": slice_ms}
@@ -189,10 +193,10 @@ class Barrier:
     async def _late(self, target: BarrierTarget, others: int, timeout_s: float) -> str:
         job, part = target.partition
         behind = await self._behind(target)
-        lag = "its position is not known" if behind is None else f"{behind} records behind"
+        lag = "its position is unknown" if behind is None else f"{behind} records behind"
         return (
             f"after {timeout_s:g} s job `{target.title}` ({job}) partition {part} is not "
-            f"done: {lag}; {others} partitions of its layer wait"
+            f"done: {lag}; {others} partitions of its layer are waiting"
         )
 
     async def _behind(self, target: BarrierTarget) -> int | None:

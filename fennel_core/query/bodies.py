@@ -1,8 +1,8 @@
-"""JSON bodies of the read path.
+"""Parse the JSON bodies of the read path.
 
-Theory. Structure is checked by one pass of C code while it is read. Python's own JSON reader is the
-second choice, because the client writes bare `NaN` tokens, which strict JSON does not have. Values
-inside are not touched here: their declared types decide (`values.py`).
+The structure is checked by C code while it is parsed. Python's own JSON parser is the second
+choice, because the client writes bare `NaN` tokens, which strict JSON does not have. Values inside
+are not checked here but by their declared types (`values.py`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fennel_core.vocab.dtypes import Field, Timestamp
 
 
 class QueryBody(msgspec.Struct, frozen=True, gc=False):
-    """The body of `/query`. `data` is columnar; columns that no feature needs may be among them."""
+    """The body of `/query`. `data` is columnar and may have columns that no feature needs."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -39,8 +39,9 @@ class QueryBody(msgspec.Struct, frozen=True, gc=False):
 
 
 class LookupBody(msgspec.Struct, frozen=True, gc=False):
-    """The body of `/dataset/{name}/lookup`. No `fields`: all of them; no `timestamps`: as of
-    now.
+    """The body of `/dataset/{name}/lookup`.
+
+    No `fields`: all of them. No `timestamps`: as of now.
     """
 
     keys: list[dict[str, Any]]
@@ -58,17 +59,15 @@ _decoders: dict[type[Any], Callable[[bytes], Any]] = {
 }
 dump = msgspec.json.Encoder().encode
 SURROGATE = b"\\ud"
-"""How the escape of a surrogate begins in JSON text."""
+"""The start of the escape of a surrogate in JSON text."""
 
 
 def parse(body: bytes, kind: type[Body]) -> Body:
-    """The request in `body`; bare `NaN` and `Infinity` are accepted. BadRequest says which part is
-    wrong.
-    """
+    """Parse `body`; bare `NaN` and `Infinity` are accepted. Raises `RequestMalformed`."""
     try:
         found: Body = _decoders[kind](body)
     except msgspec.ValidationError as error:
-        raise RequestMalformed(f"the body is not what this call takes: {error}") from error
+        raise RequestMalformed(f"malformed body: {error}") from error
     except msgspec.DecodeError:
         return _parse_slowly(body, kind)
     return found
@@ -78,12 +77,11 @@ def _parse_slowly(body: bytes, kind: type[Body]) -> Body:
     try:
         found = json.loads(body)
         if SURROGATE in body.lower():
-            dump(
-                found
-            )  # Python reads half of a surrogate pair as text; nothing after this could write it
+            # Python parses half of a surrogate pair as text, which cannot be encoded again.
+            dump(found)
         return msgspec.convert(found, kind)
     except msgspec.ValidationError as error:
-        raise RequestMalformed(f"the body is not what this call takes: {error}") from error
+        raise RequestMalformed(f"malformed body: {error}") from error
     except (ValueError, RecursionError) as error:
         raise RequestMalformed(f"the body is not JSON: {error}") from error
 
@@ -105,7 +103,7 @@ def query_body(body: bytes, limit_rows: int) -> QueryBody:
 
 
 def lookup_body(body: bytes, limit_rows: int) -> LookupBody:
-    """The body of `/dataset/{name}/lookup`. Errors as for `query_body`."""
+    """Parse the body of `/dataset/{name}/lookup`; raises as `query_body`."""
     found = parse(body, LookupBody)
     if len(found.keys) > limit_rows:
         raise TooManyRows(len(found.keys), limit_rows)
@@ -120,8 +118,9 @@ def lookup_body(body: bytes, limit_rows: int) -> LookupBody:
 def key_columns(
     keys: list[dict[str, Any]], fields: Sequence[Field], dataset: str
 ) -> list[QueryColumn]:
-    """The key columns of a lookup in the dataset's order; BadLookup when a key object has other
-    fields than the dataset's key.
+    """Return the key columns of a lookup in the dataset's order.
+
+    Raises `LookupRejected` when a key object has other fields than the dataset's key.
     """
     sizes = set(map(len, keys)) - {len(fields)}
     if sizes:
@@ -141,7 +140,7 @@ def key_columns(
 
 
 def timestamp_column(values: list[Any]) -> Sequence[int]:
-    """Timestamps of a lookup (strings or epoch numbers) in microseconds."""
+    """Return the timestamps of a lookup (strings or epoch numbers) in microseconds."""
     micros = input_column(values, Timestamp(), "timestamps").values
     if None in micros:
         raise ValueNotConvertible("`timestamps` must not hold nulls")

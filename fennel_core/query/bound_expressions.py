@@ -1,8 +1,8 @@
-"""Expression features: as many as possible in one call of the engine.
+"""Expression features, as many as possible per evaluation.
 
-Theory. One evaluation costs some tens of microseconds whatever it evaluates, so expressions of a
-level that do not read one another are evaluated together, over one frame with full feature names as
-columns. Compilation (types, Polars expressions) belongs to the plan and is done once.
+An evaluation costs some tens of microseconds regardless of its size, so expressions of a level that
+do not read one another are evaluated together, over one frame with full feature names as columns.
+Compilation (types, Polars expressions) belongs to the plan and is done once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fennel_core.vocab.dtypes import Dtype
 from fennel_core.wire.entities import FeatureRef
 
 NOW = "\0now"
-"""Column of the query's clock reading; no feature can have this name."""
+"""The column of the query's clock reading; no feature can have this name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,10 @@ class BoundExpressions:
     def of(
         cls, expressions: tuple[ExpressionNode, ...], register: Callable[[FeatureRef], int]
     ) -> BoundExpressions:
-        """Compile `expressions`; BadExpression when one does not fit its features' types (a commit
-        checks the same).
+        """Compile `expressions`.
+
+        Raises `ExpressionRejected` when one does not fit its features' types (a commit checks the
+        same).
         """
         schema = {i.ref.fqn: i.dtype for e in expressions for i in e.inputs}
         inputs = {i.ref.fqn: register(i.ref) for e in expressions for i in e.inputs}
@@ -61,8 +63,9 @@ class BoundExpressions:
         )
 
     def run(self, registers: list[QueryColumn], rows: int, now_us: int) -> None:
-        """Evaluate over the registers' columns; BadValue names the feature, row and value that has
-        no result.
+        """Evaluate over the registers' columns.
+
+        Raises `ValueNotConvertible`, naming the feature, row and value without a result.
         """
         columns = [registers[place].series.alias(name) for name, place in self.inputs]
         if self.reads_clock or not columns:
@@ -79,9 +82,7 @@ class BoundExpressions:
 def group_expressions(
     local: tuple[LocalNode, ...],
 ) -> Iterator[AliasNode | tuple[ExpressionNode, ...]]:
-    """The steps in an order that respects who reads whom, neighbours that do not read one another
-    in one tuple.
-    """
+    """Order the steps by dependency, with adjacent independent expressions in one tuple."""
     group: list[ExpressionNode] = []
     made: set[FeatureRef] = set()
     for step in _by_depth(local):
@@ -102,9 +103,7 @@ def group_expressions(
 
 
 def _by_depth(local: tuple[LocalNode, ...]) -> list[LocalNode]:
-    """By depth of dependency, stable: what waits for nothing comes first, so groups are as large as
-    they can be.
-    """
+    """Sort by depth of dependency, stable, so that groups are as large as possible."""
     depth: dict[FeatureRef, int] = {}
     for step in local:
         read = [step.source] if isinstance(step, AliasNode) else [i.ref for i in step.inputs]

@@ -1,10 +1,10 @@
-"""A column of a query, in whichever of two forms its readers need.
+"""A column of a query, in either of two forms.
 
-Theory. Rows come from slots as msgpack and go to clients as JSON: between the two a list of
-*physical* values (temporals as integers, decimals as text, see `operators.step.Served`) is all that
-is needed, and for one row it is ten times cheaper than any frame. Expressions and user code need a
-typed Polars series. So a column holds one of the forms and makes the other when somebody asks. Both
-are whole-column operations of C code: nothing here runs Python per row.
+Rows arrive from slots as msgpack and leave as JSON. Between the two, a list of *physical* values
+(temporals as integers, decimals as text, see `operators.step.Served`) suffices, and for one row it
+is ten times cheaper than a frame. Expressions and user code need a typed Polars series. A column
+holds one of the forms and derives the other on demand. Both are whole-column operations of C code:
+nothing here runs Python per row.
 """
 
 from __future__ import annotations
@@ -22,9 +22,7 @@ LOGICAL_TIME = pl.Datetime("us", "UTC")
 
 
 class QueryColumn:
-    """One feature or field: values of `dtype`, one per row of the query. Never changed once
-    made.
-    """
+    """One feature or field: values of `dtype`, one per row of the query. Immutable."""
 
     __slots__ = ("_series", "_values", "dtype")
 
@@ -63,8 +61,9 @@ class QueryColumn:
         return self._series
 
     def filled(self, fill: object, dtype: Dtype) -> QueryColumn:
-        """With the physical value `fill` for null (None leaves nulls), as a column of `dtype`,
-        which has the same layout.
+        """Replace nulls by the physical value `fill` (None: keep nulls), as a column of `dtype`.
+
+        `dtype` has the same layout.
         """
         if fill is None or None not in self.values:
             return self if dtype == self.dtype else QueryColumn(dtype, self._values, self._series)
@@ -72,13 +71,13 @@ class QueryColumn:
 
 
 def fill_nulls(values: Sequence[object], fill: object) -> Sequence[object]:
-    """`values` with `fill` where they are None."""
+    """Return `values` with `fill` in place of None."""
     return [fill if value is None else value for value in values] if None in values else values
 
 
 @lru_cache(maxsize=4096)
 def logical_type(dtype: Dtype) -> pl.DataType:
-    """The Polars type of `vocab.dtypes.arrow_type`."""
+    """Return the Polars type of `vocab.dtypes.arrow_type`."""
     match dtypes.base(dtype):
         case dtypes.Timestamp():
             return LOGICAL_TIME
@@ -92,7 +91,10 @@ def logical_type(dtype: Dtype) -> pl.DataType:
 
 @lru_cache(maxsize=4096)
 def physical_type(dtype: Dtype) -> pl.DataType:
-    """The Polars type of physical values: temporals as integers, decimals as text, at any depth."""
+    """Return the Polars type of physical values.
+
+    Temporals are integers and decimals text, at any depth.
+    """
     match dtypes.base(dtype):
         case dtypes.Timestamp():
             return pl.Int64()

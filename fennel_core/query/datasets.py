@@ -1,10 +1,9 @@
-"""Lookups of whole datasets: the public call, and the one that user code makes from inside an
-extractor.
+"""Lookups of whole datasets: the public call, and the call of user code inside an extractor.
 
-Theory. Both are the same question with different doors. A key is echoed, every other column comes
-from the row or is null (for an aggregation: what it gives for nothing, see `plans.missing`), and
-`found` says which. Without timestamps the answer is as of one clock reading and needs an online
-index; with them each key has its own moment and the index must be an offline one.
+Both share `look_up`. A key is echoed, every other column comes from the row or is null (for an
+aggregation: its value without rows, see `plans.missing`), and `found` reports which keys have a
+row. Without timestamps the result is as of one clock reading and needs an online index; with them
+each key has its own time and the index must be an offline one.
 """
 
 from __future__ import annotations
@@ -29,16 +28,14 @@ from fennel_core.vocab.schema import Schema
 
 @dataclass(frozen=True, slots=True)
 class LookupResult:
-    """Columns in the order asked for, and whether each key has a row."""
+    """Columns in the requested order, and whether each key has a row."""
 
     columns: tuple[tuple[Field, QueryColumn], ...]
     found: list[bool]
 
 
 def chosen_fields(schema: Schema, names: Sequence[str]) -> tuple[str, ...]:
-    """The columns to answer: `names`, or all of them when there are none; UnknownField for one the
-    dataset does not have.
-    """
+    """Return the columns to read: `names`, or all of them; raises `UnknownField`."""
     unknown = next((name for name in names if name not in schema.names), None)
     if unknown is not None:
         raise UnknownField(unknown)
@@ -46,7 +43,7 @@ def chosen_fields(schema: Schema, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def serving_check(table: ServedDataset, *, as_of: bool) -> None:
-    """BadLookup when the dataset has no index of the side that this lookup needs."""
+    """Raise `LookupRejected` when the dataset lacks the index that this lookup needs."""
     name = table.view.name
     table.job()
     if as_of and not table.view.offline:
@@ -62,8 +59,9 @@ async def look_up(
     names: tuple[str, ...],
     as_of: int | Sequence[int],
 ) -> LookupResult:
-    """The rows of `table` under `keys` (columns in key order), as of one moment or one per key
-    (microseconds).
+    """Return the rows of `table` under `keys` (columns in key order).
+
+    `as_of` is one time or one per key (µs).
     """
     schema = table.view.schema
     values = [
@@ -88,7 +86,7 @@ async def look_up(
 
 
 class ExtractorLookups:
-    """Answers `Dataset.lookup` of user code during one query, which read the clock at `now_us`."""
+    """Serves `Dataset.lookup` of user code during one query, whose clock reading is `now_us`."""
 
     def __init__(
         self, lookups: Lookups, tables: Mapping[DatasetName, ServedDataset], now_us: int
@@ -98,8 +96,8 @@ class ExtractorLookups:
         self._now_us = now_us
 
     async def __call__(self, asked: LookupRequest) -> LookupReply:
-        """See `executors.client.Callbacks.lookup`; what user code asked wrongly is a
-        `LookupRefused`.
+        """See `executors.client.Callbacks.lookup`; raises `LookupRefused` for an invalid
+        request.
         """
         table = self._tables.get(DatasetName(asked.dataset))
         if table is None:
@@ -120,8 +118,8 @@ class ExtractorLookups:
         )
 
     def _moments(self, asked: LookupRequest) -> int | list[int]:
-        """The moments asked for, none later than the query's own: rows of the future are invisible
-        to it.
+        """Return the requested times, none later than the query's own: future rows are
+        invisible.
         """
         at = pl.from_arrow(asked.at)
         assert isinstance(at, pl.Series), "an array becomes a series"

@@ -1,12 +1,12 @@
-"""Columns into the JSON that the client reads, by declared type.
+"""Encode columns as the JSON that the client reads, by declared type.
 
-Theory. The client casts what it gets by the feature's or field's declared type, and some forms it
-cannot cast (integers for datetimes) or casts wrongly (mixed fractions of seconds in one column). So
-each type has one form: datetimes as fixed-width ISO text with offset, dates as ISO text, decimals
-as numbers (a lookup hands them to its caller as they are), bytes as base64, dicts as objects: the
-protocol's codec makes them of typed columns. Two short cuts skip it: a column whose physical values
-already have that form goes out as it is, and a handful of temporals is rendered directly, because
-setting a conversion up costs more than doing it.
+The client casts received values by the declared type of the feature or field. It cannot cast some
+forms (integers for datetimes) and casts others wrongly (mixed fractions of seconds in one column),
+so each type has one form: datetimes as fixed-width ISO text with offset, dates as ISO text,
+decimals as numbers (a lookup returns them to its caller as they are), bytes as base64, dicts as
+objects. The protocol's codec produces these forms from typed columns. Two shortcuts skip it: a
+column whose physical values already have the form is used as it is, and a few temporals are
+rendered directly, because setting up a conversion costs more than doing it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fennel_core.vocab import dtypes
 from fennel_core.vocab.dtypes import Dtype, is_optional
 from fennel_core.wire.json_encode import encode_column
 
-FEW_ROWS = 16
+SMALL_ROWS = 16
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 EPOCH_DAY = EPOCH.date().toordinal()
 
@@ -32,26 +32,27 @@ Encoder = Callable[[QueryColumn], Sequence[object]]
 
 
 def json_values(column: QueryColumn) -> Sequence[object]:
-    """One JSON-ready value per row (bytes may be among them: the encoder writes them as base64, as
-    the reference server does).
+    """Return one JSON-ready value per row.
+
+    Bytes may be among them; the JSON encoder writes them as base64, as the reference server does.
     """
     return encoder_of(column.dtype)(column)
 
 
 @lru_cache(maxsize=4096)
 def encoder_of(dtype: Dtype) -> Encoder:
-    """What `json_values` does with columns of `dtype`; plans choose it once."""
+    """Return the encoder of columns of `dtype`; plans choose it once."""
     bare = dtypes.base(dtype)
     match bare:
         case dtypes.Float() if not is_optional(dtype):
             return _floats
         case dtypes.Timestamp():
-            return _moments
+            return _timestamps
         case dtypes.Date():
             return _days
         case dtypes.Decimal():
             return _decimals
-        case _ if _as_it_is(bare):
+        case _ if _is_json_ready(bare):
             return attrgetter("values")
         case _:
             return _through_codec
@@ -62,29 +63,27 @@ def _through_codec(column: QueryColumn) -> Sequence[object]:
 
 
 def _floats(column: QueryColumn) -> Sequence[object]:
-    """Of a type that may not be null: JSON has no NaN and no infinity, the client reads their
-    names.
-    """
+    """Encode floats of a type without null: the client reads NaN and infinities by name."""
     values: Sequence[Any] = column.values
     if isfinite(sum(filter(None, values))):
         return values
     return [value if value is None or isfinite(value) else _name(value) for value in values]
 
 
-def _moments(column: QueryColumn) -> Sequence[object]:
-    if len(column) > FEW_ROWS:
+def _timestamps(column: QueryColumn) -> Sequence[object]:
+    if len(column) > SMALL_ROWS:
         return _through_codec(column)
-    return [None if value is None else _moment(value) for value in column.values]
+    return [None if value is None else _timestamp(value) for value in column.values]
 
 
 def _days(column: QueryColumn) -> Sequence[object]:
-    if len(column) > FEW_ROWS:
+    if len(column) > SMALL_ROWS:
         return _through_codec(column)
     return [None if value is None else _day(value) for value in column.values]
 
 
 def _decimals(column: QueryColumn) -> Sequence[object]:
-    if len(column) > FEW_ROWS:
+    if len(column) > SMALL_ROWS:
         return _through_codec(column)
     return [None if value is None else float(str(value)) for value in column.values]
 
@@ -93,7 +92,7 @@ def _name(value: float) -> str:
     return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
 
 
-def _moment(micros: Any) -> str:
+def _timestamp(micros: Any) -> str:
     return (EPOCH + timedelta(microseconds=micros)).isoformat(timespec="microseconds")
 
 
@@ -102,14 +101,14 @@ def _day(days: Any) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _as_it_is(dtype: Dtype) -> bool:
-    """Are physical values of the type JSON-ready at every depth?"""
+def _is_json_ready(dtype: Dtype) -> bool:
+    """Return whether physical values of the type are JSON-ready at every depth."""
     match dtypes.base(dtype):
         case dtypes.Timestamp() | dtypes.Date() | dtypes.Decimal() | dtypes.Map():
             return False
         case dtypes.List(of):
-            return _as_it_is(of)
+            return _is_json_ready(of)
         case dtypes.Struct(_, fields):
-            return all(_as_it_is(field.dtype) for field in fields)
+            return all(_is_json_ready(field.dtype) for field in fields)
         case _:
             return True

@@ -1,9 +1,9 @@
-"""Erased keys, as reads obey them: whatever the slots still hold, such a key is not there.
+"""Hide erased keys from reads, whatever the slots still hold.
 
-Theory. An erasure goes by workspace and dataset name (`connections.erasures`), a lookup by job; the
-views in memory say which dataset a job serves, and every lookup comes from a view. All erasures are
-kept in memory and read anew when a notification says so, when the listener (re)connects, and before
-an `erase` that was passed on is answered. Nobody who has not erased anything pays for any of it.
+An erasure belongs to a workspace and a dataset name (`connections.erasures`), a lookup to a job;
+the views in memory map datasets to jobs, and every lookup comes from a view. All erasures are kept
+in memory. They are reloaded after a notification, when the listener (re)connects, and before the
+response of a forwarded `erase` is sent. Workspaces without erasures do not pay for any of this.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ _encode = msgspec.msgpack.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class ErasureRule:
-    """Erased keys of one table: `places` are the erase keys' places in its key, None when they are
-    the whole key in order.
+    """Erased keys of one dataset.
+
+    `places` are the indexes of the erase keys in its key, None when they are the whole key in
+    order.
     """
 
     places: tuple[int, ...] | None
@@ -45,9 +47,7 @@ class ErasureRule:
 
 
 def erasure_rules(table: ServedDataset, erased: Sequence[ErasedKeys]) -> tuple[ErasureRule, ...]:
-    """What hides keys of `table`; an erasure by columns that are no keys of this version says
-    nothing here.
-    """
+    """Return the erasures that apply to `table`; those by other columns than its keys do not."""
     names = table.view.schema.key_names
     found = []
     for each in erased:
@@ -62,7 +62,7 @@ def erasure_rules(table: ServedDataset, erased: Sequence[ErasedKeys]) -> tuple[E
 
 
 class Erasures:
-    """Use from one event loop."""
+    """The erasures in memory. Use from one event loop."""
 
     def __init__(self, pool: Pool, views: Views) -> None:
         self._pool = pool
@@ -71,24 +71,24 @@ class Erasures:
         self._rules: dict[JobId, tuple[ErasureRule, ...]] = {}
 
     async def reload(self) -> None:
-        """Read all erasures anew. Raises what the pool raises."""
+        """Reload all erasures; raises the exceptions of the pool."""
         self._erased = await erasures.read(self._pool)
         self._rules = {}
 
     async def try_reload(self) -> None:
-        """Read them anew if the database answers; what was known stands otherwise."""
+        """Reload them; if the database cannot be reached, keep the old ones."""
         try:
             await self.reload()
-        except (psycopg.OperationalError, PoolTimeout) as away:
-            log.warning("erasures could not be read", reason=str(away))
+        except (psycopg.OperationalError, PoolTimeout) as lost:
+            log.warning("erasures could not be reloaded", reason=str(lost))
 
     async def follow(self, dsn: str) -> None:
-        """Reload whenever a notification says so, for ever."""
+        """Reload after each notification, without end."""
         async for _ in listen(dsn, (erasures.CHANNEL,), name="fennel-query-erasures"):
             await self.try_reload()
 
     def hidden(self, job: JobId, keys: Sequence[bytes]) -> list[int]:
-        """The places of erased keys among `keys`."""
+        """Return the indexes of erased keys among `keys`."""
         if not self._erased:
             return []
         found = self._rules.get(job)

@@ -1,6 +1,4 @@
-"""The one error tree of the read path: what the client sees as status, stable code and a text that
-says what to do.
-"""
+"""Errors of the read path: what a client receives as status, stable code and text."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from fennel_core.vocab.ids import JobPartition
 
 
 class QueryError(ApiError):
-    """A read that cannot be answered."""
+    """Base class of every error of the read path. `CODE` is stable and never reused."""
 
     STATUS: ClassVar[int] = 500
     CODE: ClassVar[str] = "query"
@@ -22,21 +20,21 @@ class QueryError(ApiError):
 
 
 class RequestMalformed(QueryError):
-    """The body is not what this call takes."""
+    """The body or a parameter of the request is malformed. Fix the request."""
 
     STATUS = 400
     CODE = "query-body"
 
 
 class QueryRejected(ApiError):
-    """A query that no plan can answer on this version of the branch."""
+    """No plan can compute the query on this version of the branch."""
 
     def __init__(self, refused: PlansError) -> None:
         super().__init__(400, refused.code, str(refused))
 
 
 class UnknownBranch(QueryError):
-    """No such branch in this workspace. 500 and this text because shipped client tests pin both."""
+    """The workspace has no such branch. Shipped client tests check this status and text."""
 
     CODE = "branch-unknown"
 
@@ -45,6 +43,8 @@ class UnknownBranch(QueryError):
 
 
 class UnknownDataset(QueryError):
+    """The branch has no such dataset."""
+
     STATUS = 404
     CODE = "dataset-unknown"
 
@@ -53,6 +53,8 @@ class UnknownDataset(QueryError):
 
 
 class UnknownField(QueryError):
+    """The dataset has no such field."""
+
     STATUS = 400
     CODE = "field-unknown"
 
@@ -61,52 +63,52 @@ class UnknownField(QueryError):
 
 
 class LookupRejected(QueryError):
-    """A lookup that the dataset's keys, fields or indexes do not allow."""
+    """The dataset's keys, fields or indexes do not allow the lookup."""
 
     STATUS = 400
     CODE = "lookup-refused"
 
 
 class ValueNotConvertible(QueryError):
-    """A value that cannot be cast to its feature's or field's type."""
+    """A value cannot be cast to the type of its feature or field."""
 
     STATUS = 400
     CODE = "query-value"
 
 
 class ExpressionRejected(QueryError):
-    """An expression that does not fit the features it reads; the commit should have refused it."""
+    """An expression does not fit the features it reads; the commit should have refused it."""
 
     CODE = "query-expression"
 
 
 class ExtractorFailed(QueryError):
-    """User code raised, or returned what it must not."""
+    """User code raised, or returned an invalid result."""
 
     CODE = "extractor-failed"
 
 
 class ExtractorUnavailable(QueryError):
-    """No executor ran the code in time. Asking again later helps."""
+    """No executor ran the code in time. Retry."""
 
     STATUS = 503
     CODE = "executor-unavailable"
 
 
 class JobParked(QueryError):
-    """The job that would answer is stopped because its code fails."""
+    """The job that serves the read is parked because its code fails. A retry does not help."""
 
     CODE = "parked"
 
     @classmethod
     def of(cls, partition: JobPartition, error: str) -> JobParked:
-        """From the registry's row; a slot says the same in its own words."""
+        """Return the error for a job that is parked in the registry."""
         job, part = partition
         return cls(f"{job}[{part}] is parked: {error}")
 
 
 class PartitionUnavailable(QueryError):
-    """A partition found no live owner within the deadline. Asking again later helps."""
+    """A partition had no live owner until the deadline. Retry."""
 
     STATUS = 503
     CODE = "partition-moving"
@@ -119,28 +121,31 @@ class PartitionUnavailable(QueryError):
 
 
 class ViewOutdated(QueryError):
-    """The branch version in memory names a job that is gone: the view is read again and the request
-    repeated.
+    """The branch version in memory names a job that no longer exists.
+
+    `QueryService` reloads the view and repeats the request once.
     """
 
     CODE = "view-stale"
 
 
 class BarrierTimeout(QueryError):
-    """The deadline passed before everything logged had been processed."""
+    """Not everything logged was processed before the deadline. Retry."""
 
     STATUS = 504
     CODE = "barrier-timeout"
 
 
 class DatabaseUnavailable(QueryError):
-    """Postgres does not answer. Views in memory go on being served."""
+    """Postgres cannot be reached; views in memory are still served. Retry."""
 
     STATUS = 503
     CODE = "database-unavailable"
 
 
 class TooManyRows(QueryError):
+    """The request has more rows than the setting FENNEL_QUERY_ROWS. Split it."""
+
     STATUS = 413
     CODE = "too-many-rows"
 
@@ -151,7 +156,7 @@ class TooManyRows(QueryError):
 
 
 class UpstreamUnavailable(QueryError):
-    """A server behind the front door does not answer."""
+    """A server behind the front door does not respond. Retry."""
 
     STATUS = 503
     CODE = "upstream-unavailable"
@@ -169,6 +174,8 @@ class ResponseTruncated(QueryError):
 
 
 class UnknownRoute(QueryError):
+    """The query server has no such method and path."""
+
     STATUS = 404
     CODE = "not-found"
 
@@ -177,12 +184,14 @@ class UnknownRoute(QueryError):
 
 
 class BrokerUnavailable(QueryError):
+    """Kafka cannot be reached. Retry."""
+
     STATUS = 503
     CODE = "kafka-unavailable"
 
 
 class MissingInput(QueryError):
-    """A feature is named as an input, but the data has no such column."""
+    """An input feature of the query has no column in its data."""
 
     STATUS = 400
     CODE = "query-input-missing"
@@ -195,6 +204,6 @@ class MissingInput(QueryError):
 
 
 class ReleaseMismatch(QueryError):
-    """Rows that this release cannot read."""
+    """Another release wrote data that this one cannot read."""
 
     CODE = "other-release"

@@ -1,16 +1,16 @@
-"""Running a program: the levels of a plan, one after the other, over columns.
+"""Execute a program: the levels of a plan, one after the other, over columns.
 
-Theory. A query has one clock reading; every lookup of it is as of that reading, so rows stamped in
-the future are invisible and all features of an answer belong to one moment. A level's lookups leave
-together (one frame per owner slot) and beside its extractors. Keys that occur several times in a
-request are asked for once. For the common request of one row no frame is ever made: a row is
-decoded into a list and its places are the answers.
+A query reads the clock once and all its lookups are as of that time, so rows stamped in the future
+are invisible and all features of a response belong to one moment. The lookups of a level are sent
+together (one frame per owner slot), concurrently with its extractors. Keys that occur several times
+in a request are looked up once. The common request of one row never creates a frame: its row is
+decoded into a list, whose items are the results.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, islice, repeat
 
@@ -18,7 +18,7 @@ import msgspec
 import polars as pl
 import pyarrow as pa
 
-from fennel_core.executors.client import Callbacks, Executors, LookupReply, LookupRequest
+from fennel_core.executors.client import Callbacks, Executors
 from fennel_core.executors.errors import CallFailed, ExecutorUnavailable
 from fennel_core.executors.protocol import TS
 from fennel_core.query.bound_expressions import BoundExpressions
@@ -38,13 +38,10 @@ from fennel_core.vocab.dtypes import Dtype, base
 _encode_key = msgspec.msgpack.Encoder().encode
 _decode_row = msgspec.msgpack.Decoder(list[object]).decode
 
-LookupAnswers = Callable[[LookupRequest], Awaitable[LookupReply]]
-SecretAnswers = Callable[[str], Awaitable[str | None]]
-
 
 @dataclass(frozen=True, slots=True)
 class QueryRequest:
-    """One query: its columns by full feature name, its number of rows, its one clock reading."""
+    """One query: its columns by full feature name, its number of rows, its clock reading."""
 
     given: dict[str, QueryColumn]
     rows: int
@@ -61,8 +58,9 @@ class ProgramRunner:
     async def run(
         self, program: QueryProgram, request: QueryRequest, callbacks: Callbacks
     ) -> list[QueryColumn]:
-        """The columns of `program.outputs`, each with `request.rows` values. Raises
-        `QueryError`.
+        """Return the columns of `program.outputs`, each with `request.rows` values.
+
+        Raises `QueryError`.
         """
         registers: list[QueryColumn | None] = [None] * program.registers
         for name, _, place in program.inputs:
@@ -96,17 +94,19 @@ class ProgramRunner:
     async def _look_up(
         self, steps: tuple[BoundLookup, ...], registers: Registers, request: QueryRequest
     ) -> None:
-        of_group: dict[int, _Asking] = {}
+        of_group: dict[int, _DistinctKeys] = {}
         for step in steps:
             if step.group not in of_group:
-                of_group[step.group] = _Asking.of(step, registers)
+                of_group[step.group] = _DistinctKeys.of(step, registers)
         asked = [of_group[step.group] for step in steps]
-        wants = [
+        job_lookups = [
             JobLookup(step.job, step.partitions, each.keys, request.now_us)
             for step, each in zip(steps, asked, strict=True)
         ]
-        for step, each, rows in zip(steps, asked, await self._lookups.fetch(wants), strict=True):
-            each.answer(step, rows, registers)
+        for step, each, rows in zip(
+            steps, asked, await self._lookups.fetch(job_lookups), strict=True
+        ):
+            each.fill_registers(step, rows, registers)
 
     async def _extract(
         self,
@@ -133,18 +133,18 @@ class ProgramRunner:
             raise ExtractorFailed(str(failed)) from failed
         frame = pl.from_arrow(table)
         assert isinstance(frame, pl.DataFrame), "a table becomes a frame"
-        assert frame.height == request.rows, "an extractor answers row for row"
+        assert frame.height == request.rows, "an extractor returns a row per input row"
         for place, out in step.keep:
             field = step.call.outputs[place]
             registers[out] = QueryColumn(field.dtype, series=frame[field.name])
 
 
 @dataclass(frozen=True, slots=True)
-class _Asking:
+class _DistinctKeys:
     """The distinct keys of one lookup.
 
-    `places` says which key each row (or list element) has, None when they are the keys in order;
-    `lengths` are those of listed rows.
+    `places` is the index of the key of each row (or list element), None when they are the keys in
+    order; `lengths` are those of listed rows.
     """
 
     keys: list[bytes]
@@ -152,7 +152,7 @@ class _Asking:
     lengths: list[int] | None
 
     @classmethod
-    def of(cls, step: BoundLookup, registers: Registers) -> _Asking:
+    def of(cls, step: BoundLookup, registers: Registers) -> _DistinctKeys:
         if step.listed:
             columns, lengths = _flatten(step, registers)
         else:
@@ -168,8 +168,8 @@ class _Asking:
         numbers = dict(zip(distinct, range(len(distinct)), strict=True))
         return cls(list(distinct), list(map(numbers.__getitem__, keys)), lengths)
 
-    def answer(self, step: BoundLookup, rows: EncodedRows, registers: Registers) -> None:
-        """Put what the rows say into the registers of the step."""
+    def fill_registers(self, step: BoundLookup, rows: EncodedRows, registers: Registers) -> None:
+        """Write the values of the rows to the registers of the step."""
         if self.lengths is None and len(rows) == 1 and self.places is None:
             values = _decode_row(rows[0] if rows[0] is not None else step.absent)
             for read in step.reads:
@@ -191,8 +191,9 @@ class _Asking:
 
 
 def key_values(column: QueryColumn, dtype: Dtype) -> Sequence[object]:
-    """A key column's physical values as the key field `dtype` has them: key bytes must agree with
-    those that ingest wrote.
+    """Return a key column's physical values as the key field `dtype` stores them.
+
+    Key bytes must agree with those that ingest wrote.
     """
     if column.dtype == dtype or base(column.dtype) == base(dtype):
         return column.values
@@ -205,14 +206,14 @@ def key_values(column: QueryColumn, dtype: Dtype) -> Sequence[object]:
 
 
 def key_bytes(columns: Sequence[Sequence[object]]) -> list[bytes]:
-    """Key bytes of rows given as physical columns in key order (the form of
+    """Return the key bytes of rows given as physical columns in key order (as
     `vocab.keys.key_bytes`).
     """
     return list(map(_encode_key, zip(*columns, strict=True)))
 
 
 def _flatten(step: BoundLookup, registers: Registers) -> tuple[list[Sequence[object]], list[int]]:
-    """The elements of the key lists, in row order, and the length of each row's list."""
+    """Return the elements of the key lists, in row order, and the length of each row's list."""
     lists = [registers[i].values for i in step.keys]
     for name, column in zip(step.names, lists, strict=True):
         if None in column:

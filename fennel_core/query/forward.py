@@ -1,9 +1,9 @@
-"""The front door passes on what the query server does not answer itself.
+"""Forward the requests that the query server does not serve itself.
 
-Theory. Users know one address. A request goes on to the definition or the ingest server as it came:
-path, query string, headers and a streamed body; the answer comes back the same way. `Expect:
-100-continue` is answered by our own HTTP server the moment the body is asked for, after its
-announced size has been checked, so a client that is told no never sends it. Only headers that
+Users know one address. A request goes on to the definition or the ingest server as it arrived:
+path, query string, headers and a streamed body; the response comes back the same way. `Expect:
+100-continue` is acknowledged by our own HTTP server the moment the body is read, after its
+announced size has been checked, so a client that is refused never sends the body. Only headers that
 belong to one connection (RFC 9110, 7.6.1) are dropped.
 """
 
@@ -42,25 +42,23 @@ HOP_BY_HOP = frozenset(
 )
 CONNECT_S = 5.0
 IDLE_S = 2.0
-"""Idle connections are dropped by us before the servers behind do it (uvicorn: 5 s): a request sent
-into a closing one would fail.
+"""Idle connections are closed before the servers behind close them (uvicorn: 5 s): a request sent
+into a closing connection would fail.
 """
 TOTAL_S = 600.0
-"""The client gives up after as long; commits wait for Airflow and warming."""
+"""The client's own time-out; commits wait for Airflow and warming."""
 
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """A server behind the front door: its name for messages, and its base URL without a trailing
-    slash.
-    """
+    """A server behind the front door: its name for messages, and its base URL."""
 
     name: str
     url: str
 
 
 class Forwarder:
-    """Passes requests on; make it inside the event loop, `close` it at the end."""
+    """Forwards requests. Create it inside the event loop, and `close` it."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
@@ -80,13 +78,13 @@ class Forwarder:
         scope: Scope,
         receive: Receive,
         send: Send,
-        before_answer: Callable[[int], Awaitable[None]],
+        before_response: Callable[[int], Awaitable[None]],
     ) -> int:
-        """Pass the request on and its answer back; the status. `before_answer(status)` is awaited
-        before anything is sent back.
+        """Forward the request, send its response, and return the status.
 
-        Raises `BodyTooLarge` before the body is read, `UpstreamUnavailable` when the server cannot
-        be reached or does not answer.
+        `before_response(status)` is awaited before anything is sent back. Raises `BodyTooLarge`,
+        `ContentLengthMalformed`, `ClientDisconnected`, `UpstreamUnavailable`, and
+        `ResponseTruncated` when the upstream breaks off after its response has started.
         """
         length = announced_length(scope, self._limit_bytes)
         has_body = length != 0 and (
@@ -114,17 +112,17 @@ class Forwarder:
                 data=body,
                 headers=headers,
                 allow_redirects=False,
-            ) as answer:
-                await before_answer(answer.status)
-                kept = [(k, v) for k, v in answer.raw_headers if k.lower() not in HOP_BY_HOP]
+            ) as response:
+                await before_response(response.status)
+                kept = [(k, v) for k, v in response.raw_headers if k.lower() not in HOP_BY_HOP]
                 await send(
-                    {"type": "http.response.start", "status": answer.status, "headers": kept}
+                    {"type": "http.response.start", "status": response.status, "headers": kept}
                 )
                 started = True
-                async for chunk in answer.content.iter_any():
+                async for chunk in response.content.iter_any():
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
                 await send({"type": "http.response.body", "body": b""})
-                return answer.status
+                return response.status
         except (aiohttp.ClientError, TimeoutError) as lost:
             if failures:
                 raise failures[0] from lost
@@ -133,8 +131,7 @@ class Forwarder:
                     f"the {upstream.name} server broke off its response"
                 ) from lost
             raise UpstreamUnavailable(
-                f"the {upstream.name} server cannot be reached now "
-                f"({type(lost).__name__}): try again"
+                f"the {upstream.name} server cannot be reached ({type(lost).__name__}); try again"
             ) from lost
 
 

@@ -1,9 +1,9 @@
 """Inspect: the last rows of a dataset, for people.
 
-Theory. A dataset's rows stand on its topic as signed versions; the newest positions are the newest
-rows. A version that a later message takes back is not a row, and a tombstone has no values to show.
-A terminal aggregate has no topic: its rows are assembled by the slots that hold it, as of now, and
-the newest by event time are shown. `tail_rows` decides, the rest fetches.
+A dataset's rows are on its topic as signed versions, and the newest positions are the newest rows.
+A version that a later message retracts is not a row, and a tombstone has no values to show. A
+terminal aggregate has no topic: the slots that hold it assemble its rows as of now, and the newest
+by event time are shown. `tail_rows` selects the rows; the rest of the module fetches them.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ from fennel_core.vocab.schema import Schema
 from fennel_core.vocab.versions import IS_TOMBSTONE, POS, SIGN
 
 ROWS_MAX = 100_000
-"""Rows shown at most, however many are asked for: they are held in memory and read by a person."""
+"""The largest number of rows shown: they are held in memory."""
 _LIVE = "__live"
 RETRY_PAUSE_S = 0.02
 _decode_list = msgspec.msgpack.Decoder(list[object]).decode
 
 
 class Inspector:
+    """Fetches the last rows of datasets from Kafka or from slots."""
+
     def __init__(
         self, tails: KafkaTails, slots: SlotConnections, owners: Owners, timeout_s: float
     ) -> None:
@@ -47,7 +49,7 @@ class Inspector:
     async def last_rows(
         self, table: ServedDataset, rows: int, now_us: int
     ) -> list[tuple[Field, QueryColumn]]:
-        """The columns of the dataset's last `rows` rows, oldest first."""
+        """Return the columns of the dataset's last `rows` rows, oldest first."""
         rows = min(rows, ROWS_MAX)
         schema = table.view.schema
         if table.view.topic is not None:
@@ -79,7 +81,7 @@ class Inspector:
                 except RemoteError as refused:
                     why = retry_reason(refused)
                 except (OSError, TimeoutError) as lost:
-                    why = f"its owner at {address} does not answer: {str(lost) or 'time is up'}"
+                    why = f"its owner at {address} does not respond: {str(lost) or 'timed out'}"
             elif (parked := self._owners.parked((job, part))) is not None:
                 raise JobParked.of((job, part), parked.error)
             await self._owners.refresh(epoch)
@@ -88,8 +90,9 @@ class Inspector:
 
 
 def tail_rows(frame: pl.DataFrame, schema: Schema, rows: int) -> pl.DataFrame:
-    """The last `rows` live rows of signed versions, by position: what was taken back and what is a
-    tombstone is left out.
+    """Return the last `rows` live rows of signed versions, by position.
+
+    Retracted versions and tombstones are left out.
     """
     version = [POS, *schema.key_names]
     live = frame.with_columns(pl.col(SIGN).cast(pl.Int64).sum().over(version).alias(_LIVE))
@@ -103,7 +106,7 @@ def tail_rows(frame: pl.DataFrame, schema: Schema, rows: int) -> pl.DataFrame:
 
 
 def frame_columns(schema: Schema, frame: pl.DataFrame | None) -> list[tuple[Field, QueryColumn]]:
-    """The columns of a frame of rows; empty ones when there is none."""
+    """Return the columns of a frame; empty columns without a frame."""
     if frame is None:
         return [(field, QueryColumn(field.dtype, ())) for field in schema.fields]
     return [(field, QueryColumn(field.dtype, series=frame[field.name])) for field in schema.fields]
@@ -112,7 +115,7 @@ def frame_columns(schema: Schema, frame: pl.DataFrame | None) -> list[tuple[Fiel
 def scanned_columns(
     schema: Schema, pairs: Sequence[tuple[bytes, bytes]], rows: int
 ) -> list[tuple[Field, QueryColumn]]:
-    """The columns of (key, row) pairs as slots list them, the `rows` newest, oldest first."""
+    """Return the columns of (key, row) pairs from slots: the `rows` newest, oldest first."""
     if not pairs:
         return frame_columns(schema, None)
     decoded: list[tuple[Any, ...]] = [

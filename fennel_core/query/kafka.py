@@ -1,6 +1,4 @@
-"""What the read path asks of Kafka: ends of topics for the barrier, the tail of a topic for
-inspect.
-"""
+"""Read from Kafka: ends of topics for the barrier, the tail of a topic for inspect."""
 
 from __future__ import annotations
 
@@ -24,19 +22,17 @@ from fennel_core.vocab.ids import TopicName, TopicPartition
 
 REQUEST_S = 10.0
 FIRST_STEP = 16
-"""Messages per partition that inspect reads first; more, four times as many each time, only while
-rows are missing.
+"""Messages per partition that inspect reads first, and four times as many in each further attempt
+while rows are missing.
 """
 POLL_S = 0.2
 FETCH_WAIT_MS = 5
-"""A person waits for the answer, once: an empty fetch is not held."""
+"""A person waits for one response, so an empty fetch is not held."""
 RETRY_PAUSE_S = 0.02
 LIBRARY_LOG = logging.getLogger("librdkafka")
-"""The library's own lines take the road of all others; left alone it writes to standard error as it
-likes.
-"""
+"""librdkafka logs through the platform's logging; by default it writes to standard error."""
 LATEST = OffsetSpec.latest()
-GONE = frozenset(
+DELETED = frozenset(
     {
         KafkaError.UNKNOWN_TOPIC_OR_PART,
         KafkaError._NOENT,
@@ -45,19 +41,19 @@ GONE = frozenset(
     }
 )
 ELECTING = frozenset({KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE})
-"""Answers about a topic that was made a moment ago, or whose leader is moving."""
+"""Errors of topics that were just created or whose leader is changing."""
 
 
 class KafkaEnds:
-    """Implements `barrier.TopicEnds`. One client; metadata stays cached in it."""
+    """Implements `barrier.TopicEnds` with one client, which caches metadata."""
 
     def __init__(self, settings: Settings) -> None:
         self._admin = AdminClient(client_config(settings), logger=LIBRARY_LOG)
 
     async def ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-        """The high watermark of each partition, all in one request per broker.
+        """Return the high watermark of each partition, in one request per broker.
 
-        BrokerUnavailable when Kafka cannot say, StaleView when a topic is gone.
+        Raises `BrokerUnavailable`, and `ViewOutdated` when a topic was deleted.
         """
         if not partitions:
             return {}
@@ -71,9 +67,9 @@ class KafkaEnds:
                 )
             except KafkaException as failed:
                 code = failed.args[0].code()
-                if code in GONE:
+                if code in DELETED:
                     raise ViewOutdated(
-                        f"a topic of this branch version is gone: {failed}"
+                        f"a topic of this branch version was deleted: {failed}"
                     ) from failed
                 if code in STALE_EPOCH:
                     await asyncio.to_thread(self._admin.list_topics, timeout=REQUEST_S)
@@ -82,7 +78,7 @@ class KafkaEnds:
                     or asyncio.get_running_loop().time() > deadline
                 ):
                     raise BrokerUnavailable(
-                        f"Kafka cannot say where the topics end: {failed}"
+                        f"Kafka does not return the ends of topics: {failed}"
                     ) from failed
                 await asyncio.sleep(RETRY_PAUSE_S)
             else:
@@ -93,7 +89,7 @@ class KafkaEnds:
 
 
 class KafkaTails:
-    """Reads the last rows of topics, one reader at a time in a worker thread."""
+    """Reads the last rows of topics, one read at a time in a worker thread."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -101,14 +97,15 @@ class KafkaTails:
         self._consumer: Consumer | None = None
 
     async def tail(self, topic: TopicName, partitions: int, rows: int) -> pl.DataFrame | None:
-        """At least the last `rows` committed versions of `topic` (all, if there are fewer),
-        unordered; None when it is empty.
+        """Return at least the last `rows` committed versions of `topic`, unordered.
+
+        Returns all if there are fewer, and None if the topic is empty.
         """
         try:
             return await asyncio.to_thread(self._tail, topic, partitions, rows)
         except KafkaException as failed:
             raise BrokerUnavailable(
-                f"Kafka does not give the rows of `{topic}`: {failed}"
+                f"the rows of `{topic}` cannot be read from Kafka: {failed}"
             ) from failed
 
     def close(self) -> None:

@@ -1,12 +1,11 @@
-"""Lookups: keys to rows, in one request per owner slot.
+"""Look up keys: one request per owner slot, for all keys that one level of a plan needs.
 
-Theory. A key's bytes say its partition, the partition's owner serves it from its state. All keys of
-all datasets that one level of a plan needs are grouped by owner and sent at once; each slot gets
-one frame. What a slot refuses because the partition moved, or cannot answer because the connection
-broke, is asked again at the owner the registry names by then, until the deadline: moves are seconds
-at most, and nothing here caches a value, so an answer is never older than the question. Rows come
-back as msgpack arrays and are turned into columns by C code (`join`, one decode, `zip`), never row
-by row.
+The bytes of a key determine its partition, and the owner of the partition serves it from its state.
+All keys of all datasets that a level needs are grouped by owner and sent at once, one frame per
+slot. When a slot refuses because it does not own the partition, or its connection breaks, the
+lookup is repeated at the owner that the registry names by then, until the deadline: a change of
+owners takes seconds at most. No value is cached here, so a result is never older than its request.
+Rows are msgpack arrays and become columns by C code (`join`, one decode, `zip`), never row by row.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from fennel_core.vocab.ids import JobId, JobPartition, PartitionIndex
 from fennel_core.vocab.keys import partition_of
 
 RETRY_PAUSE_S = 0.02
-"""Between two askings for a partition that has no live owner: a take-over needs some tens of
+"""Pause between two attempts for a partition without a live owner; a takeover needs tens of
 milliseconds.
 """
 
@@ -35,7 +34,7 @@ _decode_rows = msgspec.msgpack.Decoder().decode
 
 @dataclass(frozen=True, slots=True)
 class JobLookup:
-    """Rows of one job under `keys`, all as of one time or each as of its own (microseconds)."""
+    """A lookup of `keys` in one job, as of one time or one time per key (µs)."""
 
     job: JobId
     partitions: int
@@ -44,10 +43,13 @@ class JobLookup:
 
 
 @dataclass(slots=True)
-class _Piece:
-    """The part of a want that one partition answers; `places` are the keys' places in the want."""
+class _PartitionLookup:
+    """The part of a lookup that one partition serves.
 
-    want: int
+    `lookup` and `places` are the indexes of the lookup and of the keys within it.
+    """
+
+    lookup: int
     partition: JobPartition
     places: Sequence[int]
     keys: Sequence[bytes]
@@ -59,8 +61,10 @@ class _Piece:
 
 
 class Lookups:
-    """`timeout_s` bounds the search for the owner of a moved partition; `hidden` gives the places
-    of erased keys among a job's keys.
+    """Looks keys up at the owners of their partitions.
+
+    `timeout_s` bounds the search for the owner of a partition. `hidden` returns the indexes of
+    erased keys among a job's keys.
     """
 
     def __init__(
@@ -75,40 +79,38 @@ class Lookups:
         self._owners = owners
         self._timeout_s = timeout_s
 
-    async def fetch(self, wants: Sequence[JobLookup]) -> list[EncodedRows]:
-        """For each want one row (msgpack `[ts, value, …]`) or None per key.
+    async def fetch(self, job_lookups: Sequence[JobLookup]) -> list[EncodedRows]:
+        """Return per lookup one row (msgpack `[ts, value, …]`) or None per key.
 
-        Raises `JobParked` with the job's error, `PartitionUnavailable` when the deadline passes.
+        Raises `JobParked`, and `PartitionUnavailable` when the deadline passes.
         """
-        answers: list[EncodedRows] = [[None] * len(want.keys) for want in wants]
-        open_pieces = _pieces(wants)
+        answers: list[EncodedRows] = [[None] * len(job_lookup.keys) for job_lookup in job_lookups]
+        pending = _pieces(job_lookups)
         deadline = asyncio.get_running_loop().time() + self._timeout_s
         while True:
             epoch = self._owners.epoch
-            asked = [self._owners.address(piece.partition) for piece in open_pieces]
-            failed = await self._ask(open_pieces, asked, answers, deadline)
+            asked = [self._owners.address(piece.partition) for piece in pending]
+            failed = await self._ask(pending, asked, answers, deadline)
             if not failed:
-                for want, rows in zip(wants, answers, strict=True):
-                    for place in self._hidden(want.job, want.keys):
+                for job_lookup, rows in zip(job_lookups, answers, strict=True):
+                    for place in self._hidden(job_lookup.job, job_lookup.keys):
                         rows[place] = None
                 return answers
             if asyncio.get_running_loop().time() >= deadline:
                 raise PartitionUnavailable(failed[0].partition, failed[0].failure)
             known = {
-                piece.partition: address for piece, address in zip(open_pieces, asked, strict=True)
+                piece.partition: address for piece, address in zip(pending, asked, strict=True)
             }
-            open_pieces = failed
+            pending = failed
             await self._owners.refresh(epoch)
-            self._refuse_parked(open_pieces)
+            self._refuse_parked(pending)
             if all(
-                self._owners.address(piece.partition) == known[piece.partition]
-                for piece in open_pieces
+                self._owners.address(piece.partition) == known[piece.partition] for piece in pending
             ):
-                await asyncio.sleep(
-                    RETRY_PAUSE_S
-                )  # nobody has taken over yet, or the owner is still recovering
+                # The partition has no new owner yet, or its owner is still replaying.
+                await asyncio.sleep(RETRY_PAUSE_S)
 
-    def _refuse_parked(self, pieces: Sequence[_Piece]) -> None:
+    def _refuse_parked(self, pieces: Sequence[_PartitionLookup]) -> None:
         for piece in pieces:
             parked = self._owners.parked(piece.partition)
             if parked is not None and self._owners.address(piece.partition) is None:
@@ -116,14 +118,14 @@ class Lookups:
 
     async def _ask(
         self,
-        pieces: list[_Piece],
+        pieces: list[_PartitionLookup],
         addresses: list[str | None],
         answers: list[EncodedRows],
         deadline: float,
-    ) -> list[_Piece]:
-        """Ask every owner at once; the pieces that must be asked again."""
-        by_owner: dict[str, list[_Piece]] = {}
-        again: list[_Piece] = []
+    ) -> list[_PartitionLookup]:
+        """Send one request to every owner; return the parts that must be repeated."""
+        by_owner: dict[str, list[_PartitionLookup]] = {}
+        again: list[_PartitionLookup] = []
         for piece, address in zip(pieces, addresses, strict=True):
             if address is None:
                 again.append(piece)
@@ -142,8 +144,12 @@ class Lookups:
         return again
 
     async def _ask_one(
-        self, address: str, pieces: list[_Piece], answers: list[EncodedRows], deadline: float
-    ) -> list[_Piece]:
+        self,
+        address: str,
+        pieces: list[_PartitionLookup],
+        answers: list[EncodedRows],
+        deadline: float,
+    ) -> list[_PartitionLookup]:
         try:
             async with asyncio.timeout_at(deadline):
                 results = await self._slots.call(
@@ -153,22 +159,22 @@ class Lookups:
             return _failed(pieces, retry_reason(refused))
         except (OSError, TimeoutError) as lost:
             return _failed(
-                pieces, f"its owner at {address} does not answer: {str(lost) or 'time is up'}"
+                pieces, f"its owner at {address} does not respond: {str(lost) or 'timed out'}"
             )
-        assert len(results) == len(pieces), "a slot answers every item"
+        assert len(results) == len(pieces), "a slot returns a result per item"
         for piece, rows in zip(pieces, results, strict=True):
-            _place(answers[piece.want], piece.places, rows)
+            _place(answers[piece.lookup], piece.places, rows)
         return []
 
 
-def _failed(pieces: list[_Piece], why: str) -> list[_Piece]:
+def _failed(pieces: list[_PartitionLookup], why: str) -> list[_PartitionLookup]:
     for piece in pieces:
         piece.failure = why
     return pieces
 
 
 def _place(answer: EncodedRows, places: Sequence[int], rows: Sequence[bytes | None]) -> None:
-    assert len(rows) == len(places), "a slot answers every key"
+    assert len(rows) == len(places), "a slot returns a row per key"
     if isinstance(places, range):
         answer[:] = rows
         return
@@ -176,29 +182,34 @@ def _place(answer: EncodedRows, places: Sequence[int], rows: Sequence[bytes | No
         answer[place] = row
 
 
-def _pieces(wants: Sequence[JobLookup]) -> list[_Piece]:
-    """The wants by partition. Wants of one level mostly share their keys (one list): those are
-    divided once.
+def _pieces(job_lookups: Sequence[JobLookup]) -> list[_PartitionLookup]:
+    """Divide lookups by partition.
+
+    The lookups of one level mostly share their keys (one list), which are divided once.
     """
-    pieces: list[_Piece] = []
+    pieces: list[_PartitionLookup] = []
     shares_of: dict[tuple[int, int], list[_Share]] = {}
-    for number, want in enumerate(wants):
-        shared = (id(want.keys), want.partitions)
+    for number, job_lookup in enumerate(job_lookups):
+        shared = (id(job_lookup.keys), job_lookup.partitions)
         shares = shares_of.get(shared)
         if shares is None:
-            shares = shares_of[shared] = _divide(want.keys, want.partitions)
+            shares = shares_of[shared] = _divide(job_lookup.keys, job_lookup.partitions)
         for part, places, keys in shares:
             as_of = (
-                want.as_of
-                if isinstance(want.as_of, int)
-                else [want.as_of[place] for place in places]
+                job_lookup.as_of
+                if isinstance(job_lookup.as_of, int)
+                else [job_lookup.as_of[place] for place in places]
             )
-            pieces.append(_Piece(number, (want.job, PartitionIndex(part)), places, keys, as_of))
+            pieces.append(
+                _PartitionLookup(
+                    number, (job_lookup.job, PartitionIndex(part)), places, keys, as_of
+                )
+            )
     return pieces
 
 
 _Share = tuple[int, Sequence[int], Sequence[bytes]]
-"""A partition, the places of its keys, its keys."""
+"""A partition, the indexes of its keys, its keys."""
 
 
 def _divide(keys: Sequence[bytes], partitions: int) -> list[_Share]:
@@ -211,13 +222,14 @@ def _divide(keys: Sequence[bytes], partitions: int) -> list[_Share]:
 
 
 def row_bytes(values: Sequence[object]) -> bytes:
-    """The encoded row of an absent key: no timestamp, then `values`."""
+    """Encode the row of an absent key: no timestamp, then `values`."""
     return msgspec.msgpack.encode([None, *values])
 
 
 def transpose(rows: EncodedRows, absent: bytes) -> list[tuple[object, ...]]:
-    """Columns of `rows` (timestamp first), `absent` standing in for missing ones. There must be a
-    row.
+    """Return the columns of `rows`, timestamp first, with `absent` in place of missing rows.
+
+    There must be at least one row.
     """
     present = rows if None not in rows else [absent if row is None else row for row in rows]
     header = b"\xdd" + len(rows).to_bytes(4, "big")

@@ -1,6 +1,4 @@
-"""What the read path reads from Postgres: serving versions, owners, jobs, and the state of the
-platform for `/status`.
-"""
+"""Read from Postgres: serving versions, owners, jobs, and the rows of `/status`."""
 
 from __future__ import annotations
 
@@ -49,7 +47,7 @@ class SlotState:
     engine: str
     address: str
     lease_ms: int
-    """What is left of its lease; negative when it has lapsed."""
+    """The rest of its lease; negative when it has expired."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +62,7 @@ class PartitionState:
     lag: int | None
     error: str | None
     reported_s: float
-    """Age of what the runner last said."""
+    """Age of the runner's last report."""
 
 
 class PostgresReader:
@@ -96,7 +94,7 @@ class PostgresReader:
         )
 
     async def read_owners(self) -> Ownership:
-        """One consistent read of who owns what; partitions without a live owner are absent."""
+        """Read all owners in one statement; partitions without a live owner are absent."""
         addresses: dict[JobPartition, str] = {}
         parked: dict[JobPartition, Parked] = {}
         for job, part, address, status, error in await self._rows(OWNERS, ()):
@@ -108,7 +106,7 @@ class PostgresReader:
         return Ownership(addresses, parked)
 
     async def read_jobs(self, jobs: Sequence[JobId]) -> dict[JobId, Job]:
-        """The specs of `jobs`; one that is gone is absent."""
+        """Return the specifications of `jobs`; deleted jobs are absent."""
         found: dict[JobId, Job] = {}
         for (spec,) in await self._rows(JOBS, (list(jobs),)):
             assert isinstance(spec, bytes), "the registry keeps canonical bytes"
@@ -117,7 +115,7 @@ class PostgresReader:
         return found
 
     async def read_partitions(self, workspace: WorkspaceId | None) -> list[PartitionState]:
-        """Job partitions of one workspace, or of all."""
+        """Return the job partitions of one workspace, or of all."""
         titles = {str(job): str(title) for job, title in await self._rows(TITLES, (workspace,))}
         rows = await self._rows(PARTITIONS, (workspace,))
         return [
@@ -134,7 +132,7 @@ class PostgresReader:
                 return await (await connection.execute(statement, values)).fetchall()
         except (psycopg.OperationalError, PoolTimeout) as lost:
             raise DatabaseUnavailable(
-                "the platform's database cannot be reached now: try again"
+                "the platform's database cannot be reached; try again"
             ) from lost
 
 
@@ -146,6 +144,6 @@ def _loaded(data: bytes, expected: type[T], what: str) -> T:
         return stored_names.loads(data, expected)
     except VocabError as unknown:
         raise ReleaseMismatch(
-            f"{what} was written by another release ({unknown}): run servers of one "
+            f"{what} was written by another release ({unknown}); run servers of one "
             "release, or commit again"
         ) from unknown

@@ -1,10 +1,9 @@
-"""A plan bound to one branch version: names resolved to registers, jobs, places in rows and
-executor calls.
+"""A plan bound to one branch version: names resolved to registers, jobs and row indexes.
 
-Theory. Whatever about a query depends only on (branch version, inputs, outputs) is worked out once
-and cached with the plan, because the hot path has a few hundred microseconds in all. Features
-become numbers (registers of a flat list), fields become places in the rows that slots send,
-defaults become physical values. Everything here is immutable and shared by all requests.
+Everything about a query that depends only on (branch version, inputs, outputs) is computed once and
+cached with the plan, because the hot path has a few hundred microseconds in all. Features become
+numbers (registers of a flat list), fields become indexes in the rows that slots send, defaults
+become physical values. Everything here is immutable and shared by all requests.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ TIMESTAMP_PLACE = 0
 
 @dataclass(frozen=True, slots=True)
 class ServedDataset:
-    """A dataset as lookups see it. `absent` are its values for a key that is not there."""
+    """A dataset as lookups see it. `absent` are its values for a key without a row."""
 
     view: DatasetView
     partitions: int
@@ -42,13 +41,11 @@ class ServedDataset:
 
     @property
     def absent_row(self) -> bytes:
-        """The row that stands in for a missing one in the public lookup: every aggregation of
-        nothing.
-        """
+        """The row that the public lookup uses for an absent key: every aggregation of no rows."""
         return row_bytes([empty.value for empty in self.absent])
 
     def job(self) -> JobId:
-        """The job that serves lookups; BadLookup when none does."""
+        """Return the job that serves lookups; raises `LookupRejected` without one."""
         if not self.view.schema.keyed:
             raise LookupRejected(
                 f"Dataset {self.view.name} does not have any key fields. Cannot "
@@ -61,7 +58,7 @@ class ServedDataset:
         return self.view.served_by
 
     def online_job(self) -> JobId:
-        """As `job`, for reads as of now by features."""
+        """Return the job for reads as of now; raises `LookupRejected` without an online index."""
         job = self.job()
         if not self.view.online:
             raise LookupRejected(f"Please define an online index on dataset : {self.view.name}")
@@ -70,9 +67,7 @@ class ServedDataset:
 
 @dataclass(frozen=True, slots=True)
 class BoundRead:
-    """Place `place` of the row goes to register `out`; `fill` stands in for null (None: nulls
-    stay).
-    """
+    """Copies item `place` of the row to register `out`, with `fill` for null (None: keep nulls)."""
 
     place: int
     out: int
@@ -82,11 +77,10 @@ class BoundRead:
 
 @dataclass(frozen=True, slots=True)
 class BoundLookup:
-    """`listed`: the key registers hold lists; `names` are the key features' short names, for
-    messages.
+    """A lookup in one job.
 
-    Lookups of a plan with the same `group` have the same keys of the same types: what is made of
-    them serves all.
+    `listed`: the key registers hold lists. `names` are the key features' short names, for messages.
+    Lookups of a plan with the same `group` have the same keys of the same types and share them.
     """
 
     job: JobId
@@ -110,7 +104,7 @@ class BoundAlias:
 
 @dataclass(frozen=True, slots=True)
 class BoundExtractor:
-    """`keep` pairs (place in the answer, register) leave out what was given."""
+    """An extractor call; `keep` pairs (index in the result, register) leave out given features."""
 
     call: ExtractCall
     inputs: tuple[int, ...]
@@ -129,8 +123,10 @@ class BoundLevel:
 
 @dataclass(frozen=True, slots=True)
 class QueryProgram:
-    """`inputs` name the given columns to read, with the register of each; `outputs` the columns of
-    the answer and how each is encoded.
+    """A bound plan.
+
+    `inputs` are the given columns to read, with the register of each; `outputs` the columns of the
+    response and their encoders.
     """
 
     inputs: tuple[tuple[str, Dtype, int], ...]
@@ -143,9 +139,7 @@ Registers = list[QueryColumn]
 
 
 def bind(plan: QueryPlan, tables: Mapping[DatasetName, ServedDataset]) -> QueryProgram:
-    """The program of a plan. BadLookup or UnknownDataset when a dataset that it looks up is not
-    served.
-    """
+    """Bind a plan; raises `LookupRejected` or `UnknownDataset` for a dataset that is not served."""
     return _Binder(tables).bind(plan)
 
 

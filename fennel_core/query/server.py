@@ -1,10 +1,9 @@
-"""The API's front door as one raw ASGI application.
+"""The front door of the API as one raw ASGI application.
 
-Theory. The hot routes (`/query`, lookups) are matched by hand and answered here; everything else
-under `/api/v1` is passed on. Errors are raised anywhere below as `ApiError` and written in one
-place. After a control call that succeeded was passed on, the branch is read anew *before* the
-answer goes back, so a client reads its own commit on this server; other servers hear of it by
-notification.
+The hot routes (`/query`, lookups) are matched by hand and served here; everything else under
+`/api/v1` is forwarded. Errors are raised anywhere below as `ApiError` and sent in one place. After
+a forwarded control call has succeeded, the branch is reloaded *before* the response is sent, so a
+client reads its own commit on this server; other servers get a notification.
 """
 
 from __future__ import annotations
@@ -40,7 +39,9 @@ WorkspaceOf = Callable[[str | None], Awaitable[WorkspaceId]]
 
 
 class QueryApplication:
-    """`upstreams` maps the first word after `/api/v1/` to a server; `""` is the one for all other
+    """The ASGI application of the query server.
+
+    `upstreams` maps the first word after `/api/v1/` to a server; `""` is the server for all other
     words.
     """
 
@@ -81,18 +82,18 @@ class QueryApplication:
                 await self._timed(path, scope, receive, send)
 
     async def _timed(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, and record how long it took and how it ended."""
+        """Respond, and record the duration and the status."""
         began = time.perf_counter()
         route, method = _label(path), scope["method"]
         try:
             with traces.span(route, method=method):
-                status = await self._answer(path, scope, receive, send)
+                status = await self._respond(path, scope, receive, send)
         except (ClientDisconnected, ResponseTruncated):
             status = 499
         except ApiError as refused:
             status = refused.status
             await send_error(send, refused, as_json=wants_json(header(scope, b"accept")))
-        # the last line: whatever it is, the client gets an answer and the log the reason
+        # Outermost handler of a request: the client gets a response, the log the reason.
         except Exception as bug:
             status = 500
             log.error("request failed", path=path, exc_info=bug)
@@ -101,8 +102,8 @@ class QueryApplication:
         _requests(route, method, status).inc()
         _seconds(route, method).observe(took_s)
 
-    async def _answer(self, path: str, scope: Scope, receive: Receive, send: Send) -> int:
-        """Answer the request; the status. Raises `ApiError` before anything is sent."""
+    async def _respond(self, path: str, scope: Scope, receive: Receive, send: Send) -> int:
+        """Respond to the request and return the status; raises before anything is sent."""
         method = scope["method"]
         if path == f"{API}/query" and method == "POST":
             key = await self._key(scope)
@@ -137,15 +138,15 @@ class QueryApplication:
     async def _forward(self, words: list[str], scope: Scope, receive: Receive, send: Send) -> int:
         kind = "erase" if words[0] == "dataset" and words[-1] == "erase" else words[0]
         upstream = self._upstreams.get(kind, self._upstreams[""])
-        changes = kind in MOVES_A_BRANCH and scope["method"] not in READS_ONLY
+        changes = kind in CHANGES_A_BRANCH and scope["method"] not in READS_ONLY
 
-        async def before_answer(status: int) -> None:
+        async def before_response(status: int) -> None:
             if changes and status == 200:
                 await self._views.refresh(await self._key(scope))
             if kind == "erase" and status == 200 and self._after_erase is not None:
                 await self._after_erase()
 
-        return await self._forwarder.forward(upstream, scope, receive, send, before_answer)
+        return await self._forwarder.forward(upstream, scope, receive, send, before_response)
 
     async def _key(self, scope: Scope) -> BranchKey:
         workspace = await self._workspace_of(header(scope, b"authorization"))
@@ -164,14 +165,14 @@ def _seconds(route: str, method: str) -> Histogram:
 
 
 def _label(path: str) -> str:
-    """A label of bounded values for metrics: the call, without names of datasets and secrets."""
+    """Return the call as a metric label, without names of datasets and secrets."""
     words = path.removeprefix(API).strip("/").split("/")
     if words[0] == "dataset" and len(words) == 3:
         return words[2] if words[2] in {"lookup", "inspect", "erase"} else "other"
     return words[0] if words[0] in _KNOWN else "other"
 
 
-MOVES_A_BRANCH = frozenset({"commit", "init", "delete"})
+CHANGES_A_BRANCH = frozenset({"commit", "init", "delete"})
 """Control calls after which the caller must read its own write."""
 _KNOWN = frozenset(
     {

@@ -1,10 +1,9 @@
-"""The calls a query server answers itself, free of HTTP: a workspace, a branch and a decoded body
-in, JSON bytes out.
+"""The calls that a query server serves itself, without HTTP.
 
-Theory. Every call works on one view from beginning to end. A view may be behind Postgres by as long
-as a notification takes, so a call that is refused for what the view does not know (a branch, a
-dataset, a feature, a job that is gone) is repeated once on the view read anew, and only then
-refused. Nothing else is ever repeated here.
+A workspace, a branch and a body go in, JSON bytes come out. Every call uses one view from start to
+end. A view may be behind Postgres by as long as a notification takes, so a call that fails because
+the view lacks something (a branch, a dataset, a feature, a job) is repeated once on the reloaded
+view. Nothing else is repeated here.
 """
 
 from __future__ import annotations
@@ -56,12 +55,12 @@ MAYBE_STALE = (
     UnknownField,
     ViewOutdated,
 )
-"""Refusals that a newer view may turn into an answer."""
+"""Errors that a newer view may resolve."""
 
 DEFAULT_WORKFLOW = "default"
 OTHER_WORKFLOWS = "other"
-WORKFLOWS_TOLD_APART = 100
-"""Callers name workflows as they like; a metric's labels must stay few."""
+WORKFLOW_LABELS = 100
+"""Callers choose names of workflows freely; a metric's labels must stay few."""
 
 T = TypeVar("T")
 SecretReader = Callable[[WorkspaceId, str], Awaitable[str | None]]
@@ -76,7 +75,7 @@ class QueryLimits:
 
 
 class QueryService:
-    """`now_us` reads the clock: once per call."""
+    """Serves queries, lookups, inspect and barrier; `now_us` is read once per call."""
 
     def __init__(
         self,
@@ -91,7 +90,7 @@ class QueryService:
     ) -> None:
         self._views = views
         self._lookups = lookups
-        self._flow = ProgramRunner(lookups, executors)
+        self._runner = ProgramRunner(lookups, executors)
         self._inspector = inspector
         self._barrier = barrier
         self._secret = secret
@@ -100,7 +99,7 @@ class QueryService:
         self._workflows: set[str] = set()
 
     async def query(self, key: BranchKey, body: bytes) -> bytes:
-        """`POST /query`: columns of the wanted features, in the order asked for."""
+        """Serve `POST /query`: columns of the requested features, in the order requested."""
         began = time.perf_counter()
         workflow = DEFAULT_WORKFLOW
         try:
@@ -124,7 +123,9 @@ class QueryService:
                 raise MissingInput(name)
             given[name] = input_column(values, dtype, name)
         request = QueryRequest(given, asked.rows, self._now_us())
-        columns = await self._flow.run(program, request, self._callbacks(key, view, request.now_us))
+        columns = await self._runner.run(
+            program, request, self._callbacks(key, view, request.now_us)
+        )
         return dump(
             {
                 name: encode(column)
@@ -133,17 +134,17 @@ class QueryService:
         )
 
     def _workflow(self, name: str | None) -> str:
-        """The workflow as a label: the first hundred names a process hears of, the rest
-        together.
+        """Return the workflow as a metric label: the first hundred names get one each, others share
+        one.
         """
         if not name:
             return DEFAULT_WORKFLOW
-        if len(self._workflows) < WORKFLOWS_TOLD_APART:
+        if len(self._workflows) < WORKFLOW_LABELS:
             self._workflows.add(name)
         return name if name in self._workflows else OTHER_WORKFLOWS
 
     async def lookup(self, key: BranchKey, dataset: str, body: bytes) -> bytes:
-        """`POST /dataset/{name}/lookup`: `{"data": columns, "found": [...]}`."""
+        """Serve `POST /dataset/{name}/lookup`: `{"data": columns, "found": [...]}`."""
         asked = lookup_body(body, self._bounds.query_rows)
 
         async def answer(view: View) -> bytes:
@@ -163,7 +164,7 @@ class QueryService:
         return await self._on_view(key, answer)
 
     async def inspect(self, key: BranchKey, dataset: str, rows: int) -> bytes:
-        """`GET /dataset/{name}/inspect`: columns of the last rows."""
+        """Serve `GET /dataset/{name}/inspect`: columns of the last rows."""
 
         async def answer(view: View) -> bytes:
             columns = await self._inspector.last_rows(_table(view, dataset), rows, self._now_us())
@@ -172,7 +173,7 @@ class QueryService:
         return await self._on_view(key, answer)
 
     async def barrier(self, key: BranchKey, timeout_s: float | None) -> bytes:
-        """`POST /barrier`: `{}` once everything accepted before has been applied."""
+        """Serve `POST /barrier`: `{}` once everything accepted before has been applied."""
         limit_s = self._bounds.barrier_timeout_s if timeout_s is None else timeout_s
 
         async def answer(view: View) -> bytes:
@@ -200,12 +201,12 @@ class QueryService:
             return await answer(newer)
 
 
-@lru_cache(maxsize=WORKFLOWS_TOLD_APART + 2)
+@lru_cache(maxsize=WORKFLOW_LABELS + 2)
 def _seconds(workflow: str) -> Histogram:
     return metrics.EXTRACT_FEATURES_SECONDS.labels(workflow)
 
 
-@lru_cache(maxsize=WORKFLOWS_TOLD_APART + 2)
+@lru_cache(maxsize=WORKFLOW_LABELS + 2)
 def _rows(workflow: str) -> Counter:
     return metrics.EXTRACT_FEATURES.labels(workflow)
 

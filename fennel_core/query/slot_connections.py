@@ -1,10 +1,9 @@
-"""Connections to the lookup services of slots: one per address, opened when first needed, replaced
-when broken.
+"""Connections to the lookup services of slots: one per address, opened on demand.
 
-Theory. Many requests share one connection (`connections.frames` matches answers to calls), so a
-query server needs as many connections as there are slots. A broken one fails the calls on it with
-`ConnectionError` and is forgotten; whoever asks next opens a new one. Two tasks that need the same
-address at once wait for one opening.
+Many requests share one connection (`connections.frames` matches responses to calls), so a query
+server needs as many connections as there are slots. A broken connection fails its calls with
+`ConnectionError` and is dropped; the next call opens a new one. Concurrent calls to a new address
+share one attempt to connect.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from fennel_core.query.errors import JobParked
 
 
 async def connect(address: str) -> Channel:
-    """A connection to a Unix socket path or to `host:port`; OSError when nobody listens."""
+    """Connect to a Unix socket path or to `host:port`; raises OSError."""
     host, colon, port = address.rpartition(":")
     if colon and port.isdecimal() and "/" not in address:
         return Channel(*await asyncio.open_connection(host, int(port)))
@@ -40,15 +39,16 @@ def retry_reason(refused: RemoteError) -> str:
 
 
 class SlotConnections:
-    """All connections of one event loop."""
+    """The connections of one event loop."""
 
     def __init__(self) -> None:
         self._open: dict[str, Channel] = {}
         self._opening: dict[str, asyncio.Task[Channel]] = {}
 
     async def call(self, address: str, op: str, argument: object) -> Any:
-        """The slot's answer. `RemoteError` when it refuses, `ConnectionError` or another `OSError`
-        when it cannot be reached.
+        """Return the result of an operation of the slot.
+
+        Raises `RemoteError` when the slot refuses, `OSError` when it cannot be reached.
         """
         channel = self._open.get(address)
         if channel is None or channel.closed:

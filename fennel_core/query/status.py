@@ -1,9 +1,8 @@
-"""What runs where, for people and for `fennel-core status`: slots, and every job partition with its
-owner, lag and error.
+"""The status report, for people and for `fennel-core status`.
 
-Theory. A workspace's token sees its own partitions; the administrator's sees all. Everything is
-read from the registry at once, so the report is as true as the runners' last reports are young, and
-it says how young they are.
+It lists slots, and every job partition with its owner, lag and error. A workspace's token gets its
+own partitions, the administrator's token all of them. Everything is one read of the registry, so
+the report is as recent as the last reports of the runners, whose age it includes.
 """
 
 from __future__ import annotations
@@ -19,7 +18,9 @@ WorkspaceOf = Callable[[str | None], Awaitable[WorkspaceId]]
 
 
 class StatusReport:
-    """`is_admin` says whether an `Authorization` header carries the administrator's token."""
+    """Builds the report; `is_admin` checks an `Authorization` header for the administrator's
+    token.
+    """
 
     def __init__(
         self,
@@ -34,7 +35,7 @@ class StatusReport:
         self._is_admin = is_admin
 
     async def report(self, authorization: str | None) -> bytes:
-        """The JSON of `GET /status`. ApiError 401 for a token that is neither."""
+        """Return the JSON of `GET /status`; ApiError 401 for an unknown token."""
         workspace = (
             None if self._is_admin(authorization) else await self._workspace_of(authorization)
         )

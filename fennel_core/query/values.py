@@ -1,11 +1,11 @@
-"""JSON values by declared type: whole columns of requests, and the defaults of definitions.
+"""Convert JSON values by declared type: columns of requests, and defaults of definitions.
 
-Theory. Columns of requests are mostly of types that JSON has, so their Python types are looked at
-all at once (`set(map(type, values))`, C code) and a list that fits is taken as it is; everything
-else goes through the protocol's codec, which knows what pandas writes. A type's own checks
-(between, oneof, regex) are not applied to what is asked *with*: a value that breaks them finds
-nothing. Defaults are JSON text of `str` of whatever is not JSON, which the same codec reads; they
-are read once per plan.
+Columns of requests mostly have JSON's own types, so the Python types of a column are checked at
+once (`set(map(type, values))`, C code) and a list that fits is used as it is. Everything else goes
+through the protocol's codec, which knows the forms that pandas writes. A type's own checks
+(between, oneof, regex) are not applied to inputs: a value that violates them finds no row. Defaults
+are JSON text, or the `str` of values without a JSON form, which the same codec reads; they are
+converted once per plan.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ _PLAIN: dict[type[object], type[object]] = {
 
 
 def input_column(values: Sequence[Any], dtype: Dtype, name: str) -> QueryColumn:
-    """A column of a request as values of `dtype`. BadValue names the column, the row and the value
-    that cannot be cast.
+    """Convert a column of a request to `dtype`.
+
+    Raises `ValueNotConvertible`, naming column, row and value.
     """
     bare = dtypes.base(dtype)
     plain = _PLAIN.get(type(bare))
@@ -54,8 +55,9 @@ def input_column(values: Sequence[Any], dtype: Dtype, name: str) -> QueryColumn:
 
 
 def default_value(default_json: str | None, dtype: Dtype) -> object:
-    """The physical value of a default; None when there is none. BadValue when the text is not a
-    value of `dtype`.
+    """Return the physical value of a default, None without one.
+
+    Raises `ValueNotConvertible` when the text is not a value of `dtype`.
     """
     if default_json is None:
         return None
@@ -75,7 +77,7 @@ def _decoded(values: Sequence[Any], dtype: Dtype, name: str) -> pl.Series:
 
 
 def _fits(values: Sequence[Any], plain: type[object]) -> bool:
-    """Integers that 64 bits hold, floats without NaN (which is null) and infinity."""
+    """Return whether integers fit 64 bits, and floats are neither NaN (null) nor infinite."""
     if plain is float:
         return isfinite(sum(filter(None, values)))
     numbers = list(filter(None, values)) if plain is int else []

@@ -1,11 +1,11 @@
 """One version of a branch as queries see it, and the cache of those versions.
 
-Theory. A view is made from the commit that `branch.serving` points at: its merged definitions, its
-catalog of physical names, and programs made from them when first asked for. Nothing in it changes,
-so a request works with one view from beginning to end and can never mix two versions. Views are
-replaced, not updated: when Postgres says a branch moved, after this server has passed on a control
-call, and, so that a lost notification costs a round trip and never a wrong refusal, before a
-request is refused for a name the view does not know.
+A view is built from the commit that `branch.serving` points to: its merged definitions, its catalog
+of physical names, and programs, which are built on first use. The rest of it never changes, so a
+request uses one view from start to end and can never mix two versions. Views are replaced, not
+updated: when Postgres reports a changed branch, after this server has forwarded a control call, and
+before a request fails for a name that the view lacks, so that a lost notification costs a round
+trip and never a wrong error.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from fennel_core.vocab.ids import BranchName, CommitId, DatasetName, WorkspaceId
 from fennel_core.wire.entities import SyncRequest
 
 PROGRAMS_KEPT = 1000
-"""Programs per view; each is some kilobytes, and a service asks a handful of different
-questions.
+"""Programs per view; each has some kilobytes, and a service sends a handful of different
+queries.
 """
 VIEWS_KEPT = 1000
 
@@ -38,7 +38,7 @@ BranchKey = tuple[WorkspaceId, BranchName]
 
 @dataclass(frozen=True, slots=True)
 class ServingVersion:
-    """What a branch serves: None before its first commit."""
+    """The version that a branch serves."""
 
     commit: CommitId
     request: SyncRequest
@@ -49,8 +49,10 @@ class ServingSource(Protocol):
     async def read_serving(
         self, key: BranchKey, known: CommitId | None
     ) -> ServingVersion | CommitId | None:
-        """The branch's serving version; just its id when that is `known`; None when nothing was
-        committed. `UnknownBranch` raises.
+        """Return the branch's serving version: its id alone when that is `known`, None without a
+        commit.
+
+        Raises `UnknownBranch`.
         """
         ...
 
@@ -92,7 +94,7 @@ class View:
 
 
 class Views:
-    """The views of all branches this server has been asked about."""
+    """The views of all recently used branches."""
 
     def __init__(self, source: ServingSource) -> None:
         self._source = source
@@ -100,34 +102,33 @@ class Views:
         self._loading: dict[BranchKey, asyncio.Task[View]] = {}
 
     async def get(self, key: BranchKey) -> View:
-        """The view in memory, or the one read now. `UnknownBranch` when there is no such branch."""
+        """Return the cached view, or read it. Raises `UnknownBranch`."""
         found = self._views.get(key)
         if found is not None:
             return found
-        under_way = self._loading.get(key)
-        return await (self.reload(key) if under_way is None else asyncio.shield(under_way))
+        running = self._loading.get(key)
+        return await (self.reload(key) if running is None else asyncio.shield(running))
 
     async def reload(self, key: BranchKey) -> View:
-        """The view as Postgres has it now: a reading that began before this call does not count."""
-        under_way = self._loading.get(key)
-        if under_way is not None:
-            await asyncio.wait([under_way])
+        """Return the view from a read that began after this call."""
+        running = self._loading.get(key)
+        if running is not None:
+            await asyncio.wait([running])
         following = self._loading.get(key)
-        if following is None or following is under_way:
+        if following is None or following is running:
             following = self._loading[key] = asyncio.create_task(self._load(key))
             following.add_done_callback(lambda task: self._loaded(key, task))
         return await asyncio.shield(following)
 
     async def refresh(self, key: BranchKey) -> None:
-        """Reload the branch if anybody has asked for it before; a branch that is gone is
-        forgotten.
-        """
+        """Reload the branch if it is cached; drop it if it was deleted."""
         if key in self._views:
             await self._reload_or_forget(key)
 
     async def refresh_all(self) -> None:
-        """Reload every branch in memory: notifications may have been missed. The first failure is
-        raised after all have been tried.
+        """Reload every cached branch, because notifications may have been missed.
+
+        Raises the first failure after all have been tried.
         """
         tried = await asyncio.gather(
             *map(self._reload_or_forget, list(self._views)), return_exceptions=True
@@ -156,7 +157,7 @@ class Views:
             raise
         match serving:
             case str():
-                assert before is not None, "only a known version is answered by its id"
+                assert before is not None, "only a known version is returned as its id"
                 return before
             case None | ServingVersion():
                 view = View.of(serving)
@@ -170,4 +171,5 @@ class Views:
         if self._loading.get(key) is task:
             del self._loading[key]
         if not task.cancelled():
-            task.exception()  # whoever waits sees it; nobody may be waiting any more
+            # Mark it as retrieved: every waiting caller may have been cancelled.
+            task.exception()

@@ -72,7 +72,7 @@ async def succeeds(executors: Executors) -> bool:
 @pytest.mark.parametrize(
     ("body", "error", "text"),
     [
-        ("os._exit(3)", ExecutorCrashed, "exit status 3"),
+        ("os._exit(3)", ExecutorCrashed, "exited with status 3"),
         ("ctypes.string_at(0)", ExecutorCrashed, "SIGSEGV"),
         ("time.sleep(30)", ExecutorTimeout, "longer than its limit of 1000 ms"),
         ("bytearray(4 << 30)", ExecutorOutOfMemory, "ran out of memory"),
@@ -151,7 +151,7 @@ async def test_calls_beyond_the_processes_wait_in_turn(executors):
 
 async def test_a_restarted_host_is_met_by_the_same_client(tmp_path):
     async with Executors(tmp_path / "executors.sock") as executors:
-        with pytest.raises(ExecutorUnavailable, match="no executors listen"):
+        with pytest.raises(ExecutorUnavailable, match="no executor host listens"):
             await executors.run(FINE, ONE)
         for _ in range(2):
             with running_host(tmp_path, executor_processes=1):

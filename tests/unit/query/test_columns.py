@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fennel_core.query.columns import QueryColumn
-from fennel_core.query.encode import FEW_ROWS, json_values
+from fennel_core.query.encode import SMALL_ROWS, json_values
 from fennel_core.query.errors import ValueNotConvertible
 from fennel_core.query.execution import key_bytes
 from fennel_core.query.values import default_value, input_column
@@ -128,7 +128,7 @@ def test_key_bytes_are_those_that_ingest_and_engine_make(data: st.DataObject) ->
 @given(data=st.data())
 def test_short_cuts_into_json_agree_with_the_codec(data: st.DataObject) -> None:
     dtype = data.draw(st.sampled_from(TYPES))
-    size = data.draw(st.sampled_from([0, 1, 3, FEW_ROWS + 1]))
+    size = data.draw(st.sampled_from([0, 1, 3, SMALL_ROWS + 1]))
     series = series_of(dtype, data.draw(st.lists(values_of(dtype), min_size=size, max_size=size)))
     quick = json_values(QueryColumn(dtype, QueryColumn(dtype, series=series).values))
     assert json.loads(msgspec.json.encode(quick)) == json.loads(

@@ -166,7 +166,7 @@ async def test_a_frozen_slot_holds_a_lookup_only_until_the_deadline(tmp_path: Pa
         lambda reader, writer: asyncio.sleep(10), str(tmp_path / "f.sock")
     )
     world.registry.addresses = {(JOB, part): str(tmp_path / "f.sock") for part in range(PARTITIONS)}
-    with pytest.raises(PartitionUnavailable, match="does not answer"):
+    with pytest.raises(PartitionUnavailable, match="does not respond"):
         await world.values()
     frozen.close()
     await world.slots.close()
