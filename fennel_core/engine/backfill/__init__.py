@@ -1,3 +1,1 @@
-"""Backfills: a new job over long history is computed by a Spark batch and published by the job
-partition's owner.
-"""
+"""Backfills: a Spark batch computes a new job over long history; its owner publishes the result."""

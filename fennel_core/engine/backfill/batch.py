@@ -1,13 +1,13 @@
-"""The batch: a share of a load, computed by the step that the live lane runs.
+"""Compute a share of a backfill with the step that the live path runs.
 
-Theory. A step may be handed any split and order of its inputs, and its state keys begin with the
-key group. So key groups can be computed apart from each other, by as many tasks as there are cores,
-each with a scratch store; state of different groups is put side by side. Rows come in the order of
-their offsets, the last input first (the table before the rows that are joined to it: less to take
-back). A stateless step does not even need groups: its shares are runs of files.
+Theory. A step accepts any split and order of its inputs, and its state keys start with the key
+group. So key groups can be computed independently, by as many tasks as there are cores, each with a
+scratch store; the states of different groups are disjoint. Rows are read in order of offsets, the
+last input first: a table before the rows that are joined to it causes fewer retractions. A
+stateless step does not even need key groups: its shares are runs of files.
 
-What is staged comes in chunks of bounded size: outputs first, as they are made, then the state in
-the order of its keys.
+The result is staged in chunks of bounded size: outputs first, as they are produced, then the state
+in order of its keys.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from fennel_core.vocab.ids import PartitionIndex
 from fennel_core.vocab.keys import KEY_GROUPS
 
 BATCH_ROWS: Final = 50_000
-"""Rows per step: enough to be vectorised, and its changes fit in memory many times over."""
+"""Rows per step: enough to be vectorized, and few enough that the changes fit in memory."""
 CHUNK_BYTES: Final = 4 << 20
-"""Of outputs or state per chunk: one Kafka transaction, one write batch."""
+"""Outputs or state per chunk: one Kafka transaction and one write batch."""
 LAST_KEY: Final = b"\xff" * 8
 _PAGE: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Share `number` of `shares` of a job partition's load."""
+    """Share `number` of `shares` of a job partition's backfill."""
 
     number: int
     shares: int
 
     def groups(self) -> tuple[int, int]:
-        """The key groups [first, stop) of this share."""
+        """Return the key groups [first, stop) of this share."""
         return self.number * KEY_GROUPS // self.shares, (
             self.number + 1
         ) * KEY_GROUPS // self.shares
@@ -59,8 +59,10 @@ def compute(
     fetch: Callable[[str], pl.DataFrame],
     scratch: Hangar,
 ) -> Iterator[Chunk]:
-    """The chunks of a share. `files[i]`: keys of input i's files in order of offsets; `fetch` reads
-    one; `scratch` is empty.
+    """Yield the chunks of a share.
+
+    `files[i]`: the keys of input i's files in order of offsets. `fetch` reads one file. `scratch`:
+    an empty store.
     """
     step = build(job.step)
     waiting: list[OutgoingRecord] = []
@@ -111,4 +113,5 @@ def _entries(scratch: Hangar) -> Iterator[Chunk]:
             if size >= CHUNK_BYTES:
                 yield Chunk((), puts)
                 puts, size = {}, 0
-    yield Chunk((), puts)  # even if empty: a load has a last chunk, which moves the offsets
+    # Even if empty: a backfill has a last chunk, which moves the offsets.
+    yield Chunk((), puts)

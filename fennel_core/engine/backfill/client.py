@@ -1,8 +1,9 @@
-"""An owner's side of backfills: is a load worth it or required, wait for it, fetch its chunks.
+"""The owner's side of a backfill: decide whether to start with one, await it, read its chunks.
 
-Theory. Asking costs nothing but time: where nobody takes the load up, or it fails, the live lane
-computes the same. Only where a log has lost its beginning there is no other way: then the job
-partition is parked with the reason, and asks again when it is tried again.
+Theory. A backfill is an optimization wherever the log has all records: if no driver claims the
+request, or it fails, the live path computes the same. Where the log is truncated there is no other
+way; then the job partition parks with the reason and requests the backfill again when it is
+retried.
 """
 
 from __future__ import annotations
@@ -15,8 +16,12 @@ import structlog
 
 from fennel_core.blueprints.spec import Job
 from fennel_core.connections.object_store import ObjectStore
-from fennel_core.engine.backfill.manifest import (
+from fennel_core.engine.backfill.errors import (
     BackfillCorrupt,
+    BackfillFailed,
+    BackfillImpossible,
+)
+from fennel_core.engine.backfill.manifest import (
     BackfillManifest,
     Chunk,
     decode_chunk,
@@ -34,41 +39,33 @@ from fennel_core.history.store import HistoryFiles
 from fennel_core.vocab.ids import Offset, PartitionIndex, TopicName
 
 POLL_MS: Final = 200
-TAKEN_UP_MS: Final = 15_000
-"""After this long without a driver the live lane goes on: an engine without a free Spark slot must
-not wait for one.
+CLAIM_TIMEOUT_MS: Final = 15_000
+"""After this long without a driver the live path continues: an engine without a free Spark slot
+must not wait for one.
 """
 log = structlog.get_logger(__name__)
 
 
-class BackfillImpossible(Exception):
-    """Records that a new job partition needs are deleted, and history cannot take their place."""
-
-
-class BackfillFailed(Exception):
-    """The load that a new job partition needs was not computed; it is asked for again when the job
-    partition is tried again.
-    """
-
-
 class BackfillClient(Protocol):
+    """What a runner needs of backfills."""
+
     async def obtain(
         self, job: Job, part: PartitionIndex, starts: Mapping[TopicName, Offset]
     ) -> BackfillManifest | None:
-        """The load of a job partition that has no state yet, None where the live lane is to compute
-        it. May take as long as the batch.
+        """Return the backfill of a job partition without state; None to start on the live path.
 
-        `starts`: the first retained offset of each input. Raises BackfillImpossible or
-        BackfillFailed where the live path cannot take over because the log is truncated.
+        It may take as long as the batch. `starts`: the first retained offset of each input. Raises
+        BackfillImpossible or BackfillFailed where the live path cannot take over because the log is
+        truncated.
         """
         ...
 
     async def manifest(self, key: str) -> BackfillManifest:
-        """A load that was begun; BackfillCorrupt when it is not there any more."""
+        """Return a backfill that was begun; BackfillCorrupt if its manifest is gone."""
         ...
 
-    async def chunk(self, load: BackfillManifest, number: int) -> Chunk:
-        """BackfillCorrupt when it is not what was staged."""
+    async def chunk(self, manifest: BackfillManifest, number: int) -> Chunk:
+        """Return one chunk; BackfillCorrupt if it is not what was staged."""
         ...
 
 
@@ -86,13 +83,8 @@ class QueuedBackfillClient:
         from_rows: int,
         sleep: Callable[[int], Awaitable[None]],
     ) -> None:
-        self._files, self._queue, self._objects, self._from_rows, self._sleep = (
-            files,
-            queue,
-            objects,
-            from_rows,
-            sleep,
-        )
+        self._files, self._queue, self._objects = files, queue, objects
+        self._from_rows, self._sleep = from_rows, sleep
 
     async def obtain(
         self, job: Job, part: PartitionIndex, starts: Mapping[TopicName, Offset]
@@ -107,20 +99,20 @@ class QueuedBackfillClient:
                 raise BackfillImpossible(reason)
             case StartWithBackfill(rows, required):
                 await self._queue.request(job.id, part, rows, retry=required)
-                asked = await self._computed(job, part)
-                if asked.manifest is not None:
-                    return await self.manifest(asked.manifest)
+                request = await self._await_result(job, part)
+                if request.manifest is not None:
+                    return await self.manifest(request.manifest)
                 if required:
                     raise BackfillFailed(
-                        f"{job.title} ({job.id}[{part}]) begins with what is in "
-                        f"history only, and that was not loaded: {_why(asked)}"
+                        f"{job.title} ({job.id}[{part}]) needs records that only history has, "
+                        f"and they were not backfilled: {_reason(request)}"
                     )
                 log.warning(
-                    "no backfill: the live lane computes it",
+                    "no backfill; starting on the live path",
                     job=job.id,
                     part=part,
-                    state=asked.state,
-                    error=asked.error,
+                    state=request.state,
+                    error=request.error,
                 )
                 return None
             case unreachable:
@@ -135,37 +127,35 @@ class QueuedBackfillClient:
             sum(file.row_count for file in files),
         )
 
-    async def _computed(self, job: Job, part: PartitionIndex) -> BackfillRequest:
-        """How the load ended: with a manifest, `failed`, `expired`, or `gone` together with its
-        job.
-        """
+    async def _await_result(self, job: Job, part: PartitionIndex) -> BackfillRequest:
+        """Return the finished request; its state is `deleted` if the row went with its job."""
         waited = 0
-        while (asked := await self._queue.find(job.id, part)) is not None:
-            if asked.manifest is not None or asked.state in {"failed", "expired"}:
-                return asked
-            if asked.state == "requested" and waited >= TAKEN_UP_MS:
+        while (request := await self._queue.find(job.id, part)) is not None:
+            if request.manifest is not None or request.state in {"failed", "expired"}:
+                return request
+            if request.state == "requested" and waited >= CLAIM_TIMEOUT_MS:
                 await self._queue.expire(job.id, part)
             await self._sleep(POLL_MS)
             waited += POLL_MS
-        return BackfillRequest("gone", None, None)
+        return BackfillRequest("deleted", None, None)
 
     async def manifest(self, key: str) -> BackfillManifest:
         body = await self._objects.get(key)
         if body is None:
             raise BackfillCorrupt(
-                f"the manifest {key} is gone: commit its dataset under a new version"
+                f"backfill manifest {key} is missing; commit its dataset under a new version"
             )
         return decode_manifest(body)
 
-    async def chunk(self, load: BackfillManifest, number: int) -> Chunk:
-        piece = load.chunks[number]
-        return decode_chunk(piece, await self._objects.get(piece.key))
+    async def chunk(self, manifest: BackfillManifest, number: int) -> Chunk:
+        ref = manifest.chunks[number]
+        return decode_chunk(ref, await self._objects.get(ref.key))
 
 
-def _why(asked: BackfillRequest) -> str:
-    if asked.state == "expired":
+def _reason(request: BackfillRequest) -> str:
+    if request.state == "expired":
         return (
-            f"no engine took it up within {TAKEN_UP_MS // 1000} s. Does one run, with "
-            "FENNEL_ENGINE_SPARE_SLOTS of 1 or more?"
+            f"no engine claimed the backfill within {CLAIM_TIMEOUT_MS // 1000} s. Check that one "
+            "runs with FENNEL_ENGINE_SPARE_SLOTS of 1 or more"
         )
-    return f"{asked.error or asked.state}. It is tried again"
+    return f"{request.error or request.state}. It is retried"

@@ -1,10 +1,9 @@
-"""The driver's side of backfills: take up what owners ask for, run it as Spark tasks beside the
-slots, stage it.
+"""The driver of backfills: claims requests, runs them as Spark tasks beside the slots, stages them.
 
-Theory. One Spark task per share, on the slots kept spare for side jobs. A task reads history, runs
-the step over a scratch store and uploads chunks under names of this attempt; the manifest is
-written last and the row points at it, so a task that Spark runs twice, or a driver that dies,
-leaves objects that nobody names and that go with the job.
+Theory. There is one Spark task per share, on the slots that are kept spare for side jobs. A task
+reads history, runs the step over a scratch store and uploads chunks under keys of this attempt. The
+manifest is written last, and then the row refers to it. So a task that Spark runs twice, or a
+driver that dies, leaves only orphaned objects, which are deleted with the job.
 """
 
 from __future__ import annotations
@@ -53,13 +52,12 @@ if TYPE_CHECKING:
 ORPHAN_CHECK_SECONDS: Final = 60
 SPARK_JOB_GROUP: Final = "backfill"
 SCRATCH_CACHE_BYTES: Final = 32 << 20
-RETRIABLE: Final = (SystemUnavailable,)
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class BackfillTask:
-    """What one Spark task computes; travels to its process."""
+    """The work of one Spark task; pickled to its process."""
 
     spec: bytes
     part: int
@@ -87,11 +85,11 @@ async def run_driver(
         while True:
             woken.clear()
             try:
-                for place in await queue.claim():
-                    group.create_task(driver.serve(*place))
+                for partition in await queue.claim():
+                    group.create_task(driver.serve(*partition))
                 await driver.delete_orphans()
-            except RETRIABLE as away:
-                log.warning("backfills tries again", error=str(away))
+            except SystemUnavailable as unavailable:
+                log.warning("backfill queue unavailable; retrying", error=str(unavailable))
             try:
                 await asyncio.wait_for(woken.wait(), ORPHAN_CHECK_SECONDS)
             except TimeoutError:
@@ -99,6 +97,8 @@ async def run_driver(
 
 
 class BackfillDriver:
+    """Computes claimed backfills and deletes those of deleted jobs."""
+
     def __init__(
         self,
         context: SparkContext,
@@ -107,45 +107,46 @@ class BackfillDriver:
         pool: Pool,
         queue: BackfillQueue,
     ) -> None:
-        self._context, self._settings, self._environment, self._queue = (
-            context,
-            settings,
-            dict(environment),
-            queue,
-        )
+        self._context, self._settings, self._queue = context, settings, queue
+        self._environment = dict(environment)
         self._registry, self._files = PostgresRegistry(pool), PostgresHistoryFiles(pool)
         self._objects = S3ObjectStore(s3.client(settings), settings.s3_bucket)
 
     async def serve(self, job: JobId, part: PartitionIndex) -> None:
-        """Compute one load; what fails is said in its row, or left to whoever claims it next."""
-        keeping = asyncio.create_task(self._keep((job, part)))
+        """Compute one backfill; a failure is recorded in its row or left to the next claim."""
+        renewing = asyncio.create_task(self._renew_claim((job, part)))
         try:
             await self._compute(job, part)
-        except RETRIABLE as away:
-            log.warning("a backfill is left to the next claim", job=job, part=part, error=str(away))
+        except SystemUnavailable as unavailable:
+            log.warning(
+                "backfill interrupted; left to the next claim",
+                job=job,
+                part=part,
+                error=str(unavailable),
+            )
         finally:
-            keeping.cancel()
+            renewing.cancel()
 
     async def delete_orphans(self) -> None:
-        """Remove what was staged for jobs that are gone."""
+        """Delete the objects and rows of backfills of deleted jobs."""
         for job in await self._queue.orphans():
             await self._objects.delete(
                 [stored.key for stored in await self._objects.list_objects(f"{OBJECTS}/{job}/")]
             )
             await self._queue.delete(job)
 
-    async def _keep(self, place: JobPartition) -> None:
+    async def _renew_claim(self, partition: JobPartition) -> None:
         while True:
             await asyncio.sleep(CLAIM_SECONDS / 6)
             try:
-                await self._queue.renew_claim(*place)
-            except RETRIABLE as away:
-                log.warning("a claim of backfills was not renewed", error=str(away))
+                await self._queue.renew_claim(*partition)
+            except SystemUnavailable as unavailable:
+                log.warning("backfill claim was not renewed", error=str(unavailable))
 
     async def _compute(self, job_id: JobId, part: PartitionIndex) -> None:
         stored = await self._registry.spec(job_id)
         if stored is None:
-            return  # gone meanwhile
+            return  # the job was deleted
         job = stored_names.loads(stored, Job)
         found = [await self._files.files(topic, part) for topic in job.inputs]
         prefix = attempt_prefix(job.id, part, uuid.uuid4().hex)
@@ -158,7 +159,7 @@ class BackfillDriver:
         rows = sum(file.row_count for files in found for file in files)
         log.info("backfill begins", job=job.id, part=part, rows=rows, tasks=shares)
         try:
-            pieces = await asyncio.to_thread(self._run, tasks)
+            chunks = await asyncio.to_thread(self._run, tasks)
         except Py4JError as failed:
             reason = str(failed).strip().splitlines()
             log.error("backfill failed", job=job.id, part=part, error=str(failed))
@@ -173,31 +174,32 @@ class BackfillDriver:
             for topic, files in zip(job.inputs, found, strict=True)
             if files
         }
-        name = f"{prefix}/manifest"
-        load = BackfillManifest(
-            name,
+        key = f"{prefix}/manifest"
+        manifest = BackfillManifest(
+            key,
             job.id,
             part,
             step_version(job.step),
             STATE_FORMAT,
             rows,
             {str(t): int(o) for t, o in ends.items()},
-            pieces,
+            chunks,
         )
-        await self._objects.put(name, encode_manifest(load))
-        await self._queue.complete(job.id, part, name)
+        await self._objects.put(key, encode_manifest(manifest))
+        await self._queue.complete(job.id, part, key)
         log.info(
-            "backfill staged", job=job.id, part=part, rows=rows, chunks=len(pieces), manifest=name
+            "backfill staged", job=job.id, part=part, rows=rows, chunks=len(chunks), manifest=key
         )
 
     def _run(self, tasks: list[BackfillTask]) -> list[ChunkRef]:
-        """All pieces in the order of tasks and chunks. Blocks."""
+        """Run the tasks and return their chunks in order. Blocks."""
         environment = self._environment
 
         def work(task: BackfillTask) -> list[tuple[str, str]]:
             import os
 
-            os.environ.update(environment)  # before anything is imported that reads it
+            # Before any import of a module that reads it.
+            os.environ.update(environment)
             from fennel_core.engine.backfill.driver import stage
             from fennel_core.settings.model import Settings
 
@@ -205,11 +207,11 @@ class BackfillDriver:
 
         self._context.setJobGroup(SPARK_JOB_GROUP, "backfills", interruptOnCancel=True)
         found = self._context.parallelize(tasks, len(tasks)).map(work).collect()
-        return [ChunkRef(key, sha256) for pieces in found for key, sha256 in pieces]
+        return [ChunkRef(key, sha256) for chunks in found for key, sha256 in chunks]
 
 
 def stage(settings: Settings, task: BackfillTask) -> Iterator[tuple[str, str]]:
-    """Compute a share and upload its chunks; key and SHA-256 of each. Runs in a Spark task."""
+    """Compute a share in a Spark task; yield key and SHA-256 of each uploaded chunk."""
     from rocksdict import Cache
 
     client = s3.client(settings)
@@ -218,7 +220,7 @@ def stage(settings: Settings, task: BackfillTask) -> Iterator[tuple[str, str]]:
     def fetch(key: str) -> Any:
         body = s3.get(client, settings.s3_bucket, key)
         if body is None:
-            raise FileNotFoundError(f"history file {key} is gone from the bucket")
+            raise FileNotFoundError(f"history file {key} is missing from the bucket")
         return decode_file(body)
 
     hangar = RocksHangar(scratch / "state", Cache(SCRATCH_CACHE_BYTES))

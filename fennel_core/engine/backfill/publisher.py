@@ -14,9 +14,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fennel_core.blueprints.spec import Job
-from fennel_core.engine.backfill.client import BackfillClient, BackfillImpossible
+from fennel_core.engine.backfill.client import BackfillClient
+from fennel_core.engine.backfill.errors import BackfillCorrupt, BackfillImpossible
 from fennel_core.engine.backfill.manifest import (
-    BackfillCorrupt,
     BackfillManifest,
     backfill_in_progress,
     input_topic,

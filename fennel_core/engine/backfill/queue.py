@@ -1,32 +1,58 @@
-"""What backfills remembers between an owner that asks for a load and the driver that has it
-computed.
+"""The queue of backfill requests, between the owner of a job partition and the driver.
+
+Life cycle of a row: `requested` -> `running` -> `staged` or `failed`; `requested` -> `expired` if
+no driver claims it in time. A `failed` or `expired` backfill that is needed is requested again.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
-import psycopg
-from psycopg_pool import PoolTimeout
-
-from fennel_core.connections.errors import SystemUnavailable
-from fennel_core.connections.postgres import AsyncConnection, Pool
+from fennel_core.connections import postgres
+from fennel_core.connections.postgres import Pool
 from fennel_core.vocab.ids import JobId, JobPartition, PartitionIndex
 
 CHANNEL: Final = "backfill"
 CLAIM_SECONDS: Final = 60
-"""After this long without a sign from its driver a load is computed once more; the first of two
-counts.
+"""A claim that is not renewed for this long lapses, and the backfill is computed again; the first
+of two results counts.
+"""
+REQUEST: Final = """
+    INSERT INTO backfill AS b (job_id, part, row_count) VALUES (%s, %s, %s)
+    ON CONFLICT (job_id, part) DO UPDATE
+    SET state = 'requested', row_count = excluded.row_count, error = NULL, updated_at = now()
+    WHERE %s AND b.state IN ('failed', 'expired')
+"""
+FIND: Final = "SELECT state, manifest, error FROM backfill WHERE job_id = %s AND part = %s"
+EXPIRE: Final = """
+    UPDATE backfill SET state = 'expired', updated_at = now()
+    WHERE job_id = %s AND part = %s AND state = 'requested'
+"""
+CLAIM: Final = """
+    UPDATE backfill
+    SET state = 'running', claimed_until = now() + make_interval(secs => %s), updated_at = now()
+    WHERE state = 'requested' OR (state = 'running' AND claimed_until < now())
+    RETURNING job_id, part
+"""
+RENEW: Final = """
+    UPDATE backfill SET claimed_until = now() + make_interval(secs => %s)
+    WHERE job_id = %s AND part = %s AND state = 'running'
+"""
+FINISH: Final = """
+    UPDATE backfill SET state = %s, manifest = %s, error = %s, updated_at = now()
+    WHERE job_id = %s AND part = %s AND state = 'running'
+"""
+DELETED_JOBS: Final = """
+    SELECT DISTINCT job_id FROM backfill b WHERE NOT EXISTS (SELECT FROM job WHERE id = b.job_id)
 """
 
 
 @dataclass(frozen=True, slots=True)
 class BackfillRequest:
-    """How a load stands: `requested`, `running`, `staged` (then `manifest` is its key), `failed` or
-    `expired` (then `error` says why).
+    """The row of one backfill; see the module for `state`.
+
+    `manifest` is the key of the manifest once staged; `error` is the reason of a failure.
     """
 
     state: str
@@ -35,40 +61,26 @@ class BackfillRequest:
 
 
 class BackfillQueue:
-    """Rows of `backfill`. Every method raises SystemUnavailable when Postgres cannot be
-    asked.
+    """Rows of the table `backfill`.
+
+    Every method raises SystemUnavailable if Postgres cannot be used.
     """
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
 
-    @asynccontextmanager
-    async def _connection(self) -> AsyncIterator[AsyncConnection]:
-        try:
-            async with self._pool.connection() as connection:
-                yield connection
-        except (psycopg.Error, PoolTimeout) as failed:
-            raise SystemUnavailable(f"backfills: {failed}") from failed
-
     async def request(
         self, job: JobId, part: PartitionIndex, rows: int, *, retry: bool = False
     ) -> None:
-        """Ask for a load, unless it was asked for before; `retry`: also if that came to nothing."""
-        async with self._connection() as connection:
-            statement = """
-                INSERT INTO backfill AS b (job_id, part, row_count) VALUES (%s, %s, %s) ON
-                    CONFLICT (job_id, part) DO UPDATE
-                SET state = 'requested', row_count = excluded.row_count, error = NULL, updated_at =
-                    now()
-                WHERE %s AND b.state IN ('failed', 'expired')
-            """
-            await connection.execute(statement, (job, part, rows, retry))
+        """Request a backfill unless there is one; with `retry` also if that failed or expired."""
+        async with postgres.connection_of(self._pool) as connection:
+            await connection.execute(REQUEST, (job, part, rows, retry))
             await connection.execute("SELECT pg_notify(%s, '')", (CHANNEL,))
 
     async def find(self, job: JobId, part: PartitionIndex) -> BackfillRequest | None:
-        async with self._connection() as connection:
-            question = "SELECT state, manifest, error FROM backfill WHERE job_id = %s AND part = %s"
-            row = await (await connection.execute(question, (job, part))).fetchone()
+        """Return the row of a job partition, or None if there is none."""
+        async with postgres.connection_of(self._pool) as connection:
+            row = await (await connection.execute(FIND, (job, part))).fetchone()
         if row is None:
             return None
         state, manifest, error = row
@@ -79,62 +91,42 @@ class BackfillQueue:
         )
 
     async def expire(self, job: JobId, part: PartitionIndex) -> None:
-        """Nobody took it up: whoever asked goes on without."""
-        async with self._connection() as connection:
-            statement = (
-                "UPDATE backfill SET state = 'expired', updated_at = now() WHERE job_id "
-                "= %s AND part = %s AND state = 'requested'"
-            )
-            await connection.execute(statement, (job, part))
+        """Withdraw a request that no driver has claimed."""
+        async with postgres.connection_of(self._pool) as connection:
+            await connection.execute(EXPIRE, (job, part))
 
     async def claim(self) -> list[JobPartition]:
-        """Take up everything that is wanted, or whose driver died."""
-        async with self._connection() as connection:
-            statement = """
-                UPDATE backfill SET state = 'running', claimed_until = now() + make_interval(secs
-                    => %s), updated_at = now()
-                WHERE state = 'requested' OR (state = 'running' AND claimed_until < now()) RETURNING
-                    job_id, part
-            """
-            rows = await (await connection.execute(statement, (CLAIM_SECONDS,))).fetchall()
+        """Claim every requested backfill, and every running one whose claim has lapsed."""
+        async with postgres.connection_of(self._pool) as connection:
+            rows = await (await connection.execute(CLAIM, (CLAIM_SECONDS,))).fetchall()
         return [(JobId(str(job)), PartitionIndex(int(str(part)))) for job, part in rows]
 
     async def renew_claim(self, job: JobId, part: PartitionIndex) -> None:
-        """The driver is still at work."""
-        async with self._connection() as connection:
-            statement = """
-                UPDATE backfill SET claimed_until = now() + make_interval(secs => %s)
-                WHERE job_id = %s AND part = %s AND state = 'running'
-            """
-            await connection.execute(statement, (CLAIM_SECONDS, job, part))
+        """Extend the claim of a driver that is still computing."""
+        async with postgres.connection_of(self._pool) as connection:
+            await connection.execute(RENEW, (CLAIM_SECONDS, job, part))
 
     async def complete(self, job: JobId, part: PartitionIndex, manifest: str) -> None:
-        """Only the first of two that computed the same load counts."""
+        """Record the staged result; of two drivers only the first one counts."""
         await self._finish(job, part, "staged", manifest, None)
 
     async def fail(self, job: JobId, part: PartitionIndex, error: str) -> None:
+        """Record the reason of a failure."""
         await self._finish(job, part, "failed", None, error)
 
     async def _finish(
         self, job: JobId, part: PartitionIndex, state: str, manifest: str | None, error: str | None
     ) -> None:
-        async with self._connection() as connection:
-            statement = """
-                UPDATE backfill SET state = %s, manifest = %s, error = %s, updated_at = now()
-                WHERE job_id = %s AND part = %s AND state = 'running'
-            """
-            await connection.execute(statement, (state, manifest, error, job, part))
+        async with postgres.connection_of(self._pool) as connection:
+            await connection.execute(FINISH, (state, manifest, error, job, part))
 
     async def orphans(self) -> set[JobId]:
-        """Jobs that are gone and still have queue."""
-        async with self._connection() as connection:
-            question = (
-                "SELECT DISTINCT job_id FROM backfill b WHERE NOT EXISTS (SELECT FROM "
-                "job WHERE id = b.job_id)"
-            )
-            rows = await (await connection.execute(question)).fetchall()
+        """Return the deleted jobs that still have backfills."""
+        async with postgres.connection_of(self._pool) as connection:
+            rows = await (await connection.execute(DELETED_JOBS)).fetchall()
         return {JobId(str(job)) for (job,) in rows}
 
     async def delete(self, job: JobId) -> None:
-        async with self._connection() as connection:
+        """Delete the rows of a job."""
+        async with postgres.connection_of(self._pool) as connection:
             await connection.execute("DELETE FROM backfill WHERE job_id = %s", (job,))

@@ -1,9 +1,8 @@
-"""Does a job partition without state begin with a load, or live? Facts in, decision out.
+"""Decide whether a job partition without state starts with a backfill or on the live path. Pure.
 
-Theory. A load is quicker than the live lane where history is long, and both come to the same. But
-where a log has lost its beginning the live lane cannot come to it at all: then a load is a need,
-however few the rows, and what stands in its way is an error to be told, never a reason to skip
-rows.
+Theory. A backfill is faster than the live path where history is long, and both produce the same.
+But where a log is truncated the live path cannot produce it at all: then the backfill is required,
+however few the rows, and an obstacle is an error, never a reason to skip rows.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ from fennel_core.operators.spec import UserCodeSpec, needs_watermark
 from fennel_core.vocab.ids import Offset, TopicName
 
 REMEDY: Final = (
-    "Nothing is skipped. Commit the dataset that it reads under a new version: that "
-    "is filled again with what its source still has. "
-    "FENNEL_KAFKA_RETENTION_MS says how long logs are kept, "
-    "FENNEL_HISTORY_BEFORE_DELETION that history has what goes"
+    "No record is skipped. Commit the dataset that it reads under a new version, which is filled "
+    "again from its source. FENNEL_KAFKA_RETENTION_MS sets how long logs are kept, "
+    "FENNEL_HISTORY_BEFORE_DELETION keeps records until history has them"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class InputRange:
-    """One input of a job partition. Its log begins at `start`; history has `rows` rows of it, and
-    what lies below `end`.
+    """One input of a job partition.
+
+    Its log starts at `start`; history has all records below `end`, which are `rows` rows.
     """
 
     topic: TopicName
@@ -38,12 +37,12 @@ class InputRange:
 
 @dataclass(frozen=True, slots=True)
 class StartLive:
-    """All of it is read live."""
+    """Read every record on the live path."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartWithBackfill:
-    """A batch computes what history has. `required`: the live lane cannot take its place."""
+    """Backfill from history. `required`: the live path cannot replace it."""
 
     rows: int
     required: bool
@@ -51,7 +50,7 @@ class StartWithBackfill:
 
 @dataclass(frozen=True, slots=True)
 class InputLost:
-    """Neither lane can come to what the job should hold; why, and what to do."""
+    """Neither path can produce the job's state; `reason` includes the next action."""
 
     reason: str
 
@@ -60,29 +59,27 @@ StartMode = StartLive | StartWithBackfill | InputLost
 
 
 def batch_obstacle(job: Job) -> str | None:
-    """Why a batch cannot compute this job; None where it can."""
+    """Return why a batch cannot compute this job; None if it can."""
     if isinstance(job.step, UserCodeSpec):
-        return "it runs user code, which a batch cannot wait for"
+        return "it runs user code, which a batch cannot await"
     if needs_watermark(job.step) or any(output.watermark for output in job.outputs):
-        return (
-            "it closes windows by event time or tells others how far event time has "
-            "come, and history does not keep that"
-        )
+        return "it closes windows by event time or writes watermarks, which history does not have"
     return None
 
 
 def choose_start_mode(
     job: Job, part: int, inputs: Sequence[InputRange], from_rows: int
 ) -> StartMode:
-    """What a job partition without state does; history of fewer than `from_rows` rows is left to
-    the live lane where it can read it.
+    """Return how a job partition without state starts.
+
+    History of fewer than `from_rows` rows is left to the live path if that can read all of it.
     """
-    shortened = [each for each in inputs if each.start > 0]
+    truncated = [each for each in inputs if each.start > 0]
     obstacle = batch_obstacle(job)
-    for each in shortened:
+    for each in truncated:
         gone = (
-            f"{job.title} ({job.id}[{part}]) begins without state, and the log it "
-            f"reads, {each.topic}[{part}], begins at {each.start}: "
+            f"{job.title} ({job.id}[{part}]) starts without state, and its input "
+            f"{each.topic}[{part}] starts at {each.start}: "
             f"offsets 0 to {each.start - 1} are deleted"
         )
         if each.end < each.start:
@@ -91,11 +88,11 @@ def choose_start_mode(
             )
         if obstacle is not None:
             return InputLost(
-                f"{gone}. History on S3 has them, but this job cannot be loaded from "
-                f"there: {obstacle}. {REMEDY}"
+                f"{gone}. History on S3 has them, but this job cannot be backfilled because "
+                f"{obstacle}. {REMEDY}"
             )
     rows = sum(each.rows for each in inputs)
-    if shortened:
+    if truncated:
         return StartWithBackfill(rows, required=True)
     return (
         StartLive()

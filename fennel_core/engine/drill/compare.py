@@ -20,7 +20,7 @@ from typing import Any, Final
 import msgspec
 
 from fennel_core.engine import state_progress
-from fennel_core.engine.backfill.manifest import BackfillCorrupt
+from fennel_core.engine.backfill.errors import BackfillCorrupt
 from fennel_core.engine.errors import LogTruncated, StateFormatError, StateUnusable
 from fennel_core.engine.runner import Runner
 from fennel_core.engine.state_progress import STATE_FORMAT, StateProgress

@@ -313,7 +313,7 @@ def forget(bench: Bench, before: Mapping[offsets.Source, Offset]) -> None:
 async def test_new_jobs_over_a_truncated_log_wait_for_a_batch_and_equal_a_recompute(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fennel_core.engine.backfill.client.TAKEN_UP_MS", 0)
+    monkeypatch.setattr("fennel_core.engine.backfill.client.CLAIM_TIMEOUT_MS", 0)
     bench.messages, bench.rows = 7, 40
     await fill(bench)
     for name in ("aggregate", "map"):

@@ -17,9 +17,8 @@ from fennel_core.connections.errors import TransactionOutcomeUnknown
 from fennel_core.engine import state_progress
 from fennel_core.engine.backfill import batch, manifest
 from fennel_core.engine.backfill.batch import Share, compute
-from fennel_core.engine.backfill.client import BackfillImpossible
+from fennel_core.engine.backfill.errors import BackfillCorrupt, BackfillImpossible
 from fennel_core.engine.backfill.manifest import (
-    BackfillCorrupt,
     BackfillManifest,
     Chunk,
     ChunkRef,
@@ -252,9 +251,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("shares", [1, 3])
 @pytest.mark.parametrize("name", STEPS)
-async def test_a_load_and_the_live_tail_come_to_what_the_live_lane_comes_to(
-    name: str, shares: int
-) -> None:
+async def test_a_backfill_and_the_live_tail_equal_the_live_path(name: str, shares: int) -> None:
     job, live_log, backfill_log = make_job(name), await world(), await world()
     live, backfilled, backfill_client = (
         MemoryHangar(),
@@ -278,7 +275,7 @@ async def test_a_load_and_the_live_tail_come_to_what_the_live_lane_comes_to(
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_a_load_counts_once_whatever_dies_while_it_is_published(seed: int) -> None:
+async def test_a_backfill_is_applied_once_whatever_dies_while_it_is_published(seed: int) -> None:
     seeded = random.Random(seed)
     job, live_log, log = make_job("aggregate"), await world(), await world()
     live, hangar, backfill_client = MemoryHangar(), MemoryHangar(), MemoryBackfillClient(log)
@@ -301,7 +298,7 @@ async def test_a_load_counts_once_whatever_dies_while_it_is_published(seed: int)
     assert state_progress.load(hangar).state_hash == state_progress.load(live).state_hash
 
 
-async def test_a_job_partition_that_has_begun_live_asks_for_no_load() -> None:
+async def test_a_job_partition_that_started_live_requests_no_backfill() -> None:
     job, log, hangar = make_job("aggregate"), await world(), MemoryHangar()
     await finish(runner(job, log, hangar, 1, None), job, log)
     backfill_client = MemoryBackfillClient(log)
@@ -309,14 +306,14 @@ async def test_a_job_partition_that_has_begun_live_asks_for_no_load() -> None:
     assert backfill_client.asked == 0
 
 
-async def test_a_damaged_chunk_stops_the_job_partition_and_says_what_to_do() -> None:
+async def test_a_corrupt_chunk_is_an_error_with_the_next_action() -> None:
     job, backfill_client = make_job("terminal aggregate"), MemoryBackfillClient(await world())
     load = backfill_client.staged(job, PartitionIndex(0))
     backfill_client.objects[load.chunks[0].key] += b"x"
     with pytest.raises(BackfillCorrupt, match="new version"):
         await backfill_client.chunk(load, 0)
     del backfill_client.objects[load.chunks[0].key]
-    with pytest.raises(BackfillCorrupt, match="gone"):
+    with pytest.raises(BackfillCorrupt, match="missing"):
         await backfill_client.chunk(load, 0)
 
 
@@ -338,7 +335,7 @@ async def test_a_new_job_over_truncated_logs_equals_the_live_path(
     assert state_progress.load(hangar).state_hash == state_progress.load(live).state_hash
 
 
-async def test_a_new_job_whose_rows_are_nowhere_is_told_where_they_were_and_what_to_do() -> None:
+async def test_a_new_job_whose_records_are_lost_parks_with_the_next_action() -> None:
     job, log = make_job("join"), await world()
     backfill_client = MemoryBackfillClient(log, from_rows=NEVER, kept=10)
     end = backfill_client.history[RIGHT][-1][0] + 1
@@ -358,7 +355,7 @@ def input_of(start: int, end: int, rows: int) -> InputRange:
     return InputRange(LEFT, Offset(start), Offset(end), rows)
 
 
-def test_history_is_loaded_where_it_is_long_and_wherever_the_log_has_lost_it() -> None:
+def test_a_backfill_is_used_for_long_history_and_for_truncated_logs() -> None:
     job = make_job("aggregate")
     assert choose_start_mode(job, 0, [input_of(0, 9, 99)], 100) == StartLive()
     assert choose_start_mode(
@@ -396,7 +393,7 @@ def test_history_is_loaded_where_it_is_long_and_wherever_the_log_has_lost_it() -
         ),
     ],
 )
-def test_a_job_that_no_batch_computes_is_told_so_where_the_log_has_lost_its_beginning(
+def test_a_job_that_no_batch_computes_is_lost_on_a_truncated_log(
     step: spec.StepSpec, reason: str
 ) -> None:
     job = Job(
@@ -405,11 +402,11 @@ def test_a_job_that_no_batch_computes_is_told_so_where_the_log_has_lost_its_begi
     assert choose_start_mode(job, 0, [input_of(0, 9, 99)], 1) == StartLive()
     lost = choose_start_mode(job, 0, [input_of(3, 9, 99)], 1)
     assert isinstance(lost, InputLost)
-    assert "left[0], begins at 3: offsets 0 to 2 are deleted. History on S3 has them" in lost.reason
+    assert "left[0], starts at 3: offsets 0 to 2 are deleted. History on S3 has them" in lost.reason
     assert reason in lost.reason
 
 
-def test_windows_that_close_are_left_to_the_live_lane() -> None:
+def test_windows_that_close_are_left_to_the_live_path() -> None:
     hopping = wire.Count("n", wire.Hopping(60_000_000, 60_000_000, 0), None, False, False, False)
     closing = spec.AggregateSpec(ROWS, ("key",), (hopping,), None, False, False, TOTALS)
     assert batch_obstacle(make_job("aggregate")) is None
@@ -426,7 +423,7 @@ def test_windows_that_close_are_left_to_the_live_lane() -> None:
             "closing",
         )
     )
-    telling = Job(
+    watermarking = Job(
         JobId("j"),
         WorkspaceId("w"),
         (LEFT,),
@@ -435,8 +432,18 @@ def test_windows_that_close_are_left_to_the_live_lane() -> None:
         LOG,
         DEAD,
         1,
-        "telling",
+        "watermarking",
     )
-    assert batch_obstacle(telling), (
-        "it would have to pass on what it was told, and history does not say that"
+    assert batch_obstacle(watermarking), (
+        "it would have to write watermarks, which history does not have"
     )
+
+
+def test_the_stored_bytes_of_a_manifest_do_not_depend_on_python_names() -> None:
+    stored = BackfillManifest("k", "j", 0, 1, 2, 3, {"t": 4}, [ChunkRef("c", "sha")])
+    body = manifest.encode_manifest(stored)
+    assert body == (
+        b'{"key":"k","job":"j","part":0,"step_version":1,"state_format":2,"rows":3,'
+        b'"end_offsets":{"t":4},"chunks":[{"key":"c","sha256":"sha"}],"format":1}'
+    )
+    assert manifest.decode_manifest(body) == stored
