@@ -330,13 +330,13 @@ def snapshot(every: int | None) -> None:
     Does the same as Airflow's DAG `snapshot`, for platforms without Airflow
     (FENNEL_ORCHESTRATOR=inline): from cron, or with --every.
     """
-    from fennel_core.apps import states
+    from fennel_core.apps import state_commands
 
     settings = _select(())[0].settings
     try:
-        states.snapshots(settings, click.echo, None if every is None else every * 60.0)
-    except states.REASONS as error:
-        _fail(states.sentence(error))
+        state_commands.snapshot(settings, click.echo, None if every is None else every * 60.0)
+    except state_commands.FAILURES as error:
+        _fail(state_commands.failure_text(error))
     except KeyboardInterrupt:
         return
 
@@ -388,20 +388,20 @@ def recover(
     without emitting output again. Until then lookups return 503. Does the same as Airflow's DAG
     `recovery`.
     """
-    from fennel_core.apps import states
+    from fennel_core.apps import state_commands
     from fennel_core.snapshots.selection import Selection
 
     settings = _select(())[0].settings
     try:
-        states.recover(
+        state_commands.recover(
             settings,
             click.echo,
             Selection(workspace, dataset, jobs, partitions),
             before,
             dry_run=dry_run,
         )
-    except states.REASONS as error:
-        _fail(states.sentence(error))
+    except state_commands.FAILURES as error:
+        _fail(state_commands.failure_text(error))
 
 
 @main.command()
@@ -430,20 +430,20 @@ def drill(
     Without a selection the job partitions that are due are drilled. Running jobs are not disturbed.
     Does the same as Airflow's DAG `drill`.
     """
-    from fennel_core.apps import states
+    from fennel_core.apps import state_commands
     from fennel_core.snapshots.selection import Selection
 
     settings = _select(())[0].settings
     try:
-        states.drill(
+        state_commands.drill(
             settings,
             click.echo,
             Selection(workspace, dataset, jobs, partitions),
             at_most,
             max_bytes,
         )
-    except states.REASONS as error:
-        _fail(states.sentence(error))
+    except state_commands.FAILURES as error:
+        _fail(state_commands.failure_text(error))
 
 
 @main.command()

@@ -102,7 +102,7 @@ def test_the_snapshot_dag_copies_every_state_and_its_logs_tell_numbers_and_bytes
     assert run["tasks"] == dict.fromkeys(steps, "success")
     taken = rows("SELECT number FROM snapshot WHERE starts_with(job_id, %s)", f"{workspace}.")
     assert len(taken) == Settings().partitions
-    assert "slots that own something: /" in airflow.log(
+    assert "slots that own job partitions: /" in airflow.log(
         run["dag_run_id"], "owning_slots", "snapshot"
     )
     slots = airflow.instances(run["dag_run_id"], "snapshot_slot", "snapshot")
@@ -115,10 +115,12 @@ def test_the_snapshot_dag_copies_every_state_and_its_logs_tell_numbers_and_bytes
     for (number,) in taken:
         assert [line for line in told if f"snapshot #{number} taken: Order" in line]
     assert all("job partitions: " in log and "newest snapshot #" in log for log in logs)
-    assert "snapshots removed: " in airflow.log(run["dag_run_id"], "prune_snapshots", "snapshot")
+    assert "snapshots deleted: " in airflow.log(run["dag_run_id"], "prune_snapshots", "snapshot")
 
 
-def test_the_reconcile_dag_removes_a_stray_and_names_it(airflow: Airflow, workspace: str) -> None:
+def test_the_reconcile_dag_deletes_an_orphaned_topic_and_names_it(
+    airflow: Airflow, workspace: str
+) -> None:
     [(incarnation,)] = rows("SELECT nextval('asset_incarnation')")
     orphan = f"{workspace}.topic.{uuid.uuid4().hex}.{incarnation}"
     admin = AdminClient(client_config(Settings()))
@@ -134,7 +136,7 @@ def test_the_reconcile_dag_removes_a_stray_and_names_it(airflow: Airflow, worksp
     assert orphan not in admin.list_topics(timeout=20).topics
     log = airflow.log(run["dag_run_id"], "reconcile_ledgers", "reconcile")
     assert orphan in log
-    assert "destructions still open: " in log
+    assert "open destruction entries: " in log
 
 
 @pytest.mark.parametrize(

@@ -72,8 +72,8 @@ def test_commands_report_that_the_platform_is_down_in_one_line(
     monkeypatch.setenv("FENNEL_POSTGRES_PORT", "1")
     code, _, message = run(*words)
     assert code == 1
-    assert message.startswith("The platform's database does not answer (")
-    assert message.rstrip().endswith("is the platform up?")
+    assert message.startswith("The platform's database is unavailable (")
+    assert message.rstrip().endswith("Start the platform with `fennel-core up`.")
     assert message.count("\n") == 1
 
 

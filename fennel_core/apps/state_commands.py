@@ -1,0 +1,113 @@
+"""The commands `snapshot`, `recover` and `drill`: the steps of the DAGs of the same names.
+
+The steps do not depend on Airflow, so these commands work on a platform without it, and they are
+safe to run while Airflow runs the same steps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+import psycopg
+
+from fennel_core.connections.errors import SystemUnavailable
+from fennel_core.connections.frames import RemoteError
+from fennel_core.definition.kafka_retention import delete_expired_records
+from fennel_core.settings.model import Settings
+from fennel_core.snapshots import drills, rebuild, selection, snapshot_pass
+from fennel_core.snapshots.errors import DrillFailed, DrillNotRun, RebuildFailed, SnapshotPassFailed
+from fennel_core.snapshots.selection import Selection
+from fennel_core.vocab.errors import ApiError
+
+Report = Callable[[str], None]
+"""Shows one line to the user."""
+FAILURES: Final = (
+    SnapshotPassFailed,
+    RebuildFailed,
+    DrillFailed,
+    DrillNotRun,
+    ApiError,
+    SystemUnavailable,
+    RemoteError,
+    OSError,
+    psycopg.Error,
+)
+"""Failures of these commands that are reported as one sentence; any other exception is a bug."""
+REBUILD_S: Final = 5 * 3600.0
+
+
+def failure_text(error: BaseException) -> str:
+    """Return the sentence that reports why a command failed."""
+    if isinstance(error, psycopg.OperationalError):
+        reason = str(error).splitlines()[0]
+        return (
+            f"The platform's database is unavailable ({reason}). "
+            "Start the platform with `fennel-core up`."
+        )
+    return str(error)
+
+
+def snapshot(settings: Settings, report: Report, every_s: float | None) -> None:
+    """Run one snapshot pass, or one every `every_s` seconds.
+
+    A pass that fails is reported, and the next one takes the missing snapshots.
+    """
+    if every_s is None:
+        _snapshot_pass(settings, report)
+        return
+    while True:
+        began = time.monotonic()
+        try:
+            _snapshot_pass(settings, report)
+        except FAILURES as error:
+            report(f"this snapshot pass failed: {error}")
+        time.sleep(max(0.0, began + every_s - time.monotonic()))
+
+
+def recover(
+    settings: Settings, report: Report, wanted: Selection, before: int | None, *, dry_run: bool
+) -> None:
+    """Rebuild the selected job partitions from a snapshot, older than number `before` if given."""
+    selected = selection.select_partitions(selection.list_partitions(settings), wanted)
+    for each in selected:
+        report(f"selected: {each}")
+    if not dry_run:
+        rebuild.rebuild_partitions(settings, selected, report, before=before, timeout_s=REBUILD_S)
+
+
+def drill(
+    settings: Settings,
+    report: Report,
+    wanted: Selection,
+    at_most: int | None,
+    max_bytes: int | None,
+) -> None:
+    """Drill the selected or due job partitions. Raises DrillFailed with the next action."""
+    due = drills.due_partitions(settings, wanted, at_most)
+    report(f"job partitions to drill: {len(due)}")
+    try:
+        drills.run_drills(settings, due, report, max_bytes=max_bytes or settings.drill_bytes)
+    except DrillFailed as failed:
+        raise DrillFailed(f"{failed}\nWhat to do: {drills.REMEDY}") from failed
+
+
+def _snapshot_pass(settings: Settings, report: Report) -> None:
+    slots = snapshot_pass.owning_slots(settings)
+    results = []
+    for address in slots:
+        slot_results = snapshot_pass.snapshot_slot(settings, address)
+        results += slot_results
+        for each in slot_results:
+            report(str(each))
+    pruned = snapshot_pass.run_pruning(settings)
+    starts, alarms = delete_expired_records(settings)
+    report(
+        f"slots: {len(slots)}; job partitions: {len(results)}; snapshots deleted: "
+        f"{pruned.snapshots}; objects deleted: {pruned.objects}; "
+        f"topic partitions truncated: {len(starts)}"
+    )
+    for alarm in alarms:
+        report(f"needed records ({alarm.problem.value}): {alarm.message}")
+    snapshot_pass.raise_on_failures(results)
