@@ -1,3 +1,3 @@
-"""Blueprints: logical descriptions of physical assets, their identities, and the plan that turns
-one set into another.
+"""Blueprints: logical descriptions of physical assets, their identities, and the plan of a commit
+that turns the assets of one version into those of the next.
 """

@@ -1,9 +1,7 @@
-"""The pieces of a compiled commit while it grows: topics and jobs by key, each once, in the order
-they were first needed.
+"""The topics and jobs of a commit while it is compiled, each once, in the order of first use.
 
-Theory. Adding is idempotent, because keys are identities: a job that a second pipeline needs is the
-same job. Producers are always added before their consumers, so insertion order is a topological
-order.
+Adding is idempotent because keys are identities: a job that a second pipeline needs is the same
+job. Producers are added before their consumers, so insertion order is a topological order.
 """
 
 from __future__ import annotations
@@ -19,15 +17,19 @@ from fennel_core.operators.spec import StepSpec
 
 @dataclass(slots=True)
 class Assembly:
+    """Collects topics and jobs by key; `partitions` is the number of partitions of each."""
+
     partitions: int
     topics: dict[AssetKey, LogicalTopic] = field(default_factory=dict)
     jobs: dict[AssetKey, LogicalJob] = field(default_factory=dict)
 
     def add_topic(self, key: AssetKey, title: str) -> AssetKey:
+        """Add a topic unless it exists; return its key. The first title wins."""
         self.topics.setdefault(key, LogicalTopic(key, self.partitions, title))
         return key
 
     def dead_letters(self) -> AssetKey:
+        """Add the dead-letter topic of the workspace; return its key."""
         return self.add_topic(identity.dead_letters(self.partitions), "the workspace")
 
     def add_job(
@@ -41,16 +43,15 @@ class Assembly:
         content: str,
         watermark: bool = False,
     ) -> tuple[AssetKey, AssetKey | None]:
-        """The job and the topic it writes (None without `partition_by`); `content` titles the
-        topic.
+        """Add a job; return its key and that of its output topic (None without `partition_by`).
 
-        `watermark`: the output carries the watermark, so it is another topic than one that does
-        not.
+        `content` is the title of the output topic. `watermark`: the output carries a watermark,
+        which makes its identity another than that of an output without.
         """
         assert len(set(inputs)) == len(inputs), (
-            "a job reads a topic once: its runner knows an input by its topic"
+            "a job reads a topic once, because its runner identifies inputs by topic"
         )
-        assert all(i in self.topics for i in inputs), "producers come first"
+        assert all(i in self.topics for i in inputs), "producers are added first"
         key = identity.job(step, inputs, partition_by, salt, self.partitions, watermark=watermark)
         output = (
             None if partition_by is None else self.add_topic(identity.output_topic(key), content)

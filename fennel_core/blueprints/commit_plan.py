@@ -1,13 +1,14 @@
-"""The plan of a commit: which assets are made, kept, adopted, released and destroyed. Data first,
-deeds later.
+"""The plan of a commit: which assets it creates, keeps, adopts, releases and destroys.
 
-Theory. The bank says which asset of each wanted key is alive, which ones the branch holds now and
-which of those somebody else holds too; the plan is a pure function of that and of what is wanted.
-Because a name is never used twice, every asset to create carries an incarnation that the bank gave
-out for this plan alone. `release` means that this branch's reference goes when reads have left the
-old version; `destroy` is the part of it that nobody else holds. The commit transaction decides
-destruction again from the bank's rows, so a plan that has grown old can mislead a reader of the
-diff, never the bank.
+The plan is data. It is a pure function of the wanted blueprints and of `BankFacts`: the alive asset
+of each wanted key, the assets that the branch references now, and which of those are referenced by
+another branch or commit too. It is printed, tested and then executed by the ledger.
+
+An asset name is never used twice, so every asset to create carries an incarnation that the bank
+issued for this plan alone. `release` lists the references that this branch drops once reads have
+left the old version; `destroy` is the part of it that has no other reference. The commit
+transaction decides destruction again from the bank's rows, so an outdated plan makes the printed
+diff wrong, but never the bank.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from fennel_core.vocab.ids import AssetId, WorkspaceId
 
 @dataclass(frozen=True, slots=True)
 class BankFacts:
-    """What the bank knows about one commit's wishes, read under its lock.
+    """The planner's input from the bank, read under the lock of the workspace.
 
-    `alive`: the one asset of each wanted key that may be shared. `mine`: assets the branch
+    `alive`: the one asset of each wanted key that can be shared. `mine`: assets that the branch
     references now, with their titles. `shared`: those of `mine` that another branch or a running
-    commit holds as well. `incarnation`: never given out before.
+    commit holds as well. `incarnation`: a number that was never issued before.
     """
 
     workspace: WorkspaceId
@@ -37,7 +38,7 @@ class BankFacts:
 
 @dataclass(frozen=True, slots=True)
 class PlannedAsset:
-    """A wanted blueprint and the asset that will be it."""
+    """A wanted blueprint and the asset that realises it."""
 
     id: AssetId
     blueprint: Blueprint
@@ -45,7 +46,11 @@ class PlannedAsset:
 
 @dataclass(frozen=True, slots=True)
 class CommitPlan:
-    """`release` and `destroy` pair an asset with its title. `destroy` is part of `release`."""
+    """Assets by action. `release` and `destroy` pair an asset with its title.
+
+    `keep` are assets that the branch references already, `adopt` those of other branches that it
+    will share. `destroy` is a part of `release`.
+    """
 
     create: tuple[PlannedAsset, ...]
     keep: tuple[PlannedAsset, ...]
@@ -55,31 +60,34 @@ class CommitPlan:
 
     @property
     def wanted(self) -> tuple[PlannedAsset, ...]:
+        """All assets of the new version."""
         return (*self.create, *self.keep, *self.adopt)
 
     @property
     def changes_nothing(self) -> bool:
+        """True if the branch references the same assets before and after."""
         return not (self.create or self.adopt or self.release)
 
     def ids(self) -> dict[AssetKey, AssetId]:
-        """The physical asset of each wanted key."""
+        """Return the physical asset of each wanted key."""
         return {p.blueprint.key: p.id for p in self.wanted}
 
 
 def asset_id(workspace: WorkspaceId, key: AssetKey, incarnation: int) -> AssetId:
-    """The physical name: safe for Kafka, at most 63 + 1 + 9 + 1 + 32 + 1 + 19 characters of its
-    249.
+    """Return the physical name of an asset.
+
+    It has at most 63 + 1 + 9 + 1 + 32 + 1 + 19 = 126 characters; Kafka allows 249.
     """
     return AssetId(f"{workspace}.{key.kind}.{key.identity}.{incarnation}")
 
 
 def incarnation_of(id_: AssetId) -> int:
-    """The incarnation in a physical name."""
+    """Return the incarnation in a physical name."""
     return int(id_.rpartition(".")[2])
 
 
 def plan_commit(facts: BankFacts, wanted: Iterable[Blueprint]) -> CommitPlan:
-    """Compare what is wanted with what there is."""
+    """Return the plan that turns the assets of the branch into the wanted ones."""
     create: list[PlannedAsset] = []
     keep: list[PlannedAsset] = []
     adopt: list[PlannedAsset] = []
@@ -99,16 +107,15 @@ def plan_commit(facts: BankFacts, wanted: Iterable[Blueprint]) -> CommitPlan:
     return CommitPlan(tuple(create), tuple(keep), tuple(adopt), release, destroy)
 
 
-def recomputed(made: CommitPlan, compiled: Compiled) -> tuple[str, ...]:
-    """Titles of what would be computed again from data that exists already: what `backfill=false`
-    forbids.
+def recomputed(plan: CommitPlan, compiled: Compiled) -> tuple[str, ...]:
+    """Return titles of the assets that would be computed from data that exists already.
 
-    A new job reads existing data when one of its inputs exists; a new source topic when its
-    endpoint already receives rows. What lies downstream of a recomputed job is recomputed with it,
-    because all of its inputs are new; it is named by its root.
+    `backfill=false` forbids these. A new job reads existing data if one of its inputs exists; a new
+    source topic if its endpoint already receives rows. Jobs downstream of a recomputed one are
+    recomputed with it but not listed, because all of their inputs are new.
     """
-    new = {p.blueprint.key for p in made.create}
-    jobs = [p.blueprint for p in made.create if isinstance(p.blueprint, LogicalJob)]
+    new = {p.blueprint.key for p in plan.create}
+    jobs = [p.blueprint for p in plan.create if isinstance(p.blueprint, LogicalJob)]
     over_data = [j.title for j in jobs if any(i not in new for i in j.inputs)]
     titles = {t.key: t.title for t in compiled.topics}
     sources = [
@@ -126,30 +133,28 @@ _NOUN = {
 }
 
 
-def diff(made: CommitPlan) -> tuple[str, ...]:
-    """The plan as lines a person reads: one per asset that changes, and a count of the rest."""
-    doomed = {id_ for id_, _ in made.destroy}
-    lines = [
-        f"+ create {_describe(p.blueprint)}" for p in made.create if _worth_a_line(p.blueprint)
-    ]
+def diff(plan: CommitPlan) -> tuple[str, ...]:
+    """Return the plan as text: one line per asset that changes, and a line of totals."""
+    destroyed = {id_ for id_, _ in plan.destroy}
+    lines = [f"+ create {_describe(p.blueprint)}" for p in plan.create if _is_listed(p.blueprint)]
     lines += [
-        f"~ adopt {_describe(p.blueprint)}: equal to what another branch has"
-        for p in made.adopt
-        if _worth_a_line(p.blueprint)
+        f"~ adopt {_describe(p.blueprint)}: shared with another branch"
+        for p in plan.adopt
+        if _is_listed(p.blueprint)
     ]
-    for id_, title in made.release:
-        fate = "and destroy " if id_ in doomed else ""
+    for id_, title in plan.release:
+        destroy = "and destroy " if id_ in destroyed else ""
         kind = AssetKind(id_.split(".")[1])
         if kind is not AssetKind.REPLAYLOG:
-            lines.append(f"- release {fate}{_NOUN[kind]} of {title}")
+            lines.append(f"- release {destroy}{_NOUN[kind]} of {title}")
     counts = ", ".join(
         f"{len(items)} {word}"
         for word, items in (
-            ("created", made.create),
-            ("kept", made.keep),
-            ("adopted", made.adopt),
-            ("released", made.release),
-            ("destroyed", made.destroy),
+            ("created", plan.create),
+            ("kept", plan.keep),
+            ("adopted", plan.adopt),
+            ("released", plan.release),
+            ("destroyed", plan.destroy),
         )
     )
     return (*lines, f"assets: {counts}")
@@ -159,5 +164,5 @@ def _describe(blueprint: Blueprint) -> str:
     return f"{_NOUN[blueprint.key.kind]} of {blueprint.title}"
 
 
-def _worth_a_line(blueprint: Blueprint) -> bool:
+def _is_listed(blueprint: Blueprint) -> bool:
     return blueprint.key.kind is not AssetKind.REPLAYLOG

@@ -1,12 +1,12 @@
-"""Datasets → everything that must exist for them: topics, jobs, tables, and where each dataset is
-written and read.
+"""Compile datasets into everything they need: topics, jobs and tables.
 
-Theory. Datasets come in topological order, so every input of a pipeline has its topic when the
-pipeline is compiled. A dataset's content is on one topic, partitioned by its keys; only a terminal
-aggregate has none, because its rows exist only in the moment they are read. A keyed dataset that
-anybody may look up has a table: the job that keeps every version for as-of reads. The compiler is a
-pure function of its arguments; it invents no name and no number, so compiling the same definitions
-twice gives equal values.
+Datasets come in topological order, so every input of a pipeline has its topic when the pipeline is
+compiled. A dataset's content is on one topic, partitioned by its keys; only a terminal aggregate
+has none, because its rows are assembled when they are read. A keyed dataset that can be looked up
+has a table: the job that keeps every version for as-of reads.
+
+The compiler is a pure function of its arguments and invents no name and no number, so compiling the
+same definitions twice gives equal values.
 """
 
 from __future__ import annotations
@@ -23,31 +23,39 @@ from fennel_core.vocab.ids import DatasetName, Identity
 from fennel_core.wire.connectors import Source, WebhookEndpoint
 
 
-def compile_datasets(subjects: Sequence[DatasetInput], partitions: int) -> Compiled:
-    """Compile validated datasets, producers before consumers. `partitions`: of every topic and
-    job.
+def compile_datasets(inputs: Sequence[DatasetInput], partitions: int) -> Compiled:
+    """Compile validated datasets, given producers before consumers.
+
+    `partitions` is the number of partitions of every topic and job.
     """
     assembly = Assembly(partitions)
     contents: dict[DatasetName, TopicContent] = {}
     datasets: list[LogicalDataset] = []
     sources: list[LogicalSource] = []
-    if subjects:
+    if inputs:
         assembly.dead_letters()
-    for subject in subjects:
-        if subject.pipeline is None:
-            topic: AssetKey | None = _sourced(subject, assembly, sources)
+    for definition in inputs:
+        if definition.pipeline is None:
+            topic: AssetKey | None = _add_source_topic(definition, assembly, sources)
             writer = None
         else:
-            dataset = subject.dataset
+            dataset = definition.dataset
             result = PipelineCompiler(
-                assembly, contents, dataset.name, dataset.version, dataset.schema, subject.pipeline
+                assembly,
+                contents,
+                dataset.name,
+                dataset.version,
+                dataset.schema,
+                definition.pipeline,
             ).run()
             topic, writer = result.topic, result.job
         if topic is not None:
-            contents[subject.dataset.name] = TopicContent(
-                topic, subject.dataset.schema, subject.dataset.schema.key_names
+            contents[definition.dataset.name] = TopicContent(
+                topic, definition.dataset.schema, definition.dataset.schema.key_names
             )
-        datasets.append(_view(subject, topic, _served_by(subject, topic, writer, assembly)))
+        datasets.append(
+            _logical_dataset(definition, topic, _serving_job(definition, topic, writer, assembly))
+        )
     return Compiled(
         tuple(assembly.topics.values()),
         tuple(assembly.jobs.values()),
@@ -57,30 +65,32 @@ def compile_datasets(subjects: Sequence[DatasetInput], partitions: int) -> Compi
     )
 
 
-def _sourced(subject: DatasetInput, assembly: Assembly, sources: list[LogicalSource]) -> AssetKey:
-    """The topic of a dataset that is fed from outside, with one binding per webhook endpoint."""
-    dataset, partitions = subject.dataset, assembly.partitions
+def _add_source_topic(
+    definition: DatasetInput, assembly: Assembly, sources: list[LogicalSource]
+) -> AssetKey:
+    """Add the topic of a source dataset and one binding per webhook endpoint; return the topic."""
+    dataset, partitions = definition.dataset, assembly.partitions
     named = [
         (identity.source_identity(s, dataset.schema, dataset.version, partitions), s)
-        for s in subject.sources
+        for s in definition.sources
     ]
     topic = identity.source_topic(
         [i for i, _ in named], dataset.schema, dataset.version, partitions
     )
     assembly.add_topic(topic, dataset.name)
     sources.extend(
-        _binding(i, s, s.table, subject, topic, assembly)
+        _source_binding(i, s, s.table, definition, topic, assembly)
         for i, s in named
         if isinstance(s.table, WebhookEndpoint)
     )
     return topic
 
 
-def _binding(
+def _source_binding(
     identity_: Identity,
     source: Source,
     table: WebhookEndpoint,
-    subject: DatasetInput,
+    definition: DatasetInput,
     topic: AssetKey,
     assembly: Assembly,
 ) -> LogicalSource:
@@ -90,24 +100,27 @@ def _binding(
         webhook=table.db.name,
         endpoint=table.endpoint,
         source=source,
-        dataset=subject.dataset.name,
-        schema=subject.dataset.schema,
+        dataset=definition.dataset.name,
+        schema=definition.dataset.schema,
         topic=topic,
         raw_topic=assembly.add_topic(raw, f"{table.db.name}/{table.endpoint}"),
         dead_letters=assembly.dead_letters(),
     )
 
 
-def _served_by(
-    subject: DatasetInput, topic: AssetKey | None, writer: AssetKey | None, assembly: Assembly
+def _serving_job(
+    definition: DatasetInput, topic: AssetKey | None, writer: AssetKey | None, assembly: Assembly
 ) -> AssetKey | None:
-    """The job whose state answers lookups: a terminal aggregate's own, else a table if anybody may
-    look the dataset up.
+    """Return the job whose state serves lookups, None if the dataset cannot be looked up.
+
+    That is the job of a terminal aggregate itself, and a table for every other dataset.
     """
     if topic is None:
         return writer
-    dataset = subject.dataset
-    if not (dataset.schema.keyed and (subject.online or subject.offline or subject.looked_up)):
+    dataset = definition.dataset
+    if not (
+        dataset.schema.keyed and (definition.online or definition.offline or definition.looked_up)
+    ):
         return None
     step = spec.TableSpec(dataset.schema)
     job, _ = assembly.add_job(
@@ -116,18 +129,18 @@ def _served_by(
     return job
 
 
-def _view(
-    subject: DatasetInput, topic: AssetKey | None, served_by: AssetKey | None
+def _logical_dataset(
+    definition: DatasetInput, topic: AssetKey | None, served_by: AssetKey | None
 ) -> LogicalDataset:
-    dataset = subject.dataset
+    dataset = definition.dataset
     return LogicalDataset(
         name=dataset.name,
         version=dataset.version,
         schema=dataset.schema,
         topic=topic,
         served_by=served_by,
-        online=subject.online,
-        offline=subject.offline,
+        online=definition.online,
+        offline=definition.offline,
         erase_keys=dataset.erase_keys,
-        is_source=subject.pipeline is None,
+        is_source=definition.pipeline is None,
     )

@@ -1,6 +1,4 @@
-"""What the compiler reads: datasets with everything that was resolved about them, producers before
-consumers.
-"""
+"""The input of the compiler: datasets with everything the graph resolved about them."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from fennel_core.wire.pycode import PyCode
 
 @dataclass(frozen=True, slots=True)
 class TypedOperator:
-    """An operator of a pipeline and the schema it puts out."""
+    """An operator of a pipeline and the schema of its result."""
 
     id: str
     kind: OperatorKind
@@ -24,17 +22,20 @@ class TypedOperator:
 
 @dataclass(frozen=True, slots=True)
 class PipelineInput:
-    """A pipeline; `nodes` in topological order, the last one is its result."""
+    """A pipeline. `nodes` are in topological order; the last one is its result."""
 
     name: str
     nodes: tuple[TypedOperator, ...]
     includes: tuple[PyCode, ...] = ()
-    """What the pipeline's user code may call."""
+    """Code that the pipeline's user code may call."""
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetInput:
-    """A dataset. `looked_up`: an extractor reads it by key."""
+    """A dataset and its sources or its pipeline.
+
+    `online` and `offline`: it has such an index. `looked_up`: an extractor reads it by key.
+    """
 
     dataset: Dataset
     sources: tuple[Source, ...]

@@ -1,22 +1,22 @@
-"""Identities: a Merkle hash of logic, so that equal definitions name equal assets wherever they
-were written.
+"""Identities: Merkle hashes of logic, by which equal definitions share one asset.
 
-Theory. The identity of a job is the hash of what its step computes, of the version of the step's
-code, of its inputs' identities, of how its output is partitioned, and of a salt; the identity of a
-topic is the hash of its writer's. So content is named by how it was made: two pipelines with the
-same beginning share it, two branches with the same definition share everything, and a change
-anywhere renames exactly what lies downstream.
+The identity of a job is the hash of its step's logic, the version of the step's code, the
+identities of its inputs, the partitioning of its output and a salt. The identity of a topic is the
+hash of its writer's. So content is named by the way it is computed: two pipelines with the same
+beginning share that beginning, two branches with the same definition share everything, and a change
+renames exactly the assets downstream of it.
 
-What is logic: types, names of columns, expressions, parameters, and user code as its author wrote
-it with what it includes (`wire.logic`; comments and the client's generated wrapper are not). What
-is not: owners, descriptions, tags, titles, names of datasets and pipelines, credentials, poll
-intervals and retention. A dataset's *version* is: people raise it to have things computed again, so
-it salts the dataset's last job and its user code (whose result may depend on the world outside,
-such as a library).
+Part of the logic are types, names of columns, expressions, parameters, and user code as its author
+wrote it, together with the code that it includes (`wire.canonical_logic` removes comments and the
+client's generated wrapper). Not part of it are owners, descriptions, tags, titles, names of
+datasets and pipelines, credentials, poll intervals and retention. The *version* of a dataset is
+part of it: users raise it to have a dataset computed again, so it salts the dataset's last job and
+its user code (whose result can depend on things outside, such as a library).
 
-What would break it: hashing anything that differs between two serialisations of one definition, or
-leaving out anything that changes a result. The number of partitions is in every hash, because
-co-partitioned inputs must agree on it.
+Two mistakes would break this: hashing something that differs between two serialisations of one
+definition, and leaving out something that changes a result. The number of partitions is in every
+hash, because co-partitioned inputs must agree on it. Classes and fields are hashed under their
+stored names (`stored_names.py`), so renaming them in Python changes no identity.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ FORMAT: Final = 2
 name, so none can be mistaken for one that another version wrote.
 """
 START: Final = "earliest"
-"""Where a source starts by default: at its endpoint's earliest retained row."""
+"""The default start of a source: the earliest retained row of its endpoint."""
 
 
 def source_identity(source: Source, schema: Schema, version: int, partitions: int) -> Identity:
-    """Of the rows that one source gives one dataset. Includes where the source starts."""
+    """Return the identity of the rows that one source feeds to one dataset."""
     return _hash(
         "source", source_logic(source).decode(), _logic(schema), version, partitions, START
     )
@@ -54,19 +54,19 @@ def source_identity(source: Source, schema: Schema, version: int, partitions: in
 def source_topic(
     sources: Sequence[Identity], schema: Schema, version: int, partitions: int
 ) -> AssetKey:
-    """Of the content of a dataset that is fed from outside."""
+    """Return the key of the topic with the content of a source dataset."""
     return AssetKey(
         AssetKind.TOPIC, _hash("sourced", sorted(sources), _logic(schema), version, partitions)
     )
 
 
 def raw_topic(webhook: str, endpoint: str, partitions: int) -> AssetKey:
-    """Of what an endpoint received, whoever reads it."""
+    """Return the key of the topic with the requests of an endpoint, common to all its readers."""
     return AssetKey(AssetKind.RAW, _hash("raw", webhook, endpoint, partitions))
 
 
 def dead_letters(partitions: int) -> AssetKey:
-    """Of the workspace's dead letters."""
+    """Return the key of the workspace's dead-letter topic."""
     return AssetKey(AssetKind.DEAD, _hash("dead", partitions))
 
 
@@ -79,7 +79,7 @@ def job(
     *,
     watermark: bool = False,
 ) -> AssetKey:
-    """Of a job. `partition_by` None: it has no output."""
+    """Return the key of a job. `partition_by` is None if the job has no output."""
     parts = None if partition_by is None else list(partition_by)
     return AssetKey(
         AssetKind.JOB,
@@ -97,35 +97,36 @@ def job(
 
 
 def output_topic(writer: AssetKey) -> AssetKey:
+    """Return the key of the topic that a job writes."""
     return AssetKey(AssetKind.TOPIC, _hash("output", writer.identity))
 
 
 def replaylog(writer: AssetKey) -> AssetKey:
+    """Return the key of the replaylog of a job."""
     return AssetKey(AssetKind.REPLAYLOG, _hash("replaylog", writer.identity))
 
 
 def code_logic(code: PyCode) -> list[Any]:
-    """User code without what Python does not execute (`wire.logic`), with all it includes."""
+    """Return the logical text of user code (`wire.canonical_logic`) and of all it includes."""
     return [logical_code(code.core_code), [code_logic(include) for include in code.includes]]
 
 
 def user_code_salt(version: int, includes: Sequence[PyCode]) -> list[Any]:
-    """What decides the result of user code besides its own text: what the pipeline lends it, and
-    the dataset's version.
+    """Return the salt of user code: the dataset's version and the code that its pipeline includes.
+
+    Both can change the result of user code without changing its text.
     """
     return [version, [code_logic(include) for include in includes]]
 
 
 def _logic(value: object) -> Any:
-    """The canonical form of `value` with user code reduced to its logic and ids of operators left
-    out.
-    """
+    """Return the canonical form of `value`, with logical user code and without operator ids."""
     match value:
         case PyCode():
             return ["code", *code_logic(value)]
         case _ if isinstance(value, StatelessOp):
-            # The client makes up the ids of operands, from names among other things; what is read
-            # is in the inputs' identities.
+            # The client generates the ids of operands, partly from names; the identities of the
+            # inputs already say which rows are read.
             return [
                 NAMES.name_of(type(value)),
                 {f: _logic(v) for f, v in NAMES.fields_of(value).items() if f != "operand"},

@@ -1,11 +1,12 @@
-"""Logical assets: what a commit needs, named by identity, before the bank has said which physical
-thing each of them is.
+"""Logical assets: the topics and jobs that a commit needs, named by identity.
 
-Theory. A blueprint is a topic or a job. Its identity is a Merkle hash (`identity.py`), so two
-branches, two pipelines or two commits that want the same content name the same blueprint. `title`
-is for people and no part of anything's identity: the first commit that needs an asset names it. A
-`Compiled` commit is closed: whoever holds a job holds every topic it reads, writes and logs to; the
-planner and the ledger rely on that, so `Compiled` checks it when it is made.
+The bank maps each identity to a physical asset. A blueprint is a topic or a job. Its identity is a
+Merkle hash (`identity.py`), so two branches, pipelines or commits that need the same content name
+the same blueprint. `title` is for people and not part of the identity: the first commit that needs
+an asset titles it.
+
+A `Compiled` commit is closed: it holds every topic that one of its jobs reads, writes or logs to.
+The planner and the ledger rely on that, so `Compiled` asserts it.
 """
 
 from __future__ import annotations
@@ -20,21 +21,21 @@ from fennel_core.wire.connectors import Source
 
 
 class AssetKind(StrEnum):
-    """What a physical asset is. The value is part of its name."""
+    """The kind of a physical asset. The value is part of its name."""
 
     TOPIC = "topic"
-    """Content of a dataset, or rows on their way to another partition."""
+    """Content of a dataset, or rows that are repartitioned."""
     RAW = "raw"
-    """What an endpoint received, as it came."""
+    """Requests that an endpoint received, unchanged."""
     REPLAYLOG = "replaylog"
     DEAD = "dead"
-    """Rows that could not be processed; one per workspace."""
+    """Dead letters: rows that could not be processed. One topic per workspace."""
     JOB = "job"
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class AssetKey:
-    """What an asset is, whichever incarnation of it."""
+    """The kind and identity of an asset, common to all its incarnations."""
 
     kind: AssetKind
     identity: Identity
@@ -42,6 +43,8 @@ class AssetKey:
 
 @dataclass(frozen=True, slots=True)
 class LogicalTopic:
+    """A topic by identity."""
+
     key: AssetKey
     partitions: int
     title: str
@@ -53,7 +56,10 @@ class LogicalTopic:
 
 @dataclass(frozen=True, slots=True)
 class LogicalOutput:
-    """Where emits of one output number go. `partition_by` empty: by position."""
+    """An output topic of a job.
+
+    `partition_by` names the columns whose key bytes choose the partition; empty: by position.
+    """
 
     topic: AssetKey
     partition_by: tuple[str, ...]
@@ -62,6 +68,8 @@ class LogicalOutput:
 
 @dataclass(frozen=True, slots=True)
 class LogicalJob:
+    """A job by identity; `inputs` are in the order of the step's inputs."""
+
     key: AssetKey
     inputs: tuple[AssetKey, ...]
     outputs: tuple[LogicalOutput, ...]
@@ -73,7 +81,7 @@ class LogicalJob:
 
     @property
     def topics(self) -> tuple[AssetKey, ...]:
-        """Every topic the job touches."""
+        """All topics that the job reads or writes."""
         return (*self.inputs, *(o.topic for o in self.outputs), self.replaylog, self.dead_letters)
 
 
@@ -82,8 +90,9 @@ Blueprint = LogicalTopic | LogicalJob
 
 @dataclass(frozen=True, slots=True)
 class LogicalDataset:
-    """One dataset of the compiled version. `topic` None: terminal aggregate; `served_by` None:
-    nobody may look it up.
+    """One dataset of the compiled version.
+
+    `topic` is None for a terminal aggregate; `served_by` is None if it cannot be looked up.
     """
 
     name: DatasetName
@@ -114,9 +123,7 @@ class LogicalSource:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """Everything one branch version needs. `jobs` are in topological order: producers before
-    consumers.
-    """
+    """Everything one branch version needs, jobs in topological order."""
 
     topics: tuple[LogicalTopic, ...]
     jobs: tuple[LogicalJob, ...]
@@ -129,7 +136,7 @@ class Compiled:
         assert len(known) == len(self.topics), "a topic is listed once"
         assert len({j.key for j in self.jobs}) == len(self.jobs), "a job is listed once"
         assert all(known.issuperset(job.topics) for job in self.jobs), (
-            "whoever holds a job holds its topics"
+            "the topics of each job are listed"
         )
         written = [o.topic for j in self.jobs for o in j.outputs] + list(
             {s.topic for s in self.sources}

@@ -1,19 +1,27 @@
-"""One pipeline → jobs and topics.
+"""Compile one pipeline into jobs and topics.
 
-Theory. Walking the operators from the inputs on, a *flow* is what an operator would put out, not
-yet put anywhere. It is either *loose*, a union of branches, each a topic with a run of stateless
-native operators still to be applied, or *pending*, the one step of a job whose output topic is not
-chosen yet. Stateless operators lengthen the runs of a loose flow and so are fused for nothing;
-every other operator needs its input on a topic, partitioned the way it asks, and only then is a job
-made for what came before. So a topic exists only where state, a change of key, user code or a
-dataset's content needs one; a pending step writes straight into the partitioning its consumer
-wants; and user code, being a pending step of its own, is never part of another.
+The compiler walks the operators from the inputs on. A *stream* is the result of an operator before
+it is written to a topic. It is one of two things:
 
-Where windows close by event time behind a join, the join tells how far event time has come (what it
-emits does not, see `engine/watermarks.py`), and every topic from there to the windows carries that.
+- a `StatelessStream`: a union of branches, each a topic and the stateless native operators that are
+  still to be applied to its rows;
+- a `PendingStep`: the step of a job whose output topic is not chosen yet.
 
-A flow that several operators consume is put on a topic once, so that user code runs once. A job
-reads each topic once, so a second branch over the same topic gets a copy.
+A stateless operator extends the branches of a stream, so consecutive ones are fused into one job.
+Every other operator needs its input materialized on a topic, with a partitioning of its own; only
+then is a job created for the stream. So a topic exists only where state, a change of key, user code
+or a dataset's content requires one. A pending step writes with the partitioning that its consumer
+needs. User code is a step of its own and never fused.
+
+Where a join precedes windows that close by event time, the join writes a watermark to its output
+(the event times that it emits are not enough, see `engine/watermarks.py`), and every topic from
+there to the windows carries it.
+
+A stream with several consumers is materialized once, so that user code runs once. A job reads each
+topic once; a second branch over the same topic reads a copy.
+
+Example: `events -> filter_expr -> rename -> aggregate by user` compiles to one job that filters and
+renames and writes a topic partitioned by user, and one job that aggregates that topic.
 """
 
 from __future__ import annotations
@@ -38,17 +46,19 @@ Columns = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class TopicContent:
-    """A topic and how it is partitioned (no columns: by position)."""
+    """A topic, and the columns that it is partitioned by (none: by position)."""
 
     topic: AssetKey
     schema: Schema
     partition_by: Columns
     watermark: bool = False
-    """Every partition of it is told the largest event time written to any."""
+    """Each partition receives the largest event time that was written to any of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamBranch:
+    """A topic and the stateless operators to apply to its rows."""
+
     content: TopicContent
     stages: tuple[spec.MapStage, ...]
 
@@ -59,7 +69,7 @@ class StreamBranch:
 
 @dataclass(frozen=True, slots=True)
 class StatelessStream:
-    """Stateless native operators over topics, not applied yet."""
+    """A union of topics with stateless native operators that are not applied yet."""
 
     branches: tuple[StreamBranch, ...]
     schema: Schema
@@ -67,8 +77,10 @@ class StatelessStream:
 
 @dataclass(frozen=True, slots=True)
 class PendingStep:
-    """A step whose job has no output topic yet. `salted`: its result may depend on more than its
-    inputs.
+    """A step whose job has no output topic yet.
+
+    `noun` names the step in titles. `salted`: its result can depend on more than its inputs, as
+    that of user code can.
     """
 
     step: spec.StepSpec
@@ -77,7 +89,7 @@ class PendingStep:
     noun: str
     salted: bool = False
     watermark: bool = False
-    """It tells the frontier: the topic it is put on carries it."""
+    """The step writes a watermark, so its output topic carries one."""
 
 
 Stream = StatelessStream | PendingStep
@@ -85,8 +97,9 @@ Stream = StatelessStream | PendingStep
 
 @dataclass(frozen=True, slots=True)
 class PipelineResult:
-    """Where a dataset's content is: on a topic, or (terminal aggregates) only in the state of
-    `job`.
+    """The job that computes a dataset and the topic with its content.
+
+    `topic` is None for a terminal aggregate, whose content is only in the state of `job`.
     """
 
     job: AssetKey
@@ -95,7 +108,11 @@ class PipelineResult:
 
 @dataclass(slots=True)
 class PipelineCompiler:
-    """`contents`: the topics of the datasets that were compiled before."""
+    """Compiles one pipeline into `assembly`.
+
+    `contents` holds the topics of the datasets that were compiled before, `target` is the schema of
+    the dataset that the pipeline computes.
+    """
 
     assembly: Assembly
     contents: dict[DatasetName, TopicContent]
@@ -103,35 +120,36 @@ class PipelineCompiler:
     version: int
     target: Schema
     pipeline: PipelineInput
-    flows: dict[str, Stream] = field(default_factory=dict)
+    streams: dict[str, Stream] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
         return f"{self.dataset}.{self.pipeline.name}"
 
     def run(self) -> PipelineResult:
-        """Make every job of the pipeline; the last one writes the dataset's topic."""
+        """Add every job of the pipeline; the last one writes the dataset's topic."""
         consumers = Counter(i for node in self.pipeline.nodes for i in wire.operand_ids(node.kind))
         *inner, root = self.pipeline.nodes
         for node in inner:
-            flow = self.flow(node, node.output)
+            stream = self.compile_operator(node, node.output)
             if consumers[node.id] > 1 and not (
-                isinstance(flow, StatelessStream) and not any(b.stages for b in flow.branches)
+                isinstance(stream, StatelessStream) and not any(b.stages for b in stream.branches)
             ):
-                flow = _loose(self.place(flow, flow.schema.key_names))
-            self.flows[node.id] = flow
+                stream = _topic_stream(self.materialize(stream, stream.schema.key_names))
+            self.streams[node.id] = stream
         # The dataset's own schema fixes the order of columns and keys.
-        return self.finish(self.flow(root, self.target))
+        return self.finish(self.compile_operator(root, self.target))
 
-    def finish(self, flow: Stream) -> PipelineResult:
-        """Put the result where the dataset lives. It carries the dataset's version, so that raising
-        it computes this again.
+    def finish(self, stream: Stream) -> PipelineResult:
+        """Add the job that writes the dataset.
+
+        The dataset's version is part of its identity, so raising the version computes it again.
         """
-        match flow:
+        match stream:
             case StatelessStream():
-                pending = self.fused(flow, self.target)
+                pending = self.fuse(stream, self.target)
             case PendingStep():
-                pending = flow
+                pending = stream
             case unreachable:
                 assert_never(unreachable)
         terminal = isinstance(pending.step, spec.AggregateSpec) and pending.step.terminal
@@ -148,18 +166,18 @@ class PipelineCompiler:
         )
         return PipelineResult(job, topic)
 
-    # --- flows
+    # --- operators
 
     @property
-    def closing(self) -> bool:
-        """Does any operator close windows by event time?"""
-        return any(_closes(node.kind) for node in self.pipeline.nodes)
+    def closes_windows(self) -> bool:
+        """True if any operator closes windows by event time."""
+        return any(_closes_windows(node.kind) for node in self.pipeline.nodes)
 
-    def flow(self, node: TypedOperator, output: Schema) -> Stream:
-        """What `node` puts out, with columns in the order of `output`."""
+    def compile_operator(self, node: TypedOperator, output: Schema) -> Stream:
+        """Return the result of `node`, with columns in the order of `output`."""
         match node.kind:
             case wire.DatasetRef(dataset):
-                return _loose(self.contents[dataset])
+                return _topic_stream(self.contents[dataset])
             case (
                 wire.AssignExpr()
                 | wire.FilterExpr()
@@ -168,10 +186,12 @@ class PipelineCompiler:
                 | wire.Dropnull()
                 | wire.Explode()
             ) as op:
-                return self.longer(self.flows[op.operand], spec.MapStage(op, output))
+                return self.with_stage(self.streams[op.operand], spec.MapStage(op, output))
             case wire.Union_(operands):
-                loose = [self.loosened(self.flows[o]) for o in operands]
-                return StatelessStream(tuple(b for flow in loose for b in flow.branches), output)
+                united = [self.as_stateless(self.streams[o]) for o in operands]
+                return StatelessStream(
+                    tuple(b for stream in united for b in stream.branches), output
+                )
             case wire.Transform(operand, _, code):
                 return self.user_code(
                     "transform",
@@ -193,10 +213,11 @@ class PipelineCompiler:
                 return self.stateful(node.kind, output)
 
     def stateful(self, kind: wire.OperatorKind, output: Schema) -> PendingStep:
+        """Return the step of an operator that keeps state."""
         match kind:
             case wire.Aggregate(operand, keys, specs, along, emit):
-                ordered = _in_order(keys, output)
-                rows = self.rows(operand)
+                ordered = _in_key_order(keys, output)
+                rows = self.with_validity(operand)
                 step = spec.AggregateSpec(
                     rows.schema,
                     ordered,
@@ -206,158 +227,171 @@ class PipelineCompiler:
                     kind.terminal,
                     output,
                 )
-                return self.after(rows, ordered, step, "aggregate")
+                return self.stateful_step(rows, ordered, step, "aggregate")
             case wire.First(operand, by):
-                ordered = _in_order(by, output)
-                return self.after(
-                    self.flows[operand],
+                ordered = _in_key_order(by, output)
+                return self.stateful_step(
+                    self.streams[operand],
                     ordered,
                     spec.FirstLatestSpec(self.schema_of(operand), ordered, True, output),
                     "first",
                 )
             case wire.Latest(operand, by):
-                ordered = _in_order(by, output)
-                return self.after(
-                    self.flows[operand],
+                ordered = _in_key_order(by, output)
+                return self.stateful_step(
+                    self.streams[operand],
                     ordered,
                     spec.FirstLatestSpec(self.schema_of(operand), ordered, False, output),
                     "latest",
                 )
             case wire.Dedup(operand, by, window):
                 columns = by or self.schema_of(operand).value_names
-                return self.after(
-                    self.flows[operand],
+                return self.stateful_step(
+                    self.streams[operand],
                     columns,
                     spec.DedupSpec(self.schema_of(operand), columns, window, output),
                     "dedup",
                 )
             case wire.Changelog(operand, column, deletes):
                 schema = self.schema_of(operand)
-                return self.after(
-                    self.flows[operand],
+                return self.stateful_step(
+                    self.streams[operand],
                     schema.key_names,
                     spec.ChangelogSpec(schema, column, deletes, output),
                     "changelog",
                 )
             case wire.WindowOp(operand, window, by, name, specs):
                 windows = spec.WindowsSpec(self.schema_of(operand), by, name, window, output, specs)
-                return self.after(self.flows[operand], by, windows, "windows")
+                return self.stateful_step(self.streams[operand], by, windows, "windows")
             case wire.Join():
                 return self.join(kind, output)
             case _:
                 raise AssertionError(f"{type(kind).__name__} is stateless")
 
     def join(self, op: wire.Join, output: Schema) -> PendingStep:
-        """The left side goes where the right side's keys are: partitioned by its columns in the
-        order of the right keys.
+        """Return the join, with its left side co-partitioned with the right dataset.
+
+        The left side is partitioned by its join columns in the order of the right keys.
         """
-        right = self.right_content(op.right)
+        right = self.right_side(op.right)
         pairs = {right_key: left for left, right_key in op.on}
         left_on = tuple(pairs[key] for key in right.schema.key_names)
         columns = (*right.schema.value_names, right.schema.timestamp)
-        taken = (
+        joined = (
             tuple(c for c in columns if c in op.fields) if op.fields else right.schema.value_names
         )
-        left = self.place(self.rows(op.left), left_on, unlike=right.topic)
+        left = self.materialize(self.with_validity(op.left), left_on, other_than=right.topic)
         step = spec.JoinSpec(
             left=left.schema,
             right=right.schema,
             left_on=left_on,
-            right_values=taken,
+            right_values=joined,
             inner=op.how is wire.JoinHow.INNER,
             low_us=op.within_low_us,
             high_us=op.within_high_us,
             output=output,
         )
-        return PendingStep(step, (left.topic, right.topic), output, "join", watermark=self.closing)
+        return PendingStep(
+            step, (left.topic, right.topic), output, "join", watermark=self.closes_windows
+        )
 
-    def right_content(self, operand: str) -> TopicContent:
-        """The right side of a join is a dataset, on its own topic."""
-        flow = self.flows[operand]
-        assert isinstance(flow, StatelessStream), "the right side of a join is a dataset"
-        (branch,) = flow.branches
-        assert not branch.stages, "the right side of a join is a dataset as it is"
+    def right_side(self, operand: str) -> TopicContent:
+        """Return the topic of the dataset on the right side of a join."""
+        stream = self.streams[operand]
+        assert isinstance(stream, StatelessStream), "the right side of a join is a dataset"
+        (branch,) = stream.branches
+        assert not branch.stages, "the right side of a join is a dataset without operators"
         return branch.content
 
     def user_code(self, noun: str, operand: str, step: spec.UserCodeSpec) -> PendingStep:
-        """User code reads a topic and writes one. Versions of a key stay on one partition, in
-        order.
+        """Return a step of user code, which reads one topic and writes one.
+
+        It keeps the partitioning by key, so the versions of a key stay in order.
         """
-        content = self.place(self.flows[operand], self.schema_of(operand).key_names)
+        content = self.materialize(self.streams[operand], self.schema_of(operand).key_names)
         return PendingStep(
             step, (content.topic,), step.output, noun, salted=True, watermark=content.watermark
         )
 
-    def rows(self, operand: str) -> Stream:
-        """The operand for a step that may be partitioned by anything: a keyed one as signed facts,
-        which carry the end of each row.
+    def with_validity(self, operand: str) -> Stream:
+        """Return the operand for a step that may be partitioned by any columns.
+
+        Rows of a keyed operand get the end of their validity as a column, because it cannot be
+        derived any more once rows of one key are on several partitions.
         """
-        flow = self.flows[operand]
-        if not flow.schema.keyed:
-            return flow
-        content = self.place(flow, flow.schema.key_names)
-        facts = spec.with_validity(content.schema)
+        stream = self.streams[operand]
+        if not stream.schema.keyed:
+            return stream
+        content = self.materialize(stream, stream.schema.key_names)
+        output = spec.with_validity(content.schema)
         return PendingStep(
-            spec.IntervalsSpec(content.schema, facts),
+            spec.IntervalsSpec(content.schema, output),
             (content.topic,),
-            facts,
+            output,
             "intervals",
             watermark=content.watermark,
         )
 
-    def after(
-        self, flow: Stream, partition_by: Columns, step: spec.StepSpec, noun: str
+    def stateful_step(
+        self, stream: Stream, partition_by: Columns, step: spec.StepSpec, noun: str
     ) -> PendingStep:
-        """A stateful step over its operand, which is partitioned for it."""
+        """Return a stateful step over its operand, partitioned as the step requires."""
         closes = spec.needs_watermark(step)
-        content = self.place(flow, partition_by, watermark=closes)
-        passes = content.watermark and not closes
-        return PendingStep(step, (content.topic,), step.output, noun, watermark=passes)  # type: ignore[union-attr]  # Table has no output and is never made here
+        content = self.materialize(stream, partition_by, watermark=closes)
+        forwards = content.watermark and not closes
+        assert not isinstance(step, spec.TableSpec), "a table has no output"
+        return PendingStep(step, (content.topic,), step.output, noun, watermark=forwards)
 
     def schema_of(self, operand: str) -> Schema:
-        return self.flows[operand].schema
+        """Return the schema of an operand."""
+        return self.streams[operand].schema
 
-    # --- putting flows on topics
+    # --- topics
 
-    def longer(self, flow: Stream, stage: spec.MapStage) -> StatelessStream:
-        loose = self.loosened(flow)
+    def with_stage(self, stream: Stream, stage: spec.MapStage) -> StatelessStream:
+        """Return the stream with one more stateless operator."""
+        stateless = self.as_stateless(stream)
         return StatelessStream(
-            tuple(StreamBranch(b.content, (*b.stages, stage)) for b in loose.branches), stage.output
+            tuple(StreamBranch(b.content, (*b.stages, stage)) for b in stateless.branches),
+            stage.output,
         )
 
-    def loosened(self, flow: Stream) -> StatelessStream:
-        """The flow as branches over topics; a pending step gets its topic, by key or by
-        position.
+    def as_stateless(self, stream: Stream) -> StatelessStream:
+        """Return the stream as branches over topics.
+
+        A pending step is materialized, partitioned by its key, or by position if it has none.
         """
         return (
-            flow
-            if isinstance(flow, StatelessStream)
-            else _loose(self.place(flow, flow.schema.key_names))
+            stream
+            if isinstance(stream, StatelessStream)
+            else _topic_stream(self.materialize(stream, stream.schema.key_names))
         )
 
-    def place(
+    def materialize(
         self,
-        flow: Stream,
+        stream: Stream,
         partition_by: Columns,
         *,
-        unlike: AssetKey | None = None,
+        other_than: AssetKey | None = None,
         watermark: bool = False,
     ) -> TopicContent:
-        """The flow on a topic partitioned by these columns (none: however it is), not `unlike`, and
-        with the frontier if asked.
+        """Return a topic with the content of the stream, adding a job unless one exists already.
+
+        The topic is partitioned by `partition_by` (empty: any partitioning of keyless rows), is not
+        `other_than`, and carries a watermark if `watermark` is true.
         """
-        match flow:
+        match stream:
             case StatelessStream(branches=(StreamBranch(content, ()),)):
-                fits = content.topic != unlike and (content.watermark or not watermark)
+                fits = content.topic != other_than and (content.watermark or not watermark)
                 if fits and content.partition_by == partition_by:
                     return content
                 if fits and not partition_by and not content.schema.keyed:
                     return content
-                pending = self.fused(flow, flow.schema)
+                pending = self.fuse(stream, stream.schema)
             case StatelessStream():
-                pending = self.fused(flow, flow.schema)
+                pending = self.fuse(stream, stream.schema)
             case PendingStep():
-                pending = flow
+                pending = stream
             case unreachable:
                 assert_never(unreachable)
         watermark = watermark or pending.watermark
@@ -376,20 +410,21 @@ class PipelineCompiler:
         assert topic is not None, "a job with a partitioning has an output"
         return TopicContent(topic, pending.schema, partition_by, watermark)
 
-    def fused(self, flow: StatelessStream, output: Schema) -> PendingStep:
-        """One job for the whole run."""
-        branches = self.distinct(flow.branches)
+    def fuse(self, stream: StatelessStream, output: Schema) -> PendingStep:
+        """Return one step that applies the stateless operators of all branches."""
+        branches = self.with_distinct_topics(stream.branches)
         step = spec.MapSpec(
             tuple(b.content.schema for b in branches), tuple(b.stages for b in branches), output
         )
-        heard = any(b.content.watermark for b in branches)
+        watermark = any(b.content.watermark for b in branches)
         return PendingStep(
-            step, tuple(b.content.topic for b in branches), output, "map", watermark=heard
+            step, tuple(b.content.topic for b in branches), output, "map", watermark=watermark
         )
 
-    def distinct(self, branches: Sequence[StreamBranch]) -> list[StreamBranch]:
-        """Branches over different topics: whatever reads a topic that stands before gets a copy of
-        it.
+    def with_distinct_topics(self, branches: Sequence[StreamBranch]) -> list[StreamBranch]:
+        """Return the branches over distinct topics.
+
+        A branch over a topic that an earlier branch reads gets a copy of the topic.
         """
         seen: set[AssetKey] = set()
         out = []
@@ -415,7 +450,7 @@ class PipelineCompiler:
         return out
 
 
-def _closes(kind: wire.OperatorKind) -> bool:
+def _closes_windows(kind: wire.OperatorKind) -> bool:
     match kind:
         case wire.WindowOp():
             return True
@@ -425,13 +460,11 @@ def _closes(kind: wire.OperatorKind) -> bool:
             return False
 
 
-def _loose(content: TopicContent) -> StatelessStream:
+def _topic_stream(content: TopicContent) -> StatelessStream:
     return StatelessStream((StreamBranch(content, ()),), content.schema)
 
 
-def _in_order(keys: Columns, output: Schema) -> Columns:
-    """Grouping keys in the order of the output's keys, which is the order of a lookup's key
-    bytes.
-    """
-    assert set(keys) == set(output.key_names), "what is grouped by is the key of the result"
+def _in_key_order(keys: Columns, output: Schema) -> Columns:
+    """Return grouping keys in the order of the output's keys: that of a lookup's key bytes."""
+    assert set(keys) == set(output.key_names), "the grouping keys are the keys of the result"
     return output.key_names

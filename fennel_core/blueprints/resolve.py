@@ -1,9 +1,9 @@
-"""From identities to names: the jobs an engine runs and the catalog that servers load.
+"""Resolve identities to physical names: the jobs that engines run and the catalog of the servers.
 
-Theory. Compilation speaks of identities, the world of names; the map between them is the plan's
-(or, at the commit transaction, the commit's reservations). Resolution is the only place where one
-becomes the other. A name that is missing from the map is a broken ledger, never a user's mistake,
-so it is a `KeyError` and not a message.
+Compilation uses identities and everything that runs uses physical names; this module is the only
+place where one becomes the other. The map between them is that of the commit plan or, in the commit
+transaction, of the commit's reservations. A key that the map lacks means an inconsistent ledger and
+never a user's mistake, so it raises `KeyError`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Names = Mapping[AssetKey, AssetId]
 
 
 def resolve_job(job: LogicalJob, workspace: WorkspaceId, names: Names) -> Job:
-    """The job with physical names."""
+    """Return the job with physical names."""
     return Job(
         id=JobId(names[job.key]),
         workspace=workspace,
@@ -41,7 +41,7 @@ def resolve_job(job: LogicalJob, workspace: WorkspaceId, names: Names) -> Job:
 
 
 def resolve_catalog(compiled: Compiled, workspace: WorkspaceId, names: Names) -> Catalog:
-    """One branch version with physical names."""
+    """Return the catalog of one branch version, with physical names."""
     return Catalog(
         workspace=workspace,
         datasets=tuple(_dataset(d, names) for d in compiled.datasets),

@@ -1,9 +1,9 @@
-"""Jobs and catalogs: what a compiled commit asks the other rooms to run, as data.
+"""Jobs and catalogs: the parts of a compiled commit that other packages load, as data.
 
-Theory. The compiler names inputs and outputs by *identity* (Merkle hash of logic and inputs); the
-bank maps each identity to a physical asset with an incarnation. A `Job` is the resolved form that
-the registry stores and an engine runs. A `Catalog` is the resolved form of one branch version that
-ingest and query servers load: where to write what arrives and where to read what is asked.
+The compiler names inputs and outputs by *identity* (a Merkle hash of logic and inputs); the bank
+maps each identity to a physical asset with an incarnation. A `Job` is the resolved form that the
+registry stores and an engine runs. A `Catalog` is the resolved form of one branch version that
+ingest and query servers load: which topics rows are written to, and which jobs serve lookups.
 """
 
 from __future__ import annotations
@@ -18,19 +18,25 @@ from fennel_core.wire.connectors import Source
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Where emits of one output number go. `partition_by`: columns whose key bytes choose the
-    partition; empty: by position.
+    """An output topic of a job.
+
+    `partition_by` names the columns whose key bytes choose the partition; empty: by position.
     """
 
     topic: TopicName
     partition_by: tuple[str, ...]
     watermark: bool = False
-    """Tell every partition the largest event time written: a consumer closes windows by it."""
+    """Write a watermark (the largest event time written) to every partition of the topic.
+
+    A consumer closes windows by it.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Partition p reads partition p of every input topic, writes any partition of its outputs and
+    """A job as an engine runs it.
+
+    Partition p reads partition p of every input topic, and writes any partition of its outputs and
     partition p of `replaylog`.
     """
 
@@ -48,8 +54,9 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class DatasetView:
-    """One dataset of a branch version. `topic` is None for terminal aggregates; `served_by` is None
-    without an index.
+    """One dataset of a branch version.
+
+    `topic` is None for a terminal aggregate; `served_by` is None if it cannot be looked up.
     """
 
     name: DatasetName
@@ -65,8 +72,9 @@ class DatasetView:
 
 @dataclass(frozen=True, slots=True)
 class SourceBinding:
-    """One webhook endpoint feeding one source dataset. `identity` is shared by equal definitions of
-    several branches.
+    """One webhook endpoint that feeds one source dataset.
+
+    `identity` is the same for equal definitions in several branches.
     """
 
     identity: Identity
@@ -82,11 +90,11 @@ class SourceBinding:
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
+    """One branch version as ingest and query servers load it."""
+
     workspace: WorkspaceId
     datasets: tuple[DatasetView, ...]
     sources: tuple[SourceBinding, ...]
     jobs: tuple[JobId, ...]
-    """Every job this branch version needs, inputs before consumers (a topological order): the
-    barrier walks it.
-    """
+    """All jobs of this branch version in topological order, in which a barrier visits them."""
     partitions: int
