@@ -71,7 +71,7 @@ def looks() -> dict[str, dict[str, Any]]:
     return {file.stem: _look(file) for file in FILES}
 
 
-def test_there_are_dags() -> None:
+def test_the_dag_folder_contains_the_documented_dags() -> None:
     assert {"commit", "drill", "reconcile", "recovery", "snapshot"} <= {file.stem for file in FILES}
 
 
@@ -111,7 +111,7 @@ def test_commit_is_four_steps_in_order_and_any_of_the_first_three_leads_to_undo(
     assert tasks["undo"]["rule"] == "one_failed"
 
 
-def test_airflow_takes_plugin_py_for_a_plugin_and_nothing_else_below_the_folder() -> None:
+def test_airflow_loads_only_plugin_py_as_a_plugin() -> None:
     script = (
         "import sys\n"
         "from airflow import plugins_manager\n"
@@ -157,7 +157,5 @@ print(kind, bool(ours))
         ("task", False),
     ],
 )
-def test_tasks_inherit_the_platform_from_the_scheduler_unless_it_changed_or_could_not_be_imported(
-    kind: str, imported: bool
-) -> None:
+def test_tasks_inherit_preloaded_modules_unless_sources_changed(kind: str, imported: bool) -> None:
     assert _python(START, kind).splitlines()[-1] == f"{kind} {imported}"

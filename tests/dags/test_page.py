@@ -88,14 +88,14 @@ def login(client: TestClient) -> Login:
 
 
 @pytest.mark.parametrize("path", ["/commits", "/commits/c59", "/commits/none"])
-def test_nobody_sees_anything_without_a_login(client: TestClient, path: str) -> None:
+def test_the_page_requires_a_login(client: TestClient, path: str) -> None:
     assert client.get(path).status_code == 401
     assert client.get(path, headers={"Authorization": "Bearer made-up"}).status_code == 403
     assert client.get(path, cookies={"_token": "made-up"}).status_code == 403
 
 
 @pytest.mark.parametrize(("role", "status"), [("viewer", 200), ("admin", 200), (None, 403)])
-def test_airflow_says_who_may_see_it(
+def test_airflow_authorizes_the_page(
     client: TestClient, login: Login, role: str | None, status: int
 ) -> None:
     assert client.get("/commits", headers=login(role)).status_code == status

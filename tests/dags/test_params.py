@@ -27,7 +27,7 @@ def test_the_definition_server_sends_the_commits_id_alone() -> None:
     assert _validated({"commit_id": "c1"})["commit_id"] == "c1"
 
 
-def test_a_person_fills_in_the_rest() -> None:
+def test_a_user_fills_in_the_other_fields() -> None:
     conf = {
         "definitions": "examples/fraud",
         "workspace": "shop",
@@ -55,12 +55,12 @@ def test_a_person_fills_in_the_rest() -> None:
         {"commit_id": 7},
     ],
 )
-def test_a_wrong_value_is_refused_before_anything_starts(conf: dict[str, Any]) -> None:
+def test_an_invalid_value_is_refused_before_a_run_starts(conf: dict[str, Any]) -> None:
     with pytest.raises(ParamValidationError):
         _validated(conf)
 
 
-def test_the_form_of_a_rebuilding_can_be_sent_empty_and_every_field_can_be_left_out() -> None:
+def test_every_field_of_the_rebuild_form_is_optional() -> None:
     empty = {
         "workspace": None,
         "dataset": None,
@@ -92,12 +92,12 @@ def test_the_form_of_a_rebuilding_can_be_sent_empty_and_every_field_can_be_left_
         {"dataset": ""},
     ],
 )
-def test_a_wrong_value_of_a_rebuilding_is_refused(conf: dict[str, Any]) -> None:
+def test_an_invalid_value_of_the_rebuild_form_is_refused(conf: dict[str, Any]) -> None:
     with pytest.raises(ParamValidationError):
         _validated(conf, RECOVERY_PARAMS)
 
 
-def test_every_field_has_a_title_and_says_what_it_is_for() -> None:
+def test_every_form_field_has_a_title_and_a_description() -> None:
     for name, param in {**COMMIT_PARAMS, **RECOVERY_PARAMS, **DRILL_PARAMS}.items():
         assert param.schema.get("title"), name
         assert param.description, name

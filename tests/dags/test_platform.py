@@ -58,7 +58,7 @@ def _commits(workspace: str) -> list[tuple[Any, ...]]:
         ).fetchall()
 
 
-def test_definitions_from_the_form_are_previewed_and_committed_and_the_tasks_tell_it(
+def test_definitions_from_the_form_are_previewed_committed_and_logged(
     airflow: Airflow, workspace: tuple[str, str], tmp_path: Path
 ) -> None:
     name, _ = workspace
@@ -96,7 +96,7 @@ def test_definitions_from_the_form_are_previewed_and_committed_and_the_tasks_tel
         ("x = 1", "defines no dataset"),
     ],
 )
-def test_wrong_definitions_fail_the_first_task_with_the_reason_and_leave_nothing(
+def test_invalid_definitions_fail_the_first_task_with_the_reason(
     airflow: Airflow, workspace: tuple[str, str], tmp_path: Path, code: str, text: str
 ) -> None:
     (tmp_path / "shop.py").write_text(code)

@@ -121,7 +121,7 @@ def test_definitions_from_the_form_are_stored_first_and_then_treated_alike(
 
 
 @pytest.mark.parametrize("failing", ["compile", "create_assets"])
-def test_a_step_that_fails_before_the_switch_is_undone_in_sight(
+def test_a_step_that_fails_before_the_switch_runs_the_undo_task(
     results: dict[str, dict[str, Any]], failing: str
 ) -> None:
     result = results[failing]

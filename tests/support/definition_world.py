@@ -46,7 +46,7 @@ def request(
     return CommitRequest(SHOP, branch, body, CommitOptions(incremental, backfill))
 
 
-class Office:
+class CommitServerWorld:
     """The flow of commits over a `World`; time passes only when somebody sleeps."""
 
     def __init__(
@@ -65,7 +65,7 @@ class Office:
         )
         numbers = itertools.count(1)
         self.orchestrator = orchestrate(self.steps.run)
-        self.flow = CommitService(
+        self.commits = CommitService(
             self.steps,
             self.orchestrator,
             lambda: CommitId(f"c{next(numbers)}"),
@@ -86,7 +86,7 @@ class Office:
         orchestrate: Callable[
             [Callable[[CommitId], Awaitable[None]]], CommitOrchestrator
         ] = InlineOrchestrator,
-    ) -> Office:
+    ) -> CommitServerWorld:
         world = World()
         await world.open()
         return cls(world, orchestrate)

@@ -62,7 +62,7 @@ async def test_a_preview_changes_nothing(
     assert (await client.get(f"{API}/xray")).json() == {"datasets": [], "featuresets": []}
 
 
-async def test_bytes_that_are_no_commit_are_400_and_too_many_are_413(
+async def test_a_malformed_commit_is_400_and_a_too_large_one_413(
     client: httpx.AsyncClient, topics: MemoryTopicAdmin
 ) -> None:
     malformed = await post(client, "/commit", content=b"garbage")
@@ -84,7 +84,7 @@ async def test_bytes_that_are_no_commit_are_400_and_too_many_are_413(
     assert not topics.partition_counts
 
 
-async def test_init_makes_an_empty_branch_and_refuses_a_name_that_is_taken_or_odd(
+async def test_init_creates_an_empty_branch_and_refuses_taken_or_invalid_names(
     client: httpx.AsyncClient,
 ) -> None:
     assert await branches(client) == ["main"]
@@ -107,7 +107,7 @@ async def test_init_makes_an_empty_branch_and_refuses_a_name_that_is_taken_or_od
     assert await branches(client) == ["main", "test-branch", "a/b_c.d-e"]
 
 
-async def test_a_clone_has_what_its_source_has_and_is_its_own_afterwards(
+async def test_a_clone_starts_with_the_assets_of_its_source_and_then_is_independent(
     client: httpx.AsyncClient, topics: MemoryTopicAdmin
 ) -> None:
     await post(client, "/commit", content=FEATURES)
@@ -164,7 +164,9 @@ async def test_secrets_are_set_read_changed_and_removed_under_names_with_dots(
 
 
 @pytest.mark.parametrize("body", [b"{", b"[]", b'{"value": 3}', b"{}"])
-async def test_a_secret_without_a_text_is_refused(client: httpx.AsyncClient, body: bytes) -> None:
+async def test_a_secret_without_a_string_value_is_refused(
+    client: httpx.AsyncClient, body: bytes
+) -> None:
     response = await client.post(f"{API}/secret/name", content=body)
     assert (response.status_code, response.headers["x-fennel-error-code"]) == (
         400,
@@ -172,7 +174,7 @@ async def test_a_secret_without_a_text_is_refused(client: httpx.AsyncClient, bod
     )
 
 
-async def test_nobody_without_a_token_gets_in_and_only_the_administrator_sees_workspaces(
+async def test_routes_require_a_token_and_workspaces_the_administrators(
     client: httpx.AsyncClient,
 ) -> None:
     for path in ("/branch/list", "/xray", "/lineage", "/secret/x"):
@@ -184,7 +186,7 @@ async def test_nobody_without_a_token_gets_in_and_only_the_administrator_sees_wo
     assert (await client.get(f"{API}/workspaces", headers=AS_ADMIN)).status_code == 200
 
 
-async def test_a_workspace_lives_from_its_token_to_its_deletion_and_leaves_nothing(
+async def test_a_deleted_workspace_leaves_no_assets_and_no_valid_token(
     client: httpx.AsyncClient, topics: MemoryTopicAdmin
 ) -> None:
     made = await client.post(f"{API}/workspaces", json={"name": "mill"}, headers=AS_ADMIN)
@@ -212,7 +214,7 @@ async def test_a_workspace_lives_from_its_token_to_its_deletion_and_leaves_nothi
     assert (await client.delete(f"{API}/workspaces/mill", headers=AS_ADMIN)).status_code == 404
 
 
-async def test_unknown_paths_are_404_and_wrong_options_are_told(client: httpx.AsyncClient) -> None:
+async def test_unknown_paths_are_404_and_invalid_options_422(client: httpx.AsyncClient) -> None:
     assert (await client.get(f"{API}/nothing")).status_code == 404
     assert (await client.get(f"{API}/commit")).status_code == 405
     assert (await post(client, "/commit?preview=maybe", content=FEATURES)).status_code == 422
@@ -229,7 +231,7 @@ async def test_requests_are_counted_by_route_and_never_by_the_names_in_them(
     assert "my-very-own-name" not in text
 
 
-async def test_a_text_that_cannot_be_stored_is_refused_in_words(client: httpx.AsyncClient) -> None:
+async def test_a_value_that_cannot_be_stored_is_refused(client: httpx.AsyncClient) -> None:
     for response in (
         await client.post(f"{API}/secret/na%00me", json={"value": "x"}),
         await post(client, "/init", "new", json={"clone_from": "ma\x00in"}),
@@ -240,7 +242,7 @@ async def test_a_text_that_cannot_be_stored_is_refused_in_words(client: httpx.As
         )
 
 
-async def test_xray_tells_what_was_asked_for(client: httpx.AsyncClient) -> None:
+async def test_xray_returns_the_selected_properties(client: httpx.AsyncClient) -> None:
     await post(client, "/commit", content=FEATURES)
     everything = (await client.get(f"{API}/xray")).json()
     assert [d["name"] for d in everything["datasets"]] == ["Profiles", "Items"]

@@ -56,7 +56,7 @@ async def add(ledger: Ledger, *commits: Commit) -> None:
         await ledger.run(lambda tx, row=row: tx.add_commit(row, b"request"))  # type: ignore[misc]  # bound now
 
 
-async def test_a_commit_row_comes_back_as_it_was_put_in(ledger: Ledger) -> None:
+async def test_a_commit_row_is_read_as_it_was_written(ledger: Ledger) -> None:
     row = commit(FIRST, options=CommitOptions(incremental=True, backfill=False))
     await add(ledger, row, commit(SECOND, base=FIRST))
     assert await ledger.run(lambda tx: tx.commit(FIRST)) == row
@@ -94,7 +94,7 @@ async def test_compiled_parts_summary_errors_and_attempts_are_kept(ledger: Ledge
     assert await ledger.run(lambda tx: tx.catalog(FIRST)) == b"catalog"
 
 
-async def test_the_same_commit_is_found_by_its_digest_unless_it_did_not_happen(
+async def test_a_repeated_commit_is_found_by_its_digest_unless_it_failed(
     ledger: Ledger,
 ) -> None:
     await add(ledger, commit(FIRST), commit(SECOND), commit(THIRD, digest="other"))
@@ -118,7 +118,7 @@ async def test_open_commits_are_those_not_settled_in_order(ledger: Ledger) -> No
     assert await ledger.run(lambda tx: tx.open_commits(WorkspaceId("other"))) == []
 
 
-async def test_a_lease_is_taken_by_recovery_only_after_it_lapsed(ledger: Ledger) -> None:
+async def test_reconcile_takes_a_lease_only_after_it_expired(ledger: Ledger) -> None:
     await add(ledger, commit(FIRST))
     assert await ledger.run(lambda tx: tx.take_expired_lease(FIRST, Millis(60_000))), "never leased"
     assert not await ledger.run(lambda tx: tx.take_expired_lease(FIRST, Millis(60_000)))
@@ -145,7 +145,7 @@ async def test_branches_are_listed_in_order_of_creation_and_main_is_first(ledger
     assert await ledger.run(lambda tx: tx.branch(SHOP, names[0])) is None
 
 
-async def test_strays_count_from_when_they_were_first_seen_without_interruption(
+async def test_the_grace_period_of_an_orphan_starts_when_it_is_first_seen(
     ledger: Ledger,
 ) -> None:
     hour = Millis(3_600_000)
@@ -154,7 +154,7 @@ async def test_strays_count_from_when_they_were_first_seen_without_interruption(
     assert await ledger.run(lambda tx: tx.record_orphans([], Millis(0))) == []
 
 
-async def test_only_names_that_were_given_out_here_and_are_gone_or_unknown_are_unaccounted_for(
+async def test_only_issued_names_that_are_gone_or_unknown_are_unaccounted_for(
     ledger: Ledger,
 ) -> None:
     first = await ledger.run(lambda tx: tx.bank.next_incarnation())
@@ -172,7 +172,7 @@ async def test_only_names_that_were_given_out_here_and_are_gone_or_unknown_are_u
     assert await ledger.run(lambda tx: tx.unaccounted(every)) == [there, unknown]
 
 
-async def test_a_database_that_is_away_is_told_as_such() -> None:
+async def test_an_unavailable_database_raises_system_unavailable() -> None:
     async with pool("postgresql://nobody@127.0.0.1:1/nothing", name="test", size=1) as connections:
         with pytest.raises(ConnectionsError):
             await PostgresLedger(connections).run(lambda tx: tx.open_commits())
@@ -207,7 +207,7 @@ class Worker:
         return row.state
 
 
-async def test_a_whole_history_of_a_workspace(ledger: Ledger) -> None:
+async def test_a_workspace_passes_through_commits_branches_and_deletion(ledger: Ledger) -> None:
     worker = Worker(ledger)
     await worker.run(FIRST, "orders", "users", "cities-")
     assert await worker.state(FIRST) == "finished", (
@@ -256,7 +256,7 @@ async def test_a_whole_history_of_a_workspace(ledger: Ledger) -> None:
     assert await ledger.run(lambda tx: tx.add_workspace(SHOP)), "the name is free again"
 
 
-async def test_commits_at_once_on_one_branch_leave_one_winner_and_a_clear_loser(
+async def test_of_concurrent_commits_to_one_branch_one_wins_and_the_other_is_told(
     ledger: Ledger,
 ) -> None:
     worker = Worker(ledger)

@@ -29,9 +29,7 @@ WORDS = ("orders", "users", "cities", "totals", "rates")
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_whatever_happens_at_once_ends_with_exactly_what_is_held(
-    ledger: Ledger, seed: int
-) -> None:
+async def test_concurrent_steps_end_with_exactly_the_held_assets(ledger: Ledger, seed: int) -> None:
     rng = random.Random(seed)
     topics = MemoryTopicAdmin()
     context = LedgerContext(

@@ -45,9 +45,7 @@ def wanted(prefix: str, *kinds: AssetKind) -> list[TopicSpec]:
     return [TopicSpec(TopicName(f"{prefix}.{kind}.{i}"), kind, 2) for i, kind in enumerate(kinds)]
 
 
-async def test_topics_are_made_and_unmade_and_doing_either_twice_is_fine(
-    topics: TopicAdmin, prefix: str
-) -> None:
+async def test_creating_and_deleting_topics_is_idempotent(topics: TopicAdmin, prefix: str) -> None:
     new = wanted(prefix, AssetKind.TOPIC, AssetKind.RAW, AssetKind.REPLAYLOG, AssetKind.DEAD)
     names = {t.name for t in new}
     assert await topics.create(new[:2]) == {}
@@ -58,15 +56,13 @@ async def test_topics_are_made_and_unmade_and_doing_either_twice_is_fine(
     assert await listed(topics, prefix, set()) == set()
 
 
-async def test_nothing_to_do_is_fine(topics: TopicAdmin) -> None:
+async def test_empty_lists_of_topics_are_accepted(topics: TopicAdmin) -> None:
     assert await topics.create([]) == {}
     assert await topics.delete([]) == {}
 
 
 @pytest.mark.platform
-async def test_one_refusal_is_told_and_says_nothing_about_the_others(
-    infra: object, prefix: str
-) -> None:
+async def test_a_refused_topic_does_not_affect_the_others(infra: object, prefix: str) -> None:
     topics = KafkaTopicAdmin(Settings())
     (good,) = wanted(prefix, AssetKind.TOPIC)
     bad = TopicSpec(TopicName(f"{prefix}.not a name"), AssetKind.TOPIC, 2)

@@ -58,7 +58,7 @@ def rows(query: str, *values: object) -> list[tuple[object, ...]]:
         return connection.execute(query.encode(), values).fetchall()
 
 
-def test_a_form_that_names_a_new_workspace_makes_it_and_the_logs_name_every_ledger_step(
+def test_a_form_with_a_new_workspace_creates_it_and_logs_every_ledger_step(
     airflow: Airflow, workspace: str, shop: str
 ) -> None:
     run = airflow.run(definitions=shop, workspace=workspace)
@@ -73,9 +73,7 @@ def test_a_form_that_names_a_new_workspace_makes_it_and_the_logs_name_every_ledg
     assert {("create", "topic", "Order"), ("register", "job", "Order: table")} <= steps
 
 
-def test_a_task_that_fails_says_what_to_do_next(
-    airflow: Airflow, workspace: str, shop: str
-) -> None:
+def test_a_failed_task_logs_the_next_action(airflow: Airflow, workspace: str, shop: str) -> None:
     assert airflow.run(definitions=shop, workspace=workspace)["state"] == "success"
     run = airflow.run(definitions=shop, workspace=workspace, branch="nowhere")
     assert run["tasks"]["compile"] == "failed"
@@ -84,7 +82,7 @@ def test_a_task_that_fails_says_what_to_do_next(
     assert "what to do: create it with the client" in said
 
 
-def test_the_snapshot_dag_copies_every_state_and_its_logs_tell_numbers_and_bytes(
+def test_the_snapshot_dag_copies_every_state_and_logs_numbers_and_bytes(
     airflow: Airflow, workspace: str, shop: str
 ) -> None:
     assert airflow.run(definitions=shop, workspace=workspace)["state"] == "success"

@@ -83,7 +83,7 @@ def commanded(*words: str) -> str:
     return ran.stdout
 
 
-def test_the_recovery_dag_and_the_command_rebuild_what_is_named_and_features_are_as_before(
+def test_the_recovery_dag_and_command_rebuild_selected_partitions(
     airflow: Airflow, workspace: str, shop: str
 ) -> None:
     assert airflow.run(definitions=shop, workspace=workspace)["state"] == "success"
@@ -190,7 +190,7 @@ def tampered(workspace: str, work: Path) -> int:
     return int(asyncio.run(made()))
 
 
-def test_the_drill_dag_passes_a_healthy_state_and_finds_tampered_ones(
+def test_the_drill_dag_passes_healthy_states_and_detects_tampered_ones(
     airflow: Airflow, workspace: str, shop: str, tmp_path: Path
 ) -> None:
     def drilled(*partitions: int) -> tuple[str, str]:

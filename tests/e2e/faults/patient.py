@@ -23,7 +23,7 @@ TOO_LONG_FOR_KAFKA_S = 25
 """Longer than the admin client waits for an answer."""
 
 
-async def test_a_task_killed_together_with_its_worker_is_run_again_and_the_commit_stands(
+async def test_a_task_killed_with_its_worker_is_retried_and_the_commit_succeeds(
     world: World, settings: Settings
 ) -> None:
     async with move(world) as moving:
@@ -41,7 +41,7 @@ async def test_a_task_killed_together_with_its_worker_is_run_again_and_the_commi
 
 
 @pytest.mark.parametrize("part", ["airflow-scheduler", "airflow-api"])
-async def test_a_part_of_airflow_killed_in_the_middle_of_a_task_delays_the_commit_and_no_more(
+async def test_an_airflow_service_killed_during_a_task_only_delays_the_commit(
     world: World, settings: Settings, part: str
 ) -> None:
     async with move(world) as moving:
@@ -55,7 +55,7 @@ async def test_a_part_of_airflow_killed_in_the_middle_of_a_task_delays_the_commi
     await moving.stands()
 
 
-async def test_a_commit_that_nobody_carries_on_is_given_up_and_its_late_run_does_nothing(
+async def test_a_commit_without_a_worker_is_abandoned_and_its_late_run_does_nothing(
     world: World, settings: Settings, airflow: Airflow
 ) -> None:
     async with move(world) as moving:
@@ -73,7 +73,7 @@ async def test_a_commit_that_nobody_carries_on_is_given_up_and_its_late_run_does
     await moving.undone()
 
 
-async def test_a_broker_killed_before_topics_are_created_is_waited_for(
+async def test_a_commit_waits_for_a_broker_killed_before_topic_creation(
     world: World, settings: Settings
 ) -> None:
     async with move(world) as moving:
@@ -100,7 +100,7 @@ async def test_deletion_of_topics_is_retried_while_the_broker_is_frozen(
     await moving.stands()
 
 
-async def test_a_database_killed_in_the_middle_of_the_switch_comes_back_and_the_commit_stands(
+async def test_a_commit_succeeds_although_postgres_is_killed_during_the_switch(
     world: World, settings: Settings
 ) -> None:
     async with move(world) as moving:

@@ -91,7 +91,7 @@ EVERY_STEP = {
 
 
 @pytest.mark.parametrize("where", EVERY_STEP.values(), ids=EVERY_STEP)
-async def test_a_task_killed_in_the_middle_is_run_again_and_the_commit_stands(
+async def test_a_task_killed_midway_is_retried_and_the_commit_succeeds(
     world: World, settings: Settings, where: tuple[str, str]
 ) -> None:
     async with move(world) as moving:
@@ -104,7 +104,7 @@ async def test_a_task_killed_in_the_middle_is_run_again_and_the_commit_stands(
 
 
 @pytest.mark.parametrize("where", [SWITCH, DESTROYED], ids=["T2", "destroy"])
-async def test_a_connection_to_postgres_cut_in_the_middle_is_met_again_and_the_commit_stands(
+async def test_a_commit_succeeds_although_its_postgres_connection_is_cut(
     world: World, settings: Settings, where: tuple[str, str]
 ) -> None:
     async with move(world) as moving:
@@ -117,7 +117,7 @@ async def test_a_connection_to_postgres_cut_in_the_middle_is_met_again_and_the_c
 
 
 @pytest.mark.parametrize("where", [COMPILE, CREATED], ids=["T1", "create"])
-async def test_a_run_that_is_cancelled_before_the_switch_is_taken_back_by_the_server(
+async def test_the_server_undoes_a_run_that_is_cancelled_before_the_switch(
     world: World, settings: Settings, airflow: Airflow, where: tuple[str, str]
 ) -> None:
     async with move(world) as moving:
@@ -187,7 +187,7 @@ async def back(world: World, url: str) -> None:
     raise AssertionError(f"{url} did not come back")
 
 
-async def test_without_airflows_api_a_commit_is_refused_at_once_and_goes_through_when_it_is_back(
+async def test_a_commit_is_refused_without_airflows_api_and_accepted_with_it(
     world: World, settings: Settings
 ) -> None:
     async with move(world) as moving:
@@ -214,7 +214,7 @@ async def test_a_commit_sent_while_the_scheduler_is_frozen_runs_when_it_resumes(
     await moving.stands()
 
 
-async def test_a_commit_goes_on_without_the_definition_server_and_its_client_finds_it_done(
+async def test_a_commit_continues_without_the_definition_server(
     world: World, settings: Settings
 ) -> None:
     async with move(world) as moving:

@@ -215,7 +215,7 @@ async def test_bad_input_is_refused_with_a_reason_and_nothing_is_done(
 @pytest.mark.parametrize(
     ("token", "refusal"), [(None, 401), ("wrong", 401), ("dev-", 400), ("dev-UPPER CASE", 400)]
 )
-async def test_a_request_without_a_good_token_is_refused(
+async def test_a_request_without_a_valid_token_is_refused(
     make: Callable[[], Awaitable[Api]], token: str | None, refusal: int
 ) -> None:
     api = await make()
@@ -279,7 +279,7 @@ async def test_a_barrier_over_a_frozen_engine_names_what_lags(
     assert "[" in said or "partition" in said, "and its partition"
 
 
-async def test_a_secret_is_used_and_found_nowhere(
+async def test_a_secret_is_usable_and_never_stored_or_logged_in_clear(
     make: Callable[[], Awaitable[Api]], settings: Settings
 ) -> None:
     api = await make()

@@ -40,12 +40,12 @@ async def steps_of_a_commit() -> int:
 STEPS = asyncio.run(steps_of_a_commit())
 
 
-def test_a_commit_takes_a_handful_of_steps_so_that_every_one_of_them_is_struck_below() -> None:
+def test_a_commit_has_few_enough_steps_to_inject_a_fault_at_each() -> None:
     assert 10 <= STEPS <= 40
 
 
 @pytest.mark.parametrize("fault", list(Fault), ids=lambda f: f.name)
-async def test_after_a_fault_at_any_step_the_branch_has_one_version_and_no_stray_asset(
+async def test_after_a_fault_at_any_step_a_branch_has_one_version_and_no_orphan(
     fault: Fault,
 ) -> None:
     outcomes = set()
@@ -69,7 +69,7 @@ async def test_after_a_fault_at_any_step_the_branch_has_one_version_and_no_stray
 
 
 @pytest.mark.parametrize("seed", range(150))
-async def test_any_history_of_commits_branches_crashes_and_recoveries_comes_to_rest_clean(
+async def test_any_history_of_commits_branches_and_crashes_settles_cleanly(
     seed: int,
 ) -> None:
     rng = random.Random(seed)
@@ -123,7 +123,7 @@ def some_words(rng: random.Random) -> Compiled:
 
 
 @pytest.mark.parametrize("seed", range(60))
-async def test_recovery_that_takes_a_paused_worker_for_dead_never_does_harm(seed: int) -> None:
+async def test_reconcile_that_mistakes_a_paused_worker_for_dead_does_no_harm(seed: int) -> None:
     rng = random.Random(seed)
     world = await with_first_version()
     id_ = await world.receive("second")

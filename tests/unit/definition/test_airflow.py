@@ -95,14 +95,14 @@ async def test_a_run_is_named_after_commit_and_attempt_and_carries_the_commits_i
     ]
 
 
-async def test_a_run_that_was_submitted_already_is_as_good_as_a_new_one(server: Both) -> None:
+async def test_triggering_a_run_that_exists_is_a_success(server: Both) -> None:
     fake, airflow = server
     await airflow.start(ID, 1)
     await airflow.start(ID, 1)
     assert list(fake.runs) == ["commit-abc-1"]
 
 
-async def test_a_token_that_ran_out_is_made_anew(server: Both) -> None:
+async def test_an_expired_token_is_renewed(server: Both) -> None:
     fake, airflow = server
     await airflow.start(ID, 1)
     fake.tokens += 1  # whatever was given out before is no good any more
@@ -110,14 +110,14 @@ async def test_a_token_that_ran_out_is_made_anew(server: Both) -> None:
     assert len(fake.runs) == 2
 
 
-async def test_a_server_error_is_tried_again(server: Both) -> None:
+async def test_a_server_error_is_retried(server: Both) -> None:
     fake, airflow = server
     fake.failures = [500, 503]
     await airflow.start(ID, 1)
     assert fake.runs == {"commit-abc-1": "queued"}
 
 
-async def test_a_refusal_is_told_with_airflows_own_reason(server: Both) -> None:
+async def test_a_refusal_contains_airflows_own_reason(server: Both) -> None:
     fake, airflow = server
     fake.failures = [404]
     with pytest.raises(ApiError, match="404: not now") as refused:
@@ -125,7 +125,7 @@ async def test_a_refusal_is_told_with_airflows_own_reason(server: Both) -> None:
     assert (refused.value.status, refused.value.code) == (503, "orchestrator-unavailable")
 
 
-async def test_a_run_is_alive_until_airflow_says_that_it_ended_or_never_was(server: Both) -> None:
+async def test_a_run_is_alive_until_it_ended_or_airflow_does_not_know_it(server: Both) -> None:
     fake, airflow = server
     assert not await airflow.alive(ID, 1)
     await airflow.start(ID, 1)

@@ -38,7 +38,7 @@ async def test_a_commit_without_windowed_groupbys_runs_nothing() -> None:
     assert await add_window_specs(plain.body, plain.request, None, never) is plain.body
 
 
-async def test_an_answer_that_does_not_fit_is_refused() -> None:
+async def test_program_output_that_does_not_match_the_request_is_refused() -> None:
     async def odd(program: str) -> str:
         return "[]"
 
@@ -47,7 +47,7 @@ async def test_an_answer_that_does_not_fit_is_refused() -> None:
     assert (refused.value.status, refused.value.code) == (400, "window-aggregations")
 
 
-async def test_code_that_fails_is_told_with_what_python_said_and_sees_nothing_of_our_settings(
+async def test_failing_code_is_reported_with_its_error_and_sees_no_settings(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("FENNEL_ADMIN_TOKEN", "hush")
@@ -59,7 +59,7 @@ async def test_code_that_fails_is_told_with_what_python_said_and_sees_nothing_of
         await run("nothing")
 
 
-async def test_code_that_does_not_end_is_killed_and_so_is_code_that_eats_memory(
+async def test_code_over_its_time_or_memory_limit_is_killed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run = client_program_runner(Settings(executor_memory_limit_bytes=1))

@@ -82,7 +82,7 @@ def cells() -> list[tuple[LifeCycle[StrEnum, StrEnum], StrEnum, StrEnum, str]]:
 @pytest.mark.parametrize(
     ("cycle", "state", "event", "then"), cells(), ids=lambda v: str(v) if isinstance(v, str) else ""
 )
-def test_every_cell_of_every_table_moves_as_drawn(
+def test_every_cell_of_every_table_has_the_drawn_transition(
     cycle: LifeCycle[StrEnum, StrEnum], state: StrEnum, event: StrEnum, then: str
 ) -> None:
     if then == "-":
@@ -93,7 +93,7 @@ def test_every_cell_of_every_table_moves_as_drawn(
         assert cycle.next_state(state, event) == (state if then == "." else then)
 
 
-def test_nothing_leaves_a_settled_commit_and_recovery_owes_it_nothing() -> None:
+def test_a_settled_commit_never_changes_and_needs_no_reconcile_action() -> None:
     for state in CommitState:
         leaves = {
             COMMIT.next_state(state, event) for event in CommitEvent if COMMIT.allows(state, event)
@@ -102,7 +102,7 @@ def test_nothing_leaves_a_settled_commit_and_recovery_owes_it_nothing() -> None:
         assert isinstance(reconcile_action(state), NothingToDo) == (state in SETTLED)
 
 
-def test_a_commit_that_did_not_happen_never_turns_into_one_that_stands() -> None:
+def test_a_failed_commit_never_becomes_a_committed_one() -> None:
     def reach(state: CommitState) -> set[CommitState]:
         seen, todo = {state}, [state]
         while todo:
@@ -116,7 +116,7 @@ def test_a_commit_that_did_not_happen_never_turns_into_one_that_stands() -> None
     assert all(reach(s) <= COMMITTED for s in COMMITTED)
 
 
-def test_the_drawing_in_the_module_names_every_state() -> None:
+def test_the_tables_in_the_docstring_name_every_state() -> None:
     text = lifecycle.__doc__ or ""
     assert all(
         str(state) in text for states in (CommitState, EntryState, AssetState) for state in states

@@ -25,7 +25,7 @@ def part(
     return PartitionProgress(job, number, status, lag, error)
 
 
-def test_no_new_job_is_warm() -> None:
+def test_a_commit_without_new_jobs_is_ready() -> None:
     assert judge_readiness([], frozenset(), ()) == Ready()
 
 
@@ -45,7 +45,7 @@ def test_a_partition_is_behind_until_it_runs_at_the_end_of_its_inputs() -> None:
     )
 
 
-def test_having_caught_up_once_is_enough_because_the_ends_of_the_switch_were_passed() -> None:
+def test_having_caught_up_once_since_the_switch_is_enough() -> None:
     seen = caught_up([part(A, 0, lag=0), part(A, 1, lag=2)])
     assert seen == {(A, 0)}
     assert judge_readiness([part(A, 0, lag=7), part(A, 1, lag=0)], seen, {A}) == Ready()
@@ -58,13 +58,13 @@ PARKED = [
 ]
 
 
-def test_a_parked_job_that_reads_need_is_reported_even_while_others_catch_up() -> None:
+def test_a_parked_required_job_is_reported_while_others_catch_up() -> None:
     assert judge_readiness(PARKED, frozenset(), {A, B}) == BlockedByParkedJob(
         ((A, "no such column"),), required=True
     )
 
 
-def test_a_parked_job_that_reads_can_do_without_does_not_end_the_wait_for_one_they_need() -> None:
+def test_a_parked_optional_job_does_not_end_the_wait_for_a_required_one() -> None:
     assert judge_readiness(PARKED, frozenset(), {B}) == CatchingUp(
         frozenset({(A, 0), (A, 1), (B, 0)}), required=True
     )
