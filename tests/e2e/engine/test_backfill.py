@@ -355,9 +355,9 @@ async def test_a_new_job_over_rows_that_are_nowhere_any_more_says_which_and_what
     async with slot(bench, 0):
         for part, error in enumerate(await parked(bench, job)):
             end = ends[bench.topic, PartitionIndex(part)]
-            assert f"aggregate ({job.id}[{part}]) begins without state" in error
+            assert f"aggregate ({job.id}[{part}]) starts without state" in error
             assert (
-                f"{bench.topic}[{part}], begins at {end + 1}: offsets 0 to {end} are "
+                f"{bench.topic}[{part}] starts at {end + 1}: offsets 0 to {end} are "
                 f"deleted, and history on S3 ends at {end}."
             ) in error
             assert "Commit the dataset that it reads under a new version" in error

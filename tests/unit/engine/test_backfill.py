@@ -344,7 +344,7 @@ async def test_a_new_job_whose_records_are_lost_parks_with_the_next_action() -> 
         await runner(job, log, MemoryHangar(), 1, backfill_client).run()
     for said in (
         "join (job[0])",
-        f"right[0], begins at {end + 1}: offsets 0 to {end} are deleted",
+        f"right[0] starts at {end + 1}: offsets 0 to {end} are deleted",
         f"history on S3 ends at {end}.",
         "new version",
     ):
@@ -402,7 +402,7 @@ def test_a_job_that_no_batch_computes_is_lost_on_a_truncated_log(
     assert choose_start_mode(job, 0, [input_of(0, 9, 99)], 1) == StartLive()
     lost = choose_start_mode(job, 0, [input_of(3, 9, 99)], 1)
     assert isinstance(lost, InputLost)
-    assert "left[0], starts at 3: offsets 0 to 2 are deleted. History on S3 has them" in lost.reason
+    assert "left[0] starts at 3: offsets 0 to 2 are deleted. History on S3 has them" in lost.reason
     assert reason in lost.reason
 
 
