@@ -15,7 +15,7 @@ class AppsError(Exception):
 class SetupFailed(AppsError):
     """Raised when this machine lacks a requirement, or a setup step of a service fails.
 
-    The text says what is missing and what to do; print it and run the command again after that.
+    The text names the problem and the next action; print it and end the command.
     """
 
     code: ClassVar[str] = "setup-failed"

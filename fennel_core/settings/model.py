@@ -87,9 +87,9 @@ class AddressSettings(BaseSettings):
         7480, gt=0, lt=65536, description="Airflow's web server and REST API."
     )
 
-    def address_of(self, part: str) -> str:
+    def address_of(self, service: str) -> str:
         """Return the address at which other services reach the service of that name."""
-        return part if self.reach_by_name else self.own_address
+        return service if self.reach_by_name else self.own_address
 
     @property
     def own_address(self) -> str:

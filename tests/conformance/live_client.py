@@ -1,24 +1,22 @@
-"""A pytest plugin for the *client's* environment: its shipped tests run against a live platform
-instead of the mock.
+"""A pytest plugin for the client's environment: runs the client's tests against a live platform.
 
-Loaded with `-p live_client`. Every `@mock` test looks the name `MockClient` up when it runs; here
-that name is a thin subclass of the client's own HTTP client. What it adds is only what those tests
-need and a user of the real client does not:
+Loaded with `-p live_client`. Every `@mock` test resolves the name `MockClient` when it runs; here
+that name is a thin subclass of the client's HTTP client. It adds only what these tests need and a
+user of the real client does not:
 
 - each instance opens a workspace of its own (`dev-…` token), deleted after the test;
-- answers can be read as `response.status_code` and `response.json()`;
+- responses have `response.status_code` and `response.json()`;
 - `sleep()` is the barrier, and a read after a log waits for it, because with the mock a log is
   visible at once;
-- `Dataset.lookup` outside of queries goes over HTTP, `get_dataset_df` is `inspect` without a limit;
-- a dataset that a test feeds with `fennel.testing.log` gets the mock's internal webhook as a
-  source, for the length of the commit;
-- `is_integration_client()` is True: the tests then expect a server's texts and values; those of
-  mock_values.txt expect the mock's, each
-  with its reason there;
-- `log` hands a refusal back as an answer, as the tests of a live server want it.
+- `Dataset.lookup` outside of queries uses HTTP, `get_dataset_df` is `inspect` without a limit;
+- a dataset that a test feeds with `fennel.testing.log` gets the mock's internal webhook as its
+  source during the commit;
+- `is_integration_client()` returns True, so that tests expect a server's texts and values; those
+  in mock_values.txt expect the mock's, each with its reason there;
+- `log` returns a refusal as a response, as the tests of a live server expect.
 
-A line per test goes to the file FENNEL_CONFORMANCE_REPORT: outcome, seconds, and how many commits,
-logs and reads it made over HTTP.
+Writes one line per test to the file FENNEL_CONFORMANCE_REPORT: outcome, seconds, and the number of
+commits, logs and reads over HTTP.
 """
 
 from __future__ import annotations
@@ -128,12 +126,12 @@ class LiveClient(Client):
         try:
             answer = super().log(webhook, endpoint, df, batch_size)
         except Exception as refused:
-            told = REFUSED.match(str(refused))
-            if told is None:
+            found = REFUSED.match(str(refused))
+            if found is None:
                 raise
             if not self.is_integration_client():
-                raise Exception(told[2]) from refused  # the mock raises the bare text
-            return Answer(status_code=int(told[1]), body={"error": told[2]})
+                raise Exception(found[2]) from refused  # the mock raises the bare text
+            return Answer(status_code=int(found[1]), body={"error": found[2]})
         return Answer(answer) if answer is not None else Answer(status_code=200, body={})
 
     def query(self, *args: Any, **kwargs: Any) -> Any:

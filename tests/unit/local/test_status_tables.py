@@ -60,11 +60,11 @@ def test_an_empty_or_unknown_status_is_explained(
 def test_a_failed_drill_is_shown_with_time_and_both_hashes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    told = "Order: table (shop.job.a.1[0]): differs: told (live aa, drilled bb)"
-    status_tables.print_drills([{"told": told, "drilled_at": "2026-01-01T03:00:00+00:00"}])
+    message = "Order: table (shop.job.a.1[0]): differs: hashes differ (live aa, drilled bb)"
+    status_tables.print_drills([{"told": message, "drilled_at": "2026-01-01T03:00:00+00:00"}])
     assert (
         capsys.readouterr().out.replace("\n", " ").strip()
-        == f"Drill of 2026-01-01T03:00:00+00:00: {told}"
+        == f"Drill of 2026-01-01T03:00:00+00:00: {message}"
     )
     status_tables.print_drills([])
     status_tables.print_drills(None)

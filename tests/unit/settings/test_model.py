@@ -64,7 +64,7 @@ def test_dev_tokens_are_refused_off_loopback(monkeypatch: pytest.MonkeyPatch) ->
             "192.168.1.5",
             "127.0.0.1",
             False,
-        ),  # one address of a network is reached there, whatever is said
+        ),  # bound to a network address, so reachable there in any case
         ("127.0.0.1", "192.168.1.5", False),  # something passes it on to a network
     ],
 )
