@@ -285,7 +285,7 @@ class LedgerTransaction(Protocol):
     async def unaccounted(self, ids: Iterable[AssetId]) -> list[AssetId]:
         """Return those of `ids` that this installation named but the bank does not account for.
 
-        The bank accounts for every asset that it has in a state other than gone.
+        The bank accounts for every asset that it has in a state other than deleted.
         """
         ...
 

@@ -1,5 +1,5 @@
-"""A definition server without a network: memory twins, an engine that obeys, and commits of the
-real client as bytes.
+"""A definition server without a network: in-memory stores, simulated engines, and recorded commits
+of the real client.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "wire"
 
 
 def recorded(subject: str) -> bytes:
-    """A commit as the client sent it."""
+    """Return a commit as the client sent it."""
     return (GOLDEN / f"{subject}.binpb").read_bytes()
 
 
 def changed(body: bytes, change: Callable[[services_pb2.SyncRequest], None]) -> bytes:
-    """The commit after `change` was done to its message."""
+    """Return the commit after `change` was applied to its message."""
     message = services_pb2.SyncRequest.FromString(body)
     change(message)
     return bytes(message.SerializeToString(deterministic=True))
@@ -47,7 +47,7 @@ def request(
 
 
 class CommitServerWorld:
-    """The flow of commits over a `World`; time passes only when somebody sleeps."""
+    """The commit service over a `World`, whose clock advances only in `sleep`."""
 
     def __init__(
         self,
@@ -74,9 +74,7 @@ class CommitServerWorld:
         )
 
     async def sleep(self, seconds: float) -> None:
-        """The world's time, and a moment of ours: compiling happens in a thread, which knows
-        nothing of the world's clock.
-        """
+        """Advance the simulated clock, and wait briefly for compilation in a real thread."""
         await self.world.sleep(seconds)
         await asyncio.sleep(0.002)
 

@@ -1,5 +1,5 @@
-"""The seeded world of the ledgers: memory twins, a clock, engines that obey the registry, and a
-fault at any chosen step.
+"""The simulated world of the ledgers: in-memory stores, a clock, engines that follow the registry,
+and a fault at any chosen step.
 
 Every call that leaves a step (a transaction, a request to Kafka) passes through `Faults`. A fault
 is a crash of the process (the step never learns anything again) or an answer that is lost or bad,
@@ -39,16 +39,16 @@ SHOP = WorkspaceId("shop")
 
 
 class Crash(BaseException):
-    """The process is gone. Not an Exception: nothing may catch it."""
+    """The process died. Not an Exception, so that no code under test catches it."""
 
 
 class Fault(Enum):
-    CRASH_BEFORE = "crash before the deed"
-    CRASH_AFTER = "crash after the deed"
-    CRASH_HALF = "crash half-way"
-    LOST_BEFORE = "no answer, nothing done"
-    LOST_AFTER = "no answer, all done"
-    LOST_HALF = "no answer, half done"
+    CRASH_BEFORE = "crash before the call"
+    CRASH_AFTER = "crash after the call"
+    CRASH_HALF = "crash halfway"
+    LOST_BEFORE = "no response, nothing done"
+    LOST_AFTER = "no response, all done"
+    LOST_HALF = "no response, half done"
     REFUSED = "Kafka refuses one topic"
 
 
@@ -92,23 +92,23 @@ class FaultyTopics:
 
     async def _do(
         self,
-        deed: Callable[[Sequence[Any]], Awaitable[Mapping[TopicName, TopicRefusal]]],
+        call: Callable[[Sequence[Any]], Awaitable[Mapping[TopicName, TopicRefusal]]],
         items: Sequence[Any],
     ) -> Any:
         fault = await self.faults.next()
         if fault is Fault.CRASH_BEFORE:
             raise Crash
         if fault is Fault.LOST_BEFORE:
-            raise SystemUnavailable("no answer")
+            raise SystemUnavailable("no response")
         half = fault in (Fault.CRASH_HALF, Fault.LOST_HALF)
         refused = items[:1] if fault is Fault.REFUSED else []
         done = items[: len(items) // 2] if half else items[len(refused) :]
-        answer = dict(await deed(done))
+        response = dict(await call(done))
         if fault in (Fault.CRASH_AFTER, Fault.CRASH_HALF):
             raise Crash
         if fault in (Fault.LOST_AFTER, Fault.LOST_HALF):
-            raise SystemUnavailable("no answer")
-        return answer | {getattr(item, "name", item): TopicRefusal("policy") for item in refused}
+            raise SystemUnavailable("no response")
+        return response | {getattr(item, "name", item): TopicRefusal("policy") for item in refused}
 
     async def create(self, topics: Sequence[TopicSpec]) -> Mapping[TopicName, TopicRefusal]:
         return await self._do(self.inner.create, topics)
@@ -128,7 +128,7 @@ class World:
         self.ledger = MemoryLedger(lambda: self.now_ms)
         self.topics = MemoryTopicAdmin()
         self.parked: set[str] = set()
-        """Titles of jobs whose code fails."""
+        """Titles of jobs that are parked because their code fails."""
 
     def now(self) -> float:
         return self.now_ms / 1000
@@ -139,7 +139,7 @@ class World:
         await asyncio.sleep(0)
 
     def engines(self) -> None:
-        """Engines run what is wanted and let go of what is not, as soon as time passes."""
+        """Let engines run the registered jobs and stop the retired ones."""
         world = self.ledger.state
         for id_, row in list(world.jobs.items()):
             world.jobs[id_] = replace(
@@ -167,7 +167,7 @@ class World:
     async def receive(
         self, id_: str, branch: BranchName = MAIN_BRANCH, *, backfill: bool = True
     ) -> CommitId:
-        """What the definition server does before T1."""
+        """Store a commit, as the definition server does before T1."""
 
         async def work(tx: LedgerTransaction) -> CommitId:
             row = await tx.branch(SHOP, branch)
@@ -197,7 +197,7 @@ class World:
         *,
         backfill: bool = True,
     ) -> None:
-        """A whole commit, as the inline orchestrator runs it."""
+        """Run a whole commit, as the inline orchestrator does."""
         await self.run(await self.receive(id_, branch, backfill=backfill), compiled, faults)
 
     async def run(self, id_: CommitId, compiled: Compiled, faults: Faults | None = None) -> None:
@@ -215,7 +215,7 @@ class World:
             await destroy_condemned(context, SHOP)
 
     async def settle(self, rounds: int = 60) -> None:
-        """Time passes, recovery runs, until nothing is left to do."""
+        """Advance the clock and reconcile until nothing is left to do."""
         for _ in range(rounds):
             self.now_ms += 4_000_000
             self.engines()
@@ -223,13 +223,13 @@ class World:
                 lambda tx: tx.open_commits()
             ):
                 return
-        raise AssertionError("recovery never came to rest")
+        raise AssertionError("reconcile did not settle")
 
     def target(self, branch: BranchName = MAIN_BRANCH) -> str | None:
         return self.ledger.state.branch_rows[SHOP, branch].target
 
     def words(self, branch: BranchName = MAIN_BRANCH) -> set[str]:
-        """The datasets the branch holds."""
+        """Return the datasets that the branch holds."""
         bank = self.ledger.state.bank
         held = {id_ for _, name, id_ in bank.refs if name == branch}
         return {
@@ -242,18 +242,16 @@ class World:
         """No orphan, no loss, all or nothing: true whenever the world is at rest."""
         world = self.ledger.state
         assert all(c.state in SETTLED for c in world.commits.values())
-        assert not world.bank.reservations, "nothing is held for a commit that is over"
+        assert not world.bank.reservations, "a settled commit reserves nothing"
         held = {id_ for _, _, id_ in world.bank.refs}
         alive = {id_ for id_, a in world.bank.rows.items() if a.state is not AssetState.DELETED}
-        assert alive == held, "what is held is there, what is not held is gone"
+        assert alive == held, "exactly the held assets exist"
         assert all(world.bank.rows[id_].state is AssetState.LIVE for id_ in held)
         topics = {id_ for id_ in held if world.bank.rows[id_].key.kind is not AssetKind.JOB}
         assert set(self.topics.partition_counts) == topics, (
-            "Kafka has exactly the topics that somebody holds"
+            "Kafka has exactly the topics that are held"
         )
-        assert set(world.jobs) == held - topics, (
-            "the registry has exactly the jobs that somebody holds"
-        )
+        assert set(world.jobs) == held - topics, "the registry has exactly the jobs that are held"
         for job in world.jobs.values():
             assert not job.retired
             names = {
@@ -262,12 +260,12 @@ class World:
                 job.spec.dead_letters,
                 *(o.topic for o in job.spec.outputs),
             }
-            assert names <= set(self.topics.partition_counts), "a job's topics are there"
+            assert names <= set(self.topics.partition_counts), "the topics of a job exist"
         for branch in world.branch_rows.values():
-            assert branch.target == branch.serving, "reads have followed"
+            assert branch.target == branch.serving, "reads have moved"
             versions = {commit for commit, name, _ in world.bank.refs if name == branch.name}
             assert versions == ({branch.target} if branch.target else set()), (
-                "a branch holds its version and nothing else"
+                "a branch holds only its version"
             )
         bases = [
             c.base
@@ -275,6 +273,6 @@ class World:
             if c.branch == MAIN_BRANCH and c.state in COMMITTED
         ]
         assert len(set(bases)) == len(bases), (
-            "of two commits that started from one version only one stands"
+            "of two commits with the same base only one is committed"
         )
         assert not [e for e in world.entry_rows.values() if e.state in ("pending", "failed")]

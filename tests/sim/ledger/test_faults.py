@@ -1,4 +1,4 @@
-"""A fault at every step of a commit, then recovery: no orphan, no loss, all or nothing."""
+"""A fault at every step of a commit, then reconcile: no orphan, no loss, all or nothing."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def test_after_a_fault_at_any_step_a_branch_has_one_version_and_no_orphan(
         assert world.words() == (
             {"users", "cities", "totals"} if happened else {"orders", "users"}
         ), f"step {step}"
-        assert happened or row.error, "a commit that did not happen says why"
+        assert happened or row.error, "a failed commit has an error"
     assert fault not in (Fault.CRASH_BEFORE, Fault.CRASH_AFTER) or outcomes == {True, False}, (
         "early crashes undo, late ones finish"
     )
@@ -98,13 +98,13 @@ async def one_act(world: World, rng: random.Random, number: int, faults: Faults)
     branch = rng.choice([MAIN_BRANCH, EXPERIMENT])
     match rng.choice(["commit", "commit", "commit", "two at once", "clone", "delete"]):
         case "commit":
-            await world.commit(f"c{number}", some_words(rng), branch, faults)
+            await world.commit(f"c{number}", some_datasets(rng), branch, faults)
         case "two at once":
             first = await world.receive(f"c{number}a", branch)
             second = await world.receive(f"c{number}b", MAIN_BRANCH)
             done = await asyncio.gather(
-                quietly(world, first, some_words(rng), faults),
-                quietly(world, second, some_words(rng), Faults(jitter=rng)),
+                ignoring_faults(world, first, some_datasets(rng), faults),
+                ignoring_faults(world, second, some_datasets(rng), Faults(jitter=rng)),
             )
             assert len(done) == 2
         case "clone":
@@ -113,12 +113,12 @@ async def one_act(world: World, rng: random.Random, number: int, faults: Faults)
             await branches.delete_branch(world.context(faults), SHOP, EXPERIMENT)
 
 
-async def quietly(world: World, id_: str, compiled: Compiled, faults: Faults) -> None:
+async def ignoring_faults(world: World, id_: str, compiled: Compiled, faults: Faults) -> None:
     with suppress(Crash, ApiError, ConnectionsError):
         await world.run(id_, compiled, faults)  # type: ignore[arg-type]
 
 
-def some_words(rng: random.Random) -> Compiled:
+def some_datasets(rng: random.Random) -> Compiled:
     return toy(*rng.sample(["orders", "users", "cities", "totals", "rates"], rng.randrange(5)))
 
 
@@ -128,12 +128,12 @@ async def test_reconcile_that_mistakes_a_paused_worker_for_dead_does_no_harm(see
     world = await with_first_version()
     id_ = await world.receive("second")
 
-    async def hasty_recovery() -> None:
+    async def hasty_reconcile() -> None:
         for _ in range(6):
             world.now_ms += 70_000  # every lease lapses while its holder is at work
             await reconcile(world.context(Faults(jitter=rng)))
 
-    await asyncio.gather(quietly(world, id_, NEW, Faults(jitter=rng)), hasty_recovery())
+    await asyncio.gather(ignoring_faults(world, id_, NEW, Faults(jitter=rng)), hasty_reconcile())
     await world.settle()
     world.check()
 
@@ -144,13 +144,13 @@ async def test_a_late_create_of_an_undone_commit_is_an_orphan_and_is_destroyed()
     with suppress(Crash):
         await world.commit("second", NEW, faults=Faults({4: Fault.CRASH_AFTER}))
     late = dict(world.topics.partition_counts)
-    assert set(late) > before, "topics were made and their commit was not told"
+    assert set(late) > before, "topics were created and not recorded"
     await world.settle()
     world.check()
     world.topics.partition_counts = late  # the paused request arrives now
     await reconcile(world.context())
     assert set(world.topics.partition_counts) > before, (
-        "within the grace period a orphan is left alone"
+        "within the grace period an orphan is left alone"
     )
     await world.settle()
     world.check()

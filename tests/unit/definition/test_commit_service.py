@@ -1,4 +1,4 @@
-"""A commit as its client sees it: one call, one answer, whatever the orchestrator does."""
+"""A commit as its client sees it: one request, one response, whatever the orchestrator does."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def test_the_same_commit_sent_twice_is_one_commit() -> None:
     answers = await asyncio.gather(*(server.commits.commit(request(FEATURES)) for _ in range(3)))
     assert plan in answers
     assert set(answers) <= {plan, nothing}, (
-        "whoever came while it was under way waited for it, whoever came later had nothing to do"
+        "requests during the commit wait for it, later ones have nothing to do"
     )
     assert await server.commits.commit(request(FEATURES)) == nothing
     assert len(server.states) == 1
@@ -231,7 +231,7 @@ async def test_a_parked_job_keeps_reads_on_the_previous_version_and_is_reported(
     began = server.commits.now()
     lines = await server.commits.commit(request(FEATURES))
     assert server.commits.now() - began < server.commits.timeout_seconds, (
-        "who waits is told at once: it does not catch up by itself"
+        "the client gets the response at once: a parked job does not catch up by itself"
     )
     assert lines[-2] == "! job `Profiles: table` is parked: bad code"
     assert lines[-1].startswith("! the new jobs have not caught up yet")
@@ -246,7 +246,7 @@ Run = Callable[[CommitId], Awaitable[None]]
 
 
 class SilentOrchestrator:
-    """An orchestrator that takes a commit and never says anything again."""
+    """An orchestrator that accepts commits and does not run them."""
 
     def __init__(self, run: Run) -> None:
         self.started: list[tuple[CommitId, int]] = []
@@ -266,9 +266,7 @@ async def test_a_commit_that_outlasts_the_client_is_reported_as_still_running() 
     assert late.value.status == 504
     with pytest.raises(ApiError, match="still running"):
         await server.commits.commit(request(FEATURES))
-    assert server.orchestrator.started == [("c1", 1)], (
-        "sending it again goes on waiting for the same run"
-    )  # type: ignore[attr-defined]
+    assert server.orchestrator.started == [("c1", 1)], "sending it again waits for the same run"  # type: ignore[attr-defined]
 
 
 async def test_reconcile_leaves_a_commit_alone_whose_run_is_queued() -> None:
@@ -286,7 +284,7 @@ async def test_reconcile_leaves_a_commit_alone_whose_run_is_queued() -> None:
     with pytest.raises(ApiError, match="still running"):
         await waiting
     await server.world.settle()
-    assert server.states == ["rejected"], "nobody waits any more"
+    assert server.states == ["rejected"], "no client waits for it now"
 
 
 async def test_the_same_commit_sent_twice_at_once_is_started_once() -> None:
@@ -312,12 +310,12 @@ async def test_a_run_that_died_silently_is_undone_and_can_be_sent_again() -> Non
 
 class UnavailableOrchestrator(SilentOrchestrator):
     async def start(self, commit: CommitId, attempt: int) -> None:
-        raise ApiError(503, "orchestrator-unavailable", "Airflow is away")
+        raise ApiError(503, "orchestrator-unavailable", "Airflow is unreachable")
 
 
 async def test_an_unavailable_orchestrator_rejects_the_commit_and_leaves_nothing() -> None:
     server = await CommitServerWorld.open(UnavailableOrchestrator)
-    with pytest.raises(ApiError, match="Airflow is away"):
+    with pytest.raises(ApiError, match="Airflow is unreachable"):
         await server.commits.commit(request(FEATURES))
     assert server.states == ["rejected"]
     server.world.check()
@@ -331,7 +329,7 @@ async def test_an_unavailable_database_does_not_end_the_wait_for_a_commit() -> N
         nonlocal calls
         calls += 1
         if calls in (6, 7, 12):
-            raise ConnectionsError("away")
+            raise ConnectionsError("unavailable")
         return await inner(work)  # type: ignore[arg-type]
 
     server.world.ledger.run = flickering  # type: ignore[method-assign,assignment]
@@ -340,7 +338,7 @@ async def test_an_unavailable_database_does_not_end_the_wait_for_a_commit() -> N
     server.world.ledger.run = inner  # type: ignore[method-assign]
     await server.world.settle()
     server.world.check()
-    assert not server.steps._validated, "nothing is kept of a commit that was answered"
+    assert not server.steps._validated, "the definitions of a finished commit are forgotten"
 
 
 async def test_a_step_may_be_run_again_at_any_time() -> None:

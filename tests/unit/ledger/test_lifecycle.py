@@ -54,8 +54,8 @@ pending    created   failed        -        condemned -         -
 created    .         -             live     condemned -         -
 failed     -         .             -        condemned -         -
 live       -         -             .        -         condemned -
-condemned  -         -             -        .         .         gone
-gone       -         -             -        -         -         .
+condemned  -         -             -        .         .         deleted
+deleted    -         -             -        -         -         .
 """
 TABLES = [
     (COMMIT, CommitState, CommitEvent, COMMITS),

@@ -1,4 +1,4 @@
-"""When new jobs are warm."""
+"""When new jobs are ready to serve reads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.toy_commits import SCHEMA, key
 A, B = JobId("a"), JobId("b")
 
 
-def part(
+def progress_of(
     job: JobId, number: int, status: str = "running", lag: int | None = 0, error: str | None = None
 ) -> PartitionProgress:
     return PartitionProgress(job, number, status, lag, error)
@@ -31,11 +31,11 @@ def test_a_commit_without_new_jobs_is_ready() -> None:
 
 def test_a_partition_is_behind_until_it_runs_at_the_end_of_its_inputs() -> None:
     progress = [
-        part(A, 0),
-        part(A, 1, lag=3),
-        part(B, 0, "replaying", 0),
-        part(B, 1, "running", None),
-        part(B, 2, "idle", None),
+        progress_of(A, 0),
+        progress_of(A, 1, lag=3),
+        progress_of(B, 0, "replaying", 0),
+        progress_of(B, 1, "running", None),
+        progress_of(B, 2, "idle", None),
     ]
     assert judge_readiness(progress, frozenset(), {A}) == CatchingUp(
         frozenset({(A, 1), (B, 0), (B, 1), (B, 2)}), required=True
@@ -46,15 +46,17 @@ def test_a_partition_is_behind_until_it_runs_at_the_end_of_its_inputs() -> None:
 
 
 def test_having_caught_up_once_since_the_switch_is_enough() -> None:
-    seen = caught_up([part(A, 0, lag=0), part(A, 1, lag=2)])
+    seen = caught_up([progress_of(A, 0, lag=0), progress_of(A, 1, lag=2)])
     assert seen == {(A, 0)}
-    assert judge_readiness([part(A, 0, lag=7), part(A, 1, lag=0)], seen, {A}) == Ready()
+    assert (
+        judge_readiness([progress_of(A, 0, lag=7), progress_of(A, 1, lag=0)], seen, {A}) == Ready()
+    )
 
 
 PARKED = [
-    part(A, 0, "parked", None, "no such column"),
-    part(A, 1, "parked", None, "no such column"),
-    part(B, 0, lag=4),
+    progress_of(A, 0, "parked", None, "no such column"),
+    progress_of(A, 1, "parked", None, "no such column"),
+    progress_of(B, 0, lag=4),
 ]
 
 
