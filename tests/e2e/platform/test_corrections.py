@@ -17,15 +17,15 @@ import pytest
 
 from fennel_core.settings.model import Settings
 from tests.laws.dataflow.oracle import SECOND, Accepted
-from tests.laws.dataflow.test_corrections_law import (
+from tests.support.corrections import (
     BASE_S,
     CITIES,
+    LOOKUP_TIMES_S,
     LOOKUPS,
-    MOMENTS,
     NOW_US,
     OIDS,
     UIDS,
-    shown,
+    comparable,
 )
 
 pytestmark = [pytest.mark.platform, pytest.mark.usefixtures("platform")]
@@ -88,11 +88,11 @@ def test_lookups_and_queries_equal_the_recompute_over_everything_that_was_logged
         (dataset, key, moment)
         for dataset, (_, keys, _) in LOOKUPS.items()
         for key in keys
-        for moment in [None, *MOMENTS[::3]]
+        for moment in [None, *LOOKUP_TIMES_S[::3]]
     ]
     lookups = []
     for dataset, (name, keys, _) in LOOKUPS.items():
-        past = [(key, moment) for key in keys for moment in MOMENTS[::3]]
+        past = [(key, moment) for key in keys for moment in LOOKUP_TIMES_S[::3]]
         lookups.append([dataset, name, [key for key, _ in past], [moment for _, moment in past]])
         lookups.append([dataset, name, keys, None])
     told = json.dumps({"logs": logs, "lookups": lookups, "cities": CITIES})
@@ -107,7 +107,7 @@ def test_lookups_and_queries_equal_the_recompute_over_everything_that_was_logged
             keys, moments or [NOW_US / SECOND] * len(keys), rows, strict=True
         ):
             wanted = LOOKUPS[dataset][2](accepted, key, int(moment * SECOND))
-            assert shown(row, wanted) == shown(wanted, wanted), (
+            assert comparable(row, wanted) == comparable(wanted, wanted), (
                 f"{dataset} of {key} as of {moment - BASE_S} s"
             )
             compared += 1

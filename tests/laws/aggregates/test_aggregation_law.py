@@ -1,5 +1,5 @@
-"""Laws of the six verbs: partials are a commutative group over signed events, whichever way they
-were made and stored.
+"""Laws of aggregators: partials are a commutative group over signed events, however they were made
+and stored.
 """
 
 import msgspec
@@ -69,11 +69,11 @@ EVENT = st.fixed_dictionaries(
 BAGS = st.lists(st.lists(EVENT, min_size=1, max_size=8), min_size=2, max_size=4)
 
 
-def _records(aggregation, bags, signs):
-    names = sorted(set(aggregation.prepare()) - {POSITION})
+def _records(aggregator, bags, signs):
+    names = sorted(set(aggregator.prepare()) - {POSITION})
     layout = RecordLayout(
         tuple((n, column_kind(SCHEMA.field(n).dtype)) for n in names),
-        ordered=POSITION in aggregation.prepare(),
+        ordered=POSITION in aggregator.prepare(),
     )
     rows = [
         {**event, "__pos": b"\x01" + bytes([b, e]) + bytes(11)}
@@ -87,74 +87,74 @@ def _records(aggregation, bags, signs):
     return records_of_frame(layout, frame, frame["t"], sign, frame["__pos"])
 
 
-def _partials(aggregation, bags, signs=None):
-    records = _records(aggregation, bags, signs or [1] * len(bags))
-    return aggregation.update(Events.of(records, np.cumsum([0, *map(len, bags)])[:-1]))
+def _partials(aggregator, bags, signs=None):
+    records = _records(aggregator, bags, signs or [1] * len(bags))
+    return aggregator.update(Events.of(records, np.cumsum([0, *map(len, bags)])[:-1]))
 
 
-def _value(aggregation, partial):
-    found = aggregation.exhaustive().finalize(partial, 10**12)
+def _value(aggregator, partial):
+    found = aggregator.exhaustive().finalize(partial, 10**12)
     return found if found is INCOMPLETE else msgspec.msgpack.encode(found)
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{type(spec).__name__}-{spec.of}")
 @given(bags=BAGS)
 def test_merging_in_any_order_equals_one_update_over_everything(spec, bags):
-    aggregation = make_aggregator(spec, SCHEMA).exhaustive()
-    (whole,) = _partials(aggregation, [[event for bag in bags for event in bag]])
-    forward, backward = aggregation.empty, aggregation.empty
+    aggregator = make_aggregator(spec, SCHEMA).exhaustive()
+    (whole,) = _partials(aggregator, [[event for bag in bags for event in bag]])
+    forward, backward = aggregator.empty, aggregator.empty
     # The positions of one long bag differ from those of several: compare sums of parts with each
     # other and with the whole's value.
-    for partial in _partials(aggregation, bags):
-        forward = aggregation.merge(forward, partial)
-    for partial in _partials(aggregation, bags)[::-1]:
-        backward = aggregation.merge(backward, partial)
-    assert _value(aggregation, forward) == _value(aggregation, backward)
-    if POSITION not in aggregation.prepare():
-        assert _value(aggregation, whole) == _value(aggregation, forward)
+    for partial in _partials(aggregator, bags):
+        forward = aggregator.merge(forward, partial)
+    for partial in _partials(aggregator, bags)[::-1]:
+        backward = aggregator.merge(backward, partial)
+    assert _value(aggregator, forward) == _value(aggregator, backward)
+    if POSITION not in aggregator.prepare():
+        assert _value(aggregator, whole) == _value(aggregator, forward)
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{type(spec).__name__}-{spec.of}")
 @given(bags=BAGS)
-def test_what_is_deleted_leaves_no_trace(spec, bags):
-    aggregation = make_aggregator(spec, SCHEMA).exhaustive()
-    first, second, *_ = _partials(aggregation, bags)
-    assert _value(
-        aggregation, aggregation.delete(aggregation.merge(first, second), second)
-    ) == _value(aggregation, first)
-    taken = _partials(aggregation, bags, [-1] * len(bags))[1]
-    assert _value(
-        aggregation, aggregation.merge(aggregation.merge(second, first), taken)
-    ) == _value(aggregation, first)
+def test_deleted_events_leave_no_trace(spec, bags):
+    aggregator = make_aggregator(spec, SCHEMA).exhaustive()
+    first, second, *_ = _partials(aggregator, bags)
+    assert _value(aggregator, aggregator.delete(aggregator.merge(first, second), second)) == _value(
+        aggregator, first
+    )
+    taken = _partials(aggregator, bags, [-1] * len(bags))[1]
+    assert _value(aggregator, aggregator.merge(aggregator.merge(second, first), taken)) == _value(
+        aggregator, first
+    )
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{type(spec).__name__}-{spec.of}")
 @given(bags=BAGS)
-def test_a_partial_survives_its_packing_and_few_events_give_the_same_one(spec, bags):
-    aggregation = make_aggregator(spec, SCHEMA)
-    partials = _partials(aggregation, bags)
-    packed = [aggregation.pack(partial) for partial in partials]
+def test_packing_and_the_scalar_path_give_the_same_partial(spec, bags):
+    aggregator = make_aggregator(spec, SCHEMA)
+    partials = _partials(aggregator, bags)
+    packed = [aggregator.pack(partial) for partial in partials]
     stored = msgspec.msgpack.encode(packed)
     again = [
-        data if data is None else aggregation.pack(aggregation.unpack(data))
+        data if data is None else aggregator.pack(aggregator.unpack(data))
         for data in msgspec.msgpack.decode(stored)
     ]
     assert msgspec.msgpack.encode(again) == stored
-    records = _records(aggregation, bags[:1], [1])
+    records = _records(aggregator, bags[:1], [1])
     ((structs, heap),) = records.slices([0], [len(records)])
-    (few,) = aggregation.update(parse_small(records.layout, [(structs, heap)]))
-    assert _value(aggregation, few) == _value(aggregation, partials[0])
+    (small,) = aggregator.update(parse_small(records.layout, [(structs, heap)]))
+    assert _value(aggregator, small) == _value(aggregator, partials[0])
     loaded = load_records(records.layout, [(structs, heap)])
-    (reloaded,) = aggregation.update(Events.of(loaded, np.array([0])))
-    assert _value(aggregation, reloaded) == _value(aggregation, partials[0])
+    (reloaded,) = aggregator.update(Events.of(loaded, np.array([0])))
+    assert _value(aggregator, reloaded) == _value(aggregator, partials[0])
 
 
-def test_a_head_that_has_run_dry_says_so_instead_of_guessing():
-    aggregation = make_aggregator(wire.Max("x", EVER, "i", None), SCHEMA)
+def test_exhausted_top_elements_are_incomplete_instead_of_wrong():
+    aggregator = make_aggregator(wire.Max("x", EVER, "i", None), SCHEMA)
     many = [{"i": n, "f": None, "d": None, "s": None, "t": 0} for n in range(20)]
-    whole, best = _partials(aggregation, [many, many[12:]])
-    assert aggregation.finalize(whole, 0) == 19
-    assert not aggregation.is_deletable
-    assert aggregation.finalize(aggregation.delete(whole, best), 0) is INCOMPLETE
-    (everything, best) = _partials(aggregation.exhaustive(), [many, many[12:]])
-    assert aggregation.finalize(aggregation.exhaustive().delete(everything, best), 0) == 11
+    whole, best = _partials(aggregator, [many, many[12:]])
+    assert aggregator.finalize(whole, 0) == 19
+    assert not aggregator.is_deletable
+    assert aggregator.finalize(aggregator.delete(whole, best), 0) is INCOMPLETE
+    (everything, best) = _partials(aggregator.exhaustive(), [many, many[12:]])
+    assert aggregator.finalize(aggregator.exhaustive().delete(everything, best), 0) == 11

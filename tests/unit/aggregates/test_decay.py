@@ -34,7 +34,7 @@ def test_a_value_halves_every_half_life():
     assert [DAILY.finalize(partial, days * DAY) for days in (0, 1, 3)] == [8.0, 4.0, 1.0]
 
 
-def test_what_is_long_past_reads_as_zero():
+def test_the_sum_of_old_events_is_zero():
     assert DAILY.finalize(_partial([5.0, -3.0], [0, DAY]), 60 * DAY) == 0.0
 
 

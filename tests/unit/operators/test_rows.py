@@ -1,4 +1,4 @@
-"""Rows at rest: every type comes back as it went in, and state keys order as versions do."""
+"""Stored rows: every type survives encoding, and state keys have the order of versions."""
 
 import datetime as dt
 import decimal
@@ -73,25 +73,25 @@ def test_rows_without_columns_are_empty_arrays_and_as_many_as_the_frame_has():
     assert rows.encode_rows(pl.DataFrame({"a": [1, 2]}), []) == [b"\x90", b"\x90"]
 
 
-PLACES = st.tuples(
+VERSIONS = st.tuples(
     st.binary(min_size=1, max_size=3),
     st.integers(rows.MIN_TIME, rows.MAX_TIME),
     st.binary(min_size=14, max_size=18),
 )
 
 
-@given(st.lists(PLACES, min_size=1))
+@given(st.lists(VERSIONS, min_size=1))
 def test_state_keys_of_one_key_order_by_time_and_then_position(versions):
     key = b"\x91\x01"
     times = pl.Series([t for _, t, _ in versions], dtype=pl.Int64)
-    places = rows.ordered_keys(
+    state_keys = rows.ordered_keys(
         b"v", [key] * len(versions), times, pl.Series([p for *_, p in versions], dtype=pl.Binary)
     )
     assert [
-        places[i] for i in sorted(range(len(versions)), key=lambda i: versions[i][1:])
-    ] == sorted(places)
+        state_keys[i] for i in sorted(range(len(versions)), key=lambda i: versions[i][1:])
+    ] == sorted(state_keys)
     (prefix,) = rows.prefixes(b"v", [key])
-    assert [rows.time_of(place, len(prefix)) for place in places] == times.to_list()
+    assert [rows.time_of(state_key, len(prefix)) for state_key in state_keys] == times.to_list()
 
 
 def test_prefixes_of_many_keys_are_those_of_each():

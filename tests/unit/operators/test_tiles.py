@@ -1,4 +1,4 @@
-"""The shape of tiles: what a write touches and what a read opens."""
+"""The shape of tiles: the nodes that a write touches and that a read opens."""
 
 import random
 
@@ -32,7 +32,7 @@ KEY = key_bytes(pl.DataFrame({"k": ["a"]}), ["k"])
 
 
 class CountedReads(MemoryHangar):
-    """Counts the nodes that are found."""
+    """Counts the nodes that are read."""
 
     found = 0
 
@@ -70,12 +70,12 @@ def _filled(changes, batch_rows):
     return step, state
 
 
-def _row(step, state, moment):
-    (answer,) = step.lookup(state, KEY, [moment])
+def _row(step, state, as_of):
+    (answer,) = step.lookup(state, KEY, [as_of])
     return answer and msgspec.msgpack.decode(answer)
 
 
-def test_a_key_with_few_events_is_one_value():
+def test_a_key_with_few_events_is_one_state_entry():
     _, state = _filled(_rows(range(0, tile_writer.BUFFER_RECORDS * HOUR, HOUR)), 7)
     assert len(state.scan(b"", b"\xff")) == 1
 
@@ -98,17 +98,17 @@ def test_any_number_of_events_may_share_one_timestamp(taken_back, monkeypatch):
     left = [change.row["v"] for change in rows[taken_back:]]
     assert (
         max(int.from_bytes(value[:4], "big") for _, value in state.scan(b"", b"\xff")) <= 6 + 11
-    ), "no log holds them all"
-    for moment in (5 * SECOND, HOUR):
-        assert _row(step, state, moment) == [5 * SECOND, len(left), sum(left), left[::-1][:3]]
+    ), "no buffer holds them all"
+    for as_of in (5 * SECOND, HOUR):
+        assert _row(step, state, as_of) == [5 * SECOND, len(left), sum(left), left[::-1][:3]]
     assert _row(step, state, 5 * SECOND - 1) is None
     assert _row(step, state, 2 * HOUR)[2] == 0.0
 
 
-def test_late_events_find_their_place():
+def test_late_events_are_counted_at_their_time():
     times = [n * 60 * SECOND for n in range(3000)]
     shuffled = times[:]
     random.Random(1).shuffle(shuffled)
     step, state = _filled(_rows(shuffled), 100)
-    for moment in (times[10], times[1500] + 1, times[-1]):
-        assert _row(step, state, moment)[1] == sum(t <= moment for t in times)
+    for as_of in (times[10], times[1500] + 1, times[-1]):
+        assert _row(step, state, as_of)[1] == sum(t <= as_of for t in times)

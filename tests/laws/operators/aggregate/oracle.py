@@ -1,5 +1,5 @@
-"""The obvious aggregation: collect the rows of the window, then compute. Imports nothing of
-ours.
+"""The naive aggregation: collect the rows of the window, then compute. Imports nothing from the
+project.
 """
 
 import math
@@ -9,19 +9,19 @@ from fractions import Fraction
 SECOND = 1_000_000
 
 
-def in_window(rows, key, moment, window):
-    """Rows of `key` with t <= moment < t + d + 1 s in (timestamp, position) order; `window` None is
-    for ever.
+def in_window(rows, key, as_of, window):
+    """Rows of `key` with t <= as_of < t + d + 1 s in (timestamp, position) order; `window` None is
+    forever.
     """
     past = sorted(
-        (r for r in rows if r["k"] == key and r["t"] <= moment), key=lambda r: (r["t"], r["__pos"])
+        (r for r in rows if r["k"] == key and r["t"] <= as_of), key=lambda r: (r["t"], r["__pos"])
     )
-    return past if window is None else [r for r in past if moment < r["t"] + window + SECOND]
+    return past if window is None else [r for r in past if as_of < r["t"] + window + SECOND]
 
 
-def last_change(rows, key, moment, windows):
-    times = [r["t"] for r in in_window(rows, key, moment, None)]
-    expiries = [t + w + SECOND for t in times for w in windows if t + w + SECOND <= moment]
+def last_change(rows, key, as_of, windows):
+    times = [r["t"] for r in in_window(rows, key, as_of, None)]
+    expiries = [t + w + SECOND for t in times for w in windows if t + w + SECOND <= as_of]
     return max(times + expiries, default=None)
 
 
@@ -49,13 +49,13 @@ def quantile(values, p, default):
     )
 
 
-def ends(values, limit, dedup):
-    """`values` in the order asked for."""
+def first_k(values, limit, dedup):
+    """Return the first `limit` of `values`, each once if `dedup`."""
     return (list(dict.fromkeys(values)) if dedup else values)[:limit]
 
 
-def decayed(rows, column, moment, half_life):
-    age = [(moment // SECOND - r["t"] // SECOND) * SECOND / half_life for r in rows]
+def decayed(rows, column, as_of, half_life):
+    age = [(as_of // SECOND - r["t"] // SECOND) * SECOND / half_life for r in rows]
     return math.fsum(
         r[column] * 2.0**-a for r, a in zip(rows, age, strict=True) if r[column] is not None
     )
@@ -82,16 +82,16 @@ def changes(window, rows):
             return ends | {e + s for e in ends}
 
 
-def covered(window, rows, moment):
+def covered(window, rows, as_of):
     match window:
         case ("forever",):
-            return [r for r in rows if r["t"] <= moment]
+            return [r for r in rows if r["t"] <= as_of]
         case ("sliding", d):
-            return [r for r in rows if r["t"] <= moment < r["t"] + d + SECOND]
+            return [r for r in rows if r["t"] <= as_of < r["t"] + d + SECOND]
         case ("steps", s):
-            return [r for r in rows if r["t"] < moment // s * s]
+            return [r for r in rows if r["t"] < as_of // s * s]
         case ("hopping", d, s):
-            return [r for r in rows if moment // s * s - d <= r["t"] < moment // s * s]
+            return [r for r in rows if as_of // s * s - d <= r["t"] < as_of // s * s]
 
 
 def emitted(rows, windows, visible):
@@ -101,14 +101,14 @@ def emitted(rows, windows, visible):
     out = []
     for key in {r["k"] for r in rows}:
         mine = [r for r in rows if r["k"] == key]
-        moments = {m for window in windows for m in changes(window, mine) if m <= visible}
-        out += [(key, m, [covered(window, mine, m) for window in windows]) for m in moments]
+        times = {m for window in windows for m in changes(window, mine) if m <= visible}
+        out += [(key, m, [covered(window, mine, m) for window in windows]) for m in times]
     return out
 
 
-def life(row, window):
-    """When a fact begins and ceases (None: never) to count in ("forever",), ("sliding", d) or
-    ("steps", s); None if it never does.
+def interval(row, window):
+    """Return when a row begins and ceases (None: never) to count in ("forever",), ("sliding", d) or
+    ("steps", s); None if it never counts.
     """
     begin, end = row["t"], row["__valid_to"]
     if window[0] == "sliding":
@@ -118,14 +118,14 @@ def life(row, window):
     return None if end is not None and end <= begin else (begin, end)
 
 
-def counting(rows, moment, window):
-    lives = [(r, life(r, window)) for r in rows]
+def counting(rows, as_of, window):
+    intervals = [(r, interval(r, window)) for r in rows]
     return [
         r
-        for r, span in lives
-        if span and span[0] <= moment and (span[1] is None or moment < span[1])
+        for r, span in intervals
+        if span and span[0] <= as_of and (span[1] is None or as_of < span[1])
     ]
 
 
-def fact_changes(rows, windows):
-    return {time for r in rows for w in windows for time in life(r, w) or ()} - {None}
+def interval_boundaries(rows, windows):
+    return {time for r in rows for w in windows for time in interval(r, w) or ()} - {None}

@@ -1,5 +1,5 @@
-"""Laws: what an aggregation emits adds up to the recompute over the rows that are left, up to the
-frontier.
+"""Laws: the emitted versions of an aggregation add up to the recompute over the rows that were not
+retracted, up to the watermark.
 """
 
 import pytest
@@ -43,7 +43,7 @@ def _wire(window, lookback):
 
 
 @given(histories(ROW, max_rows=10), st.data(), st.sampled_from([0, SECOND, 4 * SECOND]))
-def test_versions_stand_at_every_change_up_to_the_frontier(history, data, lookback):
+def test_there_is_a_version_at_every_change_up_to_the_watermark(history, data, lookback):
     windows = data.draw(st.sampled_from(WINDOWS))
     count, most = data.draw(st.sampled_from(windows)), data.draw(st.sampled_from(windows))
     specs = (
@@ -59,9 +59,9 @@ def test_versions_stand_at_every_change_up_to_the_frontier(history, data, lookba
         (c.row["t"] for batch in history.batches for c in batch if c.sign > 0), default=-(10**15)
     )
     _agrees(history, emitted, (count, most), seen - lookback)
-    told = seen + data.draw(st.sampled_from([0, 2 * SECOND, 100 * SECOND]))
-    emitted += [emit.frame for emit in step.advance(state, told).emits]
-    _agrees(history, emitted, (count, most), told - lookback)
+    watermark = seen + data.draw(st.sampled_from([0, 2 * SECOND, 100 * SECOND]))
+    emitted += [emit.frame for emit in step.advance(state, watermark).emits]
+    _agrees(history, emitted, (count, most), watermark - lookback)
 
 
 def _agrees(history, emitted, windows, visible):
@@ -70,11 +70,11 @@ def _agrees(history, emitted, windows, visible):
     versions = [
         {
             "k": key,
-            "t": moment,
+            "t": as_of,
             "n": len(counted),
             "top": max((r["v"] for r in topped), default=None),
         }
-        for key, moment, (counted, topped) in oracle.emitted(history.left_over(), windows, visible)
+        for key, as_of, (counted, topped) in oracle.emitted(history.left_over(), windows, visible)
     ]
     found = integral(emitted)
     assert all(len(row["__pos"]) == 14 and not row["__tombstone"] for row in found)

@@ -56,15 +56,16 @@ def test_a_row_counts_until_it_is_succeeded_or_leaves_the_window(history):
         patch.setattr(tile_writer, "BLOCK_RECORDS", 1)
         state, _ = run(step, history, INPUT, canonical=False)
     asked = [(k, q) for k in "abc" for q in range(-SECOND, 40 * SECOND, SECOND)]
-    answers = step.lookup(
+    found = step.lookup(
         state, key_bytes(pl.DataFrame({"k": [k for k, _ in asked]}), ["k"]), [q for _, q in asked]
     )
-    for (key, moment), answer in zip(asked, answers, strict=True):
+    for (key, as_of), answer in zip(asked, found, strict=True):
         rows = [r for r in history.left_over() if r["k"] == key]
         windows = (("forever",), ("sliding", 3 * SECOND), ("sliding", 20 * SECOND))
-        ever, three, twenty = (oracle.counting(rows, moment, window) for window in windows)
+        ever, three, twenty = (oracle.counting(rows, as_of, window) for window in windows)
         changed = max(
-            (time for time in oracle.fact_changes(rows, windows) if time <= moment), default=None
+            (time for time in oracle.interval_boundaries(rows, windows) if time <= as_of),
+            default=None,
         )
         last = [r["v"] for r in sorted(ever, key=lambda r: (r["t"], r["__pos"]), reverse=True)][:2]
         expected = [
@@ -83,7 +84,7 @@ EMITTED = Schema((Field("k", Str()),), (Field("n", Int()), Field("m", Optional(I
 
 
 @given(histories(ROW, max_rows=9), st.booleans(), st.sampled_from([0, 2 * SECOND]))
-def test_versions_stand_where_rows_begin_or_cease_to_count(history, steps, lookback):
+def test_there_is_a_version_wherever_a_row_begins_or_ceases_to_count(history, steps, lookback):
     windows = (
         (("steps", 4 * SECOND), ("steps", 3 * SECOND))
         if steps
@@ -100,13 +101,13 @@ def test_versions_stand_where_rows_begin_or_cease_to_count(history, steps, lookb
     seen = max(
         (c.row["t"] for batch in history.batches for c in batch if c.sign > 0), default=-SECOND
     )
-    for told in (seen, seen + 5 * SECOND):
-        emitted += [emit.frame for emit in step.advance(state, told).emits]
-        visible = told - lookback if steps else 10**15
+    for watermark in (seen, seen + 5 * SECOND):
+        emitted += [emit.frame for emit in step.advance(state, watermark).emits]
+        visible = watermark - lookback if steps else 10**15
         expected = []
         for key in "ab":
             rows = [r for r in history.left_over() if r["k"] == key]
-            for time in oracle.fact_changes(rows, windows):
+            for time in oracle.interval_boundaries(rows, windows):
                 counted, topped = (oracle.counting(rows, time, window) for window in windows)
                 if time <= visible:
                     expected.append(

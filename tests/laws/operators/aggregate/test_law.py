@@ -1,5 +1,5 @@
-"""Laws: a lookup as of any time equals the oracle over the set that is left, whatever the order,
-split, lateness and retractions.
+"""Laws: a lookup as of any time equals the oracle over the rows that were not retracted, whatever
+the order, split, lateness and retractions.
 """
 
 import msgspec
@@ -63,21 +63,21 @@ def _step(make):
 
 
 def _check(history, make, expect):
-    """Every lookup at every moment near an event or an expiry: found, timestamp and values."""
+    """Check lookups as of every time near an event or an expiry: presence, timestamp and values."""
     step = _step(make)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tile_writer, "BUFFER_RECORDS", 2)
         patch.setattr(tile_writer, "BLOCK_RECORDS", 1)
         state, _ = run(step, history, INPUT)
     rows = history.left_over()
-    moments = {
+    times = {
         r["t"] + span + d
         for r in rows
         for span in (0, SECOND, 11 * SECOND, DAY + SECOND)
         for d in (-1, 0)
     }
-    asked = [(k, q) for q in sorted({*moments, -(10**15), 10**16}) for k in "abc"]
-    answers = step.lookup(
+    asked = [(k, q) for q in sorted({*times, -(10**15), 10**16}) for k in "abc"]
+    found = step.lookup(
         state, key_bytes(pl.DataFrame({"k": [k for k, _ in asked]}), ["k"]), [q for _, q in asked]
     )
     with pytest.MonkeyPatch.context() as patch:
@@ -87,18 +87,18 @@ def _check(history, make, expect):
             key_bytes(pl.DataFrame({"k": [k for k, _ in asked]}), ["k"]),
             [q for _, q in asked],
         )
-    assert arrays == answers, "events read as arrays and as lists give the same bytes"
-    for (key, moment), answer in zip(asked, answers, strict=True):
+    assert arrays == found, "events read as arrays and as lists give the same bytes"
+    for (key, as_of), answer in zip(asked, found, strict=True):
         changed = oracle.last_change(
-            rows, key, moment, [w for w in WINDOWS.values() if w is not None]
+            rows, key, as_of, [w for w in WINDOWS.values() if w is not None]
         )
         if changed is None:
             assert answer is None
             continue
-        inside = [oracle.in_window(rows, key, moment, span) for span in WINDOWS.values()]
+        inside = [oracle.in_window(rows, key, as_of, span) for span in WINDOWS.values()]
         assert msgspec.msgpack.decode(answer) == [
             changed,
-            *(expect(window, moment) for window in inside),
+            *(expect(window, as_of) for window in inside),
         ]
 
 
@@ -111,7 +111,7 @@ def _wrapped(total):
 
 
 @given(histories(ROW, max_rows=9))
-def test_counts(history):
+def test_counts_of_rows_and_of_values_equal_the_oracle(history):
     _check(
         history,
         lambda n, w: (wire.Count(n, w, None, False, False, False), Int()),
@@ -167,7 +167,7 @@ def test_extremes_survive_retractions(history):
 
 
 @given(histories(ROW, max_rows=9), st.sampled_from([0.0, 0.25, 0.5, 1.0]))
-def test_quantiles_and_distinct(history, p):
+def test_quantiles_and_distinct_values_equal_the_oracle(history, p):
     _check(
         history,
         lambda n, w: (wire.Quantile(n, w, "i", p, -1.0, True), Float()),
@@ -186,16 +186,16 @@ def test_quantiles_and_distinct(history, p):
 
 
 @given(histories(ROW, max_rows=9), st.integers(1, 4), st.booleans())
-def test_last_and_first_k(history, limit, dedup):
+def test_first_k_and_last_k_keep_the_order_of_time_and_position(history, limit, dedup):
     _check(
         history,
         lambda n, w: (wire.LastK(n, w, "s", limit, dedup, False), List(Optional(Str()))),
-        lambda rows, q: oracle.ends([r["s"] for r in rows[::-1]], limit, dedup),
+        lambda rows, q: oracle.first_k([r["s"] for r in rows[::-1]], limit, dedup),
     )
     _check(
         history,
         lambda n, w: (wire.FirstK(n, w, "i", limit, dedup, True), List(Int())),
-        lambda rows, q: oracle.ends([r["i"] for r in rows], limit, dedup),
+        lambda rows, q: oracle.first_k([r["i"] for r in rows], limit, dedup),
     )
 
 
@@ -208,8 +208,8 @@ def test_last_and_first_k(history, limit, dedup):
 def test_decayed_sums_are_close_to_the_formula_and_independent_of_arrival(history, half_life_s):
     half_life = half_life_s * SECOND
 
-    def expect(rows, moment):
-        return pytest.approx(oracle.decayed(rows, "f", moment, half_life), rel=1e-9, abs=1e-6)
+    def expect(rows, as_of):
+        return pytest.approx(oracle.decayed(rows, "f", as_of, half_life), rel=1e-9, abs=1e-6)
 
     _check(history, lambda n, w: (wire.ExpDecay(n, w, "f", half_life), Float()), expect)
 
@@ -250,7 +250,7 @@ def test_decimals_are_summed_and_compared_exactly(history):
 
 
 @given(histories(ROW, max_rows=20))
-def test_answers_are_the_same_bytes_however_the_rows_arrived(history):
+def test_results_are_the_same_bytes_in_any_order_of_arrival(history):
     specs = (
         wire.Sum("a", wire.Sliding(10 * SECOND), "f"),
         wire.ExpDecay("b", wire.Forever(), "f", 60 * SECOND),
@@ -269,8 +269,8 @@ def test_answers_are_the_same_bytes_however_the_rows_arrived(history):
         patch.setattr(tile_writer, "BLOCK_RECORDS", 1)
         state, _ = run(step, history, INPUT)
     plain, _ = run(step, History([[Change(0, 1, row)] for row in history.left_over()][::-1]), INPUT)
-    moments = sorted({r["t"] + d for r in history.left_over() for d in (0, SECOND, DAY)})
-    keys = key_bytes(pl.DataFrame({"k": ["a", "b"] * len(moments)}), ["k"])
-    at = [q for q in moments for _ in "ab"]
+    times = sorted({r["t"] + d for r in history.left_over() for d in (0, SECOND, DAY)})
+    keys = key_bytes(pl.DataFrame({"k": ["a", "b"] * len(times)}), ["k"])
+    at = [q for q in times for _ in "ab"]
     assert step.lookup(state, keys, at) == step.lookup(plain, keys, at)
     assert step.rows(state, 10**16, 1000) == step.rows(plain, 10**16, 1000)

@@ -1,8 +1,8 @@
-"""The obvious changelog: walk the versions that ever live."""
+"""The naive changelog: walk the versions that are ever valid."""
 
 
 def changelog(versions):
-    """(time, position, is delete, row) per event."""
+    """Return (time, position, is delete, row) per event."""
     events = []
     for key in {v["k"] for v in versions}:
         last_of_time = {}
@@ -11,10 +11,10 @@ def changelog(versions):
         ):
             last_of_time[version["t"]] = version
         old = None
-        for moment, version in last_of_time.items():
+        for as_of, version in last_of_time.items():
             if old is not None and not old["__tombstone"]:
-                events.append((moment, version["__pos"] + bytes([0, 0, 0, 0]), True, old))
+                events.append((as_of, version["__pos"] + bytes([0, 0, 0, 0]), True, old))
             if not version["__tombstone"]:
-                events.append((moment, version["__pos"] + bytes([0, 0, 0, 1]), False, version))
+                events.append((as_of, version["__pos"] + bytes([0, 0, 0, 1]), False, version))
             old = version
     return events

@@ -1,5 +1,5 @@
-"""Law: the integral of what a changelog emits is the oracle's walk over the versions that are
-left.
+"""Law: the integral of a changelog equals the oracle's walk over the versions that were not
+retracted.
 """
 
 from hypothesis import given
@@ -25,17 +25,17 @@ ROW = st.fixed_dictionaries(
 
 
 @given(histories(ROW), st.booleans())
-def test_a_changelog_tells_every_insert_and_delete(history, deletes):
+def test_a_changelog_has_every_insert_and_delete(history, deletes):
     _, emitted = run(ChangelogStep(ChangelogSpec(INPUT, "flag", deletes, OUTPUT)), history, INPUT)
     events = [
         {
             "k": row["k"],
             "v": row["v"],
             "flag": delete == deletes,
-            "t": moment,
+            "t": as_of,
             "__pos": pos,
             "__tombstone": False,
         }
-        for moment, pos, delete, row in oracle.changelog(history.left_over())
+        for as_of, pos, delete, row in oracle.changelog(history.left_over())
     ]
     assert bag(integral(emitted)) == bag(events)

@@ -1,4 +1,4 @@
-"""The obvious dedup: sort, cut into groups, keep the last of each."""
+"""The naive dedup: sort, cut into groups, keep the last of each."""
 
 SECOND = 1_000_000
 

@@ -1,4 +1,4 @@
-"""Law: the integral of what dedup emits is the oracle's dedup of what is left."""
+"""Law: the integral of dedup equals the oracle over the rows that were not retracted."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,13 +1,13 @@
-"""The obvious first and latest."""
+"""The naive first and latest."""
 
 
-def pick(rows, key, moment, *, first):
-    """The first row of the key if it has come by `moment`; the latest at or before it."""
+def first_or_latest(rows, key, as_of, *, first):
+    """Return the first or the latest row of the key at or before `as_of`."""
     mine = [r for r in rows if r["k"] == key]
     if first:
         return min(
-            (r for r in mine if r["t"] <= moment), key=lambda r: (r["t"], r["__pos"]), default=None
+            (r for r in mine if r["t"] <= as_of), key=lambda r: (r["t"], r["__pos"]), default=None
         )
     return max(
-        (r for r in mine if r["t"] <= moment), key=lambda r: (r["t"], r["__pos"]), default=None
+        (r for r in mine if r["t"] <= as_of), key=lambda r: (r["t"], r["__pos"]), default=None
     )

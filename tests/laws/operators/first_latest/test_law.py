@@ -1,4 +1,4 @@
-"""Laws: a table over what a pick emits answers as the oracle does over the rows that are left, as
+"""Laws: a table over what a pick emits found as the oracle does over the rows that are left, as
 of any time.
 """
 
@@ -26,7 +26,7 @@ ROW = st.fixed_dictionaries(
 
 
 @given(histories(ROW), st.booleans())
-def test_a_pick_is_the_first_or_latest_row_as_of_any_time(history, first):
+def test_the_table_holds_the_first_or_latest_row_as_of_any_time(history, first):
     _, emitted = run(build(FirstLatestSpec(INPUT, ("k",), first, OUTPUT)), history, INPUT)
     rows = history.left_over()
     if first:
@@ -36,10 +36,10 @@ def test_a_pick_is_the_first_or_latest_row_as_of_any_time(history, first):
         outcome = table.apply(state, 0, frame)
         state.write(WriteBatch(outcome.puts, outcome.deletes))
     asked = [(k, q) for k in "ab" for q in range(-1, 8)]
-    answers = table.lookup(
+    found = table.lookup(
         state, key_bytes(pl.DataFrame({"k": [k for k, _ in asked]}), ["k"]), [q for _, q in asked]
     )
-    expected = [oracle.pick(rows, k, q, first=first) for k, q in asked]
-    assert [a and msgspec.msgpack.decode(a) for a in answers] == [
+    expected = [oracle.first_or_latest(rows, k, q, first=first) for k, q in asked]
+    assert [a and msgspec.msgpack.decode(a) for a in found] == [
         e and [e["t"], e["v"]] for e in expected
     ]

@@ -1,4 +1,4 @@
-"""Law: the facts that are left say of every row that lives when it begins and ends."""
+"""Law: the emitted rows carry the validity interval of every row that is ever valid."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,6 +22,6 @@ ROW = st.fixed_dictionaries(
 
 
 @given(histories(ROW))
-def test_facts_are_the_rows_that_live_with_their_ends(history):
+def test_every_valid_row_is_emitted_with_its_end(history):
     _, emitted = run(IntervalsStep(IntervalsSpec(INPUT, with_validity(INPUT))), history, INPUT)
-    assert bag(integral(emitted)) == bag(oracle.facts(history.left_over()))
+    assert bag(integral(emitted)) == bag(oracle.intervals(history.left_over()))

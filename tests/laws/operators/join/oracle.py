@@ -1,5 +1,5 @@
-"""The obvious join: for every left row, of all right versions up to its upper bound the last; it
-counts if alive and not too old.
+"""The naive join: for every left row, the last of all right versions up to its upper bound, if it
+is not a tombstone and not too old.
 """
 
 
@@ -17,13 +17,13 @@ def join(left, right, low, high, inner):
     return out
 
 
-def in_force(left, right, key, moment, inner):
-    """[a, v] of the joined row as of a moment, None if there is none."""
-    row = latest([r for r in left if r["id"] == key and r["t"] <= moment], "t")
+def valid_at(left, right, key, as_of, inner):
+    """Return [a, v] of the joined row as of a time, None if there is none."""
+    row = latest([r for r in left if r["id"] == key and r["t"] <= as_of], "t")
     if row is None:
         return None
-    met = latest([r for r in right if r["k"] == row["a"] and r["ts"] <= moment], "ts")
-    return None if met is None and inner else [row["a"], met and met["v"]]
+    matched = latest([r for r in right if r["k"] == row["a"] and r["ts"] <= as_of], "ts")
+    return None if matched is None and inner else [row["a"], matched and matched["v"]]
 
 
 def latest(versions, time):

@@ -1,5 +1,5 @@
-"""Law: the integral of what a join emits is the oracle's join of what is left on both sides,
-however both arrived.
+"""Law: the integral of a join equals the oracle over the rows of both sides that were not
+retracted, in any order of arrival.
 """
 
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""The obvious maps: one row at a time."""
+"""The naive maps: one row at a time."""
 
 
 def keyed(row):

@@ -1,6 +1,4 @@
-"""Law: a map emits f(row) for each row that is left, whatever else came and went; failing rows are
-dead.
-"""
+"""Law: a map emits f(row) for each row that was not retracted; rows on which f fails are dead."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""The obvious windows: list them, then look inside."""
+"""The naive windows: list them, then collect their rows."""
 
 
 def hopping(rows, duration, stride, visible, with_empty):

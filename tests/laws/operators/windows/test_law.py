@@ -1,4 +1,4 @@
-"""Laws: windows as keys add up to the windows of the rows that are left."""
+"""Laws: windows as keys add up to the windows of the rows that were not retracted."""
 
 from datetime import UTC, datetime, timedelta
 
