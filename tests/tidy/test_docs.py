@@ -19,10 +19,15 @@ METHODS = ("GET", "POST", "PATCH", "PUT", "DELETE")
 API_PAGE = ROOT / "docs" / "api.md"
 OPERATIONS_PAGE = ROOT / "docs" / "operations.md"
 PASSED_THROUGH = {
-    "fennel_core/plans/errors.py": "a query that cannot be planned carries the plan's code",
-    "fennel_core/executors/errors.py": "user code fails a request with the executor's code",
+    "PlansError": "a query that cannot be planned carries the plan's code",
+    "CallFailed": "user code fails a request with the executor's code",
 }
-"""Modules whose exceptions become API errors with their own code, and why."""
+"""Roots of exceptions whose code becomes the code of an API error, and why."""
+COMPUTED = {
+    "http-error": "`telemetry.errors` for a status without a code of its own",
+    "definitions-invalid": "`definition.validation` for problems of several kinds",
+}
+"""Codes that are not written beside an `ApiError`, and where they are."""
 
 
 # --- routes ---------------------------------------------------------------------------------------
@@ -87,15 +92,15 @@ def test_every_route_is_documented_and_every_documented_route_exists() -> None:
 # --- error codes ----------------------------------------------------------------------------------
 
 
-def api_error_names() -> set[str]:
-    """`ApiError` and the names of all classes that derive from it."""
+def derived_from(*roots: str) -> set[str]:
+    """Return the names of these classes and of all that derive from them."""
     bases = {
         node.name: {ast.unparse(base).rpartition(".")[2] for base in node.bases}
         for source in product()
         for node in ast.walk(source.tree)
         if isinstance(node, ast.ClassDef)
     }
-    names = {"ApiError"}
+    names = set(roots)
     while more := {name for name, of in bases.items() if of & names} - names:
         names |= more
     return names
@@ -143,12 +148,11 @@ def problem_codes(source: Source) -> Iterator[str]:
 
 
 def api_codes() -> set[str]:
-    names, codes = api_error_names(), {"http-error", *errors._BY_STATUS.values()}
+    names, passed = derived_from("ApiError"), derived_from(*PASSED_THROUGH)
+    codes = {*COMPUTED, *errors._BY_STATUS.values()}
     for source in product():
         for node in ast.walk(source.tree):
-            if isinstance(node, ast.ClassDef) and (
-                node.name in names or source.name in PASSED_THROUGH
-            ):
+            if isinstance(node, ast.ClassDef) and node.name in names | passed:
                 codes.update(class_codes(node))
         codes.update(called_codes(source.tree, names))
         codes.update(problem_codes(source))
