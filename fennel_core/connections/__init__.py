@@ -1,3 +1,1 @@
-"""Clients of the systems we stand on: Postgres, Kafka, S3, slots and executors; one place that
-knows how to reach each.
-"""
+"""Clients of the systems that the platform uses: Postgres, Kafka, S3 and slots."""

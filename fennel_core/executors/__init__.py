@@ -1,3 +1,1 @@
-"""Executors: user code runs in processes of the client's own environment, never inside the
-platform.
-"""
+"""Executors: run user code in processes of the client's environment, outside the platform."""

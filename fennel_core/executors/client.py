@@ -34,13 +34,8 @@ from fennel_core.executors.calls import (
     header_of,
     module_of,
 )
-from fennel_core.executors.errors import (
-    ConnectionStale,
-    ExecutorCrashed,
-    ExecutorUnavailable,
-    LookupRefused,
-    ProtocolError,
-)
+from fennel_core.executors.errors import ExecutorCrashed, ExecutorUnavailable
+from fennel_core.executors.internal_errors import ConnectionStale, LookupRefused, ProtocolError
 from fennel_core.vocab.dtypes import Field
 
 MAX_CONNECTIONS = 32
@@ -57,7 +52,7 @@ class LookupRequest:
     """A call of `Dataset.lookup` by user code.
 
     `keys` are the key columns in the dataset's order, with the types of user code's columns: cast
-    them to the dataset's. `at` has a timestamp per key. Empty `fields` stand for all fields.
+    them to the dataset's. `at` has a timestamp per key. Empty `fields` mean all fields.
     """
 
     dataset: str
@@ -206,8 +201,7 @@ class _Connection:
                 reply = await _reply(call, header, payload, callbacks)
             except LookupRefused as refused:
                 reply = _refusal(str(refused))
-            # The caller gets every exception of a callback, once user code has unwound.
-            except Exception as error:  # noqa: BLE001
+            except Exception as error:  # noqa: BLE001  # raised below, once user code has unwound
                 callback_error = error
                 reply = _refusal(f"the platform could not serve the request: {error}")
             self._writer.write(reply)

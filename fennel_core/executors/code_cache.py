@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
-from fennel_core.executors.errors import CodeLoadFailed
+from fennel_core.executors.internal_errors import CodeLoadFailed
 
 CACHED = 512
 """Functions that one process caches; the least recently used one is evicted."""

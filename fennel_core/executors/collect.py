@@ -23,7 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fennel_core.executors.errors import DefinitionsInvalid
+from fennel_core.executors.internal_errors import DefinitionsInvalid
 
 INVALID_EXIT_CODE = 3
 

@@ -21,7 +21,7 @@ from fennel.internal_lib.schema import data_schema_check, validate_field_in_df
 from fennel.internal_lib.schema.schema import cast_col_to_arrow_dtype
 
 from fennel_core.executors.columns_in import Description, base, optional
-from fennel_core.executors.errors import ResultInvalid
+from fennel_core.executors.internal_errors import ResultInvalid
 
 DECIMAL_PRECISION = 28
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)

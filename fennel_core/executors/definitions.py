@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from fennel_core.executors.collect import INVALID_EXIT_CODE
-from fennel_core.executors.errors import DefinitionsNotLoaded
+from fennel_core.executors.internal_errors import DefinitionsNotLoaded
 from fennel_core.executors.launch import PACKAGE_ROOT, SINGLE_THREADED
 from fennel_core.settings.model import Settings
 

@@ -7,8 +7,8 @@
 - The other classes say that the code could not be run to its end, whatever the rows: park the job
   or fail the request. A retry may help.
 
-The classes from `CodeLoadFailed` on stay inside the executor environment and travel to the platform
-as a reason of `protocol`. `str(error)` is the whole text for the author of the code.
+`str(error)` is the whole text for the author of the code. Failures that never leave the executors
+are in `internal_errors`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,11 @@ from typing import ClassVar
 class ExecutorError(Exception):
     """Base class of every failure of the executors. `code` is stable and never reused."""
 
-    code: ClassVar[str] = "executor-failed"
+    code: ClassVar[str] = "executor"
 
 
 class CallFailed(ExecutorError):
     """A call has no result. `entity` is the place of the code, e.g. `Dataset.pipeline`."""
-
-    code = "executor"
 
     def __init__(self, text: str, entity: str) -> None:
         super().__init__(text)
@@ -78,68 +76,3 @@ class ExecutorUnavailable(CallFailed):
     """No executor responded: not started, restarting, or busy beyond the time limit. Retry."""
 
     code = "executor-unavailable"
-
-
-class ConnectionStale(ExecutorError):
-    """The connection was closed before any response; the call did not run and can be sent again."""
-
-    code = "connection-stale"
-
-
-class LookupRefused(ExecutorError):
-    """Raise it in a callback for an invalid request of user code, which sees it as a ValueError."""
-
-    code = "lookup-refused"
-
-
-class DefinitionsNotLoaded(ExecutorError):
-    """A module of definitions could not be loaded; the text ends with the output of its code."""
-
-    code = "definitions-not-loaded"
-
-
-class ProtocolError(ExecutorError):
-    """The other side sent a frame that this release does not understand, or a payload is too large.
-
-    Platform and executors must be of one release.
-    """
-
-    code = "protocol-malformed"
-
-
-class PeerClosed(ExecutorError):
-    """The other side closed the connection; the worker drops the call."""
-
-    code = "peer-closed"
-
-
-class CodeLoadFailed(ExecutorError):
-    """The module of user code could not be executed; `trace` is its traceback."""
-
-    code = "code-load-failed"
-
-    def __init__(self, message: str, trace: str) -> None:
-        super().__init__(message)
-        self.trace = trace
-
-
-class UserCodeRaised(ExecutorError):
-    """User code raised `cause`."""
-
-    code = "user-code-raised"
-
-    def __init__(self, message: str, cause: BaseException) -> None:
-        super().__init__(message)
-        self.cause = cause
-
-
-class ResultInvalid(ExecutorError):
-    """User code returned a result that its declaration forbids; the text is for its author."""
-
-    code = "result-invalid"
-
-
-class DefinitionsInvalid(ExecutorError):
-    """The definitions cannot be committed as they are; the text says why."""
-
-    code = "definitions-invalid"

@@ -34,7 +34,7 @@ from typing import Any
 import pyarrow as pa
 
 from fennel_core.executors import protocol, worker
-from fennel_core.executors.errors import ProtocolError
+from fennel_core.executors.internal_errors import ProtocolError
 from fennel_core.executors.warmup import exercise
 from fennel_core.executors.worker import (
     CONTROL,

@@ -25,7 +25,7 @@ from fennel_core.executors.columns_out import (
     layout,
     to_arrow,
 )
-from fennel_core.executors.errors import ResultInvalid, UserCodeRaised
+from fennel_core.executors.internal_errors import ResultInvalid, UserCodeRaised
 
 Function = Callable[..., Any]
 

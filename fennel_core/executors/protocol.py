@@ -16,7 +16,7 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from fennel_core.executors.errors import ProtocolError
+from fennel_core.executors.internal_errors import ProtocolError
 
 VERSION: Final = 1
 PREFIX: Final = struct.Struct(">BIII")

@@ -32,7 +32,7 @@ import pyarrow as pa
 from fennel_core.executors import protocol
 from fennel_core.executors.code_cache import CodeCache, message_of
 from fennel_core.executors.columns_in import frame
-from fennel_core.executors.errors import (
+from fennel_core.executors.internal_errors import (
     CodeLoadFailed,
     PeerClosed,
     ResultInvalid,

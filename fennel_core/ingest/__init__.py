@@ -1,3 +1,1 @@
-"""Ingest: `log` is typed at the door, stamped with its position and written once, for every branch
-that names the endpoint.
-"""
+"""The ingest server: validate logged rows, assign positions, and write them once to Kafka."""

@@ -250,10 +250,10 @@ class Validator:
             raise _refusal(
                 binding, payload, f"{what} for dataset `{binding.dataset}`: {raised.message}"
             ) from raised
-        except ExecutorUnavailable as away:
+        except ExecutorUnavailable as lost:
             raise SourceCodeUnavailable(
-                f"nothing was logged: {away}; try again", away.code
-            ) from away
+                f"nothing was logged: {lost}; try again", lost.code
+            ) from lost
         except CallFailed as failed:
             raise SourceCodeFailed(
                 f"{what} for dataset `{binding.dataset}`: {failed}", failed.code

@@ -1,7 +1,7 @@
 """Errors of the ingest server: what a client receives as status, stable code and text.
 
-`IngestError` is the root. Kafka or Postgres being away is not an ingest error: producers and stores
-raise `connections.errors`, and `log_service` translates those for the client.
+`IngestError` is the root. An unreachable Kafka or Postgres is not an ingest error: producers and
+stores raise `connections.errors`, and `log_service` translates those for the client.
 """
 
 from __future__ import annotations

@@ -32,8 +32,10 @@ before clients learn of them, so a topic that stays unknown was deleted.
 
 
 class KafkaTransactionalProducer:
-    """See `store.Lane`. The producer is made at the first commit, and anew after an error whose
-    outcome is open.
+    """See `store.TransactionalProducer`.
+
+    The librdkafka producer is created by `open` or the first commit, and again after each error
+    that leaves the outcome of a transaction open.
     """
 
     def __init__(

@@ -164,7 +164,7 @@ class MemoryDirectory:
 class MemoryIngestClock:
     """In-memory `IngestClock` of any number of servers in one process.
 
-    `now_us` stands in for the database's clock and may go backwards.
+    `now_us` replaces the database's clock and may go backwards.
     """
 
     now_us: Callable[[], Micros]

@@ -1,3 +1,1 @@
-"""Query servers: plans run against slots and executors, lookups, inspect and the barrier; also the
-front door of the API.
-"""
+"""The query server: queries, lookups, inspect and the barrier, and the front door of the API."""

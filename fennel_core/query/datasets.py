@@ -15,7 +15,7 @@ import polars as pl
 import pyarrow as pa
 
 from fennel_core.executors.client import LookupReply, LookupRequest
-from fennel_core.executors.errors import LookupRefused
+from fennel_core.executors.internal_errors import LookupRefused
 from fennel_core.query.columns import LOGICAL_TIME, QueryColumn, logical_type
 from fennel_core.query.errors import LookupRejected, QueryError, UnknownField
 from fennel_core.query.execution import key_bytes, key_values

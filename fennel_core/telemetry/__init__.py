@@ -1,3 +1,1 @@
-"""What people and machines learn about a running process: logs, metrics, traces, health, and errors
-as they look on the wire.
-"""
+"""Logs, metrics, traces and health of a process, and errors as HTTP responses."""

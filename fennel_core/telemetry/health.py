@@ -139,8 +139,7 @@ async def _run(check: ReadinessCheck) -> str | None:
             return await check()
     except TimeoutError:
         return f"did not respond within {CHECK_SECONDS:g} s"
-    # A check may fail in its library's own ways; each failure belongs in the report.
-    except Exception as failure:  # noqa: BLE001
+    except Exception as failure:  # noqa: BLE001  # checks fail in their libraries' own ways
         return redact_text(f"{type(failure).__name__}: {failure}")
 
 

@@ -30,7 +30,7 @@ from fennel_core.definition import commit_steps
 from fennel_core.definition.commit_steps import CommitSteps
 from fennel_core.definition.kafka_retention import delete_expired_records
 from fennel_core.executors.definitions import read
-from fennel_core.executors.errors import DefinitionsNotLoaded
+from fennel_core.executors.internal_errors import DefinitionsNotLoaded
 from fennel_core.ledger.commit_protocol import create_assets, switch
 from fennel_core.ledger.lifecycle import CommitState
 from fennel_core.ledger.store import Commit, LedgerEntry, LedgerKind, LedgerTransaction

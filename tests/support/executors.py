@@ -1,5 +1,6 @@
-"""A real executors' host for tests, in the client's environment: `pytest_plugins =
-["tests.support.executors"]` or import the fixtures.
+"""A real executors' host for tests, in the client's environment.
+
+Use it with `pytest_plugins = ["tests.support.executors"]`, or import the fixtures.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ READY_WITHIN_S = 30.0
 
 @contextmanager
 def running_host(folder: Path, **limits: int) -> Iterator[Path]:
-    """Start a host under `folder` and stop it afterwards; the path of its socket. `limits` are
-    settings, e.g. `executor_processes=1`.
+    """Run a host under `folder` and yield the path of its socket.
+
+    `limits` are settings, e.g. `executor_processes=1`.
     """
     settings = Settings(data_dir=folder, run_dir=folder, executor_python=CLIENT_PYTHON, **limits)  # type: ignore[arg-type]  # fields by name
     with (folder / "executors.log").open("wb") as log:

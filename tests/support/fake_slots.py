@@ -1,6 +1,4 @@
-"""Slots without an engine: rows in a dictionary behind the real frames, with the misbehaviour a
-test asks for.
-"""
+"""Slots without an engine: rows in a dictionary behind the real frames, with injected faults."""
 
 from __future__ import annotations
 
@@ -20,8 +18,9 @@ encode = msgspec.msgpack.encode
 
 
 class FakeSlot:
-    """Serves versions `(key, ts_us, values)` of jobs, as of a time. `misbehave(op, item)` may raise
-    a RemoteError.
+    """Serves versions `(key, ts_us, values)` of jobs, as of a time.
+
+    `misbehave(op, item)` may raise a RemoteError.
     """
 
     def __init__(self, path: Path) -> None:
@@ -60,7 +59,7 @@ class FakeSlot:
         match op:
             case "lookup":
                 return [
-                    [self._row(job, key, at) for key, at in _moments(keys, as_of)]
+                    [self._row(job, key, at) for key, at in _times(keys, as_of)]
                     for job, _, keys, as_of in items
                 ]
             case "positions":
@@ -97,7 +96,7 @@ class FakeSlot:
         return encode([ts, *values])
 
 
-def _moments(keys: Sequence[bytes], as_of: int | Sequence[int]) -> list[tuple[bytes, int]]:
+def _times(keys: Sequence[bytes], as_of: int | Sequence[int]) -> list[tuple[bytes, int]]:
     return (
         [(key, as_of) for key in keys]
         if isinstance(as_of, int)
@@ -106,7 +105,7 @@ def _moments(keys: Sequence[bytes], as_of: int | Sequence[int]) -> list[tuple[by
 
 
 class FakeRegistry:
-    """Who owns what, changed by the test; counts how often it is read."""
+    """The owners of job partitions, set by the test; counts its reads."""
 
     def __init__(self) -> None:
         self.addresses: dict[JobPartition, str] = {}

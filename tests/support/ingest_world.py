@@ -1,6 +1,4 @@
-"""A small world for ingest without Postgres or Kafka: bindings, catalogs, lanes that dawdle and
-fail.
-"""
+"""Ingest without Postgres or Kafka: bindings, catalogs, producers that are slow and fail."""
 
 from __future__ import annotations
 
@@ -110,7 +108,7 @@ def body(endpoint: str = "e", **columns: Sequence[object]) -> bytes:
 
 
 class NoExecutors:
-    """There is no user code here."""
+    """Executors for sources without user code."""
 
     async def run(
         self,

@@ -1,6 +1,4 @@
-"""A whole query server over fakes: real HTTP, real frames, versions of branches and topic ends in
-memory.
-"""
+"""A whole query server over fakes: real HTTP and frames; branches and topic ends in memory."""
 
 from __future__ import annotations
 
@@ -40,6 +38,7 @@ from fennel_core.vocab.ids import (
 )
 from fennel_core.wire.entities import Dataset, SyncRequest
 from tests.support.fake_slots import FakeRegistry, FakeSlot
+from tests.support.polling import eventually
 
 WORKSPACE = WorkspaceId("w")
 PARTITIONS = 4
@@ -69,7 +68,7 @@ def table_view(
 
 @dataclass
 class FakePlatform:
-    """What Postgres and Kafka say, set by the test."""
+    """The contents of Postgres and Kafka, set by the test."""
 
     branches: dict[str, ServingVersion | None] = field(default_factory=dict)
     jobs: dict[JobId, Job] = field(default_factory=dict)
@@ -112,9 +111,7 @@ class FakePlatform:
 
 @dataclass
 class Upstreams:
-    """The servers behind the front door: they record what they get and answer what the test
-    sets.
-    """
+    """The servers behind the front door: record requests and send the response set by the test."""
 
     seen: list[tuple[str, str, dict[str, str], bytes]] = field(default_factory=list)
     status: int = 200
@@ -213,8 +210,7 @@ async def running_world(folder: Path) -> AsyncIterator[World]:
     )
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.01)
+    await eventually(lambda: server.started)
     url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     async with aiohttp.ClientSession() as client, FakeSlot(folder / "slot.sock") as slot:
         yield World(url, client, platform, registry, slot, upstreams, views, clock)

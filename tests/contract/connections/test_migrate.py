@@ -90,7 +90,7 @@ def test_a_database_of_another_development_version_is_refused(empty_database: st
         _apply(empty_database, (migrate.Migration(1, "first", "CREATE TABLE a (n bigint);"),))
 
 
-def test_the_program_waits_for_nothing_and_says_what_it_applied(empty_database: str) -> None:
+def test_the_program_reports_the_applied_migrations(empty_database: str) -> None:
     ran = subprocess.run(
         [sys.executable, "-m", "fennel_core.apps.migrate"],
         env={"FENNEL_POSTGRES_DSN": empty_database, "PATH": ""},

@@ -91,7 +91,7 @@ def test_a_key_file_that_others_may_read_is_refused(key_file: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "text"), [("", "empty"), ("short", "32 bytes"), (None, "cannot be read")]
 )
-def test_a_key_file_that_is_no_key_says_so(tmp_path: Path, content: str | None, text: str) -> None:
+def test_a_malformed_key_file_is_reported(tmp_path: Path, content: str | None, text: str) -> None:
     path = tmp_path / "key"
     if content is not None:
         path.write_text(content)

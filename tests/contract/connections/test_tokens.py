@@ -152,7 +152,7 @@ async def test_tokens_can_be_rotated(open_pool: Pool) -> None:
     ).code == "token-unknown"
 
 
-async def test_an_unreachable_database_is_told_apart_from_a_wrong_token(open_pool: Pool) -> None:
+async def test_an_unreachable_database_is_not_a_wrong_token(open_pool: Pool) -> None:
     await open_pool.close()
     refused = await _refusal(open_pool, Rules(), "Bearer x")
     assert (refused.status, refused.code) == (503, "database-unavailable")

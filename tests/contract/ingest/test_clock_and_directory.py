@@ -110,7 +110,7 @@ async def test_dropped_rows_are_counted_and_move_nothing(bench: Bench) -> None:
     assert discarded == 7
 
 
-async def test_progress_says_when_rows_last_came(bench: Bench) -> None:
+async def test_progress_has_the_time_of_the_last_rows(bench: Bench) -> None:
     await bench.clock.record_accepted(WORKSPACE, [SourceAdvance(USERS, Micros(100), 0)])
     start = await bench.clock.begin(WORKSPACE, (USERS,))
     last = start.progress[USERS].last_rows_us
@@ -168,7 +168,7 @@ async def test_an_erasure_is_read_with_a_new_version_and_repeating_it_changes_no
     assert (await bench.directory.read(OTHER, {})).erased == {}
 
 
-async def test_a_database_that_is_gone_is_said_to_be_away() -> None:
+async def test_a_lost_database_is_system_unavailable() -> None:
     pool = postgres.pool("postgresql://nobody@127.0.0.1:1/nothing", name="test")
     pool.timeout = 0.2
     await pool.open(wait=False)

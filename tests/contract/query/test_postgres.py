@@ -161,7 +161,7 @@ async def test_the_status_of_a_workspace_is_its_own(db: Database) -> None:
     assert [(s.id, s.lease_ms > 0) for s in await reads.read_slots()] == [("alive", True)]
 
 
-async def test_rows_of_another_release_are_told_as_such(db: Database) -> None:
+async def test_data_of_another_release_is_reported(db: Database) -> None:
     await db.commit("c1")
     await db.do("UPDATE commit SET catalog = %s", b'["blueprints.spec.Catalog",{"unheard_of":1}]')
     with pytest.raises(
@@ -204,7 +204,7 @@ async def test_the_status_report_shows_a_token_its_own_workspace_and_the_adminis
     }
 
 
-async def test_a_database_that_is_away_is_an_error_that_says_so() -> None:
+async def test_an_unreachable_database_is_reported() -> None:
     async with pool("postgresql://nobody@127.0.0.1:1/none", name="test", size=1) as opened:
         with pytest.raises(DatabaseUnavailable):
             await PostgresReader(opened).read_owners()
@@ -268,7 +268,7 @@ async def test_a_branch_that_cannot_be_read_does_not_deafen_the_listener(
     await until(lambda: views.known()[MAIN].commit == "c2")
 
 
-async def test_what_was_said_while_nobody_listened_is_read_on_return(
+async def test_notifications_missed_while_disconnected_are_made_up_for(
     hearing: tuple[Database, Views, Owners],
 ) -> None:
     db, views, _ = hearing

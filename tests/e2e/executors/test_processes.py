@@ -88,7 +88,7 @@ async def test_the_call_fails_with_its_reason_and_the_next_one_succeeds(
     assert await succeeds(executors)
 
 
-async def test_code_that_does_not_load_says_so_and_is_tried_again(executors):
+async def test_a_failed_load_is_reported_and_retried(executors):
     call = calling("pass", module_level="import a_package_nobody_has")
     for _ in range(2):
         with pytest.raises(CodeImportFailed, match="No module named 'a_package_nobody_has'"):
@@ -103,7 +103,7 @@ async def test_a_cancelled_call_frees_its_process(executors):
         assert await succeeds(executors)
 
 
-async def test_a_call_that_finds_no_free_process_in_time_says_so(executors):
+async def test_a_call_without_a_free_process_in_time_is_unavailable(executors):
     long = asyncio.create_task(executors.run(calling("time.sleep(0.8)"), ONE))
     await asyncio.sleep(0.1)
     with pytest.raises(ExecutorUnavailable, match="no executor became free within 200 ms"):
@@ -149,7 +149,7 @@ async def test_calls_beyond_the_processes_wait_in_turn(executors):
     assert [a.num_rows for a in answers] == [1] * 20
 
 
-async def test_a_restarted_host_is_met_by_the_same_client(tmp_path):
+async def test_a_client_reconnects_to_a_restarted_host(tmp_path):
     async with Executors(tmp_path / "executors.sock") as executors:
         with pytest.raises(ExecutorUnavailable, match="no executor host listens"):
             await executors.run(FINE, ONE)

@@ -21,7 +21,8 @@ from fennel_core.executors.client import (
     LookupReply,
     LookupRequest,
 )
-from fennel_core.executors.errors import LookupRefused, UserCodeFailed
+from fennel_core.executors.errors import UserCodeFailed
+from fennel_core.executors.internal_errors import LookupRefused
 from fennel_core.executors.protocol import ROW, TS
 from fennel_core.vocab.dtypes import Field, Optional, arrow_type
 from fennel_core.wire import operators

@@ -74,7 +74,7 @@ def query(inputs: list[str], outputs: list[str], data: dict[str, list[Any]]) -> 
 # --- query ----------------------------------------------------------------------------------------
 
 
-async def test_a_query_answers_columns_in_the_order_asked_for(world: World) -> None:
+async def test_a_query_returns_columns_in_the_requested_order(world: World) -> None:
     body = query(
         ["User.uid"],
         ["User.next", "User.name", "User.age", "User.uid"],
@@ -155,7 +155,7 @@ async def test_duplicate_keys_are_asked_for_once(world: World) -> None:
         ({"inputs": "User.uid", "outputs": [], "data": {}}, 400, "`$.inputs`"),
     ],
 )
-async def test_a_query_that_cannot_be_answered_says_why(
+async def test_a_query_is_rejected_with_the_reason(
     world: World, body: dict[str, Any], status: int, text: str
 ) -> None:
     code, answer = await world.post("query", body)
@@ -206,7 +206,7 @@ async def test_a_view_is_read_once_for_many_queries(world: World) -> None:
 # --- lookup ---------------------------------------------------------------------------------------
 
 
-async def test_a_lookup_answers_keys_values_and_timestamp_and_whether_there_is_a_row(
+async def test_a_lookup_returns_keys_values_timestamp_and_found(
     world: World,
 ) -> None:
     status, answer = await world.post(
@@ -224,7 +224,7 @@ async def test_a_lookup_answers_keys_values_and_timestamp_and_whether_there_is_a
     }
 
 
-async def test_a_lookup_with_timestamps_answers_each_key_as_of_its_own(world: World) -> None:
+async def test_a_lookup_with_timestamps_is_as_of_each_keys_own(world: World) -> None:
     world.slot.put("job-Users", [1], 2_000_000, [50, "older"])
     stamps = ["1970-01-01 00:00:01+00:00", "1970-01-01T00:00:02", 1, 2]
     status, answer = await world.post(
@@ -281,7 +281,7 @@ async def test_every_type_has_the_form_the_client_reads(world: World) -> None:
         ),
     ],
 )
-async def test_a_lookup_that_cannot_be_answered_says_why(
+async def test_a_lookup_is_rejected_with_the_reason(
     world: World, path: str, body: Any, status: int, text: str
 ) -> None:
     code, answer = await world.post(path, body)
@@ -342,7 +342,7 @@ async def test_other_calls_are_passed_on_as_they_came(world: World) -> None:
     assert (kept["x-odd-header"], kept["authorization"]) == ("1", "Bearer t")
 
 
-async def test_log_goes_to_ingest(world: World) -> None:
+async def test_log_is_forwarded_to_ingest(world: World) -> None:
     await world.post("log", {"webhook": "w"})
     assert world.upstreams.seen[0][1] == "/ingest/api/v1/log"
 
@@ -413,7 +413,7 @@ async def test_a_streamed_body_over_the_limit_is_refused(world: World, path: str
         assert answer.status == 413
 
 
-async def test_a_client_that_waits_for_100_continue_is_told_to_go_on(world: World) -> None:
+async def test_a_client_that_waits_for_100_continue_receives_it(world: World) -> None:
     host, port = world.url.removeprefix("http://").split(":")
     body = json.dumps(query(["User.uid"], ["User.age"], {"User.uid": [1]})).encode()
     for path, expected in (("query", b"[21]"), ("log", b"ok")):

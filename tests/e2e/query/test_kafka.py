@@ -74,7 +74,7 @@ async def test_an_end_covers_what_was_acknowledged_the_moment_it_was(topic: Topi
     assert await ends.ends([]) == {}
 
 
-async def test_the_end_of_a_topic_that_is_gone_says_that_the_view_is_old(topic: Topic) -> None:
+async def test_the_end_of_a_deleted_topic_makes_the_view_outdated(topic: Topic) -> None:
     with pytest.raises(ViewOutdated):
         await KafkaEnds(topic.settings).ends([(TopicName(f"{topic.name}.never"), 0)])
 

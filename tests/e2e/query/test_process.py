@@ -147,7 +147,7 @@ async def _ready(running: Running) -> None:
     raise AssertionError("the query server ended before it was ready")
 
 
-async def test_the_server_follows_a_branch_from_nothing_to_its_commit_and_stops_when_told(
+async def test_the_server_follows_a_branch_to_its_commit_and_stops_on_a_signal(
     running: Running,
 ) -> None:
     wanted, data = (

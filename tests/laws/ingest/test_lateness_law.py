@@ -66,7 +66,7 @@ def test_rows_enter_exactly_when_they_are_in_time(requests, servers):
     assert world.clock.discarded.get("users", 0) == sum(map(len, requests)) - sum(map(len, found))
 
 
-def test_a_row_of_the_future_makes_nobody_late_who_is_in_time_by_the_clock():
+def test_a_future_row_makes_no_row_late_that_is_in_time_by_the_clock():
     today = 50
     world = World(now_us=lambda: Micros((START_DAY + today) * DAY_US))
     world.commit(main=catalog(binding(of=source(disorder_us=DISORDER_DAYS * DAY_US))))

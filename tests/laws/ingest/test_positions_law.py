@@ -109,7 +109,7 @@ async def play(
         max_size=6,
     ),
 )
-def test_positions_are_unique_causal_and_follow_the_order_of_answers(
+def test_positions_are_unique_causal_and_in_order_of_acknowledgement(
     requests, clock, delays, failures
 ):
     readings = iter(clock * 1000)

@@ -17,12 +17,8 @@ from fennel_core.executors.calls import (
     describe,
     header_of,
 )
-from fennel_core.executors.errors import (
-    CodeImportFailed,
-    ExecutorTimeout,
-    ProtocolError,
-    UserCodeFailed,
-)
+from fennel_core.executors.errors import CodeImportFailed, ExecutorTimeout, UserCodeFailed
+from fennel_core.executors.internal_errors import ProtocolError
 from fennel_core.vocab import dtypes as d
 from fennel_core.wire.pycode import PyCode
 
@@ -52,7 +48,7 @@ A = d.Field("a", d.Int())
         (d.Embedding(3), ["embedding", 3]),
     ],
 )
-def test_a_description_says_all_of_a_type_in_json(dtype, description):
+def test_a_description_holds_a_whole_type_in_json(dtype, description):
     assert describe(dtype) == description
     assert json.loads(json.dumps(description)) == description
 
@@ -106,13 +102,13 @@ def test_a_frame_is_read_back_from_its_prefix():
         ),
     ],
 )
-def test_what_code_raises_is_told_in_the_clients_words(call, text):
+def test_an_exception_of_user_code_has_the_clients_text(call, text):
     error = call_failure(call, protocol.RAISED, "oh", "trace")
     assert isinstance(error, UserCodeFailed)
     assert (str(error), error.message, error.traceback) == (text, "oh", "trace")
 
 
-def test_an_extractors_wrong_result_is_told_without_a_prefix():
+def test_an_extractors_invalid_result_has_no_prefix():
     text = (
         "Extractor `e` returned invalid type `<class 'int'>`, expected a pandas series or dataframe"
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fennel_core.executors.definitions import read
-from fennel_core.executors.errors import DefinitionsNotLoaded
+from fennel_core.executors.internal_errors import DefinitionsNotLoaded
 from fennel_core.settings.model import Settings
 from fennel_core.wire.decode import decode_sync_request
 
@@ -118,7 +118,7 @@ async def test_definitions_that_cannot_be_committed_say_why(
     assert text in str(caught.value)
 
 
-async def test_a_path_that_is_not_there_is_told_as_it_was_given(tmp_path: Path) -> None:
+async def test_a_missing_path_is_reported_as_given(tmp_path: Path) -> None:
     with pytest.raises(DefinitionsNotLoaded, match=r"no file or folder nowhere\.py"):
         await _names("nowhere.py", tmp_path)
 

@@ -40,7 +40,7 @@ async def test_a_preproc_copies_a_payload_column_or_descends_into_it():
     assert await ages(given.take(np.array([0])), preproc=preproc) == [("a", 7)]
 
 
-async def test_a_preproc_that_names_no_column_says_so():
+async def test_a_preproc_of_an_unknown_column_is_rejected():
     with pytest.raises(
         RowsRejected,
         match="Error using pre_proc for dataset `Users`: Referenced column who not found "
@@ -102,7 +102,7 @@ async def test_a_sample_keeps_about_its_share_and_a_key_whole_or_not_at_all():
     assert 250 < len(per_user) < 350
 
 
-async def test_for_others_only_the_bad_rows_are_set_aside():
+async def test_for_other_branches_only_the_bad_rows_are_dead_lettered():
     given = payload(user=["a", "b", "c", "d"], age=[1, "x", 3, "y"], at=[AT_MS] * 4)
     good, dead = await VALIDATOR.validate_or_dead_letter(binding(), given)
     assert [r.numbers.tolist() for r in good] == [[0, 2]]
@@ -111,7 +111,7 @@ async def test_for_others_only_the_bad_rows_are_set_aside():
     ] == [([1, 3], True)]
 
 
-async def test_a_missing_column_sets_everything_aside():
+async def test_a_missing_column_dead_letters_every_row():
     good, dead = await VALIDATOR.validate_or_dead_letter(
         binding(), payload(user=["a", "b"], at=[AT_MS] * 2)
     )

@@ -92,7 +92,7 @@ async def test_only_the_callers_branch_can_refuse(world: World, branch: str, sta
     assert (dead["dataset"], "b" in dead["row"]) == ("Users", True)
 
 
-async def test_an_endpoint_nobody_has_is_looked_for_before_it_is_refused(world: World) -> None:
+async def test_an_unknown_endpoint_is_reloaded_before_it_is_refused(world: World) -> None:
     server = world.server()
     with pytest.raises(
         ApiError, match="Webhook endpoint hook_e not found in any branch"
@@ -132,7 +132,7 @@ async def test_nothing_is_refused_under_old_definitions(world: World) -> None:
         (SystemUnavailable("no broker"), "ingest-unavailable", "nothing was logged"),
     ],
 )
-async def test_a_log_that_fails_is_answered_with_what_is_known_and_the_next_request_succeeds(
+async def test_a_failed_write_has_its_own_error_and_the_next_request_succeeds(
     world, failure, code, text
 ) -> None:
     world.commit(main=catalog(binding()))
@@ -145,7 +145,7 @@ async def test_a_log_that_fails_is_answered_with_what_is_known_and_the_next_requ
     assert len(world.rows("w.topic.users.1")) == 1
 
 
-async def test_what_failed_to_be_written_makes_nobody_late(world: World) -> None:
+async def test_rows_of_an_aborted_transaction_do_not_make_others_late(world: World) -> None:
     world.commit(main=catalog(binding(of=source(disorder_us=DAY_US))))
     failures = iter([TransactionAborted("no"), TransactionAborted("no"), None])
     server = world.server([ScriptedProducer(world.log, fails=lambda: next(failures))])
@@ -213,7 +213,7 @@ async def test_an_erased_key_is_never_taken_again_in_any_branch(world: World) ->
         ("Users", b'{"user": 1}', 400, "the body of erase is malformed"),
     ],
 )
-async def test_erase_says_what_is_wrong_in_the_clients_words(
+async def test_erase_rejects_bad_keys_with_the_clients_texts(
     world: World, name, keys, status, text
 ) -> None:
     world.commit(main=replace(catalog(binding()), datasets=(users_view(),)))
@@ -224,12 +224,12 @@ async def test_erase_says_what_is_wrong_in_the_clients_words(
     assert refused.value.status == status
 
 
-def test_a_key_that_is_no_erase_key_is_told_apart() -> None:
+def test_a_key_field_that_is_not_an_erase_key_is_rejected() -> None:
     with pytest.raises(ApiError, match="Field: user is not an erase key field in dataset"):
         erased_keys(users_view(erase_keys=()), [{"user": "a"}])
 
 
-async def test_no_rows_are_logged_without_a_word(world: World) -> None:
+async def test_a_request_without_rows_succeeds(world: World) -> None:
     world.commit(main=catalog(binding()))
     assert (await world.server().log(WORKSPACE, MAIN, body(user=[], age=[], at=[]))).rows == 0
     assert world.log == {}

@@ -21,6 +21,7 @@ from fennel_core.query.slot_connections import SlotConnections
 from fennel_core.vocab.ids import Identity, JobId, TopicName
 from tests.support.fake_slots import FakeRegistry, FakeSlot
 from tests.support.featuresets import USERS
+from tests.support.polling import eventually
 from tests.support.query_world import PARTITIONS, WORKSPACE, FakePlatform
 
 
@@ -60,6 +61,14 @@ class Chain:
     def end(self, topic: str, offset: int, part: int = 0) -> None:
         self.platform.topic_ends[TopicName(topic), part] = offset
 
+    def waited_for(self, name: str) -> bool:
+        """Return whether the slot has received a `wait` for a partition of the job."""
+        return any(
+            op == "wait" and item[0] == name
+            for op, argument in self.slot.requests
+            for item in argument["items"]
+        )
+
     def apply(self, name: str, part: int = 0, **offsets: int) -> None:
         self.slot.applied[name, part] = offsets
 
@@ -72,7 +81,7 @@ async def chain(tmp_path: Path) -> AsyncIterator[Chain]:
         await made.slots.close()
 
 
-def test_a_job_stands_in_the_layer_after_all_that_it_reads_from() -> None:
+def test_a_job_is_in_the_layer_after_all_its_inputs() -> None:
     direct = job("direct", ["source"])
     assert layers([MAP, direct, JOIN, TABLE]) == [[MAP, direct], [JOIN], [TABLE]]
     assert layers([]) == []
@@ -87,7 +96,7 @@ def test_partitions_without_input_are_not_waited_for() -> None:
     assert (target.partition, target.offsets) == ((JOIN.id, 2), {"other": 9})
 
 
-async def test_nothing_logged_needs_no_wait(chain: Chain) -> None:
+async def test_the_barrier_without_logged_rows_does_not_wait(chain: Chain) -> None:
     await chain.barrier.wait(chain.catalog, 1.0)
     assert chain.slot.requests == []
 
@@ -97,16 +106,16 @@ async def test_the_barrier_returns_once_every_job_of_the_chain_has_applied_its_i
 ) -> None:
     chain.end("source", 10)
     waiting = asyncio.create_task(chain.barrier.wait(chain.catalog, 5.0))
-    await asyncio.sleep(0.05)
+    await eventually(lambda: chain.waited_for("map"))
     assert not waiting.done()
     chain.end("mapped", 7, part=3)
     chain.apply("map", source=10)
-    await asyncio.sleep(0.05)
-    assert not waiting.done(), "the join has not applied what the map wrote"
+    await eventually(lambda: chain.waited_for("join"))
+    assert not waiting.done(), "the join has not applied the output of the map"
     chain.end("joined", 3, part=1)
     chain.apply("join", part=3, mapped=7)
-    await asyncio.sleep(0.05)
-    assert not waiting.done(), "the table has not applied what the join wrote"
+    await eventually(lambda: chain.waited_for("table"))
+    assert not waiting.done(), "the table has not applied the output of the join"
     chain.apply("table", part=1, joined=5)
     await asyncio.wait_for(waiting, 1)
 
@@ -122,7 +131,7 @@ async def test_ends_are_read_after_the_jobs_before_them_are_done(chain: Chain) -
     assert asked == [{"source"}, {"mapped", "other"}, {"joined"}]
 
 
-async def test_what_is_logged_during_the_call_is_not_waited_for(chain: Chain) -> None:
+async def test_rows_logged_during_the_call_are_not_waited_for(chain: Chain) -> None:
     source = SourceBinding(
         identity=Identity("s"),
         webhook="w",
@@ -138,13 +147,13 @@ async def test_what_is_logged_during_the_call_is_not_waited_for(chain: Chain) ->
     waiting = asyncio.create_task(
         chain.barrier.wait(replace(chain.catalog, sources=(source,)), 5.0)
     )
-    await asyncio.sleep(0.05)
+    await eventually(lambda: chain.waited_for("map"))
     chain.end("source", 99)
     chain.apply("map", source=10)
     await asyncio.wait_for(waiting, 1)
 
 
-async def test_a_parked_job_answers_at_once(chain: Chain) -> None:
+async def test_a_parked_job_fails_the_barrier_at_once(chain: Chain) -> None:
     chain.end("source", 10)
 
     def parked(op: str, item: Sequence[Any]) -> None:
@@ -157,7 +166,7 @@ async def test_a_parked_job_answers_at_once(chain: Chain) -> None:
     assert asyncio.get_running_loop().time() - began < 2
 
 
-async def test_a_job_that_only_the_registry_knows_to_be_parked_answers_at_once(
+async def test_a_job_parked_in_the_registry_fails_the_barrier_at_once(
     chain: Chain,
 ) -> None:
     chain.end("source", 10)
@@ -177,7 +186,7 @@ async def test_a_deadline_names_job_partition_and_lag(chain: Chain) -> None:
     assert late.value.status == 504
 
 
-async def test_a_moved_partition_is_waited_for_at_its_new_owner(
+async def test_the_barrier_waits_at_the_new_owner_of_a_partition(
     chain: Chain, tmp_path: Path
 ) -> None:
     chain.end("source", 10)
@@ -188,13 +197,13 @@ async def test_a_moved_partition_is_waited_for_at_its_new_owner(
     chain.slot.misbehave = moved
     async with FakeSlot(tmp_path / "other.sock") as other:
         waiting = asyncio.create_task(chain.barrier.wait(chain.catalog, 5.0))
-        await asyncio.sleep(0.1)
+        await eventually(lambda: chain.waited_for("map"))
         other.applied["map", 0] = {"source": 10}
         chain.registry.own(other, "map", PARTITIONS)
         await asyncio.wait_for(waiting, 2)
 
 
-async def test_a_job_that_is_gone_says_that_the_view_is_old(chain: Chain) -> None:
+async def test_a_deleted_job_makes_the_view_outdated(chain: Chain) -> None:
     del chain.platform.jobs[JOIN.id]
     with pytest.raises(ViewOutdated):
         await chain.barrier.wait(chain.catalog, 1.0)

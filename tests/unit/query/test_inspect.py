@@ -46,7 +46,7 @@ def test_only_the_last_rows_are_shown() -> None:
     assert names([version(n, str(n), n) for n in range(20)], rows=3) == ["17", "18", "19"]
 
 
-def test_what_was_taken_back_is_no_row() -> None:
+def test_a_retracted_version_is_not_a_row() -> None:
     assert names(
         [
             version(1, "wrong", 1),
@@ -57,11 +57,11 @@ def test_what_was_taken_back_is_no_row() -> None:
     ) == ["right", "b"]
 
 
-def test_a_retraction_of_something_older_than_the_tail_is_no_row() -> None:
+def test_a_retraction_of_a_row_before_the_tail_is_not_a_row() -> None:
     assert names([version(1, "old", 1, -1), version(2, "b", 2)]) == ["b"]
 
 
-def test_a_tombstone_is_no_row() -> None:
+def test_a_tombstone_is_not_a_row() -> None:
     assert names([version(1, "a", 1), version(1, None, 2, gone=True)]) == ["a"]
 
 

@@ -52,7 +52,7 @@ def rows_of(numbers: Sequence[int]) -> list[bytes]:
     return [encode([10, n, n * n]) for n in numbers]
 
 
-async def test_rows_come_back_in_the_order_of_their_keys_whoever_owns_them(world: World) -> None:
+async def test_rows_have_the_order_of_their_keys_over_all_owners(world: World) -> None:
     world.registry.own(world.first, JOB, 2)
     world.registry.addresses |= {(JOB, 2): world.second.path, (JOB, 3): world.second.path}
     assert await world.values() == rows_of(range(40))
@@ -75,17 +75,17 @@ async def test_each_owner_gets_one_request_with_its_own_keys_only(world: World) 
         )
 
 
-async def test_a_key_that_is_not_there_has_no_row(world: World) -> None:
+async def test_an_absent_key_has_no_row(world: World) -> None:
     world.registry.own(world.first, JOB, PARTITIONS)
     assert await world.values([encode([1]), encode([99])]) == [*rows_of([1]), None]
 
 
-async def test_each_key_may_have_its_own_moment(world: World) -> None:
+async def test_each_key_may_have_its_own_time(world: World) -> None:
     world.registry.own(world.first, JOB, PARTITIONS)
     assert await world.values([KEYS[3], KEYS[3], KEYS[4]], [9, 10, 11]) == [None, *rows_of([3, 4])]
 
 
-async def test_a_moved_partition_is_asked_again_at_its_new_owner(world: World) -> None:
+async def test_a_lookup_is_repeated_at_the_new_owner(world: World) -> None:
     world.registry.own(world.first, JOB, PARTITIONS)
     assert await world.values() == rows_of(range(40))
 
@@ -107,7 +107,7 @@ async def test_a_broken_connection_is_replaced(world: World) -> None:
     assert await world.values() == rows_of(range(40))
 
 
-async def test_an_owner_that_does_not_listen_is_asked_for_until_the_registry_names_another(
+async def test_an_unreachable_owner_is_retried_until_it_is_replaced(
     world: World,
 ) -> None:
     world.registry.addresses = {(JOB, part): "/nowhere/s.sock" for part in range(PARTITIONS)}
@@ -129,7 +129,7 @@ async def test_a_partition_without_owner_is_refused_at_the_deadline(tmp_path: Pa
     assert asyncio.get_running_loop().time() - began < 1
 
 
-async def test_a_parked_job_answers_at_once_with_its_error(world: World) -> None:
+async def test_a_parked_job_fails_a_lookup_at_once_with_its_error(world: World) -> None:
     world.registry.own(world.first, JOB, PARTITIONS)
 
     def parked(op: str, item: Sequence[Any]) -> None:
@@ -172,7 +172,7 @@ async def test_a_frozen_slot_holds_a_lookup_only_until_the_deadline(tmp_path: Pa
     await world.slots.close()
 
 
-async def test_a_busy_cache_of_owners_is_read_once_for_all_who_wait(world: World) -> None:
+async def test_concurrent_lookups_share_one_read_of_owners(world: World) -> None:
     world.registry.own(world.first, JOB, PARTITIONS)
     answers = await asyncio.gather(*(world.values() for _ in range(20)))
     assert all(answer == rows_of(range(40)) for answer in answers)

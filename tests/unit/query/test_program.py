@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from fennel_core.executors.client import NO_CALLBACKS, Executors, LookupRequest
-from fennel_core.executors.errors import LookupRefused
+from fennel_core.executors.internal_errors import LookupRefused
 from fennel_core.plans.absent_keys import NULL, AbsentValue
 from fennel_core.plans.feature_index import FeatureIndex
 from fennel_core.plans.planner import make_plan
@@ -170,7 +170,7 @@ async def test_user_code_sees_the_past_it_asks_for_and_never_the_future(tmp_path
         (asked(["x"], [1]), "conversion"),
     ],
 )
-async def test_what_user_code_asks_wrongly_is_told_to_it(
+async def test_an_invalid_lookup_of_user_code_is_refused_with_the_reason(
     tmp_path: Path, question: LookupRequest, text: str
 ) -> None:
     async with FakeSlot(tmp_path / "s") as slot:

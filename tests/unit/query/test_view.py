@@ -95,7 +95,7 @@ async def test_a_reload_never_joins_a_reading_that_began_before_it() -> None:
     assert source.serving_reads == 2
 
 
-async def test_only_branches_that_somebody_asked_for_are_refreshed() -> None:
+async def test_only_cached_branches_are_refreshed() -> None:
     source = platform()
     views = Views(source)
     await views.refresh(MAIN)

@@ -46,7 +46,7 @@ def test_a_caller_that_asks_for_json_gets_exactly_the_media_type_the_client_comp
     assert answer.json() == {"err_msg": "branch `x` does not exist", "code": "branch-unknown"}
 
 
-def test_what_nobody_expected_tells_the_caller_nothing() -> None:
+def test_an_unexpected_exception_reveals_no_detail() -> None:
     answer = _app().get("/unknown")
     assert (answer.status_code, answer.headers["x-fennel-error-code"]) == (500, "internal")
     assert "hunter2" not in answer.text
@@ -59,7 +59,7 @@ def test_unknown_paths_and_bad_parameters_have_codes_too() -> None:
     assert "path.number" in bad.text
 
 
-async def test_raw_asgi_answers_the_same_bytes() -> None:
+async def test_raw_asgi_sends_the_same_bytes() -> None:
     sent: list[MutableMapping[str, Any]] = []
 
     async def send(message: MutableMapping[str, Any]) -> None:
@@ -84,6 +84,6 @@ def test_only_json_asked_for_by_name_is_json(accept: str | None, json: bool) -> 
 @pytest.mark.parametrize(
     ("status", "code"), [(200, "ok"), (500, ""), (500, "Has Space"), (500, "UPPER")]
 )
-def test_an_error_that_is_none_cannot_be_made(status: int, code: str) -> None:
-    with pytest.raises(ValueError, match=r"not (the status of an error|an error code)"):
+def test_an_error_with_a_bad_status_or_code_cannot_be_created(status: int, code: str) -> None:
+    with pytest.raises(ValueError, match=r"not (the HTTP status of an error|an error code)"):
         ApiError(status, code, "text")
