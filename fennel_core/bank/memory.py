@@ -1,20 +1,19 @@
-"""The bank in memory: plain dicts, copied by the transaction that wraps them."""
+"""The in-memory bank: plain dicts, which the surrounding transaction copies."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from fennel_core.bank.store import ALIVE_STATES, Asset, AssetAlreadyAlive, AssetState, AssetSummary
+from fennel_core.bank.errors import AssetAlreadyAlive
+from fennel_core.bank.store import ALIVE_STATES, Asset, AssetState, AssetSummary
 from fennel_core.blueprints.logical import AssetKey
 from fennel_core.vocab.ids import AssetId, BranchName, CommitId, WorkspaceId
 
 
 @dataclass(slots=True)
 class IncarnationCounter:
-    """Shared by all transactions: a number given out is gone, whatever becomes of the
-    transaction.
-    """
+    """Issues incarnations to all transactions; a failed transaction does not return its numbers."""
 
     first: int = 1
     last: int = 0
@@ -26,9 +25,7 @@ class IncarnationCounter:
 
 @dataclass(slots=True)
 class MemoryBank:
-    """See `bank.store.Bank`. Dicts and frozen values only, so that `copy` is a consistent
-    snapshot.
-    """
+    """See `bank.store.Bank`. Holds frozen values only, so `copy` is a consistent snapshot."""
 
     incarnations: IncarnationCounter = field(default_factory=IncarnationCounter)
     open_workspaces: set[WorkspaceId] = field(default_factory=set)
@@ -37,6 +34,7 @@ class MemoryBank:
     refs: set[tuple[CommitId, BranchName, AssetId]] = field(default_factory=set)
 
     def copy(self) -> MemoryBank:
+        """Return a copy that shares only the counter of incarnations."""
         return MemoryBank(
             self.incarnations,
             set(self.open_workspaces),
@@ -64,7 +62,9 @@ class MemoryBank:
     async def add(self, assets: Sequence[Asset]) -> None:
         for asset in assets:
             if await self.alive(asset.workspace, [asset.key]):
-                raise AssetAlreadyAlive(asset.id)
+                raise AssetAlreadyAlive(
+                    f"asset `{asset.id}` cannot be added: another asset of its identity is alive"
+                )
             self.rows[asset.id] = asset
 
     async def summaries(self, ids: Iterable[AssetId]) -> list[AssetSummary]:
@@ -114,9 +114,9 @@ class MemoryBank:
     async def remove_references(
         self, workspace: WorkspaceId, branch: BranchName, commit: CommitId | None = None
     ) -> list[AssetId]:
-        going = self._of(workspace, branch, commit)
-        self.refs -= going
-        return sorted({id_ for _, _, id_ in going})
+        removed = self._of(workspace, branch, commit)
+        self.refs -= removed
+        return sorted({id_ for _, _, id_ in removed})
 
     async def unheld(
         self, ids: Iterable[AssetId], *, ignoring: BranchName | None = None

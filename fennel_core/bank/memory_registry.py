@@ -1,4 +1,4 @@
-"""The in-memory twin of the job registry, with a clock that tests and the simulation move."""
+"""The in-memory job registry, with a clock that tests and the simulation move."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class MemoryRegistry:
         self.stopping: set[SlotId] = set()
 
     def add(self, job: JobId, spec: bytes, partitions: int) -> None:
-        """Register a job, as T2 does."""
+        """Register a job, as the commit transaction T2 does."""
         self._specs[job] = (spec, "run")
         self._rows |= {(job, PartitionIndex(p)): _Row() for p in range(partitions)}
 
     def condemn(self, job: JobId) -> None:
-        """Ask engines to drop a job."""
+        """Ask engines to stop a job and remove its local state."""
         self._specs[job] = (self._specs[job][0], "remove")
 
     def reports(self) -> dict[JobPartition, tuple[SlotId | None, PartitionReport]]:

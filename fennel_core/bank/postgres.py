@@ -1,5 +1,7 @@
-"""The bank in Postgres. Each method is one statement over arrays, so a commit of thousands of
-assets costs a handful of round trips.
+"""The bank in Postgres.
+
+Each method is one statement over arrays, so a commit of thousands of assets takes a handful of
+round trips.
 """
 
 from __future__ import annotations
@@ -9,7 +11,8 @@ from typing import Any
 
 import psycopg
 
-from fennel_core.bank.store import ALIVE_STATES, Asset, AssetAlreadyAlive, AssetState, AssetSummary
+from fennel_core.bank.errors import AssetAlreadyAlive
+from fennel_core.bank.store import ALIVE_STATES, Asset, AssetState, AssetSummary
 from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.logical import AssetKey, AssetKind, Blueprint, LogicalJob, LogicalTopic
 from fennel_core.connections.postgres import AsyncConnection
@@ -17,7 +20,7 @@ from fennel_core.vocab.ids import AssetId, BranchName, CommitId, Identity, Works
 
 Values = Sequence[Any] | Mapping[str, Any]
 
-# NO KEY UPDATE excludes other committers without holding up rows that only refer to the workspace
+# NO KEY UPDATE excludes other commits without blocking rows that only reference the workspace
 # (tokens, clocks).
 LOCK = "SELECT state FROM workspace WHERE name = %s FOR NO KEY UPDATE"
 ALIVE_OF = """
@@ -60,7 +63,7 @@ UNHELD = """
 
 
 class PostgresBank:
-    """See `bank.store.Bank`; the connection is inside a transaction of the caller."""
+    """See `bank.store.Bank`. The connection is inside a transaction of the caller."""
 
     def __init__(self, connection: AsyncConnection) -> None:
         self._connection = connection
@@ -109,8 +112,10 @@ class PostgresBank:
         )
         try:
             await self._connection.execute(ADD, columns)
-        except psycopg.errors.UniqueViolation as twice:
-            raise AssetAlreadyAlive(str(twice)) from twice
+        except psycopg.errors.UniqueViolation as violation:
+            raise AssetAlreadyAlive(
+                f"an asset of the same identity is alive: {violation}"
+            ) from violation
 
     async def summaries(self, ids: Iterable[AssetId]) -> list[AssetSummary]:
         return [

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-
-from psycopg import AsyncConnection, OperationalError
-from psycopg.rows import TupleRow
-from psycopg_pool import AsyncConnectionPool, PoolTimeout
+from typing import Any
 
 from fennel_core.bank.registry import PartitionReport, RegisteredJob, RegistryState, Slot
-from fennel_core.connections.errors import SystemUnavailable
+from fennel_core.connections.postgres import AsyncConnection, Pool, connection_of
 from fennel_core.schedule.lease import Lease
 from fennel_core.vocab.ids import Epoch, JobId, JobPartition, Millis, PartitionIndex, SlotId
 
@@ -67,25 +64,25 @@ def _columns(keys: Sequence[tuple[JobPartition, Epoch]], slot: SlotId) -> dict[s
 class PostgresRegistry:
     """See `bank.registry.Registry`; the schema is migration 0001."""
 
-    def __init__(self, pool: AsyncConnectionPool[AsyncConnection[TupleRow]]) -> None:
+    def __init__(self, pool: Pool) -> None:
         self._pool = pool
 
     async def heartbeat(self, slot: Slot, lease_ms: Millis) -> None:
         values = {"id": slot.id, "engine": slot.engine, "address": slot.address, "lease": lease_ms}
-        async with self._pool.connection() as connection, connection.transaction():
+        async with connection_of(self._pool) as connection, connection.transaction():
             row = await (await connection.execute(HEARTBEAT, values)).fetchone()
             await connection.execute(RENEW, values)
             if row is not None and row[0]:
                 await connection.execute(WAKE)
 
     async def read(self, me: SlotId) -> RegistryState:
-        async with self._pool.connection() as connection, connection.transaction():
-            slots = await (
+        async with connection_of(self._pool) as connection, connection.transaction():
+            slots: list[Any] = await (
                 await connection.execute(
                     "SELECT id, stopping FROM slot WHERE lease_until > now() ORDER BY id"
                 )
             ).fetchall()
-            rows = await (await connection.execute(JOBS)).fetchall()
+            rows: list[Any] = await (await connection.execute(JOBS)).fetchall()
         jobs = tuple(
             RegisteredJob(
                 JobId(job),
@@ -98,27 +95,23 @@ class PostgresRegistry:
         return RegistryState(running, jobs, any(stopping for name, stopping in slots if name == me))
 
     async def spec(self, job: JobId) -> bytes | None:
-        try:
-            async with self._pool.connection() as connection:
-                row = await (
-                    await connection.execute("SELECT spec FROM job WHERE id = %s", (job,))
-                ).fetchone()
-        except (OperationalError, PoolTimeout) as away:
-            raise SystemUnavailable(str(away)) from away
+        async with connection_of(self._pool) as connection:
+            cursor = await connection.execute("SELECT spec FROM job WHERE id = %s", (job,))
+            row: Any = await cursor.fetchone()
         return bytes(row[0]) if row else None
 
     async def claim(
         self, wanted: Sequence[tuple[JobPartition, Epoch]], slot: SlotId, lease_ms: Millis
     ) -> dict[JobPartition, Epoch]:
-        async with self._pool.connection() as connection, connection.transaction():
-            won = await (
+        async with connection_of(self._pool) as connection, connection.transaction():
+            won: list[Any] = await (
                 await connection.execute(CLAIM, {**_columns(wanted, slot), "lease": lease_ms})
             ).fetchall()
             await connection.execute(WAKE)
         return {(JobId(job), PartitionIndex(part)): Epoch(epoch) for job, part, epoch in won}
 
     async def release(self, held: Sequence[tuple[JobPartition, Epoch]], slot: SlotId) -> None:
-        async with self._pool.connection() as connection, connection.transaction():
+        async with connection_of(self._pool) as connection, connection.transaction():
             await connection.execute(RELEASE, _columns(held, slot))
             await connection.execute(WAKE)
 
@@ -126,27 +119,28 @@ class PostgresRegistry:
         self, reports: Mapping[JobPartition, tuple[Epoch, PartitionReport]], slot: SlotId
     ) -> None:
         values = _columns([(key, epoch) for key, (epoch, _) in reports.items()], slot)
-        said = [report for _, report in reports.values()]
+        newest = [report for _, report in reports.values()]
         values |= {
-            "statuses": [r.status for r in said],
-            "lags": [r.lag for r in said],
-            "errors": [r.error for r in said],
+            "statuses": [r.status for r in newest],
+            "lags": [r.lag for r in newest],
+            "errors": [r.error for r in newest],
         }
-        async with self._pool.connection() as connection:
+        async with connection_of(self._pool) as connection:
             await connection.execute(REPORT, values)
 
     async def expire_predecessors(self, id_prefix: str, survivor: SlotId) -> None:
-        async with self._pool.connection() as connection, connection.transaction():
+        async with connection_of(self._pool) as connection, connection.transaction():
             dead = "SELECT id FROM slot WHERE starts_with(id, %s) AND id <> %s"
-            for (slot,) in await (await connection.execute(dead, (id_prefix, survivor))).fetchall():
-                await _remove(connection, SlotId(slot))
+            cursor = await connection.execute(dead, (id_prefix, survivor))
+            for (slot,) in await cursor.fetchall():
+                await _remove(connection, SlotId(str(slot)))
 
     async def deregister(self, slot: SlotId) -> None:
-        async with self._pool.connection() as connection, connection.transaction():
+        async with connection_of(self._pool) as connection, connection.transaction():
             await _remove(connection, slot)
 
 
-async def _remove(connection: AsyncConnection[TupleRow], slot: SlotId) -> None:
+async def _remove(connection: AsyncConnection, slot: SlotId) -> None:
     await connection.execute(
         "UPDATE job_partition SET slot_id = NULL, lease_until = NULL, status = "
         "'idle', lag = NULL WHERE slot_id = %s",

@@ -1,8 +1,8 @@
-"""The job registry: jobs, slots and who owns which job partition.
+"""The job registry: jobs, slots, and which slot owns each job partition.
 
-Theory. Postgres is the one clock and the one referee. Every lease is measured by the registry's own
-`now()`; ownership changes only by compare-and-set on the epoch; a slot whose own lease lapsed owns
-nothing. An engine asks for everything it needs in one read per poll.
+Postgres is the only clock and the only arbiter. Every lease is measured by the registry's own
+`now()`. Ownership changes only by compare-and-set on the epoch. A slot whose own lease expired owns
+nothing. An engine reads everything it needs in one request per poll.
 """
 
 from __future__ import annotations
@@ -25,34 +25,40 @@ from fennel_core.vocab.ids import (
 
 @dataclass(frozen=True, slots=True)
 class Slot:
+    """A slot of an engine: one process that runs job partitions."""
+
     id: SlotId
     engine: EngineId
     address: str
-    """Unix socket path or host:port of its lookup service."""
+    """Unix socket path or `host:port` of its lookup service."""
 
 
 @dataclass(frozen=True, slots=True)
 class RegisteredJob:
-    """One job as the registry knows it."""
+    """One job and the leases of its partitions."""
 
     id: JobId
     desired: str
+    """`run`, or `remove`: stop it and delete its local state."""
     leases: Mapping[PartitionIndex, Lease]
 
 
 @dataclass(frozen=True, slots=True)
 class RegistryState:
-    """One consistent read of the registry."""
+    """One consistent read of the registry: running slots and all jobs."""
 
     slots: tuple[SlotId, ...]
     jobs: tuple[RegisteredJob, ...]
     stopping: bool
-    """This slot was asked to stop."""
+    """True if the reading slot was asked to stop."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionReport:
-    """What a runner says about its job partition."""
+    """The status of a job partition, as its runner reports it.
+
+    `lag` counts records that are not applied yet; None while it is unknown.
+    """
 
     status: str
     lag: int | None
@@ -60,38 +66,46 @@ class PartitionReport:
 
 
 class Registry(Protocol):
+    """The registry of one platform. Every method raises `connections.errors.SystemUnavailable`."""
+
     async def heartbeat(self, slot: Slot, lease_ms: Millis) -> None:
-        """Register or renew the slot and every lease it holds."""
+        """Register or renew the slot and every unexpired lease that it holds."""
         ...
 
-    async def read(self, me: SlotId) -> RegistryState: ...
+    async def read(self, me: SlotId) -> RegistryState:
+        """Return the state of the registry for the slot `me`."""
+        ...
 
     async def spec(self, job: JobId) -> bytes | None:
-        """Canonical bytes of the job's spec; None when it is gone. Raises SystemUnavailable."""
+        """Return the canonical bytes of a job's specification; None if it was removed."""
         ...
 
     async def claim(
         self, wanted: Sequence[tuple[JobPartition, Epoch]], slot: SlotId, lease_ms: Millis
     ) -> dict[JobPartition, Epoch]:
-        """Compare-and-set each from the epoch seen to the next one; the epochs won."""
+        """Claim partitions by compare-and-set from the given epochs to the next ones.
+
+        Returns the new epochs of the partitions that were won.
+        """
         ...
 
     async def release(self, held: Sequence[tuple[JobPartition, Epoch]], slot: SlotId) -> None:
-        """Give up leases we still hold under these epochs."""
+        """Release those leases that the slot still holds under the given epochs."""
         ...
 
     async def report(
         self, reports: Mapping[JobPartition, tuple[Epoch, PartitionReport]], slot: SlotId
     ) -> None:
-        """Store what runners say, for those still owned under that epoch."""
+        """Store the reports of partitions that the slot still owns under the given epochs."""
         ...
 
     async def expire_predecessors(self, id_prefix: str, survivor: SlotId) -> None:
-        """Remove the slots whose ids begin with `id_prefix`, but `survivor`, and their leases: the
-        caller knows that they are dead.
+        """Remove the slots whose ids start with `id_prefix`, except `survivor`, and their leases.
+
+        The caller knows that these slots are dead.
         """
         ...
 
     async def deregister(self, slot: SlotId) -> None:
-        """Remove the slot and its leases: the clean end of a slot."""
+        """Remove the slot and its leases, at its clean end."""
         ...

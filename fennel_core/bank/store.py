@@ -1,13 +1,15 @@
-"""The asset bank: which physical thing stands for which identity, and who holds it. `memory.py` is
-the twin, `postgres.py` the real one.
+"""The asset bank: which physical asset realises each identity, and which commits hold it.
 
-Theory. An asset is one incarnation of a blueprint; its name is never used twice, so nothing that
-was destroyed can be mistaken for what came after it. Of each (workspace, kind, identity) at most
-one asset is *alive* (pending, created or live) and may be shared. An asset is held by *references*
-(a branch version) and by *reservations* (a commit under way); one that nobody holds may be
-condemned. Everything here happens inside a transaction of the caller; whoever decides on what is
-held takes `lock` first, so that no other commit of the workspace can take hold of what is being let
-go.
+An asset is one incarnation of a blueprint. Its name is never used twice, so a deleted asset cannot
+be mistaken for a later one. Of each (workspace, kind, identity) at most one asset is *alive*
+(pending, created or live) and can be shared.
+
+An asset is *held* by references (of branch versions) and by reservations (of commits in progress).
+An asset that is not held may be condemned, that is, marked for deletion. All methods run inside a
+transaction of the caller. To decide on held assets, take `lock` first, so that no other commit of
+the workspace can hold an asset that is about to be condemned.
+
+`memory.py` is the in-memory implementation, `postgres.py` the durable one.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from fennel_core.vocab.ids import AssetId, BranchName, CommitId, WorkspaceId
 
 
 class AssetState(StrEnum):
-    """See `ledger.lifecycle` for the moves between them."""
+    """The state of an asset; see `ledger.lifecycle` for the transitions."""
 
     PENDING = "pending"
     CREATED = "created"
@@ -33,11 +35,13 @@ class AssetState(StrEnum):
 
 
 ALIVE_STATES = (AssetState.PENDING, AssetState.CREATED, AssetState.LIVE)
-"""States in which an asset may be shared."""
+"""States in which an asset can be shared."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asset:
+    """A physical asset and its blueprint."""
+
     id: AssetId
     workspace: WorkspaceId
     incarnation: int
@@ -51,7 +55,7 @@ class Asset:
 
 @dataclass(frozen=True, slots=True)
 class AssetSummary:
-    """An asset in short, without its blueprint: what most decisions need."""
+    """An asset without its blueprint, which most decisions do not need."""
 
     id: AssetId
     key: AssetKey
@@ -59,79 +63,83 @@ class AssetSummary:
     title: str
 
 
-class AssetAlreadyAlive(Exception):
-    """Two assets of one identity would be alive: the caller planned without holding the lock."""
-
-
 class Bank(Protocol):
-    """The bank inside one transaction."""
+    """The bank inside one transaction of the caller."""
 
     async def lock(self, workspace: WorkspaceId) -> bool:
-        """Hold off every other change of what is held in the workspace until the transaction ends.
-        True: the workspace is open.
+        """Lock the workspace against other commits until the transaction ends.
+
+        Returns True if the workspace is open, False if it is closed or unknown.
         """
         ...
 
     async def next_incarnation(self) -> int:
-        """A number that was never given out and never will be again, even if this transaction
-        fails.
-        """
+        """Return a number that is never returned again, even if this transaction fails."""
         ...
 
     async def alive(
         self, workspace: WorkspaceId, keys: Sequence[AssetKey]
     ) -> dict[AssetKey, AssetId]:
-        """The alive asset of each of `keys` that has one."""
+        """Return the alive asset of each of `keys` that has one."""
         ...
 
     async def add(self, assets: Sequence[Asset]) -> None:
-        """New assets. Raises `AssetAlreadyAlive`."""
+        """Add assets. Raises `errors.AssetAlreadyAlive` if another one of its key is alive."""
         ...
 
     async def summaries(self, ids: Iterable[AssetId]) -> list[AssetSummary]:
-        """Those of `ids` that exist, by id."""
+        """Return those of `ids` that exist, ordered by id, without their blueprints."""
         ...
 
     async def assets(self, ids: Iterable[AssetId]) -> list[Asset]:
-        """As `summaries`, with blueprints."""
+        """Return those of `ids` that exist, ordered by id, with their blueprints."""
         ...
 
-    async def set_state(self, ids: Iterable[AssetId], state: AssetState) -> None: ...
+    async def set_state(self, ids: Iterable[AssetId], state: AssetState) -> None:
+        """Set the state of assets; `ledger.lifecycle` decides which changes are allowed."""
+        ...
 
     async def reserve(self, commit: CommitId, ids: Iterable[AssetId]) -> None:
-        """Hold `ids` for a commit under way; holding twice is holding once."""
+        """Hold `ids` for a commit in progress. Idempotent."""
         ...
 
-    async def reserved(self, commit: CommitId) -> list[AssetId]: ...
+    async def reserved(self, commit: CommitId) -> list[AssetId]:
+        """Return the assets that a commit has reserved, ordered by id."""
+        ...
 
     async def release_reservations(self, commit: CommitId) -> list[AssetId]:
-        """Let go of all the commit had reserved, and say what that was."""
+        """Drop all reservations of a commit; return their assets."""
         ...
 
     async def add_references(
         self, commit: CommitId, branch: BranchName, ids: Iterable[AssetId]
     ) -> None:
-        """Hold `ids` for a version of a branch; holding twice is holding once."""
+        """Hold `ids` for one version of a branch. Idempotent."""
         ...
 
     async def references(
         self, workspace: WorkspaceId, branch: BranchName, commit: CommitId | None = None
     ) -> list[AssetId]:
-        """What the branch holds, in one of its versions or in all of them, by id and each once."""
+        """Return the distinct assets that a branch references, ordered by id.
+
+        With `commit`, only those of that version of the branch.
+        """
         ...
 
     async def remove_references(
         self, workspace: WorkspaceId, branch: BranchName, commit: CommitId | None = None
     ) -> list[AssetId]:
-        """Let go of what the branch holds, in one of its versions or in all of them, and say what
-        that was.
+        """Drop the references of a branch; return their distinct assets.
+
+        With `commit`, only those of that version of the branch.
         """
         ...
 
     async def unheld(
         self, ids: Iterable[AssetId], *, ignoring: BranchName | None = None
     ) -> list[AssetId]:
-        """Those of `ids` that no reference and no reservation holds, by id. References of the
-        branch `ignoring` do not count.
+        """Return those of `ids` without any reference or reservation, ordered by id.
+
+        References of the branch `ignoring` do not count.
         """
         ...

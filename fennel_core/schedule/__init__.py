@@ -1,1 +1,1 @@
-"""Who runs what: ownership of job partitions and the rules of leases. Pure."""
+"""Scheduling of job partitions on slots: placement and leases, as pure functions."""

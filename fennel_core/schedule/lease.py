@@ -1,9 +1,10 @@
-"""When may a slot run a job partition?
+"""Decide whether a slot may run a job partition.
 
-Theory. Ownership is a row (epoch, slot, lease end) that changes only by compare-and-set. A slot
-that holds a live lease may fence and run; every other slot must not touch Kafka. Epochs grow with
-every claim, also of the same slot, so a process that was paused for a minute can never be mistaken
-for the current owner. Getting this wrong lets a stale process overwrite a newer one's work.
+Ownership is a row (epoch, slot, end of lease) that changes only by compare-and-set. A slot with a
+live lease may fence and run; every other slot must not write to Kafka. Every claim raises the
+epoch, even a claim by the same slot, so a process that was paused for a minute can never be
+mistaken for the current owner. A mistake here lets a stale process overwrite the work of a newer
+one.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from fennel_core.vocab.ids import Epoch, Millis, SlotId
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """`remaining_ms` as the registry's own clock measured it when the row was read; not above zero
-    means lapsed.
+    """The lease of a job partition as read from the registry.
+
+    `remaining_ms` was measured by the registry's clock; zero or less means expired.
     """
 
     epoch: Epoch
@@ -25,35 +27,34 @@ class Lease:
 
     @property
     def live(self) -> bool:
+        """True if a slot holds the lease and it has not expired."""
         return self.slot is not None and self.remaining_ms > 0
 
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Run on, under this epoch."""
+    """Keep running under this epoch."""
 
     epoch: Epoch
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Take it: compare-and-set from `seen` to the next epoch."""
+    """Claim the partition by compare-and-set from `seen` to the next epoch."""
 
     seen: Epoch
 
 
 @dataclass(frozen=True, slots=True)
 class StopAndRelease:
-    """Stop what runs of it, then give the lease of this epoch up: it is ours and we are not
-    preferred.
-    """
+    """Stop the runner, then release the lease: this slot holds it, but another is preferred."""
 
     epoch: Epoch
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Not ours: make sure nothing of it runs here."""
+    """Stop the runner, if any: another slot owns the partition or should."""
 
 
 LeaseDecision = Keep | Claim | StopAndRelease | Stop
@@ -62,12 +63,15 @@ LeaseDecision = Keep | Claim | StopAndRelease | Stop
 def decide_lease(
     me: SlotId, lease: Lease, running: Epoch | None, preferred: SlotId | None
 ) -> LeaseDecision:
-    """Say what slot `me` does about a job partition.
+    """Return what slot `me` has to do about a job partition.
 
-    `running` is the epoch under which this slot runs it now, None when it does not. A row that
-    names us under an epoch we do not run was written by an earlier life of this slot (or by a lost
-    answer): it is claimed anew, never resumed. Where we are not preferred it is given up even if
-    nothing of it runs: our heartbeats would keep it from everybody else for as long as we live.
+    `running` is the epoch under which this slot runs it now, None if it does not; `preferred` is
+    the slot that should own it, None if there is no live slot.
+
+    A row that names `me` under an epoch that it does not run was written by a predecessor of this
+    process, or by a claim whose response was lost: it is claimed again, never resumed. If another
+    slot is preferred, the lease is released even if nothing runs, because the heartbeats of this
+    slot would otherwise renew it for ever.
     """
     ours = lease.live and lease.slot == me
     if ours and running == lease.epoch and preferred in (me, None):

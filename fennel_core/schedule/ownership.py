@@ -1,11 +1,11 @@
-"""Ownership of job partitions by rendezvous hashing over live slots.
+"""Place job partitions on live slots by rendezvous hashing.
 
-Theory. Every (job partition, slot) pair has a score that anyone can compute; the live slot with the
-highest score is preferred. A slot that joins takes about 1/n of the partitions, one that leaves
-gives up only its own: nothing else moves (Thaler and Ravishankar, 1998). Plain scores would leave
-small jobs lopsided, so the partitions of one job are dealt round the slots ranked by the job's
-scores: partition p prefers the slot of rank p mod n, which spreads each job evenly and still moves
-only a share when slots change.
+Every (job partition, slot) pair has a score that any process can compute; the live slot with the
+highest score is preferred. A slot that joins takes about 1/n of the partitions, and one that leaves
+gives up only its own; no other partition moves (Thaler and Ravishankar, 1998). Plain scores would
+distribute small jobs unevenly, so the slots are ranked by the job's scores and partition p prefers
+the slot of rank p mod n. That spreads each job evenly and still moves only a share of its
+partitions when slots change.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from fennel_core.vocab.ids import JobId, PartitionIndex, SlotId
 
 
 def preferred_slot(job: JobId, part: PartitionIndex, slots: Sequence[SlotId]) -> SlotId | None:
-    """The slot that should own a job partition; None when no slot is alive. `slots` in any
-    order.
+    """Return the slot that should own a job partition, None if there is no live slot.
+
+    The order of `slots` does not matter.
     """
     if not slots:
         return None

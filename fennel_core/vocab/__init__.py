@@ -1,3 +1,1 @@
-"""The words every room shares: ids, time, data types, schemas, positions and keys. Pure values;
-nothing here touches the world.
-"""
+"""Values that all packages share: ids, time, data types, schemas, positions and keys. No I/O."""

@@ -1,10 +1,10 @@
-"""Data types of the client's language and how each is laid out in Arrow.
+"""Data types of the client's language and the Arrow layout of each.
 
-Theory. A dtype is a closed union of frozen values. `arrow_type` fixes one physical layout per dtype
-for topics, state and lookups: timestamps are microseconds in UTC, decimals are decimal128(28,
-scale), maps are lists of (key, value) structs because Polars has no map. `Optional` changes
-nullability only; `Between`, `OneOf` and `Regex` are checked at the door and stored as their base
-type. Changing a layout here breaks bytes at rest, so it needs a new state-format version.
+A dtype is a closed union of frozen values. `arrow_type` fixes one physical layout per dtype for
+topics, state and lookups: timestamps are microseconds in UTC, decimals are decimal128(28, scale),
+maps are lists of (key, value) structs because Polars has no map type. `Optional` changes
+nullability only; `Between`, `OneOf` and `Regex` are validated on ingest and stored as their base
+type. Changing a layout breaks stored bytes, so it needs a new state-format version.
 """
 
 from __future__ import annotations
@@ -140,9 +140,7 @@ TIMESTAMP_ARROW = pa.timestamp("us", tz="UTC")
 
 
 def base(dtype: Dtype) -> Dtype:
-    """The dtype a value is stored as: without Optional and without the door's checks (between,
-    oneof, regex).
-    """
+    """Return the dtype that values are stored as: without Optional, Between, OneOf and Regex."""
     match dtype:
         case Optional(of) | Between(of=of) | OneOf(of=of):
             return base(of)
@@ -153,17 +151,17 @@ def base(dtype: Dtype) -> Dtype:
 
 
 def is_optional(dtype: Dtype) -> bool:
-    """May a value of this dtype be null?"""
+    """Return whether a value of this dtype can be null."""
     return isinstance(dtype, Optional | Null)
 
 
 def optional(dtype: Dtype) -> Dtype:
-    """`Optional[dtype]`, without wrapping twice."""
+    """Return `Optional[dtype]`; a dtype that is optional already is returned unchanged."""
     return dtype if is_optional(dtype) else Optional(dtype)
 
 
 def arrow_type(dtype: Dtype) -> pa.DataType:
-    """The Arrow type a value of `dtype` has in batches, topics and lookups."""
+    """Return the Arrow type of `dtype` in batches, topics and lookups."""
     match dtype:
         case Optional(of) | Between(of=of) | OneOf(of=of):
             return arrow_type(of)
@@ -200,7 +198,7 @@ def arrow_type(dtype: Dtype) -> pa.DataType:
 
 
 def show(dtype: Dtype) -> str:
-    """The dtype as a user of the client writes it, for error messages."""
+    """Return the dtype as a user of the client writes it, for error messages."""
     match dtype:
         case Optional(of):
             return f"Optional[{show(of)}]"

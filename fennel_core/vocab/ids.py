@@ -1,11 +1,9 @@
-"""Ids that must never be mixed up: one NewType per noun, so the type checker tells a job from an
-asset.
-"""
+"""Ids as distinct types, so that the type checker distinguishes a job from an asset."""
 
 from typing import NewType
 
 WorkspaceId = NewType("WorkspaceId", str)
-"""A tenant. Everything physical (topics, state, objects) is prefixed by it."""
+"""A tenant. Names of its topics, state and objects start with it."""
 BranchName = NewType("BranchName", str)
 DatasetName = NewType("DatasetName", str)
 FeaturesetName = NewType("FeaturesetName", str)
@@ -21,10 +19,10 @@ SlotId = NewType("SlotId", str)
 EngineId = NewType("EngineId", str)
 PartitionIndex = NewType("PartitionIndex", int)
 Epoch = NewType("Epoch", int)
-"""Ownership epoch of a job partition; grows by compare-and-set and never repeats."""
+"""Ownership epoch of a job partition. Each claim raises it by compare-and-set; never reused."""
 Offset = NewType("Offset", int)
 Micros = NewType("Micros", int)
-"""Microseconds since 1970-01-01 UTC: the unit of event time everywhere inside the platform."""
+"""Microseconds since 1970-01-01 UTC: the unit of event time inside the platform."""
 Millis = NewType("Millis", int)
 
 JobPartition = tuple[JobId, PartitionIndex]

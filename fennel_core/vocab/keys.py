@@ -1,10 +1,10 @@
-"""Keys: their bytes, their key group, their partition.
+"""Keys: their bytes, key groups and partitions.
 
-Theory. A key is the msgpack array of its fields' physical values. Such bytes are self-delimiting,
-so no key is a prefix of another and state keys can append to them. The key group is CRC-32 of the
-bytes modulo a number fixed per dataset; a partition owns a contiguous range of groups, so
-partitions can be split without rewriting state. Both are pure functions of the bytes: ingest,
-engines and query servers must agree on them for ever.
+A key is the msgpack array of the physical values of its fields. Such bytes are self-delimiting, so
+no key is a prefix of another and state keys can append to them. The key group is CRC-32 of the
+bytes modulo a number fixed per dataset, and a partition owns a contiguous range of key groups, so
+partitions can be split without rewriting state. Both are pure functions of the bytes; ingest,
+engines and query servers must always agree on them.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ import msgspec
 import polars as pl
 
 KEY_GROUPS = 128
-"""Fixed number of key groups per dataset: the upper bound of partitions it can ever have."""
+"""Number of key groups per dataset, which never changes: the maximum number of partitions."""
 
 _encode = msgspec.msgpack.Encoder().encode
 
 
 def physical(frame: pl.DataFrame) -> pl.DataFrame:
-    """The frame with every column in the form msgpack can carry: temporals as integers, decimals as
-    text; nested values likewise.
+    """Return the frame with values that msgpack can encode, in nested types too.
+
+    Datetimes and dates become integers, decimals become text.
     """
     special = [
         _physical(pl.col(name), dtype).alias(name)
@@ -50,7 +51,7 @@ def _physical(column: pl.Expr, dtype: pl.DataType) -> pl.Expr:
 
 
 def _is_special(dtype: pl.DataType) -> bool:
-    """Is this, or anything in it, a type that msgpack cannot carry?"""
+    """Return whether the type is or contains one that msgpack cannot encode."""
     if isinstance(dtype, pl.List):
         return _is_special(dtype.inner)  # type: ignore[arg-type]  # inner is an instance at run time
     if isinstance(dtype, pl.Struct):
@@ -59,28 +60,29 @@ def _is_special(dtype: pl.DataType) -> bool:
 
 
 def key_bytes(frame: pl.DataFrame, names: Sequence[str]) -> list[bytes]:
-    """One key per row of `frame`: the msgpack array of the columns `names`, in that order."""
+    """Return one key per row of `frame`: the msgpack array of the columns `names`, in order."""
     return list(map(_encode, physical(frame[list(names)]).rows()))
 
 
 def key_group(key: bytes, groups: int = KEY_GROUPS) -> int:
-    """The key group of a key, in `range(groups)`."""
+    """Return the key group of a key, in `range(groups)`."""
     return crc32(key) % groups
 
 
 def partition_of_group(group: int, partitions: int, groups: int = KEY_GROUPS) -> int:
-    """The partition that owns a key group: ranges of groups, as even as integers allow."""
+    """Return the partition that owns a key group; partitions own ranges of equal size, +/- 1."""
     return group * partitions // groups
 
 
 def partition_of(key: bytes, partitions: int, groups: int = KEY_GROUPS) -> int:
-    """The partition of a key, in `range(partitions)`."""
+    """Return the partition of a key, in `range(partitions)`."""
     return crc32(key) % groups * partitions // groups
 
 
 def state_prefix(tag: bytes, key: bytes) -> bytes:
-    """Prefix of everything a job keeps about one key: key group (2 bytes, big-endian), one-byte
-    table tag, key.
+    """Return the prefix of all state that a job keeps about one key.
+
+    It is the key group (2 bytes, big-endian), the table tag (1 byte) and the key.
     """
     assert len(tag) == 1, "a table tag is one byte"
     return (crc32(key) % KEY_GROUPS).to_bytes(2, "big") + tag + key

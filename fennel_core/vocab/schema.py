@@ -1,4 +1,4 @@
-"""A dataset's schema: key fields, value fields and the one timestamp field.
+"""The schema of a dataset: key fields, value fields and one timestamp field.
 
 Column order is fixed: keys, then values, then the timestamp. Every batch, topic and state row of a
 dataset uses it.
@@ -15,12 +15,15 @@ from fennel_core.vocab.dtypes import Field, Timestamp, arrow_type
 
 @dataclass(frozen=True, slots=True)
 class Schema:
+    """Fields of a dataset; `timestamp` names its timestamp field."""
+
     keys: tuple[Field, ...]
     values: tuple[Field, ...]
     timestamp: str
 
     @property
     def keyed(self) -> bool:
+        """True if the dataset has key fields."""
         return bool(self.keys)
 
     @property
@@ -33,7 +36,7 @@ class Schema:
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """Keys, values, timestamp: the order of columns everywhere."""
+        """All fields in the order of columns: keys, values, timestamp."""
         return (*self.keys, *self.values, Field(self.timestamp, Timestamp()))
 
     @property
@@ -41,7 +44,9 @@ class Schema:
         return tuple(f.name for f in self.fields)
 
     def field(self, name: str) -> Field | None:
+        """Return the field called `name`, None if there is none."""
         return next((f for f in self.fields if f.name == name), None)
 
     def arrow(self) -> pa.Schema:
+        """Return the Arrow schema of a batch of rows."""
         return pa.schema([(f.name, arrow_type(f.dtype)) for f in self.fields])

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from fennel_core.bank.store import Asset, AssetAlreadyAlive, AssetState, AssetSummary
+from fennel_core.bank.errors import AssetAlreadyAlive
+from fennel_core.bank.store import Asset, AssetState, AssetSummary
 from fennel_core.blueprints.commit_plan import asset_id
 from fennel_core.blueprints.logical import AssetKind, Blueprint
 from fennel_core.ledger.lifecycle import CommitState
