@@ -117,9 +117,8 @@ class Worker:
         self._calls = 0
         self._retire_at_bytes = address_space_bytes() + limits.memory_bytes // 2
         fennel.datasets.datasets.dataset_lookup = self._lookup
-        fennel.lib.secrets.get = (
-            self._secret
-        )  # the attribute is the inner module, the one user code reaches
+        # The attribute is the inner module, which is the one that user code reaches.
+        fennel.lib.secrets.get = self._secret
 
     def run(self) -> None:
         """Serve until the host closes the control socket."""
@@ -315,12 +314,14 @@ def enter(
 ) -> None:
     """Become a worker in a freshly forked process; never returns."""
     close()
-    os.setpgid(0, 0)  # so that the host can kill what user code starts along with it
+    # A process group, so that the host can also kill processes that user code starts.
+    os.setpgid(0, 0)
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     random.seed()
-    np.random.seed()  # the global state user code draws from, which forks would share
+    # Forks would share the global random state that user code draws from.
+    np.random.seed()
     limit = address_space_bytes() + limits.memory_bytes
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

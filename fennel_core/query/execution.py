@@ -122,9 +122,8 @@ class ProgramRunner:
         )
         columns = [now, *(registers[i].series for i in step.inputs)]
         arrays = [column.to_arrow(compat_level=pl.CompatLevel.oldest()) for column in columns]
-        rows = pa.Table.from_arrays(
-            arrays, [TS, *(field.name for field in step.call.inputs)]
-        )  # an input may come twice
+        # Not a dict: an input may occur twice.
+        rows = pa.Table.from_arrays(arrays, [TS, *(field.name for field in step.call.inputs)])
         try:
             table = await self._executors.run(step.call, rows, callbacks=callbacks)
         except ExecutorUnavailable as busy:

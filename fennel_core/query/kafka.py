@@ -160,9 +160,8 @@ class KafkaTails:
                             f"{topic} was not read to its end in {REQUEST_S:g} s",
                         )
                     )
-                message = self._consumer.poll(
-                    POLL_S
-                )  # one at a time: `consume` waits for its whole time-out
+                # One message at a time: `consume` waits for its whole time-out.
+                message = self._consumer.poll(POLL_S)
                 if message is None:
                     continue
                 part, error = message.partition(), message.error()

@@ -123,8 +123,9 @@ class NoExecutors:
 
 @dataclass
 class ScriptedProducer:
-    """A memory lane that takes `turns()` turns of the loop before it commits, and raises what
-    `fails()` gives.
+    """An in-memory producer that yields to the event loop `turns()` times before a commit.
+
+    It raises the exception that `fails()` returns.
     """
 
     log: dict[tuple[TopicName, int], list[ProducerRecord]]
@@ -143,8 +144,8 @@ class ScriptedProducer:
 
 @dataclass(slots=True)
 class SlowClock(MemoryIngestClock):
-    """A clock whose question and answer take `turns()` turns of the loop each, as a database's
-    do.
+    """A clock that yields to the event loop `turns()` times before and after it reads, as a
+    database does.
     """
 
     turns: Callable[[], int] = lambda: 0

@@ -1,4 +1,4 @@
-"""Numbered SQL files become a schema, once each, whoever starts first."""
+"""Numbered SQL files are applied once each, by whichever process starts first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One suite for the clock and the directory in Postgres and their twins."""
+"""One suite for the ingest clock and the catalog directory, in memory and in Postgres."""
 
 from __future__ import annotations
 

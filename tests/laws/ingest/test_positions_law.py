@@ -140,9 +140,13 @@ def test_positions_are_unique_causal_and_in_order_of_acknowledgement(
     for a, at in written:
         for b, bt in written:
             if a.answered < b.sent:
-                assert at[-1] < bt[0], "whoever was answered before the other was sent comes first"
+                assert at[-1] < bt[0], (
+                    "an acknowledged request precedes requests that were sent later"
+                )
             if a.request.server == b.request.server and a.answered < b.answered:
-                assert at[-1] < bt[0], "on one server, positions follow the order of answers"
+                assert at[-1] < bt[0], (
+                    "on one server, positions follow the order of acknowledgements"
+                )
 
     places: dict[str, set[int]] = {}
     for row in rows:

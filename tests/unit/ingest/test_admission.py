@@ -1,4 +1,4 @@
-"""The door: preproc, where, cast, bounds and samples, without user code."""
+"""Admission without user code: preproc, where, cast, bounds and samples."""
 
 import numpy as np
 import pytest

@@ -1,6 +1,4 @@
-"""`log` over memory twins: who decides the answer, what is written where, and what happens when
-definitions move.
-"""
+"""`log` over in-memory stores: results, written records, and changing definitions."""
 
 import re
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The barrier over a chain of jobs whose slots and topics the test moves by hand."""
+"""The barrier over a chain of jobs whose slots and topics the test advances by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a topic's tail are rows."""
+"""Which messages of a topic's tail are rows."""
 
 from __future__ import annotations
 

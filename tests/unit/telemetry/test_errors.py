@@ -1,4 +1,4 @@
-"""Errors have one form on the wire, whoever answers."""
+"""Errors have one form on the wire in every server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traces cost nothing until somebody asks for them, and then cross processes."""
+"""Traces cost nothing while they are off, and cross processes while they are on."""
 
 from __future__ import annotations
 
