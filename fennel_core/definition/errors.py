@@ -102,7 +102,7 @@ class ValueNotStorable(DefinitionError):
     CODE = "value-unusable"
 
 
-class DatabaseUnavailable(DefinitionError):
+class PostgresUnavailable(DefinitionError):
     """Raised when the database did not respond. Every call may be repeated."""
 
     STATUS = 503

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fennel_core.connections.asgi import ClientDisconnected
 from fennel_core.connections.errors import ConnectionsError
-from fennel_core.definition.errors import DatabaseUnavailable, ValueNotStorable
+from fennel_core.definition.errors import PostgresUnavailable, ValueNotStorable
 from fennel_core.definition.routes import (
     API,
     branches,
@@ -70,7 +70,7 @@ async def client_disconnected(_request: Request, _error: Exception) -> Response:
 
 async def database_unavailable(request: Request, error: Exception) -> Response:
     """Respond 503. The outcome of the call may be unknown, but every call may be repeated."""
-    return _response(request, DatabaseUnavailable(f"{error}. Try again"))
+    return _response(request, PostgresUnavailable(f"{error}. Try again"))
 
 
 async def value_not_storable(request: Request, error: Exception) -> Response:

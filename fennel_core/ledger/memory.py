@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class RegisteredJob:
+class JobRow:
     """A job's row: its spec, whether it is retired, and when the lease of its runner ends."""
 
     spec: Job
@@ -59,7 +59,7 @@ class MemoryLedgerTransaction:
     leases: dict[CommitId, int] = field(default_factory=dict)
     branch_rows: dict[tuple[WorkspaceId, BranchName], Branch] = field(default_factory=dict)
     entry_rows: dict[int, LedgerEntry] = field(default_factory=dict)
-    jobs: dict[JobId, RegisteredJob] = field(default_factory=dict)
+    jobs: dict[JobId, JobRow] = field(default_factory=dict)
     partitions: dict[JobPartition, PartitionProgress] = field(default_factory=dict)
     orphan_since: dict[str, int] = field(default_factory=dict)
 
@@ -239,7 +239,7 @@ class MemoryLedgerTransaction:
     async def add_jobs(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
             if job.id not in self.jobs:
-                self.jobs[job.id] = RegisteredJob(job)
+                self.jobs[job.id] = JobRow(job)
                 self.partitions |= {
                     (job.id, index): PartitionProgress(job.id, index, "idle", None, None)
                     for index in partition_indexes(job.partitions)

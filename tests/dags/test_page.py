@@ -122,7 +122,7 @@ def test_one_commit_shows_its_plan_its_ledgers_and_its_parked_jobs(
     client: TestClient, login: Login
 ) -> None:
     page = client.get("/commits/c59", headers=login("viewer")).text
-    for told in (
+    for expected in (
         "+ topic Orders",
         "Orders by user",
         "shop.job.x.1",
@@ -131,7 +131,7 @@ def test_one_commit_shows_its_plan_its_ledgers_and_its_parked_jobs(
         "its writes are here",
         "[join-key-type]",
     ):
-        assert told in page, told
+        assert expected in page, expected
     assert client.get("/commits/none", headers=login("viewer")).status_code == 404
 
 
@@ -139,8 +139,8 @@ def test_one_commit_shows_its_plan_its_ledgers_and_its_parked_jobs(
 def test_what_users_wrote_is_text_and_the_page_runs_no_scripts(
     client: TestClient, login: Login, path: str
 ) -> None:
-    answer = client.get(path, headers=login("viewer"))
-    assert "<script>" not in answer.text
-    policy = answer.headers["content-security-policy"]
+    response = client.get(path, headers=login("viewer"))
+    assert "<script>" not in response.text
+    policy = response.headers["content-security-policy"]
     assert "default-src 'none'" in policy
     assert "frame-ancestors 'self'" in policy

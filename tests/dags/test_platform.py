@@ -117,13 +117,13 @@ async def test_a_clients_commit_is_a_run_of_the_same_dag(
     (tmp_path / "shop.py").write_text(SHOP)
     settings = Settings()
     body, _ = await read(settings, str(tmp_path / "shop.py"), env=None, message="by a client")
-    status, answer = call(
+    status, response = call(
         "POST",
         f"{settings.query_url}/api/v1/commit?preview=false&incremental=false&backfill=true",
         body,
         token,
     )
-    assert status == 200, answer
+    assert status == 200, response
     [(commit_id, _)] = _commits(name)
     assert airflow.end_of(f"commit-{commit_id}-1")["state"] == "success"
     assert [state for _, state in _commits(name)] == ["finished"]

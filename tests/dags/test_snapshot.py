@@ -1,4 +1,4 @@
-"""The snapshot DAG, run by Airflow itself, with rounds that only say they were asked."""
+"""The snapshot DAG, run by Airflow itself, with task bodies that only record their calls."""
 
 from __future__ import annotations
 

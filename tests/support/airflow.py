@@ -23,8 +23,8 @@ def call(method: str, url: str, body: object = None, token: str | None = None) -
     try:
         with urllib.request.urlopen(
             urllib.request.Request(url, data, headers, method=method), timeout=FINISHED_SECONDS
-        ) as answer:
-            return answer.status, json.loads(answer.read() or b"null")
+        ) as response:
+            return response.status, json.loads(response.read() or b"null")
     except urllib.error.HTTPError as refused:
         return refused.code, refused.read().decode()
 
@@ -84,10 +84,10 @@ class Airflow:
         """Mark a run as failed, as a person does in the UI: what runs of it is killed, and nothing
         of it starts any more.
         """
-        status, said = call(
+        status, response = call(
             "PATCH", f"{self.url}/dags/{dag}/dagRuns/{run_id}", {"state": "failed"}, self.token
         )
-        assert status == 200, said
+        assert status == 200, response
 
     def lines(
         self, run_id: str, task: str, dag: str = "commit", *, attempt: int = 1, mapped: int = -1
@@ -112,5 +112,5 @@ def log_in(settings: Settings) -> Airflow:
         "username": settings.airflow_user,
         "password": settings.airflow_password.get_secret_value(),
     }
-    _, answer = call("POST", f"{settings.airflow_url}/auth/token", login)
-    return Airflow(f"{settings.airflow_url}/api/v2", answer["access_token"])
+    _, response = call("POST", f"{settings.airflow_url}/auth/token", login)
+    return Airflow(f"{settings.airflow_url}/api/v2", response["access_token"])

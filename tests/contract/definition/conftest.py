@@ -41,7 +41,7 @@ def topics() -> MemoryTopicAdmin:
 async def client(
     database: str, topics: MemoryTopicAdmin, tmp_path: Path
 ) -> AsyncIterator[httpx.AsyncClient]:  # the fixture
-    """A caller of the workspace `shop`, on branch `main` unless it says otherwise."""
+    """Return a client of the workspace `shop`, on branch `main` by default."""
     key = tmp_path / "key"
     secrets.make_key_file(key)
     settings = Settings(dev_tokens=True, admin_token=SecretStr(ADMIN), body_limit_bytes=200_000)

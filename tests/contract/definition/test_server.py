@@ -1,4 +1,4 @@
-"""What each path of the definition server answers: statuses, texts and bodies as the public client
+"""The responses of the definition server: statuses, texts and bodies as the public client
 and its tests expect them.
 """
 

@@ -1,4 +1,4 @@
-"""Many commits, clones, deletions and recoveries at once over one store: everybody is answered, and
+"""Many concurrent commits, clones, deletions and reconcile passes over one store: all return, and
 the world comes to rest clean.
 """
 
@@ -88,7 +88,7 @@ async def recover(context: LedgerContext) -> None:
 
 
 async def rest(context: LedgerContext) -> None:
-    """Leases lapse and recovery runs until nothing moves; no engine runs, so every job is stopped
+    """Expire leases and reconcile until nothing changes; no engine runs, so every job is stopped
     the moment it is retired.
     """
     for _ in range(20):
@@ -96,7 +96,7 @@ async def rest(context: LedgerContext) -> None:
             await context.ledger.run(lambda tx, id_=id_: tx.extend_lease(id_, Millis(0)))  # type: ignore[misc]  # bound now
         if (await reconcile(context)).quiet:
             return
-    raise AssertionError("recovery never came to rest")
+    raise AssertionError("reconcile did not settle")
 
 
 async def check(ledger: Ledger, topics: MemoryTopicAdmin) -> None:
@@ -125,6 +125,6 @@ async def check(ledger: Ledger, topics: MemoryTopicAdmin) -> None:
     assert set(topics.partition_counts) == held - jobs
     assert set(await ledger.run(lambda tx: tx.registered_jobs(SHOP))) == jobs
     assert not await ledger.run(lambda tx: tx.entries(LedgerKind.DESTRUCTION))
-    # A commit whose new jobs nobody runs stays warming: that is the engines' business and not the
+    # A commit whose new jobs do not run stays warming: that is up to the engines and not to the
     # ledgers'.
     assert {row.state for row in rows} <= SETTLED | {CommitState.WARMING}

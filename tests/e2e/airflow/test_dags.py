@@ -1,5 +1,5 @@
-"""The DAGs beside `commit` on the running platform, and what task logs tell: snapshots, strays,
-ledger steps, what to do next.
+"""The DAGs other than `commit` on the running platform, and the contents of task logs: snapshots,
+orphaned topics, ledger steps, next actions.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ def test_a_failed_task_logs_the_next_action(airflow: Airflow, workspace: str, sh
     assert airflow.run(definitions=shop, workspace=workspace)["state"] == "success"
     run = airflow.run(definitions=shop, workspace=workspace, branch="nowhere")
     assert run["tasks"]["compile"] == "failed"
-    said = airflow.log(run["dag_run_id"], "compile")
-    assert "branch `nowhere` does not exist" in said
-    assert "what to do: create it with the client" in said
+    log_text = airflow.log(run["dag_run_id"], "compile")
+    assert "branch `nowhere` does not exist" in log_text
+    assert "what to do: create it with the client" in log_text
 
 
 def test_the_snapshot_dag_copies_every_state_and_logs_numbers_and_bytes(
@@ -107,11 +107,11 @@ def test_the_snapshot_dag_copies_every_state_and_logs_numbers_and_bytes(
     logs = [
         airflow.log(run["dag_run_id"], "snapshot_slot", "snapshot", mapped=index) for index in slots
     ]
-    told = [
+    report_lines = [
         line for log in logs for line in log.splitlines() if "bytes uploaded (snapshots/" in line
     ]
     for (number,) in taken:
-        assert [line for line in told if f"snapshot #{number} taken: Order" in line]
+        assert [line for line in report_lines if f"snapshot #{number} taken: Order" in line]
     assert all("job partitions: " in log and "newest snapshot #" in log for log in logs)
     assert "snapshots deleted: " in airflow.log(run["dag_run_id"], "prune_snapshots", "snapshot")
 

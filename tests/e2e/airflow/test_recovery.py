@@ -55,11 +55,11 @@ def ordered(workspace: str, amount: float, uids: list[int]) -> None:
 
 def served(workspace: str) -> Any:
     body = {"keys": [{"uid": uid} for uid in UIDS], "fields": []}
-    status, answer = call(
+    status, response = call(
         "POST", f"{Settings().query_url}/api/v1/dataset/Order/lookup", body, f"dev-{workspace}"
     )
-    assert status == 200, answer
-    return answer
+    assert status == 200, response
+    return response
 
 
 def copied(workspace: str) -> None:
@@ -111,9 +111,9 @@ def test_the_recovery_dag_and_command_rebuild_selected_partitions(
     )
 
     run = airflow.run("recovery", workspace=workspace, dataset="Order")
-    told = airflow.log(run["dag_run_id"], "rebuild_partitions", "recovery")
-    assert run["state"] == "success", told
-    assert told.count("caught up, from snapshot #") == Settings().partitions
+    log_text = airflow.log(run["dag_run_id"], "rebuild_partitions", "recovery")
+    assert run["state"] == "success", log_text
+    assert log_text.count("caught up, from snapshot #") == Settings().partitions
     [(job,)] = rows("SELECT id FROM job WHERE workspace = %s", workspace)
     asides = {path.name for path in (Settings().state_dir / str(job)).glob("aside-*")}
     assert asides == {f"aside-{part}" for part in range(Settings().partitions)}, (
@@ -199,34 +199,34 @@ def test_the_drill_dag_passes_healthy_states_and_detects_tampered_ones(
 
     def alarms() -> list[dict[str, Any]]:
         url = f"{Settings().definition_url}/api/v1/operations/drills"
-        _, answer = call("GET", url, None, Settings().admin_token.get_secret_value())
-        return [each for each in answer["drills"] if each["job"].startswith(f"{workspace}.")]
+        _, response = call("GET", url, None, Settings().admin_token.get_secret_value())
+        return [each for each in response["drills"] if each["job"].startswith(f"{workspace}.")]
 
     assert airflow.run(definitions=shop, workspace=workspace)["state"] == "success"
     ordered(workspace, 1, UIDS)
     copied(workspace)
     ordered(workspace, 2, UIDS[::2])
     number = tampered(workspace, tmp_path / "state")
-    state, told = drilled(0)
-    assert state == "failed", told
-    assert f"[0]): damaged: snapshot #{number} holds other entries than were written" in told
+    state, log_text = drilled(0)
+    assert state == "failed", log_text
+    assert f"[0]): damaged: snapshot #{number} holds other entries than were written" in log_text
 
     assert airflow.run("recovery", workspace=workspace, partitions=[0])["state"] == "success", (
-        "nobody knows better while it is the newest"
+        "the newest snapshot is used although it is damaged"
     )
-    state, told = drilled(0)
-    assert state == "failed", told
+    state, log_text = drilled(0)
+    assert state == "failed", log_text
     [alarm] = alarms()
     assert (alarm["part"], alarm["verdict"]) == (0, "differs")
     assert alarm["live_hash"] != alarm["drilled_hash"]
-    assert f"(live {alarm['live_hash']}, drilled {alarm['drilled_hash']})" in told
+    assert f"(live {alarm['live_hash']}, drilled {alarm['drilled_hash']})" in log_text
 
     assert (
         airflow.run("recovery", workspace=workspace, partitions=[0], before=number)["state"]
         == "success"
     )
     copied(workspace)
-    state, told = drilled(0)
-    assert state == "success", told
-    assert told.count(": agrees: snapshot #") == 1
+    state, log_text = drilled(0)
+    assert state == "success", log_text
+    assert log_text.count(": agrees: snapshot #") == 1
     assert alarms() == []

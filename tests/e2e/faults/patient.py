@@ -20,7 +20,7 @@ from tests.support.airflow import Airflow
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(900)]
 TOO_LONG_FOR_KAFKA_S = 25
-"""Longer than the admin client waits for an answer."""
+"""Longer than the admin client waits for a response."""
 
 
 async def test_a_task_killed_with_its_worker_is_retried_and_the_commit_succeeds(
@@ -37,7 +37,7 @@ async def test_a_task_killed_with_its_worker_is_retried_and_the_commit_succeeds(
             os.kill(task.pid, signal.SIGKILL)
         status, text = await commit
         assert status == 200, text
-    await moving.stands()
+    await moving.is_committed()
 
 
 @pytest.mark.parametrize("part", ["airflow-scheduler", "airflow-api"])
@@ -52,7 +52,7 @@ async def test_an_airflow_service_killed_during_a_task_only_delays_the_commit(
         status, text = await commit
         assert status == 200, text
         await back(world, f"{settings.airflow_url}/api/v2/monitor/health")
-    await moving.stands()
+    await moving.is_committed()
 
 
 async def test_a_commit_without_a_worker_is_abandoned_and_its_late_run_does_nothing(
@@ -83,7 +83,7 @@ async def test_a_commit_waits_for_a_broker_killed_before_topic_creation(
             kill_part(settings, "kafka")
         status, text = await commit
         assert status == 200, text
-    await moving.stands()
+    await moving.is_committed()
 
 
 async def test_deletion_of_topics_is_retried_while_the_broker_is_frozen(
@@ -96,8 +96,10 @@ async def test_deletion_of_topics_is_retried_while_the_broker_is_frozen(
             stopped.open()
             assert (await commit)[0] == 200
             await asyncio.sleep(TOO_LONG_FOR_KAFKA_S)
-            assert world.newest()[1] == "serving", "the commit stands, its leavings wait"
-    await moving.stands()
+            assert world.newest()[1] == "serving", (
+                "the commit succeeded, its superseded assets wait"
+            )
+    await moving.is_committed()
 
 
 async def test_a_commit_succeeds_although_postgres_is_killed_during_the_switch(
@@ -113,4 +115,4 @@ async def test_a_commit_succeeds_although_postgres_is_killed_during_the_switch(
             await stopped.keep_again()
         status, text = await commit
         assert status == 200, text
-    await moving.stands()
+    await moving.is_committed()

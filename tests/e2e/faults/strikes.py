@@ -33,7 +33,7 @@ COMPILE: Final = ("commit", "NEW.state = 'reserved' AND OLD.state = 'received'")
 BEFORE_CREATE: Final = ("commit", "NEW.state = 'reserved' AND OLD.state = 'reserved'")
 """The creation ledger is about to be read."""
 CREATED: Final = ("ledger_entry", "NEW.ledger = 'creation' AND NEW.state = 'done'")
-"""Topics are there, and nobody has written that down."""
+"""Topics exist and are not recorded yet."""
 SWITCH: Final = ("branch", "NEW.target IS DISTINCT FROM OLD.target")
 """Inside T2."""
 SERVE: Final = ("branch", "NEW.serving IS DISTINCT FROM OLD.serving")
@@ -43,12 +43,12 @@ DESTROYED: Final = (
     "NEW.ledger = 'destruction' AND NEW.state = 'done' AND split_part(NEW.asset_id, "
     "'.', 2) <> 'job'",
 )
-"""Old topics are gone, and nobody has written that down."""
+"""Old topics are deleted and that is not recorded yet."""
 
 
 @dataclass
 class Gate:
-    """`open` it to let whoever waits go on."""
+    """`open` it to let the waiting process continue."""
 
     settings: Settings
     name: str
@@ -186,7 +186,7 @@ def kill_part(settings: Settings, part: str) -> None:
 
 @contextmanager
 def frozen(settings: Settings, part: str) -> Iterator[None]:
-    """A part stands still."""
+    """Freeze a service."""
     pids = processes.session_members(leader(settings, part))
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)

@@ -59,7 +59,7 @@ async def read(broker: KafkaBroker, source: TopicPartition, count: int) -> list[
     return values
 
 
-async def answers(settings: Settings) -> None:
+async def responses(settings: Settings) -> None:
     """Until a client that never met the broker before is answered; what it learns, ours does
     not.
     """
@@ -82,7 +82,7 @@ async def test_topics_known_before_the_broker_was_killed_are_read_at_once_when_i
         assert await read(broker, source, 1) == [b"before"]
     following = await broker.subscribe({kept: Offset(0)})
     kill_part(Settings(), "kafka")
-    await answers(Settings())
+    await responses(Settings())
     for source in (closed, kept):
         await write(broker, source, b"after")
         assert await read(broker, source, 2) == [b"before", b"after"]

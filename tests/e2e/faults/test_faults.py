@@ -25,7 +25,7 @@ from tests.e2e.faults.strikes import (
     gate,
     kill_part,
 )
-from tests.e2e.faults.world import ANSWERS, INLINE, OTHER, Answers, World
+from tests.e2e.faults.world import ANSWERS, INLINE, OTHER, ObservedResponses, World
 from tests.support.airflow import Airflow
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
@@ -42,7 +42,7 @@ class Move:
     before: str
     after: str
     target: str
-    answers: Answers
+    responses: ObservedResponses
 
     def commit(self) -> asyncio.Task[tuple[int, str]]:
         """As a client does, through Airflow."""
@@ -56,16 +56,16 @@ class Move:
         assert self.world.newest()[1] in ("rejected", "rolled_back")
         assert self.world.target() == self.target
         assert await self.world.version() == self.before
-        assert (self.answers.versions(), self.answers.refused) == ([ANSWERS[self.before]], [])
+        assert (self.responses.versions(), self.responses.refused) == ([ANSWERS[self.before]], [])
 
-    async def stands(self) -> None:
+    async def is_committed(self) -> None:
         """The commit happened: reads have moved once, and nothing of the version before is left."""
         await self.world.at_rest()
         id_, state, _ = self.world.newest()
         assert (state, self.world.target()) == ("finished", id_)
         assert await self.world.version() == self.after
-        assert self.answers.refused == []
-        assert self.answers.versions() in (
+        assert self.responses.refused == []
+        assert self.responses.versions() in (
             [ANSWERS[self.before]],
             [ANSWERS[self.before], ANSWERS[self.after]],
         )
@@ -74,8 +74,8 @@ class Move:
 @asynccontextmanager
 async def move(world: World) -> AsyncIterator[Move]:
     before = await world.version()
-    async with world.asked() as answers:
-        yield Move(world, before, OTHER[before], world.target(), answers)
+    async with world.asked() as responses:
+        yield Move(world, before, OTHER[before], world.target(), responses)
 
 
 # --- a task is killed, its connection cut, its run cancelled --------------------------------------
@@ -100,7 +100,7 @@ async def test_a_task_killed_midway_is_retried_and_the_commit_succeeds(
             await stopped.strike()
         status, text = await commit
         assert status == 200, text
-    await moving.stands()
+    await moving.is_committed()
 
 
 @pytest.mark.parametrize("where", [SWITCH, DESTROYED], ids=["T2", "destroy"])
@@ -113,7 +113,7 @@ async def test_a_commit_succeeds_although_its_postgres_connection_is_cut(
             await stopped.cut()
         status, text = await commit
         assert status == 200, text
-    await moving.stands()
+    await moving.is_committed()
 
 
 @pytest.mark.parametrize("where", [COMPILE, CREATED], ids=["T1", "create"])
@@ -164,12 +164,12 @@ async def test_of_two_commits_from_one_base_the_slower_is_undone_and_says_why(
         status, text = await slower
     assert (status, "another commit" in text) == (409, True), text
     await world.at_rest()
-    assert world.target() == world.newest()[0], "the faster one stands"
+    assert world.target() == world.newest()[0], "the faster commit succeeded"
     assert await world.version() == moving.before
-    assert (moving.answers.versions(), moving.answers.refused) == ([ANSWERS[moving.before]], [])
+    assert (moving.responses.versions(), moving.responses.refused) == ([ANSWERS[moving.before]], [])
 
 
-# --- parts of the platform are away ---------------------------------------------------------------
+# --- unavailable services -------------------------------------------------------------------------
 
 
 async def back(world: World, url: str) -> None:
@@ -178,8 +178,8 @@ async def back(world: World, url: str) -> None:
     async with aiohttp.ClientSession() as session:
         while time.monotonic() < deadline:
             try:
-                async with session.get(url) as answer:
-                    if answer.status == 200:
+                async with session.get(url) as response:
+                    if response.status == 200:
                         return
             except aiohttp.ClientError:
                 pass  # it is not there yet
@@ -198,7 +198,7 @@ async def test_a_commit_is_refused_without_airflows_api_and_accepted_with_it(
     await back(world, f"{settings.airflow_url}/api/v2/monitor/health")
     async with move(world) as moving:
         assert (await world.commit(moving.after))[0] == 200
-    await moving.stands()
+    await moving.is_committed()
 
 
 async def test_a_commit_sent_while_the_scheduler_is_frozen_runs_when_it_resumes(
@@ -211,7 +211,7 @@ async def test_a_commit_sent_while_the_scheduler_is_frozen_runs_when_it_resumes(
             assert world.newest()[1] == "received"
         status, text = await commit
         assert status == 200, text
-    await moving.stands()
+    await moving.is_committed()
 
 
 async def test_a_commit_continues_without_the_definition_server(
@@ -228,4 +228,4 @@ async def test_a_commit_continues_without_the_definition_server(
         await back(world, f"{settings.definition_url}/readyz")
         assert (await world.commit(moving.after))[0] == 200
         assert world.newest()[0] == id_, "it is the same commit"
-    await moving.stands()
+    await moving.is_committed()

@@ -52,17 +52,17 @@ async def buy(api: Api, rounds: int) -> int:
     """Log purchases; how many were accepted."""
     for _ in range(rounds):
         data = {"name": NAMES[:BATCH], "amount": [1] * BATCH, "at": ["2026-01-01T00:00:00"] * BATCH}
-        status, said = await api.call(
+        status, response = await api.call(
             "POST", "/log", {"webhook": "kept", "endpoint": "purchases", "data": data}
         )
-        assert status == 200, said
+        assert status == 200, response
     return rounds * BATCH
 
 
 async def counted(api: Api) -> int:
     async with asyncio.timeout(BACK_SECONDS):
-        while (said := await api.call("POST", "/barrier", {"timeout_s": 30}))[0] != 200:
-            assert said[0] in (503, 504), said
+        while (response := await api.call("POST", "/barrier", {"timeout_s": 30}))[0] != 200:
+            assert response[0] in (503, 504), response
             await asyncio.sleep(0.2)
     found = 0
     for start in range(0, BATCH, 50):

@@ -37,7 +37,7 @@ Row = tuple[Any, ...]
 
 
 @dataclass
-class Answers:
+class ObservedResponses:
     """What the query said while it was asked. `refused`: status and text of each answer that was
     none.
     """
@@ -118,11 +118,11 @@ class World:
         return await self.call("POST", "/query", body)
 
     @asynccontextmanager
-    async def asked(self) -> AsyncIterator[Answers]:
+    async def asked(self) -> AsyncIterator[ObservedResponses]:
         """Somebody asks ten times a second, all the time, and again when told to (503): on a busy
         machine a slot may be late once.
         """
-        answers, over = Answers(), asyncio.Event()
+        responses, over = ObservedResponses(), asyncio.Event()
 
         async def ask() -> None:
             while not over.is_set():
@@ -132,14 +132,14 @@ class World:
                     await asyncio.sleep(0.1)
                     status, text = await self._ask()
                 if status == 200:
-                    answers.given.append(json.loads(text)["Shop.amount"])
+                    responses.given.append(json.loads(text)["Shop.amount"])
                 else:
-                    answers.refused.append((status, text))
+                    responses.refused.append((status, text))
                 await asyncio.sleep(0.1)
 
         task = asyncio.create_task(ask())
         try:
-            yield answers
+            yield responses
         finally:
             over.set()
             await task

@@ -62,12 +62,12 @@ def main(url, token):
         timeout=150,
     )
     barrier.raise_for_status()
-    answers = []
+    responses = []
     for dataset, name, keys, seconds in asked["lookups"]:
         timestamps = None if seconds is None else moments(seconds)
         found, there = client.lookup(dataset, pd.DataFrame({name: keys}), timestamps=timestamps)
         rows = json.loads(found.to_json(orient="records", date_format="iso", date_unit="us"))
-        answers.append(
+        responses.append(
             [row if is_there else None for row, is_there in zip(rows, there, strict=True)]
         )
     cities = pd.DataFrame({"City.city": asked["cities"]})
@@ -77,7 +77,7 @@ def main(url, token):
         input_dataframe=cities,
     )
     print()  # the client writes what it likes before
-    print(json.dumps({"lookups": answers, "query": features.to_dict("list")}))
+    print(json.dumps({"lookups": responses, "query": features.to_dict("list")}))
 
 
 main(*sys.argv[1:])

@@ -95,14 +95,14 @@ def test_lookups_and_queries_equal_the_recompute_over_everything_that_was_logged
         past = [(key, moment) for key in keys for moment in LOOKUP_TIMES_S[::3]]
         lookups.append([dataset, name, [key for key, _ in past], [moment for _, moment in past]])
         lookups.append([dataset, name, keys, None])
-    told = json.dumps({"logs": logs, "lookups": lookups, "cities": CITIES})
+    calls_json = json.dumps({"logs": logs, "lookups": lookups, "cities": CITIES})
     command = [str(settings.executor_python), str(SCRIPT), settings.query_url, f"dev-{workspace}"]
-    done = subprocess.run(command, input=told, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, input=calls_json, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    answers = json.loads(done.stdout.splitlines()[-1])
+    responses = json.loads(done.stdout.splitlines()[-1])
 
     compared = 0
-    for (dataset, _, keys, moments), rows in zip(lookups, answers["lookups"], strict=True):
+    for (dataset, _, keys, moments), rows in zip(lookups, responses["lookups"], strict=True):
         for key, moment, row in zip(
             keys, moments or [NOW_US / SECOND] * len(keys), rows, strict=True
         ):
@@ -115,7 +115,7 @@ def test_lookups_and_queries_equal_the_recompute_over_everything_that_was_logged
 
     per_city = [accepted.per_city(city, NOW_US) for city in CITIES]
     windowed = [accepted.windowed(city, NOW_US) for city in CITIES]
-    assert answers["query"] == {
+    assert responses["query"] == {
         "City.count": [row["count"] if row else 0 for row in per_city],
         "City.recent": [row["recent"] if row else 0 for row in per_city],
         "City.windows": [row["count"] if row else 0 for row in windowed],

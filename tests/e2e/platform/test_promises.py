@@ -46,8 +46,8 @@ class Api:
             body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
         )
         url = f"{self._settings.query_url}/api/v1{path}"
-        async with self._session.request(method, url, data=data, headers=sent) as answer:
-            return answer.status, await answer.text()
+        async with self._session.request(method, url, data=data, headers=sent) as response:
+            return response.status, await response.text()
 
     async def good(self, method: str, path: str, body: Any = None, **headers: str) -> Any:
         status, text = await self.call(method, path, body, **headers)
@@ -203,8 +203,8 @@ async def test_bad_input_is_refused_with_a_reason_and_nothing_is_done(
 ) -> None:
     api = await make()
     await api.commit(SECRETIVE, **INLINE)
-    found, said = await api.call(method, path, body, **headers)
-    assert (found, text in said) == (status, True), f"{found} {said}"
+    found, response = await api.call(method, path, body, **headers)
+    assert (found, text in response) == (status, True), f"{found} {response}"
     await api.good("POST", "/barrier", {"timeout_s": 30})
     assert await api.good("GET", "/dataset/Person/inspect?n=10") in (
         [],
@@ -227,8 +227,8 @@ async def test_a_request_without_a_valid_token_is_refused(
         ("POST", "/commit"),
         ("POST", "/barrier"),
     ):
-        status, said = await api.call(method, path, b"{}")
-        assert status == refusal, f"{method} {path}: {status} {said}"
+        status, response = await api.call(method, path, b"{}")
+        assert status == refusal, f"{method} {path}: {status} {response}"
 
 
 async def test_a_body_of_100_mib_is_refused_without_harm(
@@ -236,8 +236,8 @@ async def test_a_body_of_100_mib_is_refused_without_harm(
 ) -> None:
     api = await make()
     try:
-        status, said = await api.call("POST", "/log", b"x" * (100 * 1024 * 1024))
-        assert status == 413, said
+        status, response = await api.call("POST", "/log", b"x" * (100 * 1024 * 1024))
+        assert status == 413, response
     except aiohttp.ClientConnectionError:
         pass  # the server hung up before the whole body was sent: as good a refusal
     assert (await api.good("GET", "/branch/list"))["branches"] == [{"name": "main"}]
@@ -272,11 +272,11 @@ async def test_a_barrier_over_a_frozen_engine_names_what_lags(
     request.getfixturevalue("paused_engine")
     assert (await api.log(name=["Ada"], age=[1], at=[NOW]))[0] == 200
     started = time.monotonic()
-    status, said = await api.call("POST", "/barrier", {"timeout_s": 2})
-    assert status == 504, said
+    status, response = await api.call("POST", "/barrier", {"timeout_s": 2})
+    assert status == 504, response
     assert time.monotonic() - started < 6
-    assert f"{api.workspace}.job." in said, "the lagging job is named"
-    assert "[" in said or "partition" in said, "and its partition"
+    assert f"{api.workspace}.job." in response, "the lagging job is named"
+    assert "[" in response or "partition" in response, "and its partition"
 
 
 async def test_a_secret_is_usable_and_never_stored_or_logged_in_clear(

@@ -55,10 +55,10 @@ class Shop:
         self.spent: Counter[str] = Counter()
 
     async def _log(self, endpoint: str, data: dict[str, list[Any]]) -> None:
-        status, said = await self._api.call(
+        status, response = await self._api.call(
             "POST", "/log", {"webhook": "kept", "endpoint": endpoint, "data": data}
         )
-        assert status == 200, said
+        assert status == 200, response
 
     async def people(self) -> None:
         cities = [CITIES[n % len(CITIES)] for n in range(len(NAMES))]
@@ -118,12 +118,12 @@ class Shop:
             if at is not None:
                 body["timestamps"] = [at.isoformat()] * len(asked)
             async with asyncio.timeout(60):
-                while (said := await self._api.call("POST", f"/dataset/{dataset}/lookup", body))[
-                    0
-                ] == 503:
+                while (
+                    response := await self._api.call("POST", f"/dataset/{dataset}/lookup", body)
+                )[0] == 503:
                     await asyncio.sleep(0.2)  # a busy machine
-            assert said[0] == 200, said
-            part = json.loads(said[1])
+            assert response[0] == 200, response
+            part = json.loads(response[1])
             for name, values in {**part["data"], "found": part["found"]}.items():
                 answer[name] += values
         return answer

@@ -1,4 +1,4 @@
-"""The `commit` DAG over Airflow's REST API, against a server that answers like Airflow 3."""
+"""The `commit` DAG over Airflow's REST API, against a fake of Airflow 3."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ID = CommitId("abc")
 
 @dataclass
 class FakeAirflow:
-    """Gives tokens, refuses old ones, remembers runs; `failures` are statuses to answer first."""
+    """Issues tokens, refuses old ones, records runs; `failures`: statuses to return first."""
 
     tokens: int = 0
     runs: dict[str, str] = field(default_factory=dict)
@@ -105,7 +105,7 @@ async def test_triggering_a_run_that_exists_is_a_success(server: Both) -> None:
 async def test_an_expired_token_is_renewed(server: Both) -> None:
     fake, airflow = server
     await airflow.start(ID, 1)
-    fake.tokens += 1  # whatever was given out before is no good any more
+    fake.tokens += 1  # every token issued before is invalid now
     await airflow.start(ID, 2)
     assert len(fake.runs) == 2
 

@@ -63,9 +63,9 @@ async def test_the_same_commit_sent_twice_is_one_commit() -> None:
     server = await CommitServerWorld.open()
     nothing = ("nothing to do: the branch has these definitions since commit `c1`",)
     plan = await server.steps.preview(request(FEATURES))
-    answers = await asyncio.gather(*(server.commits.commit(request(FEATURES)) for _ in range(3)))
-    assert plan in answers
-    assert set(answers) <= {plan, nothing}, (
+    responses = await asyncio.gather(*(server.commits.commit(request(FEATURES)) for _ in range(3)))
+    assert plan in responses
+    assert set(responses) <= {plan, nothing}, (
         "requests during the commit wait for it, later ones have nothing to do"
     )
     assert await server.commits.commit(request(FEATURES)) == nothing
@@ -289,10 +289,10 @@ async def test_reconcile_leaves_a_commit_alone_whose_run_is_queued() -> None:
 
 async def test_the_same_commit_sent_twice_at_once_is_started_once() -> None:
     server = await CommitServerWorld.open(SilentOrchestrator)
-    answers = await asyncio.gather(
+    responses = await asyncio.gather(
         *(server.commits.commit(request(FEATURES)) for _ in range(3)), return_exceptions=True
     )
-    assert all(isinstance(answer, ApiError) for answer in answers)
+    assert all(isinstance(answer, ApiError) for answer in responses)
     assert server.orchestrator.started == [("c1", 1)]  # type: ignore[attr-defined]
 
 
