@@ -18,7 +18,7 @@ from fennel_core.vocab import dtypes
 from fennel_core.vocab.ids import DatasetName, WorkspaceId
 from fennel_core.wire import connectors, expr
 from fennel_core.wire import operators as wire
-from tests.support.subjects import code, derived, node, schema, sourced, webhook
+from tests.support.compiler_inputs import code, derived, node, schema, sourced, webhook
 
 SHOP = WorkspaceId("shop")
 EVENTS = schema("", "user amount city:str")

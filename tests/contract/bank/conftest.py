@@ -1,4 +1,4 @@
-"""The bank in memory and in a real Postgres."""
+"""Fixtures: the bank in memory and in a real Postgres."""
 
 from __future__ import annotations
 
@@ -17,18 +17,16 @@ __all__ = ["database", "empty_database", "postgres_server"]
 
 @pytest.fixture(params=["memory", "postgres"])
 async def ledger(request: pytest.FixtureRequest) -> AsyncIterator[Ledger]:
-    """A ledger with the open workspaces `shop` and `other`; the bank is reached through its
-    transactions.
-    """
+    """A ledger with the open workspaces `shop` and `other`, whose transactions have a bank."""
     if request.param == "memory":
-        made: Ledger = MemoryLedger(lambda: 0)
-        await open_both(made)
-        yield made
+        one: Ledger = MemoryLedger(lambda: 0)
+        await open_both(one)
+        yield one
     else:
         async with pool(request.getfixturevalue("database"), name="test", size=4) as connections:
-            made = PostgresLedger(connections)
-            await open_both(made)
-            yield made
+            one = PostgresLedger(connections)
+            await open_both(one)
+            yield one
 
 
 async def open_both(ledger: Ledger) -> None:

@@ -1,4 +1,4 @@
-"""What every bank does, in memory and in Postgres."""
+"""The contract of a bank, for the in-memory and the Postgres implementation."""
 
 from __future__ import annotations
 
@@ -51,32 +51,32 @@ async def with_commits(tx: LedgerTransaction) -> None:
         )
 
 
-async def test_an_asset_comes_back_with_its_blueprint_exactly_as_it_was_put_in(
+async def test_an_asset_is_read_back_with_an_equal_blueprint(
     ledger: Ledger,
 ) -> None:
-    made = assets("orders", "users")
-    await ledger.run(lambda tx: tx.bank.add(made))
-    found = await ledger.run(lambda tx: tx.bank.assets([*ids(made), AssetId("unknown")]))
-    assert found == sorted(made, key=lambda a: a.id)
-    short = await ledger.run(lambda tx: tx.bank.summaries(ids(made)))
-    assert short == [AssetSummary(a.id, a.key, a.state, a.blueprint.title) for a in found]
+    added = assets("orders", "users")
+    await ledger.run(lambda tx: tx.bank.add(added))
+    found = await ledger.run(lambda tx: tx.bank.assets([*ids(added), AssetId("unknown")]))
+    assert found == sorted(added, key=lambda a: a.id)
+    summaries = await ledger.run(lambda tx: tx.bank.summaries(ids(added)))
+    assert summaries == [AssetSummary(a.id, a.key, a.state, a.blueprint.title) for a in found]
 
 
 @pytest.mark.parametrize("state", AssetState)
-async def test_only_pending_created_and_live_assets_may_be_shared_and_only_within_their_workspace(
+async def test_only_alive_assets_of_the_same_workspace_are_found_for_sharing(
     ledger: Ledger, state: AssetState
 ) -> None:
     (topic, job) = assets("orders", state=state)
     await ledger.run(lambda tx: tx.bank.add([topic, job]))
     alive = state in ("pending", "created", "live")
-    wanted = [topic.key, job.key, key(AssetKind.TOPIC, "nobody")]
+    wanted = [topic.key, job.key, key(AssetKind.TOPIC, "unknown")]
     assert await ledger.run(lambda tx: tx.bank.alive(SHOP, wanted)) == (
         {topic.key: topic.id, job.key: job.id} if alive else {}
     )
     assert await ledger.run(lambda tx: tx.bank.alive(OTHER, wanted)) == {}
 
 
-async def test_a_second_live_asset_of_one_identity_is_refused_until_the_first_is_condemned(
+async def test_a_second_alive_asset_of_one_identity_is_refused(
     ledger: Ledger,
 ) -> None:
     first, second = assets("orders", incarnation=1), assets("orders", incarnation=2)
@@ -91,22 +91,22 @@ async def test_a_second_live_asset_of_one_identity_is_refused_until_the_first_is
     }
 
 
-async def test_incarnations_never_repeat_even_when_the_transaction_that_took_one_fails(
+async def test_incarnations_never_repeat_even_after_a_failed_transaction(
     ledger: Ledger,
 ) -> None:
-    taken: list[int] = []
+    issued: list[int] = []
 
     async def fails(tx: LedgerTransaction) -> None:
-        taken.append(await tx.bank.next_incarnation())
+        issued.append(await tx.bank.next_incarnation())
         raise LookupError
 
     with pytest.raises(LookupError):
         await ledger.run(fails)
-    taken.append(await ledger.run(lambda tx: tx.bank.next_incarnation()))
-    assert len(set(taken)) == 2
+    issued.append(await ledger.run(lambda tx: tx.bank.next_incarnation()))
+    assert len(set(issued)) == 2
 
 
-async def test_what_is_reserved_or_referred_to_is_held_and_the_rest_is_not(ledger: Ledger) -> None:
+async def test_reserved_and_referenced_assets_are_held(ledger: Ledger) -> None:
     orders, users, cities = assets("orders"), assets("users"), assets("cities")
     every = ids([*orders, *users, *cities])
 
@@ -150,23 +150,23 @@ async def test_references_are_counted_per_version_and_branch(ledger: Ledger) -> 
     assert await ledger.run(lambda tx: tx.bank.references(SHOP, MAIN_BRANCH)) == both
     assert await ledger.run(lambda tx: tx.bank.remove_references(SHOP, MAIN_BRANCH)) == both
     assert await ledger.run(lambda tx: tx.bank.unheld(both)) == ids(users), (
-        "the other branch still holds the rest"
+        "the other branch still holds the other assets"
     )
 
 
-async def test_an_error_takes_back_everything_the_transaction_did(ledger: Ledger) -> None:
-    made = assets("orders")
+async def test_an_error_rolls_back_the_whole_transaction(ledger: Ledger) -> None:
+    added = assets("orders")
 
     async def fails(tx: LedgerTransaction) -> None:
-        await tx.bank.add(made)
+        await tx.bank.add(added)
         raise LookupError
 
     with pytest.raises(LookupError):
         await ledger.run(fails)
-    assert await ledger.run(lambda tx: tx.bank.summaries(ids(made))) == []
+    assert await ledger.run(lambda tx: tx.bank.summaries(ids(added))) == []
 
 
-async def test_the_lock_lets_one_transaction_of_a_workspace_decide_at_a_time(
+async def test_the_lock_serialises_transactions_of_a_workspace(
     ledger: Ledger,
 ) -> None:
     inside = 0
@@ -176,19 +176,19 @@ async def test_the_lock_lets_one_transaction_of_a_workspace_decide_at_a_time(
         open_ = await tx.bank.lock(SHOP)
         inside += 1
         assert inside == 1
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # time in which another transaction could enter
         inside -= 1
         return open_
 
     assert await asyncio.gather(*(ledger.run(work) for _ in range(4))) == [True] * 4
 
 
-async def test_the_lock_tells_an_open_workspace_from_a_closed_or_unknown_one(
+async def test_the_lock_reports_whether_the_workspace_is_open(
     ledger: Ledger,
 ) -> None:
     await ledger.run(lambda tx: tx.close_workspace(OTHER))
     found = [
         await ledger.run(lambda tx, w=w: tx.bank.lock(w))
-        for w in (SHOP, OTHER, WorkspaceId("nobody"))
+        for w in (SHOP, OTHER, WorkspaceId("unknown"))
     ]  # type: ignore[misc]
     assert found == [True, False, False]

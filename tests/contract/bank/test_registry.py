@@ -1,5 +1,6 @@
-"""One suite for the registry's twin and for Postgres: ownership changes only by compare-and-set,
-under one clock.
+"""The contract of a job registry, for the in-memory and the Postgres implementation.
+
+Ownership changes only by compare-and-set, under one clock.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from fennel_core.bank.memory_registry import MemoryRegistry
 from fennel_core.bank.postgres_registry import PostgresRegistry
 from fennel_core.bank.registry import PartitionReport, Registry, Slot
 from fennel_core.connections import postgres
+from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.vocab.ids import EngineId, Epoch, JobId, Millis, PartitionIndex, SlotId
 
 LEASE = Millis(400)
@@ -26,8 +28,8 @@ NEVER = Epoch(0)
 @dataclass
 class World:
     registry: Registry
-    lapse: Callable[[], Awaitable[None]]
-    """Let every lease end."""
+    expire_leases: Callable[[], Awaitable[None]]
+    """Let every lease expire."""
     condemn: Callable[[], Awaitable[None]]
     stored: Callable[[], Awaitable[tuple[str, str | None]]]
     """Status and error stored for the first partition."""
@@ -37,20 +39,20 @@ class World:
 async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
     if request.param == "memory":
         now = [0]
-        twin = MemoryRegistry(lambda: now[0])
-        twin.add(JOB, b"spec", 2)
+        in_memory = MemoryRegistry(lambda: now[0])
+        in_memory.add(JOB, b"spec", 2)
 
-        async def lapse() -> None:
+        async def expire_leases() -> None:
             now[0] += LEASE + 1
 
         async def condemn() -> None:
-            twin.condemn(JOB)
+            in_memory.condemn(JOB)
 
         async def stored() -> tuple[str, str | None]:
-            report = twin.reports()[FIRST][1]
+            report = in_memory.reports()[FIRST][1]
             return report.status, report.error
 
-        yield World(twin, lapse, condemn, stored)
+        yield World(in_memory, expire_leases, condemn, stored)
         return
     dsn: str = request.getfixturevalue("database")
     async with postgres.pool(dsn, name="test", size=2) as pool:
@@ -80,20 +82,21 @@ async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
 
         yield World(
             PostgresRegistry(pool),
+            # Leases end by Postgres's own clock, so the test has to wait for it.
             lambda: asyncio.sleep((LEASE + 100) / 1000),
             condemn_row,
             stored_row,
         )
 
 
-async def test_a_slot_is_seen_until_its_lease_ends(world: World) -> None:
+async def test_a_slot_is_listed_until_its_lease_expires(world: World) -> None:
     await world.registry.heartbeat(A, LEASE)
     assert (await world.registry.read(A.id)).slots == (A.id,)
-    await world.lapse()
+    await world.expire_leases()
     assert (await world.registry.read(A.id)).slots == ()
 
 
-async def test_a_claim_is_won_once_per_epoch_seen(world: World) -> None:
+async def test_one_claim_per_epoch_succeeds(world: World) -> None:
     wanted = [(FIRST, NEVER), (SECOND, NEVER)]
     assert await world.registry.claim(wanted, A.id, LEASE) == {FIRST: 1, SECOND: 1}
     assert await world.registry.claim(wanted, B.id, LEASE) == {}
@@ -102,29 +105,29 @@ async def test_a_claim_is_won_once_per_epoch_seen(world: World) -> None:
     )
 
 
-async def test_a_lapsed_lease_can_be_claimed_and_the_epoch_grows(world: World) -> None:
+async def test_claiming_an_expired_lease_raises_the_epoch(world: World) -> None:
     await world.registry.claim([(FIRST, NEVER)], A.id, LEASE)
-    await world.lapse()
+    await world.expire_leases()
     assert await world.registry.claim([(FIRST, Epoch(1))], B.id, LEASE) == {FIRST: 2}
 
 
-async def test_a_slot_may_claim_its_own_lease_anew(world: World) -> None:
+async def test_a_slot_can_claim_its_own_lease_again(world: World) -> None:
     await world.registry.claim([(FIRST, NEVER)], A.id, LEASE)
     assert await world.registry.claim([(FIRST, Epoch(1))], A.id, LEASE) == {FIRST: 2}
 
 
-async def test_a_heartbeat_renews_live_leases_and_never_revives_a_lapsed_one(world: World) -> None:
+async def test_a_heartbeat_renews_live_leases_but_not_expired_ones(world: World) -> None:
     await world.registry.claim([(FIRST, NEVER)], A.id, LEASE)
     await world.registry.heartbeat(A, Millis(60_000))
-    await world.lapse()
+    await world.expire_leases()
     assert (await world.registry.read(A.id)).jobs[0].leases[PartitionIndex(0)].live
     await world.registry.claim([(SECOND, NEVER)], B.id, LEASE)
-    await world.lapse()
+    await world.expire_leases()
     await world.registry.heartbeat(B, Millis(60_000))
     assert not (await world.registry.read(B.id)).jobs[0].leases[PartitionIndex(1)].live
 
 
-async def test_a_released_lease_is_free_at_once_and_only_its_holder_releases(world: World) -> None:
+async def test_only_its_holder_releases_a_lease_which_is_then_free_at_once(world: World) -> None:
     await world.registry.claim([(FIRST, NEVER)], A.id, LEASE)
     await world.registry.release([(FIRST, Epoch(1))], B.id)
     assert (await world.registry.read(A.id)).jobs[0].leases[PartitionIndex(0)].slot == A.id
@@ -132,7 +135,7 @@ async def test_a_released_lease_is_free_at_once_and_only_its_holder_releases(wor
     assert await world.registry.claim([(FIRST, Epoch(1))], B.id, LEASE) == {FIRST: 2}
 
 
-async def test_leaving_gives_everything_back(world: World) -> None:
+async def test_deregistering_a_slot_releases_its_leases(world: World) -> None:
     await world.registry.heartbeat(A, LEASE)
     await world.registry.claim([(FIRST, NEVER), (SECOND, NEVER)], A.id, LEASE)
     await world.registry.deregister(A.id)
@@ -141,29 +144,29 @@ async def test_leaving_gives_everything_back(world: World) -> None:
     assert [lease.live for lease in seen.jobs[0].leases.values()] == [False, False]
 
 
-async def test_burying_gives_back_what_the_dead_of_a_family_held_and_nothing_else(
+async def test_expiring_predecessors_releases_their_leases_only(
     world: World,
 ) -> None:
-    dead, heir, other = (
+    dead, successor, other = (
         Slot(SlotId(name), EngineId("engine"), "run/0.sock")
         for name in ("e-0-x-1", "e-0-x-2", "e-0-xy-1")
     )
-    for slot in (dead, heir, other):
+    for slot in (dead, successor, other):
         await world.registry.heartbeat(slot, LEASE)
     await world.registry.claim([(FIRST, NEVER)], dead.id, LEASE)
     await world.registry.claim([(SECOND, NEVER)], other.id, LEASE)
-    await world.registry.expire_predecessors("e-0-x-", heir.id)
-    seen = await world.registry.read(heir.id)
-    assert set(seen.slots) == {heir.id, other.id}
+    await world.registry.expire_predecessors("e-0-x-", successor.id)
+    seen = await world.registry.read(successor.id)
+    assert set(seen.slots) == {successor.id, other.id}
     (entry,) = seen.jobs
     assert entry.leases[FIRST[1]].slot is None
     assert entry.leases[SECOND[1]].slot == other.id
-    assert await world.registry.claim([(FIRST, Epoch(1))], heir.id, LEASE) == {FIRST: Epoch(2)}
+    assert await world.registry.claim([(FIRST, Epoch(1))], successor.id, LEASE) == {FIRST: Epoch(2)}
 
 
-async def test_reports_of_a_former_owner_are_not_stored(world: World) -> None:
+async def test_reports_of_a_former_owner_are_ignored(world: World) -> None:
     await world.registry.claim([(FIRST, NEVER)], A.id, LEASE)
-    await world.lapse()
+    await world.expire_leases()
     await world.registry.claim([(FIRST, Epoch(1))], B.id, LEASE)
     await world.registry.report({FIRST: (Epoch(2), PartitionReport("parked", None, "boom"))}, B.id)
     assert await world.stored() == ("parked", "boom")
@@ -171,8 +174,30 @@ async def test_reports_of_a_former_owner_are_not_stored(world: World) -> None:
     assert await world.stored() == ("parked", "boom")
 
 
-async def test_specs_and_the_wish_to_be_gone_are_read_back(world: World) -> None:
+async def test_a_job_has_its_specification_and_its_desired_state(world: World) -> None:
     assert await world.registry.spec(JOB) == b"spec"
     assert await world.registry.spec(JobId("unknown")) is None
     await world.condemn()
     assert (await world.registry.read(A.id)).jobs[0].desired == "remove"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda registry: registry.heartbeat(A, LEASE),
+        lambda registry: registry.read(A.id),
+        lambda registry: registry.spec(JOB),
+        lambda registry: registry.claim([(FIRST, NEVER)], A.id, LEASE),
+        lambda registry: registry.release([(FIRST, NEVER)], A.id),
+        lambda registry: registry.report({}, A.id),
+        lambda registry: registry.expire_predecessors("e-", A.id),
+        lambda registry: registry.deregister(A.id),
+    ],
+)
+async def test_an_unreachable_database_is_system_unavailable(
+    call: Callable[[Registry], Awaitable[object]],
+) -> None:
+    async with postgres.pool("postgresql://nobody@127.0.0.1:9/none", name="test") as closed:
+        pass
+    with pytest.raises(SystemUnavailable):
+        await call(PostgresRegistry(closed))

@@ -1,8 +1,6 @@
-"""Identities are a function of logic and of nothing else, and a change renames exactly what lies
-downstream of it.
+"""Identities depend on logic only, and a change renames exactly the assets downstream of it.
 
-The oracle for "downstream" is reachability in a small graph drawn at random; it knows nothing of
-hashes.
+The oracle for "downstream" is reachability in a small random graph; it does not use hashes.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from fennel_core.blueprints.logical import Compiled
 from fennel_core.vocab.ids import DatasetName
 from fennel_core.wire import operators as wire
 from fennel_core.wire.connectors import Login, PlainSecret, Webhook, WebhookEndpoint
-from tests.support.subjects import NOTHING, code, derived, node, schema, sourced, webhook
+from tests.support.compiler_inputs import NOTHING, code, derived, node, schema, sourced, webhook
 
 EVENTS = schema("", "user amount")
 LETTERS = "abcdefgh"
@@ -27,8 +25,9 @@ LETTERS = "abcdefgh"
 
 @dataclass(frozen=True)
 class Drawing:
-    """Datasets `a`, `b`, …; dataset i reads those in `inputs[i]` (all earlier), or is a source when
-    there are none.
+    """Datasets `a`, `b`, …; dataset i reads those in `inputs[i]`, all of them earlier ones.
+
+    A dataset without inputs is a source.
     """
 
     inputs: tuple[tuple[int, ...], ...]
@@ -51,18 +50,18 @@ def drawings(draw: st.DrawFn) -> Drawing:
     return Drawing(tuple(inputs))
 
 
-def subjects(
+def datasets_of(
     drawing: Drawing,
     *,
     versions: dict[int, int] | None = None,
     text: dict[int, str] | None = None,
     letters: str = LETTERS,
 ) -> list[DatasetInput]:
-    """Every derived dataset is the union of its inputs through a native operator and user code, so
-    that each has logic of its own.
+    """Return a dataset per node of the drawing.
 
-    `letters` are the names of the datasets and of the operators that refer to them; endpoints keep
-    theirs.
+    Every derived dataset is the union of its inputs, followed by a native operator and user code,
+    so each has logic of its own. `letters` are the names of the datasets and of the operators that
+    reference them; names of endpoints do not change.
     """
     made = []
     for i, inputs in enumerate(drawing.inputs):
@@ -90,40 +89,40 @@ def subjects(
 
 
 def contents(compiled: Compiled) -> list[str]:
-    """The identity of each dataset's content, in order."""
+    """Return the identity of each dataset's content, in order."""
     return [d.topic.identity for d in compiled.datasets if d.topic is not None]
 
 
 @settings(max_examples=40, deadline=None)
 @given(drawings(), st.integers(1, 64))
 def test_compiling_twice_gives_equal_values(drawing: Drawing, partitions: int) -> None:
-    assert compile_datasets(subjects(drawing), partitions) == compile_datasets(
-        subjects(drawing), partitions
+    assert compile_datasets(datasets_of(drawing), partitions) == compile_datasets(
+        datasets_of(drawing), partitions
     )
 
 
 @settings(max_examples=40, deadline=None)
 @given(drawings(), st.data())
-def test_raising_a_version_renames_the_dataset_and_exactly_what_lies_downstream(
+def test_raising_a_version_renames_the_dataset_and_its_downstream_only(
     drawing: Drawing, data: st.DataObject
 ) -> None:
     changed = data.draw(st.integers(0, len(drawing.inputs) - 1))
-    before = contents(compile_datasets(subjects(drawing), 4))
-    after = contents(compile_datasets(subjects(drawing, versions={changed: 2}), 4))
+    before = contents(compile_datasets(datasets_of(drawing), 4))
+    after = contents(compile_datasets(datasets_of(drawing, versions={changed: 2}), 4))
     renamed = {i for i, (a, b) in enumerate(zip(before, after, strict=True)) if a != b}
     assert renamed == drawing.downstream(changed)
 
 
 @settings(max_examples=40, deadline=None)
 @given(drawings(), st.data())
-def test_changing_code_renames_exactly_what_lies_downstream(
+def test_changing_code_renames_the_dataset_and_its_downstream_only(
     drawing: Drawing, data: st.DataObject
 ) -> None:
     changed = data.draw(st.integers(0, len(drawing.inputs) - 1))
     same = {i: f"def f(df): return df[df.amount > {i}]" for i in range(len(drawing.inputs))}
-    before = contents(compile_datasets(subjects(drawing, text=same), 4))
+    before = contents(compile_datasets(datasets_of(drawing, text=same), 4))
     after = contents(
-        compile_datasets(subjects(drawing, text=same | {changed: "def f(df): return df"}), 4)
+        compile_datasets(datasets_of(drawing, text=same | {changed: "def f(df): return df"}), 4)
     )
     renamed = {i for i, (a, b) in enumerate(zip(before, after, strict=True)) if a != b}
     assert renamed == drawing.downstream(changed)
@@ -132,33 +131,33 @@ def test_changing_code_renames_exactly_what_lies_downstream(
 @settings(max_examples=40, deadline=None)
 @given(drawings())
 def test_different_contents_have_different_names(drawing: Drawing) -> None:
-    names = contents(compile_datasets(subjects(drawing), 4))
+    names = contents(compile_datasets(datasets_of(drawing), 4))
     assert len(set(names)) == len(names)
 
 
 @settings(max_examples=40, deadline=None)
 @given(drawings(), st.permutations(LETTERS))
-def test_names_of_datasets_and_ids_of_operators_are_no_logic(
+def test_names_of_datasets_and_ids_of_operators_are_not_part_of_an_identity(
     drawing: Drawing, letters: list[str]
 ) -> None:
     named, renamed = (
-        compile_datasets(subjects(drawing), 4),
-        compile_datasets(subjects(drawing, letters="".join(letters)), 4),
+        compile_datasets(datasets_of(drawing), 4),
+        compile_datasets(datasets_of(drawing, letters="".join(letters)), 4),
     )
     assert [b.key for b in named.blueprints] == [b.key for b in renamed.blueprints]
 
 
 @settings(max_examples=40, deadline=None)
 @given(drawings())
-def test_owners_and_descriptions_are_no_logic(drawing: Drawing) -> None:
-    told = replace(NOTHING, owner="other@x", description="told", tags=("t",), deprecated=True)
-    plain = subjects(drawing)
+def test_owners_and_descriptions_are_not_part_of_an_identity(drawing: Drawing) -> None:
+    other = replace(NOTHING, owner="other@x", description="other", tags=("t",), deprecated=True)
+    plain = datasets_of(drawing)
     dressed = [
         replace(
             s,
             dataset=replace(
                 s.dataset,
-                metadata=told,
+                metadata=other,
                 history_us=1,
                 pycode=code("class Other: ..."),
                 erase_keys=("user",),
@@ -172,7 +171,7 @@ def test_owners_and_descriptions_are_no_logic(drawing: Drawing) -> None:
 @settings(max_examples=40, deadline=None)
 @given(drawings())
 def test_another_number_of_partitions_renames_everything(drawing: Drawing) -> None:
-    four, eight = (compile_datasets(subjects(drawing), n) for n in (4, 8))
+    four, eight = (compile_datasets(datasets_of(drawing), n) for n in (4, 8))
     assert not {b.key for b in four.blueprints} & {b.key for b in eight.blueprints}
 
 
@@ -181,14 +180,14 @@ def identity_of(**changes: object) -> str:
     return source.identity
 
 
-def test_a_sources_identity_follows_what_decides_its_rows_and_nothing_else() -> None:
+def test_the_identity_of_a_source_depends_on_its_rows_only() -> None:
     base = identity_of()
     table = WebhookEndpoint(Webhook("hook", 7), "e")
     assert identity_of(every_us=5, version=9) == base, (
-        "polling and versions of the source say nothing about rows"
+        "poll interval and version of a source do not change its rows"
     )
     assert identity_of(table=replace(table, db=Webhook("hook", 99))) == base, (
-        "how long an endpoint keeps rows is no logic"
+        "the retention of an endpoint does not change its rows"
     )
     different = {
         identity_of(table=replace(table, endpoint="other")),
@@ -202,7 +201,7 @@ def test_a_sources_identity_follows_what_decides_its_rows_and_nothing_else() -> 
     assert len(different | {base}) == 8
 
 
-def test_a_rotated_password_changes_nothing() -> None:
+def test_a_rotated_password_changes_no_identity() -> None:
     from fennel_core.wire import connectors
 
     def source(password: str, host: str = "h") -> str:
@@ -218,7 +217,7 @@ def test_a_rotated_password_changes_nothing() -> None:
     assert source("secret word") != source("secret word", host="elsewhere")
 
 
-def test_comments_blank_lines_and_the_width_of_indents_are_no_logic_but_nesting_is() -> None:
+def test_comments_and_layout_are_not_part_of_logic_but_nesting_is() -> None:
     plain = code_logic(code("def f(df):\n    if x:\n        y()\n    return df\n"))
     assert (
         code_logic(code("def f(df):  # why\n\n  # more\n  if x:\n      y()\n\n  return df\n"))

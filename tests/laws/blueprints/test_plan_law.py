@@ -1,5 +1,7 @@
-"""The plan against sets: for any bank and any wishes it creates what is missing, keeps and adopts
-what is alive, lets go of the rest.
+"""The plan of a commit against set operations.
+
+For any bank and any wanted assets it creates the missing ones, keeps or adopts the alive ones and
+releases the rest.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ def keys(of: set[str]) -> set[AssetKey]:
 
 
 def facts(alive: set[str], mine: set[str], others: set[str]) -> BankFacts:
-    """`mine` and `others` are held, and so alive; `alive` besides them is on its way."""
+    """Return facts: `mine` and `others` are held, so alive; `alive` is alive without references."""
     everything = keys(alive | mine | others)
     return BankFacts(
         workspace=SHOP,
@@ -40,21 +42,24 @@ def facts(alive: set[str], mine: set[str], others: set[str]) -> BankFacts:
     )
 
 
-def made(plan_: CommitPlan) -> dict[str, set[AssetKey]]:
+def by_action(plan: CommitPlan) -> dict[str, set[AssetKey]]:
     return {
-        name: {p.blueprint.key for p in getattr(plan_, name)}
-        for name in ("create", "keep", "adopt")
+        name: {p.blueprint.key for p in getattr(plan, name)} for name in ("create", "keep", "adopt")
     }
 
 
 @given(words, words, words, words)
-def test_a_plan_is_set_arithmetic(
+def test_a_plan_compares_sets_of_assets(
     alive: set[str], mine: set[str], others: set[str], wanted: set[str]
 ) -> None:
     compiled = toy(*sorted(wanted))
     found = plan_commit(facts(alive, mine, others), compiled.blueprints)
     want, have, own = {b.key for b in compiled.blueprints}, keys(alive | mine | others), keys(mine)
-    assert made(found) == {"create": want - have, "keep": want & own, "adopt": (want & have) - own}
+    assert by_action(found) == {
+        "create": want - have,
+        "keep": want & own,
+        "adopt": (want & have) - own,
+    }
     assert {id_ for id_, _ in found.release} == {asset_id(SHOP, key, 1) for key in own - want}
     assert {id_ for id_, _ in found.destroy} == {
         asset_id(SHOP, key, 1) for key in own - want - keys(others)
@@ -63,9 +68,7 @@ def test_a_plan_is_set_arithmetic(
 
 
 @given(words, words)
-def test_a_plan_that_was_carried_out_leaves_nothing_to_plan(
-    mine: set[str], wanted: set[str]
-) -> None:
+def test_planning_again_after_the_commit_changes_nothing(mine: set[str], wanted: set[str]) -> None:
     first = plan_commit(facts(set(), mine, set()), toy(*sorted(wanted)).blueprints)
     ids = first.ids()
     after = BankFacts(SHOP, 8, ids, dict.fromkeys(ids.values(), ""), frozenset())
@@ -87,7 +90,7 @@ def test_the_diff_counts_every_asset(
 
 
 @given(words, words)
-def test_a_job_over_a_topic_that_exists_is_a_recomputation_and_one_over_new_topics_is_not(
+def test_only_a_new_job_over_an_existing_topic_is_a_recomputation(
     mine: set[str], wanted: set[str]
 ) -> None:
     def without_jobs(compiled: Compiled) -> BankFacts:

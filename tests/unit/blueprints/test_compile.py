@@ -1,4 +1,4 @@
-"""From pipelines to jobs: what is fused, what is shuffled, what is shared."""
+"""The compiler: which operators are fused, repartitioned or shared between pipelines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fennel_core.operators import spec
 from fennel_core.vocab.dtypes import Str
 from fennel_core.vocab.ids import DatasetName
 from fennel_core.wire import operators as wire
-from tests.support.subjects import code, derived, node, schema, sourced, webhook
+from tests.support.compiler_inputs import code, derived, node, schema, sourced, webhook
 
 EVENTS = schema("", "user amount city:str")
 USERS = schema("user", "city:str")
@@ -36,7 +36,7 @@ def drop(operand: str, *columns: str) -> wire.Drop:
 
 
 def shape(compiled: Compiled) -> list[str]:
-    """The jobs in order: title, and how each output is partitioned."""
+    """Return the jobs in order: their title and the partitioning of each output."""
     return [
         job.title + "".join(f" -> {','.join(o.partition_by) or 'position'}" for o in job.outputs)
         for job in compiled.jobs
@@ -48,11 +48,11 @@ def job(compiled: Compiled, title: str) -> LogicalJob:
     return found
 
 
-def test_nothing_compiles_to_nothing() -> None:
+def test_no_datasets_compile_to_no_blueprints() -> None:
     assert compile_datasets([], 4).blueprints == ()
 
 
-def test_a_source_has_its_content_its_raw_rows_and_the_dead_letters() -> None:
+def test_a_source_has_a_content_topic_a_raw_topic_and_dead_letters() -> None:
     compiled = compile_datasets([sourced("Events", EVENTS)], 4)
     assert sorted(t.key.kind for t in compiled.topics) == [
         AssetKind.DEAD,
@@ -72,7 +72,7 @@ def test_a_source_has_its_content_its_raw_rows_and_the_dead_letters() -> None:
 
 
 @pytest.mark.parametrize("flag", ["online", "offline", "looked_up"])
-def test_a_keyed_dataset_that_anybody_may_look_up_has_a_table_over_its_topic(flag: str) -> None:
+def test_a_keyed_dataset_with_lookups_has_a_table_over_its_topic(flag: str) -> None:
     compiled = compile_datasets([sourced("Users", USERS, **{flag: True})], 4)
     table = job(compiled, "Users: table")
     assert table.step == spec.TableSpec(USERS)
@@ -80,21 +80,21 @@ def test_a_keyed_dataset_that_anybody_may_look_up_has_a_table_over_its_topic(fla
     assert compiled.datasets[0].served_by == table.key
 
 
-def test_a_keyed_dataset_that_nobody_may_look_up_and_a_keyless_one_have_no_table() -> None:
+def test_datasets_that_are_keyless_or_without_lookups_have_no_table() -> None:
     compiled = compile_datasets(
         [sourced("Users", USERS), sourced("Events", EVENTS, looked_up=True)], 4
     )
     assert compiled.jobs == ()
 
 
-def test_a_pipeline_that_is_only_a_dataset_is_a_copy_without_stages() -> None:
+def test_a_pipeline_without_operators_copies_its_dataset() -> None:
     copy = derived("Copy", EVENTS, [node("Events", ref("Events"), EVENTS)])
     compiled = compile_datasets([sourced("Events", EVENTS), copy], 4)
     assert shape(compiled) == ["Copy.p: map -> position"]
     assert compiled.jobs[0].step == spec.MapSpec((EVENTS,), ((),), EVENTS)
 
 
-def test_a_run_of_stateless_operators_is_one_job() -> None:
+def test_consecutive_stateless_operators_are_fused_into_one_job() -> None:
     dropped, renamed = schema("", "user amount"), schema("", "user cents")
     steps = [
         node("Events", ref("Events"), EVENTS),
@@ -108,7 +108,7 @@ def test_a_run_of_stateless_operators_is_one_job() -> None:
     assert [type(s.op) for s in only.step.branches[0]] == [wire.Drop, wire.Rename]
 
 
-def test_an_aggregate_reads_a_shuffle_by_its_keys_and_a_terminal_one_serves_itself() -> None:
+def test_a_terminal_aggregate_reads_a_shuffle_by_its_keys_and_serves_lookups() -> None:
     steps = [node("Events", ref("Events"), EVENTS), node("t", aggregate("Events", SUM), TOTALS)]
     compiled = compile_datasets([sourced("Events", EVENTS), derived("Totals", TOTALS, steps)], 4)
     assert shape(compiled) == ["Totals.p: map -> user", "Totals.p: aggregate"]
@@ -116,7 +116,7 @@ def test_an_aggregate_reads_a_shuffle_by_its_keys_and_a_terminal_one_serves_itse
     assert (view.topic, view.served_by) == (None, compiled.jobs[1].key)
 
 
-def test_an_aggregate_with_discrete_windows_writes_a_topic_and_may_have_a_table() -> None:
+def test_an_aggregate_with_discrete_windows_has_a_topic_and_a_table() -> None:
     steps = [node("Events", ref("Events"), EVENTS), node("t", aggregate("Events", DAILY), TOTALS)]
     compiled = compile_datasets(
         [sourced("Events", EVENTS), derived("Totals", TOTALS, steps, online=True)], 4
@@ -128,7 +128,7 @@ def test_an_aggregate_with_discrete_windows_writes_a_topic_and_may_have_a_table(
     ]
 
 
-def test_a_keyed_dataset_reaches_an_aggregate_as_facts_that_know_their_end() -> None:
+def test_a_keyed_dataset_reaches_an_aggregate_with_validity_intervals() -> None:
     keyed = schema("user", "city amount")
     cities = schema("city", "total")
     steps = [
@@ -143,9 +143,7 @@ def test_a_keyed_dataset_reaches_an_aggregate_as_facts_that_know_their_end() -> 
     assert job(compiled, "Totals.p: aggregate").step.input == spec.with_validity(keyed)  # type: ignore[union-attr]
 
 
-def test_a_keyed_left_side_of_a_join_is_cut_into_facts_before_it_leaves_its_own_partitions() -> (
-    None
-):
+def test_a_keyed_left_side_of_a_join_gets_validity_before_it_is_repartitioned() -> None:
     orders, joined = schema("order", "user amount"), schema("order", "user amount city:str")
     steps = [
         node("Orders", ref("Orders"), orders),
@@ -168,7 +166,7 @@ def test_a_keyed_left_side_of_a_join_is_cut_into_facts_before_it_leaves_its_own_
     assert job(compiled, "J.p: join").step.left == spec.with_validity(orders)  # type: ignore[union-attr]
 
 
-def test_grouping_by_what_the_input_is_partitioned_by_needs_no_shuffle() -> None:
+def test_grouping_by_the_partitioning_columns_of_the_input_needs_no_shuffle() -> None:
     steps = [
         node("Events", ref("Events"), EVENTS),
         node("d", wire.Dedup("Events", ("user",), None), EVENTS),
@@ -180,23 +178,23 @@ def test_grouping_by_what_the_input_is_partitioned_by_needs_no_shuffle() -> None
     assert shape(compiled) == ["L.p: map -> user", "L.p: dedup -> user", "L.p: latest -> user"]
 
 
-def test_what_a_pipeline_lends_its_user_code_is_part_of_its_logic() -> None:
+def test_code_that_a_pipeline_includes_is_part_of_its_logic() -> None:
     def compiled(helper: str) -> Compiled:
         steps = [
             node("Events", ref("Events"), EVENTS),
             node("a", wire.Filter("Events", code("lambda df: ok(df)")), EVENTS),
         ]
-        subject = derived("Good", EVENTS, steps)
-        assert subject.pipeline is not None
-        lent = replace(subject, pipeline=replace(subject.pipeline, includes=(code(helper),)))
-        return compile_datasets([sourced("Events", EVENTS), lent], 4)
+        good = derived("Good", EVENTS, steps)
+        assert good.pipeline is not None
+        good = replace(good, pipeline=replace(good.pipeline, includes=(code(helper),)))
+        return compile_datasets([sourced("Events", EVENTS), good], 4)
 
     one, two = (compiled(f"def ok(df): return df.amount > {n}").jobs[0].key for n in (1, 2))
     assert one != two
     assert compiled("def ok(df):  # why\n    return df.amount > 1").jobs[0].key == one
 
 
-def test_the_aggregations_of_a_windowed_groupby_reach_its_step() -> None:
+def test_the_step_of_a_windowed_groupby_has_its_aggregations() -> None:
     windowed = schema("user window", "orders")
     kind = wire.WindowOp(
         "Events",
@@ -210,7 +208,7 @@ def test_the_aggregations_of_a_windowed_groupby_reach_its_step() -> None:
     assert job(compiled, "W.p: windows").step.specs == kind.specs  # type: ignore[union-attr]
 
 
-def test_grouping_keys_follow_the_order_of_the_datasets_keys_because_lookups_do() -> None:
+def test_grouping_keys_are_in_the_order_of_the_dataset_keys() -> None:
     both = schema("city:str user", "total")
     steps = [
         node("Events", ref("Events"), EVENTS),
@@ -223,7 +221,7 @@ def test_grouping_keys_follow_the_order_of_the_datasets_keys_because_lookups_do(
     assert compiled.jobs[1].step.keys == ("city", "user")  # type: ignore[union-attr]
 
 
-def test_user_code_is_a_job_of_its_own_between_topics() -> None:
+def test_user_code_is_a_job_of_its_own_between_two_topics() -> None:
     steps = [
         node("Events", ref("Events"), EVENTS),
         node("a", drop("Events", "city"), schema("", "user amount")),
@@ -249,7 +247,7 @@ def test_user_code_is_a_job_of_its_own_between_topics() -> None:
     )
 
 
-def test_user_code_before_a_group_writes_straight_to_the_groups_partitions() -> None:
+def test_user_code_before_a_groupby_writes_with_the_partitioning_of_the_groupby() -> None:
     steps = [
         node("Events", ref("Events"), EVENTS),
         node("a", wire.Transform("Events", (), code("lambda df: df")), EVENTS),
@@ -259,7 +257,7 @@ def test_user_code_before_a_group_writes_straight_to_the_groups_partitions() -> 
     assert shape(compiled) == ["Totals.p: transform -> user", "Totals.p: aggregate -> user"]
 
 
-def test_user_code_that_two_operators_consume_runs_once() -> None:
+def test_user_code_with_two_consumers_runs_once() -> None:
     steps = [
         node("Events", ref("Events"), EVENTS),
         node("a", wire.Transform("Events", (), code("lambda df: df")), EVENTS),
@@ -270,7 +268,7 @@ def test_user_code_that_two_operators_consume_runs_once() -> None:
     assert [t for t in shape(compiled) if "transform" in t] == ["Both.p: transform -> position"]
 
 
-def test_a_join_repartitions_the_left_side_by_the_right_datasets_key_order() -> None:
+def test_a_join_repartitions_its_left_side_in_the_key_order_of_the_right() -> None:
     places = schema("zip city:str", "country:str")
     joined = schema("", "user amount city:str code country:str")
     left = schema("", "user amount city:str code")
@@ -301,9 +299,7 @@ def test_a_join_repartitions_the_left_side_by_the_right_datasets_key_order() -> 
     assert (step.left_on, step.right_values, step.inner) == (("code", "city"), ("country",), True)
 
 
-def test_a_union_is_one_job_over_its_branches_and_a_second_branch_over_one_topic_reads_a_copy() -> (
-    None
-):
+def test_a_union_is_one_job_and_its_second_branch_over_one_topic_reads_a_copy() -> None:
     steps = [
         node("Events", ref("Events"), EVENTS),
         node("a", wire.Dropnull("Events", ("city",)), EVENTS),
@@ -348,7 +344,7 @@ def test_a_dataset_joined_with_itself_reads_a_copy_on_the_left() -> None:
     ]
 
 
-def test_two_pipelines_with_the_same_beginning_share_its_shuffle() -> None:
+def test_two_pipelines_with_the_same_first_operators_share_a_shuffle() -> None:
     first = [node("Events", ref("Events"), EVENTS), node("t", aggregate("Events", SUM), TOTALS)]
     second = [
         node("Events", ref("Events"), EVENTS),
@@ -361,7 +357,7 @@ def test_two_pipelines_with_the_same_beginning_share_its_shuffle() -> None:
     assert shape(compiled) == ["One.p: map -> user", "One.p: aggregate", "Two.p: latest -> user"]
 
 
-def test_a_step_that_closes_windows_reads_a_shuffle_that_carries_the_frontier() -> None:
+def test_a_step_that_closes_windows_reads_a_shuffle_with_a_watermark() -> None:
     def totals(spec_: wire.Spec) -> list[object]:
         return [
             node("Events", ref("Events"), EVENTS),
@@ -385,7 +381,7 @@ def test_a_step_that_closes_windows_reads_a_shuffle_that_carries_the_frontier() 
     ]
 
 
-def test_a_join_before_windows_tells_the_frontier_and_what_lies_between_passes_it_on() -> None:
+def test_a_join_before_windows_writes_a_watermark_that_later_jobs_forward() -> None:
     joined = schema("", "user amount city:str place:str")
     steps = [
         node("Events", ref("Events"), EVENTS),
@@ -397,7 +393,7 @@ def test_a_join_before_windows_tells_the_frontier_and_what_lies_between_passes_i
         ),
         node("d", drop("j", "place"), EVENTS),
     ]
-    subjects = [sourced("Events", EVENTS), sourced("Users", schema("user", "place:str"))]
+    sources = [sourced("Events", EVENTS), sourced("Users", schema("user", "place:str"))]
     closing = derived("T", TOTALS, [*steps, node("t", aggregate("d", DAILY), TOTALS)])
     moving = derived("T", TOTALS, [*steps, node("t", aggregate("d", SUM), TOTALS)])
     titles = ["T.p: map -> user", "T.p: join -> position", "T.p: map -> user"]
@@ -405,12 +401,12 @@ def test_a_join_before_windows_tells_the_frontier_and_what_lies_between_passes_i
         (closing, [[False], [True], [True], [False]]),
         (moving, [[False], [False], [False], []]),
     ):
-        compiled = compile_datasets([*subjects, pipeline], 4)
+        compiled = compile_datasets([*sources, pipeline], 4)
         assert shape(compiled)[:3] == titles
         assert [[o.watermark for o in job.outputs] for job in compiled.jobs] == carries
 
 
-def test_operators_keep_the_schemas_they_were_given() -> None:
+def test_operators_keep_their_schemas() -> None:
     steps = [
         node("Events", ref("Events"), EVENTS),
         node("d", wire.Dedup("Events", (), None), EVENTS),
@@ -431,7 +427,7 @@ def test_operators_keep_the_schemas_they_were_given() -> None:
     )
 
 
-def test_two_datasets_fed_by_one_endpoint_in_the_same_way_are_one_topic_and_two_views() -> None:
+def test_two_datasets_with_one_source_share_a_topic() -> None:
     source = webhook("clicks")
     compiled = compile_datasets(
         [sourced("A", EVENTS, source=source), sourced("B", EVENTS, source=source)], 4

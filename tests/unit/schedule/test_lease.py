@@ -1,4 +1,4 @@
-"""Who may run a job partition, for every kind of row it can meet."""
+"""Lease decisions for every kind of lease, running epoch and preferred slot."""
 
 import pytest
 
@@ -41,7 +41,7 @@ def lease(slot: SlotId | None, remaining_ms: int, epoch: int = 5) -> Lease:
         (lease(OTHER, 0), None, OTHER, Stop()),
     ],
 )
-def test_the_decision_follows_the_row_what_runs_and_who_is_preferred(
+def test_the_decision_depends_on_lease_runner_and_preferred_slot(
     row: Lease, running: Epoch | None, preferred: SlotId | None, expected: LeaseDecision
 ) -> None:
     assert decide_lease(ME, row, running, preferred) == expected

@@ -1,4 +1,4 @@
-"""Ownership by rendezvous: even, stable, and the same for everybody."""
+"""Placement by rendezvous hashing is even, stable and deterministic."""
 
 from collections import Counter
 
@@ -15,12 +15,12 @@ slots = st.lists(
 )
 
 
-def test_nobody_is_preferred_when_no_slot_lives() -> None:
+def test_no_slot_is_preferred_if_none_is_live() -> None:
     assert preferred_slot(JOBS[0], PARTS[0], []) is None
 
 
 @given(live=slots, job=st.sampled_from(JOBS), part=st.sampled_from(PARTS))
-def test_everybody_agrees_whatever_the_order_in_which_slots_are_listed(
+def test_the_preferred_slot_does_not_depend_on_the_order_of_slots(
     live: list[SlotId], job: JobId, part: PartitionIndex
 ) -> None:
     assert preferred_slot(job, part, live) == preferred_slot(job, part, sorted(live, reverse=True))
@@ -28,15 +28,13 @@ def test_everybody_agrees_whatever_the_order_in_which_slots_are_listed(
 
 
 @given(live=slots, job=st.sampled_from(JOBS))
-def test_the_partitions_of_a_job_are_spread_as_evenly_as_integers_allow(
-    live: list[SlotId], job: JobId
-) -> None:
+def test_shares_of_a_job_differ_by_at_most_one_partition(live: list[SlotId], job: JobId) -> None:
     counts = Counter(preferred_slot(job, part, live) for part in PARTS)
     shares = [counts[slot] for slot in live]
     assert max(shares) - min(shares) <= 1
 
 
-def test_a_leaving_slot_moves_a_bounded_share() -> None:
+def test_removing_a_slot_moves_less_than_half_of_the_other_partitions() -> None:
     before = [SlotId(f"slot-{n}") for n in range(8)]
     after = before[:-1]
     owned = {(job, part): preferred_slot(job, part, before) for job in JOBS for part in PARTS}
@@ -45,6 +43,4 @@ def test_a_leaving_slot_moves_a_bounded_share() -> None:
         for key, slot in owned.items()
         if slot != before[-1] and preferred_slot(*key, after) != slot
     )
-    assert moved / len(owned) < 0.5, (
-        "dealing partitions round the ranking may move some, never most"
-    )
+    assert moved / len(owned) < 0.5, "ranking slots per job may move some partitions, never most"

@@ -1,4 +1,4 @@
-"""Datasets and pipelines for the compiler's tests, in a short notation."""
+"""Builders of compiler inputs for tests: datasets, sources and pipelines in short notation."""
 
 from __future__ import annotations
 
