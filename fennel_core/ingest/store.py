@@ -202,7 +202,7 @@ class MemoryIngestClock:
 
 
 @dataclass(slots=True)
-class MemoryProducer:
+class MemoryTransactionalProducer:
     """In-memory `TransactionalProducer`: appends to `log`, which producers share.
 
     `log` holds per (topic, partition) the records in commit order.

@@ -136,7 +136,7 @@ class BarrierTimeout(QueryError):
     CODE = "barrier-timeout"
 
 
-class DatabaseUnavailable(QueryError):
+class ReadDatabaseUnavailable(QueryError):
     """Postgres cannot be reached; views in memory are still served. Retry."""
 
     STATUS = 503

@@ -12,7 +12,7 @@ from psycopg_pool import PoolTimeout
 from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.spec import Catalog, Job
 from fennel_core.connections.postgres import Pool
-from fennel_core.query.errors import DatabaseUnavailable, ReleaseMismatch, UnknownBranch
+from fennel_core.query.errors import ReadDatabaseUnavailable, ReleaseMismatch, UnknownBranch
 from fennel_core.query.owners import Ownership, Parked
 from fennel_core.query.view import BranchKey, ServingVersion
 from fennel_core.vocab.errors import VocabError
@@ -51,7 +51,7 @@ class SlotState:
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionState:
+class PartitionStatus:
     job: str
     title: str
     """For people: `Dataset.pipeline: aggregate`."""
@@ -114,12 +114,12 @@ class PostgresReader:
             found[job.id] = job
         return found
 
-    async def read_partitions(self, workspace: WorkspaceId | None) -> list[PartitionState]:
+    async def read_partitions(self, workspace: WorkspaceId | None) -> list[PartitionStatus]:
         """Return the job partitions of one workspace, or of all."""
         titles = {str(job): str(title) for job, title in await self._rows(TITLES, (workspace,))}
         rows = await self._rows(PARTITIONS, (workspace,))
         return [
-            PartitionState(str(job), titles.get(str(job), str(job)), *rest)  # type: ignore[arg-type]  # as selected
+            PartitionStatus(str(job), titles.get(str(job), str(job)), *rest)  # type: ignore[arg-type]  # as selected
             for job, *rest in rows
         ]
 
@@ -131,7 +131,7 @@ class PostgresReader:
             async with self._pool.connection() as connection:
                 return await (await connection.execute(statement, values)).fetchall()
         except (psycopg.OperationalError, PoolTimeout) as lost:
-            raise DatabaseUnavailable(
+            raise ReadDatabaseUnavailable(
                 "the platform's database cannot be reached; try again"
             ) from lost
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from fennel_core.query.bodies import dump
-from fennel_core.query.postgres import PartitionState, PostgresReader
+from fennel_core.query.postgres import PartitionStatus, PostgresReader
 from fennel_core.query.view import Views
 from fennel_core.vocab.ids import WorkspaceId
 
@@ -64,7 +64,7 @@ class StatusReport:
         )
 
 
-def _partition(state: PartitionState) -> dict[str, object]:
+def _partition(state: PartitionStatus) -> dict[str, object]:
     return {
         "job": state.title,
         "id": state.job,

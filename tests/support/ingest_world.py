@@ -22,7 +22,7 @@ from fennel_core.ingest.store import (
     Branches,
     MemoryDirectory,
     MemoryIngestClock,
-    MemoryProducer,
+    MemoryTransactionalProducer,
     ProducerRecord,
     TransactionalProducer,
     TransactionStart,
@@ -139,7 +139,7 @@ class ScriptedProducer:
         if (failure := self.fails()) is not None:
             raise failure
         self.commits += 1
-        await MemoryProducer(self.log).commit(messages)
+        await MemoryTransactionalProducer(self.log).commit(messages)
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.spec import Catalog, Job
 from fennel_core.connections.postgres import Pool, pool
 from fennel_core.operators.spec import TableSpec
-from fennel_core.query.errors import DatabaseUnavailable, ReleaseMismatch, UnknownBranch
+from fennel_core.query.errors import ReadDatabaseUnavailable, ReleaseMismatch, UnknownBranch
 from fennel_core.query.notifications import NotificationListener
 from fennel_core.query.owners import Owners, Parked
 from fennel_core.query.postgres import PostgresReader
@@ -206,7 +206,7 @@ async def test_the_status_report_shows_a_token_its_own_workspace_and_the_adminis
 
 async def test_an_unreachable_database_is_reported() -> None:
     async with pool("postgresql://nobody@127.0.0.1:1/none", name="test", size=1) as opened:
-        with pytest.raises(DatabaseUnavailable):
+        with pytest.raises(ReadDatabaseUnavailable):
             await PostgresReader(opened).read_owners()
 
 
