@@ -18,6 +18,7 @@ import msgspec
 from fennel_core.engine.errors import StateFormatError
 from fennel_core.hangar.store import Hangar, HangarReader, WriteBatch
 from fennel_core.operators.step import Outcome
+from fennel_core.snapshots.manifest import StatePosition
 from fennel_core.vocab.ids import Offset, TopicName
 
 STATE_FORMAT: Final = 1
@@ -45,6 +46,11 @@ class StateProgress:
 
 
 NO_PROGRESS = StateProgress(0, Offset(0), {}, 0)
+
+
+def position_of(progress: StateProgress) -> StatePosition:
+    """Return the position that a snapshot of this state has."""
+    return StatePosition(progress.iteration, progress.replayed, progress.offsets)
 
 
 def load(reads: HangarReader) -> StateProgress:

@@ -1,1 +1,1 @@
-"""Hangar: the batch key/value store that holds one job partition's state."""
+"""Hangar: the state store, which holds one job partition's state."""

@@ -1,4 +1,4 @@
-"""The in-memory twin of Hangar: for laws, contract tests and the simulation."""
+"""The state store in memory, for laws, contract tests and the simulation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FILE = "state.json"
 
 
 class MemoryHangar:
-    """A sorted dictionary with the contract of `hangar.store.Hangar`."""
+    """A `Hangar` over a sorted dictionary."""
 
     def __init__(self, entries: dict[bytes, bytes] | None = None) -> None:
         self._values = dict(entries or {})
@@ -22,7 +22,7 @@ class MemoryHangar:
 
     @classmethod
     def restore(cls, source: Path) -> MemoryHangar:
-        """Open a checkpoint."""
+        """Return the store that a checkpoint holds."""
         data = json.loads((source / _FILE).read_text())
         return cls({bytes.fromhex(k): bytes.fromhex(v) for k, v in data.items()})
 

@@ -1,13 +1,19 @@
-"""Hangar on RocksDB (rocksdict 0.3.29), one database per job partition.
+"""The state store on RocksDB (rocksdict 0.3.29), one database per job partition.
 
-Facts this file stands on, each pinned by the contract suite: re-opening ignores `options` for the
-default column family unless it is named, so it is named; iterate bounds of ReadOptions are ignored
-by `items`, so a scan reads ahead in chunks and cuts at its bound; an iterator of a snapshot shows
-the latest data, so there are no views; an iterator keeps the database open, so none outlives its
-scan; list- get is one call for many keys; errors are bare `Exception`s that only their text tells
-apart; `items` takes a damaged block for the end of the data, so a scan that comes to an end asks a
-second iterator whether it is one. The write-ahead log is not fsynced: a write survives the death of
-the process; the death of the machine is what snapshots and the replaylog are for.
+The contract suite pins these properties of rocksdict, on which this module relies:
+
+- Re-opening ignores `options` for the default column family unless it is named, so it is named.
+- `items` ignores the iterate bounds of ReadOptions, so a scan reads ahead in chunks and cuts at its
+  bound.
+- An iterator of a snapshot shows the latest data, so there are no views.
+- An iterator keeps the database open, so none outlives its scan.
+- A list `get` is one call for many keys.
+- Errors are bare `Exception`s that only their text tells apart.
+- `items` takes a corrupt block for the end of the data, so at the end of a scan a second iterator
+  checks that it is the end.
+
+The write-ahead log is not fsynced: a write survives the death of the process. Snapshots and the
+replaylog cover the death of the machine.
 """
 
 from __future__ import annotations
@@ -33,21 +39,21 @@ from fennel_core.hangar.store import HangarClosed, HangarCorrupt, WriteBatch
 BLOOM_BITS_PER_KEY = 10
 WRITE_BUFFER_BYTES = 16 * 1024 * 1024
 FILE_BYTES = 16 * 1024 * 1024
-"""Of a table file: what a snapshot uploads as one object, and uploads again when one entry of it
-changes; stores may hold it in memory.
+"""Size of a table file. A snapshot uploads it as one object, and again when one of its entries
+changes; object stores may hold it in memory.
 """
 MAX_LOG_FILES = 1
 _FIRST_CHUNK = 16
 _LARGEST_CHUNK = 4096
 _CURRENT = "CURRENT"
-_DAMAGE = ("Corruption", "IO error: No such file or directory")
-"""How RocksDB's texts begin when a file is not what was written, or is not there. A full disk or a
-held lock begins otherwise.
+_CORRUPTION = ("Corruption", "IO error: No such file or directory")
+"""Prefixes of RocksDB's error texts when a file is corrupt or missing. A full disk or a held lock
+has another text.
 """
 
 
 def options(cache: Cache) -> Options:
-    """Options of one job partition's database; the block cache is shared by all of a process."""
+    """Return the options of one database; all databases of a process share the block cache."""
     table = BlockBasedOptions()
     table.set_block_cache(cache)
     table.set_bloom_filter(BLOOM_BITS_PER_KEY, False)
@@ -78,29 +84,29 @@ def _above(
     return descending
 
 
-def _tell_damage(failed: Exception) -> None:
-    """Raise HangarDamaged if that is what a bare exception of RocksDB means."""
-    if str(failed).startswith(_DAMAGE):
+def _raise_if_corrupt(failed: Exception) -> None:
+    """Raise HangarCorrupt if RocksDB's bare exception means corruption."""
+    if str(failed).startswith(_CORRUPTION):
         raise HangarCorrupt(str(failed)) from failed
 
 
 class RocksHangar:
-    """The state of one job partition in the directory `path`; HangarDamaged when that holds
-    something that is no whole store.
+    """The state of one job partition in the directory `path`.
+
+    Raises HangarCorrupt if the directory has files but not a complete store.
     """
 
     def __init__(self, path: Path, cache: Cache) -> None:
         if path.exists() and any(path.iterdir()) and not (path / _CURRENT).exists():
             raise HangarCorrupt(
-                f"{path.name} holds files and no {_CURRENT}: opening it would make "
-                "an empty store of it"
+                f"{path.name} has files but no {_CURRENT}: opening it would create an empty store"
             )
         path.parent.mkdir(parents=True, exist_ok=True)
         opts = options(cache)
         try:
             self._db = Rdict(str(path), opts, column_families={"default": opts})
         except Exception as failed:
-            _tell_damage(failed)
+            _raise_if_corrupt(failed)
             raise
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
@@ -109,7 +115,7 @@ class RocksHangar:
         try:
             found: list[bytes | None] = self._db.get(list(keys))
         except Exception as failed:
-            _tell_damage(failed)
+            _raise_if_corrupt(failed)
             raise
         return found
 
@@ -124,8 +130,8 @@ class RocksHangar:
             backwards=reverse, from_key=stop if reverse else start
         )
         while limit is None or len(found) < limit:
-            # One more than asked for: walking backwards, `stop` itself may come first and is not
-            # part of the range.
+            # One more than requested: in reverse, `stop` itself may come first and is not part of
+            # the range.
             read = list(islice(entries, chunk + 1))
             inside = _above(read, start, stop) if reverse else _below(read, stop)
             found += inside
@@ -139,9 +145,7 @@ class RocksHangar:
         return found[:limit]
 
     def _require_end(self, last: bytes | None, start: bytes, stop: bytes, *, reverse: bool) -> None:
-        """HangarDamaged unless there really is nothing behind `last`, the last key that an iterator
-        gave.
-        """
+        """Raise HangarCorrupt if the iterator ended early; `last` is the last key it returned."""
         second = self._db.iter()
         if reverse:
             second.seek_for_prev(last if last is not None else stop)
@@ -152,7 +156,7 @@ class RocksHangar:
         try:
             second.status()
         except Exception as failed:
-            _tell_damage(failed)
+            _raise_if_corrupt(failed)
             raise
 
     def write(self, batch: WriteBatch) -> None:
@@ -165,7 +169,7 @@ class RocksHangar:
         try:
             self._db.write(rocks)
         except Exception as failed:
-            _tell_damage(failed)
+            _raise_if_corrupt(failed)
             raise
 
     def checkpoint(self, target: Path) -> None:
@@ -178,7 +182,7 @@ class RocksHangar:
                 f"the store was closed before its checkpoint {target.name}"
             ) from closed
         except Exception as failed:
-            _tell_damage(failed)
+            _raise_if_corrupt(failed)
             raise
 
     def close(self) -> None:

@@ -1,10 +1,9 @@
-"""The contract of Hangar; `memory.py` is its twin, `rocks.py` the real one, one suite holds both to
-it.
+"""The protocol of the state store; `memory.py` and `rocks.py` implement it, tested by one suite.
 
 Theory. A job partition's state changes by one atomic write batch per iteration, which also carries
-the offsets it stands for. Its owner applies batches and serves lookups on one thread (the slot's
-event loop), so a lookup of several reads sees the state between two iterations, never a part of
-one, without a snapshot per lookup. Keys are ordered bytes.
+the input offsets that the state corresponds to. Its owner applies batches and serves lookups on one
+thread (the slot's event loop). So a lookup of several reads sees the state between two iterations,
+never within one, without a snapshot per lookup. Keys are ordered bytes.
 """
 
 from __future__ import annotations
@@ -12,61 +11,73 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 
-class HangarClosed(Exception):
-    """The store was closed before it was asked."""
+class HangarError(Exception):
+    """Base class of every failure of a state store. `code` is stable and never reused."""
+
+    code: ClassVar[str] = "hangar-failed"
 
 
-class HangarCorrupt(Exception):
-    """The store's files are not what was written: nothing that it says can be relied on."""
+class HangarClosed(HangarError):
+    """The store was closed before the call, because its job partition stopped. Retry elsewhere."""
+
+    code = "hangar-closed"
+
+
+class HangarCorrupt(HangarError):
+    """The store's files are not what was written. Discard the state and rebuild it."""
+
+    code = "hangar-corrupt"
 
 
 @dataclass(frozen=True, slots=True)
 class WriteBatch:
-    """What one iteration changes; a key stands in `puts` or in `deletes`, never in both."""
+    """The changes of one iteration; a key is in `puts` or in `deletes`, never in both."""
 
     puts: Mapping[bytes, bytes] = field(default_factory=dict)
     deletes: frozenset[bytes] = frozenset()
 
 
 class HangarReader(Protocol):
-    """Read access to state. It raises HangarDamaged rather than answer with less than was
-    written.
-    """
+    """Read access to state. It raises HangarCorrupt rather than return less than was written."""
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The value of each key, None where there is none."""
+        """Return the value of each key, None for keys that do not exist."""
         ...
 
     def scan(
         self, start: bytes, stop: bytes, *, reverse: bool = False, limit: int | None = None
     ) -> list[tuple[bytes, bytes]]:
-        """Entries with start <= key < stop, ascending (descending with `reverse`), at most `limit`
-        of them.
+        """Return at most `limit` entries with start <= key < stop, in ascending order.
+
+        With `reverse` they are in descending order.
         """
         ...
 
 
 class Hangar(HangarReader, Protocol):
+    """The state of one job partition."""
+
     def write(self, batch: WriteBatch) -> None:
-        """Apply the batch atomically and durably enough to survive the process (not the
-        machine).
-        """
+        """Apply the batch atomically. It survives the process, but not the machine."""
         ...
 
     def checkpoint(self, target: Path) -> None:
-        """A complete, openable copy of the state in the new directory `target` (hard links where
-        possible); HangarClosed after `close`.
+        """Write a complete copy of the state to the new directory `target`.
+
+        Files are hard-linked where possible. Raises HangarClosed after `close`.
         """
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Close the store; its files stay."""
+        ...
 
 
 def prefix_end(prefix: bytes) -> bytes:
-    """The least key greater than every key that starts with `prefix`."""
+    """Return the smallest key greater than every key that starts with `prefix`."""
     for cut in range(len(prefix), 0, -1):
         if prefix[cut - 1] != 0xFF:
             return prefix[: cut - 1] + bytes([prefix[cut - 1] + 1])

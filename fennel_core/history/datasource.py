@@ -1,16 +1,20 @@
-"""`spark.read.format("fennel")`: any dataset as a DataFrame, as of any time.
+"""Read any dataset as a Spark DataFrame, as of any time: `spark.read.format("fennel")`.
 
     from fennel_core.history.datasource import FennelDataSource
 
     spark.dataSource.register(FennelDataSource)
-    rides = spark.read.format("fennel").option("dataset", "Rides").option("token",
-    token).option("as_of", "2026-05-01T12:00:00Z").load()
+    rides = (
+        spark.read.format("fennel")
+        .option("dataset", "Rides")
+        .option("token", token)
+        .option("as_of", "2026-05-01T12:00:00Z")
+        .load()
+    )
 
-Theory. A dataset is its history (files on S3) and its topic's tail (records that are committed and
-not in history yet); where one ends and the other begins is decided once, when the read is planned,
-so the rows of a read are those committed by then, whatever moves meanwhile. A topic's partition
-holds all versions of its keys, so each is a partition of the DataFrame and needs nothing of the
-others.
+Theory. A dataset is its history (files on S3) and its topic's tail (committed records that are not
+in history yet). The offset between the two is decided once, when the read is planned, so a read
+returns the rows committed by then, whatever moves later. A partition of the topic holds all
+versions of its keys, so it becomes one partition of the DataFrame and is read independently.
 """
 
 from __future__ import annotations
@@ -35,6 +39,7 @@ from fennel_core.connections import erasures, postgres, s3, tokens
 from fennel_core.connections.erasures import ErasedKeys
 from fennel_core.connections.postgres import Pool
 from fennel_core.history import asof, parquet
+from fennel_core.history.errors import ReadFailed
 from fennel_core.history.kafka import TopicReader
 from fennel_core.history.postgres import PostgresHistoryFiles
 from fennel_core.history.store import HistoryFile
@@ -66,15 +71,9 @@ SERVING: Final = """
 """
 
 
-class ReadFailed(Exception):
-    """The read cannot be done as asked; the text says what to change, and ends with a stable
-    code.
-    """
-
-
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
-    """The options, parsed."""
+    """The parsed options of a read."""
 
     dataset: DatasetName
     branch: str
@@ -89,18 +88,21 @@ class ReadPartition(InputPartition):  # type: ignore[misc]  # pyspark is not typ
     tail_end).
     """
 
-    place: TopicPartition
+    partition: TopicPartition
     files: tuple[HistoryFile, ...]
     tail_first: Offset
     tail_end: Offset
 
 
 def parse_options(options: Mapping[str, str], now: datetime) -> ReadRequest:
-    """What the options ask for. ReadError."""
+    """Return the parsed options; ReadFailed if one is unknown or malformed.
+
+    `now`: the default of `as_of`.
+    """
     unknown = sorted(set(options) - {*OPTIONS, "path"})
     if unknown:
         raise ReadFailed(
-            f"there is no option `{unknown[0]}`: there are {', '.join(OPTIONS)} [read-option]"
+            f"unknown option `{unknown[0]}`; valid options: {', '.join(OPTIONS)} [read-option]"
         )
     if not options.get("dataset"):
         raise ReadFailed('no dataset: add .option("dataset", "<name>") [read-option]')
@@ -114,7 +116,8 @@ def parse_options(options: Mapping[str, str], now: datetime) -> ReadRequest:
         at = now if text is None else datetime.fromisoformat(text)
     except ValueError as wrong:
         raise ReadFailed(
-            f'as_of `{text}` is no ISO 8601 time: write it like "2026-05-01T12:00:00Z" [read-as-of]'
+            f'as_of `{text}` is not an ISO 8601 time; use a form like "2026-05-01T12:00:00Z" '
+            "[read-as-of]"
         ) from wrong
     at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
     branch = options.get("branch") or MAIN_BRANCH
@@ -128,87 +131,90 @@ def parse_options(options: Mapping[str, str], now: datetime) -> ReadRequest:
 
 
 async def resolve_dataset(
-    pool: Pool, settings: Settings, want: ReadRequest
+    pool: Pool, settings: Settings, request: ReadRequest
 ) -> tuple[WorkspaceId, DatasetView]:
-    """The workspace and the dataset as its branch serves it now. ReadError."""
-    workspace = want.workspace
-    if want.token is not None:
+    """Return the workspace and the dataset that its branch serves now; ReadFailed without one."""
+    workspace = request.workspace
+    if request.token is not None:
         try:
-            workspace = await tokens.workspace_of(pool, settings, f"Bearer {want.token}")
+            workspace = await tokens.workspace_of(pool, settings, f"Bearer {request.token}")
         except ApiError as refused:
             raise ReadFailed(f"{refused.text} [{refused.code}]") from refused
-        if want.workspace not in (None, workspace):
+        if request.workspace not in (None, workspace):
             raise ReadFailed(
-                f"the token opens workspace `{workspace}`, not `{want.workspace}`: "
-                "leave out one of the two [read-workspace]"
+                f"the token is for workspace `{workspace}`, not `{request.workspace}`; omit one of "
+                "the two options [read-workspace]"
             )
     async with pool.connection() as connection:
         rows = await (await connection.execute(SERVING, (workspace,))).fetchall()
     if not rows:
         raise ReadFailed(
-            f"there is no workspace `{workspace}`: `fennel-core workspace list` "
-            "names those there are [read-workspace]"
+            f"unknown workspace `{workspace}`; `fennel-core workspace list` prints the valid ones "
+            "[read-workspace]"
         )
     catalogs = {str(name): data for name, data in rows if name is not None}
-    if want.branch not in catalogs:
+    if request.branch not in catalogs:
         raise ReadFailed(
-            f"there is no branch `{want.branch}` in `{workspace}`; there are "
+            f"unknown branch `{request.branch}` of `{workspace}`; valid branches: "
             f"{_listed(catalogs)} [read-branch]"
         )
-    data = catalogs[want.branch]
+    data = catalogs[request.branch]
     if not isinstance(data, bytes):
         raise ReadFailed(
-            f"branch `{want.branch}` serves nothing yet: commit to it first, or wait "
-            "until its commit has caught up [read-branch]"
+            f"branch `{request.branch}` serves nothing yet; commit to it, or wait until its "
+            "commit has caught up [read-branch]"
         )
     views = {view.name: view for view in stored_names.loads(data, Catalog).datasets}
-    view = views.get(want.dataset)
+    view = views.get(request.dataset)
     if view is None:
         raise ReadFailed(
-            f"there is no dataset `{want.dataset}` in branch `{want.branch}`; there "
-            f"are {_listed(views)} [read-dataset]"
+            f"unknown dataset `{request.dataset}` in branch `{request.branch}`; valid datasets: "
+            f"{_listed(views)} [read-dataset]"
         )
     if view.topic is None:
         raise ReadFailed(
-            f"`{want.dataset}` is a terminal aggregate: it is assembled when it is "
-            "asked for and has no rows. Read the dataset it is"
-            " computed from, or look it up [read-dataset]"
+            f"`{request.dataset}` is a terminal aggregate, which is computed on lookup and has no "
+            "rows. Read the dataset that it aggregates, or look it up [read-dataset]"
         )
     return WorkspaceId(str(workspace)), view
 
 
 async def plan_read(
-    settings: Settings, want: ReadRequest
+    settings: Settings, request: ReadRequest
 ) -> tuple[DatasetView, tuple[ErasedKeys, ...], list[ReadPartition]]:
-    """The dataset, its erased keys, and what there is to read now. ReadError."""
+    """Return the dataset, its erased keys and its partitions as of now; ReadFailed."""
     async with postgres.pool(
         settings.postgres_dsn.get_secret_value(), name="fennel-read", size=1
     ) as pool:
-        workspace, view = await resolve_dataset(pool, settings, want)
-        assert view.topic is not None, "dataset_of sees to it"
-        banned = await erasures.read(pool, workspace)
-        erased = banned[workspace].get(view.name, ()) if workspace in banned else ()
+        workspace, view = await resolve_dataset(pool, settings, request)
+        assert view.topic is not None, "resolve_dataset checks it"
+        erasures_by_workspace = await erasures.read(pool, workspace)
+        erased = (
+            erasures_by_workspace[workspace].get(view.name, ())
+            if workspace in erasures_by_workspace
+            else ()
+        )
         bounds = await asyncio.to_thread(TopicReader(settings).bounds, [view.topic])
         rows = PostgresHistoryFiles(pool)
         parts = []
-        for place, bound in sorted(bounds.items()):
-            files = await rows.files(*place, upto=bound.end)
+        for partition, bound in sorted(bounds.items()):
+            files = await rows.files(*partition, upto=bound.end)
             covered = files[-1].next_offset if files else Offset(0)
             useful = tuple(
-                file for file in files if file.min_ts is not None and file.min_ts <= want.as_of
+                file for file in files if file.min_ts is not None and file.min_ts <= request.as_of
             )
-            parts.append(ReadPartition(place, useful, max(covered, bound.first), bound.end))
+            parts.append(ReadPartition(partition, useful, max(covered, bound.first), bound.end))
     return view, erased, parts
 
 
 class FennelReader(DataSourceReader):  # type: ignore[misc]  # pyspark is not typed for strict checking
-    """One read: planned when it is made; `read` runs in Spark's Python workers."""
+    """One read: planned when it is created; `read` runs in Spark's Python workers."""
 
-    def __init__(self, settings: Settings, want: ReadRequest, schema: StructType) -> None:
-        view, self._erased, self._parts = _run(settings, want)
+    def __init__(self, settings: Settings, request: ReadRequest, schema: StructType) -> None:
+        view, self._erased, self._parts = _run(settings, request)
         self._settings, self._as_of, self._dataset, self._schema = (
             settings,
-            want.as_of,
+            request.as_of,
             view.schema,
             schema,
         )
@@ -217,7 +223,7 @@ class FennelReader(DataSourceReader):  # type: ignore[misc]  # pyspark is not ty
         return self._parts
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, ReadPartition), "a partition of ours"
+        assert isinstance(partition, ReadPartition), "Spark passes the partitions of this reader"
         rows = asof.content(
             read_versions(self._settings, partition, self._dataset),
             self._dataset,
@@ -231,9 +237,10 @@ class FennelReader(DataSourceReader):  # type: ignore[misc]  # pyspark is not ty
 class FennelDataSource(DataSource):  # type: ignore[misc]  # as above
     """Register once per Spark session: `spark.dataSource.register(FennelDataSource)`.
 
-    Options: `dataset` (required); `token`, or `workspace` (whoever has the platform's settings may
-    read all); `branch` (main); `as_of`, ISO 8601, UTC unless it says otherwise, inclusive (now);
-    `env_file`, the settings as `fennel-core env --all` writes them (the environment).
+    Options, with defaults in parentheses: `dataset` (required); `token`, or `workspace` for
+    processes that have the platform's settings; `branch` (main); `as_of`, ISO 8601, inclusive, UTC
+    unless it has an offset (now); `env_file`, the settings as `fennel-core env --all` writes them
+    (the environment).
     """
 
     @classmethod
@@ -241,8 +248,8 @@ class FennelDataSource(DataSource):  # type: ignore[misc]  # as above
         return "fennel"
 
     def schema(self) -> StructType:
-        settings, want = self._asked()
-        view, _, _ = _run(settings, want)
+        settings, request = self._asked()
+        view, _, _ = _run(settings, request)
         return spark_schema(view.schema)
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -260,9 +267,7 @@ class FennelDataSource(DataSource):  # type: ignore[misc]  # as above
 
 
 def read_versions(settings: Settings, part: ReadPartition, schema: Schema) -> pl.DataFrame:
-    """Every version of a partition up to where the read was planned, with the columns of
-    `vocab.read_versions`.
-    """
+    """Return every version of a partition as of the plan, with the columns of `vocab.versions`."""
     columns = [*schema.names, *META]
     client = s3.client(settings)
     frames = [
@@ -279,31 +284,31 @@ def read_versions(settings: Settings, part: ReadPartition, schema: Schema) -> pl
         body = s3.get(client, settings.s3_bucket, file.object_key)
         if body is None:
             raise ReadFailed(
-                f"{file.object_key} is missing from bucket `{settings.s3_bucket}`: "
-                "history is damaged [read-object]"
+                f"object {file.object_key} is missing from bucket `{settings.s3_bucket}`; restore "
+                "it from a backup of the bucket [read-object]"
             )
         frames.append(parquet.decode_file(body, columns))
     frames += [
         decode(message.value).select(columns)
-        for message in TopicReader(settings).tail(part.place, part.tail_first, part.tail_end)
+        for message in TopicReader(settings).tail(part.partition, part.tail_first, part.tail_end)
     ]
     return pl.concat(frames)
 
 
 def _run(
-    settings: Settings, want: ReadRequest
+    settings: Settings, request: ReadRequest
 ) -> tuple[DatasetView, tuple[ErasedKeys, ...], list[ReadPartition]]:
     try:
-        return asyncio.run(plan_read(settings, want))
-    except (psycopg.OperationalError, PoolTimeout) as away:
+        return asyncio.run(plan_read(settings, request))
+    except (psycopg.OperationalError, PoolTimeout) as unavailable:
         raise ReadFailed(
-            f"the platform's database cannot be reached ({away}): is "
-            "FENNEL_POSTGRES_DSN right? [read-settings]"
-        ) from away
+            f"the platform's database cannot be reached ({unavailable}); check FENNEL_POSTGRES_DSN "
+            "[read-settings]"
+        ) from unavailable
 
 
 def spark_schema(schema: Schema) -> StructType:
-    """The columns of a dataset as Spark sees them."""
+    """Return the columns of a dataset as Spark types."""
     found: StructType = from_arrow_schema(schema.arrow())
     return found
 

@@ -1,3 +1,3 @@
 """The replaylog: one marker per iteration, from which a lost state is replayed without emitting
-anything twice.
+output again.
 """

@@ -1,19 +1,19 @@
 """Markers: what each iteration of a job partition did, as a message on its replaylog.
 
-Theory. A marker commits in the same Kafka transaction as the outputs it stands for. So a committed
-marker says: the outputs of exactly these input ranges exist. After a crash the state is behind the
-replaylog by at most the iterations it had not applied; replay runs the same step over the same
-ranges, emits nothing, and must arrive at the same digest of mutations. An epoch marker opens each
-ownership; a reader that finds a higher epoch than its own is a zombie.
+Theory. A marker commits in the same Kafka transaction as the outputs that it records. So a
+committed marker proves that the outputs of exactly these input ranges exist. After a crash the
+state is behind the replaylog by at most the iterations it had not applied. Replay runs the same
+step over the same ranges, emits nothing, and must produce the same digest of mutations. An epoch
+marker opens each ownership; a reader that finds a higher epoch than its own is a zombie.
 
-Bytes: msgpack array `[FORMAT, kind, epoch, iteration, ranges, step_version, state_format,
-environment, digest]`.
+Format: msgpack array `[FORMAT, kind, epoch, iteration, ranges, step_version, state_format,
+environment, digest]`. It has no field names, so Python names do not affect the bytes.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 import msgspec
 
@@ -26,8 +26,16 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
 
 
-class MarkerMalformed(Exception):
-    """A marker this version cannot read."""
+class ReplaylogError(Exception):
+    """Base class of every failure of this package. `code` is stable and never reused."""
+
+    code: ClassVar[str] = "replaylog-failed"
+
+
+class MarkerMalformed(ReplaylogError):
+    """Another version wrote the marker. Run that version, or rebuild the job partition."""
+
+    code = "marker-malformed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +49,15 @@ class ConsumedRange:
 
 @dataclass(frozen=True, slots=True)
 class EpochMarker:
-    """The first thing an owner commits."""
+    """The first message that an owner commits."""
 
     epoch: Epoch
 
 
 @dataclass(frozen=True, slots=True)
 class IterationMarker:
+    """One committed iteration."""
+
     epoch: Epoch
     iteration: int
     """Counts from 1 over the life of the job partition, across epochs."""
@@ -55,18 +65,16 @@ class IterationMarker:
     step_version: int
     state_format: int
     environment: str
-    """Hash of the platform's pinned environment: explains a digest that differs after an
-    upgrade.
-    """
+    """Hash of the platform's environment, which explains another digest after an upgrade."""
     digest: bytes
-    """Of the mutations this iteration made to state."""
+    """Of the mutations that this iteration made to state."""
 
 
 Marker = EpochMarker | IterationMarker
 
 
 def encode_marker(marker: Marker) -> bytes:
-    """The message value of a marker."""
+    """Return the message value of a marker."""
     match marker:
         case EpochMarker(epoch):
             return _encode([FORMAT, _EPOCH, epoch])
@@ -77,7 +85,7 @@ def encode_marker(marker: Marker) -> bytes:
 
 
 def decode_marker(value: bytes) -> Marker:
-    """The marker in a message value; MarkerFormatError when another version wrote it."""
+    """Return the marker in a message value; MarkerMalformed if another version wrote it."""
     fields = _decode(value)
     if fields[0] != FORMAT:
         raise MarkerMalformed(

@@ -1,1 +1,1 @@
-"""Drills: could this job partition be rebuilt, and would it be the same?"""
+"""Drills: check that a job partition could be rebuilt and would be the same."""

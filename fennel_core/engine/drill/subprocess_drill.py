@@ -1,11 +1,11 @@
-"""Drills beside a running slot: a copy of the live state is made in it, everything else is done by
-a process of its own, and slowly.
+"""Run drills beside a slot: the slot copies the live state, a child process does the rest, slowly.
 
-Theory. A drill reads a whole state and works out what a recovery would: seconds of a core, in
-Python, beside a runner that has to answer within milliseconds. So the slot only makes the copy
-(hard links), as it does for a snapshot, and a child process of the lowest priority does the rest.
-It has no producer and fences nobody; its scratch is below the job's folder and goes with it,
-whoever dies. When its slot dies the child ends too. One drill at a time: a slot has one disk.
+Theory. A drill reads a whole state and replays what a recovery would: seconds of CPU time in
+Python, beside runners that must respond within milliseconds. So the slot only makes the copy (hard
+links), as for a snapshot, and a child process of low priority does the rest. The child has no
+producer and fences no owner. Its scratch folder is in the job's folder and is removed with it,
+whichever process dies first; when the slot dies, the child exits too. A slot runs one drill at a
+time, because it has one disk.
 """
 
 from __future__ import annotations
@@ -59,8 +59,9 @@ LIVE, SCRATCH = "live", "restored"
 
 @dataclass(frozen=True, slots=True)
 class DrillTask:
-    """What the child is handed: `folder` holds the copy of the live state and takes the
-    snapshot.
+    """The input of the child process.
+
+    `folder` holds the copy of the live state and receives the snapshot.
     """
 
     settings: Settings
@@ -72,22 +73,23 @@ class DrillTask:
 
 
 class DrillRunner:
-    """A slot's side. `root` is the folder of local state."""
+    """The slot's side of drills."""
 
-    def __init__(self, settings: Settings, tools: SnapshotContext, pool: WorkerPool) -> None:
-        self._settings, self._tools, self._pool = settings, tools, pool
+    def __init__(self, settings: Settings, context: SnapshotContext, pool: WorkerPool) -> None:
+        self._settings, self._context, self._pool = settings, context, pool
         self._one_at_a_time = asyncio.Lock()
 
     async def run(self, runner: Runner, max_bytes: int) -> DrillFinding:
-        """Drill the job partition of a running runner; a state of more than `max_bytes` is skipped.
-        SystemUnavailable, HangarClosed and OSError pass through.
+        """Drill the job partition of a running runner.
+
+        A state of more than `max_bytes` is skipped. Raises SystemUnavailable, HangarClosed or
+        OSError.
         """
         job, part = runner.job, PartitionIndex(runner.part)
         folder = self._settings.state_dir / job.id / f"drill-{part}-{runner.epoch}"
         async with self._one_at_a_time:
-            pointers = await self._tools.pointers.of(
-                job.id, part
-            )  # before the copy is made: what it holds is that or more
+            # Read before the copy is made, so that the copy is not behind the snapshot.
+            pointers = await self._context.pointers.of(job.id, part)
             if not pointers:
                 return DrillFinding(
                     DrillVerdict.SKIPPED,
@@ -95,7 +97,7 @@ class DrillRunner:
                 )
             try:
                 size_bytes = await self._pool.run(
-                    partial(_copied, runner.hangar, folder, runner.epoch)
+                    partial(_copy_live_state, runner.hangar, folder, runner.epoch)
                 )
                 if size_bytes > max_bytes:
                     return DrillFinding(
@@ -103,59 +105,58 @@ class DrillRunner:
                         f"its state is {size_bytes} bytes, more than a drill may "
                         f"read now ({max_bytes})",
                     )
-                return await _in_child(
+                return await _run_in_child(
                     DrillTask(self._settings, job, part, runner.epoch, pointers[0], folder)
                 )
             except HangarCorrupt as damaged:
                 runner.discard_state(str(damaged))
                 return DrillFinding(
-                    DrillVerdict.CORRUPT, f"the live state cannot be read, it is rebuilt: {damaged}"
+                    DrillVerdict.CORRUPT, f"the live state cannot be read and is rebuilt: {damaged}"
                 )
             finally:
                 await asyncio.shield(asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True))
 
 
-def _copied(hangar: Hangar, folder: Path, epoch: int) -> int:
-    """Copy the live state; how many bytes its files have."""
+def _copy_live_state(hangar: Hangar, folder: Path, epoch: int) -> int:
+    """Copy the live state and return the size of its files in bytes."""
     part = folder.name.split("-")[1]
     for left in folder.parent.glob(f"drill-{part}-*"):
         if int(left.name.rpartition("-")[2]) <= epoch:
-            shutil.rmtree(
-                left, ignore_errors=True
-            )  # of a process that died, or of an owner before us
+            # Of a process that died, or of an earlier owner.
+            shutil.rmtree(left, ignore_errors=True)
     hangar.checkpoint(folder / LIVE)
     return sum(path.stat().st_size for path in (folder / LIVE).iterdir())
 
 
-async def _in_child(task: DrillTask) -> DrillFinding:
-    words = [sys.executable, "-m", __name__]
+async def _run_in_child(task: DrillTask) -> DrillFinding:
+    command = [sys.executable, "-m", __name__]
     child = await asyncio.create_subprocess_exec(
-        *words, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
     try:
-        said, _ = await child.communicate(pickle.dumps(task))
+        output, _ = await child.communicate(pickle.dumps(task))
     finally:
         if child.returncode is None:
             child.kill()
-    if not said:
+    if not output:
         return DrillFinding(
             DrillVerdict.UNKNOWN,
-            f"the drill's process ended with {child.returncode} and without an "
-            "answer: see the engine's log",
+            f"the drill's process exited with {child.returncode} without a finding; see the "
+            "engine's log",
         )
-    finding = pickle.loads(said)  # noqa: S301  # from a child of our own, over its pipe
+    finding = pickle.loads(output)  # noqa: S301  # from a child of our own, over its pipe
     assert isinstance(finding, DrillFinding)
     return finding
 
 
-async def _carried_out(task: DrillTask) -> DrillFinding:
+async def _run_drill(task: DrillTask) -> DrillFinding:
     settings = task.settings
     async with postgres.pool(
         settings.postgres_dsn.get_secret_value(), name="drill", size=1
     ) as pool:
         broker = KafkaBroker(settings)
         try:
-            tools = SnapshotContext(
+            context = SnapshotContext(
                 S3ObjectStore(s3.client(settings), settings.s3_bucket), PostgresPointers(pool)
             )
 
@@ -165,7 +166,7 @@ async def _carried_out(task: DrillTask) -> DrillFinding:
             backfill_client = QueuedBackfillClient(
                 PostgresHistoryFiles(pool),
                 BackfillQueue(pool),
-                tools.objects,
+                context.objects,
                 settings.backfill_from_rows,
                 sleep,
             )
@@ -180,7 +181,7 @@ async def _carried_out(task: DrillTask) -> DrillFinding:
                     task.job,
                     task.part,
                     task.epoch,
-                    work_of(task.job),
+                    replay_logic(task.job),
                     hangar,
                     broker,
                     threads,
@@ -191,7 +192,7 @@ async def _carried_out(task: DrillTask) -> DrillFinding:
             live = opener(task.folder / LIVE)
             try:
                 return await drill_partition(
-                    tools, task.pointer, live, task.folder / SCRATCH, opener, runner_over
+                    context, task.pointer, live, task.folder / SCRATCH, opener, runner_over
                 )
             finally:
                 live.close()
@@ -199,13 +200,13 @@ async def _carried_out(task: DrillTask) -> DrillFinding:
             await broker.close()
 
 
-def work_of(job: Job) -> JobLogic:
-    """What a rehearsal computes: user code is never run, and where it is all there is, there is no
-    state to replay.
-    """
+def replay_logic(job: Job) -> JobLogic:
+    """Return the logic that a replay runs: user code is never run, and it has no state."""
 
     async def refuse(_: pl.DataFrame) -> Outcome:
-        raise ReplayMismatch("a job of user code keeps no state, and its marker speaks of some")
+        raise ReplayMismatch(
+            "the job runs user code, which has no state, but its marker records mutations of state"
+        )
 
     step = None if isinstance(job.step, UserCodeSpec) else build(job.step)
     return JobLogic(
@@ -217,16 +218,17 @@ def work_of(job: Job) -> JobLogic:
 
 
 def main() -> None:
-    """Read a task from stdin, write what was found to stdout."""
-    answer = os.dup(1)
-    os.dup2(2, 1)  # what a library prints is no part of the answer
+    """Read a task from stdin and write the finding to stdout."""
+    output = os.dup(1)
+    # Whatever a library prints must not become part of the finding.
+    os.dup2(2, 1)
     os.nice(NICE)
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     task: DrillTask = pickle.load(sys.stdin.buffer)  # noqa: S301  # from our own parent, over its pipe
     logs.configure("drill", task.settings.log_level, hidden=logs.secrets_of(task.settings))
-    found = asyncio.run(_carried_out(task))
-    with os.fdopen(answer, "wb") as stream:
-        stream.write(pickle.dumps(found))
+    finding = asyncio.run(_run_drill(task))
+    with os.fdopen(output, "wb") as stream:
+        stream.write(pickle.dumps(finding))
 
 
 def _end_with_parent(parent: int) -> None:
@@ -236,6 +238,7 @@ def _end_with_parent(parent: int) -> None:
 
 
 if __name__ == "__main__":
+    # Not `main()`: pickled classes must have the module's name, not `__main__`.
     from fennel_core.engine.drill import subprocess_drill
 
-    subprocess_drill.main()  # not `main`: what is pickled must bear the module's name
+    subprocess_drill.main()

@@ -115,8 +115,8 @@ def test_the_recovery_dag_and_command_rebuild_selected_partitions(
     assert run["state"] == "success", log_text
     assert log_text.count("caught up, from snapshot #") == Settings().partitions
     [(job,)] = rows("SELECT id FROM job WHERE workspace = %s", workspace)
-    asides = {path.name for path in (Settings().state_dir / str(job)).glob("aside-*")}
-    assert asides == {f"aside-{part}" for part in range(Settings().partitions)}, (
+    quarantined = {path.name for path in (Settings().state_dir / str(job)).glob("quarantined-*")}
+    assert quarantined == {f"quarantined-{part}" for part in range(Settings().partitions)}, (
         "local state was put aside, so none of it is used"
     )
     assert served(workspace) == before

@@ -153,7 +153,7 @@ async def test_spark_reads_a_dataset_by_its_name_and_tells_what_is_wrong(world: 
     assert now["parts"] == PARTITIONS
     assert now["columns"] == [["user", "bigint"], ["city", "string"], ["at", "timestamp"]]
     assert (
-        "there is no dataset `House` in branch `main`; there are `Events`, `Homes`, `Total`"
+        "unknown dataset `House` in branch `main`; valid datasets: `Events`, `Homes`, `Total`"
         in refused["error"]
     )
 
@@ -164,15 +164,15 @@ async def test_spark_reads_a_dataset_by_its_name_and_tells_what_is_wrong(world: 
         ({"dataset": "House"}, "there are `Events`, `Homes`, `Total`"),
         ({"dataset": ""}, '.option("dataset", "<name>")'),
         ({"dataset": "Total"}, "is a terminal aggregate"),
-        ({"branch": "dev"}, "there are `main`"),
+        ({"branch": "dev"}, "valid branches: `main`"),
         ({"token": "guessed"}, "unknown token"),
         ({"token": ""}, '.option("token", "<your token>")'),
-        ({"token": "", "workspace": "nobody"}, "there is no workspace `nobody`"),
-        ({"workspace": "other"}, "the token opens workspace `shop`, not `other`"),
-        ({"as_of": "yesterday"}, 'write it like "2026-05-01T12:00:00Z"'),
+        ({"token": "", "workspace": "nobody"}, "unknown workspace `nobody`"),
+        ({"workspace": "other"}, "the token is for workspace `shop`, not `other`"),
+        ({"as_of": "yesterday"}, 'use a form like "2026-05-01T12:00:00Z"'),
         (
             {"asof": "2026"},
-            "there is no option `asof`: there are dataset, token, workspace, branch, "
+            "unknown option `asof`; valid options: dataset, token, workspace, branch, "
             "as_of, env_file",
         ),
     ],

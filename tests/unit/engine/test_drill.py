@@ -20,7 +20,7 @@ from fennel_core.connections.object_store import MemoryObjectStore
 from fennel_core.engine import state_progress
 from fennel_core.engine.broker import OutgoingRecord
 from fennel_core.engine.drill.compare import drill_partition
-from fennel_core.engine.drill.subprocess_drill import work_of
+from fennel_core.engine.drill.subprocess_drill import replay_logic
 from fennel_core.engine.iteration import JobLogic
 from fennel_core.engine.memory_broker import MemoryBroker, MemoryLog, MemoryProducer
 from fennel_core.engine.runner import Runner, RunnerLimits
@@ -73,7 +73,7 @@ def work(kind: str) -> tuple[Job, JobLogic]:
     """
     if kind in {"tiles", "lives"}:
         made = replace(make_job(outputs=False), step=TILES if kind == "tiles" else LIVES)
-        return made, work_of(made)
+        return made, replay_logic(made)
     outputs = kind == "outputs"
     return make_job(outputs), JobLogic(CountingStep() if outputs else SilentStep(), None, 1, None)
 

@@ -132,9 +132,9 @@ class Slot:
             ]
         )
 
-    def aside(self) -> int:
+    def quarantined(self) -> int:
         """The iteration of the state that was put aside."""
-        kept = RocksStores(self.root, 1 << 20).open(JOB, PartitionIndex(f"aside-{PART}"))  # type: ignore[arg-type]  # a folder's name
+        kept = RocksStores(self.root, 1 << 20).open(JOB, PartitionIndex(f"quarantined-{PART}"))  # type: ignore[arg-type]  # a folder's name
         try:
             return state_progress.load(kept).iteration
         finally:
@@ -162,7 +162,7 @@ async def test_local_state_of_long_ago_gives_way_to_a_newer_snapshot_and_is_kept
     shutil.rmtree(slot.folder)
     shutil.copytree(tmp_path / "long ago", slot.folder)
     assert await slot.found() == 9
-    assert slot.aside() == 3
+    assert slot.quarantined() == 3
 
 
 async def test_without_a_whole_newer_snapshot_old_local_state_is_better_than_older_snapshots(
@@ -189,7 +189,7 @@ async def test_damaged_local_state_is_kept_aside_and_the_snapshot_used(
     for path in slot.folder.glob(lost):
         path.unlink()
     assert await slot.found() == 5
-    assert (slot.root / JOB / f"aside-{PART}").exists()
+    assert (slot.root / JOB / f"quarantined-{PART}").exists()
     assert await slot.found() == 5, "what was restored is local state like any other"
 
 
@@ -209,7 +209,7 @@ async def test_damage_that_is_met_later_leads_back_to_the_same_snapshot(slot: Sl
         slot.write(7)
         slot.snapshots.discard_state(JOB, PART, why)
         assert await slot.found() == 5
-        assert slot.aside() == 7
+        assert slot.quarantined() == 7
 
 
 async def test_damage_that_comes_back_with_a_snapshot_leads_to_the_one_before(slot: Slot) -> None:
@@ -272,7 +272,7 @@ async def test_a_requested_rebuild_discards_local_state_and_retries_rejected_sna
     await slot.snapshot(6)
     slot.snapshots.discard_state(JOB, PART, RebuildRequested("a person asked"))
     assert await slot.found() == 6
-    assert slot.aside() == 6
+    assert slot.quarantined() == 6
     slot.snapshots.discard_state(JOB, PART, ReplayMismatch("other mutations"))
     assert await slot.found() == 4
     slot.snapshots.discard_state(JOB, PART, RebuildRequested("a person asked"))
@@ -290,7 +290,7 @@ async def test_a_rebuild_can_exclude_snapshots_and_the_next_snapshot_is_a_full_c
     assert await slot.found() == 2
     slot.snapshots.discard_state(JOB, PART, RebuildRequested("a person asked", 1))
     assert await slot.found() == 0
-    assert slot.snapshots.origin(JOB, PART) == "the beginning of its log"
+    assert slot.snapshots.origin(JOB, PART) == "the start of its log"
     made = await slot.copied(6, distrusted=(newest.number,))
     assert isinstance(made, SnapshotTaken), (
         "although the newest snapshot stands where this state does"
@@ -300,7 +300,7 @@ async def test_a_rebuild_can_exclude_snapshots_and_the_next_snapshot_is_a_full_c
     assert await slot.found() == 6, "what is newer than the order is not meant by it"
 
 
-async def test_who_is_cancelled_while_a_state_is_put_aside_leaves_it_doomed(
+async def test_who_is_cancelled_while_a_state_is_quarantine_leaves_it_doomed(
     slot: Slot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await slot.snapshot(5)
@@ -311,7 +311,7 @@ async def test_who_is_cancelled_while_a_state_is_put_aside_leaves_it_doomed(
         raise asyncio.CancelledError
 
     with monkeypatch.context() as patched:
-        patched.setattr(slot.snapshots, "_put_aside", cancelled)
+        patched.setattr(slot.snapshots, "_quarantine", cancelled)
         with pytest.raises(asyncio.CancelledError):
             await slot.open()
     assert await slot.found() == 5
