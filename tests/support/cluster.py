@@ -1,10 +1,10 @@
-"""A whole data plane in one process: real ingest servers, real runners of every job that a commit
-compiles to, real lookups.
+"""A whole data plane in one process: ingest servers, runners of every job of a commit, and lookups.
 
-Theory. Log, stores and registry are the twins; everything between the body of a `log` and the body
-of a lookup's answer is production code. Time is virtual and every choice comes from one seed: how
-batches are cut, which input a runner reads next, which topics are held back for how long, and which
-runners die and replay. So a law over it is a law over all orders of delivery.
+Theory. Log, stores and registry are in-memory implementations; everything between the body of a
+`log` request and the body of a lookup's response is production code. Time is virtual, and one seed
+makes every choice: how batches are cut, which input a runner reads next, which topics are delayed
+and for how long, and which runners die and replay. A law over it is a law over all orders of
+delivery.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ from tests.support.ingest_world import NoExecutors
 GOLDEN = Path(__file__).parents[1] / "golden" / "wire"
 WORKSPACE, MAIN = WorkspaceId("w"), BranchName("main")
 PARTITIONS = 4
-LIMITS = RunnerLimits(iteration_bytes=6_000, environment="plant")
+LIMITS = RunnerLimits(iteration_bytes=6_000, environment="cluster")
 FAR_FUTURE_MS = 1 << 50
 
 
@@ -79,7 +79,7 @@ class Blueprint:
     steps: Mapping[JobId, OperatorStep]
 
     def behind(self, datasets: Sequence[str]) -> tuple[Job, ...]:
-        """The jobs that make these datasets and serve them, producers first."""
+        """Return the jobs that compute and serve these datasets, producers first."""
         wanted = {view.served_by for view in self.catalog.datasets if view.name in datasets}
         topics = {view.topic for view in self.catalog.datasets if view.name in datasets}
         for job in reversed(self.jobs):
@@ -91,9 +91,7 @@ class Blueprint:
 
 @cache
 def blueprint(subject: str) -> Blueprint:
-    """The commit recorded as `tests/golden/wire/<subject>.binpb`, as the definition server would
-    make it.
-    """
+    """Compile the commit recorded as `tests/golden/wire/<subject>.binpb`."""
     read = validation.decode_commit((GOLDEN / f"{subject}.binpb").read_bytes())
     compiled = validation.compile_definitions(
         validation.validate_definitions(read, None, incremental=False), PARTITIONS
@@ -113,7 +111,7 @@ def blueprint(subject: str) -> Blueprint:
 
 @dataclass
 class ModelProducer:
-    """A lane of ingest over the model of the log."""
+    """The transactional producer of ingest over the model of the log."""
 
     log: ModelLog
     name: str
@@ -130,7 +128,7 @@ class ModelProducer:
 
 @dataclass
 class InProcessSlots:
-    """See `query.slots.Slots`: one slot, and what goes to it and comes back is bytes."""
+    """`query.slots.Slots` with one slot; requests and responses are encoded to bytes."""
 
     service: SlotService
 
@@ -145,7 +143,7 @@ class InProcessSlots:
 
 @dataclass
 class FakeSupervisor:
-    """What `SlotService` asks of a supervisor."""
+    """The attributes of a supervisor that `SlotService` uses."""
 
     hosted: dict[tuple[JobId, PartitionIndex], HostedPartition] = field(default_factory=dict)
 
@@ -158,7 +156,7 @@ class FakeSupervisor:
 
 @dataclass
 class FakeBranchStore:
-    """What a query server reads of the one branch."""
+    """The catalog of the one branch, as a query server reads it."""
 
     made: Blueprint
 
@@ -168,13 +166,11 @@ class FakeBranchStore:
         return ServingVersion(CommitId("c1"), self.made.request, self.made.catalog)
 
 
-# --- the plant ------------------------------------------------------------------------------------
+# --- the cluster ----------------------------------------------------------------------------------
 
 
 class Cluster:
-    """`datasets`: those that are made; only jobs behind them run. Use inside
-    `tests.sim.engine.virtual_time.run`.
-    """
+    """Runs the jobs behind `datasets`. Use it inside `tests.sim.engine.virtual_time.run`."""
 
     def __init__(
         self, subject: str, datasets: Sequence[str], seed: int, skews_us: Sequence[int], now_us: int
@@ -202,9 +198,7 @@ class Cluster:
             self._start(key)
 
     def _ingest(self, skews_us: Sequence[int], now_us: int) -> list[LogService]:
-        """One server per skew; the stamps are the database's, whose clock each of them happens to
-        meet skewed.
-        """
+        """Create one server per skew of the database's clock, from which positions come."""
         directory = MemoryDirectory(
             {WORKSPACE: Branches("1", (BranchCatalog(MAIN, CommitId("c1"), self.made.catalog),))}
         )
@@ -263,15 +257,15 @@ class Cluster:
         self._tasks[key] = asyncio.create_task(runner.run(), name=f"{job.title}[{part}]")
 
     async def restart(self, number: int) -> None:
-        """A job partition dies where it stands and comes back over its state."""
+        """Kill a runner where it is and start another one over its state."""
         key = list(self._tasks)[number % len(self._tasks)]
         self._tasks[key].cancel()
         await asyncio.wait([self._tasks[key]])
         self._start(key)
 
-    # --- what a client does
+    # --- the client's calls
 
-    async def say(self, server: int, endpoint: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    async def log_rows(self, server: int, endpoint: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """One `log` call."""
         columns = {name: [row[name] for row in rows] for name in rows[0]}
         body = json.dumps({"webhook": "door", "endpoint": endpoint, "data": columns}).encode()
@@ -280,7 +274,7 @@ class Cluster:
     async def lookup(
         self, dataset: str, keys: Sequence[Mapping[str, Any]], at: Sequence[float] | None
     ) -> list[dict[str, Any] | None]:
-        """The row of each key as of each second (None: as of now), None where there is none."""
+        """Return the row of each key as of each second (`at` None: now), None if there is none."""
         body: dict[str, Any] = {"keys": keys}
         if at is not None:
             body["timestamps"] = at
@@ -306,7 +300,7 @@ class Cluster:
     # --- waiting
 
     async def settle(self) -> None:
-        """Return when every runner has applied everything there is; raises what a runner raised."""
+        """Wait until every runner has applied all records; raise what a runner raised."""
         while self._behind():
             for task in self._tasks.values():
                 if task.done():
@@ -318,7 +312,7 @@ class Cluster:
             return True
         for (job, part), hosting in self._slot.hosted.items():
             runner = hosting.runner
-            assert runner is not None, "a plant's runners are always there"
+            assert runner is not None, "every hosted partition of a cluster has a runner"
             targets = {
                 topic: self.log.stable_end((topic, part)) for topic in self._jobs[job].inputs
             }

@@ -86,7 +86,7 @@ async def check(datasets: list[str], calls: list[Call], skews_us: list[int], see
         await asyncio.sleep(call.pause_s)
         if call.death is not None:
             await cluster.restart(call.death)
-        await cluster.say(call.server, call.endpoint, call.rows)
+        await cluster.log_rows(call.server, call.endpoint, call.rows)
         accepted.take(call.endpoint, [{**row, "at": row["at"] * 1000} for row in call.rows])
     await cluster.settle()
     for dataset in datasets:
@@ -151,11 +151,13 @@ def test_a_click_that_is_too_late_is_in_no_dataset():
 def test_features_are_computed_from_corrected_rows():
     async def query() -> dict[str, list[Any]]:
         cluster = Cluster("corrections", ["PerCity", "Windowed"], 3, [0, 0], NOW_US)
-        await cluster.say(
+        await cluster.log_rows(
             0, "Clicks", [{"uid": "a", "amount": 3, "at": 1000 * (BASE_S + at)} for at in (1, 9)]
         )
         for server, city in enumerate(["lima", "rome"]):
-            await cluster.say(server, "Users", [{"uid": "a", "city": city, "at": 1000 * BASE_S}])
+            await cluster.log_rows(
+                server, "Users", [{"uid": "a", "city": city, "at": 1000 * BASE_S}]
+            )
         await cluster.settle()
         found = await cluster.query(
             ["City.city"], ["City.count", "City.windows"], {"City.city": ["rome", "lima"]}

@@ -1,6 +1,4 @@
-"""What Airflow's DAGs have slots do in the simulated world: copies of what they own, pruning,
-drills, and orders to rebuild.
-"""
+"""The Airflow DAGs of the simulated world: snapshots, pruning, drills and requested rebuilds."""
 
 from __future__ import annotations
 
@@ -40,11 +38,11 @@ if TYPE_CHECKING:
 
 KEPT: Final = 1
 GRACE: Final = timedelta(seconds=25)
-"""Of snapshots; longer than anybody here stands still."""
+"""Grace period of snapshots; longer than any pause of a process."""
 
 
 class SimDrills:
-    """As `engine.drill.beside.Drills`; what that has a child process do is done here."""
+    """As `engine.drill.subprocess_drill.DrillRunner`, without the child process."""
 
     def __init__(
         self, tools: SnapshotContext, process: Process, log: ModelLog, scratch: Callable[[], Path]
@@ -78,7 +76,7 @@ class SimDrills:
 
 
 class Dags:
-    """They run on a machine of their own; `asked` holds the calls that are on their way."""
+    """The DAGs, on a machine of their own; `asked` holds the calls in flight."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -86,9 +84,7 @@ class Dags:
         self.findings: Counter[str] = Counter()
 
     async def archive(self) -> None:
-        """Every now and then a slot is asked to copy what it owns, and what nobody needs is
-        deleted.
-        """
+        """Periodically take snapshots of what slots own and prune old ones."""
         world, dag = self._world, Process(self._world.dice)
         while True:
             await asyncio.sleep(world.dice.random.choice([1.0, 3.0, 6.0]))
@@ -106,16 +102,14 @@ class Dags:
             self._in_the_background(self._drilled(living, key))
 
     async def drilled_all(self) -> None:
-        """At rest: every job partition could be rebuilt from what is kept of it, as far as that is
-        whole.
-        """
+        """Drill every job partition: each can be rebuilt from its undamaged snapshots."""
         for living in self._world.slots:
             await asyncio.gather(
                 *(self._drilled(living, key) for key in list(living.supervisor.hosted))
             )
 
     def rebuild(self, living: LiveSlot) -> None:
-        """Somebody wants what this slot runs rebuilt, from any snapshot or from an old one."""
+        """Request a rebuild of what this slot runs, from any snapshot or from an old one."""
         before = self._world.dice.random.choice([None, None, 2, 4])
         items = [list(key) for key in living.supervisor.hosted]
         self._in_the_background(self._rebuilt(living, items, before))
@@ -139,10 +133,10 @@ class Dags:
                     "failed",
                 ):
                     self._world.broken.append(
-                        f"a snapshot of {job}[{part}] was answered with {code}: {text}"
+                        f"a snapshot of {job}[{part}] returned {code}: {text}"
                     )
         except ProcessDied:
-            self._world.say(f"{living.slot.id} died while it copied")
+            self._world.record(f"{living.slot.id} died during a snapshot")
 
     async def _drilled(self, living: LiveSlot, key: JobPartition) -> None:
         try:
@@ -153,11 +147,11 @@ class Dags:
         except RemoteError:
             return  # it moves
         except ProcessDied:
-            self._world.say(f"{living.slot.id} died while it drilled")
+            self._world.record(f"{living.slot.id} died during a drill")
         else:
             self.findings[verdict] += 1
             if verdict in (DrillVerdict.DIFFERS, DrillVerdict.LOST):
-                self._world.broken.append(f"a drill of {key} says {verdict}: {told}")
+                self._world.broken.append(f"a drill of {key} reports {verdict}: {told}")
 
     async def _rebuilt(self, living: LiveSlot, items: list[list[Any]], before: int | None) -> None:
         try:
@@ -165,7 +159,7 @@ class Dags:
             epochs = cast(
                 list[int | None],
                 await living.service(
-                    "rebuild", {"items": items, "why": "an order", "before": before}
+                    "rebuild", {"items": items, "why": "requested", "before": before}
                 ),
             )
             await living.process.delay()
@@ -177,4 +171,4 @@ class Dags:
                         f"{job}[{part}] was rebuilt under epoch {epoch} and is now at {state}"
                     )
         except ProcessDied:
-            self._world.say(f"{living.slot.id} died while it was told to rebuild")
+            self._world.record(f"{living.slot.id} died during a rebuild request")

@@ -1,9 +1,9 @@
-"""What the production classes are given in the simulated world: log, registry, disks, clock and
-threads, all failing as the seed says.
+"""What production classes use in the simulated world, with faults: log, registry, disks, clock,
+threads.
 
-Every call goes through its process: a dead process gets no further, a paused one stands still
-before and after each effect (so what it does next, it does as a zombie), and any answer may be late
-or lost.
+Every call goes through its process. A dead process makes no more progress. A paused one stops
+before and after each effect, so that its next action is that of a zombie. Any response may be late
+or lost. The seed decides all of it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ STUMBLE_S = 3.5
 
 
 class ProcessDied(Exception):
-    """The process is no more: whatever of it still runs in this simulation has no effect."""
+    """The process has died: what still runs of it in this simulation has no effect."""
 
 
 class DiskLocked(Exception):
@@ -50,13 +50,13 @@ class DiskLocked(Exception):
 
 @dataclass
 class Dice:
-    """Every choice of a run, from its seed."""
+    """Makes every choice of a run, from its seed."""
 
     random: random.Random
     rate: float
-    """Share of calls that go wrong; the world sets it to zero at the end."""
+    """Share of calls that fail; the world sets it to zero at the end."""
     held_s: Sequence[float] = (0.0, 0.0, 0.0, 0.3)
-    """How long a reader may be kept from a topic at first: topics reach it in any order."""
+    """Initial delays of a reader per topic, so that topics reach it in any order."""
 
     def fails(self, factor: float = 1.0) -> bool:
         return self.random.random() < self.rate * factor
@@ -66,7 +66,7 @@ class Dice:
 
 
 class Process:
-    """One life of a slot's process."""
+    """One process of a slot."""
 
     def __init__(self, dice: Dice) -> None:
         self.dice = dice
@@ -100,7 +100,7 @@ class Process:
         lost: Callable[[str], Exception],
         away_until_ms: int = 0,
     ) -> T:
-        """A call to another machine: it may not arrive, and its answer may not come back."""
+        """Call another machine; the request or the response may be lost."""
         await self.gate()
         await self.delay()
         if now_ms() < away_until_ms or self.dice.fails():
@@ -109,25 +109,24 @@ class Process:
         done = await effect()
         await self.delay()
         if self.dice.fails():
-            raise lost("the answer was lost")
+            raise lost("the response was lost")
         await self.gate()
         return done
 
-    async def stumble(self, share: float = 0.0) -> None:
-        """At times, and in this share of the calls while there are faults, the whole process stands
-        still for longer than its lease.
+    async def maybe_pause(self, share: float = 0.0) -> None:
+        """Sometimes pause the whole process for longer than its lease.
 
-        Some then do not reach the registry either, and go on as if they still owned what they
-        owned.
+        `share`: additional share of calls, while faults are on. Some paused processes then cannot
+        reach the registry either and continue as if they were still the owner.
         """
         if self.dice.fails(2) or (self.dice.rate and self.dice.random.random() < share):
             self.pause()
-            still_s = STUMBLE_S * (0.5 + self.dice.random.random())
+            pause_s = STUMBLE_S * (0.5 + self.dice.random.random())
             if self.dice.random.random() < 0.5:
                 self.registry_away_until_ms = now_ms() + int(
-                    1000 * (still_s + STUMBLE_S * self.dice.random.random())
+                    1000 * (pause_s + STUMBLE_S * self.dice.random.random())
                 )
-            asyncio.get_running_loop().call_later(still_s, self.resume)
+            asyncio.get_running_loop().call_later(pause_s, self.resume)
             await self.gate()
 
 
@@ -166,28 +165,28 @@ class SimProducer:
         await self._process.gate()
         await self._process.delay()
         if self._process.dice.fails(0.2):
-            await self._process.stumble()
-        answer: asyncio.Future[Mapping[TopicPartition, Offset]] = (
+            await self._process.maybe_pause()
+        response: asyncio.Future[Mapping[TopicPartition, Offset]] = (
             asyncio.get_running_loop().create_future()
         )
-        # What was sent is on its way, whatever becomes of the sender.
-        on_its_way = asyncio.create_task(self._at_the_broker(records, answer))
+        # What was sent arrives, even if the sender dies.
+        in_flight = asyncio.create_task(self._at_the_broker(records, response))
         try:
-            written = await answer
+            written = await response
         finally:
-            answer.cancel()
-            del on_its_way
+            response.cancel()
+            del in_flight
         await self._process.gate()
         return written
 
     async def _at_the_broker(
         self,
         records: Sequence[OutgoingRecord],
-        answer: asyncio.Future[Mapping[TopicPartition, Offset]],
+        response: asyncio.Future[Mapping[TopicPartition, Offset]],
     ) -> None:
         dice = self._process.dice
         fault = (
-            dice.random.choice(["aborted", "never ended", "ended, not told", "ended late"])
+            dice.random.choice(["aborted", "never ended", "response lost", "ended late"])
             if dice.fails()
             else None
         )
@@ -195,37 +194,36 @@ class SimProducer:
             await self._process.gate()
             transaction = self._log.begin(self._id, self._generation, records, now_ms())
             await self._process.delay()
-            await (
-                self._process.gate()
-            )  # the client sends the end; one that stands still or dies in between leaves it open
+            # The client sends the end: if it pauses or dies before, the transaction stays open.
+            await self._process.gate()
             await self._process.delay()
             if fault == "never ended":
-                raise TransactionOutcomeUnknown("the end of the transaction was lost on its way")
+                raise TransactionOutcomeUnknown("the end of the transaction was lost")
             if fault == "ended late":
-                _told(answer, TransactionOutcomeUnknown("no answer in time"))
+                _fail(response, TransactionOutcomeUnknown("no response in time"))
                 await asyncio.sleep(dice.random.random() * 3)
             self._log.end(transaction, "aborted" if fault == "aborted" else "committed")
         except ProcessDied:
-            _told(answer, ProcessDied())
+            _fail(response, ProcessDied())
         except (ProducerFenced, TransactionOutcomeUnknown) as failed:
-            _told(answer, failed)
+            _fail(response, failed)
         else:
             await self._process.delay()
             match fault:
                 case "aborted":
-                    _told(answer, TransactionAborted("the broker refused"))
-                case "ended, not told":
-                    _told(answer, TransactionOutcomeUnknown("the answer was lost"))
-                case _ if not answer.done():
-                    answer.set_result(transaction.next)
+                    _fail(response, TransactionAborted("the broker refused"))
+                case "response lost":
+                    _fail(response, TransactionOutcomeUnknown("the response was lost"))
+                case _ if not response.done():
+                    response.set_result(transaction.next)
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
 
 
-def _told(answer: asyncio.Future[Mapping[TopicPartition, Offset]], error: Exception) -> None:
-    if not answer.done():
-        answer.set_exception(error)
+def _fail(response: asyncio.Future[Mapping[TopicPartition, Offset]], error: Exception) -> None:
+    if not response.done():
+        response.set_exception(error)
 
 
 class SimSubscription:
@@ -277,7 +275,7 @@ class SimSubscription:
         return sum(self._log.stable_end(source) - at for source, at in self._next.items())
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
 
 
 class SimBroker:
@@ -294,7 +292,7 @@ class SimBroker:
         done = effect()
         await self._process.delay()
         if may_be_lost and self._process.dice.fails():
-            raise SystemUnavailable("the answer was lost")
+            raise SystemUnavailable("the response was lost")
         await self._process.gate()
         return done
 
@@ -311,7 +309,7 @@ class SimBroker:
         return await self._call(begun)
 
     async def producer(self, transactional_id: str) -> SimProducer:
-        await self._process.stumble(0.2)
+        await self._process.maybe_pause(0.2)
         generation = await self._call(lambda: self.log.open(transactional_id), may_be_lost=True)
         return SimProducer(self._process, self.log, transactional_id, generation)
 
@@ -330,7 +328,7 @@ class SimBroker:
 
 
 class SimRegistry:
-    """See `bank.registry.Registry`: the twin, over a connection that fails."""
+    """`bank.registry.Registry`: the in-memory implementation over a connection that fails."""
 
     def __init__(self, process: Process, inner: MemoryRegistry) -> None:
         self._process, self._inner = process, inner
@@ -352,7 +350,7 @@ class SimRegistry:
     async def claim(
         self, wanted: Sequence[tuple[JobPartition, Epoch]], slot: SlotId, lease_ms: Millis
     ) -> dict[JobPartition, Epoch]:
-        await self._process.stumble(0.1)
+        await self._process.maybe_pause(0.1)
         return await self._call(lambda: self._inner.claim(wanted, slot, lease_ms))
 
     async def release(self, held: Sequence[tuple[JobPartition, Epoch]], slot: SlotId) -> None:
@@ -370,7 +368,7 @@ class SimRegistry:
 # --- disks ----------------------------------------------------------------------------------------
 
 FILES = 3
-"""Files of a checkpoint: what changed is in some of them only."""
+"""Files of a checkpoint; a change touches some of them only."""
 
 
 def _file_of(key: bytes) -> int:
@@ -379,15 +377,16 @@ def _file_of(key: bytes) -> int:
 
 @dataclass(frozen=True)
 class Content:
-    """What a store's files hold; of the damaged files nobody can read anything."""
+    """The content of a store's files; a damaged file cannot be read at all."""
 
     entries: dict[bytes, bytes]
     damaged: frozenset[int] = frozenset()
 
 
 class DiskHangar(MemoryHangar):
-    """An open store of a machine: its content survives its process; one process at a time has it
-    open.
+    """An open store of a machine.
+
+    Its content survives its process; one process at a time has it open.
     """
 
     def __init__(self, holder: Process, content: Content) -> None:
@@ -395,11 +394,9 @@ class DiskHangar(MemoryHangar):
         self.damaged = content.damaged
         self.holder: Process | None = holder
         self.earlier = content
-        """The state as of some earlier write: what a machine that lost its last writes comes back
-        with.
-        """
+        """The state as of an earlier write, for a machine that loses its last writes."""
         self.folder = 0
-        """The folder that stands for it on the machine, whatever its name."""
+        """Inode of its folder on the machine, whatever the folder's name."""
 
     def write(self, batch: WriteBatch) -> None:
         assert self.holder is not None, "written after it was closed"
@@ -421,14 +418,14 @@ class DiskHangar(MemoryHangar):
 
     def _refuse_damaged(self, keys: Iterable[bytes]) -> None:
         if self.damaged and any(_file_of(key) in self.damaged for key in keys):
-            raise HangarCorrupt("a block is not what was written")
+            raise HangarCorrupt("a block differs from what was written")
 
     def damage(self, file: int) -> None:
-        """From now on nobody can read this file, and whoever copies it copies that."""
+        """Make a file unreadable from now on; copies of it are unreadable too."""
         self.damaged |= {file}
 
     def copied(self) -> DiskHangar:
-        """As a checkpoint of it would open."""
+        """Return the store that a checkpoint of this one would open as."""
         if self.holder is None:
             raise HangarClosed("the store was closed before its copy")
         return DiskHangar(self.holder, self.content())
@@ -453,7 +450,7 @@ class DiskHangar(MemoryHangar):
 
 
 def restored(folder: Path) -> Content:
-    """The content of a checkpoint; an empty folder is an empty store."""
+    """Return the content of a checkpoint; an empty folder is an empty store."""
     files = sorted(folder.iterdir())
     assert len(files) in (0, FILES), f"a store opened from a part of a checkpoint: {files}"
     read = [
@@ -468,8 +465,9 @@ def restored(folder: Path) -> Content:
 
 @dataclass
 class Machine:
-    """Where slots run; all of a machine's slots share its disk. `root` is the folder of local
-    state, as `engine.snapshots` knows it.
+    """A machine on which slots run; they share its disk.
+
+    `root`: folder of the local state, as in `engine.snapshots`.
     """
 
     root: Path
@@ -480,7 +478,7 @@ class Machine:
         if before is not None and before.holder is not None and before.holder.alive:
             raise DiskLocked(f"{key} is held by another process")
         if not place.exists() or (before is not None and before.folder != place.stat().st_ino):
-            before = None  # it was put aside, and perhaps a snapshot has taken its place
+            before = None  # it was quarantined, and perhaps replaced by a snapshot
         place.mkdir(parents=True, exist_ok=True)
         hangar = self.disk[key] = DiskHangar(
             process, restored(place) if before is None else before.content()
@@ -508,7 +506,7 @@ class Machine:
                 shutil.rmtree(self._place(key), ignore_errors=True)
 
     def go_back(self, process: Process) -> None:
-        """What the process wrote last did not reach the disk."""
+        """Lose the last writes of the process."""
         for key, hangar in list(self.disk.items()):
             if hangar.holder is process:
                 self.disk[key] = DiskHangar(process, hangar.earlier)

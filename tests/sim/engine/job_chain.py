@@ -1,5 +1,4 @@
-"""What the simulated slots compute, what is fed to them, and what must come out: a naive recompute
-over the rows that were accepted.
+"""The jobs of the simulated slots, their input rows, and a naive recompute of their outputs.
 
 events ─ clean (Map, as user code in half of the runs) ─ cleaned ─┐
 users ──────────────────────────────────────────────────── join ─ joined ─┬ totals (windows,
@@ -104,7 +103,7 @@ def micros(second: float) -> Micros:
 
 
 def frame(schema: Schema, rows: Sequence[Row]) -> pl.DataFrame:
-    """Rows as a batch of signed versions: times in microseconds, positions given."""
+    """Return rows as a batch of signed versions; times in microseconds."""
     columns = {**frame_columns(schema), **META_TYPES}
     plain = {n: pl.Int64() if isinstance(t, pl.Datetime) else t for n, t in columns.items()}
     made = [[{"__sign": 1, "__tombstone": False, **row}[name] for name in columns] for row in rows]
@@ -113,20 +112,18 @@ def frame(schema: Schema, rows: Sequence[Row]) -> pl.DataFrame:
 
 @dataclass
 class RowSource:
-    """Rows as ingest writes them, from a seed; `events` and `users` are those that were
-    accepted.
-    """
+    """Rows as ingest writes them, from a seed; `events` and `users` are the accepted ones."""
 
     random: random.Random
     partitions: int
     events: list[Row] = field(default_factory=list)
     users: list[Row] = field(default_factory=list)
     sent: list[Row] = field(default_factory=list)
-    """Users that may be accepted any moment, or never."""
+    """Users that may be accepted later, or never."""
     _stamped: int = 0
 
     def batch(self, second: float) -> tuple[list[Row], list[Row], list[OutgoingRecord]]:
-        """Some events and users around `second`, often late, and the messages that carry them."""
+        """Return some events and users around `second`, often late, and their records."""
         events = [
             {
                 "uid": self.random.choice(UIDS),
@@ -154,11 +151,11 @@ class RowSource:
         self.users += users
 
     def _user(self, second: float) -> Row:
-        gone = self.random.random() < 0.15
+        deleted = self.random.random() < 0.15
         return {
             "uid": self.random.choice(UIDS),
-            "city": None if gone else self.random.choice(CITIES),
-            "__tombstone": gone,
+            "city": None if deleted else self.random.choice(CITIES),
+            "__tombstone": deleted,
             **self._place(second),
         }
 
@@ -173,7 +170,7 @@ def _message(topic: TopicName, part: int, batch: pl.DataFrame) -> OutgoingRecord
     return OutgoingRecord(topic, part, encode_frame(batch), (FORMAT_HEADER,))
 
 
-# --- what must come out ---------------------------------------------------------------------------
+# --- expected outputs -----------------------------------------------------------------------------
 
 
 def _newest(users: Sequence[Row], uid: str, at: int) -> Row | None:
@@ -188,9 +185,7 @@ def joined(feed: RowSource) -> list[Row]:
 
 
 def integral(frames: Sequence[pl.DataFrame], schema: Schema) -> Counter[tuple[Any, ...]]:
-    """How often each version is left when all signs are added up; what adds up to nothing is not
-    there.
-    """
+    """Return the sum of signs per version, without those that are zero."""
     left: Counter[tuple[Any, ...]] = Counter()
     for one in frames:
         times = one.with_columns(pl.col(schema.timestamp).to_physical()).select(
@@ -202,8 +197,9 @@ def integral(frames: Sequence[pl.DataFrame], schema: Schema) -> Counter[tuple[An
 
 
 def expected_integrals(feed: RowSource) -> Mapping[TopicName, Counter[tuple[Any, ...]]]:
-    """Of every topic that is written here. `totals` comes from one pass over the naive join,
-    partition by partition.
+    """Return the integral of every output topic.
+
+    `totals` is computed in one pass over the naive join, partition by partition.
     """
     met = joined(feed)
     one_pass: list[pl.DataFrame] = []
@@ -230,7 +226,7 @@ def _single_pass(part: pl.DataFrame, top: Micros) -> Iterator[Any]:
 
 @cache
 def keys_of(job: JobId) -> list[tuple[Any, bytes]]:
-    """(name, key bytes) of everything that can be looked up."""
+    """Return (name, key bytes) of every key that can be looked up."""
     names, column = {SERVE.id: ([*CITIES, None], "city"), TABLE.id: (UIDS, "uid")}.get(
         job, ([], "")
     )
@@ -242,8 +238,9 @@ def keys_of(job: JobId) -> list[tuple[Any, bytes]]:
 
 
 def row_of(job: JobId, name: Any, at: int, rows: Sequence[Row]) -> list[Any] | None:
-    """What a lookup answers over these rows: users for the table, joined events for the
-    aggregate.
+    """Return the row that a lookup over `rows` must find.
+
+    `rows`: users for the table, joined events for the aggregate.
     """
     if job == TABLE.id:
         user = _newest(rows, name, at)
@@ -259,7 +256,7 @@ def row_of(job: JobId, name: Any, at: int, rows: Sequence[Row]) -> list[Any] | N
 def lookups(
     feed: RowSource, seconds: Sequence[float]
 ) -> Iterator[tuple[JobId, bytes, Micros, Any]]:
-    """(job, key, as of, row or None) for every key at every time."""
+    """Yield (job, key, as of, row or None) for every key at every time."""
     met = joined(feed)
     for at in map(micros, seconds):
         for job, rows in ((SERVE.id, met), (TABLE.id, feed.users)):

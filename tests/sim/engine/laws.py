@@ -1,4 +1,4 @@
-"""The laws of the simulated world, checked when it has settled."""
+"""The laws that a simulated world must satisfy once it has settled."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ if TYPE_CHECKING:
     from tests.sim.engine.slots import LiveSlot
     from tests.sim.engine.world import World
 
-ASKED_AS_OF_S: Final = (5, 15, 1000)
-DOOMED: Final = JobId("doomed")
+AS_OF_S: Final = (5, 15, 1000)
+REMOVED_JOB: Final = JobId("doomed")
+"""The id decides the order of slots: changing it changes what every seed does."""
 
 
 class LawViolated(AssertionError):
-    """The world broke a law."""
+    """A law of the simulated world does not hold."""
 
 
 class Laws:
-    """Checks a world's content; each check raises Broken."""
+    """Checks the content of a world; each check raises LawViolated."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -68,8 +69,8 @@ class Laws:
         return self._unreadable()
 
     def _unreadable(self) -> str | None:
-        """Some damage shows only to who reads it."""
-        for job, key, at, _ in job_chain.lookups(self._world.feed, ASKED_AS_OF_S):
+        """Return a refusal that a read of damaged state causes, None if all reads succeed."""
+        for job, key, at, _ in job_chain.lookups(self._world.feed, AS_OF_S):
             part = PartitionIndex(partition_of(key, self._world.partitions))
             try:
                 self._owner((job, part)).service._lookup(job, part, [key], at)
@@ -107,7 +108,7 @@ class Laws:
         }
 
     def check(self) -> None:
-        """What was written and what is answered, against the recompute."""
+        """Compare outputs, lookups and replaylogs with the recompute."""
         for topic, expected in job_chain.expected_integrals(self._world.feed).items():
             schema = {
                 job_chain.CLEANED: job_chain.EVENT,
@@ -125,7 +126,7 @@ class Laws:
                 raise LawViolated(
                     f"{topic}: too much {found - expected}, missing {expected - found}"
                 )
-        for job, key, at, expected_row in job_chain.lookups(self._world.feed, ASKED_AS_OF_S):
+        for job, key, at, expected_row in job_chain.lookups(self._world.feed, AS_OF_S):
             part = PartitionIndex(partition_of(key, self._world.partitions))
             (row,) = self._owner((job, part)).service._lookup(job, part, [key], at)
             if job_chain.decoded(row) != expected_row:
@@ -136,13 +137,15 @@ class Laws:
             for part in range(self._world.partitions):
                 self._check_replaylog(job, part)
         if (
-            any(job == DOOMED for living in self._world.slots for job, _ in living.machine.disk)
-            and DOOMED not in self._world.registry._specs
+            any(
+                job == REMOVED_JOB for living in self._world.slots for job, _ in living.machine.disk
+            )
+            and REMOVED_JOB not in self._world.registry._specs
         ):
-            raise LawViolated("state of a job that is gone was kept")
+            raise LawViolated("the state of a removed job was kept")
 
     async def check_scans(self) -> None:
-        """A list of what a job partition holds is what looking up every key gives."""
+        """Compare scans of a job partition with lookups of all its keys."""
         at = job_chain.micros(1000)
         for part in map(PartitionIndex, range(self._world.partitions)):
             service = self._owner((job_chain.SERVE.id, part)).service

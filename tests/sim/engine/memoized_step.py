@@ -1,9 +1,8 @@
-"""A step that remembers what it came to: half of a run is replay, which computes again what some
-owner has computed before.
+"""A step that memoizes its outcomes: half of a simulated run is replay, which repeats computations.
 
-Steps are pure: what one returns depends on its batch and on what it reads. So a call whose every
-read is answered as it was in an earlier call with the same batch returns the same outcome, and need
-not be computed.
+Steps are pure: the outcome depends on the batch and on what the step reads. A call whose every read
+returns the same as in an earlier call with the same batch has the same outcome and need not be
+computed again.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ KEPT = 4_000
 
 
 class _Noted:
-    """Reads, with a note of each."""
+    """State reads that are recorded."""
 
     def __init__(self, reads: StateReader) -> None:
         self._reads = reads
@@ -43,7 +42,7 @@ class _Noted:
 
 
 class MemoizedStep:
-    """The step `inner`, with its served and advancing sides."""
+    """The step `inner`, including its lookups and its watermark side."""
 
     def __init__(self, inner: OperatorStep) -> None:
         self._inner: Any = inner

@@ -1,8 +1,7 @@
-"""The model of S3 and of pointer rows, as one process reaches them; and the DAG that takes and
-prunes snapshots.
+"""The model of S3 and of pointer rows, as one process reaches them.
 
-Objects may rot: the world cuts or removes some. What a pointer leads to must be whole otherwise,
-whoever died while writing it.
+Objects may rot: the world truncates or removes some. All other objects that a pointer leads to must
+be intact, whichever process died while writing them.
 """
 
 from __future__ import annotations
@@ -33,25 +32,26 @@ def now() -> datetime:
 
 @dataclass
 class ModelArchive:
-    """What survives every process: a bucket and pointer rows. `owners` reads the registry's
-    epochs.
+    """A bucket and pointer rows, which survive every process.
+
+    `owners` reads the registry's epochs.
     """
 
     owners: Callable[[], dict[JobPartition, Epoch]]
     objects: MemoryObjectStore = field(default_factory=lambda: MemoryObjectStore(now))
     rotten: set[str] = field(default_factory=set)
     foreign: list[str] = field(default_factory=list)
-    """Pointers that somebody added who was not the owner."""
+    """Pointers that were added by a process that was not the owner."""
 
     def __post_init__(self) -> None:
         self.pointers = MemoryPointers(now, {})
 
     def tools(self, process: Process) -> SnapshotContext:
-        """The archive as a process reaches it."""
+        """Return the archive as a process reaches it."""
         return SnapshotContext(SimObjects(process, self.objects), SimPointers(process, self))
 
     def rot(self, chosen: random.Random) -> None:
-        """An object is cut, or is gone."""
+        """Truncate or remove an object."""
         if not self.objects.contents:
             return
         key = chosen.choice(sorted(self.objects.contents))
@@ -62,12 +62,12 @@ class ModelArchive:
             self.objects.contents[key] = self.objects.contents[key][:-1]
 
     def burn(self) -> None:
-        """Every object is gone; the rows still point at them."""
+        """Remove every object; the rows still point at them."""
         self.rotten |= set(self.objects.contents)
         self.objects.contents.clear()
 
     async def flaws(self) -> list[str]:
-        """What is wrong with the pointers there are; nothing should be."""
+        """Return what is wrong with the pointers."""
         return [
             flaw
             for place in await self.pointers.partitions()
@@ -140,7 +140,7 @@ class SimPointers:
     async def add(
         self, job: JobId, part: PartitionIndex, epoch: Epoch, manifest: str, sha256: str
     ) -> bool:
-        await self._process.stumble(0.05)
+        await self._process.maybe_pause(0.05)
         return await self._process.ask(
             lambda: self._added(job, part, epoch, manifest, sha256), SystemUnavailable
         )

@@ -1,9 +1,8 @@
-"""The model of Kafka: transactions that stay open, hold back readers of committed records, time
-out, and are fenced.
+"""The model of Kafka: transactions that stay open, block readers, time out and are fenced.
 
-A transaction's records take their offsets when it begins; readers stop below the first record of
-the oldest open transaction; the end of a transaction, whichever, takes one more offset in each
-partition it wrote. Aborted records keep their offsets and are never seen.
+The records of a transaction take their offsets when it begins. Readers stop below the first record
+of the oldest open transaction. The end of a transaction, committed or aborted, takes one more
+offset in each partition it wrote. Aborted records keep their offsets and are never read.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ class Transaction:
 @dataclass(slots=True)
 class _Log:
     entries: list[tuple[Transaction, Record | None]] = field(default_factory=list)
-    """None is the end of a transaction."""
+    """A record of None is the end of a transaction."""
     open: list[Transaction] = field(default_factory=list)
     start: Offset = START
 
 
 class ModelLog:
-    """What survives every client."""
+    """The state of the log, which survives every client."""
 
     def __init__(self, timeout_ms: int) -> None:
         self._timeout_ms = timeout_ms
@@ -54,7 +53,7 @@ class ModelLog:
         return sorted(self._logs)
 
     def open(self, id_: str) -> int:
-        """A new producer of this id: fences the older ones and aborts what they left open."""
+        """Open a producer: fence the older ones of this id and abort their open transactions."""
         self._generation[id_] = self._generation.get(id_, 0) + 1
         if id_ in self._open:
             self._end(self._open[id_], "aborted")
@@ -63,8 +62,8 @@ class ModelLog:
     def begin(
         self, id_: str, generation: int, records: Sequence[OutgoingRecord], now_ms: int
     ) -> Transaction:
-        """Write the records of a transaction; nobody sees them yet."""
-        self._refuse_fenced(id_, generation)
+        """Write the records of a transaction; readers do not see them yet."""
+        self._require_not_fenced(id_, generation)
         transaction = self._open[id_] = Transaction(id_, generation, now_ms)
         for sent in records:
             source = (sent.topic, sent.partition)
@@ -78,14 +77,14 @@ class ModelLog:
         return transaction
 
     def end(self, transaction: Transaction, state: str) -> None:
-        """Commit or abort."""
-        self._refuse_fenced(transaction.id, transaction.generation)
+        """Commit or abort a transaction."""
+        self._require_not_fenced(transaction.id, transaction.generation)
         if transaction.state != "open":
             raise ProducerFenced(f"the transaction of {transaction.id} was ended by the broker")
         self._end(transaction, state)
 
     def expire(self, now_ms: int) -> None:
-        """Abort what has been open for too long; its producer is of no further use."""
+        """Abort transactions past their time-out; their producers cannot be used again."""
         for transaction in list(self._open.values()):
             if transaction.began_ms + self._timeout_ms < now_ms:
                 self._generation[transaction.id] += 1
@@ -105,7 +104,7 @@ class ModelLog:
     def committed(
         self, source: TopicPartition, first: int, stop: int | None = None
     ) -> list[Record]:
-        """What readers of committed records see in [first, stop)."""
+        """Return the records that readers of committed records see in [first, stop)."""
         end = self.stable_end(source) if stop is None else min(stop, self.stable_end(source))
         entries = self.log(source).entries[first:end]
         return [
@@ -114,9 +113,9 @@ class ModelLog:
             if record is not None and transaction.state == "committed"
         ]
 
-    def _refuse_fenced(self, id_: str, generation: int) -> None:
+    def _require_not_fenced(self, id_: str, generation: int) -> None:
         if self._generation[id_] != generation:
-            raise ProducerFenced(f"a newer producer of {id_} exists")
+            raise ProducerFenced(f"a newer producer of {id_} is open")
 
     def _end(self, transaction: Transaction, state: str) -> None:
         transaction.state = state

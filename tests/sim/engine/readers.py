@@ -1,9 +1,8 @@
-"""Who reads while all this goes on: slots asked directly, and clients that look for the owner as
-query servers do.
+"""Reads during the faults: slots asked directly, and clients that look up the owner first.
 
-A slot's answer is compared with a recompute of exactly the records below the offsets it says it has
-applied, in the same moment. A client's answer comes from some moment; it must be a row that was
-written for its key.
+The response of a slot is compared with a recompute of exactly the records below the offsets that it
+reports as applied at the same moment. The response to a client may be older; it must be a row that
+was written for its key.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ if TYPE_CHECKING:
     from tests.sim.engine.slots import LiveSlot
     from tests.sim.engine.world import World
 
-MOMENTS = (6.0, 14.0, 1000.0)
+AS_OF_S = (6.0, 14.0, 1000.0)
 PATIENCE_S = 4.0
 
 
 class Readers:
-    """Compares answers of slots with the records they have applied."""
+    """Compares the rows that slots return with the records that they have applied."""
 
     def __init__(self, log: ModelLog, chosen: random.Random, partitions: int) -> None:
         self._log, self._random, self._partitions = log, chosen, partitions
@@ -44,33 +43,33 @@ class Readers:
         self.compared = 0
 
     def wrong(self, service: SlotService, job: JobId, part: PartitionIndex) -> list[str]:
-        """What is wrong with the answers of this slot about a job partition that it answers for."""
+        """Return what is wrong with the rows of a job partition that this slot serves."""
         keys = job_chain.keys_of(job)
         here = [(name, key) for name, key in keys if partition_of(key, self._partitions) == part]
         if not here or self._random.random() < 0.8:
             return []
         name, key = self._random.choice(here)
-        second = self._random.choice(MOMENTS)
+        second = self._random.choice(AS_OF_S)
         at = job_chain.micros(second)
         topic = job_chain.USERS if job == job_chain.TABLE.id else job_chain.JOINED
         try:
-            (answer,) = service._lookup(job, part, [key], at)
+            (response,) = service._lookup(job, part, [key], at)
         except RemoteError:
             return []  # its local state is damaged
         applied = service._runner(job, part).applied[topic]
         expected = job_chain.row_of(job, name, at, self._rows(topic, part, applied))
         self.compared += 1
-        if (found := job_chain.decoded(answer)) == expected:
+        if (found := job_chain.decoded(response)) == expected:
             return []
         return [
             (
-                f"{job}[{part}] answers {found} for {name} as of {second} s; below "
-                f"offset {applied} there is {expected}"
+                f"{job}[{part}] returns {found} for {name} as of {second} s; below "
+                f"offset {applied} it is {expected}"
             )
         ]
 
     def _rows(self, topic: TopicName, part: int, stop: int) -> list[dict[str, Any]]:
-        """Versions that are left below an offset."""
+        """Return the versions that remain below an offset after retractions."""
         known = self._decoded.setdefault((topic, part), [])
         first = known[-1][0] + 1 if known else 0
         for record in self._log.committed((topic, part), first):
@@ -87,9 +86,7 @@ class Readers:
 
 
 class Client:
-    """A query server's side of lookups: production's search for the owner, over calls that meet the
-    slot's process.
-    """
+    """The query server's side of lookups, with calls that go through the slot's process."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -122,12 +119,12 @@ class Client:
         except ProcessDied as died:
             raise ConnectionResetError(address) from died
 
-    async def ask_on(self) -> None:
+    async def query_forever(self) -> None:
         chosen = self._world.dice.random
         while True:
             await asyncio.sleep(chosen.choice([0.2, 1.0]))
             uid, key = chosen.choice(job_chain.keys_of(job_chain.TABLE.id))
-            second = chosen.choice(MOMENTS)
+            second = chosen.choice(AS_OF_S)
             try:
                 ((row,),) = await self._lookups.fetch(
                     [
@@ -142,23 +139,23 @@ class Client:
             except (PartitionUnavailable, JobParked):
                 continue
             self.answers += 1
-            self._judge(uid, second, job_chain.decoded(row))
+            self._check(uid, second, job_chain.decoded(row))
 
-    def _judge(self, uid: str, second: float, row: Sequence[Any] | None) -> None:
+    def _check(self, uid: str, second: float, row: Sequence[Any] | None) -> None:
         fed = [
             [u["at"], u["city"]]
             for u in self._world.feed.sent
             if u["uid"] == uid and not u["__tombstone"]
         ]
         if row is not None and (list(row) not in fed or row[0] > job_chain.micros(second)):
-            self._world.broken.append(f"a client was told {row} of {uid} as of {second} s")
+            self._world.broken.append(f"a client got {row} for {uid} as of {second} s")
 
     async def refusals(self, service: SlotService) -> None:
-        """What a slot does not know it refuses, with a code."""
-        nobody = {"job": "nobody", "part": 0, "as_of": 0, "limit": 1}
+        """Check that a slot refuses unknown operations and jobs with their codes."""
+        unknown = {"job": "unknown", "part": 0, "as_of": 0, "limit": 1}
         for op, argument, code in (
             ("explain", {}, RefusalCode.UNKNOWN_OPERATION),
-            ("scan", nobody, RefusalCode.NOT_OWNER),
+            ("scan", unknown, RefusalCode.NOT_OWNER),
         ):
             try:
                 await service(op, argument)

@@ -1,4 +1,4 @@
-"""A slot that is up in the simulated world, and the registry it uses."""
+"""The slots of the simulated world: runner factory, live slot and the registry they use."""
 
 from __future__ import annotations
 
@@ -47,19 +47,21 @@ LIMITS: Final = RunnerLimits(iteration_bytes=6_000, environment="simulated")
 
 @cache
 def _read(stored: bytes) -> tuple[Job, OperatorStep]:
-    """Steps are pure and hold nothing: all runners may share one, which saves a third of a run."""
+    """Return job and step; steps are pure, so all runners share one, which saves a third of a
+    run.
+    """
     job = stored_names.loads(stored, Job)
     return job, build(job.step)
 
 
 @cache
-def _remembering(stored: bytes) -> MemoizedStep:
+def _memoized(stored: bytes) -> MemoizedStep:
     return MemoizedStep(_read(stored)[1])
 
 
 @dataclass
 class DriftingStep:
-    """A step that replays to something else than it once made."""
+    """A step whose replay produces different mutations."""
 
     inner: OperatorStep
     replaying: Callable[[], bool]
@@ -74,9 +76,7 @@ class DriftingStep:
 
 @dataclass
 class SimRunnerFactory:
-    """See `engine.runner_factory.RunnerFactory`: runners over the machine's disk, or over a
-    snapshot where that is empty.
-    """
+    """`engine.runner_factory.RunnerFactory` over the machine's disk, or over a snapshot."""
 
     snapshots: Snapshots
     process: Process
@@ -85,35 +85,35 @@ class SimRunnerFactory:
     machine: Machine
     as_user_code: bool
     drifts: bool
-    """Its libraries compute otherwise than those that wrote the markers."""
+    """Its libraries compute other results than those that wrote the markers."""
 
     async def make(self, job: JobId, part: PartitionIndex, epoch: Epoch) -> Runner | None:
         stored = await self.registry.spec(job)
         if stored is None:
             return None
         spec, step = _read(stored)
-        remembering = _remembering(stored)
-        work = JobLogic(
-            remembering,
-            remembering if as_watermark_step(step) else None,
+        memoized = _memoized(stored)
+        logic = JobLogic(
+            memoized,
+            memoized if as_watermark_step(step) else None,
             step_version(spec.step),
             None,
         )
         if self.as_user_code and job == job_chain.CLEAN.id:
 
-            async def prepare(batch: pl.DataFrame) -> Outcome:
+            async def run_user_code(batch: pl.DataFrame) -> Outcome:
                 await self.process.gate()
                 await self.process.delay()
                 return step.apply(hangar, 0, batch)
 
-            work = JobLogic(None, None, work.step_version, prepare)
-        if self.drifts and work.step is not None:
-            work = replace(work, step=DriftingStep(step, lambda: runner.status == "replaying"))
+            logic = JobLogic(None, None, logic.step_version, run_user_code)
+        if self.drifts and logic.step is not None:
+            logic = replace(logic, step=DriftingStep(step, lambda: runner.status == "replaying"))
         hangar = await self.snapshots.open(
             job, part, epoch, lambda job, part: self.machine.open((job, part), self.process)
         )
         runner = Runner(
-            spec, part, epoch, work, hangar, self.broker, ProcessPool(self.process), LIMITS
+            spec, part, epoch, logic, hangar, self.broker, ProcessPool(self.process), LIMITS
         )
         return runner
 
@@ -133,7 +133,7 @@ class SimRunnerFactory:
 
 @dataclass(eq=False)
 class LiveSlot:
-    """A slot that is up."""
+    """A slot that has started and has not ended."""
 
     slot: Slot
     machine: Machine
@@ -144,26 +144,24 @@ class LiveSlot:
     drifts: bool
 
     @property
-    def answers(self) -> bool:
+    def is_running(self) -> bool:
         return self.process.alive and not self.process.paused
 
 
 class RecordingRegistry(MemoryRegistry):
-    """The twin, with what the ledger does when a job is no longer needed; an epoch is given
-    once.
-    """
+    """The in-memory registry; it can drop jobs, and records epochs that were granted twice."""
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         super().__init__(now_ms)
-        self.twice: list[str] = []
-        self._given: set[tuple[JobPartition, Epoch]] = set()
+        self.granted_twice: list[str] = []
+        self._granted: set[tuple[JobPartition, Epoch]] = set()
 
     def drop(self, job: JobId) -> None:
         del self._specs[job]
         self._rows = {key: row for key, row in self._rows.items() if key[0] != job}
 
     def owner(self, key: JobPartition) -> SlotId | None:
-        """Who holds a live lease now."""
+        """Return the slot that holds a live lease, None if there is none."""
         row = self._rows[key]
         return row.slot if row.until_ms > self._now_ms() else None
 
@@ -171,12 +169,12 @@ class RecordingRegistry(MemoryRegistry):
         self, wanted: Sequence[tuple[JobPartition, Epoch]], slot: SlotId, lease_ms: Millis
     ) -> dict[JobPartition, Epoch]:
         won = await super().claim(wanted, slot, lease_ms)
-        self.twice += [
-            f"epoch {epoch} of {key} was given twice"
+        self.granted_twice += [
+            f"epoch {epoch} of {key} was granted twice"
             for key, epoch in won.items()
-            if (key, epoch) in self._given
+            if (key, epoch) in self._granted
         ]
-        self._given |= set(won.items())
+        self._granted |= set(won.items())
         return won
 
     def epochs(self) -> dict[JobPartition, Epoch]:

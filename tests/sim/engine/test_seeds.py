@@ -21,9 +21,9 @@ from tests.sim.engine.world import quiet, simulate
 
 SEEDS = 300
 CAUGHT_WITHIN = SEEDS
-"""Seeds among which one must catch a fault that was made on purpose."""
+"""Number of seeds of which at least one must catch a deliberate fault."""
 WATCHED = 48
-"""Seeds whose lines are noted, which makes them slower."""
+"""Seeds whose line coverage is measured, which makes them slower."""
 
 
 @pytest.fixture(autouse=True)
@@ -33,21 +33,21 @@ def _quiet() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("seed", range(WATCHED, SEEDS))
-def test_whatever_happens_it_comes_to_rest_and_equals_the_recompute(seed: int) -> None:
+def test_after_any_faults_the_world_settles_and_equals_the_recompute(seed: int) -> None:
     world = simulate(seed)
     assert world.answered > 0, "the law of reads was checked on nothing"
 
 
-def test_seeds_reach_the_lines_of_the_classes_they_are_about() -> None:
+def test_the_seeds_cover_the_lines_of_the_simulated_classes() -> None:
     reached = covered(range(WATCHED))
     assert {name: percent for name, percent in reached.items() if percent < WANTED_PERCENT} == {}, (
         reached
     )
 
 
-def test_a_seed_tells_the_same_story_in_every_process() -> None:
-    call = [sys.executable, "-m", "tests.sim.run", "--first", "3", "--seeds", "1", "--story"]
-    told = [
+def test_a_seed_produces_the_same_events_in_every_process() -> None:
+    call = [sys.executable, "-m", "tests.sim.run", "--first", "3", "--seeds", "1", "--events"]
+    outputs = [
         subprocess.run(
             call,
             capture_output=True,
@@ -57,13 +57,13 @@ def test_a_seed_tells_the_same_story_in_every_process() -> None:
         ).stdout
         for hashing in "12"
     ]
-    first, second = (story[: story.index("seeds hold")] for story in told)
+    first, second = (story[: story.index("seeds hold")] for story in outputs)
     assert first == second
 
 
-def test_a_slot_that_trusts_its_lease_for_ever_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slot_that_never_lets_its_lease_end_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Supervisor, "lease_is_live", lambda self: True)
-    assert any("answers for" in str(broken) for broken in map(outcome, range(CAUGHT_WITHIN)))
+    assert any("serves" in str(broken) for broken in map(outcome, range(CAUGHT_WITHIN)))
 
 
 def test_an_epoch_that_can_be_claimed_twice_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,22 +77,22 @@ def test_an_epoch_that_can_be_claimed_twice_is_caught(monkeypatch: pytest.Monkey
     ) -> Any:
         seen = {key: row.epoch for key, row in self._rows.items()}
         for key, epoch in wanted:
-            self._rows[key].epoch = epoch  # whatever it was meanwhile
+            self._rows[key].epoch = epoch  # even if it has changed in between
         won = await claim(self, wanted, slot, lease_ms)
         for key, _ in wanted:
             self._rows[key].epoch = won.get(key, seen[key])
         return won
 
     monkeypatch.setattr(MemoryRegistry, "claim", blind)
-    assert any("was given twice" in str(broken) for broken in map(outcome, range(CAUGHT_WITHIN)))
+    assert any("was granted twice" in str(broken) for broken in map(outcome, range(CAUGHT_WITHIN)))
 
 
-def test_an_owner_of_yesterday_that_goes_on_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_superseded_owner_that_continues_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ReplaylogReplay, "_require_newest_epoch", lambda self, highest: None)
     assert any("after epoch" in str(broken) for broken in map(outcome, range(CAUGHT_WITHIN)))
 
 
-def test_a_snapshot_that_somebody_else_than_the_owner_points_at_is_caught(
+def test_a_snapshot_pointer_of_another_slot_than_the_owner_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     add = MemoryPointers.add

@@ -1,5 +1,6 @@
-"""An event loop on which time passes only when everybody waits: a minute of retries takes
-milliseconds, and a seed tells one story.
+"""An event loop on virtual time: the clock advances only when every task waits.
+
+A minute of retries takes milliseconds, and a seed always produces the same run.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ T = TypeVar("T")
 
 
 class Deadlock(Exception):
-    """Everybody waits for somebody and no timer is set."""
+    """Every task waits for another one and no timer is set."""
 
 
 class _Waits(selectors.SelectSelector):
-    """Instead of waiting for files it moves the clock to the next timer."""
+    """Moves the clock to the next timer instead of waiting for files."""
 
     now_s = 0.0
 
@@ -39,19 +40,17 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def run_in_executor(
         self, executor: Any, func: Callable[..., T], *args: Any
     ) -> asyncio.Future[T]:  # type: ignore[override]  # simpler
-        """What is asked of a thread is done at once: threads would tell another story every
-        time.
-        """
-        answer: asyncio.Future[T] = self.create_future()
+        """Run the call at once: real threads would make runs differ."""
+        result: asyncio.Future[T] = self.create_future()
         try:
-            answer.set_result(func(*args))
-        except Exception as failed:  # noqa: BLE001  # it is the answer
-            answer.set_exception(failed)
-        return answer
+            result.set_result(func(*args))
+        except Exception as failed:  # noqa: BLE001  # it is the result
+            result.set_exception(failed)
+        return result
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run to the end on a loop of its own."""
+    """Run to completion on a loop of its own."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(main)
 

@@ -1,14 +1,14 @@
-"""One run of the simulated world: production supervisors, runners and slot services among crashes,
-pauses, zombies and lost answers.
+"""One run of the simulated engine: production supervisors, runners and slot services among faults.
 
-Theory. While faults go on, two things must hold at every moment: a slot that answers a lookup owns
-the job partition, and a replaylog's iterations belong to epochs that never go down. When faults
-stop, everything settles; then what was written and what is answered equal a naive recompute over
-the accepted rows, no record was written twice, and a machine with an empty disk rebuilds states of
-equal hash (from snapshots where there are any, else from the log alone) without writing a data
-record. Whatever a lookup answers, at any moment, is the recompute of exactly what its job partition
-says it has applied. What a snapshot's pointer leads to is whole, and pointers never go back to an
-earlier owner. A seed is a story: the same one every time.
+Theory. While faults occur, two laws hold at every moment: a slot that serves a lookup owns the job
+partition, and the epochs of a replaylog's iterations never decrease. What a lookup returns is the
+recompute of exactly the records that its job partition reports as applied. What a snapshot's
+pointer leads to is intact, and pointers never go back to an earlier owner.
+
+When the faults stop, everything settles. Then outputs and lookups equal a naive recompute over the
+accepted rows, no record was written twice, and a machine with an empty disk rebuilds states with
+equal hashes (from snapshots, or from the log alone) without writing a data record. A seed always
+produces the same run.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from tests.sim.engine.faulty_components import (
     SimRegistry,
 )
 from tests.sim.engine.job_chain import RowSource
-from tests.sim.engine.laws import DOOMED, Laws, LawViolated
+from tests.sim.engine.laws import REMOVED_JOB, Laws, LawViolated
 from tests.sim.engine.model_archive import ModelArchive
 from tests.sim.engine.model_log import ModelLog
 from tests.sim.engine.readers import Client, Readers
@@ -79,7 +79,7 @@ class World:
     answered: int = 0
     broken: list[str] = field(default_factory=list)
     _names: int = 0
-    _said: list[str] = field(default_factory=list)
+    _events: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         chosen = random.Random(self.seed)
@@ -141,18 +141,18 @@ class World:
         return str(self._names)
 
     async def _kept_up(self, supervisor: Supervisor, process: Process) -> None:
-        """A slot that cannot reach the registry at its start is started again by its host."""
+        """Run a slot; start it again, as its host does, if its start fails."""
         while process.alive:
             try:
                 await supervisor.run()
-            except Exception as failed:  # noqa: BLE001  # whatever it is, the host starts it again
-                self.say(f"{supervisor.slot.id} failed at its start: {type(failed).__name__}")
+            except Exception as failed:  # noqa: BLE001  # the host starts a slot again after any failure
+                self.record(f"{supervisor.slot.id} failed at its start: {type(failed).__name__}")
                 await asyncio.sleep(0.5)
             else:
                 return
 
     async def crash(self, victim: LiveSlot, disk: str) -> None:
-        self.say(f"{victim.slot.id} dies, disk {disk}")
+        self.record(f"{victim.slot.id} dies, disk {disk}")
         victim.process.alive = False
         victim.process.resume()
         victim.task.cancel()
@@ -165,7 +165,7 @@ class World:
         await asyncio.wait([victim.task])
 
     async def leave(self, leaver: LiveSlot) -> None:
-        self.say(f"{leaver.slot.id} is asked to leave")
+        self.record(f"{leaver.slot.id} is asked to leave")
         self.registry.stopping.add(leaver.slot.id)
         leaver.supervisor.wake.set()
         await asyncio.wait([leaver.task], timeout=20)
@@ -175,31 +175,36 @@ class World:
             self.slots.remove(leaver)
         leaver.process.alive = False
 
-    # --- the story --------------------------------------------------------------------------------
+    # --- the run ----------------------------------------------------------------------------------
 
     async def live(self) -> str:
-        """The whole run; a digest of what happened."""
+        """Run from start to end; return a digest of the events."""
         for job in self.jobs:
             self.registry.add(job.id, stored_names.dumps(job), self.partitions)
-        self.registry.add(DOOMED, stored_names.dumps(self._doomed()), self.partitions)
+        self.registry.add(REMOVED_JOB, stored_names.dumps(self._removed_job()), self.partitions)
         asyncio.get_running_loop().set_exception_handler(self._callback_failed)
         client, dags = Client(self), Dags(self)
         background = [
             asyncio.create_task(work)
-            for work in (self._coordinator(), self._reader(), dags.archive(), client.ask_on())
+            for work in (
+                self._coordinator(),
+                self._reader(),
+                dags.archive(),
+                client.query_forever(),
+            )
         ]
         for machine in self.machines:
             self.start(machine)
         await asyncio.sleep(1)
         for turn in range(TURNS):
-            await self._turn(turn, dags)
-        await self._come_to_rest()
-        self._refuse_broken()
+            await self._step(turn, dags)
+        await self._settle()
+        self._raise_violation()
         self.laws.check()
         await self.laws.check_scans()
         await self.laws.check_archive()
         await dags.drilled_all()
-        self._refuse_broken()
+        self._raise_violation()
         before = self.laws.data_records()
         survivors = self.laws.state_hashes()
         await self._rebuilt_elsewhere()
@@ -218,23 +223,23 @@ class World:
         await asyncio.sleep(2 * GRACE.total_seconds())
         await prune_snapshots(self.archive.tools(Process(self.dice)), KEPT, GRACE)
         await self.laws.check_archive()
-        self._refuse_broken()
+        self._raise_violation()
         return blake2b(
-            "\n".join([*self._said, repr(sorted(survivors.items()))]).encode(), digest_size=8
+            "\n".join([*self._events, repr(sorted(survivors.items()))]).encode(), digest_size=8
         ).hexdigest()
 
-    def _refuse_broken(self) -> None:
-        if found := self.broken + self.registry.twice + self.archive.foreign:
+    def _raise_violation(self) -> None:
+        if found := self.broken + self.registry.granted_twice + self.archive.foreign:
             raise LawViolated(found[0])
 
-    def _callback_failed(self, loop: asyncio.AbstractEventLoop, told: dict[str, Any]) -> None:
-        if "handle" in told:
-            self.broken.append(f"{told['message']}: {told.get('exception')!r}")
+    def _callback_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if "handle" in context:
+            self.broken.append(f"{context['message']}: {context.get('exception')!r}")
 
-    def _doomed(self) -> Job:
+    def _removed_job(self) -> Job:
         job = job_chain.TABLE
         return Job(
-            DOOMED,
+            REMOVED_JOB,
             job.workspace,
             job.inputs,
             (),
@@ -242,17 +247,19 @@ class World:
             job.replaylog,
             job.dead_letters,
             self.partitions,
-            "goes away",
+            "a job that is removed",
         )
 
-    async def _turn(self, turn: int, dags: Dags) -> None:
+    async def _step(self, turn: int, dags: Dags) -> None:
         chosen = self.dice.random
         await asyncio.sleep(chosen.choice([0.01, 0.1, 0.4, 0.8]))
         if turn == TURNS // 2:
-            self.registry.drop(DOOMED) if chosen.random() < 0.5 else self.registry.condemn(DOOMED)
+            self.registry.drop(REMOVED_JOB) if chosen.random() < 0.5 else self.registry.condemn(
+                REMOVED_JOB
+            )
         if chosen.random() < 0.5:
             await self._feed()
-        self._refuse_broken()
+        self._raise_violation()
         if not self.slots:
             self.start(chosen.choice(self.machines))
         someone = chosen.choice(self.slots)
@@ -269,7 +276,7 @@ class World:
                 )
             case "join" if len(self.slots) < 3:
                 self.start(chosen.choice(self.machines), drifts=chosen.random() < 0.3)
-            case "leave" if len(self.slots) > 1 and someone.answers:
+            case "leave" if len(self.slots) > 1 and someone.is_running:
                 await self.leave(someone)
             case "wake":
                 someone.supervisor.wake.set()
@@ -287,7 +294,7 @@ class World:
             self.start(chosen.choice(self.machines))
 
     def _pause(self, someone: LiveSlot, ms: float) -> None:
-        self.say(f"{someone.slot.id} stands still for {ms:.0f} ms")
+        self.record(f"{someone.slot.id} pauses for {ms:.0f} ms")
         someone.process.pause()
         loop = asyncio.get_running_loop()
         loop.call_later(ms / 1000, someone.process.resume)
@@ -295,8 +302,9 @@ class World:
             loop.call_later((ms + later_ms) / 1000, self._read)
 
     async def _feed(self) -> None:
-        """One request of ingest: a transaction that may stay open for a while, be aborted, or be
-        left to time out.
+        """Write one request of ingest.
+
+        Its transaction may stay open for a while, be aborted, or be left to time out.
         """
         events, users, sent = self.feed.batch(now_ms() / 1000)
         if not sent:
@@ -306,7 +314,7 @@ class World:
         if self.dice.fails():
             await asyncio.sleep(0.3)
         if self.dice.fails():
-            return  # the server is gone: nothing of it was accepted
+            return  # the server has died: nothing was accepted
         try:
             self.log.end(transaction, "aborted" if self.dice.fails() else "committed")
         except ProducerFenced:
@@ -320,14 +328,14 @@ class World:
             self.log.expire(now_ms())
 
     async def _reader(self) -> None:
-        """A slot that answers is the owner, at every moment; a resumed one is asked at once."""
+        """Check continually that a slot which serves a job partition owns it."""
         while True:
             await asyncio.sleep(0.2)
             self._read()
 
     def _read(self) -> None:
         for living in self.slots:
-            if not living.answers:
+            if not living.is_running:
                 continue
             for job, part in list(living.supervisor.hosted):
                 try:
@@ -336,17 +344,20 @@ class World:
                     continue
                 self.answered += 1
                 self.broken += self.readers.wrong(living.service, job, part)
-                if job != DOOMED and (owner := self.registry.owner((job, part))) != living.slot.id:
+                if (
+                    job != REMOVED_JOB
+                    and (owner := self.registry.owner((job, part))) != living.slot.id
+                ):
                     self.broken.append(
-                        f"{now_ms()}: {living.slot.id} answers for {job}[{part}], "
+                        f"{now_ms()}: {living.slot.id} serves {job}[{part}], "
                         f"which belongs to {owner}"
                     )
 
     # --- the end ----------------------------------------------------------------------------------
 
-    async def _come_to_rest(self) -> None:
-        """No faults from here on; every job partition runs and has read everything."""
-        self.say("faults stop")
+    async def _settle(self) -> None:
+        """Stop the faults; wait until every job partition runs and has read everything."""
+        self.record("faults stop")
         self.dice.rate = 0.0
         for living in self.slots:
             living.process.resume()
@@ -358,32 +369,30 @@ class World:
         deadline = now_ms() + SETTLED_WITHIN_MS
         while (why := await self.laws.unsettled()) is not None:
             if now_ms() > deadline:
-                raise LawViolated(f"never settles: {why}")
+                raise LawViolated(f"does not settle: {why}")
             await asyncio.sleep(0.5)
 
     async def _rebuilt_elsewhere(self) -> None:
-        """Every slot dies and its machine with it; a new machine starts from snapshots, or (in some
-        runs) from the log alone.
-        """
+        """Lose every slot with its machine; start a new one from snapshots or the log alone."""
         if self.dice.random.random() < 0.3:
             self.archive.burn()
         for living in list(self.slots):
             await self.crash(living, "lost")
         self.machines = [self._machine()]
         self.start(self.machines[0])
-        await self._come_to_rest()
+        await self._settle()
 
-    def say(self, what: str) -> None:
-        self._said.append(f"{now_ms():>7} {what}")
+    def record(self, event: str) -> None:
+        self._events.append(f"{now_ms():>7} {event}")
 
     @property
-    def story(self) -> Sequence[str]:
-        return self._said
+    def events(self) -> Sequence[str]:
+        return self._events
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """The supervisors' logs of thousands of deaths are of no use."""
+    """Silence the supervisors' logs of thousands of faults."""
     before = structlog.get_config()["wrapper_class"]
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     try:
@@ -393,16 +402,16 @@ def quiet() -> Iterator[None]:
 
 
 def simulate(seed: int) -> World:
-    """Run one seed; raises what it broke, with the story as a note."""
+    """Run one seed; raise LawViolated with the events as a note."""
 
-    async def told(folder: str) -> World:
+    async def run_in(folder: str) -> World:
         world = World(seed, Path(folder))
         try:
-            world.say(f"digest {await world.live()}")
+            world.record(f"digest {await world.live()}")
         except BaseException as broken:
-            broken.add_note("\n".join(world.story))
+            broken.add_note("\n".join(world.events))
             raise
         return world
 
     with TemporaryDirectory() as folder:
-        return run(told(folder))
+        return run(run_in(folder))
