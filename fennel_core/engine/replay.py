@@ -100,10 +100,7 @@ class ReplaylogReplay:
             return result  # most iterations of a stateless job; their inputs need not be read
         key = manifest_key(marker.ranges[0].topic)
         if key is not None:
-            assert self._backfill_client is not None, "a backfill was published through a client"
-            manifest = await self._backfill_client.manifest(key)
-            chunk = await self._backfill_client.chunk(manifest, marker.ranges[0].first)
-            return await self._computer.compute_chunk(chunk, state_hash)
+            return await self._recomputed_chunk(key, marker.ranges[0].first)
         for covered in marker.ranges:
             records = await self._broker.read(
                 (covered.topic, self._part), covered.first, covered.next
@@ -111,6 +108,12 @@ class ReplaylogReplay:
             source = self._job.inputs.index(covered.topic)
             result = await self._computer.compute(source, records, state_hash)
         return result
+
+    async def _recomputed_chunk(self, key: str, number: int) -> IterationResult:
+        assert self._backfill_client is not None, "a backfill was published through a client"
+        manifest = await self._backfill_client.manifest(key)
+        chunk = await self._backfill_client.chunk(manifest, number)
+        return await self._computer.compute_chunk(chunk, self._state.progress.state_hash)
 
 
 async def replay_inputs(

@@ -40,7 +40,7 @@ SUBJECTS: Final = (
     transfer,
 )
 WANTED_PERCENT: Final = 90
-ELSEWHERE: Final = {"compute_chunk"}
+ELSEWHERE: Final = {"compute_chunk", "_recomputed_chunk"}
 """Functions of the backfill, which this world does not have: `tests/unit/engine/test_backfill.py`
 kills runners in them.
 """
