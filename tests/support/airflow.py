@@ -9,6 +9,8 @@ import urllib.request
 from dataclasses import dataclass
 from typing import Any, Final
 
+import psycopg
+
 from fennel_core.settings.model import Settings
 
 FINISHED_SECONDS: Final = 180.0
@@ -114,3 +116,9 @@ def log_in(settings: Settings) -> Airflow:
     }
     _, response = call("POST", f"{settings.airflow_url}/auth/token", login)
     return Airflow(f"{settings.airflow_url}/api/v2", response["access_token"])
+
+
+def rows(query: str, *values: object) -> list[tuple[object, ...]]:
+    """Run a query in the database of the platform and return its rows."""
+    with psycopg.connect(Settings().postgres_dsn.get_secret_value(), autocommit=True) as connection:
+        return connection.execute(query.encode(), values).fetchall()

@@ -5,57 +5,17 @@ orphaned topics, ledger steps, next actions.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
 from datetime import datetime, timedelta
-from pathlib import Path
 
-import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from fennel_core.connections.kafka import client_config
 from fennel_core.settings.model import Settings
-from tests.support.airflow import Airflow, call, log_in
+from tests.support.airflow import Airflow, call, rows
 
 pytestmark = pytest.mark.platform
-SHOP = """
-from datetime import datetime
-from fennel.connectors import Webhook, source
-from fennel.datasets import dataset, field
-__owner__ = "shop@example.com"
-@source(Webhook(name="shop").endpoint("Order"), disorder="14d", cdc="upsert")
-@dataset(index=True)
-class Order:
-    uid: int = field(key=True)
-    amount: float
-    ts: datetime
-"""
-
-
-@pytest.fixture(scope="module")
-def airflow(platform: None) -> Airflow:
-    return log_in(Settings())
-
-
-@pytest.fixture
-def workspace(platform: None) -> Iterator[str]:
-    """A name that no workspace has yet; deleted afterwards."""
-    settings, name = Settings(), f"dags-{uuid.uuid4().hex[:10]}"
-    yield name
-    url = f"{settings.query_url}/api/v1/workspaces/{name}"
-    assert call("DELETE", url, None, settings.admin_token.get_secret_value())[0] in (200, 404)
-
-
-@pytest.fixture
-def shop(tmp_path: Path) -> str:
-    (tmp_path / "shop.py").write_text(SHOP)
-    return str(tmp_path / "shop.py")
-
-
-def rows(query: str, *values: object) -> list[tuple[object, ...]]:
-    with psycopg.connect(Settings().postgres_dsn.get_secret_value(), autocommit=True) as connection:
-        return connection.execute(query.encode(), values).fetchall()
 
 
 def test_a_form_with_a_new_workspace_creates_it_and_logs_every_ledger_step(

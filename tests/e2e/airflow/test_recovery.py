@@ -29,12 +29,9 @@ from fennel_core.snapshots.memory import MemoryPointers
 from fennel_core.snapshots.store import Pointer
 from fennel_core.snapshots.transfer import SnapshotContext
 from fennel_core.vocab.ids import Epoch, JobId, PartitionIndex
-from tests.e2e.airflow import test_dags
-from tests.e2e.airflow.test_dags import rows
-from tests.support.airflow import Airflow, call
+from tests.support.airflow import Airflow, call, rows
 
 pytestmark = pytest.mark.platform
-airflow, workspace, shop = test_dags.airflow, test_dags.workspace, test_dags.shop
 UIDS = list(range(20))
 
 

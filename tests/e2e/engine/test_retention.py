@@ -20,12 +20,17 @@ from fennel_core.definition.kafka_retention import KafkaRetention, NeededRecords
 from fennel_core.engine.errors import OffsetTruncated
 from fennel_core.snapshots.transfer import PREFIX
 from fennel_core.vocab.ids import Offset
-from tests.e2e.engine import test_slot
-from tests.e2e.engine.test_slot import PARTITIONS, USERS, Bench, read_everywhere, slot
-from tests.e2e.engine.test_snapshots import snapshots, written
+from tests.e2e.engine.slot_bench import (
+    PARTITIONS,
+    USERS,
+    Bench,
+    read_everywhere,
+    slot,
+    snapshots,
+    written,
+)
 
 pytestmark = pytest.mark.platform
-bench = test_slot.bench
 ASSET = """
     INSERT INTO asset (id, workspace, kind, identity, incarnation, state, title, blueprint)
     VALUES (%s, 'w', %s, %s, 1, 'live', '', '')

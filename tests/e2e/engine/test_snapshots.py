@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections import Counter
 from dataclasses import dataclass
 
 import pytest
@@ -14,17 +13,21 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from fennel_core.connections import s3
-from fennel_core.connections.frames import Channel
 from fennel_core.connections.kafka import client_config
 from fennel_core.connections.s3 import S3ObjectStore
 from fennel_core.snapshots.manifest import SnapshotManifest, decode_manifest
 from fennel_core.snapshots.transfer import PREFIX
 from fennel_core.vocab.ids import Offset, TopicName
-from tests.e2e.engine import test_slot
-from tests.e2e.engine.test_slot import PARTITIONS, USERS, Bench, read_everywhere, slot, visible
+from tests.e2e.engine.slot_bench import (
+    USERS,
+    Bench,
+    read_everywhere,
+    slot,
+    snapshots,
+    written,
+)
 
 pytestmark = pytest.mark.platform
-bench = test_slot.bench
 MOVED, STAYED = USERS[::2], USERS[1::2]
 Emitted = list[tuple[Offset, bytes]]
 
@@ -46,21 +49,6 @@ class Bucket:
         ]
         assert lost
         await self.objects.delete(lost)
-
-
-async def snapshots(bench: Bench, expected: str) -> dict[tuple[str, int], str]:
-    """Ask the one slot to copy everything; the manifests' keys."""
-    address = (await bench.owned(bench.jobs[0], slots=1))[0]
-    channel = await Channel.open(address)
-    try:
-        answers = await channel.call(
-            "snapshot",
-            {"items": [[job.id, part] for job in bench.jobs for part in range(PARTITIONS)]},
-        )
-    finally:
-        await channel.close()
-    assert Counter(code for _, _, code, _, _ in answers) == {expected: 2 * PARTITIONS}, answers
-    return {(job, part): key for job, part, _, key, _ in answers}
 
 
 def forget_before(bench: Bench, manifests: list[SnapshotManifest]) -> None:
@@ -91,13 +79,6 @@ async def emitted(bench: Bench, manifests: list[SnapshotManifest]) -> dict[int, 
         part: [(r.offset, r.value) for r in records if r.control is None]
         for part, records in found.items()
     }
-
-
-async def written(bench: Bench, users: list[int], city: str) -> None:
-    """Upsert, and wait until the table serves it."""
-    targets = await bench.write(users, city)
-    await visible(bench, targets, await bench.owned(bench.jobs[0], slots=1), bench.jobs[0])
-    await read_everywhere(bench, users, await bench.owned(bench.jobs[1], slots=1), city)
 
 
 @pytest.mark.parametrize("damaged", [False, True], ids=["newest", "damaged newest"])

@@ -15,7 +15,9 @@ from fennel_core.executors import definitions
 from fennel_core.settings.model import Settings
 from tests.e2e.faults.world import World
 from tests.support.airflow import Airflow, call, log_in
+from tests.support.workspaces import make
 
+__all__ = ["airflow", "bodies", "make", "settings", "workspaces", "world"]
 VERSIONS = ("one", "two")
 
 

@@ -13,8 +13,8 @@ import psycopg
 import pytest
 
 from fennel_core.settings.model import Settings
+from tests.e2e.faults.moves import back, move
 from tests.e2e.faults.strikes import BEFORE_CREATE, CREATED, SERVE, SWITCH, frozen, gate, kill_part
-from tests.e2e.faults.test_faults import back, move
 from tests.e2e.faults.world import World
 from tests.support.airflow import Airflow
 

@@ -17,12 +17,10 @@ import pytest
 from fennel_core.apps.local import processes
 from fennel_core.settings.model import Settings
 from tests.e2e.faults.strikes import leader
-from tests.e2e.platform import test_promises
-from tests.e2e.platform.test_promises import INLINE, Api
-from tests.e2e.platform.test_recovery import KEPT, NAMES
+from tests.e2e.platform.shop import KEPT, NAMES
+from tests.support.workspaces import INLINE, Api
 
 pytestmark = [pytest.mark.platform, pytest.mark.usefixtures("platform"), pytest.mark.timeout(300)]
-settings, make = test_promises.settings, test_promises.make
 BACK_SECONDS = 120.0
 PARTS = (
     "SELECT p.status, p.slot_id, p.error FROM job_partition p JOIN job j ON j.id = "

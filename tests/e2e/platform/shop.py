@@ -1,0 +1,110 @@
+"""A shop on the definitions of `kept`: log purchases, read every feature, and check the sums."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections import Counter, defaultdict
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from tests.support.workspaces import Api
+
+KEPT = "tests.e2e.platform.kept"
+START = datetime(2026, 1, 1, tzinfo=UTC)
+NAMES = [f"person {n}" for n in range(500)]
+CITIES = [f"city {n}" for n in range(20)]
+AT_ONCE = 40_000
+"""Rows of one `log` call."""
+
+
+class Shop:
+    """Rows as they were logged, and what must come of them."""
+
+    def __init__(self, api: Api) -> None:
+        self._api, self._random = api, random.Random(7)
+        self.logged = 0
+        self.purchases: Counter[str] = Counter()
+        self.spent: Counter[str] = Counter()
+
+    async def _log(self, endpoint: str, data: dict[str, list[Any]]) -> None:
+        status, response = await self._api.call(
+            "POST", "/log", {"webhook": "kept", "endpoint": endpoint, "data": data}
+        )
+        assert status == 200, response
+
+    async def people(self) -> None:
+        cities = [CITIES[n % len(CITIES)] for n in range(len(NAMES))]
+        await self._log(
+            "people", {"name": NAMES, "city": cities, "at": [START.isoformat()] * len(NAMES)}
+        )
+
+    async def buy(self, rows: int) -> None:
+        for _ in range(rows // AT_ONCE):
+            names = self._random.choices(NAMES, k=AT_ONCE)
+            amounts = [self._random.randrange(1, 100) for _ in names]
+            seconds = [(self.logged + n) // 10 for n in range(AT_ONCE)]
+            await self._log(
+                "purchases",
+                {
+                    "name": names,
+                    "amount": amounts,
+                    "at": [(START + timedelta(seconds=s)).isoformat() for s in seconds],
+                },
+            )
+            self.logged += AT_ONCE
+            for name, amount in zip(names, amounts, strict=True):
+                self.purchases[name] += 1
+                self.spent[name] += amount
+
+    async def settled(self) -> None:
+        """Everything logged is visible; while an engine comes up the answer is that it cannot be
+        said yet.
+        """
+        async with asyncio.timeout(300):
+            while (answer := await self._api.call("POST", "/barrier", {"timeout_s": 30}))[0] != 200:
+                assert answer[0] in (503, 504), answer
+                await asyncio.sleep(0.2)
+
+    async def features(self) -> dict[str, Any]:
+        """Every key of every dataset, as of now and as of earlier moments."""
+        hours = [START + timedelta(hours=h) for h in (0, 1.5, 4)]
+        found: dict[str, Any] = {}
+        for dataset, column, keys in (
+            ("Person", "name", NAMES),
+            ("Spending", "name", NAMES),
+            ("Hourly", "city", CITIES),
+        ):
+            for at in hours:
+                found[f"{dataset} as of {at}"] = await self._looked_up(dataset, column, keys, at)
+            found[dataset] = await self._looked_up(dataset, column, keys, None)
+            found[dataset].pop("lately", None)  # of the last two hours before the query
+        return found
+
+    async def _looked_up(
+        self, dataset: str, column: str, keys: list[str], at: datetime | None
+    ) -> dict[str, list[Any]]:
+        answer: dict[str, list[Any]] = defaultdict(list)
+        for start in range(0, len(keys), 50):
+            asked = keys[start : start + 50]
+            body: dict[str, Any] = {"keys": [{column: key} for key in asked], "fields": []}
+            if at is not None:
+                body["timestamps"] = [at.isoformat()] * len(asked)
+            async with asyncio.timeout(60):
+                while (
+                    response := await self._api.call("POST", f"/dataset/{dataset}/lookup", body)
+                )[0] == 503:
+                    await asyncio.sleep(0.2)  # a busy machine
+            assert response[0] == 200, response
+            part = json.loads(response[1])
+            for name, values in {**part["data"], "found": part["found"]}.items():
+                answer[name] += values
+        return answer
+
+    def check(self, features: dict[str, Any]) -> None:
+        """The sums are those of the rows."""
+        now = features["Spending"]
+        assert dict(zip(now["name"], now["spent"], strict=True)) == self.spent
+        assert dict(zip(now["name"], now["purchases"], strict=True)) == self.purchases
+        assert all(features["Hourly"]["found"])
