@@ -4,7 +4,7 @@ garbage.
 Theory. An object is written once under a key that no other writer uses and is never changed, so a
 retry is safe and a reader never sees a partial object. What refers to the newest object is a row in
 Postgres. An object without a reference is either garbage or about to be referenced; only its age
-tells the two apart, so `orphans` waits for a grace period.
+distinguishes the two, so `orphans` waits for a grace period.
 
 `connections.s3.S3ObjectStore` is the real implementation; one contract suite tests both.
 """

@@ -97,8 +97,7 @@ def ensure_bucket(s3: S3Client, bucket: str) -> None:
         if region == DEFAULT_REGION:
             s3.create_bucket(Bucket=bucket)
         else:
-            # The region is a setting; the store validates it.
-            constraint: BucketLocationConstraintType = region  # type: ignore[assignment]
+            constraint: BucketLocationConstraintType = region  # type: ignore[assignment]  # checked by S3
             s3.create_bucket(
                 Bucket=bucket, CreateBucketConfiguration={"LocationConstraint": constraint}
             )
@@ -111,7 +110,7 @@ def put_new(s3: S3Client, bucket: str, key: str, body: bytes | BinaryIO) -> bool
     """Write an object that does not exist yet; return False, and change nothing, if `key` exists.
 
     A retry after a lost response may find its own object. Keys are unique per writer, so compare
-    the content to tell the two cases apart.
+    the content to distinguish the two cases.
     """
     try:
         s3.put_object(Bucket=bucket, Key=key, Body=body, IfNoneMatch="*")

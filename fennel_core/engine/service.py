@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, cast
 
-from fennel_core.connections.errors import SystemUnavailable
+from fennel_core.connections.errors import ConnectionsError
 from fennel_core.connections.frames import RemoteError
 from fennel_core.connections.slot_protocol import RefusalCode
 from fennel_core.engine.drill.subprocess_drill import DrillRunner
@@ -141,7 +141,7 @@ class SlotService:
         except HangarCorrupt as damaged:
             self._runner(job, part).discard_state(str(damaged))
             return "failed", str(damaged), 0
-        except (SystemUnavailable, OSError) as failed:
+        except (ConnectionsError, OSError) as failed:
             return "failed", str(failed), 0
 
     async def _drill(self, job: str, part: int, max_bytes: int) -> DrillFinding:
@@ -149,7 +149,7 @@ class SlotService:
             return await self._drills.run(self._runner(job, part), max_bytes)
         except HangarClosed as closed:
             raise RemoteError(RefusalCode.NOT_OWNER, str(closed)) from closed
-        except (SystemUnavailable, OSError) as failed:
+        except (ConnectionsError, OSError) as failed:
             return DrillFinding(DrillVerdict.UNKNOWN, str(failed))
 
     async def _wait(

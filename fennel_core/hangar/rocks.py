@@ -8,7 +8,7 @@ The contract suite pins these properties of rocksdict, on which this module reli
 - An iterator of a snapshot shows the latest data, so there are no views.
 - An iterator keeps the database open, so none outlives its scan.
 - A list `get` is one call for many keys.
-- Errors are bare `Exception`s that only their text tells apart.
+- Errors are bare `Exception`s that differ only in their text.
 - `items` takes a corrupt block for the end of the data, so at the end of a scan a second iterator
   checks that it is the end.
 

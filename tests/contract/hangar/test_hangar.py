@@ -1,4 +1,4 @@
-"""One suite for both stores of state: what a runner and a lookup may rely on."""
+"""The state store, in memory and on RocksDB: what runners and lookups rely on."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -81,7 +81,7 @@ def test_a_checkpoint_opens_as_the_state_it_was_taken_from(
     copy.close()
 
 
-def test_a_closed_store_says_so_instead_of_copying_nothing(opener: Open, tmp_path: Path) -> None:
+def test_a_checkpoint_of_a_closed_store_is_an_error(opener: Open, tmp_path: Path) -> None:
     store = opener(tmp_path / "state")
     store.close()
     with pytest.raises(HangarClosed):
@@ -115,7 +115,7 @@ def data_file(state: Path) -> Path:
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_a_damaged_block_is_never_taken_for_the_end_of_the_data(
+def test_a_corrupt_block_is_not_taken_for_the_end_of_the_data(
     tmp_path: Path, reverse: bool
 ) -> None:
     store = open_rocks(tmp_path / "state")
@@ -132,9 +132,7 @@ def test_a_damaged_block_is_never_taken_for_the_end_of_the_data(
 
 
 @pytest.mark.parametrize("lost", ["*.sst", "CURRENT", "MANIFEST-*"])
-def test_a_store_that_lost_a_file_is_not_opened_and_never_as_an_empty_one(
-    tmp_path: Path, lost: str
-) -> None:
+def test_a_store_with_a_missing_file_is_not_opened(tmp_path: Path, lost: str) -> None:
     store = open_rocks(tmp_path / "state")
     fill(store, 1000)
     store.checkpoint(tmp_path / "flushed")
@@ -145,7 +143,7 @@ def test_a_store_that_lost_a_file_is_not_opened_and_never_as_an_empty_one(
         open_rocks(tmp_path / "state")
 
 
-def test_a_store_that_somebody_else_holds_is_not_called_damaged(tmp_path: Path) -> None:
+def test_a_store_locked_by_another_process_is_not_reported_as_corrupt(tmp_path: Path) -> None:
     store = open_rocks(tmp_path / "state")
     with pytest.raises(Exception, match="lock") as refused:
         open_rocks(tmp_path / "state")
@@ -170,7 +168,7 @@ operations = st.lists(
     stop=st.binary(max_size=2),
     reverse=st.booleans(),
 )
-def test_rocks_equals_its_twin(
+def test_rocks_equals_the_in_memory_implementation(
     tmp_path_factory: pytest.TempPathFactory,
     writes: list[list[tuple[str, bytes, bytes]]],
     start: bytes,
@@ -192,12 +190,12 @@ def test_rocks_equals_its_twin(
     prefix=st.binary(min_size=1, max_size=4).filter(lambda p: p.strip(b"\xff")),
     rest=st.binary(max_size=4),
 )
-def test_after_bounds_exactly_what_starts_with_the_prefix(prefix: bytes, rest: bytes) -> None:
+def test_prefix_end_bounds_exactly_the_keys_with_the_prefix(prefix: bytes, rest: bytes) -> None:
     assert prefix <= prefix + rest < prefix_end(prefix)
     assert not prefix_end(prefix).startswith(prefix)
 
 
-def test_no_file_of_a_large_state_is_much_larger_than_what_stores_are_made_for(
+def test_no_file_of_a_large_state_is_much_larger_than_the_target_size(
     tmp_path: Path,
 ) -> None:
     store = open_rocks(tmp_path / "state")

@@ -1,6 +1,4 @@
-"""The backfill over real Spark, Kafka, Postgres, S3 and RocksDB: a million rows of history,
-computed by a batch, equal the live lane's.
-"""
+"""Backfills over real Spark, Kafka, Postgres, S3 and RocksDB: a million rows as on the live path."""
 
 from __future__ import annotations
 
@@ -343,7 +341,7 @@ async def test_new_jobs_over_a_truncated_log_wait_for_a_batch_and_equal_a_recomp
         assert (await bench.written("backfill", part)).select(recomputed.columns).equals(recomputed)
 
 
-async def test_a_new_job_over_rows_that_are_nowhere_any_more_says_which_and_what_to_do(
+async def test_a_new_job_over_lost_records_parks_with_the_next_action(
     bench: Bench,
 ) -> None:
     bench.messages, bench.rows = 4, 10
@@ -363,7 +361,7 @@ async def test_a_new_job_over_rows_that_are_nowhere_any_more_says_which_and_what
             assert "Commit the dataset that it reads under a new version" in error
 
 
-async def test_what_was_staged_goes_with_its_job(bench: Bench) -> None:
+async def test_staged_objects_are_deleted_with_their_job(bench: Bench) -> None:
     client, bucket, job = (
         s3.client(bench.settings),
         bench.settings.s3_bucket,

@@ -74,7 +74,7 @@ async def shortened(bench: Bench) -> set[str]:
     return {topic for topic, _ in await retention.delete(await retention.survey(now_ms()))}
 
 
-async def test_what_every_kept_snapshot_covers_goes_and_everything_comes_back_without_it(
+async def test_records_below_every_snapshot_are_deleted_and_state_is_restored(
     kept: Bench,
 ) -> None:
     first, _ = kept.jobs

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.platform, pytest.mark.timeout(1800)]  # a minute on a 
 ROWS = 22_000
 
 
-async def test_a_writer_killed_in_mid_batch_leaves_nothing_out_and_nothing_twice(
+async def test_a_writer_killed_during_a_batch_writes_each_record_once(
     world: World,
 ) -> None:
     await asyncio.to_thread(world.write, ROWS)

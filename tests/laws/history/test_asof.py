@@ -83,7 +83,7 @@ def test_a_keyless_dataset_as_of_a_time_is_every_row_until_then(history: History
         assert rows(asof.content(frame, KEYLESS, Micros(at))) == sorted(expected, key=repr)
 
 
-def test_erased_keys_are_not_there_at_any_time() -> None:
+def test_erased_keys_are_absent_at_every_time() -> None:
     meta = {"__pos": [b"1", b"2", b"3"], "__sign": [1, 1, 1], "__tombstone": [False] * 3}
     held = {
         "k": ["a", "a", "b"],

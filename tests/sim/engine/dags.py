@@ -13,7 +13,7 @@ from fennel_core.connections.errors import ConnectionsError, SystemUnavailable
 from fennel_core.connections.frames import RemoteError
 from fennel_core.connections.slot_protocol import RefusalCode
 from fennel_core.engine.drill.compare import drill_partition
-from fennel_core.engine.drill.subprocess_drill import work_of
+from fennel_core.engine.drill.subprocess_drill import replay_logic
 from fennel_core.engine.errors import BrokerError
 from fennel_core.engine.runner import Runner, RunnerLimits
 from fennel_core.hangar.store import Hangar
@@ -62,7 +62,7 @@ class SimDrills:
         )
 
         def runner_over(hangar: Hangar) -> Runner:
-            return Runner(job, part, runner.epoch, work_of(job), hangar, broker, pool, limits)
+            return Runner(job, part, runner.epoch, replay_logic(job), hangar, broker, pool, limits)
 
         def opener(folder: Path) -> Hangar:
             return DiskHangar(self._process, restored(folder))

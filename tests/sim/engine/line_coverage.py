@@ -23,7 +23,7 @@ from fennel_core.engine import (
     supervisor,
     watermarks,
 )
-from fennel_core.snapshots import transfer
+from fennel_core.snapshots import pruning, transfer
 from tests.sim.engine.world import simulate
 
 SUBJECTS: Final = (
@@ -38,6 +38,7 @@ SUBJECTS: Final = (
     watermarks,
     outputs,
     transfer,
+    pruning,
 )
 WANTED_PERCENT: Final = 90
 ELSEWHERE: Final = {"compute_chunk", "_recomputed_chunk"}

@@ -1,6 +1,4 @@
-"""Drills over twins of log, store and bucket: a healthy partition always agrees, and whatever was
-tampered with is found.
-"""
+"""Drills in memory: a healthy partition always agrees, and every tampering is found."""
 
 from __future__ import annotations
 
@@ -181,7 +179,7 @@ SOME_ROWS = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(-5, 5)), max
     ),
     st.lists(st.integers(300, 20_000), min_size=6, max_size=6),
 )
-async def test_a_drill_of_a_healthy_partition_agrees_whatever_the_snapshots_and_batches(
+async def test_a_drill_of_a_healthy_partition_agrees(
     kind: str, stretches: list[tuple[Rows, bool]], sizes: list[int]
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -227,7 +225,7 @@ TAMPERINGS: dict[str, Callable[[bytes, bytes], WriteBatch]] = {
 
 
 @pytest.mark.parametrize("how", TAMPERINGS)
-async def test_a_live_state_that_was_tampered_with_is_found_with_both_hashes(
+async def test_a_tampered_live_state_is_found_with_both_hashes(
     partition: Partition, how: str
 ) -> None:
     kept = state_progress.load(partition.live).state_hash
@@ -241,7 +239,7 @@ async def test_a_live_state_that_was_tampered_with_is_found_with_both_hashes(
     assert found.live_hash != found.drilled_hash
 
 
-async def test_a_live_state_that_diverged_from_its_log_is_found_with_its_first_difference(
+async def test_a_live_state_that_diverged_is_found_with_its_first_difference(
     partition: Partition,
 ) -> None:
     known = state_progress.load(partition.live)
@@ -275,7 +273,7 @@ async def test_a_tampered_state_is_found_although_the_snapshots_checksums_match(
 
 
 @pytest.mark.parametrize("lost", [False, True])
-async def test_a_snapshot_with_a_damaged_file_is_found_and_named(
+async def test_a_snapshot_with_a_corrupt_file_is_found_and_named(
     partition: Partition, lost: bool
 ) -> None:
     [name] = [name for name in partition.objects.contents if "/files/" in name]
@@ -289,7 +287,7 @@ async def test_a_snapshot_with_a_damaged_file_is_found_and_named(
     assert name in found.detail
 
 
-async def test_records_that_a_recovery_would_miss_are_told(partition: Partition) -> None:
+async def test_records_that_a_recovery_would_miss_are_reported(partition: Partition) -> None:
     for topic in (SOURCE, REPLAYLOG):
         log = partition.log.log((topic, 0))
         partition.log.truncate((topic, 0), Offset(max(log.end - 1, 0)))
@@ -298,7 +296,7 @@ async def test_records_that_a_recovery_would_miss_are_told(partition: Partition)
     assert "are deleted" in found.detail
 
 
-async def test_a_live_state_that_has_not_come_as_far_as_its_snapshot_is_no_difference(
+async def test_a_live_state_behind_its_snapshot_is_skipped(
     partition: Partition,
 ) -> None:
     behind = MemoryHangar.restore(partition.copy())
@@ -308,7 +306,7 @@ async def test_a_live_state_that_has_not_come_as_far_as_its_snapshot_is_no_diffe
     assert (await partition.drill()).verdict is DrillVerdict.SKIPPED
 
 
-async def test_a_replay_that_comes_to_other_mutations_than_the_marker_says_is_a_difference(
+async def test_a_replay_with_other_mutations_than_the_marker_differs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     partition = Partition("outputs", tmp_path)
@@ -337,7 +335,7 @@ async def lives(tmp_path: Path) -> Partition:
     return made
 
 
-async def test_where_bytes_depend_on_batches_what_is_answered_is_compared(lives: Partition) -> None:
+async def test_served_rows_are_compared_where_bytes_depend_on_batches(lives: Partition) -> None:
     found = await lives.drill(300)
     assert found.verdict is DrillVerdict.AGREES, found
     assert (
@@ -347,7 +345,7 @@ async def test_where_bytes_depend_on_batches_what_is_answered_is_compared(lives:
     ), "the bytes themselves are others"
 
 
-async def test_where_bytes_depend_on_batches_another_answer_is_a_difference_all_the_same(
+async def test_other_served_rows_differ_where_bytes_depend_on_batches(
     lives: Partition,
 ) -> None:
     twin = Partition("lives", lives.folder / "twin")

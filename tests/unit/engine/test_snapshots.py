@@ -1,6 +1,4 @@
-"""What a job partition starts from: local state, a snapshot or the log alone; whole, verified, and
-never two of them.
-"""
+"""The state that a job partition starts from: local state, a snapshot or the log, never a mix."""
 
 from __future__ import annotations
 
@@ -146,14 +144,14 @@ def slot(tmp_path: Path) -> Slot:
     return Slot(tmp_path / "state")
 
 
-async def test_local_state_that_has_seen_as_much_as_the_newest_snapshot_is_used(slot: Slot) -> None:
+async def test_local_state_as_recent_as_the_newest_snapshot_is_used(slot: Slot) -> None:
     await slot.snapshot(5)
     assert await slot.found() == 5
     slot.write(8)
     assert await slot.found() == 8
 
 
-async def test_local_state_of_long_ago_gives_way_to_a_newer_snapshot_and_is_kept_aside(
+async def test_stale_local_state_is_quarantined_for_a_newer_snapshot(
     slot: Slot, tmp_path: Path
 ) -> None:
     slot.write(3)
@@ -165,7 +163,7 @@ async def test_local_state_of_long_ago_gives_way_to_a_newer_snapshot_and_is_kept
     assert slot.quarantined() == 3
 
 
-async def test_without_a_whole_newer_snapshot_old_local_state_is_better_than_older_snapshots(
+async def test_local_state_is_preferred_to_older_snapshots_if_the_newest_is_corrupt(
     slot: Slot, tmp_path: Path
 ) -> None:
     await slot.snapshot(2)
@@ -179,7 +177,7 @@ async def test_without_a_whole_newer_snapshot_old_local_state_is_better_than_old
 
 
 @pytest.mark.parametrize("lost", ["CURRENT", "MANIFEST-*", "*.sst"])
-async def test_damaged_local_state_is_kept_aside_and_the_snapshot_used(
+async def test_corrupt_local_state_is_quarantined_and_the_snapshot_used(
     slot: Slot, lost: str
 ) -> None:
     await slot.snapshot(5)
@@ -193,7 +191,7 @@ async def test_damaged_local_state_is_kept_aside_and_the_snapshot_used(
     assert await slot.found() == 5, "what was restored is local state like any other"
 
 
-async def test_state_of_another_format_is_kept_aside_and_the_snapshot_used(
+async def test_state_of_another_format_is_quarantined_and_the_snapshot_used(
     slot: Slot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await slot.snapshot(5)
@@ -203,7 +201,7 @@ async def test_state_of_another_format_is_kept_aside_and_the_snapshot_used(
     assert await slot.found() == 5
 
 
-async def test_damage_that_is_met_later_leads_back_to_the_same_snapshot(slot: Slot) -> None:
+async def test_corruption_found_later_restores_the_same_snapshot(slot: Slot) -> None:
     await slot.snapshot(5)
     for why in (HangarCorrupt("a block"), StateDiscarded("a reader met a damaged block")):
         slot.write(7)
@@ -212,7 +210,7 @@ async def test_damage_that_is_met_later_leads_back_to_the_same_snapshot(slot: Sl
         assert slot.quarantined() == 7
 
 
-async def test_damage_that_comes_back_with_a_snapshot_leads_to_the_one_before(slot: Slot) -> None:
+async def test_corruption_that_returns_with_a_snapshot_restores_the_one_before(slot: Slot) -> None:
     await slot.snapshot(5)
     await slot.snapshot(6)
     seen = []
@@ -222,7 +220,7 @@ async def test_damage_that_comes_back_with_a_snapshot_leads_to_the_one_before(sl
     assert seen == [6, 6, 5, 5], "the local state; the newest, twice; then what was before it"
 
 
-async def test_a_snapshot_that_was_taken_of_damaged_files_leads_to_the_one_before(
+async def test_a_snapshot_of_corrupt_files_is_skipped_for_the_one_before(
     slot: Slot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await slot.snapshot(5)
@@ -234,7 +232,7 @@ async def test_a_snapshot_that_was_taken_of_damaged_files_leads_to_the_one_befor
     assert await slot.found() == 5
 
 
-async def test_local_state_comes_back_when_the_snapshot_that_had_seen_more_cannot_be_opened(
+async def test_local_state_is_put_back_if_the_newer_snapshot_cannot_be_opened(
     slot: Slot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await slot.snapshot(2)
@@ -300,7 +298,7 @@ async def test_a_rebuild_can_exclude_snapshots_and_the_next_snapshot_is_a_full_c
     assert await slot.found() == 6, "what is newer than the order is not meant by it"
 
 
-async def test_who_is_cancelled_while_a_state_is_quarantine_leaves_it_doomed(
+async def test_a_task_cancelled_during_quarantine_leaves_the_state_to_be_discarded(
     slot: Slot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await slot.snapshot(5)
@@ -317,7 +315,7 @@ async def test_who_is_cancelled_while_a_state_is_quarantine_leaves_it_doomed(
     assert await slot.found() == 5
 
 
-async def test_a_bucket_that_is_away_leaves_local_state_in_use_or_free_for_the_next_try(
+async def test_an_unreachable_bucket_leaves_local_state_usable(
     slot: Slot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await slot.snapshot(5)
@@ -334,7 +332,7 @@ async def test_a_bucket_that_is_away_leaves_local_state_in_use_or_free_for_the_n
     assert await slot.found() == 5
 
 
-async def test_a_restore_that_died_half_way_is_taken_for_nothing(slot: Slot) -> None:
+async def test_a_partial_restore_is_not_taken_for_state(slot: Slot) -> None:
     await slot.snapshot(5)
     shutil.rmtree(slot.folder)
     half = slot.root / JOB / f"restoring-{PART}-1"
@@ -344,7 +342,7 @@ async def test_a_restore_that_died_half_way_is_taken_for_nothing(slot: Slot) -> 
     assert not half.exists()
 
 
-async def test_an_opening_that_is_cancelled_half_way_leaves_the_store_free_for_the_next_owner(
+async def test_a_cancelled_open_leaves_the_store_free_for_the_next_owner(
     slot: Slot,
 ) -> None:
     slot.write(3)

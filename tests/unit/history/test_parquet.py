@@ -1,4 +1,4 @@
-"""Files of history: what goes in comes out, ordered by key group and offset."""
+"""Files of history: rows survive a round trip, ordered by key group and offset."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def message(users: list[str | None], server: int) -> bytes:
     return encode(pa.Table.from_pydict(values, schema=COLUMNS))
 
 
-def test_rows_are_sorted_by_key_group_and_offset_and_keep_their_order_within_a_message() -> None:
+def test_rows_are_sorted_by_key_group_and_offset_stably() -> None:
     users = [f"user-{number % 7}" for number in range(100)]
     frame = parquet.file_frame(
         [(Offset(5), message(users, 1)), (Offset(9), message(users, 2))], ("user",)
@@ -60,7 +60,7 @@ def test_rows_are_sorted_by_key_group_and_offset_and_keep_their_order_within_a_m
     assert frame[OFFSET].value_counts().sort(OFFSET).rows() == [(5, 100), (9, 100)]
 
 
-def test_without_a_key_every_row_is_of_group_zero_and_the_order_is_the_topics() -> None:
+def test_rows_without_a_key_are_in_group_zero_in_topic_order() -> None:
     frame = parquet.file_frame(
         [(Offset(0), message(["b", "a"], 1)), (Offset(2), message(["c"], 2))], ()
     )
@@ -71,7 +71,7 @@ def test_without_a_key_every_row_is_of_group_zero_and_the_order_is_the_topics() 
     )
 
 
-def test_every_type_comes_back_as_it_was() -> None:
+def test_every_type_survives_a_round_trip() -> None:
     frame = parquet.file_frame(
         [(Offset(0), message(["b", "a"], 1)), (Offset(7), message(["c"], 2))], ("user",)
     )

@@ -1,4 +1,4 @@
-"""Whose turn a drill is, and what becomes of findings."""
+"""Which partitions are drilled next, and the effect of findings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PARTS = [
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def test_every_partition_has_its_turn_before_any_has_a_second() -> None:
+def test_every_partition_is_drilled_before_any_is_drilled_again() -> None:
     last: dict[tuple[str, int], datetime] = {}
     turns = []
     for night in range(5):
@@ -71,15 +71,13 @@ class Slot:
         (Slot(None, owner=None), DrillVerdict.SKIPPED),
     ],
 )
-async def test_what_a_slot_answers_is_a_finding_and_what_it_does_not_is_none_about_the_state(
+async def test_a_missing_response_is_not_a_finding_about_the_state(
     slot: Slot, verdict: DrillVerdict
 ) -> None:
     assert (await drill_at_owner(slot, PARTS[0], 1)).verdict is verdict
 
 
-def test_a_difference_fails_with_name_and_both_hashes_before_anything_that_is_only_unknown() -> (
-    None
-):
+def test_a_failed_drill_is_raised_before_drills_that_did_not_run() -> None:
     differs, unknown = (
         DrillFinding(DrillVerdict.DIFFERS, "told", "aa", "bb"),
         DrillFinding(DrillVerdict.UNKNOWN, "no answer"),

@@ -1,4 +1,4 @@
-"""How far a log may be deleted, and when somebody is told."""
+"""How far a log may be deleted, and when an alarm is raised."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def needing(offset: int, snapshots: int = 1) -> RequiredOffset:
 LOG = a_log(LogKind.CONTENT, 10, 60, 50, 100)
 
 
-def test_content_goes_by_age_and_only_as_far_as_history_has_it_and_nobody_needs_it() -> None:
+def test_content_is_deleted_by_age_up_to_history_and_required_offsets() -> None:
     assert deletion_bound(LOG, [needing(80), needing(90)], Offset(70)) == 50
     assert deletion_bound(LOG, [needing(80), needing(40)], Offset(70)) == 40
     assert deletion_bound(LOG, [needing(80)], Offset(30)) == 30
@@ -49,14 +49,14 @@ def test_content_goes_by_age_and_only_as_far_as_history_has_it_and_nobody_needs_
     assert deletion_bound(LOG, [], Offset(0)) == 10, "history has not begun"
 
 
-def test_rows_on_their_way_do_not_wait_for_history() -> None:
+def test_passage_topics_do_not_wait_for_history() -> None:
     assert (
         deletion_bound(dataclasses.replace(LOG, kind=LogKind.PASSAGE), [needing(80)], Offset(0))
         == 50
     )
 
 
-def test_a_replaylog_goes_as_soon_as_no_snapshot_needs_it_whatever_its_age() -> None:
+def test_a_replaylog_is_deleted_up_to_what_snapshots_need_at_any_age() -> None:
     replaylog = dataclasses.replace(LOG, kind=LogKind.REPLAYLOG)
     assert deletion_bound(replaylog, [needing(80)], Offset(0)) == 80
     assert deletion_bound(replaylog, [], None) == 10, (
@@ -70,7 +70,7 @@ def test_a_replaylog_goes_as_soon_as_no_snapshot_needs_it_whatever_its_age() -> 
     needs=st.lists(OFFSETS),
     history=OFFSETS,
 )
-def test_no_log_is_ever_cut_behind_a_need_nor_grown_nor_cut_beyond_its_end(
+def test_the_deletion_bound_is_within_the_log_and_below_required_offsets(
     kind: LogKind, cuts: list[int], needs: list[int], history: int
 ) -> None:
     start, aged, warned, end = cuts
@@ -81,7 +81,7 @@ def test_no_log_is_ever_cut_behind_a_need_nor_grown_nor_cut_beyond_its_end(
     assert found == start or all(found <= n for n in needs)
 
 
-def test_somebody_is_told_before_what_is_needed_can_go_and_when_it_has_gone() -> None:
+def test_an_alarm_is_raised_for_expiring_and_for_lost_records() -> None:
     assert retention_alarm(LOG, needing(60)) is None
     old = retention_alarm(LOG, needing(59))
     assert old is not None
@@ -93,7 +93,7 @@ def test_somebody_is_told_before_what_is_needed_can_go_and_when_it_has_gone() ->
     assert "records 9 to 9 of t[2]" in lost.message
 
 
-def test_what_a_load_holds_is_not_lost_until_a_snapshot_is_what_the_partition_starts_from() -> None:
+def test_backfilled_records_are_not_lost_until_there_is_a_snapshot() -> None:
     log = a_log(LogKind.CONTENT, 40, 40, 40, 100)
     assert (
         retention_alarm(log, dataclasses.replace(needing(0, snapshots=0), backfilled=True)) is None
@@ -103,6 +103,6 @@ def test_what_a_load_holds_is_not_lost_until_a_snapshot_is_what_the_partition_st
     assert lost.problem is RetentionProblem.LOST
 
 
-def test_a_log_in_which_nothing_is_left_to_read_alarms_nobody() -> None:
+def test_a_fully_read_log_raises_no_alarm() -> None:
     assert retention_alarm(a_log(LogKind.CONTENT, 0, 100, 100, 100), needing(100)) is None
     assert retention_alarm(a_log(LogKind.CONTENT, 0, 0, 0, 0), needing(0, snapshots=0)) is None
