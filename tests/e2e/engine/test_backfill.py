@@ -1,4 +1,4 @@
-"""Backfills over real Spark, Kafka, Postgres, S3 and RocksDB: a million rows as on the live path."""
+"""Backfills over real Spark, Kafka, Postgres, S3 and RocksDB: a million rows equal a live run."""
 
 from __future__ import annotations
 
