@@ -135,4 +135,4 @@ def _wait_until_ready(process: subprocess.Popen[bytes], env: dict[str, str], log
     ):
         if process.poll() is not None or time.monotonic() > deadline:
             raise CannotRun(f"The Docker engine did not start. See {log}")
-        time.sleep(0.3)
+        time.sleep(0.3)  # not `eventually_sync`: the failure is CannotRun

@@ -25,6 +25,7 @@ from typing import Any, Final
 
 from tests.compose.bases import make_bases
 from tests.compose.engine import CannotRun, compose_program, docker_engine, run
+from tests.support.polling import eventually_sync
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 WORK: Final = ROOT / ".fennel" / "compose-test"
@@ -52,11 +53,16 @@ def free_port() -> int:
 
 def until(question: Callable[[], str | None], limit_s: float, what: str) -> None:
     """Wait until `question` returns None; it returns the present problem until then."""
-    deadline = time.monotonic() + limit_s
-    while (wrong := question()) is not None:
-        if time.monotonic() > deadline:
-            raise AssertionError(f"{what} did not happen within {limit_s:.0f} s: {wrong}")
-        time.sleep(1)
+    problem: str | None = None
+
+    def solved() -> bool:
+        nonlocal problem
+        problem = question()
+        return problem is None
+
+    eventually_sync(
+        solved, within_s=limit_s, interval_s=1, what=lambda: f"{what}; problem: {problem}"
+    )
 
 
 class Stack:

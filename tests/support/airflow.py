@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any, Final
 import psycopg
 
 from fennel_core.settings.model import Settings
+from tests.support.polling import eventually_sync
 
 FINISHED_SECONDS: Final = 180.0
 
@@ -50,22 +50,27 @@ class Airflow:
         return self.end_of(run["dag_run_id"], dag)
 
     def end_of(self, run_id: str, dag: str = "commit") -> dict[str, Any]:
-        """The run when it has ended, with the states of its tasks; of a mapped task the state of
-        its last instance.
+        """Wait for the end of a run; return it with the states of its tasks.
+
+        The state of a mapped task is that of its last instance.
         """
-        deadline = time.monotonic() + FINISHED_SECONDS
-        while time.monotonic() < deadline:
-            status, run = call("GET", f"{self.url}/dags/{dag}/dagRuns/{run_id}", None, self.token)
-            if status == 200 and run["state"] in ("success", "failed"):
-                _, tasks = call(
-                    "GET", f"{self.url}/dags/{dag}/dagRuns/{run_id}/taskInstances", None, self.token
-                )
-                return {
-                    **run,
-                    "tasks": {each["task_id"]: each["state"] for each in tasks["task_instances"]},
-                }
-            time.sleep(0.2)
-        raise AssertionError(f"{run_id} did not end: {run}")
+        path = f"{self.url}/dags/{dag}/dagRuns/{run_id}"
+        latest: list[Any] = []
+
+        def ended() -> dict[str, Any] | None:
+            status, run = call("GET", path, None, self.token)
+            latest[:] = [status, run]
+            return run if status == 200 and run["state"] in ("success", "failed") else None
+
+        run = eventually_sync(
+            ended,
+            within_s=FINISHED_SECONDS,
+            interval_s=0.2,
+            what=lambda: f"{run_id} has ended: {latest}",
+        )
+        _, tasks = call("GET", f"{path}/taskInstances", None, self.token)
+        states = {each["task_id"]: each["state"] for each in tasks["task_instances"]}
+        return {**run, "tasks": states}
 
     def runs(self, dag: str) -> list[dict[str, Any]]:
         """The newest runs of a DAG, newest first."""

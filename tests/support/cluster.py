@@ -119,7 +119,7 @@ class ModelProducer:
     async def commit(self, messages: Sequence[ProducerRecord]) -> None:
         records = [OutgoingRecord(m.topic, m.partition, m.value, m.headers) for m in messages]
         transaction = self.log.begin(self.name, self.log.open(self.name), records, now_ms())
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0.001)  # a transaction takes time, in which others may act
         self.log.end(transaction, "committed")
 
 
@@ -305,7 +305,7 @@ class Cluster:
             for task in self._tasks.values():
                 if task.done():
                     task.result()
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.05)  # virtual time
 
     def _behind(self) -> bool:
         if not self.log.idle():

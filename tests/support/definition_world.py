@@ -76,7 +76,7 @@ class CommitServerWorld:
     async def sleep(self, seconds: float) -> None:
         """Advance the simulated clock, and wait briefly for compilation in a real thread."""
         await self.world.sleep(seconds)
-        await asyncio.sleep(0.002)
+        await asyncio.sleep(0.002)  # the compiler runs in a real thread
 
     @classmethod
     async def open(

@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 
 from fennel_core.executors import launch
 from fennel_core.settings.model import Settings
+from tests.support.polling import eventually_sync
 
 CLIENT_PYTHON = Path(__file__).parents[2] / ".venv-executor" / "bin" / "python"
 READY_WITHIN_S = 30.0
@@ -38,11 +38,12 @@ def running_host(folder: Path, **limits: int) -> Iterator[Path]:
             stderr=log,
         )
         try:
-            deadline = time.monotonic() + READY_WITHIN_S
-            while not settings.executors_socket.exists():
+
+            def listening() -> bool:
                 assert process.poll() is None, (folder / "executors.log").read_text()
-                assert time.monotonic() < deadline, "the executors did not start"
-                time.sleep(0.02)
+                return settings.executors_socket.exists()
+
+            eventually_sync(listening, within_s=READY_WITHIN_S, what="the executors listen")
             yield settings.executors_socket
         finally:
             process.send_signal(signal.SIGTERM)

@@ -74,7 +74,7 @@ class FakeSlot:
         for _ in range(timeout_ms // 5):
             if not late:
                 break
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(0.005)  # the step in which the time-out is counted
             late = self._late(items)
         return late
 

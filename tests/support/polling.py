@@ -18,10 +18,13 @@ async def eventually(
     condition: Callable[[], object] | Callable[[], Awaitable[object]],
     *,
     within_s: float = 10.0,
-    what: str = "",
+    what: str | Callable[[], object] = "",
     interval_s: float = INTERVAL_S,
 ) -> Any:
-    """Return the first true outcome of `condition()`; AssertionError after `within_s` seconds."""
+    """Return the first true outcome of `condition()`; AssertionError after `within_s` seconds.
+
+    `what` describes the condition in the error; a function is called when the time is over.
+    """
     deadline = time.monotonic() + within_s
     while True:
         outcome = condition()
@@ -29,7 +32,7 @@ async def eventually(
             outcome = await outcome
         if outcome:
             return outcome
-        assert time.monotonic() < deadline, f"not within {within_s:g} s: {what or condition}"
+        assert time.monotonic() < deadline, _message(condition, within_s, what)
         await asyncio.sleep(interval_s)
 
 
@@ -37,12 +40,16 @@ def eventually_sync(
     condition: Callable[[], object],
     *,
     within_s: float = 10.0,
-    what: str = "",
+    what: str | Callable[[], object] = "",
     interval_s: float = INTERVAL_S,
 ) -> Any:
     """As `eventually`, for tests without an event loop."""
     deadline = time.monotonic() + within_s
     while not (outcome := condition()):
-        assert time.monotonic() < deadline, f"not within {within_s:g} s: {what or condition}"
+        assert time.monotonic() < deadline, _message(condition, within_s, what)
         time.sleep(interval_s)
     return outcome
+
+
+def _message(condition: object, within_s: float, what: str | Callable[[], object]) -> str:
+    return f"not within {within_s:g} s: {what() if callable(what) else what or condition}"

@@ -9,7 +9,6 @@ import shutil
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +18,7 @@ import pytest
 from pydantic import SecretStr
 
 from fennel_core.connections import s3
+from tests.support.polling import eventually_sync
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -37,13 +37,14 @@ class S3Server:
 
 
 def _wait(port: int, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline and process.poll() is None:
+    def listens() -> bool:
+        assert process.poll() is None, (
+            "s3proxy did not start: is Java 17 there, and did `make jars` run?"
+        )
         with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.1)
-    raise AssertionError("s3proxy did not start: is Java 17 there, and did `make jars` run?")
+            return probe.connect_ex(("127.0.0.1", port)) == 0
+
+    eventually_sync(listens, within_s=30, interval_s=0.1, what="s3proxy listens")
 
 
 @pytest.fixture(scope="session")

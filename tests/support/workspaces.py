@@ -15,6 +15,7 @@ import pytest
 
 from fennel_core.executors import definitions
 from fennel_core.settings.model import Settings
+from tests.support.polling import eventually
 
 INLINE = {"X-Fennel-Orchestrator": "inline"}
 
@@ -52,6 +53,16 @@ class Api:
         return await self.call(
             "POST", "/log", {"webhook": "door", "endpoint": "people", "data": data}
         )
+
+    async def settled(self, *, within_s: float) -> None:
+        """Wait until every logged row is visible; the barrier is retried while an engine starts."""
+
+        async def passed() -> bool:
+            status, text = await self.call("POST", "/barrier", {"timeout_s": 30})
+            assert status in (200, 503, 504), f"{status} {text}"
+            return status == 200
+
+        await eventually(passed, within_s=within_s, interval_s=0.2, what="the barrier passes")
 
     async def person(self, name: str) -> Any:
         body = {"keys": [{"name": name}], "fields": []}

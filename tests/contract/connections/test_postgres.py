@@ -85,7 +85,7 @@ async def test_a_deadlock_is_rolled_back_and_run_again(open_pool: Pool) -> None:
             nonlocal runs
             runs += 1
             await connection.execute("UPDATE t SET hits = hits + 1 WHERE n = %s", (first,))
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.1)  # both hold their first lock
             await connection.execute("UPDATE t SET hits = hits + 1 WHERE n = %s", (second,))
 
         await in_transaction(open_pool, work)
@@ -170,7 +170,7 @@ async def test_a_statement_that_never_ends_is_ended_by_the_server(database: str)
         opened.connection() as connection,
     ):
         with pytest.raises(psycopg.errors.QueryCanceled):
-            await connection.execute("SELECT pg_sleep(5)")
+            await connection.execute("SELECT pg_sleep(5)")  # far longer than the limit
 
 
 async def test_a_listener_reports_when_it_may_have_missed_a_notification(

@@ -15,6 +15,7 @@ from pydantic import SecretStr
 from fennel_core.connections import tokens, workspaces
 from fennel_core.connections.postgres import Pool, pool
 from fennel_core.vocab.errors import ApiError
+from tests.support.polling import eventually
 
 
 @dataclass
@@ -96,7 +97,15 @@ async def test_a_busy_server_learns_of_the_end_beside_its_requests(open_pool: Po
     assert await tokens.workspace_of(open_pool, Rules(), header, clock) == "shop", (
         "answered from memory while it asks"
     )
-    await asyncio.sleep(0.2)
+
+    async def refused() -> bool:
+        try:
+            await tokens.workspace_of(open_pool, Rules(), header, clock)
+        except ApiError:
+            return True
+        return False
+
+    await eventually(refused)
     assert (await _refusal(open_pool, Rules(), header, clock)).code == "token-unknown"
 
 

@@ -14,6 +14,7 @@ from fennel_core.query.view import View
 from fennel_core.vocab.dtypes import Field, Str
 from fennel_core.vocab.ids import MAIN_BRANCH, DatasetName, JobId, WorkspaceId
 from fennel_core.vocab.schema import Schema
+from tests.support.polling import eventually
 
 WORKSPACE, USERS, JOB = WorkspaceId("w"), DatasetName("Users"), JobId("w.job.users.1")
 ANN, BOB = msgspec.msgpack.encode(["ann"]), msgspec.msgpack.encode(["bob"])
@@ -42,9 +43,7 @@ async def test_an_erasure_is_obeyed_as_soon_as_it_is_read_and_everywhere_when_it
             await erasures.add(pool, WORKSPACE, USERS, ["user"], [erased])
             await here.reload()
             assert here.hidden(JOB, [ANN, BOB]) == expected
-            async with asyncio.timeout(10):
-                while there.hidden(JOB, [ANN, BOB]) != expected:
-                    await asyncio.sleep(0.01)
+            await eventually(lambda wanted=expected: there.hidden(JOB, [ANN, BOB]) == wanted)
         following.cancel()
         assert set(await erasures.read(pool, WorkspaceId("v"))) == set()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
@@ -24,6 +24,7 @@ from fennel_core.query.view import BranchKey, ServingVersion, Views
 from fennel_core.vocab.ids import BranchName, JobId, TopicName, WorkspaceId
 from fennel_core.wire.gen import services_pb2
 from tests.support.featuresets import USERS
+from tests.support.polling import eventually
 
 W = WorkspaceId("w")
 MAIN: BranchKey = (W, BranchName("main"))
@@ -213,21 +214,12 @@ async def test_an_unreachable_database_is_reported() -> None:
 # --- notifications --------------------------------------------------------------------------------
 
 
-async def until(holds: Callable[[], Awaitable[bool] | bool]) -> None:
-    async with asyncio.timeout(SOON_S):
-        while True:
-            answer = holds()
-            if answer is True or (not isinstance(answer, bool) and await answer):
-                return
-            await asyncio.sleep(0.01)
-
-
 @pytest_asyncio.fixture
 async def hearing(db: Database) -> AsyncIterator[tuple[Database, Views, Owners]]:
     reads = PostgresReader(db.pool)
     views, owners = Views(reads), Owners(reads)
     task = asyncio.create_task(NotificationListener(db.dsn, owners, views).run())
-    await until(lambda: owners.epoch > 0)
+    await eventually(lambda: owners.epoch > 0)
     yield db, views, owners
     task.cancel()
     with suppress(asyncio.CancelledError):
@@ -238,9 +230,9 @@ async def test_a_branch_that_moves_is_heard_of(hearing: tuple[Database, Views, O
     db, views, _ = hearing
     assert (await views.get(MAIN)).commit is None
     await db.commit("c1")
-    await until(lambda: views.known()[MAIN].commit == "c1")
+    await eventually(lambda: views.known()[MAIN].commit == "c1")
     await db.do("DELETE FROM branch WHERE workspace = 'w'")
-    await until(lambda: MAIN not in views.known())
+    await eventually(lambda: MAIN not in views.known())
 
 
 async def test_a_new_owner_is_heard_of(hearing: tuple[Database, Views, Owners]) -> None:
@@ -249,7 +241,7 @@ async def test_a_new_owner_is_heard_of(hearing: tuple[Database, Views, Owners]) 
     await db.job("a")
     await db.own("a", 0, "alive")
     await db.do("SELECT pg_notify('registry', '')")
-    await until(lambda: owners.address((JobId("a"), 0)) == "/alive")
+    await eventually(lambda: owners.address((JobId("a"), 0)) == "/alive")
 
 
 async def test_a_branch_that_cannot_be_read_does_not_deafen_the_listener(
@@ -258,14 +250,14 @@ async def test_a_branch_that_cannot_be_read_does_not_deafen_the_listener(
     db, views, _ = hearing
     await views.get(MAIN)
     await db.commit("c1")
-    await until(lambda: views.known()[MAIN].commit == "c1")
+    await eventually(lambda: views.known()[MAIN].commit == "c1")
     await db.do("UPDATE commit SET catalog = 'no catalog' WHERE id = 'c1'")
     await db.do("UPDATE branch SET serving = NULL WHERE workspace = 'w'")
-    await until(lambda: views.known()[MAIN].commit is None)
+    await eventually(lambda: views.known()[MAIN].commit is None)
     await db.do("UPDATE branch SET serving = 'c1' WHERE workspace = 'w'")
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.1)  # time for the listener to fail on the broken catalog
     await db.commit("c2")
-    await until(lambda: views.known()[MAIN].commit == "c2")
+    await eventually(lambda: views.known()[MAIN].commit == "c2")
 
 
 async def test_notifications_missed_while_disconnected_are_made_up_for(
@@ -279,4 +271,4 @@ async def test_notifications_missed_while_disconnected_are_made_up_for(
             "application_name = 'fennel-query-wakeups'"
         )
     await db.commit("c1")
-    await until(lambda: views.known()[MAIN].commit == "c1")
+    await eventually(lambda: views.known()[MAIN].commit == "c1")

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from fennel_core.vocab.keys import key_bytes, partition_of
 from fennel_core.vocab.position import Hlc, stamp
 from fennel_core.vocab.schema import Schema
 from fennel_core.vocab.versions import decode, encode, with_meta
+from tests.support.polling import eventually
 
 SCHEMA = Schema((Field("user", Int()),), (Field("city", Str()),), "at")
 PARTITIONS = 4
@@ -84,17 +86,17 @@ class Bench:
 
     async def owned(self, job: Job, *, slots: int) -> dict[int, str]:
         """Wait until every partition runs, spread over `slots` slots."""
-        async with asyncio.timeout(30):
-            while True:
-                found = await self.owners(job)
-                addresses = {
-                    part: address
-                    for part, (address, status) in found.items()
-                    if status == "running"
-                }
-                if len(addresses) == PARTITIONS and len(set(addresses.values())) == slots:
-                    return addresses
-                await asyncio.sleep(0.05)
+
+        async def spread() -> dict[int, str] | None:
+            found = await self.owners(job)
+            addresses = {
+                part: address for part, (address, status) in found.items() if status == "running"
+            }
+            complete = len(addresses) == PARTITIONS and len(set(addresses.values())) == slots
+            return addresses if complete else None
+
+        addresses: dict[int, str] = await eventually(spread, within_s=30, interval_s=0.05)
+        return addresses
 
 
 def jobs(run: str) -> tuple[Job, Job]:
@@ -223,11 +225,15 @@ async def visible(
 async def read_everywhere(
     bench: Bench, users: list[int], owners: dict[int, str], expected: str
 ) -> None:
+    """Wait until the slots serve the expected city of every user."""
+
+    async def served(user: int) -> bool:
+        part = partition_of(key(user), PARTITIONS)
+        return await city_of(bench, user, part, owners[part]) == expected
+
     async with asyncio.timeout(15):
         for user in users:
-            part = partition_of(key(user), PARTITIONS)
-            while await city_of(bench, user, part, owners[part]) != expected:
-                await asyncio.sleep(0.02)
+            await eventually(partial(served, user), what=f"user {user} is in {expected}")
 
 
 USERS = list(range(20))

@@ -52,6 +52,7 @@ from fennel_core.vocab.position import Hlc, stamp
 from fennel_core.vocab.schema import Schema
 from fennel_core.vocab.versions import decode, encode_frame
 from fennel_core.wire import operators as wire
+from tests.support.polling import eventually
 
 pytestmark = pytest.mark.platform
 PARTITIONS, MESSAGES, ROWS, TAIL, KEYS = 4, 27, 10_000, 2, 8_000
@@ -109,13 +110,13 @@ class Bench:
             "SELECT count(*) FROM job_partition WHERE job_id = %s AND status = 'running' "
             "AND lag = 0"
         )
-        async with asyncio.timeout(120):
-            while True:
-                async with self.pool.connection() as connection:
-                    row = await (await connection.execute(question, (job.id,))).fetchone()
-                if row == (PARTITIONS,):
-                    return
-                await asyncio.sleep(0.1)
+
+        async def complete() -> bool:
+            async with self.pool.connection() as connection:
+                row = await (await connection.execute(question, (job.id,))).fetchone()
+            return bool(row == (PARTITIONS,))
+
+        await eventually(complete, within_s=120, interval_s=0.1, what=f"{job.id} is caught up")
 
     def state(self, job: Job) -> list[state_progress.StateProgress]:
         found = []
@@ -289,18 +290,18 @@ async def test_a_spark_batch_over_a_million_rows_gives_the_state_and_content_of_
 
 
 async def parked(bench: Bench, job: Job) -> list[str]:
-    """The errors of a job's partitions, when all of them are parked."""
-    async with asyncio.timeout(60):
-        while True:
-            async with bench.pool.connection() as connection:
-                question = (
-                    "SELECT error FROM job_partition WHERE job_id = %s AND status = "
-                    "'parked' ORDER BY part"
-                )
-                rows = await (await connection.execute(question, (job.id,))).fetchall()
-            if len(rows) == PARTITIONS:
-                return [str(error) for (error,) in rows]
-            await asyncio.sleep(0.05)
+    """Wait until every partition of a job is parked; return their errors in order."""
+    question = (
+        "SELECT error FROM job_partition WHERE job_id = %s AND status = 'parked' ORDER BY part"
+    )
+
+    async def errors() -> list[str] | None:
+        async with bench.pool.connection() as connection:
+            rows = await (await connection.execute(question, (job.id,))).fetchall()
+        return [str(error) for (error,) in rows] if len(rows) == PARTITIONS else None
+
+    found: list[str] = await eventually(errors, within_s=60, interval_s=0.05)
+    return found
 
 
 def forget(bench: Bench, before: Mapping[offsets.Source, Offset]) -> None:

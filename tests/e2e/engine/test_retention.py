@@ -4,7 +4,6 @@ is told, and skips nothing.
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 import time
 from collections.abc import AsyncIterator
@@ -29,6 +28,7 @@ from tests.e2e.engine.slot_bench import (
     snapshots,
     written,
 )
+from tests.support.polling import eventually
 
 pytestmark = pytest.mark.platform
 ASSET = """
@@ -130,9 +130,12 @@ async def test_an_expiring_record_is_reported_and_a_lost_one_parks_the_job_with_
             (first.id, first.inputs[0])
         }
     shutil.rmtree(kept.settings.state_dir)
-    async with slot(kept, 0), asyncio.timeout(60):
-        while {status for _, status in (await kept.owners(first)).values()} != {"parked"}:
-            await asyncio.sleep(0.1)
+
+    async def all_parked() -> bool:
+        return {status for _, status in (await kept.owners(first)).values()} == {"parked"}
+
+    async with slot(kept, 0):
+        await eventually(all_parked, within_s=60)
         async with kept.pool.connection() as connection:
             rows = await (
                 await connection.execute(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from fennel_core.connections.frames import Channel, RemoteError
@@ -17,6 +15,7 @@ from tests.e2e.engine.slot_bench import (
     slot,
     visible,
 )
+from tests.support.polling import eventually
 
 pytestmark = pytest.mark.platform
 
@@ -72,10 +71,11 @@ async def test_a_removed_job_stops_and_leaves_no_local_state(bench: Bench) -> No
             await connection.execute(
                 "UPDATE job SET desired = 'remove' WHERE id = %s", (bench.jobs[1].id,)
             )
-        async with asyncio.timeout(10):
-            while await bench.owners(bench.jobs[1]):
-                await asyncio.sleep(0.05)
-            async with bench.pool.connection() as connection:
-                await connection.execute("DELETE FROM job WHERE id = %s", (bench.jobs[1].id,))
-            while state.exists():
-                await asyncio.sleep(0.05)
+
+        async def disowned() -> bool:
+            return not await bench.owners(bench.jobs[1])
+
+        await eventually(disowned)
+        async with bench.pool.connection() as connection:
+            await connection.execute("DELETE FROM job WHERE id = %s", (bench.jobs[1].id,))
+        await eventually(lambda: not state.exists())

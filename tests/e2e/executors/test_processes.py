@@ -105,7 +105,7 @@ async def test_a_cancelled_call_frees_its_process(executors):
 
 async def test_a_call_without_a_free_process_in_time_is_unavailable(executors):
     long = asyncio.create_task(executors.run(calling("time.sleep(0.8)"), ONE))
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.1)  # the first call has taken the only process
     with pytest.raises(ExecutorUnavailable, match="no executor became free within 200 ms"):
         await executors.run(FINE, ONE, timeout_ms=200)
     assert (await long).to_pydict() == {"F.out": [2]}

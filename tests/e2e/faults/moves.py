@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -11,14 +10,15 @@ from dataclasses import dataclass
 import aiohttp
 
 from tests.e2e.faults.world import ANSWERS, OTHER, ObservedResponses, World
+from tests.support.polling import eventually
 
 BACK_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
 class Move:
-    """A shop about to move from the version it stands at to the other, and what somebody sees who
-    asks all the time.
+    """A shop about to move from one version to the other, and the responses to a client that
+    queries it all the time.
     """
 
     world: World
@@ -28,12 +28,12 @@ class Move:
     responses: ObservedResponses
 
     def commit(self) -> asyncio.Task[tuple[int, str]]:
-        """As a client does, through Airflow."""
+        """Commit the other version through Airflow, as a client does."""
         return asyncio.create_task(self.world.commit(self.after))
 
     async def undone(self) -> None:
-        """The commit did not happen: the version before answers, as it did all the time, and
-        nothing else is left.
+        """Check that the commit had no effect: the version before has served every query, and
+        nothing of the new one is left.
         """
         await self.world.at_rest()
         assert self.world.newest()[1] in ("rejected", "rolled_back")
@@ -42,7 +42,9 @@ class Move:
         assert (self.responses.versions(), self.responses.refused) == ([ANSWERS[self.before]], [])
 
     async def is_committed(self) -> None:
-        """The commit happened: reads have moved once, and nothing of the version before is left."""
+        """Check that the commit succeeded: reads have moved once, and nothing of the version before
+        is left.
+        """
         await self.world.at_rest()
         id_, state, _ = self.world.newest()
         assert (state, self.world.target()) == ("finished", id_)
@@ -62,15 +64,14 @@ async def move(world: World) -> AsyncIterator[Move]:
 
 
 async def back(world: World, url: str) -> None:
-    """Until the watch has started the part again and it answers."""
-    deadline = time.monotonic() + BACK_SECONDS
+    """Wait until the watchdog has restarted the service and it responds."""
     async with aiohttp.ClientSession() as session:
-        while time.monotonic() < deadline:
+
+        async def responds() -> bool:
             try:
                 async with session.get(url) as response:
-                    if response.status == 200:
-                        return
+                    return response.status == 200
             except aiohttp.ClientError:
-                pass  # it is not there yet
-            await asyncio.sleep(0.2)
-    raise AssertionError(f"{url} did not come back")
+                return False  # it is still starting
+
+        await eventually(responds, within_s=BACK_SECONDS, interval_s=0.2, what=f"{url} responds")

@@ -95,7 +95,7 @@ async def test_deletion_of_topics_is_retried_while_the_broker_is_frozen(
         with frozen(settings, "kafka"):
             stopped.open()
             assert (await commit)[0] == 200
-            await asyncio.sleep(TOO_LONG_FOR_KAFKA_S)
+            await asyncio.sleep(TOO_LONG_FOR_KAFKA_S)  # the fault lasts so long
             assert world.newest()[1] == "serving", (
                 "the commit succeeded, its superseded assets wait"
             )

@@ -10,12 +10,11 @@ would.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import uuid
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -25,6 +24,7 @@ from psycopg import sql
 
 from fennel_core.apps.local import processes
 from fennel_core.settings.model import Settings
+from tests.support.polling import eventually
 
 ARRIVES_SECONDS: Final = 60.0
 
@@ -56,12 +56,13 @@ class Gate:
     keeper: psycopg.Connection[Any]
 
     async def reached(self) -> int:
-        """Somebody waits; the server's process id of the connection."""
-        async with asyncio.timeout(ARRIVES_SECONDS):
-            while True:
-                if found := self.keeper.execute(WAITING, {"key": self.key}).fetchall():
-                    return int(found[0][0])
-                await asyncio.sleep(0.02)
+        """Wait until a connection waits at the gate; return its process id in the server."""
+        found = await eventually(
+            lambda: self.keeper.execute(WAITING, {"key": self.key}).fetchall(),
+            within_s=ARRIVES_SECONDS,
+            what="a connection waits at the gate",
+        )
+        return int(found[0][0])
 
     def client(self, backend: int) -> int:
         """The process that waits."""
@@ -85,8 +86,9 @@ class Gate:
         return pid
 
     async def strike(self) -> None:
-        """Kill the task that waits here; where the definition server, which is told as well, came
-        first: cut its connection.
+        """Kill the task that waits here.
+
+        The definition server runs some steps too; if it came first, cut its connection.
         """
         backend = await self.reached()
         pid = self.client(backend)
@@ -100,7 +102,7 @@ class Gate:
         self.keeper.execute("SELECT pg_terminate_backend(%s)", (await self.reached(),))
 
     def only_this(self) -> None:
-        """Whoever waits goes on waiting, all others pass from now on."""
+        """Let every later connection pass; the one that waits goes on waiting."""
         self.keeper.execute(
             sql.SQL("CREATE OR REPLACE FUNCTION {}() {}").format(
                 sql.Identifier(self.name), _body("RETURN NEW;")
@@ -108,15 +110,16 @@ class Gate:
         )
 
     async def keep_again(self) -> None:
-        """After the server died, and every lock with it: be connected to take the gate away."""
-        async with asyncio.timeout(ARRIVES_SECONDS):
-            while self.keeper.closed:
-                try:
-                    self.keeper = psycopg.connect(
-                        self.settings.postgres_dsn.get_secret_value(), autocommit=True
-                    )
-                except psycopg.OperationalError:
-                    await asyncio.sleep(0.1)
+        """Connect again after the server died, and every lock with it, to remove the gate."""
+        await eventually(self._connected, within_s=ARRIVES_SECONDS, what="Postgres is back")
+
+    def _connected(self) -> bool:
+        if self.keeper.closed:
+            with suppress(psycopg.OperationalError):  # it is still starting
+                self.keeper = psycopg.connect(
+                    self.settings.postgres_dsn.get_secret_value(), autocommit=True
+                )
+        return not self.keeper.closed
 
     def open(self) -> None:
         self.keeper.execute("SELECT pg_advisory_unlock_all()")

@@ -4,7 +4,6 @@ ones, on the state that was left.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
@@ -18,6 +17,7 @@ from fennel_core.apps.local import processes
 from fennel_core.settings.model import Settings
 from tests.e2e.faults.strikes import leader
 from tests.e2e.platform.shop import KEPT, NAMES
+from tests.support.polling import eventually
 from tests.support.workspaces import INLINE, Api
 
 pytestmark = [pytest.mark.platform, pytest.mark.usefixtures("platform"), pytest.mark.timeout(300)]
@@ -58,10 +58,7 @@ async def buy(api: Api, rounds: int) -> int:
 
 
 async def counted(api: Api) -> int:
-    async with asyncio.timeout(BACK_SECONDS):
-        while (response := await api.call("POST", "/barrier", {"timeout_s": 30}))[0] != 200:
-            assert response[0] in (503, 504), response
-            await asyncio.sleep(0.2)
+    await api.settled(within_s=BACK_SECONDS)
     found = 0
     for start in range(0, BATCH, 50):
         body = {
@@ -88,12 +85,11 @@ async def test_all_slots_killed_at_once_are_back_with_every_job_partition_and_ev
     for pid in killed:
         os.kill(pid, signal.SIGKILL)
     logged += await buy(api, 10)
-    async with asyncio.timeout(BACK_SECONDS):
-        while left := [
-            part
-            for part in rows(settings, PARTS, api.workspace)
-            if part[0] != "running" or part[1] in before
-        ]:
-            assert not [error for status, _, error in left if status == "parked"], left
-            await asyncio.sleep(0.1)
+
+    def partitions_run_in_new_slots() -> bool:
+        partitions = rows(settings, PARTS, api.workspace)
+        assert not [error for status, _, error in partitions if status == "parked"], partitions
+        return all(status == "running" and slot not in before for status, slot, _ in partitions)
+
+    await eventually(partitions_run_in_new_slots, within_s=BACK_SECONDS)
     assert await counted(api) == logged

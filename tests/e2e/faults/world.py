@@ -25,6 +25,7 @@ from confluent_kafka.cimpl import NewTopic
 from fennel_core.connections.kafka import client_config
 from fennel_core.definition.commit_steps import reconcile_all
 from fennel_core.settings.model import Settings
+from tests.support.polling import eventually
 
 NOW: Final = "2026-01-01T00:00:00"
 ANSWERS: Final = {"one": [10.0, 1.0], "two": [10.0, 2.0]}
@@ -119,8 +120,9 @@ class World:
 
     @asynccontextmanager
     async def asked(self) -> AsyncIterator[ObservedResponses]:
-        """Somebody asks ten times a second, all the time, and again when told to (503): on a busy
-        machine a slot may be late once.
+        """Query ten times a second until the block ends.
+
+        A 503 asks for a retry and is repeated: on a busy machine a slot may be late once.
         """
         responses, over = ObservedResponses(), asyncio.Event()
 
@@ -129,13 +131,13 @@ class World:
                 status, text = await self._ask()
                 patience = time.monotonic() + AGAIN_SECONDS
                 while status == 503 and time.monotonic() < patience:
-                    await asyncio.sleep(0.1)
+                    await asyncio.sleep(0.1)  # a client retries as slowly
                     status, text = await self._ask()
                 if status == 200:
                     responses.given.append(json.loads(text)["Shop.amount"])
                 else:
                     responses.refused.append((status, text))
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(0.1)  # the rate of the queries
 
         task = asyncio.create_task(ask())
         try:
@@ -239,22 +241,20 @@ class World:
         return found + [f"local state of {name} is left" for name in folders - wanted]
 
     async def at_rest(self, *, lapsed: bool = False) -> None:
-        """Recovery runs until nothing is left to do. `lapsed`: as if the leases of commits had run
-        out meanwhile.
-        """
-        deadline = time.monotonic() + REST_SECONDS
-        while True:
+        """Reconcile until nothing is left to do. `lapsed`: let the leases of commits expire."""
+        found: list[str] = []
+
+        async def reconciled() -> bool:
             if lapsed:
                 self.rows(
                     "UPDATE commit SET lease_until = now() WHERE workspace = %(w)s "
                     "AND finished_at IS NULL RETURNING id"
                 )
             await asyncio.to_thread(reconcile_all)
-            found = await asyncio.to_thread(self.defects)
-            if not found:
-                return
-            assert time.monotonic() < deadline, found
-            await asyncio.sleep(0.2)
+            found[:] = await asyncio.to_thread(self.defects)
+            return not found
+
+        await eventually(reconciled, within_s=REST_SECONDS, interval_s=0.2, what=lambda: found)
 
 
 OPEN_COMMITS = "SELECT id, state FROM commit WHERE workspace = %(w)s AND finished_at IS NULL"

@@ -9,6 +9,7 @@ import asyncio
 import pytest
 
 from tests.e2e.history.world import PARTITIONS, World, writer
+from tests.support.polling import eventually
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(1800)]  # a minute on a quiet machine
 ROWS = 22_000
@@ -55,9 +56,12 @@ async def mid_batch(world: World, process: asyncio.subprocess.Process) -> None:
     batch is far from its end.
     """
     before = len(await strays(world))
-    while len(await strays(world)) < before + 2:
+
+    async def several_added() -> bool:
         assert process.returncode is None, "the writer ended by itself"
-        await asyncio.sleep(0.05)
+        return len(await strays(world)) >= before + 2
+
+    await eventually(several_added, within_s=240, interval_s=0.05)
 
 
 async def strays(world: World) -> set[str]:
@@ -67,9 +71,11 @@ async def strays(world: World) -> set[str]:
 
 
 async def caught_up(world: World) -> dict[str, dict[str, int]]:
-    """Wait until the writer says that nothing is missing; what it says then."""
-    while not (told := await asyncio.to_thread(world.told)) or any(
-        topic["lag_records"] for topic in told.values()
-    ):
-        await asyncio.sleep(0.2)
-    return told
+    """Wait until the writer reports no lag; return that report."""
+
+    async def without_lag() -> dict[str, dict[str, int]] | None:
+        report = await asyncio.to_thread(world.told)
+        return None if any(topic["lag_records"] for topic in report.values()) else report
+
+    report: dict[str, dict[str, int]] = await eventually(without_lag, within_s=240, interval_s=0.2)
+    return report

@@ -39,6 +39,7 @@ from tests.support.ingest_world import (
     catalog,
     source,
 )
+from tests.support.polling import eventually
 
 pytestmark = pytest.mark.platform
 TOKEN = "a-token-of-the-test"
@@ -137,15 +138,15 @@ async def server(
     try:
         async with postgres.pool(database, name="test") as pool, aiohttp.ClientSession() as session:
             await open_workspace(pool, WORKSPACE, TOKEN)
-            async with asyncio.timeout(30):
-                while True:
-                    try:
-                        async with session.get(f"http://127.0.0.1:{port}/readyz") as ready:
-                            if ready.status == 200:
-                                break
-                    except aiohttp.ClientConnectionError:
-                        pass  # not listening yet
-                    await asyncio.sleep(0.05)
+
+            async def ready() -> bool:
+                try:
+                    async with session.get(f"http://127.0.0.1:{port}/readyz") as response:
+                        return response.status == 200
+                except aiohttp.ClientConnectionError:
+                    return False  # it does not listen yet
+
+            await eventually(ready, within_s=30, interval_s=0.05)
             made = Server(
                 f"http://127.0.0.1:{port}", Settings(), pool, uuid.uuid4().hex[:8], process
             )

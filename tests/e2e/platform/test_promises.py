@@ -4,7 +4,6 @@ isolation, secrets.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
@@ -21,6 +20,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 from fennel_core.connections.kafka import consumer_config
 from fennel_core.settings.model import Settings
+from tests.support.polling import eventually
 from tests.support.workspaces import INLINE, Api
 
 pytestmark = [pytest.mark.platform, pytest.mark.usefixtures("platform")]
@@ -70,16 +70,19 @@ async def test_a_deleted_workspace_leaves_nothing(
     assert topics_of(api.workspace, settings)
     admin, api.token = settings.admin_token.get_secret_value(), None
     await api.good("DELETE", f"/workspaces/{api.workspace}", Authorization=f"Bearer {admin}")
-    async with asyncio.timeout(60):
-        while topics_of(api.workspace, settings) or [
-            p for p in settings.state_dir.iterdir() if p.name.startswith(f"{api.workspace}.")
-        ]:
-            await asyncio.sleep(0.5)
+
+    def left() -> list[str]:
+        folders = [path.name for path in settings.state_dir.iterdir()]
+        return topics_of(api.workspace, settings) + [
+            name for name in folders if name.startswith(f"{api.workspace}.")
+        ]
+
+    await eventually(lambda: not left(), within_s=60, interval_s=0.5, what=left)
     with psycopg.connect(settings.postgres_dsn.get_secret_value()) as connection:
-        left = connection.execute(
+        jobs = connection.execute(
             "SELECT count(*) FROM job WHERE workspace = %s", (api.workspace,)
         ).fetchone()
-    assert left == (0,)
+    assert jobs == (0,)
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from fennel_core.operators.spec import TableSpec
 from fennel_core.vocab.ids import TopicName, WorkspaceId
 from fennel_core.wire.decode import decode_sync_request
 from tests.support.fake_slots import FakeSlot
+from tests.support.polling import eventually
 from tests.support.query_world import table_view
 
 pytestmark = pytest.mark.platform
@@ -136,15 +137,15 @@ async def running(infra: None, database: str, tmp_path: Path) -> AsyncIterator[R
 
 
 async def _ready(running: Running) -> None:
-    async with asyncio.timeout(STARTS_WITHIN_S):
-        while running.process.returncode is None:
-            try:
-                async with running.client.get(f"{running.url}/readyz") as answer:
-                    if answer.status == 200:
-                        return
-            except aiohttp.ClientError:
-                await asyncio.sleep(0.1)
-    raise AssertionError("the query server ended before it was ready")
+    async def ready() -> bool:
+        assert running.process.returncode is None, "the query server ended before it was ready"
+        try:
+            async with running.client.get(f"{running.url}/readyz") as response:
+                return response.status == 200
+        except aiohttp.ClientError:
+            return False  # it does not listen yet
+
+    await eventually(ready, within_s=STARTS_WITHIN_S, interval_s=0.1)
 
 
 async def test_the_server_follows_a_branch_to_its_commit_and_stops_on_a_signal(

@@ -280,7 +280,7 @@ async def test_reconcile_leaves_a_commit_alone_whose_run_is_queued() -> None:
     while not waiting.done():
         await reconcile(server.world.context())
         assert server.states == ["received"] or waiting.done()
-        await asyncio.sleep(0.002)
+        await asyncio.sleep(0.002)  # a pause between two passes of the reconciler
     with pytest.raises(ApiError, match="still running"):
         await waiting
     await server.world.settle()

@@ -27,6 +27,7 @@ from fennel_core.snapshots.manifest import StatePosition
 from fennel_core.snapshots.memory import MemoryPointers
 from fennel_core.snapshots.transfer import SnapshotContext, SnapshotSource, SnapshotTaken
 from fennel_core.vocab.ids import Epoch, JobId, Offset, PartitionIndex, TopicName
+from tests.support.polling import eventually
 
 T = TypeVar("T")
 JOB, PART = JobId("w.job.abc.1"), PartitionIndex(2)
@@ -368,7 +369,6 @@ async def test_a_cancelled_open_leaves_the_store_free_for_the_next_owner(
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     go_on.set()
-    while not kept:
-        await asyncio.sleep(0)
-    await asyncio.sleep(0.01)
+    await eventually(lambda: kept)
+    await asyncio.sleep(0.01)  # time for the cancelled call to close what it opened
     assert await slot.found() == 3

@@ -113,7 +113,7 @@ async def test_an_unreachable_owner_is_retried_until_it_is_replaced(
     world.registry.addresses = {(JOB, part): "/nowhere/s.sock" for part in range(PARTITIONS)}
 
     async def later() -> None:
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # the owner is away for a while
         world.registry.own(world.first, JOB, PARTITIONS)
 
     moving = asyncio.create_task(later())
@@ -163,7 +163,8 @@ async def test_an_unknown_operation_is_raised_without_a_retry(world: World) -> N
 async def test_a_frozen_slot_holds_a_lookup_only_until_the_deadline(tmp_path: Path) -> None:
     world = World(tmp_path, timeout_s=0.2)
     frozen = await asyncio.start_unix_server(
-        lambda reader, writer: asyncio.sleep(10), str(tmp_path / "f.sock")
+        lambda reader, writer: asyncio.sleep(10),  # longer than the deadline
+        str(tmp_path / "f.sock"),
     )
     world.registry.addresses = {(JOB, part): str(tmp_path / "f.sock") for part in range(PARTITIONS)}
     with pytest.raises(PartitionUnavailable, match="does not respond"):

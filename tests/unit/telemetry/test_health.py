@@ -28,7 +28,7 @@ async def _raises() -> str | None:
 
 
 async def _hangs() -> str | None:
-    await asyncio.sleep(60)
+    await asyncio.sleep(60)  # longer than any limit
     return None
 
 
