@@ -14,8 +14,8 @@ from typing import ClassVar, Final
 
 from starlette.types import Receive, Scope, Send
 
+from fennel_core.connections.api_errors import BodyTooLarge, ContentLengthMalformed
 from fennel_core.connections.errors import ConnectionsError
-from fennel_core.vocab.errors import ApiError
 
 _JSON: Final = (b"content-type", b"application/json")
 
@@ -24,27 +24,6 @@ class ClientDisconnected(ConnectionsError):
     """The client closed the connection before its request was complete; do not respond."""
 
     code: ClassVar[str] = "client-disconnected"
-
-
-class ContentLengthMalformed(ApiError):
-    """The `Content-Length` header is not a decimal number of bytes."""
-
-    def __init__(self, value: str) -> None:
-        super().__init__(
-            400, "content-length", f"`Content-Length: {value}` is not a number of bytes"
-        )
-
-
-class BodyTooLarge(ApiError):
-    """The request body exceeds the setting FENNEL_BODY_LIMIT_BYTES."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        super().__init__(
-            413,
-            "body-too-large",
-            f"the request body exceeds the limit of {limit_bytes} bytes "
-            "(FENNEL_BODY_LIMIT_BYTES); send it in smaller parts",
-        )
 
 
 def header(scope: Scope, name: bytes) -> str | None:

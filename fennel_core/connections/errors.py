@@ -1,4 +1,4 @@
-"""Failures of the systems the platform stands on, under one name each.
+"""Failures of the systems that the platform depends on, under one name each.
 
 Postgres, Kafka, S3 and the slots fail in the same three ways, and a caller must react in the same
 three ways, whichever system it was:

@@ -26,6 +26,12 @@ import psycopg
 from psycopg_pool import PoolTimeout
 from pydantic import SecretStr
 
+from fennel_core.connections.api_errors import (
+    DatabaseUnavailable,
+    NotAdministrator,
+    TokenMissing,
+    TokenUnknown,
+)
 from fennel_core.connections.postgres import AsyncConnection, Pool, in_transaction
 from fennel_core.connections.workspaces import checked_name, digest_of, ensure
 from fennel_core.vocab.errors import ApiError
@@ -73,7 +79,7 @@ async def workspace_of(
 ) -> WorkspaceId:
     """Return the workspace of the token in the `Authorization` header `header`.
 
-    ApiError 401 `unauthenticated` without a bearer token, 401 `token-unknown` for a token without
+    `TokenMissing` without a bearer token, `TokenUnknown` for a token without
     a workspace, 400 for a development token with a bad workspace name, 503 `database-unavailable`
     when Postgres cannot be reached. `clock` returns monotonic seconds.
     """
@@ -99,31 +105,25 @@ async def workspace_of(
 
 
 def bearer(header: str | None) -> str:
-    """Return the token of an `Authorization` header; ApiError 401 when there is none."""
+    """Return the token of an `Authorization` header or raise TokenMissing."""
     if (
         header is None
         or header[: len(_SCHEME)].lower() != _SCHEME
         or not (token := header[len(_SCHEME) :].strip())
     ):
-        raise ApiError(
-            401, "unauthenticated", "no token: send the header `Authorization: Bearer <token>`"
-        )
+        raise TokenMissing()
     return token
 
 
 def require_admin(settings: TokenSettings, header: str | None) -> None:
-    """Raise ApiError 401 unless `header` has the administrator's token.
+    """Raise NotAdministrator unless `header` has the administrator's token.
 
     An empty `admin_token` setting refuses every token.
     """
     expected = settings.admin_token.get_secret_value()
     given = bearer(header)
     if not expected or not hmac.compare_digest(given.encode(), expected.encode()):
-        raise ApiError(
-            401,
-            "not-administrator",
-            "this call needs the administrator's token (setting FENNEL_ADMIN_TOKEN)",
-        )
+        raise NotAdministrator()
 
 
 async def _refresh(
@@ -149,13 +149,9 @@ async def _read(pool: Pool, settings: TokenSettings, token: str) -> WorkspaceId:
             return await _open_dev(pool, checked_name(token.removeprefix(DEV_PREFIX)))
         found = await _find(pool, digest_of(token))
     except (psycopg.OperationalError, PoolTimeout) as lost:
-        raise ApiError(
-            503, "database-unavailable", "the platform's database cannot be reached; try again"
-        ) from lost
+        raise DatabaseUnavailable("the platform's database cannot be reached; try again") from lost
     if found is None:
-        raise ApiError(
-            401,
-            "token-unknown",
+        raise TokenUnknown(
             "unknown token: it is wrong, or its workspace was deleted",
         )
     return found
@@ -187,9 +183,7 @@ async def _open_dev(pool: Pool, workspace: WorkspaceId) -> WorkspaceId:
 
         await in_transaction(pool, work)
     elif row[0] != "open":
-        raise ApiError(
-            401,
-            "token-unknown",
+        raise TokenUnknown(
             f"workspace `{workspace}` is being deleted; its token works again after that",
         )
     return workspace

@@ -17,8 +17,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, cast
 
+from fennel_core.connections.api_errors import (
+    WorkspaceExists,
+    WorkspaceNameInvalid,
+    WorkspaceNotFound,
+)
 from fennel_core.connections.postgres import AsyncConnection, Pool, in_transaction
-from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import MAIN_BRANCH, WorkspaceId
 
 _NAME: Final = re.compile(r"[a-z0-9-]{1,63}")
@@ -48,16 +52,12 @@ def digest_of(token: str) -> bytes:
 
 
 def checked_name(name: str) -> WorkspaceId:
-    """Return `name` as an id; ApiError 400 `workspace-name` if it is malformed.
+    """Return `name` as an id. Raises WorkspaceNameInvalid if it is malformed.
 
     It becomes part of topic, object and folder names.
     """
     if _NAME.fullmatch(name) is None:
-        raise ApiError(
-            400,
-            "workspace-name",
-            f"workspace `{name}`: a name is 1 to 63 of the characters a-z, 0-9 and `-`",
-        )
+        raise WorkspaceNameInvalid(name)
     return WorkspaceId(name)
 
 
@@ -77,17 +77,13 @@ async def ensure(connection: AsyncConnection, name: WorkspaceId) -> bool:
 async def create(pool: Pool, name: str, make_token: Callable[[], str] = new_token) -> str:
     """Create workspace `name` with branch `main`; return its first token, which is not stored.
 
-    ApiError 400 for a malformed name, 409 `workspace-exists` if it exists or is being deleted.
+    WorkspaceNameInvalid for a malformed name, WorkspaceExists if it exists or is being deleted.
     """
     workspace, token = checked_name(name), make_token()
 
     async def work(connection: AsyncConnection) -> None:
         if not await ensure(connection, workspace):
-            raise ApiError(
-                409,
-                "workspace-exists",
-                f"workspace `{workspace}` exists; choose another name, or add a token to it",
-            )
+            raise WorkspaceExists(workspace)
         await connection.execute(
             "INSERT INTO token (digest, workspace) VALUES (%s, %s)", (digest_of(token), workspace)
         )
@@ -97,7 +93,7 @@ async def create(pool: Pool, name: str, make_token: Callable[[], str] = new_toke
 
 
 async def add_token(pool: Pool, name: str, make_token: Callable[[], str] = new_token) -> str:
-    """Add a token to an open workspace and return it; ApiError 404 without such a workspace.
+    """Add a token to an open workspace and return it. Raises WorkspaceNotFound.
 
     To rotate tokens: add one, distribute it, then `revoke_others`.
     """
@@ -109,7 +105,7 @@ async def add_token(pool: Pool, name: str, make_token: Callable[[], str] = new_t
             (digest_of(token), workspace),
         )
     if cursor.rowcount != 1:
-        raise _not_found(workspace)
+        raise WorkspaceNotFound(workspace)
     return token
 
 
@@ -142,7 +138,7 @@ async def list_all(pool: Pool) -> tuple[Workspace, ...]:
 async def mark_deleting(pool: Pool, name: str) -> WorkspaceId:
     """Start the irrevocable deletion of workspace `name`; idempotent.
 
-    ApiError 404 if there is no such workspace.
+    Raises WorkspaceNotFound if there is no such workspace.
     """
     workspace = checked_name(name)
     async with pool.connection() as connection:
@@ -150,11 +146,5 @@ async def mark_deleting(pool: Pool, name: str) -> WorkspaceId:
             "UPDATE workspace SET state = 'deleting' WHERE name = %s", (workspace,)
         )
     if cursor.rowcount != 1:
-        raise _not_found(workspace)
+        raise WorkspaceNotFound(workspace)
     return workspace
-
-
-def _not_found(workspace: WorkspaceId) -> ApiError:
-    return ApiError(
-        404, "workspace-not-found", f"workspace `{workspace}` does not exist or is being deleted"
-    )

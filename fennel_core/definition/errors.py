@@ -8,21 +8,18 @@ errors use the status that RFC 9110 suggests.
 
 from __future__ import annotations
 
-from typing import ClassVar, Final
+from typing import Final
 
+from fennel_core.connections.api_errors import WorkspaceNotFound
 from fennel_core.ledger import errors as ledger_errors
-from fennel_core.vocab.errors import ApiError
+from fennel_core.vocab.errors import ApiError, ClassifiedApiError
 from fennel_core.vocab.ids import BranchName, CommitId
 
 
-class DefinitionError(ApiError):
+class DefinitionError(ClassifiedApiError):
     """Root of the definition server's errors. The class fixes status and code."""
 
-    STATUS: ClassVar[int] = 500
-    CODE: ClassVar[str]
-
-    def __init__(self, text: str) -> None:
-        super().__init__(self.STATUS, self.CODE, text)
+    CODE = "definition"
 
 
 # --- commits --------------------------------------------------------------------------------------
@@ -102,13 +99,6 @@ class ValueNotStorable(DefinitionError):
     CODE = "value-unusable"
 
 
-class PostgresUnavailable(DefinitionError):
-    """Raised when the database did not respond. Every call may be repeated."""
-
-    STATUS = 503
-    CODE = "database-unavailable"
-
-
 class BranchNameInvalid(DefinitionError):
     """Raised when the name of a new branch has characters that are not allowed."""
 
@@ -178,7 +168,7 @@ STATUS: Final = {
         WindowSpecsUnavailable,
         OrchestratorUnavailable,
         ledger_errors.BackfillNeeded,
-        ledger_errors.WorkspaceNotFound,
+        WorkspaceNotFound,
         ledger_errors.CommitNotFound,
         ledger_errors.CommitConflict,
         ledger_errors.CommitOutOfOrder,

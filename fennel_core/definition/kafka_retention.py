@@ -255,11 +255,11 @@ class NeededRecordsCheck:
         if self.alarms and not found:
             log.info("needed records: all alarms cleared")
         self.alarms = found
-        for metric, trouble in (
+        for metric, problem in (
             (NEEDED_LOST, RetentionProblem.LOST),
             (NEEDED_OLD, RetentionProblem.OLD),
         ):
-            metric.set(len({(each.job, each.part) for each in found if each.problem is trouble}))
+            metric.set(len({(each.job, each.part) for each in found if each.problem is problem}))
 
 
 def delete_expired_records(

@@ -15,9 +15,10 @@ import psycopg
 from fastapi import FastAPI, Request, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from fennel_core.connections.api_errors import DatabaseUnavailable
 from fennel_core.connections.asgi import ClientDisconnected
 from fennel_core.connections.errors import ConnectionsError
-from fennel_core.definition.errors import PostgresUnavailable, ValueNotStorable
+from fennel_core.definition.errors import ValueNotStorable
 from fennel_core.definition.routes import (
     API,
     branches,
@@ -70,7 +71,7 @@ async def client_disconnected(_request: Request, _error: Exception) -> Response:
 
 async def database_unavailable(request: Request, error: Exception) -> Response:
     """Respond 503. The outcome of the call may be unknown, but every call may be repeated."""
-    return _response(request, PostgresUnavailable(f"{error}. Try again"))
+    return _response(request, DatabaseUnavailable(f"{error}. Try again"))
 
 
 async def value_not_storable(request: Request, error: Exception) -> Response:

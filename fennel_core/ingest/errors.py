@@ -6,22 +6,16 @@ stores raise `connections.errors`, and `log_service` translates those for the cl
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 import numpy.typing as npt
 
-from fennel_core.vocab.errors import ApiError
+from fennel_core.vocab.errors import ClassifiedApiError
 
 
-class IngestError(ApiError):
+class IngestError(ClassifiedApiError):
     """Base class of every error of ingest. `CODE` is stable and never reused."""
 
-    STATUS: ClassVar[int] = 500
-    CODE: ClassVar[str] = "ingest"
-
-    def __init__(self, text: str) -> None:
-        super().__init__(self.STATUS, self.CODE, text)
+    CODE = "ingest"
 
 
 class UnknownPath(IngestError):

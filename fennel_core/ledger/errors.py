@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from fennel_core.vocab.errors import ApiError
+from fennel_core.vocab.errors import ClassifiedApiError
 from fennel_core.vocab.ids import BranchName, CommitId, WorkspaceId
 
 
@@ -31,24 +31,10 @@ class ForbiddenTransition(LedgerError):
     code = "ledger-forbidden-transition"
 
 
-class LedgerApiError(ApiError):
+class LedgerApiError(ClassifiedApiError):
     """Root of the errors that a client of the API sees."""
 
-    STATUS: ClassVar[int] = 500
-    CODE: ClassVar[str] = "ledger"
-
-    def __init__(self, text: str) -> None:
-        super().__init__(self.STATUS, self.CODE, text)
-
-
-class WorkspaceNotFound(LedgerApiError):
-    """Raised when a workspace does not exist or is being deleted. Create it first."""
-
-    STATUS = 404
-    CODE = "workspace-not-found"
-
-    def __init__(self, workspace: WorkspaceId) -> None:
-        super().__init__(f"workspace `{workspace}` does not exist or is being deleted")
+    CODE = "ledger"
 
 
 class WorkspaceDeleted(LedgerApiError):

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fennel_core.bank.store import AssetState, AssetSummary
-from fennel_core.ledger.errors import BranchNotFound, CommitNotFound, WorkspaceNotFound
+from fennel_core.connections.api_errors import WorkspaceNotFound
+from fennel_core.ledger.errors import BranchNotFound, CommitNotFound
 from fennel_core.ledger.lifecycle import (
     ASSET,
     COMMIT,

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from fennel_core.plans.errors import PlansError
-from fennel_core.vocab.errors import ApiError
+from fennel_core.vocab.errors import ClassifiedApiError
 from fennel_core.vocab.ids import JobPartition
 
 
-class QueryError(ApiError):
+class QueryError(ClassifiedApiError):
     """Base class of every error of the read path. `CODE` is stable and never reused."""
 
-    STATUS: ClassVar[int] = 500
-    CODE: ClassVar[str] = "query"
-
-    def __init__(self, text: str) -> None:
-        super().__init__(self.STATUS, self.CODE, text)
+    CODE = "query"
 
 
 class RequestMalformed(QueryError):
@@ -26,11 +20,14 @@ class RequestMalformed(QueryError):
     CODE = "query-body"
 
 
-class QueryRejected(ApiError):
+class QueryRejected(QueryError):
     """No plan can compute the query on this version of the branch."""
 
+    STATUS = 400
+
     def __init__(self, refused: PlansError) -> None:
-        super().__init__(400, refused.code, str(refused))
+        super().__init__(str(refused))
+        self.code = refused.code
 
 
 class UnknownBranch(QueryError):
@@ -134,13 +131,6 @@ class BarrierTimeout(QueryError):
 
     STATUS = 504
     CODE = "barrier-timeout"
-
-
-class ReadDatabaseUnavailable(QueryError):
-    """Postgres cannot be reached; views in memory are still served. Retry."""
-
-    STATUS = 503
-    CODE = "database-unavailable"
 
 
 class TooManyRows(QueryError):

@@ -16,8 +16,8 @@ import aiohttp
 from starlette.types import Receive, Scope, Send
 from yarl import URL
 
+from fennel_core.connections.api_errors import BodyTooLarge
 from fennel_core.connections.asgi import (
-    BodyTooLarge,
     ClientDisconnected,
     announced_length,
     body_chunks,

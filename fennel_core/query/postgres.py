@@ -11,8 +11,9 @@ from psycopg_pool import PoolTimeout
 
 from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.spec import Catalog, Job
+from fennel_core.connections.api_errors import DatabaseUnavailable
 from fennel_core.connections.postgres import Pool
-from fennel_core.query.errors import ReadDatabaseUnavailable, ReleaseMismatch, UnknownBranch
+from fennel_core.query.errors import ReleaseMismatch, UnknownBranch
 from fennel_core.query.owners import Ownership, Parked
 from fennel_core.query.view import BranchKey, ServingVersion
 from fennel_core.vocab.errors import VocabError
@@ -131,7 +132,7 @@ class PostgresReader:
             async with self._pool.connection() as connection:
                 return await (await connection.execute(statement, values)).fetchall()
         except (psycopg.OperationalError, PoolTimeout) as lost:
-            raise ReadDatabaseUnavailable(
+            raise DatabaseUnavailable(
                 "the platform's database cannot be reached; try again"
             ) from lost
 

@@ -185,7 +185,7 @@ class SecuritySettings(BaseSettings):
     dev_tokens: bool = Field(
         False,
         description="Accept tokens `dev-<name>` for workspace `<name>`, created at first use. For "
-        "loopback only, because it admits anyone.",
+        "loopback only, because every caller is admitted.",
     )
     admin_token: SecretStr = Field(
         SecretStr(""),
@@ -506,6 +506,7 @@ class Settings(AddressSettings, BackendSettings, SecuritySettings, LimitSettings
                 f", FENNEL_PUBLISHED_HOST={self.published_host}" if self.published_host else ""
             )
             raise ValueError(
-                f"FENNEL_DEV_TOKENS admits anyone and {where} is not loopback; turn one of them off"
+                f"FENNEL_DEV_TOKENS admits every caller and {where} is not loopback; turn one of "
+                "them off"
             )
         return self

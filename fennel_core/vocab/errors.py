@@ -60,4 +60,17 @@ class ApiError(Exception):
         self.text = text
 
     def __repr__(self) -> str:
-        return f"ApiError({self.status}, {self.code!r}, {self.text!r})"
+        return f"{type(self).__name__}({self.status}, {self.code!r}, {self.text!r})"
+
+
+class ClassifiedApiError(ApiError):
+    """An `ApiError` whose class fixes the status and the code; an instance adds the text.
+
+    Each package derives one root from it and a class per failure from that root.
+    """
+
+    STATUS: ClassVar[int] = 500
+    CODE: ClassVar[str] = "internal"
+
+    def __init__(self, text: str) -> None:
+        super().__init__(self.STATUS, self.CODE, text)

@@ -111,6 +111,11 @@ def constant(node: ast.expr | None) -> str | None:
     return found if isinstance(found, str) else None
 
 
+def is_raised(node: ast.ClassDef) -> bool:
+    """Whether a class is more than the root of a package, which is not raised itself."""
+    return "ClassifiedApiError" not in {ast.unparse(base) for base in node.bases}
+
+
 def class_codes(node: ast.ClassDef) -> Iterator[str]:
     """Codes that a class body assigns to `code` or `CODE`."""
     for statement in node.body:
@@ -152,7 +157,7 @@ def api_codes() -> set[str]:
     codes = {*COMPUTED, *errors._BY_STATUS.values()}
     for source in product():
         for node in ast.walk(source.tree):
-            if isinstance(node, ast.ClassDef) and node.name in names | passed:
+            if isinstance(node, ast.ClassDef) and is_raised(node) and node.name in names | passed:
                 codes.update(class_codes(node))
         codes.update(called_codes(source.tree, names))
         codes.update(problem_codes(source))

@@ -80,7 +80,7 @@ def print_alarms(alarms: Sequence[AlarmRow] | None) -> None:
     """Print one line per job partition whose records have expired or are about to expire."""
     for row in alarms or ():
         _console().print(
-            f"Needed records ({row['trouble']}): {row['told']}", style="red", highlight=False
+            f"Needed records ({row['problem']}): {row['message']}", style="red", highlight=False
         )
 
 
@@ -88,7 +88,7 @@ def print_drills(drills: Sequence[AlarmRow] | None) -> None:
     """Print one line per job partition whose last drill failed."""
     for row in drills or ():
         _console().print(
-            f"Drill of {row['drilled_at']}: {row['told']}", style="red", highlight=False
+            f"Drill of {row['drilled_at']}: {row['message']}", style="red", highlight=False
         )
 
 

@@ -22,8 +22,8 @@ async def needed_records(state: State) -> Response:
             "job": a.job,
             "part": a.part,
             "topic": a.topic,
-            "trouble": a.problem.value,
-            "told": a.message,
+            "problem": a.problem.value,
+            "message": a.message,
         }
         for a in state.alarms()
     ]
@@ -39,7 +39,7 @@ async def failed_drills(state: State) -> Response:
             "part": each.part,
             "title": each.title,
             "verdict": each.finding.verdict.value,
-            "told": str(each),
+            "message": str(each),
             "live_hash": each.finding.live_hash,
             "drilled_hash": each.finding.drilled_hash,
             "drilled_at": each.at.isoformat(),

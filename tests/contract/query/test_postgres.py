@@ -13,9 +13,10 @@ import pytest_asyncio
 
 from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.spec import Catalog, Job
+from fennel_core.connections.api_errors import DatabaseUnavailable
 from fennel_core.connections.postgres import Pool, pool
 from fennel_core.operators.spec import TableSpec
-from fennel_core.query.errors import ReadDatabaseUnavailable, ReleaseMismatch, UnknownBranch
+from fennel_core.query.errors import ReleaseMismatch, UnknownBranch
 from fennel_core.query.notifications import NotificationListener
 from fennel_core.query.owners import Owners, Parked
 from fennel_core.query.postgres import PostgresReader
@@ -207,7 +208,7 @@ async def test_the_status_report_shows_a_token_its_own_workspace_and_the_adminis
 
 async def test_an_unreachable_database_is_reported() -> None:
     async with pool("postgresql://nobody@127.0.0.1:1/none", name="test", size=1) as opened:
-        with pytest.raises(ReadDatabaseUnavailable):
+        with pytest.raises(DatabaseUnavailable):
             await PostgresReader(opened).read_owners()
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 from starlette.types import Message, Receive, Scope
 
+from fennel_core.connections.api_errors import BodyTooLarge, ContentLengthMalformed
 from fennel_core.connections.asgi import (
-    BodyTooLarge,
     ClientDisconnected,
-    ContentLengthMalformed,
     read_body,
 )
 

@@ -61,7 +61,7 @@ def test_a_failed_drill_is_shown_with_time_and_both_hashes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     message = "Order: table (shop.job.a.1[0]): differs: hashes differ (live aa, drilled bb)"
-    status_tables.print_drills([{"told": message, "drilled_at": "2026-01-01T03:00:00+00:00"}])
+    status_tables.print_drills([{"message": message, "drilled_at": "2026-01-01T03:00:00+00:00"}])
     assert (
         capsys.readouterr().out.replace("\n", " ").strip()
         == f"Drill of 2026-01-01T03:00:00+00:00: {message}"

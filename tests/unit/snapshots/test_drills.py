@@ -58,8 +58,8 @@ class Slot:
 @pytest.mark.parametrize(
     ("slot", "verdict"),
     [
-        (Slot(["differs", "told", "aa", "bb"]), DrillVerdict.DIFFERS),
-        (Slot(["agrees", "told", "aa", "aa"]), DrillVerdict.AGREES),
+        (Slot(["differs", "detail", "aa", "bb"]), DrillVerdict.DIFFERS),
+        (Slot(["agrees", "detail", "aa", "aa"]), DrillVerdict.AGREES),
         (Slot(RemoteError(RefusalCode.NOT_OWNER, "not here")), DrillVerdict.SKIPPED),
         (Slot(RemoteError(RefusalCode.PARKED, "it is parked")), DrillVerdict.SKIPPED),
         (
@@ -79,7 +79,7 @@ async def test_a_missing_response_is_not_a_finding_about_the_state(
 
 def test_a_failed_drill_is_raised_before_drills_that_did_not_run() -> None:
     differs, unknown = (
-        DrillFinding(DrillVerdict.DIFFERS, "told", "aa", "bb"),
+        DrillFinding(DrillVerdict.DIFFERS, "detail", "aa", "bb"),
         DrillFinding(DrillVerdict.UNKNOWN, "no answer"),
     )
     fine = [
@@ -88,7 +88,7 @@ def test_a_failed_drill_is_raised_before_drills_that_did_not_run() -> None:
     with pytest.raises(
         DrillFailed,
         match=r"1 of 4 drills: Order: table \(w.job.a.1\[0\]\): "
-        r"differs: told \(live aa, drilled bb\)$",
+        r"differs: detail \(live aa, drilled bb\)$",
     ):
         raise_on_failures(list(zip(PARTS, [differs, unknown, *fine], strict=False)))
     with pytest.raises(DrillNotRun, match=r"1 of 3 drills: .*no answer"):
