@@ -115,7 +115,7 @@ def test_no_file_is_longer_than_its_limit() -> None:
     assert long == {}
 
 
-def test_no_module_is_named_after_nothing() -> None:
+def test_no_module_has_a_generic_name() -> None:
     vague = [
         s.name
         for s in sources()
@@ -125,7 +125,7 @@ def test_no_module_is_named_after_nothing() -> None:
     assert vague == []
 
 
-def test_every_module_opens_with_what_it_is() -> None:
+def test_every_module_has_a_docstring() -> None:
     silent = [s.name for s in product() if s.tree.body and ast.get_docstring(s.tree) is None]
     assert silent == []
 
@@ -168,7 +168,7 @@ def test_every_ignored_finding_has_a_reason() -> None:
     assert unexplained == []
 
 
-def test_no_file_names_a_folder_of_somebodys_machine() -> None:
+def test_no_file_names_a_folder_of_one_machine() -> None:
     top = [p for p in ROOT.iterdir() if p.is_file()]
     folders = [
         p
@@ -198,7 +198,7 @@ def test_lock_files_name_no_index() -> None:
 
 
 @pytest.mark.parametrize("room", PURE_ROOMS)
-def test_rooms_below_the_waterline_are_pure(room: str) -> None:
+def test_pure_packages_do_no_io(room: str) -> None:
     impure = []
     for source in (s for s in product() if s.room == room and s.name not in TOOLS_IN_PURE_ROOMS):
         impure += [
@@ -220,7 +220,7 @@ def test_rooms_below_the_waterline_are_pure(room: str) -> None:
     assert sorted(set(impure)) == []
 
 
-def test_dag_files_are_tables_of_contents() -> None:
+def test_dag_files_are_short_and_import_nothing_heavy() -> None:
     for source in (s for s in product() if s.path.parts[0] == "dags"):
         assert source.text.count("\n") <= LINES_OF_A_DAG_FILE, (
             f"{source.name} is longer than {LINES_OF_A_DAG_FILE} lines: move logic "
@@ -234,7 +234,7 @@ def test_dag_files_are_tables_of_contents() -> None:
         assert heavy == set(), f"{source.name} imports {heavy} at its top: every task pays for it"
 
 
-def test_a_broad_except_names_why_it_is_a_supervisors_last_line() -> None:
+def test_a_broad_except_states_its_reason() -> None:
     broad = []
     for source in product():
         lines = source.text.splitlines()

@@ -45,7 +45,7 @@ def lint(folder: Path, importer: str, imported: str) -> subprocess.CompletedProc
     )
 
 
-def test_every_room_stands_in_one_layer() -> None:
+def test_every_package_is_in_one_layer() -> None:
     named = [room for layer in layers() for room in layer]
     assert sorted(named) == sorted(set(named))
     rooms = {path.parent.name for path in (ROOT / "fennel_core").glob("*/__init__.py")}

@@ -59,7 +59,9 @@ async def test_a_token_opens_its_workspace_which_was_made_with_branch_main(open_
 
 
 @pytest.mark.parametrize("header", [None, "", "Bearer ", "Basic abc", "Bearer"])
-async def test_no_bearer_token_is_refused_before_the_database_is_asked(header: str | None) -> None:
+async def test_a_request_without_a_bearer_token_is_refused_without_a_database_query(
+    header: str | None,
+) -> None:
     closed = pool("postgresql://nobody@127.0.0.1:1/none", name="test")
     assert (await _refusal(closed, Rules(), header)).code == "unauthenticated"
 

@@ -72,7 +72,7 @@ async def test_stamps_grow_and_each_is_given_once(bench: Bench) -> None:
     assert (await bench.clock.begin(WORKSPACE, ())).hlc > max(stamps)
 
 
-async def test_a_stamp_tells_the_time(bench: Bench) -> None:
+async def test_a_stamp_is_close_to_the_wall_clock(bench: Bench) -> None:
     start = await bench.clock.begin(WORKSPACE, ())
     assert abs((start.hlc >> 16) - time.time() * 1000) < 5_000
     assert abs(start.now_us / 1000 - (start.hlc >> 16)) < 1_000
@@ -129,7 +129,7 @@ async def test_an_unknown_workspace_has_no_branches(bench: Bench) -> None:
     assert (await bench.directory.read(WorkspaceId("nobody"), {})).branches == ()
 
 
-async def test_branches_come_oldest_first_with_their_catalogs(bench: Bench) -> None:
+async def test_branches_are_listed_oldest_first_with_their_catalogs(bench: Bench) -> None:
     one, two = catalog(binding()), catalog(binding(dataset="Orders"))
     await bench.point("main", "c1", one)
     await bench.point("dev", "c2", two)

@@ -154,7 +154,7 @@ async def test_the_grace_period_of_an_orphan_starts_when_it_is_first_seen(
     assert await ledger.run(lambda tx: tx.record_orphans([], Millis(0))) == []
 
 
-async def test_only_issued_names_that_are_gone_or_unknown_are_unaccounted_for(
+async def test_only_issued_names_that_are_deleted_or_unknown_are_unaccounted_for(
     ledger: Ledger,
 ) -> None:
     first = await ledger.run(lambda tx: tx.bank.next_incarnation())
@@ -256,7 +256,7 @@ async def test_a_workspace_passes_through_commits_branches_and_deletion(ledger: 
     assert await ledger.run(lambda tx: tx.add_workspace(SHOP)), "the name is free again"
 
 
-async def test_of_concurrent_commits_to_one_branch_one_wins_and_the_other_is_told(
+async def test_of_concurrent_commits_to_one_branch_one_wins_and_one_conflicts(
     ledger: Ledger,
 ) -> None:
     worker = Worker(ledger)

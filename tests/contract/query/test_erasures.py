@@ -30,7 +30,7 @@ class OneView:
         }  # type: ignore[arg-type]  # only its tables are asked for
 
 
-async def test_an_erasure_is_obeyed_as_soon_as_it_is_read_and_everywhere_when_it_is_heard_of(
+async def test_an_erasure_hides_rows_once_read_and_elsewhere_after_a_notification(
     database: str,
 ) -> None:
     async with postgres.pool(database, name="test") as pool:

@@ -127,7 +127,9 @@ async def test_a_branch_that_is_not_there_is_refused(db: Database) -> None:
         await PostgresReader(db.pool).read_serving((WorkspaceId("other"), BranchName("main")), None)
 
 
-async def test_only_live_leases_own_and_parked_partitions_say_why(db: Database) -> None:
+async def test_only_live_leases_own_partitions_and_parked_ones_have_their_error(
+    db: Database,
+) -> None:
     await db.slot("alive")
     await db.slot("dead", lease_s=-1)
     for name in ("a", "b", "c"):
@@ -227,7 +229,9 @@ async def hearing(db: Database) -> AsyncIterator[tuple[Database, Views, Owners]]
         await task
 
 
-async def test_a_branch_that_moves_is_heard_of(hearing: tuple[Database, Views, Owners]) -> None:
+async def test_a_notification_updates_the_view_of_a_branch(
+    hearing: tuple[Database, Views, Owners],
+) -> None:
     db, views, _ = hearing
     assert (await views.get(MAIN)).commit is None
     await db.commit("c1")
@@ -236,7 +240,9 @@ async def test_a_branch_that_moves_is_heard_of(hearing: tuple[Database, Views, O
     await eventually(lambda: MAIN not in views.known())
 
 
-async def test_a_new_owner_is_heard_of(hearing: tuple[Database, Views, Owners]) -> None:
+async def test_a_notification_updates_the_owner_of_a_partition(
+    hearing: tuple[Database, Views, Owners],
+) -> None:
     db, _, owners = hearing
     await db.slot("alive")
     await db.job("a")
@@ -245,7 +251,7 @@ async def test_a_new_owner_is_heard_of(hearing: tuple[Database, Views, Owners]) 
     await eventually(lambda: owners.address((JobId("a"), 0)) == "/alive")
 
 
-async def test_a_branch_that_cannot_be_read_does_not_deafen_the_listener(
+async def test_a_branch_that_cannot_be_read_does_not_stop_the_listener(
     hearing: tuple[Database, Views, Owners],
 ) -> None:
     db, views, _ = hearing
@@ -261,7 +267,7 @@ async def test_a_branch_that_cannot_be_read_does_not_deafen_the_listener(
     await eventually(lambda: views.known()[MAIN].commit == "c2")
 
 
-async def test_notifications_missed_while_disconnected_are_made_up_for(
+async def test_changes_missed_while_disconnected_are_read_after_reconnecting(
     hearing: tuple[Database, Views, Owners],
 ) -> None:
     db, views, _ = hearing

@@ -136,7 +136,7 @@ async def test_what_user_code_starts_dies_with_its_process(executors, tmp_path):
         assert Path(f"/proc/{int(note.read_text())}/stat").read_text().split()[2] == "Z"
 
 
-async def test_warm_code_runs_without_being_asked_for(executors):
+async def test_code_can_be_loaded_before_its_first_call(executors):
     call = calling("pass", module_level=f"UNIQUE = {id(object())}")
     assert (await executors.run(WarmCall(call.code, "F.e", "F.e"), None)).num_rows == 0
     assert (await executors.run(call, ONE)).num_rows == 1

@@ -126,7 +126,7 @@ async def test_a_transform_sees_the_dtypes_the_clients_test_server_hands_out(com
     assert answer.column("at")[0].as_py() == AT
 
 
-async def test_the_rows_of_a_transform_say_where_they_came_from(commit, executors):
+async def test_the_rows_of_a_transform_carry_the_number_of_their_input_row(commit, executors):
     answer = await executors.run(
         pipeline_call(commit, "Sorted", "sort"),
         events(commit, {"amount": 1.0}, {"amount": 3.0}, {"amount": 2.0}),

@@ -101,7 +101,7 @@ async def test_a_topic_that_kafka_refuses_undoes_the_commit_with_its_reason(
     await moving.undone()
 
 
-async def test_of_two_commits_from_one_base_the_slower_is_undone_and_says_why(
+async def test_of_two_commits_from_one_base_the_slower_is_undone_with_the_reason(
     world: World, settings: Settings
 ) -> None:
     async with move(world) as moving:

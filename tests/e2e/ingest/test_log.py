@@ -159,7 +159,7 @@ async def server(
         assert await process.wait() == 0
 
 
-async def test_a_row_is_on_its_topic_when_it_is_answered(server: Server) -> None:
+async def test_a_row_is_on_its_topic_when_the_response_is_sent(server: Server) -> None:
     users = server.bound(binding())
     await server.commit("main", users)
     status, answer = await server.log(
@@ -231,7 +231,7 @@ async def test_a_bad_value_is_dead_lettered_in_another_branch_only(
     )
 
 
-async def test_user_code_of_a_source_runs_before_the_answer(server: Server) -> None:
+async def test_user_code_of_a_source_runs_before_the_response(server: Server) -> None:
     text = "def keep(df):\n    return df[df['age'] > limit]\n"
     code = PyCode("keep", "", "lambda df: df['age'] > limit", text, "limit = 18\n", (), ())
     adults = server.bound(binding(of=source(where=EvalCode(code, ()))))
@@ -246,7 +246,7 @@ async def test_user_code_of_a_source_runs_before_the_answer(server: Server) -> N
     assert (status, "division by zero" in answer) == (500, True)
 
 
-async def test_refusals_say_what_is_wrong(server: Server) -> None:
+async def test_refusals_name_the_problem(server: Server) -> None:
     await server.commit("main", server.bound(binding()))
     assert await server.log(body("nowhere", user=["ann"])) == (
         404,

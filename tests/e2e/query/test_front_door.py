@@ -91,7 +91,7 @@ async def test_a_query_returns_columns_in_the_requested_order(world: World) -> N
     }
 
 
-async def test_a_featureset_name_asks_for_all_its_features(world: World) -> None:
+async def test_a_featureset_name_requests_all_its_features(world: World) -> None:
     status, answer = await world.post("query", query(["User.uid"], ["User"], {"User.uid": [1]}))
     assert status == 200
     assert list(answer) == ["User.uid", "User.age", "User.name", "User.next", "User.now"]
@@ -114,7 +114,7 @@ async def test_nan_tokens_and_integral_floats_are_read(world: World) -> None:
     assert await world.post("query", data=text.encode()) == (200, {"User.next": [5, 7]})
 
 
-async def test_duplicate_keys_are_asked_for_once(world: World) -> None:
+async def test_duplicate_keys_are_looked_up_once(world: World) -> None:
     body = query(["User.uid"], ["User.age"], {"User.uid": [5, 6, 5, 5, 6]})
     assert await world.post("query", body) == (200, {"User.age": [25, 26, 25, 25, 26]})
     [(_, argument)] = world.slot.requests
@@ -435,7 +435,7 @@ async def test_unknown_paths_are_not_passed_on(world: World) -> None:
     assert world.upstreams.seen == []
 
 
-async def test_health_and_metrics_are_answered(world: World) -> None:
+async def test_health_and_metrics_are_served(world: World) -> None:
     await world.post("query", query(["User.uid"], ["User.age"], {"User.uid": [1, 2]}))
     assert (await world.get("healthz"))[0] == 200
     assert (await world.get("readyz"))[0] == 200

@@ -109,7 +109,7 @@ async def test_the_code_sees_none_of_the_platforms_settings(
         ("import os; os._exit(9)", "its process ended with 9"),
     ],
 )
-async def test_definitions_that_cannot_be_committed_say_why(
+async def test_definitions_that_cannot_be_committed_are_refused_with_the_reason(
     tmp_path: Path, code: str, text: str
 ) -> None:
     _write(tmp_path, shop=code)

@@ -23,7 +23,7 @@ def request(subject: str):
     return decode_sync_request((GOLDEN / f"{subject}.binpb").read_bytes())
 
 
-def test_datasets_come_after_their_inputs():
+def test_datasets_are_ordered_after_their_inputs():
     g = build_graph(request("operators"))
     order = dataset_order(g)
     assert sorted(order) == sorted(d.name for d in g.datasets)

@@ -17,7 +17,7 @@ def test_whole_columns_go_where_single_keys_are_looked_up(partitions):
         assert {partition_of(key, partitions) for key in key_bytes(share, ["user"])} == {partition}
 
 
-def test_one_row_goes_where_many_would():
+def test_one_row_gets_the_partition_it_has_among_many():
     frame = pl.DataFrame({"user": ["ann", "bob", "cid"]})
     many = {
         user: partition for partition, share in split(frame, ["user"], 4) for user in share["user"]

@@ -151,6 +151,8 @@ async def test_rows_logged_during_the_call_are_not_waited_for(chain: Chain) -> N
     chain.end("source", 99)
     chain.apply("map", source=10)
     await asyncio.wait_for(waiting, 1)
+    waits = [item for op, given in chain.slot.requests if op == "wait" for item in given["items"]]
+    assert {offsets["source"] for name, _, offsets in waits if name == "map"} == {10}
 
 
 async def test_a_parked_job_fails_the_barrier_at_once(chain: Chain) -> None:

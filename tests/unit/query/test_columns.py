@@ -96,7 +96,7 @@ def series_of(dtype: Dtype, values: list[Any]) -> pl.Series:
 
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
-def test_both_forms_of_a_column_say_the_same(data: st.DataObject) -> None:
+def test_both_forms_of_a_column_have_the_same_values(data: st.DataObject) -> None:
     dtype = data.draw(st.sampled_from(TYPES))
     series = series_of(dtype, data.draw(st.lists(values_of(dtype), max_size=5)))
     physical = QueryColumn(dtype, series=series).values

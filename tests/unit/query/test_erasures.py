@@ -44,7 +44,7 @@ def test_columns_may_be_erased_in_another_order_than_the_keys():
     assert hidden(ErasedKeys(("shop", "user"), frozenset({key_of(1, "bob")}))) == [1]
 
 
-def test_columns_that_are_no_keys_of_this_version_say_nothing():
+def test_erased_columns_that_are_not_keys_of_this_version_hide_nothing():
     assert hidden(ErasedKeys(("zip",), frozenset({key_of("ann")}))) == []
 
 

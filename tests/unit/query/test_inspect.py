@@ -34,7 +34,7 @@ def names(versions: list[dict[str, object]], rows: int = 10) -> list[str]:
     return tail_rows(frame, SCHEMA, rows)["name"].to_list()
 
 
-def test_rows_come_in_the_order_of_their_positions_whatever_partition_they_stand_in() -> None:
+def test_rows_of_all_partitions_are_ordered_by_position() -> None:
     assert names([version(2, "second", 2), version(1, "first", 1), version(3, "third", 3)]) == [
         "first",
         "second",

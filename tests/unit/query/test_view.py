@@ -105,7 +105,7 @@ async def test_only_cached_branches_are_refreshed() -> None:
     assert source.serving_reads == 2
 
 
-async def test_a_branch_that_is_gone_is_forgotten_and_the_others_are_still_refreshed() -> None:
+async def test_a_deleted_branch_is_forgotten_and_the_others_are_still_refreshed() -> None:
     source = platform()
     source.branches["dev"] = source.branches["main"]
     views = Views(source)

@@ -31,9 +31,7 @@ def test_every_documented_name_is_there_with_its_type(name: str, kind: str) -> N
     assert f"# TYPE {name} {kind}\n".encode() in metrics.render()
 
 
-def test_a_counter_with_a_documented_name_is_rendered_without_the_suffix_and_others_with_it() -> (
-    None
-):
+def test_only_counters_with_undocumented_names_are_rendered_with_the_suffix() -> None:
     metrics.REQUESTS.labels("/api/v1/query", "POST", "200").inc()
     metrics.counter("fennel_test_things", "Things.").inc(2)
     text = metrics.render()
