@@ -1,6 +1,4 @@
-"""Fixtures every test may ask for: the real local platform, started once and left as it was
-found.
-"""
+"""Fixtures for every test: the real local platform, started once per session."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ import pytest
 
 
 def cli(*arguments: str) -> str:
-    """Run the project's own command line; its output."""
+    """Run the project's own command line and return its output."""
     done = subprocess.run(
         [sys.executable, "-m", "fennel_core.apps.cli", *arguments],
         capture_output=True,

@@ -57,7 +57,7 @@ EVERYTHING = 100_000
 
 
 class Answer(dict):
-    """The client's answer (a dict), readable as the tests read a response."""
+    """A response of the client (a dict) with the attributes that the tests read."""
 
     @property
     def status_code(self) -> int:
@@ -103,7 +103,7 @@ class LiveClient(Client):
         )
         return (found.to_frame() if isinstance(found, pd.Series) else found), known
 
-    # The same calls, counted, with answers as the tests read them.
+    # The same calls, counted, with responses as the tests read them.
 
     def commit(
         self, message: str, datasets: Any = None, featuresets: Any = None, **options: Any
@@ -151,7 +151,7 @@ class LiveClient(Client):
         return super().inspect(self._typed(dataset), *args, **kwargs)
 
     def _typed(self, dataset: Any) -> Any:
-        """A dataset given by name, with its types where it was committed here: the mock knows them,
+        """Return a dataset given by name, with the types it was committed with: the mock has them,
         the HTTP client does not.
         """
         return self._known.get(dataset, dataset) if isinstance(dataset, str) else dataset
@@ -199,7 +199,7 @@ class LiveClient(Client):
 
 
 def _as_json(value: Any) -> Any:
-    """A key as the wire has it; the client's own `lookup` sends only what `json` knows."""
+    """Return a key as the protocol encodes it; the client's own `lookup` sends only JSON types."""
     if hasattr(value, "as_json"):
         return {name: _as_json(inner) for name, inner in value.as_json().items()}
     if isinstance(value, dict):

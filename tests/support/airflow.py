@@ -17,7 +17,7 @@ FINISHED_SECONDS: Final = 180.0
 
 
 def call(method: str, url: str, body: object = None, token: str | None = None) -> tuple[int, Any]:
-    """Status and JSON, or text where it is refused."""
+    """Return the status and the JSON body, or the text of an error response."""
     headers = {"content-type": "application/json"} | (
         {"authorization": f"Bearer {token}"} if token else {}
     )
@@ -73,7 +73,7 @@ class Airflow:
         return {**run, "tasks": states}
 
     def runs(self, dag: str) -> list[dict[str, Any]]:
-        """The newest runs of a DAG, newest first."""
+        """Return the newest runs of a DAG, newest first."""
         _, found = call(
             "GET", f"{self.url}/dags/{dag}/dagRuns?order_by=-run_after&limit=20", None, self.token
         )
@@ -81,16 +81,14 @@ class Airflow:
         return runs
 
     def instances(self, run_id: str, task: str, dag: str) -> list[int]:
-        """The indexes of a mapped task's instances."""
+        """Return the indexes of a mapped task's instances."""
         _, found = call(
             "GET", f"{self.url}/dags/{dag}/dagRuns/{run_id}/taskInstances", None, self.token
         )
         return [each["map_index"] for each in found["task_instances"] if each["task_id"] == task]
 
     def cancel(self, run_id: str, dag: str = "commit") -> None:
-        """Mark a run as failed, as a person does in the UI: what runs of it is killed, and nothing
-        of it starts any more.
-        """
+        """Mark a run as failed, as in the UI: running tasks are killed and no other task starts."""
         status, response = call(
             "PATCH", f"{self.url}/dags/{dag}/dagRuns/{run_id}", {"state": "failed"}, self.token
         )
@@ -99,7 +97,7 @@ class Airflow:
     def lines(
         self, run_id: str, task: str, dag: str = "commit", *, attempt: int = 1, mapped: int = -1
     ) -> list[dict[str, Any]]:
-        """A task's log: `event` and whatever else each line carries."""
+        """Return the lines of a task's log as dicts: `event` and the other fields of each line."""
         instance = f"{self.url}/dags/{dag}/dagRuns/{run_id}/taskInstances/{task}"
         path = f"{instance}/logs/{attempt}?map_index={mapped}"
         _, log = call("GET", path, None, self.token)

@@ -222,7 +222,7 @@ class Cluster:
         return made
 
     def _front(self, now_us: int) -> QueryService:
-        service = SlotService(self._slot, None, None)  # type: ignore[arg-type]  # stand-ins; nobody asks for snapshots or drills here
+        service = SlotService(self._slot, None, None)  # type: ignore[arg-type]  # stand-ins: snapshots and drills are not used here
         lookups = Lookups(InProcessSlots(service), Owners(self._slot), 30.0)  # type: ignore[arg-type]  # the one method that is called
         absent: Any = None
         return QueryService(

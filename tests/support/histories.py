@@ -1,4 +1,4 @@
-"""Histories of signed versions for the laws: any rows, in any order, taken back and replaced, split
+"""Histories of signed versions for the laws: any rows in any order, retracted and replaced, split
 anywhere into batches.
 """
 
@@ -31,7 +31,7 @@ class Change:
 
 @dataclass(frozen=True)
 class History:
-    """`batches` of changes and the rows that are left when all have been applied, per input."""
+    """`batches` of changes, and the rows that are left after all of them, per input."""
 
     batches: list[list[Change]]
 
@@ -92,8 +92,8 @@ def as_frame(schema: Schema, changes: list[Change]) -> pl.DataFrame:
 def run(
     step: OperatorStep, history: History, *schemas: Schema, canonical: bool = True
 ) -> tuple[MemoryHangar, list[pl.DataFrame]]:
-    """Apply every batch; the state at the end and the frames emitted on output 0. `canonical`:
-    state does not depend on the split.
+    """Apply every batch; return the final state and the frames emitted on output 0. `canonical`:
+    the state does not depend on the split.
     """
     state, emitted = _applied(step, history.batches, schemas)
     if not canonical:
@@ -109,7 +109,7 @@ def run(
 
 
 def entries(state: MemoryHangar) -> list[tuple[bytes, bytes]]:
-    """All of a state."""
+    """Return every entry of a state."""
     return state.scan(b"", b"\xff" * 8)
 
 
@@ -126,8 +126,8 @@ def _applied(
 
 
 def integral(frames: list[pl.DataFrame]) -> list[dict[str, Any]]:
-    """The bag that signed versions add up to (timestamps as microseconds); a negative count
-    anywhere fails.
+    """Return the bag that signed versions add up to (timestamps in microseconds); a negative count
+    fails.
     """
     counts: dict[str, int] = {}
     rows: dict[str, dict[str, Any]] = {}
@@ -142,5 +142,5 @@ def integral(frames: list[pl.DataFrame]) -> list[dict[str, Any]]:
 
 
 def bag(rows: list[dict[str, Any]]) -> list[str]:
-    """Rows in a canonical order, to compare bags."""
+    """Return rows in a canonical order, to compare bags."""
     return sorted(repr(sorted(row.items())) for row in rows)

@@ -2,8 +2,8 @@
 and a fault at any chosen step.
 
 Every call that leaves a step (a transaction, a request to Kafka) passes through `Faults`. A fault
-is a crash of the process (the step never learns anything again) or an answer that is lost or bad,
-before or after the deed was done, or half-way through a batch.
+is a crash of the process (the step never receives a result) or a result that is lost or wrong,
+before or after the effect, or half-way through a batch.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ class World:
         }
 
     def check(self) -> None:
-        """No orphan, no loss, all or nothing: true whenever the world is at rest."""
+        """Check the invariants at rest: no orphan, no loss, commits are atomic."""
         world = self.ledger.state
         assert all(c.state in SETTLED for c in world.commits.values())
         assert not world.bank.reservations, "a settled commit reserves nothing"

@@ -14,7 +14,7 @@ from fennel_core.connections.s3 import S3ObjectStore
 
 @pytest.fixture(params=["memory", "s3"])
 def objects(request: pytest.FixtureRequest) -> ObjectStore:
-    """An empty object store of each implementation; import `s3_server` beside this fixture."""
+    """An empty object store of each implementation; also import the fixture `s3_server`."""
     if request.param == "memory":
         return MemoryObjectStore(lambda: datetime.now(UTC))
     client, bucket = s3.client(request.getfixturevalue("s3_server")), f"test-{uuid.uuid4().hex[:8]}"

@@ -1,9 +1,8 @@
-"""A real Postgres for tests: the platform's own when `FENNEL_TEST_POSTGRES_DSN` names one, else a
-private one in a temporary folder.
+"""A real Postgres for tests: the one of `FENNEL_TEST_POSTGRES_DSN`, else a private server.
 
-Each test that asks for `database` gets a database of its own, migrated and dropped afterwards, so
-tests never see each other. Use it with `pytest_plugins = ["tests.support.postgres"]` or by
-importing the fixtures into a conftest.
+Each test that uses `database` gets its own database, migrated and dropped afterwards, so tests are
+isolated. Use it with `pytest_plugins = ["tests.support.postgres"]` or import the fixtures into a
+conftest.
 """
 
 from __future__ import annotations
@@ -46,8 +45,7 @@ def postgres_server() -> Iterator[str]:
         return
     folder = Path(tempfile.mkdtemp(prefix="fennel-pg-"))
     binaries, data, port = _binaries(), folder / "data", _free_port()
-    # initdb refuses to run as root; a user namespace gives it another uid without needing one on
-    # the machine.
+    # initdb refuses to run as root; a user namespace gives it another uid.
     prefix = (
         ["unshare", "--user", "--map-user=1000", "--map-group=1000"] if os.getuid() == 0 else []
     )

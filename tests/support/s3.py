@@ -1,6 +1,4 @@
-"""A real S3 endpoint for tests: the one `FENNEL_TEST_S3_ENDPOINT` names, else a private s3proxy on
-a temporary folder.
-"""
+"""A real S3 endpoint for tests: the one of `FENNEL_TEST_S3_ENDPOINT`, else a private s3proxy."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ JARS = Path(__file__).parents[2] / ".fennel" / "jars" / "s3"
 
 @dataclass(frozen=True)
 class S3Server:
-    """What a client needs; fits `fennel_core.connections.s3.S3Settings`."""
+    """The settings of a client; fits `fennel_core.connections.s3.S3Settings`."""
 
     s3_endpoint: str
     s3_region: str = "us-east-1"

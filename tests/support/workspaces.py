@@ -76,7 +76,7 @@ def settings() -> Settings:
 
 @pytest.fixture
 async def make(settings: Settings) -> AsyncIterator[Callable[[], Awaitable[Api]]]:
-    """Makes fresh workspaces and deletes them afterwards."""
+    """Yield a function that creates a workspace; delete them all afterwards."""
     made: list[Api] = []
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120)) as session:
 

@@ -1,4 +1,4 @@
-"""`docs/client_compatibility.md` promises what the ratchet checks."""
+"""`docs/client_compatibility.md` lists the tests of the ratchet."""
 
 from tests.conformance.page import PAGE, features, rendered
 from tests.conformance.run import RATCHET, listed

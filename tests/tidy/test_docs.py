@@ -27,7 +27,7 @@ COMPUTED = {
     "http-error": "`telemetry.errors` for a status without a code of its own",
     "definitions-invalid": "`definition.validation` for problems of several kinds",
 }
-"""Codes that are not written beside an `ApiError`, and where they are."""
+"""Codes that are not literals of an `ApiError` call, and where they are."""
 
 
 # --- routes ---------------------------------------------------------------------------------------
@@ -39,7 +39,7 @@ def normal(method: str, path: str) -> str:
 
 
 def definition_routes() -> Iterator[str]:
-    """The routes of the FastAPI application; its state is not used before a request."""
+    """Return the routes of the FastAPI application; its state is not used before a request."""
     app = definition_server.application(cast(ServerState, object()), HealthEndpoint("test", {}))
     for route in app.routes:
         if isinstance(route, APIRoute | Route) and "oauth2" not in route.path:
@@ -48,13 +48,13 @@ def definition_routes() -> Iterator[str]:
 
 
 def ingest_routes() -> Iterator[str]:
-    """The two paths that the raw ASGI application of ingest compares with."""
+    """Return the two paths that the raw ASGI application of ingest compares with."""
     yield normal("POST", ingest_server.LOG_PATH)
     yield normal("POST", re.sub(r"\([^)]*\)", "{name}", ingest_server.ERASE_PATH.pattern))
 
 
 def query_routes() -> Iterator[str]:
-    """The paths that the raw ASGI application of query dispatches on, from its syntax tree."""
+    """Return the paths in the syntax tree of the raw ASGI application of query."""
     (source,) = [s for s in product() if s.name == "fennel_core/query/server.py"]
     for node in ast.walk(source.tree):
         if isinstance(node, ast.MatchSequence):
@@ -76,7 +76,7 @@ def query_routes() -> Iterator[str]:
 
 
 def documented_routes() -> set[str]:
-    """The first cell of each row that starts with a method."""
+    """Return the first cell of each row that starts with a method."""
     page = API_PAGE.read_text()
     return set(re.findall(rf"^\| `((?:{'|'.join(METHODS)}) [^?`]+)(?:\?[^`]*)?` \|", page, re.M))
 
@@ -112,12 +112,12 @@ def constant(node: ast.expr | None) -> str | None:
 
 
 def is_raised(node: ast.ClassDef) -> bool:
-    """Whether a class is more than the root of a package, which is not raised itself."""
+    """Return whether a class is raised: the root of a package is not."""
     return "ClassifiedApiError" not in {ast.unparse(base) for base in node.bases}
 
 
 def class_codes(node: ast.ClassDef) -> Iterator[str]:
-    """Codes that a class body assigns to `code` or `CODE`."""
+    """Return codes that a class body assigns to `code` or `CODE`."""
     for statement in node.body:
         if isinstance(statement, ast.Assign):
             target, value = ast.unparse(statement.targets[0]), constant(statement.value)
@@ -130,7 +130,7 @@ def class_codes(node: ast.ClassDef) -> Iterator[str]:
 
 
 def called_codes(tree: ast.AST, names: set[str]) -> Iterator[str]:
-    """Codes in calls `ApiError(status, code, …)`, of its subclasses and of `super().__init__`."""
+    """Return codes in calls of `ApiError(status, code, …)`, subclasses and `super().__init__`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and len(node.args) > 1:
             callee = ast.unparse(node.func).rpartition(".")[2]
@@ -143,7 +143,7 @@ def called_codes(tree: ast.AST, names: set[str]) -> Iterator[str]:
 
 
 def problem_codes(source: Source) -> Iterator[str]:
-    """Codes of problems that validation finds: `Problem(code=…)` or `Problem("code", …)`."""
+    """Return codes of validation problems: `Problem(code=…)` or `Problem("code", …)`."""
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Call) and "problem" in ast.unparse(node.func).lower():
             for value in [*node.args[:1], *(k.value for k in node.keywords if k.arg == "code")]:
@@ -165,7 +165,7 @@ def api_codes() -> set[str]:
 
 
 def documented_codes() -> set[str]:
-    """The first cells of the rows between the headings `API errors` and `Parked jobs`."""
+    """Return the first cells of the rows between the headings `API errors` and `Parked jobs`."""
     page = OPERATIONS_PAGE.read_text()
     section = page[page.index("## API errors") : page.index("## Parked jobs")]
     return set(re.findall(r"^\| `([a-z0-9-]+)` \|", section, re.M))

@@ -77,7 +77,7 @@ def sets_code(node: ast.ClassDef) -> bool:
 def classes(sources: Iterable[Source]) -> Iterator[Raised]:
     """Every class of the packages, exceptions or not."""
     for source in sources:
-        if source.room is None:
+        if source.package is None:
             continue
         module, names = module_of(source), imported(source.tree)
         local = {n.name for n in source.tree.body if isinstance(n, ast.ClassDef)}

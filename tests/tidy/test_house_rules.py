@@ -1,4 +1,4 @@
-"""The rules of the house that no linter knows. Each exception stands here with its reason."""
+"""House rules that no linter checks. Each exception is listed with its reason."""
 
 import ast
 import re
@@ -7,7 +7,7 @@ import pytest
 
 from tests.tidy.tree import (
     CODE_FOLDERS,
-    PURE_ROOMS,
+    PURE_PACKAGES,
     ROOT,
     Source,
     imported_modules,
@@ -20,11 +20,11 @@ LINES_OF_A_FILE = 600
 LINES_OF_A_DAG_FILE = 20
 
 LONG_FUNCTIONS: dict[str, str] = {}
-"""`path::function` → why it may be longer."""
+"""`path::function` → reason."""
 LONG_FILES: dict[str, str] = {}
-"""path → why it may be longer."""
+"""path → reason."""
 
-TOOLS_IN_PURE_ROOMS = {
+TOOLS_IN_PURE_PACKAGES = {
     "fennel_core/wire/generate.py": "a developer runs it to make wire/gen; nothing imports it"
 }
 
@@ -131,11 +131,11 @@ def test_every_module_has_a_docstring() -> None:
 
 
 def test_nothing_prints_outside_the_apps() -> None:
-    """Or names its reason to ruff, which looks for the same."""
+    """A print outside the apps needs the same `noqa` with a reason that ruff needs."""
     printing = [
         f"{s.name}:{node.lineno}"
         for s in product()
-        if s.room != "apps"
+        if s.package != "apps"
         for node in ast.walk(s.tree)
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)
@@ -197,10 +197,12 @@ def test_lock_files_name_no_index() -> None:
     assert [p.name for p in locks if re.search(r"(?m)^-|https?://", p.read_text())] == []
 
 
-@pytest.mark.parametrize("room", PURE_ROOMS)
-def test_pure_packages_do_no_io(room: str) -> None:
+@pytest.mark.parametrize("package", PURE_PACKAGES)
+def test_pure_packages_do_no_io(package: str) -> None:
     impure = []
-    for source in (s for s in product() if s.room == room and s.name not in TOOLS_IN_PURE_ROOMS):
+    for source in (
+        s for s in product() if s.package == package and s.name not in TOOLS_IN_PURE_PACKAGES
+    ):
         impure += [
             f"{source.name} imports {m}"
             for m in imported_modules(source.tree)

@@ -1,6 +1,4 @@
-"""The layer contract can fail: a copy of the rooms with one import that points the wrong way is
-refused.
-"""
+"""The layer contract can fail: a copy of the packages with one upward import is refused."""
 
 import configparser
 import re
@@ -11,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.tidy.tree import PURE_ROOMS, ROOT
+from tests.tidy.tree import PURE_PACKAGES, ROOT
 
 CONTRACT = ROOT / ".importlinter"
 
 
 def layers() -> list[list[str]]:
-    """The contract's layers, top first, each with its rooms."""
+    """Return the contract's layers, top first, each with its packages."""
     parser = configparser.ConfigParser()
     parser.read(CONTRACT)
     lines = parser["importlinter:contract:layers"]["layers"].split("\n")
@@ -25,10 +23,10 @@ def layers() -> list[list[str]]:
 
 
 def lint(folder: Path, importer: str, imported: str) -> subprocess.CompletedProcess[str]:
-    """Runs the contract over empty rooms, of which one imports another."""
-    for room in (room for layer in layers() for room in layer):
-        (folder / "fennel_core" / room).mkdir(parents=True)
-        (folder / "fennel_core" / room / "__init__.py").touch()
+    """Run the contract over empty packages, one of which imports another."""
+    for package in (package for layer in layers() for package in layer):
+        (folder / "fennel_core" / package).mkdir(parents=True)
+        (folder / "fennel_core" / package / "__init__.py").touch()
     (folder / "fennel_core" / "__init__.py").touch()
     (folder / "fennel_core" / importer / "__init__.py").write_text(
         f"import fennel_core.{imported}\n"
@@ -46,11 +44,11 @@ def lint(folder: Path, importer: str, imported: str) -> subprocess.CompletedProc
 
 
 def test_every_package_is_in_one_layer() -> None:
-    named = [room for layer in layers() for room in layer]
+    named = [package for layer in layers() for package in layer]
     assert sorted(named) == sorted(set(named))
-    rooms = {path.parent.name for path in (ROOT / "fennel_core").glob("*/__init__.py")}
-    assert rooms <= set(named)
-    assert set(PURE_ROOMS) <= set(named)
+    packages = {path.parent.name for path in (ROOT / "fennel_core").glob("*/__init__.py")}
+    assert packages <= set(named)
+    assert set(PURE_PACKAGES) <= set(named)
 
 
 def test_an_import_downwards_is_kept(tmp_path: Path) -> None:

@@ -11,14 +11,14 @@ SHARED: dict[str, str] = {}
 """Name → why two packages may use it."""
 
 GENERIC_MODULES = {"flow", "decide", "watch", "progress", "steps", "facts", "few", "state"}
-"""Module names that say nothing in an import statement."""
+"""Module names that mean nothing in an import statement."""
 
 
 def public_classes(sources: Iterable[Source]) -> dict[str, set[str]]:
     """Name of a public class or type alias → the packages that define it."""
     found: dict[str, set[str]] = defaultdict(set)
     for source in sources:
-        package = source.room or source.path.parts[0]
+        package = source.package or source.path.parts[0]
         for node in source.tree.body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 found[node.name].add(package)

@@ -1,4 +1,4 @@
-"""The pins that hold the two environments together."""
+"""Pinned versions on which the two environments depend."""
 
 import importlib.metadata
 from pathlib import Path
@@ -8,7 +8,7 @@ import pyspark
 from tests.tidy.tree import ROOT
 
 
-def test_pyspark_is_the_one_that_agrees_with_its_client_package() -> None:
+def test_pyspark_and_its_client_package_have_the_same_version() -> None:
     """Two wheels write into `pyspark/`; with different versions the folder is a mixture of both."""
     assert pyspark.__version__ == "4.2.0"
     assert importlib.metadata.version("pyspark-client") == "4.2.0"
@@ -31,4 +31,4 @@ def test_each_direct_requirement_is_in_its_lock() -> None:
                 for line in (ROOT / "requirements" / name).read_text().splitlines()
             ]
             missing = {w.lower().replace("_", "-") for w in wanted if w and w[0].isalpha()} - locked
-            assert missing == set(), f"{missing} stand in {name} and not in {lock}: run make lock"
+            assert missing == set(), f"{missing} are in {name} but not in {lock}: run `make lock`"

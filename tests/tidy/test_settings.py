@@ -1,4 +1,4 @@
-"""Every setting has an effect: a limit that no code reads is a promise that is not kept."""
+"""Every setting has an effect: code reads it."""
 
 import ast
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ MODEL = "fennel_core/settings/model.py"
 
 
 def declared(model: ast.Module) -> dict[str, int]:
-    """The fields of the settings classes with their lines."""
+    """Return the fields of the settings classes with their lines."""
     return {
         node.target.id: node.lineno
         for owner in model.body
@@ -20,7 +20,7 @@ def declared(model: ast.Module) -> dict[str, int]:
 
 
 def reads(source: Source) -> set[str]:
-    """Attribute names that a module reads, and names in its literals: `"FENNEL_DRILL_SCHEDULE"`."""
+    """Return attributes that a module reads, and names in literals: `"FENNEL_DRILL_SCHEDULE"`."""
     found = set()
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):

@@ -5,7 +5,7 @@ import ast
 from tests.tidy.tree import Source, sources
 
 OURS = ("tests.", "benchmarks.", ".")
-"""Prefixes of our own modules: the public client's own suite may be imported."""
+"""Prefixes of this project's modules; the public client's own suite may be imported."""
 
 
 def imported_test_modules(tree: ast.AST) -> list[str]:
@@ -64,8 +64,8 @@ def unexplained_sleeps(text: str) -> list[int]:
     ]
 
 
-def test_a_fixed_sleep_says_why_it_does_not_poll() -> None:
-    """Tests wait with `tests.support.polling`; a sleep that is the scenario carries a comment."""
+def test_a_fixed_sleep_has_a_comment_with_its_reason() -> None:
+    """Tests wait with `tests.support.polling`; a sleep that is the scenario has a comment."""
     sleeps = {
         s.name: found
         for s in sources_of_tests()

@@ -1,4 +1,4 @@
-"""The files the house rules are about, read once."""
+"""The files that the house rules apply to, read once."""
 
 import ast
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 CODE_FOLDERS = ("fennel_core", "plugins", "dags", "tests", "benchmarks", "examples")
 GENERATED = ROOT / "fennel_core" / "wire" / "gen"
-PURE_ROOMS = (
+PURE_PACKAGES = (
     "vocab",
     "wire",
     "expressions",
@@ -23,7 +23,7 @@ PURE_ROOMS = (
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One Python file that people wrote: its path from the root, text and syntax tree."""
+    """One hand-written Python file: its path from the root, text and syntax tree."""
 
     path: Path
     text: str
@@ -34,8 +34,8 @@ class Source:
         return self.path.as_posix()
 
     @property
-    def room(self) -> str | None:
-        """`hangar` for fennel_core/hangar/x.py; None outside the rooms."""
+    def package(self) -> str | None:
+        """The package: `hangar` for fennel_core/hangar/x.py; None outside the packages."""
         parts = self.path.parts
         return parts[1] if parts[0] == "fennel_core" and len(parts) > 2 else None
 
@@ -53,12 +53,12 @@ def sources() -> tuple[Source, ...]:
 
 
 def product() -> tuple[Source, ...]:
-    """What is shipped: everything but tests, benchmarks and examples."""
+    """Return the shipped files: not tests, benchmarks or examples."""
     return tuple(s for s in sources() if s.path.parts[0] in {"fennel_core", "plugins", "dags"})
 
 
 def imported_modules(tree: ast.AST) -> frozenset[str]:
-    """Dotted names of what a syntax tree imports anywhere in it."""
+    """Return the dotted names that a syntax tree imports anywhere."""
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -32,7 +32,7 @@ def airflow(platform: None) -> Airflow:
 
 @pytest.fixture
 def workspace(platform: None) -> Iterator[str]:
-    """A name that no workspace has yet; deleted afterwards."""
+    """Yield the name of a workspace that does not exist yet; delete it afterwards."""
     settings, name = Settings(), f"dags-{uuid.uuid4().hex[:10]}"
     yield name
     url = f"{settings.query_url}/api/v1/workspaces/{name}"

@@ -111,4 +111,4 @@ def test_scheduled_dags_run_by_themselves(airflow: Airflow, dag: str, minutes: i
         for run in airflow.runs(dag)
         if run["run_type"] == "scheduled" and run["state"] in ("success", "failed")
     ]
-    assert ended == [] or "success" in ended, "none is due yet, or they get done"
+    assert ended == [] or "success" in ended, "no run is due yet, or one has succeeded"

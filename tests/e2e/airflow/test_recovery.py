@@ -1,6 +1,4 @@
-"""The DAGs that rebuild job partitions and that try whether it could be done, on the running
-platform.
-"""
+"""The DAGs `recovery` and `drill` on the running platform."""
 
 from __future__ import annotations
 
@@ -60,7 +58,7 @@ def served(workspace: str) -> Any:
 
 
 def copied(workspace: str) -> None:
-    """Have every slot copy what it owns: what the DAG `snapshot` does."""
+    """Take a snapshot of every job partition, as the DAG `snapshot` does."""
     for address in snapshot_pass.owning_slots(Settings()):
         snapshot_pass.raise_on_failures(snapshot_pass.snapshot_slot(Settings(), address))
     assert rows(
@@ -69,7 +67,7 @@ def copied(workspace: str) -> None:
 
 
 def commanded(*words: str) -> str:
-    """What `fennel-core` prints."""
+    """Run `fennel-core` and return its output."""
     ran = subprocess.run(
         [sys.executable, "-m", "fennel_core.apps.cli", *words],
         capture_output=True,
@@ -114,7 +112,7 @@ def test_the_recovery_dag_and_command_rebuild_selected_partitions(
     [(job,)] = rows("SELECT id FROM job WHERE workspace = %s", workspace)
     quarantined = {path.name for path in (Settings().state_dir / str(job)).glob("quarantined-*")}
     assert quarantined == {f"quarantined-{part}" for part in range(Settings().partitions)}, (
-        "local state was put aside, so none of it is used"
+        "local state was quarantined, so none of it is used"
     )
     assert served(workspace) == before
     ordered(workspace, 3, UIDS[:1])
@@ -132,8 +130,9 @@ def test_the_recovery_dag_and_command_rebuild_selected_partitions(
 
 
 def tampered(workspace: str, work: Path) -> int:
-    """Add a snapshot of one job partition, one entry of which is another than its log says, though
-    its checksums are right; its number.
+    """Add a snapshot of partition 0 with one changed entry; return its number.
+
+    The checksums of its files are correct, so only a replay of the log can find the difference.
     """
     [(job, part, manifest, sha256, epoch)] = rows(
         "SELECT job_id, part, s.manifest, s.sha256, p.epoch FROM snapshot s JOIN "

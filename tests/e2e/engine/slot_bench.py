@@ -240,7 +240,7 @@ USERS = list(range(20))
 
 
 async def snapshots(bench: Bench, expected: str) -> dict[tuple[str, int], str]:
-    """Ask the one slot to copy everything; the manifests' keys."""
+    """Take a snapshot of every partition on the one slot; return the keys of the manifests."""
     address = (await bench.owned(bench.jobs[0], slots=1))[0]
     channel = await Channel.open(address)
     try:
@@ -255,7 +255,7 @@ async def snapshots(bench: Bench, expected: str) -> dict[tuple[str, int], str]:
 
 
 async def written(bench: Bench, users: list[int], city: str) -> None:
-    """Upsert, and wait until the table serves it."""
+    """Upsert rows and wait until the table serves them."""
     targets = await bench.write(users, city)
     await visible(bench, targets, await bench.owned(bench.jobs[0], slots=1), bench.jobs[0])
     await read_everywhere(bench, users, await bench.owned(bench.jobs[1], slots=1), city)

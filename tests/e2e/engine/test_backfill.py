@@ -159,9 +159,7 @@ def batches(bench: Bench, part: int) -> Iterator[pl.DataFrame]:
 
 
 async def fill(bench: Bench) -> int:
-    """Write the topic, and all of it but a tail to history, as its writer does; the rows in
-    history.
-    """
+    """Write the topic, and all but its tail to history; return the number of rows in history."""
     files, client = PostgresHistoryFiles(bench.pool), s3.client(bench.settings)
     s3.ensure_bucket(client, bench.settings.s3_bucket)
     producer = await bench.broker.producer(f"{bench.topic}-fill")
@@ -305,7 +303,7 @@ async def parked(bench: Bench, job: Job) -> list[str]:
 
 
 def forget(bench: Bench, before: Mapping[offsets.Source, Offset]) -> None:
-    """Delete these logs' records, as retention does."""
+    """Delete the records of these logs below the given offsets, as retention does."""
     offsets.delete_before(AdminClient(client_config(bench.settings)), before, 30)
 
 

@@ -1,6 +1,4 @@
-"""Records go when nobody needs them any more and not before; who stands before his log's beginning
-is told, and skips nothing.
-"""
+"""Kafka retention: unneeded records are deleted, and a job never skips lost ones."""
 
 from __future__ import annotations
 
@@ -39,9 +37,7 @@ ASSET = """
 
 @pytest.fixture
 async def kept(bench: Bench) -> AsyncIterator[Bench]:
-    """A bench whose topics the bank knows, whose records are old at once, and that waits for no
-    history.
-    """
+    """A bench whose topics are in the bank and whose records expire at once, without history."""
     bench.settings = bench.settings.model_copy(
         update={"lease_ms": 30_000, "kafka_retention_ms": 1, "history_before_deletion": False}
     )
@@ -69,7 +65,7 @@ def now_ms() -> int:
 
 
 async def shortened(bench: Bench) -> set[str]:
-    """Look and delete; the topics of which something went."""
+    """Delete expired records; return the topics from which some were deleted."""
     retention = KafkaRetention(bench.settings, bench.pool)
     return {topic for topic, _ in await retention.delete(await retention.survey(now_ms()))}
 
@@ -89,7 +85,7 @@ async def test_records_below_every_snapshot_are_deleted_and_state_is_restored(
             await kept.broker.read((first.inputs[0], 0), Offset(0))
         await snapshots(kept, "taken")
         assert await shortened(kept) == set(), (
-            "the older snapshots are kept still: the newest may turn out to be damaged"
+            "older snapshots still need the records: the newest may be damaged"
         )
     shutil.rmtree(kept.settings.state_dir)
     async with slot(kept, 0):

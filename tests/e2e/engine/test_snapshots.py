@@ -1,5 +1,5 @@
-"""A slot that lost its machine: state comes back from S3, what came after it is replayed, and
-nothing is emitted twice.
+"""A slot that lost its machine: state is restored from S3, later records are replayed, and no
+record is emitted twice.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Bucket:
         return decode_manifest(body)
 
     async def damage(self, key: str) -> None:
-        """Lose the contents that this snapshot was the first to name."""
+        """Delete the objects that this snapshot was the first to reference."""
         own = key.rpartition("/")[0]
         lost = [
             file.object for file in (await self.manifest(key)).files if file.object.startswith(own)
@@ -52,13 +52,13 @@ class Bucket:
 
 
 def forget_before(bench: Bench, manifests: list[SnapshotManifest]) -> None:
-    """Delete every input record that a snapshot says nobody needs."""
+    """Delete every input record that the snapshots cover."""
     ends = [
         TopicPartition(topic, m.part, offset)
         for m in manifests
         for topic, offset in m.position.offsets.items()
     ]
-    assert sum(end.offset for end in ends) > 0, "nothing to delete: the test would show nothing"
+    assert sum(end.offset for end in ends) > 0, "there are records to delete"
     admin = AdminClient(
         client_config(bench.settings)
     )  # kept: futures of a collected client never end
@@ -67,7 +67,7 @@ def forget_before(bench: Bench, manifests: list[SnapshotManifest]) -> None:
 
 
 async def emitted(bench: Bench, manifests: list[SnapshotManifest]) -> dict[int, Emitted]:
-    """What stands on the output topic from the table's snapshots on, without control records."""
+    """Return the output topic's data records from the positions of the table's snapshots on."""
     output = bench.jobs[0].outputs[0].topic
     starts = {
         m.part: m.position.offsets.get(TopicName(output), Offset(0))
@@ -85,7 +85,7 @@ async def emitted(bench: Bench, manifests: list[SnapshotManifest]) -> dict[int, 
 async def test_a_slot_that_lost_its_disk_restores_from_the_snapshot_and_emits_nothing_twice(
     bench: Bench, capsys: pytest.CaptureFixture[str], damaged: bool
 ) -> None:
-    # A lease that lapses on a busy machine would be another epoch, and its marker another position.
+    # A lease that expires on a busy machine starts a new epoch, whose marker moves the position.
     bench.settings = bench.settings.model_copy(update={"lease_ms": 30_000})
     client = s3.client(bench.settings)
     s3.ensure_bucket(client, bench.settings.s3_bucket)
@@ -104,7 +104,7 @@ async def test_a_slot_that_lost_its_disk_restores_from_the_snapshot_and_emits_no
                     await bucket.damage(key)
             manifests = [await bucket.manifest(key) for key in used.values()]
             before = await emitted(bench, manifests)
-            assert any(before.values()), "there is something that could be emitted twice"
+            assert any(before.values()), "there are records that could be emitted twice"
         forget_before(bench, manifests)
         shutil.rmtree(bench.settings.state_dir)
         capsys.readouterr()

@@ -1,6 +1,4 @@
-"""What happens to a call and to the next one when the process under it dies, hangs, or eats
-memory.
-"""
+"""Calls and the calls after them when the process below dies, hangs or runs out of memory."""
 
 import asyncio
 import contextlib
@@ -132,7 +130,7 @@ async def test_what_user_code_starts_dies_with_its_process(executors, tmp_path):
     with pytest.raises(ExecutorTimeout):
         await executors.run(calling(body, module_level="import subprocess"), ONE)
     assert await succeeds(executors)
-    with contextlib.suppress(FileNotFoundError):  # gone and reaped, or gone and waiting to be
+    with contextlib.suppress(FileNotFoundError):  # dead and reaped, or a zombie
         assert Path(f"/proc/{int(note.read_text())}/stat").read_text().split()[2] == "Z"
 
 

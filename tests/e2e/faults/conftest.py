@@ -44,8 +44,8 @@ def bodies(platform: None) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def workspaces(platform: None) -> Iterator[list[str]]:
-    """Names, the last one in use; a test that leaves its shop broken leaves the next one a new
-    shop.
+    """Names of workspaces, the last one in use. A test that leaves its shop broken makes the next
+    test start a new shop.
     """
     names: list[str] = []
     yield names

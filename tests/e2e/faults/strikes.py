@@ -1,11 +1,10 @@
-"""How faults are made, with nothing in production code that knows of them.
+"""Faults that need no support in production code.
 
 Theory. A *gate* is a trigger in Postgres that makes one change of one row wait for an advisory lock
-that the test holds. So a step can be stopped at exactly the point of interest, in the middle of its
-transaction; the server tells which connection waits, the connection's port tells which process it
-belongs to, and that process (or the connection) is then killed. The parts of the platform are found
-by the records that the launcher keeps, and are stopped or killed as an operator or the kernel
-would.
+that the test holds. A step is stopped exactly there, in the middle of its transaction. Postgres
+reports which connection waits, the connection's port identifies the process, and the test kills
+that process or the connection. Services are found by the records that the launcher keeps, and are
+frozen or killed as an operator or the kernel would do it.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ class Gate:
         return int(found[0][0])
 
     def client(self, backend: int) -> int:
-        """The process that waits."""
+        """Return the id of the process whose connection waits."""
         row = self.keeper.execute(
             "SELECT client_port FROM pg_stat_activity WHERE pid = %s", (backend,)
         ).fetchone()
@@ -126,7 +125,7 @@ class Gate:
 
 
 def is_task(pid: int) -> bool:
-    """Is it the process of a task of Airflow?"""
+    """Return whether a process runs a task of Airflow."""
     parent = psutil.Process(pid).parent()
     return parent is not None and "airflow" in " ".join(parent.cmdline())
 
@@ -140,9 +139,7 @@ current_database()) AND (classid::bigint << 32 | objid::bigint) = %(key)s
 
 @asynccontextmanager
 async def gate(settings: Settings, workspace: str, where: tuple[str, str]) -> AsyncIterator[Gate]:
-    """The change `where` (table, condition on OLD and NEW) of the workspace waits until the gate is
-    opened.
-    """
+    """Make the change `where` (table, condition on OLD and NEW) of the workspace wait at a gate."""
     table, condition = where
     key, name = uuid.uuid4().int % 2**31, f"gate_{uuid.uuid4().hex}"
     keeper = psycopg.connect(settings.postgres_dsn.get_secret_value(), autocommit=True)
@@ -182,14 +179,14 @@ def leader(settings: Settings, part: str) -> processes.ProcessRecord:
 
 
 def kill_part(settings: Settings, part: str) -> None:
-    """Everything of a part at once, with -9."""
+    """Kill every process of a service with -9."""
     for pid in processes.session_members(leader(settings, part)):
         os.kill(pid, signal.SIGKILL)
 
 
 @contextmanager
 def frozen(settings: Settings, part: str) -> Iterator[None]:
-    """Freeze a service."""
+    """Freeze a service for the time of the block."""
     pids = processes.session_members(leader(settings, part))
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)

@@ -1,5 +1,5 @@
-"""The broker is killed with -9 and comes back with new leader epochs: who knew its topics before
-reads them at once.
+"""The broker is killed with -9 and returns with new leader epochs: clients that used its topics
+before read them at once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ async def broker(infra: None) -> AsyncIterator[KafkaBroker]:
 
 @pytest.fixture
 def topics(infra: None) -> Iterator[list[TopicName]]:
-    """Two topics, made and deleted by a client of its own."""
+    """Two topics, created and deleted by another client."""
     names = [TopicName(f"test.{uuid.uuid4().hex[:12]}") for _ in range(2)]
     admin = AdminClient(client_config(Settings()))
     for made in admin.create_topics([NewTopic(name, 1, 1) for name in names]).values():
@@ -50,7 +50,7 @@ async def write(broker: KafkaBroker, source: TopicPartition, text: bytes) -> Non
 
 
 async def read(broker: KafkaBroker, source: TopicPartition, count: int) -> list[bytes]:
-    """What a reader that starts at the beginning gets; closed again."""
+    """Return the first `count` records of a new subscription from offset 0, and close it."""
     subscription = await broker.subscribe({source: Offset(0)})
     values: list[bytes] = []
     async with asyncio.timeout(20):
@@ -92,4 +92,4 @@ async def test_topics_known_before_the_broker_was_killed_are_read_at_once_when_i
     async with asyncio.timeout(20):
         while len(got) < 2:
             got += [record.value for record in (await following.next(MAX_BYTES)).records]
-    assert got == [b"before", b"after"], "who was reading goes on"
+    assert got == [b"before", b"after"], "the open subscription continues"

@@ -1,5 +1,5 @@
-"""Every row of the ledgers' table (T1, create, T2, warm, destroy) fails on the running platform, in
-the commit DAG itself.
+"""Every step of the ledgers (T1, create, T2, warm, destroy) fails on the running platform, in the
+commit DAG itself.
 """
 
 from __future__ import annotations

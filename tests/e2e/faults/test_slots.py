@@ -1,5 +1,5 @@
 """Every slot process of the running engine is killed with -9: all job partitions run again in new
-ones, on the state that was left.
+processes, on the remaining local state.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BATCH = 100
 
 
 def slot_processes(settings: Settings) -> list[int]:
-    """What Spark's worker daemon has forked."""
+    """Return the processes that Spark's worker daemon has forked."""
     pids = processes.session_members(leader(settings, "engine"))
     commands = {pid: " ".join(psutil.Process(pid).cmdline()) for pid in pids}
     return [
@@ -47,7 +47,7 @@ def rows(settings: Settings, query: str, *values: str) -> list[tuple[Any, ...]]:
 
 
 async def buy(api: Api, rounds: int) -> int:
-    """Log purchases; how many were accepted."""
+    """Log purchases; return how many rows were accepted."""
     for _ in range(rounds):
         data = {"name": NAMES[:BATCH], "amount": [1] * BATCH, "at": ["2026-01-01T00:00:00"] * BATCH}
         status, response = await api.call(

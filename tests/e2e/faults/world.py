@@ -1,10 +1,9 @@
-"""One workspace of the running platform, looked at from outside: what it answers, and what
-physically exists of it.
+"""One workspace of the running platform, seen from outside: its responses and its physical assets.
 
-Theory. A fault is survived when, at rest, four lists agree (Kafka's topics, the bank's rows, what
-branches hold, the engine's registry), nothing is held for a commit that is over, no ledger entry is
-open, and a query that was asked all the time answered rightly all the time. The two versions of the
-shop differ in one default, so every answer says which version gave it.
+Theory. A fault is survived when, at rest, four lists agree (Kafka's topics, the bank's rows, the
+assets held by branches, the engine's registry), no finished commit holds a reservation, no ledger
+entry is open, and a client that queried all the time received only correct responses. The two
+versions of the shop differ in one default, so every response identifies its version.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from tests.support.polling import eventually
 
 NOW: Final = "2026-01-01T00:00:00"
 ANSWERS: Final = {"one": [10.0, 1.0], "two": [10.0, 2.0]}
-"""What each version answers for a customer that is known and one that is not."""
+"""The responses of each version for a known customer and for an unknown one."""
 OTHER: Final = {"one": "two", "two": "one"}
 AGAIN_SECONDS: Final = 10.0
 REST_SECONDS: Final = 60.0
@@ -39,15 +38,13 @@ Row = tuple[Any, ...]
 
 @dataclass
 class ObservedResponses:
-    """What the query said while it was asked. `refused`: status and text of each answer that was
-    none.
-    """
+    """Responses to the repeated query. `refused`: status and text of each response but 200."""
 
     given: list[list[float]] = field(default_factory=list)
     refused: list[tuple[int, str]] = field(default_factory=list)
 
     def versions(self) -> list[list[float]]:
-        """The answers without repetitions."""
+        """Return the responses without repetitions."""
         return [
             answer for i, answer in enumerate(self.given) if i == 0 or self.given[i - 1] != answer
         ]
@@ -88,7 +85,7 @@ class World:
         return await self.call("POST", f"/commit{options}", self._bodies[version], **headers)
 
     async def begin(self) -> None:
-        """The first version, with one row, served."""
+        """Commit the first version, log one row, and wait until it is served."""
         assert (await self.commit("one", **INLINE))[0] == 200
         body = {
             "webhook": "door",
@@ -99,7 +96,7 @@ class World:
         assert (await self.call("POST", "/barrier", {"timeout_s": 30}))[0] == 200
 
     async def version(self) -> str:
-        """The version that answers."""
+        """Return the version that serves queries."""
         given = await self.answer()
         return next(version for version, answer in ANSWERS.items() if answer == given)
 
@@ -149,14 +146,14 @@ class World:
     # --- as an operator
 
     def rows(self, query: str) -> list[Row]:
-        """Rows of the platform's database; `%(w)s` is the workspace."""
+        """Return rows of the platform's database; `%(w)s` is the workspace."""
         with psycopg.connect(
             self.settings.postgres_dsn.get_secret_value(), autocommit=True
         ) as connection:
             return connection.execute(query.encode(), {"w": self.workspace}).fetchall()
 
     def newest(self) -> tuple[str, str, str | None]:
-        """Id, state and error code of the newest commit."""
+        """Return id, state and error code of the newest commit."""
         query = (
             "SELECT id, state, error_code FROM commit WHERE workspace = %(w)s ORDER BY "
             "created_at DESC LIMIT 1"
@@ -176,7 +173,7 @@ class World:
         }
 
     def pending(self) -> list[str]:
-        """Topics that the newest commit is about to create."""
+        """Return the topics that the newest commit is about to create."""
         query = (
             "SELECT asset_id FROM ledger_entry WHERE workspace = %(w)s AND ledger = "
             "'creation' AND state = 'pending'"
@@ -192,9 +189,7 @@ class World:
             gone.result(20)
 
     def defects(self) -> list[str]:
-        """What is wrong with the physical world, as sentences; empty when it is at rest and
-        clean.
-        """
+        """Return one sentence per inconsistency of the physical assets; empty at rest."""
         found = [f"commit {id_} is {state}" for id_, state in self.rows(OPEN_COMMITS)]
         found += [
             f"{ledger} ledger has {asset} {state}"

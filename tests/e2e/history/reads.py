@@ -1,8 +1,7 @@
-"""A Spark program: reads datasets with the data source as its standard input asks (JSON lists of
-options), and prints what it got.
+"""A Spark program that reads datasets with the data source and prints their rows.
 
-It runs as a program of its own, as a user's would: Spark's classpath and environment are fixed when
-its JVM starts.
+Its standard input is a JSON list of options per read. It is a program because Spark's classpath and
+environment are fixed when its JVM starts.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Datasets as DataFrames over real history, real tails and real Spark equal the obvious
-recompute.
-"""
+"""Datasets as DataFrames over real history, topics and Spark equal a naive recompute."""
 
 from __future__ import annotations
 
@@ -39,7 +37,7 @@ pytestmark = [pytest.mark.platform, pytest.mark.timeout(1800)]
 
 
 class Hand:
-    """Rolls in this process: these tests are about reading."""
+    """Write history in this process: these tests are about reading."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -82,7 +80,7 @@ async def answers(world: World, *wanted: dict[str, str]) -> list[dict[str, Any]]
 
 
 def as_rows(rows: list[tuple[Any, ...]]) -> list[list[Any]]:
-    """As JSON has them: times as text without their zone, which Spark leaves out."""
+    """Return rows as JSON has them: times as text without their zone, which Spark omits."""
     plain = [
         [str(v.replace(tzinfo=None)) if isinstance(v, datetime) else v for v in row] for row in rows
     ]
@@ -90,7 +88,7 @@ def as_rows(rows: list[tuple[Any, ...]]) -> list[list[Any]]:
 
 
 async def read(world: World, options: dict[str, str]) -> list[tuple[Any, ...]]:
-    """As Spark reads, without Spark: plan, then every partition by itself."""
+    """Read as Spark does, without Spark: plan, then every partition on its own."""
 
     def work() -> list[tuple[Any, ...]]:
         want = parse_options(options, datetime.now(UTC))
@@ -108,7 +106,7 @@ async def read(world: World, options: dict[str, str]) -> list[tuple[Any, ...]]:
 
 
 async def rolled(world: World, rows: int) -> None:
-    """Topics of which most is in history, and the last rows are not."""
+    """Topics whose rows are in history except for the last ones."""
     await asyncio.to_thread(world.write, rows)
     writer = HistoryWriter(
         world.files,
@@ -183,4 +181,4 @@ async def test_a_read_that_cannot_be_done_names_the_fix(
     with pytest.raises(ReadFailed) as refused:
         await read(world, {"dataset": "Homes", "token": TOKEN} | changed)
     assert said in str(refused.value)
-    assert str(refused.value).endswith("]"), "a stable code ends it"
+    assert str(refused.value).endswith("]"), "the message ends with a stable code"

@@ -1,5 +1,5 @@
-"""The history writer over real Kafka, Spark, S3 and Postgres, killed in the middle of batches; and
-what readers then see.
+"""The history writer over real Kafka, Spark, S3 and Postgres, killed in the middle of batches, and
+the files that readers then see.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ async def test_a_writer_killed_during_a_batch_writes_each_record_once(
             process.kill()
             await process.wait()
     left_over = await strays(world)
-    assert left_over, "it was killed after an upload and before its row"
+    assert left_over, "the writer was killed between an upload and its row"
     await asyncio.to_thread(world.write, 1_000)
     async with writer(world):
         told = await caught_up(world)
@@ -40,7 +40,7 @@ async def test_a_writer_killed_during_a_batch_writes_each_record_once(
 
 
 async def same(world: World, name: str, part: int) -> None:
-    """History holds the topic's records, each once, in contiguous files."""
+    """Check that history holds the topic's records, each once, in contiguous files."""
     files, held = await world.history(name, part)
     assert [file.first_offset for file in files] == [0, *(file.next_offset for file in files[:-1])]
     written = await asyncio.to_thread(world.read, name, part)
@@ -52,13 +52,13 @@ async def same(world: World, name: str, part: int) -> None:
 
 
 async def mid_batch(world: World, process: asyncio.subprocess.Process) -> None:
-    """Return when objects of a batch are there whose rows are not, several of them, so that the
-    batch is far from its end.
+    """Wait until several objects of a batch are uploaded whose rows are not yet written, so that
+    the end of the batch is far away.
     """
     before = len(await strays(world))
 
     async def several_added() -> bool:
-        assert process.returncode is None, "the writer ended by itself"
+        assert process.returncode is None, "the writer still runs"
         return len(await strays(world)) >= before + 2
 
     await eventually(several_added, within_s=240, interval_s=0.05)

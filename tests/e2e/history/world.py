@@ -54,8 +54,8 @@ Row = dict[str, Any]
 
 @dataclass
 class World:
-    """One test's topics, rows of the database and settings. `rows`: every signed version that was
-    committed, by dataset.
+    """Topics, rows of the database and settings of one test. `rows`: every committed signed
+    version, by dataset.
     """
 
     settings: Settings
@@ -125,8 +125,8 @@ class World:
                 )
 
     def write(self, rows: int) -> None:
-        """Transactions with upserts, tombstones, retractions and events; now and then one is
-        aborted or holds a control record.
+        """Write transactions with upserts, tombstones, retractions and events; some are aborted or
+        hold a control record.
         """
         producer = Producer(producer_config(self.settings, f"test-{self.run}-{self.hlc}"))
         producer.init_transactions(10)
@@ -142,7 +142,7 @@ class World:
                     self.topic("Homes"), b"\x01", partition=part, headers=[("c", b"f")]
                 )
             if self.rng.random() < 0.1:
-                producer.flush(10)  # else what is aborted was never sent
+                producer.flush(10)  # otherwise aborted records are never sent
                 producer.abort_transaction(10)
                 continue
             producer.commit_transaction(10)
@@ -202,7 +202,9 @@ class World:
             producer.produce(self.topic(name), value, partition=part, headers=[FORMAT_HEADER])
 
     def read(self, name: str, part: int) -> list[tuple[int, pl.DataFrame]]:
-        """The data records of a partition as a plain consumer of committed records reads them."""
+        """Return the data records of a partition as a plain consumer of committed records reads
+        them.
+        """
         consumer, found = Consumer(consumer_config(self.settings)), []
         consumer.assign([TopicPartition(self.topic(name), part, 0)])
         while (message := consumer.poll(10)) is not None and message.error() is None:
@@ -212,7 +214,7 @@ class World:
         return found
 
     def told(self) -> dict[str, dict[str, int]]:
-        """What the writer tells of each topic; nothing while it does not answer."""
+        """Return the writer's report per topic; empty while it does not respond."""
         try:
             with urllib.request.urlopen(
                 f"http://127.0.0.1:{self.settings.history_port}/metrics", timeout=5
@@ -228,7 +230,7 @@ class World:
     async def history(
         self, name: str, part: int
     ) -> tuple[tuple[HistoryFile, ...], list[tuple[int, pl.DataFrame]]]:
-        """The files of a partition, and what is in them by message."""
+        """Return the files of a partition and their content by message."""
         files = await self.files.files(self.topic(name), PartitionIndex(part))
         client, found = s3.client(self.settings), []
         for file in files:
@@ -250,7 +252,7 @@ class World:
 
 @asynccontextmanager
 async def writer(world: World) -> AsyncIterator[asyncio.subprocess.Process]:
-    """The history writer as a process; ended with the test."""
+    """The history writer as a process that ends with the test."""
     log = Path(world.settings.data_dir) / f"writer-{uuid.uuid4().hex[:6]}.log"
     with log.open("wb") as out:
         process = await asyncio.create_subprocess_exec(
@@ -275,8 +277,8 @@ async def writer(world: World) -> AsyncIterator[asyncio.subprocess.Process]:
 
 
 def expected(rows: list[Row], schema: Schema, at: datetime) -> list[tuple[Any, ...]]:
-    """The obvious content at a time: what was added less what was taken back; of a keyed dataset
-    the last version of each key.
+    """Return the naive content at a time: added rows less retracted ones; of a keyed dataset the
+    last version of each key.
     """
     left: dict[tuple[Any, ...], int] = {}
     for row in rows:

@@ -1,6 +1,4 @@
-"""The ingest server as a process, over real Postgres, Kafka and executors: what is answered, and
-what is then on the topics.
-"""
+"""The ingest server as a process over real Postgres, Kafka and executors: responses and records."""
 
 from __future__ import annotations
 
@@ -63,7 +61,7 @@ class Server:
     topics: set[str] = field(default_factory=set)
 
     def bound(self, made: SourceBinding) -> SourceBinding:
-        """The binding with topics of this test's own, which exist."""
+        """Return the binding with new topics of this test."""
         own = replace(
             made,
             topic=TopicName(f"test-{self.run}.{made.topic}"),
@@ -92,14 +90,14 @@ class Server:
             return answer.status, await answer.text()
 
     def read(self, topic: str) -> list[tuple[int, dict, bytes]]:
-        """All committed messages: partition, headers, value."""
+        """Return all committed messages as (partition, headers, value)."""
         consumer = Consumer(consumer_config(self.settings, fetch_wait_ms=1))
         found, ended = [], 0
         try:
             consumer.assign([TopicPartition(topic, p, 0) for p in range(PARTITIONS)])
             while ended < PARTITIONS:
                 message = consumer.poll(10)
-                assert message is not None, "the broker answers"
+                assert message is not None, "the broker responds"
                 if message.error() is not None:
                     ended += 1
                 else:

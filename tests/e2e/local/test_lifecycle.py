@@ -1,8 +1,7 @@
-"""The launcher against real processes: a second platform beside the first, on ports and data of its
-own.
+"""The launcher with real processes: a second platform with its own ports and data folder.
 
-Postgres, Kafka and S3 are enough to show what the launcher promises; Airflow's and our own servers
-are rows of the same table.
+Postgres, Kafka and S3 are enough to show its behaviour; all other services are rows of the same
+table.
 """
 
 import json
@@ -47,7 +46,7 @@ def free_ports(count: int) -> list[int]:
 
 
 class Platform:
-    """A platform of its own, driven through the command line."""
+    """A separate platform, controlled through the command line."""
 
     def __init__(self, data: Path) -> None:
         self.data = data
@@ -150,7 +149,7 @@ def test_up_starts_a_service_that_died_without_a_watchdog(ours: Platform) -> Non
 
 
 def test_a_second_platform_is_refused_a_port_in_use(ours: Platform) -> None:
-    """It names the port and its owner in one message and starts nothing."""
+    """The error names the port and its owner, and no service is started."""
     other = Platform(ours.data.parent / "other")
     done = other.run("up", "--only", SERVICES, FENNEL_POSTGRES_PORT=str(ours.ports["POSTGRES"]))
     assert done.returncode == 1

@@ -1,7 +1,7 @@
-"""The jars that Maven resolved are enough for Spark: Parquet on S3, and a topic read as a stream
-into S3 with its checkpoint there.
+"""The jars that Maven resolved are enough for Spark.
 
-It runs as a program of its own: Spark's classpath is fixed when its JVM starts.
+The test writes Parquet to S3 and reads a topic as a stream with its checkpoint on S3. It runs as a
+program because Spark's classpath is fixed when its JVM starts.
 """
 
 import subprocess

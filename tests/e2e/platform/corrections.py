@@ -1,11 +1,10 @@
-"""Run by the client's interpreter: a project over corrected rows, from `client.commit` to
-`client.query`, as a user would write it.
+"""A project over corrected rows, from `client.commit` to `client.query`, as a user writes it.
 
-    python corrections.py URL TOKEN < calls.json > answers
+    python corrections.py URL TOKEN < calls.json > results
 
-`calls.json`: {"logs": [[endpoint, rows]...], "lookups": [[dataset, key, keys, seconds or null]...],
-"cities": [...]}. Between the logs and the lookups it waits for the barrier. The answers are the
-last line.
+The client's interpreter runs it. `calls.json`: {"logs": [[endpoint, rows]...], "lookups":
+[[dataset, key, keys, seconds or null]...], "cities": [...]}. Between the logs and the lookups it
+waits for the barrier. The last line of its output holds the results.
 """
 
 import json
@@ -29,9 +28,7 @@ def moments(seconds):
 
 
 def logged(client, endpoint, frame):
-    """Log; a server that says that nothing was logged and to try again is tried again, as a user
-    would.
-    """
+    """Log rows, and again if the server reports that nothing was logged, as a user would."""
     for _ in range(9):
         try:
             client.log("door", endpoint, frame)

@@ -21,7 +21,7 @@ AT_ONCE = 40_000
 
 
 class Shop:
-    """Rows as they were logged, and what must come of them."""
+    """The logged rows and the features that they must result in."""
 
     def __init__(self, api: Api) -> None:
         self._api, self._random = api, random.Random(7)
@@ -64,7 +64,7 @@ class Shop:
         await self._api.settled(within_s=300)
 
     async def features(self) -> dict[str, Any]:
-        """Every key of every dataset, as of now and as of earlier moments."""
+        """Look up every key of every dataset, as of now and as of earlier times."""
         hours = [START + timedelta(hours=h) for h in (0, 1.5, 4)]
         found: dict[str, Any] = {}
         for dataset, column, keys in (
@@ -102,7 +102,7 @@ class Shop:
         return found
 
     def check(self, features: dict[str, Any]) -> None:
-        """The sums are those of the rows."""
+        """Check that the sums are those of the logged rows."""
         now = features["Spending"]
         assert dict(zip(now["name"], now["spent"], strict=True)) == self.spent
         assert dict(zip(now["name"], now["purchases"], strict=True)) == self.purchases

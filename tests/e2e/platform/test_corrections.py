@@ -1,5 +1,5 @@
-"""Rows that come late and are corrected, over several `log` calls of the real client: every answer
-equals the naive recompute.
+"""Late and corrected rows over several `log` calls of the real client: every lookup equals the
+naive recompute.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def workspace() -> Iterator[str]:
 
 
 def calls(chosen: random.Random) -> list[tuple[str, list[dict[str, Any]]]]:
-    """`log` calls in any order: upserts late, at equal times, corrected within a call and by later
-    ones; clicks before their users.
+    """Return `log` calls in any order: late upserts, equal times, corrections within a call and by
+    later ones, clicks before their users.
     """
 
     def row(endpoint: str) -> dict[str, Any]:

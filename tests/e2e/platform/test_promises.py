@@ -1,6 +1,4 @@
-"""Promises of the whole platform, kept by the real parts: Airflow commits, the barrier, refusals,
-isolation, secrets.
-"""
+"""Guarantees of the running platform: commits, barriers, refusals, isolation and secrets."""
 
 from __future__ import annotations
 
@@ -176,13 +174,13 @@ async def test_a_body_of_100_mib_is_refused_without_harm(
         status, response = await api.call("POST", "/log", b"x" * (100 * 1024 * 1024))
         assert status == 413, response
     except aiohttp.ClientConnectionError:
-        pass  # the server hung up before the whole body was sent: as good a refusal
+        pass  # the server closed the connection before the whole body was sent: a refusal too
     assert (await api.good("GET", "/branch/list"))["branches"] == [{"name": "main"}]
 
 
 @pytest.fixture
 def paused_engine(settings: Settings) -> Iterator[None]:
-    """Stop the engine's slots where they stand; let them go on afterwards."""
+    """Freeze the engine's slots, and resume them afterwards."""
     found = subprocess.run(
         ["pgrep", "-f", "pyspark.daemon"], capture_output=True, text=True, check=True
     ).stdout.split()

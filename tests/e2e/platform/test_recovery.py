@@ -1,5 +1,5 @@
-"""The whole engine killed and its disk gone, after the log before its snapshots was deleted: every
-feature is as it was, nothing twice.
+"""The whole engine is killed and its disk lost after old log records were deleted: every feature is
+unchanged and no record is emitted twice.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def jobs_of(settings: Settings, workspace: str) -> list[Job]:
 
 
 def snapshots_of(settings: Settings, jobs: list[Job]) -> tuple[Places, set[str]]:
-    """The newest manifest of every job partition, and their keys."""
+    """Return the newest manifest of every job partition, and the keys of these manifests."""
     client = s3.client(settings)
     found, keys = {}, set()
     with psycopg.connect(settings.postgres_dsn.get_secret_value()) as connection:
@@ -66,7 +66,7 @@ def snapshots_of(settings: Settings, jobs: list[Job]) -> tuple[Places, set[str]]
 
 
 def forget_before(settings: Settings, jobs: list[Job], snapshots: Places) -> int:
-    """Delete every input record that no snapshot needs; how many offsets that are."""
+    """Delete every input record that no snapshot needs; return the number of deleted offsets."""
     needed: dict[tuple[str, int], int] = {}
     for job, part in product(jobs, range(jobs[0].partitions)):
         for topic in job.inputs:
@@ -83,7 +83,7 @@ def forget_before(settings: Settings, jobs: list[Job], snapshots: Places) -> int
 async def emitted(
     settings: Settings, jobs: list[Job], starts: Mapping[tuple[str, int], int]
 ) -> dict[tuple[str, int], list[tuple[int, bytes]]]:
-    """What is on every output topic but control records."""
+    """Return the records of every output topic except control records."""
     broker = KafkaBroker(settings)
     try:
         sources = [
@@ -104,9 +104,7 @@ async def emitted(
 
 
 def kill_engine(settings: Settings) -> int:
-    """kill -9 everything that the engine consists of: driver, JVM, daemon and slots; how many
-    processes that were.
-    """
+    """Kill the engine (driver, JVM, daemon, slots) with -9; return the number of processes."""
     record = processes.read_record(settings.data_dir / "pids" / "engine")
     assert record is not None
     pids = processes.session_members(record)
@@ -116,7 +114,7 @@ def kill_engine(settings: Settings) -> int:
 
 
 def restored(settings: Settings, from_byte: int) -> set[str]:
-    """The snapshots that slots say they restored, since the log file was so long."""
+    """Return the snapshots that slots logged as restored after byte `from_byte`."""
     with (settings.logs_dir / "engine.log").open("rb") as log:
         log.seek(from_byte)
         return {
@@ -128,7 +126,7 @@ def restored(settings: Settings, from_byte: int) -> set[str]:
 
 @pytest.fixture
 async def unwatched(settings: Settings) -> AsyncIterator[None]:
-    """Nobody starts the engine but this test."""
+    """Stop the watchdog, so that only this test starts the engine."""
     await asyncio.to_thread(cli, "down", "--only", "watchdog")
     yield
     await asyncio.to_thread(cli, "up")
@@ -153,7 +151,7 @@ async def test_an_engine_killed_as_a_whole_comes_back_from_snapshots_alone(
     features = await shop.features()
     shop.check(features)
     assert forget_before(settings, jobs, snapshots) > 0, (
-        "nothing was deleted: the test would show nothing"
+        "no record was deleted, so the test shows nothing"
     )
     starts = {
         (topic, p): m.position.offsets.get(topic, 0)
@@ -161,7 +159,7 @@ async def test_an_engine_killed_as_a_whole_comes_back_from_snapshots_alone(
         for topic in m.position.offsets
     }
     before = await emitted(settings, jobs, starts)
-    assert sum(map(len, before.values())) > 0, "there is something that could be emitted twice"
+    assert sum(map(len, before.values())) > 0, "there are records that could be emitted twice"
 
     log_end = (settings.logs_dir / "engine.log").stat().st_size
     assert kill_engine(settings) >= 4, "driver, JVM, Spark's daemon and slots"

@@ -1,6 +1,4 @@
-"""The front door over real HTTP: what it answers, what it passes on, and what it says when
-something is wrong.
-"""
+"""The query server over real HTTP: responses, forwarded calls and errors."""
 
 from __future__ import annotations
 
