@@ -1,5 +1,6 @@
-"""Airflow with a database of its own for these tests: it must be configured before its first
-import, so it is done here, at import.
+"""Airflow with its own database for these tests.
+
+It must be configured before its first import, so this module does it at import.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ if "airflow" not in sys.modules:
 
 @pytest.fixture(scope="session")
 def airflow_home() -> Path:
-    """The folder of an Airflow whose database is ready."""
+    """Return the folder of an Airflow whose database is initialised."""
     subprocess.run(
         [sys.executable, "-m", "airflow", "db", "migrate"],
         check=True,

@@ -1,6 +1,4 @@
-"""DAG files are tables of contents: short, quick to import, without errors, and of the promised
-shape.
-"""
+"""DAG files are short, quick to import, without errors, and of the expected shape."""
 
 from __future__ import annotations
 
@@ -85,7 +83,7 @@ def test_a_dag_file_imports_without_errors_and_without_anything_heavy(
     file: Path, looks: dict[str, dict[str, Any]]
 ) -> None:
     assert set(looks[file.stem]["dags"]) == {file.stem}, "one DAG per file, named like it"
-    assert set(HEAVY) & set(looks[file.stem]["modules"]) == set(), "every task would pay for it"
+    assert set(HEAVY) & set(looks[file.stem]["modules"]) == set(), "every task would import it"
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)

@@ -1,6 +1,4 @@
-"""The page of commits shows itself to those who may see the DAG's runs, and shows what users wrote
-as text.
-"""
+"""The page of commits is visible to readers of the DAG's runs, and shows user text as text."""
 
 from __future__ import annotations
 

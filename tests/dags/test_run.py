@@ -1,6 +1,4 @@
-"""The commit DAG, run by Airflow itself on a database of its own, with steps that only say they
-were called.
-"""
+"""The commit DAG, run by Airflow on its own database, with steps that only record their calls."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Unit tests see none of a platform's environment, whatever ran before them or was exported by
-whoever runs them.
-"""
+"""Unit tests run without the platform's environment variables."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A transaction's outcome is always learnt, and a listener never misses that it missed
-something.
-"""
+"""The outcome of a transaction is always known, and a listener reports every gap."""
 
 from __future__ import annotations
 

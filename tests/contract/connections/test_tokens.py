@@ -1,6 +1,4 @@
-"""Tokens open exactly their workspace, at once when new and for less than a second after the
-end.
-"""
+"""Tokens open exactly their workspace: at once when new, and under a second after its deletion."""
 
 from __future__ import annotations
 
@@ -97,7 +95,7 @@ async def test_a_busy_server_learns_of_the_end_beside_its_requests(open_pool: Po
     await workspaces.mark_deleting(open_pool, "shop")
     clock.now += tokens.FRESH_SECONDS + 0.1
     assert await tokens.workspace_of(open_pool, Rules(), header, clock) == "shop", (
-        "answered from memory while it asks"
+        "the cached result is used while the token is read again"
     )
 
     async def refused() -> bool:

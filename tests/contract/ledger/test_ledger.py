@@ -1,6 +1,4 @@
-"""What every ledger remembers, in memory and in Postgres, and a whole history of commits run on
-each.
-"""
+"""The contract of a ledger, in memory and in Postgres, with a whole history of commits."""
 
 from __future__ import annotations
 

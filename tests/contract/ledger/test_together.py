@@ -1,5 +1,5 @@
-"""Many concurrent commits, clones, deletions and reconcile passes over one store: all return, and
-the world comes to rest clean.
+"""Concurrent commits, clones, deletions and reconcile passes: all return, and only held assets
+remain.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What every maker of topics does, in memory and in Kafka."""
+"""The contract of a topic admin, in memory and in Kafka."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class OneView:
     def known(self) -> dict:
         return {
             (WORKSPACE, MAIN_BRANCH): View(None, None, None, {USERS: ServedDataset(VIEW, 4, ())})
-        }  # type: ignore[arg-type]  # only its tables are asked for
+        }  # type: ignore[arg-type]  # only its tables are read
 
 
 async def test_an_erasure_hides_rows_once_read_and_elsewhere_after_a_notification(

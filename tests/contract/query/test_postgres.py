@@ -1,4 +1,4 @@
-"""What the read path reads from a real Postgres, and that it hears of changes."""
+"""Reads of the read path from a real Postgres, and its notifications of changes."""
 
 from __future__ import annotations
 

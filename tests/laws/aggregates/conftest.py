@@ -1,4 +1,4 @@
-"""Laws are about results, not about time: the first example pays for imports."""
+"""Hypothesis has no deadline here: the first example also pays for imports."""
 
 from hypothesis import HealthCheck, settings
 

@@ -1,6 +1,4 @@
-"""Law: the content as of any time is the obvious one, whatever was taken back and in whatever
-order.
-"""
+"""Law: the content as of any time equals a naive recompute, for all retractions and orders."""
 
 from __future__ import annotations
 

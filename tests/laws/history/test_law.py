@@ -1,5 +1,5 @@
-"""Law: wherever writers die, whatever batches and files they make, and however many run at once,
-history has each record of the topic once.
+"""Law: history has each record of the topic once, wherever writers die, for all batch and file
+sizes and any number of writers.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def process(
     limits: tuple[int, int],
     fate: Iterator[bool],
 ) -> HistoryWriter:
-    """A writer that has just started: it knows only the rows."""
+    """Return a writer that has just started and has only the stored rows."""
     roller = MemoryRoller(log, objects, limits[0], limits[1], fate)
     return HistoryWriter(
         files, OneTopic(), log.bounds, roller, RollRule(enough_records=1, wait_s=0), lambda: 0.0

@@ -1,5 +1,5 @@
-"""The law of lateness: what enters is what a reader of the answers alone would let in, one request
-after the other.
+"""Law of lateness: the accepted rows are those that a reader of the responses alone would accept,
+one request after the other.
 """
 
 import asyncio

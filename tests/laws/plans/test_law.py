@@ -1,4 +1,4 @@
-"""Law: a plan run by the query flow equals computing every feature separately.
+"""Law: a plan run by the query service equals computing every feature separately.
 
 The oracle uses no plans, levels, batches or columns: it computes one feature of one row by
 recursion.

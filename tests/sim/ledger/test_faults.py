@@ -130,7 +130,7 @@ async def test_reconcile_that_mistakes_a_paused_worker_for_dead_does_no_harm(see
 
     async def hasty_reconcile() -> None:
         for _ in range(6):
-            world.now_ms += 70_000  # every lease lapses while its holder is at work
+            world.now_ms += 70_000  # every lease expires while its holder works
             await reconcile(world.context(Faults(jitter=rng)))
 
     await asyncio.gather(ignoring_faults(world, id_, NEW, Faults(jitter=rng)), hasty_reconcile())

@@ -1,4 +1,4 @@
-"""A server that is told to stop closes what it opened."""
+"""A server that receives a stop signal closes its resources."""
 
 from __future__ import annotations
 

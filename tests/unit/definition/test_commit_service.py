@@ -1,4 +1,4 @@
-"""A commit as its client sees it: one request, one response, whatever the orchestrator does."""
+"""A commit as its client sees it: one request, one response, for every orchestrator."""
 
 from __future__ import annotations
 

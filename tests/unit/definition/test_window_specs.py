@@ -1,4 +1,4 @@
-"""What the protocol drops of windowed groupbys comes back through the client's own environment."""
+"""Window specs that the protocol drops are recovered in the client's environment."""
 
 from __future__ import annotations
 

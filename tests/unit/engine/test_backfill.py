@@ -1,6 +1,4 @@
-"""The backfill in memory: what a batch computes and an owner publishes equals the live path,
-whatever dies on the way.
-"""
+"""The backfill in memory: published results equal the live path, whichever process dies."""
 
 from __future__ import annotations
 

@@ -325,8 +325,8 @@ async def test_a_replay_with_other_mutations_than_the_marker_differs(
 
 @pytest.fixture
 async def lives(tmp_path: Path) -> Partition:
-    """An aggregation of facts: the live lane met the last ten rows in one batch, a drill meets them
-    one by one.
+    """An aggregation of keyed input: the live path read the last ten rows in one batch, a drill
+    reads them one by one.
     """
     made = Partition("lives", tmp_path)
     await made.process(ROWS[:20], 20_000)

@@ -1,4 +1,4 @@
-"""The lock of a slot: a process that gets it knows that all earlier ones are dead."""
+"""The lock of a slot: the process that holds it can rely on the death of all earlier ones."""
 
 from __future__ import annotations
 

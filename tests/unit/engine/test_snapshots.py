@@ -132,7 +132,7 @@ class Slot:
         )
 
     def quarantined(self) -> int:
-        """The iteration of the state that was put aside."""
+        """Return the iteration of the quarantined state."""
         kept = RocksStores(self.root, 1 << 20).open(JOB, PartitionIndex(f"quarantined-{PART}"))  # type: ignore[arg-type]  # a folder's name
         try:
             return state_progress.load(kept).iteration
@@ -292,7 +292,7 @@ async def test_a_rebuild_can_exclude_snapshots_and_the_next_snapshot_is_a_full_c
     assert slot.snapshots.origin(JOB, PART) == "the start of its log"
     made = await slot.copied(6, distrusted=(newest.number,))
     assert isinstance(made, SnapshotTaken), (
-        "although the newest snapshot stands where this state does"
+        "although the newest snapshot has the position of this state"
     )
     assert made.uploaded_files == made.files
     slot.restart()

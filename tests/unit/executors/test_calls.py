@@ -1,4 +1,4 @@
-"""How calls travel: type descriptions, code hashes, frames, and the words of errors."""
+"""Encoding of calls: type descriptions, code hashes, frames and error texts."""
 
 import json
 

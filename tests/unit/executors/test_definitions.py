@@ -1,4 +1,4 @@
-"""A module of definitions becomes the bytes that the client would send, whatever its code does."""
+"""A module of definitions becomes the bytes that the client would send."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inputs come before what is computed from them."""
+"""Inputs are ordered before the datasets computed from them."""
 
 from itertools import pairwise
 from pathlib import Path

@@ -105,7 +105,7 @@ async def test_rows_prepared_under_old_definitions_are_prepared_again(world: Wor
     world.commit("1", main=catalog(binding(identity="old")))
     server = world.server()
     await server.log(WORKSPACE, MAIN, body(**ANN))
-    world.commit("2", main=catalog(binding(identity="new")))  # the server is not told
+    world.commit("2", main=catalog(binding(identity="new")))  # the server gets no notification
     await server.log(WORKSPACE, MAIN, body(**ANN))
     assert [len(world.rows(f"w.topic.{name}.1")) for name in ("old", "new")] == [1, 1]
 
@@ -190,7 +190,7 @@ async def test_an_erased_key_is_never_taken_again_in_any_branch(world: World) ->
     )
     await server.log(
         WORKSPACE, MAIN, body(user=["ann", "bob"], age=[31, 40], at=[AT, AT])
-    )  # the server is not told
+    )  # the server gets no notification
     world.commit("2", main=catalog(binding(identity="v2")))
     await server.log(WORKSPACE, MAIN, body(user=["ann", "bob"], age=[32, 41], at=[AT, AT]))
     found = {

@@ -1,4 +1,4 @@
-"""Every cell of the life-cycle tables, against the drawing beside them."""
+"""Every cell of the life-cycle tables equals the drawing in this module."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Columns in both forms, what becomes of them in JSON, and that keys made of them are the keys that
-ingest wrote.
-"""
+"""Columns in both forms and as JSON; their keys equal those that ingest wrote."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Erased keys: by the whole key or a part of it, for the dataset's name whatever job serves it."""
+"""Erased keys: by the whole key or a part of it, for every job that serves the dataset's name."""
 
 import msgspec
 
@@ -57,7 +57,7 @@ class KnownViews:
 
 
 def test_an_erasure_holds_for_its_workspace_and_dataset_only():
-    view = View(None, None, None, {VIEW.name: TABLE})  # type: ignore[arg-type]  # only its tables are asked for
+    view = View(None, None, None, {VIEW.name: TABLE})  # type: ignore[arg-type]  # only its tables are read
     erased = Erasures(
         None,
         KnownViews(

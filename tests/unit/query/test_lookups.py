@@ -1,4 +1,4 @@
-"""Lookups against slots that lose partitions, fail and come back."""
+"""Lookups against slots that lose partitions, fail and return."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence

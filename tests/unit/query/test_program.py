@@ -1,6 +1,4 @@
-"""Programs: defaults against what an aggregation gives for nothing, and expressions that are
-evaluated together.
-"""
+"""Programs: defaults of features and aggregations, and expressions evaluated together."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ TOTALS = dataset("Totals", {"uid": Int()}, {"count": Int(), "mean": Float()})
 
 
 async def absent_value(folder: Path, field: str, dtype: Dtype, default: str | None) -> object:
-    """What a feature that looks `field` up answers for a key that is not there."""
+    """Return the value of a feature that looks `field` up for a key that does not exist."""
     steps = [extractor("F.out", lookup("Totals", field, dtype, default), "F.uid")]
     index = FeatureIndex.of(request({"F.uid": Int(), "F.out": dtype}, steps, [TOTALS]))
     table = ServedDataset(

@@ -1,4 +1,4 @@
-"""Views: what is kept, what is read anew, and what is shared."""
+"""Views: kept, read again, and shared."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def test_an_unknown_branch_is_refused_and_found_once_it_is_there() -> None
 
 
 class Slow(FakePlatform):
-    """Answers when told to; records how many readings ran at once."""
+    """Responds when the test allows it; records how many reads ran at once."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -41,7 +41,7 @@ def test_every_partition_is_drilled_before_any_is_drilled_again() -> None:
 
 @dataclass
 class Slot:
-    """One owner with one answer."""
+    """One owner with one response."""
 
     answer: object
     owner: str | None = "a.sock"

@@ -60,7 +60,7 @@ def test_a_replaylog_is_deleted_up_to_what_snapshots_need_at_any_age() -> None:
     replaylog = dataclasses.replace(LOG, kind=LogKind.REPLAYLOG)
     assert deletion_bound(replaylog, [needing(80)], Offset(0)) == 80
     assert deletion_bound(replaylog, [], None) == 10, (
-        "nobody is known to read it, so somebody may be about to"
+        "a topic without a known reader may get one soon"
     )
 
 

@@ -1,6 +1,4 @@
-"""Laws: a table over what a pick emits found as the oracle does over the rows that are left, as
-of any time.
-"""
+"""Laws: a table over emitted first or latest rows returns the oracle's rows, as of any time."""
 
 import msgspec
 import polars as pl
