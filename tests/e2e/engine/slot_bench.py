@@ -233,7 +233,9 @@ async def read_everywhere(
 
     async with asyncio.timeout(15):
         for user in users:
-            await eventually(partial(served, user), what=f"user {user} is in {expected}")
+            await eventually(
+                partial(served, user), within_s=15, what=f"user {user} is in {expected}"
+            )
 
 
 USERS = list(range(20))
