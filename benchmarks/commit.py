@@ -26,7 +26,7 @@ from pathlib import Path
 
 import aiohttp
 
-from fennel_core.definition.server import ORCHESTRATOR_HEADER
+from fennel_core.definition.routes.commits import ORCHESTRATOR_HEADER
 from fennel_core.settings.model import Settings
 from fennel_core.wire.gen import services_pb2
 

@@ -205,7 +205,7 @@ def test_the_drill_dag_passes_healthy_states_and_detects_tampered_ones(
     number = tampered(workspace, tmp_path / "state")
     state, log_text = drilled(0)
     assert state == "failed", log_text
-    assert f"[0]): damaged: snapshot #{number} holds other entries than were written" in log_text
+    assert f"[0]): corrupt: snapshot #{number} holds other entries than were written to" in log_text
 
     assert airflow.run("recovery", workspace=workspace, partitions=[0])["state"] == "success", (
         "the newest snapshot is used although it is damaged"

@@ -159,7 +159,7 @@ async def test_spark_reads_a_dataset_by_name_and_reports_errors(world: World) ->
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"dataset": "House"}, "there are `Events`, `Homes`, `Total`"),
+        ({"dataset": "House"}, "valid datasets: `Events`, `Homes`, `Total`"),
         ({"dataset": ""}, '.option("dataset", "<name>")'),
         ({"dataset": "Total"}, "is a terminal aggregate"),
         ({"branch": "dev"}, "valid branches: `main`"),

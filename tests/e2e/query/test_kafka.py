@@ -39,7 +39,7 @@ class Topic:
         rows = pa.table({"n": pa.array([self.batches * 2, self.batches * 2 + 1], pa.int64())})
         batch = versions.with_meta(rows, stamp(Hlc(self.batches << 16), 0, 2))
         self.producer.begin_transaction()
-        headers = [versions.FORMAT_HEADER] if data else [("c", b"frontier")]
+        headers = [versions.FORMAT_HEADER] if data else [("c", b"watermark")]
         self.producer.produce(
             self.name,
             value=versions.encode(batch) if data else b"\x01",
