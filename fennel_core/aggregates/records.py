@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
+from itertools import repeat
 from struct import Struct
 from typing import Any, NamedTuple
 
@@ -130,9 +131,6 @@ class PackedRecords(NamedTuple):
     structs: bytes
     heap: bytes
 
-    def append(self, other: PackedRecords) -> PackedRecords:
-        return PackedRecords(self.structs + other.structs, self.heap + other.heap)
-
 
 @dataclass(frozen=True)
 class Records:
@@ -190,7 +188,7 @@ class Records:
         fixed = self.fixed.tobytes()
         structs = [fixed[a * size : b * size] for a, b in zip(starts, stops, strict=True)]
         if self.blobs is None:
-            return [PackedRecords(struct, b"") for struct in structs]
+            return list(map(PackedRecords, structs, repeat(b"")))
         ends = np.frombuffer(
             self.blobs.buffers()[1],
             dtype=np.int64,

@@ -75,15 +75,31 @@ class TileNode:
         header = _HEADER.pack(self.count, len(self.packed_summaries))
         return b"".join((header, self.packed_summaries, *self.records))
 
-    def append(self, count: int, records: PackedRecords) -> TileNode:
-        """Return the node with `count` more records at the end of its buffer."""
-        return TileNode(self.count + count, self.packed_summaries, self.records.append(records))
-
     def summaries(self) -> Summaries:
         return _decode_summaries(self.packed_summaries)
 
 
 EMPTY_NODE = TileNode(0, NO_SUMMARIES, PackedRecords(b"", b""))
+
+
+def append_records(
+    stored: bytes | None, struct_bytes: int, count: int, records: PackedRecords
+) -> tuple[int, bytes]:
+    """Append `count` records to the buffer of a stored node; return its new count and form.
+
+    Splices bytes instead of building nodes, because this runs once per key of every batch.
+    """
+    structs, heap = records
+    if stored is None:
+        return count, b"".join(
+            (_HEADER.pack(count, len(NO_SUMMARIES)), NO_SUMMARIES, structs, heap)
+        )
+    old_count, length = _HEADER.unpack_from(stored)
+    heap_start = _HEADER.size + length + old_count * struct_bytes
+    assert heap_start <= len(stored), "a node holds the records it counts"
+    total = old_count + count
+    before, old_heap = stored[_HEADER.size : heap_start], stored[heap_start:]
+    return total, b"".join((_HEADER.pack(total, length), before, structs, old_heap, heap))
 
 
 def pack_summaries(summaries: Summaries) -> bytes:

@@ -21,6 +21,7 @@ from fennel_core.operators.aggregate.tile_codec import (
     SHIFTS,
     PartialsCodec,
     TileNode,
+    append_records,
     block_key,
     child_keys,
     pack_summaries,
@@ -96,11 +97,14 @@ class TileWriter:
         for i, (state_key, old, pack) in enumerate(
             zip(segments.state_keys, stored, added, strict=True)
         ):
-            node = TileNode.parse(old, self._struct_bytes).append(edges[i + 1] - edges[i], pack)
-            if node.count > limit:
+            count, stored_node = append_records(
+                old, self._struct_bytes, edges[i + 1] - edges[i], pack
+            )
+            if count > limit:
+                node = TileNode.parse(stored_node, self._struct_bytes)
                 full.append(_FullNode(state_key, segments.keys[i], node))
             else:
-                puts[state_key] = node.stored()
+                puts[state_key] = stored_node
         return full
 
     def _flush(self, full: list[_FullNode], level: int, puts: dict[bytes, bytes]) -> _Segments:
