@@ -63,11 +63,6 @@ class CommitPlan:
         """All assets of the new version."""
         return (*self.create, *self.keep, *self.adopt)
 
-    @property
-    def changes_nothing(self) -> bool:
-        """True if the branch references the same assets before and after."""
-        return not (self.create or self.adopt or self.release)
-
     def ids(self) -> dict[AssetKey, AssetId]:
         """Return the physical asset of each wanted key."""
         return {p.blueprint.key: p.id for p in self.wanted}

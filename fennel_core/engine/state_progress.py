@@ -16,8 +16,8 @@ from typing import Final
 import msgspec
 
 from fennel_core.engine.errors import StateFormatError
-from fennel_core.hangar.store import Hangar, HangarReader, WriteBatch
-from fennel_core.operators.step import Outcome
+from fennel_core.hangar.store import Hangar, WriteBatch
+from fennel_core.operators.step import Outcome, StateReader
 from fennel_core.snapshots.manifest import StatePosition
 from fennel_core.vocab.ids import Offset, TopicName
 
@@ -53,7 +53,7 @@ def position_of(progress: StateProgress) -> StatePosition:
     return StatePosition(progress.iteration, progress.replayed, progress.offsets)
 
 
-def load(reads: HangarReader) -> StateProgress:
+def load(reads: StateReader) -> StateProgress:
     """Return the progress stored with the state, `NO_PROGRESS` if there is none.
 
     Raises StateFormatError.
@@ -91,7 +91,7 @@ def mutations_digest(outcome: Outcome) -> bytes:
 class CachedReads:
     """Reads that remember point lookups: the state hash needs most of what the step has read."""
 
-    def __init__(self, reads: HangarReader) -> None:
+    def __init__(self, reads: StateReader) -> None:
         self._reads = reads
         self._known: dict[bytes, bytes | None] = {}
 
@@ -108,7 +108,7 @@ class CachedReads:
         return self._reads.scan(start, stop, reverse=reverse, limit=limit)
 
 
-def updated_state_hash(reads: HangarReader, state_hash: int, outcome: Outcome) -> int:
+def updated_state_hash(reads: StateReader, state_hash: int, outcome: Outcome) -> int:
     """Return the state hash after `outcome`, from the hash and the state before it."""
     touched = [*outcome.puts, *outcome.deletes]
     for key, old in zip(touched, reads.get_many(touched), strict=True):
@@ -120,7 +120,7 @@ def updated_state_hash(reads: HangarReader, state_hash: int, outcome: Outcome) -
     return state_hash % _MODULUS
 
 
-def entries(reads: HangarReader) -> Iterator[tuple[bytes, bytes]]:
+def entries(reads: StateReader) -> Iterator[tuple[bytes, bytes]]:
     """Yield every entry of the step in the order of keys, without the runner's own entries."""
     start = b""
     while page := reads.scan(start, _RUNNER_KEYS, limit=_PAGE):
@@ -128,7 +128,7 @@ def entries(reads: HangarReader) -> Iterator[tuple[bytes, bytes]]:
         start = page[-1][0] + b"\0"
 
 
-def computed_state_hash(reads: HangarReader) -> int:
+def computed_state_hash(reads: StateReader) -> int:
     """Compute the state hash from all entries, to compare it with the stored one."""
     return sum(_entry(key, value) for key, value in entries(reads)) % _MODULUS
 

@@ -8,10 +8,12 @@ never within one, without a snapshot per lookup. Keys are ordered bytes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Protocol
+
+from fennel_core.operators.step import StateReader
 
 
 class HangarError(Exception):
@@ -40,25 +42,11 @@ class WriteBatch:
     deletes: frozenset[bytes] = frozenset()
 
 
-class HangarReader(Protocol):
-    """Read access to state. It raises HangarCorrupt rather than return less than was written."""
+class Hangar(StateReader, Protocol):
+    """The state of one job partition: what a step reads, and the writes of its owner.
 
-    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Return the value of each key, None for keys that do not exist."""
-        ...
-
-    def scan(
-        self, start: bytes, stop: bytes, *, reverse: bool = False, limit: int | None = None
-    ) -> list[tuple[bytes, bytes]]:
-        """Return at most `limit` entries with start <= key < stop, in ascending order.
-
-        With `reverse` they are in descending order.
-        """
-        ...
-
-
-class Hangar(HangarReader, Protocol):
-    """The state of one job partition."""
+    Reads raise HangarCorrupt rather than return less than was written.
+    """
 
     def write(self, batch: WriteBatch) -> None:
         """Apply the batch atomically. It survives the process, but not the machine."""
@@ -74,11 +62,3 @@ class Hangar(HangarReader, Protocol):
     def close(self) -> None:
         """Close the store; its files stay."""
         ...
-
-
-def prefix_end(prefix: bytes) -> bytes:
-    """Return the smallest key greater than every key that starts with `prefix`."""
-    for cut in range(len(prefix), 0, -1):
-        if prefix[cut - 1] != 0xFF:
-            return prefix[: cut - 1] + bytes([prefix[cut - 1] + 1])
-    raise ValueError("a prefix of 0xff bytes has no end")

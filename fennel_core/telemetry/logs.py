@@ -31,7 +31,8 @@ STARS: Final = "***"
 HIDDEN_MIN: Final = 6
 """Shorter values are not searched for: hiding `dev` or `1` would make most lines unreadable."""
 _SECRET_NAME: Final = re.compile(
-    r"(^|_)(password|passwd|secret|token|authorization|cookie|api_?key|secret_key|dsn|credential)s?$",
+    r"(^|_)(password|passwd|secret|token|authorization|cookie|api_?key|secret_key|dsn"
+    r"|credential)s?$",
     re.IGNORECASE,
 )
 _URL_PASSWORD: Final = re.compile(r"(?<=://)([^\s:/@]*):([^\s/@]+)@")

@@ -17,6 +17,9 @@ from tests.tidy.tree import (
 
 LINES_OF_A_FUNCTION = 70
 LINES_OF_A_FILE = 600
+COLUMNS_OF_A_LINE = 100
+PRAGMA = re.compile(r"\s*# (type: ignore|noqa|fmt:).*$")
+WIDE_FILES = {"tests/unit/ledger/test_lifecycle.py": "a table of states and events"}
 LINES_OF_A_DAG_FILE = 20
 
 LONG_FUNCTIONS: dict[str, str] = {}
@@ -104,6 +107,24 @@ def test_no_function_is_longer_than_a_screen() -> None:
         if lines_of(f) > LINES_OF_A_FUNCTION and f"{s.name}::{f.name}" not in LONG_FUNCTIONS
     ]
     assert long == []
+
+
+def too_wide(text: str) -> list[int]:
+    """Return the numbers of lines over the limit. Reasons of ignored findings do not count."""
+    return [
+        number
+        for number, line in enumerate(text.splitlines(), 1)
+        if len(PRAGMA.sub("", line)) > COLUMNS_OF_A_LINE
+    ]
+
+
+def test_no_line_is_wider_than_its_limit() -> None:
+    wide = [f"{s.name}:{number}" for s in sources() for number in too_wide(s.text)]
+    assert [place for place in wide if place.partition(":")[0] not in WIDE_FILES] == []
+
+
+def test_a_line_that_is_too_wide_is_found() -> None:
+    assert too_wide("short\n" + "x" * 101 + "\n" + "y" * 90 + "  # noqa: S101  # a reason") == [2]
 
 
 def test_no_file_is_longer_than_its_limit() -> None:

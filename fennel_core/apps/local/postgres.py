@@ -65,13 +65,15 @@ def command(settings: Settings, layout: FileLayout, host: HostEnvironment) -> tu
 
 def dsn(settings: Settings, keys: PlatformKeys, database: str = DATABASE) -> str:
     """Return the connection string of the platform's database, or of another on its server."""
-    return f"postgresql://{USER}:{keys.postgres_password}@{settings.address_of('postgres')}:{settings.postgres_port}/{database}"
+    address = f"{settings.address_of('postgres')}:{settings.postgres_port}"
+    return f"postgresql://{USER}:{keys.postgres_password}@{address}/{database}"
 
 
 def airflow_dsn(settings: Settings, keys: PlatformKeys) -> str:
     """Return Airflow's connection string for SQLAlchemy, sync and async: psycopg 3 does both."""
     login = f"{AIRFLOW_USER}:{keys.airflow_database_password}"
-    return f"postgresql+psycopg://{login}@{settings.address_of('postgres')}:{settings.postgres_port}/{AIRFLOW_DATABASE}"
+    address = f"{settings.address_of('postgres')}:{settings.postgres_port}"
+    return f"postgresql+psycopg://{login}@{address}/{AIRFLOW_DATABASE}"
 
 
 def make_cluster(layout: FileLayout, keys: PlatformKeys, host: HostEnvironment) -> None:

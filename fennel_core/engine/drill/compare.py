@@ -23,8 +23,9 @@ from fennel_core.engine.backfill.errors import BackfillCorrupt
 from fennel_core.engine.errors import LogTruncated, StateFormatError, StateUnusable
 from fennel_core.engine.runner import Runner
 from fennel_core.engine.state_progress import STATE_FORMAT, StateProgress
-from fennel_core.hangar.store import Hangar, HangarCorrupt, HangarReader
+from fennel_core.hangar.store import Hangar, HangarCorrupt
 from fennel_core.operators.build import is_order_deterministic
+from fennel_core.operators.step import StateReader
 from fennel_core.snapshots import transfer
 from fennel_core.snapshots.drills import DrillFinding, DrillVerdict
 from fennel_core.snapshots.errors import SnapshotCorrupt
@@ -42,7 +43,7 @@ Opener = Callable[[Path], Hangar]
 async def drill_partition(
     context: SnapshotContext,
     pointer: Pointer,
-    live: HangarReader,
+    live: StateReader,
     scratch: Path,
     opener: Opener,
     runner_over: Callable[[Hangar], Runner],
@@ -80,7 +81,7 @@ async def drill_partition(
 
 async def _compare_replayed(
     name: str,
-    live: HangarReader,
+    live: StateReader,
     known: StateProgress,
     restored: Hangar,
     runner_over: Callable[[Hangar], Runner],
@@ -131,7 +132,7 @@ async def _compare_replayed(
     )
 
 
-def _served_digest(step: Any, reads: HangarReader) -> str:
+def _served_digest(step: Any, reads: StateReader) -> str:
     """Return a digest of the served rows: per key, after every event and before its last changes.
 
     A row carries the time of the last change at or before the requested time, so the loop walks
@@ -150,7 +151,7 @@ def _served_digest(step: Any, reads: HangarReader) -> str:
     return found.hexdigest()
 
 
-def _difference(live: HangarReader, restored: HangarReader) -> str:
+def _difference(live: StateReader, restored: StateReader) -> str:
     """Return how many entries differ, and the key of the first one, as text."""
     differing = 0
     first = b""

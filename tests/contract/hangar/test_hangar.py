@@ -11,7 +11,7 @@ from rocksdict import Cache
 
 from fennel_core.hangar.memory import MemoryHangar
 from fennel_core.hangar.rocks import FILE_BYTES, RocksHangar
-from fennel_core.hangar.store import Hangar, HangarClosed, HangarCorrupt, WriteBatch, prefix_end
+from fennel_core.hangar.store import Hangar, HangarClosed, HangarCorrupt, WriteBatch
 
 Open = Callable[[Path], Hangar]
 
@@ -184,15 +184,6 @@ def test_rocks_equals_the_in_memory_implementation(
         rocks.write(batch)
     assert rocks.scan(start, stop, reverse=reverse) == twin.scan(start, stop, reverse=reverse)
     rocks.close()
-
-
-@given(
-    prefix=st.binary(min_size=1, max_size=4).filter(lambda p: p.strip(b"\xff")),
-    rest=st.binary(max_size=4),
-)
-def test_prefix_end_bounds_exactly_the_keys_with_the_prefix(prefix: bytes, rest: bytes) -> None:
-    assert prefix <= prefix + rest < prefix_end(prefix)
-    assert not prefix_end(prefix).startswith(prefix)
 
 
 def test_no_file_of_a_large_state_is_much_larger_than_the_target_size(
