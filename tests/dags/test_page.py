@@ -126,7 +126,7 @@ def test_one_commit_shows_its_plan_its_ledgers_and_its_parked_jobs(
         "shop.job.x.1",
         "failed",
         "ValueError: no",
-        "its writes are here",
+        "jobs write this version",
         "[join-key-type]",
     ):
         assert expected in page, expected

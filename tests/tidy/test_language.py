@@ -36,7 +36,13 @@ ALLOWED: dict[str, str] = {
 
 def documents() -> list[Path]:
     top = list(ROOT.glob("*.md"))
-    return [*top, ROOT / "Makefile", ROOT / "docker-compose.yml", *(ROOT / "docs").rglob("*.md")]
+    folders = [
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "fennel_core" / "connections" / "migrations").glob("*.sql"),
+        *(ROOT / "plugins").rglob("*.html"),
+        *(ROOT / "fennel_core" / "apps").rglob("*.sh"),
+    ]
+    return [*top, ROOT / "Makefile", ROOT / "docker-compose.yml", *folders]
 
 
 def lines() -> Iterable[tuple[str, int, str]]:

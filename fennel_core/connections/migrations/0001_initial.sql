@@ -1,9 +1,9 @@
--- The platform's memory. Times are the server's own now(): no client clock decides anything.
+-- The platform's durable state. Times are the server's own now(): no client clock decides anything.
 -- Every row that belongs to a tenant carries its workspace; every query names it.
 
 CREATE TABLE workspace (
     name        text PRIMARY KEY,
-    state       text NOT NULL DEFAULT 'open',          -- open | deleting (the destruction ledger empties it, then the row goes)
+    state       text NOT NULL DEFAULT 'open',          -- open | deleting (the destruction ledger empties it, then the row is deleted)
     created_at  timestamptz NOT NULL DEFAULT now()
 );
 
@@ -22,13 +22,13 @@ CREATE TABLE commit (
     request     bytea NOT NULL,                        -- the client's SyncRequest as received
     options     jsonb NOT NULL,                        -- preview, incremental, backfill
     base        text,                                  -- the branch's target commit when T1 ran
-    merged      bytea,                                 -- the SyncRequest this version stands for (differs from request when incremental)
+    merged      bytea,                                 -- the SyncRequest with all entities of this version (differs from request when incremental)
     catalog     bytea,                                 -- canonical blueprints.spec.Catalog, resolved to physical names
     summary     jsonb NOT NULL DEFAULT '[]',
     error       text,
     error_code  text,
-    attempt     integer NOT NULL DEFAULT 0,            -- how often it was handed to the orchestrator
-    lease_until timestamptz,                           -- while it lasts somebody is at work; after it, reconcile takes over
+    attempt     integer NOT NULL DEFAULT 0,            -- number of times the orchestrator was started
+    lease_until timestamptz,                           -- until then a worker runs the commit; afterwards reconcile takes over
     created_at  timestamptz NOT NULL DEFAULT now(),
     finished_at timestamptz
 );
@@ -39,12 +39,12 @@ CREATE TABLE branch (
     workspace   text NOT NULL REFERENCES workspace ON DELETE CASCADE,
     name        text NOT NULL,
     number      bigint GENERATED ALWAYS AS IDENTITY,   -- creation order
-    target      text REFERENCES commit (id),           -- what is written: moves at T2
-    serving     text REFERENCES commit (id),           -- what is read: moves at the end of warm
+    target      text REFERENCES commit (id),           -- version that jobs write: moves at T2
+    serving     text REFERENCES commit (id),           -- version that reads use: moves at the end of warming
     PRIMARY KEY (workspace, name)
 );
 
-CREATE SEQUENCE asset_incarnation;                     -- one number per plan; a workspace that is deleted and made again repeats no name
+CREATE SEQUENCE asset_incarnation;                     -- one number per plan; a workspace that is deleted and created again repeats no name
 
 CREATE TABLE asset (
     id          text PRIMARY KEY,                      -- <workspace>.<kind>.<identity>.<incarnation>; never used twice
@@ -60,7 +60,7 @@ CREATE TABLE asset (
 );
 CREATE UNIQUE INDEX asset_one_alive ON asset (workspace, kind, identity) WHERE state IN ('pending', 'created', 'live');
 
-CREATE TABLE reservation (                             -- T1 holds what it will keep, adopt or create
+CREATE TABLE reservation (                             -- T1 reserves the assets that it keeps, adopts or creates
     commit_id   text NOT NULL REFERENCES commit ON DELETE CASCADE,
     asset_id    text NOT NULL REFERENCES asset ON DELETE CASCADE,
     PRIMARY KEY (commit_id, asset_id)
@@ -88,12 +88,12 @@ CREATE TABLE ledger_entry (
 CREATE INDEX ledger_open ON ledger_entry (ledger, workspace) WHERE state IN ('pending', 'failed');
 CREATE INDEX ledger_of_commit ON ledger_entry (commit_id);
 
-CREATE TABLE orphan_topic (                            -- topics that no asset accounts for, and since when: deleted after a grace period
+CREATE TABLE orphan_topic (                            -- topics without an asset, with the time they were first seen: deleted after a grace period
     topic       text PRIMARY KEY,
     seen_at     timestamptz NOT NULL DEFAULT now()
 );
 
--- The job registry: what engines run.
+-- The job registry: the jobs that engines run.
 CREATE TABLE job (
     id          text PRIMARY KEY,                      -- the job's asset id
     workspace   text NOT NULL,

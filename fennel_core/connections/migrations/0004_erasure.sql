@@ -1,4 +1,4 @@
--- Keys that were erased, for ever: ingest drops their rows at the door, query servers hide them. `key` are the bytes of the values of `columns`
+-- Erased keys, permanently: ingest drops their rows on admission, query servers hide them. `key` are the bytes of the values of `columns`
 -- in order (vocab.keys); a dataset is erased by name, in every branch and version that has it.
 CREATE TABLE erasure (
     id          bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

@@ -1,4 +1,4 @@
--- What history holds: a Parquet file on S3 counts only when its row is here. Rows of one (topic, part) are contiguous: each begins where
+-- The index of history: a Parquet file on S3 counts only when its row is here. Rows of one (topic, part) are contiguous: each begins where
 -- the one before it ends, the first at offset 0. Topics are asset ids, never used twice; no reference to `asset`, because rows outlive it
 -- for a grace period and say which objects are left to delete.
 CREATE TABLE history_file (
@@ -16,7 +16,7 @@ CREATE TABLE history_file (
     CHECK (0 <= first_offset AND first_offset < next_offset)
 );
 
-CREATE TABLE history_orphan (                          -- topics with history that the bank knows no more, and since when: late deletion
+CREATE TABLE history_orphan (                          -- topics with history that the bank no longer lists, with the time this was first seen: late deletion
     topic        text PRIMARY KEY,
     seen_at      timestamptz NOT NULL DEFAULT now()
 );

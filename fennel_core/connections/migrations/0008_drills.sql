@@ -1,4 +1,4 @@
--- What the last drill of each job partition found.
+-- The result of the last drill of each job partition.
 CREATE TABLE drill (
     job_id        text NOT NULL REFERENCES job ON DELETE CASCADE,
     part          integer NOT NULL,
