@@ -17,7 +17,7 @@ HERE=fennel_core/apps/local
 TOOLS=.fennel/tools
 JARS=.fennel/jars
 UV="$TOOLS/uv/bin/uv"
-DISK_NEEDED_MIB=6000 # both environments 2.2 GB, uv's and Maven's caches 2 GB, jars 0.3 GB, room for first data
+DISK_NEEDED_MIB=6000 # both environments 2.2 GB, uv's and Maven's caches 2 GB, jars 0.3 GB, space for first data
 
 say() { printf '%s\n' "$*"; }
 die() {

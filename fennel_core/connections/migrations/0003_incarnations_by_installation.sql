@@ -1,5 +1,5 @@
 -- Incarnations start at the time of installation (milliseconds), so that two databases over one Kafka, or one created again, never give one
--- name to two things; and reconcile can tell its own orphans (numbers from here on) from those of another installation.
+-- name to two things; and reconcile can distinguish its own orphans (numbers from here on) from those of another installation.
 DO $$
 DECLARE
     first bigint := (extract(epoch FROM clock_timestamp()) * 1000)::bigint;
