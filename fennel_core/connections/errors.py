@@ -28,6 +28,12 @@ class SystemUnavailable(ConnectionsError):
     code = "system-unavailable"
 
 
+class ObjectStoreUnavailable(SystemUnavailable):
+    """The bucket could not be used. A job partition that must restore a snapshot cannot start."""
+
+    code = "object-store-unavailable"
+
+
 class TransactionAborted(ConnectionsError):
     """The transaction was rolled back as a whole; it can be run again."""
 

@@ -25,7 +25,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from botocore.response import StreamingBody
 from pydantic import SecretStr
 
-from fennel_core.connections.errors import SystemUnavailable
+from fennel_core.connections.errors import ObjectStoreUnavailable, SystemUnavailable
 from fennel_core.connections.object_store import ObjectConflict, StoredObject
 
 if TYPE_CHECKING:
@@ -213,7 +213,7 @@ async def _on_thread(work: Callable[[], T]) -> T:
     try:
         return await asyncio.to_thread(work)
     except (ClientError, BotoCoreError) as failed:
-        raise SystemUnavailable(f"S3: {failed}") from failed
+        raise ObjectStoreUnavailable(f"S3: {failed}") from failed
 
 
 def _status(error: ClientError) -> int:

@@ -21,7 +21,7 @@ from typing import Final, Protocol
 import structlog
 
 from fennel_core.bank.registry import PartitionReport, Registry, RegistryState, Slot
-from fennel_core.connections.errors import ConnectionsError
+from fennel_core.connections.errors import ConnectionsError, ObjectStoreUnavailable
 from fennel_core.engine.errors import BrokerError, EpochSuperseded, ProducerFenced, StateUnusable
 from fennel_core.engine.runner import Runner
 from fennel_core.engine.runner_factory import RunnerFactory
@@ -210,6 +210,10 @@ class Supervisor:
                 bound.warning("ownership lost", error=str(superseded))
                 hosted.lost = True
                 self.wake.set()
+            except ObjectStoreUnavailable as unavailable:
+                # The state cannot be restored: report it, because commits may wait for this job.
+                bound.warning("job parked", error=str(unavailable))
+                hosted.error = f"{type(unavailable).__name__}: {unavailable}"
             except (BrokerError, ConnectionsError) as unavailable:
                 bound.warning("runner restarts", error=str(unavailable))
             except Exception as failed:  # noqa: BLE001  # last line of defence: a failure parks this job only

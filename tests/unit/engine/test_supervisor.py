@@ -11,7 +11,7 @@ import pytest
 
 from fennel_core.bank.memory_registry import MemoryRegistry
 from fennel_core.bank.registry import PartitionReport, Slot
-from fennel_core.connections.errors import SystemUnavailable
+from fennel_core.connections.errors import ObjectStoreUnavailable, SystemUnavailable
 from fennel_core.engine.errors import RebuildRequested
 from fennel_core.engine.supervisor import HostedPartition, Supervisor
 from fennel_core.vocab.ids import (
@@ -23,6 +23,7 @@ from fennel_core.vocab.ids import (
     PartitionIndex,
     SlotId,
 )
+from tests.support.polling import eventually
 
 KEY = (JobId("job"), PartitionIndex(0))
 ME = Slot(SlotId("me"), EngineId("e"), "here")
@@ -112,6 +113,18 @@ class RecordingFactory:
         raise AssertionError("the job is wanted")
 
 
+class FailingFactory(RecordingFactory):
+    """A runner factory that cannot restore the state."""
+
+    def __init__(self, failure: Exception) -> None:
+        super().__init__(fails=True)
+        self.failure = failure
+
+    async def make(self, job: JobId, part: PartitionIndex, epoch: Epoch) -> Any:
+        self.calls.append("make")
+        raise self.failure
+
+
 class FrozenClock(Clock):
     """A clock on which every sleep lasts for ever."""
 
@@ -142,6 +155,27 @@ async def test_a_requested_rebuild_starts_at_once_whether_the_partition_runs_or_
             await asyncio.sleep(0)
     assert sorted(factory.calls[:3]) == ["close", "discard: requested", "make"]
     assert factory.calls[3:] == ["make"], "the store was closed before it is opened again"
+    await supervisor.shut_down()
+
+
+@pytest.mark.parametrize(
+    ("failure", "status", "reason"),
+    [
+        (ObjectStoreUnavailable("S3: no route"), "parked", "ObjectStoreUnavailable: S3: no route"),
+        (SystemUnavailable("Kafka: no route"), "replaying", None),
+    ],
+)
+async def test_an_unreachable_bucket_is_reported_and_an_unreachable_broker_waited_for(
+    failure: Exception, status: str, reason: str | None
+) -> None:
+    registry = MemoryRegistry(lambda: 0)
+    registry.add(KEY[0], b"", 1)
+    await registry.heartbeat(ME, Millis(1000))
+    factory: Any = FailingFactory(failure)
+    supervisor = Supervisor(ME, registry, factory, FrozenClock(), Millis(1000), 1000)
+    await supervisor.tick()
+    await eventually(lambda: factory.calls == ["make"])
+    assert supervisor.hosted[KEY].report() == PartitionReport(status, None, reason)
     await supervisor.shut_down()
 
 
