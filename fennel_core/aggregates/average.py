@@ -30,7 +30,7 @@ class AverageAggregator(Aggregator[Partial]):
     def delete(self, whole: Partial, part: Partial) -> Partial:
         return whole[0] - part[0], whole[1].minus(part[1])
 
-    def finalize(self, partial: Partial, as_of: int) -> object:  # noqa: ARG002  # the contract of Aggregation
+    def finalize(self, partial: Partial, as_of: int) -> object:  # noqa: ARG002  # the contract of Aggregator
         count, total = partial
         return total.divided_by(count * self._unit) if count else self._default
 

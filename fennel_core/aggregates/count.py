@@ -24,7 +24,7 @@ class CountAggregator(Aggregator[int]):
     def delete(self, whole: int, part: int) -> int:
         return whole - part
 
-    def finalize(self, partial: int, as_of: int) -> object:  # noqa: ARG002  # the contract of Aggregation
+    def finalize(self, partial: int, as_of: int) -> object:  # noqa: ARG002  # the contract of Aggregator
         return partial
 
     @property

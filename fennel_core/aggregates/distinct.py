@@ -25,7 +25,7 @@ class CountUniqueAggregator(MultisetAggregator):
     def elements(self, events: AnyEvents) -> Sequence[Any]:
         return events.column(self._of).elements()
 
-    def finalize(self, partial: Multiset, as_of: int) -> object:  # noqa: ARG002  # the contract of Aggregation
+    def finalize(self, partial: Multiset, as_of: int) -> object:  # noqa: ARG002  # the contract of Aggregator
         return len(partial) - (self._dropnull and None in partial)
 
 
@@ -43,7 +43,7 @@ class DistinctAggregator(MultisetAggregator):
     def elements(self, events: AnyEvents) -> Sequence[Any]:
         return events.column(self._of).elements()
 
-    def finalize(self, partial: Multiset, as_of: int) -> object:  # noqa: ARG002  # the contract of Aggregation
+    def finalize(self, partial: Multiset, as_of: int) -> object:  # noqa: ARG002  # the contract of Aggregator
         values = sorted(element for element in partial if element is not None)
         nulls = [None] if None in partial and not self._dropnull else []
         return [*nulls, *(to_result_value(value, self._dtype) for value in values)]

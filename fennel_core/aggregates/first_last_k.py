@@ -76,7 +76,7 @@ class FirstLastKAggregator(TopElementsAggregator):
         placed = zip(times, events.column(POSITION).elements(), packed, strict=True)
         return [None if self._dropnull and element[2] == NULL else element for element in placed]
 
-    def finalize(self, partial: TopElements, as_of: int) -> object:  # noqa: ARG002  # the contract of Aggregation
+    def finalize(self, partial: TopElements, as_of: int) -> object:  # noqa: ARG002  # the contract of Aggregator
         values = [value for (_, _, value), count in self.first(partial) for _ in range(count)]
         if self._dedup:
             values = list(dict.fromkeys(values))

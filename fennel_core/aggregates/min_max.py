@@ -35,7 +35,7 @@ class MinMaxAggregator(TopElementsAggregator):
     def elements(self, events: AnyEvents) -> Sequence[Any]:
         return events.column(self._of).elements()
 
-    def finalize(self, partial: TopElements, as_of: int) -> object:  # noqa: ARG002  # the contract of Aggregation
+    def finalize(self, partial: TopElements, as_of: int) -> object:  # noqa: ARG002  # the contract of Aggregator
         found = self.first(partial)
         if found:
             return to_result(found[0][0], self._dtype)
@@ -80,7 +80,7 @@ class LastTimeAggregator(TopElementsAggregator):
             for time, count, length in found
         ]
 
-    def finalize(self, partial: TopElements, as_of: int) -> object:  # noqa: ARG002  # the contract of Aggregation
+    def finalize(self, partial: TopElements, as_of: int) -> object:  # noqa: ARG002  # the contract of Aggregator
         found = self.first(partial)
         if found:
             return found[0][0]

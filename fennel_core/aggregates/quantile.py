@@ -29,7 +29,7 @@ class QuantileAggregator(MultisetAggregator):
     def elements(self, events: AnyEvents) -> Sequence[Any]:
         return events.column(self._of).elements()
 
-    def finalize(self, partial: Multiset, as_of: int) -> object:  # noqa: ARG002  # the contract of Aggregation
+    def finalize(self, partial: Multiset, as_of: int) -> object:  # noqa: ARG002  # the contract of Aggregator
         counts = sorted((value, count) for value, count in partial.items() if value is not None)
         total = sum(count for _, count in counts)
         if not total:

@@ -40,7 +40,7 @@ class StddevAggregator(Aggregator[Partial]):
             exact.add(whole[2], exact.negate(part[2])),
         )
 
-    def finalize(self, partial: Partial, as_of: int) -> object:  # noqa: ARG002  # the contract of Aggregation
+    def finalize(self, partial: Partial, as_of: int) -> object:  # noqa: ARG002  # the contract of Aggregator
         count, total, square = partial
         if not count:
             return self._default

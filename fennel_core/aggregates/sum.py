@@ -27,7 +27,7 @@ class SumAggregator(Aggregator[Total]):
     def delete(self, whole: Total, part: Total) -> Total:
         return whole.minus(part)
 
-    def finalize(self, partial: Total, as_of: int) -> object:  # noqa: ARG002  # the contract of Aggregation
+    def finalize(self, partial: Total, as_of: int) -> object:  # noqa: ARG002  # the contract of Aggregator
         match self._dtype:
             case Float():
                 return partial.divided_by(1)

@@ -1,4 +1,4 @@
-"""The query server: the API's front door, run as `python -m fennel_core.apps.query`."""
+"""The query server: the API gateway, run as `python -m fennel_core.apps.query`."""
 
 from __future__ import annotations
 

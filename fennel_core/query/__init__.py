@@ -1,1 +1,1 @@
-"""The query server: queries, lookups, inspect and the barrier, and the front door of the API."""
+"""The query server: queries, lookups, inspect and the barrier, and the API gateway."""

@@ -146,7 +146,7 @@ class TooManyRows(QueryError):
 
 
 class UpstreamUnavailable(QueryError):
-    """A server behind the front door does not respond. Retry."""
+    """A server behind the API gateway does not respond. Retry."""
 
     STATUS = 503
     CODE = "upstream-unavailable"

@@ -51,7 +51,7 @@ TOTAL_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """A server behind the front door: its name for messages, and its base URL."""
+    """A server behind the API gateway: its name for messages, and its base URL."""
 
     name: str
     url: str

@@ -1,4 +1,4 @@
-"""The front door of the API as one raw ASGI application.
+"""The API gateway as one raw ASGI application.
 
 The hot routes (`/query`, lookups) are matched by hand and served here; everything else under
 `/api/v1` is forwarded. Errors are raised anywhere below as `ApiError` and sent in one place. After

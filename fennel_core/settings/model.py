@@ -59,7 +59,7 @@ class AddressSettings(BaseSettings):
         7400,
         gt=0,
         lt=65536,
-        description="Query server, which is also the API's front door.",
+        description="Query server, which is also the API gateway.",
     )
     definition_port: int = Field(
         7401,
