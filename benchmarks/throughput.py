@@ -41,7 +41,7 @@ from rocksdict import Cache
 from fennel_core.blueprints.spec import Job, Output
 from fennel_core.engine.broker import Broker, OutgoingRecord
 from fennel_core.engine.iteration import JobLogic
-from fennel_core.engine.kafka import KafkaBroker
+from fennel_core.engine.kafka.broker import KafkaBroker
 from fennel_core.engine.memory_broker import MemoryBroker, MemoryLog
 from fennel_core.engine.runner import Runner, RunnerLimits
 from fennel_core.engine.runner_factory import SingleThreadPool

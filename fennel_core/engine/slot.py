@@ -27,7 +27,7 @@ from fennel_core.engine.backfill.client import QueuedBackfillClient
 from fennel_core.engine.backfill.queue import BackfillQueue
 from fennel_core.engine.drill.subprocess_drill import DrillRunner
 from fennel_core.engine.environment import environment_hash
-from fennel_core.engine.kafka import KafkaBroker
+from fennel_core.engine.kafka.broker import KafkaBroker
 from fennel_core.engine.runner import RunnerLimits
 from fennel_core.engine.runner_factory import (
     CallbacksFor,

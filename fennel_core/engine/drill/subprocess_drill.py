@@ -34,7 +34,7 @@ from fennel_core.engine.drill.compare import drill_partition
 from fennel_core.engine.environment import environment_hash
 from fennel_core.engine.errors import ReplayMismatch
 from fennel_core.engine.iteration import JobLogic, WorkerPool
-from fennel_core.engine.kafka import KafkaBroker
+from fennel_core.engine.kafka.broker import KafkaBroker
 from fennel_core.engine.runner import Runner, RunnerLimits
 from fennel_core.engine.runner_factory import SingleThreadPool
 from fennel_core.hangar.rocks import RocksHangar

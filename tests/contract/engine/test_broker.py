@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from fennel_core.connections.kafka import client_config
 from fennel_core.engine.broker import Broker, FetchedRecords, OutgoingRecord, Producer, Subscription
 from fennel_core.engine.errors import OffsetBeyondEnd, OffsetTruncated, ProducerFenced
-from fennel_core.engine.kafka import KafkaBroker
+from fennel_core.engine.kafka.broker import KafkaBroker
 from fennel_core.engine.memory_broker import MemoryBroker, MemoryLog
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import Offset, TopicName, TopicPartition
@@ -143,7 +143,7 @@ async def test_a_closed_reader_does_not_disturb_the_others(
 async def test_a_slow_reader_loses_nothing_and_blocks_no_other(
     broker: Broker, topic: TopicName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fennel_core.engine.kafka.BUFFER_BYTES", 2_000)
+    monkeypatch.setattr("fennel_core.engine.kafka.consumer.BUFFER_BYTES", 2_000)
     slow, fast = [await broker.subscribe({at(topic): START}) for _ in range(2)]
     sent = [b"%04d" % n + b"x" * 200 for n in range(300)]
     for start in range(0, 300, 50):

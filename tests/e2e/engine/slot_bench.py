@@ -26,7 +26,7 @@ from fennel_core.connections.frames import Channel, RemoteError
 from fennel_core.connections.kafka import client_config
 from fennel_core.connections.slot_protocol import RefusalCode
 from fennel_core.engine.broker import OutgoingRecord
-from fennel_core.engine.kafka import KafkaBroker
+from fennel_core.engine.kafka.broker import KafkaBroker
 from fennel_core.engine.slot import run_slot
 from fennel_core.operators import spec
 from fennel_core.settings.model import Settings

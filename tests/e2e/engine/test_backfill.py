@@ -30,7 +30,7 @@ from fennel_core.engine.backfill.manifest import PREFIX
 from fennel_core.engine.backfill.queue import BackfillQueue
 from fennel_core.engine.broker import OutgoingRecord
 from fennel_core.engine.host import engine_session
-from fennel_core.engine.kafka import KafkaBroker
+from fennel_core.engine.kafka.broker import KafkaBroker
 from fennel_core.engine.slot import run_slot
 from fennel_core.hangar.rocks import RocksHangar
 from fennel_core.history import parquet

@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from fennel_core.connections.kafka import client_config
 from fennel_core.engine.broker import OutgoingRecord
-from fennel_core.engine.kafka import KafkaBroker
+from fennel_core.engine.kafka.broker import KafkaBroker
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import Offset, TopicName, TopicPartition
 from tests.e2e.faults.strikes import kill_part

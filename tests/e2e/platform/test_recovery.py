@@ -23,7 +23,7 @@ from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.spec import Job
 from fennel_core.connections import s3
 from fennel_core.connections.kafka import client_config
-from fennel_core.engine.kafka import KafkaBroker
+from fennel_core.engine.kafka.broker import KafkaBroker
 from fennel_core.settings.model import Settings
 from fennel_core.snapshots import snapshot_pass
 from fennel_core.snapshots.manifest import SnapshotManifest, decode_manifest

@@ -1,4 +1,4 @@
-"""The log on Kafka (librdkafka): one consumer per slot, one transactional producer per runner.
+"""One consumer per slot reads for every runner.
 
 Theory. A single consumer reads all partitions that a slot needs, so an idle slot costs one
 long-polled fetch, not one per job. Its thread hands the records to every runner that subscribed. A
@@ -6,10 +6,6 @@ runner that cannot keep up is skipped, never waited for: its buffer is full, rec
 and when it has space again the consumer seeks back to the runner's position; other runners of the
 partition skip by offset what they already have. A slow job therefore costs re-reading and blocks no
 other job.
-
-librdkafka does not implement the second half of KIP-890: after a time-out, or an error that leaves
-the outcome open, a producer cannot be used again. The caller opens a new one and reads the outcome
-from the replaylog.
 """
 
 from __future__ import annotations
@@ -18,39 +14,23 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message
-from confluent_kafka import Producer as RdProducer
 from confluent_kafka import TopicPartition as RdTopicPartition
-from confluent_kafka.admin import AdminClient
 
-from fennel_core.connections import offsets
-from fennel_core.connections.errors import (
-    SystemUnavailable,
-    TransactionAborted,
-    TransactionOutcomeUnknown,
-)
-from fennel_core.connections.kafka import (
-    CONTROL_HEADER,
-    client_config,
-    consumer_config,
-    producer_config,
-)
-from fennel_core.engine.broker import FetchedRecords, OutgoingRecord, Record, require_within_log
-from fennel_core.engine.errors import OffsetTruncated, ProducerFenced
+from fennel_core.connections.errors import SystemUnavailable
+from fennel_core.connections.kafka import consumer_config
+from fennel_core.engine.broker import FetchedRecords, Record
+from fennel_core.engine.kafka.reader import to_record
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import Offset, TopicPartition
-
-T = TypeVar("T")
 
 POLL_S: Final = 0.05
 BATCH_MESSAGES: Final = 1_000
 BUFFER_BYTES: Final = 16 * 1024 * 1024
-_FENCED: Final = (KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED)
 
 
 @dataclass(slots=True)
@@ -265,7 +245,7 @@ class SharedConsumer:
             source = (message.topic(), message.partition())
             records, ends = batches.setdefault(source, ([], []))
             if error is None:
-                records.append(_record(message))
+                records.append(to_record(message))
             elif error.code() == KafkaError._PARTITION_EOF:
                 ends.append(Offset(message.offset()))
             else:
@@ -279,170 +259,3 @@ class SharedConsumer:
         for readers in list(self._readers.values()):
             for reader in readers:
                 reader.fail(error)
-
-
-def _record(message: Message) -> Record:
-    headers = message.headers()
-    control = (
-        next((value.decode() for name, value in headers if name == CONTROL_HEADER), None)
-        if headers
-        else None
-    )
-    return Record(Offset(message.offset()), message.value(), control)
-
-
-class KafkaProducer:
-    """See `engine.broker.Producer`; one transaction at a time."""
-
-    def __init__(self, producer: RdProducer, threads: ThreadPoolExecutor, timeout_s: float) -> None:
-        self._producer = producer
-        self._threads = threads
-        self._timeout_s = timeout_s
-
-    async def commit(self, records: Sequence[OutgoingRecord]) -> Mapping[TopicPartition, Offset]:
-        return await asyncio.get_running_loop().run_in_executor(
-            self._threads, self._commit, records
-        )
-
-    def _commit(self, records: Sequence[OutgoingRecord]) -> dict[TopicPartition, Offset]:
-        written: dict[TopicPartition, Offset] = {}
-
-        def delivered(error: KafkaError | None, message: Message) -> None:
-            if error is None:
-                written[(message.topic(), message.partition())] = Offset(message.offset() + 1)
-
-        try:
-            self._producer.begin_transaction()
-            for record in records:
-                headers = list(record.headers)
-                self._producer.produce(
-                    record.topic,
-                    record.value,
-                    partition=record.partition,
-                    headers=headers,
-                    on_delivery=delivered,
-                )
-            self._producer.commit_transaction(self._timeout_s)
-        except KafkaException as failed:
-            raise self._classified(failed) from failed
-        except BufferError as full:
-            raise self._classified(
-                KafkaException(KafkaError(KafkaError._QUEUE_FULL, str(full)))
-            ) from full
-        return written
-
-    def _classified(self, failed: KafkaException) -> Exception:
-        error: KafkaError = failed.args[0]
-        if error.code() in _FENCED:
-            return ProducerFenced(error.str())
-        if not error.txn_requires_abort():
-            return TransactionOutcomeUnknown(error.str())
-        try:
-            self._producer.abort_transaction(self._timeout_s)
-        except KafkaException as worse:
-            return (
-                ProducerFenced(worse.args[0].str())
-                if worse.args[0].code() in _FENCED
-                else TransactionOutcomeUnknown(worse.args[0].str())
-            )
-        return TransactionAborted(error.str())
-
-    async def close(self) -> None:
-        """Drop what is queued; all records are sent in transactions, so nothing needs a flush.
-
-        The client itself ends when it is garbage collected.
-        """
-        self._producer.purge(in_queue=True, in_flight=True, blocking=False)
-
-
-class KafkaBroker:
-    """See `engine.broker.Broker`."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._consumer = SharedConsumer(settings, asyncio.get_running_loop())
-        self._admin = AdminClient(client_config(settings))
-        self._threads = ThreadPoolExecutor(settings.commit_threads, thread_name_prefix="kafka")
-        self._timeout_s = settings.transaction_timeout_ms / 1000
-
-    async def starts(self, sources: Sequence[TopicPartition]) -> Mapping[TopicPartition, Offset]:
-        return await self._in_thread(partial(offsets.starts, self._admin, sources, self._timeout_s))
-
-    async def subscribe(self, positions: Mapping[TopicPartition, Offset]) -> KafkaSubscription:
-        bounds = await self._in_thread(
-            partial(offsets.bounds, self._admin, list(positions), self._timeout_s)
-        )
-        for source, position in positions.items():
-            require_within_log(source, position, *bounds[source])
-        subscription = KafkaSubscription(self._consumer, positions)
-        self._consumer.add(subscription)
-        return subscription
-
-    async def producer(self, transactional_id: str) -> KafkaProducer:
-        def open_one() -> RdProducer:
-            producer = RdProducer(producer_config(self._settings, transactional_id))
-            producer.init_transactions(self._timeout_s)
-            return producer
-
-        return KafkaProducer(await self._in_thread(open_one), self._threads, self._timeout_s)
-
-    async def read(
-        self, source: TopicPartition, first: Offset, stop: Offset | None = None
-    ) -> list[Record]:
-        return await self._in_thread(partial(self._read, source, first, stop))
-
-    def _read(self, source: TopicPartition, first: Offset, stop: Offset | None) -> list[Record]:
-        consumer = Consumer(consumer_config(self._settings, fetch_wait_ms=1))
-        records: list[Record] = []
-        try:
-            end = (
-                stop
-                if stop is not None
-                else Offset(
-                    consumer.get_watermark_offsets(RdTopicPartition(*source), self._timeout_s)[1]
-                )
-            )
-            if first >= end:
-                return []
-            consumer.assign([RdTopicPartition(*source, offset=first)])
-            while True:
-                message = consumer.poll(self._timeout_s)
-                if message is None:
-                    raise SystemUnavailable(
-                        f"the broker did not respond while {source[0]}[{source[1]}] was read"
-                    )
-                error = message.error()
-                if error is None and message.offset() < end:
-                    records.append(_record(message))
-                elif error is None or (
-                    error.code() == KafkaError._PARTITION_EOF and message.offset() >= end
-                ):
-                    return records
-                elif error.code() == KafkaError._AUTO_OFFSET_RESET:
-                    start = Offset(
-                        consumer.get_watermark_offsets(RdTopicPartition(*source), self._timeout_s)[
-                            0
-                        ]
-                    )
-                    raise OffsetTruncated(source, first, start)
-                elif error.code() != KafkaError._PARTITION_EOF:
-                    raise KafkaException(error)
-                if records and records[-1].offset + 1 >= end:
-                    return records
-        finally:
-            consumer.close()
-
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
-        except KafkaException as failed:
-            error: Any = failed.args[0]
-            raise (
-                ProducerFenced(error.str())
-                if error.code() in _FENCED
-                else SystemUnavailable(error.str())
-            ) from failed
-
-    async def close(self) -> None:
-        await asyncio.get_running_loop().run_in_executor(None, self._consumer.stop)
-        self._threads.shutdown(wait=False)
