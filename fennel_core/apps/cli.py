@@ -165,6 +165,7 @@ def status(as_json: bool) -> None:
                 "why": r.why,
                 "pid": r.pid,
                 "port": r.service.port,
+                "restarts": r.restarts,
                 "log": str(r.log),
             }
             for r in rows

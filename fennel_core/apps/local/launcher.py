@@ -147,12 +147,12 @@ class Launcher:
             self._once(service, step)
         return StartSucceeded(time.monotonic() - began, kept=decision is LaunchAction.KEEP)
 
-    def start(self, service: Service) -> None:
+    def start(self, service: Service, setup: bool = True) -> None:
         """Start the service and write its record, without waiting.
 
-        Raises SetupFailed and OSError.
+        `setup`: run its setup steps first. Raises SetupFailed and OSError.
         """
-        for step in service.before:
+        for step in service.before if setup else ():
             self._once(service, step)
         self.display.show(service, InProgress("starting"))
         layout = self.context.layout

@@ -9,6 +9,7 @@ import fcntl
 import os
 import shutil
 import signal
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ from fennel_core.apps.local.launcher import Launcher, StartFailure
 from fennel_core.apps.local.platform_keys import PlatformKeys, ensure_keys
 from fennel_core.apps.local.preflight import preflight_problems
 from fennel_core.apps.local.readiness import check_readiness
+from fennel_core.apps.local.restart_reports import RestartReport, next_action, read_reports
 from fennel_core.apps.local.services import WATCHDOG, Service, process_env, service_table
 from fennel_core.apps.local.setup_steps import PlatformContext
 from fennel_core.apps.local.start_display import display_for
@@ -174,7 +176,10 @@ def _stop_all(
 
 @dataclass(frozen=True, slots=True)
 class ServiceStatus:
-    """One row of `status`. `state`: ready, not ready, died or stopped; `why`: the problem."""
+    """One row of `status`.
+
+    `state`: ready, not ready, died or stopped; `why`: the problem; `restarts`: by the watchdog.
+    """
 
     service: Service
     state: str
@@ -183,40 +188,43 @@ class ServiceStatus:
     age_s: float | None
     memory_bytes: int | None
     log: Path
+    restarts: int = 0
 
 
 def status(context: PlatformContext) -> tuple[ServiceStatus, ...]:
     """Return the status of every service; the readiness checks run in parallel."""
     services = service_table(context)
+    layout = context.layout
+    watchdog = processes.read_record(layout.pids / WATCHDOG)
+    watched = watchdog is not None and processes.is_alive(watchdog)
+    reports = read_reports(layout) if watched else {}
     with ThreadPoolExecutor(max_workers=len(services)) as pool:
-        return tuple(pool.map(lambda service: _status_of(context.layout, service), services))
+        return tuple(
+            pool.map(
+                lambda service: _status_of(layout, service, reports.get(service.name)), services
+            )
+        )
 
 
-def _status_of(layout: FileLayout, service: Service) -> ServiceStatus:
+def _status_of(layout: FileLayout, service: Service, report: RestartReport | None) -> ServiceStatus:
     record = processes.read_record(layout.pids / service.name)
     log = layout.log(service.name)
+    restarts = 0 if report is None else report.restarts
     if record is None:
         return ServiceStatus(service, "stopped", "", None, None, None, log)
     if not processes.is_alive(record):
-        return ServiceStatus(
-            service,
-            "died",
-            f"run `fennel-core up` to restart it, and see {layout.shown(log)}",
-            None,
-            None,
-            None,
-            log,
-        )
+        action = f"{next_action(report, time.time())}; see {layout.shown(log)}"
+        return ServiceStatus(service, "died", action, None, None, None, log, restarts)
     why = check_readiness(service.readiness, processes.began_at(record))
-    state = "ready" if why is None else "not ready"
     return ServiceStatus(
         service,
-        state,
+        "ready" if why is None else "not ready",
         why or "",
         record.pid,
         processes.age_s(record),
         processes.memory_bytes(record),
         log,
+        restarts,
     )
 
 

@@ -35,7 +35,7 @@ def _console() -> Console:
 
 def print_parts(layout: FileLayout, rows: Sequence[ServiceStatus]) -> None:
     table = Table(box=None, pad_edge=False)
-    for name in ("service", "state", "port", "pid", "since", "memory", "log file"):
+    for name in ("service", "state", "port", "pid", "since", "restarts", "memory", "log file"):
         table.add_column(name, overflow="fold")
     colours = {"ready": "green", "stopped": "dim"}
     for row in rows:
@@ -48,6 +48,7 @@ def print_parts(layout: FileLayout, rows: Sequence[ServiceStatus]) -> None:
             str(row.service.port or "–"),
             str(row.pid or ""),
             since,
+            str(row.restarts or ""),
             memory,
             layout.shown(row.log),
         )
