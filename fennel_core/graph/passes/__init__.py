@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from fennel_core.graph.entity_graph import Graph
+from fennel_core.graph.passes.capabilities import refuse_unserved
 from fennel_core.graph.passes.cycles import forbid_cycles
 from fennel_core.graph.passes.expressions import check_expressions
 from fennel_core.graph.passes.extractors import one_extractor_per_feature
@@ -38,6 +39,7 @@ RULES: tuple[Pass, ...] = (
     one_pipeline_per_dataset,
     check_sources,
     sinks_only_on_derived,
+    refuse_unserved,
     indices_need_keys,
     check_operator_schemas,
     check_expressions,

@@ -11,6 +11,7 @@ import pytest
 
 from fennel_core.graph.entity_graph import Graph, merge_incremental
 from fennel_core.graph.passes import INCREMENTAL_RULES, RULES, validate
+from fennel_core.graph.passes.capabilities import DEFAULT_EVERY_US, refuse_unserved
 from fennel_core.graph.passes.cycles import forbid_cycles
 from fennel_core.graph.passes.expressions import check_expressions
 from fennel_core.graph.passes.extractors import one_extractor_per_feature
@@ -27,7 +28,7 @@ from fennel_core.graph.passes.supersets import keep_features
 from fennel_core.graph.passes.terminals import terminals_are_last
 from fennel_core.graph.passes.versions import require_new_version_on_change
 from fennel_core.vocab.dtypes import Field, Float, Optional, Str
-from fennel_core.wire.connectors import Cdc, EvalExpr, Sampling
+from fennel_core.wire.connectors import Cdc, EvalExpr, Sampling, WebhookEndpoint
 from fennel_core.wire.entities import FeatureRef, Index, IndexSide, ListLookup, Lookup, PyFunc
 from fennel_core.wire.expr import Literal, Ref
 from fennel_core.wire.operators import Aggregate, AssignExpr, Drop, FilterExpr, WindowOp
@@ -256,6 +257,21 @@ CASES = [
         "connectors",
         lambda g: replace(g, sinks=(replace(g.sinks[0], dataset="Events"),)),
     ),
+    ("every connector", refuse_unserved, "connectors", lambda g: g),
+    (
+        "change feed through a webhook",
+        refuse_unserved,
+        "operators",
+        lambda g: edit_source(g, "Orders", lambda s: replace(s, cdc=Cdc.DEBEZIUM)),
+    ),
+    (
+        "options of sources that are polled",
+        refuse_unserved,
+        "operators",
+        lambda g: edit_source(
+            g, "Orders", lambda s: replace(s, every_us=60, cursor="at", timestamp_field="day")
+        ),
+    ),
     (
         "index without keys",
         indices_need_keys,
@@ -366,9 +382,18 @@ CASES = [
 ]
 
 
+def served(g: Graph) -> Graph:
+    """Return the graph without the connectors that the platform refuses."""
+    return replace(
+        g,
+        sources=tuple(s for s in g.sources if isinstance(s.table, WebhookEndpoint)),
+        sinks=(),
+    )
+
+
 @pytest.mark.parametrize("subject", ["operators", "expressions", "connectors", "featuresets"])
 def test_recorded_commits_are_valid_on_an_empty_branch_and_when_repeated(subject):
-    g = graph(subject)
+    g = served(graph(subject))
     assert validate(g, None) == ()
     assert validate(g, g) == ()
     assert validate(merge_incremental(g, g), g, incremental=True) == ()
@@ -423,3 +448,31 @@ def test_all_problems_are_collected():
     g = without_dataset(graph("operators"), "Users")
     g = edit_source(g, "Orders", lambda s: replace(s, cdc=Cdc.UPSERT))
     assert {p.code for p in validate(g, None)} >= {"dataset-missing", "cdc-keys"}
+
+
+def test_every_source_that_is_not_a_webhook_and_every_sink_is_refused():
+    g = graph("connectors")
+    refused = [p.code for p in refuse_unserved(g, None)]
+    others = [s for s in g.sources if not isinstance(s.table, WebhookEndpoint)]
+    kinds = {type(s.table) for s in others}
+    assert len(kinds) == 10, "the recorded commit has every kind of source"
+    assert refused.count("source-not-served") == len(others)
+    assert refused.count("sink-not-served") == len(g.sinks) == 4
+
+
+def test_a_webhook_beside_another_source_does_not_hide_it():
+    g = graph("connectors")
+    kafka = next(s for s in g.sources if s.table.__class__.__name__ == "KafkaTopic")
+    stacked = replace(served(g), sources=(*served(g).sources, kafka))
+    assert [(p.code, p.entity) for p in validate(stacked, None)] == [
+        ("source-not-served", kafka.dataset)
+    ]
+
+
+def test_defaults_of_the_client_are_accepted():
+    g = edit_source(
+        graph("operators"),
+        "Orders",
+        lambda s: replace(s, every_us=DEFAULT_EVERY_US, timestamp_field="at"),
+    )
+    assert validate(g, None) == ()

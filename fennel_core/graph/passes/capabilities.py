@@ -1,0 +1,114 @@
+"""Refuse what this platform does not serve yet: other sources than webhooks, and sinks.
+
+The client can express more than the platform runs. Without this pass such a definition would be
+accepted and have no effect, which looks like success while rows are lost. The client's defaults are
+always accepted, also where they have no effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, assert_never
+
+from fennel_core.graph.entity_graph import Graph
+from fennel_core.graph.problems import Problem
+from fennel_core.wire import connectors as c
+from fennel_core.wire.entities import Dataset
+
+DEFAULT_EVERY_US: Final = 30 * 60 * 1_000_000
+"""The poll interval that the client gives to a source without `every`."""
+
+
+def refuse_unserved(graph: Graph, before: Graph | None) -> Iterator[Problem]:
+    """Yield one problem per source, source option and sink that would have no effect."""
+    del before
+    for dataset in graph.datasets:
+        for source in graph.sources_of(dataset.name):
+            if isinstance(source.table, c.WebhookEndpoint):
+                yield from _webhook(dataset, source)
+            elif not isinstance(source.table, c.HttpPath):  # `check_sources` reports it
+                yield _source(dataset, source.table)
+        for sink in graph.sinks_of(dataset.name):
+            yield _sink(dataset, sink.table)
+
+
+def _source(dataset: Dataset, table: c.Table) -> Problem:
+    text = (
+        f"Dataset `{dataset.name}` has a source of {table_title(table)}, which this platform does "
+        "not read yet: rows come from webhooks only. Use a webhook and send the rows with "
+        "`client.log`, or give the source an `env` and commit with another one."
+    )
+    return Problem("source-not-served", dataset.name, text)
+
+
+def _sink(dataset: Dataset, table: c.Table) -> Problem:
+    text = (
+        f"Dataset `{dataset.name}` has a sink into {table_title(table)}, and this platform does "
+        "not write to sinks yet. Remove the sink, or give it an `env` and commit with another one."
+    )
+    return Problem("sink-not-served", dataset.name, text)
+
+
+def _webhook(dataset: Dataset, source: c.Source) -> Iterator[Problem]:
+    if source.cdc not in (c.Cdc.APPEND, c.Cdc.UPSERT):
+        text = (
+            f"Dataset `{dataset.name}` has a webhook source with cdc `{source.cdc.value}`, which "
+            "this platform does not read from a webhook: every logged row is a plain row. "
+            "Use cdc `append` without key fields, or `upsert` with key fields."
+        )
+        yield Problem("cdc-not-served", dataset.name, text)
+    without_effect = {
+        "every": source.every_us not in (None, DEFAULT_EVERY_US),
+        "cursor": source.cursor is not None,
+        "timestamp_field": source.timestamp_field not in (None, dataset.schema.timestamp),
+    }
+    for option, is_set in without_effect.items():
+        if is_set:
+            text = (
+                f"Dataset `{dataset.name}` has a webhook source with `{option}`, which has no "
+                "effect on a webhook; remove the option"
+            )
+            yield Problem("source-option-not-served", dataset.name, text)
+
+
+def table_title(table: c.Table) -> str:
+    """Return what a source reads or a sink writes, as a person names it: its kind and name."""
+    match table:
+        case c.WebhookEndpoint():
+            return f"webhook endpoint `{table.db.name}/{table.endpoint}`"
+        case c.MySQLTable():
+            return f"MySQL table `{table.table}`"
+        case c.PostgresTable():
+            return f"Postgres table `{table.table}`"
+        case c.SnowflakeTable():
+            return f"Snowflake table `{table.table}`"
+        case c.BigQueryTable():
+            return f"BigQuery table `{table.table}`"
+        case c.RedshiftTable():
+            return f"Redshift table `{table.table}`"
+        case c.MongoCollection():
+            return f"MongoDB collection `{table.collection}`"
+        case c.KafkaTopic():
+            return f"Kafka topic `{table.topic}`{_registry(table.format)}"
+        case c.KinesisStream():
+            return f"Kinesis stream `{table.stream_arn}`"
+        case c.PubSubTopic():
+            return f"Pub/Sub topic `{table.topic}`"
+        case c.S3Table():
+            return f"{table.format} files in S3 bucket `{table.bucket}`"
+        case c.HttpPath():
+            return f"HTTP path `{table.endpoint}`"
+        case unreachable:
+            assert_never(unreachable)
+
+
+def _registry(record_format: c.RecordFormat) -> str:
+    match record_format:
+        case c.JsonFormat():
+            return ""
+        case c.AvroFormat():
+            return " (Avro with a schema registry)"
+        case c.ProtobufFormat():
+            return " (Protobuf with a schema registry)"
+        case unreachable:
+            assert_never(unreachable)
