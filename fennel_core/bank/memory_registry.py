@@ -51,13 +51,12 @@ class MemoryRegistry:
 
     async def read(self, me: SlotId) -> RegistryState:
         now = self._now_ms()
-        live = tuple(
-            sorted(
-                name
-                for name, (_, until) in self._slots.items()
-                if until > now and name not in self.stopping
-            )
-        )
+        # In order of registration, so that the last process of a name is the one that counts.
+        live = {
+            slot.name: slot.id
+            for slot, until in self._slots.values()
+            if until > now and slot.id not in self.stopping
+        }
         jobs = tuple(
             RegisteredJob(job, desired, self._leases(job, now))
             for job, (_, desired) in sorted(self._specs.items())

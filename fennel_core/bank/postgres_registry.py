@@ -9,13 +9,21 @@ from typing import Any
 from fennel_core.bank.registry import PartitionReport, RegisteredJob, RegistryState, Slot
 from fennel_core.connections.postgres import AsyncConnection, Pool, connection_of
 from fennel_core.schedule.lease import Lease
-from fennel_core.vocab.ids import Epoch, JobId, JobPartition, Millis, PartitionIndex, SlotId
+from fennel_core.vocab.ids import (
+    Epoch,
+    JobId,
+    JobPartition,
+    Millis,
+    PartitionIndex,
+    SlotId,
+    SlotName,
+)
 
 WAKE = "SELECT pg_notify('registry', '')"
 
 HEARTBEAT = """
-    INSERT INTO slot (id, engine, address, lease_until) VALUES (%(id)s, %(engine)s, %(address)s,
-        now() + %(lease)s * interval '1 ms')
+    INSERT INTO slot (id, name, engine, address, lease_until)
+    VALUES (%(id)s, %(name)s, %(engine)s, %(address)s, now() + %(lease)s * interval '1 ms')
     ON CONFLICT (id) DO UPDATE SET lease_until = excluded.lease_until RETURNING (xmax = 0) AS joined
 """
 RENEW = (
@@ -68,7 +76,13 @@ class PostgresRegistry:
         self._pool = pool
 
     async def heartbeat(self, slot: Slot, lease_ms: Millis) -> None:
-        values = {"id": slot.id, "engine": slot.engine, "address": slot.address, "lease": lease_ms}
+        values = {
+            "id": slot.id,
+            "name": slot.name,
+            "engine": slot.engine,
+            "address": slot.address,
+            "lease": lease_ms,
+        }
         async with connection_of(self._pool) as connection, connection.transaction():
             row = await (await connection.execute(HEARTBEAT, values)).fetchone()
             await connection.execute(RENEW, values)
@@ -79,7 +93,7 @@ class PostgresRegistry:
         async with connection_of(self._pool) as connection, connection.transaction():
             slots: list[Any] = await (
                 await connection.execute(
-                    "SELECT id, stopping FROM slot WHERE lease_until > now() ORDER BY id"
+                    "SELECT name, id, stopping FROM slot WHERE lease_until > now() ORDER BY life"
                 )
             ).fetchall()
             rows: list[Any] = await (await connection.execute(JOBS)).fetchall()
@@ -91,8 +105,8 @@ class PostgresRegistry:
             )
             for (job, desired), group in groupby(rows, key=lambda r: (r[0], r[1]))
         )
-        running = tuple(SlotId(name) for name, stopping in slots if not stopping)
-        return RegistryState(running, jobs, any(stopping for name, stopping in slots if name == me))
+        running = {SlotName(name): SlotId(slot) for name, slot, stopping in slots if not stopping}
+        return RegistryState(running, jobs, any(stops for _, slot, stops in slots if slot == me))
 
     async def spec(self, job: JobId) -> bytes | None:
         async with connection_of(self._pool) as connection:

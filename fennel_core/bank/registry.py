@@ -20,6 +20,7 @@ from fennel_core.vocab.ids import (
     Millis,
     PartitionIndex,
     SlotId,
+    SlotName,
 )
 
 
@@ -28,6 +29,9 @@ class Slot:
     """A slot of an engine: one process that runs job partitions."""
 
     id: SlotId
+    """This process; never used twice."""
+    name: SlotName
+    """The slot: the same for each process that it restarts as."""
     engine: EngineId
     address: str
     """Unix socket path or `host:port` of its lookup service."""
@@ -47,7 +51,8 @@ class RegisteredJob:
 class RegistryState:
     """One consistent read of the registry: running slots and all jobs."""
 
-    slots: tuple[SlotId, ...]
+    slots: Mapping[SlotName, SlotId]
+    """The process of each slot; of several with one name, the one that registered last."""
     jobs: tuple[RegisteredJob, ...]
     stopping: bool
     """True if the reading slot was asked to stop."""

@@ -45,7 +45,7 @@ from fennel_core.settings.model import Settings
 from fennel_core.snapshots.postgres import PostgresPointers
 from fennel_core.snapshots.transfer import SnapshotContext
 from fennel_core.telemetry import logs
-from fennel_core.vocab.ids import EngineId, Millis, SlotId, WorkspaceId
+from fennel_core.vocab.ids import EngineId, Millis, SlotId, SlotName, WorkspaceId
 
 PARENT_CHECK_S: Final = 0.5
 SWITCH_S: Final = 0.0005
@@ -75,8 +75,9 @@ async def run_slot(settings: Settings, engine: EngineId, number: int) -> None:
     with SlotLock(address.with_suffix(".lock"), f"{engine}-{number}") as slot_lock:
         # No earlier process of this slot had this id: the leases of a dead process are released or
         # lapse, but are never mistaken for ours.
-        name = SlotId(f"{slot_lock.id_prefix}{os.getpid()}-{time.time_ns() // 1_000_000:x}")
-        await _run(settings, Slot(name, engine, str(address.resolve())), number, slot_lock)
+        life = SlotId(f"{slot_lock.id_prefix}{os.getpid()}-{time.time_ns() // 1_000_000:x}")
+        slot = Slot(life, SlotName(f"{engine}-{number}"), engine, str(address.resolve()))
+        await _run(settings, slot, number, slot_lock)
 
 
 async def _run(settings: Settings, slot: Slot, number: int, slot_lock: SlotLock) -> None:

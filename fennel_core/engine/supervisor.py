@@ -14,7 +14,7 @@ ends, the reason decides:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -27,8 +27,15 @@ from fennel_core.engine.runner import Runner
 from fennel_core.engine.runner_factory import RunnerFactory
 from fennel_core.hangar.store import HangarCorrupt
 from fennel_core.schedule.lease import Claim, Keep, Stop, StopAndRelease, decide_lease
-from fennel_core.schedule.ownership import preferred_slot
-from fennel_core.vocab.ids import Epoch, JobPartition, Millis
+from fennel_core.schedule.ownership import place_partitions
+from fennel_core.vocab.ids import (
+    Epoch,
+    JobId,
+    JobPartition,
+    Millis,
+    PartitionIndex,
+    SlotName,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -88,6 +95,10 @@ class Supervisor:
     _lease_until_ms: int = 0
     _changing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while `hosted` changes: a rebuild must not start again what a turn has just stopped."""
+    _placements: dict[JobId, Mapping[PartitionIndex, SlotName]] = field(default_factory=dict)
+    _superseded: bool = False
+    _placed_on: frozenset[SlotName] = frozenset()
+    """The slots that `_placements` was computed for."""
 
     def lease_is_live(self) -> bool:
         """Return True while this slot may serve reads."""
@@ -136,10 +147,23 @@ class Supervisor:
         if seen.stopping:
             self.stop.set()
             return
+        self._warn_if_superseded(seen)
         async with self._changing:
             await self._act(*self._decisions(seen))
         for job in stored - {entry.id for entry in seen.jobs}:
             await self.runner_factory.delete_state(job)
+
+    def _warn_if_superseded(self, seen: RegistryState) -> None:
+        newest = seen.slots.get(self.slot.name)
+        superseded = newest is not None and newest != self.slot.id
+        if superseded and not self._superseded:
+            log.warning(
+                "a later process has the name of this slot and takes its job partitions: give "
+                "each engine its own FENNEL_ENGINE",
+                slot=self.slot.id,
+                later=newest,
+            )
+        self._superseded = superseded
 
     async def _act(
         self,
@@ -166,13 +190,15 @@ class Supervisor:
         wanted: list[tuple[JobPartition, Epoch]] = []
         held: list[tuple[JobPartition, Epoch]] = []
         kept: set[JobPartition] = set()
+        placements = self._place(seen)
         for entry in seen.jobs:
+            placed = placements[entry.id]
             for part, lease in entry.leases.items():
                 partition = (entry.id, part)
                 hosted = self.hosted.get(partition)
                 running = hosted.epoch if hosted is not None and not hosted.lost else None
                 best = (
-                    preferred_slot(entry.id, part, seen.slots) if entry.desired == "run" else None
+                    seen.slots[placed[part]] if entry.desired == "run" and part in placed else None
                 )
                 match decide_lease(self.slot.id, lease, running, best):
                     case Keep() if entry.desired == "run":
@@ -185,6 +211,19 @@ class Supervisor:
                     case Stop():
                         pass
         return wanted, [partition for partition in self.hosted if partition not in kept], held
+
+    def _place(self, seen: RegistryState) -> Mapping[JobId, Mapping[PartitionIndex, SlotName]]:
+        """Return where every partition belongs; a job is placed again only when slots change."""
+        names = frozenset(seen.slots)
+        known = self._placements if names == self._placed_on else {}
+        self._placements = {
+            entry.id: known[entry.id]
+            if entry.id in known
+            else place_partitions(entry.id, len(entry.leases), names)
+            for entry in seen.jobs
+        }
+        self._placed_on = names
+        return self._placements
 
     def _start(self, partition: JobPartition, epoch: Epoch) -> None:
         hosted = HostedPartition(epoch)

@@ -16,6 +16,9 @@ JobId = NewType("JobId", str)
 """The asset id of a job."""
 TopicName = NewType("TopicName", str)
 SlotId = NewType("SlotId", str)
+"""One process of a slot."""
+SlotName = NewType("SlotName", str)
+"""`<engine>-<number>`: the same for all processes of a slot."""
 EngineId = NewType("EngineId", str)
 PartitionIndex = NewType("PartitionIndex", int)
 Epoch = NewType("Epoch", int)

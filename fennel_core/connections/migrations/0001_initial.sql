@@ -102,8 +102,10 @@ CREATE TABLE job (
     created_at  timestamptz NOT NULL DEFAULT now()
 );
 
-CREATE TABLE slot (
+CREATE TABLE slot (                                    -- one row per process
     id          text PRIMARY KEY,
+    name        text NOT NULL,                         -- <engine>-<number>: the same for each process of a slot; the youngest counts
+    life        bigint GENERATED ALWAYS AS IDENTITY,   -- order of registration
     engine      text NOT NULL,
     address     text NOT NULL,                         -- Unix socket path or host:port of the slot's lookup service
     stopping    boolean NOT NULL DEFAULT false,

@@ -16,11 +16,14 @@ from fennel_core.bank.postgres_registry import PostgresRegistry
 from fennel_core.bank.registry import PartitionReport, Registry, Slot
 from fennel_core.connections import postgres
 from fennel_core.connections.errors import SystemUnavailable
-from fennel_core.vocab.ids import EngineId, Epoch, JobId, Millis, PartitionIndex, SlotId
+from fennel_core.vocab.ids import EngineId, Epoch, JobId, Millis, PartitionIndex, SlotId, SlotName
 
 LEASE = Millis(400)
 JOB = JobId("w.job.abc.1")
-A, B = (Slot(SlotId(name), EngineId("engine"), f"run/{name}.sock") for name in "ab")
+A, B = (
+    Slot(SlotId(name), SlotName(f"engine-{name}"), EngineId("engine"), f"run/{name}.sock")
+    for name in "ab"
+)
 FIRST, SECOND = (JOB, PartitionIndex(0)), (JOB, PartitionIndex(1))
 NEVER = Epoch(0)
 
@@ -91,9 +94,23 @@ async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
 
 async def test_a_slot_is_listed_until_its_lease_expires(world: World) -> None:
     await world.registry.heartbeat(A, LEASE)
-    assert (await world.registry.read(A.id)).slots == (A.id,)
+    assert (await world.registry.read(A.id)).slots == {A.name: A.id}
     await world.expire_leases()
-    assert (await world.registry.read(A.id)).slots == ()
+    assert (await world.registry.read(A.id)).slots == {}
+
+
+async def test_of_several_processes_of_a_slot_the_last_that_registered_counts(
+    world: World,
+) -> None:
+    first, second = (
+        Slot(SlotId(life), SlotName("engine-0"), EngineId("engine"), "run/0.sock")
+        for life in ("z-first", "a-second")
+    )
+    for slot in (first, second, first):
+        await world.registry.heartbeat(slot, LEASE)
+    assert (await world.registry.read(first.id)).slots == {first.name: second.id}
+    await world.registry.deregister(second.id)
+    assert (await world.registry.read(first.id)).slots == {first.name: first.id}
 
 
 async def test_one_claim_per_epoch_succeeds(world: World) -> None:
@@ -140,7 +157,7 @@ async def test_deregistering_a_slot_releases_its_leases(world: World) -> None:
     await world.registry.claim([(FIRST, NEVER), (SECOND, NEVER)], A.id, LEASE)
     await world.registry.deregister(A.id)
     seen = await world.registry.read(A.id)
-    assert seen.slots == ()
+    assert seen.slots == {}
     assert [lease.live for lease in seen.jobs[0].leases.values()] == [False, False]
 
 
@@ -148,7 +165,7 @@ async def test_expiring_predecessors_releases_their_leases_only(
     world: World,
 ) -> None:
     dead, successor, other = (
-        Slot(SlotId(name), EngineId("engine"), "run/0.sock")
+        Slot(SlotId(name), SlotName(name), EngineId("engine"), "run/0.sock")
         for name in ("e-0-x-1", "e-0-x-2", "e-0-xy-1")
     )
     for slot in (dead, successor, other):
@@ -157,7 +174,7 @@ async def test_expiring_predecessors_releases_their_leases_only(
     await world.registry.claim([(SECOND, NEVER)], other.id, LEASE)
     await world.registry.expire_predecessors("e-0-x-", successor.id)
     seen = await world.registry.read(successor.id)
-    assert set(seen.slots) == {successor.id, other.id}
+    assert set(seen.slots.values()) == {successor.id, other.id}
     (entry,) = seen.jobs
     assert entry.leases[FIRST[1]].slot is None
     assert entry.leases[SECOND[1]].slot == other.id

@@ -74,7 +74,7 @@ class Database:
 
     async def slot(self, name: str, lease_s: int = 10) -> None:
         await self.do(
-            "INSERT INTO slot (id, engine, address, lease_until) VALUES (%s, 'e', "
+            "INSERT INTO slot (id, name, engine, address, lease_until) VALUES (%s, 'e-0', 'e', "
             "%s, now() + %s * interval '1 s')",
             name,
             f"/{name}",

@@ -88,7 +88,7 @@ def fill(rows: psycopg.Connection[Any], slot: FakeSlot) -> None:
     )
     rows.execute("INSERT INTO branch (workspace, name, serving) VALUES (%s, 'main', NULL)", (W,))
     rows.execute(
-        "INSERT INTO slot (id, engine, address, lease_until) VALUES ('s', 'e', %s, "
+        "INSERT INTO slot (id, name, engine, address, lease_until) VALUES ('s', 'e-0', 'e', %s, "
         "now() + interval '1 h')",
         (slot.path,),
     )

@@ -10,7 +10,7 @@ from fennel_core.engine import state_progress
 from fennel_core.hangar.memory import MemoryHangar
 from fennel_core.replaylog import marker as markers
 from fennel_core.replaylog.marker import EpochMarker, IterationMarker
-from fennel_core.schedule.ownership import preferred_slot
+from fennel_core.schedule.ownership import place_partitions
 from fennel_core.vocab.ids import (
     JobId,
     JobPartition,
@@ -46,18 +46,21 @@ class Laws:
     async def unsettled(self) -> str | None:
         if not self._world.log.idle():
             return "a transaction is open"
-        slots = [living.slot.id for living in self._world.slots]
+        slots = (await self._world.registry.read(self._world.slots[0].slot.id)).slots
+        if not slots:
+            return "no slot is registered"
         for job in self._world.jobs:
+            placed = place_partitions(job.id, self._world.partitions, slots.keys())
             for part in map(PartitionIndex, range(self._world.partitions)):
                 slot, report = self._world.registry.reports()[(job.id, part)]
-                if (
-                    slot != preferred_slot(job.id, part, slots)
-                    or report.status != "running"
-                    or report.lag != 0
-                ):
+                if slot != slots[placed[part]] or report.status != "running" or report.lag != 0:
                     return f"{job.id}[{part}] at {slot}: {report}"
                 targets = {topic: self._world.log.stable_end((topic, part)) for topic in job.inputs}
-                owner = next(living for living in self._world.slots if living.slot.id == slot)
+                owner = next(
+                    (living for living in self._world.slots if living.slot.id == slot), None
+                )
+                if owner is None:
+                    return f"{job.id}[{part}] at {slot}, which is dead"
                 try:
                     behind = await owner.service(
                         "wait", {"items": [(job.id, part, targets)], "timeout_ms": 200}

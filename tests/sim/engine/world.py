@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, cast
@@ -39,6 +40,7 @@ from fennel_core.snapshots.pruning import prune_snapshots
 from fennel_core.vocab.ids import (
     EngineId,
     SlotId,
+    SlotName,
 )
 from tests.sim.engine import job_chain
 from tests.sim.engine.dags import GRACE, KEPT, Dags, SimDrills
@@ -106,7 +108,7 @@ class World:
     def start(self, machine: Machine, drifts: bool = False) -> LiveSlot:
         self._names += 1
         process = Process(self.dice)
-        slot = Slot(SlotId(f"slot-{self._names}"), EngineId("sim"), "nowhere")
+        slot = Slot(SlotId(f"slot-{self._names}"), self._slot_name(), EngineId("sim"), "nowhere")
         registry, broker = SimRegistry(process, self.registry), SimBroker(process, self.log)
         snapshots = Snapshots(
             self.archive.tools(process), machine.root, ProcessPool(process), self._unique
@@ -135,6 +137,17 @@ class World:
         )
         self.slots.append(living)
         return living
+
+    def _slot_name(self) -> SlotName:
+        """Return the name of a slot that does not run, or now and then of one that is paused.
+
+        Spark starts a slot again when its host dies, and the paused process of that host may wake.
+        """
+        frozen = [living.slot.name for living in self.slots if living.process.paused]
+        if frozen and self.dice.random.random() < 0.5:
+            return self.dice.random.choice(frozen)
+        used = {living.slot.name for living in self.slots}
+        return next(name for number in count() if (name := SlotName(f"sim-{number}")) not in used)
 
     def _unique(self) -> str:
         self._names += 1

@@ -22,11 +22,12 @@ from fennel_core.vocab.ids import (
     Millis,
     PartitionIndex,
     SlotId,
+    SlotName,
 )
 from tests.support.polling import eventually
 
 KEY = (JobId("job"), PartitionIndex(0))
-ME = Slot(SlotId("me"), EngineId("e"), "here")
+ME = Slot(SlotId("me"), SlotName("e-0"), EngineId("e"), "here")
 
 
 class LossyRegistry(MemoryRegistry):
