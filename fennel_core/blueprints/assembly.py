@@ -17,7 +17,7 @@ from fennel_core.operators.spec import StepSpec
 
 @dataclass(slots=True)
 class Assembly:
-    """Collects topics and jobs by key; `partitions` is the number of partitions of each."""
+    """Collects topics and jobs by key; each gets the number of partitions of the workspace."""
 
     partitions: int
     topics: dict[AssetKey, LogicalTopic] = field(default_factory=dict)
@@ -30,7 +30,7 @@ class Assembly:
 
     def dead_letters(self) -> AssetKey:
         """Add the dead-letter topic of the workspace; return its key."""
-        return self.add_topic(identity.dead_letters(self.partitions), "the workspace")
+        return self.add_topic(identity.dead_letters(), "the workspace")
 
     def add_job(
         self,
@@ -52,7 +52,7 @@ class Assembly:
             "a job reads a topic once, because its runner identifies inputs by topic"
         )
         assert all(i in self.topics for i in inputs), "producers are added first"
-        key = identity.job(step, inputs, partition_by, salt, self.partitions, watermark=watermark)
+        key = identity.job(step, inputs, partition_by, salt, watermark=watermark)
         output = (
             None if partition_by is None else self.add_topic(identity.output_topic(key), content)
         )

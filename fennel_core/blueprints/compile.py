@@ -26,7 +26,7 @@ from fennel_core.wire.connectors import Source, WebhookEndpoint
 def compile_datasets(inputs: Sequence[DatasetInput], partitions: int) -> Compiled:
     """Compile validated datasets, given producers before consumers.
 
-    `partitions` is the number of partitions of every topic and job.
+    `partitions` is the workspace's number of partitions: that of every topic and job.
     """
     assembly = Assembly(partitions)
     contents: dict[DatasetName, TopicContent] = {}
@@ -69,14 +69,12 @@ def _add_source_topic(
     definition: DatasetInput, assembly: Assembly, sources: list[LogicalSource]
 ) -> AssetKey:
     """Add the topic of a source dataset and one binding per webhook endpoint; return the topic."""
-    dataset, partitions = definition.dataset, assembly.partitions
+    dataset = definition.dataset
     named = [
-        (identity.source_identity(s, dataset.schema, dataset.version, partitions), s)
+        (identity.source_identity(s, dataset.schema, dataset.version), s)
         for s in definition.sources
     ]
-    topic = identity.source_topic(
-        [i for i, _ in named], dataset.schema, dataset.version, partitions
-    )
+    topic = identity.source_topic([i for i, _ in named], dataset.schema, dataset.version)
     assembly.add_topic(topic, dataset.name)
     sources.extend(
         _source_binding(i, s, s.table, definition, topic, assembly)
@@ -94,7 +92,7 @@ def _source_binding(
     topic: AssetKey,
     assembly: Assembly,
 ) -> LogicalSource:
-    raw = identity.raw_topic(table.db.name, table.endpoint, assembly.partitions)
+    raw = identity.raw_topic(table.db.name, table.endpoint)
     return LogicalSource(
         identity=identity_,
         webhook=table.db.name,

@@ -14,9 +14,13 @@ part of it: users raise it to have a dataset computed again, so it salts the dat
 its user code (whose result can depend on things outside, such as a library).
 
 Two mistakes would break this: hashing something that differs between two serialisations of one
-definition, and leaving out something that changes a result. The number of partitions is in every
-hash, because co-partitioned inputs must agree on it. Classes and fields are hashed under their
-stored names (`stored_names.py`), so renaming them in Python changes no identity.
+definition, and leaving out something that changes a result. Nothing of the process that compiles is
+hashed: the number of partitions is a property of the workspace, fixed when it is first used, so
+co-partitioned inputs agree on it and no setting renames an asset. Classes and fields are hashed
+under their stored names (`stored_names.py`), so renaming them in Python changes no identity.
+
+The sources of a dataset are part of the identity of its topic: another set of sources is another
+topic.
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ from fennel_core.wire.canonical_logic import logical_code, source_logic
 from fennel_core.wire.connectors import Source
 from fennel_core.wire.pycode import PyCode
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 """Part of every identity. Raise it when stored bytes change for all assets: every asset gets a new
 name, so none can be mistaken for one that another version wrote.
 """
@@ -44,30 +48,24 @@ START: Final = "earliest"
 """The default start of a source: the earliest retained row of its endpoint."""
 
 
-def source_identity(source: Source, schema: Schema, version: int, partitions: int) -> Identity:
+def source_identity(source: Source, schema: Schema, version: int) -> Identity:
     """Return the identity of the rows that one source feeds to one dataset."""
-    return _hash(
-        "source", source_logic(source).decode(), _logic(schema), version, partitions, START
-    )
+    return _hash("source", source_logic(source).decode(), _logic(schema), version, START)
 
 
-def source_topic(
-    sources: Sequence[Identity], schema: Schema, version: int, partitions: int
-) -> AssetKey:
+def source_topic(sources: Sequence[Identity], schema: Schema, version: int) -> AssetKey:
     """Return the key of the topic with the content of a source dataset."""
-    return AssetKey(
-        AssetKind.TOPIC, _hash("sourced", sorted(sources), _logic(schema), version, partitions)
-    )
+    return AssetKey(AssetKind.TOPIC, _hash("sourced", sorted(sources), _logic(schema), version))
 
 
-def raw_topic(webhook: str, endpoint: str, partitions: int) -> AssetKey:
+def raw_topic(webhook: str, endpoint: str) -> AssetKey:
     """Return the key of the topic with the requests of an endpoint, common to all its readers."""
-    return AssetKey(AssetKind.RAW, _hash("raw", webhook, endpoint, partitions))
+    return AssetKey(AssetKind.RAW, _hash("raw", webhook, endpoint))
 
 
-def dead_letters(partitions: int) -> AssetKey:
+def dead_letters() -> AssetKey:
     """Return the key of the workspace's dead-letter topic."""
-    return AssetKey(AssetKind.DEAD, _hash("dead", partitions))
+    return AssetKey(AssetKind.DEAD, _hash("dead"))
 
 
 def job(
@@ -75,7 +73,6 @@ def job(
     inputs: Sequence[AssetKey],
     partition_by: tuple[str, ...] | None,
     salt: Any,
-    partitions: int,
     *,
     watermark: bool = False,
 ) -> AssetKey:
@@ -90,7 +87,6 @@ def job(
             [i.identity for i in inputs],
             parts,
             salt,
-            partitions,
             watermark,
         ),
     )

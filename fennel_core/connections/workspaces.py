@@ -31,11 +31,15 @@ TOKEN_BYTES: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """One workspace as listed; `state` is `open` or `deleting`."""
+    """One workspace as listed; `state` is `open` or `deleting`.
+
+    `partitions`: of each of its topics and jobs; None before its first commit.
+    """
 
     name: WorkspaceId
     state: str
     created_at: datetime
+    partitions: int | None
 
 
 def new_token() -> str:
@@ -126,12 +130,17 @@ async def list_all(pool: Pool) -> tuple[Workspace, ...]:
     """Return every workspace, by name."""
     async with pool.connection() as connection:
         cursor = await connection.execute(
-            "SELECT name, state, created_at FROM workspace ORDER BY name"
+            "SELECT name, state, created_at, partitions FROM workspace ORDER BY name"
         )
         rows = await cursor.fetchall()
     return tuple(
-        Workspace(WorkspaceId(str(name)), str(state), cast(datetime, created_at))
-        for name, state, created_at in rows
+        Workspace(
+            WorkspaceId(str(name)),
+            str(state),
+            cast(datetime, created_at),
+            cast(int | None, partitions),
+        )
+        for name, state, created_at, partitions in rows
     )
 
 

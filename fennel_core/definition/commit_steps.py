@@ -68,8 +68,9 @@ DESTROY_POLL_SECONDS: Final = 0.2
 class CommitSteps:
     """The steps over a given context.
 
-    `partitions`: of every new topic and job. `warm_seconds`: how long to wait for new jobs.
-    `run_program` runs user code in the client's environment.
+    `new_workspace_partitions`: of the topics and jobs of a workspace that has its first commit;
+    every later commit uses the count of the workspace. `warm_seconds`: how long to wait for new
+    jobs. `run_program` runs user code in the client's environment.
     """
 
     def __init__(
@@ -77,12 +78,12 @@ class CommitSteps:
         context: LedgerContext,
         run_program: RunProgram,
         *,
-        partitions: int,
+        new_workspace_partitions: int,
         warm_seconds: float,
     ) -> None:
         self.context = context
         self._run_program = run_program
-        self._partitions = partitions
+        self._new_workspace_partitions = new_workspace_partitions
         self._warm_seconds = warm_seconds
         self._validated: dict[CommitId, ValidDefinitions] = {}
 
@@ -117,7 +118,10 @@ class CommitSteps:
     async def preview(self, request: CommitRequest) -> tuple[str, ...]:
         """Return the plan of a commit as lines, without changing anything."""
         _, definitions = await self.validate(request)
-        compiled = await asyncio.to_thread(compile_definitions, definitions, self._partitions)
+        known = await self.context.ledger.run(lambda tx: tx.partition_count(request.workspace))
+        compiled = await asyncio.to_thread(
+            compile_definitions, definitions, known or self._new_workspace_partitions
+        )
         return await commit_protocol.preview(
             self.context,
             request.workspace,
@@ -148,7 +152,10 @@ class CommitSteps:
             definitions = self._validated.pop(commit, None)
             if definitions is None:
                 _, definitions = await self._validate(body, base, row.options)
-            compiled = await asyncio.to_thread(compile_definitions, definitions, self._partitions)
+            partitions = await self.context.ledger.run(
+                lambda tx: tx.fix_partition_count(row.workspace, self._new_workspace_partitions)
+            )
+            compiled = await asyncio.to_thread(compile_definitions, definitions, partitions)
             return await reserve(self.context, commit, compiled, definitions.body)
         except ApiError as error:
             await reject_commit(self.context, commit, error)
@@ -216,7 +223,7 @@ def build_commit_steps(pool: Pool, settings: Settings) -> CommitSteps:
     return CommitSteps(
         context,
         client_program_runner(settings),
-        partitions=settings.partitions,
+        new_workspace_partitions=settings.partitions,
         warm_seconds=settings.warm_timeout_s,
     )
 

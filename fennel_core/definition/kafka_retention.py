@@ -56,7 +56,10 @@ from fennel_core.vocab.ids import (
 )
 
 TIMEOUT_S: Final = 15.0
-TOPICS: Final = "SELECT id, blueprint FROM asset WHERE kind = ANY(%s) AND state = 'live'"
+TOPICS: Final = """
+    SELECT a.id, w.partitions FROM asset a JOIN workspace w ON w.name = a.workspace
+    WHERE a.kind = ANY(%s) AND a.state = 'live'
+"""
 BACKFILLED: Final = "SELECT job_id, part FROM backfill WHERE manifest IS NOT NULL"
 JOBS: Final = "SELECT id, spec FROM job WHERE desired = 'run'"
 log = logger(__name__)
@@ -119,17 +122,14 @@ class KafkaRetention:
             for id_, spec in await self._rows(JOBS)
         }
         needs = await self._needs(jobs)
-        partitions = {job.replaylog: job.partitions for job in jobs.values()}
-        partitions |= {topic: job.partitions for job in jobs.values() for topic in job.inputs}
-        kinds = await self._kinds(jobs.values())
+        partitions = await self._partition_counts()
+        kinds = await self._kinds(partitions, jobs.values())
         content = [topic for topic, kind in kinds.items() if kind is LogKind.CONTENT]
         history: Mapping[TopicPartition, Offset] | None = None
         if self._settings.history_before_deletion:
             history = await PostgresHistoryFiles(self._pool).ends(content)
         sources = [
-            (topic, part)
-            for topic in kinds
-            for part in partition_indexes(partitions.get(topic, self._settings.partitions))
+            (topic, part) for topic in kinds for part in partition_indexes(partitions[topic])
         ]
         logs = await asyncio.to_thread(self._logs, sources, kinds, now_ms)
         return RetentionSurvey(logs, needs, history)
@@ -153,14 +153,19 @@ class KafkaRetention:
             for s in sources
         }
 
-    async def _kinds(self, jobs: Collection[Job]) -> dict[TopicName, LogKind]:
-        """Return every live topic whose records are deleted here, with its kind."""
+    async def _partition_counts(self) -> dict[TopicName, int]:
+        """Return every live topic whose records are deleted here, with its partitions."""
         kept = await self._rows(TOPICS, ([AssetKind.TOPIC.value, AssetKind.REPLAYLOG.value],))
+        return {TopicName(cast(str, name)): cast(int, count) for name, count in kept}
+
+    async def _kinds(
+        self, topics: Collection[TopicName], jobs: Collection[Job]
+    ) -> dict[TopicName, LogKind]:
+        """Return the kind of each of `topics`."""
         content = await self._topics.with_history()
         replaylogs = {job.replaylog for job in jobs}
         found = {}
-        for name, _ in kept:
-            topic = TopicName(cast(str, name))
+        for topic in topics:
             passage = (
                 LogKind.REPLAYLOG
                 if f".{AssetKind.REPLAYLOG}." in topic or topic in replaylogs

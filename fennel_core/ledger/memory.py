@@ -14,6 +14,7 @@ from fennel_core.bank.memory import MemoryBank
 from fennel_core.bank.store import AssetState
 from fennel_core.blueprints.commit_plan import incarnation_of
 from fennel_core.blueprints.spec import Job
+from fennel_core.connections.api_errors import WorkspaceNotFound
 from fennel_core.ledger.lifecycle import OPEN_ENTRIES, SETTLED, UNDONE, CommitState, EntryState
 from fennel_core.ledger.store import (
     Branch,
@@ -62,6 +63,7 @@ class MemoryLedgerTransaction:
     jobs: dict[JobId, JobRow] = field(default_factory=dict)
     partitions: dict[JobPartition, PartitionProgress] = field(default_factory=dict)
     orphan_since: dict[str, int] = field(default_factory=dict)
+    partition_counts: dict[WorkspaceId, int] = field(default_factory=dict)
 
     def copy(self) -> MemoryLedgerTransaction:
         return MemoryLedgerTransaction(
@@ -76,6 +78,7 @@ class MemoryLedgerTransaction:
             dict(self.jobs),
             dict(self.partitions),
             dict(self.orphan_since),
+            dict(self.partition_counts),
         )
 
     async def add_workspace(self, workspace: WorkspaceId) -> bool:
@@ -93,6 +96,7 @@ class MemoryLedgerTransaction:
 
     async def remove_workspace(self, workspace: WorkspaceId) -> None:
         self.closing.discard(workspace)
+        self.partition_counts.pop(workspace, None)
         gone = {id_ for id_, c in self.commits.items() if c.workspace == workspace}
         self.commits = {id_: c for id_, c in self.commits.items() if id_ not in gone}
         self.branch_rows = {
@@ -103,6 +107,14 @@ class MemoryLedgerTransaction:
 
     async def workspaces(self, *, closing: bool) -> list[WorkspaceId]:
         return sorted(self.closing if closing else self.bank.open_workspaces)
+
+    async def partition_count(self, workspace: WorkspaceId) -> int | None:
+        return self.partition_counts.get(workspace)
+
+    async def fix_partition_count(self, workspace: WorkspaceId, if_new: int) -> int:
+        if workspace not in self.bank.open_workspaces | self.closing:
+            raise WorkspaceNotFound(workspace)
+        return self.partition_counts.setdefault(workspace, if_new)
 
     async def add_commit(self, commit: Commit, request: bytes) -> None:
         assert commit.id not in self.commits

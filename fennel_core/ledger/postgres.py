@@ -16,6 +16,7 @@ from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.commit_plan import incarnation_of
 from fennel_core.blueprints.spec import Job
 from fennel_core.connections import workspaces
+from fennel_core.connections.api_errors import WorkspaceNotFound
 from fennel_core.connections.errors import (
     SystemUnavailable,
     TransactionAborted,
@@ -159,6 +160,20 @@ class PostgresLedgerTransaction:
             ("deleting" if closing else "open",),
         )
         return [WorkspaceId(name) for (name,) in rows]
+
+    async def partition_count(self, workspace: WorkspaceId) -> int | None:
+        rows = await self._rows("SELECT partitions FROM workspace WHERE name = %s", (workspace,))
+        return rows[0][0] if rows else None
+
+    async def fix_partition_count(self, workspace: WorkspaceId, if_new: int) -> int:
+        await self._execute(
+            "UPDATE workspace SET partitions = %s WHERE name = %s AND partitions IS NULL",
+            (if_new, workspace),
+        )
+        count = await self.partition_count(workspace)
+        if count is None:
+            raise WorkspaceNotFound(workspace)
+        return count
 
     # --- commits
 

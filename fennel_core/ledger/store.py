@@ -136,6 +136,21 @@ class LedgerTransaction(Protocol):
         """Return the closed workspaces if `closing`, else the open ones."""
         ...
 
+    async def partition_count(self, workspace: WorkspaceId) -> int | None:
+        """Return the number of partitions of all topics and jobs of the workspace.
+
+        None: the workspace is unknown or has had no commit yet.
+        """
+        ...
+
+    async def fix_partition_count(self, workspace: WorkspaceId, if_new: int) -> int:
+        """Return the workspace's number of partitions; set it to `if_new` if it has none.
+
+        It never changes afterwards: co-partitioned inputs of a job must agree on it. Raises
+        WorkspaceNotFound.
+        """
+        ...
+
     # --- commits
 
     async def add_commit(self, commit: Commit, request: bytes) -> None:

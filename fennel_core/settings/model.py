@@ -203,7 +203,8 @@ class LimitSettings(BaseSettings):
         4,
         gt=0,
         le=128,
-        description="Partitions of each new dataset, at most one per key group: twice the default "
+        description="Partitions of every topic and job of a workspace, fixed by its first commit: "
+        "a change affects new workspaces only. At most one per key group; the default is twice the "
         "number of slots, to spread load.",
     )
     engine_slots: int = Field(

@@ -55,15 +55,16 @@ class CommitServerWorld:
         orchestrate: Callable[
             [Callable[[CommitId], Awaitable[None]]], CommitOrchestrator
         ] = InlineOrchestrator,
+        partitions_setting: int = 2,
     ) -> None:
         self.world = world
         self.steps = CommitSteps(
             replace(world.context(), sleep=self.sleep),
             client_program_runner(Settings()),
-            partitions=2,
+            new_workspace_partitions=partitions_setting,
             warm_seconds=5,
         )
-        numbers = itertools.count(1)
+        numbers = itertools.count(len(world.ledger.state.commits) + 1)
         self.orchestrator = orchestrate(self.steps.run)
         self.commits = CommitService(
             self.steps,

@@ -4,6 +4,7 @@
 CREATE TABLE workspace (
     name        text PRIMARY KEY,
     state       text NOT NULL DEFAULT 'open',          -- open | deleting (the destruction ledger empties it, then the row is deleted)
+    partitions  integer,                               -- of every topic and job: fixed by the first commit, never changed
     created_at  timestamptz NOT NULL DEFAULT now()
 );
 

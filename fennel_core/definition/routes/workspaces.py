@@ -26,7 +26,12 @@ async def list_workspaces(state: State) -> Response:
     return json_response(
         {
             "workspaces": [
-                {"name": w.name, "state": w.state, "created_at": w.created_at.isoformat()}
+                {
+                    "name": w.name,
+                    "state": w.state,
+                    "created_at": w.created_at.isoformat(),
+                    "partitions": w.partitions,
+                }
                 for w in await workspaces.list_all(state.pool)
             ]
         }

@@ -53,7 +53,7 @@ async def client(
             LedgerTimings(first_warm_seconds=0.0),
         )
         steps = CommitSteps(
-            context, client_program_runner(settings), partitions=2, warm_seconds=0.0
+            context, client_program_runner(settings), new_workspace_partitions=2, warm_seconds=0.0
         )
         orchestrator = InlineOrchestrator(steps.run)
         flow = CommitService(

@@ -10,6 +10,7 @@ from fennel_core.bank.store import Asset, AssetState
 from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.commit_plan import asset_id
 from fennel_core.blueprints.spec import Catalog
+from fennel_core.connections.api_errors import WorkspaceNotFound
 from fennel_core.connections.errors import ConnectionsError
 from fennel_core.connections.postgres import pool
 from fennel_core.ledger import branches, commit_protocol
@@ -52,6 +53,17 @@ def commit(
 async def add(ledger: Ledger, *commits: Commit) -> None:
     for row in commits:
         await ledger.run(lambda tx, row=row: tx.add_commit(row, b"request"))  # type: ignore[misc]  # bound now
+
+
+async def test_a_workspace_keeps_the_partition_count_of_its_first_use(ledger: Ledger) -> None:
+    assert await ledger.run(lambda tx: tx.partition_count(SHOP)) is None
+    assert await ledger.run(lambda tx: tx.fix_partition_count(SHOP, 4)) == 4
+    assert await ledger.run(lambda tx: tx.fix_partition_count(SHOP, 8)) == 4
+    assert await ledger.run(lambda tx: tx.partition_count(SHOP)) == 4
+    other = WorkspaceId("other")
+    assert await ledger.run(lambda tx: tx.fix_partition_count(other, 8)) == 8
+    with pytest.raises(WorkspaceNotFound):
+        await ledger.run(lambda tx: tx.fix_partition_count(WorkspaceId("nowhere"), 4))
 
 
 async def test_a_commit_row_is_read_as_it_was_written(ledger: Ledger) -> None:

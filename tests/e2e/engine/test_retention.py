@@ -51,7 +51,7 @@ async def kept(bench: Bench) -> AsyncIterator[Bench]:
         second.replaylog: "replaylog",
     }
     async with bench.pool.connection() as connection:
-        await connection.execute("INSERT INTO workspace (name) VALUES ('w')")
+        await connection.execute("INSERT INTO workspace (name, partitions) VALUES ('w', 2)")
         for name, kind in names.items():
             await connection.execute(ASSET, (name, kind, name))
     yield bench
