@@ -60,6 +60,7 @@ TOPICS: Final = """
     SELECT a.id, w.partitions FROM asset a JOIN workspace w ON w.name = a.workspace
     WHERE a.kind = ANY(%s) AND a.state = 'live'
 """
+EXPIRING: Final = (AssetKind.TOPIC.value, AssetKind.RAW.value, AssetKind.REPLAYLOG.value)
 BACKFILLED: Final = "SELECT job_id, part FROM backfill WHERE manifest IS NOT NULL"
 JOBS: Final = "SELECT id, spec FROM job WHERE desired = 'run'"
 log = logger(__name__)
@@ -131,7 +132,8 @@ class KafkaRetention:
         sources = [
             (topic, part) for topic in kinds for part in partition_indexes(partitions[topic])
         ]
-        logs = await asyncio.to_thread(self._logs, sources, kinds, now_ms)
+        kept_ms = await self._topics.raw_retention_ms()
+        logs = await asyncio.to_thread(self._logs, sources, kinds, kept_ms, now_ms)
         return RetentionSurvey(logs, needs, history)
 
     async def delete(self, survey: RetentionSurvey) -> dict[TopicPartition, Offset]:
@@ -141,13 +143,26 @@ class KafkaRetention:
         return starts
 
     def _logs(
-        self, sources: list[TopicPartition], kinds: Mapping[TopicName, LogKind], now_ms: int
+        self,
+        sources: list[TopicPartition],
+        kinds: Mapping[TopicName, LogKind],
+        kept_ms: Mapping[TopicName, int],
+        now_ms: int,
     ) -> dict[TopicPartition, LogPartition]:
-        keep_ms = self._settings.kafka_retention_ms
-        warn_ms = keep_ms * self._settings.retention_alarm_percent // 100
+        """Read the offsets of every partition.
+
+        `kept_ms`: the retention of topics that have their own.
+        """
+        groups: dict[int, list[TopicPartition]] = defaultdict(list)
+        for source in sources:
+            groups[kept_ms.get(source[0], self._settings.kafka_retention_ms)].append(source)
         bounds = offsets.bounds(self._admin, sources, TIMEOUT_S)
-        aged = offsets.offsets_at_time(self._admin, sources, now_ms - keep_ms, TIMEOUT_S)
-        warned = offsets.offsets_at_time(self._admin, sources, now_ms - warn_ms, TIMEOUT_S)
+        aged: dict[TopicPartition, Offset] = {}
+        warned: dict[TopicPartition, Offset] = {}
+        for keep_ms, group in groups.items():
+            warn_ms = keep_ms * self._settings.retention_alarm_percent // 100
+            aged |= offsets.offsets_at_time(self._admin, group, now_ms - keep_ms, TIMEOUT_S)
+            warned |= offsets.offsets_at_time(self._admin, group, now_ms - warn_ms, TIMEOUT_S)
         return {
             s: LogPartition(s[0], PartitionIndex(s[1]), kinds[s[0]], *bounds[s], aged[s], warned[s])
             for s in sources
@@ -155,7 +170,7 @@ class KafkaRetention:
 
     async def _partition_counts(self) -> dict[TopicName, int]:
         """Return every live topic whose records are deleted here, with its partitions."""
-        kept = await self._rows(TOPICS, ([AssetKind.TOPIC.value, AssetKind.REPLAYLOG.value],))
+        kept = await self._rows(TOPICS, (list(EXPIRING),))
         return {TopicName(cast(str, name)): cast(int, count) for name, count in kept}
 
     async def _kinds(

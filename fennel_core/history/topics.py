@@ -1,14 +1,16 @@
-"""Which topics have a history: those of the branches' datasets, and the inputs of terminal
-aggregates (which have no topic of their own).
+"""Which topics have a history: those of the branches' datasets, the raw topics of their endpoints,
+and the inputs of terminal aggregates (which have no topic of their own).
 
 Theory. The bank and the catalogs decide this, not Kafka: a topic that only carries rows to another
-partition is not the content of a dataset. Catalogs and job specifications never change after they
+partition is not the content of a dataset. Raw requests are kept because a new version of a dataset
+is recomputed from them. Catalogs and job specifications never change after they
 are written, so each is decoded once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final, LiteralString, cast
 
 from fennel_core.blueprints import stored_names
@@ -17,7 +19,9 @@ from fennel_core.connections import postgres
 from fennel_core.connections.postgres import Pool
 from fennel_core.history.roll import TopicLayout
 from fennel_core.operators.spec import AggregateSpec
+from fennel_core.vocab import raw_batches
 from fennel_core.vocab.ids import TopicName
+from fennel_core.wire.connectors import WebhookEndpoint
 
 CATALOGS: Final = """
     SELECT DISTINCT c.id, CASE WHEN c.id = ANY(%(known)s) THEN NULL ELSE c.catalog END
@@ -27,19 +31,45 @@ JOBS: Final = (
     "SELECT id, CASE WHEN id = ANY(%(known)s) THEN NULL ELSE spec END FROM job WHERE "
     "desired = 'run'"
 )
-ALIVE: Final = "SELECT id FROM asset WHERE kind = 'topic' AND state NOT IN ('condemned', 'deleted')"
+ALIVE: Final = (
+    "SELECT id FROM asset WHERE kind IN ('topic', 'raw') AND state NOT IN ('condemned', 'deleted')"
+)
+RAW_LAYOUT: Final = TopicLayout((), raw_batches.RECEIVED)
 
 Layouts = Mapping[TopicName, TopicLayout]
 
 
+@dataclass(frozen=True, slots=True)
+class CatalogTopics:
+    """What history needs to know of one catalog."""
+
+    layouts: Layouts
+    raw_retention_ms: Mapping[TopicName, int]
+
+
+def catalog_topics(catalog: Catalog) -> CatalogTopics:
+    """Return the topics of a branch version."""
+    return CatalogTopics(catalog_layouts(catalog), raw_retention_ms(catalog))
+
+
 def catalog_layouts(catalog: Catalog) -> dict[TopicName, TopicLayout]:
-    """Return the layouts of the topics of a branch version's datasets."""
+    """Return the layouts of the topics of a branch version's datasets, and of its raw topics."""
     views = [view for view in catalog.datasets if view.topic is not None]
-    return {
+    return {source.raw_topic: RAW_LAYOUT for source in catalog.sources} | {
         view.topic: TopicLayout(view.schema.key_names, view.schema.timestamp)
         for view in views
         if view.topic is not None
     }
+
+
+def raw_retention_ms(catalog: Catalog) -> dict[TopicName, int]:
+    """Return how long Kafka keeps the requests of each endpoint of a branch version, ms."""
+    found: dict[TopicName, int] = {}
+    for source in catalog.sources:
+        if isinstance(table := source.source.table, WebhookEndpoint):
+            kept = table.db.retention_us // 1000
+            found[source.raw_topic] = max(kept, found.get(source.raw_topic, 0))
+    return found
 
 
 def job_layouts(job: Job) -> dict[TopicName, TopicLayout]:
@@ -56,7 +86,7 @@ class HistoryTopics:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._catalogs: dict[str, Layouts] = {}
+        self._catalogs: dict[str, CatalogTopics] = {}
         self._jobs: dict[str, Layouts] = {}
 
     async def with_history(self) -> dict[TopicName, TopicLayout]:
@@ -64,13 +94,7 @@ class HistoryTopics:
 
         A topic that is both a dataset's and an aggregate's input has the dataset's layout.
         """
-        catalogs = await self._rows(CATALOGS, {"known": list(self._catalogs)})
-        self._catalogs = {
-            str(commit): self._catalogs[str(commit)]
-            if data is None
-            else catalog_layouts(stored_names.loads(cast(bytes, data), Catalog))
-            for commit, data in catalogs
-        }
+        await self._read_catalogs()
         jobs = await self._rows(JOBS, {"known": list(self._jobs)})
         self._jobs = {
             str(job): self._jobs[str(job)]
@@ -79,13 +103,36 @@ class HistoryTopics:
             for job, data in jobs
         }
         found: dict[TopicName, TopicLayout] = {}
-        for layouts in (*self._jobs.values(), *self._catalogs.values()):
+        for layouts in self._jobs.values():
             found |= layouts
+        for topics in self._catalogs.values():
+            found |= topics.layouts
+        return found
+
+    async def raw_retention_ms(self) -> dict[TopicName, int]:
+        """Return how long Kafka keeps the requests of each endpoint, ms.
+
+        It is the longest retention that a branch declares for the endpoint.
+        """
+        await self._read_catalogs()
+        found: dict[TopicName, int] = {}
+        for topics in self._catalogs.values():
+            for topic, kept in topics.raw_retention_ms.items():
+                found[topic] = max(kept, found.get(topic, 0))
         return found
 
     async def alive(self) -> list[TopicName]:
         """Return every topic that the bank knows and is not destroying."""
         return [TopicName(str(name)) for (name,) in await self._rows(ALIVE, {})]
+
+    async def _read_catalogs(self) -> None:
+        catalogs = await self._rows(CATALOGS, {"known": list(self._catalogs)})
+        self._catalogs = {
+            str(commit): self._catalogs[str(commit)]
+            if data is None
+            else catalog_topics(stored_names.loads(cast(bytes, data), Catalog))
+            for commit, data in catalogs
+        }
 
     async def _rows(
         self, statement: LiteralString, values: Mapping[str, object]

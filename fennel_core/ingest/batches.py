@@ -4,18 +4,20 @@ All requests of a transaction share its stamp and their rows are numbered consec
 position is unique and follows the order of requests. A row has the same number in every dataset it
 feeds. Keyed rows go to the partition of their key bytes, where lookups expect them. Keyless rows
 may go anywhere: a whole request goes to one partition, round-robin, which keeps records few. The
-endpoint's raw topic receives each request as it was sent, with the position of its first row, so a
-raw row can be matched with its typed row.
+endpoint's raw topic receives each request as it was sent, with its position and everything that was
+decided about its rows here (`vocab.raw_batches`), so a later version of a dataset can be recomputed
+from it. Requests of one transaction share raw records.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from zlib import crc32
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
@@ -30,14 +32,16 @@ from fennel_core.ingest.acceptance import (
 from fennel_core.ingest.admission import DeadLetter, TypedRows
 from fennel_core.ingest.catalogs import EndpointTarget
 from fennel_core.ingest.store import CatalogVersion, ProducerRecord, TransactionStart
-from fennel_core.vocab.ids import Identity, Micros, TopicName
+from fennel_core.vocab import raw_batches
+from fennel_core.vocab.ids import DatasetName, Identity, Micros, TopicName
 from fennel_core.vocab.keys import KEY_GROUPS, key_bytes, partition_of
 from fennel_core.vocab.position import stamp
+from fennel_core.vocab.raw_batches import RawRequest
 from fennel_core.vocab.schema import Schema
 from fennel_core.vocab.versions import FORMAT_HEADER, IS_TOMBSTONE, POS, SIGN, encode_frame
 
-RAW_FORMAT_HEADER = ("f", b"json1")
-POSITION_HEADER = "p"
+RAW_RECORD_BYTES = 1 << 20
+"""Bodies per raw record, unless one request is larger."""
 REASON_HEADER = "reason"
 DEAD_COLUMNS = ("dataset", "row")
 """A dead letter of ingest holds the name of the target dataset and the row as JSON text."""
@@ -68,6 +72,8 @@ class PreparedRequest:
     round_robin: int
     raw: tuple[tuple[TopicName, int], ...]
     """Raw topics of the endpoint, with their partitions."""
+    judged_for: frozenset[TopicName]
+    """Topics of every target of the endpoint."""
     entries: tuple[TargetRows, ...]
     dead: tuple[tuple[EndpointTarget, DeadLetter], ...]
 
@@ -113,15 +119,18 @@ def build_transaction(
     taken: dict[Identity, list[tuple[int, pl.DataFrame]]] = {}
     targets: dict[Identity, EndpointTarget] = {}
     discarded: list[LateRows] = []
+    raw = _RawRecords()
     first = 0
     for request in requests:
         positions = stamp(start.hlc, server, request.count, first)
         first += request.count
         assert first < ROWS_PER_TRANSACTION, "rows of a transaction have 32-bit numbers"
-        messages += _raw_messages(request, positions)
+        messages += _dead_letters(request, positions)
+        judged: dict[DatasetName, _Judged] = {}
         for entry in request.entries:
             binding = entry.target.binding
             frame, late = _in_time(entry.rows, binding, start)
+            judged.setdefault(binding.dataset, _Judged()).add(entry.rows, frame)
             if late is not None:
                 discarded.append(late)
             if len(frame.frame):
@@ -129,6 +138,9 @@ def build_transaction(
                 taken.setdefault(binding.identity, []).append(
                     (request.round_robin, _versions(frame, binding.schema, positions))
                 )
+        if request.count:
+            raw.add(request, _raw_request(request, judged, start, positions))
+    messages += raw.messages()
     accepted = []
     for identity, parts in taken.items():
         target = targets[identity]
@@ -230,12 +242,73 @@ def split(
         yield target, frame.filter(pl.Series(targets == target))
 
 
-def _raw_messages(request: PreparedRequest, positions: pa.Array) -> Iterator[ProducerRecord]:
-    where = ((POSITION_HEADER, positions[0].as_py()),) if len(positions) else ()
-    for topic, partitions in request.raw:
-        yield ProducerRecord(
-            topic, request.round_robin % partitions, request.body, (RAW_FORMAT_HEADER, *where)
-        )
+@dataclass(slots=True)
+class _Judged:
+    """Row numbers of a request that sources of one dataset took, and those that they dropped."""
+
+    taken: list[npt.NDArray[np.int64]] = field(default_factory=list)
+    dropped: list[npt.NDArray[np.int64]] = field(default_factory=list)
+
+    def add(self, before: TypedRows, after: TypedRows) -> None:
+        self.taken.append(after.numbers)
+        if len(after.numbers) < len(before.numbers):
+            self.dropped.append(np.setdiff1d(before.numbers, after.numbers))
+
+    def late(self) -> list[int]:
+        """Return the rows that no source of the dataset took in time, and at least one dropped."""
+        if not self.dropped:
+            return []
+        late: list[int] = np.setdiff1d(
+            np.concatenate(self.dropped), np.concatenate(self.taken)
+        ).tolist()
+        return late
+
+
+def _raw_request(
+    request: PreparedRequest,
+    judged: Mapping[DatasetName, _Judged],
+    start: TransactionStart,
+    positions: pa.Array,
+) -> RawRequest:
+    late = {dataset: rows for dataset, each in judged.items() if (rows := each.late())}
+    return RawRequest(
+        request.body,
+        request.count,
+        request.judged_for,
+        late,
+        start.now_us,
+        positions[0].as_py(),
+    )
+
+
+@dataclass(slots=True)
+class _RawRecords:
+    """The raw records of a transaction: few, because each holds as many requests as fit."""
+
+    groups: dict[TopicName, list[tuple[int, list[RawRequest]]]] = field(default_factory=dict)
+    """Per topic: partition and requests of each record."""
+    sizes: dict[TopicName, int] = field(default_factory=dict)
+    """Bytes in the last record of each topic."""
+
+    def add(self, request: PreparedRequest, raw: RawRequest) -> None:
+        size = len(raw.body)
+        for topic, partitions in request.raw:
+            records = self.groups.setdefault(topic, [])
+            if not records or self.sizes[topic] + size > RAW_RECORD_BYTES:
+                records.append((request.round_robin % partitions, []))
+                self.sizes[topic] = 0
+            records[-1][1].append(raw)
+            self.sizes[topic] += size
+
+    def messages(self) -> Iterator[ProducerRecord]:
+        for topic, records in self.groups.items():
+            for partition, requests in records:
+                yield ProducerRecord(
+                    topic, partition, raw_batches.encode(requests), raw_batches.HEADERS
+                )
+
+
+def _dead_letters(request: PreparedRequest, positions: pa.Array) -> Iterator[ProducerRecord]:
     for target, dead in request.dead:
         rows = [
             dict(zip(dead.payload.columns, values, strict=True))

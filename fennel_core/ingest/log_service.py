@@ -148,6 +148,7 @@ class LogService:
             len(payload),
             round_robin,
             tuple(raw.items()),
+            frozenset(target.binding.topic for target in targets),
             tuple(entries),
             tuple(dead),
         )

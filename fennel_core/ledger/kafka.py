@@ -29,7 +29,7 @@ RESPONSE_SECONDS: Final = 20.0
 BATCH_TOPICS: Final = 200
 """Topics per request; bounds how long one request occupies the controller."""
 UNLIMITED: Final = "-1"
-_READ_BY_JOBS: Final = frozenset({AssetKind.TOPIC, AssetKind.REPLAYLOG})
+_READ_BY_JOBS: Final = frozenset({AssetKind.TOPIC, AssetKind.RAW, AssetKind.REPLAYLOG})
 """Topics that jobs read; `definition/kafka_retention.py` deletes their old records."""
 _UNKNOWN_OUTCOME: Final = frozenset(
     {

@@ -13,7 +13,6 @@ import pyarrow as pa
 from fennel_core.blueprints.spec import Catalog, SourceBinding
 from fennel_core.executors.calls import ExecutorCall
 from fennel_core.executors.client import Callbacks
-from fennel_core.ingest.batches import RAW_FORMAT_HEADER
 from fennel_core.ingest.catalogs import Catalogs
 from fennel_core.ingest.committer import Committer
 from fennel_core.ingest.log_service import LogService
@@ -37,6 +36,7 @@ from fennel_core.vocab.ids import (
     TopicName,
     WorkspaceId,
 )
+from fennel_core.vocab.raw_batches import RawRequest, requests_of
 from fennel_core.vocab.schema import Schema
 from fennel_core.vocab.versions import decode
 from fennel_core.wire.connectors import Cdc, Source, Webhook, WebhookEndpoint
@@ -205,11 +205,18 @@ class World:
             for m in found
         ]
 
+    def raw(self, topic: str) -> list[RawRequest]:
+        """All requests on a raw topic."""
+        return [
+            request
+            for _, message in self.messages(topic)
+            for request in requests_of(decode(message.value))
+        ]
+
     def rows(self, topic: str) -> list[dict]:
         """All rows on a typed topic, with their partition."""
         return [
             {**row, "__part": partition}
             for partition, message in self.messages(topic)
-            if RAW_FORMAT_HEADER not in message.headers
             for row in decode(message.value).to_dicts()
         ]

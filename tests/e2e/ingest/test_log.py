@@ -24,6 +24,7 @@ from fennel_core.connections.kafka import client_config, consumer_config
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import TopicName
 from fennel_core.vocab.keys import key_bytes, partition_of
+from fennel_core.vocab.raw_batches import requests_of
 from fennel_core.vocab.versions import IS_TOMBSTONE, POS, SIGN, decode
 from fennel_core.wire.connectors import EvalCode
 from fennel_core.wire.pycode import PyCode
@@ -174,9 +175,11 @@ async def test_a_row_is_on_its_topic_when_the_response_is_sent(server: Server) -
         assert {partition_of(key, PARTITIONS) for key in key_bytes(frame, ["user"])} == {
             p for p, _, v in server.read(users.topic) if v == value
         }
-    ((_, headers, raw),) = server.read(users.raw_topic)
-    assert b"extra" in raw
-    assert headers["p"] == min(r[POS] for r in rows)
+    ((_, _, value),) = server.read(users.raw_topic)
+    (raw,) = requests_of(decode(value))
+    assert b"extra" in raw.body
+    assert (raw.rows, raw.judged_for, raw.late) == (2, {users.topic}, {})
+    assert raw.position == min(r[POS] for r in rows)
 
 
 async def test_equal_definitions_are_written_once_and_different_ones_each(server: Server) -> None:
