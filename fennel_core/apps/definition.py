@@ -34,7 +34,7 @@ PROCESS = "definition"
 def main() -> None:
     """Run the server with the settings of the environment."""
     settings = Settings()
-    logs.configure(PROCESS, settings.log_level)
+    logs.configure(PROCESS, settings.log_level, hidden=logs.secrets_of(settings))
     traces.configure(PROCESS, settings.otlp_endpoint)
     uvloop.run(serve(settings))
 

@@ -36,7 +36,7 @@ log = logs.logger(__name__)
 
 def main() -> None:
     settings = Settings()
-    logs.configure(PROCESS, settings.log_level)
+    logs.configure(PROCESS, settings.log_level, hidden=logs.secrets_of(settings))
     traces.configure(PROCESS, settings.otlp_endpoint)
     uvloop.run(serve(settings))
 

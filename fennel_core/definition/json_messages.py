@@ -11,10 +11,11 @@ from fennel_core.connections.asgi import read_body
 from fennel_core.definition.errors import JsonMalformed
 
 
-async def json_body(request: Request, limit_bytes: int) -> dict[str, Any]:
+async def json_body(request: Request, limit_bytes: int, fields: frozenset[str]) -> dict[str, Any]:
     """Return the body as a JSON object; an empty body is an empty object.
 
-    Raises JsonMalformed, and the errors of `connections.asgi.read_body`.
+    A field that is not one of `fields` would have no effect, so it is refused by name. Raises
+    JsonMalformed, and the errors of `connections.asgi.read_body`.
     """
     body = await read_body(request.scope, request.receive, limit_bytes)
     try:
@@ -23,6 +24,12 @@ async def json_body(request: Request, limit_bytes: int) -> dict[str, Any]:
         raise JsonMalformed(f"the request body is not valid JSON: {malformed}") from malformed
     if not isinstance(value, dict):
         raise JsonMalformed("the request body must be a JSON object")
+    for name in value:
+        if name not in fields:
+            valid = ", ".join(sorted(fields))
+            raise JsonMalformed(
+                f"unknown field `{name}` in the request body; valid fields: {valid}"
+            )
     return value
 
 

@@ -84,7 +84,9 @@ async def _run(settings: Settings, slot: Slot, number: int, slot_lock: SlotLock)
     dsn = settings.postgres_dsn.get_secret_value()
     async with (
         postgres.pool(dsn, name=f"slot-{number}", size=4) as pool,
-        Executors(settings.executors_socket) as executors,
+        Executors(
+            settings.executors_socket, time_limit_ms=settings.executor_time_limit_ms
+        ) as executors,
     ):
         registry = PostgresRegistry(pool)
         if slot_lock.predecessor_is_dead:

@@ -6,7 +6,9 @@ which callbacks of the caller serve over the same connection. Cancelling a calle
 connection, which makes the host stop the worker. If an idle connection turns out to be closed (the
 host was restarted), the call is sent again on a new one, because it has not run.
 
-    executors = Executors(settings.executors_socket)
+    executors = Executors(
+        settings.executors_socket, time_limit_ms=settings.executor_time_limit_ms
+    )
     callbacks = Callbacks(lookup=..., secret=...)
     table = await executors.run(ExtractCall(...), table, callbacks=callbacks, timeout_ms=2_000)
 """
@@ -90,7 +92,7 @@ class Executors:
     """
 
     def __init__(
-        self, socket: Path, *, time_limit_ms: int = 10_000, connections: int = MAX_CONNECTIONS
+        self, socket: Path, *, time_limit_ms: int, connections: int = MAX_CONNECTIONS
     ) -> None:
         self._socket = str(socket)
         self._time_limit_ms = time_limit_ms

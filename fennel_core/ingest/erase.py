@@ -32,7 +32,7 @@ from fennel_core.wire.errors import BadColumn
 from fennel_core.wire.json_decode import decode_column
 
 
-class EraseBody(msgspec.Struct):
+class EraseBody(msgspec.Struct, forbid_unknown_fields=True):
     """The JSON body of `erase`."""
 
     erase_keys: list[dict[str, Any]]

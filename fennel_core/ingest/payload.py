@@ -1,4 +1,4 @@
-"""Parse the body of a `log` request: the endpoint, and columns of JSON values.
+"""Parse the body of a `log` request: the endpoint, and columns (or rows) of JSON values.
 
 The body is parsed strictly first. Only a body that fails is parsed again by Python's `json`, which
 accepts the bare tokens `NaN` and `Infinity` that pandas writes and JSON does not have. The number
@@ -19,16 +19,18 @@ import numpy as np
 import numpy.typing as npt
 
 from fennel_core.ingest.errors import LogBodyMalformed, RowLimitExceeded
+from fennel_core.wire.errors import MalformedData
+from fennel_core.wire.json_data import JsonData, json_table
 
 _PATH_PART = re.compile(r"\[([^\[\]]*)\]")
 
 
-class LogBody(msgspec.Struct):
-    """The JSON body of `log`."""
+class LogBody(msgspec.Struct, forbid_unknown_fields=True):
+    """The JSON body of `log`; any other field would have no effect, so it is refused by name."""
 
     webhook: str
     endpoint: str
-    data: dict[str, list[Any]]
+    data: JsonData
 
 
 _decode = msgspec.json.Decoder(LogBody).decode
@@ -66,26 +68,28 @@ def parse_log_body(body: bytes, rows_limit: int) -> tuple[LogBody, Payload]:
         raise _malformed(str(wrong)) from wrong
     except msgspec.DecodeError as wrong:
         request = _parse_leniently(body, wrong)
-    lengths = {name: len(values) for name, values in request.data.items()}
-    if len(set(lengths.values())) > 1:
-        raise _malformed(f"the columns of `data` must be equally long, but have {lengths} values")
-    rows = next(iter(lengths.values()), 0)
-    if rows > rows_limit:
+    try:
+        table = json_table(request.data)
+    except MalformedData as wrong:
+        raise _malformed(str(wrong)) from wrong
+    if table.rows > rows_limit:
         raise RowLimitExceeded(
-            f"the request has {rows} rows, more than the limit of {rows_limit}; split it"
+            f"the request has {table.rows} rows, more than the limit of {rows_limit}; split it"
         )
-    return request, Payload(request.data, np.arange(rows, dtype=np.int64))
+    return request, Payload(table.columns, np.arange(table.rows, dtype=np.int64))
 
 
 def _parse_leniently(body: bytes, strict_error: Exception) -> LogBody:
     try:
         return msgspec.convert(json.loads(body), LogBody)
-    except (ValueError, RecursionError, msgspec.ValidationError) as wrong:
+    except msgspec.ValidationError as wrong:
+        raise _malformed(str(wrong)) from wrong
+    except (ValueError, RecursionError) as wrong:
         raise _malformed(str(strict_error)) from wrong
 
 
 def _malformed(reason: str) -> LogBodyMalformed:
-    wanted = 'send {"webhook": text, "endpoint": text, "data": {column: [values]}} as JSON'
+    wanted = 'send {"webhook": text, "endpoint": text, "data": {column: [value]} or rows} as JSON'
     return LogBodyMalformed(f"the body of log is malformed: {reason}; {wanted}")
 
 

@@ -1,14 +1,16 @@
 """Parse the JSON bodies of the read path.
 
-The structure is checked by C code while it is parsed. Python's own JSON parser is the second
-choice, because the client writes bare `NaN` tokens, which strict JSON does not have. Values inside
-are not checked here but by their declared types (`values.py`).
+The structure is checked by C code while it is parsed; a field that a body does not have is refused
+by name, because it would have no effect. Python's own JSON parser is the second choice, because the
+client writes bare `NaN` tokens, which strict JSON does not have. Values inside are not checked here
+but by their declared types (`values.py`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, TypeVar
 
@@ -17,28 +19,46 @@ import msgspec
 from fennel_core.query.columns import QueryColumn
 from fennel_core.query.errors import (
     LookupRejected,
+    QueryLogUnsupported,
     RequestMalformed,
     TooManyRows,
     ValueNotConvertible,
 )
 from fennel_core.query.values import input_column
 from fennel_core.vocab.dtypes import Field, Timestamp
+from fennel_core.wire.errors import MalformedData
+from fennel_core.wire.json_data import JsonData, json_table
 
 
-class QueryBody(msgspec.Struct, frozen=True, gc=False):
-    """The body of `/query`. `data` is columnar and may have columns that no feature needs."""
+class QueryBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """The body of `/query`. `data` may have columns that no feature needs."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    data: dict[str, list[Any]]
+    data: JsonData
+    log: bool = False
     workflow: str | None = None
-
-    @property
-    def rows(self) -> int:
-        return len(next(iter(self.data.values()), ()))
+    sampling_rate: float | None = None
 
 
-class LookupBody(msgspec.Struct, frozen=True, gc=False):
+@dataclass(frozen=True, slots=True)
+class FeatureQuery:
+    """A parsed query: its columns by full feature name, and the orientation of the response."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    columns: Mapping[str, Sequence[Any]]
+    rows: int
+    by_row: bool
+    workflow: str | None
+
+    def column(self, name: str) -> Sequence[Any] | None:
+        """Return the values of an input, None without a column; no rows have every column."""
+        empty = () if self.by_row and not self.rows else None
+        return self.columns.get(name, empty)
+
+
+class LookupBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     """The body of `/dataset/{name}/lookup`.
 
     No `fields`: all of them. No `timestamps`: as of now.
@@ -49,7 +69,7 @@ class LookupBody(msgspec.Struct, frozen=True, gc=False):
     timestamps: list[Any] | None = None
 
 
-class BarrierBody(msgspec.Struct, frozen=True, gc=False):
+class BarrierBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     timeout_s: float | None = None
 
 
@@ -86,20 +106,26 @@ def _parse_slowly(body: bytes, kind: type[Body]) -> Body:
         raise RequestMalformed(f"the body is not JSON: {error}") from error
 
 
-def query_body(body: bytes, limit_rows: int) -> QueryBody:
-    """The body of `/query`. BadRequest names the part that is wrong; TooManyRows above the
-    limit.
+def query_body(body: bytes, limit_rows: int) -> FeatureQuery:
+    """Parse the body of `/query`.
+
+    Raises `RequestMalformed`, which names the part that is wrong, `QueryLogUnsupported`, and
+    `TooManyRows` above the limit.
     """
     found = parse(body, QueryBody)
-    lengths = set(map(len, found.data.values()))
-    if len(lengths) > 1:
-        raise RequestMalformed(
-            "the columns of `data` must be of one length, but have "
-            f"{', '.join(map(str, sorted(lengths)))} values"
-        )
-    if found.rows > limit_rows:
-        raise TooManyRows(found.rows, limit_rows)
-    return found
+    if found.log:
+        raise QueryLogUnsupported("log")
+    if found.sampling_rate is not None:
+        raise QueryLogUnsupported("sampling_rate")
+    try:
+        table = json_table(found.data)
+    except MalformedData as wrong:
+        raise RequestMalformed(f"malformed body: {wrong}") from wrong
+    if table.rows > limit_rows:
+        raise TooManyRows(table.rows, limit_rows)
+    return FeatureQuery(
+        found.inputs, found.outputs, table.columns, table.rows, table.by_row, found.workflow
+    )
 
 
 def lookup_body(body: bytes, limit_rows: int) -> LookupBody:
@@ -145,3 +171,8 @@ def timestamp_column(values: list[Any]) -> Sequence[int]:
     if None in micros:
         raise ValueNotConvertible("`timestamps` must not hold nulls")
     return micros  # type: ignore[return-value]  # physical timestamps are integers
+
+
+def as_rows(columns: Mapping[str, Sequence[object]], rows: int) -> list[dict[str, object]]:
+    """Return columns of `rows` values as one object per row."""
+    return [{name: values[row] for name, values in columns.items()} for row in range(rows)]

@@ -40,6 +40,8 @@ HOP_BY_HOP = frozenset(
         b"host",
     }
 )
+OWN_HEADERS = frozenset({b"date"})
+"""Response headers that this server's HTTP layer writes itself."""
 CONNECT_S = 5.0
 IDLE_S = 2.0
 """Idle connections are closed before the servers behind close them (uvicorn: 5 s): a request sent
@@ -114,7 +116,11 @@ class Forwarder:
                 allow_redirects=False,
             ) as response:
                 await before_response(response.status)
-                kept = [(k, v) for k, v in response.raw_headers if k.lower() not in HOP_BY_HOP]
+                kept = [
+                    (k, v)
+                    for k, v in response.raw_headers
+                    if k.lower() not in HOP_BY_HOP | OWN_HEADERS
+                ]
                 await send(
                     {"type": "http.response.start", "status": response.status, "headers": kept}
                 )

@@ -19,7 +19,8 @@ from prometheus_client import Counter, Histogram
 from fennel_core.executors.client import Callbacks, Executors
 from fennel_core.query.barrier import Barrier
 from fennel_core.query.bodies import (
-    QueryBody,
+    FeatureQuery,
+    as_rows,
     dump,
     key_columns,
     lookup_body,
@@ -114,11 +115,11 @@ class QueryService:
         _rows(workflow).inc(asked.rows)
         return answer
 
-    async def _features(self, key: BranchKey, asked: QueryBody, view: View) -> bytes:
+    async def _features(self, key: BranchKey, asked: FeatureQuery, view: View) -> bytes:
         program = view.program((asked.inputs, asked.outputs))
         given = {}
         for name, dtype, _ in program.inputs:
-            values = asked.data.get(name)
+            values = asked.column(name)
             if values is None:
                 raise MissingInput(name)
             given[name] = input_column(values, dtype, name)
@@ -126,12 +127,11 @@ class QueryService:
         columns = await self._runner.run(
             program, request, self._callbacks(key, view, request.now_us)
         )
-        return dump(
-            {
-                name: encode(column)
-                for (name, encode, _), column in zip(program.outputs, columns, strict=True)
-            }
-        )
+        encoded = {
+            name: encode(column)
+            for (name, encode, _), column in zip(program.outputs, columns, strict=True)
+        }
+        return dump(as_rows(encoded, asked.rows) if asked.by_row else encoded)
 
     def _workflow(self, name: str | None) -> str:
         """Return the workflow as a metric label: the first hundred names get one each, others share

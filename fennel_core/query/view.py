@@ -105,6 +105,7 @@ class Views:
         """Return the cached view, or read it. Raises `UnknownBranch`."""
         found = self._views.get(key)
         if found is not None:
+            self._views.move_to_end(key)
             return found
         running = self._loading.get(key)
         return await (self.reload(key) if running is None else asyncio.shield(running))

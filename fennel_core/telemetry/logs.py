@@ -45,7 +45,7 @@ Logger = structlog.stdlib.BoundLogger
 
 
 def configure(
-    process: str, level: str = "INFO", *, hidden: Iterable[str] = (), stream: TextIO | None = None
+    process: str, level: str = "INFO", *, hidden: Iterable[str], stream: TextIO | None = None
 ) -> None:
     """Write the log lines of this process to `stream` as JSON, from `level` upwards.
 

@@ -37,6 +37,15 @@ class UnsupportedValue(WireError):
     code: ClassVar[str] = "wire-unsupported"
 
 
+class MalformedData(WireError):
+    """Raised when `data` of a `log` or `query` body holds neither columns nor rows.
+
+    Send `{column: [value, ...]}`, `[{column: value}, ...]`, or the JSON text of one of them.
+    """
+
+    code: ClassVar[str] = "wire-data"
+
+
 @dataclass(frozen=True, slots=True)
 class BadValue:
     """One value that does not fit its column: its row, the value, and the reason.

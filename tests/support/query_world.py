@@ -185,7 +185,7 @@ async def running_world(folder: Path) -> AsyncIterator[World]:
     service = QueryService(
         views=views,
         lookups=Lookups(slots, owners, 1.0),
-        executors=Executors(folder / "executors.sock"),
+        executors=Executors(folder / "executors.sock", time_limit_ms=10_000),
         inspector=Inspector(platform, slots, owners, 1.0),  # type: ignore[arg-type]  # has the one method
         barrier=Barrier(platform, platform, owners, slots),
         secret=_no_secret,

@@ -15,13 +15,14 @@ from fennel_core.ledger.branches import clone_branch, delete_branch, init_branch
 from fennel_core.vocab.ids import BranchName
 
 BRANCH_NAME: Final = re.compile(r"^[a-zA-Z0-9_.\-/]{1,200}$")
+FIELDS: Final = frozenset({"clone_from"})
 router = APIRouter(prefix=API, tags=["branch"])
 
 
 @router.post("/init")
 async def init(request: Request, state: State, principal: CurrentPrincipal) -> Response:
     """Create the selected branch, empty or as a clone of `clone_from`."""
-    body = await json_body(request, state.settings.body_limit_bytes)
+    body = await json_body(request, state.settings.body_limit_bytes, FIELDS)
     workspace, branch = principal.workspace, principal.branch
     if BRANCH_NAME.match(branch) is None:
         raise BranchNameInvalid(branch)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from fastapi import APIRouter, Request, Response
 
@@ -18,6 +18,7 @@ from fennel_core.definition.json_messages import json_body, json_response, requi
 from fennel_core.definition.routes import API
 from fennel_core.definition.server_state import CurrentPrincipal, Principal, ServerState, State
 
+FIELDS: Final = frozenset({"value"})
 router = APIRouter(prefix=f"{API}/secret", tags=["secret"])
 
 
@@ -38,7 +39,7 @@ async def add_secret(
     name: str, request: Request, state: State, principal: CurrentPrincipal
 ) -> Response:
     """Set a secret, whether or not it exists."""
-    body = await json_body(request, state.settings.body_limit_bytes)
+    body = await json_body(request, state.settings.body_limit_bytes, FIELDS)
     await _put_secret(name, body, state, principal)
     return json_response({})
 
@@ -48,7 +49,7 @@ async def update_secret(
     name: str, request: Request, state: State, principal: CurrentPrincipal
 ) -> Response:
     """Change an existing secret."""
-    body = await json_body(request, state.settings.body_limit_bytes)
+    body = await json_body(request, state.settings.body_limit_bytes, FIELDS)
     if name not in await secrets.names(state.pool, principal.workspace):
         raise SecretNotFound(name)
     await _put_secret(name, body, state, principal)

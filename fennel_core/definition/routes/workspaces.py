@@ -15,6 +15,7 @@ from fennel_core.ledger.branches import drop_closed_workspace
 DELETE_SECONDS: Final = 10.0
 """How long a request waits for the deletion of a workspace; reconcile finishes it after that."""
 DELETE_POLL_SECONDS: Final = 0.2
+FIELDS: Final = frozenset({"name"})
 router = APIRouter(
     prefix=f"{API}/workspaces", tags=["workspace"], dependencies=[Depends(require_admin)]
 )
@@ -41,7 +42,7 @@ async def list_workspaces(state: State) -> Response:
 @router.post("")
 async def create_workspace(request: Request, state: State) -> Response:
     """Create a workspace and return its token, which is not stored in clear and not shown again."""
-    body = await json_body(request, state.settings.body_limit_bytes)
+    body = await json_body(request, state.settings.body_limit_bytes, FIELDS)
     name = required_string(body, "name")
     return json_response({"name": name, "token": await workspaces.create(state.pool, name)})
 

@@ -163,8 +163,8 @@ async def test_secrets_are_set_read_changed_and_removed_under_names_with_dots(
     assert (await client.request("DELETE", path, json={})).status_code == 404
 
 
-@pytest.mark.parametrize("body", [b"{", b"[]", b'{"value": 3}', b"{}"])
-async def test_a_secret_without_a_string_value_is_refused(
+@pytest.mark.parametrize("body", [b"{", b"[]", b'{"value": 3}', b"{}", b'{"value": "x", "ttl": 3}'])
+async def test_a_secret_with_any_other_body_than_a_string_value_is_refused(
     client: httpx.AsyncClient, body: bytes
 ) -> None:
     response = await client.post(f"{API}/secret/name", content=body)

@@ -148,7 +148,7 @@ async def test_calls_beyond_the_processes_wait_in_turn(executors):
 
 
 async def test_a_client_reconnects_to_a_restarted_host(tmp_path):
-    async with Executors(tmp_path / "executors.sock") as executors:
+    async with Executors(tmp_path / "executors.sock", time_limit_ms=10_000) as executors:
         with pytest.raises(ExecutorUnavailable, match="no executor host listens"):
             await executors.run(FINE, ONE)
         for _ in range(2):

@@ -55,7 +55,7 @@ def commit(tmp_path_factory):
 
 @pytest.fixture
 async def executors(executors_socket):
-    async with Executors(executors_socket) as client:
+    async with Executors(executors_socket, time_limit_ms=10_000) as client:
         yield client
 
 

@@ -112,6 +112,49 @@ async def test_nan_tokens_and_integral_floats_are_read(world: World) -> None:
     assert await world.post("query", data=text.encode()) == (200, {"User.next": [5, 7]})
 
 
+@pytest.mark.parametrize("as_text", [False, True])
+async def test_a_query_by_rows_is_answered_by_rows(world: World, as_text: bool) -> None:
+    rows = [{"User.uid": 3, "extra": 1}, {"User.uid": 99}]
+    body = query(["User.uid"], ["User.next", "User.name"], {}) | {
+        "data": json.dumps(rows) if as_text else rows
+    }
+    assert await world.post("query", body) == (
+        200,
+        [{"User.next": 26, "User.name": "user 3"}, {"User.next": 98, "User.name": None}],
+    )
+    assert await world.post("query", body | {"data": []}) == (200, [])
+
+
+async def test_a_query_of_json_text_is_answered_by_columns(world: World) -> None:
+    body = query(["User.uid"], ["User.age"], {}) | {"data": '{"User.uid": [3]}'}
+    assert await world.post("query", body) == (200, {"User.age": [23]})
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "body"),
+    [
+        ("query", "logg", query(["User.uid"], ["User.age"], {"User.uid": [1]}) | {"logg": True}),
+        ("dataset/Users/lookup", "field", {"keys": [{"uid": 1}], "field": ["age"]}),
+        ("barrier", "timeout", {"timeout": 3}),
+    ],
+)
+async def test_a_field_without_effect_is_refused_by_name(
+    world: World, path: str, field: str, body: Any
+) -> None:
+    status, answer = await world.post(path, body)
+    assert (status, f"`{field}`" in answer) == (400, True), answer
+
+
+@pytest.mark.parametrize("extra", [{"log": True}, {"sampling_rate": 0.5}])
+async def test_logging_of_features_is_refused_while_there_is_no_query_log(
+    world: World, extra: dict[str, Any]
+) -> None:
+    status, answer = await world.post(
+        "query", query(["User.uid"], ["User.age"], {"User.uid": [1]}) | extra
+    )
+    assert (status, f"`{next(iter(extra))}` has no effect" in answer) == (400, True)
+
+
 async def test_duplicate_keys_are_looked_up_once(world: World) -> None:
     body = query(["User.uid"], ["User.age"], {"User.uid": [5, 6, 5, 5, 6]})
     assert await world.post("query", body) == (200, {"User.age": [25, 26, 25, 25, 26]})
@@ -320,6 +363,14 @@ async def test_inspecting_an_unknown_dataset_has_the_text_that_clients_expect(wo
 
 
 # --- what is passed on ----------------------------------------------------------------------------
+
+
+async def test_a_forwarded_response_has_one_date(world: World) -> None:
+    world.upstreams.headers["Date"] = "Thu, 01 Jan 1970 00:00:00 GMT"
+    async with world.client.get(
+        f"{world.url}/api/v1/branch/list", headers={"Authorization": "Bearer t"}
+    ) as answer:
+        assert len(answer.headers.getall("Date")) == 1
 
 
 async def test_other_calls_are_passed_on_as_they_came(world: World) -> None:

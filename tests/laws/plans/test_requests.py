@@ -161,7 +161,7 @@ async def ask(path: str, dataset_name: str, body: bytes) -> bytes:
             service = QueryService(
                 views=Views(platform),
                 lookups=Lookups(slots, Owners(registry), 1.0),
-                executors=Executors(Path(folder) / "none"),
+                executors=Executors(Path(folder) / "none", time_limit_ms=10_000),
                 inspector=None,  # type: ignore[arg-type]  # not used by these routes
                 barrier=None,  # type: ignore[arg-type]  # not used by these routes
                 secret=None,  # type: ignore[arg-type]  # not used by these routes

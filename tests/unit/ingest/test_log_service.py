@@ -1,5 +1,6 @@
 """`log` over in-memory stores: results, written records, and changing definitions."""
 
+import json
 import re
 from dataclasses import replace
 
@@ -51,6 +52,25 @@ async def test_rows_go_to_every_branch_that_names_the_endpoint(world: World) -> 
     assert [r["age"] for r in world.rows("w.topic.users.1")] == [30]
     assert [r["amount"] for r in world.rows("w.topic.orders.1")] == [1.5]
     assert len(world.messages("w.raw.e.1")) == 1
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+async def test_rows_may_be_sent_one_by_one(world: World, as_text: bool) -> None:
+    world.commit(main=catalog(binding()))
+    rows = [{"user": "ann", "age": 30, "at": AT}, {"user": "bob", "age": 31, "at": AT}]
+    data = json.dumps(rows) if as_text else rows
+    text = json.dumps({"webhook": "hook", "endpoint": "e", "data": data})
+    logged = await world.server().log(WORKSPACE, MAIN, text.encode())
+    assert logged.rows == 2
+    assert sorted(r["age"] for r in world.rows("w.topic.users.1")) == [30, 31]
+
+
+async def test_a_field_that_log_does_not_have_is_refused_by_name(world: World) -> None:
+    world.commit(main=catalog(binding()))
+    text = json.dumps({"webhook": "hook", "endpoint": "e", "data": ANN, "dedup": True})
+    with pytest.raises(ApiError, match="`dedup`") as refused:
+        await world.server().log(WORKSPACE, MAIN, text.encode())
+    assert (refused.value.status, refused.value.code) == (400, "log-malformed")
 
 
 async def test_a_row_has_one_position_in_every_dataset_it_feeds(world: World) -> None:

@@ -254,3 +254,21 @@ def test_compose_itself_accepts_the_file() -> None:
             check=False,
         )
         assert done.returncode == 0, done.stderr
+
+
+def test_the_limits_of_user_code_reach_the_executors_and_their_callers(
+    compose: dict[str, dict[str, Any]],
+) -> None:
+    defaults = Settings()
+    limits = {
+        protocol.TIME_LIMIT_ENV: defaults.executor_time_limit_ms,
+        protocol.MEMORY_LIMIT_ENV: defaults.executor_memory_limit_bytes,
+        protocol.CALLS_ENV: defaults.executor_calls_per_process,
+    }
+    executors = compose["executors"]["environment"]
+    assert {name: int(executors[name]) for name in limits} == limits
+    for caller in ("query", "ingest", "engine"):
+        environment = compose[caller]["environment"]
+        assert int(environment[protocol.TIME_LIMIT_ENV]) == limits[protocol.TIME_LIMIT_ENV]
+    text = FILE.read_text()
+    assert all(f"${{{name}:-" in text for name in limits), "an operator can set each of them"

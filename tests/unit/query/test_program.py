@@ -44,7 +44,9 @@ async def absent_value(folder: Path, field: str, dtype: Dtype, default: str | No
     async with FakeSlot(folder / "s") as slot:
         registry, slots = FakeRegistry(), SlotConnections()
         registry.own(slot, "job-Totals", PARTITIONS)
-        flow = ProgramRunner(Lookups(slots, Owners(registry), 1.0), Executors(folder / "none"))
+        flow = ProgramRunner(
+            Lookups(slots, Owners(registry), 1.0), Executors(folder / "none", time_limit_ms=10_000)
+        )
         [column] = await flow.run(
             program, QueryRequest({"F.uid": QueryColumn(Int(), [5])}, 1, 1), NO_CALLBACKS
         )

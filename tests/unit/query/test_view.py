@@ -64,6 +64,19 @@ async def test_an_unknown_branch_is_refused_and_found_once_it_is_there() -> None
     assert (await views.get(branch("dev"))).commit == "c1"
 
 
+async def test_the_branch_that_was_used_least_recently_is_evicted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fennel_core.query.view.VIEWS_KEPT", 2)
+    source = platform()
+    for name in ("dev", "test"):
+        source.branches[name] = source.branches["main"]
+    views = Views(source)
+    for key in (MAIN, branch("dev"), MAIN, branch("test")):
+        await views.get(key)
+    assert set(views.known()) == {MAIN, branch("test")}
+
+
 class Slow(FakePlatform):
     """Responds when the test allows it; records how many reads ran at once."""
 
