@@ -51,7 +51,7 @@ def json_table(data: JsonData) -> JsonTable:
 
 def _parsed(text: str) -> _Table:
     try:
-        return _decode_table(text.encode())
+        table: _Table = _decode_table(text.encode())
     except msgspec.ValidationError as wrong:
         raise MalformedData(f"the JSON text in `data` is malformed: {wrong}") from wrong
     except (UnicodeEncodeError, msgspec.DecodeError):
@@ -61,6 +61,7 @@ def _parsed(text: str) -> _Table:
             if _SURROGATE in text.lower():
                 # Python parses half of a surrogate pair as text, which cannot be encoded again.
                 msgspec.json.encode(found)
-            return msgspec.convert(found, _Table)
+            table = msgspec.convert(found, _Table)
         except (ValueError, RecursionError, msgspec.ValidationError) as wrong:
             raise MalformedData(f"the text in `data` is not JSON: {wrong}") from wrong
+    return table
