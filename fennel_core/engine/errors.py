@@ -61,7 +61,7 @@ class OffsetBeyondEnd(BrokerError):
 
 
 class EpochSuperseded(EngineError):
-    """The replaylog contains a higher epoch than ours. Stop: a newer owner exists."""
+    """State or replaylog contain a higher epoch than ours. Stop: a newer owner exists."""
 
     code = "epoch-superseded"
 

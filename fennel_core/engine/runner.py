@@ -3,7 +3,8 @@
 Theory. A runner goes through these phases:
 
 1. Fence. Opening the producer fences every earlier owner's producer; an epoch marker on the
-   replaylog records the new ownership. A higher epoch there means that a later owner exists: stop.
+   replaylog records the new ownership. A higher epoch in the state or on the replaylog means that a
+   later owner exists: stop.
 2. Replay (`replay`). Apply the iterations that an earlier owner committed and this state lacks.
 3. Backfill (`backfill.publisher`). A job partition without state over long history publishes what
    a batch has computed.
@@ -80,7 +81,7 @@ class Runner:
         """`replaying`, `backfilling`, `running` or `stopped`."""
         self._logic, self._broker, self._limits = logic, broker, limits
         self._backfill_client = backfill_client
-        self._state = PartitionState(hangar)
+        self._state = PartitionState(hangar, epoch)
         self._computer = IterationComputer(job, self.part, logic, hangar, pool)
         self._applied: dict[TopicName, Offset] = {}
         self._lag: Callable[[], int | None] = lambda: None

@@ -4,6 +4,11 @@ Theory. Input offsets, replaylog position and state hash change in the same writ
 that they describe, so they never disagree with it. The hash is the sum, modulo 2^128, of a hash of
 every entry. It does not depend on the order of writes, costs one subtraction and one addition per
 entry written, and lets a drill compare two states by comparing two numbers.
+
+The progress also holds the epoch of the latest owner that wrote the state. An owner starts only
+from a state that no later owner has written. Without this, a paused owner could resume, open the
+state that its successor left on the shared disk, find nothing after that state's replaylog
+position, and write iterations under its own, lower epoch.
 """
 
 from __future__ import annotations
@@ -15,13 +20,13 @@ from typing import Final
 
 import msgspec
 
-from fennel_core.engine.errors import StateFormatError
+from fennel_core.engine.errors import EpochSuperseded, StateFormatError
 from fennel_core.hangar.store import Hangar, WriteBatch
 from fennel_core.operators.step import Outcome, StateReader
 from fennel_core.snapshots.manifest import StatePosition
-from fennel_core.vocab.ids import Offset, TopicName
+from fennel_core.vocab.ids import Epoch, Offset, TopicName
 
-STATE_FORMAT: Final = 1
+STATE_FORMAT: Final = 2
 PROGRESS_KEY: Final = b"\xffprogress"
 _RUNNER_KEYS: Final = b"\xff"
 """Keys from here on belong to the runner; all lower keys belong to the step."""
@@ -43,9 +48,11 @@ class StateProgress:
     offsets: Mapping[TopicName, Offset]
     """The next record to apply per input topic."""
     state_hash: int
+    epoch: Epoch
+    """Of the latest owner that wrote the state; no marker below `replayed` has a higher one."""
 
 
-NO_PROGRESS = StateProgress(0, Offset(0), {}, 0)
+NO_PROGRESS = StateProgress(0, Offset(0), {}, 0, Epoch(0))
 
 
 def position_of(progress: StateProgress) -> StatePosition:
@@ -61,17 +68,19 @@ def load(reads: StateReader) -> StateProgress:
     stored = reads.get_many([PROGRESS_KEY])[0]
     if stored is None:
         return NO_PROGRESS
-    state_format, iteration, replayed, offsets, state_hash = _decode(stored)
+    state_format, *fields = _decode(stored)
     if state_format != STATE_FORMAT:
         raise StateFormatError(
             f"the state has format {state_format}, this version reads format {STATE_FORMAT}: "
             "run the version that wrote it"
         )
+    iteration, replayed, offsets, state_hash, epoch = fields
     return StateProgress(
         iteration,
         Offset(replayed),
         {TopicName(t): Offset(o) for t, o in offsets.items()},
         int.from_bytes(state_hash, "big"),
+        Epoch(epoch),
     )
 
 
@@ -140,9 +149,8 @@ def write_batch(after: StateProgress, outcome: Outcome) -> WriteBatch:
 
 def _stored(progress: StateProgress) -> bytes:
     hashed = progress.state_hash.to_bytes(_HASH_BYTES, "big")
-    return _encode(
-        [STATE_FORMAT, progress.iteration, progress.replayed, dict(progress.offsets), hashed]
-    )
+    fields = [progress.iteration, progress.replayed, dict(progress.offsets), hashed, progress.epoch]
+    return _encode([STATE_FORMAT, *fields])
 
 
 def _entry(key: bytes, value: bytes) -> int:
@@ -152,16 +160,24 @@ def _entry(key: bytes, value: bytes) -> int:
 
 
 class PartitionState:
-    """The state of one job partition together with its progress."""
+    """The state of one job partition together with its progress, as its owner `epoch` uses it."""
 
-    def __init__(self, hangar: Hangar) -> None:
-        self.hangar = hangar
+    def __init__(self, hangar: Hangar, epoch: Epoch) -> None:
+        self.hangar, self._epoch = hangar, epoch
         self.progress = NO_PROGRESS
         """As of the last iteration applied."""
 
     def load(self) -> None:
-        """Read the progress that is stored with the state. Raises StateFormatError."""
+        """Read the progress that is stored with the state.
+
+        Raises StateFormatError, and EpochSuperseded if a later owner has written the state.
+        """
         self.progress = load(self.hangar)
+        if self.progress.epoch > self._epoch:
+            raise EpochSuperseded(
+                f"the state was written under epoch {self.progress.epoch}, which is later than "
+                f"ours, {self._epoch}"
+            )
 
     def apply(
         self,
@@ -175,7 +191,9 @@ class PartitionState:
 
         Call it on the thread that serves lookups: they then never read half an iteration.
         """
-        after = StateProgress(iteration, replayed, {**self.progress.offsets, **offsets}, state_hash)
+        after = StateProgress(
+            iteration, replayed, {**self.progress.offsets, **offsets}, state_hash, self._epoch
+        )
         self.hangar.write(write_batch(after, outcome))
         self.progress = after
 

@@ -72,7 +72,9 @@ class Running:
     epoch: Epoch
     job: Job = SPEC
     part: int = PART
-    progress: StateProgress = field(default_factory=lambda: StateProgress(1, Offset(1), {}, 0))
+    progress: StateProgress = field(
+        default_factory=lambda: StateProgress(1, Offset(1), {}, 0, Epoch(1))
+    )
 
     def persist_offsets(self) -> StateProgress:
         return self.progress

@@ -22,6 +22,7 @@ from fennel_core.engine.drill.subprocess_drill import replay_logic
 from fennel_core.engine.iteration import JobLogic
 from fennel_core.engine.memory_broker import MemoryBroker, MemoryLog, MemoryProducer
 from fennel_core.engine.runner import Runner, RunnerLimits
+from fennel_core.engine.state_progress import STATE_FORMAT
 from fennel_core.hangar.memory import MemoryHangar
 from fennel_core.hangar.store import Hangar, WriteBatch
 from fennel_core.operators import spec
@@ -134,7 +135,7 @@ class Partition:
         position = StatePosition(known.iteration, known.replayed, known.offsets)
         made = await transfer.take_snapshot(
             self.tools,
-            SnapshotSource(JOB, PART, Epoch(1), 1, position),
+            SnapshotSource(JOB, PART, Epoch(1), STATE_FORMAT, position),
             checkpoint,
             f"u{self.copies}",
         )

@@ -111,6 +111,20 @@ async def test_an_owner_of_an_old_epoch_stops_before_it_reads_anything() -> None
         await make_runner(log, MemoryHangar(), 6).run()
 
 
+@pytest.mark.parametrize("outputs", [True, False])
+async def test_a_state_that_a_later_owner_wrote_is_refused_before_anything_is_fenced(
+    outputs: bool,
+) -> None:
+    log, hangar = MemoryLog(), MemoryHangar()
+    await feed(log, ROWS[:3])
+    await run_until(make_runner(log, hangar, 7, outputs=outputs), 6)
+    written = list(log.log((REPLAYLOG, 0)).records)
+    with pytest.raises(EpochSuperseded, match="epoch 7, which is later than ours, 6"):
+        await make_runner(log, hangar, 6, outputs=outputs).run()
+    assert log.log((REPLAYLOG, 0)).records == written
+    await run_until(make_runner(log, hangar, 8, outputs=outputs), 6)
+
+
 async def test_a_replay_with_different_mutations_is_refused() -> None:
     log = MemoryLog()
     await feed(log, ROWS[:3])

@@ -19,7 +19,7 @@ from fennel_core.engine import state_progress
 from fennel_core.engine.errors import RebuildRequested, ReplayMismatch, StateDiscarded
 from fennel_core.engine.runner_factory import RocksStores
 from fennel_core.engine.snapshots import RebuildExhausted, Snapshots
-from fennel_core.engine.state_progress import StateProgress
+from fennel_core.engine.state_progress import STATE_FORMAT, StateProgress
 from fennel_core.hangar.store import Hangar, HangarCorrupt
 from fennel_core.operators.step import Outcome
 from fennel_core.snapshots import transfer
@@ -87,7 +87,7 @@ class Slot:
     def write(self, iteration: int) -> None:
         """Local state as iteration `iteration` leaves it: every entry carries its number."""
         hangar = self.stores.open(JOB, PART)
-        after = StateProgress(iteration, Offset(iteration), {IN: Offset(iteration)}, 0)
+        after = StateProgress(iteration, Offset(iteration), {IN: Offset(iteration)}, 0, Epoch(1))
         hangar.write(
             state_progress.write_batch(
                 after, Outcome({b"k%03d" % n: b"%d" % iteration for n in range(100)})
@@ -112,7 +112,7 @@ class Slot:
             return copy
 
         position = StatePosition(iteration, Offset(iteration), {IN: Offset(iteration)})
-        subject = SnapshotSource(JOB, PART, Epoch(1), 1, position)
+        subject = SnapshotSource(JOB, PART, Epoch(1), STATE_FORMAT, position)
         return await transfer.take_snapshot(
             SnapshotContext(self.objects, self.pointers),
             subject,

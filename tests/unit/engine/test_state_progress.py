@@ -11,7 +11,7 @@ from fennel_core.engine import state_progress
 from fennel_core.engine.state_progress import NO_PROGRESS, CachedReads, StateProgress
 from fennel_core.hangar.memory import MemoryHangar
 from fennel_core.operators.step import Outcome
-from fennel_core.vocab.ids import Offset
+from fennel_core.vocab.ids import Epoch, Offset
 
 KEYS = st.sampled_from([b"a", b"b", b"c", b"d"])
 OUTCOMES = st.builds(
@@ -41,7 +41,9 @@ def test_the_state_hash_depends_on_content_alone(
         reads.get_many(sorted(read_before))
         state_hash = state_progress.updated_state_hash(reads, state_hash, outcome)
         hangar.write(
-            state_progress.write_batch(StateProgress(1, Offset(0), {}, state_hash), outcome)
+            state_progress.write_batch(
+                StateProgress(1, Offset(0), {}, state_hash, Epoch(1)), outcome
+            )
         )
     content = dict(hangar.scan(b"a", b"e"))
     assert state_hash == state_progress.updated_state_hash(
