@@ -21,6 +21,7 @@ import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
+from fennel_core.admission.validator import DeadLetter, TypedRows
 from fennel_core.blueprints.spec import SourceBinding
 from fennel_core.ingest.acceptance import (
     SourceAdvance,
@@ -29,7 +30,6 @@ from fennel_core.ingest.acceptance import (
     needs_recording,
     oldest_accepted,
 )
-from fennel_core.ingest.admission import DeadLetter, TypedRows
 from fennel_core.ingest.catalogs import EndpointTarget
 from fennel_core.ingest.store import CatalogVersion, ProducerRecord, TransactionStart
 from fennel_core.vocab import raw_batches

@@ -6,9 +6,6 @@ stores raise `connections.errors`, and `log_service` translates those for the cl
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
-
 from fennel_core.vocab.errors import ClassifiedApiError
 
 
@@ -32,25 +29,11 @@ class MethodNotAllowed(IngestError):
     CODE = "method-not-allowed"
 
 
-class LogBodyMalformed(IngestError):
-    """The body of `log` is not JSON of the expected form. Fix the request."""
-
-    STATUS = 400
-    CODE = "log-malformed"
-
-
 class EraseBodyMalformed(IngestError):
     """The body of `erase` is not JSON of the expected form. Fix the request."""
 
     STATUS = 400
     CODE = "erase-malformed"
-
-
-class RowLimitExceeded(IngestError):
-    """The request has more rows than the setting FENNEL_LOG_ROWS. Split it."""
-
-    STATUS = 413
-    CODE = "too-many-rows"
 
 
 class EndpointNotFound(IngestError):
@@ -71,35 +54,6 @@ class EraseKeysRejected(IngestError):
     """The keys to erase are not exactly the dataset's erase keys."""
 
     CODE = "erase-refused"
-
-
-class RowsRejected(IngestError):
-    """Rows do not fit the source; nothing of the request was written for the caller's branch.
-
-    `numbers` are their row numbers within the request, None when a whole column is at fault.
-    """
-
-    CODE = "rows-refused"
-
-    def __init__(self, text: str, numbers: npt.NDArray[np.int64] | None) -> None:
-        super().__init__(text)
-        self.numbers = numbers
-
-
-class SourceCodeFailed(IngestError):
-    """The user code of a source could not be run to its end. `code` is that of the executor."""
-
-    CODE = "source-code"
-
-    def __init__(self, text: str, executor_code: str) -> None:
-        super().__init__(text)
-        self.code = executor_code
-
-
-class SourceCodeUnavailable(SourceCodeFailed):
-    """No executor ran the user code of a source in time; nothing was written. Retry."""
-
-    STATUS = 503
 
 
 class IngestUnavailable(IngestError):

@@ -13,13 +13,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from itertools import count
 
+from fennel_core.admission.errors import RowsRejected
+from fennel_core.admission.payload import LogBody, Payload, parse_log_body
+from fennel_core.admission.validator import CodeRunner, DeadLetter, TypedRows, Validator
 from fennel_core.connections.errors import (
     SystemUnavailable,
     TransactionAborted,
     TransactionOutcomeUnknown,
 )
 from fennel_core.ingest import source_metrics
-from fennel_core.ingest.admission import CodeRunner, DeadLetter, TypedRows, Validator
 from fennel_core.ingest.batches import PreparedRequest, TargetRows
 from fennel_core.ingest.catalogs import Catalogs, EndpointTarget
 from fennel_core.ingest.committer import Committer
@@ -30,9 +32,7 @@ from fennel_core.ingest.errors import (
     IngestUnavailable,
     LogNotWritten,
     LogOutcomeUnknown,
-    RowsRejected,
 )
-from fennel_core.ingest.payload import LogBody, Payload, parse_log_body
 from fennel_core.ingest.store import CatalogVersion
 from fennel_core.vocab.ids import BranchName, WorkspaceId
 

@@ -24,6 +24,14 @@ import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
+from fennel_core.admission.errors import (
+    AdmissionError,
+    RowsRejected,
+    SourceCodeFailed,
+    SourceCodeUnavailable,
+)
+from fennel_core.admission.payload import Payload, descend
+from fennel_core.admission.selection import not_erased, sampled, within_bounds
 from fennel_core.blueprints.spec import SourceBinding
 from fennel_core.connections.erasures import ErasedKeys
 from fennel_core.executors.calls import AssignCall, ExecutorCall, FilterCall
@@ -34,14 +42,6 @@ from fennel_core.expressions.errors import EvaluationFailed, InvalidExpression
 from fennel_core.expressions.evaluate import compile_columns
 from fennel_core.expressions.infer import infer
 from fennel_core.expressions.references import references
-from fennel_core.ingest.acceptance import not_erased, sampled, within_bounds
-from fennel_core.ingest.errors import (
-    IngestError,
-    RowsRejected,
-    SourceCodeFailed,
-    SourceCodeUnavailable,
-)
-from fennel_core.ingest.payload import Payload, descend
 from fennel_core.vocab import dtypes
 from fennel_core.vocab.dtypes import Dtype, Field
 from fennel_core.wire.connectors import Constant, EvalCode, EvalExpr, FromPayload, PreProc
@@ -146,7 +146,7 @@ class Validator:
                     waiting.extend(reversed(bad))
             except SourceCodeUnavailable:
                 raise  # This says nothing about the rows, so no rows are dead-lettered.
-            except IngestError as failed:
+            except AdmissionError as failed:
                 dead.append(DeadLetter(failed.text, part))
         return good, dead
 

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from fennel_core.ingest.errors import LogBodyMalformed, RowLimitExceeded
+from fennel_core.admission.errors import LogBodyMalformed, RowLimitExceeded
 from fennel_core.wire.errors import MalformedData
 from fennel_core.wire.json_data import JsonData, json_table
 

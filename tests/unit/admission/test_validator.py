@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from fennel_core.ingest.admission import RowsRejected, Validator
-from fennel_core.ingest.payload import Payload, descend
+from fennel_core.admission.payload import Payload, descend
+from fennel_core.admission.validator import RowsRejected, Validator
 from fennel_core.vocab.dtypes import Field, Int, Optional, Timestamp
 from fennel_core.vocab.ids import Micros
 from fennel_core.wire import expr as e
