@@ -23,14 +23,14 @@ class Assembly:
     topics: dict[AssetKey, LogicalTopic] = field(default_factory=dict)
     jobs: dict[AssetKey, LogicalJob] = field(default_factory=dict)
 
-    def add_topic(self, key: AssetKey, title: str) -> AssetKey:
-        """Add a topic unless it exists; return its key. The first title wins."""
-        self.topics.setdefault(key, LogicalTopic(key, self.partitions, title))
+    def add_topic(self, key: AssetKey, title: str, entity: str) -> AssetKey:
+        """Add a topic unless it exists; return its key. The first title and entity win."""
+        self.topics.setdefault(key, LogicalTopic(key, self.partitions, title, entity))
         return key
 
     def dead_letters(self) -> AssetKey:
         """Add the dead-letter topic of the workspace; return its key."""
-        return self.add_topic(identity.dead_letters(), "the workspace")
+        return self.add_topic(identity.dead_letters(), "the workspace", "")
 
     def add_job(
         self,
@@ -41,12 +41,14 @@ class Assembly:
         salt: Any,
         title: str,
         content: str,
+        entity: str,
         watermark: bool = False,
     ) -> tuple[AssetKey, AssetKey | None]:
         """Add a job; return its key and that of its output topic (None without `partition_by`).
 
-        `content` is the title of the output topic. `watermark`: the output carries a watermark,
-        which makes its identity another than that of an output without.
+        `content` is the title of the output topic, `entity` the dataset that both are made for.
+        `watermark`: the output carries a watermark, which makes its identity another than that of
+        an output without.
         """
         assert len(set(inputs)) == len(inputs), (
             "a job reads a topic once, because its runner identifies inputs by topic"
@@ -54,7 +56,9 @@ class Assembly:
         assert all(i in self.topics for i in inputs), "producers are added first"
         key = identity.job(step, inputs, partition_by, salt, watermark=watermark)
         output = (
-            None if partition_by is None else self.add_topic(identity.output_topic(key), content)
+            None
+            if partition_by is None
+            else self.add_topic(identity.output_topic(key), content, entity)
         )
         if key not in self.jobs:
             self.jobs[key] = LogicalJob(
@@ -64,9 +68,10 @@ class Assembly:
                 if output is None
                 else (LogicalOutput(output, partition_by or (), watermark),),
                 step=step,
-                replaylog=self.add_topic(identity.replaylog(key), title),
+                replaylog=self.add_topic(identity.replaylog(key), title, entity),
                 dead_letters=self.dead_letters(),
                 partitions=self.partitions,
                 title=title,
+                entity=entity,
             )
         return key, output

@@ -1,14 +1,13 @@
-"""The plan of a commit: which assets it creates, keeps, adopts, releases and destroys.
+"""The plan of a commit: which assets it creates, keeps, adopts, releases and destroys, and why.
 
 The plan is data. It is a pure function of the wanted blueprints and of `BankFacts`: the alive asset
 of each wanted key, the assets that the branch references now, and which of those are referenced by
-another branch or commit too. It is printed, tested and then executed by the ledger.
+another branch or commit too. It is printed (`plan_text.py`), stored (`plan_entries.py`), tested and
+then executed by the ledger.
 
 An asset name is never used twice, so every asset to create carries an incarnation that the bank
-issued for this plan alone. `release` lists the references that this branch drops once reads have
-left the old version; `destroy` is the part of it that has no other reference. The commit
-transaction decides destruction again from the bank's rows, so an outdated plan makes the printed
-diff wrong, but never the bank.
+issued for this plan alone. The commit transaction decides destruction again from the bank's rows,
+so an outdated plan makes the printed plan wrong, but never the bank.
 """
 
 from __future__ import annotations
@@ -16,7 +15,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from fennel_core.blueprints.logical import AssetKey, AssetKind, Blueprint, Compiled, LogicalJob
+from fennel_core.blueprints.logical import AssetKey, Blueprint, Compiled, LogicalJob
+from fennel_core.blueprints.plan_entries import (
+    Notice,
+    PlanAction,
+    PlanEntry,
+    PlanRecord,
+)
+from fennel_core.blueprints.plan_reasons import ReasonFinder, dataset_forms
+from fennel_core.blueprints.spec import Catalog
 from fennel_core.vocab.ids import AssetId, WorkspaceId
 
 
@@ -24,16 +31,19 @@ from fennel_core.vocab.ids import AssetId, WorkspaceId
 class BankFacts:
     """The planner's input from the bank, read under the lock of the workspace.
 
-    `alive`: the one asset of each wanted key that can be shared. `mine`: assets that the branch
-    references now, with their titles. `shared`: those of `mine` that another branch or a running
-    commit holds as well. `incarnation`: a number that was never issued before.
+    `incarnation`: a number that was never issued before. `alive`: the one asset of each wanted key
+    that can be shared. `mine`: assets that the branch references now. `leaving`: the blueprints of
+    those of `mine` that are not wanted. `shared`: those of `mine` that another branch or a running
+    commit holds as well. `before`: the version that the branch has now, None if it is empty.
     """
 
     workspace: WorkspaceId
     incarnation: int
     alive: Mapping[AssetKey, AssetId] = field(default_factory=dict)
-    mine: Mapping[AssetId, str] = field(default_factory=dict)
+    mine: frozenset[AssetId] = frozenset()
+    leaving: Mapping[AssetId, Blueprint] = field(default_factory=dict)
     shared: frozenset[AssetId] = frozenset()
+    before: Catalog | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,22 +56,28 @@ class PlannedAsset:
 
 @dataclass(frozen=True, slots=True)
 class CommitPlan:
-    """Assets by action. `release` and `destroy` pair an asset with its title.
+    """The assets of the new version, and what happens to every asset of either version.
 
-    `keep` are assets that the branch references already, `adopt` those of other branches that it
-    will share. `destroy` is a part of `release`.
+    `wanted` and the first entries are in the same order.
     """
 
-    create: tuple[PlannedAsset, ...]
-    keep: tuple[PlannedAsset, ...]
-    adopt: tuple[PlannedAsset, ...]
-    release: tuple[tuple[AssetId, str], ...]
-    destroy: tuple[tuple[AssetId, str], ...]
+    wanted: tuple[PlannedAsset, ...]
+    entries: tuple[PlanEntry, ...]
+    notices: tuple[Notice, ...] = ()
 
     @property
-    def wanted(self) -> tuple[PlannedAsset, ...]:
-        """All assets of the new version."""
-        return (*self.create, *self.keep, *self.adopt)
+    def create(self) -> tuple[PlannedAsset, ...]:
+        """The assets to create."""
+        return tuple(
+            planned
+            for planned, entry in zip(self.wanted, self.entries, strict=False)
+            if entry.action is PlanAction.CREATE
+        )
+
+    @property
+    def record(self) -> PlanRecord:
+        """The plan as it is stored and returned."""
+        return PlanRecord(self.entries, self.notices)
 
     def ids(self) -> dict[AssetKey, AssetId]:
         """Return the physical asset of each wanted key."""
@@ -81,25 +97,47 @@ def incarnation_of(id_: AssetId) -> int:
     return int(id_.rpartition(".")[2])
 
 
-def plan_commit(facts: BankFacts, wanted: Iterable[Blueprint]) -> CommitPlan:
-    """Return the plan that turns the assets of the branch into the wanted ones."""
-    create: list[PlannedAsset] = []
-    keep: list[PlannedAsset] = []
-    adopt: list[PlannedAsset] = []
-    for blueprint in wanted:
-        alive = facts.alive.get(blueprint.key)
-        if alive is None:
-            create.append(
-                PlannedAsset(asset_id(facts.workspace, blueprint.key, facts.incarnation), blueprint)
-            )
-        else:
-            (keep if alive in facts.mine else adopt).append(PlannedAsset(alive, blueprint))
-    wanted_ids = {p.id for p in keep}
-    release = tuple(
-        sorted((id_, title) for id_, title in facts.mine.items() if id_ not in wanted_ids)
+def plan_commit(facts: BankFacts, compiled: Compiled, notices: Iterable[Notice] = ()) -> CommitPlan:
+    """Return the plan that turns the assets of the branch into those of `compiled`."""
+    wanted = tuple(_planned(facts, blueprint) for blueprint in compiled.blueprints)
+    actions = [_action(facts, planned) for planned in wanted]
+    reasons = ReasonFinder(
+        dataset_forms(facts.before),
+        dataset_forms(compiled),
+        (p.blueprint for p, a in zip(wanted, actions, strict=True) if a is not PlanAction.KEEP),
+        facts.leaving.values(),
     )
-    destroy = tuple((id_, title) for id_, title in release if id_ not in facts.shared)
-    return CommitPlan(tuple(create), tuple(keep), tuple(adopt), release, destroy)
+    entries = [
+        _entry(
+            action,
+            planned.id,
+            planned.blueprint,
+            "the definitions still need it"
+            if action is PlanAction.KEEP
+            else reasons.why_new(planned.blueprint),
+        )
+        for planned, action in zip(wanted, actions, strict=True)
+    ]
+    for id_, blueprint in sorted(facts.leaving.items()):
+        action = PlanAction.RELEASE if id_ in facts.shared else PlanAction.DESTROY
+        entries.append(_entry(action, id_, blueprint, reasons.why_leaving(blueprint)))
+    return CommitPlan(wanted, tuple(entries), tuple(notices))
+
+
+def _planned(facts: BankFacts, blueprint: Blueprint) -> PlannedAsset:
+    alive = facts.alive.get(blueprint.key)
+    new = asset_id(facts.workspace, blueprint.key, facts.incarnation)
+    return PlannedAsset(new if alive is None else alive, blueprint)
+
+
+def _action(facts: BankFacts, planned: PlannedAsset) -> PlanAction:
+    if planned.blueprint.key not in facts.alive:
+        return PlanAction.CREATE
+    return PlanAction.KEEP if planned.id in facts.mine else PlanAction.ADOPT
+
+
+def _entry(action: PlanAction, id_: AssetId, blueprint: Blueprint, reason: str) -> PlanEntry:
+    return PlanEntry(action, blueprint.key.kind, id_, blueprint.title, blueprint.entity, reason)
 
 
 def recomputed(plan: CommitPlan, compiled: Compiled) -> tuple[str, ...]:
@@ -117,47 +155,3 @@ def recomputed(plan: CommitPlan, compiled: Compiled) -> tuple[str, ...]:
         titles[s.topic] for s in compiled.sources if s.topic in new and s.raw_topic not in new
     ]
     return tuple(dict.fromkeys([*sources, *over_data]))
-
-
-_NOUN = {
-    AssetKind.TOPIC: "topic",
-    AssetKind.RAW: "endpoint",
-    AssetKind.REPLAYLOG: "replaylog",
-    AssetKind.DEAD: "dead letters",
-    AssetKind.JOB: "job",
-}
-
-
-def diff(plan: CommitPlan) -> tuple[str, ...]:
-    """Return the plan as text: one line per asset that changes, and a line of totals."""
-    destroyed = {id_ for id_, _ in plan.destroy}
-    lines = [f"+ create {_describe(p.blueprint)}" for p in plan.create if _is_listed(p.blueprint)]
-    lines += [
-        f"~ adopt {_describe(p.blueprint)}: shared with another branch"
-        for p in plan.adopt
-        if _is_listed(p.blueprint)
-    ]
-    for id_, title in plan.release:
-        destroy = "and destroy " if id_ in destroyed else ""
-        kind = AssetKind(id_.split(".")[1])
-        if kind is not AssetKind.REPLAYLOG:
-            lines.append(f"- release {destroy}{_NOUN[kind]} of {title}")
-    counts = ", ".join(
-        f"{len(items)} {word}"
-        for word, items in (
-            ("created", plan.create),
-            ("kept", plan.keep),
-            ("adopted", plan.adopt),
-            ("released", plan.release),
-            ("destroyed", plan.destroy),
-        )
-    )
-    return (*lines, f"assets: {counts}")
-
-
-def _describe(blueprint: Blueprint) -> str:
-    return f"{_NOUN[blueprint.key.kind]} of {blueprint.title}"
-
-
-def _is_listed(blueprint: Blueprint) -> bool:
-    return blueprint.key.kind is not AssetKind.REPLAYLOG

@@ -75,7 +75,7 @@ def _add_source_topic(
         for s in definition.sources
     ]
     topic = identity.source_topic([i for i, _ in named], dataset.schema, dataset.version)
-    assembly.add_topic(topic, dataset.name)
+    assembly.add_topic(topic, dataset.name, dataset.name)
     sources.extend(
         _source_binding(i, s, s.table, definition, topic, assembly)
         for i, s in named
@@ -93,6 +93,7 @@ def _source_binding(
     assembly: Assembly,
 ) -> LogicalSource:
     raw = identity.raw_topic(table.db.name, table.endpoint)
+    endpoint = f"{table.db.name}/{table.endpoint}"
     return LogicalSource(
         identity=identity_,
         webhook=table.db.name,
@@ -101,7 +102,7 @@ def _source_binding(
         dataset=definition.dataset.name,
         schema=definition.dataset.schema,
         topic=topic,
-        raw_topic=assembly.add_topic(raw, f"{table.db.name}/{table.endpoint}"),
+        raw_topic=assembly.add_topic(raw, endpoint, endpoint),
         dead_letters=assembly.dead_letters(),
     )
 
@@ -122,7 +123,13 @@ def _serving_job(
         return None
     step = spec.TableSpec(dataset.schema)
     job, _ = assembly.add_job(
-        step, (topic,), None, salt=0, title=f"{dataset.name}: table", content=dataset.name
+        step,
+        (topic,),
+        None,
+        salt=0,
+        title=f"{dataset.name}: table",
+        content=dataset.name,
+        entity=dataset.name,
     )
     return job
 

@@ -115,6 +115,11 @@ def user_code_salt(version: int, includes: Sequence[PyCode]) -> list[Any]:
     return [version, [code_logic(include) for include in includes]]
 
 
+def same_logic(one: StepSpec, other: StepSpec) -> bool:
+    """Return whether two steps do the same to their inputs."""
+    return step_version(one) == step_version(other) and bool(_logic(one) == _logic(other))
+
+
 def _logic(value: object) -> Any:
     """Return the canonical form of `value`, with logical user code and without operator ids."""
     match value:

@@ -3,7 +3,8 @@
 The bank maps each identity to a physical asset. A blueprint is a topic or a job. Its identity is a
 Merkle hash (`identity.py`), so two branches, pipelines or commits that need the same content name
 the same blueprint. `title` is for people and not part of the identity: the first commit that needs
-an asset titles it.
+an asset titles it. `entity` is the dataset, or the endpoint `webhook/name`, that the asset was made
+for, empty for one of the whole workspace; it is for people too.
 
 A `Compiled` commit is closed: it holds every topic that one of its jobs reads, writes or logs to.
 The planner and the ledger rely on that, so `Compiled` asserts it.
@@ -48,6 +49,7 @@ class LogicalTopic:
     key: AssetKey
     partitions: int
     title: str
+    entity: str
 
     def __post_init__(self) -> None:
         assert self.key.kind is not AssetKind.JOB, "a job is not a topic"
@@ -78,6 +80,7 @@ class LogicalJob:
     dead_letters: AssetKey
     partitions: int
     title: str
+    entity: str
 
     @property
     def topics(self) -> tuple[AssetKey, ...]:

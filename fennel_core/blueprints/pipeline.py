@@ -163,6 +163,7 @@ class PipelineCompiler:
             else self.version,
             title=f"{self.title}: {pending.noun}",
             content=self.dataset,
+            entity=self.dataset,
         )
         return PipelineResult(job, topic)
 
@@ -405,6 +406,7 @@ class PipelineCompiler:
             title=f"{self.title}: {pending.noun}",
             content=f"{self.title}: {pending.noun}"
             + (f" by {', '.join(partition_by)}" if partition_by else ""),
+            entity=self.dataset,
             watermark=watermark,
         )
         assert topic is not None, "a job with a partitioning has an output"
@@ -439,6 +441,7 @@ class PipelineCompiler:
                     salt=number,
                     title=f"{self.title}: copy",
                     content=f"{self.title}: copy",
+                    entity=self.dataset,
                     watermark=content.watermark,
                 )
                 assert topic is not None

@@ -63,11 +63,11 @@ _JOBS: Final = (
 _BLUEPRINTS: Final = (
     Stored("asset_key", AssetKey, "kind identity"),
     Stored("asset_kind", AssetKind, "topic raw replaylog dead job"),
-    Stored("logical_topic", LogicalTopic, "key partitions title"),
+    Stored("logical_topic", LogicalTopic, "key partitions title entity"),
     Stored(
         "logical_job",
         LogicalJob,
-        "key inputs outputs step replaylog dead_letters partitions title",
+        "key inputs outputs step replaylog dead_letters partitions title entity",
     ),
     Stored("logical_output", LogicalOutput, "topic partition_by watermark"),
 )

@@ -128,6 +128,7 @@ class CommitSteps:
             request.branch,
             compiled,
             backfill=request.options.backfill,
+            notices=definitions.notices,
         )
 
     def remember(self, commit: CommitId, definitions: ValidDefinitions) -> None:
@@ -156,7 +157,9 @@ class CommitSteps:
                 lambda tx: tx.fix_partition_count(row.workspace, self._new_workspace_partitions)
             )
             compiled = await asyncio.to_thread(compile_definitions, definitions, partitions)
-            return await reserve(self.context, commit, compiled, definitions.body)
+            return await reserve(
+                self.context, commit, compiled, definitions.body, definitions.notices
+            )
         except ApiError as error:
             await reject_commit(self.context, commit, error)
             raise

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from fennel_core.blueprints.compile import compile_datasets
 from fennel_core.blueprints.compiler_input import DatasetInput, PipelineInput, TypedOperator
 from fennel_core.blueprints.logical import Compiled
+from fennel_core.blueprints.plan_entries import Notice
 from fennel_core.definition.errors import CommitMalformed, CommitUnsupported
 from fennel_core.definition.merged_request import assemble_request
 from fennel_core.graph.derived_schemas import derive_pipeline_schemas
@@ -32,6 +33,8 @@ class ValidDefinitions:
 
     graph: Graph
     body: bytes
+    notices: tuple[Notice, ...] = ()
+    """What was accepted but its author should know; printed with the plan as `! text`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,15 +24,12 @@ from functools import partial
 
 from fennel_core.bank.store import Asset, AssetState
 from fennel_core.blueprints import stored_names
-from fennel_core.blueprints.commit_plan import (
-    BankFacts,
-    CommitPlan,
-    diff,
-    plan_commit,
-    recomputed,
-)
+from fennel_core.blueprints.commit_plan import BankFacts, CommitPlan, plan_commit, recomputed
 from fennel_core.blueprints.logical import AssetKind, Compiled, LogicalJob
+from fennel_core.blueprints.plan_entries import Notice
+from fennel_core.blueprints.plan_text import render
 from fennel_core.blueprints.resolve import resolve_catalog, resolve_job
+from fennel_core.blueprints.spec import Catalog
 from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.ledger.audit_log import AssetAction, log_steps
 from fennel_core.ledger.context import LedgerContext
@@ -75,12 +72,17 @@ async def bank_facts(tx: LedgerTransaction, branch: Branch, compiled: Compiled) 
     """Read the planner's input. The caller holds the workspace's lock."""
     mine = await tx.bank.references(branch.workspace, branch.name)
     unshared = await tx.bank.unheld(mine, ignoring=branch.name)
+    alive = await tx.bank.alive(branch.workspace, [b.key for b in compiled.blueprints])
+    leaving = await tx.bank.assets(set(mine) - set(alive.values()))
+    catalog = None if branch.target is None else await tx.catalog(branch.target)
     return BankFacts(
         workspace=branch.workspace,
         incarnation=await tx.bank.next_incarnation(),
-        alive=await tx.bank.alive(branch.workspace, [b.key for b in compiled.blueprints]),
-        mine={h.id: h.title for h in await tx.bank.summaries(mine)},
+        alive=alive,
+        mine=frozenset(mine),
+        leaving={asset.id: asset.blueprint for asset in leaving},
         shared=frozenset(mine) - frozenset(unshared),
+        before=None if catalog is None else stored_names.loads(catalog, Catalog),
     )
 
 
@@ -97,25 +99,31 @@ async def preview(
     compiled: Compiled,
     *,
     backfill: bool,
+    notices: Sequence[Notice] = (),
 ) -> tuple[str, ...]:
     """Return the plan of a commit as lines, without changing anything."""
 
     async def make_plan(tx: LedgerTransaction) -> CommitPlan:
         branch = await locked_branch(tx, workspace, name)
-        return plan_commit(await bank_facts(tx, branch, compiled), compiled.blueprints)
+        return plan_commit(await bank_facts(tx, branch, compiled), compiled, notices)
 
     commit_plan = await context.ledger.run(make_plan)
     if not backfill:
         _check_backfill(commit_plan, compiled)
-    return diff(commit_plan)
+    return render(commit_plan.record)
 
 
 async def reserve(
-    context: LedgerContext, id_: CommitId, compiled: Compiled, merged: bytes
+    context: LedgerContext,
+    id_: CommitId,
+    compiled: Compiled,
+    merged: bytes,
+    notices: Sequence[Notice] = (),
 ) -> Commit:
     """Run T1: plan under the lock, add the assets to create, and reserve every asset of the plan.
 
-    `merged` is the SyncRequest of the new version. Raises ApiError; nothing has changed then.
+    `merged` is the SyncRequest of the new version, `notices` what its author should know. Raises
+    ApiError; nothing has changed then.
     """
 
     async def plan_and_reserve(tx: LedgerTransaction) -> Commit:
@@ -126,7 +134,7 @@ async def reserve(
         branch = await locked_branch(tx, row.workspace, row.branch)
         _check_base(row, branch)
         facts = await bank_facts(tx, branch, compiled)
-        commit_plan = plan_commit(facts, compiled.blueprints)
+        commit_plan = plan_commit(facts, compiled, notices)
         if not row.options.backfill:
             _check_backfill(commit_plan, compiled)
         await tx.bank.add(
@@ -141,7 +149,7 @@ async def reserve(
         pending = [h.id for h in await tx.bank.summaries(wanted) if h.state is AssetState.PENDING]
         await tx.add_entries(LedgerKind.CREATION, row.workspace, id_, pending)
         catalog = resolve_catalog(compiled, row.workspace, commit_plan.ids())
-        await tx.set_compiled(id_, merged, stored_names.dumps(catalog), diff(commit_plan))
+        await tx.set_compiled(id_, merged, stored_names.dumps(catalog), render(commit_plan.record))
         await apply_commit_event(tx, row, CommitEvent.RESERVE)
         return await commit_row(tx, id_)
 

@@ -96,7 +96,7 @@ def blueprint(subject: str) -> Blueprint:
     compiled = validation.compile_definitions(
         validation.validate_definitions(read, None, incremental=False), PARTITIONS
     )
-    names = plan_commit(BankFacts(WORKSPACE, 1), compiled.blueprints).ids()
+    names = plan_commit(BankFacts(WORKSPACE, 1), compiled).ids()
     jobs = tuple(resolve_job(job, WORKSPACE, names) for job in compiled.jobs)
     return Blueprint(
         read.request,

@@ -28,11 +28,11 @@ def toy(*words: str, partitions: int = 2) -> Compiled:
 
     Words that end in `-` get no job; equal words are equal assets.
     """
-    dead = LogicalTopic(key(AssetKind.DEAD, "dead"), partitions, "dead letters")
+    dead = LogicalTopic(key(AssetKind.DEAD, "dead"), partitions, "dead letters", "")
     topics, jobs, datasets = [dead], [], []
     for text in words:
         word = text.removesuffix("-")
-        content = LogicalTopic(key(AssetKind.TOPIC, word), partitions, word)
+        content = LogicalTopic(key(AssetKind.TOPIC, word), partitions, word, word)
         if text != word:
             topics.append(content)
             datasets.append(
@@ -41,7 +41,7 @@ def toy(*words: str, partitions: int = 2) -> Compiled:
                 )
             )
             continue
-        log = LogicalTopic(key(AssetKind.REPLAYLOG, word), partitions, word)
+        log = LogicalTopic(key(AssetKind.REPLAYLOG, word), partitions, word, word)
         job = LogicalJob(
             key(AssetKind.JOB, word),
             (content.key,),
@@ -51,6 +51,7 @@ def toy(*words: str, partitions: int = 2) -> Compiled:
             dead.key,
             partitions,
             f"{word}: table",
+            word,
         )
         topics += [content, log]
         jobs.append(job)

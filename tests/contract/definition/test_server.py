@@ -57,7 +57,9 @@ async def test_a_preview_changes_nothing(
     client: httpx.AsyncClient, topics: MemoryTopicAdmin
 ) -> None:
     response = await post(client, "/commit?preview=true", content=FEATURES)
-    assert "+ create job of Profiles: table\n" in response.json()["summary"]
+    assert (
+        "+ create job of Profiles: table (dataset Profiles is new)\n" in response.json()["summary"]
+    )
     assert not topics.partition_counts
     assert (await client.get(f"{API}/xray")).json() == {"datasets": [], "featuresets": []}
 

@@ -46,7 +46,7 @@ async def serving(world: World, branch: BranchName = MAIN_BRANCH) -> BranchVersi
 async def test_a_commit_returns_its_plan_after_reads_have_moved() -> None:
     server = await CommitServerWorld.open()
     lines = await server.commits.commit(request(FEATURES))
-    assert "+ create job of Profiles: table" in lines
+    assert "+ create job of Profiles: table (dataset Profiles is new)" in lines
     assert lines[-1].startswith("assets: ")
     version = await serving(server.world)
     assert {d.name for d in version.catalog.datasets} == {"Profiles", "Items"}
@@ -130,8 +130,9 @@ async def test_a_preview_returns_the_plan_and_changes_nothing() -> None:
         "what was previewed is what was done"
     )
     before = server.world.ledger.state.copy()
-    assert "- release and destroy topic of Profiles" in await server.steps.preview(
-        request(OPERATORS)
+    assert (
+        "- release and destroy topic of Profiles (dataset Profiles was removed)"
+        in await server.steps.preview(request(OPERATORS))
     )
     after = server.world.ledger.state
     assert (after.commits, after.bank.rows, after.entry_rows) == (

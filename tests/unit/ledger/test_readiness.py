@@ -81,7 +81,15 @@ def test_a_job_has_a_backlog_if_an_input_existed_before_or_another_such_job_fill
         output = LogicalOutput(key(AssetKind.TOPIC, name), ())
         log, dead = key(AssetKind.REPLAYLOG, name), key(AssetKind.DEAD, "")
         return LogicalJob(
-            key(AssetKind.JOB, name), tuple(keys), (output,), TableSpec(SCHEMA), log, dead, 1, name
+            key(AssetKind.JOB, name),
+            tuple(keys),
+            (output,),
+            TableSpec(SCHEMA),
+            log,
+            dead,
+            1,
+            name,
+            name,
         )
 
     jobs = [job("c", "b"), job("b", "a", "old"), job("y", "x"), job("d", "y", "c"), job("z", "y")]
