@@ -367,6 +367,35 @@ def _selection_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @main.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of lines.")
+@click.option("--strict", is_flag=True, help="Also exit with 1 for orphans, which lose nothing.")
+def audit(as_json: bool, strict: bool) -> None:
+    """Compare what Postgres records with topics, jobs, objects on S3 and local state.
+
+    Reads only. Every finding is looked for twice, so that a commit in progress causes none. Exits
+    with 1 if anything is missing.
+    """
+    import asyncio
+
+    from fennel_core.apps import audit_facts, state_commands
+
+    try:
+        findings = asyncio.run(audit_facts.audit(_select(())[0].settings))
+    except state_commands.FAILURES as error:
+        _fail(state_commands.failure_text(error))
+    lost = [each for each in findings if not each.problem.is_orphan]
+    orphans = len(findings) - len(lost)
+    if as_json:
+        rows = [{"problem": f.problem, "subject": f.subject, "text": f.text} for f in findings]
+        click.echo(json.dumps({"missing": len(lost), "orphaned": orphans, "findings": rows}))
+    else:
+        for each in findings:
+            click.echo(f"{each.problem}: {each.subject}: {each.text}")
+        click.echo(f"missing or wrong: {len(lost)}; orphaned: {orphans}")
+    sys.exit(1 if lost or (strict and orphans) else 0)
+
+
+@main.command()
 @_selection_options
 @click.option(
     "--before",
