@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -39,7 +40,7 @@ JOBS = """
 CLAIM = """
     UPDATE job_partition p SET epoch = p.epoch + 1, slot_id = %(slot)s, lease_until = now() +
         %(lease)s * interval '1 ms',
-           status = 'replaying', lag = NULL, error = NULL, updated_at = now()
+           status = 'replaying', lag = NULL, applied = '{}', error = NULL, updated_at = now()
     FROM unnest(%(jobs)s::text[], %(parts)s::int[], %(epochs)s::bigint[]) AS w (job_id, part, epoch)
     WHERE p.job_id = w.job_id AND p.part = w.part AND p.epoch = w.epoch
       AND (p.slot_id IS NULL OR p.slot_id = %(slot)s OR p.lease_until <= now())
@@ -47,15 +48,16 @@ CLAIM = """
 """
 RELEASE = """
     UPDATE job_partition p SET slot_id = NULL, lease_until = NULL, status = 'idle', lag = NULL,
-        updated_at = now()
+        applied = '{}', updated_at = now()
     FROM unnest(%(jobs)s::text[], %(parts)s::int[], %(epochs)s::bigint[]) AS w (job_id, part, epoch)
     WHERE p.job_id = w.job_id AND p.part = w.part AND p.epoch = w.epoch AND p.slot_id = %(slot)s
 """
 REPORT = """
-    UPDATE job_partition p SET status = w.status, lag = w.lag, error = w.error, updated_at = now()
+    UPDATE job_partition p SET status = w.status, lag = w.lag, error = w.error,
+        applied = w.applied::jsonb, updated_at = now()
     FROM unnest(%(jobs)s::text[], %(parts)s::int[], %(epochs)s::bigint[], %(statuses)s::text[],
-        %(lags)s::bigint[], %(errors)s::text[])
-         AS w (job_id, part, epoch, status, lag, error)
+        %(lags)s::bigint[], %(errors)s::text[], %(applied)s::text[])
+         AS w (job_id, part, epoch, status, lag, error, applied)
     WHERE p.job_id = w.job_id AND p.part = w.part AND p.epoch = w.epoch AND p.slot_id = %(slot)s
 """
 
@@ -138,6 +140,7 @@ class PostgresRegistry:
             "statuses": [r.status for r in newest],
             "lags": [r.lag for r in newest],
             "errors": [r.error for r in newest],
+            "applied": [json.dumps(r.applied) for r in newest],
         }
         async with connection_of(self._pool) as connection:
             await connection.execute(REPORT, values)
@@ -157,7 +160,7 @@ class PostgresRegistry:
 async def _remove(connection: AsyncConnection, slot: SlotId) -> None:
     await connection.execute(
         "UPDATE job_partition SET slot_id = NULL, lease_until = NULL, status = "
-        "'idle', lag = NULL WHERE slot_id = %s",
+        "'idle', lag = NULL, applied = '{}' WHERE slot_id = %s",
         (slot,),
     )
     await connection.execute("DELETE FROM slot WHERE id = %s", (slot,))

@@ -8,7 +8,7 @@ nothing. An engine reads everything it needs in one request per poll.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from fennel_core.schedule.lease import Lease
@@ -18,9 +18,11 @@ from fennel_core.vocab.ids import (
     JobId,
     JobPartition,
     Millis,
+    Offset,
     PartitionIndex,
     SlotId,
     SlotName,
+    TopicName,
 )
 
 
@@ -62,12 +64,14 @@ class RegistryState:
 class PartitionReport:
     """The status of a job partition, as its runner reports it.
 
-    `lag` counts records that are not applied yet; None while it is unknown.
+    `lag` counts records that are not applied yet; None while it is unknown. `applied`: the next
+    offset per input topic of a running partition; everything below it is visible to lookups.
     """
 
     status: str
     lag: int | None
     error: str | None
+    applied: Mapping[TopicName, Offset] = field(default_factory=dict)
 
 
 class Registry(Protocol):

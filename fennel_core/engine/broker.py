@@ -89,11 +89,8 @@ class Subscription(Protocol):
         """
         ...
 
-    def lag(self) -> int | None:
-        """Return the number of records between those returned and the last known ends of the logs.
-
-        None until the ends are known.
-        """
+    def ends(self) -> Mapping[TopicPartition, Offset] | None:
+        """Return the last known ends of the logs; None until all are known."""
         ...
 
     async def close(self) -> None: ...

@@ -114,8 +114,8 @@ class MemorySubscription:
         self._next[source] = log.end if last else Offset(taken[-1].offset + 1)
         return FetchedRecords(source, tuple(taken), self._next[source])
 
-    def lag(self) -> int | None:
-        return sum(self._log.log(source).end - at for source, at in self._next.items())
+    def ends(self) -> Mapping[TopicPartition, Offset] | None:
+        return {source: self._log.log(source).end for source in self._next}
 
     async def close(self) -> None:
         """Nothing to release."""

@@ -47,7 +47,7 @@ from fennel_core.engine.replay import ReplaylogReplay, replay_inputs
 from fennel_core.engine.state_progress import PartitionState, StateProgress
 from fennel_core.hangar.store import Hangar
 from fennel_core.operators.step import OperatorStep
-from fennel_core.vocab.ids import Epoch, Offset, PartitionIndex, TopicName
+from fennel_core.vocab.ids import Epoch, Offset, PartitionIndex, TopicName, TopicPartition
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Runner:
         self._state = PartitionState(hangar, epoch)
         self._computer = IterationComputer(job, self.part, logic, hangar, pool)
         self._applied: dict[TopicName, Offset] = {}
-        self._lag: Callable[[], int | None] = lambda: None
+        self._ends: Callable[[], Mapping[TopicPartition, Offset] | None] = lambda: None
         self._changed = asyncio.Event()
         self._task: asyncio.Task[object] | None = None
         self._discard_reason: str | None = None
@@ -105,8 +105,11 @@ class Runner:
 
     @property
     def lag(self) -> int | None:
-        """Records not yet applied; None while unknown."""
-        return self._lag()
+        """Records not yet applied, also those being computed; None while unknown."""
+        ends = self._ends()
+        if ends is None:
+            return None
+        return sum(max(0, end - self._applied[topic]) for (topic, _), end in ends.items())
 
     @property
     def step(self) -> OperatorStep | None:
@@ -245,7 +248,7 @@ class Runner:
         subscription = await self._broker.subscribe(
             {(topic, self.part): offset for topic, offset in self._applied.items()}
         )
-        self._lag = subscription.lag
+        self._ends = subscription.ends
         self._set_status("running")
         try:
             while True:
@@ -255,7 +258,7 @@ class Runner:
                 self._applied[fetched.source[0]] = fetched.next
                 self._notify()
         finally:
-            self._lag = lambda: None
+            self._ends = lambda: None
             self._set_status("stopped")
             await subscription.close()
 

@@ -40,7 +40,11 @@ from fennel_core.vocab.ids import (
 log = structlog.get_logger(__name__)
 
 SETTLING_MS: Final = 50
-"""Interval of reports while any runner is not yet running without lag."""
+"""Interval of reports while a runner is young or has not begun to read."""
+SETTLED_MS: Final = 500
+"""Interval of reports otherwise: a commit may wait for the progress of an old runner, too."""
+YOUNG_MS: Final = 30_000
+"""Commits usually wait for runners of this age."""
 FIRST_BACKOFF_MS: Final = 500
 LARGEST_BACKOFF_MS: Final = 30_000
 HEALTHY_AFTER_MS: Final = 60_000
@@ -64,6 +68,7 @@ class HostedPartition:
     lost: bool = False
     reported: PartitionReport | None = None
     backoff_ms: int = FIRST_BACKOFF_MS
+    since_ms: int = 0
 
     @property
     def parked(self) -> str | None:
@@ -78,7 +83,18 @@ class HostedPartition:
             return PartitionReport("parked", None, self.parked)
         if self.runner is None:
             return PartitionReport("replaying", None, None)
-        return PartitionReport(self.runner.status, self.runner.lag, None)
+        runner = self.runner
+        applied = dict(runner.applied) if runner.status == "running" else {}
+        return PartitionReport(runner.status, runner.lag, None, applied)
+
+    def is_settled(self, now_ms: int) -> bool:
+        """Return whether reports of this partition are not urgent."""
+        known = self.reported
+        return (
+            known is not None
+            and now_ms - self.since_ms >= YOUNG_MS
+            and (known.status == "parked" or (known.status == "running" and known.lag is not None))
+        )
 
 
 @dataclass(slots=True)
@@ -226,7 +242,7 @@ class Supervisor:
         return self._placements
 
     def _start(self, partition: JobPartition, epoch: Epoch) -> None:
-        hosted = HostedPartition(epoch)
+        hosted = HostedPartition(epoch, since_ms=self.clock.monotonic_ms())
         self.hosted[partition] = hosted
         hosted.task = asyncio.create_task(
             self._host(partition, hosted), name=f"{partition[0]}-{partition[1]}"
@@ -304,11 +320,9 @@ class Supervisor:
     async def _reports(self) -> None:
         while True:
             await self._guarded(self._report)
-            settled = all(
-                h.reported is not None and h.reported.status == "running" and h.reported.lag == 0
-                for h in self.hosted.values()
-            )
-            await self.clock.sleep(self.poll_ms // 2 if settled else SETTLING_MS)
+            now_ms = self.clock.monotonic_ms()
+            settled = all(hosted.is_settled(now_ms) for hosted in self.hosted.values())
+            await self.clock.sleep(SETTLED_MS if settled else SETTLING_MS)
 
     async def _report(self) -> None:
         changed = {

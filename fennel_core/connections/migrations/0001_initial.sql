@@ -120,7 +120,8 @@ CREATE TABLE job_partition (
     slot_id     text,
     lease_until timestamptz,
     status      text NOT NULL DEFAULT 'idle',          -- idle | replaying | backfilling | running | parked
-    lag         bigint,                                -- records behind the inputs' ends, when last reported
+    lag         bigint,                                -- records not applied yet, when last reported
+    applied     jsonb NOT NULL DEFAULT '{}',           -- next offset per input topic while running: everything below is visible to lookups
     error       text,
     updated_at  timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (job_id, part)

@@ -147,12 +147,13 @@ class KafkaSubscription:
         buffer.next_taken = nothing_below
         return FetchedRecords(source, tuple(taken), nothing_below)
 
-    def lag(self) -> int | None:
-        if any(buffer.end is None for buffer in self._buffers.values()):
-            return None
-        return sum(
-            max(0, (buffer.end or 0) - buffer.next_taken) for buffer in self._buffers.values()
-        )
+    def ends(self) -> Mapping[TopicPartition, Offset] | None:
+        known = {
+            source: max(buffer.end, buffer.next_wanted)
+            for source, buffer in self._buffers.items()
+            if buffer.end is not None
+        }
+        return known if len(known) == len(self._buffers) else None
 
     async def close(self) -> None:
         self._consumer.drop(self)

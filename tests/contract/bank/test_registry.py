@@ -16,7 +16,17 @@ from fennel_core.bank.postgres_registry import PostgresRegistry
 from fennel_core.bank.registry import PartitionReport, Registry, Slot
 from fennel_core.connections import postgres
 from fennel_core.connections.errors import SystemUnavailable
-from fennel_core.vocab.ids import EngineId, Epoch, JobId, Millis, PartitionIndex, SlotId, SlotName
+from fennel_core.vocab.ids import (
+    EngineId,
+    Epoch,
+    JobId,
+    Millis,
+    Offset,
+    PartitionIndex,
+    SlotId,
+    SlotName,
+    TopicName,
+)
 
 LEASE = Millis(400)
 JOB = JobId("w.job.abc.1")
@@ -34,8 +44,8 @@ class World:
     expire_leases: Callable[[], Awaitable[None]]
     """Let every lease expire."""
     condemn: Callable[[], Awaitable[None]]
-    stored: Callable[[], Awaitable[tuple[str, str | None]]]
-    """Status and error stored for the first partition."""
+    stored: Callable[[], Awaitable[PartitionReport]]
+    """The report stored for the first partition."""
 
 
 @pytest.fixture(params=["memory", "postgres"])
@@ -51,9 +61,8 @@ async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
         async def condemn() -> None:
             in_memory.condemn(JOB)
 
-        async def stored() -> tuple[str, str | None]:
-            report = in_memory.reports()[FIRST][1]
-            return report.status, report.error
+        async def stored() -> PartitionReport:
+            return in_memory.reports()[FIRST][1]
 
         yield World(in_memory, expire_leases, condemn, stored)
         return
@@ -73,15 +82,15 @@ async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
             async with pool.connection() as connection:
                 await connection.execute("UPDATE job SET desired = 'remove' WHERE id = %s", (JOB,))
 
-        async def stored_row() -> tuple[str, str | None]:
+        async def stored_row() -> PartitionReport:
             async with pool.connection() as connection:
                 row = await (
                     await connection.execute(
-                        "SELECT status, error FROM job_partition WHERE part = 0"
+                        "SELECT status, lag, error, applied FROM job_partition WHERE part = 0"
                     )
                 ).fetchone()
             assert row is not None
-            return str(row[0]), None if row[1] is None else str(row[1])
+            return PartitionReport(*row)
 
         yield World(
             PostgresRegistry(pool),
@@ -185,10 +194,30 @@ async def test_reports_of_a_former_owner_are_ignored(world: World) -> None:
     await world.registry.claim([(FIRST, NEVER)], A.id, LEASE)
     await world.expire_leases()
     await world.registry.claim([(FIRST, Epoch(1))], B.id, LEASE)
-    await world.registry.report({FIRST: (Epoch(2), PartitionReport("parked", None, "boom"))}, B.id)
-    assert await world.stored() == ("parked", "boom")
+    parked = PartitionReport("parked", None, "boom")
+    await world.registry.report({FIRST: (Epoch(2), parked)}, B.id)
+    assert await world.stored() == parked
     await world.registry.report({FIRST: (Epoch(1), PartitionReport("running", 0, None))}, A.id)
-    assert await world.stored() == ("parked", "boom")
+    assert await world.stored() == parked
+
+
+@pytest.mark.parametrize("end", ["release", "deregister", "claim"])
+async def test_the_applied_offsets_of_a_report_end_with_the_ownership(
+    world: World, end: str
+) -> None:
+    await world.registry.claim([(FIRST, NEVER)], A.id, LEASE)
+    report = PartitionReport("running", 3, None, {TopicName("w.topic.abc.1"): Offset(12)})
+    await world.registry.report({FIRST: (Epoch(1), report)}, A.id)
+    assert await world.stored() == report
+    match end:
+        case "release":
+            await world.registry.release([(FIRST, Epoch(1))], A.id)
+        case "deregister":
+            await world.registry.deregister(A.id)
+        case _:
+            await world.registry.claim([(FIRST, Epoch(1))], A.id, LEASE)
+    status = "replaying" if end == "claim" else "idle"
+    assert await world.stored() == PartitionReport(status, None, None)
 
 
 async def test_a_job_has_its_specification_and_its_desired_state(world: World) -> None:

@@ -271,8 +271,8 @@ class SimSubscription:
         self._next[source] = end if len(taken) == len(there) else Offset(taken[-1].offset + 1)
         return FetchedRecords(source, tuple(taken), self._next[source])
 
-    def lag(self) -> int | None:
-        return sum(self._log.stable_end(source) - at for source, at in self._next.items())
+    def ends(self) -> Mapping[TopicPartition, Offset] | None:
+        return {source: self._log.stable_end(source) for source in self._next}
 
     async def close(self) -> None:
         """Nothing to release."""

@@ -65,6 +65,24 @@ async def test_outputs_and_state_equal_a_single_pass() -> None:
     assert emitted(log) == expected(ROWS)
 
 
+async def test_records_count_as_lag_until_the_iteration_that_reads_them_is_applied() -> None:
+    log, seen = MemoryLog(), []
+    await feed(log, ROWS[:1])
+
+    class ObservedStep(CountingStep):
+        def apply(self, reads: StateReader, source: int, batch: pl.DataFrame) -> Outcome:
+            seen.append((runner.lag, dict(runner.applied)))
+            return super().apply(reads, source, batch)
+
+    logic = JobLogic(ObservedStep(), None, 1, None)
+    runner = Runner(
+        make_job(), 0, Epoch(1), logic, MemoryHangar(), MemoryBroker(log), InlinePool(), LIMITS
+    )
+    await run_until(runner, 2)
+    assert seen == [(2, {SOURCE: 0})], "the record and its transaction marker"
+    assert runner.applied == {SOURCE: 2}
+
+
 async def test_a_lost_state_is_replayed_without_emitting_again() -> None:
     log = MemoryLog()
     await feed(log, ROWS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -13,16 +13,18 @@ from fennel_core.bank.memory_registry import MemoryRegistry
 from fennel_core.bank.registry import PartitionReport, Slot
 from fennel_core.connections.errors import ObjectStoreUnavailable, SystemUnavailable
 from fennel_core.engine.errors import RebuildRequested
-from fennel_core.engine.supervisor import HostedPartition, Supervisor
+from fennel_core.engine.supervisor import YOUNG_MS, HostedPartition, Supervisor
 from fennel_core.vocab.ids import (
     EngineId,
     Epoch,
     JobId,
     JobPartition,
     Millis,
+    Offset,
     PartitionIndex,
     SlotId,
     SlotName,
+    TopicName,
 )
 from tests.support.polling import eventually
 
@@ -49,6 +51,7 @@ class Running:
 
     lag: int
     status: str = "running"
+    applied: dict[TopicName, Offset] = field(default_factory=dict)
 
 
 class Clock:
@@ -80,6 +83,7 @@ class FakeRunner:
 
     lag = 0
     status = "running"
+    applied: ClassVar = {}
 
     def __init__(self, fails: bool) -> None:
         self.fails = fails
@@ -198,6 +202,34 @@ def test_the_reason_of_a_parked_partition_stays_until_a_retry_gets_past_replay()
     for status in ("backfilling", "running"):
         runner.status = status
         assert hosted.report() == PartitionReport(status, 3, None)
+
+
+def test_a_report_has_the_applied_offsets_of_a_running_partition_at_that_moment() -> None:
+    runner: Any = Running(3, applied={TopicName("orders"): Offset(7)})
+    hosted = HostedPartition(Epoch(1), runner=runner)
+    report = hosted.report()
+    runner.applied[TopicName("orders")] = Offset(8)
+    assert report == PartitionReport("running", 3, None, {TopicName("orders"): Offset(7)})
+    runner.status = "backfilling"
+    assert hosted.report().applied == {}
+
+
+@pytest.mark.parametrize(
+    ("report", "age_ms", "settled"),
+    [
+        (PartitionReport("running", 9, None), YOUNG_MS, True),
+        (PartitionReport("running", 0, None), YOUNG_MS - 1, False),
+        (PartitionReport("running", None, None), YOUNG_MS, False),
+        (PartitionReport("parked", None, "no such column"), YOUNG_MS, True),
+        (PartitionReport("replaying", None, None), YOUNG_MS, False),
+        (None, YOUNG_MS, False),
+    ],
+)
+def test_reports_are_urgent_while_a_partition_is_young_or_does_not_read_yet(
+    report: PartitionReport | None, age_ms: int, settled: bool
+) -> None:
+    hosted = HostedPartition(Epoch(1), reported=report, since_ms=5)
+    assert hosted.is_settled(5 + age_ms) is settled
 
 
 async def test_a_partition_that_ran_again_is_not_parked_for_an_earlier_error() -> None:
