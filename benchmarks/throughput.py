@@ -103,9 +103,7 @@ def step_of(name: str) -> spec.StepSpec:
         wire.Count("rows", wire.Forever(), None, unique=False, approx=False, dropnull=False),
         wire.Sum("total", wire.Forever(), "amount"),
     )
-    return spec.AggregateSpec(
-        INPUT, ("key",), aggregations, None, final=False, terminal=True, output=TOTALS
-    )
+    return spec.AggregateSpec(INPUT, ("key",), aggregations, None, terminal=True, output=TOTALS)
 
 
 def job_of(name: str, prefix: str) -> Job:

@@ -35,11 +35,15 @@ Partial = Total | None
 
 
 class DecayedSumAggregator(Aggregator[Partial]):
-    """The exponentially decayed sum of the values of `of`."""
+    """The exponentially decayed sum of the values of `of`. `time`: the column to decay by, if it is
+    not the event's own time.
+    """
 
-    def __init__(self, of: str, dtype: Dtype, half_life_us: int) -> None:
+    def __init__(
+        self, of: str, dtype: Dtype, half_life_us: int, *, time: str | None = None
+    ) -> None:
         assert half_life_us > 0, "the half-life is positive"
-        self._of, self._half_life_us = of, half_life_us
+        self._of, self._half_life_us, self._time = of, half_life_us, time
         self._unit = float(10 ** scale_of(dtype))
 
     @property
@@ -48,15 +52,21 @@ class DecayedSumAggregator(Aggregator[Partial]):
         return HORIZON_HALF_LIVES * self._half_life_us
 
     def prepare(self) -> tuple[str, ...]:
-        return (self._of,)
+        return (self._of,) if self._time is None else (self._of, self._time)
 
     def update(self, events: AnyEvents) -> list[Partial]:
         if isinstance(events, SmallEvents):
             return [self._small(events)]
         values = events.column(self._of)
-        whole, fractions = self._weights(events.ts)
+        times, is_counted = events.ts, values.valid
+        if self._time is not None:
+            own, oldest = events.column(self._time).data, times - self.horizon_us
+            is_near = own > oldest
+            times = np.maximum(own, oldest)
+            is_counted = is_near if is_counted is None else is_near & is_counted
+        whole, fractions = self._weights(times)
         mantissas, exponents = np.frexp(values.data.astype(np.float64) / self._unit)
-        near = ColumnValues(mantissas * fractions, values.valid)
+        near = ColumnValues(mantissas * fractions, is_counted)
         base = np.minimum.reduceat(whole, events.starts)
         span = np.maximum.reduceat(whole, events.starts) - base
         if span.max() <= MAX_SPAN_HALF_LIVES:
@@ -70,7 +80,11 @@ class DecayedSumAggregator(Aggregator[Partial]):
         ]
 
     def _small(self, events: SmallEvents) -> Partial:
-        whole, fractions = self._weights(np.array(events.times))
+        times, is_counted = np.array(events.times), [True] * len(events.times)
+        if self._time is not None:
+            own, oldest = np.array(events.column(self._time).items), times - self.horizon_us
+            times, is_counted = np.maximum(own, oldest), (own > oldest).tolist()
+        whole, fractions = self._weights(times)
         if whole.max() - whole.min() > MAX_SPAN_HALF_LIVES:
             return None
         out = ZERO_TOTAL
@@ -79,10 +93,11 @@ class DecayedSumAggregator(Aggregator[Partial]):
             events.weights,
             whole.tolist(),
             fractions.tolist(),
+            is_counted,
             strict=True,
         )
-        for value, weight, k, fraction in values:
-            if value is not None:
+        for value, weight, k, fraction, counts in values:
+            if value is not None and counts:
                 mantissa, exponent = math.frexp(float(value) / self._unit)
                 out = out.plus(_scaled(mantissa * fraction, weight, exponent + k))
         return out

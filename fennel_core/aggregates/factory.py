@@ -57,7 +57,7 @@ def make_aggregator(spec: wire.Spec, schema: Schema, *, time: str | None = None)
                 time=time,
             )
         case wire.ExpDecay(of=of, half_life_us=half_life_us):
-            return DecayedSumAggregator(of, _dtype(schema, of), half_life_us)
+            return DecayedSumAggregator(of, _dtype(schema, of), half_life_us, time=time)
         case unreachable:
             assert_never(unreachable)
 

@@ -216,7 +216,7 @@ class PipelineCompiler:
     def stateful(self, kind: wire.OperatorKind, output: Schema) -> PendingStep:
         """Return the step of an operator that keeps state."""
         match kind:
-            case wire.Aggregate(operand, keys, specs, along, emit):
+            case wire.Aggregate(operand, keys, specs, along):
                 ordered = _in_key_order(keys, output)
                 rows = self.with_validity(operand)
                 step = spec.AggregateSpec(
@@ -224,7 +224,6 @@ class PipelineCompiler:
                     ordered,
                     specs,
                     along,
-                    emit is wire.Emit.FINAL,
                     kind.terminal,
                     output,
                 )

@@ -32,7 +32,7 @@ _STEPS: Final = (
         s.JoinSpec,
         "left right left_on right_values inner low_us high_us output",
     ),
-    Stored("step.aggregate", s.AggregateSpec, "input keys specs along final terminal output"),
+    Stored("step.aggregate", s.AggregateSpec, "input keys specs along terminal output"),
     Stored("step.first_latest", s.FirstLatestSpec, "input keys first output"),
     Stored("step.dedup", s.DedupSpec, "input by window output"),
     Stored("step.changelog", s.ChangelogSpec, "input kind_column deletes output"),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from fennel_core.blueprints.compile import compile_datasets
 from fennel_core.blueprints.compiler_input import DatasetInput, PipelineInput, TypedOperator
+from fennel_core.blueprints.job_check import jobs_that_cannot_be_built
 from fennel_core.blueprints.logical import Compiled
 from fennel_core.blueprints.plan_entries import Notice
 from fennel_core.definition.errors import CommitMalformed, CommitUnsupported
@@ -60,6 +61,11 @@ def validate_definitions(
             graph = merge_incremental(base, graph)
             parts.append((before.body, before.request))
     problems = validate(graph, base, incremental=incremental and base is not None)
+    if not problems:
+        # The number of partitions changes names only, not steps.
+        problems = tuple(
+            jobs_that_cannot_be_built(compile_datasets(dataset_inputs(graph), partitions=1))
+        )
     if problems:
         raise problems_error(problems)
     return ValidDefinitions(graph, assemble_request(graph, received.request.message, parts))

@@ -119,9 +119,12 @@ def _by_columns(
             return _drop(columns, schema)
         case o.Explode(columns=columns):
             return _explode(columns, schema)
-        case o.Dedup(by=by):
+        case o.Dedup(by=by, window=window):
             _expect_keyless(schema, "Dedup")
             _expect_fields(by, schema, "dedup")
+            if not (by or schema.values):
+                raise SchemaMismatch("dedup must have at least one column to deduplicate by")
+            _expect_dedup_window(window)
             return schema
         case o.First(by=by) | o.Latest(by=by):
             _expect_keyless(schema, type(kind).__name__)
@@ -249,7 +252,13 @@ def _explode(columns: Sequence[str], schema: Schema) -> Schema:
     return replace(schema, values=tuple(exploded(f) for f in schema.values))
 
 
+def _expect_keys(by: Sequence[str]) -> None:
+    if not by:
+        raise SchemaMismatch("`groupby` must specify at least one key")
+
+
 def _keyed_by(by: Sequence[str], schema: Schema) -> Schema:
+    _expect_keys(by)
     keys = tuple(_field(name, schema, "groupby") for name in by)
     return Schema(keys, tuple(f for f in schema.values if f.name not in by), schema.timestamp)
 
@@ -355,15 +364,16 @@ def _join(kind: o.Join, left: Schema, right: Schema) -> Schema:
 def _aggregate(kind: o.Aggregate, schema: Schema) -> Schema:
     if not kind.specs:
         raise SchemaMismatch("aggregate operator expects at least one aggregation operation")
-    if (
-        kind.along is not None
-        and base(_field(kind.along, schema, "along").dtype) != dtypes.Timestamp()
-    ):
-        raise SchemaMismatch(
-            f"error with along kwarg of aggregate operator: `{kind.along}` is not of type datetime"
-        )
+    if kind.along is not None:
+        _expect_values((kind.along,), schema, "along")
+        if _field(kind.along, schema, "along").dtype != dtypes.Timestamp():
+            raise SchemaMismatch(
+                f"error with along kwarg of aggregate operator: `{kind.along}` is not of type "
+                "datetime"
+            )
     if kind.along is not None and kind.emit is o.Emit.FINAL:
         raise SchemaMismatch("'along' param can not be used with emit=\"final\" strategy")
+    _expect_eager_decay(kind)
     _expect_windows(kind, schema)
     return _aggregated(kind.keys, (), kind.specs, schema)
 
@@ -377,12 +387,15 @@ def _window(kind: o.WindowOp, schema: Schema) -> Schema:
         )
     if not isinstance(kind.window, o.Tumbling | o.Hopping | o.Session):
         raise SchemaMismatch("the window of a groupby must be Tumbling, Hopping or Session")
+    _expect_eager_decay(kind)
+    _expect_hops(kind.window)
     return _aggregated(kind.by, (Field(kind.field, WINDOW_TYPE),), kind.specs, schema)
 
 
 def _aggregated(
     by: Sequence[str], more: tuple[Field, ...], specs: Sequence[o.Spec], schema: Schema
 ) -> Schema:
+    _expect_keys(by)
     keys = (*(_field(name, schema, "groupby") for name in by), *more)
     values = tuple(Field(spec.name, spec_dtype(spec, schema)) for spec in specs)
     names = [f.name for f in (*keys, *values)] + [schema.timestamp]
@@ -395,8 +408,30 @@ def _aggregated(
     return Schema(keys, values, schema.timestamp)
 
 
+def _expect_eager_decay(kind: o.Aggregate | o.WindowOp) -> None:
+    if kind.emit is o.Emit.FINAL and any(isinstance(spec, o.ExpDecay) for spec in kind.specs):
+        raise SchemaMismatch("ExpDecaySum aggregation does not support emit='final'.")
+
+
+def _expect_dedup_window(window: o.Window | None) -> None:
+    if not isinstance(window, o.Tumbling | o.Session | None):
+        raise SchemaMismatch("the window of dedup must be Tumbling or Session")
+    if isinstance(window, o.Tumbling) and (window.duration_us % 1_000_000 or window.lookback_us):
+        raise SchemaMismatch("the window of dedup has whole seconds and no lookback")
+
+
+def _expect_hops(window: o.Window) -> None:
+    if isinstance(window, o.Hopping) and window.stride_us > window.duration_us:
+        raise SchemaMismatch(
+            "the stride of a hopping window is longer than its duration, so rows between two "
+            "windows would be in none; use a stride up to the duration"
+        )
+
+
 def _expect_windows(kind: o.Aggregate, schema: Schema) -> None:
     windows = [spec.window for spec in kind.specs]
+    for window in windows:
+        _expect_hops(window)
     if any(isinstance(window, o.Session) for window in windows):
         raise SchemaMismatch(
             "Session windows go into `groupby(…, window=Session(…))`, not into a single aggregation"
@@ -440,6 +475,8 @@ def spec_dtype(spec: o.Spec, schema: Schema) -> Dtype:
                 _expect_dropnull(dropnull, of, column, "count")
                 if unique:
                     _expect_hashable(of, column, "count unique")
+            elif unique or dropnull:
+                raise SchemaMismatch("a unique or null-dropping count must name its column in `of`")
             return dtypes.Int()
         case o.Sum(of=of):
             return non_optional(_of_type(NUMERIC, of, schema, "sum"))
@@ -449,6 +486,8 @@ def spec_dtype(spec: o.Spec, schema: Schema) -> Dtype:
             | o.Quantile(of=of, default=default)
         ):
             _of_type(NUMERIC, of, schema, type(spec).__name__.lower())
+            if isinstance(spec, o.Quantile) and not 0 <= spec.p <= 1:
+                raise SchemaMismatch(f"quantile `p` is {spec.p}; use a number from 0 to 1")
             return dtypes.Float() if default is not None else dtypes.Optional(dtypes.Float())
         case o.ExpDecay(of=of):
             _of_type(NUMERIC, of, schema, "exponential decay sum")
@@ -462,6 +501,8 @@ def spec_dtype(spec: o.Spec, schema: Schema) -> Dtype:
             _expect_hashable(of, column, "distinct")
             return dtypes.List(non_optional(column) if dropnull else column)
         case o.LastK(of=of, dropnull=dropnull) | o.FirstK(of=of, dropnull=dropnull):
+            if spec.limit <= 0:
+                raise SchemaMismatch(f"the limit of `{spec.name}` is {spec.limit}; use 1 or more")
             column = _field(of, schema, type(spec).__name__).dtype
             _expect_dropnull(dropnull, of, column, type(spec).__name__)
             return dtypes.List(non_optional(column) if dropnull else column)

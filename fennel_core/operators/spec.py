@@ -110,13 +110,16 @@ class AggregateSpec:
     """Aggregate per group; input 0 partitioned by `keys`. `terminal`: no output topic, lookups
     assemble results from this job's state. `along`: the column whose time counts in place of the
     timestamp.
+
+    How results are emitted is not part of it: windows that close by event time are emitted once
+    they have closed, so their content is the same under both strategies of the client, and so is
+    that of windows that move with the reader.
     """
 
     input: Schema
     keys: tuple[str, ...]
     specs: tuple[wire.Spec, ...]
     along: str | None
-    final: bool
     terminal: bool
     output: Schema
 

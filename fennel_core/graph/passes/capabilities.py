@@ -1,4 +1,5 @@
-"""Refuse what this platform does not serve yet: other sources than webhooks, and sinks.
+"""Refuse what this platform does not serve: sources other than webhooks, sinks, and options and
+combinations of operators without a defined result.
 
 The client can express more than the platform runs. Without this pass such a definition would be
 accepted and have no effect, which looks like success while rows are lost. The client's defaults are
@@ -7,13 +8,19 @@ always accepted, also where they have no effect.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Final, assert_never
 
+from fennel_core.graph.derived_schemas import derive_pipeline_schemas
 from fennel_core.graph.entity_graph import Graph
+from fennel_core.graph.errors import SchemaMismatch
+from fennel_core.graph.passes.schemas import is_complete
 from fennel_core.graph.problems import Problem
+from fennel_core.vocab.schema import Schema
 from fennel_core.wire import connectors as c
-from fennel_core.wire.entities import Dataset
+from fennel_core.wire import operators as o
+from fennel_core.wire.entities import Dataset, Pipeline
 
 DEFAULT_EVERY_US: Final = 30 * 60 * 1_000_000
 """The poll interval that the client gives to a source without `every`."""
@@ -30,6 +37,59 @@ def refuse_unserved(graph: Graph, before: Graph | None) -> Iterator[Problem]:
                 yield _source(dataset, source.table)
         for sink in graph.sinks_of(dataset.name):
             yield _sink(dataset, sink.table)
+    for pipeline in graph.pipelines:
+        yield from _operators(graph, pipeline)
+
+
+def _problem(code: str, pipeline: Pipeline, reason: str) -> Problem:
+    where = f"dataset `{pipeline.dataset}`: pipeline `{pipeline.name}`"
+    return Problem(code, f"{pipeline.dataset}.{pipeline.name}", f"{where}: {reason}")
+
+
+def _operators(graph: Graph, pipeline: Pipeline) -> Iterator[Problem]:
+    """Yield one problem per operator of a pipeline that cannot be served."""
+    schemas: Mapping[str, Schema] = {}
+    if is_complete(graph, pipeline):
+        with suppress(SchemaMismatch):  # reported by `check_operator_schemas`
+            schemas = derive_pipeline_schemas(graph, pipeline)
+    for operator in graph.operators_of(pipeline):
+        match operator.kind:
+            case o.Aggregate(specs=specs):
+                for spec in specs:
+                    if isinstance(spec, o.ExpDecay) and o.is_discrete(spec.window):
+                        text = (
+                            f"`{spec.name}` is an ExpDecaySum over a window that closes by event "
+                            "time, but it decays until it is read; "
+                            "use `Continuous` as its window, in an aggregation of its own"
+                        )
+                        yield _problem("aggregation-not-served", pipeline, text)
+            case o.WindowOp(specs=specs, window=window, emit=emit):
+                for spec in specs:
+                    if isinstance(spec, o.ExpDecay):
+                        text = (
+                            f"`{spec.name}` is an ExpDecaySum in `groupby(…, window=…)`, whose "
+                            "rows never change after the window has closed; use Sum, or "
+                            "ExpDecaySum over `Continuous` without `window` in `groupby`"
+                        )
+                        yield _problem("aggregation-not-served", pipeline, text)
+                if emit is o.Emit.FINAL and isinstance(window, o.Session):
+                    text = (
+                        "sessions are emitted as soon as they have a row, so "
+                        '`emit="final"` has no effect on them; remove it'
+                    )
+                    yield _problem("emit-not-served", pipeline, text)
+            case o.Join(left=left, within_low_us=low_us, within_high_us=high_us):
+                is_bounded = low_us is not None or high_us != 0
+                if is_bounded and left in schemas and schemas[left].keyed:
+                    text = (
+                        "`within` limits the age of the match of a row, but the left side of the "
+                        f"join is keyed by {list(schemas[left].key_names)}: each pair of versions "
+                        "that are valid at the same time is joined; remove `within`, or join the "
+                        "changelog of the left side"
+                    )
+                    yield _problem("join-within", pipeline, text)
+            case _:
+                pass
 
 
 def _source(dataset: Dataset, table: c.Table) -> Problem:

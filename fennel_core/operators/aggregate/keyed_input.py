@@ -28,6 +28,7 @@ import numpy as np
 import polars as pl
 
 from fennel_core.aggregates.aggregation import Aggregator
+from fennel_core.aggregates.decay import DecayedSumAggregator
 from fennel_core.aggregates.factory import make_aggregator
 from fennel_core.aggregates.min_max import LastTimeAggregator
 from fennel_core.operators.aggregate.assemble import Assembler
@@ -44,7 +45,12 @@ from fennel_core.operators.aggregate.read_time import SECOND_US, scan_rows
 from fennel_core.operators.aggregate.results import ResultEmitter, ResultRow
 from fennel_core.operators.aggregate.tile_codec import NODES, ROOTS
 from fennel_core.operators.aggregate.tiles import Tiles
-from fennel_core.operators.aggregate.window_times import RowTimes, lookback_us
+from fennel_core.operators.aggregate.window_times import (
+    NO_SESSIONS,
+    RowTimes,
+    duration_and_stride,
+    lookback_us,
+)
 from fennel_core.operators.errors import UnsupportedAggregation
 from fennel_core.operators.rows import MAX_TIME, MIN_TIME, encode
 from fennel_core.operators.spec import VALID_TO, AggregateSpec, has_validity
@@ -56,6 +62,8 @@ from fennel_core.wire import operators as wire
 _AT = "\0at"
 """The time at which a row begins or ceases to count."""
 _FIRST_TAG = 0x80
+MAX_WINDOWS = (0xFF - _FIRST_TAG) // 2
+"""Distinct windows of one aggregation: each takes two table tags of one byte."""
 
 
 class ValidityIntervals:
@@ -67,8 +75,12 @@ class ValidityIntervals:
         specs = [one for one in spec.specs if one.window == window]
         self.names = [one.name for one in specs]
         # Records are stored under other times, so the row's own time is kept as a column.
-        aggregators = [make_aggregator(one, spec.input, time=spec.input.timestamp) for one in specs]
-        self._start, self._end = _interval(window, pl.col(spec.along or spec.input.timestamp))
+        time = spec.along or spec.input.timestamp
+        aggregators = [make_aggregator(one, spec.input, time=time) for one in specs]
+        self._horizons = [
+            one.horizon_us if isinstance(one, DecayedSumAggregator) else None for one in aggregators
+        ]
+        self._start, self._end = _interval(window, pl.col(time))
         self._grouping = Grouping(spec.input, spec.keys, _AT, aggregators)
         self._tiles = Tiles(self._grouping.layout, aggregators, _tags(number))
         self._assembler = Assembler(self._tiles, aggregators, range(len(aggregators)))
@@ -97,19 +109,24 @@ class ValidityIntervals:
         self, reads: StateReader, keys: Sequence[bytes], as_of: Sequence[int]
     ) -> list[list[object]]:
         """Return the aggregated columns of each key as of its time."""
-        ranges = [((MIN_TIME, time),) * len(self.names) for time in as_of]
+        ranges = [
+            [
+                (MIN_TIME if horizon is None else max(time - horizon, MIN_TIME), time)
+                for horizon in self._horizons
+            ]
+            for time in as_of
+        ]
         return self._assembler.values(reads, keys, ranges, as_of)
 
 
 def validity_intervals(spec: AggregateSpec) -> list[ValidityIntervals]:
     """Return one per distinct window, in the order of the specs."""
-    for one in spec.specs:
-        if isinstance(one, wire.ExpDecay):
-            raise UnsupportedAggregation(
-                f"`{one.name}`: an exponentially decayed sum is not defined over a keyed dataset; "
-                "aggregate its changelog instead"
-            )
     windows = dict.fromkeys(one.window for one in spec.specs)
+    if len(windows) > MAX_WINDOWS:
+        raise UnsupportedAggregation(
+            f"an aggregation over a keyed dataset has {len(windows)} different windows, more "
+            f"than the {MAX_WINDOWS} that its state can hold; aggregate into two datasets"
+        )
     return [ValidityIntervals(spec, window, number) for number, window in enumerate(windows)]
 
 
@@ -226,18 +243,25 @@ def _interval(window: wire.Window, time: pl.Expr) -> tuple[pl.Expr, pl.Expr]:
             left = time + pl.duration(microseconds=duration_us + SECOND_US)
             return time, pl.min_horizontal(VALID_TO, left)
         case wire.ForeverHopping(stride_us):
-            following = time.cast(pl.Int64).floordiv(stride_us).add(1).mul(stride_us)
-            return following.cast(pl.Datetime("us", "UTC")), pl.col(VALID_TO)
-        case wire.Tumbling() | wire.Hopping() | wire.Session():
-            raise UnsupportedAggregation(
-                f"{window} is not defined over a keyed dataset; "
-                "aggregate its changelog, or along another column"
-            )
+            return _next_multiple(time, stride_us), pl.col(VALID_TO)
+        case wire.Tumbling() | wire.Hopping():
+            duration_us, stride_us = duration_and_stride(window)
+            last = time.cast(pl.Int64).add(duration_us).floordiv(stride_us).mul(stride_us)
+            left = last.add(stride_us).cast(pl.Datetime("us", "UTC"))
+            return _next_multiple(time, stride_us), pl.min_horizontal(VALID_TO, left)
+        case wire.Session():
+            raise UnsupportedAggregation(NO_SESSIONS)
         case unreachable:
             assert_never(unreachable)
 
 
+def _next_multiple(time: pl.Expr, stride_us: int) -> pl.Expr:
+    """Return the next multiple of a stride after a time."""
+    following = time.cast(pl.Int64).floordiv(stride_us).add(1).mul(stride_us)
+    return following.cast(pl.Datetime("us", "UTC"))
+
+
 def _tags(number: int) -> tuple[bytes, bytes]:
     """Return the table tags (roots, nodes) of the tiles of the window with this number."""
-    assert _FIRST_TAG + 2 * number + 1 < 0xFF, "more windows than table tags"
+    assert number < MAX_WINDOWS, "more windows than table tags"
     return bytes([_FIRST_TAG + 2 * number]), bytes([_FIRST_TAG + 2 * number + 1])

@@ -33,7 +33,7 @@ from fennel_core.operators.rows import MAX_TIME, MIN_TIME
 from fennel_core.wire import operators as wire
 
 SECOND_US = 1_000_000
-_NO_SESSIONS = "a session window belongs to groupby(window=...), not to an aggregation"
+NO_SESSIONS = "a session window belongs to groupby(window=...), not to an aggregation"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +65,14 @@ def _change_times(window: wire.Window, every: Ints, ts: Ints) -> RowTimes:
             return RowTimes(every, _end(ts, stride_us))
         case wire.Tumbling() | wire.Hopping():
             ends = containing(window, ts)
-            duration, stride = _hopping(window)
+            duration, stride = duration_and_stride(window)
             last = duration + ts
             return RowTimes(
                 np.concatenate([ends.rows, every]),
                 np.concatenate([ends.times, last // stride * stride + stride]),
             )
         case wire.Session():
-            raise UnsupportedAggregation(_NO_SESSIONS)
+            raise UnsupportedAggregation(NO_SESSIONS)
         case unreachable:
             assert_never(unreachable)
 
@@ -95,10 +95,10 @@ def _reach(window: wire.Window, ts: Ints) -> tuple[Ints, Ints]:
         case wire.ForeverHopping(stride_us):
             return _end(ts, stride_us), forever
         case wire.Tumbling() | wire.Hopping():
-            duration, stride = _hopping(window)
+            duration, stride = duration_and_stride(window)
             return _end(ts, stride), (ts + duration) // stride * stride + stride
         case wire.Session():
-            raise UnsupportedAggregation(_NO_SESSIONS)
+            raise UnsupportedAggregation(NO_SESSIONS)
         case unreachable:
             assert_never(unreachable)
 
@@ -113,11 +113,11 @@ def covered(window: wire.Window, time: int) -> TimeRange:
         case wire.ForeverHopping(stride_us):
             return MIN_TIME, time // stride_us * stride_us - 1
         case wire.Tumbling() | wire.Hopping():
-            duration, stride = _hopping(window)
+            duration, stride = duration_and_stride(window)
             end = time // stride * stride
             return end - duration - 1, end - 1
         case wire.Session():
-            raise UnsupportedAggregation(_NO_SESSIONS)
+            raise UnsupportedAggregation(NO_SESSIONS)
         case unreachable:
             assert_never(unreachable)
 
@@ -139,7 +139,7 @@ def lookback_us(windows: Sequence[wire.Window]) -> int | None:
 
 def containing(window: wire.Tumbling | wire.Hopping, ts: Ints) -> RowTimes:
     """Return the ends of all windows that contain rows at `ts`."""
-    duration, stride = _hopping(window)
+    duration, stride = duration_and_stride(window)
     first = _end(ts, stride)
     count = ((ts + duration) // stride * stride - first) // stride + 1
     rows = np.repeat(np.arange(len(ts)), count)
@@ -147,7 +147,7 @@ def containing(window: wire.Tumbling | wire.Hopping, ts: Ints) -> RowTimes:
     return RowTimes(rows, first[rows] + step * stride)
 
 
-def _hopping(window: wire.Tumbling | wire.Hopping) -> tuple[int, int]:
+def duration_and_stride(window: wire.Tumbling | wire.Hopping) -> tuple[int, int]:
     """Return the duration and the stride of a window."""
     if isinstance(window, wire.Tumbling):
         return window.duration_us, window.duration_us

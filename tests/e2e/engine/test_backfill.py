@@ -78,7 +78,7 @@ class Bench:
     rows: int = ROWS
 
     def job(self, name: str, path: str) -> Job:
-        terminal = spec.AggregateSpec(EVENTS, ("card",), SPECS, None, False, True, TOTALS)
+        terminal = spec.AggregateSpec(EVENTS, ("card",), SPECS, None, True, TOTALS)
         step = terminal if name == "aggregate" else spec.MapSpec((EVENTS,), ((),), EVENTS)
         outputs = () if name == "aggregate" else (Output(self.copies[path], ("card",)),)
         dead = TopicName(f"{self.topic}.dead")

@@ -60,7 +60,7 @@ def _sums(window: wire.Window) -> tuple[wire.Spec, ...]:
 
 
 TOTALS_STEP = spec.AggregateSpec(
-    MET, ("city",), _sums(wire.Tumbling(WINDOW_US, 0)), None, False, False, SERVED
+    MET, ("city",), _sums(wire.Tumbling(WINDOW_US, 0)), None, False, SERVED
 )
 
 
@@ -88,7 +88,7 @@ JOIN = _job(
 TOTAL = _job("totals", TOTALS_STEP, (JOINED,), Output(TOTALS, ("city",), watermark=True))
 SERVE = _job(
     "served",
-    spec.AggregateSpec(MET, ("city",), _sums(wire.Forever()), None, False, True, SERVED),
+    spec.AggregateSpec(MET, ("city",), _sums(wire.Forever()), None, True, SERVED),
     (JOINED,),
 )
 TABLE = _job("table", spec.TableSpec(USER), (USERS,))

@@ -69,12 +69,12 @@ STEPS = {
     "terminal aggregate": (
         (LEFT,),
         (),
-        spec.AggregateSpec(ROWS, ("key",), SPECS, None, False, True, TOTALS),
+        spec.AggregateSpec(ROWS, ("key",), SPECS, None, True, TOTALS),
     ),
     "aggregate": (
         (LEFT,),
         (Output(OUT, ("key",)),),
-        spec.AggregateSpec(ROWS, ("key",), SPECS, None, False, False, TOTALS),
+        spec.AggregateSpec(ROWS, ("key",), SPECS, None, False, TOTALS),
     ),
     "join": (
         (LEFT, RIGHT),
@@ -384,7 +384,6 @@ def test_a_backfill_is_used_for_long_history_and_for_truncated_logs() -> None:
                 (wire.Count("n", wire.Hopping(60, 60, 0), None, False, False, False),),
                 None,
                 False,
-                False,
                 TOTALS,
             ),
             "windows",
@@ -406,7 +405,7 @@ def test_a_job_that_no_batch_computes_is_lost_on_a_truncated_log(
 
 def test_windows_that_close_are_left_to_the_live_path() -> None:
     hopping = wire.Count("n", wire.Hopping(60_000_000, 60_000_000, 0), None, False, False, False)
-    closing = spec.AggregateSpec(ROWS, ("key",), (hopping,), None, False, False, TOTALS)
+    closing = spec.AggregateSpec(ROWS, ("key",), (hopping,), None, False, TOTALS)
     assert batch_obstacle(make_job("aggregate")) is None
     assert batch_obstacle(
         Job(

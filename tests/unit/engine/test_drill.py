@@ -55,13 +55,13 @@ from tests.support.runner_world import (
 JOB, PART = JobId("job"), PartitionIndex(0)
 COUNTS = Schema((Field("key", Str()),), (Field("n", Int()),), "at")
 TILES = spec.AggregateSpec(
-    SCHEMA, ("key",), (wire.Sum("n", wire.Forever(), "value"),), None, False, True, COUNTS
+    SCHEMA, ("key",), (wire.Sum("n", wire.Forever(), "value"),), None, True, COUNTS
 )
 FACTS = spec.with_validity(
     Schema((Field("id", Int()),), (Field("key", Str()), Field("value", Int())), "at")
 )
 LIVES = spec.AggregateSpec(
-    FACTS, ("key",), (wire.Sum("n", wire.Forever(), "value"),), None, False, True, COUNTS
+    FACTS, ("key",), (wire.Sum("n", wire.Forever(), "value"),), None, True, COUNTS
 )
 Rows = list[tuple[str, int]]
 

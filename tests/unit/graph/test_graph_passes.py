@@ -31,7 +31,16 @@ from fennel_core.vocab.dtypes import Field, Float, Optional, Str
 from fennel_core.wire.connectors import Cdc, EvalExpr, Sampling, WebhookEndpoint
 from fennel_core.wire.entities import FeatureRef, Index, IndexSide, ListLookup, Lookup, PyFunc
 from fennel_core.wire.expr import Literal, Ref
-from fennel_core.wire.operators import Aggregate, AssignExpr, Drop, FilterExpr, WindowOp
+from fennel_core.wire.operators import (
+    Aggregate,
+    AssignExpr,
+    Drop,
+    Emit,
+    ExpDecay,
+    FilterExpr,
+    Tumbling,
+    WindowOp,
+)
 from tests.support.commit_graphs import (
     TESTS,
     edit,
@@ -95,6 +104,18 @@ def drop_after_aggregate(g: Graph) -> Graph:
             follower,
         ),
     )
+
+
+def key_orders(g: Graph) -> Graph:
+    """The left side of the join, which has `within`, gets a key."""
+
+    def keyed(d):
+        return replace(d, schema=replace(d.schema, keys=(number("order_id"),), values=rest(d)))
+
+    def rest(d):
+        return tuple(f for f in d.schema.values if f.name != "order_id")
+
+    return edit_dataset(g, "Orders", keyed)
 
 
 # name, pass, recorded commit, how it is broken
@@ -272,6 +293,37 @@ CASES = [
             g, "Orders", lambda s: replace(s, every_us=60, cursor="at", timestamp_field="day")
         ),
     ),
+    (
+        "decay over windows that close",
+        refuse_unserved,
+        "operators",
+        lambda g: edit_operator(
+            g,
+            "Decaying",
+            Aggregate,
+            lambda k: replace(
+                k, specs=tuple(replace(s, window=Tumbling(3_600_000_000, 0)) for s in k.specs)
+            ),
+        ),
+    ),
+    (
+        "decay in a windowed groupby",
+        refuse_unserved,
+        "operators",
+        lambda g: edit_operator(
+            g,
+            "Sessions",
+            WindowOp,
+            lambda k: replace(k, specs=(ExpDecay("heat", k.window, "amount", 1_000_000),)),
+        ),
+    ),
+    (
+        "final sessions",
+        refuse_unserved,
+        "operators",
+        lambda g: edit_operator(g, "Sessions", WindowOp, lambda k: replace(k, emit=Emit.FINAL)),
+    ),
+    ("within of a keyed left side", refuse_unserved, "operators", key_orders),
     (
         "index without keys",
         indices_need_keys,

@@ -61,7 +61,7 @@ def _rows(times, sign=1):
 
 def _filled(changes, batch_rows):
     step, state = (
-        ReadTimeAggregateStep(AggregateSpec(INPUT, ("k",), SPECS, None, False, True, OUTPUT)),
+        ReadTimeAggregateStep(AggregateSpec(INPUT, ("k",), SPECS, None, True, OUTPUT)),
         CountedReads(),
     )
     for start in range(0, len(changes), batch_rows):

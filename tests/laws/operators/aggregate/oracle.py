@@ -107,14 +107,18 @@ def emitted(rows, windows, visible):
 
 
 def interval(row, window):
-    """Return when a row begins and ceases (None: never) to count in ("forever",), ("sliding", d) or
-    ("steps", s); None if it never counts.
+    """Return when a row begins and ceases (None: never) to count in ("forever",), ("sliding", d),
+    ("steps", s) or ("hopping", d, s); None if it never counts.
     """
     begin, end = row["t"], row["__valid_to"]
     if window[0] == "sliding":
         end = min(e for e in (end, begin + window[1] + SECOND) if e is not None)
     if window[0] == "steps":
         begin = (begin // window[1] + 1) * window[1]
+    if window[0] == "hopping":
+        times = changes(window, [row])
+        begin, left = min(times), max(times)
+        end = left if end is None else min(end, left)
     return None if end is not None and end <= begin else (begin, end)
 
 

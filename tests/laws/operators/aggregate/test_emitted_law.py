@@ -50,7 +50,7 @@ def test_there_is_a_version_at_every_change_up_to_the_watermark(history, data, l
         wire.Count("n", _wire(count, lookback), None, False, False, False),
         wire.Max("top", _wire(most, lookback), "v", None),
     )
-    step = EmittedAggregateStep(AggregateSpec(INPUT, ("k",), specs, None, True, False, OUTPUT))
+    step = EmittedAggregateStep(AggregateSpec(INPUT, ("k",), specs, None, False, OUTPUT))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tile_writer, "BUFFER_RECORDS", 2)
         patch.setattr(tile_writer, "BLOCK_RECORDS", 1)

@@ -58,7 +58,7 @@ def _step(make):
     fields = tuple(Field(spec.name, dtype) for spec, dtype in made)
     output = Schema((Field("k", Str()),), fields, "t")
     return ReadTimeAggregateStep(
-        AggregateSpec(INPUT, ("k",), tuple(spec for spec, _ in made), None, False, True, output)
+        AggregateSpec(INPUT, ("k",), tuple(spec for spec, _ in made), None, True, output)
     )
 
 
@@ -229,9 +229,7 @@ def test_decimals_are_summed_and_compared_exactly(history):
     )
     fields = (Field("sum", Decimal(2)), Field("low", Decimal(2)), Field("mean", Float()))
     step = ReadTimeAggregateStep(
-        AggregateSpec(
-            MONEY, ("k",), specs, None, False, True, Schema((Field("k", Str()),), fields, "t")
-        )
+        AggregateSpec(MONEY, ("k",), specs, None, True, Schema((Field("k", Str()),), fields, "t"))
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tile_writer, "BUFFER_RECORDS", 2)
@@ -260,9 +258,7 @@ def test_results_are_the_same_bytes_in_any_order_of_arrival(history):
     types = (Float(), Float(), Optional(Float()), List(Optional(Str())))
     fields = tuple(Field(spec.name, dtype) for spec, dtype in zip(specs, types, strict=True))
     step = ReadTimeAggregateStep(
-        AggregateSpec(
-            INPUT, ("k",), specs, None, False, True, Schema((Field("k", Str()),), fields, "t")
-        )
+        AggregateSpec(INPUT, ("k",), specs, None, True, Schema((Field("k", Str()),), fields, "t"))
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tile_writer, "BUFFER_RECORDS", 2)
