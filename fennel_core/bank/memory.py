@@ -46,6 +46,9 @@ class MemoryBank:
     async def lock(self, workspace: WorkspaceId) -> bool:
         return workspace in self.open_workspaces
 
+    async def is_open(self, workspace: WorkspaceId) -> bool:
+        return workspace in self.open_workspaces
+
     async def next_incarnation(self) -> int:
         return self.incarnations.next()
 

@@ -23,6 +23,7 @@ Values = Sequence[Any] | Mapping[str, Any]
 # NO KEY UPDATE excludes other commits without blocking rows that only reference the workspace
 # (tokens, clocks).
 LOCK = "SELECT state FROM workspace WHERE name = %s FOR NO KEY UPDATE"
+STATE = "SELECT state FROM workspace WHERE name = %s"
 ALIVE_OF = """
     SELECT a.kind, a.identity, a.id FROM asset a
     JOIN unnest(%(kinds)s::text[], %(identities)s::text[]) AS w (kind, identity) USING (kind,
@@ -77,6 +78,9 @@ class PostgresBank:
 
     async def lock(self, workspace: WorkspaceId) -> bool:
         return [state for (state,) in await self._rows(LOCK, (workspace,))] == ["open"]
+
+    async def is_open(self, workspace: WorkspaceId) -> bool:
+        return [state for (state,) in await self._rows(STATE, (workspace,))] == ["open"]
 
     async def next_incarnation(self) -> int:
         ((number,),) = await self._rows("SELECT nextval('asset_incarnation')", ())

@@ -73,6 +73,10 @@ class Bank(Protocol):
         """
         ...
 
+    async def is_open(self, workspace: WorkspaceId) -> bool:
+        """Return whether the workspace exists and is not closed; it may be closed right after."""
+        ...
+
     async def next_incarnation(self) -> int:
         """Return a number that is never returned again, even if this transaction fails."""
         ...

@@ -48,12 +48,17 @@ def is_repetition(earlier: Commit, branch: Branch) -> bool:
 
 
 async def store_commit(
-    context: LedgerContext, request: CommitRequest, new_id: CommitId, stored_body: bytes
+    context: LedgerContext,
+    request: CommitRequest,
+    new_id: CommitId,
+    stored_body: bytes,
+    base: CommitId | None,
 ) -> Commit:
     """Store the commit as `new_id`, or return the commit that the request repeats.
 
     `stored_body` is the body with the window specifications that the client's protocol drops
-    (`window_specs.py`); the digest is computed from the body as it was sent. Raises
+    (`window_specs.py`); the digest is computed from the body as it was sent. `base` is the version
+    that the body was validated against, which need not be the branch's version any more. Raises
     WorkspaceNotFound and BranchNotFound.
     """
     digest = digest_of(request)
@@ -72,7 +77,7 @@ async def store_commit(
                 CommitState.RECEIVED,
                 digest,
                 request.options,
-                branch.target,
+                base,
             )
             await tx.add_commit(row, stored_body)
             await tx.extend_lease(new_id, context.timings.lease_ms)

@@ -17,12 +17,12 @@ from typing import Final
 from fennel_core.connections.errors import ConnectionsError
 from fennel_core.definition.commit_request import CommitRequest, store_commit
 from fennel_core.definition.commit_steps import CommitSteps
-from fennel_core.definition.errors import CommitStillRunning, commit_error
+from fennel_core.definition.errors import CommitStillRunning
 from fennel_core.definition.orchestrator import CommitOrchestrator
 from fennel_core.ledger.commit_protocol import reject_commit
 from fennel_core.ledger.lifecycle import COMMITTED, UNDONE, CommitState
 from fennel_core.ledger.store import Commit
-from fennel_core.ledger.transitions import commit_row
+from fennel_core.ledger.transitions import commit_row, stored_error
 from fennel_core.ledger.warming import is_blocked_by_parked_job
 from fennel_core.telemetry.logs import bound, logger
 from fennel_core.vocab.errors import ApiError
@@ -54,12 +54,15 @@ class CommitService:
         Raises ApiError with all problems of the definitions, or with the error of a failed step.
         """
         began = self.now()
-        stored_body, definitions = await self.steps.validate(request)
-        row = await store_commit(self.steps.context, request, self.new_id(), stored_body)
+        stored_body, checked = await self.steps.checker.check(request)
+        row = await store_commit(
+            self.steps.context, request, self.new_id(), stored_body, checked.base
+        )
         is_current = row.state in COMMITTED
         with bound(commit=row.id, workspace=request.workspace, branch=request.branch):
             if row.state in _BEFORE_T2:
-                self.steps.remember(row.id, definitions)
+                if row.base == checked.base:
+                    self.steps.remember(row.id, checked)
                 row = await self._start(row)
             try:
                 row = await self._wait(row)
@@ -68,7 +71,7 @@ class CommitService:
             log.info(
                 "commit finished",
                 state=str(row.state),
-                code=row.error_code,
+                code=None if row.error is None else row.error.code,
                 seconds=round(self.now() - began, 3),
             )
         if is_current:
@@ -89,8 +92,11 @@ class CommitService:
         try:
             await self.orchestrator.start(row.id, attempt)
         except ApiError as error:
-            await reject_commit(self.steps.context, row.id, error)
-            raise
+            # The orchestrator may have started the run although its response was lost.
+            row = await reject_commit(self.steps.context, row.id, error)
+            if row.state is CommitState.REJECTED:
+                raise
+            return row
         return await self._read(row.id)
 
     async def _wait(self, row: Commit) -> Commit:
@@ -130,8 +136,7 @@ class CommitService:
 
     def _summary(self, row: Commit) -> tuple[str, ...]:
         if row.state in UNDONE:
-            default_text = f"commit `{row.id}` was rolled back; nothing changed"
-            raise commit_error(row.error_code, row.error, default_text)
+            raise stored_error(row)
         if row.state in _BEFORE_T2:
             raise CommitStillRunning(row.id, row.state, self.timeout_seconds)
         if row.state is CommitState.WARMING:

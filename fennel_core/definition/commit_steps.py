@@ -8,9 +8,9 @@ at any time. A step that fails leaves the commit rejected or undoing, with the e
 raises the same error so that the orchestrator shows where the commit stopped. `undo` then removes
 what was created.
 
-`create_assets` and `switch` are `ledger.commit_protocol`'s functions themselves; the other steps
-are methods of `CommitSteps`. The functions at the end of this module are for callers without an
-event loop; they read the settings from the environment.
+While a step runs, the commit's lease is renewed beside it (`ledger/lease.py`). The functions at the
+end of this module are for callers without an event loop; they read the settings from the
+environment.
 """
 
 from __future__ import annotations
@@ -19,24 +19,19 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Final, TypeVar
+from typing import Final, TypeVar, assert_never
 
 from fennel_core.connections import postgres
+from fennel_core.connections.errors import ConnectionsError
 from fennel_core.connections.postgres import Pool
+from fennel_core.definition.commit_checker import CommitChecker
 from fennel_core.definition.commit_request import CommitRequest, store_commit
-from fennel_core.definition.validation import (
-    ValidDefinitions,
-    compile_definitions,
-    decode_commit,
-    validate_definitions,
-)
-from fennel_core.definition.window_specs import (
-    RunProgram,
-    add_window_specs,
-    client_program_runner,
-)
+from fennel_core.definition.validation import CheckedDefinitions, compile_definitions
+from fennel_core.definition.window_specs import RunProgram, client_program_runner
 from fennel_core.ledger import commit_protocol
 from fennel_core.ledger.commit_protocol import (
+    BranchBusy,
+    BranchMoved,
     create_assets,
     fail_commit,
     reject_commit,
@@ -45,24 +40,29 @@ from fennel_core.ledger.commit_protocol import (
 )
 from fennel_core.ledger.context import LedgerContext, LedgerTimings
 from fennel_core.ledger.destruction import destroy_condemned
-from fennel_core.ledger.errors import CommitUndone
+from fennel_core.ledger.errors import BranchOccupied, CommitStepFailed, CommitUndone
 from fennel_core.ledger.kafka import KafkaTopicAdmin
-from fennel_core.ledger.lifecycle import UNDONE, CommitState
+from fennel_core.ledger.lease import keep_lease
+from fennel_core.ledger.lifecycle import COMMITTED, UNDONE, CommitState
 from fennel_core.ledger.postgres import PostgresLedger
 from fennel_core.ledger.reconcile import ReconcileResult, reconcile
 from fennel_core.ledger.store import Commit, CommitOptions, LedgerTransaction
-from fennel_core.ledger.transitions import commit_row, locked_branch, stored_error
+from fennel_core.ledger.transitions import commit_row, stored_error
 from fennel_core.ledger.warming import wait_and_serve
 from fennel_core.settings.model import Settings
+from fennel_core.telemetry.logs import logger, redact_text
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import BranchName, CommitId, Millis, WorkspaceId
 
+log = logger(__name__)
 T = TypeVar("T")
 DESTROY_SECONDS: Final = 30.0
 """How long a commit waits for the destruction of superseded assets (an engine stops a job within a
 lease); reconcile finishes it after that.
 """
 DESTROY_POLL_SECONDS: Final = 0.2
+FAILURE_CHARS: Final = 500
+"""Longest message of an unexpected failure that is stored in a commit's row."""
 
 
 class CommitSteps:
@@ -82,45 +82,17 @@ class CommitSteps:
         warm_seconds: float,
     ) -> None:
         self.context = context
-        self._run_program = run_program
+        self.checker = CommitChecker(context, run_program)
         self._new_workspace_partitions = new_workspace_partitions
         self._warm_seconds = warm_seconds
-        self._validated: dict[CommitId, ValidDefinitions] = {}
-
-    async def validate(self, request: CommitRequest) -> tuple[bytes, ValidDefinitions]:
-        """Validate a commit against its branch; return the body to store and the definitions.
-
-        Raises ApiError with all problems.
-        """
-
-        async def base(tx: LedgerTransaction) -> bytes | None:
-            branch = await locked_branch(tx, request.workspace, request.branch)
-            return await _definitions_of(tx, branch.target)
-
-        return await self._validate(
-            request.body, await self.context.ledger.run(base), request.options
-        )
-
-    async def _validate(
-        self, body: bytes, base: bytes | None, options: CommitOptions
-    ) -> tuple[bytes, ValidDefinitions]:
-        received = await asyncio.to_thread(decode_commit, body)
-        before = None if base is None else await asyncio.to_thread(decode_commit, base)
-        completed = await add_window_specs(
-            body, received.request, None if before is None else before.request, self._run_program
-        )
-        if completed is not body:
-            received = await asyncio.to_thread(decode_commit, completed)
-        return completed, await asyncio.to_thread(
-            validate_definitions, received, before, incremental=options.incremental
-        )
+        self._checked: dict[CommitId, CheckedDefinitions] = {}
 
     async def preview(self, request: CommitRequest) -> tuple[str, ...]:
         """Return the plan of a commit as lines, without changing anything."""
-        _, definitions = await self.validate(request)
+        _, checked = await self.checker.check(request)
         known = await self.context.ledger.run(lambda tx: tx.partition_count(request.workspace))
         compiled = await asyncio.to_thread(
-            compile_definitions, definitions, known or self._new_workspace_partitions
+            compile_definitions, checked.definitions, known or self._new_workspace_partitions
         )
         return await commit_protocol.preview(
             self.context,
@@ -128,66 +100,129 @@ class CommitSteps:
             request.branch,
             compiled,
             backfill=request.options.backfill,
-            notices=definitions.notices,
+            notices=checked.definitions.notices,
         )
 
-    def remember(self, commit: CommitId, definitions: ValidDefinitions) -> None:
-        """Keep validated definitions so that `compile_commit` need not validate them again."""
-        self._validated[commit] = definitions
+    def remember(self, commit: CommitId, checked: CheckedDefinitions) -> None:
+        """Keep checked definitions so that `compile_commit` need not check them again."""
+        self._checked[commit] = checked
 
     def forget(self, commit: CommitId) -> None:
         """Drop remembered definitions; another process may have compiled the commit."""
-        self._validated.pop(commit, None)
+        self._checked.pop(commit, None)
 
     async def compile_commit(self, commit: CommitId) -> Commit:
         """Validate, compile and plan the definitions and run T1.
 
         Raises ApiError with all problems; the commit is then rejected.
         """
-        row, body, base = await self.context.ledger.run(lambda tx: _stored_request(tx, commit))
-        if row.state in UNDONE:
-            raise stored_error(row)
-        if row.state is not CommitState.RECEIVED:
-            return row
-        try:
-            definitions = self._validated.pop(commit, None)
-            if definitions is None:
-                _, definitions = await self._validate(body, base, row.options)
-            partitions = await self.context.ledger.run(
-                lambda tx: tx.fix_partition_count(row.workspace, self._new_workspace_partitions)
+        async with self._step("compile", commit):
+            row, body = await self.context.ledger.run(lambda tx: _stored_request(tx, commit))
+            if row.state in UNDONE:
+                raise stored_error(row)
+            if row.state is not CommitState.RECEIVED:
+                return row
+            try:
+                checked = self._checked.pop(commit, None)
+                if checked is None:
+                    checked = await self.checker.check_stored(row, body)
+                return await self._reserve(row, body, checked)
+            except ApiError as error:
+                await reject_commit(self.context, commit, error)
+                raise
+
+    async def _reserve(self, row: Commit, body: bytes, checked: CheckedDefinitions) -> Commit:
+        """Run T1; wait for other commits of the branch, and rebase onto what they changed.
+
+        Raises ApiError with all problems, CommitConflict or BranchOccupied.
+        """
+        timings, began = self.context.timings, self.context.now()
+        partitions = await self.context.ledger.run(
+            lambda tx: tx.fix_partition_count(row.workspace, self._new_workspace_partitions)
+        )
+        compiled = await asyncio.to_thread(compile_definitions, checked.definitions, partitions)
+        while True:
+            outcome = await reserve(
+                self.context,
+                row.id,
+                compiled,
+                checked.definitions.body,
+                base=checked.base,
+                notices=checked.definitions.notices,
             )
-            compiled = await asyncio.to_thread(compile_definitions, definitions, partitions)
-            return await reserve(
-                self.context, commit, compiled, definitions.body, definitions.notices
-            )
-        except ApiError as error:
-            await reject_commit(self.context, commit, error)
-            raise
+            match outcome:
+                case Commit():
+                    return outcome
+                case BranchMoved(target):
+                    checked = await self.checker.rebase(row, body, target)
+                    compiled = await asyncio.to_thread(
+                        compile_definitions, checked.definitions, partitions
+                    )
+                case BranchBusy(other):
+                    if self.context.now() - began >= timings.branch_wait_seconds:
+                        raise BranchOccupied(row.branch, other, timings.branch_wait_seconds)
+                    await self.context.sleep(timings.branch_poll_seconds)
+                case unreachable:
+                    assert_never(unreachable)
+
+    async def create_assets(self, commit: CommitId) -> Commit:
+        """Create the topics of the commit. Raises ApiError; the commit is then undoing."""
+        async with self._step("create", commit):
+            return await create_assets(self.context, commit)
+
+    async def switch(self, commit: CommitId) -> Commit:
+        """Run T2, the commit point. Raises ApiError; the commit is then undoing."""
+        async with self._step("switch", commit):
+            return await switch(self.context, commit)
 
     async def destroy_assets(self, commit: CommitId) -> Commit:
         """Wait for the new jobs, move reads, and destroy the superseded assets, within a limit."""
-        await wait_and_serve(self.context, commit, seconds=self._warm_seconds)
-        return await self._destroy(commit)
+        async with keep_lease(self.context, commit):
+            await wait_and_serve(self.context, commit, seconds=self._warm_seconds)
+            return await self._destroy(commit)
 
-    async def undo(self, commit: CommitId) -> Commit:
-        """Fail a commit before T2 and destroy what it created; do nothing after T2."""
-        row = await self.context.ledger.run(lambda tx: commit_row(tx, commit))
-        if row.state is CommitState.RECEIVED:
-            await reject_commit(self.context, commit, CommitUndone(commit))
-        elif row.state in (CommitState.RESERVED, CommitState.CREATED):
-            await fail_commit(self.context, commit, CommitUndone(commit))
-        return await self._destroy(commit)
+    async def undo(self, commit: CommitId, error: ApiError | None = None) -> Commit:
+        """Fail a commit before T2 and destroy what it created; do nothing after T2.
+
+        `error` is stored in the commit unless it has one already.
+        """
+        async with keep_lease(self.context, commit):
+            row = await fail_commit(self.context, commit, error or CommitUndone(commit))
+            return row if row.state in COMMITTED else await self._destroy(commit)
 
     async def run(self, commit: CommitId) -> None:
         """Run all steps in order, and undo if one fails."""
         try:
             await self.compile_commit(commit)
-            await create_assets(self.context, commit)
-            await switch(self.context, commit)
+            await self.create_assets(commit)
+            await self.switch(commit)
         except ApiError:
             await self.undo(commit)
             raise
+        except ConnectionsError as lost:
+            # T2 may have been committed although its response was lost: then nothing is undone.
+            row = await self.undo(commit, _step_failure(commit, "run", lost))
+            if row.state not in COMMITTED:
+                raise
         await self.destroy_assets(commit)
+
+    @asynccontextmanager
+    async def _step(self, name: str, commit: CommitId) -> AsyncIterator[None]:
+        """Keep the commit's lease during a step before T2, and store why it failed unexpectedly.
+
+        A lost connection is not stored: the step is run again, by Airflow, or undone by reconcile.
+        """
+        async with keep_lease(self.context, commit):
+            try:
+                yield
+            except (ApiError, ConnectionsError):
+                raise
+            # The outermost place that knows the commit: its row must say what happened.
+            except Exception as bug:
+                log.error("commit step crashed", commit=commit, step=name, exc_info=bug)
+                error = _step_failure(commit, name, bug)
+                await fail_commit(self.context, commit, error)
+                raise error from bug
 
     async def _destroy(self, commit: CommitId) -> Commit:
         began = self.context.now()
@@ -204,17 +239,14 @@ class CommitSteps:
         return row
 
 
-async def _definitions_of(tx: LedgerTransaction, commit: CommitId | None) -> bytes | None:
-    """Return the SyncRequest of a version, None for an empty branch."""
-    return None if commit is None else await tx.merged(commit)
+def _step_failure(commit: CommitId, step: str, failure: Exception) -> CommitStepFailed:
+    """Return the failure as the error of the commit, without secrets."""
+    text = redact_text(str(failure)).strip()[:FAILURE_CHARS] or "no message"
+    return CommitStepFailed(commit, step, failure, text)
 
 
-async def _stored_request(
-    tx: LedgerTransaction, commit: CommitId
-) -> tuple[Commit, bytes, bytes | None]:
-    """Return the commit's row, its stored body and the SyncRequest of its base."""
-    row = await commit_row(tx, commit)
-    return row, await tx.request(commit), await _definitions_of(tx, row.base)
+async def _stored_request(tx: LedgerTransaction, commit: CommitId) -> tuple[Commit, bytes]:
+    return await commit_row(tx, commit), await tx.request(commit)
 
 
 def build_commit_steps(pool: Pool, settings: Settings) -> CommitSteps:
@@ -264,9 +296,9 @@ def submit_commit(
 
     async def submit(steps: CommitSteps) -> str:
         await _open_dev_workspace(steps, request.workspace)
-        stored_body, _ = await steps.validate(request)
+        stored_body, checked = await steps.checker.check(request)
         new_id = CommitId(uuid.uuid4().hex)
-        return (await store_commit(steps.context, request, new_id, stored_body)).id
+        return (await store_commit(steps.context, request, new_id, stored_body, checked.base)).id
 
     return _run(submit)
 

@@ -1,18 +1,12 @@
-"""Errors of the definition server, and the HTTP status of an error that a commit stored.
+"""Errors of the definition server.
 
-A commit stores its error as a code and a text, because the process that found it (an Airflow task)
-is not the one that responds to the client. The status is a function of the code, so it is not
-stored. The client's tests pin status 500 for invalid definitions and for unknown branches; other
-errors use the status that RFC 9110 suggests.
+The client's tests pin status 500 for invalid definitions and for unknown branches; other errors use
+the status that RFC 9110 suggests.
 """
 
 from __future__ import annotations
 
-from typing import Final
-
-from fennel_core.connections.api_errors import WorkspaceNotFound
-from fennel_core.ledger import errors as ledger_errors
-from fennel_core.vocab.errors import ApiError, ClassifiedApiError
+from fennel_core.vocab.errors import ClassifiedApiError
 from fennel_core.vocab.ids import BranchName, CommitId
 
 
@@ -49,7 +43,8 @@ class WindowSpecsUnavailable(DefinitionError):
 class CommitStillRunning(DefinitionError):
     """Raised when a commit has not reached T2 within the time that a client waits for it.
 
-    Send the same commit again to continue waiting for it.
+    It goes on without the request: reconcile leaves it alone while the orchestrator has a run of
+    it. Send the same commit again to wait for it.
     """
 
     STATUS = 504
@@ -57,8 +52,8 @@ class CommitStillRunning(DefinitionError):
 
     def __init__(self, commit: CommitId, state: str, seconds: float) -> None:
         super().__init__(
-            f"commit `{commit}` is still running ({state}) after {seconds:g} s. "
-            "Send it again to continue waiting"
+            f"commit `{commit}` is still running ({state}) after {seconds:g} s and goes on without "
+            "this request. Send the same commit again to wait for its outcome"
         )
 
 
@@ -155,31 +150,3 @@ class SecretInvalid(DefinitionError):
 
     STATUS = 400
     CODE = "secret-unusable"
-
-
-# --- stored errors --------------------------------------------------------------------------------
-
-DEFAULT_STATUS: Final = 500
-STATUS: Final = {
-    each.CODE: each.STATUS
-    for each in (
-        CommitMalformed,
-        CommitUnsupported,
-        WindowSpecsUnavailable,
-        OrchestratorUnavailable,
-        ledger_errors.BackfillNeeded,
-        WorkspaceNotFound,
-        ledger_errors.CommitNotFound,
-        ledger_errors.CommitConflict,
-        ledger_errors.CommitOutOfOrder,
-        ledger_errors.KafkaUnavailable,
-        ledger_errors.CommitAbandoned,
-    )
-}
-"""HTTP status of the codes that a commit may store; all others have DEFAULT_STATUS."""
-
-
-def commit_error(code: str | None, text: str | None, default_text: str) -> ApiError:
-    """Return the error that is stored in a commit's row, with its HTTP status."""
-    known = code or ledger_errors.CommitUndone.CODE
-    return ApiError(STATUS.get(known, DEFAULT_STATUS), known, text or default_text)

@@ -8,7 +8,7 @@ user can fix them in one go. `compile_definitions` requires validated definition
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fennel_core.blueprints.compile import compile_datasets
 from fennel_core.blueprints.compiler_input import DatasetInput, PipelineInput, TypedOperator
@@ -21,8 +21,11 @@ from fennel_core.graph.derived_schemas import derive_pipeline_schemas
 from fennel_core.graph.entity_graph import Graph, build_graph, merge_incremental
 from fennel_core.graph.passes import validate
 from fennel_core.graph.problems import Problem
+from fennel_core.graph.rebase import rebase_full, rebase_incremental
 from fennel_core.graph.topological_order import dataset_order
+from fennel_core.ledger.errors import CommitConflict
 from fennel_core.vocab.errors import ApiError
+from fennel_core.vocab.ids import BranchName, CommitId
 from fennel_core.wire.decode import decode_sync_request
 from fennel_core.wire.entities import Dataset, IndexSide, SyncRequest
 from fennel_core.wire.errors import MalformedMessage, WireError
@@ -36,6 +39,17 @@ class ValidDefinitions:
     body: bytes
     notices: tuple[Notice, ...] = ()
     """What was accepted but its author should know; printed with the plan as `! text`."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedDefinitions:
+    """Valid definitions and the version of the branch that they were validated against.
+
+    They must not be committed on top of another version.
+    """
+
+    base: CommitId | None
+    definitions: ValidDefinitions
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +67,42 @@ def validate_definitions(
 
     Raises ApiError with all problems.
     """
-    graph, parts = build_graph(received.request), [(received.body, received.request)]
-    base = None
-    if before is not None:
-        base = build_graph(before.request)
-        if incremental:
-            graph = merge_incremental(base, graph)
-            parts.append((before.body, before.request))
+    graph = build_graph(received.request)
+    if incremental and before is not None:
+        graph = merge_incremental(build_graph(before.request), graph)
+    return _valid(graph, received, before, incremental=incremental)
+
+
+def rebase_definitions(
+    received: DecodedCommit,
+    base: DecodedCommit | None,
+    before: DecodedCommit | None,
+    *,
+    incremental: bool,
+    branch: BranchName,
+) -> ValidDefinitions:
+    """Validate a commit that was made for `base` against `before`, which the branch has now.
+
+    Raises CommitConflict, and ApiError with all problems.
+    """
+    rebase = rebase_incremental if incremental else rebase_full
+    rebased = rebase(_graph(base), _graph(before), build_graph(received.request))
+    if rebased.conflicts:
+        raise CommitConflict(branch, [conflict.text for conflict in rebased.conflicts])
+    definitions = _valid(rebased.graph, received, before, incremental=incremental)
+    moved = f"branch `{branch}` changed while this commit was running; its new definitions are kept"
+    notices = [Notice("commit-rebased", branch, moved)]
+    notices += [
+        Notice("commit-rebased", unit.name, f"{unit} stays as another commit left it")
+        for unit in rebased.kept
+    ]
+    return replace(definitions, notices=(*definitions.notices, *notices))
+
+
+def _valid(
+    graph: Graph, received: DecodedCommit, before: DecodedCommit | None, *, incremental: bool
+) -> ValidDefinitions:
+    base = None if before is None else build_graph(before.request)
     problems = validate(graph, base, incremental=incremental and base is not None)
     if not problems:
         # The number of partitions changes names only, not steps.
@@ -68,7 +111,14 @@ def validate_definitions(
         )
     if problems:
         raise problems_error(problems)
+    parts = [(received.body, received.request)]
+    if incremental and before is not None:
+        parts.append((before.body, before.request))
     return ValidDefinitions(graph, assemble_request(graph, received.request.message, parts))
+
+
+def _graph(commit: DecodedCommit | None) -> Graph:
+    return Graph() if commit is None else build_graph(commit.request)
 
 
 def decode_commit(body: bytes) -> DecodedCommit:

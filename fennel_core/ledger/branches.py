@@ -113,7 +113,7 @@ async def _stop_commit(tx: LedgerTransaction, id_: CommitId) -> None:
     row = await locked_commit_row(tx, id_)
     error = WorkspaceDeleted(row.workspace)
     if COMMIT.allows(row.state, CommitEvent.ABANDON):
-        await apply_commit_event(tx, row, CommitEvent.ABANDON, error=error.text, code=error.code)
+        await apply_commit_event(tx, row, CommitEvent.ABANDON, error=error)
     elif COMMIT.allows(row.state, CommitEvent.FAIL):
         await fail_locked_commit(tx, row, error)
 

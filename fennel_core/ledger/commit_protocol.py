@@ -20,7 +20,9 @@ waits for B's job and moves reads; destruction then removes what only the old ve
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
 from fennel_core.bank.store import Asset, AssetState
 from fennel_core.blueprints import stored_names
@@ -41,6 +43,7 @@ from fennel_core.ledger.errors import (
     KafkaUnavailable,
 )
 from fennel_core.ledger.lifecycle import (
+    BETWEEN_T1_AND_T2,
     COMMIT,
     UNDONE,
     AssetEvent,
@@ -59,17 +62,23 @@ from fennel_core.ledger.transitions import (
     fail_locked_commit,
     locked_branch,
     locked_commit_row,
+    open_branch,
     stored_error,
     supersede_stale_commits,
 )
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import AssetId, BranchName, CommitId, Millis, TopicName, WorkspaceId
 
+UNNAMED_INCARNATION: Final = 0
+"""Incarnation in the plan of a preview, which names no asset."""
+
 # --- T1 -------------------------------------------------------------------------------------------
 
 
-async def bank_facts(tx: LedgerTransaction, branch: Branch, compiled: Compiled) -> BankFacts:
-    """Read the planner's input. The caller holds the workspace's lock."""
+async def bank_facts(
+    tx: LedgerTransaction, branch: Branch, compiled: Compiled, incarnation: int
+) -> BankFacts:
+    """Read the planner's input; a plan that will be executed needs the workspace's lock."""
     mine = await tx.bank.references(branch.workspace, branch.name)
     unshared = await tx.bank.unheld(mine, ignoring=branch.name)
     alive = await tx.bank.alive(branch.workspace, [b.key for b in compiled.blueprints])
@@ -77,7 +86,7 @@ async def bank_facts(tx: LedgerTransaction, branch: Branch, compiled: Compiled) 
     catalog = None if branch.target is None else await tx.catalog(branch.target)
     return BankFacts(
         workspace=branch.workspace,
-        incarnation=await tx.bank.next_incarnation(),
+        incarnation=incarnation,
         alive=alive,
         mine=frozenset(mine),
         leaving={asset.id: asset.blueprint for asset in leaving},
@@ -101,11 +110,16 @@ async def preview(
     backfill: bool,
     notices: Sequence[Notice] = (),
 ) -> tuple[str, ...]:
-    """Return the plan of a commit as lines, without changing anything."""
+    """Return the plan of a commit as lines, without changing anything.
+
+    It takes neither the workspace's lock nor a number for names, so that previews delay no commit;
+    a commit that runs at the same time may make the lines out of date.
+    """
 
     async def make_plan(tx: LedgerTransaction) -> CommitPlan:
-        branch = await locked_branch(tx, workspace, name)
-        return plan_commit(await bank_facts(tx, branch, compiled), compiled, notices)
+        branch = await open_branch(tx, workspace, name)
+        facts = await bank_facts(tx, branch, compiled, UNNAMED_INCARNATION)
+        return plan_commit(facts, compiled, notices)
 
     commit_plan = await context.ledger.run(make_plan)
     if not backfill:
@@ -113,27 +127,50 @@ async def preview(
     return render(commit_plan.record)
 
 
+@dataclass(frozen=True, slots=True)
+class BranchMoved:
+    """T1 was not run: the branch's target is not the version the definitions were checked with."""
+
+    target: CommitId | None
+
+
+@dataclass(frozen=True, slots=True)
+class BranchBusy:
+    """T1 was not run: another commit of the branch is between T1 and T2. Wait for it."""
+
+    commit: CommitId
+
+
 async def reserve(
     context: LedgerContext,
     id_: CommitId,
     compiled: Compiled,
     merged: bytes,
+    *,
+    base: CommitId | None,
     notices: Sequence[Notice] = (),
-) -> Commit:
+) -> Commit | BranchMoved | BranchBusy:
     """Run T1: plan under the lock, add the assets to create, and reserve every asset of the plan.
 
-    `merged` is the SyncRequest of the new version, `notices` what its author should know. Raises
+    `merged` is the SyncRequest of the new version, `base` the version of the branch that it was
+    validated against, so that what was validated is what is committed, and `notices` what its
+    author should know. Commits of one branch pass from T1 to T2 one at a time, so that none of them
+    is undone because another was faster. Raises
     ApiError; nothing has changed then.
     """
 
-    async def plan_and_reserve(tx: LedgerTransaction) -> Commit:
+    async def plan_and_reserve(tx: LedgerTransaction) -> Commit | BranchMoved | BranchBusy:
         row = await locked_commit_row(tx, id_)
         if row.state is not CommitState.RECEIVED:
             return row
         await tx.extend_lease(id_, context.timings.lease_ms)
         branch = await locked_branch(tx, row.workspace, row.branch)
-        _check_base(row, branch)
-        facts = await bank_facts(tx, branch, compiled)
+        if branch.target != base:
+            return BranchMoved(branch.target)
+        for other in await tx.open_commit_rows(row.workspace):
+            if other.branch == row.branch and other.state in BETWEEN_T1_AND_T2:
+                return BranchBusy(other.id)
+        facts = await bank_facts(tx, branch, compiled, await tx.bank.next_incarnation())
         commit_plan = plan_commit(facts, compiled, notices)
         if not row.options.backfill:
             _check_backfill(commit_plan, compiled)
@@ -149,27 +186,28 @@ async def reserve(
         pending = [h.id for h in await tx.bank.summaries(wanted) if h.state is AssetState.PENDING]
         await tx.add_entries(LedgerKind.CREATION, row.workspace, id_, pending)
         catalog = resolve_catalog(compiled, row.workspace, commit_plan.ids())
-        await tx.set_compiled(id_, merged, stored_names.dumps(catalog), render(commit_plan.record))
+        await tx.set_compiled(
+            id_, base, merged, stored_names.dumps(catalog), render(commit_plan.record)
+        )
         await apply_commit_event(tx, row, CommitEvent.RESERVE)
         return await commit_row(tx, id_)
 
     return await context.ledger.run(plan_and_reserve)
 
 
-def _check_base(row: Commit, branch: Branch) -> None:
-    if row.base != branch.target:
-        raise CommitConflict(row.branch)
+async def reject_commit(context: LedgerContext, id_: CommitId, error: ApiError) -> Commit:
+    """Reject a commit before T1 and return its row, in which `error` is stored then.
 
+    A commit that has passed T1 is not changed: its state says so.
+    """
 
-async def reject_commit(context: LedgerContext, id_: CommitId, error: ApiError) -> None:
-    """Reject a commit before T1, for example because its definitions are invalid."""
-
-    async def reject(tx: LedgerTransaction) -> None:
+    async def reject(tx: LedgerTransaction) -> Commit:
         row = await locked_commit_row(tx, id_)
         if COMMIT.allows(row.state, CommitEvent.REJECT):
-            await apply_commit_event(tx, row, CommitEvent.REJECT, error=error.text, code=error.code)
+            await apply_commit_event(tx, row, CommitEvent.REJECT, error=error)
+        return await commit_row(tx, id_)
 
-    await context.ledger.run(reject)
+    return await context.ledger.run(reject)
 
 
 # --- create ---------------------------------------------------------------------------------------
@@ -284,7 +322,9 @@ async def switch(context: LedgerContext, id_: CommitId) -> Commit:
             return row, []
         await tx.extend_lease(id_, context.timings.lease_ms)
         branch = await locked_branch(tx, row.workspace, row.branch)
-        _check_base(row, branch)
+        if row.base != branch.target:
+            # The branch was deleted and created again: T1 excludes other commits.
+            raise CommitConflict(row.branch)
         new_jobs = await _reference_reserved(tx, row)
         released = await _release_unserved_target(tx, branch)
         await tx.update_branch(Branch(branch.workspace, branch.name, id_, branch.serving))
@@ -337,12 +377,18 @@ async def _release_unserved_target(tx: LedgerTransaction, branch: Branch) -> lis
 # --- failure --------------------------------------------------------------------------------------
 
 
-async def fail_commit(context: LedgerContext, id_: CommitId, error: ApiError) -> None:
-    """Fail a commit before T2: drop its reservations and condemn what is no longer held."""
+async def fail_commit(context: LedgerContext, id_: CommitId, error: ApiError) -> Commit:
+    """Fail a commit before T2 and return its row; do nothing after T2.
 
-    async def fail(tx: LedgerTransaction) -> None:
+    Its reservations are dropped, and what is no longer held is condemned.
+    """
+
+    async def fail(tx: LedgerTransaction) -> Commit:
         row = await locked_commit_row(tx, id_)
-        if COMMIT.allows(row.state, CommitEvent.FAIL):
+        if COMMIT.allows(row.state, CommitEvent.REJECT):
+            await apply_commit_event(tx, row, CommitEvent.REJECT, error=error)
+        elif COMMIT.allows(row.state, CommitEvent.FAIL):
             await fail_locked_commit(tx, row, error)
+        return await commit_row(tx, id_)
 
-    await context.ledger.run(fail)
+    return await context.ledger.run(fail)

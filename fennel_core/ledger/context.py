@@ -21,6 +21,11 @@ class LedgerTimings:
 
     lease_ms: Millis = LEASE_MS
     """How long reconcile leaves a commit alone after the last sign of life of its worker."""
+    branch_wait_seconds: float = 90.0
+    """How long a commit waits for another commit of its branch to pass T2 or to fail. Longer than a
+    lease, so that a commit whose worker died does not fail the next one.
+    """
+    branch_poll_seconds: float = 0.2
     create_attempts: int = 5
     retry_seconds: float = 0.5
     warm_poll_seconds: float = 0.05

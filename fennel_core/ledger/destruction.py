@@ -19,7 +19,6 @@ from fennel_core.ledger.transitions import (
     apply_asset_event,
     apply_commit_event,
     apply_entry_event,
-    commit_row,
 )
 from fennel_core.vocab.ids import AssetId, JobId, TopicName, WorkspaceId
 
@@ -99,10 +98,9 @@ async def _settle_commits(tx: LedgerTransaction, workspace: WorkspaceId) -> int:
     await tx.bank.lock(workspace)
     entries = await tx.entries(LedgerKind.DESTRUCTION, workspace=workspace)
     waiting = {e.commit for e in entries}
-    for id_ in await tx.open_commits(workspace):
-        if id_ in waiting:
+    for row in await tx.open_commit_rows(workspace):
+        if row.id in waiting:
             continue
-        row = await commit_row(tx, id_)
         if row.state is CommitState.SERVING:
             await apply_commit_event(tx, row, CommitEvent.DESTROYED)
         elif row.state is CommitState.UNDOING:

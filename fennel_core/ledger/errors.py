@@ -10,6 +10,7 @@ Failures of Postgres and Kafka are not defined here, see `connections/errors.py`
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from fennel_core.vocab.errors import ClassifiedApiError
@@ -95,15 +96,35 @@ class CommitNotFound(LedgerApiError):
 
 
 class CommitConflict(LedgerApiError):
-    """Raised when the branch got a new version while the commit was running. Commit again."""
+    """Raised when the commit would lose or misread what another commit changed while it ran.
+
+    The branch is unchanged by this commit. Update the definitions and commit again.
+    """
 
     STATUS = 409
     CODE = "commit-conflict"
 
-    def __init__(self, branch: BranchName) -> None:
+    def __init__(self, branch: BranchName, conflicts: Sequence[str] = ()) -> None:
+        reasons = "; ".join(conflicts) or "the branch was deleted and created again"
         super().__init__(
-            f"another commit to branch `{branch}` finished while this one was running. "
-            "Review its changes and commit again"
+            f"branch `{branch}` changed while this commit was running, and nothing of the commit "
+            f"was done: {reasons}. Update your definitions to those of the branch and commit again"
+        )
+
+
+class BranchOccupied(LedgerApiError):
+    """Raised when another commit of the branch did not pass T2 or fail for a long time.
+
+    Wait until that commit is finished or rolled back, then commit again.
+    """
+
+    STATUS = 409
+    CODE = "branch-occupied"
+
+    def __init__(self, branch: BranchName, other: CommitId, seconds: float) -> None:
+        super().__init__(
+            f"commit `{other}` of branch `{branch}` has not been finished for {seconds:g} s, and "
+            "nothing changed. Commit again when it is finished or rolled back"
         )
 
 
@@ -144,6 +165,22 @@ class KafkaUnavailable(LedgerApiError):
 
     STATUS = 503
     CODE = "kafka-unavailable"
+
+
+class CommitStepFailed(LedgerApiError):
+    """Stored in a commit that was rolled back because of a bug or a lost connection.
+
+    The text has the class and the message of the failure. Report a bug; committing again after a
+    lost connection is safe.
+    """
+
+    CODE = "commit-step-failed"
+
+    def __init__(self, commit: CommitId, step: str, failure: BaseException, text: str) -> None:
+        super().__init__(
+            f"step {step} of commit `{commit}` failed and nothing changed: "
+            f"{type(failure).__name__}: {text}"
+        )
 
 
 class CommitUndone(LedgerApiError):

@@ -145,6 +145,8 @@ COMMIT = LifeCycle[CommitState, CommitEvent](
 )
 SETTLED = frozenset({_C.SUPERSEDED, _C.FINISHED, _C.REJECTED, _C.ROLLED_BACK})
 """Final states: nothing is left to do for the commit."""
+BETWEEN_T1_AND_T2 = frozenset({_C.RESERVED, _C.CREATED})
+"""States of a commit that holds reservations."""
 UNDONE = frozenset({_C.UNDOING, _C.REJECTED, _C.ROLLED_BACK})
 """States of a commit that failed before T2."""
 COMMITTED = frozenset({_C.WARMING, _C.SERVING, _C.SUPERSEDED, _C.FINISHED})

@@ -19,6 +19,7 @@ from fennel_core.ledger.lifecycle import OPEN_ENTRIES, SETTLED, UNDONE, CommitSt
 from fennel_core.ledger.store import (
     Branch,
     Commit,
+    CommitError,
     LedgerEntry,
     LedgerKind,
     LedgerTransaction,
@@ -142,6 +143,9 @@ class MemoryLedgerTransaction:
             if c.state not in SETTLED and workspace in (None, c.workspace)
         ]
 
+    async def open_commit_rows(self, workspace: WorkspaceId) -> list[Commit]:
+        return [self.commits[id_] for id_ in await self.open_commits(workspace)]
+
     async def extend_lease(self, id_: CommitId, ms: Millis) -> bool:
         if id_ not in self.commits:
             return False
@@ -161,23 +165,21 @@ class MemoryLedgerTransaction:
         return self.blobs.get((id_, "catalog"))
 
     async def set_compiled(
-        self, id_: CommitId, merged: bytes, catalog: bytes, summary: Sequence[str]
-    ) -> None:
-        self.blobs[id_, "merged"], self.blobs[id_, "catalog"] = merged, catalog
-        self.commits[id_] = replace(self.commits[id_], summary=tuple(summary))
-
-    async def set_state(
         self,
         id_: CommitId,
-        state: CommitState,
-        *,
-        error: str | None = None,
-        error_code: str | None = None,
+        base: CommitId | None,
+        merged: bytes,
+        catalog: bytes,
+        summary: Sequence[str],
+    ) -> None:
+        self.blobs[id_, "merged"], self.blobs[id_, "catalog"] = merged, catalog
+        self.commits[id_] = replace(self.commits[id_], base=base, summary=tuple(summary))
+
+    async def set_state(
+        self, id_: CommitId, state: CommitState, error: CommitError | None = None
     ) -> None:
         row = self.commits[id_]
-        if row.error is None:
-            row = replace(row, error=error, error_code=error_code)
-        self.commits[id_] = replace(row, state=state)
+        self.commits[id_] = replace(row, state=state, error=row.error or error)
 
     async def add_summary(self, id_: CommitId, lines: Sequence[str]) -> None:
         row = self.commits[id_]

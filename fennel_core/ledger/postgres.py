@@ -31,6 +31,7 @@ from fennel_core.ledger.lifecycle import OPEN_ENTRIES, SETTLED, UNDONE, CommitSt
 from fennel_core.ledger.store import (
     Branch,
     Commit,
+    CommitError,
     CommitOptions,
     LedgerEntry,
     LedgerKind,
@@ -47,7 +48,7 @@ ABORTED_ATTEMPTS: Final = 3
 COMMIT_COLUMNS = """
     id, workspace, branch, state, digest, options->>'incremental' = 'true', options->>'backfill' =
         'true',
-    base, array(SELECT jsonb_array_elements_text(summary)), error, error_code, attempt
+    base, array(SELECT jsonb_array_elements_text(summary)), error_status, error_code, error, attempt
 """
 ADD_COMMIT = """
     INSERT INTO commit (id, workspace, branch, state, digest, request, options, base)
@@ -64,11 +65,16 @@ OPEN = (
     "SELECT id FROM commit WHERE finished_at IS NULL AND (%(workspace)s::text IS NULL OR "
     "workspace = %(workspace)s) ORDER BY created_at, id"
 )
+OPEN_ROWS = f"""
+    SELECT {COMMIT_COLUMNS} FROM commit WHERE finished_at IS NULL AND workspace = %s
+    ORDER BY created_at, id
+"""  # noqa: S608  # built from constants
 LEASE = "UPDATE commit SET lease_until = now() + %s * interval '1 ms' WHERE id = %s"
 SET_STATE = """
     UPDATE commit SET state = %(state)s,
         error = coalesce(error, %(error)s),
         error_code = CASE WHEN error IS NULL THEN %(code)s ELSE error_code END,
+        error_status = CASE WHEN error IS NULL THEN %(status)s ELSE error_status END,
         finished_at = CASE WHEN %(state)s = ANY(%(settled)s) THEN coalesce(finished_at, now()) END
     WHERE id = %(id)s
 """
@@ -205,6 +211,9 @@ class PostgresLedgerTransaction:
     async def open_commits(self, workspace: WorkspaceId | None = None) -> list[CommitId]:
         return [CommitId(id_) for (id_,) in await self._rows(OPEN, {"workspace": workspace})]
 
+    async def open_commit_rows(self, workspace: WorkspaceId) -> list[Commit]:
+        return [_commit(row) for row in await self._rows(OPEN_ROWS, (workspace,))]
+
     async def extend_lease(self, id_: CommitId, ms: Millis) -> bool:
         return await self._execute(LEASE, (ms, id_)) == 1
 
@@ -232,21 +241,21 @@ class PostgresLedgerTransaction:
         return await self._blob("catalog", id_)
 
     async def set_compiled(
-        self, id_: CommitId, merged: bytes, catalog: bytes, summary: Sequence[str]
-    ) -> None:
-        query = (
-            "UPDATE commit SET merged = %s, catalog = %s, summary = to_jsonb(%s::text[]) "
-            "WHERE id = %s"
-        )
-        await self._execute(query, (merged, catalog, list(summary), id_))
-
-    async def set_state(
         self,
         id_: CommitId,
-        state: CommitState,
-        *,
-        error: str | None = None,
-        error_code: str | None = None,
+        base: CommitId | None,
+        merged: bytes,
+        catalog: bytes,
+        summary: Sequence[str],
+    ) -> None:
+        query = (
+            "UPDATE commit SET base = %s, merged = %s, catalog = %s, "
+            "summary = to_jsonb(%s::text[]) WHERE id = %s"
+        )
+        await self._execute(query, (base, merged, catalog, list(summary), id_))
+
+    async def set_state(
+        self, id_: CommitId, state: CommitState, error: CommitError | None = None
     ) -> None:
         settled = [str(s) for s in SETTLED]
         await self._execute(
@@ -254,8 +263,9 @@ class PostgresLedgerTransaction:
             {
                 "id": id_,
                 "state": str(state),
-                "error": error,
-                "code": error_code,
+                "error": None if error is None else error.text,
+                "code": None if error is None else error.code,
+                "status": None if error is None else error.status,
                 "settled": settled,
             },
         )
@@ -447,10 +457,12 @@ def _commit(row: tuple[Any, ...]) -> Commit:
         backfill,
         base,
         summary,
-        error,
+        status,
         code,
+        text,
         attempt,
     ) = row
+    error = None if text is None else CommitError(status, code, text)
     options = CommitOptions(incremental, backfill)
     return Commit(
         id_,
@@ -462,6 +474,5 @@ def _commit(row: tuple[Any, ...]) -> Commit:
         base,
         tuple(summary),
         error,
-        code,
         attempt,
     )

@@ -133,7 +133,7 @@ async def _abandon(tx: LedgerTransaction, id_: CommitId) -> None:
     row = await locked_commit_row(tx, id_)
     error = CommitAbandoned()
     if COMMIT.allows(row.state, CommitEvent.ABANDON):
-        await apply_commit_event(tx, row, CommitEvent.ABANDON, error=error.text, code=error.code)
+        await apply_commit_event(tx, row, CommitEvent.ABANDON, error=error)
 
 
 async def _delete_orphans(context: LedgerContext) -> tuple[TopicName, ...]:

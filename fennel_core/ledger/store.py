@@ -45,11 +45,21 @@ class CommitOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class CommitError:
+    """Why a commit failed, as its client sees it: HTTP status, stable code and text."""
+
+    status: int
+    code: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Commit:
     """A commit's row without its large columns.
 
-    `digest` identifies a repeated request. `base` is the branch's target when the commit was
-    received. `attempt` counts the hand-overs to the orchestrator.
+    `digest` identifies a repeated request. `base` is the branch's target that the definitions were
+    validated against: first when the commit was received, and finally when T1 ran. `attempt` counts
+    the hand-overs to the orchestrator.
     """
 
     id: CommitId
@@ -60,8 +70,7 @@ class Commit:
     options: CommitOptions
     base: CommitId | None
     summary: tuple[str, ...] = ()
-    error: str | None = None
-    error_code: str | None = None
+    error: CommitError | None = None
     attempt: int = 0
 
 
@@ -171,6 +180,10 @@ class LedgerTransaction(Protocol):
         """Return the commits that are not settled, oldest first."""
         ...
 
+    async def open_commit_rows(self, workspace: WorkspaceId) -> list[Commit]:
+        """Return the rows of the workspace's commits that are not settled, oldest first."""
+        ...
+
     async def extend_lease(self, id_: CommitId, ms: Millis) -> bool:
         """Take or extend the commit's lease; return False if there is no such commit."""
         ...
@@ -192,18 +205,18 @@ class LedgerTransaction(Protocol):
         ...
 
     async def set_compiled(
-        self, id_: CommitId, merged: bytes, catalog: bytes, summary: Sequence[str]
+        self,
+        id_: CommitId,
+        base: CommitId | None,
+        merged: bytes,
+        catalog: bytes,
+        summary: Sequence[str],
     ) -> None:
-        """Store what T1 computed."""
+        """Store what T1 computed, and the version it was computed from."""
         ...
 
     async def set_state(
-        self,
-        id_: CommitId,
-        state: CommitState,
-        *,
-        error: str | None = None,
-        error_code: str | None = None,
+        self, id_: CommitId, state: CommitState, error: CommitError | None = None
     ) -> None:
         """Set the state, and the error if none is stored yet; a settled commit gets an end time."""
         ...

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from fennel_core.bank.store import AssetState, AssetSummary
 from fennel_core.connections.api_errors import WorkspaceNotFound
-from fennel_core.ledger.errors import BranchNotFound, CommitNotFound
+from fennel_core.ledger.errors import BranchNotFound, CommitNotFound, CommitUndone
 from fennel_core.ledger.lifecycle import (
     ASSET,
     COMMIT,
@@ -21,7 +21,14 @@ from fennel_core.ledger.lifecycle import (
     CommitState,
     EntryEvent,
 )
-from fennel_core.ledger.store import Branch, Commit, LedgerEntry, LedgerKind, LedgerTransaction
+from fennel_core.ledger.store import (
+    Branch,
+    Commit,
+    CommitError,
+    LedgerEntry,
+    LedgerKind,
+    LedgerTransaction,
+)
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import AssetId, BranchName, CommitId, WorkspaceId
 
@@ -52,6 +59,19 @@ async def locked_branch(tx: LedgerTransaction, workspace: WorkspaceId, name: Bra
     return branch
 
 
+async def open_branch(tx: LedgerTransaction, workspace: WorkspaceId, name: BranchName) -> Branch:
+    """Return the branch as it is now, without a lock.
+
+    Raises WorkspaceNotFound and BranchNotFound.
+    """
+    if not await tx.bank.is_open(workspace):
+        raise WorkspaceNotFound(workspace)
+    branch = await tx.branch(workspace, name)
+    if branch is None:
+        raise BranchNotFound(name)
+    return branch
+
+
 async def lock_open_workspace(tx: LedgerTransaction, workspace: WorkspaceId) -> None:
     """Lock the workspace. Raises WorkspaceNotFound if it does not exist or is being deleted."""
     if not await tx.bank.lock(workspace):
@@ -60,9 +80,9 @@ async def lock_open_workspace(tx: LedgerTransaction, workspace: WorkspaceId) -> 
 
 def stored_error(row: Commit) -> ApiError:
     """Return the error that is stored in the row of a commit that failed before T2."""
-    return ApiError(
-        500, row.error_code or "commit-undone", row.error or f"commit `{row.id}` was rolled back"
-    )
+    if row.error is None:
+        return CommitUndone(row.id)
+    return ApiError(row.error.status, row.error.code, row.error.text)
 
 
 async def apply_commit_event(
@@ -70,13 +90,13 @@ async def apply_commit_event(
     row: Commit,
     event: CommitEvent,
     *,
-    error: str | None = None,
-    code: str | None = None,
+    error: ApiError | None = None,
 ) -> None:
     """Move the commit to the state after `event`, with an error if it failed."""
     state = COMMIT.next_state(row.state, event)
     if state is not row.state:
-        await tx.set_state(row.id, state, error=error, error_code=code)
+        stored = None if error is None else CommitError(error.status, error.code, error.text)
+        await tx.set_state(row.id, state, stored)
 
 
 async def apply_asset_event(
@@ -132,7 +152,7 @@ async def fail_locked_commit(tx: LedgerTransaction, row: Commit, error: ApiError
 
     Its reservations are dropped, and assets that are no longer held are condemned.
     """
-    await apply_commit_event(tx, row, CommitEvent.FAIL, error=error.text, code=error.code)
+    await apply_commit_event(tx, row, CommitEvent.FAIL, error=error)
     entries = await tx.entries(LedgerKind.CREATION, commit=row.id, only_open=False)
     await apply_entry_event(tx, entries, EntryEvent.CANCELLED)
     await condemn(tx, row.workspace, row.id, await tx.bank.release_reservations(row.id))
@@ -144,7 +164,6 @@ async def supersede_stale_commits(tx: LedgerTransaction, workspace: WorkspaceId)
     The caller holds the workspace's lock.
     """
     targets = {b.target for b in await tx.branches(workspace)}
-    for id_ in await tx.open_commits(workspace):
-        row = await commit_row(tx, id_)
-        if row.state is CommitState.WARMING and id_ not in targets:
+    for row in await tx.open_commit_rows(workspace):
+        if row.state is CommitState.WARMING and row.id not in targets:
             await apply_commit_event(tx, row, CommitEvent.SUPERSEDE)

@@ -31,7 +31,6 @@ from fennel_core.definition.commit_steps import CommitSteps
 from fennel_core.definition.kafka_retention import delete_expired_records
 from fennel_core.executors.definitions import read
 from fennel_core.executors.internal_errors import DefinitionsNotLoaded
-from fennel_core.ledger.commit_protocol import create_assets, switch
 from fennel_core.ledger.lifecycle import CommitState
 from fennel_core.ledger.store import Commit, LedgerEntry, LedgerKind, LedgerTransaction
 from fennel_core.settings.model import Settings
@@ -46,8 +45,8 @@ T = TypeVar("T")
 CommitStep = Callable[[CommitSteps, CommitId], Awaitable[Commit]]
 log = logging.getLogger("fennel.airflow")
 STEPS: Mapping[str, CommitStep] = {
-    "create_assets": lambda steps, commit: create_assets(steps.context, commit),
-    "switch": lambda steps, commit: switch(steps.context, commit),
+    "create_assets": CommitSteps.create_assets,
+    "switch": CommitSteps.switch,
     "destroy_assets": CommitSteps.destroy_assets,
     "undo": CommitSteps.undo,
 }

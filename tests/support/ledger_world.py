@@ -21,6 +21,7 @@ from fennel_core.connections.errors import SystemUnavailable, TransactionOutcome
 from fennel_core.ledger import commit_protocol
 from fennel_core.ledger.context import LedgerContext, LedgerTimings
 from fennel_core.ledger.destruction import destroy_condemned
+from fennel_core.ledger.errors import BranchOccupied, CommitConflict
 from fennel_core.ledger.lifecycle import COMMITTED, SETTLED, CommitState
 from fennel_core.ledger.memory import MemoryLedger
 from fennel_core.ledger.reconcile import reconcile
@@ -31,6 +32,7 @@ from fennel_core.ledger.store import (
     PartitionProgress,
 )
 from fennel_core.ledger.topics import MemoryTopicAdmin, TopicRefusal, TopicSpec
+from fennel_core.ledger.transitions import commit_row
 from fennel_core.ledger.warming import wait_and_serve
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import MAIN_BRANCH, BranchName, CommitId, TopicName, WorkspaceId
@@ -120,6 +122,26 @@ class FaultyTopics:
         return await self.inner.names()
 
 
+async def reserve(
+    context: LedgerContext, id_: CommitId, compiled: Compiled, merged: bytes = b"merged"
+) -> Commit:
+    """Run T1 as for definitions that were validated when the commit was stored.
+
+    They are not rebased: a moved branch is a conflict, and another commit is waited for.
+    """
+    row = await context.ledger.run(lambda tx: commit_row(tx, id_))
+    for _ in range(100):
+        outcome = await commit_protocol.reserve(context, id_, compiled, merged, base=row.base)
+        match outcome:
+            case Commit():
+                return outcome
+            case commit_protocol.BranchMoved():
+                raise CommitConflict(row.branch, ["it moved"])
+            case commit_protocol.BranchBusy(other):
+                await context.sleep(0.05)  # until the other commit is finished
+    raise BranchOccupied(row.branch, other, 5)
+
+
 class World:
     """One platform. `context(faults)` is a process of it."""
 
@@ -203,7 +225,7 @@ class World:
     async def run(self, id_: CommitId, compiled: Compiled, faults: Faults | None = None) -> None:
         context = self.context(faults)
         try:
-            await commit_protocol.reserve(context, id_, compiled, b"merged")
+            await reserve(context, id_, compiled)
         except ApiError as error:
             await commit_protocol.reject_commit(context, id_, error)
             raise

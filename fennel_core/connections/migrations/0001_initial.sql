@@ -19,15 +19,16 @@ CREATE TABLE commit (
     workspace   text NOT NULL REFERENCES workspace ON DELETE CASCADE,
     branch      text NOT NULL,
     state       text NOT NULL,                         -- life cycle: ledger/lifecycle.py
-    digest      text NOT NULL,                         -- of request, options and base: the same commit twice is one commit
+    digest      text NOT NULL,                         -- of request and options: the same commit twice is one commit
     request     bytea NOT NULL,                        -- the client's SyncRequest as received
     options     jsonb NOT NULL,                        -- preview, incremental, backfill
-    base        text,                                  -- the branch's target commit when T1 ran
+    base        text,                                  -- the branch's target that the definitions were validated against; final at T1
     merged      bytea,                                 -- the SyncRequest with all entities of this version (differs from request when incremental)
     catalog     bytea,                                 -- canonical blueprints.spec.Catalog, resolved to physical names
     summary     jsonb NOT NULL DEFAULT '[]',
     error       text,
     error_code  text,
+    error_status integer,                              -- HTTP status of the error
     attempt     integer NOT NULL DEFAULT 0,            -- number of times the orchestrator was started
     lease_until timestamptz,                           -- until then a worker runs the commit; afterwards reconcile takes over
     created_at  timestamptz NOT NULL DEFAULT now(),

@@ -22,6 +22,7 @@ from fennel_core.ledger.reconcile import reconcile
 from fennel_core.ledger.store import (
     Branch,
     Commit,
+    CommitError,
     CommitOptions,
     Ledger,
     LedgerKind,
@@ -31,6 +32,7 @@ from fennel_core.ledger.topics import MemoryTopicAdmin
 from fennel_core.ledger.warming import wait_and_serve
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import MAIN_BRANCH, BranchName, CommitId, Millis, WorkspaceId
+from tests.support.ledger_world import reserve
 from tests.support.toy_commits import toy
 
 SHOP = WorkspaceId("shop")
@@ -81,10 +83,10 @@ async def test_compiled_parts_summary_errors_and_attempts_are_kept(ledger: Ledge
     await add(ledger, commit(FIRST))
 
     async def work(tx: LedgerTransaction) -> list[int | None]:
-        await tx.set_compiled(FIRST, b"merged", b"catalog", ["+ one", "+ two"])
+        await tx.set_compiled(FIRST, None, b"merged", b"catalog", ["+ one", "+ two"])
         await tx.add_summary(FIRST, ["! three"])
-        await tx.set_state(FIRST, CommitState.UNDOING, error="first error", error_code="one")
-        await tx.set_state(FIRST, CommitState.ROLLED_BACK, error="later error", error_code="two")
+        await tx.set_state(FIRST, CommitState.UNDOING, CommitError(503, "one", "first error"))
+        await tx.set_state(FIRST, CommitState.ROLLED_BACK, CommitError(500, "two", "later error"))
         return [
             await tx.next_attempt(FIRST, 0),
             await tx.next_attempt(FIRST, 0),
@@ -94,10 +96,9 @@ async def test_compiled_parts_summary_errors_and_attempts_are_kept(ledger: Ledge
     assert await ledger.run(work) == [1, None, 2]
     row = await ledger.run(lambda tx: tx.commit(FIRST))
     assert row is not None
-    assert (row.summary, row.error, row.error_code, row.attempt) == (
+    assert (row.summary, row.error, row.attempt) == (
         ("+ one", "+ two", "! three"),
-        "first error",
-        "one",
+        CommitError(503, "one", "first error"),
         2,
     )
     assert await ledger.run(lambda tx: tx.merged(FIRST)) == b"merged"
@@ -205,7 +206,7 @@ class Worker:
         base = await self.ledger.run(lambda tx: tx.branch(SHOP, MAIN_BRANCH))
         assert base is not None
         await add(self.ledger, commit(id_, digest=id_, base=base.target))
-        await commit_protocol.reserve(self.context, id_, toy(*words), b"")
+        await reserve(self.context, id_, toy(*words), b"")
         await commit_protocol.create_assets(self.context, id_)
         await commit_protocol.switch(self.context, id_)
         await wait_and_serve(self.context, id_, seconds=warm_seconds)
@@ -274,7 +275,7 @@ async def test_of_concurrent_commits_to_one_branch_one_wins_and_one_conflicts(
 
     async def whole(id_: CommitId, word: str) -> str:
         try:
-            await commit_protocol.reserve(worker.context, id_, toy("shared", word), b"")
+            await reserve(worker.context, id_, toy("shared", word), b"")
             await commit_protocol.create_assets(worker.context, id_)
             await commit_protocol.switch(worker.context, id_)
         except ApiError as error:

@@ -21,6 +21,7 @@ from fennel_core.ledger.topics import MemoryTopicAdmin
 from fennel_core.ledger.warming import wait_and_serve
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import MAIN_BRANCH, AssetId, BranchName, CommitId, Millis, WorkspaceId
+from tests.support.ledger_world import reserve
 from tests.support.toy_commits import toy
 
 SHOP = WorkspaceId("shop")
@@ -52,7 +53,7 @@ async def test_concurrent_steps_end_with_exactly_the_held_assets(ledger: Ledger,
 
         await ledger.run(receive)
         try:
-            await commit_protocol.reserve(context, id_, toy(*words), b"")
+            await reserve(context, id_, toy(*words), b"")
         except ApiError as error:
             await commit_protocol.reject_commit(context, id_, error)
             return

@@ -339,7 +339,7 @@ async def test_an_unavailable_database_does_not_end_the_wait_for_a_commit() -> N
     server.world.ledger.run = inner  # type: ignore[method-assign]
     await server.world.settle()
     server.world.check()
-    assert not server.steps._validated, "the definitions of a finished commit are forgotten"
+    assert not server.steps._checked, "the definitions of a finished commit are forgotten"
 
 
 async def test_a_step_may_be_run_again_at_any_time() -> None:
@@ -377,3 +377,112 @@ async def test_steps_out_of_order_are_refused() -> None:
         await switch(server.steps.context, CommitId("c1"))
     with pytest.raises(ApiError, match="does not exist"):
         await switch(server.steps.context, CommitId("nobody"))
+
+
+def without(*names: str) -> Callable[[services_pb2.SyncRequest], None]:
+    """Return a change that keeps only datasets, without those of `names`."""
+
+    def change(message: services_pb2.SyncRequest) -> None:
+        without_readers(message)
+        for field in ("datasets", "sources"):
+            items = getattr(message, field)
+            kept = [i for i in items if (i.name if field == "datasets" else i.dataset) not in names]
+            del items[:]
+            items.extend(kept)
+
+    return change
+
+
+PROFILES, ITEMS = changed(FEATURES, without("Items")), changed(FEATURES, without("Profiles"))
+
+
+async def commit_during_another(
+    server: CommitServerWorld, body: bytes, other: bytes, *, incremental: bool
+) -> tuple[str, ...]:
+    """Commit `body` while it is validated against a branch that `other` then changes."""
+    check = server.steps.checker.check
+
+    async def slow(sent: object) -> object:
+        result = await check(sent)  # type: ignore[arg-type]
+        server.steps.checker.check = check  # type: ignore[method-assign]
+        await server.commits.commit(request(other, incremental=incremental))
+        return result
+
+    server.steps.checker.check = slow  # type: ignore[method-assign,assignment]
+    return await server.commits.commit(request(body, incremental=incremental))
+
+
+async def test_an_incremental_commit_keeps_what_was_committed_while_it_was_validated() -> None:
+    server = await CommitServerWorld.open()
+    lines = await commit_during_another(server, PROFILES, ITEMS, incremental=True)
+    assert any(line.startswith("! branch `main` changed while") for line in lines)
+    version = await serving(server.world)
+    assert {d.name for d in version.request.datasets} == {"Profiles", "Items"}
+    await server.world.settle()
+    server.world.check()
+
+
+async def test_a_full_commit_does_not_remove_what_was_committed_while_it_was_validated() -> None:
+    server = await CommitServerWorld.open()
+    with pytest.raises(ApiError, match="dataset `Items`, which this commit removes") as refused:
+        await commit_during_another(server, PROFILES, ITEMS, incremental=False)
+    assert (refused.value.status, refused.value.code) == (409, "commit-conflict")
+    assert {d.name for d in (await serving(server.world)).request.datasets} == {"Items"}
+    await server.commits.commit(request(PROFILES))
+    assert {d.name for d in (await serving(server.world)).request.datasets} == {"Profiles"}, (
+        "the user has seen the change and sends the commit again"
+    )
+
+
+async def test_a_rebased_commit_is_validated_against_the_version_it_replaces() -> None:
+    server = await CommitServerWorld.open()
+
+    def next_version(message: services_pb2.SyncRequest) -> None:
+        new_version(message)
+        without_readers(message)
+
+    await server.commits.commit(request(ITEMS))
+    with pytest.raises(ApiError, match="another definition of dataset `Profiles`"):
+        await commit_during_another(
+            server, changed(FEATURES, without()), changed(FEATURES, next_version), incremental=False
+        )
+
+
+class LostResponse(SilentOrchestrator):
+    """An orchestrator that runs the commit although its response is lost."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self._run = run
+
+    async def start(self, commit: CommitId, attempt: int) -> None:
+        await self._run(commit)
+        raise ApiError(503, "orchestrator-unavailable", "Airflow is unreachable")
+
+
+async def test_a_commit_whose_start_was_not_confirmed_is_waited_for() -> None:
+    server = await CommitServerWorld.open(LostResponse)
+    lines = await server.commits.commit(request(FEATURES))
+    assert lines[-1].startswith("assets: ")
+    assert server.states == ["finished"]
+
+
+async def test_an_unexpected_error_of_a_step_is_the_reason_in_the_answer_and_in_the_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = await CommitServerWorld.open()
+
+    def broken(*_: object) -> None:
+        raise AssertionError("right side of a join is a dataset; postgresql://me:hunter2@host/db")
+
+    monkeypatch.setattr(
+        "fennel_core.definition.commit_steps.compile_definitions",
+        broken,
+    )
+    with pytest.raises(ApiError, match="AssertionError: right side of a join is") as failed:
+        await server.commits.commit(request(FEATURES))
+    assert (failed.value.status, failed.value.code) == (500, "commit-step-failed")
+    assert "hunter2" not in failed.value.text
+    (row,) = server.world.ledger.state.commits.values()
+    assert row.error is not None
+    assert row.error.text == failed.value.text

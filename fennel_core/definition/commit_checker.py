@@ -1,0 +1,102 @@
+"""Validate a commit against a version of its branch, and rebase it when the branch has moved.
+
+A result names the version that it was computed from (`CheckedDefinitions.base`), and T1 accepts it
+only while the branch is still at that version. Validation takes seconds (it may run user code) and
+holds no lock, so it may have to be repeated; `graph/rebase.py` says what a repetition preserves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from fennel_core.definition.commit_request import CommitRequest
+from fennel_core.definition.validation import (
+    CheckedDefinitions,
+    DecodedCommit,
+    decode_commit,
+    rebase_definitions,
+    validate_definitions,
+)
+from fennel_core.definition.window_specs import RunProgram, add_window_specs
+from fennel_core.ledger.context import LedgerContext
+from fennel_core.ledger.store import Commit, LedgerTransaction
+from fennel_core.ledger.transitions import open_branch
+from fennel_core.vocab.ids import CommitId
+
+
+class CommitChecker:
+    """Validates commits. `run_program` runs user code in the client's environment."""
+
+    def __init__(self, context: LedgerContext, run_program: RunProgram) -> None:
+        self._context = context
+        self._run_program = run_program
+
+    async def check(self, request: CommitRequest) -> tuple[bytes, CheckedDefinitions]:
+        """Validate a request against its branch; return the body to store and the definitions.
+
+        Raises ApiError with all problems.
+        """
+
+        async def base(tx: LedgerTransaction) -> tuple[CommitId | None, bytes | None]:
+            branch = await open_branch(tx, request.workspace, request.branch)
+            return branch.target, await _definitions_of(tx, branch.target)
+
+        target, body = await self._context.ledger.run(base)
+        before = await _decoded(body)
+        received = await asyncio.to_thread(decode_commit, request.body)
+        completed = await add_window_specs(
+            request.body,
+            received.request,
+            None if before is None else before.request,
+            self._run_program,
+        )
+        if completed is not request.body:
+            received = await asyncio.to_thread(decode_commit, completed)
+        incremental = request.options.incremental
+        definitions = await asyncio.to_thread(
+            validate_definitions, received, before, incremental=incremental
+        )
+        return completed, CheckedDefinitions(target, definitions)
+
+    async def check_stored(self, row: Commit, body: bytes) -> CheckedDefinitions:
+        """Validate a stored commit against the version that it was validated against first.
+
+        Raises ApiError with all problems.
+        """
+        before = await self._version(row.base)
+        received = await asyncio.to_thread(decode_commit, body)
+        definitions = await asyncio.to_thread(
+            validate_definitions, received, before, incremental=row.options.incremental
+        )
+        return CheckedDefinitions(row.base, definitions)
+
+    async def rebase(self, row: Commit, body: bytes, target: CommitId | None) -> CheckedDefinitions:
+        """Validate a stored commit against `target`, which is the branch's version now.
+
+        Raises CommitConflict, and ApiError with all problems.
+        """
+        base, before = await self._version(row.base), await self._version(target)
+        received = await asyncio.to_thread(decode_commit, body)
+        definitions = await asyncio.to_thread(
+            rebase_definitions,
+            received,
+            base,
+            before,
+            incremental=row.options.incremental,
+            branch=row.branch,
+        )
+        return CheckedDefinitions(target, definitions)
+
+    async def _version(self, commit: CommitId | None) -> DecodedCommit | None:
+        return await _decoded(
+            await self._context.ledger.run(lambda tx: _definitions_of(tx, commit))
+        )
+
+
+async def _definitions_of(tx: LedgerTransaction, commit: CommitId | None) -> bytes | None:
+    """Return the SyncRequest of a version, None for an empty branch."""
+    return None if commit is None else await tx.merged(commit)
+
+
+async def _decoded(body: bytes | None) -> DecodedCommit | None:
+    return None if body is None else await asyncio.to_thread(decode_commit, body)
