@@ -7,16 +7,17 @@ beginning share that beginning, two branches with the same definition share ever
 renames exactly the assets downstream of it.
 
 Part of the logic are types, names of columns, expressions, parameters, and user code as its author
-wrote it, together with the code that it includes (`wire.canonical_logic` removes comments and the
-client's generated wrapper). Not part of it are owners, descriptions, tags, titles, names of
-datasets and pipelines, credentials, poll intervals and retention. The *version* of a dataset is
-part of it: users raise it to have a dataset computed again, so it salts the dataset's last job and
-its user code (whose result can depend on things outside, such as a library).
+wrote it, together with the code that it includes (`wire.code_logic` ignores comments and layout).
+Not part of it are owners, descriptions, tags, titles, names of datasets and pipelines, credentials,
+poll intervals and retention. The *version* of a dataset is part of it: users raise it to have a
+dataset computed again, so it salts the dataset's last job and its user code (whose result can
+depend on things outside, such as a library).
 
 Two mistakes would break this: hashing something that differs between two serialisations of one
 definition, and leaving out something that changes a result. Nothing of the process that compiles is
 hashed: the number of partitions is a property of the workspace, fixed when it is first used, so
-co-partitioned inputs agree on it and no setting renames an asset. Classes and fields are hashed
+co-partitioned inputs agree on it and no setting renames an asset; the digests of user code are the
+same under every Python. Classes and fields are hashed
 under their stored names (`stored_names.py`), so renaming them in Python changes no identity.
 
 The sources of a dataset are part of the identity of its topic: another set of sources is another
@@ -36,7 +37,8 @@ from fennel_core.blueprints.stored_names import NAMES
 from fennel_core.operators.spec import StatelessOp, StepSpec, step_version
 from fennel_core.vocab.ids import Identity
 from fennel_core.vocab.schema import Schema
-from fennel_core.wire.canonical_logic import logical_code, source_logic
+from fennel_core.wire.canonical_logic import source_logic
+from fennel_core.wire.code_logic import code_digest
 from fennel_core.wire.connectors import Source
 from fennel_core.wire.pycode import PyCode
 
@@ -103,8 +105,8 @@ def replaylog(writer: AssetKey) -> AssetKey:
 
 
 def code_logic(code: PyCode) -> list[Any]:
-    """Return the logical text of user code (`wire.canonical_logic`) and of all it includes."""
-    return [logical_code(code.core_code), [code_logic(include) for include in code.includes]]
+    """Return the digest of user code (`wire.code_logic`) and of all it includes."""
+    return [code_digest(code.core_code), [code_logic(include) for include in code.includes]]
 
 
 def user_code_salt(version: int, includes: Sequence[PyCode]) -> list[Any]:
@@ -121,7 +123,7 @@ def same_logic(one: StepSpec, other: StepSpec) -> bool:
 
 
 def _logic(value: object) -> Any:
-    """Return the canonical form of `value`, with logical user code and without operator ids."""
+    """Return the canonical form of `value`, with digests of user code and without operator ids."""
     match value:
         case PyCode():
             return ["code", *code_logic(value)]

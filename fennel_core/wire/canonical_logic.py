@@ -3,26 +3,23 @@
 Theory. Asset identities and the question "did this definition change?" need the same description of
 what an entity computes. So each entity is serialised without the parts that do not affect its
 result: metadata, credentials and other means of reaching a database, poll intervals, ids generated
-by the client. User code is compared by its *logical* text: the bare function as its author wrote
-it, normalised by Python's own parser (without comments, blank lines, quote style and docstrings),
-without the client's decorators (their arguments arrive as fields), together with all code that it
-includes. The bytes are JSON with sorted keys; a dataclass is its stored name and fields
-(`wire.stored_names`). The normal form is that of this Python version's parser: a new Python version
-may require a migration of stored identities.
+by the client. User code is compared by its logic (`code_logic.py`): the bare function as its author
+wrote it, without comments, layout, docstrings and the client's decorators (whose arguments arrive
+as fields), together with all code that it includes. The bytes are JSON with sorted keys; a
+dataclass is its stored name and fields (`wire.stored_names`). They do not depend on the version of
+Python.
 """
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import json
-import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import is_dataclass
 from enum import Enum
-from functools import lru_cache
 from typing import Any
 
+from fennel_core.wire.code_logic import code_digest
 from fennel_core.wire.connectors import Login, PlainSecret, SecretRef, Sink, Source, Webhook
 from fennel_core.wire.entities import (
     Dataset,
@@ -38,19 +35,6 @@ from fennel_core.wire.operators import Assign, Filter, Operator, Transform, Wind
 from fennel_core.wire.pycode import PyCode
 from fennel_core.wire.stored_names import NAMES
 
-CLIENT_DECORATORS = frozenset(
-    {
-        "extractor",
-        "featureset",
-        "dataset",
-        "inputs",
-        "outputs",
-        "includes",
-        "meta",
-        "pipeline",
-        "expectations",
-    }
-)
 OPERAND_FIELDS = frozenset({"operand", "operands", "left", "right"})
 """Stored names of the fields that hold ids of inputs."""
 IGNORED_OPERATOR_FIELDS = OPERAND_FIELDS | {"specs_known"}
@@ -159,62 +143,13 @@ def expectations_logic(suite: ExpectationSuite) -> bytes:
 # --- code -----------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=4096)
-def logical_code(text: str) -> str:
-    """Return `text` without the parts that do not affect execution.
-
-    Comments, layout, docstrings, and the client's decorators of its first definition are removed.
-    From text that is not Python by itself (a lambda cut out of a longer line), only layout is
-    removed.
-    """
-    dedented = textwrap.dedent(text).strip()
-    for attempt in (dedented, f"({dedented})"):
-        try:
-            tree = ast.parse(attempt)
-        except (SyntaxError, ValueError):
-            continue
-        return ast.unparse(_LogicOnly().visit(tree))
-    return "\n".join(line.strip() for line in dedented.splitlines() if line.strip())
-
-
-class _LogicOnly(ast.NodeTransformer):
-    """Removes docstrings everywhere and the client's decorators."""
-
-    def _strip(
-        self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module
-    ) -> ast.AST:
-        self.generic_visit(node)
-        if node.body and _is_docstring(node.body[0]):
-            node.body = node.body[1:] or ([] if isinstance(node, ast.Module) else [ast.Pass()])
-        if not isinstance(node, ast.Module):
-            node.decorator_list = [
-                d for d in node.decorator_list if _decorator_name(d) not in CLIENT_DECORATORS
-            ]
-        return node
-
-    visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = visit_Module = _strip
-
-
-def _is_docstring(statement: ast.stmt) -> bool:
-    return (
-        isinstance(statement, ast.Expr)
-        and isinstance(statement.value, ast.Constant)
-        and isinstance(statement.value.value, str)
-    )
-
-
-def _decorator_name(decorator: ast.expr) -> str | None:
-    target = decorator.func if isinstance(decorator, ast.Call) else decorator
-    return target.id if isinstance(target, ast.Name) else None
-
-
 def _code(pycode: PyCode) -> Any:
     """Return the function and the code it includes.
 
     The entry point is left out: the client generates its name from the text.
     """
     return {
-        "code": logical_code(pycode.core_code),
+        "code": code_digest(pycode.core_code),
         "includes": [_code(include) for include in pycode.includes],
     }
 

@@ -2,7 +2,7 @@
 
 `generated_code` after `imports` is a complete module whose `entry_point` is called. `core_code` is
 the bare function as its author wrote it, `includes` the code that it declares as a dependency.
-These two, not the generated wrapper, determine whether the logic changed (`wire.canonical_logic`).
+These two, not the generated wrapper, determine whether the logic changed (`wire.code_logic`).
 """
 
 from __future__ import annotations

@@ -3,14 +3,11 @@
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from fennel_core.wire.canonical_logic import (
     dataset_logic,
     extractor_logic,
     feature_logic,
     index_logic,
-    logical_code,
     operator_logic,
     pipeline_logic,
     source_logic,
@@ -35,46 +32,6 @@ def edited(pycode, old: str, new: str):
         generated_code="other",
         entry_point="other",
     )
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "def f(df):\n    return df['a'] + 1",
-        "def f(df):\n    # a comment\n    return df['a'] + 1  # another\n",
-        'def f(df):\n    """Say why."""\n\n    return df["a"] + 1',
-        "    def f(df):\n        return (df['a']\n            + 1)",
-        "@meta(owner='me')\n@extractor(deps=[D], version=7)\n@inputs('a')\ndef "
-        "f(df):\n    return df['a'] + 1",
-    ],
-)
-def test_comments_layout_docstrings_and_client_decorators_are_not_logic(text):
-    assert logical_code(text) == "def f(df):\n    return df['a'] + 1"
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "def f(df):\n    return df['a'] + 2",
-        "@cache\ndef f(df):\n    return df['a'] + 1",
-        "def f(df):\n    pass",
-    ],
-)
-def test_other_code_has_different_logic(text):
-    assert logical_code(text) != "def f(df):\n    return df['a'] + 1"
-
-
-def test_a_function_of_only_a_docstring_still_parses():
-    assert logical_code('def f():\n    """Nothing."""') == "def f():\n    pass"
-
-
-def test_a_lambda_is_compared_by_its_syntax_tree():
-    assert logical_code("lambda df:  df['a']>1") == logical_code('lambda df: df["a"] > 1  # big')
-    assert logical_code("lambda df: df['a'] > 1") != logical_code("lambda df: df['a'] > 2")
-
-
-def test_text_that_is_not_python_is_compared_without_layout():
-    assert logical_code("lambda df: (\n   1") == logical_code("lambda df: (\n1\n")
 
 
 def operators_of(request, dataset):
