@@ -14,6 +14,7 @@ from fennel_core.blueprints.compile import compile_datasets
 from fennel_core.blueprints.compiler_input import DatasetInput, PipelineInput, TypedOperator
 from fennel_core.blueprints.job_check import jobs_that_cannot_be_built
 from fennel_core.blueprints.logical import Compiled
+from fennel_core.blueprints.notices import definition_notices
 from fennel_core.blueprints.plan_entries import Notice
 from fennel_core.definition.errors import CommitMalformed, CommitUnsupported
 from fennel_core.definition.merged_request import assemble_request
@@ -114,7 +115,11 @@ def _valid(
     parts = [(received.body, received.request)]
     if incremental and before is not None:
         parts.append((before.body, before.request))
-    return ValidDefinitions(graph, assemble_request(graph, received.request.message, parts))
+    return ValidDefinitions(
+        graph,
+        assemble_request(graph, received.request.message, parts),
+        definition_notices(build_graph(received.request)),
+    )
 
 
 def _graph(commit: DecodedCommit | None) -> Graph:

@@ -1,0 +1,99 @@
+"""What a commit asks for that has no effect here although nothing is lost by it.
+
+Such a definition is accepted, and its author reads one line about it in the plan. What would lose
+rows or change results is refused instead (`graph/passes/capabilities.py`, decision 0030).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from fennel_core.blueprints.plan_entries import Notice
+from fennel_core.graph.entity_graph import Graph
+from fennel_core.wire.connectors import Webhook
+from fennel_core.wire.entities import Dataset, Pipeline
+from fennel_core.wire.operators import Aggregate, Count, Quantile, WindowOp
+
+_DAY_US: Final = 86_400_000_000
+_UNITS: Final = (("d", _DAY_US), ("h", 3_600_000_000), ("m", 60_000_000), ("s", 1_000_000))
+DEFAULT_HISTORY_US: Final = 2 * 365 * _DAY_US
+"""The client's default `history` of a dataset, two years."""
+DEFAULT_WEBHOOK_RETENTION_US: Final = 7 * _DAY_US
+"""The client's default `retention` of a webhook."""
+
+
+def definition_notices(graph: Graph) -> tuple[Notice, ...]:
+    """Return the notices about the definitions of a valid graph, in their order."""
+    notices = [notice for dataset in graph.datasets for notice in _dataset(graph, dataset)]
+    notices += [notice for pipeline in graph.pipelines for notice in _pipeline(graph, pipeline)]
+    notices += [
+        Notice(
+            "retention-not-applied",
+            database.name,
+            f"webhook `{database.name}`: retention {_duration(database.retention_us)} is recorded; "
+            "how long requests are kept is a setting of the platform",
+        )
+        for database in graph.databases
+        if isinstance(database, Webhook) and database.retention_us != DEFAULT_WEBHOOK_RETENTION_US
+    ]
+    notices += [
+        Notice(
+            "expectations-not-evaluated",
+            suite.entity,
+            f"{suite.entity_kind.value} `{suite.entity}`: its expectations are recorded and not "
+            "evaluated yet",
+        )
+        for suite in graph.expectations
+    ]
+    return tuple(notices)
+
+
+def _dataset(graph: Graph, dataset: Dataset) -> Iterator[Notice]:
+    if dataset.history_us != DEFAULT_HISTORY_US:
+        yield Notice(
+            "history-not-applied",
+            dataset.name,
+            f"dataset `{dataset.name}`: history {_duration(dataset.history_us)} is recorded; "
+            "rows are kept longer",
+        )
+    for index in graph.indices_of(dataset.name):
+        if index.duration_us is not None:
+            yield Notice(
+                "index-duration-not-applied",
+                dataset.name,
+                f"dataset `{dataset.name}`: the duration {_duration(index.duration_us)} of its "
+                f"{index.side.value} index is recorded; lookups find older rows too",
+            )
+    if not graph.sources_of(dataset.name) and not graph.pipelines_of(dataset.name):
+        yield Notice(
+            "no-rows-arrive",
+            dataset.name,
+            f"dataset `{dataset.name}` has neither a source nor a pipeline in this environment, so "
+            "no rows arrive in it",
+        )
+
+
+def _pipeline(graph: Graph, pipeline: Pipeline) -> Iterator[Notice]:
+    columns = [
+        spec.name
+        for operator in graph.operators_of(pipeline)
+        if isinstance(operator.kind, Aggregate | WindowOp)
+        for spec in operator.kind.specs
+        if isinstance(spec, Count | Quantile) and spec.approx
+    ]
+    if columns:
+        names = ", ".join(f"`{name}`" for name in columns)
+        yield Notice(
+            "results-are-exact",
+            f"{pipeline.dataset}.{pipeline.name}",
+            f"dataset `{pipeline.dataset}`: {names} may be approximate and will be exact",
+        )
+
+
+def _duration(micros: int) -> str:
+    """Return a duration in the client's notation, in the largest unit that divides it."""
+    for unit, size_us in _UNITS:
+        if micros % size_us == 0:
+            return f"{micros // size_us}{unit}"
+    return f"{micros}us"

@@ -1,0 +1,43 @@
+"""What is accepted without effect is named once, and the client's defaults are not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fennel_core.blueprints.notices import definition_notices
+from fennel_core.graph.entity_graph import Graph
+from fennel_core.wire.entities import Index, IndexSide
+from tests.support.commit_graphs import graph
+
+
+def texts(g: Graph) -> list[str]:
+    return [f"{n.code} {n.entity}: {n.text}" for n in definition_notices(g)]
+
+
+def test_recorded_commits_have_these_notices() -> None:
+    assert texts(graph("operators")) == [
+        "history-not-applied Orders: dataset `Orders`: history 365d is recorded; "
+        "rows are kept longer",
+        "results-are-exact Continuously.aggregate: dataset `Continuously`: `distinct_cities`, "
+        "`median` may be approximate and will be exact",
+    ]
+    assert texts(graph("connectors")) == [
+        "retention-not-applied hooks: webhook `hooks`: retention 14d is recorded; "
+        "how long requests are kept is a setting of the platform",
+        "expectations-not-evaluated Events: dataset `Events`: its expectations are recorded and "
+        "not evaluated yet",
+    ]
+    assert texts(graph("featuresets")) == []
+
+
+def test_a_dataset_whose_sources_the_environment_removed_gets_no_rows() -> None:
+    g = graph("operators")
+    g = replace(g, sources=tuple(s for s in g.sources if s.dataset != "Users"))
+    assert [n.entity for n in definition_notices(g) if n.code == "no-rows-arrive"] == ["Users"]
+
+
+def test_a_duration_of_an_index_is_named() -> None:
+    g = graph("operators")
+    g = replace(g, indices=(*g.indices, Index("Users", 1, IndexSide.OFFLINE, 60_000_000)))
+    (notice,) = [n for n in definition_notices(g) if n.code == "index-duration-not-applied"]
+    assert "1m of its offline index" in notice.text
