@@ -8,9 +8,11 @@ NAME ?=
 COMPOSE_ARGS ?=
 WORLD ?= engine
 SEEDS ?= 300
+SECONDS ?= 300
+SEED ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help system env jars demo up down status logs lint format test sim faults conformance compose-test clean distclean lock
+.PHONY: help system env jars demo up down status logs lint format test sim faults chaos conformance compose-test clean distclean lock
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -63,6 +65,9 @@ sim: env ## Simulate crashes, pauses, zombies and lost responses: `make sim WORL
 
 faults: up ## Kill, disconnect and freeze services of the running platform during commits
 	.venv/bin/pytest -q tests/e2e/faults/test_broker.py tests/e2e/faults/test_slots.py tests/e2e/faults/test_faults.py tests/e2e/faults/patient.py
+
+chaos: env jars ## Kill and freeze parts under traffic, then compare every key: `make chaos SECONDS=300 SEED=1`
+	.venv/bin/python -m tests.chaos.run --seconds $(SECONDS) --seed $(SEED)
 
 conformance: up ## Run the public client's test suite against the platform, ten tests through Airflow
 	.venv/bin/python -m tests.conformance.run

@@ -207,6 +207,13 @@ class LimitSettings(BaseSettings):
         "a change affects new workspaces only. At most one per key group; the default is twice the "
         "number of slots, to spread load.",
     )
+    engines: int = Field(
+        1,
+        ge=1,
+        le=8,
+        description="Engines that `up` starts on this machine. Number n is called `engine-n` and "
+        "its port is 20 * (n - 1) above FENNEL_ENGINE_PORT.",
+    )
     engine_slots: int = Field(
         2,
         gt=0,

@@ -33,6 +33,7 @@ from fennel_core.settings.model import ENV_PREFIX, Orchestrator, Settings
 INFRA: Final = "infra"
 FENNEL: Final = "fennel"
 WATCHDOG: Final = "watchdog"
+ENGINE_PORT_STEP: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +214,28 @@ class _Server:
     port: int
     needs: tuple[str, ...] = field(default=("postgres", "kafka", "s3"))
     ready_s: float = 120.0
+    variable: str | None = None
+    """The variable that sets its port, if it is not named after the server."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    module: str | None = None
+    """Its module in `fennel_core.apps`, if that is not named after the server."""
+
+
+def _engines(settings: Settings) -> tuple[_Server, ...]:
+    first = _Server("engine", "Engine (Spark)", settings.engine_port, ready_s=180)
+    others = [
+        _Server(
+            f"engine-{number}",
+            f"Engine {number} (Spark)",
+            port := settings.engine_port + ENGINE_PORT_STEP * (number - 1),
+            ready_s=180,
+            variable="FENNEL_ENGINE_PORT",
+            env={"FENNEL_ENGINE": f"engine-{number}", "FENNEL_ENGINE_PORT": str(port)},
+            module="engine",
+        )
+        for number in range(2, settings.engines + 1)
+    ]
+    return (first, *others)
 
 
 def _servers(context: PlatformContext) -> tuple[Service, ...]:
@@ -221,7 +244,7 @@ def _servers(context: PlatformContext) -> tuple[Service, ...]:
     servers = (
         _Server("definition", "Definition server", settings.definition_port),
         _Server("ingest", "Ingest server", settings.ingest_port),
-        _Server("engine", "Engine (Spark)", settings.engine_port, ready_s=180),
+        *_engines(settings),
         _Server("query", "Query server (API)", settings.query_port, needs=("postgres",)),
         *(
             (_Server("history", "History writer", settings.history_port),)
@@ -234,10 +257,10 @@ def _servers(context: PlatformContext) -> tuple[Service, ...]:
             name=server.name,
             title=server.title,
             group=FENNEL,
-            command=(sys.executable, "-m", f"fennel_core.apps.{server.name}"),
-            env=env,
+            command=(sys.executable, "-m", f"fennel_core.apps.{server.module or server.name}"),
+            env=MappingProxyType({**env, **server.env}),
             readiness=HttpOk(f"http://{settings.own_address}:{server.port}/readyz"),
-            ports=(Port(server.port, f"FENNEL_{server.name.upper()}_PORT"),),
+            ports=(Port(server.port, server.variable or f"FENNEL_{server.name.upper()}_PORT"),),
             needs=server.needs,
             ready_s=server.ready_s,
         )

@@ -112,6 +112,20 @@ def test_no_two_services_share_a_port_and_each_port_has_a_variable(
     assert {port.variable for port in ports} <= variables
 
 
+def test_more_engines_are_rows_with_a_name_and_a_port_of_their_own(
+    context: PlatformContext,
+) -> None:
+    three = replace(context, settings=context.settings.model_copy(update={"engines": 3}))
+    rows = [row for row in service_table(three) if row.name.startswith("engine")]
+    assert [(row.name, row.port, row.env.get("FENNEL_ENGINE")) for row in rows] == [
+        ("engine", 7403, None),
+        ("engine-2", 7423, "engine-2"),
+        ("engine-3", 7443, "engine-3"),
+    ]
+    assert {row.command for row in rows} == {rows[0].command}
+    assert rows[1].env["FENNEL_ENGINE_PORT"] == "7423"
+
+
 def test_the_inline_orchestrator_needs_no_airflow(context: PlatformContext) -> None:
     inline = PlatformContext(
         context.settings.model_copy(update={"orchestrator": Orchestrator.INLINE}),

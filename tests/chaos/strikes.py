@@ -1,0 +1,199 @@
+"""Faults of a chaos run: which part is struck, when and how, and when it is ready again.
+
+The plan is a function of the seed. Kinds come from shuffled decks, so all are equally frequent. A
+strike kills with -9 or freezes (SIGSTOP) for some seconds. Nothing here restarts a part: the
+platform has to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+import psutil
+
+from fennel_core.apps.local import processes
+from fennel_core.apps.local.file_layout import FileLayout
+from fennel_core.apps.local.readiness import check_readiness
+from fennel_core.apps.local.services import Service
+
+FREEZE_SHARE: Final = 0.25
+FROZEN_S: Final = (1.0, 15.0)
+CHECK_S: Final = 0.2
+LONGEST_RECOVERY_S: Final = 180.0
+
+
+class Kind(StrEnum):
+    """A kind of part; the values of services are their names in the service table."""
+
+    SLOT = "slot"
+    JVM = "jvm"
+    ENGINE = "engine"
+    KAFKA = "kafka"
+    POSTGRES = "postgres"
+    S3 = "s3"
+    INGEST = "ingest"
+    QUERY = "query"
+    DEFINITION = "definition"
+    SCHEDULER = "airflow-scheduler"
+
+
+ENGINE_KINDS: Final = frozenset({Kind.SLOT, Kind.JVM, Kind.ENGINE})
+
+
+@dataclass(frozen=True, slots=True)
+class Strike:
+    """One planned fault. `frozen_s`: how long the part is frozen; None if it is killed.
+
+    `choice`: a number that selects one of several candidates.
+    """
+
+    at_s: float
+    kind: Kind
+    frozen_s: float | None
+    choice: int
+
+
+def plan_strikes(seed: int, seconds: float, per_minute: float) -> list[Strike]:
+    """Return the faults of a run in the order of their times."""
+    luck = random.Random(seed)
+    count = max(1, round(seconds * per_minute / 60))
+    kinds: list[Kind] = []
+    while len(kinds) < count:
+        deck = list(Kind)
+        luck.shuffle(deck)
+        kinds += deck
+    times = sorted(luck.uniform(0.0, seconds) for _ in range(count))
+    return [
+        Strike(
+            at_s,
+            kind,
+            luck.uniform(*FROZEN_S) if luck.random() < FREEZE_SHARE else None,
+            luck.randrange(1_000_000),
+        )
+        for at_s, kind in zip(times, kinds, strict=False)
+    ]
+
+
+@dataclass
+class Recoveries:
+    """Measured recoveries. `seconds`: per kind, from the kill or the thaw until it was ready.
+
+    `overlapping`: strikes while another part was not ready yet. `lost`: strikes after which the
+    part did not come back. `skipped`: strikes that found no process because the part was down.
+    """
+
+    seconds: dict[Kind, list[float]] = field(default_factory=dict)
+    done: int = 0
+    frozen: int = 0
+    overlapping: int = 0
+    skipped: int = 0
+    lost: list[str] = field(default_factory=list)
+    open: int = 0
+
+
+class Striker:
+    """Carries out strikes on the services of one local platform."""
+
+    def __init__(self, layout: FileLayout, services: Sequence[Service]) -> None:
+        self._layout = layout
+        self._services: Mapping[str, Service] = {each.name: each for each in services}
+        self.result = Recoveries()
+
+    async def run(self, plan: Sequence[Strike]) -> None:
+        """Carry out the plan and wait until each struck part is ready again."""
+        began = time.monotonic()
+        async with asyncio.TaskGroup() as group:
+            for strike in plan:
+                await asyncio.sleep(max(0.0, began + strike.at_s - time.monotonic()))
+                group.create_task(self._strike(strike))
+
+    async def _strike(self, strike: Strike) -> None:
+        service = self._service_of(strike)
+        pids = self._pids_of(strike, service)
+        if not pids:
+            self.result.skipped += 1
+            return
+        self.result.overlapping += self.result.open > 0
+        self.result.open += 1
+        self.result.done += 1
+        how = "killed" if strike.frozen_s is None else f"frozen for {strike.frozen_s:.1f} s"
+        print(f"{strike.at_s:7.1f} s  {strike.kind} of {service.name} {how}", flush=True)
+        try:
+            if strike.frozen_s is None:
+                _signal(pids, signal.SIGKILL)
+            else:
+                self.result.frozen += 1
+                _signal(pids, signal.SIGSTOP)
+                await asyncio.sleep(strike.frozen_s)
+                _signal(pids, signal.SIGCONT)
+            await self._ready_again(strike, service)
+        finally:
+            self.result.open -= 1
+
+    async def _ready_again(self, strike: Strike, service: Service) -> None:
+        began = time.monotonic()
+        why: str | None = "not checked"
+        await asyncio.sleep(CHECK_S)  # until the process table shows the kill
+        while why is not None:
+            if time.monotonic() - began > LONGEST_RECOVERY_S:
+                self.result.lost.append(f"{service.name} after {strike.kind} was struck: {why}")
+                return
+            why = await asyncio.to_thread(self._problem, service)
+            await asyncio.sleep(CHECK_S)
+        self.result.seconds.setdefault(strike.kind, []).append(time.monotonic() - began)
+
+    def _problem(self, service: Service) -> str | None:
+        record = processes.read_record(self._layout.pids / service.name)
+        if record is None or not processes.is_alive(record):
+            return "its process does not run"
+        return check_readiness(service.readiness, processes.began_at(record))
+
+    def _service_of(self, strike: Strike) -> Service:
+        if strike.kind not in ENGINE_KINDS:
+            return self._services[strike.kind]
+        engines = [
+            self._services[name] for name in sorted(self._services) if name.startswith("engine")
+        ]
+        return engines[strike.choice % len(engines)]
+
+    def _pids_of(self, strike: Strike, service: Service) -> list[int]:
+        record = processes.read_record(self._layout.pids / service.name)
+        if record is None:
+            return []
+        members = list(processes.session_members(record))
+        match strike.kind:
+            case Kind.JVM:
+                return [pid for pid in members if "SparkSubmit" in _command(pid)][:1]
+            case Kind.SLOT:
+                daemons = [pid for pid in members if "pyspark.daemon" in _command(pid)]
+                slots = sorted(pid for pid in daemons if _parent(pid) in daemons)
+                return [slots[strike.choice // 2 % len(slots)]] if slots else []
+            case _:
+                return members
+
+
+def _signal(pids: Sequence[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def _command(pid: int) -> str:
+    with suppress(psutil.Error):
+        return " ".join(psutil.Process(pid).cmdline())
+    return ""
+
+
+def _parent(pid: int) -> int:
+    with suppress(psutil.Error):
+        return int(psutil.Process(pid).ppid())
+    return 0
