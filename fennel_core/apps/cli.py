@@ -151,11 +151,12 @@ def status(as_json: bool) -> None:
 
     context, _ = _select(())
     rows = platform.status(context)
-    partitions, history, alarms, drills = (
+    partitions, history, alarms, drills, failing = (
         _partitions(context),
         _history(context),
         _alarms(context),
         _failing_drills(context),
+        _failing_items(context),
     )
     if as_json:
         services = [
@@ -176,6 +177,7 @@ def status(as_json: bool) -> None:
             "history": history,
             "needed_records": alarms,
             "failing_drills": drills,
+            "failing_reconcile_items": failing,
         }
         click.echo(json.dumps(found, indent=2))
     else:
@@ -185,6 +187,7 @@ def status(as_json: bool) -> None:
             status_tables.print_history(history)
         status_tables.print_alarms(alarms)
         status_tables.print_drills(drills)
+        status_tables.print_failing_items(failing)
     sys.exit(0 if all(row.state == "ready" for row in rows) else 1)
 
 
@@ -196,6 +199,12 @@ def _partitions(context: "PlatformContext") -> list[dict[str, Any]] | None:
 def _alarms(context: "PlatformContext") -> list[dict[str, Any]] | None:
     """Return the alarms about records that are still needed, or None without a response."""
     return _rows(context, f"{context.settings.definition_url}/api/v1/operations/needed", "alarms")
+
+
+def _failing_items(context: "PlatformContext") -> list[dict[str, Any]] | None:
+    """Return what reconcile fails to finish, or None without a response."""
+    url = f"{context.settings.definition_url}/api/v1/operations/reconcile"
+    return _rows(context, url, "failing")
 
 
 def _failing_drills(context: "PlatformContext") -> list[dict[str, Any]] | None:

@@ -18,7 +18,7 @@ from fennel_core.definition.commit_service import CommitService
 from fennel_core.definition.commit_steps import build_commit_steps
 from fennel_core.definition.drill_check import FailedDrillCheck
 from fennel_core.definition.kafka_retention import KafkaRetention, NeededRecordsCheck
-from fennel_core.definition.orchestrator import InlineOrchestrator
+from fennel_core.definition.orchestrator import InlineOrchestrator, run_check
 from fennel_core.definition.reconcile_loop import ReconcileLoop
 from fennel_core.definition.server import application
 from fennel_core.definition.server_state import ServerState
@@ -59,7 +59,9 @@ async def serve(settings: Settings) -> None:
             settings.commit_timeout_s,
         )
         key_file = settings.secrets_key_file
-        reconcile_loop = ReconcileLoop(steps.context, settings.reconcile_interval_s)
+        reconcile_loop = ReconcileLoop(
+            steps.context, settings.reconcile_interval_s, run_check(orchestrator)
+        )
         needed_records = NeededRecordsCheck(
             KafkaRetention(settings, pool), settings.retention_check_s
         )
@@ -72,6 +74,7 @@ async def serve(settings: Settings) -> None:
             None if key_file is None else secrets.Sealer.from_file(key_file),
             reconcile_loop.wake,
             lambda: needed_records.alarms,
+            reconcile_loop.failing,
         )
         loops = (reconcile_loop, needed_records, failed_drills)
         tasks = [asyncio.create_task(loop.run()) for loop in loops]

@@ -24,8 +24,10 @@ from typing import Final, TypeVar, assert_never
 from fennel_core.connections import postgres
 from fennel_core.connections.errors import ConnectionsError
 from fennel_core.connections.postgres import Pool
+from fennel_core.definition.airflow import AirflowOrchestrator
 from fennel_core.definition.commit_checker import CommitChecker
 from fennel_core.definition.commit_request import CommitRequest, store_commit
+from fennel_core.definition.orchestrator import run_check
 from fennel_core.definition.validation import CheckedDefinitions, compile_definitions
 from fennel_core.definition.window_specs import RunProgram, client_program_runner
 from fennel_core.ledger import commit_protocol
@@ -45,11 +47,11 @@ from fennel_core.ledger.kafka import KafkaTopicAdmin
 from fennel_core.ledger.lease import keep_lease
 from fennel_core.ledger.lifecycle import COMMITTED, UNDONE, CommitState
 from fennel_core.ledger.postgres import PostgresLedger
-from fennel_core.ledger.reconcile import ReconcileResult, reconcile
+from fennel_core.ledger.reconcile import Reconciler, ReconcileResult, reconcile
 from fennel_core.ledger.store import Commit, CommitOptions, LedgerTransaction
 from fennel_core.ledger.transitions import commit_row, stored_error
 from fennel_core.ledger.warming import wait_and_serve
-from fennel_core.settings.model import Settings
+from fennel_core.settings.model import Orchestrator, Settings
 from fennel_core.telemetry.logs import logger, redact_text
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import BranchName, CommitId, Millis, WorkspaceId
@@ -326,4 +328,15 @@ async def _open_dev_workspace(steps: CommitSteps, workspace: WorkspaceId) -> Non
 
 def reconcile_all() -> ReconcileResult:
     """Run one reconcile pass, including the search for orphaned topics."""
-    return _run(lambda steps: reconcile(steps.context))
+
+    async def one_pass(steps: CommitSteps) -> ReconcileResult:
+        settings = Settings()
+        if settings.orchestrator is Orchestrator.INLINE:
+            return await reconcile(steps.context)
+        airflow = AirflowOrchestrator(settings)
+        try:
+            return await Reconciler(steps.context, run_check(airflow)).run_pass()
+        finally:
+            await airflow.close()
+
+    return _run(one_pass)

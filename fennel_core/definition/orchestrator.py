@@ -11,6 +11,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
+from fennel_core.ledger.reconcile import IsRunning
+from fennel_core.ledger.store import Commit
 from fennel_core.telemetry.logs import bound, logger
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import CommitId
@@ -34,6 +36,15 @@ class CommitOrchestrator(Protocol):
         It detects a run that ended without storing an outcome.
         """
         ...
+
+
+def run_check(orchestrator: CommitOrchestrator) -> IsRunning:
+    """Return the question of reconcile whether a commit has a run, for this orchestrator."""
+
+    async def is_running(row: Commit) -> bool:
+        return await orchestrator.alive(row.id, row.attempt)
+
+    return is_running
 
 
 class InlineOrchestrator:

@@ -2,8 +2,9 @@
 
 A pass runs every few seconds, and at once after a request that released assets. The ledgers decide
 what a pass does (`ledger/reconcile.py`), so any number of servers may run this loop. The search for
-orphaned topics lists every topic of the cluster and is therefore rare. A pass that fails, for
-example because the database is unavailable, is logged; the next pass does its work.
+orphaned topics lists every topic of the cluster and is therefore rare. An item that fails stops no
+other item. A pass that cannot read its items, for example because the database is unavailable, is
+logged; the next pass does its work.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import contextlib
 from typing import Final
 
 from fennel_core.ledger.context import LedgerContext
-from fennel_core.ledger.reconcile import reconcile
+from fennel_core.ledger.reconcile import FailingItem, IsRunning, Reconciler, nothing_runs
 from fennel_core.telemetry.logs import logger
 
 ORPHAN_SEARCH_PASSES: Final = 60
@@ -24,10 +25,16 @@ log = logger(__name__)
 class ReconcileLoop:
     """Runs a pass every `interval_s`."""
 
-    def __init__(self, context: LedgerContext, interval_s: float) -> None:
-        self._context = context
+    def __init__(
+        self, context: LedgerContext, interval_s: float, is_running: IsRunning = nothing_runs
+    ) -> None:
+        self._reconciler = Reconciler(context, is_running)
         self._interval_s = interval_s
         self._woken = asyncio.Event()
+
+    def failing(self) -> tuple[FailingItem, ...]:
+        """Return the items whose last attempt failed."""
+        return self._reconciler.failing()
 
     def wake(self) -> None:
         """Start the next pass now."""
@@ -39,11 +46,9 @@ class ReconcileLoop:
         while True:
             try:
                 search_orphans = passes % ORPHAN_SEARCH_PASSES == 0
-                result = await reconcile(self._context, orphans=search_orphans)
+                result = await self._reconciler.run_pass(orphans=search_orphans)
                 if result.commits or result.orphans:
-                    log.info(
-                        "reconciled", commits=list(result.commits), orphans=list(result.orphans)
-                    )
+                    log.info("reconciled", commits=result.commits, orphans=list(result.orphans))
             # The supervisor's last line: one failed pass must not end the loop.
             except Exception as error:
                 log.error("reconcile failed", exc_info=error)

@@ -12,6 +12,7 @@ from fennel_core.connections import secrets, tokens
 from fennel_core.connections.postgres import Pool
 from fennel_core.definition.commit_service import CommitService
 from fennel_core.ledger.context import LedgerContext
+from fennel_core.ledger.reconcile import FailingItem
 from fennel_core.settings.model import Settings
 from fennel_core.snapshots.log_retention import RetentionAlarm
 from fennel_core.vocab.ids import MAIN_BRANCH, BranchName, WorkspaceId
@@ -32,6 +33,8 @@ class ServerState:
     """Start the next reconcile pass now."""
     alarms: Callable[[], Sequence[RetentionAlarm]] = tuple
     """Return the result of the last check of needed records."""
+    failing_items: Callable[[], Sequence[FailingItem]] = tuple
+    """Return the items of reconcile whose last attempt failed."""
 
     @property
     def ledger_context(self) -> LedgerContext:

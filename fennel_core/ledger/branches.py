@@ -112,8 +112,8 @@ async def drop_closed_workspace(context: LedgerContext, workspace: WorkspaceId) 
 async def _stop_commit(tx: LedgerTransaction, id_: CommitId) -> None:
     row = await locked_commit_row(tx, id_)
     error = WorkspaceDeleted(row.workspace)
-    if COMMIT.allows(row.state, CommitEvent.ABANDON):
-        await apply_commit_event(tx, row, CommitEvent.ABANDON, error=error)
+    if COMMIT.allows(row.state, CommitEvent.REJECT):
+        await apply_commit_event(tx, row, CommitEvent.REJECT, error=error)
     elif COMMIT.allows(row.state, CommitEvent.FAIL):
         await fail_locked_commit(tx, row, error)
 

@@ -4,7 +4,7 @@ A cell that is not in a table raises `ForbiddenTransition`; it is never a silent
 a commit are T1 (reserve), create, T2 (switch), serve and destroy.
 
     commit state   event → next state
-    received       reserve → reserved; reject, abandon → rejected
+    received       reserve → reserved; reject → rejected
     reserved       create_ok → created; fail → undoing
     created        switch → warming; fail → undoing
     undoing        undone → rolled_back
@@ -58,7 +58,6 @@ class CommitState(StrEnum):
 class CommitEvent(StrEnum):
     RESERVE = "reserve"
     REJECT = "reject"
-    ABANDON = "abandon"
     CREATE_OK = "create_ok"
     FAIL = "fail"
     SWITCH = "switch"
@@ -122,9 +121,7 @@ COMMIT = LifeCycle[CommitState, CommitEvent](
     {
         (_C.RECEIVED, _CE.RESERVE): _C.RESERVED,
         (_C.RECEIVED, _CE.REJECT): _C.REJECTED,
-        (_C.RECEIVED, _CE.ABANDON): _C.REJECTED,
         (_C.REJECTED, _CE.REJECT): _C.REJECTED,
-        (_C.REJECTED, _CE.ABANDON): _C.REJECTED,
         (_C.RESERVED, _CE.RESERVE): _C.RESERVED,
         (_C.RESERVED, _CE.CREATE_OK): _C.CREATED,
         (_C.RESERVED, _CE.FAIL): _C.UNDOING,

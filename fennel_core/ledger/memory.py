@@ -146,6 +146,12 @@ class MemoryLedgerTransaction:
     async def open_commit_rows(self, workspace: WorkspaceId) -> list[Commit]:
         return [self.commits[id_] for id_ in await self.open_commits(workspace)]
 
+    async def expired_commits(self) -> list[Commit]:
+        now = self.now_ms()
+        return [
+            self.commits[id_] for id_ in await self.open_commits() if self.leases.get(id_, 0) <= now
+        ]
+
     async def extend_lease(self, id_: CommitId, ms: Millis) -> bool:
         if id_ not in self.commits:
             return False
@@ -240,6 +246,9 @@ class MemoryLedgerTransaction:
             and workspace in (None, e.workspace)
             and (not only_open or e.state in OPEN_ENTRIES)
         ]
+
+    async def workspaces_with_condemned(self) -> list[WorkspaceId]:
+        return sorted({e.workspace for e in await self.entries(LedgerKind.DESTRUCTION)})
 
     async def mark_entries(
         self, ids: Iterable[int], state: EntryState, error: str | None = None

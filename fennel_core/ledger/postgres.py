@@ -69,6 +69,11 @@ OPEN_ROWS = f"""
     SELECT {COMMIT_COLUMNS} FROM commit WHERE finished_at IS NULL AND workspace = %s
     ORDER BY created_at, id
 """  # noqa: S608  # built from constants
+EXPIRED = f"""
+    SELECT {COMMIT_COLUMNS} FROM commit WHERE finished_at IS NULL
+        AND (lease_until IS NULL OR lease_until <= now())
+    ORDER BY created_at, id
+"""  # noqa: S608  # built from constants
 LEASE = "UPDATE commit SET lease_until = now() + %s * interval '1 ms' WHERE id = %s"
 SET_STATE = """
     UPDATE commit SET state = %(state)s,
@@ -214,6 +219,9 @@ class PostgresLedgerTransaction:
     async def open_commit_rows(self, workspace: WorkspaceId) -> list[Commit]:
         return [_commit(row) for row in await self._rows(OPEN_ROWS, (workspace,))]
 
+    async def expired_commits(self) -> list[Commit]:
+        return [_commit(row) for row in await self._rows(EXPIRED)]
+
     async def extend_lease(self, id_: CommitId, ms: Millis) -> bool:
         return await self._execute(LEASE, (ms, id_)) == 1
 
@@ -354,6 +362,14 @@ class PostgresLedgerTransaction:
             LedgerEntry(id_, LedgerKind(led), ws, c, a, EntryState(state), n, error)
             for id_, led, ws, c, a, state, n, error in rows
         ]
+
+    async def workspaces_with_condemned(self) -> list[WorkspaceId]:
+        query = (
+            "SELECT DISTINCT workspace FROM ledger_entry WHERE ledger = %s AND state = ANY(%s) "
+            "ORDER BY workspace"
+        )
+        values = (str(LedgerKind.DESTRUCTION), [str(s) for s in OPEN_ENTRIES])
+        return [WorkspaceId(name) for (name,) in await self._rows(query, values)]
 
     async def mark_entries(
         self, ids: Iterable[int], state: EntryState, error: str | None = None

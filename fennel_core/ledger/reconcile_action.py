@@ -11,11 +11,6 @@ from fennel_core.ledger.lifecycle import CommitState
 
 
 @dataclass(frozen=True, slots=True)
-class AbandonCommit:
-    """Reject the commit: it was stored and nothing else happened."""
-
-
-@dataclass(frozen=True, slots=True)
 class UndoCommit:
     """Undo the commit: T2 was not reached, so the client got no response or an error."""
 
@@ -35,15 +30,13 @@ class NothingToDo:
     """Leave the commit alone: it is settled."""
 
 
-ReconcileAction = AbandonCommit | UndoCommit | ServeIfReady | DestroyCondemned | NothingToDo
+ReconcileAction = UndoCommit | ServeIfReady | DestroyCondemned | NothingToDo
 
 
 def reconcile_action(state: CommitState) -> ReconcileAction:
     """Return what reconcile must do about a commit whose lease has expired."""
     match state:
-        case CommitState.RECEIVED:
-            return AbandonCommit()
-        case CommitState.RESERVED | CommitState.CREATED:
+        case CommitState.RECEIVED | CommitState.RESERVED | CommitState.CREATED:
             return UndoCommit()
         case CommitState.WARMING:
             return ServeIfReady()

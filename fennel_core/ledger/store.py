@@ -184,6 +184,10 @@ class LedgerTransaction(Protocol):
         """Return the rows of the workspace's commits that are not settled, oldest first."""
         ...
 
+    async def expired_commits(self) -> list[Commit]:
+        """Return the commits that are not settled and whose lease has expired, oldest first."""
+        ...
+
     async def extend_lease(self, id_: CommitId, ms: Millis) -> bool:
         """Take or extend the commit's lease; return False if there is no such commit."""
         ...
@@ -275,6 +279,10 @@ class LedgerTransaction(Protocol):
         only_open: bool = True,
     ) -> list[LedgerEntry]:
         """Return entries by id: of one commit, of one workspace, or all."""
+        ...
+
+    async def workspaces_with_condemned(self) -> list[WorkspaceId]:
+        """Return the workspaces that have open destruction entries."""
         ...
 
     async def mark_entries(

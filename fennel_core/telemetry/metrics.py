@@ -152,3 +152,14 @@ EXTRACT_FEATURES_SECONDS = histogram(
     "Time to answer one feature request, by workflow.",
     ("workflow",),
 )
+# Control plane.
+RECONCILE_FAILURES = counter(
+    "fennel_reconcile_failures",
+    "Failed attempts of reconcile by the kind of item: `commit`, `destruction`, "
+    "`deleted-workspace` or `orphans`.",
+    ("kind",),
+)
+RECONCILE_FAILING = gauge(
+    "fennel_reconcile_failing_items",
+    "Items of reconcile whose last attempt failed; each is tried again with back-off.",
+)

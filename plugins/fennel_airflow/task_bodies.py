@@ -128,6 +128,11 @@ def reconcile_ledgers() -> None:
     log.info(
         "orphaned topics deleted (no ledger has them): %s", ", ".join(result.orphans) or "none"
     )
+    for each in result.failures:
+        log.error("%s failed, and stops nothing else: %s", each.item.name, each.error)
+    if result.failures:
+        names = ", ".join(each.item.name for each in result.failures)
+        raise AirflowFailException(f"reconcile failed for {names}; the log has the reasons")
 
 
 def owning_slots() -> list[str]:

@@ -93,6 +93,17 @@ def print_drills(drills: Sequence[AlarmRow] | None) -> None:
         )
 
 
+def print_failing_items(items: Sequence[AlarmRow] | None) -> None:
+    """Print one line per commit or workspace that reconcile fails to finish."""
+    for row in items or ():
+        name = f"{row['kind']} {row['commit'] or row['workspace'] or ''}".rstrip()
+        _console().print(
+            f"Reconcile fails for {name} ({row['attempts']} attempts): {row['error']}",
+            style="red",
+            highlight=False,
+        )
+
+
 def needs_attention(row: JobPartitionRow) -> bool:
     """Return whether the job partition is not running, has an error, or has no owner."""
     return row.get("status") != RUNNING or row.get("error") is not None or row.get("slot") is None

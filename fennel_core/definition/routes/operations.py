@@ -47,3 +47,20 @@ async def failed_drills(state: State) -> Response:
         for each in await drills.failed_drills(state.pool)
     ]
     return json_response({"drills": failed})
+
+
+@router.get("/reconcile")
+async def failing_items(state: State) -> Response:
+    """List what this server's reconcile loop fails to finish, and when it tries again."""
+    failing = [
+        {
+            "kind": each.item.kind.value,
+            "workspace": each.item.workspace,
+            "commit": each.item.commit,
+            "attempts": each.attempts,
+            "retry_seconds": round(each.retry_seconds, 1),
+            "error": each.error,
+        }
+        for each in state.failing_items()
+    ]
+    return json_response({"failing": failing})

@@ -29,6 +29,7 @@ from fennel_core.ledger.store import (
     LedgerTransaction,
 )
 from fennel_core.ledger.topics import MemoryTopicAdmin
+from fennel_core.ledger.transitions import condemn
 from fennel_core.ledger.warming import wait_and_serve
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import MAIN_BRANCH, BranchName, CommitId, Millis, WorkspaceId
@@ -136,6 +137,34 @@ async def test_reconcile_takes_a_lease_only_after_it_expired(ledger: Ledger) -> 
     assert await ledger.run(lambda tx: tx.extend_lease(FIRST, Millis(0))), "its worker is done"
     assert await ledger.run(lambda tx: tx.take_expired_lease(FIRST, Millis(60_000)))
     assert not await ledger.run(lambda tx: tx.extend_lease(SECOND, Millis(1)))
+
+
+async def test_reconcile_reads_only_commits_without_a_live_lease_and_workspaces_with_condemned(
+    ledger: Ledger,
+) -> None:
+    await add(ledger, commit(FIRST), commit(SECOND), commit(THIRD))
+    await ledger.run(lambda tx: tx.extend_lease(SECOND, Millis(60_000)))
+    await ledger.run(lambda tx: tx.set_state(THIRD, CommitState.FINISHED))
+    assert [row.id for row in await ledger.run(lambda tx: tx.expired_commits())] == [FIRST]
+    rows = await ledger.run(lambda tx: tx.open_commit_rows(SHOP))
+    assert [row.id for row in rows] == [FIRST, SECOND]
+    assert await ledger.run(lambda tx: tx.workspaces_with_condemned()) == []
+
+
+async def test_a_workspace_with_condemned_assets_is_read_until_they_are_destroyed(
+    ledger: Ledger,
+) -> None:
+    worker = Worker(ledger)
+    await worker.run(FIRST, "a")
+    await ledger.run(lambda tx: condemn_all(tx, FIRST))
+    assert await ledger.run(lambda tx: tx.workspaces_with_condemned()) == [SHOP]
+    await destroy_condemned(worker.context, SHOP)
+    assert await ledger.run(lambda tx: tx.workspaces_with_condemned()) == []
+
+
+async def condemn_all(tx: LedgerTransaction, version: CommitId) -> None:
+    released = await tx.bank.remove_references(SHOP, MAIN_BRANCH, version)
+    await condemn(tx, SHOP, None, released)
 
 
 async def test_branches_are_listed_in_order_of_creation_and_main_is_first(ledger: Ledger) -> None:

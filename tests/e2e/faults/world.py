@@ -235,16 +235,18 @@ class World:
         }
         return found + [f"local state of {name} is left" for name in folders - wanted]
 
-    async def at_rest(self, *, lapsed: bool = False) -> None:
-        """Reconcile until nothing is left to do. `lapsed`: let the leases of commits expire."""
+    def expire_leases(self) -> None:
+        """Let the leases of all open commits expire."""
+        self.rows(
+            "UPDATE commit SET lease_until = now() WHERE workspace = %(w)s "
+            "AND finished_at IS NULL RETURNING id"
+        )
+
+    async def at_rest(self) -> None:
+        """Reconcile until nothing is left to do."""
         found: list[str] = []
 
         async def reconciled() -> bool:
-            if lapsed:
-                self.rows(
-                    "UPDATE commit SET lease_until = now() WHERE workspace = %(w)s "
-                    "AND finished_at IS NULL RETURNING id"
-                )
             await asyncio.to_thread(reconcile_all)
             found[:] = await asyncio.to_thread(self.defects)
             return not found

@@ -29,18 +29,18 @@ from fennel_core.ledger.reconcile_action import NothingToDo, reconcile_action
 # Rows are states, columns events, "." the same state, "-" forbidden. This is the drawing of
 # `ledger/lifecycle.py`, kept apart on purpose.
 COMMITS = """
-            reserve  reject   abandon  create_ok fail    switch  supersede  serve   destroyed undone
-received    reserved rejected rejected -         -       -       -          -       -         -
-reserved    .        -        -        created   undoing -       -          -       -         -
-created     -        -        -        .         undoing warming -          -       -         -
-undoing     -        -        -        -         .       -       -          -       -         rolled_back
-warming     -        -        -        -         -       .       superseded serving -         -
-serving     -        -        -        -         -       -       -          .       finished  -
-superseded  -        -        -        -         -       -       .          -       -         -
-finished    -        -        -        -         -       -       -          -       .         -
-rejected    -        .        .        -         -       -       -          -       -         -
-rolled_back -        -        -        -         -       -       -          -       -         .
-"""  # noqa: E501  # a table
+            reserve  reject   create_ok fail    switch  supersede  serve   destroyed undone
+received    reserved rejected -         -       -       -          -       -         -
+reserved    .        -        created   undoing -       -          -       -         -
+created     -        -        .         undoing warming -          -       -         -
+undoing     -        -        -         .       -       -          -       -         rolled_back
+warming     -        -        -         -       .       superseded serving -         -
+serving     -        -        -         -       -       -          .       finished  -
+superseded  -        -        -         -       -       .          -       -         -
+finished    -        -        -         -       -       -          -       .         -
+rejected    -        .        -         -       -       -          -       -         -
+rolled_back -        -        -         -       -       -          -       -         .
+"""
 ENTRIES = """
            done failed cancelled
 pending    done failed cancelled

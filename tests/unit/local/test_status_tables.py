@@ -71,6 +71,17 @@ def test_a_failed_drill_is_shown_with_time_and_both_hashes(
     assert capsys.readouterr().out == ""
 
 
+def test_an_item_that_reconcile_fails_to_finish_is_shown_with_its_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    row = {"kind": "commit", "commit": "c1", "workspace": "shop", "attempts": 3, "error": "bad"}
+    status_tables.print_failing_items([row])
+    shown = capsys.readouterr().out
+    assert shown == "Reconcile fails for commit c1 (3 attempts): bad\n"
+    status_tables.print_failing_items(None)
+    assert capsys.readouterr().out == ""
+
+
 METRICS = """# HELP fennel_history_files Files that hold a topic's history.
 # TYPE fennel_history_files gauge
 fennel_history_files{topic="shop.topic.a.1"} 3.0
