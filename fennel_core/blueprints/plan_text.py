@@ -66,13 +66,16 @@ def _why(entry: PlanEntry) -> str:
     if entry.action is PlanAction.ADOPT:
         parts.append("shared with another branch")
     if entry.rows_lost is not None:
-        parts.append(f"rows lost: {_amount(entry.rows_lost)}")
+        parts.append(f"rows lost: {amount_text(entry.rows_lost)}")
     if entry.rows_to_recompute is not None:
-        parts.append(f"rows to recompute: {_amount(entry.rows_to_recompute)}")
+        parts.append(f"rows to recompute: {amount_text(entry.rows_to_recompute)}")
     return "; ".join(parts)
 
 
-def _amount(amount: RowAmount) -> str:
+def amount_text(amount: RowAmount | None) -> str:
+    """Return an amount of rows as text; nothing if the question does not arise."""
+    if amount is None:
+        return ""
     if amount.messages is None:
         return "unknown"
     return f"those of {amount.messages:,} message{'' if amount.messages == 1 else 's'}"

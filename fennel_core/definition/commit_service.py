@@ -11,10 +11,15 @@ the commit's lease.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from fennel_core.connections.errors import ConnectionsError
+from fennel_core.definition.commit_report import (
+    CommitReport,
+    committed_report,
+    unchanged_report,
+)
 from fennel_core.definition.commit_request import CommitRequest, store_commit
 from fennel_core.definition.commit_steps import CommitSteps
 from fennel_core.definition.errors import CommitStillRunning
@@ -48,8 +53,8 @@ class CommitService:
     now: Callable[[], float]
     timeout_seconds: float
 
-    async def commit(self, request: CommitRequest) -> tuple[str, ...]:
-        """Run a commit and return its summary.
+    async def commit(self, request: CommitRequest) -> CommitReport:
+        """Run a commit and return its report.
 
         Raises ApiError with all problems of the definitions, or with the error of a failed step.
         """
@@ -74,10 +79,7 @@ class CommitService:
                 code=None if row.error is None else row.error.code,
                 seconds=round(self.now() - began, 3),
             )
-        if is_current:
-            line = f"nothing to do: the branch has these definitions since commit `{row.id}`"
-            row = replace(row, summary=(line,))
-        return self._summary(row)
+        return unchanged_report(row) if is_current else await self._report(row)
 
     async def _start(self, row: Commit) -> Commit:
         """Hand the commit to the orchestrator, unless a run of it is alive."""
@@ -134,15 +136,10 @@ class CommitService:
     async def _read(self, commit: CommitId) -> Commit:
         return await self.steps.context.ledger.run(lambda tx: commit_row(tx, commit))
 
-    def _summary(self, row: Commit) -> tuple[str, ...]:
+    async def _report(self, row: Commit) -> CommitReport:
         if row.state in UNDONE:
             raise stored_error(row)
         if row.state in _BEFORE_T2:
             raise CommitStillRunning(row.id, row.state, self.timeout_seconds)
-        if row.state is CommitState.WARMING:
-            return (
-                *row.summary,
-                "! the new jobs have not caught up yet: the commit succeeded, "
-                "and reads stay on the previous version until they have",
-            )
-        return row.summary
+        plan = await self.steps.context.ledger.run(lambda tx: tx.plan(row.id))
+        return committed_report(row, plan)

@@ -26,6 +26,7 @@ from fennel_core.connections.errors import ConnectionsError
 from fennel_core.connections.postgres import Pool
 from fennel_core.definition.airflow import AirflowOrchestrator
 from fennel_core.definition.commit_checker import CommitChecker
+from fennel_core.definition.commit_report import CommitReport
 from fennel_core.definition.commit_request import CommitRequest, store_commit
 from fennel_core.definition.orchestrator import run_check
 from fennel_core.definition.validation import CheckedDefinitions, compile_definitions
@@ -89,14 +90,14 @@ class CommitSteps:
         self._warm_seconds = warm_seconds
         self._checked: dict[CommitId, CheckedDefinitions] = {}
 
-    async def preview(self, request: CommitRequest) -> tuple[str, ...]:
-        """Return the plan of a commit as lines, without changing anything."""
+    async def preview(self, request: CommitRequest) -> CommitReport:
+        """Return the plan of a commit without changing anything."""
         _, checked = await self.checker.check(request)
         known = await self.context.ledger.run(lambda tx: tx.partition_count(request.workspace))
         compiled = await asyncio.to_thread(
             compile_definitions, checked.definitions, known or self._new_workspace_partitions
         )
-        return await commit_protocol.preview(
+        plan = await commit_protocol.preview(
             self.context,
             request.workspace,
             request.branch,
@@ -104,6 +105,11 @@ class CommitSteps:
             backfill=request.options.backfill,
             notices=checked.definitions.notices,
         )
+        return CommitReport(plan)
+
+    async def plan_lines(self, commit: CommitId) -> tuple[str, ...]:
+        """Return the plan of a stored commit as lines, none before T1."""
+        return CommitReport(await self.context.ledger.run(lambda tx: tx.plan(commit))).lines
 
     def remember(self, commit: CommitId, checked: CheckedDefinitions) -> None:
         """Keep checked definitions so that `compile_commit` need not check them again."""
@@ -315,7 +321,7 @@ def preview_commit(
 
     async def preview(steps: CommitSteps) -> tuple[str, ...]:
         await _open_dev_workspace(steps, request.workspace)
-        return await steps.preview(request)
+        return (await steps.preview(request)).lines
 
     return _run(preview)
 

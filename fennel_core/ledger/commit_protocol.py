@@ -28,8 +28,7 @@ from fennel_core.bank.store import Asset, AssetState
 from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.commit_plan import BankFacts, CommitPlan, plan_commit, recomputed
 from fennel_core.blueprints.logical import AssetKind, Compiled, LogicalJob
-from fennel_core.blueprints.plan_entries import Notice
-from fennel_core.blueprints.plan_text import render
+from fennel_core.blueprints.plan_entries import Notice, PlanRecord
 from fennel_core.blueprints.resolve import resolve_catalog, resolve_job
 from fennel_core.blueprints.spec import Catalog
 from fennel_core.connections.errors import SystemUnavailable
@@ -109,11 +108,11 @@ async def preview(
     *,
     backfill: bool,
     notices: Sequence[Notice] = (),
-) -> tuple[str, ...]:
-    """Return the plan of a commit as lines, without changing anything.
+) -> PlanRecord:
+    """Return the plan of a commit, without changing anything.
 
     It takes neither the workspace's lock nor a number for names, so that previews delay no commit;
-    a commit that runs at the same time may make the lines out of date.
+    a commit that runs at the same time may make the plan out of date.
     """
 
     async def make_plan(tx: LedgerTransaction) -> CommitPlan:
@@ -124,7 +123,7 @@ async def preview(
     commit_plan = await context.ledger.run(make_plan)
     if not backfill:
         _check_backfill(commit_plan, compiled)
-    return render(commit_plan.record)
+    return commit_plan.record
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +154,7 @@ async def reserve(
     `merged` is the SyncRequest of the new version, `base` the version of the branch that it was
     validated against, so that what was validated is what is committed, and `notices` what its
     author should know. Commits of one branch pass from T1 to T2 one at a time, so that none of them
-    is undone because another was faster. Raises
-    ApiError; nothing has changed then.
+    is undone because another was faster. Raises ApiError; nothing has changed then.
     """
 
     async def plan_and_reserve(tx: LedgerTransaction) -> Commit | BranchMoved | BranchBusy:
@@ -186,9 +184,7 @@ async def reserve(
         pending = [h.id for h in await tx.bank.summaries(wanted) if h.state is AssetState.PENDING]
         await tx.add_entries(LedgerKind.CREATION, row.workspace, id_, pending)
         catalog = resolve_catalog(compiled, row.workspace, commit_plan.ids())
-        await tx.set_compiled(
-            id_, base, merged, stored_names.dumps(catalog), render(commit_plan.record)
-        )
+        await tx.set_compiled(id_, base, merged, stored_names.dumps(catalog), commit_plan.record)
         await apply_commit_event(tx, row, CommitEvent.RESERVE)
         return await commit_row(tx, id_)
 

@@ -13,6 +13,7 @@ from typing import TypeVar
 from fennel_core.bank.memory import MemoryBank
 from fennel_core.bank.store import AssetState
 from fennel_core.blueprints.commit_plan import incarnation_of
+from fennel_core.blueprints.plan_entries import PlanRecord
 from fennel_core.blueprints.spec import Job
 from fennel_core.connections.api_errors import WorkspaceNotFound
 from fennel_core.ledger.lifecycle import OPEN_ENTRIES, SETTLED, UNDONE, CommitState, EntryState
@@ -24,6 +25,7 @@ from fennel_core.ledger.store import (
     LedgerKind,
     LedgerTransaction,
     PartitionProgress,
+    StuckJob,
 )
 from fennel_core.vocab.ids import (
     MAIN_BRANCH,
@@ -65,6 +67,7 @@ class MemoryLedgerTransaction:
     partitions: dict[JobPartition, PartitionProgress] = field(default_factory=dict)
     orphan_since: dict[str, int] = field(default_factory=dict)
     partition_counts: dict[WorkspaceId, int] = field(default_factory=dict)
+    plans: dict[CommitId, PlanRecord] = field(default_factory=dict)
 
     def copy(self) -> MemoryLedgerTransaction:
         return MemoryLedgerTransaction(
@@ -80,6 +83,7 @@ class MemoryLedgerTransaction:
             dict(self.partitions),
             dict(self.orphan_since),
             dict(self.partition_counts),
+            dict(self.plans),
         )
 
     async def add_workspace(self, workspace: WorkspaceId) -> bool:
@@ -176,10 +180,11 @@ class MemoryLedgerTransaction:
         base: CommitId | None,
         merged: bytes,
         catalog: bytes,
-        summary: Sequence[str],
+        plan: PlanRecord,
     ) -> None:
         self.blobs[id_, "merged"], self.blobs[id_, "catalog"] = merged, catalog
-        self.commits[id_] = replace(self.commits[id_], base=base, summary=tuple(summary))
+        self.plans[id_] = plan
+        self.commits[id_] = replace(self.commits[id_], base=base)
 
     async def set_state(
         self, id_: CommitId, state: CommitState, error: CommitError | None = None
@@ -187,9 +192,11 @@ class MemoryLedgerTransaction:
         row = self.commits[id_]
         self.commits[id_] = replace(row, state=state, error=row.error or error)
 
-    async def add_summary(self, id_: CommitId, lines: Sequence[str]) -> None:
-        row = self.commits[id_]
-        self.commits[id_] = replace(row, summary=(*row.summary, *lines))
+    async def plan(self, id_: CommitId) -> PlanRecord | None:
+        return self.plans.get(id_)
+
+    async def set_stuck(self, id_: CommitId, jobs: Sequence[StuckJob]) -> None:
+        self.commits[id_] = replace(self.commits[id_], stuck=tuple(jobs))
 
     async def next_attempt(self, id_: CommitId, seen: int) -> int | None:
         row = self.commits[id_]

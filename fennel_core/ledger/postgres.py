@@ -9,11 +9,13 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import psycopg
+from psycopg.types.json import Jsonb
 from psycopg_pool import PoolTimeout
 
 from fennel_core.bank.postgres import PostgresBank
 from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.commit_plan import incarnation_of
+from fennel_core.blueprints.plan_entries import PlanRecord, decode_record, encode_record
 from fennel_core.blueprints.spec import Job
 from fennel_core.connections import workspaces
 from fennel_core.connections.api_errors import WorkspaceNotFound
@@ -37,6 +39,7 @@ from fennel_core.ledger.store import (
     LedgerKind,
     LedgerTransaction,
     PartitionProgress,
+    StuckJob,
 )
 from fennel_core.vocab.ids import AssetId, BranchName, CommitId, JobId, Millis, WorkspaceId
 
@@ -48,7 +51,7 @@ ABORTED_ATTEMPTS: Final = 3
 COMMIT_COLUMNS = """
     id, workspace, branch, state, digest, options->>'incremental' = 'true', options->>'backfill' =
         'true',
-    base, array(SELECT jsonb_array_elements_text(summary)), error_status, error_code, error, attempt
+    base, stuck, error_status, error_code, error, attempt
 """
 ADD_COMMIT = """
     INSERT INTO commit (id, workspace, branch, state, digest, request, options, base)
@@ -254,13 +257,12 @@ class PostgresLedgerTransaction:
         base: CommitId | None,
         merged: bytes,
         catalog: bytes,
-        summary: Sequence[str],
+        plan: PlanRecord,
     ) -> None:
         query = (
-            "UPDATE commit SET base = %s, merged = %s, catalog = %s, "
-            "summary = to_jsonb(%s::text[]) WHERE id = %s"
+            "UPDATE commit SET base = %s, merged = %s, catalog = %s, plan = %s::jsonb WHERE id = %s"
         )
-        await self._execute(query, (base, merged, catalog, list(summary), id_))
+        await self._execute(query, (base, merged, catalog, encode_record(plan).decode(), id_))
 
     async def set_state(
         self, id_: CommitId, state: CommitState, error: CommitError | None = None
@@ -278,11 +280,14 @@ class PostgresLedgerTransaction:
             },
         )
 
-    async def add_summary(self, id_: CommitId, lines: Sequence[str]) -> None:
-        await self._execute(
-            "UPDATE commit SET summary = summary || to_jsonb(%s::text[]) WHERE id = %s",
-            (list(lines), id_),
-        )
+    async def plan(self, id_: CommitId) -> PlanRecord | None:
+        rows = await self._rows("SELECT plan::text FROM commit WHERE id = %s", (id_,))
+        stored = rows[0][0] if rows else None
+        return None if stored is None else decode_record(stored.encode())
+
+    async def set_stuck(self, id_: CommitId, jobs: Sequence[StuckJob]) -> None:
+        rows = [{"job": j.job, "title": j.title, "error": j.error} for j in jobs]
+        await self._execute("UPDATE commit SET stuck = %s WHERE id = %s", (Jsonb(rows), id_))
 
     async def next_attempt(self, id_: CommitId, seen: int) -> int | None:
         query = (
@@ -472,7 +477,7 @@ def _commit(row: tuple[Any, ...]) -> Commit:
         incremental,
         backfill,
         base,
-        summary,
+        stuck,
         status,
         code,
         text,
@@ -488,7 +493,7 @@ def _commit(row: tuple[Any, ...]) -> Commit:
         digest,
         options,
         base,
-        tuple(summary),
+        tuple(StuckJob(JobId(j["job"]), j["title"], j["error"]) for j in stuck),
         error,
         attempt,
     )

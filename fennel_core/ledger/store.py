@@ -17,6 +17,7 @@ from enum import StrEnum
 from typing import Protocol, TypeVar
 
 from fennel_core.bank.store import Bank
+from fennel_core.blueprints.plan_entries import PlanRecord
 from fennel_core.blueprints.spec import Job
 from fennel_core.ledger.lifecycle import CommitState, EntryState
 from fennel_core.vocab.ids import (
@@ -54,6 +55,15 @@ class CommitError:
 
 
 @dataclass(frozen=True, slots=True)
+class StuckJob:
+    """A new job that is parked, so that reads cannot move to its commit; `title` is for people."""
+
+    job: JobId
+    title: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
 class Commit:
     """A commit's row without its large columns.
 
@@ -69,7 +79,7 @@ class Commit:
     digest: str
     options: CommitOptions
     base: CommitId | None
-    summary: tuple[str, ...] = ()
+    stuck: tuple[StuckJob, ...] = ()
     error: CommitError | None = None
     attempt: int = 0
 
@@ -214,7 +224,7 @@ class LedgerTransaction(Protocol):
         base: CommitId | None,
         merged: bytes,
         catalog: bytes,
-        summary: Sequence[str],
+        plan: PlanRecord,
     ) -> None:
         """Store what T1 computed, and the version it was computed from."""
         ...
@@ -225,8 +235,12 @@ class LedgerTransaction(Protocol):
         """Set the state, and the error if none is stored yet; a settled commit gets an end time."""
         ...
 
-    async def add_summary(self, id_: CommitId, lines: Sequence[str]) -> None:
-        """Append lines to the commit's summary."""
+    async def plan(self, id_: CommitId) -> PlanRecord | None:
+        """Return the plan of the commit, None before T1."""
+        ...
+
+    async def set_stuck(self, id_: CommitId, jobs: Sequence[StuckJob]) -> None:
+        """Set the jobs that keep reads from moving to the commit now."""
         ...
 
     async def next_attempt(self, id_: CommitId, seen: int) -> int | None:

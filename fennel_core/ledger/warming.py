@@ -3,7 +3,7 @@
 Reads wait for the *required* jobs: new jobs with a backlog, in a branch that serves reads already.
 For other new jobs the wait is short (`first_warm_seconds`), because no read can miss data of
 theirs. A required job that is parked blocks the commit: reads stay on the previous version until
-the job is repaired, and the commit's summary names it.
+the job is repaired, and the commit names it for as long as it is parked.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, assert_never
+from typing import assert_never
 
 from fennel_core.blueprints.logical import AssetKind, LogicalJob
 from fennel_core.ledger.context import LedgerContext
@@ -25,7 +25,7 @@ from fennel_core.ledger.readiness import (
     jobs_with_backlog,
     judge_readiness,
 )
-from fennel_core.ledger.store import Branch, Commit, LedgerKind, LedgerTransaction
+from fennel_core.ledger.store import Branch, Commit, LedgerKind, LedgerTransaction, StuckJob
 from fennel_core.ledger.transitions import (
     apply_commit_event,
     commit_row,
@@ -33,9 +33,6 @@ from fennel_core.ledger.transitions import (
     locked_commit_row,
 )
 from fennel_core.vocab.ids import AssetId, CommitId, JobId, JobPartition
-
-_PARKED_PREFIX: Final = "! job `"
-"""Start of a summary line that reports a parked job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +72,7 @@ async def serve_if_ready(context: LedgerContext, id_: CommitId) -> Readiness:
 
 def is_blocked_by_parked_job(row: Commit) -> bool:
     """Return whether reads cannot move to the commit because of a parked job."""
-    return row.state is CommitState.WARMING and any(
-        line.startswith(_PARKED_PREFIX) for line in row.summary
-    )
+    return row.state is CommitState.WARMING and bool(row.stuck)
 
 
 async def _check_and_serve(
@@ -103,8 +98,8 @@ async def _check_and_serve(
         return readiness, caught_up(progress)
 
     readiness, caught_up_now = await context.ledger.run(check)
-    if isinstance(readiness, BlockedByParkedJob):
-        await context.ledger.run(partial(_report_parked, id_=id_, errors=readiness.errors))
+    parked = readiness.errors if isinstance(readiness, BlockedByParkedJob) else ()
+    await context.ledger.run(partial(_record_stuck, id_=id_, parked=parked))
     match readiness:
         case Ready() | BlockedByParkedJob(required=False):
             serve = True
@@ -149,14 +144,15 @@ async def _warming_jobs(tx: LedgerTransaction, id_: CommitId) -> WarmingJobs:
     return WarmingJobs(tuple(sorted(jobs.values())), frozenset(jobs[key] for key in required))
 
 
-async def _report_parked(
-    tx: LedgerTransaction, id_: CommitId, errors: Sequence[tuple[JobId, str]]
+async def _record_stuck(
+    tx: LedgerTransaction, id_: CommitId, parked: Sequence[tuple[JobId, str]]
 ) -> None:
-    """Add each parked job, by its title, to the commit's summary once."""
-    row = await locked_commit_row(tx, id_)
-    titles = {h.id: h.title for h in await tx.bank.summaries([AssetId(job) for job, _ in errors])}
-    lines = [f"{_PARKED_PREFIX}{titles[AssetId(job)]}` is parked: {error}" for job, error in errors]
-    await tx.add_summary(id_, [line for line in lines if line not in row.summary])
+    """Set which jobs keep reads from moving; a job that has recovered is not listed any more."""
+    row = await commit_row(tx, id_)
+    titles = {h.id: h.title for h in await tx.bank.summaries(AssetId(job) for job, _ in parked)}
+    stuck = tuple(StuckJob(job, titles[AssetId(job)], error) for job, error in parked)
+    if stuck != row.stuck:
+        await tx.set_stuck(id_, stuck)
 
 
 async def _serve(tx: LedgerTransaction, id_: CommitId) -> None:

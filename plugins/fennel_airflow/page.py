@@ -22,6 +22,8 @@ from fastapi import Depends, FastAPI, HTTPException, Query
 from fastapi.responses import HTMLResponse
 from psycopg.rows import dict_row
 
+from fennel_core.blueprints.plan_entries import PlanAction, PlanRecord, decode_record
+from fennel_core.blueprints.plan_text import amount_text, totals
 from fennel_core.connections.postgres import conninfo
 from fennel_core.settings.model import Settings
 
@@ -39,7 +41,7 @@ HEADERS: Final = {
 Row = Mapping[str, Any]
 
 COMMITS: Final = """
-SELECT c.id, c.workspace, c.branch, c.state, c.summary, c.error, c.error_code, c.created_at,
+SELECT c.id, c.workspace, c.branch, c.state, c.error, c.error_code, c.created_at,
     c.finished_at, c.attempt,
        b.target = c.id AS is_target, b.serving = c.id AS is_serving
 FROM commit c LEFT JOIN branch b ON b.workspace = c.workspace AND b.name = c.branch
@@ -48,8 +50,8 @@ WHERE (%(workspace)s::text IS NULL OR c.workspace = %(workspace)s) AND (%(before
 ORDER BY c.created_at DESC LIMIT %(rows)s
 """
 COMMIT: Final = """
-SELECT c.id, c.workspace, c.branch, c.state, c.summary, c.error, c.error_code, c.created_at,
-    c.finished_at, c.attempt, c.options, c.base,
+SELECT c.id, c.workspace, c.branch, c.state, c.plan::text AS plan, c.stuck, c.error, c.error_code,
+    c.created_at, c.finished_at, c.attempt, c.options, c.base,
        b.target = c.id AS is_target, b.serving = c.id AS is_serving
 FROM commit c LEFT JOIN branch b ON b.workspace = c.workspace AND b.name = c.branch WHERE c.id =
     %(commit)s
@@ -83,6 +85,7 @@ def application() -> FastAPI:
     templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader(folder), autoescape=True, undefined=jinja2.StrictUndefined
     )
+    templates.filters["amount"] = amount_text
     dsn = conninfo(
         Settings().postgres_dsn.get_secret_value(),
         name="fennel-airflow-page",
@@ -117,8 +120,16 @@ def application() -> FastAPI:
             raise HTTPException(404, f"commit {commit_id} does not exist")
         entries = _read(dsn, ENTRIES, {"commit": commit_id})
         jobs = _read(dsn, JOBS, {"commit": commit_id})
+        stored = rows[0]["plan"]
+        plan = PlanRecord(()) if stored is None else decode_record(stored.encode())
         return page(
-            "commit.html", commit={**rows[0], "run": run_link(rows[0])}, entries=entries, jobs=jobs
+            "commit.html",
+            commit={**rows[0], "run": run_link(rows[0])},
+            plan=[e for e in plan.entries if e.action is not PlanAction.KEEP],
+            notices=plan.notices,
+            totals=None if stored is None else totals(plan),
+            entries=entries,
+            jobs=jobs,
         )
 
     return app

@@ -105,9 +105,7 @@ def submit_commit(params: Mapping[str, Any]) -> str:
 
 def compile_commit(commit_id: str) -> bool:
     """Validate, compile, plan and reserve; return False if the commit is already completed."""
-    row = _reporting(lambda: asyncio.run(_run_step(CommitSteps.compile_commit, commit_id)))
-    for line in row.summary:
-        log.info("plan: %s", line)
+    row = _reporting(lambda: asyncio.run(_run_step(_compile_and_log, commit_id)))
     return row.state not in COMPLETED
 
 
@@ -265,6 +263,13 @@ async def _run_step(step: CommitStep, commit_id: str) -> Commit:
         finally:
             for line in await _ledger_lines(steps, commit):
                 log.info("%s", line)
+
+
+async def _compile_and_log(steps: CommitSteps, commit: CommitId) -> Commit:
+    row = await steps.compile_commit(commit)
+    for line in await steps.plan_lines(commit):
+        log.info("plan: %s", line)
+    return row
 
 
 async def _ledger_lines(steps: CommitSteps, commit: CommitId) -> list[str]:

@@ -10,10 +10,34 @@ import psycopg
 import pytest
 from starlette.testclient import TestClient
 
+from fennel_core.blueprints.logical import AssetKind
+from fennel_core.blueprints.plan_entries import (
+    Notice,
+    PlanAction,
+    PlanEntry,
+    PlanRecord,
+    RowAmount,
+    encode_record,
+)
+from fennel_core.vocab.ids import AssetId
 from tests.dags import conftest as _configured  # noqa: F401  # Airflow is configured before its first import
 
 Login = Callable[[str | None], dict[str, str]]
 EVIL = "<script>alert('x')</script>"
+PLAN = PlanRecord(
+    (
+        PlanEntry(
+            PlanAction.CREATE,
+            AssetKind.TOPIC,
+            AssetId("shop.topic.x.1"),
+            EVIL,
+            "Orders",
+            "dataset Orders is new",
+            rows_to_recompute=RowAmount(7),
+        ),
+    ),
+    (Notice("history", "Orders", "history is longer"),),
+)
 
 
 @pytest.fixture
@@ -31,14 +55,15 @@ def client(
             connection.execute(
                 "INSERT INTO commit"
                 " (id, workspace, branch, state, digest, request, options, error, "
-                "error_code, attempt, created_at, summary)"
+                "error_code, attempt, created_at, plan)"
                 " VALUES (%s, %s, 'main', 'rejected', '', '', '{}', %s, "
-                "'join-key-type', 2, %s, '[\"+ topic Orders\"]')",
+                "'join-key-type', 2, %s, %s)",
                 (
                     f"c{number:02d}",
                     "bank" if number == 3 else "shop",
                     EVIL,
                     datetime(2026, 1, 1, tzinfo=UTC) + timedelta(minutes=number),
+                    encode_record(PLAN).decode(),
                 ),
             )
         connection.execute(
@@ -121,7 +146,10 @@ def test_one_commit_shows_its_plan_its_ledgers_and_its_parked_jobs(
 ) -> None:
     page = client.get("/commits/c59", headers=login("viewer")).text
     for expected in (
-        "+ topic Orders",
+        "assets: 1 created, 0 kept",
+        "dataset Orders is new",
+        "those of 7 messages",
+        "history is longer",
         "Orders by user",
         "shop.job.x.1",
         "failed",

@@ -236,6 +236,12 @@ class World:
         finally:
             await destroy_condemned(context, SHOP)
 
+    async def reconcile_once(self) -> None:
+        """Let every lease expire and reconcile once."""
+        self.now_ms += 70_000
+        self.engines()
+        await reconcile(self.context())
+
     async def settle(self, rounds: int = 60) -> None:
         """Advance the clock and reconcile until nothing is left to do."""
         for _ in range(rounds):

@@ -25,7 +25,8 @@ CREATE TABLE commit (
     base        text,                                  -- the branch's target that the definitions were validated against; final at T1
     merged      bytea,                                 -- the SyncRequest with all entities of this version (differs from request when incremental)
     catalog     bytea,                                 -- canonical blueprints.spec.Catalog, resolved to physical names
-    summary     jsonb NOT NULL DEFAULT '[]',
+    plan        jsonb,                                 -- blueprints.plan_entries.PlanRecord, from T1 on
+    stuck       jsonb NOT NULL DEFAULT '[]',           -- parked jobs that keep reads from moving: [{job, title, error}]
     error       text,
     error_code  text,
     error_status integer,                              -- HTTP status of the error

@@ -37,11 +37,11 @@ async def commit(
     commit_request = CommitRequest(principal.workspace, principal.branch, body, options)
     service = _commit_service(state, request)
     if preview:
-        lines = await service.steps.preview(commit_request)
+        report = await service.steps.preview(commit_request)
     else:
-        lines = await service.commit(commit_request)
+        report = await service.commit(commit_request)
     state.wake_reconcile()
-    return json_response({"summary": [f"{line}\n" for line in lines]})
+    return json_response(report.as_json())
 
 
 def _commit_service(state: ServerState, request: Request) -> CommitService:

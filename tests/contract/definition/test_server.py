@@ -57,6 +57,13 @@ async def test_a_preview_changes_nothing(
     client: httpx.AsyncClient, topics: MemoryTopicAdmin
 ) -> None:
     response = await post(client, "/commit?preview=true", content=FEATURES)
+    entries = {(e["action"], e["title"]): e for e in response.json()["plan"]["entries"]}
+    table = entries["create", "Profiles: table"]
+    assert (table["kind"], table["entity"], table["reason"]) == (
+        "job",
+        "Profiles",
+        "dataset Profiles is new",
+    )
     assert (
         "+ create job of Profiles: table (dataset Profiles is new)\n" in response.json()["summary"]
     )
@@ -119,7 +126,7 @@ async def test_a_clone_starts_with_the_assets_of_its_source_and_then_is_independ
     assert (await client.get(f"{API}/xray", headers=on("copy"))).json() == (
         await client.get(f"{API}/xray")
     ).json()
-    await post(client, "/commit", "main", content=recorded("expressions"))
+    await post(client, "/commit", "main", content=recorded("operators"))
     names = {
         d["name"] for d in (await client.get(f"{API}/xray", headers=on("copy"))).json()["datasets"]
     }

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from fennel_core.bank.store import Asset, AssetState
 from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.commit_plan import asset_id
+from fennel_core.blueprints.logical import AssetKind
+from fennel_core.blueprints.plan_entries import (
+    Notice,
+    PlanAction,
+    PlanEntry,
+    PlanRecord,
+    RowAmount,
+)
 from fennel_core.blueprints.spec import Catalog
 from fennel_core.connections.api_errors import WorkspaceNotFound
 from fennel_core.connections.errors import ConnectionsError
@@ -27,17 +36,41 @@ from fennel_core.ledger.store import (
     Ledger,
     LedgerKind,
     LedgerTransaction,
+    StuckJob,
 )
 from fennel_core.ledger.topics import MemoryTopicAdmin
 from fennel_core.ledger.transitions import condemn
 from fennel_core.ledger.warming import wait_and_serve
 from fennel_core.vocab.errors import ApiError
-from fennel_core.vocab.ids import MAIN_BRANCH, BranchName, CommitId, Millis, WorkspaceId
+from fennel_core.vocab.ids import (
+    MAIN_BRANCH,
+    AssetId,
+    BranchName,
+    CommitId,
+    JobId,
+    Millis,
+    WorkspaceId,
+)
 from tests.support.ledger_world import reserve
 from tests.support.toy_commits import toy
 
 SHOP = WorkspaceId("shop")
 FEATURE = BranchName("feature")
+PLAN = PlanRecord(
+    (
+        PlanEntry(
+            PlanAction.DESTROY,
+            AssetKind.TOPIC,
+            AssetId("shop.topic.x.1"),
+            "Orders",
+            "Orders",
+            "dataset Orders was removed",
+            rows_lost=RowAmount(None),
+        ),
+    ),
+    (Notice("code", "Orders", "text"),),
+)
+STUCK = StuckJob(JobId("shop.job.x.1"), "Orders: table", "ValueError: no")
 FIRST, SECOND, THIRD = CommitId("c1"), CommitId("c2"), CommitId("c3")
 
 
@@ -78,14 +111,16 @@ async def test_a_commit_row_is_read_as_it_was_written(ledger: Ledger) -> None:
     assert await ledger.run(lambda tx: tx.request(FIRST)) == b"request"
     assert await ledger.run(lambda tx: tx.merged(FIRST)) is None
     assert await ledger.run(lambda tx: tx.catalog(FIRST)) is None
+    assert await ledger.run(lambda tx: tx.plan(FIRST)) is None
 
 
-async def test_compiled_parts_summary_errors_and_attempts_are_kept(ledger: Ledger) -> None:
+async def test_compiled_parts_plan_stuck_jobs_errors_and_attempts_are_kept(ledger: Ledger) -> None:
     await add(ledger, commit(FIRST))
 
     async def work(tx: LedgerTransaction) -> list[int | None]:
-        await tx.set_compiled(FIRST, None, b"merged", b"catalog", ["+ one", "+ two"])
-        await tx.add_summary(FIRST, ["! three"])
+        await tx.set_compiled(FIRST, None, b"merged", b"catalog", PLAN)
+        await tx.set_stuck(FIRST, [STUCK, replace(STUCK, title="cured")])
+        await tx.set_stuck(FIRST, [STUCK])
         await tx.set_state(FIRST, CommitState.UNDOING, CommitError(503, "one", "first error"))
         await tx.set_state(FIRST, CommitState.ROLLED_BACK, CommitError(500, "two", "later error"))
         return [
@@ -97,11 +132,12 @@ async def test_compiled_parts_summary_errors_and_attempts_are_kept(ledger: Ledge
     assert await ledger.run(work) == [1, None, 2]
     row = await ledger.run(lambda tx: tx.commit(FIRST))
     assert row is not None
-    assert (row.summary, row.error, row.attempt) == (
-        ("+ one", "+ two", "! three"),
+    assert (row.stuck, row.error, row.attempt) == (
+        (STUCK,),
         CommitError(503, "one", "first error"),
         2,
     )
+    assert await ledger.run(lambda tx: tx.plan(FIRST)) == PLAN
     assert await ledger.run(lambda tx: tx.merged(FIRST)) == b"merged"
     assert await ledger.run(lambda tx: tx.catalog(FIRST)) == b"catalog"
 

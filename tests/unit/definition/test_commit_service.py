@@ -45,7 +45,7 @@ async def serving(world: World, branch: BranchName = MAIN_BRANCH) -> BranchVersi
 
 async def test_a_commit_returns_its_plan_after_reads_have_moved() -> None:
     server = await CommitServerWorld.open()
-    lines = await server.commits.commit(request(FEATURES))
+    lines = (await server.commits.commit(request(FEATURES))).lines
     assert "+ create job of Profiles: table (dataset Profiles is new)" in lines
     assert lines[-1].startswith("assets: ")
     version = await serving(server.world)
@@ -62,13 +62,18 @@ async def test_a_commit_returns_its_plan_after_reads_have_moved() -> None:
 async def test_the_same_commit_sent_twice_is_one_commit() -> None:
     server = await CommitServerWorld.open()
     nothing = ("nothing to do: the branch has these definitions since commit `c1`",)
-    plan = await server.steps.preview(request(FEATURES))
-    responses = await asyncio.gather(*(server.commits.commit(request(FEATURES)) for _ in range(3)))
+    plan = (await server.steps.preview(request(FEATURES))).lines
+    responses = [
+        report.lines
+        for report in await asyncio.gather(
+            *(server.commits.commit(request(FEATURES)) for _ in range(3))
+        )
+    ]
     assert plan in responses
     assert set(responses) <= {plan, nothing}, (
         "requests during the commit wait for it, later ones have nothing to do"
     )
-    assert await server.commits.commit(request(FEATURES)) == nothing
+    assert (await server.commits.commit(request(FEATURES))).lines == nothing
     assert len(server.states) == 1
 
 
@@ -85,7 +90,7 @@ async def test_going_back_to_earlier_definitions_is_a_new_commit() -> None:
 async def test_a_commit_that_changes_nothing_creates_nothing() -> None:
     server = await CommitServerWorld.open()
     await server.commits.commit(request(FEATURES))
-    (only,) = await server.commits.commit(request(changed(FEATURES, renamed)))
+    (only,) = (await server.commits.commit(request(changed(FEATURES, renamed)))).lines
     assert only.startswith("assets: 0 created, ")
     assert only.endswith("0 adopted, 0 released, 0 destroyed")
 
@@ -125,14 +130,14 @@ async def test_an_unknown_branch_is_named_in_the_error() -> None:
 
 async def test_a_preview_returns_the_plan_and_changes_nothing() -> None:
     server = await CommitServerWorld.open()
-    lines = await server.steps.preview(request(FEATURES))
-    assert lines == await server.commits.commit(request(FEATURES)), (
+    lines = (await server.steps.preview(request(FEATURES))).lines
+    assert lines == (await server.commits.commit(request(FEATURES))).lines, (
         "what was previewed is what was done"
     )
     before = server.world.ledger.state.copy()
     assert (
         "- release and destroy topic of Profiles (dataset Profiles was removed)"
-        in await server.steps.preview(request(OPERATORS))
+        in (await server.steps.preview(request(OPERATORS))).lines
     )
     after = server.world.ledger.state
     assert (after.commits, after.bank.rows, after.entry_rows) == (
@@ -170,7 +175,7 @@ async def test_backfill_false_rejects_recomputation_and_names_the_assets() -> No
 async def test_an_incremental_commit_adds_to_what_the_branch_has() -> None:
     server = await CommitServerWorld.open()
     await server.commits.commit(request(OPERATORS))
-    lines = await server.commits.commit(request(FEATURES, incremental=True))
+    lines = (await server.commits.commit(request(FEATURES, incremental=True))).lines
     assert lines[-1].endswith("0 released, 0 destroyed")
     version = await serving(server.world)
     both = {
@@ -216,7 +221,7 @@ async def test_an_error_before_the_commit_point_is_returned_and_undoes_the_commi
 async def test_a_first_version_with_a_parked_job_serves_reads_and_reports_the_job() -> None:
     server = await CommitServerWorld.open()
     server.world.parked = {"Profiles: table"}
-    lines = await server.commits.commit(request(FEATURES))
+    lines = (await server.commits.commit(request(FEATURES))).lines
     assert lines[-1] == "! job `Profiles: table` is parked: bad code"
 
 
@@ -230,7 +235,7 @@ async def test_a_parked_job_keeps_reads_on_the_previous_version_and_is_reported(
     await server.commits.commit(request(changed(FEATURES, without_readers)))
     server.world.parked = {"Profiles: table"}
     began = server.commits.now()
-    lines = await server.commits.commit(request(FEATURES))
+    lines = (await server.commits.commit(request(FEATURES))).lines
     assert server.commits.now() - began < server.commits.timeout_seconds, (
         "the client gets the response at once: a parked job does not catch up by itself"
     )
@@ -238,8 +243,14 @@ async def test_a_parked_job_keeps_reads_on_the_previous_version_and_is_reported(
     assert lines[-1].startswith("! the new jobs have not caught up yet")
     row = server.world.ledger.state.branch_rows[SHOP, MAIN_BRANCH]
     assert (row.target, row.serving) == ("c2", "c1")
+    server.world.parked = {"Items: table"}
+    await server.world.reconcile_once()
+    assert [job.title for job in server.world.ledger.state.commits["c2"].stuck] == [
+        "Items: table"
+    ], "a job that has recovered is not listed any more"
     server.world.parked = set()
     await server.world.settle()
+    assert server.world.ledger.state.commits["c2"].stuck == ()
     server.world.check()
 
 
@@ -366,7 +377,7 @@ async def test_a_step_may_be_run_again_at_any_time() -> None:
         server.steps.destroy_assets,
     ):
         assert (await step(id_)).state == "finished"
-    assert (await waiting)[-1].startswith("assets: ")
+    assert (await waiting).lines[-1].startswith("assets: ")
     server.world.check()
 
 
@@ -409,7 +420,7 @@ async def commit_during_another(
         return result
 
     server.steps.checker.check = slow  # type: ignore[method-assign,assignment]
-    return await server.commits.commit(request(body, incremental=incremental))
+    return (await server.commits.commit(request(body, incremental=incremental))).lines
 
 
 async def test_an_incremental_commit_keeps_what_was_committed_while_it_was_validated() -> None:
@@ -462,7 +473,7 @@ class LostResponse(SilentOrchestrator):
 
 async def test_a_commit_whose_start_was_not_confirmed_is_waited_for() -> None:
     server = await CommitServerWorld.open(LostResponse)
-    lines = await server.commits.commit(request(FEATURES))
+    lines = (await server.commits.commit(request(FEATURES))).lines
     assert lines[-1].startswith("assets: ")
     assert server.states == ["finished"]
 
