@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from fennel_core.aggregates.errors import AggregateError
 from fennel_core.blueprints.logical import Compiled
 from fennel_core.expressions.errors import ExpressionsError
-from fennel_core.graph.problems import Problem
 from fennel_core.operators.build import build
 from fennel_core.operators.errors import OperatorError
 from fennel_core.operators.spec import UserCodeSpec
+from fennel_core.vocab.problems import Problem
 
 
 def jobs_that_cannot_be_built(compiled: Compiled) -> Iterator[Problem]:

@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 
 from fennel_core.definition.commit_request import CommitRequest
+from fennel_core.definition.errors import WindowSpecsUnavailable
 from fennel_core.definition.validation import (
     CheckedDefinitions,
     DecodedCommit,
     decode_commit,
     rebase_definitions,
     validate_definitions,
+    window_specs_error,
 )
 from fennel_core.definition.window_specs import RunProgram, add_window_specs
 from fennel_core.ledger.context import LedgerContext
@@ -44,15 +46,20 @@ class CommitChecker:
         target, body = await self._context.ledger.run(base)
         before = await _decoded(body)
         received = await asyncio.to_thread(decode_commit, request.body)
-        completed = await add_window_specs(
-            request.body,
-            received.request,
-            None if before is None else before.request,
-            self._run_program,
-        )
+        incremental = request.options.incremental
+        try:
+            completed = await add_window_specs(
+                request.body,
+                received.request,
+                None if before is None else before.request,
+                self._run_program,
+            )
+        except WindowSpecsUnavailable as failure:
+            raise await asyncio.to_thread(
+                window_specs_error, failure, received, before, incremental=incremental
+            ) from failure
         if completed is not request.body:
             received = await asyncio.to_thread(decode_commit, completed)
-        incremental = request.options.incremental
         definitions = await asyncio.to_thread(
             validate_definitions, received, before, incremental=incremental
         )

@@ -16,20 +16,25 @@ from fennel_core.blueprints.job_check import jobs_that_cannot_be_built
 from fennel_core.blueprints.logical import Compiled
 from fennel_core.blueprints.notices import definition_notices
 from fennel_core.blueprints.plan_entries import Notice
-from fennel_core.definition.errors import CommitMalformed, CommitUnsupported
+from fennel_core.definition.errors import (
+    CommitMalformed,
+    CommitUnsupported,
+    WindowSpecsUnavailable,
+)
 from fennel_core.definition.merged_request import assemble_request
 from fennel_core.graph.derived_schemas import derive_pipeline_schemas
 from fennel_core.graph.entity_graph import Graph, build_graph, merge_incremental
 from fennel_core.graph.passes import validate
-from fennel_core.graph.problems import Problem
 from fennel_core.graph.rebase import rebase_full, rebase_incremental
 from fennel_core.graph.topological_order import dataset_order
 from fennel_core.ledger.errors import CommitConflict
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import BranchName, CommitId
+from fennel_core.vocab.problems import Problem
 from fennel_core.wire.decode import decode_sync_request
 from fennel_core.wire.entities import Dataset, IndexSide, SyncRequest
-from fennel_core.wire.errors import MalformedMessage, WireError
+from fennel_core.wire.errors import MalformedMessage, UndecodableEntities, WireError
+from fennel_core.wire.window_specs import pipelines_without_specs
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +73,26 @@ def validate_definitions(
 
     Raises ApiError with all problems.
     """
+    graph = merged_graph(received, before, incremental=incremental)
+    return _valid(graph, received, before, incremental=incremental)
+
+
+def merged_graph(
+    received: DecodedCommit, before: DecodedCommit | None, *, incremental: bool
+) -> Graph:
+    """Return the definitions of the branch after the commit."""
     graph = build_graph(received.request)
     if incremental and before is not None:
-        graph = merge_incremental(build_graph(before.request), graph)
-    return _valid(graph, received, before, incremental=incremental)
+        return merge_incremental(build_graph(before.request), graph)
+    return graph
+
+
+def definition_problems(
+    graph: Graph, before: DecodedCommit | None, *, incremental: bool
+) -> tuple[Problem, ...]:
+    """Return all problems of the definitions `graph` that are to follow `before`."""
+    base = None if before is None else build_graph(before.request)
+    return validate(graph, base, incremental=incremental and base is not None)
 
 
 def rebase_definitions(
@@ -103,8 +124,7 @@ def rebase_definitions(
 def _valid(
     graph: Graph, received: DecodedCommit, before: DecodedCommit | None, *, incremental: bool
 ) -> ValidDefinitions:
-    base = None if before is None else build_graph(before.request)
-    problems = validate(graph, base, incremental=incremental and base is not None)
+    problems = definition_problems(graph, before, incremental=incremental)
     if not problems:
         # The number of partitions changes names only, not steps.
         problems = tuple(
@@ -127,31 +147,66 @@ def _graph(commit: DecodedCommit | None) -> Graph:
 
 
 def decode_commit(body: bytes) -> DecodedCommit:
-    """Decode a SyncRequest. Raises CommitMalformed and CommitUnsupported."""
+    """Decode a SyncRequest. Raises CommitMalformed, and CommitUnsupported with all entities that
+    cannot be decoded.
+    """
     try:
         return DecodedCommit(body, decode_sync_request(body))
     except MalformedMessage as malformed:
         raise CommitMalformed(str(malformed)) from malformed
+    except UndecodableEntities as undecodable:
+        problems = [
+            Problem(CommitUnsupported.CODE, entity.name, entity.text)
+            for entity in undecodable.entities
+        ]
+        raise CommitUnsupported(_listed(problems), problems) from undecodable
     except WireError as unsupported:
         raise CommitUnsupported(str(unsupported)) from unsupported
 
 
 def problems_error(problems: Sequence[Problem]) -> ApiError:
-    """Return all problems as one error.
+    """Return all problems as one error, with the problems as data beside the text.
 
     A single problem is the text itself, because the client's tests pin such texts; several are a
     numbered list.
     """
-    texts = list(dict.fromkeys(p.text for p in problems))
     code = problems[0].code if len({p.code for p in problems}) == 1 else "definitions-invalid"
+    return ApiError(500, code, _listed(problems), problems)
+
+
+def _listed(problems: Sequence[Problem]) -> str:
+    texts = list(dict.fromkeys(p.text for p in problems))
     if len(texts) == 1:
-        return ApiError(500, code, texts[0])
+        return texts[0]
     lines = [f"{number}. {text}" for number, text in enumerate(texts, 1)]
-    return ApiError(
-        500,
-        code,
-        "\n".join([f"the commit has {len(texts)} problems and nothing changed:", *lines]),
+    return "\n".join([f"the commit has {len(texts)} problems and nothing changed:", *lines])
+
+
+def window_specs_error(
+    failure: WindowSpecsUnavailable,
+    received: DecodedCommit,
+    before: DecodedCommit | None,
+    *,
+    incremental: bool,
+) -> ApiError:
+    """Return the error of a commit whose window aggregations could not be extracted, together with
+    all other problems of its definitions.
+    """
+    pipelines = pipelines_without_specs(
+        received.request, None if before is None else before.request
     )
+    missing = [
+        Problem(failure.code, f"{pipeline.dataset}.{pipeline.name}", failure.text)
+        for pipeline in pipelines
+    ]
+    others = [
+        problem
+        for problem in definition_problems(
+            merged_graph(received, before, incremental=incremental), before, incremental=incremental
+        )
+        if problem.code != failure.code  # the failure says why these specs are missing
+    ]
+    return problems_error([*missing, *others]) if others else failure
 
 
 def compile_definitions(definitions: ValidDefinitions, partitions: int) -> Compiled:

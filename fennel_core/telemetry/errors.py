@@ -5,7 +5,7 @@ only when a header is spelt exactly `content-type: application/json`; in all oth
 `Server returned: <status>, <body>`, and its published tests check that form. So an error is
 `text/plain` with the bare sentence as its body, and the stable code for programs is in
 `X-Fennel-Error-Code`. Callers that accept JSON (`Accept: application/json`) get an object with
-`err_msg` and `code`.
+`err_msg` and `code`, and with `problems` if the error lists findings of validation.
 
 An unexpected exception is a 500 with the code `internal` and no detail, because its text may hold a
 user's data or a secret; the server log has the detail.
@@ -36,12 +36,13 @@ _BY_STATUS: Final = {
 
 
 def body_of(error: ApiError, *, as_json: bool = False) -> bytes:
-    """Return the response body: the bare text, or `{"err_msg", "code"}`."""
-    return (
-        msgspec.json.encode({"err_msg": error.text, "code": error.code})
-        if as_json
-        else error.text.encode()
-    )
+    """Return the response body: the bare text, or `{"err_msg", "code", "problems"?}`."""
+    if not as_json:
+        return error.text.encode()
+    body: dict[str, object] = {"err_msg": error.text, "code": error.code}
+    if error.problems:
+        body["problems"] = error.problems
+    return msgspec.json.encode(body)
 
 
 def headers_of(error: ApiError, *, as_json: bool = False) -> list[tuple[bytes, bytes]]:

@@ -8,7 +8,10 @@ the code, which never changes once released. Any package may raise one; only the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
+
+from fennel_core.vocab.problems import Problem
 
 
 class VocabError(Exception):
@@ -46,10 +49,10 @@ class ApiError(Exception):
     """An error that a server returns to its client.
 
     `status` is the HTTP status (400 to 599), `code` is stable and in lower-case-with-dashes, `text`
-    says what is wrong and what to do.
+    says what is wrong and what to do. `problems`: the findings of validation that the text lists.
     """
 
-    def __init__(self, status: int, code: str, text: str) -> None:
+    def __init__(self, status: int, code: str, text: str, problems: Sequence[Problem] = ()) -> None:
         if not 400 <= status <= 599:
             raise ValueError(f"{status} is not the HTTP status of an error; use 400 to 599")
         if not code or code != code.lower() or not code.replace("-", "").isalnum():
@@ -58,6 +61,7 @@ class ApiError(Exception):
         self.status = status
         self.code = code
         self.text = text
+        self.problems = tuple(problems)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.status}, {self.code!r}, {self.text!r})"
@@ -72,5 +76,5 @@ class ClassifiedApiError(ApiError):
     STATUS: ClassVar[int] = 500
     CODE: ClassVar[str] = "internal"
 
-    def __init__(self, text: str) -> None:
-        super().__init__(self.STATUS, self.CODE, text)
+    def __init__(self, text: str, problems: Sequence[Problem] = ()) -> None:
+        super().__init__(self.STATUS, self.CODE, text, problems)

@@ -1,17 +1,18 @@
 """Decode the bytes of a commit.
 
 Theory. Decoding is total: either every entity of the request becomes a frozen value, or one
-`WireError` names the entity and the remedy. Rules that need a second entity are not checked here
-(the package `graph` does that), and no entity is dropped: de-selected operators and deleted
-entities are still in the result. The client never fills `models`; it is ignored.
+`WireError` names all entities that cannot be decoded and the remedy of each. Rules that need a
+second entity are not checked here (the package `graph` does that), and no entity is dropped:
+de-selected operators and deleted entities are still in the result.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import TypeVar
 
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from fennel_core.wire.decode_connectors import decode_database
 from fennel_core.wire.decode_datasets import (
@@ -25,7 +26,12 @@ from fennel_core.wire.decode_featuresets import decode_extractor, decode_feature
 from fennel_core.wire.decode_operators import decode_operator
 from fennel_core.wire.decode_sources import decode_sink, decode_source
 from fennel_core.wire.entities import SyncRequest
-from fennel_core.wire.errors import MalformedMessage, UnsupportedValue
+from fennel_core.wire.errors import (
+    MalformedMessage,
+    UndecodableEntities,
+    UndecodableEntity,
+    UnsupportedValue,
+)
 from fennel_core.wire.gen import dataset_pb2, services_pb2
 
 PARSER_DEPTH = "MaxDepth"
@@ -34,15 +40,15 @@ PARSER_DEPTH = "MaxDepth"
 The limit also bounds every recursion over a decoded value.
 """
 
-M = TypeVar("M")
+M = TypeVar("M", bound=Message)
 V = TypeVar("V")
 
 
 def decode_sync_request(body: bytes) -> SyncRequest:
     """Decode the body of a commit.
 
-    Raises `MalformedMessage` if the bytes are not a SyncRequest and `UnsupportedValue`, which names
-    the entity, if a part of it is missing or unknown.
+    Raises `MalformedMessage` if the bytes are not a SyncRequest and `UnsupportedValue` if a part of
+    it is missing or unknown: `UndecodableEntities` if these parts belong to entities.
     """
     message = services_pb2.SyncRequest()
     try:
@@ -57,61 +63,97 @@ def decode_sync_request(body: bytes) -> SyncRequest:
         raise MalformedMessage(
             "the body is not a commit of the Fennel client; send the bytes of a SyncRequest"
         ) from error
-    return SyncRequest(
-        datasets=_each(message.datasets, decode_dataset, lambda m: f"dataset `{m.name}`"),
-        pipelines=_each(
-            message.pipelines, decode_pipeline, lambda m: f"pipeline `{m.dataset_name}.{m.name}`"
+    if message.models:
+        raise UnsupportedValue("the commit has models, which this platform does not serve")
+    return _decode(message)
+
+
+@dataclass(frozen=True, slots=True)
+class _Label:
+    """How an entity is called in a sentence, and its full name."""
+
+    title: str
+    name: str
+
+
+def _decode(message: services_pb2.SyncRequest) -> SyncRequest:
+    each = _Decoder()
+    request = SyncRequest(
+        datasets=each.of(message.datasets, decode_dataset, _named("dataset", "name")),
+        pipelines=each.of(
+            message.pipelines, decode_pipeline, _of_parts("pipeline", "dataset_name", "name")
         ),
-        operators=_each(message.operators, decode_operator, _operator_name),
-        featuresets=_each(
-            message.feature_sets, decode_featureset, lambda m: f"featureset `{m.name}`"
+        operators=each.of(message.operators, decode_operator, _operator),
+        featuresets=each.of(message.feature_sets, decode_featureset, _named("featureset", "name")),
+        features=each.of(
+            message.features, decode_feature, _of_parts("feature", "feature_set_name", "name")
         ),
-        features=_each(
-            message.features, decode_feature, lambda m: f"feature `{m.feature_set_name}.{m.name}`"
+        extractors=each.of(
+            message.extractors, decode_extractor, _of_parts("extractor", "feature_set_name", "name")
         ),
-        extractors=_each(
-            message.extractors,
-            decode_extractor,
-            lambda m: f"extractor `{m.feature_set_name}.{m.name}`",
-        ),
-        sources=_each(
-            message.sources, decode_source, lambda m: f"a source of dataset `{m.dataset}`"
-        ),
-        databases=_each(message.extdbs, decode_database, lambda m: f"connector `{m.name}`"),
-        sinks=_each(message.sinks, decode_sink, lambda m: f"a sink of dataset `{m.dataset}`"),
+        sources=each.of(message.sources, decode_source, _named("a source of dataset", "dataset")),
+        databases=each.of(message.extdbs, decode_database, _named("connector", "name")),
+        sinks=each.of(message.sinks, decode_sink, _named("a sink of dataset", "dataset")),
         indices=(
-            *_each(
+            *each.of(
                 message.online_indices,
                 decode_online_index,
-                lambda m: f"the online index of dataset `{m.ds_name}`",
+                _named("the online index of dataset", "ds_name"),
             ),
-            *_each(
+            *each.of(
                 message.offline_indices,
                 decode_offline_index,
-                lambda m: f"the offline index of dataset `{m.ds_name}`",
+                _named("the offline index of dataset", "ds_name"),
             ),
         ),
-        expectations=_each(
+        expectations=each.of(
             message.expectations,
             decode_expectations,
-            lambda m: f"the expectations of `{m.entity_name}`",
+            _named("the expectations of", "entity_name"),
         ),
         message=message.message,
     )
+    if each.failures:
+        raise UndecodableEntities(each.failures)
+    return request
 
 
-def _operator_name(message: dataset_pb2.Operator) -> str:
+class _Decoder:
+    """Decodes entities one by one and collects the failures of all of them."""
+
+    def __init__(self) -> None:
+        self.failures: list[UndecodableEntity] = []
+
+    def of(
+        self, messages: Iterable[M], decode: Callable[[M], V], label: Callable[[M], _Label]
+    ) -> tuple[V, ...]:
+        """Return the entities that can be decoded."""
+        values = []
+        for message in messages:
+            try:
+                values.append(decode(message))
+            except UnsupportedValue as error:
+                named = label(message)
+                self.failures.append(UndecodableEntity(named.name, f"{named.title}: {error}"))
+        return tuple(values)
+
+
+def _named(title: str, field: str) -> Callable[[Message], _Label]:
+    """Return the label of entities that one field names."""
+    return lambda m: _Label(f"{title} `{getattr(m, field)}`", getattr(m, field))
+
+
+def _of_parts(title: str, owner: str, field: str) -> Callable[[Message], _Label]:
+    """Return the label of entities that belong to another one."""
+
+    def label(message: Message) -> _Label:
+        name = f"{getattr(message, owner)}.{getattr(message, field)}"
+        return _Label(f"{title} `{name}`", name)
+
+    return label
+
+
+def _operator(message: dataset_pb2.Operator) -> _Label:
     kind = message.WhichOneof("kind") or "unknown"
-    return f"a `{kind}` operator of pipeline `{message.dataset_name}.{message.pipeline_name}`"
-
-
-def _each(
-    messages: Iterable[M], decode: Callable[[M], V], name: Callable[[M], str]
-) -> tuple[V, ...]:
-    values = []
-    for message in messages:
-        try:
-            values.append(decode(message))
-        except UnsupportedValue as error:
-            raise UnsupportedValue(f"{name(message)}: {error}") from error
-    return tuple(values)
+    name = f"{message.dataset_name}.{message.pipeline_name}"
+    return _Label(f"a `{kind}` operator of pipeline `{name}`", name)

@@ -47,6 +47,24 @@ class MalformedData(WireError):
 
 
 @dataclass(frozen=True, slots=True)
+class UndecodableEntity:
+    """One entity of a commit that cannot be decoded: its full name, and what is wrong with it."""
+
+    name: str
+    text: str
+
+
+class UndecodableEntities(UnsupportedValue):
+    """Raised when entities of a commit cannot be decoded; `entities` are all of them."""
+
+    code: ClassVar[str] = "wire-unsupported-entities"
+
+    def __init__(self, entities: Sequence[UndecodableEntity]) -> None:
+        super().__init__("\n".join(entity.text for entity in entities))
+        self.entities = tuple(entities)
+
+
+@dataclass(frozen=True, slots=True)
 class BadValue:
     """One value that does not fit its column: its row, the value, and the reason.
 

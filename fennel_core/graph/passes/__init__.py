@@ -27,7 +27,7 @@ from fennel_core.graph.passes.sources import check_sources
 from fennel_core.graph.passes.supersets import keep_features
 from fennel_core.graph.passes.terminals import terminals_are_last
 from fennel_core.graph.passes.versions import require_new_version_on_change
-from fennel_core.graph.problems import Problem
+from fennel_core.vocab.problems import Problem
 
 Pass = Callable[[Graph, Graph | None], Iterator[Problem]]
 

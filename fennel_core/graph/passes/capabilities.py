@@ -8,16 +8,12 @@ always accepted, also where they have no effect.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterator
 from typing import Final, assert_never
 
-from fennel_core.graph.derived_schemas import derive_pipeline_schemas
+from fennel_core.graph.derived_schemas import derive_known_schemas
 from fennel_core.graph.entity_graph import Graph
-from fennel_core.graph.errors import SchemaMismatch
-from fennel_core.graph.passes.schemas import is_complete
-from fennel_core.graph.problems import Problem
-from fennel_core.vocab.schema import Schema
+from fennel_core.vocab.problems import Problem
 from fennel_core.wire import connectors as c
 from fennel_core.wire import operators as o
 from fennel_core.wire.entities import Dataset, Pipeline
@@ -48,10 +44,8 @@ def _problem(code: str, pipeline: Pipeline, reason: str) -> Problem:
 
 def _operators(graph: Graph, pipeline: Pipeline) -> Iterator[Problem]:
     """Yield one problem per operator of a pipeline that cannot be served."""
-    schemas: Mapping[str, Schema] = {}
-    if is_complete(graph, pipeline):
-        with suppress(SchemaMismatch):  # reported by `check_operator_schemas`
-            schemas = derive_pipeline_schemas(graph, pipeline)
+    # Operators without a schema are reported by other passes.
+    schemas = derive_known_schemas(graph, pipeline).known
     for operator in graph.operators_of(pipeline):
         match operator.kind:
             case o.Aggregate(specs=specs):

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from fennel_core.graph.entity_graph import Graph
 from fennel_core.graph.errors import DependencyCycle
-from fennel_core.graph.problems import Problem
 from fennel_core.graph.topological_order import dataset_order, inputs_first
+from fennel_core.vocab.problems import Problem
 from fennel_core.wire.entities import Extractor
 
 

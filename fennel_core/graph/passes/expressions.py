@@ -9,12 +9,11 @@ from collections.abc import Iterator, Mapping
 
 from fennel_core.expressions.errors import InvalidExpression
 from fennel_core.expressions.infer import expect_declared, infer
-from fennel_core.graph.derived_schemas import derive_pipeline_schemas
+from fennel_core.graph.derived_schemas import derive_known_schemas
 from fennel_core.graph.entity_graph import Graph
-from fennel_core.graph.errors import SchemaMismatch
 from fennel_core.graph.passes.schemas import is_complete
-from fennel_core.graph.problems import Problem
 from fennel_core.vocab.dtypes import Bool, Dtype, show
+from fennel_core.vocab.problems import Problem
 from fennel_core.vocab.schema import Schema
 from fennel_core.wire.connectors import EvalExpr, Source
 from fennel_core.wire.entities import Dataset, ExprExtractor, Extractor, FeatureRef, Pipeline
@@ -63,12 +62,12 @@ def _condition(expr: Expr, columns: Mapping[str, Dtype]) -> str | None:
 
 
 def _pipeline(graph: Graph, pipeline: Pipeline) -> Iterator[Problem]:
-    try:
-        schemas = derive_pipeline_schemas(graph, pipeline)
-    except SchemaMismatch:
-        return  # reported by `check_operator_schemas`
+    # Operators without a schema are reported by `check_operator_schemas`.
+    schemas = derive_known_schemas(graph, pipeline).known
     name = f"{pipeline.dataset}.{pipeline.name}"
     for operator in graph.operators_of(pipeline):
+        if not all(operand in schemas for operand in operator.inputs):
+            continue
         if isinstance(operator.kind, FilterExpr):
             text = _condition(operator.kind.expr, _types(schemas[operator.kind.operand]))
             if text:

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from fennel_core.graph.entity_graph import Graph
-from fennel_core.graph.problems import Problem
 from fennel_core.vocab.dtypes import is_optional, show
+from fennel_core.vocab.problems import Problem
 from fennel_core.vocab.versions import META
 
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from fennel_core.expressions.type_lattice import non_optional
 from fennel_core.graph.derived_schemas import storage_type
 from fennel_core.graph.entity_graph import Graph
-from fennel_core.graph.problems import Problem
 from fennel_core.vocab import dtypes
 from fennel_core.vocab.dtypes import Dtype, show
+from fennel_core.vocab.problems import Problem
 from fennel_core.wire.entities import Dataset, Extractor, ListLookup, Lookup
 
 INTERCHANGEABLE_KEY_TYPES = {dtypes.Int, dtypes.Str}

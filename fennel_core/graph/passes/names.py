@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from fennel_core.graph.entity_graph import Graph
-from fennel_core.graph.problems import Problem
+from fennel_core.vocab.problems import Problem
 
 
 def unique_names(graph: Graph, before: Graph | None) -> Iterator[Problem]:

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fennel_core.graph.derived_schemas import (
-    derive_pipeline_schemas,
+    derive_known_schemas,
     schema_difference,
 )
 from fennel_core.graph.entity_graph import Graph
-from fennel_core.graph.errors import SchemaMismatch
-from fennel_core.graph.problems import Problem
+from fennel_core.vocab.problems import Problem
 from fennel_core.wire.entities import Pipeline
 from fennel_core.wire.operators import DatasetRef, WindowOp
 
 
 def check_operator_schemas(graph: Graph, before: Graph | None) -> Iterator[Problem]:
-    """Yield the first problem of each pipeline whose references all resolve."""
+    """Yield the problems of each pipeline whose references all resolve."""
     del before
     for pipeline in graph.pipelines:
         dataset, root = graph.dataset(pipeline.dataset), graph.root_of(pipeline)
@@ -24,10 +23,11 @@ def check_operator_schemas(graph: Graph, before: Graph | None) -> Iterator[Probl
             continue
         name = f"{pipeline.dataset}.{pipeline.name}"
         where = f"dataset `{dataset.name}` v{dataset.version}: pipeline `{pipeline.name}`"
-        try:
-            derived = derive_pipeline_schemas(graph, pipeline)[root.id]
-        except SchemaMismatch as error:
-            yield Problem("operator-schema", name, f"{where}: {error}")
+        schemas = derive_known_schemas(graph, pipeline)
+        for text in dict.fromkeys(schemas.mismatches):
+            yield Problem("operator-schema", name, f"{where}: {text}")
+        derived = schemas.known.get(root.id)
+        if derived is None:
             continue
         if isinstance(root.kind, WindowOp) and not root.kind.specs_known and dataset.schema.values:
             text = (

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fennel_core.graph.entity_graph import Graph
-from fennel_core.graph.problems import Problem
+from fennel_core.vocab.problems import Problem
 from fennel_core.wire.connectors import Cdc, EvalCode, EvalExpr, HttpPath, Source
 from fennel_core.wire.entities import Dataset
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fennel_core.graph.entity_graph import Graph
-from fennel_core.graph.problems import Problem
+from fennel_core.vocab.problems import Problem
 
 
 def keep_features(graph: Graph, before: Graph | None) -> Iterator[Problem]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fennel_core.graph.entity_graph import Graph
-from fennel_core.graph.problems import Problem
+from fennel_core.vocab.problems import Problem
 from fennel_core.wire.entities import Pipeline
 from fennel_core.wire.operators import Aggregate, Operator
 

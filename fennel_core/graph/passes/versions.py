@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from fennel_core.graph.entity_graph import Graph
-from fennel_core.graph.problems import Problem
+from fennel_core.vocab.problems import Problem
 from fennel_core.wire.canonical_logic import (
     dataset_logic,
     extractor_logic,

@@ -19,7 +19,7 @@ from fennel_core.blueprints.compile import compile_datasets
 from fennel_core.blueprints.job_check import jobs_that_cannot_be_built
 from fennel_core.blueprints.logical import LogicalJob
 from fennel_core.definition.validation import dataset_inputs
-from fennel_core.graph.derived_schemas import WINDOW_TYPE, spec_dtype
+from fennel_core.graph.aggregation_schemas import WINDOW_TYPE, spec_dtype
 from fennel_core.graph.entity_graph import Graph
 from fennel_core.graph.errors import SchemaMismatch
 from fennel_core.graph.passes import validate

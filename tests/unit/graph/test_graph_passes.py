@@ -34,6 +34,7 @@ from fennel_core.wire.expr import Literal, Ref
 from fennel_core.wire.operators import (
     Aggregate,
     AssignExpr,
+    Dedup,
     Drop,
     Emit,
     ExpDecay,
@@ -528,3 +529,16 @@ def test_defaults_of_the_client_are_accepted():
         lambda s: replace(s, every_us=DEFAULT_EVERY_US, timestamp_field="at"),
     )
     assert validate(g, None) == ()
+
+
+def test_each_branch_of_a_pipeline_reports_its_own_mismatch():
+    g = edit_operator(
+        graph("operators"),
+        "Both",
+        Dedup,
+        lambda k: replace(k, by=(f"no_{type(k.window).__name__}",)),
+    )
+    texts = [p.text for p in check_operator_schemas(g, None)]
+    assert len(texts) == 2
+    assert "no_Session" in texts[0]
+    assert "no_Tumbling" in texts[1]

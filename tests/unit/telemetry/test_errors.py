@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import MutableMapping
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
-from fennel_core.telemetry.errors import ApiError, install, send_error, wants_json
+from fennel_core.telemetry.errors import ApiError, body_of, install, send_error, wants_json
+from fennel_core.vocab.problems import Problem
 
 GONE = ApiError(500, "branch-unknown", "branch `x` does not exist")
 
@@ -44,6 +46,20 @@ def test_a_caller_that_asks_for_json_gets_exactly_the_media_type_the_client_comp
     answer = _app().get("/known", headers={"accept": "application/json"})
     assert answer.headers["content-type"] == "application/json"
     assert answer.json() == {"err_msg": "branch `x` does not exist", "code": "branch-unknown"}
+
+
+def test_findings_of_validation_are_data_beside_the_text() -> None:
+    problems = [Problem("index-keys", "D", "no keys"), Problem("cdc-keys", "E", "append")]
+    refused = ApiError(500, "definitions-invalid", "1. no keys\n2. append", problems)
+    assert body_of(refused) == b"1. no keys\n2. append"
+    assert json.loads(body_of(refused, as_json=True)) == {
+        "err_msg": "1. no keys\n2. append",
+        "code": "definitions-invalid",
+        "problems": [
+            {"code": "index-keys", "entity": "D", "text": "no keys"},
+            {"code": "cdc-keys", "entity": "E", "text": "append"},
+        ],
+    }
 
 
 def test_an_unexpected_exception_reveals_no_detail() -> None:

@@ -16,7 +16,12 @@ from fennel_core.wire import connectors, expr, operators
 from fennel_core.wire.decode import decode_sync_request
 from fennel_core.wire.decode_datatypes import decode_dtype
 from fennel_core.wire.decode_expressions import decode_expr
-from fennel_core.wire.errors import MalformedMessage, UnsupportedValue, WireError
+from fennel_core.wire.errors import (
+    MalformedMessage,
+    UndecodableEntities,
+    UnsupportedValue,
+    WireError,
+)
 from fennel_core.wire.gen import (
     connector_pb2,
     dataset_pb2,
@@ -94,6 +99,25 @@ def test_an_unknown_member_names_its_entity():
     request = services_pb2.SyncRequest()
     request.operators.append(dataset_pb2.Operator(id="x", dataset_name="D", pipeline_name="p"))
     with pytest.raises(UnsupportedValue, match=r"a `unknown` operator of pipeline `D\.p`"):
+        decode_sync_request(request.SerializeToString())
+
+
+def test_all_entities_that_cannot_be_decoded_are_named():
+    request = services_pb2.SyncRequest()
+    for pipeline in ("p", "q"):
+        request.operators.append(
+            dataset_pb2.Operator(id="x", dataset_name="D", pipeline_name=pipeline)
+        )
+    request.sinks.add(dataset="E")
+    with pytest.raises(UndecodableEntities) as refused:
+        decode_sync_request(request.SerializeToString())
+    assert [entity.name for entity in refused.value.entities] == ["D.p", "D.q", "E"]
+
+
+def test_models_are_refused():
+    request = services_pb2.SyncRequest()
+    request.models.add()
+    with pytest.raises(UnsupportedValue, match="models"):
         decode_sync_request(request.SerializeToString())
 
 

@@ -1,4 +1,4 @@
-"""A finding of validation."""
+"""A finding of validation, as passes yield it and as an error reports it to the client."""
 
 from __future__ import annotations
 
