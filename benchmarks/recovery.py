@@ -44,8 +44,8 @@ from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.spec import Job
 from fennel_core.connections import postgres, s3
 from fennel_core.connections.frames import Channel, RemoteError
+from fennel_core.connections.installation import installation_objects, installation_of
 from fennel_core.connections.kafka import client_config
-from fennel_core.connections.s3 import S3ObjectStore
 from fennel_core.engine.broker import OutgoingRecord
 from fennel_core.engine.kafka.broker import KafkaBroker
 from fennel_core.operators import spec
@@ -86,11 +86,13 @@ class Measured:
 class World:
     """A job partition of its own on the running platform."""
 
-    def __init__(self, settings: Settings, broker: KafkaBroker, pool: Any, job: Job) -> None:
+    def __init__(
+        self, settings: Settings, broker: KafkaBroker, pool: Any, job: Job, state: Path
+    ) -> None:
         self.settings, self.broker, self.pool, self.job = settings, broker, pool, job
         self.hlc = 0
         self.end = 0
-        self.folder = settings.state_dir / job.id
+        self.folder = state / job.id
 
     async def log(self, producer: Any, messages: int) -> None:
         """Log rows of new users, whose values do not compress."""
@@ -206,12 +208,13 @@ async def world(settings: Settings) -> AsyncIterator[World]:
                     "INSERT INTO job_partition (job_id, part) VALUES (%s, 0)", (identity,)
                 )
                 await connection.execute("SELECT pg_notify('registry', '')")
-            yield World(settings, broker, pool, job)
+            state = settings.state_dir / await installation_of(pool)
+            yield World(settings, broker, pool, job, state)
         finally:
             async with pool.connection() as connection:
                 await connection.execute("DELETE FROM job WHERE id = %s", (identity,))
                 await connection.execute("DELETE FROM snapshot WHERE job_id = %s", (identity,))
-            objects = S3ObjectStore(s3.client(settings), settings.s3_bucket)
+            objects = installation_objects(settings, pool)
             await objects.delete(
                 [each.key for each in await objects.list_objects(f"{PREFIX}/{identity}/")]
             )
@@ -219,7 +222,7 @@ async def world(settings: Settings) -> AsyncIterator[World]:
             admin.delete_topics([source, replaylog, dead])
 
 
-def floor_s(settings: Settings, manifest: SnapshotManifest, target: Path) -> float:
+def floor_s(settings: Settings, root: str, manifest: SnapshotManifest, target: Path) -> float:
     """boto3 alone: the snapshot's objects to the same disk, four at a time."""
     client = s3.client(settings)
     target.mkdir(parents=True)
@@ -227,7 +230,10 @@ def floor_s(settings: Settings, manifest: SnapshotManifest, target: Path) -> flo
     with ThreadPoolExecutor(4) as threads:
         jobs = [
             threads.submit(
-                client.download_file, settings.s3_bucket, each.object, str(target / each.name)
+                client.download_file,
+                settings.s3_bucket,
+                root + each.object,
+                str(target / each.name),
             )
             for each in manifest.files
         ]
@@ -267,13 +273,14 @@ async def measured(
         driver = engine_pid()
         found.append(await world.away("engine", lambda: os.kill(driver, signal.SIGKILL)))
         print(f"  {found[-1]}", flush=True)
-    body = await S3ObjectStore(s3.client(settings), settings.s3_bucket).get(
-        await manifest_key(world)
-    )
+    objects = installation_objects(settings, world.pool)
+    root, body = await objects.root(), await objects.get(await manifest_key(world))
     assert body is not None
     manifest = decode_manifest(body)
     floors = [
-        await asyncio.to_thread(floor_s, settings, manifest, settings.state_dir.parent / "floor")
+        await asyncio.to_thread(
+            floor_s, settings, root, manifest, settings.state_dir.parent / "floor"
+        )
         for _ in range(2)
     ]
     facts = {

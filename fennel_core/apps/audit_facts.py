@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, LiteralString
 
@@ -20,11 +20,11 @@ from fennel_core.apps.audit import AuditedAsset, AuditFacts, Finding, confirmed,
 from fennel_core.bank.store import AssetState
 from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.logical import AssetKind, LogicalJob, LogicalTopic
-from fennel_core.connections import postgres, s3
+from fennel_core.connections import postgres
 from fennel_core.connections.errors import SystemUnavailable
+from fennel_core.connections.installation import installation_objects, installation_of
 from fennel_core.connections.kafka import client_config
 from fennel_core.connections.object_store import ObjectStore
-from fennel_core.connections.s3 import S3ObjectStore
 from fennel_core.history import roll
 from fennel_core.ledger.reconcile import ASSET_TOPIC
 from fennel_core.settings.model import Settings
@@ -68,8 +68,11 @@ async def audit(settings: Settings) -> tuple[Finding, ...]:
 
 async def collect(settings: Settings) -> AuditFacts:
     """Read everything once."""
-    store = S3ObjectStore(s3.client(settings), settings.s3_bucket)
-    objects = await _objects(settings, store)
+    async with postgres.pool(settings.postgres_dsn.get_secret_value(), name="audit", size=1) as p:
+        installation, now = await installation_of(p), await postgres.now(p)
+        store = installation_objects(settings, p, claims=False)
+        await store.root()
+    objects = await _objects(settings, store, now)
     topics = await asyncio.to_thread(_topics, settings)
     rows = await asyncio.to_thread(_read_rows, settings.postgres_dsn.get_secret_value())
     first, last = rows["issued"][0]
@@ -85,7 +88,7 @@ async def collect(settings: Settings) -> AuditFacts:
         jobs={JobId(id_): frozenset(parts) for id_, parts in rows["jobs"]},
         needed_objects=await _needed_objects(store, rows),
         objects=objects,
-        local_state=_local_state(settings.state_dir),
+        local_state=_local_state(settings.state_dir / installation),
     )
 
 
@@ -128,14 +131,12 @@ def _topics(settings: Settings) -> dict[TopicName, int]:
     }
 
 
-async def _objects(settings: Settings, store: ObjectStore) -> dict[str, bool]:
+async def _objects(settings: Settings, store: ObjectStore, now: datetime) -> dict[str, bool]:
     graces = {
         transfer.PREFIX: settings.snapshot_grace_ms,
         roll.PREFIX: settings.history_grace_ms,
     }
     found: dict[str, bool] = {}
-    async with postgres.pool(settings.postgres_dsn.get_secret_value(), name="audit", size=1) as p:
-        now = await postgres.now(p)
     for prefix, grace_ms in graces.items():
         expired = now - timedelta(milliseconds=grace_ms)
         for each in await store.list_objects(f"{prefix}/"):

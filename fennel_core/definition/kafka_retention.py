@@ -22,10 +22,10 @@ from confluent_kafka.admin import AdminClient
 from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.logical import AssetKind
 from fennel_core.blueprints.spec import Job
-from fennel_core.connections import offsets, postgres, s3
+from fennel_core.connections import offsets, postgres
+from fennel_core.connections.installation import installation_objects
 from fennel_core.connections.kafka import client_config
 from fennel_core.connections.postgres import Pool
-from fennel_core.connections.s3 import S3ObjectStore
 from fennel_core.definition.periodic import run_periodically
 from fennel_core.history.postgres import PostgresHistoryFiles
 from fennel_core.history.topics import HistoryTopics
@@ -110,7 +110,7 @@ class KafkaRetention:
     def __init__(self, settings: Settings, pool: Pool) -> None:
         self._settings, self._pool = settings, pool
         self._snapshots = SnapshotContext(
-            S3ObjectStore(s3.client(settings), settings.s3_bucket), PostgresPointers(pool)
+            installation_objects(settings, pool), PostgresPointers(pool)
         )
         self._admin = AdminClient(client_config(settings))
         self._topics = HistoryTopics(pool)

@@ -22,6 +22,7 @@ import structlog
 from pyspark.sql import SparkSession
 
 from fennel_core.connections import postgres
+from fennel_core.connections.installation import require_ownership
 from fennel_core.connections.spark import JVM_EXIT_ERRORS, session_builder
 from fennel_core.engine.backfill.driver import run_driver
 from fennel_core.engine.environment import ENVIRONMENT_HASH, environment_hash
@@ -120,6 +121,7 @@ async def run_engine(settings: Settings, engine: EngineId) -> None:
                 else f"{live} of {settings.engine_slots} slots are up"
             )
 
+        await require_ownership(settings, pool, settings.state_dir)
         server = await HealthEndpoint("engine", {"slots": slots_live}).serve(
             settings.host, settings.engine_port
         )

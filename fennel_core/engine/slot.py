@@ -21,13 +21,19 @@ import structlog
 
 from fennel_core.bank.postgres_registry import PostgresRegistry
 from fennel_core.bank.registry import Slot
-from fennel_core.connections import frames, postgres, s3, secrets
-from fennel_core.connections.s3 import S3ObjectStore
+from fennel_core.connections import frames, postgres, secrets
+from fennel_core.connections.garbage import DeletionLimit
+from fennel_core.connections.installation import (
+    installation_objects,
+    installation_of,
+    own_state_folder,
+)
 from fennel_core.engine.backfill.client import QueuedBackfillClient
 from fennel_core.engine.backfill.queue import BackfillQueue
 from fennel_core.engine.drill.subprocess_drill import DrillRunner
 from fennel_core.engine.environment import environment_hash
 from fennel_core.engine.kafka.broker import KafkaBroker
+from fennel_core.engine.local_state import LocalStateGarbage
 from fennel_core.engine.runner import RunnerLimits
 from fennel_core.engine.runner_factory import (
     CallbacksFor,
@@ -95,13 +101,15 @@ async def _run(settings: Settings, slot: Slot, number: int, slot_lock: SlotLock)
             await registry.heartbeat(slot, Millis(settings.lease_ms))
             await registry.expire_predecessors(slot_lock.id_prefix, slot.id)
         broker, workers, clock = KafkaBroker(settings), SingleThreadPool(), SystemClock()
-        objects = S3ObjectStore(s3.client(settings), settings.s3_bucket)
+        installation = await installation_of(pool)
+        objects = installation_objects(settings, pool)
+        state_dir = own_state_folder(settings.state_dir, installation)
         context = SnapshotContext(objects, PostgresPointers(pool))
-        snapshots = Snapshots(context, settings.state_dir, workers, lambda: uuid.uuid4().hex)
+        snapshots = Snapshots(context, state_dir, workers, lambda: uuid.uuid4().hex)
         runner_factory = SlotRunnerFactory(
             registry,
             broker,
-            RocksStores(settings.state_dir, settings.state_cache_bytes),
+            RocksStores(state_dir, settings.state_cache_bytes),
             snapshots,
             executors,
             _callbacks(settings, pool),
@@ -122,8 +130,12 @@ async def _run(settings: Settings, slot: Slot, number: int, slot_lock: SlotLock)
             clock,
             Millis(settings.lease_ms),
             settings.supervisor_poll_ms,
+            LocalStateGarbage(
+                Millis(settings.state_grace_ms),
+                DeletionLimit(settings.garbage_items, settings.garbage_percent),
+            ),
         )
-        drills = DrillRunner(settings, context, workers)
+        drills = DrillRunner(settings, state_dir, context, workers)
         server = await frames.serve(slot.address, SlotService(supervisor, snapshots, drills))
         helpers = [
             asyncio.create_task(_wake_on_notify(dsn, supervisor)),

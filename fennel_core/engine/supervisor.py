@@ -23,6 +23,7 @@ import structlog
 from fennel_core.bank.registry import PartitionReport, Registry, RegistryState, Slot
 from fennel_core.connections.errors import ConnectionsError, ObjectStoreUnavailable
 from fennel_core.engine.errors import BrokerError, EpochSuperseded, ProducerFenced, StateUnusable
+from fennel_core.engine.local_state import LocalStateGarbage
 from fennel_core.engine.runner import Runner
 from fennel_core.engine.runner_factory import RunnerFactory
 from fennel_core.hangar.store import HangarCorrupt
@@ -105,6 +106,7 @@ class Supervisor:
     clock: MonotonicClock
     lease_ms: Millis
     poll_ms: int
+    garbage: LocalStateGarbage
     hosted: dict[JobPartition, HostedPartition] = field(default_factory=dict)
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -156,17 +158,18 @@ class Supervisor:
 
     async def tick(self) -> None:
         """Read the registry once and act on it."""
-        # Listed before the registry is read: local state of a job that the registry does not know
-        # afterwards is orphaned.
-        stored = self.runner_factory.jobs_with_state()
+        # Listed before the registry is read: the state of a job that is new by then is not unknown.
+        stored, asked_ms = self.runner_factory.jobs_with_state(), self.clock.monotonic_ms()
         seen = await self.registry.read(self.slot.id)
+        read_ms = self.clock.monotonic_ms()
         if seen.stopping:
             self.stop.set()
             return
         self._warn_if_superseded(seen)
         async with self._changing:
             await self._act(*self._decisions(seen))
-        for job in stored - {entry.id for entry in seen.jobs}:
+        for job in self.garbage.to_delete(stored, seen.jobs, asked_ms, read_ms):
+            log.info("local state is deleted", job=job, slot=self.slot.id)
             await self.runner_factory.delete_state(job)
 
     def _warn_if_superseded(self, seen: RegistryState) -> None:

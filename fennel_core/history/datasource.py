@@ -37,6 +37,7 @@ from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.spec import Catalog, DatasetView
 from fennel_core.connections import erasures, postgres, s3, tokens
 from fennel_core.connections.erasures import ErasedKeys
+from fennel_core.connections.installation import installation_of, key_prefix
 from fennel_core.connections.postgres import Pool
 from fennel_core.history import asof, parquet
 from fennel_core.history.errors import ReadFailed
@@ -85,13 +86,14 @@ class ReadRequest:
 @dataclass
 class ReadPartition(InputPartition):  # type: ignore[misc]  # pyspark is not typed for strict checking
     """One partition of the dataset's topic: its files in order, then the tail [tail_first,
-    tail_end).
+    tail_end). `root`: the prefix of the files' keys.
     """
 
     partition: TopicPartition
     files: tuple[HistoryFile, ...]
     tail_first: Offset
     tail_end: Offset
+    root: str
 
 
 def parse_options(options: Mapping[str, str], now: datetime) -> ReadRequest:
@@ -196,6 +198,7 @@ async def plan_read(
         )
         bounds = await asyncio.to_thread(TopicReader(settings).bounds, [view.topic])
         rows = PostgresHistoryFiles(pool)
+        root = key_prefix(settings.s3_prefix, await installation_of(pool))
         parts = []
         for partition, bound in sorted(bounds.items()):
             files = await rows.files(*partition, upto=bound.end)
@@ -203,7 +206,9 @@ async def plan_read(
             useful = tuple(
                 file for file in files if file.min_ts is not None and file.min_ts <= request.as_of
             )
-            parts.append(ReadPartition(partition, useful, max(covered, bound.first), bound.end))
+            parts.append(
+                ReadPartition(partition, useful, max(covered, bound.first), bound.end, root)
+            )
     return view, erased, parts
 
 
@@ -281,7 +286,7 @@ def read_versions(settings: Settings, part: ReadPartition, schema: Schema) -> pl
         )
     ]
     for file in part.files:
-        body = s3.get(client, settings.s3_bucket, file.object_key)
+        body = s3.get(client, settings.s3_bucket, part.root + file.object_key)
         if body is None:
             raise ReadFailed(
                 f"object {file.object_key} is missing from bucket `{settings.s3_bucket}`; restore "

@@ -17,17 +17,23 @@ from typing import Final
 
 import structlog
 
-from fennel_core.connections import postgres, s3
+from fennel_core.connections import postgres
 from fennel_core.connections.errors import SystemUnavailable
-from fennel_core.connections.s3 import S3ObjectStore
+from fennel_core.connections.garbage import (
+    DeletionLimit,
+    DeletionRefused,
+    PostgresGarbageMarks,
+)
+from fennel_core.connections.installation import installation_objects, require_ownership
 from fennel_core.history.backlog import RollRule
 from fennel_core.history.errors import RollFailed
 from fennel_core.history.kafka import TopicReader
 from fennel_core.history.postgres import PostgresHistoryFiles
+from fennel_core.history.pruning import prune_history
 from fennel_core.history.spark import SparkRoller
 from fennel_core.history.store import HistoryTotals
 from fennel_core.history.topics import HistoryTopics
-from fennel_core.history.writer import HistoryWriter, PassResult, prune_history
+from fennel_core.history.writer import HistoryWriter, PassResult
 from fennel_core.settings.model import Settings
 from fennel_core.telemetry import logs, metrics
 from fennel_core.telemetry.health import HealthEndpoint
@@ -50,6 +56,10 @@ ROUNDS = metrics.counter(
     "fennel_history_rounds",
     "Rounds of the history writer by outcome: `done` or `failed`.",
     ("outcome",),
+)
+PRUNING_REFUSED = metrics.gauge(
+    "fennel_history_pruning_refused",
+    "1 if the last pruning of history would have deleted more than the limit, else 0.",
 )
 ROUND_SECONDS = metrics.histogram(
     "fennel_history_round_seconds", "Time of one round of the history writer."
@@ -102,26 +112,35 @@ async def run_history(settings: Settings) -> None:
     stop = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
-    state, roller = _State(), SparkRoller(settings)
     async with postgres.pool(
         settings.postgres_dsn.get_secret_value(), name=PROCESS, size=2
     ) as pool:
+        await require_ownership(settings, pool, None)
+        state, roller = _State(), SparkRoller(settings, installation_objects(settings, pool))
         files, topics = PostgresHistoryFiles(pool), HistoryTopics(pool)
         rule = RollRule(settings.history_file_records, settings.history_max_wait_s)
         writer = HistoryWriter(
             files, topics, TopicReader(settings).bounds, roller, rule, time.monotonic
         )
-        objects = S3ObjectStore(s3.client(settings), settings.s3_bucket)
+        marks = PostgresGarbageMarks(pool)
         grace = timedelta(milliseconds=settings.history_grace_ms)
+        limit = DeletionLimit(settings.garbage_items, settings.garbage_percent)
 
         async def pruning() -> None:
             while True:
                 await asyncio.sleep(grace.total_seconds())
+                # The owner is checked again: it must be proven when something is deleted.
+                objects = installation_objects(settings, pool)
                 try:
-                    done = await prune_history(files, topics, objects, grace)
-                    log.info("history pruned", topics=done.topics, objects=done.objects)
+                    done = await prune_history(files, topics, objects, marks, grace, limit)
                 except SystemUnavailable as unavailable:
                     log.warning("history pruning failed; retrying later", reason=str(unavailable))
+                except DeletionRefused as refused:
+                    PRUNING_REFUSED.set(1)
+                    log.error("history pruning was refused", reason=str(refused))
+                else:
+                    PRUNING_REFUSED.set(0)
+                    log.info("history pruned", topics=done.topics, objects=done.objects)
 
         server = await HealthEndpoint(PROCESS, {"rounds": state.check}).serve(
             settings.host, settings.history_port

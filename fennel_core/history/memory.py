@@ -1,9 +1,8 @@
-"""The index of history in memory, with a clock that tests control."""
+"""The index of history in memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Collection, Mapping, Sequence
 
 from fennel_core.history.store import HistoryFile, HistoryTotals
 from fennel_core.vocab.ids import Offset, PartitionIndex, TopicName, TopicPartition
@@ -12,10 +11,8 @@ from fennel_core.vocab.ids import Offset, PartitionIndex, TopicName, TopicPartit
 class MemoryHistoryFiles:
     """`HistoryFiles` in memory."""
 
-    def __init__(self, now: Callable[[], datetime]) -> None:
-        self._now = now
+    def __init__(self) -> None:
         self._rows: dict[TopicPartition, list[HistoryFile]] = {}
-        self._orphaned: dict[TopicName, datetime] = {}
 
     async def ends(self, topics: Collection[TopicName]) -> Mapping[TopicPartition, Offset]:
         return {
@@ -65,18 +62,7 @@ class MemoryHistoryFiles:
             for topic, of in by_topic.items()
         }
 
-    async def orphaned_topics(self, alive: Collection[TopicName]) -> Mapping[TopicName, datetime]:
-        found = {topic for topic, _ in self._rows} - set(alive)
-        self._orphaned = {topic: self._orphaned.get(topic, self._now()) for topic in found}
-        return dict(self._orphaned)
-
-    async def now(self) -> datetime:
-        return self._now()
-
     async def remove(self, topics: Sequence[TopicName]) -> None:
         self._rows = {
             partition: rows for partition, rows in self._rows.items() if partition[0] not in topics
-        }
-        self._orphaned = {
-            topic: since for topic, since in self._orphaned.items() if topic not in topics
         }

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
-from datetime import datetime
 from typing import Any, Final, LiteralString, cast
 
 from fennel_core.connections import postgres
@@ -49,15 +48,10 @@ KEYS: Final = "SELECT object_key FROM history_file WHERE topic = %s"
 TOTALS: Final = (
     "SELECT topic, count(*), sum(row_count), sum(size_bytes) FROM history_file GROUP BY topic"
 )
-DELETE_ORPHANS: Final = "DELETE FROM history_orphan WHERE topic = ANY(%s)"
-INSERT_ORPHANS: Final = """
-    INSERT INTO history_orphan (topic)
-    SELECT DISTINCT topic FROM history_file WHERE topic <> ALL(%s) ON CONFLICT DO NOTHING
-"""
 
 
 class PostgresHistoryFiles:
-    """`HistoryFiles` in the tables `history_file` and `history_orphan`."""
+    """`HistoryFiles` in the table `history_file`."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -89,23 +83,11 @@ class PostgresHistoryFiles:
             for topic, files, count, size in await self._rows(TOTALS)
         }
 
-    async def orphaned_topics(self, alive: Collection[TopicName]) -> Mapping[TopicName, datetime]:
-        async with postgres.connection_of(self._pool) as connection, connection.transaction():
-            await connection.execute(DELETE_ORPHANS, (list(alive),))
-            await connection.execute(INSERT_ORPHANS, (list(alive),))
-            cursor = await connection.execute("SELECT topic, seen_at FROM history_orphan")
-            rows = await cursor.fetchall()
-        return {TopicName(str(topic)): cast(datetime, since) for topic, since in rows}
-
-    async def now(self) -> datetime:
-        return await postgres.now(self._pool)
-
     async def remove(self, topics: Sequence[TopicName]) -> None:
-        async with postgres.connection_of(self._pool) as connection, connection.transaction():
+        async with postgres.connection_of(self._pool) as connection:
             await connection.execute(
                 "DELETE FROM history_file WHERE topic = ANY(%s)", (list(topics),)
             )
-            await connection.execute(DELETE_ORPHANS, (list(topics),))
 
     async def _rows(
         self, statement: LiteralString, values: tuple[object, ...] | Mapping[str, object] = ()

@@ -29,6 +29,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from fennel_core.connections import s3
+from fennel_core.connections.installation import InstallationObjects
 from fennel_core.connections.kafka import CONTROL_HEADER
 from fennel_core.connections.spark import JVM_EXIT_ERRORS, session_builder
 from fennel_core.history.backlog import Backlog
@@ -82,8 +83,8 @@ class SparkRoller:
     Spark starts with the first partition that is due, so a platform without rows runs no JVM.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    def __init__(self, settings: Settings, objects: InstallationObjects) -> None:
+        self._settings, self._objects = settings, objects
         self._spark: SparkSession | None = None
 
     async def roll(
@@ -102,10 +103,12 @@ class SparkRoller:
         def publish(files: list[HistoryFile], batch_ends: Mapping[TopicPartition, Offset]) -> None:
             asyncio.run_coroutine_threadsafe(publisher.publish(files, batch_ends), loop).result()
 
-        await asyncio.to_thread(self._run, due, layouts, history_ends, publish)
+        root = await self._objects.root()
+        await asyncio.to_thread(self._run, root, due, layouts, history_ends, publish)
 
     def _run(
         self,
+        root: str,
         due: Mapping[TopicPartition, Backlog],
         layouts: Mapping[TopicName, TopicLayout],
         history_ends: HistoryEnds,
@@ -116,7 +119,7 @@ class SparkRoller:
                 # Checkpoints of queries that died with their process.
                 shutil.rmtree(checkpoints(self._settings), ignore_errors=True)
                 self._spark = session(self._settings)
-            run_query(self._spark, self._settings, due, layouts, history_ends, publish)
+            run_query(self._spark, self._settings, root, due, layouts, history_ends, publish)
         except PySparkException as failed:
             raise RollFailed(_first_lines(failed)) from failed
         except JVM_EXIT_ERRORS as gone:
@@ -176,6 +179,7 @@ def checkpoints(settings: Settings) -> Path:
 def run_query(
     spark: SparkSession,
     settings: Settings,
+    root: str,
     due: Mapping[TopicPartition, Backlog],
     layouts: Mapping[TopicName, TopicLayout],
     history_ends: HistoryEnds,
@@ -183,6 +187,7 @@ def run_query(
 ) -> None:
     """Roll the partitions in `due`; block until their rows are added.
 
+    `root`: the prefix of the installation's keys, which rows do not contain.
     Raises pyspark's errors; rows that were added by then stay.
     """
     checkpoint = checkpoints(settings) / uuid.uuid4().hex
@@ -191,7 +196,7 @@ def run_query(
         ends = batch_ends(checkpoint, number)
         plan = RollPlan(history_ends(list(ends)), ends, layouts, settings.history_file_bytes)
         rolled = frame.select("topic", "partition", "offset", "value").mapInArrow(
-            worker_task(settings, plan), SCHEMA
+            worker_task(settings, root, plan), SCHEMA
         )
         publish(decode_proposals(rolled.toArrow()), ends)
 
@@ -249,19 +254,19 @@ def batch_ends(checkpoint: Path, number: int) -> dict[TopicPartition, Offset]:
 
 
 def worker_task(
-    settings: Settings, plan: RollPlan
+    settings: Settings, root: str, plan: RollPlan
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return the function that workers run over their share of a batch; it is self-contained."""
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return encode_proposals(roll(records_of(batches), plan, partial(_put, settings)))
+        return encode_proposals(roll(records_of(batches), plan, partial(_put, settings, root)))
 
     return work
 
 
-def _put(settings: Settings, key: str, body: bytes) -> None:
+def _put(settings: Settings, root: str, key: str, body: bytes) -> None:
     # Keys are unique, so a key that exists is an earlier attempt whose response was lost.
-    s3.put_new(_client(settings), settings.s3_bucket, key, body)
+    s3.put_new(_client(settings), settings.s3_bucket, root + key, body)
 
 
 @lru_cache(maxsize=1)

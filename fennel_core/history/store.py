@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Protocol
 
 from fennel_core.vocab.ids import Micros, Offset, PartitionIndex, TopicName, TopicPartition
@@ -81,17 +80,6 @@ class HistoryFiles(Protocol):
 
     async def totals(self) -> Mapping[TopicName, HistoryTotals]:
         """Return what history holds, by topic; topics without rows are absent."""
-        ...
-
-    async def orphaned_topics(self, alive: Collection[TopicName]) -> Mapping[TopicName, datetime]:
-        """Return the topics with rows that are not in `alive`, and since when.
-
-        The time is the database's: that of the first call that found the topic missing.
-        """
-        ...
-
-    async def now(self) -> datetime:
-        """Return the current time of the clock that `orphaned_topics` uses."""
         ...
 
     async def remove(self, topics: Sequence[TopicName]) -> None:

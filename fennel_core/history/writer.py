@@ -11,16 +11,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Final, Protocol
 
 import structlog
 
-from fennel_core.connections.object_store import ObjectStore, orphans
 from fennel_core.history.backlog import Backlog, RollRule, backlogs, due_partitions
 from fennel_core.history.errors import RollFailed
 from fennel_core.history.kafka import LogBounds
-from fennel_core.history.roll import PREFIX, TopicLayout, topic_of_key, topic_prefix
+from fennel_core.history.roll import TopicLayout
 from fennel_core.history.store import HistoryFile, HistoryFiles, HistoryTotals
 from fennel_core.vocab.ids import Offset, TopicName, TopicPartition
 
@@ -159,40 +157,3 @@ class HistoryWriter:
             now_s,
         )
         return bounds
-
-
-@dataclass(frozen=True, slots=True)
-class PrunedHistory:
-    """How many topics and objects were deleted."""
-
-    topics: int
-    objects: int
-
-
-async def prune_history(
-    files: HistoryFiles, topics: TopicSource, objects: ObjectStore, grace: timedelta
-) -> PrunedHistory:
-    """Delete rows of topics that have been gone for `grace`, and orphans older than `grace`.
-
-    Rows are deleted first: an object without a row is found by listing, but a row without its
-    object would be a gap in what history claims to hold.
-    """
-    now = await files.now()
-    gone = [
-        topic
-        for topic, since in (await files.orphaned_topics(await topics.alive())).items()
-        if since < now - grace
-    ]
-    if gone:
-        await files.remove(gone)
-        log.info("history of deleted topics was deleted", topics=gone)
-    stored = await objects.list_objects(f"{PREFIX}/")
-    deleted = 0
-    for topic in sorted({topic_of_key(each.key) for each in stored}):
-        # Listed before the rows are read: an object that got its row in between is referenced.
-        of_topic = [each for each in stored if each.key.startswith(topic_prefix(topic))]
-        orphaned = orphans(of_topic, await files.keys(topic), grace, now)
-        for start in range(0, len(orphaned), DELETE_BATCH):
-            await objects.delete(orphaned[start : start + DELETE_BATCH])
-        deleted += len(orphaned)
-    return PrunedHistory(len(gone), deleted)

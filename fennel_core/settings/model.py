@@ -161,6 +161,12 @@ class BackendSettings(BaseSettings):
         min_length=3,
         description="Bucket for snapshots and history (at least three letters).",
     )
+    s3_prefix: str = Field(
+        "",
+        description="First part of every key in the bucket, so that several installations can "
+        "share it; each needs its own. Ends with `/`, like `staging/`, or is empty.",
+        pattern=r"^([A-Za-z0-9._-]+/)*$",
+    )
     s3_access_key: str = Field("fennel", description="Access key of the bucket's user.")
     s3_secret_key: SecretStr = Field(SecretStr(""), description="Secret key of the bucket's user.")
     airflow_url: str = Field(
@@ -353,6 +359,25 @@ class LimitSettings(BaseSettings):
         HOUR_MS,
         gt=0,
         description="A superseded snapshot is deleted after this, ms: a restore may be reading it.",
+    )
+    state_grace_ms: int = Field(
+        HOUR_MS,
+        gt=0,
+        description="Local state of a job that the registry does not know is deleted after this, "
+        "ms; that of a job that was removed, at once.",
+    )
+    garbage_items: int = Field(
+        20,
+        ge=0,
+        description="Jobs or topics unknown to the database whose stored data one run may delete; "
+        "more only if they are at most `garbage_percent` of all.",
+    )
+    garbage_percent: int = Field(
+        20,
+        ge=0,
+        le=100,
+        description="Share of all stored jobs or topics above which a run deletes nothing unknown "
+        "to the database, because the database may be the wrong one. 100 allows everything.",
     )
     drill_schedule: str = Field(
         "0 3 * * *",

@@ -1,6 +1,9 @@
 """Delete snapshots beyond the newest few, snapshots of deleted jobs, and orphaned objects.
 
-Theory. Deletion is the only dangerous step, so it is delayed twice. A snapshot stays until it has
+Theory. Deletion is the only dangerous step, so it is delayed twice. A job that the registry does
+not list, or of which no snapshot is known, is marked by one run and deleted by a later one that
+still finds it so after the grace period, within the limit of `connections.garbage`: the database
+may be the wrong one. A snapshot stays until it has
 been beyond the newest `keep` for a whole grace period: a restore from it may have started just
 before. An object is deleted only when no kept snapshot refers to it and it is older than the grace
 period: it may belong to a snapshot whose manifest is not written yet. The pointer goes before the
@@ -12,9 +15,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Final
 
 import structlog
 
+from fennel_core.connections.garbage import DeletionLimit, GarbageMarks, due_for_deletion
 from fennel_core.connections.object_store import StoredObject, orphans
 from fennel_core.snapshots.errors import SnapshotCorrupt
 from fennel_core.snapshots.store import Pointer
@@ -22,6 +27,8 @@ from fennel_core.snapshots.transfer import PREFIX, SnapshotContext, partition_of
 from fennel_core.vocab.ids import JobPartition
 
 log = structlog.get_logger(__name__)
+
+JOBS: Final = "snapshot-job"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,27 +64,38 @@ def plan_pruning(
     return PruningPlan(tuple(p for p in pointers if p not in surplus), tuple(surplus))
 
 
-async def prune_snapshots(context: SnapshotContext, keep: int, grace: timedelta) -> PrunedSnapshots:
+async def prune_snapshots(
+    context: SnapshotContext,
+    marks: GarbageMarks,
+    keep: int,
+    grace: timedelta,
+    limit: DeletionLimit,
+) -> PrunedSnapshots:
     """Delete surplus snapshots, snapshots of deleted jobs, and objects without a reference.
 
-    The whole bucket is listed, so objects of an upload that never got its pointer are deleted too,
-    whether their job still exists or not. Raises SystemUnavailable.
+    All objects are listed, so those of an upload that never got its pointer are deleted too,
+    whether their job still exists or not. Raises SystemUnavailable, and DeletionRefused before
+    anything is deleted.
     """
     # Objects are listed before the pointers are read: what is listed now and referenced by a later
     # snapshot is reused from a snapshot that is kept.
-    stored: dict[JobPartition, list[StoredObject]] = {
-        partition: [] for partition in await context.pointers.partitions()
-    }
+    stored: dict[JobPartition, list[StoredObject]] = {}
     for each in await context.objects.list_objects(f"{PREFIX}/"):
         if (partition := partition_of_key(each.key)) is not None:
             stored.setdefault(partition, []).append(each)
+    pointed = set(await context.pointers.partitions())
     jobs, now = await context.pointers.jobs(), await context.pointers.now()
+    present = {job for job, _ in stored.keys() | pointed}
+    known = jobs & {job for job, _ in pointed}
+    absent_for = await marks.mark(JOBS, present - known)
+    gone = set(due_for_deletion(JOBS, absent_for, len(present), grace, limit))
     done = []
-    for partition, objects in stored.items():
-        if partition[0] in jobs:
-            done.append(await _prune_partition(context, partition, objects, keep, grace, now))
-        else:
+    for partition in sorted(stored.keys() | pointed):
+        objects = stored.get(partition, [])
+        if partition[0] in gone:
             done.append(await _delete_partition(context, partition, objects, grace, now))
+        elif partition[0] in known:
+            done.append(await _prune_partition(context, partition, objects, keep, grace, now))
     return PrunedSnapshots(sum(each.snapshots for each in done), sum(each.objects for each in done))
 
 

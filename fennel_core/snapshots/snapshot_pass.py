@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final, cast
 
-from fennel_core.connections import postgres, s3
+from fennel_core.connections import postgres
 from fennel_core.connections.frames import Channel
-from fennel_core.connections.s3 import S3ObjectStore
+from fennel_core.connections.garbage import DeletionLimit, PostgresGarbageMarks
+from fennel_core.connections.installation import installation_objects
 from fennel_core.settings.model import Settings
 from fennel_core.snapshots.errors import SnapshotPassFailed
 from fennel_core.snapshots.postgres import PostgresPointers
@@ -107,7 +108,10 @@ def raise_on_failures(results: Sequence[SnapshotResult]) -> None:
 
 
 def run_pruning(settings: Settings) -> PrunedSnapshots:
-    """Prune snapshots as the settings say; SystemUnavailable if S3 or Postgres cannot be used."""
+    """Prune snapshots as the settings say.
+
+    Raises SystemUnavailable if S3 or Postgres cannot be used, DeletionRefused beyond the limit.
+    """
     return asyncio.run(_prune(settings))
 
 
@@ -127,9 +131,10 @@ async def _prune(settings: Settings) -> PrunedSnapshots:
     async with postgres.pool(
         settings.postgres_dsn.get_secret_value(), name="snapshots", size=1
     ) as pool:
-        objects = S3ObjectStore(s3.client(settings), settings.s3_bucket)
         return await prune_snapshots(
-            SnapshotContext(objects, PostgresPointers(pool)),
+            SnapshotContext(installation_objects(settings, pool), PostgresPointers(pool)),
+            PostgresGarbageMarks(pool),
             settings.snapshots_kept,
             timedelta(milliseconds=settings.snapshot_grace_ms),
+            DeletionLimit(settings.garbage_items, settings.garbage_percent),
         )

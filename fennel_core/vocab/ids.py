@@ -15,6 +15,7 @@ AssetId = NewType("AssetId", str)
 JobId = NewType("JobId", str)
 """The asset id of a job."""
 TopicName = NewType("TopicName", str)
+InstallationId = NewType("InstallationId", str)
 SlotId = NewType("SlotId", str)
 """One process of a slot."""
 SlotName = NewType("SlotName", str)

@@ -6,3 +6,11 @@ DECLARE
 BEGIN
     EXECUTE format('ALTER SEQUENCE asset_incarnation MINVALUE %s START WITH %s RESTART WITH %s', first, first, first);
 END $$;
+
+-- The identity of this installation: the first part of every key on S3 and of the path of local states (connections/installation.py). A
+-- backup keeps it; give a copy that runs beside the original an id of its own.
+CREATE TABLE installation (
+    only_row    boolean PRIMARY KEY DEFAULT true CHECK (only_row),
+    id          text NOT NULL
+);
+INSERT INTO installation (id) SELECT substr(replace(gen_random_uuid()::text, '-', ''), 1, 16);

@@ -16,7 +16,9 @@ CREATE TABLE history_file (
     CHECK (0 <= first_offset AND first_offset < next_offset)
 );
 
-CREATE TABLE history_orphan (                          -- topics with history that the bank no longer lists, with the time this was first seen: late deletion
-    topic        text PRIMARY KEY,
-    seen_at      timestamptz NOT NULL DEFAULT now()
+CREATE TABLE garbage (                                 -- stored things that the database does not know: deleted late (connections/garbage.py)
+    kind         text NOT NULL,
+    name         text NOT NULL,
+    seen_at      timestamptz NOT NULL DEFAULT now(),   -- absent without interruption since then
+    PRIMARY KEY (kind, name)
 );

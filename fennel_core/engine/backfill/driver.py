@@ -25,8 +25,8 @@ from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.spec import Job
 from fennel_core.connections import postgres, s3
 from fennel_core.connections.errors import SystemUnavailable
+from fennel_core.connections.installation import installation_objects
 from fennel_core.connections.postgres import Pool
-from fennel_core.connections.s3 import S3ObjectStore
 from fennel_core.engine.backfill.batch import Share, compute
 from fennel_core.engine.backfill.manifest import PREFIX as OBJECTS
 from fennel_core.engine.backfill.manifest import (
@@ -65,6 +65,8 @@ class BackfillTask:
     files: tuple[tuple[str, ...], ...]
     """Per input: keys of its files in order of offsets."""
     prefix: str
+    root: str
+    """Prefix of the installation's keys, which files and `prefix` do not contain."""
 
 
 async def run_driver(
@@ -110,7 +112,7 @@ class BackfillDriver:
         self._context, self._settings, self._queue = context, settings, queue
         self._environment = dict(environment)
         self._registry, self._files = PostgresRegistry(pool), PostgresHistoryFiles(pool)
-        self._objects = S3ObjectStore(s3.client(settings), settings.s3_bucket)
+        self._objects = installation_objects(settings, pool)
 
     async def serve(self, job: JobId, part: PartitionIndex) -> None:
         """Compute one backfill; a failure is recorded in its row or left to the next claim."""
@@ -150,10 +152,11 @@ class BackfillDriver:
         job = stored_names.loads(stored, Job)
         found = [await self._files.files(topic, part) for topic in job.inputs]
         prefix = attempt_prefix(job.id, part, uuid.uuid4().hex)
+        root = await self._objects.root()
         shares = max(1, self._settings.engine_spare_slots // job.partitions)
         files = tuple(tuple(file.object_key for file in files if file.row_count) for files in found)
         tasks = [
-            BackfillTask(stored, part, Share(number, shares), files, f"{prefix}/{number}")
+            BackfillTask(stored, part, Share(number, shares), files, f"{prefix}/{number}", root)
             for number in range(shares)
         ]
         rows = sum(file.row_count for files in found for file in files)
@@ -218,7 +221,7 @@ def stage(settings: Settings, task: BackfillTask) -> Iterator[tuple[str, str]]:
     scratch = Path(tempfile.mkdtemp(prefix="backfill-", dir=settings.data_dir))
 
     def fetch(key: str) -> Any:
-        body = s3.get(client, settings.s3_bucket, key)
+        body = s3.get(client, settings.s3_bucket, task.root + key)
         if body is None:
             raise FileNotFoundError(f"history file {key} is missing from the bucket")
         return decode_file(body)
@@ -230,7 +233,7 @@ def stage(settings: Settings, task: BackfillTask) -> Iterator[tuple[str, str]]:
             compute(job, PartitionIndex(task.part), task.share, task.files, fetch, hangar)
         ):
             body, key = encode_chunk(chunk.outgoing, chunk.puts), f"{task.prefix}-{number}"
-            s3.put_new(client, settings.s3_bucket, key, body)
+            s3.put_new(client, settings.s3_bucket, task.root + key, body)
             yield key, digest(body)
     finally:
         hangar.close()

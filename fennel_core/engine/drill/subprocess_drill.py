@@ -26,8 +26,8 @@ import polars as pl
 from rocksdict import Cache
 
 from fennel_core.blueprints.spec import Job
-from fennel_core.connections import postgres, s3
-from fennel_core.connections.s3 import S3ObjectStore
+from fennel_core.connections import postgres
+from fennel_core.connections.installation import installation_objects
 from fennel_core.engine.backfill.client import QueuedBackfillClient
 from fennel_core.engine.backfill.queue import BackfillQueue
 from fennel_core.engine.drill.compare import drill_partition
@@ -75,8 +75,16 @@ class DrillTask:
 class DrillRunner:
     """The slot's side of drills."""
 
-    def __init__(self, settings: Settings, context: SnapshotContext, pool: WorkerPool) -> None:
-        self._settings, self._context, self._pool = settings, context, pool
+    def __init__(
+        self, settings: Settings, state_dir: Path, context: SnapshotContext, pool: WorkerPool
+    ) -> None:
+        """`state_dir`: the installation's folder of local states."""
+        self._settings, self._state_dir, self._context, self._pool = (
+            settings,
+            state_dir,
+            context,
+            pool,
+        )
         self._one_at_a_time = asyncio.Lock()
 
     async def run(self, runner: Runner, max_bytes: int) -> DrillFinding:
@@ -86,7 +94,7 @@ class DrillRunner:
         OSError.
         """
         job, part = runner.job, PartitionIndex(runner.part)
-        folder = self._settings.state_dir / job.id / f"drill-{part}-{runner.epoch}"
+        folder = self._state_dir / job.id / f"drill-{part}-{runner.epoch}"
         async with self._one_at_a_time:
             # Read before the copy is made, so that the copy is not behind the snapshot.
             pointers = await self._context.pointers.of(job.id, part)
@@ -156,9 +164,7 @@ async def _run_drill(task: DrillTask) -> DrillFinding:
     ) as pool:
         broker = KafkaBroker(settings)
         try:
-            context = SnapshotContext(
-                S3ObjectStore(s3.client(settings), settings.s3_bucket), PostgresPointers(pool)
-            )
+            context = SnapshotContext(installation_objects(settings, pool), PostgresPointers(pool))
 
             async def sleep(ms: int) -> None:
                 await asyncio.sleep(ms / 1000)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime
 
 import pytest
 
@@ -19,7 +18,7 @@ __all__ = ["database", "empty_database", "postgres_server"]
 @pytest.fixture(params=["memory", "postgres"])
 async def files(request: pytest.FixtureRequest) -> AsyncIterator[HistoryFiles]:
     if request.param == "memory":
-        yield MemoryHistoryFiles(lambda: datetime.now(UTC))
+        yield MemoryHistoryFiles()
         return
     async with pool(request.getfixturevalue("database"), name="test", size=8) as connections:
         yield PostgresHistoryFiles(connections)

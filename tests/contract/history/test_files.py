@@ -83,26 +83,10 @@ async def test_of_writers_that_race_for_the_same_offset_one_wins(files: HistoryF
     ]
 
 
-async def test_a_topic_is_orphaned_since_it_was_first_missing_until_it_returns(
-    files: HistoryFiles,
-) -> None:
-    for topic in (TOPIC, OTHER):
-        await files.add(file(0, 4, topic=topic))
-    before = await files.now()
-    first = await files.orphaned_topics([OTHER])
-    assert set(first) == {TOPIC}
-    assert before <= first[TOPIC] <= await files.now()
-    assert await files.orphaned_topics([OTHER]) == first
-    assert await files.orphaned_topics([TOPIC, OTHER]) == {}
-    again = await files.orphaned_topics([OTHER])
-    assert again[TOPIC] > first[TOPIC], "its time starts again"
-
-
 async def test_removing_a_topic_deletes_its_rows_only(files: HistoryFiles) -> None:
     mine, theirs = file(0, 4), file(0, 4, topic=OTHER)
     for each in (mine, theirs):
         await files.add(each)
-    await files.orphaned_topics([])
     assert await files.keys(TOPIC) == {mine.object_key}
     await files.remove([TOPIC])
     assert set(await files.totals()) == {OTHER}
@@ -110,7 +94,6 @@ async def test_removing_a_topic_deletes_its_rows_only(files: HistoryFiles) -> No
         frozenset(),
         (),
     )
-    assert set(await files.orphaned_topics([])) == {OTHER}
     assert await files.files(OTHER, PartitionIndex(0)) == (theirs,)
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pytest
+
+from fennel_core.connections.garbage import DeletionLimit, DeletionRefused, MemoryGarbageMarks
 from fennel_core.connections.object_store import ObjectStore
 from fennel_core.snapshots.manifest import StatePosition
-from fennel_core.snapshots.pruning import prune_snapshots
+from fennel_core.snapshots.pruning import PrunedSnapshots, prune_snapshots
 from fennel_core.snapshots.transfer import (
     OwnershipLost,
     RestoredSnapshot,
@@ -24,6 +27,8 @@ from fennel_core.vocab.ids import Epoch, JobId, Offset, PartitionIndex, TopicNam
 from tests.contract.snapshots.conftest import Rows
 
 NUMBERS = itertools.count()
+LIMIT = DeletionLimit(20, 20)
+NOTHING = PrunedSnapshots(0, 0)
 JOB, PART = JobId("w.job.abc.1"), PartitionIndex(2)
 PARTITION = (JOB, PART)
 
@@ -171,6 +176,7 @@ async def test_pruning_keeps_the_newest_and_objects_they_share_with_older_ones(
     objects: ObjectStore, rows: Rows, tmp_path: Path
 ) -> None:
     context = SnapshotContext(objects, rows.pointers)
+    marks = MemoryGarbageMarks(lambda: datetime.now(UTC))
     await rows.own(PARTITION, 1)
     for number in range(1, 5):
         await snapshot(
@@ -179,16 +185,21 @@ async def test_pruning_keeps_the_newest_and_objects_they_share_with_older_ones(
             {"shared.sst": b"shared", f"{number}.sst": str(number).encode()},
             number,
         )
-    assert (await prune_snapshots(context, 2, timedelta(hours=1))).objects == 0, "it is too early"
+    assert (await prune_snapshots(context, marks, 2, timedelta(hours=1), LIMIT)).objects == 0, (
+        "it is too early"
+    )
     await asyncio.sleep(1.1)  # the store's times are in whole seconds
-    done = await prune_snapshots(context, 2, timedelta(0))
+    done = await prune_snapshots(context, marks, 2, timedelta(0), LIMIT)
     assert (done.snapshots, done.objects) == (2, 4), (
         "two manifests and the contents that only they refer to"
     )
     assert len(await rows.pointers.of(JOB, PART)) == 2
     assert (await back(context, tmp_path / "back"))[1] == {"shared.sst": b"shared", "4.sst": b"4"}
     await rows.gone(JOB)
-    assert (await prune_snapshots(context, 2, timedelta(0))).snapshots == 2
+    assert (await prune_snapshots(context, marks, 2, timedelta(0), LIMIT)).snapshots == 0, (
+        "the first run only marks the job"
+    )
+    assert (await prune_snapshots(context, marks, 2, timedelta(0), LIMIT)).snapshots == 2
     assert (await objects.list_objects(""), await rows.pointers.partitions()) == ([], [])
 
 
@@ -196,13 +207,45 @@ async def test_uploads_without_a_pointer_are_pruned_even_if_their_job_is_deleted
     objects: ObjectStore, rows: Rows, tmp_path: Path
 ) -> None:
     context = SnapshotContext(objects, rows.pointers)
+    marks = MemoryGarbageMarks(lambda: datetime.now(UTC))
     await rows.own(PARTITION, 2)
     assert await snapshot(context, tmp_path, {"1.sst": b"zombie"}, 1, epoch=1) == OwnershipLost()
     await rows.gone(JOB)
     assert await rows.pointers.partitions() == []
-    assert (await prune_snapshots(context, 2, timedelta(hours=1))).objects == 0, (
+    assert (await prune_snapshots(context, marks, 2, timedelta(hours=1), LIMIT)).objects == 0, (
         "a pointer may be about to be added"
     )
     await asyncio.sleep(1.1)  # the store's times are in whole seconds
-    assert (await prune_snapshots(context, 2, timedelta(0))).objects == 2
+    assert (await prune_snapshots(context, marks, 2, timedelta(0), LIMIT)).objects == 2
     assert await objects.list_objects("") == []
+
+
+async def test_a_database_without_jobs_deletes_nothing_beyond_the_limit(
+    objects: ObjectStore, rows: Rows, tmp_path: Path
+) -> None:
+    context = SnapshotContext(objects, rows.pointers)
+    marks = MemoryGarbageMarks(lambda: datetime.now(UTC))
+    await rows.own(PARTITION, 1)
+    await snapshot(context, tmp_path, {"1.sst": b"one"}, 1)
+    before = await objects.list_objects("")
+    await rows.gone(JOB)
+    strict = DeletionLimit(0, 20)
+    await prune_snapshots(context, marks, 2, timedelta(0), strict)
+    with pytest.raises(DeletionRefused, match="1 of 1 items of kind `snapshot-job`"):
+        await prune_snapshots(context, marks, 2, timedelta(0), strict)
+    assert await objects.list_objects("") == before
+    assert await rows.pointers.partitions() == [PARTITION]
+
+
+async def test_a_job_that_returns_keeps_its_snapshots(
+    objects: ObjectStore, rows: Rows, tmp_path: Path
+) -> None:
+    now = [datetime.now(UTC)]
+    context, marks = SnapshotContext(objects, rows.pointers), MemoryGarbageMarks(lambda: now[0])
+    await rows.own(PARTITION, 1)
+    await snapshot(context, tmp_path, {"1.sst": b"one"}, 1)
+    for present in (False, True, False):
+        await (rows.own(PARTITION, 1) if present else rows.gone(JOB))
+        now[0] += timedelta(minutes=40)
+        assert await prune_snapshots(context, marks, 2, timedelta(hours=1), LIMIT) == NOTHING
+    assert (await back(context, tmp_path / "back"))[1] == {"1.sst": b"one"}

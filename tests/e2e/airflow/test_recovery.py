@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from rocksdict import Cache
 
-from fennel_core.connections import s3
-from fennel_core.connections.s3 import S3ObjectStore
+from fennel_core.connections.installation import installation_objects
+from fennel_core.connections.postgres import pool
 from fennel_core.engine import state_progress
 from fennel_core.engine.state_progress import STATE_FORMAT
 from fennel_core.hangar.rocks import RocksHangar
@@ -28,6 +28,7 @@ from fennel_core.snapshots.store import Pointer
 from fennel_core.snapshots.transfer import SnapshotContext
 from fennel_core.vocab.ids import Epoch, JobId, PartitionIndex
 from tests.support.airflow import Airflow, call, rows
+from tests.support.installation import own_state
 
 pytestmark = pytest.mark.platform
 UIDS = list(range(20))
@@ -110,7 +111,7 @@ def test_the_recovery_dag_and_command_rebuild_selected_partitions(
     assert run["state"] == "success", log_text
     assert log_text.count("caught up, from snapshot #") == Settings().partitions
     [(job,)] = rows("SELECT id FROM job WHERE workspace = %s", workspace)
-    quarantined = {path.name for path in (Settings().state_dir / str(job)).glob("quarantined-*")}
+    quarantined = {path.name for path in (own_state(Settings()) / str(job)).glob("quarantined-*")}
     assert quarantined == {f"quarantined-{part}" for part in range(Settings().partitions)}, (
         "local state was quarantined, so none of it is used"
     )
@@ -140,9 +141,12 @@ def tampered(workspace: str, work: Path) -> int:
         "WHERE starts_with(job_id, %s) AND part = 0 ORDER BY number DESC LIMIT 1",
         f"{workspace}.",
     )
-    objects = S3ObjectStore(s3.client(Settings()), Settings().s3_bucket)
 
     async def made() -> str:
+        dsn = Settings().postgres_dsn.get_secret_value()
+        async with pool(dsn, name="test", size=1) as connections:
+            objects = installation_objects(Settings(), connections)
+            await objects.root()  # the only use of the database
         tools = SnapshotContext(objects, MemoryPointers(lambda: datetime.now(UTC), {}))
         pointer = Pointer(
             JobId(str(job)),

@@ -140,6 +140,7 @@ async def bench(infra: None, database: str, tmp_path: Path) -> AsyncIterator[Ben
         update={
             "postgres_dsn": SecretStr(database),
             "data_dir": tmp_path,
+            "s3_prefix": f"test-{run}/",
             "run_dir": sockets,
             "lease_ms": 1500,
             "supervisor_poll_ms": 300,

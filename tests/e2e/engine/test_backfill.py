@@ -53,6 +53,7 @@ from fennel_core.vocab.position import Hlc, stamp
 from fennel_core.vocab.schema import Schema
 from fennel_core.vocab.versions import decode, encode_frame
 from fennel_core.wire import operators as wire
+from tests.support.installation import own_prefix, own_state
 from tests.support.polling import eventually
 
 pytestmark = pytest.mark.platform
@@ -122,7 +123,7 @@ class Bench:
     def state(self, job: Job) -> list[state_progress.StateProgress]:
         found = []
         for part in range(PARTITIONS):
-            hangar = RocksHangar(self.settings.state_dir / job.id / str(part), Cache(1 << 20))
+            hangar = RocksHangar(own_state(self.settings) / job.id / str(part), Cache(1 << 20))
             found.append(state_progress.load(hangar))
             hangar.close()
         return found
@@ -180,7 +181,9 @@ async def fill(bench: Bench) -> int:
                 f"history/{bench.topic}/{part}-{start}",
                 Offset(cut[-1][0] + 1),
             )
-            assert s3.put_new(client, bench.settings.s3_bucket, key, body)
+            assert s3.put_new(
+                client, bench.settings.s3_bucket, own_prefix(bench.settings) + key, body
+            )
             times = frame["at"].to_physical()
             times = (Micros(int(times.min())), Micros(int(times.max())))  # type: ignore[arg-type,assignment]  # integers
             file = HistoryFile(
@@ -207,6 +210,7 @@ async def bench(infra: None, database: str, tmp_path: Path) -> AsyncIterator[Ben
             "postgres_dsn": SecretStr(database),
             "data_dir": tmp_path,
             "run_dir": Path("/tmp") / f"fc-{run}",
+            "s3_prefix": f"test-{run}/",
             "supervisor_poll_ms": 300,
         }
     )
@@ -224,10 +228,7 @@ async def bench(infra: None, database: str, tmp_path: Path) -> AsyncIterator[Ben
         yield Bench(settings, broker, pool, topic, names, logs)
     await broker.close()
     client = s3.client(settings)
-    for key in [
-        *stored_keys(client, settings.s3_bucket, f"history/{topic}/"),
-        *stored_keys(client, settings.s3_bucket, f"{PREFIX}/{topic}"),
-    ]:
+    for key in stored_keys(client, settings.s3_bucket, settings.s3_prefix):
         s3.delete(client, settings.s3_bucket, key)
     admin.delete_topics(topics)
 
@@ -372,15 +373,16 @@ async def test_staged_objects_are_deleted_with_their_job(bench: Bench) -> None:
         bench.job("aggregate", "backfill"),
     )
     s3.ensure_bucket(client, bucket)
-    assert s3.put_new(client, bucket, f"{PREFIX}/{job.id}/0/x/0-0", b"chunk")
+    prefix = f"{own_prefix(bench.settings)}{PREFIX}/{job.id}/"
+    assert s3.put_new(client, bucket, f"{prefix}0/x/0-0", b"chunk")
     await bench.register(job)
     queue = BackfillQueue(bench.pool)
     await queue.request(job.id, PartitionIndex(0), 1)
     driver = BackfillDriver(None, bench.settings, {}, bench.pool, queue)  # type: ignore[arg-type]  # tidying runs no Spark job
     await driver.delete_orphans()
-    assert stored_keys(client, bucket, f"{PREFIX}/{job.id}/") != []
+    assert stored_keys(client, bucket, prefix) != []
     async with bench.pool.connection() as connection:
         await connection.execute("DELETE FROM job WHERE id = %s", (job.id,))
     await driver.delete_orphans()
-    assert stored_keys(client, bucket, f"{PREFIX}/{job.id}/") == []
+    assert stored_keys(client, bucket, prefix) == []
     assert await queue.find(job.id, PartitionIndex(0)) is None

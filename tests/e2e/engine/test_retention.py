@@ -11,8 +11,8 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from fennel_core.connections import offsets, s3
+from fennel_core.connections.installation import installation_objects
 from fennel_core.connections.kafka import client_config
-from fennel_core.connections.s3 import S3ObjectStore
 from fennel_core.definition.kafka_retention import KafkaRetention, NeededRecordsCheck
 from fennel_core.engine.errors import OffsetTruncated
 from fennel_core.snapshots.transfer import PREFIX
@@ -55,7 +55,7 @@ async def kept(bench: Bench) -> AsyncIterator[Bench]:
         for name, kind in names.items():
             await connection.execute(ASSET, (name, kind, name))
     yield bench
-    bucket = S3ObjectStore(client, bench.settings.s3_bucket)
+    bucket = installation_objects(bench.settings, bench.pool)
     for job in bench.jobs:
         await bucket.delete([each.key for each in await bucket.list_objects(f"{PREFIX}/{job.id}/")])
 

@@ -15,6 +15,7 @@ from tests.e2e.engine.slot_bench import (
     slot,
     visible,
 )
+from tests.support.installation import own_state
 from tests.support.polling import eventually
 
 pytestmark = pytest.mark.platform
@@ -65,7 +66,7 @@ async def test_a_wait_that_times_out_names_the_partition_that_lags(bench: Bench)
 async def test_a_removed_job_stops_and_leaves_no_local_state(bench: Bench) -> None:
     async with slot(bench, 0):
         await bench.owned(bench.jobs[1], slots=1)
-        state = bench.settings.state_dir / bench.jobs[1].id
+        state = own_state(bench.settings) / bench.jobs[1].id
         assert state.exists()
         async with bench.pool.connection() as connection:
             await connection.execute(

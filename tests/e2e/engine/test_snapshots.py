@@ -13,8 +13,9 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from fennel_core.connections import s3
+from fennel_core.connections.installation import installation_objects
 from fennel_core.connections.kafka import client_config
-from fennel_core.connections.s3 import S3ObjectStore
+from fennel_core.connections.object_store import ObjectStore
 from fennel_core.snapshots.manifest import SnapshotManifest, decode_manifest
 from fennel_core.snapshots.transfer import PREFIX
 from fennel_core.vocab.ids import Offset, TopicName
@@ -34,7 +35,7 @@ Emitted = list[tuple[Offset, bytes]]
 
 @dataclass
 class Bucket:
-    objects: S3ObjectStore
+    objects: ObjectStore
 
     async def manifest(self, key: str) -> SnapshotManifest:
         body = await self.objects.get(key)
@@ -89,7 +90,7 @@ async def test_a_slot_that_lost_its_disk_restores_from_the_snapshot_and_emits_no
     bench.settings = bench.settings.model_copy(update={"lease_ms": 30_000})
     client = s3.client(bench.settings)
     s3.ensure_bucket(client, bench.settings.s3_bucket)
-    bucket = Bucket(S3ObjectStore(client, bench.settings.s3_bucket))
+    bucket = Bucket(installation_objects(bench.settings, bench.pool))
     try:
         async with slot(bench, 0):
             await written(bench, USERS, "Rome")

@@ -228,12 +228,9 @@ class World:
                 "SELECT topic FROM orphan_topic WHERE starts_with(topic, %(w)s || '.')"
             )
         ]
-        folders = {
-            path.name
-            for path in self.settings.state_dir.iterdir()
-            if path.name.startswith(f"{self.workspace}.")
-        }
-        return found + [f"local state of {name} is left" for name in folders - wanted]
+        # Local state is not checked: a slot that was dead while its job was removed keeps it for
+        # FENNEL_STATE_GRACE_MS; the simulation checks that it is then deleted.
+        return found
 
     def expire_leases(self) -> None:
         """Let the leases of all open commits expire."""

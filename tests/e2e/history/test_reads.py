@@ -32,6 +32,7 @@ from tests.e2e.history.world import (
     World,
     expected,
 )
+from tests.support.installation import own_prefix
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(1800)]
 
@@ -52,8 +53,10 @@ class Hand:
         plan = RollPlan(await publisher.history_ends(list(ends)), ends, layouts, file_bytes=20_000)
         log, client = TopicReader(self._world.settings), s3.client(self._world.settings)
 
+        root = own_prefix(self._world.settings)
+
         def put(key: str, body: bytes) -> None:
-            assert s3.put_new(client, self._world.settings.s3_bucket, key, body)
+            assert s3.put_new(client, self._world.settings.s3_bucket, root + key, body)
 
         messages = (
             message

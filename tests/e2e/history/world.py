@@ -40,6 +40,7 @@ from fennel_core.vocab.keys import key_bytes, partition_of
 from fennel_core.vocab.position import Hlc, stamp
 from fennel_core.vocab.schema import Schema
 from fennel_core.vocab.versions import FORMAT_HEADER, arrow_schema, decode, encode
+from tests.support.installation import own_prefix
 from tests.support.s3 import object_keys
 
 WORKSPACE = WorkspaceId("shop")
@@ -224,8 +225,10 @@ class World:
             return {}
 
     def objects(self, name: str = "") -> set[str]:
-        prefix = f"history/{self.topic(name)}/" if name else "history/"
-        return set(object_keys(s3.client(self.settings), self.settings.s3_bucket, prefix))
+        root = own_prefix(self.settings)
+        prefix = f"{root}history/{self.topic(name)}/" if name else f"{root}history/"
+        keys = object_keys(s3.client(self.settings), self.settings.s3_bucket, prefix)
+        return {key.removeprefix(root) for key in keys}
 
     async def history(
         self, name: str, part: int
@@ -234,7 +237,9 @@ class World:
         files = await self.files.files(self.topic(name), PartitionIndex(part))
         client, found = s3.client(self.settings), []
         for file in files:
-            body = s3.get(client, self.settings.s3_bucket, file.object_key)
+            body = s3.get(
+                client, self.settings.s3_bucket, own_prefix(self.settings) + file.object_key
+            )
             assert body is not None, f"{file.object_key} is missing"
             assert len(body) == file.size_bytes
             frame = parquet.decode_file(body)

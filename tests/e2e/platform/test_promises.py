@@ -18,6 +18,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 from fennel_core.connections.kafka import consumer_config
 from fennel_core.settings.model import Settings
+from tests.support.installation import own_state
 from tests.support.polling import eventually
 from tests.support.workspaces import INLINE, Api
 
@@ -70,7 +71,7 @@ async def test_a_deleted_workspace_leaves_nothing(
     await api.good("DELETE", f"/workspaces/{api.workspace}", Authorization=f"Bearer {admin}")
 
     def left() -> list[str]:
-        folders = [path.name for path in settings.state_dir.iterdir()]
+        folders = [path.name for path in own_state(settings).iterdir()]
         return topics_of(api.workspace, settings) + [
             name for name in folders if name.startswith(f"{api.workspace}.")
         ]

@@ -30,6 +30,7 @@ from fennel_core.snapshots.manifest import SnapshotManifest, decode_manifest
 from fennel_core.vocab.ids import Offset
 from tests.conftest import cli
 from tests.e2e.platform.shop import AT_ONCE, KEPT, Shop
+from tests.support.installation import own_prefix
 from tests.support.workspaces import INLINE
 
 pytestmark = [pytest.mark.platform, pytest.mark.usefixtures("platform"), pytest.mark.timeout(600)]
@@ -59,7 +60,7 @@ def snapshots_of(settings: Settings, jobs: list[Job]) -> tuple[Places, set[str]]
             row = connection.execute(newest, (job.id, part)).fetchone()
             assert row is not None, f"{job.title}[{part}] has no snapshot"
             found[(job.id, part)] = decode_manifest(
-                s3.get(client, settings.s3_bucket, row[0]) or b""
+                s3.get(client, settings.s3_bucket, own_prefix(settings) + row[0]) or b""
             )
             keys.add(row[0])
     return found, keys

@@ -61,7 +61,7 @@ def test_a_writer_that_dies_anywhere_and_starts_again_leaves_each_record_once(
     passes: list[Any], limits: tuple[int, int]
 ) -> None:
     async def life() -> None:
-        log, files, objects = MemoryLog(), MemoryHistoryFiles(lambda: NOON), dict[str, bytes]()
+        log, files, objects = MemoryLog(), MemoryHistoryFiles(), dict[str, bytes]()
         writer = process(log, files, objects, limits, iter(()))
         for *appended, deaths in passes:
             for part, sizes in enumerate(appended):
@@ -93,7 +93,7 @@ def test_concurrent_writers_conflict_and_the_survivor_writes_each_record_once(
 ) -> None:
     async def life() -> None:
         log, objects, order = MemoryLog(), dict[str, bytes](), iter(turns)
-        files = Interleaved(lambda: NOON, order)
+        files = Interleaved(order)
         writers = [
             process(log, files, objects, each, fate)
             for each, fate in zip(limits, (iter(()), iter(deaths)), strict=True)
@@ -121,8 +121,8 @@ def test_concurrent_writers_conflict_and_the_survivor_writes_each_record_once(
 class Interleaved(MemoryHistoryFiles):
     """Rows whose users take turns: before each read or write the other writer may go first."""
 
-    def __init__(self, now: Any, turns: Iterator[bool]) -> None:
-        super().__init__(now)
+    def __init__(self, turns: Iterator[bool]) -> None:
+        super().__init__()
         self._turns = turns
 
     async def ends(self, topics: Any) -> Any:

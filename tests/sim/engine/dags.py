@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from fennel_core.connections.errors import ConnectionsError, SystemUnavailable
 from fennel_core.connections.frames import RemoteError
+from fennel_core.connections.garbage import DeletionLimit, MemoryGarbageMarks
+from fennel_core.connections.installation import BucketOfAnotherInstallation
 from fennel_core.connections.slot_protocol import RefusalCode
 from fennel_core.engine.drill.compare import drill_partition
 from fennel_core.engine.drill.subprocess_drill import replay_logic
@@ -30,6 +32,7 @@ from tests.sim.engine.faulty_components import (
     SimBroker,
     restored,
 )
+from tests.sim.engine.model_archive import now
 from tests.sim.engine.model_log import ModelLog
 
 if TYPE_CHECKING:
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
     from tests.sim.engine.world import World
 
 KEPT: Final = 1
+LIMIT: Final = DeletionLimit(20, 20)
 GRACE: Final = timedelta(seconds=25)
 """Grace period of snapshots; longer than any pause of a process."""
 
@@ -93,9 +97,34 @@ class Dags:
                 if items and world.dice.random.random() < 0.5:
                     self._in_the_background(self._copied(living, items))
             try:
-                await prune_snapshots(world.archive.tools(dag), KEPT, GRACE)
+                await self.pruned(dag)
             except SystemUnavailable:
                 continue  # the next round tries again
+
+    async def pruned(self, process: Process) -> None:
+        archive = self._world.archive
+        await prune_snapshots(archive.tools(process), archive.marks, KEPT, GRACE, LIMIT)
+
+    async def strangers(self) -> None:
+        """Let installations that know none of the jobs prune the same bucket, without patience."""
+        world, dag = self._world, Process(self._world.dice)
+        marks = MemoryGarbageMarks(now)
+        while True:
+            await asyncio.sleep(2.0)
+            neighbour, misled = world.archive.strangers(dag)
+            for each in (neighbour, misled):
+                try:
+                    await prune_snapshots(
+                        each, marks, KEPT, timedelta(milliseconds=1), DeletionLimit(0, 100)
+                    )
+                except BucketOfAnotherInstallation:
+                    if each is neighbour:
+                        world.broken.append("a neighbour with another prefix was refused")
+                except SystemUnavailable:
+                    continue  # the next round tries again
+                else:
+                    if each is misled:
+                        world.broken.append("another database pruned this installation's prefix")
 
     def drill(self, living: LiveSlot) -> None:
         for key in list(living.supervisor.hosted):

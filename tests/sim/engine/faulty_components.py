@@ -12,7 +12,7 @@ import asyncio
 import random
 import shutil
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 from zlib import crc32
@@ -74,6 +74,8 @@ class Process:
         self._runs = asyncio.Event()
         self._runs.set()
         self.registry_away_until_ms = 0
+        self.registry_empty_until_ms = 0
+        """Until then it is connected to a database without jobs."""
 
     @property
     def paused(self) -> bool:
@@ -342,7 +344,12 @@ class SimRegistry:
         await self._call(lambda: self._inner.heartbeat(slot, lease_ms))
 
     async def read(self, me: SlotId) -> RegistryState:
-        return await self._call(lambda: self._inner.read(me))
+        return await self._call(lambda: self._read(me))
+
+    async def _read(self, me: SlotId) -> RegistryState:
+        seen = await self._inner.read(me)
+        empty = now_ms() < self._process.registry_empty_until_ms
+        return replace(seen, jobs=()) if empty else seen
 
     async def spec(self, job: JobId) -> bytes | None:
         return await self._call(lambda: self._inner.spec(job))
@@ -472,6 +479,8 @@ class Machine:
 
     root: Path
     disk: dict[JobPartition, DiskHangar] = field(default_factory=dict)
+    forgotten: set[JobId] = field(default_factory=set)
+    """Jobs whose local state a slot has deleted."""
 
     def open(self, key: JobPartition, process: Process) -> DiskHangar:
         place, before = self._place(key), self.disk.get(key)
@@ -492,6 +501,7 @@ class Machine:
         return {JobId(path.name) for path in self.root.iterdir()}
 
     def forget(self, job: JobId) -> None:
+        self.forgotten.add(job)
         for key in [key for key in self.disk if key[0] == job]:
             if (held := self.disk[key].holder) is None or not held.alive:
                 del self.disk[key]

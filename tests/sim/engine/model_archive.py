@@ -8,22 +8,37 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Final
 
 from fennel_core.connections.errors import SystemUnavailable
+from fennel_core.connections.garbage import MemoryGarbageMarks
+from fennel_core.connections.installation import InstallationObjects, key_prefix
 from fennel_core.connections.object_store import MemoryObjectStore, StoredObject
 from fennel_core.snapshots import manifest as manifests
 from fennel_core.snapshots.memory import MemoryPointers
 from fennel_core.snapshots.store import Pointer
 from fennel_core.snapshots.transfer import SnapshotContext
-from fennel_core.vocab.ids import Epoch, JobId, JobPartition, PartitionIndex
+from fennel_core.vocab.ids import Epoch, InstallationId, JobId, JobPartition, PartitionIndex
 from tests.sim.engine.faulty_components import Process
 from tests.sim.engine.virtual_time import now_ms
 
 BEGINNING = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+INSTALLATION: Final = InstallationId("sim")
+NEIGHBOUR: Final = InstallationId("neighbour")
+ROOT: Final = key_prefix("", INSTALLATION)
+
+
+def _always(installation: InstallationId) -> Callable[[], Awaitable[InstallationId]]:
+    async def identify() -> InstallationId:
+        return installation
+
+    return identify
 
 
 def now() -> datetime:
@@ -45,26 +60,51 @@ class ModelArchive:
 
     def __post_init__(self) -> None:
         self.pointers = MemoryPointers(now, {})
+        self.marks = MemoryGarbageMarks(now)
+
+    async def claim(self) -> None:
+        """Claim the bucket, as the first start of the platform does."""
+        await InstallationObjects(self.objects, "", _always(INSTALLATION)).root()
 
     def tools(self, process: Process) -> SnapshotContext:
         """Return the archive as a process reaches it."""
-        return SnapshotContext(SimObjects(process, self.objects), SimPointers(process, self))
+        return SnapshotContext(
+            InstallationObjects(SimObjects(process, self.objects), "", _always(INSTALLATION)),
+            SimPointers(process, self),
+        )
+
+    def strangers(self, process: Process) -> tuple[SnapshotContext, SnapshotContext]:
+        """Return the bucket as two other databases reach it: with a prefix of its own, and with
+        that of this installation.
+        """
+        objects = SimObjects(process, self.objects)
+        return (
+            SnapshotContext(
+                InstallationObjects(objects, "neighbour/", _always(NEIGHBOUR)),
+                MemoryPointers(now, {}),
+            ),
+            SnapshotContext(
+                InstallationObjects(objects, "", _always(NEIGHBOUR)), MemoryPointers(now, {})
+            ),
+        )
 
     def rot(self, chosen: random.Random) -> None:
         """Truncate or remove an object."""
-        if not self.objects.contents:
+        stored = sorted(key for key in self.objects.contents if key.startswith(ROOT))
+        if not stored:
             return
-        key = chosen.choice(sorted(self.objects.contents))
-        self.rotten.add(key)
+        key = chosen.choice(stored)
+        self.rotten.add(key.removeprefix(ROOT))
         if chosen.random() < 0.5:
             del self.objects.contents[key]
         else:
             self.objects.contents[key] = self.objects.contents[key][:-1]
 
     def burn(self) -> None:
-        """Remove every object; the rows still point at them."""
-        self.rotten |= set(self.objects.contents)
-        self.objects.contents.clear()
+        """Remove every object of the installation; the rows still point at them."""
+        for key in [key for key in self.objects.contents if key.startswith(ROOT)]:
+            self.rotten.add(key.removeprefix(ROOT))
+            del self.objects.contents[key]
 
     async def flaws(self) -> list[str]:
         """Return what is wrong with the pointers."""
@@ -82,14 +122,14 @@ class ModelArchive:
             else []
         )
         for pointer in newest_first:
-            body = self.objects.contents.get(pointer.manifest)
+            body = self.objects.contents.get(ROOT + pointer.manifest)
             if pointer.manifest in self.rotten or body is None:
                 found += (
                     [] if pointer.manifest in self.rotten else [f"{pointer.manifest} is missing"]
                 )
                 continue
             for file in manifests.decode_manifest(body).files:
-                content = self.objects.contents.get(file.object)
+                content = self.objects.contents.get(ROOT + file.object)
                 if file.object not in self.rotten and (
                     content is None or hashlib.sha256(content).hexdigest() != file.sha256
                 ):

@@ -11,12 +11,25 @@ from typing import Any
 import pytest
 
 from fennel_core.bank.memory_registry import MemoryRegistry
+from fennel_core.bank.registry import RegisteredJob
+from fennel_core.connections import installation
+from fennel_core.connections.installation import InstallationObjects
+from fennel_core.engine.local_state import LocalStateGarbage
 from fennel_core.engine.replay import ReplaylogReplay
 from fennel_core.engine.supervisor import Supervisor
 from fennel_core.snapshots.memory import MemoryPointers
-from fennel_core.vocab.ids import Epoch, JobId, JobPartition, Millis, PartitionIndex, SlotId
+from fennel_core.vocab.ids import (
+    Epoch,
+    InstallationId,
+    JobId,
+    JobPartition,
+    Millis,
+    PartitionIndex,
+    SlotId,
+)
 from tests.sim.engine.laws import LawViolated
 from tests.sim.engine.line_coverage import WANTED_PERCENT, covered
+from tests.sim.engine.model_archive import ROOT
 from tests.sim.engine.world import quiet, simulate
 
 SEEDS = 300
@@ -115,6 +128,37 @@ def test_a_snapshot_pointer_of_another_slot_than_the_owner_is_caught(
 
     monkeypatch.setattr(MemoryPointers, "add", careless)
     assert any("was pointed at by" in str(broken) for broken in map(outcome, range(CAUGHT_WITHIN)))
+
+
+def test_a_database_that_uses_the_bucket_of_another_installation_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def claim(self: InstallationObjects, by: InstallationId) -> None:
+        pass  # the owner of the bucket does not matter
+
+    monkeypatch.setattr(InstallationObjects, "_require_owner", claim)
+    assert any("another database pruned" in str(broken) for broken in map(outcome, range(4)))
+
+
+def test_keys_without_the_installation_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(installation, "key_prefix", lambda prefix, by: ROOT)
+    assert any("is missing" in str(broken) for broken in map(outcome, range(CAUGHT_WITHIN)))
+
+
+def test_local_state_that_is_deleted_because_the_registry_is_empty_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def hasty(
+        self: LocalStateGarbage,
+        stored: set[JobId],
+        jobs: Sequence[RegisteredJob],
+        asked_ms: int,
+        read_ms: int,
+    ) -> list[JobId]:
+        return sorted(stored - {job.id for job in jobs})
+
+    monkeypatch.setattr(LocalStateGarbage, "to_delete", hasty)
+    assert any("was deleted" in str(broken) for broken in map(outcome, range(CAUGHT_WITHIN)))
 
 
 def outcome(seed: int) -> LawViolated | None:

@@ -31,19 +31,21 @@ from fennel_core.bank.registry import Slot
 from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.spec import Job
 from fennel_core.connections.frames import RemoteError
+from fennel_core.connections.garbage import DeletionLimit
 from fennel_core.engine.drill.subprocess_drill import DrillRunner
 from fennel_core.engine.errors import ProducerFenced
+from fennel_core.engine.local_state import LocalStateGarbage
 from fennel_core.engine.service import SlotService
 from fennel_core.engine.snapshots import Snapshots
 from fennel_core.engine.supervisor import Supervisor
-from fennel_core.snapshots.pruning import prune_snapshots
 from fennel_core.vocab.ids import (
     EngineId,
+    Millis,
     SlotId,
     SlotName,
 )
 from tests.sim.engine import job_chain
-from tests.sim.engine.dags import GRACE, KEPT, Dags, SimDrills
+from tests.sim.engine.dags import GRACE, Dags, SimDrills
 from tests.sim.engine.faulty_components import (
     FILES,
     Dice,
@@ -65,7 +67,11 @@ from tests.sim.engine.virtual_time import now_ms, run
 TRANSACTION_TIMEOUT_MS: Final = 5_000
 TURNS: Final = 30
 SETTLED_WITHIN_MS: Final = 150_000
-FAULTS: Final = ("crash", "crash", "pause", "pause", "away", "rot", "damage", "damage")
+STATE_GRACE_MS: Final = Millis(4_000)
+"""Longer than a slot reads an empty registry."""
+EMPTY_MS: Final = 3_000
+LIMIT: Final = DeletionLimit(20, 20)
+FAULTS: Final = ("crash", "crash", "pause", "pause", "away", "empty", "rot", "damage", "damage")
 EVENTS: Final = (*FAULTS, "join", "leave", "wake", "order", "drill", "nothing")
 
 
@@ -117,7 +123,13 @@ class World:
             snapshots, process, registry, broker, machine, self.as_user_code, drifts
         )
         supervisor = Supervisor(
-            slot, registry, runner_factory, ProcessClock(process), LEASE_MS, POLL_MS
+            slot,
+            registry,
+            runner_factory,
+            ProcessClock(process),
+            LEASE_MS,
+            POLL_MS,
+            LocalStateGarbage(STATE_GRACE_MS, LIMIT),
         )
         task = asyncio.create_task(self._kept_up(supervisor, process))
         drills = SimDrills(
@@ -196,6 +208,7 @@ class World:
             self.registry.add(job.id, stored_names.dumps(job), self.partitions)
         self.registry.add(REMOVED_JOB, stored_names.dumps(self._removed_job()), self.partitions)
         asyncio.get_running_loop().set_exception_handler(self._callback_failed)
+        await self.archive.claim()
         client, dags = Client(self), Dags(self)
         background = [
             asyncio.create_task(work)
@@ -203,6 +216,7 @@ class World:
                 self._coordinator(),
                 self._reader(),
                 dags.archive(),
+                dags.strangers(),
                 client.query_forever(),
             )
         ]
@@ -234,7 +248,7 @@ class World:
         for living in list(self.slots):
             await self.leave(living)
         await asyncio.sleep(2 * GRACE.total_seconds())
-        await prune_snapshots(self.archive.tools(Process(self.dice)), KEPT, GRACE)
+        await dags.pruned(Process(self.dice))
         await self.laws.check_archive()
         self._raise_violation()
         return blake2b(
@@ -242,6 +256,11 @@ class World:
         ).hexdigest()
 
     def _raise_violation(self) -> None:
+        self.broken += [
+            f"local state of {sorted(lost)} was deleted"
+            for machine in self.machines
+            if (lost := machine.forgotten - {REMOVED_JOB})
+        ]
         if found := self.broken + self.registry.granted_twice + self.archive.foreign:
             raise LawViolated(found[0])
 
@@ -287,6 +306,8 @@ class World:
                 someone.process.registry_away_until_ms = now_ms() + int(
                     2 * LEASE_MS * chosen.random()
                 )
+            case "empty":
+                someone.process.registry_empty_until_ms = now_ms() + int(EMPTY_MS * chosen.random())
             case "join" if len(self.slots) < 3:
                 self.start(chosen.choice(self.machines), drifts=chosen.random() < 0.3)
             case "leave" if len(self.slots) > 1 and someone.is_running:
@@ -375,6 +396,7 @@ class World:
         for living in self.slots:
             living.process.resume()
             living.process.registry_away_until_ms = 0
+            living.process.registry_empty_until_ms = 0
         for drifting in [living for living in self.slots if living.drifts]:
             await self.crash(drifting, "kept")
         if not self.slots:

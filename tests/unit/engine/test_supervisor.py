@@ -12,7 +12,9 @@ import pytest
 from fennel_core.bank.memory_registry import MemoryRegistry
 from fennel_core.bank.registry import PartitionReport, Slot
 from fennel_core.connections.errors import ObjectStoreUnavailable, SystemUnavailable
+from fennel_core.connections.garbage import DeletionLimit
 from fennel_core.engine.errors import RebuildRequested
+from fennel_core.engine.local_state import LocalStateGarbage
 from fennel_core.engine.supervisor import YOUNG_MS, HostedPartition, Supervisor
 from fennel_core.vocab.ids import (
     EngineId,
@@ -30,6 +32,10 @@ from tests.support.polling import eventually
 
 KEY = (JobId("job"), PartitionIndex(0))
 ME = Slot(SlotId("me"), SlotName("e-0"), EngineId("e"), "here")
+
+
+def garbage() -> LocalStateGarbage:
+    return LocalStateGarbage(Millis(0), DeletionLimit(0, 0))
 
 
 class LossyRegistry(MemoryRegistry):
@@ -69,7 +75,7 @@ async def test_an_unconfirmed_report_is_sent_again_even_if_the_status_changed_ba
     epoch = (await registry.claim([(KEY, Epoch(0))], ME.id, Millis(1000)))[KEY]
     runner_factory: Any = None
     runner: Any = Running(0)
-    supervisor = Supervisor(ME, registry, runner_factory, Clock(), Millis(1000), 1000)
+    supervisor = Supervisor(ME, registry, runner_factory, Clock(), Millis(1000), 1000, garbage())
     supervisor.hosted[KEY] = HostedPartition(epoch, runner=runner)
     for lag, responds in ((0, True), (6, False), (0, True)):
         runner.lag, registry.responds = lag, responds
@@ -145,7 +151,7 @@ async def test_a_requested_rebuild_starts_at_once_whether_the_partition_runs_or_
     registry.add(KEY[0], b"", 1)
     await registry.heartbeat(ME, Millis(1000))
     factory: Any = RecordingFactory(parked)
-    supervisor = Supervisor(ME, registry, factory, FrozenClock(), Millis(1000), 1000)
+    supervisor = Supervisor(ME, registry, factory, FrozenClock(), Millis(1000), 1000, garbage())
     await supervisor.tick()
     async with asyncio.timeout(10):
         while supervisor.hosted[KEY].report().status != ("parked" if parked else "running"):
@@ -177,7 +183,7 @@ async def test_an_unreachable_bucket_is_reported_and_an_unreachable_broker_waite
     registry.add(KEY[0], b"", 1)
     await registry.heartbeat(ME, Millis(1000))
     factory: Any = FailingFactory(failure)
-    supervisor = Supervisor(ME, registry, factory, FrozenClock(), Millis(1000), 1000)
+    supervisor = Supervisor(ME, registry, factory, FrozenClock(), Millis(1000), 1000, garbage())
     await supervisor.tick()
     await eventually(lambda: factory.calls == ["make"])
     assert supervisor.hosted[KEY].report() == PartitionReport(status, None, reason)
@@ -186,7 +192,9 @@ async def test_an_unreachable_bucket_is_reported_and_an_unreachable_broker_waite
 
 async def test_a_slot_does_not_rebuild_a_partition_it_does_not_own() -> None:
     factory: Any = RecordingFactory(False)
-    supervisor = Supervisor(ME, MemoryRegistry(lambda: 0), factory, Clock(), Millis(1000), 1000)
+    supervisor = Supervisor(
+        ME, MemoryRegistry(lambda: 0), factory, Clock(), Millis(1000), 1000, garbage()
+    )
     assert await supervisor.rebuild(KEY, RebuildRequested("requested")) is None
     supervisor.hosted[KEY] = HostedPartition(Epoch(1), lost=True)
     assert await supervisor.rebuild(KEY, RebuildRequested("requested")) is None
@@ -235,7 +243,7 @@ def test_reports_are_urgent_while_a_partition_is_young_or_does_not_read_yet(
 async def test_a_partition_that_ran_again_is_not_parked_for_an_earlier_error() -> None:
     factory: Any = RecordingFactory(fails=False)
     registry = MemoryRegistry(lambda: 0)
-    supervisor = Supervisor(ME, registry, factory, Clock(), Millis(1000), 1000)
+    supervisor = Supervisor(ME, registry, factory, Clock(), Millis(1000), 1000, garbage())
     hosted = supervisor.hosted[KEY] = HostedPartition(Epoch(1), error="ValueError: no such column")
     running = asyncio.create_task(supervisor._run_once(KEY, hosted))
     while hosted.runner is None:

@@ -7,17 +7,20 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from fennel_core.connections.garbage import DeletionLimit, DeletionRefused, MemoryGarbageMarks
 from fennel_core.connections.object_store import MemoryObjectStore
 from fennel_core.history.backlog import RollRule
 from fennel_core.history.errors import RollFailed
 from fennel_core.history.memory import MemoryHistoryFiles
+from fennel_core.history.pruning import PrunedHistory, prune_history
 from fennel_core.history.roll import TopicLayout
 from fennel_core.history.store import HistoryFile
-from fennel_core.history.writer import BatchPublisher, HistoryWriter, prune_history
+from fennel_core.history.writer import BatchPublisher, HistoryWriter
 from fennel_core.vocab.ids import Micros, Offset, PartitionIndex, TopicName
 from tests.support.history_world import LAYOUT, TOPIC, MemoryLog, MemoryRoller
 
 HOUR = timedelta(hours=1)
+LIMIT = DeletionLimit(20, 20)
 PARTITION = (TOPIC, PartitionIndex(0))
 
 
@@ -26,9 +29,10 @@ class World:
 
     def __init__(self) -> None:
         self.now = datetime(2026, 1, 1, 12, tzinfo=UTC)
-        self.files = MemoryHistoryFiles(lambda: self.now)
+        self.files = MemoryHistoryFiles()
         self.log = MemoryLog()
         self.objects = MemoryObjectStore(lambda: self.now)
+        self.marks = MemoryGarbageMarks(lambda: self.now)
         self.topics: set[TopicName] = {TOPIC}
         self.roller = MemoryRoller(
             self.log, {}, batch_records=100, file_bytes=10_000, fate=iter(())
@@ -44,6 +48,9 @@ class World:
         return HistoryWriter(
             self.files, self, self.log.bounds, self.roller, rule, lambda: self.now.timestamp()
         )
+
+    async def pruned(self, limit: DeletionLimit = LIMIT) -> PrunedHistory:
+        return await prune_history(self.files, self, self.objects, self.marks, HOUR, limit)
 
     async def rolled(self, first: int, following: int, topic: TopicName = TOPIC) -> str:
         """Add a file of history now and return its key."""
@@ -108,10 +115,22 @@ async def test_orphans_are_deleted_after_the_grace_period_and_files_stay() -> No
     kept = await world.rolled(0, 5)
     await world.objects.put("history/w.topic.abc.1/0/orphan", b"")
     await world.objects.put("history/never.topic.x.1/0/orphan", b"")
-    assert (await prune_history(world.files, world, world.objects, HOUR)).objects == 0
+    assert (await world.pruned()).objects == 0
     world.now += HOUR + timedelta(seconds=1)
-    assert (await prune_history(world.files, world, world.objects, HOUR)).objects == 2
+    assert (await world.pruned()).objects == 2
     assert set(world.objects.contents) == {kept}
+
+
+async def test_an_object_that_was_an_orphan_only_for_a_moment_is_kept() -> None:
+    world = World()
+    await world.objects.put("history/w.topic.abc.1/0/0.parquet", b"")
+    await world.pruned()
+    world.now += HOUR
+    await world.rolled(0, 5)
+    world.now += HOUR
+    assert (await world.pruned()).objects == 0
+    await world.files.remove([TOPIC])
+    assert (await world.pruned()).objects == 0, "its time starts again, old as the object may be"
 
 
 async def test_history_of_a_deleted_topic_is_deleted_late_unless_it_returns() -> None:
@@ -120,14 +139,29 @@ async def test_history_of_a_deleted_topic_is_deleted_late_unless_it_returns() ->
     mine, theirs = await world.rolled(0, 5), await world.rolled(0, 5, other)
     world.topics = {other}
     for _ in range(2):
-        assert (await prune_history(world.files, world, world.objects, HOUR)).topics == 0
+        assert (await world.pruned()).topics == 0
         world.now += HOUR / 2
     world.topics = {TOPIC, other}
-    await prune_history(world.files, world, world.objects, HOUR)
+    await world.pruned()
     world.topics = {other}
-    await prune_history(world.files, world, world.objects, HOUR)
+    await world.pruned()
     world.now += HOUR + timedelta(seconds=1)
-    done = await prune_history(world.files, world, world.objects, HOUR)
+    done = await world.pruned()
     assert (done.topics, done.objects) == (1, 1)
     assert (set(world.objects.contents), set(await world.files.totals())) == ({theirs}, {other})
     assert mine not in world.objects.contents
+
+
+async def test_a_bank_without_topics_deletes_no_history_beyond_the_limit() -> None:
+    world = World()
+    topics = [TopicName(f"w.topic.abc.{number}") for number in range(LIMIT.items + 1)]
+    for topic in topics:
+        await world.rolled(0, 5, topic)
+    world.topics = set()
+    await world.pruned()
+    world.now += 2 * HOUR
+    with pytest.raises(DeletionRefused, match="FENNEL_GARBAGE_PERCENT=100"):
+        await world.pruned()
+    assert set(await world.files.totals()) == set(topics)
+    assert len(world.objects.contents) == len(topics)
+    assert (await world.pruned(DeletionLimit(0, 100))).topics == len(topics)
