@@ -16,7 +16,7 @@ from fennel_core.query.view import BranchKey, Views
 from fennel_core.telemetry.logs import logger
 from fennel_core.vocab.ids import BranchName, WorkspaceId
 
-CHANNELS = ("registry", "catalog")
+CHANNELS = ("owners", "catalog")
 log = logger(__name__)
 
 
@@ -38,7 +38,7 @@ class NotificationListener:
                     case ListenStarted():
                         self._owners_changed.set()
                         await self._try_views(None)
-                    case Notification("registry", _):
+                    case Notification("owners", _):
                         self._owners_changed.set()
                     case Notification(_, payload):
                         await self._try_views(branch_key(payload))
