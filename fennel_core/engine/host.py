@@ -15,7 +15,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from typing import Any, Final
 
 import structlog
@@ -24,7 +24,8 @@ from pyspark.sql import SparkSession
 from fennel_core.connections import postgres
 from fennel_core.connections.installation import require_ownership
 from fennel_core.connections.spark import JVM_EXIT_ERRORS, session_builder
-from fennel_core.engine.backfill.driver import run_driver
+from fennel_core.engine.backfill.driver import backfill_lane
+from fennel_core.engine.backfill.lane import BackfillLane
 from fennel_core.engine.environment import ENVIRONMENT_HASH, environment_hash
 from fennel_core.settings.model import Settings
 from fennel_core.telemetry import logs
@@ -121,10 +122,14 @@ async def run_engine(settings: Settings, engine: EngineId) -> None:
                 else f"{live} of {settings.engine_slots} slots are up"
             )
 
+        lane: BackfillLane | None = None
+
+        async def backfills_served() -> str | None:
+            return "Spark is starting" if lane is None else lane.problem()
+
         await require_ownership(settings, pool, settings.state_dir)
-        server = await HealthEndpoint("engine", {"slots": slots_live}).serve(
-            settings.host, settings.engine_port
-        )
+        checks = {"slots": slots_live, "backfills": backfills_served}
+        server = await HealthEndpoint("engine", checks).serve(settings.host, settings.engine_port)
         spark = await asyncio.to_thread(engine_session, settings, engine)
         environment = await asyncio.to_thread(task_environment)
         slots = threading.Thread(
@@ -134,9 +139,13 @@ async def run_engine(settings: Settings, engine: EngineId) -> None:
             daemon=True,
         )
         slots.start()
-        backfill = asyncio.create_task(run_driver(spark.sparkContext, settings, environment, pool))
-        await stop.wait()
-        backfill.cancel()
+        lane = backfill_lane(spark.sparkContext, settings, environment, pool)
+        backfills = asyncio.create_task(lane.run())
+        # The lane ends by a defect only; then the process must end, too, and be started again.
+        await _first_of(stop.wait(), backfills)
+        if backfills.done():
+            log.error("the backfill lane ended", error=repr(backfills.exception()))
+        backfills.cancel()
         log.info("engine is stopping", engine=engine)
         async with pool.connection() as connection:
             await connection.execute("UPDATE slot SET stopping = true WHERE engine = %s", (engine,))
@@ -148,6 +157,12 @@ async def run_engine(settings: Settings, engine: EngineId) -> None:
         except JVM_EXIT_ERRORS:
             log.info("Spark's JVM exited before the driver", engine=engine)
         await server.cleanup()
+
+
+async def _first_of(event: Coroutine[Any, Any, object], task: asyncio.Task[None]) -> None:
+    waiting = asyncio.ensure_future(event)
+    await asyncio.wait([waiting, task], return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
 
 
 def _run_and_set(

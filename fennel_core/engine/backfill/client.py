@@ -36,7 +36,7 @@ from fennel_core.engine.backfill.start_mode import (
     choose_start_mode,
 )
 from fennel_core.history.store import HistoryFiles
-from fennel_core.vocab.ids import Offset, PartitionIndex, TopicName
+from fennel_core.vocab.ids import JobPartition, Offset, PartitionIndex, TopicName
 
 POLL_MS: Final = 200
 CLAIM_TIMEOUT_MS: Final = 15_000
@@ -85,6 +85,8 @@ class QueuedBackfillClient:
     ) -> None:
         self._files, self._queue, self._objects = files, queue, objects
         self._from_rows, self._sleep = from_rows, sleep
+        self._asked: set[JobPartition] = set()
+        self._poll: asyncio.Task[Mapping[JobPartition, BackfillRequest]] | None = None
 
     async def obtain(
         self, job: Job, part: PartitionIndex, starts: Mapping[TopicName, Offset]
@@ -130,14 +132,27 @@ class QueuedBackfillClient:
     async def _await_result(self, job: Job, part: PartitionIndex) -> BackfillRequest:
         """Return the finished request; its state is `deleted` if the row went with its job."""
         waited = 0
-        while (request := await self._queue.find(job.id, part)) is not None:
+        while (request := await self._next_state((job.id, part))) is not None:
+            waited += POLL_MS
             if request.manifest is not None or request.state in {"failed", "expired"}:
                 return request
             if request.state == "requested" and waited >= CLAIM_TIMEOUT_MS:
                 await self._queue.expire(job.id, part)
-            await self._sleep(POLL_MS)
-            waited += POLL_MS
         return BackfillRequest("deleted", None, None)
+
+    async def _next_state(self, partition: JobPartition) -> BackfillRequest | None:
+        """Return the row after one poll interval; all that wait in this slot share one read."""
+        self._asked.add(partition)
+        if self._poll is None:
+            self._poll = asyncio.create_task(self._read_asked())
+            # A failure reaches those that wait; if all were cancelled, it is of no interest.
+            self._poll.add_done_callback(lambda poll: poll.cancelled() or poll.exception())
+        return (await asyncio.shield(self._poll)).get(partition)
+
+    async def _read_asked(self) -> Mapping[JobPartition, BackfillRequest]:
+        await self._sleep(POLL_MS)
+        asked, self._asked, self._poll = self._asked, set(), None
+        return await self._queue.find_all(asked)
 
     async def manifest(self, key: str) -> BackfillManifest:
         body = await self._objects.get(key)

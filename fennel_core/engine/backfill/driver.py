@@ -28,6 +28,7 @@ from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.connections.installation import installation_objects
 from fennel_core.connections.postgres import Pool
 from fennel_core.engine.backfill.batch import Share, compute
+from fennel_core.engine.backfill.lane import BackfillLane
 from fennel_core.engine.backfill.manifest import PREFIX as OBJECTS
 from fennel_core.engine.backfill.manifest import (
     BackfillManifest,
@@ -49,7 +50,6 @@ from fennel_core.vocab.ids import JobId, JobPartition, PartitionIndex
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-ORPHAN_CHECK_SECONDS: Final = 60
 SPARK_JOB_GROUP: Final = "backfill"
 SCRATCH_CACHE_BYTES: Final = 32 << 20
 log = structlog.get_logger(__name__)
@@ -69,33 +69,16 @@ class BackfillTask:
     """Prefix of the installation's keys, which files and `prefix` do not contain."""
 
 
-async def run_driver(
+def backfill_lane(
     context: SparkContext, settings: Settings, environment: Mapping[str, str], pool: Pool
-) -> None:
-    """Serve backfills until cancelled."""
+) -> BackfillLane:
+    """Return the lane that serves backfills with this Spark application."""
     queue = BackfillQueue(pool)
     driver = BackfillDriver(context, settings, environment, pool, queue)
     dsn = settings.postgres_dsn.get_secret_value()
-    woken = asyncio.Event()
-
-    async def wake() -> None:
-        async for _ in postgres.listen(dsn, [CHANNEL], name="backfill-wake"):
-            woken.set()
-
-    async with asyncio.TaskGroup() as group:
-        group.create_task(wake())
-        while True:
-            woken.clear()
-            try:
-                for partition in await queue.claim():
-                    group.create_task(driver.serve(*partition))
-                await driver.delete_orphans()
-            except SystemUnavailable as unavailable:
-                log.warning("backfill queue unavailable; retrying", error=str(unavailable))
-            try:
-                await asyncio.wait_for(woken.wait(), ORPHAN_CHECK_SECONDS)
-            except TimeoutError:
-                continue
+    return BackfillLane(
+        queue, driver, lambda: postgres.listen(dsn, [CHANNEL], name="backfill-wake")
+    )
 
 
 class BackfillDriver:

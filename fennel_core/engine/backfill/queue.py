@@ -6,8 +6,9 @@ no driver claims it in time. A `failed` or `expired` backfill that is needed is 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from fennel_core.connections import postgres
 from fennel_core.connections.postgres import Pool
@@ -24,7 +25,10 @@ REQUEST: Final = """
     SET state = 'requested', row_count = excluded.row_count, error = NULL, updated_at = now()
     WHERE %s AND b.state IN ('failed', 'expired')
 """
-FIND: Final = "SELECT state, manifest, error FROM backfill WHERE job_id = %s AND part = %s"
+FIND: Final = """
+    SELECT b.job_id, b.part, b.state, b.manifest, b.error
+    FROM backfill b JOIN unnest(%s::text[], %s::int[]) AS w (job_id, part) USING (job_id, part)
+"""
 EXPIRE: Final = """
     UPDATE backfill SET state = 'expired', updated_at = now()
     WHERE job_id = %s AND part = %s AND state = 'requested'
@@ -79,16 +83,20 @@ class BackfillQueue:
 
     async def find(self, job: JobId, part: PartitionIndex) -> BackfillRequest | None:
         """Return the row of a job partition, or None if there is none."""
+        return (await self.find_all([(job, part)])).get((job, part))
+
+    async def find_all(
+        self, partitions: Collection[JobPartition]
+    ) -> dict[JobPartition, BackfillRequest]:
+        """Return the rows of job partitions; those without one are absent."""
+        keys = sorted(partitions)
+        columns = ([job for job, _ in keys], [part for _, part in keys])
         async with postgres.connection_of(self._pool) as connection:
-            row = await (await connection.execute(FIND, (job, part))).fetchone()
-        if row is None:
-            return None
-        state, manifest, error = row
-        return BackfillRequest(
-            str(state),
-            None if manifest is None else str(manifest),
-            None if error is None else str(error),
-        )
+            rows: list[Any] = await (await connection.execute(FIND, columns)).fetchall()
+        return {
+            (JobId(job), PartitionIndex(part)): BackfillRequest(state, manifest, error)
+            for job, part, state, manifest, error in rows
+        }
 
     async def expire(self, job: JobId, part: PartitionIndex) -> None:
         """Withdraw a request that no driver has claimed."""

@@ -25,7 +25,7 @@ from fennel_core.blueprints.spec import Job, Output
 from fennel_core.connections import offsets, postgres, s3
 from fennel_core.connections.kafka import client_config
 from fennel_core.engine import state_progress
-from fennel_core.engine.backfill.driver import BackfillDriver, run_driver
+from fennel_core.engine.backfill.driver import BackfillDriver, backfill_lane
 from fennel_core.engine.backfill.manifest import PREFIX
 from fennel_core.engine.backfill.queue import BackfillQueue
 from fennel_core.engine.broker import OutgoingRecord
@@ -250,7 +250,7 @@ async def spark_driver(bench: Bench) -> AsyncIterator[SparkSession]:
     environment["FENNEL_DATA_DIR"] = str(bench.settings.data_dir)
     spark = await asyncio.to_thread(engine_session, bench.settings, EngineId("e"))
     task = asyncio.create_task(
-        run_driver(spark.sparkContext, bench.settings, environment, bench.pool)
+        backfill_lane(spark.sparkContext, bench.settings, environment, bench.pool).run()
     )
     yield spark
     task.cancel()
