@@ -17,7 +17,7 @@ Kafka deletes the oldest records of a log with time. A reader that still needs t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -96,6 +96,22 @@ class Subscription(Protocol):
     async def close(self) -> None: ...
 
 
+class RangeReader(Protocol):
+    """Reads ranges of logs one after the other; ranges that adjoin cost the least."""
+
+    def read(
+        self, source: TopicPartition, first: Offset, stop: Offset | None = None
+    ) -> AsyncIterator[tuple[Record, ...]]:
+        """Yield the committed records with first <= offset < stop, in portions.
+
+        `stop` None: the current end of the log. Raises OffsetTruncated, SystemUnavailable. Read one
+        range of a partition to its end before you read the next one.
+        """
+        ...
+
+    async def close(self) -> None: ...
+
+
 class Broker(Protocol):
     async def starts(self, sources: Sequence[TopicPartition]) -> Mapping[TopicPartition, Offset]:
         """Return the first retained offset of each log. Raises SystemUnavailable."""
@@ -115,11 +131,6 @@ class Broker(Protocol):
         """
         ...
 
-    async def read(
-        self, source: TopicPartition, first: Offset, stop: Offset | None = None
-    ) -> list[Record]:
-        """Return the committed records with first <= offset < stop.
-
-        `stop` None: the current end of the log. Raises OffsetTruncated, SystemUnavailable.
-        """
+    async def range_reader(self) -> RangeReader:
+        """Open a reader of ranges, for one replay. Raises SystemUnavailable."""
         ...

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fennel_core.engine.broker import FetchedRecords, OutgoingRecord, Record, require_within_log
@@ -121,6 +121,26 @@ class MemorySubscription:
         """Nothing to release."""
 
 
+class MemoryRangeReader:
+    """See `engine.broker.RangeReader`; a portion is one record."""
+
+    def __init__(self, log: MemoryLog) -> None:
+        self._log = log
+
+    async def read(
+        self, source: TopicPartition, first: Offset, stop: Offset | None = None
+    ) -> AsyncIterator[tuple[Record, ...]]:
+        log = self._log.log(source)
+        end = log.end if stop is None else stop
+        if first < min(log.start, end):
+            raise OffsetTruncated(source, first, log.start)
+        for record in [r for r in log.records if first <= r.offset < end]:
+            yield (record,)
+
+    async def close(self) -> None:
+        """Nothing to release."""
+
+
 class MemoryBroker:
     """See `engine.broker.Broker`."""
 
@@ -140,11 +160,5 @@ class MemoryBroker:
     async def producer(self, transactional_id: str) -> MemoryProducer:
         return MemoryProducer(self.log, transactional_id)
 
-    async def read(
-        self, source: TopicPartition, first: Offset, stop: Offset | None = None
-    ) -> list[Record]:
-        log = self.log.log(source)
-        end = log.end if stop is None else stop
-        if first < min(log.start, end):
-            raise OffsetTruncated(source, first, log.start)
-        return [r for r in log.records if first <= r.offset < end]
+    async def range_reader(self) -> MemoryRangeReader:
+        return MemoryRangeReader(self.log)

@@ -27,7 +27,7 @@ from fennel_core.blueprints.spec import Job
 from fennel_core.engine.backfill.client import BackfillClient
 from fennel_core.engine.backfill.manifest import manifest_key
 from fennel_core.engine.backfill.publisher import BackfillPublisher
-from fennel_core.engine.broker import Broker, FetchedRecords
+from fennel_core.engine.broker import Broker, FetchedRecords, RangeReader
 from fennel_core.engine.errors import EpochSuperseded, ReplayMismatch
 from fennel_core.engine.iteration import IterationComputer, IterationResult
 from fennel_core.engine.iteration_writer import IterationWriter
@@ -62,27 +62,33 @@ class ReplaylogReplay:
         Raises EpochSuperseded if a later owner exists, ReplayMismatch if an iteration differs from
         what was committed, and OffsetTruncated if the log no longer has its records.
         """
-        log = await self._broker.read(
-            (self._job.replaylog, self._part), self._state.progress.replayed, end
-        )
-        found = [(record.offset, decode_marker(record.value)) for record in log]
-        self._require_newest_epoch(max((marker.epoch for _, marker in found), default=self._epoch))
-        for offset, marker in found:
-            if isinstance(marker, IterationMarker):
-                await self._replay(marker, Offset(offset + 1))
+        replayed = self._state.progress.replayed
+        if replayed >= end:
+            return
+        reader = await self._broker.range_reader()
+        try:
+            async for records in reader.read((self._job.replaylog, self._part), replayed, end):
+                for record in records:
+                    marker = decode_marker(record.value)
+                    self._require_newest_epoch(marker.epoch)
+                    if isinstance(marker, IterationMarker):
+                        await self._replay(reader, marker, Offset(record.offset + 1))
+        finally:
+            await reader.close()
 
-    def _require_newest_epoch(self, highest: Epoch) -> None:
+    def _require_newest_epoch(self, epoch: Epoch) -> None:
         """Opening our producer fenced every other one, also that of an owner that came after us.
 
-        That owner opens a new producer, so we must stop.
+        That owner opens a new producer, so we must stop. What we have replayed before its marker
+        was committed by earlier owners and stays right.
         """
-        if highest > self._epoch:
+        if epoch > self._epoch:
             raise EpochSuperseded(
-                f"the replaylog contains epoch {highest}, which is later than ours, {self._epoch}"
+                f"the replaylog contains epoch {epoch}, which is later than ours, {self._epoch}"
             )
 
-    async def _replay(self, marker: IterationMarker, replayed: Offset) -> None:
-        result = await self._recomputed(marker)
+    async def _replay(self, reader: RangeReader, marker: IterationMarker, replayed: Offset) -> None:
+        result = await self._recomputed(reader, marker)
         if result.digest != marker.digest:
             raise ReplayMismatch(
                 f"replay of iteration {marker.iteration} produced different mutations (step "
@@ -93,7 +99,7 @@ class ReplaylogReplay:
         offsets = {covered.topic: covered.next for covered in marker.ranges}
         self._state.apply(marker.iteration, result.outcome, result.state_hash, offsets, replayed)
 
-    async def _recomputed(self, marker: IterationMarker) -> IterationResult:
+    async def _recomputed(self, reader: RangeReader, marker: IterationMarker) -> IterationResult:
         state_hash = self._state.progress.state_hash
         result = self._computer.unchanged(state_hash)
         if marker.digest == result.digest:
@@ -102,11 +108,14 @@ class ReplaylogReplay:
         if key is not None:
             return await self._recomputed_chunk(key, marker.ranges[0].first)
         for covered in marker.ranges:
-            records = await self._broker.read(
-                (covered.topic, self._part), covered.first, covered.next
-            )
-            source = self._job.inputs.index(covered.topic)
-            result = await self._computer.compute(source, records, state_hash)
+            source = (covered.topic, self._part)
+            records = [
+                record
+                async for portion in reader.read(source, covered.first, covered.next)
+                for record in portion
+            ]
+            number = self._job.inputs.index(covered.topic)
+            result = await self._computer.compute(number, records, state_hash)
         return result
 
     async def _recomputed_chunk(self, key: str, number: int) -> IterationResult:

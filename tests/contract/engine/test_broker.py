@@ -16,14 +16,17 @@ from fennel_core.connections.kafka import client_config
 from fennel_core.engine.broker import Broker, FetchedRecords, OutgoingRecord, Producer, Subscription
 from fennel_core.engine.errors import OffsetBeyondEnd, OffsetTruncated, ProducerFenced
 from fennel_core.engine.kafka.broker import KafkaBroker
+from fennel_core.engine.kafka.consumer import ConsumerLimits
 from fennel_core.engine.memory_broker import MemoryBroker, MemoryLog
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import Offset, TopicName, TopicPartition
 from tests.sim.engine.faulty_components import Dice, Process, SimBroker
 from tests.sim.engine.model_log import ModelLog
+from tests.support.log_ranges import read_range
 
 MAX_BYTES = 1_000_000
 START = Offset(0)
+SMALL_BUFFERS = ConsumerLimits(buffer_bytes=2_000, turn_bytes=4_000)
 
 
 @pytest.fixture(params=["memory", "model", pytest.param("kafka", marks=pytest.mark.platform)])
@@ -33,10 +36,10 @@ async def broker(request: pytest.FixtureRequest) -> AsyncIterator[Broker]:
         return
     if request.param == "model":
         never_fails = Dice(random.Random(1), 0.0, held_s=(0.0,))
-        yield SimBroker(Process(never_fails), ModelLog(timeout_ms=10_000))
+        yield SimBroker(Process(never_fails), ModelLog(timeout_ms=10_000), SMALL_BUFFERS)
         return
     request.getfixturevalue("infra")
-    kafka = KafkaBroker(Settings())
+    kafka = KafkaBroker(Settings(), SMALL_BUFFERS)
     yield kafka
     await kafka.close()
 
@@ -78,7 +81,7 @@ async def commit(broker: Broker, producer: Producer, *records: OutgoingRecord) -
     """
     (source, end), *others = (await producer.commit(records)).items()
     assert not others, "one partition at a time"
-    await broker.read(source, Offset(end - 1), end)
+    await read_range(broker, source, Offset(end - 1), end)
     return end
 
 
@@ -141,9 +144,8 @@ async def test_a_closed_reader_does_not_disturb_the_others(
 
 
 async def test_a_slow_reader_loses_nothing_and_blocks_no_other(
-    broker: Broker, topic: TopicName, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, topic: TopicName
 ) -> None:
-    monkeypatch.setattr("fennel_core.engine.kafka.consumer.BUFFER_BYTES", 2_000)
     slow, fast = [await broker.subscribe({at(topic): START}) for _ in range(2)]
     sent = [b"%04d" % n + b"x" * 200 for n in range(300)]
     for start in range(0, 300, 50):
@@ -160,15 +162,47 @@ async def test_opening_a_producer_fences_the_earlier_one(broker: Broker, topic: 
     with pytest.raises(ProducerFenced):
         await zombie.commit([OutgoingRecord(topic, 0, b"zombie")])
     await commit(broker, owner, OutgoingRecord(topic, 0, b"owner"))
-    assert [r.value for r in await broker.read(at(topic), START)] == [b"before", b"owner"]
+    assert [r.value for r in await read_range(broker, at(topic), START)] == [b"before", b"owner"]
 
 
 async def test_a_range_can_be_read_again(broker: Broker, topic: TopicName) -> None:
     await write(broker, topic, b"a", b"b", b"c")
     end = await write(broker, topic, b"d")
-    assert [r.value for r in await broker.read(at(topic), Offset(1), Offset(3))] == [b"b", b"c"]
-    assert [r.value for r in await broker.read(at(topic), Offset(3), end)] == [b"d"]
-    assert await broker.read(at(topic, 1), START) == []
+    assert [r.value for r in await read_range(broker, at(topic), Offset(1), Offset(3))] == [
+        b"b",
+        b"c",
+    ]
+    assert [r.value for r in await read_range(broker, at(topic), Offset(3), end)] == [b"d"]
+    assert await read_range(broker, at(topic, 1), START) == []
+
+
+async def test_one_reader_reads_many_ranges_in_any_order(broker: Broker, topic: TopicName) -> None:
+    sent = [b"%04d" % n + b"x" * 200 for n in range(100)]
+    end = await write(broker, topic, *sent)
+    await write(broker, topic, b"of the other partition", partition=1)
+    reader = await broker.range_reader()
+    for first, stop in [(0, 10), (10, 11), (11, 60), (70, 80), (90, end), (20, 30), (30, 30)]:
+        span = Offset(first), Offset(stop)
+        found = [r async for portion in reader.read(at(topic), *span) for r in portion]
+        assert [r.value for r in found] == sent[first:stop], (first, stop)
+        assert [r.offset for r in found] == list(range(first, stop))
+    others = [r.value async for portion in reader.read(at(topic, 1), START) for r in portion]
+    assert others == [b"of the other partition"]
+    await reader.close()
+
+
+async def test_a_reader_that_follows_a_closed_one_starts_at_its_own_position(
+    broker: Broker, topic: TopicName
+) -> None:
+    sent = [b"%04d" % n for n in range(500)]
+    await write(broker, topic, *sent)
+    for start in (300, 10, 499, 0):
+        before = await broker.subscribe({at(topic): Offset(450)})
+        assert values([await before.next(1)]) == [sent[450]]
+        await before.close()
+        subscription = await broker.subscribe({at(topic): Offset(start)})
+        assert values(await take(subscription, 500 - start)) == sent[start:]
+        await subscription.close()
 
 
 async def test_control_records_are_distinguished_from_rows(
@@ -181,7 +215,7 @@ async def test_control_records_are_distinguished_from_rows(
         OutgoingRecord(topic, 0, b"7", (("c", b"watermark"),)),
         OutgoingRecord(topic, 0, b"a"),
     )
-    assert [(r.value, r.control) for r in await broker.read(at(topic), START)] == [
+    assert [(r.value, r.control) for r in await read_range(broker, at(topic), START)] == [
         (b"7", "watermark"),
         (b"a", None),
     ]
@@ -209,10 +243,10 @@ async def test_a_reader_that_needs_deleted_records_fails_and_is_never_moved_forw
         await broker.subscribe({at(topic): Offset(1)})
     assert (gone.value.source, gone.value.first, gone.value.start) == (at(topic), 1, 2)
     with pytest.raises(OffsetTruncated):
-        await broker.read(at(topic), Offset(0), end)
+        await read_range(broker, at(topic), Offset(0), end)
     subscription = await broker.subscribe({at(topic): Offset(2)})
     assert values(await take(subscription, 2)) == [b"c", b"d"]
-    assert [r.value for r in await broker.read(at(topic), Offset(2), end)] == [b"c", b"d"]
+    assert [r.value for r in await read_range(broker, at(topic), Offset(2), end)] == [b"c", b"d"]
 
 
 async def test_a_position_beyond_the_end_belongs_to_another_log(

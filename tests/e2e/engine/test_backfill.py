@@ -54,6 +54,7 @@ from fennel_core.vocab.schema import Schema
 from fennel_core.vocab.versions import decode, encode_frame
 from fennel_core.wire import operators as wire
 from tests.support.installation import own_prefix, own_state
+from tests.support.log_ranges import read_range
 from tests.support.polling import eventually
 
 pytestmark = pytest.mark.platform
@@ -129,7 +130,7 @@ class Bench:
         return found
 
     async def written(self, path: str, part: int) -> pl.DataFrame:
-        records = await self.broker.read((self.copies[path], part), Offset(0))
+        records = await read_range(self.broker, (self.copies[path], part), Offset(0))
         return pl.concat([decode(r.value) for r in records]).sort("__pos")
 
 
@@ -170,7 +171,8 @@ async def fill(bench: Bench) -> int:
         for value in values:
             await producer.commit([OutgoingRecord(bench.topic, part, value)])
         kept = [
-            (r.offset, r.value) for r in await bench.broker.read((bench.topic, part), Offset(0))
+            (r.offset, r.value)
+            for r in await read_range(bench.broker, (bench.topic, part), Offset(0))
         ][: bench.messages - TAIL]
         first = Offset(0)
         for start in range(0, len(kept), 10):

@@ -27,6 +27,7 @@ from tests.e2e.engine.slot_bench import (
     snapshots,
     written,
 )
+from tests.support.log_ranges import read_range
 
 pytestmark = pytest.mark.platform
 MOVED, STAYED = USERS[::2], USERS[1::2]
@@ -75,7 +76,10 @@ async def emitted(bench: Bench, manifests: list[SnapshotManifest]) -> dict[int, 
         for m in manifests
         if m.job == bench.jobs[1].id
     }
-    found = {part: await bench.broker.read((output, part), start) for part, start in starts.items()}
+    found = {
+        part: await read_range(bench.broker, (output, part), start)
+        for part, start in starts.items()
+    }
     return {
         part: [(r.offset, r.value) for r in records if r.control is None]
         for part, records in found.items()

@@ -31,6 +31,7 @@ from fennel_core.vocab.ids import Offset
 from tests.conftest import cli
 from tests.e2e.platform.shop import AT_ONCE, KEPT, Shop
 from tests.support.installation import own_prefix
+from tests.support.log_ranges import read_range
 from tests.support.workspaces import INLINE
 
 pytestmark = [pytest.mark.platform, pytest.mark.usefixtures("platform"), pytest.mark.timeout(600)]
@@ -94,7 +95,8 @@ async def emitted(
             for part in range(job.partitions)
         ]
         found = {
-            source: await broker.read(source, Offset(starts.get(source, 0))) for source in sources
+            source: await read_range(broker, source, Offset(starts.get(source, 0)))
+            for source in sources
         }
         return {
             source: [(r.offset, r.value) for r in records if r.control is None]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 import shutil
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import TypeVar
 from zlib import crc32
 
 import msgspec
+from confluent_kafka import KafkaException
 
 from fennel_core.bank.memory_registry import MemoryRegistry
 from fennel_core.bank.registry import PartitionReport, RegistryState, Slot
@@ -26,11 +28,15 @@ from fennel_core.connections.errors import (
     TransactionAborted,
     TransactionOutcomeUnknown,
 )
-from fennel_core.engine.broker import FetchedRecords, OutgoingRecord, Record, require_within_log
-from fennel_core.engine.errors import OffsetTruncated, ProducerFenced
+from fennel_core.engine.broker import OutgoingRecord, require_within_log
+from fennel_core.engine.errors import ProducerFenced
+from fennel_core.engine.kafka.consumer import ConsumerLimits, ConsumerThread
+from fennel_core.engine.kafka.reader import KafkaRangeReader, ReplayConsumer
+from fennel_core.engine.kafka.subscription import KafkaSubscription
 from fennel_core.hangar.memory import MemoryHangar
 from fennel_core.hangar.store import HangarClosed, HangarCorrupt, WriteBatch
 from fennel_core.vocab.ids import Epoch, JobId, JobPartition, Millis, Offset, SlotId, TopicPartition
+from tests.sim.engine.model_client import ModelClient
 from tests.sim.engine.model_log import ModelLog
 from tests.sim.engine.virtual_time import now_ms
 
@@ -38,6 +44,7 @@ T = TypeVar("T")
 DELAYS_S = (0.0, 0.0, 0.001, 0.002, 0.004, 0.02)
 LONG_DELAY_S = 0.7
 STUMBLE_S = 3.5
+READ_TIMEOUT_S = 10.0
 
 
 class ProcessDied(Exception):
@@ -228,63 +235,104 @@ def _fail(response: asyncio.Future[Mapping[TopicPartition, Offset]], error: Exce
         response.set_exception(error)
 
 
-class SimSubscription:
-    def __init__(
-        self, process: Process, log: ModelLog, positions: Mapping[TopicPartition, Offset]
-    ) -> None:
+class SimConsumer:
+    """The production consumer over a modelled client, as `engine.kafka.shared_consumer` runs it.
+
+    One task stands for the consumer's thread, another for what it posts to the event loop; a fault
+    may come between any two of their steps.
+    """
+
+    def __init__(self, process: Process, log: ModelLog, limits: ConsumerLimits) -> None:
         self._process, self._log = process, log
-        self._next = dict(positions)
-        dice = process.dice
-        self._held_until_ms = {
-            source: now_ms() + 1000 * dice.random.choice(dice.held_s) for source in positions
-        }
+        self._news = asyncio.Event()
+        self._client = ModelClient(log, process.dice, now_ms)
+        self._posted: deque[Callable[[], None]] = deque()
+        self._has_posted = asyncio.Event()
+        self._consumer = _WokenConsumer(self._client, self._post, limits, self._news)
+        log.listeners[self._news] = None
+        self._tasks = [asyncio.create_task(self._turns()), asyncio.create_task(self._callbacks())]
 
-    async def next(self, max_bytes: int) -> FetchedRecords:
-        while True:
-            await self._process.gate()
-            if self._process.dice.fails(0.3):
-                raise SystemUnavailable("the reader lost its connection")
-            waiting = [
-                source
-                for source, start in self._next.items()
-                if start < self._log.stable_end(source)
-            ]
-            ready = [source for source in waiting if self._held_until_ms[source] <= now_ms()]
-            if ready:
-                return self._take(self._process.dice.random.choice(ready), max_bytes)
-            if waiting:
-                await asyncio.sleep(
-                    (min(self._held_until_ms[source] for source in waiting) - now_ms()) / 1000
-                )
-            else:
-                await self._log.changed.wait()
+    def subscribe(self, positions: Mapping[TopicPartition, Offset]) -> KafkaSubscription:
+        return KafkaSubscription(self._consumer, positions)
+
+    def stop(self) -> None:
+        self._log.listeners.pop(self._news, None)
+        for task in self._tasks:
+            task.cancel()
+
+    def _post(self, callback: Callable[[], None]) -> None:
+        self._posted.append(callback)
+        self._has_posted.set()
+
+    async def _turns(self) -> None:
+        try:
+            while True:
+                await self._process.gate()
+                if self._turn():
+                    await self._process.delay()
+                    continue
+                self._news.clear()
+                try:
+                    async with asyncio.timeout(self._client.held_s()):
+                        await self._news.wait()
+                except TimeoutError:
+                    continue
                 await self._process.delay()
+        except ProcessDied:
+            self._log.listeners.pop(self._news, None)
 
-    def _take(self, source: TopicPartition, max_bytes: int) -> FetchedRecords:
-        start, end = self._next[source], self._log.stable_end(source)
-        there = self._log.committed(source, start)
-        taken: list[Record] = []
-        size, most = 0, self._process.dice.random.randrange(1, 12)
-        for record in there[:most]:
-            if taken and size + len(record.value) > max_bytes:
-                break
-            taken.append(record)
-            size += len(record.value)
-        self._next[source] = end if len(taken) == len(there) else Offset(taken[-1].offset + 1)
-        return FetchedRecords(source, tuple(taken), self._next[source])
+    def _turn(self) -> bool:
+        """Run one turn; return whether another one may have work to do at once."""
+        try:
+            return self._consumer.turn(0)
+        except KafkaException as lost:
+            self._consumer.fail(lost)
+            return True
 
-    def ends(self) -> Mapping[TopicPartition, Offset] | None:
-        return {source: self._log.stable_end(source) for source in self._next}
+    async def _callbacks(self) -> None:
+        try:
+            while True:
+                await self._has_posted.wait()
+                self._has_posted.clear()
+                await self._process.delay()
+                while self._posted:
+                    await self._process.gate()
+                    self._posted.popleft()()
+        except ProcessDied:
+            return
 
-    async def close(self) -> None:
-        """Nothing to release."""
+
+class _WokenConsumer(ConsumerThread):
+    """A consumer whose thread is woken by commands, in place of polling for them."""
+
+    def __init__(
+        self,
+        client: ModelClient,
+        post: Callable[[Callable[[], None]], object],
+        limits: ConsumerLimits,
+        news: asyncio.Event,
+    ) -> None:
+        super().__init__(client, post, limits)
+        self._news = news
+
+    def command(self, command: Callable[[], None]) -> None:
+        super().command(command)
+        self._news.set()
 
 
 class SimBroker:
     """See `engine.broker.Broker`."""
 
-    def __init__(self, process: Process, log: ModelLog) -> None:
+    def __init__(
+        self, process: Process, log: ModelLog, limits: ConsumerLimits | None = None
+    ) -> None:
         self._process, self.log = process, log
+        self._limits = limits or ConsumerLimits()
+        self._live: SimConsumer | None = None
+        self._replays = ReplayConsumer(self._new_consumer)
+
+    def _new_consumer(self) -> SimConsumer:
+        return SimConsumer(self._process, self.log, self._limits)
 
     async def _call(self, effect: Callable[[], T], may_be_lost: bool = False) -> T:
         await self._process.gate()
@@ -301,29 +349,34 @@ class SimBroker:
     async def starts(self, sources: Sequence[TopicPartition]) -> Mapping[TopicPartition, Offset]:
         return await self._call(lambda: {source: self.log.log(source).start for source in sources})
 
-    async def subscribe(self, positions: Mapping[TopicPartition, Offset]) -> SimSubscription:
-        def begun() -> SimSubscription:
+    async def subscribe(self, positions: Mapping[TopicPartition, Offset]) -> KafkaSubscription:
+        def check() -> None:
             for source, position in positions.items():
-                log = self.log.log(source)
-                require_within_log(source, position, log.start, Offset(len(log.entries)))
-            return SimSubscription(self._process, self.log, positions)
+                require_within_log(source, position, *self._bounds(source))
 
-        return await self._call(begun)
+        await self._call(check)
+        if self._live is None:
+            self._live = self._new_consumer()
+        return self._live.subscribe(positions)
+
+    def _bounds(self, source: TopicPartition) -> tuple[Offset, Offset]:
+        return self.log.log(source).start, self.log.stable_end(source)
 
     async def producer(self, transactional_id: str) -> SimProducer:
         await self._process.maybe_pause(0.2)
         generation = await self._call(lambda: self.log.open(transactional_id), may_be_lost=True)
         return SimProducer(self._process, self.log, transactional_id, generation)
 
-    async def read(
-        self, source: TopicPartition, first: Offset, stop: Offset | None = None
-    ) -> list[Record]:
-        end = self.log.stable_end(source) if stop is None else stop
-        while self.log.stable_end(source) < end:
-            await self.log.changed.wait()
-        if first < min(start := self.log.log(source).start, end):
-            raise OffsetTruncated(source, first, start)
-        return await self._call(lambda: self.log.committed(source, first, end))
+    async def range_reader(self) -> KafkaRangeReader:
+        async def bounds(source: TopicPartition) -> tuple[Offset, Offset]:
+            return await self._call(lambda: self._bounds(source))
+
+        consumer = self._replays.acquire()
+        return KafkaRangeReader(consumer.subscribe, bounds, READ_TIMEOUT_S, self._replays.release)
+
+    async def close(self) -> None:
+        if self._live is not None:
+            self._live.stop()
 
 
 # --- registry -------------------------------------------------------------------------------------

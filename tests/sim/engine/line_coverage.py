@@ -23,6 +23,7 @@ from fennel_core.engine import (
     supervisor,
     watermarks,
 )
+from fennel_core.engine.kafka import consumer, cursor, reader, subscription
 from fennel_core.snapshots import pruning, transfer
 from tests.sim.engine.world import simulate
 
@@ -37,6 +38,10 @@ SUBJECTS: Final = (
     state_progress,
     watermarks,
     outputs,
+    consumer,
+    cursor,
+    reader,
+    subscription,
     transfer,
     pruning,
 )

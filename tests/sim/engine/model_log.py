@@ -44,7 +44,8 @@ class ModelLog:
         self._logs: dict[TopicPartition, _Log] = {}
         self._generation: dict[str, int] = {}
         self._open: dict[str, Transaction] = {}
-        self.changed = asyncio.Event()
+        self.listeners: dict[asyncio.Event, None] = {}
+        """Set whenever readers may see more."""
 
     def log(self, source: TopicPartition) -> _Log:
         return self._logs.setdefault(source, _Log())
@@ -125,5 +126,5 @@ class ModelLog:
             log = self.log(source)
             log.open.remove(transaction)
             log.entries.append((transaction, None))
-        changed, self.changed = self.changed, asyncio.Event()
-        changed.set()
+        for listener in self.listeners:
+            listener.set()

@@ -14,6 +14,7 @@ from fennel_core.bank.memory_registry import MemoryRegistry
 from fennel_core.bank.registry import RegisteredJob
 from fennel_core.connections import installation
 from fennel_core.connections.installation import InstallationObjects
+from fennel_core.engine.kafka import consumer
 from fennel_core.engine.local_state import LocalStateGarbage
 from fennel_core.engine.replay import ReplaylogReplay
 from fennel_core.engine.supervisor import Supervisor
@@ -106,8 +107,15 @@ def test_an_epoch_that_can_be_claimed_twice_is_caught(monkeypatch: pytest.Monkey
 
 
 def test_a_superseded_owner_that_continues_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ReplaylogReplay, "_require_newest_epoch", lambda self, highest: None)
+    monkeypatch.setattr(ReplaylogReplay, "_require_newest_epoch", lambda self, epoch: None)
     assert any("after epoch" in str(broken) for broken in map(outcome, range(CAUGHT_WITHIN)))
+
+
+def test_a_reader_that_is_given_records_out_of_step_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(consumer, "is_in_step", lambda position, wanted: True)
+    assert any("below offset" in str(broken) for broken in map(outcome, range(CAUGHT_WITHIN)))
 
 
 def test_a_snapshot_pointer_of_another_slot_than_the_owner_is_caught(

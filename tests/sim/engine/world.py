@@ -34,6 +34,7 @@ from fennel_core.connections.frames import RemoteError
 from fennel_core.connections.garbage import DeletionLimit
 from fennel_core.engine.drill.subprocess_drill import DrillRunner
 from fennel_core.engine.errors import ProducerFenced
+from fennel_core.engine.kafka.consumer import ConsumerLimits
 from fennel_core.engine.local_state import LocalStateGarbage
 from fennel_core.engine.service import SlotService
 from fennel_core.engine.snapshots import Snapshots
@@ -100,6 +101,12 @@ class World:
         self.feed = RowSource(chosen, self.partitions)
         self.readers = Readers(self.log, chosen, self.partitions)
         self.as_user_code = chosen.random() < 0.5
+        self.limits = ConsumerLimits(
+            buffer_bytes=chosen.choice([2_000, 10_000, 16_000_000]),
+            slot_buffer_bytes=chosen.choice([10_000, 256_000_000]),
+            crowded_buffer_bytes=1_000,
+            turn_bytes=chosen.choice([2_000, 8_000, 8_000_000]),
+        )
         self.machines = [self._machine(), self._machine()]
         self.laws = Laws(self)
 
@@ -115,7 +122,8 @@ class World:
         self._names += 1
         process = Process(self.dice)
         slot = Slot(SlotId(f"slot-{self._names}"), self._slot_name(), EngineId("sim"), "nowhere")
-        registry, broker = SimRegistry(process, self.registry), SimBroker(process, self.log)
+        registry = SimRegistry(process, self.registry)
+        broker = SimBroker(process, self.log, self.limits)
         snapshots = Snapshots(
             self.archive.tools(process), machine.root, ProcessPool(process), self._unique
         )
